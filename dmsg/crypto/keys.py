@@ -1,0 +1,192 @@
+"""Identity: secp256k1 keys, recoverable signatures, key files.
+
+The only module that touches coincurve; everything malformed becomes :class:`~dmsg.errors.InvalidKey` or
+:class:`~dmsg.errors.InvalidSignature`. Wire facts: protocol notes, sections 1.2 (Diffie-Hellman) and 8.3 (signatures).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import stat
+from collections.abc import Callable
+from typing import Final
+
+import coincurve
+
+from dmsg.errors import InvalidKey, InvalidSignature, KeyFileError
+
+PUBLIC_KEY_BYTES: Final = 33
+SECRET_KEY_BYTES: Final = 32
+SIGNATURE_BYTES: Final = 65
+_HALF_ORDER: Final = 0x7FFFFFFFFFFFFFFFFFFFFFFFFFFFFFFF5D576E7357A4501DDFE92F46681B20A0
+_KEY_FILE_LIMIT_BYTES: Final = 4096
+
+#: A source of randomness: ``random(n)`` gives ``n`` bytes. ``os.urandom`` in production.
+Random = Callable[[int], bytes]
+
+
+class PublicKey:
+    """A point of secp256k1 in its 33-byte compressed form: the name of an entity.
+
+    Hashable, comparable, immutable. ``bytes(key)`` is the wire form, ``str(key)`` 66 lower-case hex digits.
+    """
+
+    __slots__ = ("raw",)
+    raw: bytes
+
+    def __init__(self, raw: bytes) -> None:
+        """Check ``raw`` (33 bytes: prefix 2 or 3, x below the field prime, on the curve) or raise ``InvalidKey``."""
+        raw = bytes(raw)
+        if len(raw) != PUBLIC_KEY_BYTES or raw[0] not in (2, 3):
+            raise InvalidKey("a public key is 33 bytes that begin with 02 or 03")
+        try:
+            coincurve.PublicKey(raw)
+        except ValueError:
+            raise InvalidKey("the public key is not a point of the curve") from None
+        object.__setattr__(self, "raw", raw)
+
+    @classmethod
+    def parse(cls, text: str) -> PublicKey:
+        """Read 66 hex digits of either case; raises ``InvalidKey``."""
+        if not isinstance(text, str) or len(text) != 2 * PUBLIC_KEY_BYTES or not text.isascii():
+            raise InvalidKey("a public key is written as 66 hex digits")
+        try:
+            return cls(bytes.fromhex(text))
+        except InvalidKey:
+            raise
+        except ValueError:
+            raise InvalidKey("a public key is written as 66 hex digits") from None
+
+    def __setattr__(self, name: str, value: object) -> None:
+        raise AttributeError("a PublicKey cannot be changed")
+
+    def __bytes__(self) -> bytes:
+        return self.raw
+
+    def __str__(self) -> str:
+        return self.raw.hex()
+
+    def __repr__(self) -> str:
+        return f"PublicKey({self.raw.hex()})"
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, PublicKey) and self.raw == other.raw
+
+    def __hash__(self) -> int:
+        return hash(self.raw)
+
+    def __lt__(self, other: PublicKey) -> bool:
+        return self.raw < other.raw
+
+    def verify(self, signature: bytes, message: bytes) -> None:
+        """Raise ``InvalidSignature`` unless ``signature`` is this key's over SHA-256 of ``message``."""
+        if recover(signature, message) != self:
+            raise InvalidSignature("the signature is not this key's")
+
+
+class SecretKey:
+    """A secp256k1 secret key. Never printed: ``repr`` shows the public half only."""
+
+    __slots__ = ("_key", "public_key")
+
+    def __init__(self, raw: bytes) -> None:
+        """Take 32 bytes in 1…n-1 or raise ``InvalidKey``."""
+        if len(raw) != SECRET_KEY_BYTES:
+            raise InvalidKey("a secret key is 32 bytes")
+        try:
+            self._key = coincurve.PrivateKey(bytes(raw))
+        except ValueError:
+            raise InvalidKey("the secret key is out of range") from None
+        self.public_key = PublicKey(self._key.public_key.format())
+
+    @classmethod
+    def generate(cls, random: Random = os.urandom) -> SecretKey:
+        """A new key from ``random``; values out of range (chance 2^-127) are drawn again."""
+        while True:
+            try:
+                return cls(random(SECRET_KEY_BYTES))
+            except InvalidKey:
+                continue
+
+    def __bytes__(self) -> bytes:
+        secret: bytes = self._key.secret
+        return secret
+
+    def __repr__(self) -> str:
+        return f"<SecretKey of {self.public_key}>"
+
+    def ecdh(self, public_key: bytes) -> bytes:
+        """SHA-256 of the compressed shared point, 32 bytes (section 1.2). Raises ``InvalidKey`` for a bad point."""
+        if len(public_key) != PUBLIC_KEY_BYTES:
+            raise InvalidKey("a public key is 33 bytes")
+        try:
+            shared: bytes = self._key.ecdh(bytes(public_key))
+        except ValueError:
+            raise InvalidKey("the public key is not a point of the curve") from None
+        return shared
+
+    def sign(self, message: bytes) -> bytes:
+        """A 65-byte recoverable signature r ‖ s ‖ recovery id over SHA-256 of ``message``; s is always low."""
+        signature: bytes = self._key.sign_recoverable(hashlib.sha256(message).digest(), hasher=None)
+        return signature
+
+
+def recover(signature: bytes, message: bytes) -> PublicKey:
+    """The key that made ``signature`` over SHA-256 of ``message``; anything malformed raises ``InvalidSignature``."""
+    if len(signature) != SIGNATURE_BYTES:
+        raise InvalidSignature("a signature is 65 bytes")
+    if signature[64] > 3:
+        raise InvalidSignature("the recovery id is not 0 to 3")
+    if int.from_bytes(signature[32:64], "big") > _HALF_ORDER:
+        raise InvalidSignature("the signature is malleable: its s is high")
+    try:
+        point = coincurve.PublicKey.from_signature_and_message(
+            bytes(signature), hashlib.sha256(message).digest(), hasher=None
+        )
+        return PublicKey(point.format())
+    except Exception as error:  # coincurve raises bare Exception when recovery fails
+        raise InvalidSignature("no key can be recovered from the signature") from error
+
+
+def write_key_file(path: str | os.PathLike[str], key: SecretKey) -> None:
+    """Create ``path`` (mode 0600, must not exist) with the key as 64 hex digits and a line end; fsynced.
+
+    Raises ``KeyFileError``; nothing is left behind when writing fails.
+    """
+    name = os.fspath(path)
+    try:
+        descriptor = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    except FileExistsError:
+        raise KeyFileError(name, "already exists; a key file is never overwritten") from None
+    except OSError as error:
+        raise KeyFileError(name, error.strerror or "cannot be created") from None
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            os.fchmod(file.fileno(), 0o600)
+            file.write(bytes(key).hex().encode() + b"\n")
+            file.flush()
+            os.fsync(file.fileno())
+    except OSError as error:
+        os.unlink(name)
+        raise KeyFileError(name, error.strerror or "cannot be written") from None
+
+
+def read_key_file(path: str | os.PathLike[str]) -> SecretKey:
+    """Read a key file, or raise ``KeyFileError`` when it is missing, not a plain file, malformed, or open to others."""
+    name = os.fspath(path)
+    try:
+        descriptor = os.open(name, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    except OSError as error:
+        raise KeyFileError(name, error.strerror or "cannot be opened") from None
+    with os.fdopen(descriptor, "rb") as file:
+        status = os.fstat(file.fileno())
+        if not stat.S_ISREG(status.st_mode):
+            raise KeyFileError(name, "is not a plain file")
+        if status.st_mode & 0o077:
+            raise KeyFileError(name, f"can be read by others (mode {stat.S_IMODE(status.st_mode):04o}); chmod 600 it")
+        content = file.read(_KEY_FILE_LIMIT_BYTES)
+    try:
+        return SecretKey(bytes.fromhex(content.decode("ascii").strip()))
+    except ValueError:
+        raise KeyFileError(name, "does not hold a secret key (64 hex digits)") from None

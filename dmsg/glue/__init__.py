@@ -1,0 +1,1 @@
+"""What joins a pure core to the reactor; knows no protocol."""

@@ -1,0 +1,61 @@
+"""The seams an embedder may replace. zope interfaces, as Twisted's own are."""
+
+from __future__ import annotations
+
+from zope.interface import Attribute, Interface
+
+
+class IDiscovery(Interface):
+    """Where entries are looked up and registered. Every method is ``async``; failures are ``DiscoveryError``.
+
+    Entries given back are always verified: signature, address form, and never older than one seen before.
+    """
+
+    async def get_entry(public_key):
+        """The ``Entry`` of a ``PublicKey``; raises ``EntryNotFound``."""
+
+    async def post_entry(entry):
+        """Register a signed ``Entry``; raises ``Unauthorized``, ``WrongSequence`` and the other validation errors."""
+
+    async def available_servers():
+        """A list of server ``Entry`` objects; empty when there is none."""
+
+
+class IEntryStore(Interface):
+    """Where discovery keeps entries. Every method gives a Deferred.
+
+    ``now_ns`` is Unix time in nanoseconds. What ``put`` acknowledged survives the death of the process in stores that
+    are durable at all.
+    """
+
+    durable = Attribute("Whether acknowledged entries survive the process.")
+
+    def get(public_key, now_ns):
+        """Fires with the ``Entry``; fails with ``EntryNotFound``, also for an entry that has expired."""
+
+    def put(entry, now_ns):
+        """Check iteration against what is stored (expired entries and tombstones included) and replace it, in one step.
+
+        Fires with ``True`` for a first entry, ``False`` for an iteration; fails with ``NonZeroSequence``,
+        ``WrongSequence`` or ``WrongTime``.
+        """
+
+    def available_servers(limit, now_ns):
+        """Fires with at most ``limit`` live server entries with connections available, drawn at random."""
+
+    def close():
+        """Release what the store holds open; fires when done."""
+
+
+class IAccessPolicy(Interface):
+    """Who may open a transport to a listener; asked before ACCEPT is sent."""
+
+    def allow(remote, service):
+        """``True`` or ``False``, or a Deferred or coroutine of that, for a ``PublicKey`` and a service name."""
+
+
+class IEventLog(Interface):
+    """Where structured events go (:mod:`dmsg.ops.events` declares them)."""
+
+    def emit(event):
+        """Take one event; never blocks, never raises."""

@@ -1,0 +1,1 @@
+"""Running dmsg: configuration, the event log, metrics."""

@@ -1,0 +1,1 @@
+"""Building blocks of the pure protocol cores: buffers, windows, limits and the contract the shell drives."""
