@@ -1,0 +1,97 @@
+"""Packets and sealed records: what a connection is once its handshake is done (protocol notes, sections 1.1 and 1.3).
+
+``u16 length ‖ u32 counter ‖ ChaCha20-Poly1305``; one counter for each direction, 1 first, always one more than the last.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from cryptography.exceptions import InvalidTag
+from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
+
+from dmsg.errors import NonceExhausted, RemoteProtocolError
+from dmsg.mux.wire import RECORD_PLAINTEXT_LIMIT_BYTES
+
+LENGTH_BYTES: Final = 2
+COUNTER_BYTES: Final = 4
+TAG_BYTES: Final = 16
+RECORD_MIN_BYTES: Final = COUNTER_BYTES + TAG_BYTES
+#: The last counter ever used. A base peer wraps to 0 at 2^32 and would use nonces twice (D4): stop well before.
+COUNTER_LIMIT: Final = 2**32 - 2**16
+#: From here on a client makes its connection anew at the first moment no transport is open on it.
+COUNTER_SOFT_LIMIT: Final = 2**31
+_NONCE_HEAD: Final = bytes(4)
+
+
+class RecordLayer:
+    """Opens and seals the records of one connection.
+
+    Holds at most one incomplete packet (65,537 bytes) of what was received.
+    """
+
+    __slots__ = ("_buffer", "_decrypt", "_encrypt", "_received", "_sent")
+
+    def __init__(self, send_key: bytes, receive_key: bytes) -> None:
+        self._encrypt = ChaCha20Poly1305(send_key).encrypt
+        self._decrypt = ChaCha20Poly1305(receive_key).decrypt
+        self._sent = 0
+        self._received = 0
+        self._buffer = b""
+
+    @property
+    def worn(self) -> bool:
+        """Whether a counter is so far on that the connection should be made anew when that hurts nobody."""
+        return self._sent >= COUNTER_SOFT_LIMIT or self._received >= COUNTER_SOFT_LIMIT
+
+    def open(self, data: bytes) -> list[bytes]:
+        """The plaintexts of all whole records in what has been received so far.
+
+        Raises ``RemoteProtocolError`` for a record that is too short, out of order, repeated, or does not open (D5,
+        D6); the connection is then to be dropped.
+        """
+        if self._buffer:
+            data = self._buffer + data
+        plaintexts = []
+        decrypt = self._decrypt
+        counter = self._received
+        position = 0
+        total = len(data)
+        while total - position >= LENGTH_BYTES:
+            size = data[position] << 8 | data[position + 1]
+            if size < RECORD_MIN_BYTES:
+                raise RemoteProtocolError("record", "too short")
+            start = position + LENGTH_BYTES
+            end = start + size
+            if end > total:
+                break
+            counter += 1
+            body = start + COUNTER_BYTES
+            if data[start:body] != counter.to_bytes(4, "big") or counter > COUNTER_LIMIT:
+                raise RemoteProtocolError("record", "out of sequence")
+            try:
+                plaintexts.append(decrypt(_NONCE_HEAD + counter.to_bytes(8, "little"), data[body:end], None))
+            except InvalidTag:
+                raise RemoteProtocolError("record", "does not open") from None
+            position = end
+        self._received = counter
+        self._buffer = data[position:] if position < total else b""
+        return plaintexts
+
+    def seal(self, plaintext: bytes) -> bytes:
+        """``plaintext`` in as few records as hold it; record borders mean nothing to a reader (section 1.4).
+
+        Raises ``NonceExhausted`` when the counter is used up.
+        """
+        if len(plaintext) <= RECORD_PLAINTEXT_LIMIT_BYTES:
+            return self._seal_one(plaintext)
+        limit = RECORD_PLAINTEXT_LIMIT_BYTES
+        return b"".join([self._seal_one(plaintext[at : at + limit]) for at in range(0, len(plaintext), limit)])
+
+    def _seal_one(self, plaintext: bytes) -> bytes:
+        counter = self._sent + 1
+        if counter > COUNTER_LIMIT:
+            raise NonceExhausted("the record counter is used up")
+        self._sent = counter
+        sealed = self._encrypt(_NONCE_HEAD + counter.to_bytes(8, "little"), plaintext, None)
+        return (len(sealed) + COUNTER_BYTES << 32 | counter).to_bytes(6, "big") + sealed

@@ -1,0 +1,49 @@
+"""TLV lists: ``type u8 ‖ length u16 ‖ value`` (extension, section 5). Unknown types are skipped."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from enum import IntEnum
+from typing import Final
+
+from dmsg.errors import RemoteProtocolError
+
+LIST_LIMIT_BYTES: Final = 1_024
+
+
+class Tlv(IntEnum):
+    """The types that mean something to us."""
+
+    VERSION = 1
+    SERVICE = 2
+    LIMITS = 3
+    RESUME = 4
+    REASON = 5
+
+
+_KNOWN: Final = frozenset(int(kind) for kind in Tlv)
+
+
+def encode_tlvs(values: Mapping[Tlv, bytes]) -> bytes:
+    """The list, in the order given. The caller keeps it within ``LIST_LIMIT_BYTES``."""
+    return b"".join(bytes((kind,)) + len(value).to_bytes(2, "big") + value for kind, value in values.items())
+
+
+def decode_tlvs(data: bytes, stage: str = "tlv") -> dict[Tlv, bytes]:
+    """The known entries of a list; raises ``RemoteProtocolError`` when it is cut, too long, or names one type twice."""
+    if len(data) > LIST_LIMIT_BYTES:
+        raise RemoteProtocolError(stage, "TLV list over the limit")
+    found: dict[Tlv, bytes] = {}
+    position = 0
+    while position < len(data):
+        start = position + 3
+        end = start + int.from_bytes(data[position + 1 : start], "big")
+        if start > len(data) or end > len(data):
+            raise RemoteProtocolError(stage, "TLV list is cut")
+        if data[position] in _KNOWN:
+            kind = Tlv(data[position])
+            if kind in found:
+                raise RemoteProtocolError(stage, "TLV given twice")
+            found[kind] = data[start:end]
+        position = end
+    return found
