@@ -1,0 +1,140 @@
+"""Rate limits and bounded memories: what keeps a stranger from using more than a fair share.
+
+Pure: the time is always an argument, in seconds on any clock. A clock that jumps backwards does no harm: the jump
+counts as no time at all. Which limit holds where, and its number, stands with the slice that enforces it (extension,
+section 7).
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Hashable
+from typing import Generic, TypeVar
+
+__all__ = ["RateLimiterTable", "RecentSet", "TokenBucket"]
+
+T = TypeVar("T", bound=Hashable)
+
+
+class TokenBucket:
+    """Lets ``rate_per_s`` things a second pass in the long run, and at most ``burst`` at once.
+
+    A new bucket is full. Over any span of ``t`` seconds at most ``burst + rate_per_s * t`` are let through.
+    """
+
+    __slots__ = ("_tokens", "_updated", "burst", "rate_per_s")
+
+    def __init__(self, rate_per_s: float, burst: float, now: float) -> None:
+        """Make a full bucket at the time ``now``; ``ValueError`` unless rate >= 0 and burst > 0."""
+        if not (rate_per_s >= 0 and burst > 0):
+            raise ValueError("a token bucket needs a rate of at least 0 and a positive burst")
+        self.rate_per_s = rate_per_s
+        self.burst = burst
+        self._tokens = float(burst)
+        self._updated = now
+
+    def _refill(self, now: float) -> float:
+        elapsed = now - self._updated
+        # Backwards jumps restart the count from the new time: waiting for the old time to come again could stop a
+        # connection for as long as the clock was set back.
+        self._updated = now
+        if elapsed > 0:
+            self._tokens = min(self.burst, self._tokens + elapsed * self.rate_per_s)
+        return self._tokens
+
+    def take(self, now: float, n: float = 1) -> bool:
+        """Take ``n`` tokens if they are there: ``True`` lets the thing pass, ``False`` takes nothing.
+
+        More than ``burst`` at once never passes.
+        """
+        tokens = self._refill(now)
+        if n > tokens:
+            return False
+        self._tokens = tokens - n
+        return True
+
+    def wait_s(self, now: float, n: float = 1) -> float:
+        """Seconds until ``take(n)`` can succeed: 0.0 when it would now, infinity when it never will."""
+        missing = n - self._refill(now)
+        if missing <= 0:
+            return 0.0
+        if n > self.burst or self.rate_per_s == 0:
+            return float("inf")
+        return missing / self.rate_per_s
+
+
+class RecentSet(Generic[T]):
+    """The last ``capacity`` different things added; an older one is forgotten when a newer one needs its place.
+
+    Adding a thing that is there already makes it the newest. Used for transport ids that were closed a moment ago:
+    frames that were on their way then are no offence.
+    """
+
+    __slots__ = ("_items", "capacity")
+
+    def __init__(self, capacity: int) -> None:
+        """Make an empty set; ``ValueError`` unless ``capacity`` is at least 1."""
+        if capacity < 1:
+            raise ValueError("a recent set holds at least one thing")
+        self.capacity = capacity
+        # Not a dict: taking its first key again and again is linear in the places already freed in front of it.
+        self._items: OrderedDict[T, None] = OrderedDict()
+
+    def add(self, item: T) -> None:
+        """Remember ``item`` as the newest."""
+        self._items[item] = None
+        self._items.move_to_end(item)
+        if len(self._items) > self.capacity:
+            self._items.popitem(last=False)
+
+    def discard(self, item: T) -> None:
+        """Forget ``item``; silent when it is not there."""
+        self._items.pop(item, None)
+
+    def __contains__(self, item: object) -> bool:
+        return item in self._items
+
+    def __len__(self) -> int:
+        return len(self._items)
+
+
+class RateLimiterTable(Generic[T]):
+    """One token bucket for each key (an address, a public key), in bounded memory.
+
+    At most ``capacity`` buckets are kept; the least recently asked for is dropped, and its key starts again with a full
+    burst. So somebody with more than ``capacity`` keys gets ``burst`` for each: a limit over everybody has to stand
+    beside this one wherever keys cost nothing.
+    """
+
+    __slots__ = ("_buckets", "burst", "capacity", "rate_per_s")
+
+    def __init__(self, rate_per_s: float, burst: float, capacity: int) -> None:
+        """Make an empty table; ``ValueError`` for numbers :class:`TokenBucket` refuses or a capacity below 1."""
+        TokenBucket(rate_per_s, burst, 0.0)
+        if capacity < 1:
+            raise ValueError("a rate limiter table holds at least one bucket")
+        self.rate_per_s = rate_per_s
+        self.burst = burst
+        self.capacity = capacity
+        self._buckets: OrderedDict[T, TokenBucket] = OrderedDict()
+
+    def take(self, key: T, now: float, n: float = 1) -> bool:
+        """Take ``n`` tokens from the bucket of ``key``: ``True`` lets the thing pass, ``False`` takes nothing."""
+        bucket = self._buckets.get(key)
+        if bucket is None:
+            bucket = self._buckets[key] = TokenBucket(self.rate_per_s, self.burst, now)
+            if len(self._buckets) > self.capacity:
+                self._buckets.popitem(last=False)
+        else:
+            self._buckets.move_to_end(key)
+        return bucket.take(now, n)
+
+    def forget(self, key: T) -> None:
+        """Drop the bucket of ``key``; silent when there is none."""
+        self._buckets.pop(key, None)
+
+    def __contains__(self, key: object) -> bool:
+        return key in self._buckets
+
+    def __len__(self) -> int:
+        return len(self._buckets)

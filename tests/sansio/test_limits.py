@@ -1,0 +1,148 @@
+"""Token buckets, recent sets and rate limiter tables against simple models and the promises they make."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dmsg.sansio.limits import RateLimiterTable, RecentSet, TokenBucket
+
+rates = st.floats(min_value=0.0, max_value=10_000.0)
+bursts = st.floats(min_value=0.5, max_value=10_000.0)
+steps = st.lists(st.tuples(st.floats(min_value=0.0, max_value=100.0), st.integers(0, 20)), max_size=60)
+
+
+@given(rates, bursts, steps, st.floats(-1e6, 1e6))
+def test_bucket_never_lets_more_through_than_promised(rate, burst, schedule, start):
+    bucket = TokenBucket(rate, burst, start)
+    now, passed = start, 0
+    for wait, n in schedule:
+        now += wait
+        if bucket.take(now, n):
+            passed += n
+        assert passed <= (burst + rate * (now - start)) * (1 + 1e-9) + 1e-3
+
+
+@given(rates, bursts, steps)
+def test_any_later_span_is_bounded_as_well(rate, burst, schedule):
+    """The promise holds from any moment on, not only from the first: an idle bucket never saves up above its burst."""
+    bucket = TokenBucket(rate, burst, 0.0)
+    now = 1000.0
+    bucket.take(now, 0)
+    begin, passed = now, 0
+    for wait, n in schedule:
+        now += wait
+        passed += n if bucket.take(now, n) else 0
+    assert passed <= (burst + rate * (now - begin)) * (1 + 1e-9) + 1e-3
+
+
+def test_bucket_bursts_then_refills_at_its_rate():
+    bucket = TokenBucket(2.0, 3, 100.0)
+    assert [bucket.take(100.0) for _ in range(4)] == [True, True, True, False]
+    assert not bucket.take(100.25)
+    assert bucket.take(100.5)
+    assert not bucket.take(100.5)
+    assert [bucket.take(1e6) for _ in range(4)] == [True, True, True, False]
+
+
+def test_refused_take_costs_nothing():
+    bucket = TokenBucket(0.0, 5, 0.0)
+    assert not bucket.take(0.0, 6)
+    assert bucket.take(0.0, 5)
+
+
+def test_clock_that_jumps_backwards_neither_gives_nor_stalls():
+    bucket = TokenBucket(1.0, 2, 1_000_000.0)
+    assert bucket.take(1_000_000.0, 2)
+    assert not bucket.take(5.0), "going back is no time passed"
+    assert bucket.take(6.0), "and from there the count goes on"
+    assert not bucket.take(6.0)
+
+
+@given(rates, bursts, st.lists(st.tuples(st.floats(-1e9, 1e9), st.integers(0, 5)), max_size=40))
+def test_any_clock_leaves_the_bucket_between_empty_and_burst(rate, burst, schedule):
+    bucket = TokenBucket(rate, burst, 0.0)
+    for now, n in schedule:
+        bucket.take(now, n)
+        assert bucket.take(now, 0)
+        assert not bucket.take(now, math.nextafter(burst, math.inf))
+
+
+@given(rates, bursts, st.integers(0, 50), st.integers(0, 50))
+def test_wait_s_tells_when_take_succeeds(rate, burst, first, n):
+    bucket = TokenBucket(rate, burst, 0.0)
+    bucket.take(0.0, first)
+    wait = bucket.wait_s(0.0, n)
+    assert wait >= 0.0
+    if wait == 0.0:
+        assert bucket.take(0.0, n)
+    elif math.isinf(wait):
+        assert n > burst or rate == 0 or rate < 1e-300
+        assert not bucket.take(1e12 if n > burst else 1.0, n)
+    else:
+        assert not bucket.take(wait * 0.5, n)
+        assert bucket.wait_s(wait * (1 + 1e-6), n) <= wait * 1e-3
+
+
+@pytest.mark.parametrize(("rate", "burst"), [(-1.0, 1.0), (1.0, 0.0), (1.0, -1.0), (math.nan, 1.0), (1.0, math.nan)])
+def test_senseless_numbers_are_refused(rate, burst):
+    with pytest.raises(ValueError, match="token bucket"):
+        TokenBucket(rate, burst, 0.0)
+    with pytest.raises(ValueError, match="token bucket"):
+        RateLimiterTable(rate, burst, 10)
+
+
+@pytest.mark.parametrize("capacity", [0, -1])
+def test_capacity_below_one_is_refused(capacity):
+    with pytest.raises(ValueError, match="at least one"):
+        RecentSet(capacity)
+    with pytest.raises(ValueError, match="at least one"):
+        RateLimiterTable(1.0, 1.0, capacity)
+
+
+set_actions = st.lists(st.tuples(st.sampled_from(["add", "discard"]), st.integers(0, 12)), max_size=80)
+
+
+@given(st.integers(1, 8), set_actions)
+def test_recent_set_is_the_newest_of_a_list(capacity, actions):
+    recent: RecentSet[int] = RecentSet(capacity)
+    model: list[int] = []
+    for action, item in actions:
+        if item in model:
+            model.remove(item)
+        if action == "add":
+            recent.add(item)
+            model = [*model, item][-capacity:]
+        else:
+            recent.discard(item)
+        assert [i for i in range(13) if i in recent] == sorted(model)
+        assert len(recent) == len(model) <= capacity
+
+
+@given(st.integers(1, 5), st.lists(st.tuples(st.integers(0, 8), st.floats(0, 5)), max_size=60))
+def test_table_is_independent_buckets_in_lru_memory(capacity, schedule):
+    table: RateLimiterTable[int] = RateLimiterTable(0.5, 2, capacity)
+    model: dict[int, TokenBucket] = {}
+    now = 0.0
+    for key, wait in schedule:
+        now += wait
+        bucket = model.pop(key, None) or TokenBucket(0.5, 2, now)
+        model[key] = bucket
+        while len(model) > capacity:
+            del model[next(iter(model))]
+        assert table.take(key, now) == bucket.take(now)
+        assert len(table) == len(model)
+        assert [k for k in range(9) if k in table] == sorted(model)
+
+
+def test_forgotten_key_starts_afresh():
+    table: RateLimiterTable[str] = RateLimiterTable(0.0, 1, 4)
+    assert table.take("a", 0.0)
+    assert not table.take("a", 0.0)
+    assert table.take("b", 0.0), "one key's limit is not another's"
+    table.forget("a")
+    table.forget("never seen")
+    assert table.take("a", 0.0)
