@@ -1,0 +1,282 @@
+"""The schema of the structured event log: every event the package writes, declared once. Pure.
+
+An event is a dataclass with slots; it is not frozen, because making a frozen one costs three times as much. Its fields
+are primitives (``str``, ``int``, ``float``, ``bool``) and each carries its meaning in the annotation, so that the table
+in the documentation and the schema of the log pipeline are generated from here (:func:`describe`).
+
+Whoever makes an event gives facts only. The log adds the envelope (:data:`ENVELOPE`): when, who, and a key
+``(node, boot, seq)`` under which a line can be recognised if it is delivered twice. Keys are hex text. Times in fields
+are durations; the unit is part of the name. No event ever holds a payload, a secret, or a text another side sent.
+
+Rule for changes: a field is never renamed, removed or given another type; a new field is added at the end with a
+default, and ``VERSION`` goes up by one.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from typing import Annotated, Any, ClassVar, Final, NamedTuple, get_args, get_origin, get_type_hints
+
+Primitive = str | int | float | bool
+
+
+class FieldDoc(NamedTuple):
+    """One column of an event: its name, its primitive type and what it means."""
+
+    name: str
+    type: type[Primitive]
+    meaning: str
+
+
+class EventDoc(NamedTuple):
+    """One event: its name in the log, its version, what it means and its columns, in the order they are written."""
+
+    name: str
+    version: int
+    meaning: str
+    fields: tuple[FieldDoc, ...]
+
+
+@dataclass(slots=True)
+class Event:
+    """Base of all events. ``NAME`` is what stands under ``event`` in a line, ``VERSION`` what stands under ``v``."""
+
+    NAME: ClassVar[str] = ""
+    VERSION: ClassVar[int] = 1
+
+
+#: The columns every line carries besides the event's own.
+ENVELOPE: Final = (
+    FieldDoc("event", str, "name of the event"),
+    FieldDoc("v", int, "version of the event's fields"),
+    FieldDoc("ts", float, "Unix time in seconds at which the log took the event"),
+    FieldDoc("role", str, "what wrote it: server, client or discovery"),
+    FieldDoc("node", str, "which entity wrote it: the short form of its public key, or a given name"),
+    FieldDoc("boot", str, "random id of this run of the program"),
+    FieldDoc("seq", int, "number of the event in this run, from 0, without gaps"),
+)
+
+
+# --- a server's or client's life -------------------------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class ServerStarted(Event):
+    """A server listens."""
+
+    NAME = "server_started"
+    public_key: Annotated[str, "key of the server"] = ""
+    address: Annotated[str, "address it publishes"] = ""
+    version: Annotated[str, "version of the program"] = ""
+
+
+@dataclass(slots=True)
+class ServerStopped(Event):
+    """A server has stopped; the last event of a run that was not killed."""
+
+    NAME = "server_stopped"
+    reason: Annotated[str, "why, as a short fixed text"] = ""
+    duration_s: Annotated[float, "how long it ran"] = 0.0
+
+
+@dataclass(slots=True)
+class Drained(Event):
+    """A draining server has no transport left, or stopped waiting for them."""
+
+    NAME = "drained"
+    elapsed_ms: Annotated[float, "how long draining took"] = 0.0
+    transports: Annotated[int, "transports that were still open when it ended"] = 0
+
+
+# --- connections -----------------------------------------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class ConnectionOpened(Event):
+    """A connection finished its handshake."""
+
+    NAME = "connection_opened"
+    conn: Annotated[int, "number of the connection in this run"]
+    remote: Annotated[str, "key of the other side"]
+    address: Annotated[str, "network address of the other side"]
+    handshake_ms: Annotated[float, "from the TCP connection to the end of the handshake"]
+    extended: Annotated[bool, "whether both sides speak the extension on this connection"]
+
+
+@dataclass(slots=True)
+class ConnectionClosed(Event):
+    """A connection that had been opened has ended."""
+
+    NAME = "connection_closed"
+    conn: Annotated[int, "number of the connection in this run"]
+    remote: Annotated[str, "key of the other side"]
+    reason: Annotated[str, "why, as a short fixed text"]
+    duration_s: Annotated[float, "how long it was open"]
+    bytes_in: Annotated[int, "bytes received on the socket"]
+    bytes_out: Annotated[int, "bytes written to the socket"]
+    frames_in: Annotated[int, "frames received"]
+    frames_out: Annotated[int, "frames sent"]
+    transports: Annotated[int, "transports that were open when it ended"]
+
+
+@dataclass(slots=True)
+class HandshakeFailed(Event):
+    """A connection ended before its handshake did."""
+
+    NAME = "handshake_failed"
+    address: Annotated[str, "network address of the other side"]
+    stage: Annotated[str, "how far it came"]
+    reason: Annotated[str, "why, as a short fixed text"]
+    elapsed_ms: Annotated[float, "from the TCP connection to the failure"]
+
+
+# --- transports ------------------------------------------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class TransportOpened(Event):
+    """A transport was accepted."""
+
+    NAME = "transport_opened"
+    conn: Annotated[int, "number of the connection in this run; on a server, the initiator's"]
+    transport_id: Annotated[int, "transport id on that connection"]
+    initiator: Annotated[str, "key of the client that dialled"]
+    responder: Annotated[str, "key of the client that was dialled"]
+    server: Annotated[str, "key of the server in between"]
+    accept_ms: Annotated[float, "from REQUEST to ACCEPT"]
+    security: Annotated[str, "e2e, hop, or unknown where it cannot be seen"]
+
+
+@dataclass(slots=True)
+class TransportClosed(Event):
+    """A transport ended, or a request for one was never accepted."""
+
+    NAME = "transport_closed"
+    conn: Annotated[int, "number of the connection in this run; on a server, the initiator's"]
+    transport_id: Annotated[int, "transport id on that connection"]
+    initiator: Annotated[str, "key of the client that dialled"]
+    responder: Annotated[str, "key of the client that was dialled"]
+    server: Annotated[str, "key of the server in between"]
+    reason: Annotated[str, "name of the CLOSE code"]
+    code: Annotated[int, "CLOSE code"]
+    by: Annotated[str, "who ended it: initiator, responder, server, local or peer"]
+    duration_s: Annotated[float, "how long it was open; 0 if it was never accepted"]
+    bytes_in: Annotated[int, "data bytes from the responder to the initiator; on a client, received"]
+    bytes_out: Annotated[int, "data bytes from the initiator to the responder; on a client, sent"]
+    queue_peak_bytes: Annotated[int, "most bytes ever queued for one of its ends"]
+    security: Annotated[str, "e2e, hop, or unknown where it cannot be seen"]
+
+
+@dataclass(slots=True)
+class Refused(Event):
+    """Something a client asked for was refused; written at most once a second for each client and reason."""
+
+    NAME = "refused"
+    conn: Annotated[int, "number of the connection in this run; 0 if it had none yet"]
+    remote: Annotated[str, "key of the client; empty if not known yet"]
+    what: Annotated[str, "what was refused: connection, request, frame or transport"]
+    reason: Annotated[str, "which limit or rule, as a short fixed text"]
+    count: Annotated[int, "refusals this line stands for"]
+
+
+# --- clients ---------------------------------------------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class DialFinished(Event):
+    """A dial ended, well or not."""
+
+    NAME = "dial_finished"
+    target: Annotated[str, "key that was dialled"]
+    server: Annotated[str, "key of the server it goes through; empty on failure"]
+    ok: Annotated[bool, "whether there is a transport now"]
+    reason: Annotated[str, "why not, as a short fixed text; empty on success"]
+    elapsed_ms: Annotated[float, "how long the dial took"]
+    attempts: Annotated[str, "JSON text: the tree of attempts"]
+    security: Annotated[str, "e2e or hop; empty on failure"]
+
+
+@dataclass(slots=True)
+class SessionUp(Event):
+    """A client's session with a server is up."""
+
+    NAME = "session_up"
+    server: Annotated[str, "key of the server"]
+    reason: Annotated[str, "why it was made: first, dial, reconnect or pool"]
+    duration_s: Annotated[float, "how long it took to get it up"]
+    attempt: Annotated[int, "attempts it took, from 1"]
+
+
+@dataclass(slots=True)
+class SessionDown(Event):
+    """A client's session with a server is down, or could not be got up."""
+
+    NAME = "session_down"
+    server: Annotated[str, "key of the server"]
+    reason: Annotated[str, "why, as a short fixed text"]
+    duration_s: Annotated[float, "how long it was up; 0 if it never was"]
+    attempt: Annotated[int, "attempts since it was last up"]
+
+
+# --- discovery -------------------------------------------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class EntryPublished(Event):
+    """A client or server wrote its entry to discovery, or failed to."""
+
+    NAME = "entry_published"
+    sequence: Annotated[int, "sequence of the entry"]
+    kind: Annotated[str, "client or server"]
+    elapsed_ms: Annotated[float, "how long it took"]
+    ok: Annotated[bool, "whether discovery acknowledged it"]
+    reason: Annotated[str, "why not, as a short fixed text; empty on success"]
+
+
+@dataclass(slots=True)
+class DiscoveryRequest(Event):
+    """Discovery answered a request."""
+
+    NAME = "discovery_request"
+    method: Annotated[str, "HTTP method"]
+    path: Annotated[str, "fixed name of the family of paths, never the path itself"]
+    status: Annotated[int, "HTTP status of the answer"]
+    elapsed_ms: Annotated[float, "how long the answer took"]
+    reason: Annotated[str, "why it failed, as a short fixed text; empty on success"]
+    key: Annotated[str, "key the request is about; empty if there is none"]
+
+
+# --- the log itself --------------------------------------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class EventsDropped(Event):
+    """The log could not keep up and left events out; they had no ``seq``."""
+
+    NAME = "events_dropped"
+    count: Annotated[int, "events left out since the line before"]
+
+
+#: Name in the log -> class, of every event there is. (``dataclass`` makes a second class to add slots to; the first
+#: one may still be among the subclasses.)
+EVENTS: dict[str, type[Event]] = {cls.NAME: cls for cls in Event.__subclasses__() if "__slots__" in vars(cls)}
+
+
+def describe_event(cls: type[Event]) -> EventDoc:
+    """What one event class declares; a field without a meaning or of another type is a ``TypeError``."""
+    hints = get_type_hints(cls, include_extras=True)
+    fields = []
+    for each in dataclasses.fields(cls):
+        hint: Any = hints[each.name]
+        arguments = get_args(hint)
+        if get_origin(hint) is not Annotated or arguments[0] not in (str, int, float, bool):
+            raise TypeError(f"{cls.__name__}.{each.name} is not an annotated primitive")
+        fields.append(FieldDoc(each.name, arguments[0], arguments[1]))
+    meaning = (cls.__doc__ or "").partition("\n")[0]
+    return EventDoc(cls.NAME, cls.VERSION, meaning, tuple(fields))
+
+
+def describe() -> tuple[EventDoc, ...]:
+    """Every event with its meaning and columns, in the order they are declared: the source of the generated tables."""
+    return tuple(describe_event(cls) for cls in EVENTS.values())
