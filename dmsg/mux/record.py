@@ -1,6 +1,7 @@
-"""Packets and sealed records: what a connection is once its handshake is done (protocol notes, sections 1.1 and 1.3).
+"""Packets and sealed records: what a connection is once its handshake is done.
 
-``u16 length ‖ u32 counter ‖ ChaCha20-Poly1305``; one counter for each direction, 1 first, always one more than the last.
+Protocol notes, sections 1.1 and 1.3: ``u16 length ‖ u32 counter ‖ ChaCha20-Poly1305``, a counter for each direction that
+begins with 1 and is always one more than the last.
 """
 
 from __future__ import annotations

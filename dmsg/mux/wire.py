@@ -112,7 +112,7 @@ def split_frames(buffer: bytes) -> tuple[list[tuple[int, int, int, int]], int]:
 
     Raises ``RemoteProtocolError`` as soon as a header announces more than ``FRAME_PAYLOAD_LIMIT_BYTES``.
     """
-    frames = []
+    frames: list[tuple[int, int, int, int]] = []
     append = frames.append
     unpack_from = HEADER.unpack_from
     position = 0

@@ -1,0 +1,209 @@
+"""The one Protocol that drives any core: the place where bytes meet sockets, and the only one that writes to them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol as TypingProtocol
+
+from twisted.internet.interfaces import IDelayedCall, IPushProducer, IReactorTime
+from twisted.internet.protocol import Protocol, connectionDone
+from twisted.python.failure import Failure
+from zope.interface import implementer
+
+from dmsg.errors import DmsgError, LocalProtocolError, RemoteProtocolError
+from dmsg.sansio.core import Core
+
+
+class FlowCore(Core, TypingProtocol):
+    """A core that takes part in flow control: the shell tells it when the network takes nothing."""
+
+    @property
+    def wants_write(self) -> bool:
+        """Whether ``data_to_send`` would give anything."""
+
+    @property
+    def overloaded(self) -> bool:
+        """Whether reading should stop until what is to be sent has gone."""
+
+
+class Owner(TypingProtocol):
+    """Who is told what the core found out."""
+
+    def handle_events(self, shell: Shell, events: Sequence[object]) -> None:
+        """Act on ``events``; the shell flushes afterwards."""
+
+    def flushed(self, shell: Shell) -> None:
+        """Something was written, so a writer that was told to pause may be able to go on."""
+
+    def connection_lost(self, shell: Shell, error: DmsgError | None, reason: Failure) -> None:
+        """The connection is over: ``error`` says what we ended it for, ``reason`` what Twisted says."""
+
+
+@implementer(IPushProducer)
+class Shell(Protocol):
+    """Feeds a core from a Twisted transport and writes what it has to send.
+
+    ``become`` puts another core in the place of the first one (the sealed connection after the handshake).
+    """
+
+    noisy = False
+
+    def __init__(self, core: Core, owner: Owner, clock: IReactorTime) -> None:
+        self.core = core
+        self.owner = owner
+        self.clock = clock
+        self.congested = False
+        self.lost = False
+        #: What this side ended the connection for, if it did.
+        self.error: DmsgError | None = None
+        self._busy = False
+        self._soon: IDelayedCall | None = None
+        self._timer: IDelayedCall | None = None
+        self._held_by_owner = False
+        self._reading_paused = False
+
+    # --- from Twisted ----------------------------------------------------------------------------------------------
+
+    def connectionMade(self) -> None:
+        """Begin: the first thing a core has to say goes out."""
+        transport = self.transport
+        assert transport is not None
+        transport.registerProducer(self, True)  # type: ignore[attr-defined]
+        if hasattr(transport, "setTcpNoDelay"):
+            transport.setTcpNoDelay(True)
+        self.flush()
+
+    def dataReceived(self, data: bytes) -> None:
+        """Hand bytes to the core, its events to the owner, and write what came of it."""
+        if self.lost or self.error is not None:
+            return
+        self._busy = True
+        try:
+            events = self.core.receive_data(data, self.clock.seconds())
+            if events:
+                self.owner.handle_events(self, events)
+        except RemoteProtocolError as error:
+            self.fail(error)
+            return
+        finally:
+            self._busy = False
+        self.flush()
+
+    def connectionLost(self, reason: Failure = connectionDone) -> None:
+        """The transport is gone."""
+        self.lost = True
+        for call in (self._soon, self._timer):
+            if call is not None and call.active():
+                call.cancel()
+        self._soon = self._timer = None
+        self.owner.connection_lost(self, self.error, reason)
+
+    def pauseProducing(self) -> None:
+        """The network takes nothing more for now."""
+        self.congested = True
+        pause = getattr(self.core, "pause", None)
+        if pause is not None:
+            pause()
+
+    def resumeProducing(self) -> None:
+        """The network takes again."""
+        self.congested = False
+        resume = getattr(self.core, "resume", None)
+        if resume is not None:
+            resume()
+        self.flush()
+
+    def stopProducing(self) -> None:
+        """The transport will take nothing any more; ``connectionLost`` follows."""
+
+    # --- from the owner --------------------------------------------------------------------------------------------
+
+    def become(self, core: Core, leftover: bytes) -> None:
+        """Go on with ``core``, beginning with the bytes that came behind what the old one needed."""
+        self.core = core
+        if self.congested:
+            self.pauseProducing()
+        if leftover:
+            events = core.receive_data(leftover, self.clock.seconds())
+            if events:
+                self.owner.handle_events(self, events)
+
+    def flush(self) -> None:
+        """Write what the core has to send, as much as the network takes."""
+        if self.lost or self._busy:
+            return
+        transport = self.transport
+        wrote = False
+        try:
+            while not self.congested:
+                data = self.core.data_to_send()
+                if not data:
+                    break
+                wrote = True
+                transport.write(data)  # type: ignore[union-attr]
+        except LocalProtocolError as error:  # the record counter is used up
+            self.fail(error)
+            return
+        if wrote:
+            self.owner.flushed(self)
+        self._check_reading()
+        self._arm()
+
+    def flush_soon(self) -> None:
+        """Flush at the end of this turn of the reactor, so that everything written in it goes out together."""
+        if self._soon is None and not self._busy and not self.lost:
+            self._soon = self.clock.callLater(0, self._flush_now)
+
+    def hold(self, held: bool) -> None:
+        """Stop or go on reading at the owner's wish."""
+        self._held_by_owner = held
+        self._check_reading()
+
+    def fail(self, error: DmsgError) -> None:
+        """End the connection at once, for ``error``."""
+        if self.error is None and not self.lost:
+            self.error = error
+            self.transport.abortConnection()  # type: ignore[union-attr]
+
+    def close(self, error: DmsgError | None = None) -> None:
+        """End the connection once what was written has gone."""
+        if self.error is None and not self.lost:
+            self.error = error
+            self.transport.unregisterProducer()  # type: ignore[union-attr]
+            self.transport.loseConnection()  # type: ignore[union-attr]
+
+    # --- inside ----------------------------------------------------------------------------------------------------
+
+    def _flush_now(self) -> None:
+        self._soon = None
+        self.flush()
+
+    def _check_reading(self) -> None:
+        wanted = self._held_by_owner or (self.congested and getattr(self.core, "overloaded", False))
+        if wanted is not self._reading_paused and not self.lost and self.error is None:
+            self._reading_paused = wanted
+            if wanted:
+                self.transport.pauseProducing()  # type: ignore[union-attr]
+            else:
+                self.transport.resumeProducing()  # type: ignore[union-attr]
+
+    def _arm(self) -> None:
+        due = self.core.next_timeout()
+        timer = self._timer
+        if due is None:
+            if timer is not None and timer.active():
+                timer.cancel()
+            self._timer = None
+        elif timer is None or not timer.active():
+            self._timer = self.clock.callLater(max(0.0, due - self.clock.seconds()), self._on_timer)
+
+    def _on_timer(self) -> None:
+        self._timer = None
+        try:
+            events = self.core.handle_timeout(self.clock.seconds())
+        except RemoteProtocolError as error:
+            self.fail(error)
+            return
+        if events:
+            self.owner.handle_events(self, events)
+        self.flush()

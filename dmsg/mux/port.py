@@ -1,0 +1,293 @@
+"""A server's end of one connection, and the halves of the transports that run through it.
+
+Pure; :mod:`dmsg.mux.switch` holds the rules, this module the state they work on.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import TYPE_CHECKING, Final
+
+from dmsg.crypto.keys import PublicKey, Random
+from dmsg.mux.wire import ACK, FWD, HEADER_BYTES
+from dmsg.sansio.limits import RecentSet, TokenBucket
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from dmsg.mux.record import RecordLayer
+    from dmsg.mux.switch import Switch
+
+#: Taken from the queues at one go, then the network is asked again.
+_DRAIN_BYTES: Final = 64 * 1024
+#: What one transport may send before the next has its turn.
+_QUANTUM_BYTES: Final = 16 * 1024
+_RECENT_IDS: Final = 4_096
+
+
+class Half:
+    """One side of a transport: its id on its own port, and where what comes from it goes.
+
+    ``target``, ``fwd_prefix`` and ``ack_prefix`` describe the *other* side, so that the hot path needs one look-up.
+    The queue holds what waits to be sent *to* this side.
+    """
+
+    __slots__ = (
+        "ack_prefix",
+        "bytes",
+        "fwd_prefix",
+        "id",
+        "initiator",
+        "open",
+        "opened_at",
+        "other",
+        "port",
+        "progressed",
+        "queue",
+        "queue_peak_bytes",
+        "queued_bytes",
+        "request",
+        "settled",
+        "since",
+        "target",
+    )
+
+    other: Half
+    target: Port
+
+    def __init__(self, port: Port, transport_id: int, *, initiator: bool) -> None:
+        self.port = port
+        self.id = transport_id
+        self.initiator = initiator
+        self.open = False
+        self.settled = False  # accepted or over
+        self.request = b""
+        self.since = self.opened_at = 0.0
+        self.bytes = 0  # received from this side
+        self.queue: deque[bytes] | None = None
+        self.queued_bytes = self.queue_peak_bytes = 0
+        self.progressed = False
+        self.fwd_prefix = self.ack_prefix = b""
+
+    def join(self, asked: Half, request: bytes, now: float) -> None:
+        """Make a rule of this half, which asked, and ``asked``; it is not open before it is accepted."""
+        for here, there in ((self, asked), (asked, self)):
+            here.other = there
+            here.target = there.port
+            here.request = request
+            here.since = now
+            there_id = there.id.to_bytes(2, "big")
+            here.fwd_prefix = bytes((FWD,)) + there_id
+            here.ack_prefix = bytes((ACK,)) + there_id
+            here.port.halves[here.id] = here
+            if here.port.recent:
+                here.port.recent.discard(here.id)
+
+    def accepts(self, payload: bytes) -> bool:
+        """Whether an ACCEPT with ``payload`` from here is right: the first, from who was asked, unaltered (D12)."""
+        return not self.initiator and not self.settled and payload == self.request
+
+    def open_both(self, now: float) -> None:
+        """Let data pass."""
+        for side in (self, self.other):
+            side.open = side.settled = True
+            side.opened_at = now
+            side.request = b""
+
+    def forget(self) -> None:
+        """Take this half out of its port; late frames for it are no offence from now on."""
+        self.settled = True
+        port = self.port
+        if port.halves.get(self.id) is self:
+            del port.halves[self.id]
+            port.remember(self.id)
+
+    def enqueue(self, frame: bytes) -> None:
+        """Let ``frame`` wait until the port takes it."""
+        if self.queue is None:
+            self.queue = deque()
+        if not self.queue:
+            self.port.waiting.append(self)
+        self.queue.append(frame)
+        self.queued_bytes += len(frame)
+        self.queue_peak_bytes = max(self.queue_peak_bytes, self.queued_bytes)
+
+    def drop_queue(self) -> int:
+        """Forget what waits for this side; gives how many bytes that was."""
+        size = self.queued_bytes
+        if self.queue:
+            self.queue.clear()
+            self.port.waiting.remove(self)
+        self.queued_bytes = 0
+        return size
+
+
+class Port:
+    """The core behind one client's connection (a :class:`~dmsg.sansio.core.Core`).
+
+    ``direct`` says that frames may go straight to :attr:`out`: the network takes them and nothing waits before them.
+    """
+
+    __slots__ = (
+        "bytes_in",
+        "bytes_out",
+        "congested",
+        "direct",
+        "dirty",
+        "frames_in",
+        "gone",
+        "halves",
+        "next_id",
+        "out",
+        "owner",
+        "pending_requests",
+        "queued_from",
+        "recent",
+        "records",
+        "remote",
+        "requests",
+        "since",
+        "strays",
+        "switch",
+        "tail",
+        "transports",
+        "waiting",
+    )
+
+    def __init__(self, switch: Switch, remote: PublicKey, records: RecordLayer, now: float) -> None:
+        limits = switch.limits
+        self.switch = switch
+        self.remote = remote
+        self.records = records
+        self.since = now
+        self.owner: object | None = None  # the shell
+        self.halves: dict[int, Half] = {}
+        self.waiting: deque[Half] = deque()
+        self.out: list[bytes] = []
+        self.tail = b""
+        self.direct = True
+        self.congested = self.dirty = self.gone = False
+        self.next_id: int | None = None
+        self.pending_requests = self.queued_from = 0
+        self.bytes_in = self.bytes_out = self.frames_in = self.transports = 0
+        self.requests = TokenBucket(limits.requests_per_s, limits.request_burst, now)
+        self.strays = TokenBucket(limits.strays_per_s, limits.stray_burst, now)
+        self.recent: RecentSet[int] | tuple[()] = ()
+
+    def receive_data(self, data: bytes, now: float) -> Sequence[object]:
+        """See :meth:`dmsg.mux.switch.Switch.route`."""
+        return self.switch.route(self, data, now)
+
+    def next_timeout(self) -> float | None:
+        """Never: the switch keeps the time for all ports."""
+        return None
+
+    def handle_timeout(self, now: float) -> Sequence[object]:
+        """Nothing to do."""
+        return ()
+
+    # --- towards the network ---------------------------------------------------------------------------------------
+
+    def emit(self, frame: bytes) -> None:
+        """Send a frame that is not data; it does not wait behind data."""
+        self.out.append(frame)
+        self.mark_dirty()
+
+    def mark_dirty(self) -> None:
+        """See to it that the shell asks for what is to be sent."""
+        if not self.dirty:
+            self.dirty = True
+            self.switch.dirty.append(self)
+
+    @property
+    def control_backlog_bytes(self) -> int:
+        """How much that is not data waits for a network that takes nothing."""
+        return sum(map(len, self.out)) if self.congested else 0
+
+    @property
+    def wants_write(self) -> bool:
+        """Whether :meth:`data_to_send` would give anything."""
+        return bool(self.out) or bool(self.waiting)
+
+    @property
+    def overloaded(self) -> bool:
+        """Whether to stop reading until the network has taken what is to be sent: the client does not take answers."""
+        return self.control_backlog_bytes > self.switch.limits.control_backlog_bytes
+
+    def pause(self) -> None:
+        """The network takes nothing more: data waits in queues from now on."""
+        self.congested = True
+        self.direct = False
+
+    def resume(self) -> None:
+        """The network takes again."""
+        self.congested = False
+        self.direct = not self.waiting
+
+    def data_to_send(self) -> bytes:
+        """Everything that may go now, sealed: frames first come first, then what waited, a share of each in turn."""
+        self.dirty = False
+        if self.waiting:
+            self._drain()
+        if not self.out:
+            return b""
+        plaintext = b"".join(self.out)
+        self.out.clear()
+        sealed = self.records.seal(plaintext)
+        self.bytes_out += len(sealed)
+        return sealed
+
+    def _drain(self) -> None:
+        waiting = self.waiting
+        budget = _DRAIN_BYTES
+        while waiting and budget > 0:
+            half = waiting[0]
+            queue = half.queue
+            assert queue
+            share = 0
+            while queue and share < _QUANTUM_BYTES:
+                frame = queue.popleft()
+                share += len(frame)
+                self.out.append(frame)
+            half.queued_bytes -= share
+            half.progressed = True
+            self.switch.unqueued(half, share)
+            budget -= share
+            if queue:
+                waiting.rotate(-1)
+            else:
+                waiting.popleft()
+        if not waiting and not self.congested:
+            self.direct = True
+
+    def discard_output(self) -> None:
+        """The connection is gone: forget everything that was to be sent."""
+        while self.waiting:
+            half = self.waiting[0]
+            self.switch.unqueued(half, half.drop_queue())
+        self.out.clear()
+        self.direct = True
+
+    # --- ids -------------------------------------------------------------------------------------------------------
+
+    def free_id(self, random: Random) -> int | None:
+        """An odd id that is not in use, the long way round (D10); ``None`` when all are taken."""
+        if self.next_id is None:
+            self.next_id = int.from_bytes(random(2), "big") | 1
+        for _ in range(1 << 15):
+            transport_id = self.next_id
+            self.next_id = (transport_id + 2) & 0xFFFF
+            if transport_id not in self.halves:
+                return transport_id
+        return None
+
+    def remember(self, transport_id: int) -> None:
+        """Note that a transport ended: late frames for its id are no offence."""
+        self.transports += 1
+        if not isinstance(self.recent, RecentSet):
+            self.recent = RecentSet(_RECENT_IDS)
+        self.recent.add(transport_id)
+
+
+#: The size field and the payload of a frame are forwarded as they came: this many header bytes are made anew.
+REWRITTEN_HEADER_BYTES: Final = HEADER_BYTES - 2

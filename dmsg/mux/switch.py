@@ -1,0 +1,367 @@
+"""The relay: which transport goes where, and what may pass.
+
+Pure. Protocol notes, section 9, D11 to D19; extension, section 7. :class:`Switch` holds a :class:`Port` for each connected
+client; every transport is two :class:`Half` objects that point at each other. ``Port.receive_data`` is the hot path: for
+a FWD or ACK of an open transport it does one look-up and appends two pieces to the other port's output; nothing is
+copied, logged or allocated besides.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import deque
+from dataclasses import dataclass
+from typing import Final
+
+from dmsg.crypto.keys import PublicKey, Random
+from dmsg.errors import RemoteProtocolError
+from dmsg.mux.port import Half, Port
+from dmsg.mux.record import RecordLayer
+from dmsg.mux.switch_events import PortDropped, RequestRefused, SwitchEvent, TransportEnded, TransportStarted
+from dmsg.mux.tlv import Tlv, encode_tlvs
+from dmsg.mux.wire import (
+    ACCEPT,
+    ACK,
+    CLOSE,
+    FWD,
+    OK,
+    REQUEST,
+    REQUEST_BYTES,
+    SEQUENCE_BYTES,
+    CloseReason,
+    close_reason,
+    encode_close,
+    encode_frame,
+    reason_name,
+    split_frames,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class ServerLimits:
+    """What a server allows; the defaults are those of the extension, section 7. Every refusal is counted."""
+
+    #: An unfinished handshake is dropped after this, or at once when there are too many.
+    handshake_timeout_s: float = 5.0
+    half_open: int = 512
+    half_open_per_address: int = 64
+    connections: int = 10_000
+    connections_per_address: int = 1_000
+    #: Open and requested transports of one connection; more are refused as busy.
+    transports_per_connection: int = 1_024
+    #: REQUEST frames of one connection, and how many may be unanswered at once; more are refused as rate_limited.
+    requests_per_s: float = 200.0
+    request_burst: int = 500
+    pending_requests: int = 64
+    #: A REQUEST without ACCEPT is closed after this.
+    request_timeout_s: float = 10.0
+    #: Frames of no transport that a connection may send before it is dropped for abuse.
+    strays_per_s: float = 20.0
+    stray_burst: int = 100
+    #: Bytes waiting for one transport's receiver: above the first it is closed after a time without progress, at the
+    #: second at once.
+    queue_soft_bytes: int = 1024 * 1024
+    queue_hard_bytes: int = 2 * 1024 * 1024
+    slow_consumer_timeout_s: float = 10.0
+    #: Bytes waiting in all: above this new transports are refused and the heaviest senders are not read from.
+    queued_total_bytes: int = 256 * 1024 * 1024
+    #: Frames that are not data, waiting for one connection that takes nothing.
+    control_backlog_bytes: int = 256 * 1024
+    #: Bytes a connection may send each second; 0 is no limit.
+    bytes_per_s: float = 0.0
+    #: How long a stopping server lets open transports go on.
+    drain_timeout_s: float = 10.0
+
+
+class Switch:
+    """All connections of a server and the transports between them."""
+
+    _HEAVY_SENDERS: Final = 4
+
+    def __init__(self, limits: ServerLimits = ServerLimits(), *, random: Random = os.urandom) -> None:
+        self.limits = limits
+        self.ports: dict[bytes, Port] = {}
+        #: Ports that have something to send; the shell takes the list, empties it, and flushes each.
+        self.dirty: list[Port] = []
+        self.queued_bytes = 0
+        self.open_transports = 0
+        self.draining = False
+        #: Ports that are not read from because of what they have queued.
+        self.held: set[Port] = set()
+        self._random = random
+        self._pending: deque[tuple[float, Half]] = deque()
+        self._stuck: dict[Half, float] = {}
+        self._now = 0.0
+
+    # --- connections -----------------------------------------------------------------------------------------------
+
+    def refusal(self) -> str | None:
+        """Why a new connection would not be admitted now, or ``None``."""
+        if self.draining:
+            return "server_draining"
+        if len(self.ports) >= self.limits.connections:
+            return "too many connections"
+        return None
+
+    def reject(self, records: RecordLayer, reason: str) -> bytes:
+        """The OK frame that carries a refusal (extension, section 5), sealed."""
+        return records.seal(encode_frame(OK, 0, encode_tlvs({Tlv.REASON: reason.encode()})))
+
+    def add_port(self, remote: PublicKey, records: RecordLayer, now: float) -> tuple[Port, list[SwitchEvent]]:
+        """Admit a connection: OK is its first frame, and only then can it be reached (D1).
+
+        A connection that had the key before is dropped with its transports: the newest wins (D18).
+        """
+        events: list[SwitchEvent] = []
+        port = Port(self, remote, records, now)
+        port.emit(encode_frame(OK, 0))
+        older = self.ports.get(remote.raw)
+        self.ports[remote.raw] = port
+        if older is not None:
+            self.remove_port(older, now, events)
+            events.append(PortDropped(older, "replaced"))
+        return port, events
+
+    def remove_port(self, port: Port, now: float, events: list[SwitchEvent]) -> None:
+        """Forget a connection that is gone and tell its peers (D17). Harmless when it is forgotten already."""
+        if self.ports.get(port.remote.raw) is port:
+            del self.ports[port.remote.raw]
+        port.gone = True
+        for half in list(port.halves.values()):
+            self._end(half, CloseReason.PEER_GONE, events, by="connection", tell=half.other)
+        port.discard_output()
+        self.held.discard(port)
+
+    def drop_transports(self, reason: int, events: list[SwitchEvent]) -> None:
+        """End every transport with CLOSE ``reason`` on both sides."""
+        for port in list(self.ports.values()):
+            for half in list(port.halves.values()):
+                self._end_both(half, reason, events)
+
+    # --- the hot path ----------------------------------------------------------------------------------------------
+
+    def route(self, port: Port, data: bytes, now: float) -> list[SwitchEvent]:
+        """Take bytes that ``port`` received; what is to be sent because of them stands in the ports in :attr:`dirty`.
+
+        Raises ``RemoteProtocolError`` when the connection must be dropped.
+        """
+        self._now = now
+        events: list[SwitchEvent] = []
+        halves = port.halves
+        dirty = self.dirty
+        port.bytes_in += len(data)
+        for record in port.records.open(data):
+            plaintext = port.tail + record if port.tail else record
+            frames, used = split_frames(plaintext)
+            port.tail = plaintext[used:] if used < len(plaintext) else b""
+            port.frames_in += len(frames)
+            for kind, transport_id, start, end in frames:
+                half = halves.get(transport_id)
+                if half is None or not half.open or kind < FWD or end - start < SEQUENCE_BYTES or kind > ACK:
+                    self._on_rare_frame(port, half, kind, transport_id, plaintext[start:end], events)
+                    continue
+                half.bytes += end - start
+                target = half.target
+                prefix = half.fwd_prefix if kind == FWD else half.ack_prefix
+                if target.direct:
+                    # type and id anew, size and payload as they came
+                    target.out += (prefix, plaintext[start - 2 : end])
+                    if not target.dirty:
+                        target.dirty = True
+                        dirty.append(target)
+                else:
+                    self._enqueue(half, prefix + plaintext[start - 2 : end], events)
+        return events
+
+    def _enqueue(self, half: Half, frame: bytes, events: list[SwitchEvent]) -> None:
+        """Let a frame wait for a receiver that takes nothing now; ``half`` is the sending side (W8)."""
+        waiting = half.other
+        size = len(frame)
+        waiting.enqueue(frame)
+        half.port.queued_from += size
+        self.queued_bytes += size
+        if waiting.queued_bytes > self.limits.queue_hard_bytes:
+            self._end_both(half, CloseReason.SLOW_CONSUMER, events)
+        elif waiting.queued_bytes > self.limits.queue_soft_bytes and waiting not in self._stuck:
+            self._stuck[waiting] = self._now + self.limits.slow_consumer_timeout_s
+        if self.queued_bytes > self.limits.queued_total_bytes and not self.held:
+            heaviest = sorted(self.ports.values(), key=lambda port: port.queued_from, reverse=True)
+            self.held.update(port for port in heaviest[: self._HEAVY_SENDERS] if port.queued_from)
+
+    def unqueued(self, half: Half, size: int) -> None:
+        """Told by a port that ``size`` queued bytes towards ``half`` are on their way or dropped."""
+        self.queued_bytes -= size
+        half.other.port.queued_from -= size
+
+    def released(self) -> list[Port]:
+        """Held ports that may be read from again; empty while too much is queued."""
+        if not self.held or self.queued_bytes > self.limits.queued_total_bytes * 3 // 4:
+            return []
+        ports = list(self.held)
+        self.held.clear()
+        return ports
+
+    # --- everything but data ---------------------------------------------------------------------------------------
+
+    def _on_rare_frame(
+        self, port: Port, half: Half | None, kind: int, transport_id: int, payload: bytes, events: list[SwitchEvent]
+    ) -> None:
+        if kind == REQUEST:
+            self._on_request(port, half, transport_id, payload, events)
+        elif kind not in (ACCEPT, CLOSE, FWD, ACK):
+            raise RemoteProtocolError("frame", "unknown type")
+        elif half is None:
+            self._on_stray(port, kind, transport_id)
+        elif kind == CLOSE:
+            self._end(half, close_reason(payload), events, by="client", tell=half.other, payload=payload[:1])
+        elif kind == ACCEPT and half.accepts(payload):
+            self._on_accept(half, payload, events)
+        else:
+            # ACCEPT from the wrong side, twice or altered (D12), data before ACCEPT (D13), data without sequence (D8)
+            self._count_stray(port)
+            self._end_both(half, CloseReason.MALFORMED, events)
+
+    def _on_request(
+        self, port: Port, half: Half | None, transport_id: int, payload: bytes, events: list[SwitchEvent]
+    ) -> None:
+        if half is not None:
+            self._count_stray(port)
+            self._end(half, CloseReason.BAD_ID, events, by="relay", tell=half.other)
+        reason = self._refuse_request(port, half, transport_id, payload)
+        if reason is not None:
+            port.emit(encode_close(transport_id, reason))
+            events.append(RequestRefused(port, reason_name(reason)))
+            return
+        target = self.ports[payload[33:REQUEST_BYTES]]
+        target_id = target.free_id(self._random)
+        if target_id is None:
+            port.emit(encode_close(transport_id, CloseReason.BUSY))
+            events.append(RequestRefused(port, reason_name(CloseReason.BUSY)))
+            return
+        asking = Half(port, transport_id, initiator=True)
+        asked = Half(target, target_id, initiator=False)
+        asking.join(asked, payload, self._now)
+        port.pending_requests += 1
+        self._pending.append((self._now + self.limits.request_timeout_s, asking))
+        target.emit(encode_frame(REQUEST, target_id, payload))
+
+    def _refuse_request(self, port: Port, half: Half | None, transport_id: int, payload: bytes) -> int | None:
+        limits = self.limits
+        if half is not None:
+            return CloseReason.BAD_ID
+        if transport_id % 2:
+            self._count_stray(port)
+            return CloseReason.BAD_ID
+        if len(payload) != REQUEST_BYTES or payload[:33] != port.remote.raw:
+            self._count_stray(port)
+            return CloseReason.MALFORMED
+        if self.draining:
+            return CloseReason.SERVER_DRAINING
+        if not port.requests.take(self._now) or port.pending_requests >= limits.pending_requests:
+            return CloseReason.RATE_LIMITED
+        target = self.ports.get(payload[33:])
+        if target is None:
+            return CloseReason.UNKNOWN_PEER
+        if (
+            len(port.halves) >= limits.transports_per_connection
+            or len(target.halves) >= limits.transports_per_connection
+            or target.control_backlog_bytes > limits.control_backlog_bytes
+            or self.queued_bytes > limits.queued_total_bytes
+        ):
+            return CloseReason.BUSY
+        return None
+
+    def _on_accept(self, half: Half, payload: bytes, events: list[SwitchEvent]) -> None:
+        asking = half.other
+        asking.port.pending_requests -= 1
+        asking.open_both(self._now)
+        self.open_transports += 1
+        asking.port.emit(encode_frame(ACCEPT, asking.id, payload))
+        events.append(TransportStarted(asking))
+
+    def _on_stray(self, port: Port, kind: int, transport_id: int) -> None:
+        """A frame of no transport. What was under way when the transport ended is no offence and not answered."""
+        if transport_id in port.recent:
+            return
+        self._count_stray(port)
+        if kind != CLOSE:  # a CLOSE is never answered with a CLOSE (D16)
+            port.emit(encode_close(transport_id, CloseReason.NORMAL))
+
+    def _count_stray(self, port: Port) -> None:
+        if not port.strays.take(self._now):
+            raise RemoteProtocolError("frame", "abuse")
+
+    # --- ends ------------------------------------------------------------------------------------------------------
+
+    def _end_both(self, half: Half, reason: int, events: list[SwitchEvent]) -> None:
+        other = half.other
+        self._end(half, reason, events, by="relay", tell=other)
+        if not half.port.gone:
+            half.port.emit(encode_close(half.id, reason))
+
+    def _end(
+        self, half: Half, reason: int, events: list[SwitchEvent], *, by: str, tell: Half, payload: bytes | None = None
+    ) -> None:
+        """Forget a transport, ``half`` being the side that ended it, and send CLOSE to the half named by ``tell``."""
+        if half.port.halves.get(half.id) is not half:
+            return  # over already: both of its halves were on a connection that is being forgotten
+        asking = half if half.initiator else half.other
+        if asking.open:
+            self.open_transports -= 1
+        elif not asking.port.gone:
+            asking.port.pending_requests -= 1
+        events.append(TransportEnded(asking, reason, by, was_open=asking.open))
+        for side in (half, half.other):
+            side.forget()
+            self._stuck.pop(side, None)
+        dropped = half.drop_queue()
+        if dropped:
+            self.unqueued(half, dropped)
+        frame = encode_close(tell.id, reason) if payload is None else encode_frame(CLOSE, tell.id, payload)
+        if tell.port.gone or reason == CloseReason.SLOW_CONSUMER:
+            dropped = tell.drop_queue()
+            if dropped:
+                self.unqueued(tell, dropped)
+        if tell.port.gone:
+            return
+        if tell.queue:
+            tell.enqueue(frame)  # behind the data that came before it
+            half.port.queued_from += len(frame)
+            self.queued_bytes += len(frame)
+            self._stuck[tell] = self._now + self.limits.slow_consumer_timeout_s
+        else:
+            tell.port.emit(frame)
+
+    # --- time ------------------------------------------------------------------------------------------------------
+
+    def next_timeout(self) -> float | None:
+        """When :meth:`handle_timeout` wants to be called."""
+        times = [self._pending[0][0]] if self._pending else []
+        if self._stuck:
+            times.append(min(self._stuck.values()))
+        return min(times) if times else None
+
+    def handle_timeout(self, now: float) -> list[SwitchEvent]:
+        """Close requests nobody answered (D14) and transports whose receiver takes nothing (W8)."""
+        self._now = now
+        events: list[SwitchEvent] = []
+        while self._pending and (self._pending[0][0] <= now or self._pending[0][1].settled):
+            _, asking = self._pending.popleft()
+            if not asking.settled:
+                self._end_both(asking, CloseReason.HANDSHAKE_TIMEOUT, events)
+        for half, deadline in list(self._stuck.items()):
+            is_over = half.port.halves.get(half.id) is not half
+            if half.queued_bytes <= (0 if is_over else self.limits.queue_soft_bytes):
+                del self._stuck[half]
+            elif half.progressed:
+                half.progressed = False
+                self._stuck[half] = now + self.limits.slow_consumer_timeout_s
+            elif deadline > now:
+                continue
+            elif is_over:  # its peer closed it, and what came before the CLOSE was never taken
+                del self._stuck[half]
+                self.unqueued(half, half.drop_queue())
+                half.port.emit(encode_close(half.id, CloseReason.SLOW_CONSUMER))
+            else:
+                self._end_both(half.other, CloseReason.SLOW_CONSUMER, events)
+        return events

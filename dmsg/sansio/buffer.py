@@ -1,0 +1,64 @@
+"""A queue of bytes that is filled in one size and emptied in another."""
+
+from __future__ import annotations
+
+from collections import deque
+
+
+class ByteQueue:
+    """Bytes in order, without copying what is only passed through."""
+
+    __slots__ = ("_chunks", "_offset", "_size")
+
+    def __init__(self) -> None:
+        self._chunks: deque[bytes] = deque()
+        self._offset = 0  # of the first chunk, so that taking from a large chunk copies nothing but what is taken
+        self._size = 0
+
+    def __len__(self) -> int:
+        return self._size
+
+    def append(self, data: bytes) -> None:
+        """Add ``data`` at the end; empty data is nothing."""
+        if data:
+            self._chunks.append(data)
+            self._size += len(data)
+
+    def clear(self) -> None:
+        """Forget everything."""
+        self._chunks.clear()
+        self._offset = self._size = 0
+
+    def take(self, limit: int) -> bytes:
+        """Remove and give up to ``limit`` bytes, joined; ``b""`` when there are none."""
+        chunks = self._chunks
+        if not chunks:
+            return b""
+        head = chunks[0]
+        available = len(head) - self._offset
+        if available > limit:
+            start = self._offset
+            self._offset = start + limit
+            self._size -= limit
+            return head[start : start + limit]
+        chunks.popleft()
+        first = head[self._offset :] if self._offset else head
+        self._offset = 0
+        if not chunks or available == limit:
+            self._size -= available
+            return first
+        parts = [first]
+        room = limit - available
+        while chunks and room:
+            head = chunks[0]
+            if len(head) > room:
+                parts.append(head[:room])
+                self._offset = room
+                room = 0
+            else:
+                parts.append(head)
+                room -= len(head)
+                chunks.popleft()
+        data = b"".join(parts)
+        self._size -= len(data)
+        return data

@@ -1,0 +1,26 @@
+"""The contract between a pure core and the shell that drives it.
+
+Bytes in, events out, bytes out. A core has no callbacks, no clock and no log; only
+:class:`~dmsg.errors.RemoteProtocolError` may leave ``receive_data`` and ``handle_timeout``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+
+class Core(Protocol):
+    """What :class:`dmsg.glue.shell.Shell` can drive. Times are seconds on the clock of whoever passes them."""
+
+    def receive_data(self, data: bytes, now: float) -> Sequence[object]:
+        """Take bytes from the network and tell what they meant; ``RemoteProtocolError`` ends the connection."""
+
+    def data_to_send(self) -> bytes:
+        """What to write now. The shell does not ask while the network takes nothing."""
+
+    def next_timeout(self) -> float | None:
+        """When ``handle_timeout`` wants to be called next; ``None`` if never."""
+
+    def handle_timeout(self, now: float) -> Sequence[object]:
+        """Do what is due at ``now``."""
