@@ -1,0 +1,378 @@
+"""What every test can rely on, and what every test is held to.
+
+Held to: no unhandled error in a Deferred and no error in Twisted's log (``logged_errors.flush`` takes back the ones a
+test provokes), no delayed call or open socket left in the reactor, and a time limit (30 s, or
+``@pytest.mark.time_limit(seconds)``) that also ends tests whose Deferred never fires.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import faulthandler
+import functools
+import gc
+import inspect
+import json
+import os
+import selectors
+import shutil
+import signal
+import socket
+import subprocess
+import traceback
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import greenlet
+import hypothesis
+import pytest
+import pytest_twisted
+from twisted.internet import defer, task
+from twisted.logger import LogLevel, globalLogPublisher
+
+pytest_plugins = ["pytester"]
+
+TIME_LIMIT_S = 30.0
+#: A test that is over its limit gets this long to come to an end once its Deferred is cancelled.
+CANCEL_GRACE_S = 3.0
+#: When all else fails (a loop in C code), the whole run ends this long after a test's time limit.
+KILL_GRACE_S = 20.0
+#: Sockets that are being closed when a test ends get this long to be gone: the other end has to see it first.
+CLOSE_GRACE_S = 1.0
+
+# Two busy cores are no reason for a failure: examples have no deadline of their own, tests have a time limit.
+hypothesis.settings.register_profile("dmsg", deadline=None, print_blob=True)
+hypothesis.settings.load_profile("dmsg")
+
+
+class TimeLimitExceeded(BaseException):
+    """A test took longer than its limit. Not an ``Exception``: neither tests nor Hypothesis may swallow it."""
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", f"time_limit(seconds): how long the test may take ({TIME_LIMIT_S:g} by default)")
+
+
+def pytest_collection_finish() -> None:
+    # What is there now is never garbage: it need not be looked at by the collections after each test.
+    gc.collect()
+    gc.freeze()
+
+
+# --- the guard -------------------------------------------------------------------------------------------------------
+
+
+class LoggedErrors:
+    """Errors that reached Twisted's log, among them those of Deferreds that nobody handled."""
+
+    def __init__(self) -> None:
+        self._events: list[Any] = []
+
+    def __call__(self, event: Any) -> None:
+        severe = event.get("log_level") in (LogLevel.critical, LogLevel.error)
+        # A Deferred tells of its error twice: once in words, once with the failure.
+        in_words = event.get("log_format") == "Unhandled error in Deferred:"
+        if event.get("log_failure") is not None or (severe and not in_words):
+            self._events.append(event)
+
+    def flush(self, *types: type[BaseException]) -> list[Any]:
+        """Take back the failures logged so far (of ``types``, or all) and give them: they are what the test wanted."""
+        gc.collect()
+        taken, kept = [], []
+        for event in self._events:
+            failure = event.get("log_failure")
+            wanted = not types or (failure is not None and failure.check(*types) is not None)
+            (taken if wanted else kept).append(event)
+        self._events = kept
+        return [event["log_failure"] for event in taken if event.get("log_failure") is not None]
+
+    def texts(self) -> list[str]:
+        """One text for each error left."""
+        result = []
+        for event in self._events:
+            failure = event.get("log_failure")
+            head = str(event.get("log_format") or "error").split("\n")[0]
+            result.append(f"{head}\n{failure.getTraceback()}" if failure is not None else head)
+        return result
+
+
+def _terminal_fd(config: pytest.Config) -> int:
+    """A descriptor that reaches the terminal although standard error is captured."""
+    from _pytest.faulthandler import fault_handler_stderr_fd_key
+
+    return config.stash.get(fault_handler_stderr_fd_key, 2)
+
+
+class Watch:
+    """The time limit of one test: raises in the test's own code, or cancels the Deferred it waits for."""
+
+    def __init__(self, item: pytest.Item, limit_s: float) -> None:
+        self.limit_s = limit_s
+        self.used_deferreds = False
+        self._item = item
+        self._alarms = 0
+        self._running: defer.Deferred[Any] | None = None
+        self._waiting = greenlet.getcurrent()
+        self._codes = {inspect.unwrap(pytest_twisted._async_pytest_pyfunc_call).__code__}
+
+    def start(self) -> None:
+        signal.signal(signal.SIGALRM, self._on_alarm)
+        signal.setitimer(signal.ITIMER_REAL, self.limit_s, CANCEL_GRACE_S)
+        faulthandler.dump_traceback_later(self.limit_s + KILL_GRACE_S, exit=True, file=_terminal_fd(self._item.config))
+
+    def stop(self) -> None:
+        signal.setitimer(signal.ITIMER_REAL, 0.0)
+        faulthandler.cancel_dump_traceback_later()
+
+    def around(self, function: Any) -> Any:
+        """``function`` with its Deferred remembered. Coroutines are run here, so that none passes without running."""
+        self._codes.add(inspect.unwrap(function).__code__)
+
+        @functools.wraps(function)
+        def run(*args: Any, **kwargs: Any) -> Any:
+            result = function(*args, **kwargs)
+            if inspect.iscoroutine(result):
+                result = defer.Deferred.fromCoroutine(result)
+            if isinstance(result, defer.Deferred):
+                self.used_deferreds = True
+                self._running = result
+                result.addBoth(self._finished)
+            return result
+
+        return run
+
+    def _finished(self, result: Any) -> Any:
+        self._running = None
+        if self._alarms:
+            raise self._error()
+        return result
+
+    def _error(self) -> TimeLimitExceeded:
+        return TimeLimitExceeded(f"{self._item.nodeid} took longer than {self.limit_s:g} s")
+
+    def _on_alarm(self, signum: int, frame: FrameType | None) -> None:
+        from twisted.internet import reactor
+
+        self._alarms += 1
+        if self._alarms > 1:
+            print("".join(traceback.format_stack(frame)))
+        if greenlet.getcurrent() is self._waiting or self._in_test(frame):
+            raise self._error()
+        # The reactor runs. Idle, it never comes back to a test whose Deferred does not fire; busy in a callback that
+        # does not end, only an exception gets it out of there.
+        reactor.callFromThread(self._cancel, self._alarms)
+        if self._alarms > 1 and not any(f.f_code.co_name == "doPoll" for f in _frames(frame)):
+            raise self._error()
+
+    def _in_test(self, frame: FrameType | None) -> bool:
+        return any(f.f_code in self._codes for f in _frames(frame))
+
+    def _cancel(self, alarm: int) -> None:
+        if alarm == 1 and self._running is not None:
+            self._running.cancel()
+        elif alarm == self._alarms:
+            self._waiting.throw(self._error())
+
+
+def _frames(frame: FrameType | None) -> list[FrameType]:
+    result = []
+    while frame is not None:
+        result.append(frame)
+        frame = frame.f_back
+    return result
+
+
+_watch_key = pytest.StashKey[Watch]()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> Any:
+    watch = pyfuncitem.stash.get(_watch_key, None)
+    given = getattr(pyfuncitem.obj, "hypothesis", None)
+    if watch is not None and given is not None:
+        original = given.inner_test
+        given.inner_test = watch.around(original)
+        try:
+            return (yield)
+        finally:
+            given.inner_test = original
+    if watch is not None:
+        pyfuncitem.obj = watch.around(pyfuncitem.obj)
+    return (yield)
+
+
+def _spin(delay_s: float = 0.0) -> None:
+    from twisted.internet import reactor
+
+    pytest_twisted.blockon(task.deferLater(reactor, delay_s))
+
+
+def _open_selectables() -> set[Any]:
+    from twisted.internet import reactor
+
+    found = {*reactor.getReaders(), *reactor.getWriters()}
+    return found - set(getattr(reactor, "_internalReaders", ()))
+
+
+def _leftover_calls(before: set[Any]) -> list[str]:
+    from twisted.internet import reactor
+
+    if set(reactor.getDelayedCalls()) <= before:
+        return []
+    _spin()
+    _spin()
+    left = [call for call in reactor.getDelayedCalls() if call.active() and call not in before]
+    texts = [f"delayed call left behind: {call}" for call in left]
+    for call in left:
+        call.cancel()
+    return texts
+
+
+def _leftover_selectables(before: set[Any]) -> list[str]:
+    from twisted.internet import reactor
+
+    give_up = reactor.seconds() + CLOSE_GRACE_S
+    while (left := _open_selectables() - before) and reactor.seconds() < give_up:
+        _spin(0.005)
+    texts = [f"open socket or pipe left behind: {one!r}" for one in left]
+    for one in left:
+        reactor.removeReader(one)
+        reactor.removeWriter(one)
+        with contextlib.suppress(Exception):
+            handle = getattr(one, "socket", None)
+            os.close(one.fileno()) if handle is None else handle.close()
+    return texts
+
+
+@pytest.fixture(autouse=True)
+def guard(request: pytest.FixtureRequest) -> Any:
+    """Fails a test on unhandled errors, leftovers in the reactor, and after its time limit."""
+    from twisted.internet import reactor
+
+    item = request.node
+    marker = item.get_closest_marker("time_limit")
+    watch = item.stash[_watch_key] = Watch(item, float(marker.args[0]) if marker else TIME_LIMIT_S)
+    errors = item.stash[_errors_key] = LoggedErrors()
+    calls, selectables = set(reactor.getDelayedCalls()), _open_selectables()
+    globalLogPublisher.addObserver(errors)
+    watch.start()
+    try:
+        yield
+        problems = _leftover_calls(calls) + _leftover_selectables(selectables)
+    finally:
+        watch.stop()
+        # Errors of Deferreds show when they are collected. Most are young; a full collection is for tests that
+        # worked with Deferreds or have something to tell anyway.
+        if watch.used_deferreds or errors.texts() or item.get_closest_marker("system"):
+            gc.collect()
+        else:
+            gc.collect(1)
+        globalLogPublisher.removeObserver(errors)
+    problems += [f"error in the log, or in a Deferred nobody handled: {text}" for text in errors.texts()]
+    if problems:
+        pytest.fail("\n".join(problems), pytrace=False)
+
+
+_errors_key = pytest.StashKey[LoggedErrors]()
+
+
+# --- fixtures --------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def logged_errors(guard: None, request: pytest.FixtureRequest) -> LoggedErrors:
+    """The errors Twisted logged during this test; ``flush(*types)`` takes back the expected ones."""
+    return request.node.stash[_errors_key]
+
+
+@pytest.fixture
+def clock() -> task.Clock:
+    """A clock that only moves when it is told to."""
+    return task.Clock()
+
+
+@pytest.fixture
+def reactor() -> Any:
+    """The real reactor, running."""
+    from twisted.internet import reactor
+
+    return reactor
+
+
+@pytest.fixture(scope="session")
+def vectors() -> Any:
+    """The golden vectors of the reference implementation."""
+    return json.loads((Path(__file__).parent / "vectors" / "dmsg.json").read_text("utf-8"))
+
+
+@pytest.fixture
+def key_file(tmp_path: Path) -> Any:
+    """``key_file(secret_key, name="key") -> Path``: writes a key file of mode 0600 into the test's own directory."""
+    from dmsg.crypto.keys import SecretKey, write_key_file
+
+    def write(key: SecretKey, name: str = "key") -> Path:
+        path = tmp_path / name
+        write_key_file(path, key)
+        return path
+
+    return write
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+REDIS_READY_S = 20.0
+
+
+def _start_redis(program: str, directory: Path) -> tuple[subprocess.Popen[bytes], int]:
+    """Start one server and wait for the line that says it is ready; fails with its output when it is not."""
+    output = b""
+    for _ in range(5):
+        port = _free_port()
+        options = ["--port", str(port), "--bind", "127.0.0.1", "--save", "", "--appendonly", "no"]
+        process = subprocess.Popen(
+            [program, *options, "--dir", str(directory), "--daemonize", "no"],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+        )
+        assert process.stdout is not None
+        with selectors.DefaultSelector() as selector:
+            selector.register(process.stdout, selectors.EVENT_READ)
+            while selector.select(REDIS_READY_S) and (piece := os.read(process.stdout.fileno(), 65536)):
+                output += piece
+                if b"eady to accept connections" in output:
+                    return process, port
+        _stop(process)
+    raise AssertionError("redis-server did not start:\n" + output.decode("utf-8", "replace"))
+
+
+def _stop(process: subprocess.Popen[bytes]) -> None:
+    process.kill()
+    process.wait()
+    if process.stdout is not None:
+        process.stdout.close()
+
+
+@pytest.fixture(scope="session")
+def redis_server(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """The loopback port of a real redis-server with an empty directory of its own; ends with the test run."""
+    program = shutil.which("redis-server")
+    if program is None:
+        pytest.fail("these tests need the program redis-server: install Redis", pytrace=False)
+    process, port = _start_redis(program, tmp_path_factory.mktemp("redis"))
+    yield port
+    _stop(process)
+
+
+@pytest.fixture
+def redis_url(redis_server: int) -> str:
+    """``redis://127.0.0.1:port`` of a real, empty Redis."""
+    with socket.create_connection(("127.0.0.1", redis_server), timeout=10) as connection:
+        connection.sendall(b"FLUSHALL\r\n")
+        assert connection.recv(100) == b"+OK\r\n"
+    return f"redis://127.0.0.1:{redis_server}"
