@@ -224,6 +224,25 @@ class ConnectionRefusedByServer(DmsgError):
         self.reason = reason
 
 
+class ServerLost(DmsgError):
+    """The connection to the relay under a transport ended; ``server`` is its hex key, ``reason`` says how."""
+
+    def __init__(self, server: str, reason: str) -> None:
+        super().__init__(f"the connection to server {server} was lost: {reason}")
+        self.server = server
+        self.reason = reason
+
+
+class StageError(DmsgError):
+    """A step towards a peer failed: ``stage`` and ``reason`` as in :class:`Attempt`, ``error`` what it came from."""
+
+    def __init__(self, stage: str, reason: str, error: BaseException | None = None) -> None:
+        super().__init__(f"{stage}: {reason}")
+        self.stage = stage
+        self.reason = reason
+        self.error = error
+
+
 class NoCommonServer(DmsgError):
     """The peer's entry names no relay that could be tried."""
 
@@ -307,9 +326,21 @@ class DiscoveryUnavailable(DiscoveryError):
 
 
 class EntryNotFound(DiscoveryError):
-    """No entry is stored under that key (or no server is available)."""
+    """No entry is stored under that key (or no server is available).
+
+    For a key whose entry has expired, discovery may say how to go on: ``next_sequence`` is the sequence it will take,
+    ``after_timestamp`` the nanoseconds the new timestamp has to be later than. Both are ``None`` for a key never seen.
+    They are hints, not signed by anybody.
+    """
 
     text, status, reference_status = "entry of public key is not found", 404, 404
+
+    def __init__(
+        self, detail: str = "", *, next_sequence: int | None = None, after_timestamp: int | None = None
+    ) -> None:
+        super().__init__(detail)
+        self.next_sequence = next_sequence
+        self.after_timestamp = after_timestamp
 
 
 class BadInput(DiscoveryError):
@@ -331,9 +362,22 @@ class RateLimitedByDiscovery(DiscoveryError):
 
 
 class EntryRolledBack(DiscoveryError):
-    """Discovery handed out an entry older than one already seen under that key: refused (sequence pinning)."""
+    """Discovery handed out an entry older than one already seen under that key: refused (sequence pinning).
+
+    ``entry`` is what it handed out, its signature verified: only the owner of the key has a use for it.
+    """
 
     text = "entry is older than one seen before"
+
+    def __init__(self, detail: str = "", *, entry: object = None) -> None:
+        super().__init__(detail)
+        self.entry = entry
+
+
+class StoreFull(DiscoveryError):
+    """Discovery keeps as many keys as it may; known keys can go on, a new one is refused."""
+
+    status, reference_status = 503, 503
 
 
 class EntryValidationError(DiscoveryError):

@@ -25,26 +25,33 @@ class IEntryStore(Interface):
     """Where discovery keeps entries. Every method gives a Deferred.
 
     ``now_ns`` is Unix time in nanoseconds. What ``put`` acknowledged survives the death of the process in stores that
-    are durable at all.
+    are durable at all. A store that fails for reasons of its own fails with ``DiscoveryUnavailable``.
     """
 
     durable = Attribute("Whether acknowledged entries survive the process.")
 
     def get(public_key, now_ns):
-        """Fires with the ``Entry``; fails with ``EntryNotFound``, also for an entry that has expired."""
+        """Fires with the ``Entry``; fails with ``EntryNotFound``, also for an entry that has expired.
+
+        In the latter case the exception's ``next_sequence`` and ``after_timestamp`` say what ``put`` will demand.
+        """
+
+    def get_json(public_key, now_ns):
+        """As ``get``, but fires with the entry's canonical JSON (``bytes``), ready to be sent."""
 
     def put(entry, now_ns):
         """Check iteration against what is stored (expired entries and tombstones included) and replace it, in one step.
 
         Fires with ``True`` for a first entry, ``False`` for an iteration; fails with ``NonZeroSequence``,
-        ``WrongSequence`` or ``WrongTime``.
+        ``WrongSequence`` or ``WrongTime``, and with ``StoreFull`` for a new key when there is no room. Signature and
+        form are the caller's business. Cancelling the Deferred does not stop the write.
         """
 
     def available_servers(limit, now_ns):
         """Fires with at most ``limit`` live server entries with connections available, drawn at random."""
 
     def close():
-        """Release what the store holds open; fires when done."""
+        """Release what the store holds open, after writes that are under way; fires when done."""
 
 
 class IAccessPolicy(Interface):

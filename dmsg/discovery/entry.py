@@ -1,0 +1,343 @@
+"""A discovery entry: what an entity publishes about itself, signed. Pure.
+
+Wire facts: protocol notes, sections 8.2 (JSON), 8.3 (signature) and 8.4 (checks). The signature covers the canonical
+JSON without the ``signature`` member: Go's struct order, no spaces, Go's escaping, ``"port":""`` always there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import Any, Final
+
+from dmsg.address import HostPort
+from dmsg.crypto.keys import SIGNATURE_BYTES, PublicKey, SecretKey, recover
+from dmsg.discovery import json_text
+from dmsg.errors import (
+    BadInput,
+    DiscoveryError,
+    InvalidAddress,
+    InvalidKey,
+    InvalidSignature,
+    NilKeys,
+    NoClientOrServer,
+    NoSignature,
+    NoVersion,
+    Unauthorized,
+    WrongSequence,
+    WrongTime,
+)
+
+#: Largest entry in bytes, as received and as we would write it. An honest one has a few hundred; the rest is room for
+#: a client on hundreds of relays.
+ENTRY_LIMIT_BYTES: Final = 64 * 1024
+#: The version of entries that promise the base protocol only, and of those that promise end-to-end security.
+BASE_VERSION: Final = "0.0.1"
+SECURE_VERSION: Final = "0.1.0"
+
+_UINT64_MODULUS: Final = 1 << 64
+_INT64_MIN: Final = -(1 << 63)
+_INT64_MAX: Final = (1 << 63) - 1
+_NULL_KEY_TEXTS: Final = ("", "0" * 66)
+#: How many bytes one byte of input can become when written canonically ("<" becomes six).
+_GROWTH: Final = 6
+
+
+@dataclass(frozen=True, slots=True)
+class ClientPart:
+    """What a client publishes: the relays it can be reached through.
+
+    ``None`` stands for Go's nil list, which is written ``null`` and not ``[]``; both mean none.
+    """
+
+    delegated_servers: tuple[PublicKey, ...] | None
+
+    def _json(self) -> str:
+        if self.delegated_servers is None:
+            return '{"delegated_servers":null}'
+        keys = ",".join(f'"{key}"' for key in self.delegated_servers)
+        return f'{{"delegated_servers":[{keys}]}}'
+
+
+@dataclass(frozen=True, slots=True)
+class ServerPart:
+    """What a relay publishes: its ``address`` and how many connections it has left.
+
+    ``port`` is almost always empty, with the port in ``address``. It is ``None`` when it was not received, which
+    matters to the signature alone (D24).
+    """
+
+    address: str
+    available_connections: int
+    port: str | None = ""
+
+    def _json(self, with_port: bool) -> str:
+        port = f'"port":{json_text.quote(self.port or "")},' if with_port else ""
+        address = json_text.quote(self.address)
+        return f'{{"address":{address},{port}"available_connections":{self.available_connections}}}'
+
+    @property
+    def host_port(self) -> HostPort:
+        """Where to connect. Raises ``InvalidAddress`` for anything but ASCII host and port (D25)."""
+        return HostPort.parse(f"{self.address}:{self.port}" if self.port else self.address)
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """An entity's entry: immutable; an iteration of it is a new one.
+
+    ``sequence`` counts iterations from 0 (unsigned, 64 bits), ``timestamp`` is Unix time in nanoseconds (signed, 64
+    bits), ``static`` the entity's key, ``signature`` 130 hex digits or empty. At least one of ``client`` and ``server``
+    is there in a valid entry; an entity may be both.
+    """
+
+    version: str
+    sequence: int
+    timestamp: int
+    static: PublicKey
+    client: ClientPart | None = None
+    server: ServerPart | None = None
+    signature: str = ""
+    # The two texts, made on first use: an entry is written far more often than made.
+    _signed_text: bytes = field(default=b"", init=False, repr=False, compare=False)
+    _whole_text: bytes = field(default=b"", init=False, repr=False, compare=False)
+
+    # --- reading -------------------------------------------------------------------------------------------------
+
+    @classmethod
+    def parse(cls, data: bytes) -> Entry:
+        """Read an entry as received: at most :data:`ENTRY_LIMIT_BYTES`, members in any order and letter case.
+
+        Members nobody knows are ignored and ``null`` counts as absent, as in Go. Raises :class:`~dmsg.errors.BadInput`
+        for whatever is malformed, and the error of :meth:`validate` for an entry with the null key, which no ``Entry``
+        can hold (D30). The signature is not looked at: see :meth:`verify`.
+        """
+        entry = cls.from_object(json_text.decode(data, ENTRY_LIMIT_BYTES))
+        if len(data) * _GROWTH > ENTRY_LIMIT_BYTES and len(entry.to_json()) > ENTRY_LIMIT_BYTES:
+            raise BadInput(f"longer than {ENTRY_LIMIT_BYTES} bytes when written out")
+        return entry
+
+    @classmethod
+    def from_object(cls, value: Any) -> Entry:
+        """As :meth:`parse`, from JSON already read by :func:`dmsg.discovery.json_text.decode`."""
+        members = _members(value, _ENTRY_MEMBERS)
+        version = members.get("version") or ""
+        signature = members.get("signature") or ""
+        client, server = members.get("client"), members.get("server")
+        static = members.get("static")
+        if static is None:
+            _validate(version, signature, client is None and server is None)
+            raise NilKeys
+        return cls(
+            version=version,
+            sequence=members.get("sequence") or 0,
+            timestamp=members.get("timestamp") or 0,
+            static=static,
+            client=client,
+            server=server,
+            signature=signature,
+        )
+
+    # --- writing -------------------------------------------------------------------------------------------------
+
+    def signed_json(self, *, with_port: bool = True) -> bytes:
+        """The text the signature covers. ``with_port=False`` leaves ``port`` out, as the written description has it."""
+        if with_port and self._signed_text:
+            return self._signed_text
+        client = f',"client":{self.client._json()}' if self.client is not None else ""
+        server = f',"server":{self.server._json(with_port)}' if self.server is not None else ""
+        text = (
+            f'{{"version":{json_text.quote(self.version)},"sequence":{self.sequence},"timestamp":{self.timestamp},'
+            f'"static":"{self.static}"{client}{server}}}'
+        ).encode()
+        if with_port:
+            object.__setattr__(self, "_signed_text", text)
+        return text
+
+    def to_json(self) -> bytes:
+        """The whole entry in canonical JSON, signature included.
+
+        An entry received without ``port`` and signed that way is written without it again, so that whoever hashes what
+        they read finds the same text.
+        """
+        if self._whole_text:
+            return self._whole_text
+        body = self.signed_json(with_port=not self._is_signed_without_port())
+        if self.signature:
+            body = b'%s,"signature":%s}' % (body[:-1], json_text.quote(self.signature).encode())
+        object.__setattr__(self, "_whole_text", body)
+        return body
+
+    def sign(self, secret_key: SecretKey) -> Entry:
+        """This entry with a signature by ``secret_key``, which must be the one of ``static`` (``InvalidKey``)."""
+        if secret_key.public_key != self.static:
+            raise InvalidKey("an entry is signed with the secret key of its own static key")
+        server = self.server
+        entry = replace(self, server=replace(server, port=server.port or "") if server is not None else None)
+        return replace(entry, signature=secret_key.sign(entry.signed_json()).hex())
+
+    # --- checking ------------------------------------------------------------------------------------------------
+
+    def verify(self) -> None:
+        """Raise ``Unauthorized`` unless the signature is that of ``static``.
+
+        A server half that came without ``port`` may be signed with ``"port":""`` (as Go hashes it) or without (D24).
+        """
+        signature = self._signature_bytes()
+        if self._is_signature_over(signature, self.signed_json()):
+            return
+        without = self.server is not None and self.server.port is None
+        if not without or not self._is_signature_over(signature, self.signed_json(with_port=False)):
+            raise Unauthorized
+
+    def _signature_bytes(self) -> bytes:
+        try:
+            if len(self.signature) == 2 * SIGNATURE_BYTES:
+                return bytes.fromhex(self.signature)
+        except ValueError:
+            pass
+        raise Unauthorized("a signature is 130 hex digits")
+
+    def _is_signature_over(self, signature: bytes, text: bytes) -> bool:
+        try:
+            return recover(signature, text) == self.static
+        except InvalidSignature:
+            return False
+
+    def _is_signed_without_port(self) -> bool:
+        if self.server is None or self.server.port is not None:
+            return False
+        try:
+            return self._is_signature_over(self._signature_bytes(), self.signed_json(with_port=False))
+        except Unauthorized:
+            return False
+
+    def validate(self) -> None:
+        """Check the form, in the reference's order and with its errors: version, signature there, one half at least.
+
+        Last, an addition of ours (D25): a server's address must be ASCII ``host:port``, else ``BadInput``. Signature
+        and sequence are not looked at. (The null key is refused by :meth:`parse` already.)
+        """
+        _validate(self.version, self.signature, self.client is None and self.server is None)
+        if self.server is not None:
+            try:
+                self.server.host_port  # noqa: B018 - parsed for its errors
+            except InvalidAddress as error:
+                raise BadInput(str(error)) from None
+
+    def check_iteration(self, old: Entry) -> None:
+        """Raise ``WrongSequence`` or ``WrongTime`` unless this entry may replace ``old`` (section 8.4, D31)."""
+        check_iteration(self.sequence, self.timestamp, old.sequence, old.timestamp)
+
+
+def check_iteration(sequence: int, timestamp: int, old_sequence: int, old_timestamp: int) -> None:
+    """The iteration rules: the sequence is the old one plus 1 (mod 2^64), then the timestamp is strictly later."""
+    if sequence != next_sequence(old_sequence):
+        raise WrongSequence
+    if timestamp <= old_timestamp:
+        raise WrongTime
+
+
+def next_sequence(sequence: int) -> int:
+    """The sequence after ``sequence``; 2^64-1 is followed by 0."""
+    return (sequence + 1) % _UINT64_MODULUS
+
+
+def _validate(version: str, signature: str, halves_missing: bool) -> None:
+    failed: type[DiscoveryError] | None = None
+    if not version:
+        failed = NoVersion
+    elif not signature:
+        failed = NoSignature
+    elif halves_missing:
+        failed = NoClientOrServer
+    if failed is not None:
+        raise failed
+
+
+# --- members of the JSON objects: name -> reader; a reader gets a value that is not null, or raises BadInput ----------
+
+
+def _text(value: Any) -> str:
+    if type(value) is not str:
+        raise BadInput("a text is expected")
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        raise BadInput("a text has half a surrogate pair") from None
+    return value
+
+
+def _uint64(value: Any) -> int:
+    if type(value) is not int or not 0 <= value < _UINT64_MODULUS:
+        raise BadInput("an integer from 0 to 2^64-1 is expected")
+    return value
+
+
+def _int64(value: Any) -> int:
+    if type(value) is not int or not _INT64_MIN <= value <= _INT64_MAX:
+        raise BadInput("an integer from -2^63 to 2^63-1 is expected")
+    return value
+
+
+def _key(value: Any) -> PublicKey | None:
+    if type(value) is not str:
+        raise BadInput("a key is a text")
+    if value in _NULL_KEY_TEXTS:
+        return None
+    try:
+        return PublicKey.parse(value)
+    except InvalidKey as error:
+        raise BadInput(str(error)) from None
+
+
+def _keys(value: Any) -> tuple[PublicKey, ...]:
+    if type(value) is not list:
+        raise BadInput("delegated_servers is a list")
+    keys = []
+    for one in value:
+        key = _key(one)
+        if key is None:
+            raise BadInput("a delegated server is the null key")
+        keys.append(key)
+    return tuple(keys)
+
+
+def _client(value: Any) -> ClientPart:
+    return ClientPart(_members(value, _CLIENT_MEMBERS).get("delegated_servers"))
+
+
+def _server(value: Any) -> ServerPart:
+    members = _members(value, _SERVER_MEMBERS)
+    return ServerPart(members.get("address") or "", members.get("available_connections") or 0, port=members.get("port"))
+
+
+_Readers = dict[str, Callable[[Any], Any]]
+_ENTRY_MEMBERS: Final[_Readers] = {
+    "version": _text,
+    "sequence": _uint64,
+    "timestamp": _int64,
+    "static": _key,
+    "client": _client,
+    "server": _server,
+    "signature": _text,
+}
+_CLIENT_MEMBERS: Final[_Readers] = {"delegated_servers": _keys}
+_SERVER_MEMBERS: Final[_Readers] = {"address": _text, "port": _text, "available_connections": _int64}
+
+
+def _members(value: Any, readers: _Readers) -> dict[str, Any]:
+    """The known members of a JSON object, read. Letter case is folded as Go folds it (long s and Kelvin sign too)."""
+    if value is None:
+        return {}
+    if type(value) is not dict:
+        raise BadInput("an object is expected")
+    found: dict[str, Any] = {}
+    for written, content in value.items():
+        name = written if written in readers else written.lower().replace("\u017f", "s")
+        if name not in readers:
+            continue
+        if name in found:
+            raise BadInput(f"{name} is there twice")
+        found[name] = None if content is None else readers[name](content)
+    return found

@@ -1,0 +1,95 @@
+"""JSON as discovery needs it: reading what strangers send, and writing what Go would have written. Pure.
+
+Signatures cover a text (protocol notes, section 8.3), so both directions must be exact: a reader that is strict about
+what it takes, and string quoting that follows Go's ``encoding/json`` to the byte.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any, Final
+
+from dmsg.errors import BadInput
+
+#: Deepest nesting of arrays and objects; an entry needs 3, a list of entries 4. More only serves to exhaust a stack.
+DEPTH_LIMIT: Final = 16
+#: Longest number, in characters, that is read as one: "-9223372036854775808" has 20. Longer ones are never in range.
+_NUMBER_LIMIT: Final = 20
+
+# A string, closed or cut off by the end of the text, or one bracket. Whatever the star stops at is matched by what
+# follows it, so there is no backtracking and the scan is linear in the size of the text.
+_STRING_OR_BRACKET: Final = re.compile(r'"(?:[^"\\]|\\.?)*(?:"|\Z)|[\[\]{}]', re.DOTALL)
+
+_PLAIN: Final = re.compile(r"[ !#-%'-;=?-\[\]-~]*\Z")
+_SPECIAL: Final = re.compile('[\x00-\x1f"\\\\<>&\u2028\u2029]')
+_SHORT: Final = {'"': '\\"', "\\": "\\\\", "\b": "\\b", "\f": "\\f", "\n": "\\n", "\r": "\\r", "\t": "\\t"}
+
+
+class _NotAnInteger:
+    """Stands for a number too long to be one of ours; fails every type check, is fine in members nobody reads."""
+
+
+def _integer(text: str) -> Any:
+    return int(text) if len(text) <= _NUMBER_LIMIT else _NotAnInteger()
+
+
+def _constant(text: str) -> Any:
+    raise BadInput(f"{text} is not JSON")
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    members = dict(pairs)
+    if len(members) != len(pairs):
+        raise BadInput("an object has two members of one name")
+    return members
+
+
+_decoder: Final = json.JSONDecoder(object_pairs_hook=_object, parse_int=_integer, parse_constant=_constant)
+
+
+def _check_depth(text: str) -> None:
+    if text.count("[") + text.count("{") <= DEPTH_LIMIT:
+        return
+    depth = 0
+    for match in _STRING_OR_BRACKET.finditer(text):
+        first = text[match.start()]
+        if first in "[{":
+            depth += 1
+            if depth > DEPTH_LIMIT:
+                raise BadInput(f"nested deeper than {DEPTH_LIMIT}")
+        elif first in "]}":
+            depth -= 1
+
+
+def decode(data: bytes, limit_bytes: int) -> Any:
+    """Read one JSON value of at most ``limit_bytes`` of UTF-8, with nothing but white space after it.
+
+    Raises :class:`~dmsg.errors.BadInput` and nothing else: too long, not UTF-8, not JSON, NaN or infinity, nested
+    deeper than :data:`DEPTH_LIMIT`, an object with the same member twice.
+    """
+    if len(data) > limit_bytes:
+        raise BadInput(f"longer than {limit_bytes} bytes")
+    try:
+        text = data.decode("utf-8")
+        _check_depth(text)
+        return _decoder.decode(text)
+    except BadInput:
+        raise
+    except (ValueError, RecursionError, MemoryError) as error:
+        raise BadInput(f"not JSON ({type(error).__name__})") from None
+
+
+def _escape(match: re.Match[str]) -> str:
+    character = match[0]
+    return _SHORT.get(character) or f"\\u{ord(character):04x}"
+
+
+def quote(text: str) -> str:
+    """``text`` as Go writes it: ``<``, ``>``, ``&``, U+2028 and U+2029 escaped, everything else beyond ASCII raw.
+
+    Backspace and form feed get their short forms, as Go does since 1.22; entries of ours never contain either.
+    """
+    if _PLAIN.match(text):
+        return f'"{text}"'
+    return f'"{_SPECIAL.sub(_escape, text)}"'
