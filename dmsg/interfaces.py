@@ -2,7 +2,15 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from zope.interface import Attribute, Interface
+
+if TYPE_CHECKING:
+    from twisted.internet.defer import Deferred
+
+    from dmsg.crypto.keys import PublicKey
+    from dmsg.discovery.entry import Entry
 
 
 class IDiscovery(Interface):
@@ -11,13 +19,13 @@ class IDiscovery(Interface):
     Entries given back are always verified: signature, address form, and never older than one seen before.
     """
 
-    async def get_entry(public_key):
+    async def get_entry(public_key: PublicKey) -> Entry:
         """The ``Entry`` of a ``PublicKey``; raises ``EntryNotFound``."""
 
-    async def post_entry(entry):
+    async def post_entry(entry: Entry) -> None:
         """Register a signed ``Entry``; raises ``Unauthorized``, ``WrongSequence`` and the other validation errors."""
 
-    async def available_servers():
+    async def available_servers() -> list[Entry]:
         """A list of server ``Entry`` objects; empty when there is none."""
 
 
@@ -30,16 +38,16 @@ class IEntryStore(Interface):
 
     durable = Attribute("Whether acknowledged entries survive the process.")
 
-    def get(public_key, now_ns):
+    def get(public_key: PublicKey, now_ns: int) -> Deferred[Entry]:
         """Fires with the ``Entry``; fails with ``EntryNotFound``, also for an entry that has expired.
 
         In the latter case the exception's ``next_sequence`` and ``after_timestamp`` say what ``put`` will demand.
         """
 
-    def get_json(public_key, now_ns):
+    def get_json(public_key: PublicKey, now_ns: int) -> Deferred[bytes]:
         """As ``get``, but fires with the entry's canonical JSON (``bytes``), ready to be sent."""
 
-    def put(entry, now_ns):
+    def put(entry: Entry, now_ns: int) -> Deferred[bool]:
         """Check iteration against what is stored (expired entries and tombstones included) and replace it, in one step.
 
         Fires with ``True`` for a first entry, ``False`` for an iteration; fails with ``NonZeroSequence``,
@@ -47,10 +55,10 @@ class IEntryStore(Interface):
         form are the caller's business. Cancelling the Deferred does not stop the write.
         """
 
-    def available_servers(limit, now_ns):
+    def available_servers(limit: int, now_ns: int) -> Deferred[list[Entry]]:
         """Fires with at most ``limit`` live server entries with connections available, drawn at random."""
 
-    def close():
+    def close() -> Deferred[None]:
         """Release what the store holds open, after writes that are under way; fires when done."""
 
 

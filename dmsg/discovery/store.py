@@ -11,7 +11,7 @@ from __future__ import annotations
 import random as stdlib_random
 from collections import OrderedDict
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar
 from urllib.parse import unquote, urlsplit
 
 from twisted.internet.defer import Deferred, fail, succeed
@@ -24,6 +24,8 @@ from dmsg.interfaces import IEntryStore
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+T = TypeVar("T")
 
 NS_PER_S: Final = 1_000_000_000
 DAY_S: Final = 24 * 3600.0
@@ -91,6 +93,21 @@ def stored_entry(body: bytes) -> Entry:
         return Entry.parse(body)
     except DiscoveryError as error:
         raise DiscoveryUnavailable(f"a stored entry is damaged ({error})") from None
+
+
+def shielded(running: Deferred[T]) -> Deferred[T]:
+    """A Deferred with the outcome of ``running`` that can be cancelled without stopping it.
+
+    Somebody who asked for a write and went away must not leave half of it behind.
+    """
+    outer: Deferred[T] = Deferred()
+
+    def finish(outcome: Any) -> None:
+        if not outer.called:
+            outer.callback(outcome)
+
+    running.addBoth(finish)
+    return outer
 
 
 class _RandomSet:
@@ -211,7 +228,7 @@ def open_store(
     A SQLite file is made if it is not there. Raises :class:`~dmsg.errors.ConfigError` for a URL that is none of these,
     a file that cannot be used, or a missing Redis client library. Redis itself need not be there yet.
     """
-    scheme, colon, rest = url.partition(":")
+    scheme, _, rest = url.partition(":")
     if url == "memory:":
         return MemoryStore(limits=limits, random=random)
     if scheme == "sqlite" and rest:

@@ -16,7 +16,7 @@ from zope.interface import implementer
 
 from dmsg.crypto.keys import PublicKey
 from dmsg.discovery.entry import Entry
-from dmsg.discovery.store import StoreLimits, expired, is_available, stored_entry
+from dmsg.discovery.store import StoreLimits, expired, is_available, shielded, stored_entry
 from dmsg.errors import (
     ConfigError,
     DiscoveryError,
@@ -145,7 +145,7 @@ class RedisStore:
 
     def put(self, entry: Entry, now_ns: int) -> Deferred[bool]:
         """See :class:`~dmsg.interfaces.IEntryStore`."""
-        return Deferred.fromCoroutine(self._put(entry, now_ns))
+        return shielded(Deferred.fromCoroutine(self._put(entry, now_ns)))
 
     async def _put(self, entry: Entry, now_ns: int) -> bool:
         expires_ns = self._limits.expires_ns(entry, now_ns)

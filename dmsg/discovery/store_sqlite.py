@@ -8,20 +8,20 @@ arrive at the same time share one transaction and one fsync, and are acknowledge
 
 from __future__ import annotations
 
+import contextlib
 import random as stdlib_random
 import sqlite3
 from collections import deque
 from collections.abc import Callable
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from twisted.internet.defer import Deferred, fail
-from twisted.python.failure import Failure
 from zope.interface import implementer
 
 from dmsg.crypto.keys import PublicKey
 from dmsg.discovery.entry import Entry, check_iteration
 from dmsg.discovery.store import Random, StoreLimits, check_first, expired, is_available, stored_entry
-from dmsg.errors import ConfigError, DiscoveryUnavailable, EntryNotFound, StoreFull
+from dmsg.errors import ConfigError, DiscoveryError, DiscoveryUnavailable, EntryNotFound, StoreFull
 from dmsg.interfaces import IEntryStore
 
 #: Most jobs done in one go: bounds how long a read or a transaction can keep those behind it waiting.
@@ -38,8 +38,8 @@ _SCHEMA_VERSION: Final = 1
 _SLOTS: Final = 1 << 32
 _APPLICATION_ID: Final = 0x646D7367  # "dmsg"
 
-# `sequence` is 8 bytes, because SQLite has no unsigned 64-bit integers. `body` is NULL in a tombstone. `slot` is a random
-# number, new at each write: a walk from a random slot draws servers without looking at all of them.
+# `sequence` is 8 bytes, because SQLite has no unsigned 64-bit integers. `body` is NULL in a tombstone. `slot` is a
+# random number, new at each write: a walk from a random slot draws servers without looking at all of them.
 _SCHEMA: Final = f"""
 CREATE TABLE entries (
     key BLOB PRIMARY KEY NOT NULL,
@@ -80,6 +80,12 @@ _COUNT: Final = "SELECT count(*) FROM entries"
 _Job = Callable[[sqlite3.Connection], Any]
 
 
+class _Failed(NamedTuple):
+    """A job's outcome when it is an error."""
+
+    error: DiscoveryError
+
+
 class _Lane:
     """One connection, used by one pool thread at a time. Everything but :meth:`_work` runs in the reactor's thread."""
 
@@ -117,36 +123,35 @@ class _Lane:
     def _work(self, batch: list[tuple[_Job, Deferred[Any]]]) -> None:
         try:
             results = self._run([job for job, _ in batch])
-        except BaseException:  # whatever it was, nobody may be left waiting
-            results = [Failure()] * len(batch)
+        except BaseException as error:  # whatever it was, nobody may be left waiting
+            failed = _Failed(DiscoveryUnavailable(f"the store failed ({error})"))
+            results = [failed] * len(batch)
+            with contextlib.suppress(sqlite3.Error):
+                self._connection.rollback()
         self._reactor.callFromThread(self._finished, batch, results)
 
     def _run(self, jobs: list[_Job]) -> list[Any]:
         results: list[Any] = []
-        try:
-            if self._transaction:
-                self._connection.execute("BEGIN IMMEDIATE")
-            for job in jobs:
-                try:
-                    results.append(job(self._connection))
-                except sqlite3.Error:
-                    raise
-                except Exception:
-                    # The job refused before it wrote anything: its neighbours are not touched by that.
-                    results.append(Failure())
-            if self._transaction:
-                self._connection.execute("COMMIT")
-        except sqlite3.Error as error:
-            if self._connection.in_transaction:
-                self._connection.execute("ROLLBACK")
-            return [Failure(DiscoveryUnavailable(f"the store failed ({error})"))] * len(jobs)
+        if self._transaction:
+            self._connection.execute("BEGIN IMMEDIATE")
+        for job in jobs:
+            try:
+                results.append(job(self._connection))
+            except DiscoveryError as error:
+                # The job refused before it wrote anything: its neighbours are not touched by that.
+                results.append(_Failed(error))
+        if self._transaction:
+            self._connection.execute("COMMIT")
         return results
 
     def _finished(self, batch: list[tuple[_Job, Deferred[Any]]], results: list[Any]) -> None:
         self._busy = False
         self._start()
         for (_, done), result in zip(batch, results, strict=True):
-            done.callback(result)
+            if isinstance(result, _Failed):
+                done.errback(result.error)
+            else:
+                done.callback(result)
 
     def close(self) -> Deferred[None]:
         """Close the connection after what is waiting; fires when done, every time it is asked."""

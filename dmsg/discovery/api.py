@@ -1,0 +1,251 @@
+"""The HTTP side of a discovery: the owner of Klein, which installs the reactor when imported (import this late).
+
+One store behind three families of paths (protocol notes, section 8.1, D26): the seed's ``/discovery/…`` with the seed's
+status codes, and the reference's ``/messaging-discovery/…`` (2019) and ``/dmsg-discovery/…`` (2023) with the
+reference's. The texts are the reference's everywhere (section 8.4, D28).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import Any, Final, Literal
+
+from klein import Klein
+from twisted.internet.defer import CancelledError
+from twisted.logger import Logger
+from twisted.web.resource import IResource, Resource
+from twisted.web.server import Request, Site
+from werkzeug.exceptions import HTTPException
+
+from dmsg.crypto.keys import PublicKey
+from dmsg.discovery.entry import Entry
+from dmsg.discovery.http_limits import JSON_TYPE, DiscoveryLimits, LimitedSite, message
+from dmsg.discovery.store import NS_PER_S, Random, shielded
+from dmsg.errors import (
+    BadInput,
+    DiscoveryError,
+    DiscoveryUnavailable,
+    EntryNotFound,
+    InvalidKey,
+    RateLimitedByDiscovery,
+)
+from dmsg.interfaces import IEntryStore, IEventLog
+from dmsg.ops.events import DiscoveryRequest
+from dmsg.sansio.limits import RateLimiterTable
+
+__all__ = ["AFTER_TIMESTAMP_HEADER", "NEXT_SEQUENCE_HEADER", "DiscoveryApi", "DiscoveryLimits", "make_site"]
+
+SEED_PREFIX: Final = "discovery"
+REFERENCE_PREFIXES: Final = ("messaging-discovery", "dmsg-discovery")
+#: On the 404 of an expired key: what its next entry must have and be later than.
+NEXT_SEQUENCE_HEADER: Final = "Dmsg-Next-Sequence"
+AFTER_TIMESTAMP_HEADER: Final = "Dmsg-After-Timestamp"
+
+#: What a status is called in the event log when the client did not wait for the answer.
+_CLIENT_GONE: Final = 499
+_FIRST: Final = message("wrote a new entry", 200)
+_ITERATION: Final = message("wrote new entry iteration", 200)
+
+
+@dataclass(slots=True)
+class _Call:
+    """One request on its way: ``key`` from the path as it came, ``about`` the key it turned out to be about."""
+
+    request: Any
+    key: str
+    about: str = ""
+
+
+_Operation = Callable[[_Call], Awaitable[bytes]]
+
+
+class DiscoveryApi:
+    """Answers requests from ``store`` (an :class:`~dmsg.interfaces.IEntryStore`).
+
+    ``clock_ns()`` is Unix time in nanoseconds. ``random`` mixes the list of servers. ``limits`` are enforced here as
+    far as they concern whole requests, and by :func:`make_site` as far as they concern connections and bodies.
+    ``events`` gets one :class:`~dmsg.ops.events.DiscoveryRequest` for each request.
+    """
+
+    _log = Logger()
+
+    def __init__(
+        self,
+        store: IEntryStore,
+        *,
+        clock_ns: Callable[[], int],
+        random: Random,
+        limits: DiscoveryLimits | None = None,
+        events: IEventLog | None = None,
+    ) -> None:
+        self.limits = limits or DiscoveryLimits()
+        self._store = store
+        self._clock_ns = clock_ns
+        self._random = random
+        self._events: Any = events
+        self._store_fails = False
+        self._pending_writes = 0
+        self._get_rate = self._table(self.limits.get_rate_per_s, self.limits.get_burst)
+        self._post_rate = self._table(self.limits.post_rate_per_s, self.limits.post_burst)
+        self._app = Klein()
+        self._add_routes()
+
+    def resource(self) -> IResource:
+        """The root resource: it answers all three families of paths, and 404 to everything else."""
+        return _Guarded(self._app.resource())
+
+    # --- routes --------------------------------------------------------------------------------------------------
+
+    def _add_routes(self) -> None:
+        families: list[tuple[str, str, Literal["status", "reference_status"]]] = [(SEED_PREFIX, "entries", "status")]
+        families += [(prefix, "entry", "reference_status") for prefix in REFERENCE_PREFIXES]
+        for prefix, entries, status in families:
+            path = f"/{prefix}/{entries}"
+            self._route(f"{path}/<key>", "GET", f"{prefix}/{entries}", status, self._get_entry)
+            self._route(f"{path}/", "POST", f"{prefix}/{entries}", status, self._post_entry)
+            self._route(path, "POST", f"{prefix}/{entries}", status, self._post_entry)
+            servers = f"{prefix}/available_servers"
+            self._route(f"/{servers}", "GET", servers, status, self._available_servers)
+        handle_errors: Any = self._app.handle_errors(HTTPException)
+        handle_errors(self._not_routed)
+
+    def _route(self, path: str, method: str, name: str, status_of: str, operation: _Operation) -> None:
+        async def handle(request: Request, key: str = "") -> bytes:
+            return await self._answer(_Call(request, key), name, status_of, operation)
+
+        self._app.route(path, methods=[method], endpoint=f"{method} {path}")(handle)
+
+    def _not_routed(self, request: Any, failure: Any) -> bytes:
+        status = failure.value.code
+        return _respond(request, status if 400 <= status < 500 else 404, message("no such path or method", status))
+
+    async def _answer(self, call: _Call, path: str, status_of: str, operation: _Operation) -> bytes:
+        request = call.request
+        started_ns = self._clock_ns()
+        status, reason = 200, ""
+        try:
+            self._check_rate(request, started_ns)
+            return _respond(request, status, await operation(call))
+        except DiscoveryError as error:
+            status, reason = getattr(error, status_of), error.text
+            self._note_failure(error)
+            if isinstance(error, EntryNotFound) and error.next_sequence is not None:
+                request.setHeader(NEXT_SEQUENCE_HEADER, str(error.next_sequence))
+                request.setHeader(AFTER_TIMESTAMP_HEADER, str(error.after_timestamp))
+            return _respond(request, status, message(reason, status))
+        except CancelledError:
+            status, reason = _CLIENT_GONE, "client gone"
+            raise
+        except Exception:
+            status, reason = 500, DiscoveryError.text
+            self._log.failure("a discovery request failed")
+            return _respond(request, status, message(reason, status))
+        finally:
+            if self._events is not None:
+                elapsed_ms = (self._clock_ns() - started_ns) / 1e6
+                method = "POST" if request.method == b"POST" else "GET"
+                self._events.emit(DiscoveryRequest(method, path, status, elapsed_ms, reason, call.about))
+
+    def _note_failure(self, error: DiscoveryError) -> None:
+        """Log the beginning of a store's failure, not every request of it."""
+        failing = isinstance(error, DiscoveryUnavailable)
+        if failing and not self._store_fails:
+            self._log.error("the entry store fails: {error}", error=error)
+        self._store_fails = failing
+
+    # --- operations ----------------------------------------------------------------------------------------------
+
+    async def _get_entry(self, call: _Call) -> bytes:
+        try:
+            public_key = PublicKey.parse(call.key)
+        except InvalidKey as error:
+            raise BadInput(str(error)) from None
+        call.about = str(public_key)
+        return await self._store.get_json(public_key, self._clock_ns())
+
+    async def _post_entry(self, call: _Call) -> bytes:
+        body = call.request.content.read(self.limits.body_bytes + 1)
+        if len(body) > self.limits.body_bytes:
+            raise BadInput("the body is too long")
+        entry = Entry.parse(body)
+        call.about = str(entry.static)
+        entry.validate()
+        entry.verify()
+        if self._pending_writes >= self.limits.pending_writes:
+            raise DiscoveryUnavailable("too many writes are under way")
+        self._pending_writes += 1
+        # Klein cancels what a handler waits for when its client goes away: the write must not be what is cancelled.
+        write = self._store.put(entry, self._clock_ns()).addBoth(self._written)
+        return _FIRST if await shielded(write) else _ITERATION
+
+    def _written(self, outcome: Any) -> Any:
+        self._pending_writes -= 1
+        return outcome
+
+    async def _available_servers(self, call: _Call) -> bytes:
+        entries = await self._store.available_servers(self.limits.available_servers, self._clock_ns())
+        bodies: list[bytes] = []
+        room = self.limits.available_servers_bytes
+        for entry in self._random.sample(entries, len(entries)):
+            body = entry.to_json()
+            if len(body) + 2 <= room:
+                bodies.append(body)
+                room -= len(body) + 1
+        if not bodies:
+            raise EntryNotFound
+        return b"[%s]" % b",".join(bodies)
+
+    # --- rates ---------------------------------------------------------------------------------------------------
+
+    def _table(self, rate_per_s: float | None, burst: float) -> RateLimiterTable[str] | None:
+        return None if rate_per_s is None else RateLimiterTable(rate_per_s, burst, self.limits.rate_addresses)
+
+    def _check_rate(self, request: Request, now_ns: int) -> None:
+        table = self._post_rate if request.method == b"POST" else self._get_rate
+        if table is not None and not table.take(_address_group(request), now_ns / NS_PER_S):
+            raise RateLimitedByDiscovery
+
+
+def _address_group(request: Request) -> str:
+    """What counts as one address: an IPv4 address, or the /64 an IPv6 host can choose from at will."""
+    host: str = getattr(request.getClientAddress(), "host", "")
+    if ":" not in host:
+        return host
+    head, _, tail = host.partition("::")
+    groups = head.split(":")
+    missing = 8 - len(groups) - (tail.count(":") + 1 if tail else 0)
+    return ":".join((groups + ["0"] * missing)[:4])
+
+
+def _respond(request: Any, status: int, body: bytes) -> bytes:
+    request.setResponseCode(status)
+    request.setHeader(b"content-type", JSON_TYPE)
+    request.setHeader(b"content-length", b"%d" % len(body))
+    return body
+
+
+class _Guarded(Resource):
+    """Keeps requests away from Klein on which its routing would fail with a traceback in the log."""
+
+    isLeaf = True
+
+    def __init__(self, routed: Any) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._routed = routed
+
+    def render(self, request: Any) -> Any:
+        """Answer ``request``."""
+        try:
+            b"/".join([*request.prepath, *request.postpath, request.getRequestHostname()]).decode("utf-8")
+            return self._routed.render(request)
+        except (ValueError, HTTPException):  # not UTF-8, or a host name that is none; nothing is written yet
+            return _respond(request, 400, message("error bad input", 400))
+
+
+def make_site(resource: IResource, *, reactor: Any, limits: DiscoveryLimits | None = None) -> Site:
+    """A Site that serves ``resource`` (a :meth:`DiscoveryApi.resource`, or one with more around it) within ``limits``.
+
+    Times are in seconds on ``reactor``.
+    """
+    return LimitedSite(resource, reactor=reactor, limits=limits or DiscoveryLimits())
