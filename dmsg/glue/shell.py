@@ -32,6 +32,9 @@ class Owner(TypingProtocol):
     def handle_events(self, shell: Shell, events: Sequence[object]) -> None:
         """Act on ``events``; the shell flushes afterwards."""
 
+    def after_read(self, shell: Shell) -> None:
+        """Everything of one read is taken in: the time to flush other connections because of it."""
+
     def flushed(self, shell: Shell) -> None:
         """Something was written, so a writer that was told to pause may be able to go on."""
 
@@ -88,6 +91,7 @@ class Shell(Protocol):
         finally:
             self._busy = False
         self.flush()
+        self.owner.after_read(self)
 
     def connectionLost(self, reason: Failure = connectionDone) -> None:
         """The transport is gone."""
@@ -120,6 +124,7 @@ class Shell(Protocol):
 
     def become(self, core: Core, leftover: bytes) -> None:
         """Go on with ``core``, beginning with the bytes that came behind what the old one needed."""
+        self._write(self.core.data_to_send())  # the old core's last words
         self.core = core
         if self.congested:
             self.pauseProducing()
@@ -132,7 +137,6 @@ class Shell(Protocol):
         """Write what the core has to send, as much as the network takes."""
         if self.lost or self._busy:
             return
-        transport = self.transport
         wrote = False
         try:
             while not self.congested:
@@ -140,7 +144,7 @@ class Shell(Protocol):
                 if not data:
                     break
                 wrote = True
-                transport.write(data)  # type: ignore[union-attr]
+                self._write(data)
         except LocalProtocolError as error:  # the record counter is used up
             self.fail(error)
             return
@@ -172,7 +176,18 @@ class Shell(Protocol):
             self.transport.unregisterProducer()  # type: ignore[union-attr]
             self.transport.loseConnection()  # type: ignore[union-attr]
 
+    def say_last(self, data: bytes, error: DmsgError) -> None:
+        """Write ``data`` past the core, then end the connection for ``error``."""
+        self.core = _LastWords(data)
+        self._busy = False
+        self.flush()
+        self.close(error)
+
     # --- inside ----------------------------------------------------------------------------------------------------
+
+    def _write(self, data: bytes) -> None:
+        if data:
+            self.transport.write(data)  # type: ignore[union-attr]
 
     def _flush_now(self) -> None:
         self._soon = None
@@ -207,3 +222,23 @@ class Shell(Protocol):
         if events:
             self.owner.handle_events(self, events)
         self.flush()
+
+
+class _LastWords:
+    """The core of a connection that is about to be closed."""
+
+    def __init__(self, data: bytes) -> None:
+        self._data = data
+
+    def receive_data(self, data: bytes, now: float) -> Sequence[object]:
+        return ()
+
+    def data_to_send(self) -> bytes:
+        data, self._data = self._data, b""
+        return data
+
+    def next_timeout(self) -> float | None:
+        return None
+
+    def handle_timeout(self, now: float) -> Sequence[object]:
+        return ()

@@ -69,6 +69,11 @@ class Half:
         self.progressed = False
         self.fwd_prefix = self.ack_prefix = b""
 
+    @property
+    def side(self) -> str:
+        """Which end of the transport this is, as the event log names it."""
+        return "initiator" if self.initiator else "responder"
+
     def join(self, asked: Half, request: bytes, now: float) -> None:
         """Make a rule of this half, which asked, and ``asked``; it is not open before it is accepted."""
         for here, there in ((self, asked), (asked, self)):
@@ -135,6 +140,7 @@ class Port:
         "direct",
         "dirty",
         "frames_in",
+        "frames_out",
         "gone",
         "halves",
         "next_id",
@@ -147,6 +153,7 @@ class Port:
         "remote",
         "requests",
         "since",
+        "single",
         "strays",
         "switch",
         "tail",
@@ -169,7 +176,8 @@ class Port:
         self.congested = self.dirty = self.gone = False
         self.next_id: int | None = None
         self.pending_requests = self.queued_from = 0
-        self.bytes_in = self.bytes_out = self.frames_in = self.transports = 0
+        self.bytes_in = self.bytes_out = self.frames_in = self.frames_out = self.transports = 0
+        self.single = 0  # pieces of ``out`` that are a whole frame; the others are halves of one
         self.requests = TokenBucket(limits.requests_per_s, limits.request_burst, now)
         self.strays = TokenBucket(limits.strays_per_s, limits.stray_burst, now)
         self.recent: RecentSet[int] | tuple[()] = ()
@@ -191,6 +199,7 @@ class Port:
     def emit(self, frame: bytes) -> None:
         """Send a frame that is not data; it does not wait behind data."""
         self.out.append(frame)
+        self.single += 1
         self.mark_dirty()
 
     def mark_dirty(self) -> None:
@@ -231,6 +240,8 @@ class Port:
             self._drain()
         if not self.out:
             return b""
+        self.frames_out += (len(self.out) + self.single) // 2
+        self.single = 0
         plaintext = b"".join(self.out)
         self.out.clear()
         sealed = self.records.seal(plaintext)
@@ -249,6 +260,7 @@ class Port:
                 frame = queue.popleft()
                 share += len(frame)
                 self.out.append(frame)
+                self.single += 1
             half.queued_bytes -= share
             half.progressed = True
             self.switch.unqueued(half, share)

@@ -1,6 +1,6 @@
 """Packets and sealed records: what a connection is once its handshake is done.
 
-Protocol notes, sections 1.1 and 1.3: ``u16 length ‖ u32 counter ‖ ChaCha20-Poly1305``, a counter for each direction that
+Protocol notes, sections 1.1 and 1.3: ``u16 length ‖ u32 counter ‖ ChaCha20-Poly1305``; a counter for each direction
 begins with 1 and is always one more than the last.
 """
 

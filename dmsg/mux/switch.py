@@ -1,9 +1,9 @@
 """The relay: which transport goes where, and what may pass.
 
-Pure. Protocol notes, section 9, D11 to D19; extension, section 7. :class:`Switch` holds a :class:`Port` for each connected
-client; every transport is two :class:`Half` objects that point at each other. ``Port.receive_data`` is the hot path: for
-a FWD or ACK of an open transport it does one look-up and appends two pieces to the other port's output; nothing is
-copied, logged or allocated besides.
+Pure. Protocol notes, section 9, D11 to D19; extension, section 7. :class:`Switch` holds a :class:`Port` for each client
+that is connected; every transport is two :class:`Half` objects that point at each other. ``Port.receive_data`` is the
+hot path: for a FWD or ACK of an open transport it does one look-up and appends two pieces to the other port's output;
+nothing is copied, logged or allocated besides.
 """
 
 from __future__ import annotations
@@ -95,11 +95,11 @@ class Switch:
 
     # --- connections -----------------------------------------------------------------------------------------------
 
-    def refusal(self) -> str | None:
-        """Why a new connection would not be admitted now, or ``None``."""
+    def refusal(self, remote: PublicKey) -> str | None:
+        """Why a connection of ``remote`` would not be admitted now, or ``None``."""
         if self.draining:
             return "server_draining"
-        if len(self.ports) >= self.limits.connections:
+        if len(self.ports) >= self.limits.connections and remote.raw not in self.ports:
             return "too many connections"
         return None
 
@@ -118,25 +118,30 @@ class Switch:
         older = self.ports.get(remote.raw)
         self.ports[remote.raw] = port
         if older is not None:
-            self.remove_port(older, now, events)
+            events += self.remove_port(older, now)
             events.append(PortDropped(older, "replaced"))
         return port, events
 
-    def remove_port(self, port: Port, now: float, events: list[SwitchEvent]) -> None:
+    def remove_port(self, port: Port, now: float) -> list[SwitchEvent]:
         """Forget a connection that is gone and tell its peers (D17). Harmless when it is forgotten already."""
+        self._now = now
+        events: list[SwitchEvent] = []
         if self.ports.get(port.remote.raw) is port:
             del self.ports[port.remote.raw]
         port.gone = True
         for half in list(port.halves.values()):
-            self._end(half, CloseReason.PEER_GONE, events, by="connection", tell=half.other)
+            self._end(half, CloseReason.PEER_GONE, events, by=half.side, tell=half.other)
         port.discard_output()
         self.held.discard(port)
+        return events
 
-    def drop_transports(self, reason: int, events: list[SwitchEvent]) -> None:
+    def drop_transports(self, reason: int) -> list[SwitchEvent]:
         """End every transport with CLOSE ``reason`` on both sides."""
+        events: list[SwitchEvent] = []
         for port in list(self.ports.values()):
             for half in list(port.halves.values()):
                 self._end_both(half, reason, events)
+        return events
 
     # --- the hot path ----------------------------------------------------------------------------------------------
 
@@ -213,7 +218,7 @@ class Switch:
         elif half is None:
             self._on_stray(port, kind, transport_id)
         elif kind == CLOSE:
-            self._end(half, close_reason(payload), events, by="client", tell=half.other, payload=payload[:1])
+            self._end(half, close_reason(payload), events, by=half.side, tell=half.other, payload=payload[:1])
         elif kind == ACCEPT and half.accepts(payload):
             self._on_accept(half, payload, events)
         else:
@@ -226,7 +231,7 @@ class Switch:
     ) -> None:
         if half is not None:
             self._count_stray(port)
-            self._end(half, CloseReason.BAD_ID, events, by="relay", tell=half.other)
+            self._end(half, CloseReason.BAD_ID, events, by="server", tell=half.other)
         reason = self._refuse_request(port, half, transport_id, payload)
         if reason is not None:
             port.emit(encode_close(transport_id, reason))
@@ -295,7 +300,7 @@ class Switch:
 
     def _end_both(self, half: Half, reason: int, events: list[SwitchEvent]) -> None:
         other = half.other
-        self._end(half, reason, events, by="relay", tell=other)
+        self._end(half, reason, events, by="server", tell=other)
         if not half.port.gone:
             half.port.emit(encode_close(half.id, reason))
 

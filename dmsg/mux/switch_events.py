@@ -26,7 +26,7 @@ class TransportStarted(SwitchEvent):
 class TransportEnded(SwitchEvent):
     """A transport, or a request for one, is over.
 
-    ``by`` is ``client`` (one of the two closed it), ``connection`` (one of the two is gone) or ``relay`` (a rule).
+    ``by`` is ``initiator`` or ``responder`` (who closed it or is gone) or ``server`` (a rule of ours).
     """
 
     asking: Half

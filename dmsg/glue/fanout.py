@@ -1,0 +1,27 @@
+"""Writing to many connections because of what came in on one."""
+
+from __future__ import annotations
+
+from typing import Protocol, TypeVar
+
+from dmsg.glue.shell import Shell
+
+
+class Output(Protocol):
+    """One destination: a core whose ``owner`` is the shell that drives it."""
+
+    owner: object | None
+
+
+AnyOutput = TypeVar("AnyOutput", bound=Output)
+
+
+def flush_all(outputs: list[AnyOutput]) -> None:
+    """Flush the shell of each output once. The list is emptied first, and may grow meanwhile."""
+    while outputs:
+        batch = outputs[:]
+        outputs.clear()
+        for output in batch:
+            shell = output.owner
+            if isinstance(shell, Shell):
+                shell.flush()

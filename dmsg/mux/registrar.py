@@ -1,0 +1,2 @@
+class EntryRegistrar:
+    def __init__(self,*a,**k): raise AssertionError

@@ -1,0 +1,433 @@
+"""The server: accepts connections, admits them to the switch, and reports what happens there.
+
+Protocol notes, section 9, D11 to D19, D32 and D34; extension, section 7.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Callable, Sequence
+from itertools import count
+from typing import Final
+
+from twisted.application.service import Service
+from twisted.internet.defer import CancelledError, Deferred, ensureDeferred, maybeDeferred
+from twisted.internet.interfaces import IAddress, IDelayedCall, IListeningPort, IReactorTime, IStreamServerEndpoint
+from twisted.internet.protocol import Factory
+from twisted.internet.task import LoopingCall, deferLater
+from twisted.logger import Logger
+from twisted.python.failure import Failure
+
+import dmsg
+from dmsg.address import HostPort
+from dmsg.crypto.keys import Random, SecretKey
+from dmsg.errors import DmsgError, RemoteProtocolError, ServerDraining
+from dmsg.glue.fanout import flush_all
+from dmsg.glue.pacer import Pacer
+from dmsg.glue.shell import Shell
+from dmsg.interfaces import IDiscovery, IEventLog
+from dmsg.mux.events import HandshakeDone
+from dmsg.mux.handshake import Handshake, Role
+from dmsg.mux.port import Port
+from dmsg.mux.registrar import EntryRegistrar
+from dmsg.mux.switch import ServerLimits, Switch
+from dmsg.mux.switch_events import PortDropped, RequestRefused, SwitchEvent, TransportEnded, TransportStarted
+from dmsg.mux.wire import CloseReason, reason_name
+from dmsg.ops import events as ev
+
+_log = Logger()
+#: How often a changed number of available connections is published at most.
+_PUBLISH_INTERVAL_S: Final = 5.0
+_DRAIN_POLL_S: Final = 0.05
+#: What is written when the server stops has this long to leave.
+_CLOSE_TIMEOUT_S: Final = 2.0
+#: Timeouts of the switch are kept to this precision.
+_TICK_S: Final = 0.25
+
+
+class _ServerShell(Shell):
+    """A shell that takes its turn while it shakes hands."""
+
+    server: DmsgServer
+    number: int
+    address: str
+    opened_at: float
+    greeted = False
+
+    def connectionMade(self) -> None:
+        if self.server.admit_stranger(self):
+            super().connectionMade()
+
+    def dataReceived(self, data: bytes) -> None:
+        if isinstance(self.core, Handshake):
+            self.server.pacer.submit(lambda: Shell.dataReceived(self, data))
+        else:
+            super().dataReceived(data)
+
+
+class _ServerFactory(Factory):
+    noisy = False
+
+    def __init__(self, server: DmsgServer) -> None:
+        self.server = server
+
+    def buildProtocol(self, addr: IAddress | None) -> Shell | None:
+        return self.server.build_shell(addr)
+
+
+class DmsgServer(Service):
+    """A dmsg server as a Twisted service.
+
+    ``startService`` listens and registers; ``stopService`` drains: no new connections or transports, open ones may go on for
+    ``limits.drain_timeout_s``, then everything is closed with a reason. ``ready`` tells whether it is serving.
+    """
+
+    def __init__(
+        self,
+        reactor: IReactorTime,
+        key: SecretKey,
+        endpoint: IStreamServerEndpoint,
+        *,
+        public_address: HostPort | None = None,
+        discovery: IDiscovery | None = None,
+        limits: ServerLimits | None = None,
+        events: IEventLog | None = None,
+        random: Random = os.urandom,
+        now_ns: Callable[[], int] | None = None,
+    ) -> None:
+        self.reactor = reactor
+        self.key = key
+        self.limits = limits = limits or ServerLimits()
+        self.switch = Switch(limits, random=random)
+        self.pacer = Pacer(reactor)
+        self.ready = False
+        self.port: IListeningPort | None = None
+        self.registrar: EntryRegistrar | None = None
+        self._endpoint = endpoint
+        self._public_address = public_address
+        self._events = events
+        self._random = random
+        self._numbers = count(1)
+        self._half_open: Counter[str] = Counter()
+        self._by_address: Counter[str] = Counter()
+        self._shells: set[_ServerShell] = set()
+        self._report = RefusalReport(reactor, self._emit)
+        self._timer: IDelayedCall | None = None
+        self._started_at = 0.0
+        self._publishing = LoopingCall(self._publish)
+        self._publishing.clock = reactor
+        self._factory = _ServerFactory(self)
+        if discovery is not None and public_address is not None:
+            self.registrar = EntryRegistrar(discovery, key, clock=reactor, random=random, events=events, now_ns=now_ns)
+
+    # --- service ---------------------------------------------------------------------------------------------------
+
+    def startService(self) -> None:
+        """Listen, then register in discovery and keep the entry fresh."""
+        super().startService()
+        self._started_at = self.reactor.seconds()
+        self._starting = ensureDeferred(self._start())
+        self._starting.addErrback(self._start_failed)
+
+    async def _start(self) -> None:
+        self.port = await self._endpoint.listen(self._factory)
+        self.ready = True
+        address = str(self._public_address) if self._public_address else str(self.port.getHost())
+        self._emit(ev.ServerStarted(str(self.key.public_key), address, dmsg.__version__))
+        if self.registrar is not None:
+            self._publishing.start(_PUBLISH_INTERVAL_S).addErrback(lambda f: _log.failure("Publishing stopped", f))
+
+    def _start_failed(self, failure: Failure) -> None:
+        if failure.check(CancelledError) is None:
+            _log.failure("The server cannot listen", failure=failure)
+
+    def listening(self) -> Deferred[IListeningPort]:
+        """Fires with the port once the server listens."""
+
+        async def wait() -> IListeningPort:
+            await self._starting
+            assert self.port is not None
+            return self.port
+
+        return ensureDeferred(wait())
+
+    def stopService(self) -> Deferred[None]:
+        """Drain, then close everything; fires when the last connection is gone."""
+        return ensureDeferred(self._stop())
+
+    async def _stop(self) -> None:
+        began = self.reactor.seconds()
+        self.ready = False
+        self.switch.draining = True
+        self._starting.cancel()
+        if self._publishing.running:
+            self._publishing.stop()
+        if self.port is not None:
+            await maybeDeferred(self.port.stopListening)
+        if self.registrar is not None:
+            await self.registrar.close(withdraw=True)
+        while self.switch.open_transports and self.reactor.seconds() - began < self.limits.drain_timeout_s:
+            await deferLater(self.reactor, _DRAIN_POLL_S)
+        left = self.switch.open_transports
+        self._act(self.switch.drop_transports(CloseReason.SERVER_DRAINING))
+        self.pacer.stop()
+        for shell in list(self._shells):
+            shell.close(ServerDraining())
+        give_up = self.reactor.seconds() + _CLOSE_TIMEOUT_S
+        while self._shells and self.reactor.seconds() < give_up:
+            await deferLater(self.reactor, _DRAIN_POLL_S)
+        for shell in list(self._shells):
+            shell.fail(ServerDraining())
+        while self._shells:
+            await deferLater(self.reactor, _DRAIN_POLL_S)
+        if self._timer is not None and self._timer.active():
+            self._timer.cancel()
+        self._report.close()
+        elapsed_ms = (self.reactor.seconds() - began) * 1000
+        self._emit(ev.Drained(elapsed_ms, left))
+        self._emit(ev.ServerStopped("stopped", self.reactor.seconds() - self._started_at))
+        super().stopService()
+
+    @property
+    def available_connections(self) -> int:
+        """How many more clients would be admitted now."""
+        return 0 if self.switch.draining else max(0, self.limits.connections - len(self.switch.ports))
+
+    def stats(self) -> dict[str, float]:
+        """Gauges for the metrics: open connections and transports, half-open connections, queued bytes."""
+        return {
+            "connections": len(self.switch.ports),
+            "transports": self.switch.open_transports,
+            "half_open": sum(self._half_open.values()),
+            "queued_bytes": self.switch.queued_bytes,
+            "held_connections": len(self.switch.held),
+        }
+
+    # --- strangers -------------------------------------------------------------------------------------------------
+
+    def build_shell(self, address: IAddress | None) -> Shell:
+        """A shell for a TCP connection that just came in."""
+        now = self.reactor.seconds()
+        core = Handshake(Role.SERVER, self.key, now=now, timeout_s=self.limits.handshake_timeout_s, random=self._random)
+        shell = _ServerShell(core, self, self.reactor)
+        shell.server = self
+        shell.number = next(self._numbers)
+        shell.address = str(getattr(address, "host", address))
+        shell.opened_at = now
+        return shell
+
+    def admit_stranger(self, shell: _ServerShell) -> bool:
+        """Let a connection shake hands, unless too many do (W5, W9)."""
+        limits = self.limits
+        address = shell.address
+        reason = ""
+        if sum(self._half_open.values()) >= limits.half_open:
+            reason = "half_open"
+        elif self._half_open[address] >= limits.half_open_per_address:
+            reason = "half_open_per_address"
+        elif self._by_address[address] >= limits.connections_per_address:
+            reason = "connections_per_address"
+        self._shells.add(shell)
+        self._half_open[address] += 1
+        self._by_address[address] += 1
+        if reason:
+            self._report.add(0, address, "connection", reason)
+            shell.fail(RemoteProtocolError("accept", reason))
+        return not reason
+
+    def _left_handshake(self, shell: _ServerShell) -> None:
+        if not shell.greeted:
+            shell.greeted = True
+            _uncount(self._half_open, shell.address)
+
+    # --- from the shells -------------------------------------------------------------------------------------------
+
+    def handle_events(self, shell: Shell, events: Sequence[object]) -> None:
+        """Act on what the handshake or the switch found, then flush every connection that got something to send."""
+        assert isinstance(shell, _ServerShell)
+        for event in events:
+            if isinstance(event, HandshakeDone):
+                self._left_handshake(shell)
+                self._admit(shell, event)
+            elif isinstance(event, SwitchEvent):
+                self._on_switch_event(event)
+
+    def after_read(self, shell: Shell) -> None:
+        """Send what came of one read to everybody it concerns."""
+        flush_all(self.switch.dirty)
+        if self.switch.held:
+            self._hold()
+        self._arm()
+
+    def flushed(self, shell: Shell) -> None:
+        """See :class:`dmsg.glue.shell.Owner`."""
+        if self.switch.held:
+            for port in self.switch.released():
+                _shell_of(port).hold(False)
+
+    def connection_lost(self, shell: Shell, error: DmsgError | None, reason: Failure) -> None:
+        """Forget a connection and tell its peers."""
+        assert isinstance(shell, _ServerShell)
+        self._left_handshake(shell)
+        _uncount(self._by_address, shell.address)
+        self._shells.discard(shell)
+        now = self.reactor.seconds()
+        port = shell.core
+        if not isinstance(port, Port):
+            stage, why = _why(error, "handshake")
+            self._emit(ev.HandshakeFailed(shell.address, stage, why, (now - shell.opened_at) * 1000))
+            return
+        still_open = len(port.halves)
+        self._act(self.switch.remove_port(port, now))
+        _, why = _why(error, "connection")
+        self._emit(
+            ev.ConnectionClosed(
+                shell.number,
+                str(port.remote),
+                why,
+                now - port.since,
+                port.bytes_in,
+                port.bytes_out,
+                port.frames_in,
+                port.frames_out,
+                still_open,
+            )
+        )
+
+    # --- inside ----------------------------------------------------------------------------------------------------
+
+    def _admit(self, shell: _ServerShell, done: HandshakeDone) -> None:
+        now = self.reactor.seconds()
+        refusal = self.switch.refusal(done.remote)
+        if refusal is not None:
+            self._report.add(shell.number, str(done.remote), "connection", refusal)
+            shell.say_last(self.switch.reject(done.records, refusal), RemoteProtocolError("admission", refusal))
+            return
+        port, events = self.switch.add_port(done.remote, done.records, now)
+        port.owner = shell
+        handshake_ms = (now - shell.opened_at) * 1000
+        self._emit(ev.ConnectionOpened(shell.number, str(done.remote), shell.address, handshake_ms, False))
+        for event in events:
+            self._on_switch_event(event)
+        shell.become(port, done.leftover)
+
+    def _act(self, events: Sequence[SwitchEvent]) -> None:
+        for event in events:
+            self._on_switch_event(event)
+        flush_all(self.switch.dirty)
+        self._arm()
+
+    def _on_switch_event(self, event: SwitchEvent) -> None:
+        server = str(self.key.public_key)
+        match event:
+            case TransportStarted(asking=half):
+                self._emit(
+                    ev.TransportOpened(
+                        _shell_of(half.port).number,
+                        half.id,
+                        str(half.port.remote),
+                        str(half.other.port.remote),
+                        server,
+                        (half.opened_at - half.since) * 1000,
+                        "unknown",
+                    )
+                )
+            case TransportEnded(asking=half):
+                self._emit(
+                    ev.TransportClosed(
+                        _shell_of(half.port).number,
+                        half.id,
+                        str(half.port.remote),
+                        str(half.other.port.remote),
+                        server,
+                        reason_name(event.reason),
+                        event.reason,
+                        event.by,
+                        self.reactor.seconds() - half.opened_at if event.was_open else 0.0,
+                        half.other.bytes,
+                        half.bytes,
+                        max(half.queue_peak_bytes, half.other.queue_peak_bytes),
+                        "unknown",
+                    )
+                )
+            case RequestRefused(port=port, reason=reason):
+                self._report.add(_shell_of(port).number, str(port.remote), "request", reason)
+            case PortDropped(port=port, reason=reason):
+                _shell_of(port).fail(RemoteProtocolError("connection", reason))
+
+    def _hold(self) -> None:
+        for port in self.switch.held:
+            _shell_of(port).hold(True)
+
+    def _arm(self) -> None:
+        due = self.switch.next_timeout()
+        if due is not None and (self._timer is None or not self._timer.active()):
+            self._timer = self.reactor.callLater(max(_TICK_S, due - self.reactor.seconds()), self._tick)
+
+    def _tick(self) -> None:
+        self._act(self.switch.handle_timeout(self.reactor.seconds()))
+
+    def _publish(self) -> None:
+        if self.registrar is not None and self._public_address is not None:
+            self.registrar.set_server(self._public_address, self.available_connections)
+
+    def _emit(self, event: ev.Event) -> None:
+        if self._events is not None:
+            self._events.emit(event)
+
+
+class RefusalReport:
+    """Writes refusals to the event log at most once a second for each client and reason, with how many there were."""
+
+    _CAPACITY = 4_096
+
+    def __init__(self, clock: IReactorTime, emit: Callable[[ev.Event], None]) -> None:
+        self._emit = emit
+        self._counts: dict[tuple[int, str, str, str], int] = {}
+        self._clock = clock
+        self._call: IDelayedCall | None = None
+
+    def add(self, conn: int, remote: str, what: str, reason: str) -> None:
+        """Count one refusal."""
+        key = (conn, remote, what, reason)
+        if key not in self._counts and len(self._counts) >= self._CAPACITY:
+            key = (0, "", what, reason)  # a crowd of strangers shares one line
+        self._counts[key] = self._counts.get(key, 0) + 1
+        if self._call is None:
+            self._call = self._clock.callLater(1.0, self._write)
+
+    def _write(self) -> None:
+        self._call = None
+        counts, self._counts = self._counts, {}
+        for key, times in counts.items():
+            self._emit(ev.Refused(*key, times))
+
+    def close(self) -> None:
+        """Write what is left."""
+        if self._call is not None:
+            self._call.cancel()
+            self._write()
+
+
+def _shell_of(port: Port) -> _ServerShell:
+    shell = port.owner
+    assert isinstance(shell, _ServerShell)
+    return shell
+
+
+def _uncount(counter: Counter[str], key: str) -> None:
+    counter[key] -= 1
+    if counter[key] <= 0:
+        del counter[key]
+
+
+def _why(error: DmsgError | None, stage: str) -> tuple[str, str]:
+    """Stage and reason of an end, as short fixed texts; without an error of ours the other side went."""
+    if error is None:
+        return stage, "closed by peer"
+    if isinstance(error, RemoteProtocolError):
+        return error.stage, error.reason
+    if isinstance(error, ServerDraining):
+        return stage, error.name
+    return stage, type(error).__name__
