@@ -11,6 +11,7 @@ if TYPE_CHECKING:
 
     from dmsg.crypto.keys import PublicKey
     from dmsg.discovery.entry import Entry
+    from dmsg.ops.events import Event
 
 
 class IDiscovery(Interface):
@@ -65,12 +66,12 @@ class IEntryStore(Interface):
 class IAccessPolicy(Interface):
     """Who may open a transport to a listener; asked before ACCEPT is sent."""
 
-    def allow(remote, service):
+    def allow(remote: PublicKey, service: str) -> object:
         """``True`` or ``False``, or a Deferred or coroutine of that, for a ``PublicKey`` and a service name."""
 
 
 class IEventLog(Interface):
     """Where structured events go (:mod:`dmsg.ops.events` declares them)."""
 
-    def emit(event):
+    def emit(event: Event) -> None:
         """Take one event; never blocks, never raises."""

@@ -140,7 +140,7 @@ class NoiseHandshake:
         self.result: HandshakeResult | None = None
 
     def write_message(self, payload: bytes = b"") -> bytes:
-        """The next message, carrying ``payload``. Raises ``CryptoError`` when the peer's key turns out to be no point."""
+        """The next message, carrying ``payload``. Raises ``CryptoError`` when the peer's key is no point."""
         self._check_alive()
         message = bytearray()
         try:

@@ -11,6 +11,7 @@ from twisted.python.failure import Failure
 from zope.interface import implementer
 
 from dmsg.errors import DmsgError, LocalProtocolError, RemoteProtocolError
+from dmsg.glue.sockets import tune_socket
 from dmsg.sansio.core import Core
 
 
@@ -62,7 +63,7 @@ class Shell(Protocol):
         self._busy = False
         self._soon: IDelayedCall | None = None
         self._timer: IDelayedCall | None = None
-        self._held_by_owner = False
+        self._holds: set[str] = set()
         self._reading_paused = False
 
     # --- from Twisted ----------------------------------------------------------------------------------------------
@@ -72,8 +73,7 @@ class Shell(Protocol):
         transport = self.transport
         assert transport is not None
         transport.registerProducer(self, True)  # type: ignore[attr-defined]
-        if hasattr(transport, "setTcpNoDelay"):
-            transport.setTcpNoDelay(True)
+        tune_socket(transport)
         self.flush()
 
     def dataReceived(self, data: bytes) -> None:
@@ -158,16 +158,20 @@ class Shell(Protocol):
         if self._soon is None and not self._busy and not self.lost:
             self._soon = self.clock.callLater(0, self._flush_now)
 
-    def hold(self, held: bool) -> None:
-        """Stop or go on reading at the owner's wish."""
-        self._held_by_owner = held
+    def hold(self, reason: str, held: bool) -> None:
+        """Stop reading for ``reason``, or go on if nothing else speaks against it."""
+        if held:
+            self._holds.add(reason)
+        else:
+            self._holds.discard(reason)
         self._check_reading()
 
     def fail(self, error: DmsgError) -> None:
         """End the connection at once, for ``error``."""
         if self.error is None and not self.lost:
             self.error = error
-            self.transport.abortConnection()  # type: ignore[union-attr]
+            if self.transport is not None:
+                self.transport.abortConnection()  # type: ignore[attr-defined]
 
     def close(self, error: DmsgError | None = None) -> None:
         """End the connection once what was written has gone."""
@@ -194,7 +198,7 @@ class Shell(Protocol):
         self.flush()
 
     def _check_reading(self) -> None:
-        wanted = self._held_by_owner or (self.congested and getattr(self.core, "overloaded", False))
+        wanted = bool(self._holds) or (self.congested and getattr(self.core, "overloaded", False))
         if wanted is not self._reading_paused and not self.lost and self.error is None:
             self._reading_paused = wanted
             if wanted:

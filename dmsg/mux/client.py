@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import cast
 
 from twisted.application.service import Service
 from twisted.internet.abstract import isIPAddress, isIPv6Address
 from twisted.internet.defer import Deferred, ensureDeferred
 from twisted.internet.endpoints import HostnameEndpoint, TCP4ClientEndpoint, TCP6ClientEndpoint
-from twisted.internet.interfaces import IProtocol, IProtocolFactory, IReactorTime, IStreamClientEndpoint
+from twisted.internet.interfaces import IAddress, IProtocol, IProtocolFactory, IReactorTime, IStreamClientEndpoint
 from twisted.internet.protocol import Factory
 
 from dmsg.address import HostPort, PinnedServer
@@ -27,6 +29,7 @@ from dmsg.mux.stream import Stream, StreamState
 from dmsg.mux.transport import DmsgTransport
 from dmsg.mux.wire import CloseReason, reason_name
 from dmsg.ops import events as ev
+from dmsg.sansio.jitter import Jitter
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +62,7 @@ class DmsgClient(Service):
         events: IEventLog | None = None,
         random: Random = os.urandom,
         endpoint_for: Callable[[HostPort], IStreamClientEndpoint] | None = None,
-        now_ns: Callable[[], int] | None = None,
+        now_ns: Callable[[], int] = time.time_ns,
     ) -> None:
         self.reactor = reactor
         self.key = key
@@ -72,8 +75,9 @@ class DmsgClient(Service):
         self._opened_at: dict[DmsgTransport, float] = {}
         self._min_servers = min_servers
         self.registrar: EntryRegistrar | None = None
+        jitter = Jitter(random)
         if discovery is not None and publish:
-            self.registrar = EntryRegistrar(discovery, key, clock=reactor, random=random, events=events, now_ns=now_ns)
+            self.registrar = EntryRegistrar(discovery, key, clock=reactor, random=jitter, events=events, now_ns=now_ns)
         self.pool = ServerPool(
             reactor,
             self._make_session,
@@ -82,22 +86,22 @@ class DmsgClient(Service):
             pinned=[(server.public_key, server.address) for server in servers],
             goal=min_servers,
             config=self.config.pool,
-            uniform=self._uniform,
+            uniform=jitter.random,
             changed=self._sessions_changed,
             went_down=self._attempt_failed,
         )
-        self.dialer = Dialer(reactor, self.pool, discovery, self.config.dial, self._uniform)
+        self.dialer = Dialer(reactor, self.pool, discovery, self.config.dial, jitter.random)
 
     # --- service ---------------------------------------------------------------------------------------------------
 
     def startService(self) -> None:
         """Begin to connect."""
-        super().startService()
+        super().startService()  # type: ignore[no-untyped-call]
         self.pool.start()
 
     def stopService(self) -> Deferred[None]:
         """Withdraw from discovery, close every transport and every session."""
-        super().stopService()
+        super().stopService()  # type: ignore[no-untyped-call]
         return ensureDeferred(self._stop())
 
     async def _stop(self) -> None:
@@ -150,7 +154,7 @@ class DmsgClient(Service):
     ) -> IProtocol:
         """Dial and attach the protocol ``factory`` builds."""
         transport = await self.dial(target, service, timeout_s=timeout_s)
-        protocol = factory.buildProtocol(transport.getPeer())
+        protocol = factory.buildProtocol(cast(IAddress, transport.getPeer()))
         if protocol is None:
             transport.abortConnection()
             raise DialError(str(target), [Attempt("accept", "", 0.0, "the factory built no protocol")])
@@ -258,9 +262,6 @@ class DmsgClient(Service):
         if isIPv6Address(address.host):
             return TCP6ClientEndpoint(self.reactor, address.host, address.port, timeout)
         return HostnameEndpoint(self.reactor, address.host, address.port, timeout)
-
-    def _uniform(self) -> float:
-        return int.from_bytes(self._random(4), "big") / 2**32
 
     def _sessions_changed(self) -> None:
         if self.registrar is not None:

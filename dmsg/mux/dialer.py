@@ -82,9 +82,8 @@ class Dialer:
             raise
 
     async def _run(self, target: PublicKey, race: _Race) -> Dialled:
-        servers = self._known_servers(target)
-        if servers is None:
-            servers = await self._look_up(target, race)
+        known = self._known_servers(target)
+        servers = await self._look_up(target, race) if known is None else known
         connected = self._pool.sessions
         order = sorted(servers, key=lambda server: (server not in connected, self._uniform()))
         if not order:
@@ -110,7 +109,8 @@ class Dialer:
             race.note("discovery", "", "no entry" if isinstance(error, EntryNotFound) else "unavailable", error)
             # Pinned servers need no discovery: the peer may be on one of them.
             return tuple(self._pool.pinned)
-        servers = tuple(entry.client.delegated_servers) if entry.client is not None else ()
+        delegated = entry.client.delegated_servers if entry.client is not None else None
+        servers = tuple(delegated or ())
         while len(self._known) >= self.config.entries:
             del self._known[next(iter(self._known))]
         self._known[target] = (self._clock.seconds() + self.config.entry_lifetime_s, servers)

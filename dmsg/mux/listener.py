@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Coroutine
+from typing import TYPE_CHECKING, cast
 
 from twisted.internet.defer import Deferred, ensureDeferred, maybeDeferred, succeed
 from twisted.internet.error import CannotListenError
-from twisted.internet.interfaces import IListeningPort
+from twisted.internet.interfaces import IAddress, IListeningPort
 from twisted.internet.protocol import Factory
 from twisted.logger import Logger
 from twisted.python.failure import Failure
@@ -104,7 +105,7 @@ class DmsgPort:
     def _ask(self, session: ServerSession, stream: Stream, policy: IAccessPolicy) -> None:
         def call() -> object:
             answer = policy.allow(stream.remote, self.service)
-            return ensureDeferred(answer) if hasattr(answer, "send") else answer
+            return ensureDeferred(answer) if isinstance(answer, Coroutine) else answer
 
         decision: Deferred[object] = maybeDeferred(call)
         self._deciding[stream] = decision
@@ -131,7 +132,7 @@ class DmsgPort:
     def _admit(self, session: ServerSession, stream: Stream) -> None:
         peer = DmsgAddress(stream.remote, "", session.server)
         try:
-            protocol = self.factory.buildProtocol(peer)
+            protocol = self.factory.buildProtocol(cast(IAddress, peer))
         except Exception:
             # an application's fault costs it this one transport
             _log.failure("Unhandled error in {factory}.buildProtocol", factory=self.factory)

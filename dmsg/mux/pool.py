@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Protocol as TypingProtocol
+from typing import cast
 
 from twisted.internet.defer import CancelledError, Deferred, DeferredList, ensureDeferred
 from twisted.internet.error import ConnectError, ConnectionRefusedError, DNSLookupError, TimeoutError
@@ -126,7 +127,7 @@ class ServerPool:
                 reason = "given up" if result.check(CancelledError) else type(result.value).__name__
                 result = Failure(StageError(stage, reason, result.value))
             if self._running:
-                self._went_down(server, result.value.reason, times + 1)
+                self._went_down(server, cast(StageError, result.value).reason, times + 1)
         else:
             self._failures.pop(server, None)
         for waiter in waiters:
@@ -144,9 +145,7 @@ class ServerPool:
             await (
                 self._endpoint_for(address)
                 .connect(_OneShell(session))
-                .addTimeout(  # type: ignore[arg-type]
-                    self._config.connect_timeout_s, self._clock, _timed_out
-                )
+                .addTimeout(self._config.connect_timeout_s, self._clock, _timed_out)
             )
         except StageError:
             raise

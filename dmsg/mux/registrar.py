@@ -1,2 +1,5 @@
-class EntryRegistrar:
-    def __init__(self,*a,**k): raise AssertionError
+"""Keeps a client's or server's entry in discovery."""
+
+from dmsg.discovery.registrar import EntryRegistrar
+
+__all__ = ["EntryRegistrar"]

@@ -6,6 +6,7 @@ Protocol notes, section 9, D11 to D19, D32 and D34; extension, section 7.
 from __future__ import annotations
 
 import os
+import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from itertools import count
@@ -26,15 +27,18 @@ from dmsg.errors import DmsgError, RemoteProtocolError, ServerDraining
 from dmsg.glue.fanout import flush_all
 from dmsg.glue.pacer import Pacer
 from dmsg.glue.shell import Shell
+from dmsg.glue.throttle import ReadThrottle
 from dmsg.interfaces import IDiscovery, IEventLog
 from dmsg.mux.events import HandshakeDone
 from dmsg.mux.handshake import Handshake, Role
 from dmsg.mux.port import Port
+from dmsg.mux.refusals import RefusalReport
 from dmsg.mux.registrar import EntryRegistrar
 from dmsg.mux.switch import ServerLimits, Switch
 from dmsg.mux.switch_events import PortDropped, RequestRefused, SwitchEvent, TransportEnded, TransportStarted
 from dmsg.mux.wire import CloseReason, reason_name
 from dmsg.ops import events as ev
+from dmsg.sansio.jitter import Jitter
 
 _log = Logger()
 #: How often a changed number of available connections is published at most.
@@ -54,6 +58,7 @@ class _ServerShell(Shell):
     address: str
     opened_at: float
     greeted = False
+    throttle: ReadThrottle | None = None
 
     def connectionMade(self) -> None:
         if self.server.admit_stranger(self):
@@ -62,8 +67,10 @@ class _ServerShell(Shell):
     def dataReceived(self, data: bytes) -> None:
         if isinstance(self.core, Handshake):
             self.server.pacer.submit(lambda: Shell.dataReceived(self, data))
-        else:
-            super().dataReceived(data)
+            return
+        if self.throttle is not None:
+            self.throttle.read(len(data))
+        super().dataReceived(data)
 
 
 class _ServerFactory(Factory):
@@ -94,7 +101,7 @@ class DmsgServer(Service):
         limits: ServerLimits | None = None,
         events: IEventLog | None = None,
         random: Random = os.urandom,
-        now_ns: Callable[[], int] | None = None,
+        now_ns: Callable[[], int] = time.time_ns,
     ) -> None:
         self.reactor = reactor
         self.key = key
@@ -110,6 +117,7 @@ class DmsgServer(Service):
         self._random = random
         self._numbers = count(1)
         self._half_open: Counter[str] = Counter()
+        self._strangers = 0
         self._by_address: Counter[str] = Counter()
         self._shells: set[_ServerShell] = set()
         self._report = RefusalReport(reactor, self._emit)
@@ -119,13 +127,15 @@ class DmsgServer(Service):
         self._publishing.clock = reactor
         self._factory = _ServerFactory(self)
         if discovery is not None and public_address is not None:
-            self.registrar = EntryRegistrar(discovery, key, clock=reactor, random=random, events=events, now_ns=now_ns)
+            self.registrar = EntryRegistrar(
+                discovery, key, clock=reactor, random=Jitter(random), events=events, now_ns=now_ns
+            )
 
     # --- service ---------------------------------------------------------------------------------------------------
 
     def startService(self) -> None:
         """Listen, then register in discovery and keep the entry fresh."""
-        super().startService()
+        super().startService()  # type: ignore[no-untyped-call]
         self._started_at = self.reactor.seconds()
         self._starting = ensureDeferred(self._start())
         self._starting.addErrback(self._start_failed)
@@ -187,7 +197,7 @@ class DmsgServer(Service):
         elapsed_ms = (self.reactor.seconds() - began) * 1000
         self._emit(ev.Drained(elapsed_ms, left))
         self._emit(ev.ServerStopped("stopped", self.reactor.seconds() - self._started_at))
-        super().stopService()
+        super().stopService()  # type: ignore[no-untyped-call]
 
     @property
     def available_connections(self) -> int:
@@ -199,7 +209,7 @@ class DmsgServer(Service):
         return {
             "connections": len(self.switch.ports),
             "transports": self.switch.open_transports,
-            "half_open": sum(self._half_open.values()),
+            "half_open": self._strangers,
             "queued_bytes": self.switch.queued_bytes,
             "held_connections": len(self.switch.held),
         }
@@ -222,7 +232,7 @@ class DmsgServer(Service):
         limits = self.limits
         address = shell.address
         reason = ""
-        if sum(self._half_open.values()) >= limits.half_open:
+        if self._strangers >= limits.half_open:
             reason = "half_open"
         elif self._half_open[address] >= limits.half_open_per_address:
             reason = "half_open_per_address"
@@ -230,7 +240,10 @@ class DmsgServer(Service):
             reason = "connections_per_address"
         self._shells.add(shell)
         self._half_open[address] += 1
+        self._strangers += 1
         self._by_address[address] += 1
+        if limits.bytes_per_s:
+            shell.throttle = ReadThrottle(shell, self.reactor, limits.bytes_per_s)
         if reason:
             self._report.add(0, address, "connection", reason)
             shell.fail(RemoteProtocolError("accept", reason))
@@ -239,6 +252,7 @@ class DmsgServer(Service):
     def _left_handshake(self, shell: _ServerShell) -> None:
         if not shell.greeted:
             shell.greeted = True
+            self._strangers -= 1
             _uncount(self._half_open, shell.address)
 
     # --- from the shells -------------------------------------------------------------------------------------------
@@ -264,7 +278,7 @@ class DmsgServer(Service):
         """See :class:`dmsg.glue.shell.Owner`."""
         if self.switch.held:
             for port in self.switch.released():
-                _shell_of(port).hold(False)
+                _shell_of(port).hold("queued_total_bytes", False)
 
     def connection_lost(self, shell: Shell, error: DmsgError | None, reason: Failure) -> None:
         """Forget a connection and tell its peers."""
@@ -272,6 +286,8 @@ class DmsgServer(Service):
         self._left_handshake(shell)
         _uncount(self._by_address, shell.address)
         self._shells.discard(shell)
+        if shell.throttle is not None:
+            shell.throttle.stop()
         now = self.reactor.seconds()
         port = shell.core
         if not isinstance(port, Port):
@@ -358,7 +374,7 @@ class DmsgServer(Service):
 
     def _hold(self) -> None:
         for port in self.switch.held:
-            _shell_of(port).hold(True)
+            _shell_of(port).hold("queued_total_bytes", True)
 
     def _arm(self) -> None:
         due = self.switch.next_timeout()
@@ -375,39 +391,6 @@ class DmsgServer(Service):
     def _emit(self, event: ev.Event) -> None:
         if self._events is not None:
             self._events.emit(event)
-
-
-class RefusalReport:
-    """Writes refusals to the event log at most once a second for each client and reason, with how many there were."""
-
-    _CAPACITY = 4_096
-
-    def __init__(self, clock: IReactorTime, emit: Callable[[ev.Event], None]) -> None:
-        self._emit = emit
-        self._counts: dict[tuple[int, str, str, str], int] = {}
-        self._clock = clock
-        self._call: IDelayedCall | None = None
-
-    def add(self, conn: int, remote: str, what: str, reason: str) -> None:
-        """Count one refusal."""
-        key = (conn, remote, what, reason)
-        if key not in self._counts and len(self._counts) >= self._CAPACITY:
-            key = (0, "", what, reason)  # a crowd of strangers shares one line
-        self._counts[key] = self._counts.get(key, 0) + 1
-        if self._call is None:
-            self._call = self._clock.callLater(1.0, self._write)
-
-    def _write(self) -> None:
-        self._call = None
-        counts, self._counts = self._counts, {}
-        for key, times in counts.items():
-            self._emit(ev.Refused(*key, times))
-
-    def close(self) -> None:
-        """Write what is left."""
-        if self._call is not None:
-            self._call.cancel()
-            self._write()
 
 
 def _shell_of(port: Port) -> _ServerShell:

@@ -137,6 +137,8 @@ class ServerSession:
     def transport_closed(self, transport: DmsgTransport, code: int, *, local: bool) -> None:
         """See :class:`dmsg.mux.transport.Link`."""
         self._user.transport_closed(self, transport, code, local=local)
+        if self.is_ready and self.connection.worn and not self.connection.streams:
+            self.close()  # its record counters are far on; the goal makes a new one
 
     def abort(self, error: DmsgError | None = None) -> None:
         """End the connection at once."""
@@ -154,7 +156,7 @@ class ServerSession:
         for event in events:
             match event:
                 case DataReceived():
-                    event.stream.owner.deliver(event.data)  # type: ignore[union-attr]
+                    event.stream.owner.deliver(event.data)  # type: ignore[attr-defined]
                 case StreamClosed():
                     self._stream_closed(event)
                 case Accepted():
@@ -206,7 +208,9 @@ class ServerSession:
         """End everything on this connection with the reason it ended for."""
         detail = str(error) if error is not None else reason.getErrorMessage()
         loss = error if isinstance(error, ServerLost) else ServerLost(str(self.server), detail)
-        if not self.is_ready:
+        was_ready, self.is_ready = self.is_ready, False
+        self._end_streams(loss)
+        if not was_ready:
             if not self.ready.called:
                 short = (
                     error.reason
@@ -215,10 +219,15 @@ class ServerSession:
                 )
                 self.ready.errback(StageError("handshake", short, error or reason.value))
             return
-        self.is_ready = False
+        self._user.session_lost(self, loss)
+
+    def _end_streams(self, loss: ServerLost) -> None:
+        if not isinstance(self.shell.core, Connection):
+            return
         for stream in list(self.connection.streams.values()):
             owner = stream.owner
             self.connection.abort(stream)
-            if owner is not None:
+            if owner is None:
+                self._user.requested(self, stream)  # an offer nobody has decided on is withdrawn
+            else:
                 owner.lost(loss, CloseReason.PEER_GONE)  # type: ignore[attr-defined]
-        self._user.session_lost(self, loss)

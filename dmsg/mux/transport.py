@@ -8,13 +8,15 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable
+from typing import Final, cast
 from typing import Protocol as TypingProtocol
-from typing import cast
 
 from twisted.internet.error import ConnectionAborted, ConnectionDone, ConnectionLost
 from twisted.internet.interfaces import (
     IAddress,
     IConsumer,
+    IDelayedCall,
+    IProducer,
     IProtocol,
     IPullProducer,
     IPushProducer,
@@ -26,13 +28,17 @@ from twisted.python.failure import Failure
 from zope.interface import classImplements, implementer
 
 from dmsg.address import DmsgAddress
-from dmsg.errors import Busy, DmsgError, Refused, close_error
+from dmsg.errors import Busy, DeadlineExceeded, DmsgError, Refused, close_error
 from dmsg.mux.connection import Connection
 from dmsg.mux.stream import Stream, StreamState
 from dmsg.mux.wire import CloseReason
 
 classImplements(DmsgAddress, IAddress)
 _log = Logger()
+
+
+#: A closing transport whose peer acknowledges nothing for so long is cut off, in seconds.
+LINGER_S: Final = 60.0
 
 
 class TransportLost(ConnectionLost):
@@ -70,7 +76,7 @@ class DmsgTransport:
         self.connected = True
         self.disconnecting = False
         self.security = "hop"
-        self.producer: IPushProducer | IPullProducer | None = None
+        self.producer: IProducer | None = None
         self.protocol: IProtocol | None = None
         self._link = link
         self._host = host
@@ -80,6 +86,7 @@ class DmsgTransport:
         self._producer_paused = False
         self._pump_scheduled = False
         self._inbox: deque[bytes] = deque()
+        self._lingering: IDelayedCall | None = None
         self._ending: Failure | None = None  # known, and told once everything that came before it is delivered
 
     # --- ITransport ------------------------------------------------------------------------------------------------
@@ -128,7 +135,7 @@ class DmsgTransport:
 
     # --- IConsumer -------------------------------------------------------------------------------------------------
 
-    def registerProducer(self, producer: IPushProducer | IPullProducer, streaming: bool) -> None:
+    def registerProducer(self, producer: IProducer, streaming: bool) -> None:
         """Let ``producer`` write at the pace the peer takes it. ``RuntimeError`` if one is registered already."""
         if self.producer is not None:
             raise RuntimeError(f"cannot register {producer!r}: {self.producer!r} is still registered")
@@ -143,7 +150,7 @@ class DmsgTransport:
             if streaming:
                 cast(IPushProducer, producer).pauseProducing()
         elif not streaming:
-            producer.resumeProducing()
+            cast(IPullProducer, producer).resumeProducing()
             self._pull_again()
 
     def unregisterProducer(self) -> None:
@@ -174,7 +181,7 @@ class DmsgTransport:
     def attach(self, protocol: IProtocol) -> None:
         """Connect ``protocol``: ``connectionMade`` now, what has come already right after."""
         self.protocol = protocol
-        protocol.makeConnection(self)  # type: ignore[arg-type]
+        protocol.makeConnection(self)
         if self._inbox or self._ending is not None:
             self._pump_soon()
 
@@ -189,7 +196,7 @@ class DmsgTransport:
         """The stream takes more: let the producer go on."""
         if self.producer is not None and self._producer_paused:
             self._producer_paused = False
-            self.producer.resumeProducing()
+            cast(IPullProducer, self.producer).resumeProducing()
             if not self._streaming:
                 self._pull_again()
 
@@ -246,7 +253,7 @@ class DmsgTransport:
         if self.stream.blocked:
             self._producer_paused = True
         else:
-            self.producer.resumeProducing()
+            cast(IPullProducer, self.producer).resumeProducing()
             self._pull_again()
 
     def _close(self) -> None:
@@ -256,7 +263,21 @@ class DmsgTransport:
             self._link.connection.consumed(self.stream, len(self._inbox.popleft()))
         if self._link.connection.close(self.stream):
             self.ended(CloseReason.NORMAL, local=True)
+        else:
+            self._linger(self.stream.acked_bytes)
         self._link.flush_soon()
+
+    def _linger(self, acked_bytes: int) -> None:
+        """Wait for the peer to take what was written, but not for a peer that takes nothing (W14, W17)."""
+        self._lingering = self._link.clock.callLater(LINGER_S, self._lingered, acked_bytes)
+
+    def _lingered(self, acked_bytes: int) -> None:
+        self._lingering = None
+        if self.stream.acked_bytes > acked_bytes:
+            self._linger(self.stream.acked_bytes)
+        else:
+            error = DeadlineExceeded("the peer took nothing of what was written before the close", by="local")
+            self._abort(Failure(TransportLost(error)), CloseReason.DEADLINE)
 
     def _abort(self, reason: Failure, code: int) -> None:
         if not self.connected:
@@ -278,6 +299,9 @@ class DmsgTransport:
     def _finish(self, reason: Failure) -> None:
         self.connected = False
         self.disconnecting = True
+        if self._lingering is not None:
+            self._lingering.cancel()
+            self._lingering = None
         producer, self.producer = self.producer, None
         if producer is not None:
             producer.stopProducing()
