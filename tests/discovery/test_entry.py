@@ -182,7 +182,8 @@ def test_a_changed_entry_is_not_verified(make_entry: Any, field: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "address", ["", "host", "host:", "host:0", "host:65536", "ho st:1", "é:1", "[::1:80", "a:b:1", ":80", "h:1\n", "h:٣"]
+    "address",
+    ["", "host", "host:", "host:0", "host:65536", "ho st:1", "é:1", "[::1:80", "a:b:1", ":80", "h:1\n", "h:٣"],
 )
 def test_a_server_needs_a_usable_address(make_entry: Any, key_of: Any, address: str) -> None:
     entry = Entry("0.0.1", 0, 1, key_of("r").public_key, server=ServerPart(address, 1)).sign(key_of("r"))
@@ -222,7 +223,9 @@ def test_the_null_key_as_a_delegated_server_is_refused(make_entry: Any) -> None:
 
 
 def test_null_counts_as_absent() -> None:
-    data = '{"version":null,"sequence":null,"timestamp":null,"static":null,"client":null,"server":null,"signature":null}'
+    data = (
+        '{"version":null,"sequence":null,"timestamp":null,"static":null,"client":null,"server":null,"signature":null}'
+    )
     with pytest.raises(NoVersion):
         Entry.parse(data.encode())
     with pytest.raises(NoClientOrServer):
@@ -374,15 +377,32 @@ def test_quoting_is_json_and_free_of_what_go_escapes(text: str) -> None:
 
 
 JSON = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=70) | st.sampled_from(["0" * 66, "02" * 33]),
-    lambda children: st.lists(children, max_size=4)
-    | st.dictionaries(
-        st.sampled_from(
-            ["version", "Sequence", "timestamp", "static", "client", "server", "signature", "delegated_servers", "port"]
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats()
+    | st.text(max_size=70)
+    | st.sampled_from(["0" * 66, "02" * 33]),
+    lambda children: (
+        st.lists(children, max_size=4)
+        | st.dictionaries(
+            st.sampled_from(
+                [
+                    "version",
+                    "Sequence",
+                    "timestamp",
+                    "static",
+                    "client",
+                    "server",
+                    "signature",
+                    "delegated_servers",
+                    "port",
+                ]
+            )
+            | st.text(max_size=8),
+            children,
+            max_size=8,
         )
-        | st.text(max_size=8),
-        children,
-        max_size=8,
     ),
     max_leaves=20,
 )
