@@ -83,9 +83,9 @@ class DmsgPort:
             self.factory.doStop()
         return succeed(None)
 
-    def getHost(self) -> DmsgAddress:
-        """The key and the service that are listened on."""
-        return DmsgAddress(self.client.public_key, self.service)
+    def getHost(self) -> IAddress:
+        """The key and the service that are listened on, as a ``DmsgAddress``."""
+        return cast(IAddress, DmsgAddress(self.client.public_key, self.service))
 
     def requested(self, session: ServerSession, stream: Stream) -> None:
         """Decide on an offered stream."""
