@@ -320,9 +320,11 @@ def test_unknown_members_may_hold_any_json(make_entry: Any) -> None:
 
 def test_an_entry_that_grows_beyond_the_limit_when_written_is_refused(key_of: Any) -> None:
     version = "<" * (ENTRY_LIMIT_BYTES // 3)
-    data = '{"version":"%s","signature":"s","client":{},"static":"%s"}' % (version, key_of("alice").public_key)
+    body = {"version": version, "signature": "s", "client": {}, "static": str(key_of("alice").public_key)}
+    data = json.dumps(body).encode()
+    assert len(data) < ENTRY_LIMIT_BYTES
     with pytest.raises(BadInput):
-        Entry.parse(data.encode())
+        Entry.parse(data)
 
 
 # --- properties --------------------------------------------------------------------------------------------------------
