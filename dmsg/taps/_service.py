@@ -38,6 +38,12 @@ class _Forwarding(Factory):
     noisy = False
     wrapped: Any = None
 
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def logPrefix(self) -> str:
+        return self._name
+
     def buildProtocol(self, addr: IAddress | None) -> Any:
         return None if self.wrapped is None else self.wrapped.buildProtocol(addr)
 
@@ -57,7 +63,7 @@ class BoundEndpoint:
     def __init__(self, reactor: Any, option: str, text: str) -> None:
         self.text = text
         self._option = option
-        self._factory = _Forwarding()
+        self._factory = _Forwarding(option)
         self._port: Deferred[IListeningPort] | None = None
         try:
             self._endpoint = serverFromString(reactor, text)
