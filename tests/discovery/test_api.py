@@ -15,6 +15,7 @@ from twisted.web.http_headers import Headers
 from zope.interface import implementer
 
 from dmsg.discovery.api import DiscoveryApi, DiscoveryLimits, make_site
+from dmsg.discovery.http_limits import address_group
 from dmsg.discovery.store import MemoryStore
 from dmsg.errors import DiscoveryUnavailable
 from dmsg.interfaces import IEventLog
@@ -309,6 +310,24 @@ async def test_too_many_requests_from_one_address(api: Harness, make_entry: Any)
     api.time.now_ns += 10**9
     assert [(await api.ask("GET", path))[0] for _ in range(3)] == [200, 200, 429]
     assert (await api.ask("POST", SEED, make_entry("bob").to_json()))[0] == 200
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "same"),
+    [
+        ("10.0.0.1", "10.0.0.1", True),
+        ("10.0.0.1", "10.0.0.2", False),
+        ("10.0.0.1", "::ffff:10.0.0.1", True),
+        ("::ffff:10.0.0.1", "::ffff:10.0.0.2", False),
+        ("2001:db8::1", "2001:db8::ffff:1:2:3", True),
+        ("2001:db8::1", "2001:db8:0:1::1", False),
+        ("fe80::1%eth0", "fe80::2%eth1", True),
+        ("not:an:address", "not:an:address", True),
+        ("", "", True),
+    ],
+)
+def test_what_counts_as_one_address(one: str, other: str, same: bool) -> None:
+    assert (address_group(one) == address_group(other)) is same
 
 
 # --- failures ----------------------------------------------------------------------------------------------------------
