@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import json
 import os
@@ -107,10 +108,8 @@ def _run_twisted(module: Any, options: dict[str, Any], answers: Any) -> None:
 
 
 def _answer(answers: Any, answer: dict[str, Any]) -> None:
-    try:
+    with contextlib.suppress(BrokenPipeError):
         answers.write(json.dumps(answer).encode() + b"\n")
-    except BrokenPipeError:
-        pass
 
 
 if __name__ == "__main__":

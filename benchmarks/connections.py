@@ -62,7 +62,13 @@ def _pace(sizes: Sizes) -> list[Row]:
             _settle(server, 2)
     target = _RATE_SHARE * sizes.connect_per_s
     return [
-        row(NAME, f"admitted at {sizes.connect_per_s:g} a second for {sizes.connect_s:g} s", rates, "per s", at_least=target),
+        row(
+            NAME,
+            f"admitted at {sizes.connect_per_s:g} a second for {sizes.connect_s:g} s",
+            rates,
+            "per s",
+            at_least=target,
+        ),
         row(NAME, "ping-pong p99 under that, times alone", ratios, "x", at_most=_P99_TIMES_LIMIT),
         row(NAME, "ping-pong p99 alone", [one for one, _ in tails], "ms"),
         row(NAME, "ping-pong p99 under load", [one for _, one in tails], "ms"),

@@ -13,12 +13,12 @@ import select
 import subprocess
 import sys
 import time
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Final
 
-_ROOT: Final = Path(__file__).resolve().parent.parent
+ROOT: Final = Path(__file__).resolve().parent.parent
 _START_TIMEOUT_S: Final = 30.0
 _END_TIMEOUT_S: Final = 5.0
 
@@ -36,7 +36,7 @@ class Child:
             [sys.executable, "-m", "benchmarks.child", role, json.dumps(options)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            cwd=_ROOT,
+            cwd=ROOT,
         )
         self.pid = self._process.pid
         try:
@@ -90,10 +90,8 @@ class Child:
         process = self._process
         for pipe in (process.stdin, process.stdout):
             if pipe is not None:
-                try:
+                with suppress(BrokenPipeError):
                     pipe.close()
-                except BrokenPipeError:
-                    pass
         try:
             process.wait(_END_TIMEOUT_S)
         except subprocess.TimeoutExpired:

@@ -123,4 +123,3 @@ class RawConnection:
     def close(self) -> None:
         """Close the socket."""
         self.socket.close()
-

@@ -23,6 +23,7 @@ class Sizes:
     stuck_bytes: int
     stuck_s: float
     discovery_entries: int
+    discovery_s: float
 
 
 FULL: Final = Sizes(
@@ -38,6 +39,7 @@ FULL: Final = Sizes(
     stuck_bytes=1024 * 1024 * 1024,
     stuck_s=5.0,
     discovery_entries=50_000,
+    discovery_s=5.0,
 )
 QUICK: Final = Sizes(
     repeats=3,
@@ -52,6 +54,7 @@ QUICK: Final = Sizes(
     stuck_bytes=128 * 1024 * 1024,
     stuck_s=2.0,
     discovery_entries=5_000,
+    discovery_s=2.0,
 )
 TINY: Final = Sizes(
     repeats=1,
@@ -66,4 +69,5 @@ TINY: Final = Sizes(
     stuck_bytes=8 * 1024 * 1024,
     stuck_s=0.3,
     discovery_entries=50,
+    discovery_s=0.2,
 )

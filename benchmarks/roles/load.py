@@ -44,7 +44,9 @@ class Role:
     def do(self, command: str, arguments: dict[str, Any]) -> dict[str, Any]:
         """``prepare`` (count), ``open`` (count, per_second, limit_s), ``close`` (all)."""
         if command == "prepare":
-            self._ready = [_Opening(CheapHandshake(self._server, SecretKey.generate())) for _ in range(arguments["count"])]
+            self._ready = [
+                _Opening(CheapHandshake(self._server, SecretKey.generate())) for _ in range(arguments["count"])
+            ]
             return {}
         if command == "open":
             return self._open_all(**arguments)
