@@ -12,6 +12,7 @@ import pytest_twisted
 from treq.client import HTTPClient
 from twisted.internet import defer, endpoints, protocol
 from twisted.web.http_headers import Headers
+from twisted.web.server import Site
 from zope.interface import implementer
 
 from dmsg.discovery.api import DiscoveryApi, DiscoveryLimits, make_site
@@ -78,7 +79,7 @@ class Harness:
         self.connections: list[Any] = []
 
     def start(self, store: Any = None, **limits: Any) -> None:
-        self.store = store if store is not None else MemoryStore()
+        self.store = store if store is not None else MemoryStore(random=random.Random(11))
         chosen = DiscoveryLimits(**limits)
         api = DiscoveryApi(self.store, clock_ns=self.time, random=random.Random(3), limits=chosen, events=self.events)
         self.site: Any = make_site(api.resource(), reactor=self.reactor, limits=chosen)
@@ -418,6 +419,13 @@ async def test_a_chunked_body_is_refused_at_the_first_byte_over(api: Harness) ->
     await connection.lost
     assert b"".join(connection.received).startswith(b"HTTP/1.1 413 ")
     assert api.site.bodies == 0
+
+
+@pytest_twisted.ensureDeferred
+async def test_the_resource_alone_takes_no_long_body_either(api: Harness) -> None:
+    api.start()
+    api.port = api.serve(Site(api.site.resource, reactor=api.reactor))
+    assert (await api.ask("POST", SEED, b" " * 65537))[:2] == (400, {"message": "error bad input", "code": 400})
 
 
 @pytest_twisted.ensureDeferred

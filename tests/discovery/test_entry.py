@@ -208,6 +208,12 @@ def test_both_halves_in_one_entry(make_entry: Any) -> None:
     again.verify()
 
 
+def test_delegated_servers_at_a_glance(make_entry: Any, key_of: Any) -> None:
+    assert make_entry("alice", servers=("s",)).delegated_servers == (key_of("s").public_key,)
+    assert make_entry("relay", address="10.0.0.1:80").delegated_servers == ()
+    assert Entry("0.0.1", 0, 0, key_of("a").public_key, ClientPart(None)).delegated_servers == ()
+
+
 def test_sequences_wrap() -> None:
     assert next_sequence(2**64 - 1) == 0
     with pytest.raises(WrongSequence):
