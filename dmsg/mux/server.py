@@ -48,6 +48,8 @@ _DRAIN_POLL_S: Final = 0.05
 _CLOSE_TIMEOUT_S: Final = 2.0
 #: Timeouts of the switch are kept to this precision.
 _TICK_S: Final = 0.25
+#: Why a stranger is not read from while what it sent waits for its turn.
+_TURN: Final = "turn"
 
 
 class _ServerShell(Shell):
@@ -66,11 +68,21 @@ class _ServerShell(Shell):
 
     def dataReceived(self, data: bytes) -> None:
         if isinstance(self.core, Handshake):
-            self.server.pacer.submit(lambda: Shell.dataReceived(self, data))
+            if not self.server.pacer.submit(lambda: self._in_turn(data)):
+                # One read of each stranger waits and no more: it neither piles up nor is overtaken by what follows.
+                self.hold(_TURN, True)
             return
         if self.throttle is not None:
             self.throttle.read(len(data))
         super().dataReceived(data)
+
+    def _in_turn(self, data: bytes) -> bool:
+        """Go on with the handshake; tells whether that was more than taking in a piece of a message."""
+        core = self.core
+        before = core.messages if isinstance(core, Handshake) else 0
+        Shell.dataReceived(self, data)
+        self.hold(_TURN, False)
+        return self.core is not core or not isinstance(core, Handshake) or core.messages != before
 
 
 class _ServerFactory(Factory):

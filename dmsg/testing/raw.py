@@ -198,14 +198,15 @@ class RawConnection(Protocol):
         self._frames.clear()
         return frames
 
-    async def lost(self) -> Failure:
+    async def lost(self) -> BaseException:
         """Wait for the end of the connection and give its reason."""
         if self.lost_reason is None:
             waiter: Deferred[None] = Deferred()
             self._lost_waiters.append(waiter)
             await waiter
         assert self.lost_reason is not None
-        return self.lost_reason
+        assert self.lost_reason.value is not None
+        return self.lost_reason.value
 
     async def request(self, target: PublicKey, transport_id: int) -> RawFrame:
         """Send a REQUEST for ``target`` and wait for the ACCEPT or CLOSE that answers it."""
