@@ -79,8 +79,8 @@ def _run_twisted(module: Any, options: dict[str, Any], answers: Any) -> None:
             _answer(answers, answer)
 
         def connectionLost(self, reason: Failure = connectionDone) -> None:
-            if reactor.running:  # type: ignore[attr-defined]
-                reactor.stop()  # type: ignore[attr-defined]
+            if reactor.running:
+                reactor.stop()
 
     async def begin() -> None:
         try:
@@ -103,8 +103,8 @@ def _run_twisted(module: Any, options: dict[str, Any], answers: Any) -> None:
 
     starting: Deferred[None] = Deferred()
     starting.addCallback(lambda _: ensureDeferred(begin()))
-    reactor.callWhenRunning(starting.callback, None)  # type: ignore[attr-defined]
-    profile(reactor.run)  # type: ignore[attr-defined]
+    reactor.callWhenRunning(starting.callback, None)
+    profile(reactor.run)
 
 
 def _answer(answers: Any, answer: dict[str, Any]) -> None:
