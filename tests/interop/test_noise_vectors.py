@@ -167,7 +167,11 @@ def test_transport_packets(vectors: Any, name: str) -> None:
 def test_connection_handshake_is_the_recorded_one_byte_for_byte(vectors: Any, keys: dict[str, SecretKey]) -> None:
     vector = vectors["noise_XK"]
     client = Handshake(
-        Role.CLIENT, keys["alice"], keys["server"].public_key, now=0.0, random=lambda n: bytes(keys["initiator_ephemeral"])
+        Role.CLIENT,
+        keys["alice"],
+        keys["server"].public_key,
+        now=0.0,
+        random=lambda n: bytes(keys["initiator_ephemeral"]),
     )
     server = Handshake(Role.SERVER, keys["server"], now=0.0, random=lambda n: bytes(keys["responder_ephemeral"]))
     first, second, third = (bytes.fromhex(packet["hex"]) for packet in vector["handshake_packets"])
