@@ -390,8 +390,12 @@ class DmsgServer(Service):
 
     def _arm(self) -> None:
         due = self.switch.next_timeout()
-        if due is not None and (self._timer is None or not self._timer.active()):
+        if due is None:
+            return
+        if self._timer is None or not self._timer.active():
             self._timer = self.reactor.callLater(max(_TICK_S, due - self.reactor.seconds()), self._tick)
+        elif due < self._timer.getTime() - _TICK_S:  # what came later may have less time
+            self._timer.reset(max(_TICK_S, due - self.reactor.seconds()))
 
     def _tick(self) -> None:
         self._act(self.switch.handle_timeout(self.reactor.seconds()))
