@@ -289,12 +289,14 @@ async def connect_raw(
     *,
     shake: bool = True,
     random: Random = os.urandom,
+    connection: RawConnection | None = None,
 ) -> RawConnection:
     """A raw client of ``server`` behind ``endpoint``, its handshake done unless ``shake`` is false.
 
-    The server's OK is the first frame to be asked for. Raises what connecting raises, and the reason of a loss.
+    ``connection`` is used if given, otherwise one is made. The server's OK is the first frame to be asked for. Raises
+    what connecting raises, and the reason of a loss.
     """
-    raw = RawConnection(key or SecretKey.generate(random), server, shake=shake, random=random)
+    raw = connection or RawConnection(key or SecretKey.generate(random), server, shake=shake, random=random)
     await endpoint.connect(_Factory(lambda: raw))
     if shake:
         await raw.sealed()
