@@ -105,8 +105,10 @@ class DmsgTransport:
             if isinstance(data, str):
                 raise TypeError("data must be bytes")
             data = bytes(data)
-        if not data or not self.connected or self.disconnecting or self.stream.state is not StreamState.OPEN:
+        if not data or not self.connected or self.stream.state is not StreamState.OPEN:
             return
+        if self.disconnecting and self.producer is None:
+            return  # a producer that is waited for may still write
         try:
             pause = self._link.connection.send_data(self.stream, data)
         except Busy as error:
