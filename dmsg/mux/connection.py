@@ -265,7 +265,7 @@ class Connection:
             self._on_ok(payload, events)
         elif kind == REQUEST:
             self._on_request(stream_id, stream, payload, events)
-        elif self.state is ConnectionState.WAITING:
+        elif stream is None and self.state is ConnectionState.WAITING and stream_id not in self._recent:
             raise RemoteProtocolError("frame", "frame before OK")
         elif stream is None:
             # A CLOSE is never answered with a CLOSE, nor is what was under way when we closed (D16).
