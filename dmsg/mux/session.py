@@ -61,15 +61,26 @@ class PendingRequest:
         self.session.connection.abort(self.stream)  # a cancelled dial sends CLOSE
         self.session.flush_soon()
 
+    def answered(self) -> None:
+        """The peer said yes."""
+        if not self.done.called:
+            self.done.callback(self.stream)
+
+    def deliver(self, data: bytes) -> None:
+        """Data of a transport that was given up in the very read that brought it: dropped."""
+
     def ended(self, code: int, *, local: bool) -> None:
         """The peer or the server said no."""
+        if self.done.called:
+            return  # given up while the answer was on its way through the events of one read
         error = close_error(code)
         reason = "accept check failed" if local else (error.name if code else "request rejected")
         self.done.errback(StageError("accept", reason, error))
 
     def lost(self, error: DmsgError, code: int) -> None:
         """The connection went before an answer came."""
-        self.done.errback(StageError("accept", "server connection lost", error))
+        if not self.done.called:
+            self.done.errback(StageError("accept", "server connection lost", error))
 
 
 class ServerSession:
@@ -162,7 +173,7 @@ class ServerSession:
                 case Accepted():
                     pending = event.stream.owner
                     assert isinstance(pending, PendingRequest)
-                    pending.done.callback(event.stream)
+                    pending.answered()
                 case RequestReceived():
                     self._user.requested(self, event.stream)
                 case HandshakeDone():
