@@ -36,6 +36,7 @@ from dmsg.mux.wire import (
     split_frames,
 )
 from dmsg.sansio.limits import RecentSet
+from dmsg.sansio.window import OUTSTANDING_LIMIT
 
 
 @dataclass(frozen=True, slots=True)
@@ -240,7 +241,9 @@ class Connection:
             self._emit(ack)
         if stream.state is StreamState.CLOSING:
             self.consumed(stream, size)
-        elif stream.gate.unread_bytes > self.config.receive_limit_bytes:
+        elif stream.gate.unread_bytes > self.config.receive_limit_bytes or (
+            not ack and len(stream.gate.held) > OUTSTANDING_LIMIT  # each costs memory, however little it carries
+        ):
             self._fail(stream, CloseReason.SLOW_CONSUMER, events)
         elif size:
             events.append(DataReceived(stream, plaintext[data_start:end]))
