@@ -189,9 +189,11 @@ class Switch:
             self._end_both(half, CloseReason.SLOW_CONSUMER, events)
         elif waiting.queued_bytes > self.limits.queue_soft_bytes and waiting not in self._stuck:
             self._stuck[waiting] = self._now + self.limits.slow_consumer_timeout_s
-        if self.queued_bytes > self.limits.queued_total_bytes and not self.held:
-            heaviest = sorted(self.ports.values(), key=lambda port: port.queued_from, reverse=True)
-            self.held.update(port for port in heaviest[: self._HEAVY_SENDERS] if port.queued_from)
+        if self.queued_bytes > self.limits.queued_total_bytes:
+            if not self.held:
+                heaviest = sorted(self.ports.values(), key=lambda port: port.queued_from, reverse=True)
+                self.held.update(port for port in heaviest[: self._HEAVY_SENDERS] if port.queued_from)
+            self.held.add(half.port)  # and whoever goes on: the limit has to hold
 
     def unqueued(self, half: Half, size: int) -> None:
         """Told by a port that ``size`` queued bytes towards ``half`` are on their way or dropped."""
@@ -234,14 +236,12 @@ class Switch:
             self._end(half, CloseReason.BAD_ID, events, by="server", tell=half.other)
         reason = self._refuse_request(port, half, transport_id, payload)
         if reason is not None:
-            port.emit(encode_close(transport_id, reason))
-            events.append(RequestRefused(port, reason_name(reason)))
+            self._refuse(port, transport_id, reason, events)
             return
         target = self.ports[payload[33:REQUEST_BYTES]]
         target_id = target.free_id(self._random)
         if target_id is None:
-            port.emit(encode_close(transport_id, CloseReason.BUSY))
-            events.append(RequestRefused(port, reason_name(CloseReason.BUSY)))
+            self._refuse(port, transport_id, CloseReason.BUSY, events)
             return
         asking = Half(port, transport_id, initiator=True)
         asked = Half(target, target_id, initiator=False)
@@ -249,6 +249,11 @@ class Switch:
         port.pending_requests += 1
         self._pending.append((self._now + self.limits.request_timeout_s, asking))
         target.emit(encode_frame(REQUEST, target_id, payload))
+
+    def _refuse(self, port: Port, transport_id: int, reason: int, events: list[SwitchEvent]) -> None:
+        port.remember(transport_id)  # the client may have given up meanwhile: its CLOSE is no offence
+        port.emit(encode_close(transport_id, reason))
+        events.append(RequestRefused(port, reason_name(reason)))
 
     def _refuse_request(self, port: Port, half: Half | None, transport_id: int, payload: bytes) -> int | None:
         limits = self.limits
@@ -299,8 +304,9 @@ class Switch:
     # --- ends ------------------------------------------------------------------------------------------------------
 
     def _end_both(self, half: Half, reason: int, events: list[SwitchEvent]) -> None:
-        other = half.other
-        self._end(half, reason, events, by="server", tell=other)
+        if half.port.halves.get(half.id) is not half:
+            return  # over already: a client's transport to itself has both halves on one port
+        self._end(half, reason, events, by="server", tell=half.other)
         if not half.port.gone:
             half.port.emit(encode_close(half.id, reason))
 
