@@ -23,6 +23,8 @@ from dmsg.crypto.keys import SecretKey, write_key_file
 from dmsg.testing.network import LocalNetwork
 
 ROOT = Path(__file__).parents[2]
+#: Twisted keeps a descriptor in reserve for when there are none left, and never closes it.
+_RESERVED = "ignore:unclosed file <_io.TextIOWrapper name='/dev/null':ResourceWarning"
 
 
 class Lines(io.StringIO):
@@ -70,7 +72,15 @@ class Command:
 
     async def ready(self) -> dict[str, Any]:
         """What it prints when it is ready; its error if it never is."""
-        return await self.stdout.wait_for(event="ready")
+        waiting = Deferred.fromCoroutine(self.stdout.wait_for(event="ready"))
+
+        def over(outcome: Any) -> Any:
+            if not waiting.called:
+                waiting.cancel()
+            return outcome
+
+        self.ended.addBoth(over)
+        return await waiting
 
     async def stop(self) -> None:
         """Interrupt it and wait until it is gone."""
@@ -137,7 +147,7 @@ class Process:
 
     def __init__(self, arguments: tuple[str, ...], directory: Path, environ: dict[str, str]) -> None:
         self.popen = subprocess.Popen(
-            [sys.executable, "-W", "error", "-m", *arguments],
+            [sys.executable, "-W", "error", "-W", _RESERVED, "-m", *arguments],
             cwd=directory,
             env=environ,
             stdin=subprocess.DEVNULL,
