@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from twisted.internet.base import DelayedCall
+from twisted.internet.interfaces import IDelayedCall
 from twisted.internet.task import Clock
 
 from dmsg.glue.pacer import Pacer
@@ -14,8 +14,8 @@ from dmsg.glue.pacer import Pacer
 class Turns(Clock):
     """A clock on which "in the next turn" takes a second: a plain Clock would go through all turns in one advance."""
 
-    def callLater(self, when: float, what: Callable[..., object], *args: Any, **kwargs: Any) -> DelayedCall:
-        return super().callLater(when or 1.0, what, *args, **kwargs)
+    def callLater(self, delay: float, callable: Any, *args: object, **kw: object) -> IDelayedCall:
+        return super().callLater(delay or 1.0, callable, *args, **kw)
 
 
 def noting(done: list[str], name: str, *, expensive: bool) -> Callable[[], bool]:
