@@ -216,18 +216,22 @@ class Connection:
     def receive_data(self, data: bytes, now: float) -> list[Event]:
         """Take bytes from the network. ``RemoteProtocolError`` means that the connection must be dropped."""
         events: list[Event] = []
-        for record in self._records.open(data):
-            plaintext = self._tail + record if self._tail else record
-            frames, used = split_frames(plaintext)
-            self._tail = plaintext[used:]
-            for kind, stream_id, start, end in frames:
-                stream = self.streams.get(stream_id)
-                if kind == FWD and stream is not None:
-                    self._on_fwd(stream, plaintext, start, end, events)
-                elif kind == ACK and stream is not None:
-                    self._on_ack(stream, plaintext[start:end], events)
-                else:
-                    self._on_rare_frame(kind, stream_id, stream, plaintext[start:end], events)
+        try:
+            for record in self._records.open(data):
+                plaintext = self._tail + record if self._tail else record
+                frames, used = split_frames(plaintext)
+                self._tail = plaintext[used:]
+                for kind, stream_id, start, end in frames:
+                    stream = self.streams.get(stream_id)
+                    if kind == FWD and stream is not None:
+                        self._on_fwd(stream, plaintext, start, end, events)
+                    elif kind == ACK and stream is not None:
+                        self._on_ack(stream, plaintext[start:end], events)
+                    else:
+                        self._on_rare_frame(kind, stream_id, stream, plaintext[start:end], events)
+        except RemoteProtocolError as error:
+            error.events = events  # they have happened, whatever came after them
+            raise
         return events
 
     def _on_fwd(self, stream: Stream, plaintext: bytes, start: int, end: int, events: list[Event]) -> None:

@@ -155,27 +155,31 @@ class Switch:
         halves = port.halves
         dirty = self.dirty
         port.bytes_in += len(data)
-        for record in port.records.open(data):
-            plaintext = port.tail + record if port.tail else record
-            frames, used = split_frames(plaintext)
-            port.tail = plaintext[used:] if used < len(plaintext) else b""
-            port.frames_in += len(frames)
-            for kind, transport_id, start, end in frames:
-                half = halves.get(transport_id)
-                if half is None or not half.open or kind < FWD or end - start < SEQUENCE_BYTES or kind > ACK:
-                    self._on_rare_frame(port, half, kind, transport_id, plaintext[start:end], events)
-                    continue
-                half.bytes += end - start
-                target = half.target
-                prefix = half.fwd_prefix if kind == FWD else half.ack_prefix
-                if target.direct:
-                    # type and id anew, size and payload as they came
-                    target.out += (prefix, plaintext[start - 2 : end])
-                    if not target.dirty:
-                        target.dirty = True
-                        dirty.append(target)
-                else:
-                    self._enqueue(half, prefix + plaintext[start - 2 : end], events)
+        try:
+            for record in port.records.open(data):
+                plaintext = port.tail + record if port.tail else record
+                frames, used = split_frames(plaintext)
+                port.tail = plaintext[used:] if used < len(plaintext) else b""
+                port.frames_in += len(frames)
+                for kind, transport_id, start, end in frames:
+                    half = halves.get(transport_id)
+                    if half is None or not half.open or kind < FWD or end - start < SEQUENCE_BYTES or kind > ACK:
+                        self._on_rare_frame(port, half, kind, transport_id, plaintext[start:end], events)
+                        continue
+                    half.bytes += end - start
+                    target = half.target
+                    prefix = half.fwd_prefix if kind == FWD else half.ack_prefix
+                    if target.direct:
+                        # type and id anew, size and payload as they came
+                        target.out += (prefix, plaintext[start - 2 : end])
+                        if not target.dirty:
+                            target.dirty = True
+                            dirty.append(target)
+                    else:
+                        self._enqueue(half, prefix + plaintext[start - 2 : end], events)
+        except RemoteProtocolError as error:
+            error.events = events  # they have happened, whatever came after them
+            raise
         return events
 
     def _enqueue(self, half: Half, frame: bytes, events: list[SwitchEvent]) -> None:
