@@ -401,6 +401,34 @@ async def test_w17_dials_that_are_given_up_while_they_are_answered(world):
         assert session.is_ready
 
 
+@sync
+async def test_w17_an_end_and_a_fault_in_one_read(world):
+    """A transport's end is told although what came right behind it in the same bytes cost the whole connection."""
+    async with world() as w:
+        server, pinned = await w.raw_server()
+        client = await w.client(pinned)
+        raw = await w.soon(server.accept())
+        raw.on_frame = lambda frame: (
+            frame.kind == REQUEST and not raw.send_frame(ACCEPT, frame.transport_id, frame.payload)
+        )
+        transport = await w.soon(client.dial(SecretKey.generate().public_key))
+        recorder = w.Recorder()
+        transport.attach(recorder)
+        raw.send_frames([(FWD, transport.stream.id, b"\0\0last"), (CLOSE, transport.stream.id, b"\0"), (OK, 0, b"")])
+        await w.soon(recorder.lost, 2.0)
+        assert recorder.received == b"last"
+        await w.soon(raw.lost())
+
+        # and at a server: what was opened and ended before the fault is in its log
+        peer = await w.echoer()
+        guilty = await w.raw()
+        assert (await w.soon(guilty.request(peer.public_key, 2))).kind == ACCEPT
+        guilty.send_frames([(CLOSE, 2, b"\0"), (0x7F, 2, b"")])
+        await w.soon(guilty.lost(), 2.0)
+        ended = [event for event in w.log.of(ev.TransportClosed) if event.initiator == str(guilty.key.public_key)]
+        assert [event.transport_id for event in ended] == [2]
+
+
 # --- W18 -------------------------------------------------------------------------------------------------------------
 
 
