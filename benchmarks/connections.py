@@ -102,7 +102,9 @@ def _idle(sizes: Sizes) -> list[Row]:
             result = load.ask("open", count=count, per_second=_FILL_PER_S, limit_s=60, timeout_s=90)
             after = server.rss_kib()
             if result["admitted"] != count or server.ask("stats")["connections"] != count + 50:
-                raise RuntimeError(f"{result['admitted']} of {count} connections were admitted, {result['failed']} refused")
+                raise RuntimeError(
+                    f"{result['admitted']} of {count} connections were admitted, {result['failed']} refused"
+                )
             held.append((after - before) / count)
             load.close()
             server.close()
