@@ -11,7 +11,6 @@ from twisted.internet.endpoints import TCP4ServerEndpoint
 from twisted.internet.task import deferLater
 
 from benchmarks.processes import raise_open_files
-from benchmarks.roles.discovery import connect_discovery
 from dmsg.address import HostPort
 from dmsg.crypto.keys import SecretKey
 from dmsg.mux.server import DmsgServer
@@ -29,13 +28,17 @@ class Role:
         self.key = SecretKey.generate()
         with contextlib.closing(socket.create_server(("127.0.0.1", 0))) as probe:
             self.port = probe.getsockname()[1]
-        url = options.get("discovery")
+        discovery = None
+        if options.get("discovery"):
+            from benchmarks.roles.discovery import connect_discovery  # HTTP takes long to import and most need none
+
+            discovery = connect_discovery(options["discovery"], reactor)
         self.server = DmsgServer(
             reactor,
             self.key,
             TCP4ServerEndpoint(reactor, self.port, backlog=1024, interface="127.0.0.1"),
             public_address=HostPort("127.0.0.1", self.port),
-            discovery=connect_discovery(url, reactor) if url else None,
+            discovery=discovery,
             limits=dataclasses.replace(ServerLimits(), **options.get("limits", {})),
         )
 
