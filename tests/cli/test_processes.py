@@ -16,7 +16,8 @@ from twisted.internet.task import deferLater
 
 from dmsg.crypto.keys import SecretKey, write_key_file
 
-pytestmark = pytest.mark.system
+# Each starts several interpreters, which a busy machine may take its time over.
+pytestmark = [pytest.mark.system, pytest.mark.time_limit(120)]
 
 ROOT = Path(__file__).parents[2]
 NOWHERE = "http://127.0.0.1:1"
@@ -169,7 +170,6 @@ def test_a_reader_that_has_gone_ends_nothing(tmp_path):
     assert (result.returncode, result.stderr) == (0, b"")
 
 
-@pytest.mark.time_limit(60)
 @pytest_twisted.ensureDeferred
 async def test_the_demo_shows_that_everything_works(start, tmp_path):
     demo = start("--size", "2", "--dir", str(tmp_path / "demo"), module="dmsg.cli.demo")
