@@ -63,6 +63,7 @@ def test_public_keys_are_values() -> None:
     assert not any(key == other for other in (BOB.public_key, key.raw, str(key)))
     assert sorted([key, BOB.public_key]) == sorted([BOB.public_key, key])
     assert repr(key) == f"PublicKey({key})"
+    assert bytes(key) == key.raw and str(key) == key.raw.hex()
     with pytest.raises(AttributeError):
         key.raw = b""
 
