@@ -7,7 +7,7 @@ data that comes before a protocol is attached waits for it, ``connectionLost`` i
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Final, cast
 from typing import Protocol as TypingProtocol
 
@@ -78,6 +78,8 @@ class DmsgTransport:
         self.security = "hop"
         self.producer: IProducer | None = None
         self.protocol: IProtocol | None = None
+        #: Called once, after the protocol was told that it is over.
+        self.on_over: Callable[[], object] | None = None
         self._link = link
         self._host = host
         self._peer = peer
@@ -307,5 +309,9 @@ class DmsgTransport:
         producer, self.producer = self.producer, None
         if producer is not None:
             producer.stopProducing()
-        if self.protocol is not None:
-            self.protocol.connectionLost(reason)
+        try:
+            if self.protocol is not None:
+                self.protocol.connectionLost(reason)
+        finally:
+            if self.on_over is not None:
+                self.on_over()
