@@ -15,6 +15,7 @@ from dmsg.address import HostPort
 from dmsg.crypto.keys import SecretKey
 from dmsg.mux.server import DmsgServer
 from dmsg.mux.switch import ServerLimits
+from dmsg.ops.tuning import settle_memory
 
 USES_TWISTED = True
 
@@ -46,6 +47,7 @@ class Role:
         """Listen."""
         self.server.startService()
         await self.server.listening()
+        settle_memory()  # as the twistd role does
         return {"key": str(self.key.public_key), "port": self.port}
 
     async def do(self, command: str, arguments: dict[str, Any]) -> dict[str, Any]:
