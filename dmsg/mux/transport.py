@@ -185,7 +185,7 @@ class DmsgTransport:
     def attach(self, protocol: IProtocol) -> None:
         """Connect ``protocol``: ``connectionMade`` now, what has come already right after."""
         self.protocol = protocol
-        protocol.makeConnection(self)
+        self._guarded(protocol.makeConnection, self)
         if self._inbox or self._ending is not None:
             self._pump_soon()
 
@@ -200,7 +200,7 @@ class DmsgTransport:
         """The stream takes more: let the producer go on."""
         if self.producer is not None and self._producer_paused:
             self._producer_paused = False
-            cast(IPullProducer, self.producer).resumeProducing()
+            self._guarded(cast(IPullProducer, self.producer).resumeProducing)
             if not self._streaming:
                 self._pull_again()
 
@@ -223,16 +223,18 @@ class DmsgTransport:
 
     def _hand_over(self, data: bytes) -> None:
         if not self.disconnecting and self.connected:
-            try:
-                cast(IProtocol, self.protocol).dataReceived(data)
-            except Exception:
-                # an application's fault ends its own transport and nothing else, as the reactor does for sockets
-                failure = Failure()
-                _log.failure("Unhandled error in {protocol}", failure=failure, protocol=self.protocol)
-                self._abort(failure, CloseReason.REFUSED)
-                return
+            self._guarded(cast(IProtocol, self.protocol).dataReceived, data)
         self._link.connection.consumed(self.stream, len(data))
         self._link.flush_soon()
+
+    def _guarded(self, call: Callable[..., object], *arguments: object) -> None:
+        """Call the application: its fault ends its own transport and nothing else, as the reactor does for sockets."""
+        try:
+            call(*arguments)
+        except Exception:
+            failure = Failure()
+            _log.failure("Unhandled error in {protocol}", failure=failure, protocol=self.protocol)
+            self._abort(failure, CloseReason.REFUSED)
 
     def _pump_soon(self) -> None:
         if not self._pump_scheduled:
@@ -257,7 +259,7 @@ class DmsgTransport:
         if self.stream.blocked:
             self._producer_paused = True
         else:
-            cast(IPullProducer, self.producer).resumeProducing()
+            self._guarded(cast(IPullProducer, self.producer).resumeProducing)
             self._pull_again()
 
     def _close(self) -> None:
@@ -267,7 +269,7 @@ class DmsgTransport:
             self._link.connection.consumed(self.stream, len(self._inbox.popleft()))
         if self._link.connection.close(self.stream):
             self.ended(CloseReason.NORMAL, local=True)
-        else:
+        elif self._lingering is None:
             self._linger(self.stream.acked_bytes)
         self._link.flush_soon()
 
