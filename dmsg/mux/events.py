@@ -49,7 +49,30 @@ class RequestReceived(Event):
 
 @dataclass(slots=True)
 class Accepted(Event):
-    """The peer accepted the transport we asked for."""
+    """The peer accepted the transport we asked for; ``message`` is its part of the end-to-end handshake, if any."""
+
+    stream: Stream
+    message: bytes = b""
+
+
+@dataclass(slots=True)
+class UpgradeReceived(Event):
+    """The peer's part of the end-to-end handshake came in a FWD (carrier B)."""
+
+    stream: Stream
+    message: bytes
+
+
+@dataclass(slots=True)
+class Confirmed(Event):
+    """The initiator of a sealed stream has proved itself: the application may be told."""
+
+    stream: Stream
+
+
+@dataclass(slots=True)
+class EndReceived(Event):
+    """The peer has ended its stream: nothing more comes, provably."""
 
     stream: Stream
 
