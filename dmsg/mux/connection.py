@@ -21,6 +21,7 @@ from dmsg.mux.events import (
     Accepted,
     Confirmed,
     DataReceived,
+    EndAcked,
     EndReceived,
     Event,
     Ready,
@@ -175,6 +176,13 @@ class Connection:
         else:
             secured.state = StreamState.CONFIRMING
         return secured
+
+    def go_on(self, stream: Stream) -> None:
+        """A stream has taken over what another path left: send it, and let its writer go on if it may."""
+        self._queue(stream)
+        if stream.blocked and len(stream.pending) <= self.config.resume_bytes:
+            stream.blocked = False
+            self.writable.append(stream)
 
     def end(self, stream: Stream) -> None:
         """Nothing more will be written to ``stream``: half-close. Base streams know no such thing."""
@@ -333,6 +341,7 @@ class Connection:
             events.append(EndReceived(stream))
 
     def _on_ack(self, stream: Stream, payload: bytes, events: list[Event]) -> None:
+        was_acked = stream.end_acked
         confirming = stream.state is StreamState.CONFIRMING
         try:
             if stream.state not in DATA_STATES:
@@ -343,6 +352,8 @@ class Connection:
             return
         if confirming:
             events.append(Confirmed(stream))
+        if stream.end_acked and not was_acked:
+            events.append(EndAcked(stream))
         if stream.sendable:
             self._queue(stream)
         elif stream.state is StreamState.CLOSING and stream.finished:
@@ -363,8 +374,9 @@ class Connection:
             if kind != CLOSE and stream_id not in self._recent:
                 self._emit(encode_close(stream_id, CloseReason.NORMAL))
         elif kind == CLOSE:
+            proven = stream.proves_close(payload)
             self._forget(stream)
-            events.append(StreamClosed(stream, close_reason(payload), local=False))
+            events.append(StreamClosed(stream, close_reason(payload), local=False, proven=proven))
         elif kind == ACCEPT:
             if stream.state is StreamState.REQUESTED and self._is_answer(payload, stream.request):
                 if len(stream.request) == REQUEST_BYTES:
@@ -464,8 +476,9 @@ class Connection:
     def _finish(self, stream: Stream, reason: int) -> None:
         if stream.ack_due and stream.state in DATA_STATES:
             self._emit(stream.take_ack())  # the peer's close may wait for it
+        frame = stream.close_frame(reason)
         self._forget(stream)
-        self._emit(encode_close(stream.id, reason))
+        self._emit(frame)
 
     def _fail(self, stream: Stream, reason: int, events: list[Event]) -> None:
         self._finish(stream, reason)
@@ -475,7 +488,7 @@ class Connection:
         if stream.state is StreamState.OFFERED:
             self._offered -= 1
         stream.move(StreamState.CLOSED)
-        stream.pending.clear()
+        stream.discard()
         del self.streams[stream.id]
         self._recent.add(stream.id)
 

@@ -16,15 +16,19 @@ from dmsg.errors import (
     Busy,
     DialError,
     DiscoveryError,
+    DowngradeRefused,
     EntryNotFound,
     NoCommonServer,
     SessionTimeout,
     StageError,
+    Unsupported,
 )
 from dmsg.interfaces import IDiscovery
+from dmsg.mux.negotiation import Carrier, Security
+from dmsg.mux.pending import Opened
 from dmsg.mux.pool import ServerPool
+from dmsg.mux.secure import Resume, promises_security
 from dmsg.mux.session import ServerSession
-from dmsg.mux.stream import Stream
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +44,23 @@ class DialConfig:
     entries: int = 1_024
 
 
-Dialled = tuple[ServerSession, Stream]
+@dataclass(frozen=True, slots=True)
+class Known:
+    """What discovery says of a peer: its relays, and whether it promises end-to-end security."""
+
+    servers: tuple[PublicKey, ...]
+    promised: bool
+    until: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Wish:
+    """What a dial is for."""
+
+    target: PublicKey
+    service: str = ""
+    security: Security = Security.PREFER
+    resume: Resume | None = None
 
 
 class Dialer:
@@ -59,101 +79,138 @@ class Dialer:
         self._pool = pool
         self._discovery = discovery
         self._uniform = uniform
-        self._known: dict[PublicKey, tuple[float, tuple[PublicKey, ...]]] = {}
+        self._known: dict[PublicKey, Known] = {}
 
-    async def dial(self, target: PublicKey, timeout_s: float | None, attempts: list[Attempt]) -> Dialled:
-        """An open stream to ``target``; what was tried is added to ``attempts``. Raises ``DialError``.
+    async def dial(self, wish: Wish, timeout_s: float | None, attempts: list[Attempt]) -> Opened:
+        """An open stream as ``wish`` says; what was tried is added to ``attempts``. Raises ``DialError``.
 
         Cancelling closes whatever was under way.
         """
-        started = self._clock.seconds()
         limit_s = self.config.timeout_s if timeout_s is None else timeout_s
-        race = _Race(self, target, attempts, started)
+        race = _Race(self, wish, attempts, self._clock.seconds())
 
         def timed_out(result: object, _: float) -> Failure:
             race.note("accept" if race.asked else "connect", "", "timeout", SessionTimeout("the dial", limit_s))
-            return Failure(DialError(str(target), attempts))
+            return Failure(DialError(str(wish.target), attempts))
 
-        running: Deferred[Dialled] = ensureDeferred(self._run(target, race))
+        running: Deferred[Opened] = ensureDeferred(self._run(race))
         try:
             return await running.addTimeout(limit_s, self._clock, timed_out)
         except DialError:
-            self._known.pop(target, None)
+            self._known.pop(wish.target, None)
             raise
 
-    async def _run(self, target: PublicKey, race: _Race) -> Dialled:
-        known = self._known_servers(target)
-        servers = await self._look_up(target, race) if known is None else known
+    async def promises(self, peer: PublicKey) -> bool:
+        """Whether the signed entry of ``peer`` promises end-to-end security.
+
+        Without discovery, or when it cannot be reached, it counts as promised: nobody is spoken to in the clear because
+        a look-up failed (extension, section 1). A key without an entry has promised nothing.
+        """
+        known = self._known.get(peer)
+        if known is not None and known.until >= self._clock.seconds():
+            return known.promised
+        if self._discovery is None:
+            return True
+        try:
+            return (await self._fetch(self._discovery, peer)).promised
+        except EntryNotFound:
+            return False
+        except DiscoveryError:
+            return True
+
+    async def _run(self, race: _Race) -> Opened:
+        race.known = await self._look_up(race)
         connected = self._pool.sessions
-        order = sorted(servers, key=lambda server: (server not in connected, self._uniform()))
+        order = sorted(race.known.servers, key=lambda server: (server not in connected, self._uniform()))
         if not order:
             race.note("discovery", "", "no common server", NoCommonServer("the entry names no server to go through"))
-            raise DialError(str(target), race.attempts)
+            raise DialError(str(race.wish.target), race.attempts)
         if len(order) == 1:
-            return await self._through(order[0], target, race)
+            return await self._through(order[0], race)
         return await race.run(order)
 
-    def _known_servers(self, target: PublicKey) -> tuple[PublicKey, ...] | None:
+    async def _look_up(self, race: _Race) -> Known:
+        target = race.wish.target
         if self._discovery is None:
-            return (*self._pool.sessions, *(one for one in self._pool.pinned if one not in self._pool.sessions))
+            others = (one for one in self._pool.pinned if one not in self._pool.sessions)
+            return Known((*self._pool.sessions, *others), promised=True)
         known = self._known.get(target)
-        if known is None or known[0] < self._clock.seconds():
-            return None
-        return known[1]
-
-    async def _look_up(self, target: PublicKey, race: _Race) -> tuple[PublicKey, ...]:
-        assert self._discovery is not None
+        if known is not None and known.until >= self._clock.seconds() and race.wish.resume is None:
+            return known
         try:
-            entry = await self._discovery.get_entry(target)
+            return await self._fetch(self._discovery, target)
         except DiscoveryError as error:
             race.note("discovery", "", "no entry" if isinstance(error, EntryNotFound) else "unavailable", error)
             # Pinned servers need no discovery: the peer may be on one of them.
-            return tuple(self._pool.pinned)
+            return Known(tuple(self._pool.pinned), promised=True)
+
+    async def _fetch(self, discovery: IDiscovery, peer: PublicKey) -> Known:
+        entry = await discovery.get_entry(peer)
         delegated = entry.client.delegated_servers if entry.client is not None else None
-        servers = tuple(delegated or ())
+        until = self._clock.seconds() + self.config.entry_lifetime_s
+        known = Known(tuple(delegated or ()), promises_security(entry.version), until)
         while len(self._known) >= self.config.entries:
             del self._known[next(iter(self._known))]
-        self._known[target] = (self._clock.seconds() + self.config.entry_lifetime_s, servers)
-        return servers
+        self._known[peer] = known
+        return known
 
-    async def _through(self, server: PublicKey, target: PublicKey, race: _Race) -> Dialled:
+    async def _through(self, server: PublicKey, race: _Race) -> Opened:
         try:
-            return await self.attempt(server, target, race)
+            return await self.attempt(server, race)
         except StageError as error:
             race.note(error.stage, str(server), error.reason, error.error or error)
-            raise DialError(str(target), race.attempts) from None
+            raise DialError(str(race.wish.target), race.attempts) from None
 
-    async def attempt(self, server: PublicKey, target: PublicKey, race: _Race) -> Dialled:
+    async def attempt(self, server: PublicKey, race: _Race) -> Opened:
         """Try one server; raises ``StageError``."""
         session = await self._pool.get(server)
         race.asked = True
+        wish = race.wish
+        carrier = self._carrier(session, race)
         try:
-            stream = await session.request(target)
+            try:
+                return await session.request(wish.target, carrier, service=wish.service, resume=wish.resume)
+            except StageError as error:
+                if carrier is not Carrier.REQUEST or not isinstance(error.error, Unsupported):
+                    raise
+            # the peer's own connection to this server is a base one, or somebody says so: never less than carrier B
+            return await session.request(wish.target, Carrier.FORWARD, service=wish.service, resume=wish.resume)
         except Busy as error:
             raise StageError("request", error.name, error) from None
-        return session, stream
+
+    def _carrier(self, session: ServerSession, race: _Race) -> Carrier:
+        wish = race.wish
+        if wish.security is Security.HOP or (wish.security is Security.PREFER and not race.known.promised):
+            if wish.service:
+                raise StageError("request", Unsupported.name, Unsupported("base peers know no services", by="local"))
+            return Carrier.NONE
+        if not race.known.promised:
+            error = DowngradeRefused("the peer's entry promises no end-to-end security", by="local")
+            raise StageError("request", error.name, error)
+        return Carrier.REQUEST if session.connection.extended else Carrier.FORWARD
 
 
 class _Race:
     """One dial over several servers: they start one after another, the first that gets through wins (RFC 8305)."""
 
-    def __init__(self, dialer: Dialer, target: PublicKey, attempts: list[Attempt], started: float) -> None:
+    def __init__(self, dialer: Dialer, wish: Wish, attempts: list[Attempt], started: float) -> None:
+        self.wish = wish
+        self.known = Known((), promised=True)
         self.attempts = attempts
         self.asked = False
         self._dialer = dialer
-        self._target = target
         self._started = started
-        self._running: dict[PublicKey, Deferred[Dialled]] = {}
+        self._running: dict[PublicKey, Deferred[Opened]] = {}
         self._waiting: list[PublicKey] = []
         self._timer: IDelayedCall | None = None
-        self._done: Deferred[Dialled] = Deferred(lambda _: self._stop())
+        self._done: Deferred[Opened] = Deferred(lambda _: self._stop())
 
     def note(self, stage: str, server: str, reason: str, error: BaseException | None) -> None:
         """Add to the tree of attempts."""
         elapsed_ms = (self._dialer._clock.seconds() - self._started) * 1000
         self.attempts.append(Attempt(stage, server, elapsed_ms, reason, error))
 
-    def run(self, servers: list[PublicKey]) -> Deferred[Dialled]:
+    def run(self, servers: list[PublicKey]) -> Deferred[Opened]:
         """Fires with the first to get through; fails with ``DialError`` when none did."""
         self._waiting = servers
         self._next()
@@ -168,15 +225,14 @@ class _Race:
         server = self._waiting.pop(0)
         if self._waiting:
             self._timer = self._dialer._clock.callLater(self._dialer.config.stagger_s, self._next)
-        attempt = ensureDeferred(self._dialer.attempt(server, self._target, self))
+        attempt = ensureDeferred(self._dialer.attempt(server, self))
         self._running[server] = attempt
         attempt.addCallbacks(self._won, self._failed, callbackArgs=(server,), errbackArgs=(server,))
 
-    def _won(self, dialled: Dialled, server: PublicKey) -> None:
+    def _won(self, dialled: Opened, server: PublicKey) -> None:
         self._running.pop(server, None)
         if self._done.called:
-            session, stream = dialled
-            session.refuse(stream, 0)  # somebody else was faster in the same turn
+            dialled.session.abort_stream(dialled.stream)  # somebody else was faster in the same turn
             return
         self._stop()
         self._done.callback(dialled)
@@ -193,7 +249,7 @@ class _Race:
         if self._waiting:
             self._next()
         elif not self._running:
-            self._done.errback(DialError(str(self._target), self.attempts))
+            self._done.errback(DialError(str(self.wish.target), self.attempts))
 
     def _stop(self) -> None:
         self._waiting = []

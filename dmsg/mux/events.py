@@ -71,6 +71,13 @@ class Confirmed(Event):
 
 
 @dataclass(slots=True)
+class EndAcked(Event):
+    """The peer has everything this side wrote, and knows that it is everything."""
+
+    stream: Stream
+
+
+@dataclass(slots=True)
 class EndReceived(Event):
     """The peer has ended its stream: nothing more comes, provably."""
 
@@ -87,8 +94,12 @@ class DataReceived(Event):
 
 @dataclass(slots=True)
 class StreamClosed(Event):
-    """The stream is over. ``code`` is the CLOSE reason; ``local`` tells whether this side ended it."""
+    """The stream is over. ``code`` is the CLOSE reason; ``local`` tells whether this side ended it.
+
+    ``proven`` says that the peer itself sealed the reason; otherwise the relay may have made it up.
+    """
 
     stream: Stream
     code: int
     local: bool
+    proven: bool = False

@@ -101,6 +101,11 @@ class Inbound:
         """Whether the REQUEST carried no handshake."""
         return len(self.stream.request) == REQUEST_BYTES
 
+    @property
+    def is_sealed(self) -> bool:
+        """Whether the peer's handshake message has been read."""
+        return self._handshake is not None
+
     def read(self, message: bytes | None = None) -> tuple[str, Resume | None]:
         """Take handshake message 1: the service wanted, and what is to be resumed. Raises ``IntegrityError``."""
         if message is None:

@@ -15,7 +15,7 @@ from dmsg.crypto.box import BOX_OVERHEAD_BYTES, CipherState
 from dmsg.errors import CryptoError
 from dmsg.mux.secure import SecureKeys
 from dmsg.mux.stream import Stream, StreamFault, StreamState
-from dmsg.mux.wire import ACK, FWD, HEADER, SEQUENCE_BYTES, CloseReason
+from dmsg.mux.wire import ACK, CLOSE, FWD, HEADER, SEQUENCE_BYTES, CloseReason
 
 HASH_BYTES: Final = 4
 #: More would make a sequence ambiguous.
@@ -24,6 +24,7 @@ OUTSTANDING_LIMIT: Final = 32_767
 NOTHING_YET: Final = 0xFFFF
 _FWD_AD: Final = bytes((FWD,))
 _ACK_AD: Final = bytes((ACK,))
+_CLOSE_AD: Final = bytes((CLOSE,))
 _ACK_BYTES: Final = SEQUENCE_BYTES + HASH_BYTES
 
 
@@ -202,6 +203,22 @@ class SecureStream(Stream):
         inner = self._received_sequence.to_bytes(2, "big") + self._receive_hash[:HASH_BYTES]
         sealed = self._sender.seal(_ACK_AD, inner)
         return HEADER.pack(ACK, self.id, len(sealed)) + sealed
+
+    def close_frame(self, reason: int) -> bytes:
+        """A CLOSE whose reason is also there sealed, so that the peer knows it is no invention of the relay."""
+        code = bytes((reason,))
+        payload = code + self._sender.seal(_CLOSE_AD, code)
+        return HEADER.pack(CLOSE, self.id, len(payload)) + payload
+
+    def proves_close(self, payload: bytes) -> bool:
+        """Whether the sealed reason is there, is the peer's, and is the reason given in the clear."""
+        try:
+            return len(payload) > 1 and self._receiver.open(_CLOSE_AD, payload[1:]) == payload[:1]
+        except CryptoError:
+            return False
+
+    def discard(self) -> None:
+        """Nothing is forgotten: it may go on over another path."""
 
     def _open(self, associated: bytes, payload: bytes) -> bytes:
         try:

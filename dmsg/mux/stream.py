@@ -10,7 +10,7 @@ from __future__ import annotations
 from enum import Enum
 
 from dmsg.crypto.keys import PublicKey
-from dmsg.mux.wire import ACK, FWD, HEADER, HEADER_BYTES, SEQUENCE_BYTES, CloseReason
+from dmsg.mux.wire import ACK, FWD, HEADER, HEADER_BYTES, SEQUENCE_BYTES, CloseReason, encode_close
 from dmsg.sansio.buffer import ByteQueue
 from dmsg.sansio.window import AckGate, SendWindow
 
@@ -129,6 +129,11 @@ class Stream:
         """Whether a closing stream has nothing left to wait for, so that CLOSE may be sent."""
         return self.drained
 
+    @property
+    def end_acked(self) -> bool:
+        """Whether the peer has acknowledged the end of our stream. Base streams have no such end."""
+        return False
+
     def end(self) -> None:
         """Nothing more will be written."""
 
@@ -173,6 +178,18 @@ class Stream:
     def ack_frame(self, sequence: int) -> bytes:
         """An ACK frame."""
         return HEADER.pack(ACK, self.id, SEQUENCE_BYTES) + sequence.to_bytes(2, "big")
+
+    def close_frame(self, reason: int) -> bytes:
+        """The CLOSE frame of this stream."""
+        return encode_close(self.id, reason)
+
+    def proves_close(self, payload: bytes) -> bool:
+        """Whether the peer itself, and not only the relay, sent a CLOSE with ``payload``. Base peers cannot say."""
+        return False
+
+    def discard(self) -> None:
+        """The stream is over: forget what waits to be sent."""
+        self.pending.clear()
 
     def take_ack(self) -> bytes:
         """The cumulative ACK that is due; base streams have none."""

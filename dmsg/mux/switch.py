@@ -23,6 +23,7 @@ from dmsg.mux.wire import (
     ACCEPT,
     ACK,
     CLOSE,
+    CLOSE_LIMIT_BYTES,
     EXTENDED_REQUEST_LIMIT_BYTES,
     FWD,
     OK,
@@ -221,7 +222,9 @@ class Switch:
         elif half is None:
             self._on_stray(port, kind, transport_id)
         elif kind == CLOSE:
-            self._end(half, close_reason(payload), events, by=half.side, tell=half.other, payload=payload[:1])
+            self._end(
+                half, close_reason(payload), events, by=half.side, tell=half.other, payload=payload[:CLOSE_LIMIT_BYTES]
+            )
         elif kind == ACCEPT and half.accepts(payload):
             self._on_accept(half, payload, events)
         else:
