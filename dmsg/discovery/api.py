@@ -20,7 +20,7 @@ from werkzeug.exceptions import HTTPException
 
 from dmsg.crypto.keys import PublicKey
 from dmsg.discovery.entry import Entry
-from dmsg.discovery.http_limits import JSON_TYPE, DiscoveryLimits, LimitedSite, message
+from dmsg.discovery.http_limits import JSON_TYPE, DiscoveryLimits, LimitedSite, address_group, message
 from dmsg.discovery.store import NS_PER_S, Random, shielded
 from dmsg.errors import (
     BadInput,
@@ -202,20 +202,10 @@ class DiscoveryApi:
         return None if rate_per_s is None else RateLimiterTable(rate_per_s, burst, self.limits.rate_addresses)
 
     def _check_rate(self, request: Request, now_ns: int) -> None:
+        group = address_group(getattr(request.getClientAddress(), "host", ""))
         table = self._post_rate if request.method == b"POST" else self._get_rate
-        if table is not None and not table.take(_address_group(request), now_ns / NS_PER_S):
+        if table is not None and not table.take(group, now_ns / NS_PER_S):
             raise RateLimitedByDiscovery
-
-
-def _address_group(request: Request) -> str:
-    """What counts as one address: an IPv4 address, or the /64 an IPv6 host can choose from at will."""
-    host: str = getattr(request.getClientAddress(), "host", "")
-    if ":" not in host:
-        return host
-    head, _, tail = host.partition("::")
-    groups = head.split(":")
-    missing = 8 - len(groups) - (tail.count(":") + 1 if tail else 0)
-    return ":".join((groups + ["0"] * missing)[:4])
 
 
 def _respond(request: Any, status: int, body: bytes) -> bytes:

@@ -8,14 +8,13 @@ at their limit while they come in.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Awaitable
+from collections.abc import Coroutine
 from http.cookiejar import CookieJar, DefaultCookiePolicy
 from typing import Any, Final, TypeVar
 from urllib.parse import urlsplit
 
 from treq.client import HTTPClient
 from twisted.internet.defer import CancelledError, Deferred
-from twisted.internet.defer import TimeoutError as DeferredTimeoutError
 from twisted.internet.interfaces import IReactorTime
 from twisted.internet.protocol import Protocol, connectionDone
 from twisted.python.failure import Failure
@@ -108,14 +107,17 @@ class _PlainAgent:
         answer: Deferred[IResponse] = self._agent.request(method, uri, headers, bodyProducer)
         return answer.addCallback(self._check)
 
-    def _check(self, response: IResponse) -> IResponse:
-        if response.headers.hasHeader(b"content-encoding"):
-            body = _Body(0)
-            body.done.addErrback(lambda _: None)
-            response.deliverBody(body)
-            body._abort()
-            raise DiscoveryUnavailable("the answer is encoded")
-        return response
+    def _check(self, response: IResponse) -> IResponse | Deferred[IResponse]:
+        if not response.headers.hasHeader(b"content-encoding"):
+            return response
+        unread = _Body(ENTRY_LIMIT_BYTES)
+        response.deliverBody(unread)
+        refused: Deferred[Any] = unread.done.addCallback(self._refuse)
+        return refused
+
+    @staticmethod
+    def _refuse(_: bytes) -> IResponse:
+        raise DiscoveryUnavailable("the answer is encoded")
 
 
 class _Pins:
@@ -283,20 +285,35 @@ class HttpDiscovery:
 
         return await self._within(exchange())
 
-    async def _within(self, work: Any) -> T:
-        try:
-            running: Awaitable[T] = Deferred.fromCoroutine(work).addTimeout(self._timeout_s, self._clock)
-            return await running
-        except (DiscoveryError, CancelledError):
-            raise
-        except DeferredTimeoutError:
-            raise DiscoveryUnavailable(f"no answer within {self._timeout_s:g} s") from None
-        except Exception as error:
-            # Connecting, TLS, HTTP: whatever the libraries call it, there is no answer.
-            raise DiscoveryUnavailable(_describe(error)) from error
+    def _within(self, work: Coroutine[Any, Any, T]) -> Deferred[T]:
+        """``work`` within the time limit. (Twisted's HTTP client gives its own names to being cancelled.)"""
+        running: Deferred[Any] = Deferred.fromCoroutine(work)
+
+        def stop(error: Exception) -> None:
+            done.errback(error)
+            running.cancel()
+
+        def too_late() -> None:
+            stop(DiscoveryUnavailable(f"no answer within {self._timeout_s:g} s"))
+
+        def finish(outcome: Any) -> None:
+            if timer.active():
+                timer.cancel()
+            if done.called:
+                return  # stopped: what became of it is nobody's concern
+            if isinstance(outcome, Failure) and not outcome.check(DiscoveryError):
+                # Connecting, TLS, HTTP: whatever the libraries call it, there is no answer.
+                done.errback(DiscoveryUnavailable(_describe(outcome.value)))
+            else:
+                done.callback(outcome)
+
+        done: Deferred[T] = Deferred(lambda _: stop(CancelledError()))
+        timer = self._clock.callLater(self._timeout_s, too_late)
+        running.addBoth(finish)
+        return done
 
 
-def _describe(error: Exception) -> str:
+def _describe(error: BaseException | None) -> str:
     """``error`` with what it is a wrapper of, as Twisted's HTTP client has it."""
     reasons = getattr(error, "reasons", None) or []
     inner = ", ".join(type(reason.value).__name__ for reason in reasons if isinstance(reason, Failure))

@@ -102,6 +102,11 @@ class Entry:
     _signed_text: bytes = field(default=b"", init=False, repr=False, compare=False)
     _whole_text: bytes = field(default=b"", init=False, repr=False, compare=False)
 
+    @property
+    def delegated_servers(self) -> tuple[PublicKey, ...]:
+        """The relays the entity can be reached through as a client; empty when it is none, or on none."""
+        return (self.client.delegated_servers or ()) if self.client is not None else ()
+
     # --- reading -------------------------------------------------------------------------------------------------
 
     @classmethod

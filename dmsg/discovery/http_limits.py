@@ -11,6 +11,7 @@ import json
 from collections import Counter
 from dataclasses import dataclass
 from io import BytesIO
+from ipaddress import IPv6Address
 from typing import Any, Final
 
 from twisted.internet.interfaces import IAddress
@@ -61,6 +62,18 @@ class DiscoveryLimits:
 def message(text: str, status: int) -> bytes:
     """The body of every answer that is not an entry: the reference's ``HTTPMessage``."""
     return json.dumps({"message": text, "code": status}, separators=(",", ":")).encode()
+
+
+def address_group(host: str) -> str:
+    """What counts as one address: an IPv4 address (mapped into IPv6 or not), or the /64 an IPv6 host can choose from."""
+    if ":" not in host:
+        return host
+    try:
+        address = IPv6Address(host.partition("%")[0])
+    except ValueError:
+        return host
+    mapped = address.ipv4_mapped
+    return str(mapped) if mapped is not None else f"{int(address) >> 64:016x}::/64"
 
 
 class LimitedRequest(Request):
@@ -138,7 +151,7 @@ class LimitedChannel(HTTPChannel):
         limits = self.site.limits
         self.maxHeaders = limits.headers
         self.totalHeadersSize = self.MAX_LENGTH = limits.headers_bytes
-        self._host = getattr(self.transport.getPeer(), "host", "")
+        self._host = address_group(getattr(self.transport.getPeer(), "host", ""))
         self._counted = True
         self.site.connections += 1
         self.site.hosts[self._host] += 1
@@ -205,7 +218,7 @@ class LimitedSite(Site):
         """A channel for a new connection, or ``None`` (which closes it) when there are too many."""
         if self.connections >= self.limits.connections:
             return None
-        if self.hosts[getattr(addr, "host", "")] >= self.limits.connections_per_address:
+        if self.hosts[address_group(getattr(addr, "host", ""))] >= self.limits.connections_per_address:
             return None
         return super().buildProtocol(addr)  # type: ignore[no-untyped-call]
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 import random as stdlib_random
 from collections import OrderedDict
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar
 from urllib.parse import unquote, urlsplit
 
@@ -29,6 +30,9 @@ T = TypeVar("T")
 
 NS_PER_S: Final = 1_000_000_000
 DAY_S: Final = 24 * 3600.0
+#: Entries kept as they were read, and the largest of them in bytes: at most about 25 MiB.
+CACHED_ENTRIES: Final = 4096
+CACHED_BODY_BYTES: Final = 2048
 
 
 class Random(Protocol):
@@ -87,10 +91,15 @@ def expired(sequence: int, timestamp: int) -> EntryNotFound:
     return EntryNotFound(next_sequence=next_sequence(sequence), after_timestamp=timestamp)
 
 
+#: Lists of servers are asked for much more often than servers change. The key of the cache is the content itself, so it
+#: cannot be out of date.
+_known_entry: Final = lru_cache(maxsize=CACHED_ENTRIES)(Entry.parse)
+
+
 def stored_entry(body: bytes) -> Entry:
     """An entry as a store wrote it; ``DiscoveryUnavailable`` if somebody else has been at it."""
     try:
-        return Entry.parse(body)
+        return _known_entry(body) if len(body) <= CACHED_BODY_BYTES else Entry.parse(body)
     except DiscoveryError as error:
         raise DiscoveryUnavailable(f"a stored entry is damaged ({error})") from None
 

@@ -9,29 +9,32 @@ from twisted.internet.interfaces import IDelayedCall, IReactorTime
 
 
 class Pacer:
-    """Calls what it is given in order, one for each turn of the reactor.
+    """Calls what it is given in order, one expensive thing for each turn of the reactor.
 
-    The caller bounds how much waits; a handshake costs some hundred microseconds, a forwarded frame a few.
+    Work returns whether it was expensive: a handshake costs some hundred microseconds, a piece of a message as little as
+    a forwarded frame. The caller bounds how much waits.
     """
 
     def __init__(self, clock: IReactorTime) -> None:
         self._clock = clock
-        self._waiting: deque[Callable[[], None]] = deque()
+        self._waiting: deque[Callable[[], bool]] = deque()
         self._next: IDelayedCall | None = None
 
-    def submit(self, work: Callable[[], None]) -> None:
-        """Do ``work`` now if nothing waits and nothing was done this turn, else in its turn."""
-        if self._next is None:
-            self._next = self._clock.callLater(0, self._turn)
-            work()
-        else:
+    def submit(self, work: Callable[[], bool]) -> bool:
+        """Do ``work`` now if nothing expensive was done this turn, else in its turn; tells whether it is done."""
+        if self._next is not None:
             self._waiting.append(work)
+            return False
+        if work():
+            self._next = self._clock.callLater(0, self._turn)
+        return True
 
     def _turn(self) -> None:
         self._next = None
-        if self._waiting:
-            self._next = self._clock.callLater(0, self._turn)
-            self._waiting.popleft()()
+        while self._waiting:
+            if self._waiting.popleft()():
+                self._next = self._clock.callLater(0, self._turn)
+                return
 
     def stop(self) -> None:
         """Forget what waits."""

@@ -35,7 +35,7 @@ class Handshake:
     peer's is in the event. Base peers send none and discard ours.
     """
 
-    __slots__ = ("_buffer", "_deadline", "_noise", "_out", "_payload", "_peer_payload", "_role", "_step")
+    __slots__ = ("_buffer", "_deadline", "_noise", "_out", "_payload", "_peer_payload", "_role", "_step", "messages")
 
     def __init__(
         self,
@@ -61,6 +61,8 @@ class Handshake:
         self._out: list[bytes] = []
         self._deadline: float | None = now + timeout_s
         self._step = 0
+        #: How many messages of the peer's were looked at: the expensive part.
+        self.messages = 0
         if initiator:
             self._write(b"")
 
@@ -81,6 +83,7 @@ class Handshake:
         return []
 
     def _on_message(self, message: bytes) -> Event | None:
+        self.messages += 1
         try:
             self._peer_payload = self._noise.read_message(message)
             if self._noise.result is None:

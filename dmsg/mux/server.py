@@ -49,6 +49,8 @@ _DRAIN_POLL_S: Final = 0.05
 _CLOSE_TIMEOUT_S: Final = 2.0
 #: Timeouts of the switch are kept to this precision.
 _TICK_S: Final = 0.25
+#: Why a stranger is not read from while what it sent waits for its turn.
+_TURN: Final = "turn"
 
 
 class _ServerShell(Shell):
@@ -67,11 +69,21 @@ class _ServerShell(Shell):
 
     def dataReceived(self, data: bytes) -> None:
         if isinstance(self.core, Handshake):
-            self.server.pacer.submit(lambda: Shell.dataReceived(self, data))
+            if not self.server.pacer.submit(lambda: self._in_turn(data)):
+                # One read of each stranger waits and no more: it neither piles up nor is overtaken by what follows.
+                self.hold(_TURN, True)
             return
         if self.throttle is not None:
             self.throttle.read(len(data))
         super().dataReceived(data)
+
+    def _in_turn(self, data: bytes) -> bool:
+        """Go on with the handshake; tells whether that was more than taking in a piece of a message."""
+        core = self.core
+        before = core.messages if isinstance(core, Handshake) else 0
+        Shell.dataReceived(self, data)
+        self.hold(_TURN, False)
+        return self.core is not core or not isinstance(core, Handshake) or core.messages != before
 
 
 class _ServerFactory(Factory):
@@ -390,8 +402,12 @@ class DmsgServer(Service):
 
     def _arm(self) -> None:
         due = self.switch.next_timeout()
-        if due is not None and (self._timer is None or not self._timer.active()):
+        if due is None:
+            return
+        if self._timer is None or not self._timer.active():
             self._timer = self.reactor.callLater(max(_TICK_S, due - self.reactor.seconds()), self._tick)
+        elif due < self._timer.getTime() - _TICK_S:  # what came later may have less time
+            self._timer.reset(max(_TICK_S, due - self.reactor.seconds()))
 
     def _tick(self) -> None:
         self._act(self.switch.handle_timeout(self.reactor.seconds()))

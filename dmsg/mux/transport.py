@@ -121,8 +121,10 @@ class DmsgTransport(StreamOwner):
             if isinstance(data, str):
                 raise TypeError("data must be bytes")
             data = bytes(data)
-        if not data or not self.connected or self.disconnecting or self._write_ended:
+        if not data or not self.connected or self._write_ended:
             return
+        if self.disconnecting and self.producer is None:
+            return  # a producer that is waited for may still write
         if self._detached:
             pause = self._keep(data)
         elif self.stream.state is not StreamState.OPEN:

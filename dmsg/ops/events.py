@@ -63,17 +63,17 @@ ENVELOPE: Final = (
 
 @dataclass(slots=True)
 class ServerStarted(Event):
-    """A server listens."""
+    """A server or discovery listens."""
 
     NAME = "server_started"
-    public_key: Annotated[str, "key of the server"] = ""
-    address: Annotated[str, "address it publishes"] = ""
+    public_key: Annotated[str, "key of the server; empty for discovery"] = ""
+    address: Annotated[str, "address it publishes or listens on"] = ""
     version: Annotated[str, "version of the program"] = ""
 
 
 @dataclass(slots=True)
 class ServerStopped(Event):
-    """A server has stopped; the last event of a run that was not killed."""
+    """A server or discovery has stopped; the last event of a run that was not killed."""
 
     NAME = "server_stopped"
     reason: Annotated[str, "why, as a short fixed text"] = ""

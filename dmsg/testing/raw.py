@@ -198,14 +198,15 @@ class RawConnection(Protocol):
         self._frames.clear()
         return frames
 
-    async def lost(self) -> Failure:
+    async def lost(self) -> BaseException:
         """Wait for the end of the connection and give its reason."""
         if self.lost_reason is None:
             waiter: Deferred[None] = Deferred()
             self._lost_waiters.append(waiter)
             await waiter
         assert self.lost_reason is not None
-        return self.lost_reason
+        assert self.lost_reason.value is not None
+        return self.lost_reason.value
 
     async def request(self, target: PublicKey, transport_id: int) -> RawFrame:
         """Send a REQUEST for ``target`` and wait for the ACCEPT or CLOSE that answers it."""
@@ -288,12 +289,14 @@ async def connect_raw(
     *,
     shake: bool = True,
     random: Random = os.urandom,
+    connection: RawConnection | None = None,
 ) -> RawConnection:
     """A raw client of ``server`` behind ``endpoint``, its handshake done unless ``shake`` is false.
 
-    The server's OK is the first frame to be asked for. Raises what connecting raises, and the reason of a loss.
+    ``connection`` is used if given, otherwise one is made. The server's OK is the first frame to be asked for. Raises
+    what connecting raises, and the reason of a loss.
     """
-    raw = RawConnection(key or SecretKey.generate(random), server, shake=shake, random=random)
+    raw = connection or RawConnection(key or SecretKey.generate(random), server, shake=shake, random=random)
     await endpoint.connect(_Factory(lambda: raw))
     if shake:
         await raw.sealed()

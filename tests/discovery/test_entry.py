@@ -208,6 +208,12 @@ def test_both_halves_in_one_entry(make_entry: Any) -> None:
     again.verify()
 
 
+def test_delegated_servers_at_a_glance(make_entry: Any, key_of: Any) -> None:
+    assert make_entry("alice", servers=("s",)).delegated_servers == (key_of("s").public_key,)
+    assert make_entry("relay", address="10.0.0.1:80").delegated_servers == ()
+    assert Entry("0.0.1", 0, 0, key_of("a").public_key, ClientPart(None)).delegated_servers == ()
+
+
 def test_sequences_wrap() -> None:
     assert next_sequence(2**64 - 1) == 0
     with pytest.raises(WrongSequence):
@@ -320,9 +326,11 @@ def test_unknown_members_may_hold_any_json(make_entry: Any) -> None:
 
 def test_an_entry_that_grows_beyond_the_limit_when_written_is_refused(key_of: Any) -> None:
     version = "<" * (ENTRY_LIMIT_BYTES // 3)
-    data = '{"version":"%s","signature":"s","client":{},"static":"%s"}' % (version, key_of("alice").public_key)
+    body = {"version": version, "signature": "s", "client": {}, "static": str(key_of("alice").public_key)}
+    data = json.dumps(body).encode()
+    assert len(data) < ENTRY_LIMIT_BYTES
     with pytest.raises(BadInput):
-        Entry.parse(data.encode())
+        Entry.parse(data)
 
 
 # --- properties --------------------------------------------------------------------------------------------------------

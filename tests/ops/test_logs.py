@@ -113,7 +113,7 @@ def test_every_event_becomes_one_line_of_its_schema(made: list[Event], ts: float
         text = encoder.encode(event, ts)
         assert text.count(b"\n") == 1 and text.endswith(b"\n") and text.isascii()
         line = json.loads(text, parse_constant=pytest.fail)
-        assert line["seq"] == seq and line["event"] == event.NAME and line["ts"] == pytest.approx(ts)
+        assert line["seq"] == seq and line["event"] == event.NAME and line["ts"] == pytest.approx(ts, abs=1e-6)
         for column in events.describe_event(type(event)).fields:
             value, written = getattr(event, column.name), line[column.name]
             assert type(written) is column.type

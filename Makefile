@@ -1,0 +1,83 @@
+# Everything starts here: "make test" from nothing, "make demo" to see it work.
+# PYTHON chooses the interpreter (3.10 or newer) the virtual environment is made of: make test PYTHON=python3.12
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+DOCS_STAMP := $(VENV)/.docs-installed
+
+.DEFAULT_GOAL := help
+.PHONY: help venv demo test lint format bench soak docs news clean system-packages
+
+help:
+	@echo "make demo    relays, discovery and clients on this machine, end to end"
+	@echo "make test    install what is missing, then all gates: ruff, mypy, pytest"
+	@echo "make lint    the gates without the tests;  make format repairs what it can"
+	@echo "make bench   the figures of the README;    make soak  a long run under load"
+	@echo "make docs    the documentation as HTML;    make news  a preview of NEWS.rst"
+	@echo "make venv    only the virtual environment; make clean removes all of it"
+
+venv: $(STAMP)
+
+# Made anew when setup.cfg changes, so that it never holds what is no longer asked for.
+$(STAMP): setup.cfg | system-packages
+	rm -rf $(VENV)
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[redis,test,lint,bench]'
+	touch $@
+
+$(DOCS_STAMP): $(STAMP)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[docs]'
+	touch $@
+
+# What pip cannot install: venv itself (Debian's python3 comes without) and a Redis for the tests of that store.
+# Nothing happens where both are there.
+system-packages:
+	@set -e; missing=""; \
+	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' \
+	    || { echo "Python 3.10 or newer is needed: make PYTHON=..." >&2; exit 1; }; \
+	$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || missing="$$missing python3-venv"; \
+	command -v redis-server >/dev/null || missing="$$missing redis-server"; \
+	test -n "$$missing" || exit 0; \
+	echo "installing:$$missing"; \
+	command -v apt-get >/dev/null \
+	    || { echo "please install$$missing: apt-get is not here to do it" >&2; exit 1; }; \
+	if [ "$$(id -u)" = 0 ]; then sudo=""; elif command -v sudo >/dev/null; then sudo="sudo"; \
+	else echo "please install$$missing: neither root nor sudo is available" >&2; exit 1; fi; \
+	$$sudo env DEBIAN_FRONTEND=noninteractive sh -c \
+	    "apt-get update -qq && apt-get install -y -qq --no-install-recommends$$missing" </dev/null >/dev/null \
+	    || { echo "please install$$missing: apt-get could not" >&2; exit 1; }
+
+demo: venv
+	$(BIN)/python -m dmsg.cli.demo
+
+# pytest comes last: its closing line is the last line of all.
+test: lint
+	$(BIN)/python -m pytest
+
+lint: venv
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+format: venv
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+bench: venv
+	$(BIN)/python -m benchmarks
+
+soak: venv
+	$(BIN)/python -m benchmarks soak
+
+docs: $(DOCS_STAMP)
+	$(BIN)/python -m sphinx -W --keep-going -b html docs docs/_build/html
+
+news: $(DOCS_STAMP)
+	$(BIN)/towncrier build --draft
+
+clean:
+	rm -rf $(VENV) build dist *.egg-info docs/_build .mypy_cache .ruff_cache .hypothesis .coverage htmlcov
+	rm -f twisted/plugins/dropin.cache
+	find dmsg twisted tests -name __pycache__ -type d -prune -exec rm -rf {} +

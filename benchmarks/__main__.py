@@ -1,0 +1,43 @@
+"""``python -m benchmarks [names] [--json FILE] [--quick]``"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import os
+import sys
+from pathlib import Path
+from typing import Final
+
+from benchmarks import report
+from benchmarks.processes import raise_open_files
+from benchmarks.sizes import FULL, QUICK
+
+BENCHES: Final = ("relay_cost", "throughput", "dials", "connections", "stuck_receiver", "discovery")
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run the benches named (all of them if none is); 1 when a target was missed."""
+    parser = argparse.ArgumentParser(prog="benchmarks", description="Measure dmsg on this machine, over loopback.")
+    parser.add_argument("names", nargs="*", metavar="name", help=f"of {', '.join(BENCHES)}; all by default")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the results there, too")
+    parser.add_argument("--quick", action="store_true", help="a tenth of the time; rougher figures")
+    options = parser.parse_args(arguments)
+    names = options.names or list(BENCHES)
+    unknown = sorted(set(names) - set(BENCHES))
+    if unknown:
+        parser.error(f"no such bench: {', '.join(unknown)}")
+    raise_open_files()
+    facts = report.machine()
+    rows: list[report.Row] = []
+    for name in names:
+        print(f"{name} …", file=sys.stderr, flush=True)
+        rows += importlib.import_module(f"benchmarks.{name}").run(QUICK if options.quick else FULL)
+    print(report.as_table(rows, facts), end="")
+    if options.json:
+        options.json.write_text(report.as_json(rows, facts, os.getloadavg()))
+    return int(any(one.met is False for one in rows))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,110 @@
+"""New connections while others talk, and what an idle one holds in memory.
+
+A load process opens connections at an even pace; two clients play ping-pong meanwhile. Their tail without the load is
+measured right before, in each repeat. All processes share the machine's cores.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from benchmarks.processes import Cast, Child
+from benchmarks.report import Row, row
+from benchmarks.sizes import Sizes
+
+NAME: Final = "connections"
+_P99_TIMES_LIMIT: Final = 2.0
+_RATE_SHARE: Final = 0.98
+_IDLE_LIMIT_KIB: Final = 24.0
+#: The load comes from few addresses, and slowly it may be: neither is what is measured.
+_LIMITS: Final = {"half_open_per_address": 10_000, "half_open": 10_000, "connections_per_address": 10_000}
+#: Idle connections are opened at this pace.
+_FILL_PER_S: Final = 600.0
+_SETTLE_TIMEOUT_S: Final = 10.0
+
+
+def run(sizes: Sizes) -> list[Row]:
+    """Rows of rate, tail latency, cost and memory."""
+    return [*_pace(sizes), *_idle(sizes)]
+
+
+def _pace(sizes: Sizes) -> list[Row]:
+    count = int(sizes.connect_per_s * sizes.connect_s)
+    rates: list[float] = []
+    ratios: list[float] = []
+    tails: list[tuple[float, float]] = []
+    costs: list[float] = []
+    admission_ms: list[float] = []
+    with Cast() as cast:
+        server = cast.start("server", limits=_LIMITS)
+        echo = cast.start("client", server=server.facts, listen="echo")
+        pinger = cast.start("client", server=server.facts)
+        load = cast.start("load", server=server.facts)
+        _play(pinger, echo, 0.2)  # warm
+        for _ in range(sizes.repeats):
+            load.ask("prepare", count=count)
+            start = server.cpu_s()
+            alone = _play(pinger, echo, sizes.connect_s / 2)
+            ping_s = (server.cpu_s() - start) / alone["rounds"]
+            before = server.cpu_s()
+            pinger.send("pings", target=echo.facts["key"], size=64, rounds=10**9, seconds=sizes.connect_s)
+            result = load.ask("open", count=count, per_second=sizes.connect_per_s, limit_s=4 * sizes.connect_s + 5)
+            loaded = pinger.answer()
+            spent = server.cpu_s() - before
+            if result["failed"]:
+                raise RuntimeError(f"{result['failed']} of {count} connections were refused")
+            costs.append((spent - ping_s * loaded["rounds"]) / count * 1e6)
+            rates.append(result["admitted"] / result["elapsed_s"])
+            admission_ms.append(result["p99_ms"])
+            tails.append((alone["p99_ms"], loaded["p99_ms"]))
+            ratios.append(loaded["p99_ms"] / alone["p99_ms"])
+            load.ask("close")
+            _settle(server, 2)
+    target = _RATE_SHARE * sizes.connect_per_s
+    return [
+        row(
+            NAME,
+            f"admitted at {sizes.connect_per_s:g} a second for {sizes.connect_s:g} s",
+            rates,
+            "per s",
+            at_least=target,
+        ),
+        row(NAME, "ping-pong p99 under that, times alone", ratios, "x", at_most=_P99_TIMES_LIMIT),
+        row(NAME, "ping-pong p99 alone", [one for one, _ in tails], "ms"),
+        row(NAME, "ping-pong p99 under load", [one for _, one in tails], "ms"),
+        row(NAME, "admission, p99", admission_ms, "ms"),
+        row(NAME, "CPU a connection, server", costs, "µs"),
+    ]
+
+
+def _play(pinger: Child, echo: Child, seconds: float) -> dict[str, float]:
+    result = pinger.ask("pings", target=echo.facts["key"], size=64, rounds=10**9, seconds=seconds)
+    return {"p99_ms": result["p99_ms"], "rounds": result["rounds"]}
+
+
+def _settle(server: Child, connections: int) -> None:
+    for _ in range(int(_SETTLE_TIMEOUT_S / 0.05)):
+        if server.ask("stats", pause_s=0.05)["connections"] <= connections:
+            return
+    raise RuntimeError("closed connections are still counted")
+
+
+def _idle(sizes: Sizes) -> list[Row]:
+    count = sizes.idle_connections
+    held: list[float] = []
+    with Cast() as cast:
+        for _ in range(min(2, sizes.repeats)):  # a fresh server each time: memory that was used once stays
+            server = cast.start("server", limits=_LIMITS)
+            load = cast.start("load", server=server.facts)
+            load.ask("prepare", count=50)
+            load.ask("open", count=50, per_second=_FILL_PER_S, limit_s=10)  # what is imported and set up once
+            load.ask("prepare", count=count, timeout_s=60)
+            before = server.rss_kib()
+            result = load.ask("open", count=count, per_second=_FILL_PER_S, limit_s=60, timeout_s=90)
+            after = server.rss_kib()
+            if result["admitted"] != count or server.ask("stats")["connections"] != count + 50:
+                raise RuntimeError(f"only {result['admitted']} of {count} connections were admitted")
+            held.append((after - before) / count)
+            load.close()
+            server.close()
+    return [row(NAME, f"memory of an idle connection, {count:,} open", held, "KiB", at_most=_IDLE_LIMIT_KIB)]

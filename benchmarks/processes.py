@@ -1,0 +1,137 @@
+"""Processes a bench starts, talks to and measures from outside.
+
+A child reads one JSON command a line and answers each with one JSON line; it ends when its standard input does, so
+that none outlives the bench.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import select
+import subprocess
+import sys
+import time
+from contextlib import ExitStack, suppress
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Final
+
+ROOT: Final = Path(__file__).resolve().parent.parent
+_START_TIMEOUT_S: Final = 30.0
+_END_TIMEOUT_S: Final = 5.0
+
+
+class ChildFailed(Exception):
+    """A child process died, answered with an error, or did not answer in time."""
+
+
+class Child:
+    """One process running ``benchmarks.roles.<role>``. ``facts`` is what it said once it was ready."""
+
+    def __init__(self, role: str, **options: Any) -> None:
+        self.role = role
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "benchmarks.child", role, json.dumps(options)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            cwd=ROOT,
+        )
+        self.pid = self._process.pid
+        try:
+            self.facts: dict[str, Any] = self._answer(_START_TIMEOUT_S)
+        except BaseException:
+            self.close()
+            raise
+
+    def send(self, command: str, **arguments: Any) -> None:
+        """Give a command without waiting for the answer."""
+        assert self._process.stdin is not None
+        self._process.stdin.write(json.dumps({"do": command, **arguments}).encode() + b"\n")
+        self._process.stdin.flush()
+
+    def answer(self, timeout_s: float = 60.0) -> dict[str, Any]:
+        """The answer to the oldest command that has not been answered. Raises ``ChildFailed``."""
+        return self._answer(timeout_s)
+
+    def ask(self, command: str, *, timeout_s: float = 60.0, **arguments: Any) -> dict[str, Any]:
+        """Give a command and wait for its answer."""
+        self.send(command, **arguments)
+        return self._answer(timeout_s)
+
+    def _answer(self, timeout_s: float) -> dict[str, Any]:
+        stdout = self._process.stdout
+        assert stdout is not None
+        # a child answers one command at a time, so nothing is left in the reader's buffer between two answers
+        if not select.select([stdout], [], [], timeout_s)[0]:
+            raise ChildFailed(f"{self.role} did not answer in {timeout_s:g} s")
+        line = stdout.readline()
+        if not line:
+            raise ChildFailed(f"{self.role} ended with {self._process.wait(_END_TIMEOUT_S)}")
+        answer: dict[str, Any] = json.loads(line)
+        if "error" in answer:
+            raise ChildFailed(f"{self.role}: {answer['error']}")
+        return answer
+
+    def cpu_s(self) -> float:
+        """CPU seconds, user and system, the process has used so far; to the nanosecond where the kernel tells."""
+        return process_cpu_s(self.pid)
+
+    def rss_kib(self) -> int:
+        """Memory of the process that is in RAM, in KiB."""
+        for line in Path(f"/proc/{self.pid}/status").read_text().splitlines():
+            if line.startswith("VmRSS:"):
+                return int(line.split()[1])
+        raise ChildFailed(f"{self.role} is gone")
+
+    def close(self) -> None:
+        """End the process, by force if it does not want to; never leaves one behind."""
+        process = self._process
+        for pipe in (process.stdin, process.stdout):
+            if pipe is not None:
+                with suppress(BrokenPipeError):
+                    pipe.close()
+        try:
+            process.wait(_END_TIMEOUT_S)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+
+class Cast:
+    """The children of one bench: started by name, all ended when the ``with`` block is left."""
+
+    def __init__(self) -> None:
+        self._stack = ExitStack()
+
+    def __enter__(self) -> Cast:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._stack.close()
+
+    def start(self, role: str, **options: Any) -> Child:
+        """Start a child."""
+        child = Child(role, **options)
+        self._stack.callback(child.close)
+        return child
+
+
+def process_cpu_s(pid: int) -> float:
+    """CPU seconds of the process ``pid`` since it started."""
+    try:
+        return time.clock_gettime(~pid << 3 | 2)  # clock_getcpuclockid(3) for another process
+    except OSError:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def raise_open_files() -> int:
+    """Let this process (and those it starts) open as many files as it may; gives the limit."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != hard:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    return hard

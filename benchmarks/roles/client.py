@@ -1,0 +1,209 @@
+"""A client of ours, with the applications the benches need on top of it."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from twisted.internet.defer import Deferred, DeferredList, ensureDeferred
+from twisted.internet.interfaces import IPushProducer
+from twisted.internet.protocol import Factory, Protocol, connectionDone
+from twisted.python.failure import Failure
+from zope.interface import implementer
+
+from benchmarks.processes import raise_open_files
+from benchmarks.report import percentile
+from benchmarks.roles.discovery import connect_discovery
+from dmsg.address import HostPort, PinnedServer, PublicKey
+from dmsg.crypto.keys import SecretKey
+from dmsg.mux.client import DmsgClient
+from dmsg.mux.transport import DmsgTransport
+
+USES_TWISTED = True
+
+
+class Sink(Protocol):
+    """Counts what comes."""
+
+    received_bytes = 0
+
+    def dataReceived(self, data: bytes) -> None:
+        """Count."""
+        Sink.received_bytes += len(data)
+
+
+class Echo(Protocol):
+    """Sends back what comes."""
+
+    def dataReceived(self, data: bytes) -> None:
+        """Send back."""
+        assert self.transport is not None
+        self.transport.write(data)
+
+
+@implementer(IPushProducer)
+class Pusher(Protocol):
+    """Writes ``total`` bytes in pieces of ``size``, whenever it may, then closes; ``done`` fires when all is acknowledged."""
+
+    def __init__(self, size: int, total: int) -> None:
+        self.done: Deferred[int] = Deferred()
+        self._piece = bytes(size)
+        self._left = total
+        self._paused = False
+
+    def connectionMade(self) -> None:
+        """Begin."""
+        self.transport.registerProducer(self, True)  # type: ignore[union-attr]
+        self.resumeProducing()
+
+    def resumeProducing(self) -> None:
+        """Write until told to pause."""
+        self._paused = False
+        transport, piece = self.transport, self._piece
+        assert transport is not None
+        while self._left > 0 and not self._paused:
+            self._left -= len(piece)
+            transport.write(piece)
+        if self._left <= 0:
+            transport.unregisterProducer()  # type: ignore[attr-defined]
+            transport.loseConnection()
+
+    def pauseProducing(self) -> None:
+        """Stop writing."""
+        self._paused = True
+
+    def stopProducing(self) -> None:
+        """Stop for good."""
+        self._paused = True
+
+    def connectionLost(self, reason: Failure = connectionDone) -> None:
+        """Everything is acknowledged, or the transport is lost."""
+        acked: int = self.transport.stream.acked_bytes  # type: ignore[union-attr]
+        self.done.callback(acked)
+
+
+class Pinger(Protocol):
+    """Sends a message, waits for its echo, and again; ``done`` fires with the round trips in milliseconds."""
+
+    def __init__(self, size: int, rounds: int, seconds: float) -> None:
+        self.done: Deferred[list[float]] = Deferred()
+        self._message = bytes(size)
+        self._rounds = rounds
+        self._until = time.perf_counter() + seconds
+        self._missing = 0
+        self._times_ms: list[float] = []
+
+    def connectionMade(self) -> None:
+        """Begin."""
+        self._ping()
+
+    def _ping(self) -> None:
+        self._missing = len(self._message)
+        self._sent_at = time.perf_counter()
+        self.transport.write(self._message)  # type: ignore[union-attr]
+
+    def dataReceived(self, data: bytes) -> None:
+        """Take the echo."""
+        self._missing -= len(data)
+        if self._missing:
+            return
+        now = time.perf_counter()
+        self._times_ms.append((now - self._sent_at) * 1000)
+        if len(self._times_ms) < self._rounds and now < self._until:
+            self._ping()
+        else:
+            self.transport.loseConnection()  # type: ignore[union-attr]
+
+    def connectionLost(self, reason: Failure = connectionDone) -> None:
+        """Tell."""
+        self.done.callback(self._times_ms)
+
+
+class Role:
+    """Options: ``server`` ({key, port}), ``discovery`` (a URL, used when given), ``listen`` (``sink`` or ``echo``)."""
+
+    def __init__(self, reactor: Any, options: dict[str, Any]) -> None:
+        raise_open_files()
+        self._reactor = reactor
+        self._options = options
+        server = options["server"]
+        pinned = PinnedServer(PublicKey.parse(server["key"]), HostPort("127.0.0.1", server["port"]))
+        url = options.get("discovery")
+        self.client = DmsgClient(
+            reactor,
+            SecretKey.generate(),
+            discovery=connect_discovery(url, reactor) if url else None,
+            servers=() if url else (pinned,),
+        )
+
+    async def start(self) -> dict[str, Any]:
+        """Connect and listen."""
+        listen = self._options.get("listen")
+        if listen:
+            self.client.listen(Factory.forProtocol({"sink": Sink, "echo": Echo}[listen]))
+        self.client.startService()
+        await self.client.when_ready()
+        return {"key": str(self.client.public_key)}
+
+    async def do(self, command: str, arguments: dict[str, Any]) -> dict[str, Any]:
+        """``push``, ``pings``, ``dials``, ``received``: see the methods."""
+        if command == "received":
+            return {"bytes": Sink.received_bytes}
+        target = PublicKey.parse(arguments.pop("target"))
+        if command == "push":
+            return await self._push(target, **arguments)
+        if command == "pings":
+            return await self._pings(target, **arguments)
+        if command == "dials":
+            return await self._dials(target, **arguments)
+        raise ValueError(command)
+
+    async def _push(self, target: PublicKey, size: int, total: int, transports: int, limit_s: float) -> dict[str, Any]:
+        """Send ``total`` bytes over ``transports`` at once; the time is up to the last acknowledgement."""
+        opened = [await self.client.dial(target) for _ in range(transports)]
+        pushers = [Pusher(size, total // transports) for _ in opened]
+        began, cpu = time.perf_counter(), time.process_time()
+        for transport, pusher in zip(opened, pushers, strict=True):
+            transport.attach(pusher)
+        give_up = self._reactor.callLater(limit_s, _abort_all, opened)
+        results = await DeferredList([pusher.done for pusher in pushers], fireOnOneErrback=True)
+        elapsed_s = time.perf_counter() - began
+        if give_up.active():
+            give_up.cancel()
+        acked = sum(amount for _, amount in results)
+        return {"acked_bytes": acked, "elapsed_s": elapsed_s, "cpu_s": time.process_time() - cpu}
+
+    async def _pings(self, target: PublicKey, size: int, rounds: int, seconds: float) -> dict[str, Any]:
+        """Round trips one after the other, until there were enough of them or the time is up."""
+        transport = await self.client.dial(target)
+        pinger = Pinger(size, rounds, seconds)
+        transport.attach(pinger)
+        times_ms = await pinger.done
+        return {
+            "rounds": len(times_ms),
+            "p50_ms": percentile(times_ms, 0.5),
+            "p90_ms": percentile(times_ms, 0.9),
+            "p99_ms": percentile(times_ms, 0.99),
+            "times_ms": [round(one, 4) for one in times_ms] if len(times_ms) <= 20_000 else [],
+        }
+
+    async def _dials(self, target: PublicKey, count: int, parallel: int) -> dict[str, Any]:
+        """Dial and close ``count`` times, ``parallel`` at a time."""
+        left = count
+
+        async def one_after_the_other() -> None:
+            nonlocal left
+            while left > 0:
+                left -= 1
+                transport = await self.client.dial(target)
+                transport.loseConnection()
+
+        began, cpu = time.perf_counter(), time.process_time()
+        workers = [ensureDeferred(one_after_the_other()) for _ in range(parallel)]
+        await DeferredList(workers, fireOnOneErrback=True, consumeErrors=True)
+        return {"elapsed_s": time.perf_counter() - began, "cpu_s": time.process_time() - cpu}
+
+
+def _abort_all(transports: list[DmsgTransport]) -> None:
+    for transport in transports:
+        transport.abortConnection()

@@ -1,0 +1,46 @@
+"""Accepts a transport and reads what comes without looking at it, so that it costs the server nothing but the relaying."""
+
+from __future__ import annotations
+
+import socket
+import time
+from typing import Any
+
+from benchmarks.raw import RawConnection
+from dmsg.address import PublicKey
+from dmsg.mux.wire import ACCEPT, REQUEST
+
+USES_TWISTED = False
+
+
+class Role:
+    """Options: ``server`` ({key, port})."""
+
+    def __init__(self, options: dict[str, Any]) -> None:
+        server = options["server"]
+        self._connection = RawConnection(server["port"], PublicKey.parse(server["key"]))
+        self.facts: dict[str, Any] = {"key": self._connection.key.hex()}
+
+    def do(self, command: str, arguments: dict[str, Any]) -> dict[str, Any]:
+        """``accept`` one request, ``drain``: read until at least ``least_bytes`` came."""
+        if command == "accept":
+            kind, transport_id, payload = self._connection.next_frame()
+            assert kind == REQUEST
+            self._connection.send(ACCEPT, transport_id, payload)
+            return {}
+        if command == "drain":
+            return self._drain(arguments["least_bytes"], arguments["limit_s"])
+        raise ValueError(command)
+
+    def _drain(self, least_bytes: int, limit_s: float) -> dict[str, Any]:
+        sock: socket.socket = self._connection.socket
+        buffer = bytearray(1 << 20)
+        began = time.perf_counter()
+        got = 0
+        while got < least_bytes and time.perf_counter() - began < limit_s:
+            got += sock.recv_into(buffer)
+        return {"bytes": got, "elapsed_s": time.perf_counter() - began}
+
+    def close(self) -> None:
+        """Close the connection."""
+        self._connection.close()

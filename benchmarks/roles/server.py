@@ -1,0 +1,52 @@
+"""A server of ours, as it is in production but for the limits a bench raises."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import socket
+from typing import Any
+
+from twisted.internet.endpoints import TCP4ServerEndpoint
+from twisted.internet.task import deferLater
+
+from benchmarks.processes import raise_open_files
+from benchmarks.roles.discovery import connect_discovery
+from dmsg.address import HostPort
+from dmsg.crypto.keys import SecretKey
+from dmsg.mux.server import DmsgServer
+from dmsg.mux.switch import ServerLimits
+
+USES_TWISTED = True
+
+
+class Role:
+    """Options: ``limits`` (fields of ServerLimits), ``discovery`` (a URL)."""
+
+    def __init__(self, reactor: Any, options: dict[str, Any]) -> None:
+        raise_open_files()
+        self._reactor = reactor
+        self.key = SecretKey.generate()
+        with contextlib.closing(socket.create_server(("127.0.0.1", 0))) as probe:
+            self.port = probe.getsockname()[1]
+        url = options.get("discovery")
+        self.server = DmsgServer(
+            reactor,
+            self.key,
+            TCP4ServerEndpoint(reactor, self.port, backlog=1024, interface="127.0.0.1"),
+            public_address=HostPort("127.0.0.1", self.port),
+            discovery=connect_discovery(url, reactor) if url else None,
+            limits=dataclasses.replace(ServerLimits(), **options.get("limits", {})),
+        )
+
+    async def start(self) -> dict[str, Any]:
+        """Listen."""
+        self.server.startService()
+        await self.server.listening()
+        return {"key": str(self.key.public_key), "port": self.port}
+
+    async def do(self, command: str, arguments: dict[str, Any]) -> dict[str, Any]:
+        """``stats`` (pause_s): the server's gauges, after a pause."""
+        assert command == "stats"
+        await deferLater(self._reactor, arguments.get("pause_s", 0.0))
+        return dict(self.server.stats())

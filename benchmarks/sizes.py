@@ -1,0 +1,73 @@
+"""How much each bench does: enough for a figure, for a quick look, or for a test that it still runs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+
+@dataclass(frozen=True, slots=True)
+class Sizes:
+    """Amounts; times in seconds."""
+
+    #: Interleaved repeats; the median is the figure.
+    repeats: int
+    relay_frames: int
+    relay_large_frames: int
+    transfer_bytes: int
+    pings: int
+    dials: int
+    connect_per_s: float
+    connect_s: float
+    idle_connections: int
+    stuck_bytes: int
+    stuck_s: float
+    discovery_entries: int
+    discovery_s: float
+
+
+FULL: Final = Sizes(
+    repeats=5,
+    relay_frames=20_000,
+    relay_large_frames=3_000,
+    transfer_bytes=64 * 1024 * 1024,
+    pings=5_000,
+    dials=5_000,
+    connect_per_s=500.0,
+    connect_s=5.0,
+    idle_connections=5_000,
+    stuck_bytes=1024 * 1024 * 1024,
+    stuck_s=5.0,
+    discovery_entries=50_000,
+    discovery_s=5.0,
+)
+QUICK: Final = Sizes(
+    repeats=3,
+    relay_frames=8_000,
+    relay_large_frames=1_000,
+    transfer_bytes=16 * 1024 * 1024,
+    pings=1_500,
+    dials=1_500,
+    connect_per_s=500.0,
+    connect_s=2.0,
+    idle_connections=1_000,
+    stuck_bytes=128 * 1024 * 1024,
+    stuck_s=2.0,
+    discovery_entries=5_000,
+    discovery_s=2.0,
+)
+TINY: Final = Sizes(
+    repeats=1,
+    relay_frames=200,
+    relay_large_frames=20,
+    transfer_bytes=256 * 1024,
+    pings=20,
+    dials=20,
+    connect_per_s=100.0,
+    connect_s=0.2,
+    idle_connections=20,
+    stuck_bytes=8 * 1024 * 1024,
+    stuck_s=0.3,
+    discovery_entries=50,
+    discovery_s=0.2,
+)

@@ -1,0 +1,125 @@
+"""A receiver that stops reading: what the server holds for it, and whether anybody else notices.
+
+``honest`` is a client of ours that pushes for some seconds: its window stops it. ``hostile`` ignores acknowledgements,
+is in league with the receiver, and opens a new transport whenever the server closes one, until everything is written.
+The ping-pong of two others is measured without and with the pressure, in turns.
+"""
+
+from __future__ import annotations
+
+import threading
+from typing import Final
+
+from benchmarks.processes import Cast, Child
+from benchmarks.report import Row, row
+from benchmarks.sizes import Sizes
+
+NAME: Final = "stuck_receiver"
+_RSS_LIMIT_MIB: Final = 2.0
+_P99_TIMES_LIMIT: Final = 1.3
+#: How fast the hostile sender pushes: half of what the server could relay, so that the others' tail tells of the
+#: queues and not of a machine without a free core.
+_HOSTILE_PER_S: Final = 50e6
+_SAMPLE_S: Final = 0.02
+
+
+def run(sizes: Sizes) -> list[Row]:
+    """Rows of memory and tail latency for both kinds of sender."""
+    return [*_honest(sizes), *_hostile(sizes)]
+
+
+class _Peak:
+    """The largest memory of a process while a ``with`` block runs, in MiB above what it was at its beginning."""
+
+    def __init__(self, child: Child) -> None:
+        self._child = child
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._watch, daemon=True)
+        self._base = self._peak = 0
+        self.rise_mib = 0.0
+
+    def __enter__(self) -> _Peak:
+        self._base = self._peak = self._child.rss_kib()
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stop.set()
+        self._thread.join()
+        self.rise_mib = (max(self._peak, self._child.rss_kib()) - self._base) / 1024
+
+    def _watch(self) -> None:
+        while not self._stop.wait(_SAMPLE_S):
+            self._peak = max(self._peak, self._child.rss_kib())
+
+
+def _pings(pinger: Child, echo: Child, seconds: float) -> float:
+    pinger.send("pings", target=echo.facts["key"], size=64, rounds=10**9, seconds=seconds)
+    p99_ms: float = pinger.answer(seconds + 20)["p99_ms"]
+    return p99_ms
+
+
+def _rows(kind: str, rises: list[float], tails: list[tuple[float, float]]) -> list[Row]:
+    ratios = [under / alone for alone, under in tails]
+    return [
+        row(NAME, f"{kind}: server memory, rise", rises, "MiB", at_most=_RSS_LIMIT_MIB),
+        row(NAME, f"{kind}: others' ping-pong p99, times alone", ratios, "x", at_most=_P99_TIMES_LIMIT),
+        row(NAME, f"{kind}: others' ping-pong p99", [under for _, under in tails], "ms"),
+    ]
+
+
+def _honest(sizes: Sizes) -> list[Row]:
+    rises: list[float] = []
+    tails: list[tuple[float, float]] = []
+    for _ in range(sizes.repeats):
+        with Cast() as cast:
+            server = cast.start("server")
+            echo = cast.start("client", server=server.facts, listen="echo")
+            pinger = cast.start("client", server=server.facts)
+            source = cast.start("client", server=server.facts)
+            stuck = cast.start("stuck_pair", server=server.facts)
+            _pings(pinger, echo, 0.3)
+            alone = _pings(pinger, echo, sizes.stuck_s)
+            with _Peak(server) as peak:
+                stuck.send("accept")
+                source.send(
+                    "push",
+                    target=stuck.facts["key"],
+                    size=16384,
+                    total=sizes.stuck_bytes,
+                    transports=1,
+                    limit_s=sizes.stuck_s,
+                )
+                stuck.answer()
+                tails.append((alone, _pings(pinger, echo, sizes.stuck_s)))
+                source.answer(sizes.stuck_s + 20)
+            rises.append(peak.rise_mib)
+    return _rows("honest", rises, tails)
+
+
+def _hostile(sizes: Sizes) -> list[Row]:
+    rises: list[float] = []
+    tails: list[tuple[float, float]] = []
+    written: list[float] = []
+    transports: list[float] = []
+    for _ in range(min(2, sizes.repeats)):
+        with Cast() as cast:
+            server = cast.start("server")
+            echo = cast.start("client", server=server.facts, listen="echo")
+            pinger = cast.start("client", server=server.facts)
+            pair = cast.start("stuck_pair", server=server.facts)
+            _pings(pinger, echo, 0.3)
+            alone = _pings(pinger, echo, sizes.stuck_s)
+            seconds = sizes.stuck_bytes / _HOSTILE_PER_S
+            with _Peak(server) as peak:
+                pair.send("flood", total=sizes.stuck_bytes, per_second=_HOSTILE_PER_S, limit_s=3 * seconds + 5)
+                tails.append((alone, _pings(pinger, echo, seconds)))
+                result = pair.answer(3 * seconds + 30)
+            rises.append(peak.rise_mib)
+            written.append(result["written_bytes"] / 2**20)
+            transports.append(result["transports"])
+    return [
+        *_rows("hostile", rises, tails),
+        row(NAME, "hostile: written", written, "MiB"),
+        row(NAME, "hostile: transports opened", transports, "transports"),
+    ]

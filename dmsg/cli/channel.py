@@ -1,0 +1,188 @@
+"""A transport as commands like it: awaited reads and writes, bounded in both directions."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from typing import Any, Final
+
+from twisted.internet.defer import Deferred
+from twisted.internet.error import ConnectionDone
+from twisted.internet.interfaces import IPushProducer
+from twisted.internet.protocol import Protocol, connectionDone
+from twisted.python.failure import Failure
+from zope.interface import implementer
+
+from dmsg.cli.exits import CommandError
+
+#: Unread bytes at which the other side is made to wait, and at which it may go on.
+UNREAD_PAUSE_BYTES: Final = 1024 * 1024
+UNREAD_RESUME_BYTES: Final = 256 * 1024
+
+
+class TransportBroken(CommandError):
+    """A transport ended before what it was for was done; ``clean`` tells whether the other side closed it in order."""
+
+    def __init__(self, message: str, *, clean: bool = False) -> None:
+        super().__init__(message)
+        self.clean = clean
+
+
+class TimedOut(CommandError):
+    """The other side did not answer in time."""
+
+
+@implementer(IPushProducer)
+class Channel(Protocol):
+    """One transport. ``clock`` (``IReactorTime``) measures time limits, which are in seconds.
+
+    ``opened`` is called with the channel once it is connected.
+    """
+
+    transport: Any
+
+    def __init__(self, clock: Any, opened: Callable[[Channel], object] | None = None) -> None:
+        self._clock = clock
+        self._opened = opened
+        self._unread: deque[bytes] = deque()
+        #: Data that has come and was not read yet.
+        self.unread_bytes = 0
+        self._reading_paused = False
+        self._reader: Deferred[None] | None = None
+        self._writers: list[Deferred[None]] = []
+        self._writing_paused = False
+        self._ended: Failure | None = None
+        self._watchers: list[Deferred[None]] = []
+
+    # --- what commands use -----------------------------------------------------------------------------------------
+
+    async def read(self, timeout_s: float | None = None) -> bytes:
+        """The next piece of data. Raises ``TransportBroken`` at the end, ``TimedOut`` after ``timeout_s``."""
+        while not self._unread:
+            if self._ended is not None:
+                raise self._broken()
+            self._reader = Deferred()
+            await self._limited(self._reader, timeout_s)
+        piece = self._unread.popleft()
+        self.unread_bytes -= len(piece)
+        if self._reading_paused and self.unread_bytes <= UNREAD_RESUME_BYTES:
+            self._reading_paused = False
+            self.transport.resumeProducing()
+        return piece
+
+    async def write(self, data: bytes, timeout_s: float | None = None) -> None:
+        """Send ``data``; returns when more may be written. Raises as :meth:`read` does."""
+        if self._ended is not None:
+            raise self._broken()
+        self.transport.write(data)
+        if self._writing_paused:
+            waiter: Deferred[None] = Deferred(self._forget)
+            self._writers.append(waiter)
+            await self._limited(waiter, timeout_s)
+        if self._ended is not None:
+            raise self._broken()
+
+    async def close(self, timeout_s: float) -> None:
+        """Close once everything written has arrived; after ``timeout_s`` at once."""
+        if self._ended is None:
+            self.transport.unregisterProducer()
+            self.transport.loseConnection()
+            self._resume_reading()
+        await self.wait_closed(timeout_s)
+
+    async def wait_closed(self, timeout_s: float) -> None:
+        """Wait for the end of the transport, and make it after ``timeout_s``."""
+        if self._ended is not None:
+            return
+        watcher: Deferred[None] = Deferred()
+        self._watchers.append(watcher)
+        # aborting ends the transport, and that is what is waited for
+        late = self._clock.callLater(timeout_s, self.abort)
+        try:
+            await watcher
+        finally:
+            if late.active():
+                late.cancel()
+
+    def abort(self) -> None:
+        """Close now; what has not been sent is dropped."""
+        if self._ended is None:
+            self.transport.abortConnection()
+
+    # --- IPushProducer, towards our own transport ------------------------------------------------------------------
+
+    def pauseProducing(self) -> None:
+        """Writers wait from now on."""
+        self._writing_paused = True
+
+    def resumeProducing(self) -> None:
+        """Writers go on."""
+        self._writing_paused = False
+        self._release_writers()
+
+    def stopProducing(self) -> None:
+        """The transport is over; ``connectionLost`` follows."""
+
+    # --- IProtocol -------------------------------------------------------------------------------------------------
+
+    def connectionMade(self) -> None:
+        """See ``IProtocol``."""
+        self.transport.registerProducer(self, True)
+        if self._opened is not None:
+            self._opened(self)
+
+    def dataReceived(self, data: bytes) -> None:
+        """See ``IProtocol``."""
+        self._unread.append(data)
+        self.unread_bytes += len(data)
+        if self.unread_bytes >= UNREAD_PAUSE_BYTES and not self._reading_paused:
+            self._reading_paused = True
+            self.transport.pauseProducing()
+        self._wake_reader()
+
+    def connectionLost(self, reason: Failure = connectionDone) -> None:
+        """See ``IProtocol``."""
+        self._ended = reason
+        self._wake_reader()
+        self._release_writers()
+        watchers, self._watchers = self._watchers, []
+        for watcher in watchers:
+            if not watcher.called:
+                watcher.callback(None)
+
+    # --- inside ----------------------------------------------------------------------------------------------------
+
+    def _broken(self) -> TransportBroken:
+        assert self._ended is not None
+        if self._ended.check(ConnectionDone):
+            return TransportBroken("the peer closed the transport", clean=True)
+        return TransportBroken(f"the transport was lost: {self._ended.getErrorMessage()}")
+
+    def _wake_reader(self) -> None:
+        reader, self._reader = self._reader, None
+        if reader is not None and not reader.called:
+            reader.callback(None)
+
+    def _release_writers(self) -> None:
+        writers, self._writers = self._writers, []
+        for writer in writers:
+            writer.callback(None)
+
+    def _forget(self, writer: Deferred[None]) -> None:
+        if writer in self._writers:
+            self._writers.remove(writer)
+
+    def _resume_reading(self) -> None:
+        if self._reading_paused:
+            self._reading_paused = False
+            self.transport.resumeProducing()
+
+    async def _limited(self, waiting: Deferred[None], timeout_s: float | None) -> None:
+        if timeout_s is None:
+            await waiting
+        else:
+            await waiting.addTimeout(timeout_s, self._clock, _timed_out)
+
+
+def _timed_out(result: object, timeout_s: float) -> None:
+    raise TimedOut(f"the peer did not answer within {timeout_s:g} s")

@@ -1,0 +1,297 @@
+"""``dmsg receive``: files from peers into a directory."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import click
+from twisted.internet.defer import CancelledError, Deferred
+from twisted.internet.protocol import Factory
+from twisted.logger import Logger
+from twisted.python.failure import Failure
+
+from dmsg.address import DmsgAddress
+from dmsg.cli.channel import Channel, TimedOut, TransportBroken
+from dmsg.cli.exits import CommandError
+from dmsg.cli.filestore import BLOCK_BYTES, PartFile, in_thread, is_same_file, storage_failure
+from dmsg.cli.filetalk import HASH_TIMEOUT_S, IDLE_TIMEOUT_S, Conversation
+from dmsg.cli.filewire import (
+    Done,
+    End,
+    Finish,
+    Have,
+    MalformedTransfer,
+    Offer,
+    Start,
+    TransferFailed,
+    check_name,
+)
+from dmsg.cli.output import human_bytes
+from dmsg.cli.settings import PUBLIC_KEY, Invocation, ParamType, common_options
+from dmsg.crypto.keys import PublicKey
+from dmsg.mux.listener import AllowKeys
+
+MAX_SIZE: Final = "10GiB"
+#: Conversations at a time: each may keep a thread busy and holds a file open.
+MAX_TRANSFERS: Final = 16
+_SIZE: Final = re.compile(r"(\d{1,15})\s*([KMGT]i?B?|B)?\Z", re.IGNORECASE)
+_log = Logger()
+
+
+class SizeType(ParamType):
+    """A number of bytes on the command line: ``1000``, ``64MiB``, ``2G``."""
+
+    name = "SIZE"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        """The number, or a usage error."""
+        if isinstance(value, int):
+            return value
+        match = _SIZE.match(value.strip())
+        if match is None:
+            self.fail(f"{value!r} is not a size such as 1000, 64MiB or 2G", param, ctx)
+        unit = (match[2] or "B").upper()
+        base = 1000 if len(unit) == 2 and unit != "B" else 1024
+        power = "BKMGT".index(unit[0])
+        return int(match[1]) * int(base**power)
+
+
+@click.command()
+@click.argument("directory", metavar="DIR", type=click.Path(exists=True, file_okay=False, writable=True))
+@click.option("--once", is_flag=True, help="End when the first sender is done with its files, or one of them failed.")
+@click.option("--allow", metavar="PK", type=PUBLIC_KEY, multiple=True, help="Accept this sender only; may be repeated.")
+@click.option("--overwrite", is_flag=True, help="Replace files that are there already.")
+@click.option("--max-size", type=SizeType(), default=MAX_SIZE, show_default=True, help="Largest file accepted.")
+@common_options
+def receive(
+    call: Invocation, directory: str, once: bool, allow: tuple[PublicKey, ...], overwrite: bool, max_size: int
+) -> None:
+    """Receive files into DIR until interrupted.
+
+    A file gets its name when it is complete and its SHA-256 is right. Without --allow, anybody who knows the key may
+    send.
+    """
+    rules = Rules(Path(directory), max_size, overwrite=overwrite)
+    call.execute(lambda reactor: run_receive(call, reactor, rules, once=once, allow=allow))
+
+
+@dataclass(frozen=True, slots=True)
+class Rules:
+    """Where files go, how large they may be in bytes, and whether they may replace others."""
+
+    directory: Path
+    max_size_bytes: int
+    overwrite: bool = False
+
+
+async def run_receive(
+    call: Invocation, reactor: Any, rules: Rules, *, once: bool = False, allow: tuple[PublicKey, ...] = ()
+) -> None:
+    """``dmsg receive``; with ``once`` returns after, or fails with, the first sender's outcome."""
+    async with call.settings.open_client(reactor, listening=True) as client:
+        receiver = Receiver(call, reactor, rules)
+        port = client.listen(receiver, policy=AllowKeys(allow) if allow else None)
+        try:
+            key = str(client.public_key)
+            call.out.result({"event": "ready", "public_key": key, "directory": str(rules.directory)}, key)
+            call.out.note(f"ready: receiving into {rules.directory}")
+            while True:
+                receiver.finished = Deferred()
+                outcome = await receiver.finished
+                if once:
+                    if outcome is not None:
+                        raise outcome
+                    return
+        finally:
+            await port.stopListening()
+            receiver.stop()
+
+
+class Receiver(Factory):
+    """Makes a conversation of every transport.
+
+    ``finished`` fires with ``None`` when a sender says that it is done, with an error when a file of it failed. That a
+    transport broke is no end: its sender will come again.
+    """
+
+    noisy = False
+
+    def __init__(self, call: Invocation, reactor: Any, rules: Rules) -> None:
+        self.finished: Deferred[CommandError | None] = Deferred()
+        self._out = call.out
+        self._reactor = reactor
+        self._rules = rules
+        self._running: dict[Channel, Deferred[None]] = {}
+        self._writing: dict[tuple[str, str], Channel] = {}
+
+    def buildProtocol(self, addr: Any) -> Channel | None:
+        """A channel for one more sender, if there is room."""
+        return Channel(self._reactor, self._opened) if len(self._running) < MAX_TRANSFERS else None
+
+    def stop(self) -> None:
+        """Break off everything; partial files stay for another time."""
+        for channel in list(self._running):
+            self._break_off(channel)
+
+    def _opened(self, channel: Channel) -> None:
+        running = Deferred.fromCoroutine(self._converse(channel))
+        self._running[channel] = running
+
+        def ended(result: object) -> None:
+            self._running.pop(channel, None)
+            channel.abort()
+            if isinstance(result, Failure) and not result.check(CancelledError):
+                _log.failure("Receiving failed", failure=result)
+
+        running.addBoth(ended)
+
+    async def _converse(self, channel: Channel) -> None:
+        talk = Conversation(channel)
+        peer: DmsgAddress = channel.transport.getPeer()
+        outcome: CommandError | None = None
+        try:
+            while True:
+                message = await talk.hear(IDLE_TIMEOUT_S)
+                if isinstance(message, End):
+                    break
+                if not isinstance(message, Offer):
+                    raise MalformedTransfer("something other than offer")
+                await self._take(talk, message, peer)
+            await channel.wait_closed(IDLE_TIMEOUT_S)
+        except TransferFailed as error:
+            self._tell_failure(error, peer)
+            await talk.give_up(error)
+            outcome = error
+        except (TransportBroken, TimedOut) as error:
+            if not (isinstance(error, TransportBroken) and error.clean):
+                self._out.note(f"from {str(peer.public_key)[:16]}…: {error}")
+            return
+        if not self.finished.called:
+            self.finished.callback(outcome)
+
+    async def _take(self, talk: Conversation, offer: Offer, peer: DmsgAddress) -> None:
+        """Receive one file."""
+        name = check_name(offer.name)
+        if offer.size > self._rules.max_size_bytes:
+            raise TransferFailed("too_big", name)
+        final = self._rules.directory / name
+        if final.is_symlink() or final.exists():
+            known = bool(offer.sha256)
+            # Only to a sender that knows the hash already is it any news that the file is here.
+            if known and await in_thread(self._reactor, lambda: is_same_file(final, offer.size, offer.sha256)):
+                await talk.say(Done())
+                return
+            if not self._rules.overwrite or not final.is_file():
+                raise TransferFailed("exists", name)
+        key = (str(peer.public_key), name)
+        older = self._writing.get(key)
+        if older is not None:
+            # Its sender has dialled again before we heard that the transport is gone.
+            self._break_off(older)
+        self._writing[key] = talk.channel
+        try:
+            await self._write(talk, offer, peer)
+        finally:
+            if self._writing.get(key) is talk.channel:
+                del self._writing[key]
+
+    def _break_off(self, channel: Channel) -> None:
+        running = self._running.get(channel)
+        if running is not None:
+            running.cancel()  # which closes its partial file
+        channel.abort()
+
+    async def _write(self, talk: Conversation, offer: Offer, peer: DmsgAddress) -> None:
+        began = self._reactor.seconds()
+        part: PartFile | None = None
+        try:
+            part = PartFile(self._rules.directory, offer.name, str(peer.public_key))
+            start = await self._agree(talk, offer, part)
+            await self._write_data(talk, offer, part)
+            finish = await talk.expect(Finish)
+            if finish.sha256 != part.sha256:
+                raise TransferFailed("mismatch", offer.name)
+            publishing = part
+            await in_thread(self._reactor, lambda: publishing.publish(overwrite=self._rules.overwrite))
+        except OSError as error:
+            raise storage_failure(error, offer.name) from error
+        except TransferFailed as error:
+            if part is not None and error.code in ("mismatch", "source", "exists"):
+                part.discard()  # of no use to anybody any more
+            raise TransferFailed(error.code, offer.name) from None
+        finally:
+            if part is not None:
+                part.close()
+        self._tell(offer, part.sha256, peer, start, self._reactor.seconds() - began, talk)
+        await talk.say(Done())
+
+    async def _agree(self, talk: Conversation, offer: Offer, part: PartFile) -> int:
+        """Say what is there, and make it what the sender goes on from."""
+        await in_thread(self._reactor, lambda: part.load(offer.size))
+        await talk.say(Have(part.offset, part.sha256))
+        start = (await talk.expect(Start, HASH_TIMEOUT_S)).offset
+        if start != part.offset:
+            if start:
+                raise MalformedTransfer("a start that was not agreed on")
+            part.restart()
+        return start
+
+    async def _write_data(self, talk: Conversation, offer: Offer, part: PartFile) -> None:
+        if offer.size - part.offset:
+            sizes = f"{human_bytes(part.offset)} of {human_bytes(offer.size)}" if part.offset else ""
+            self._out.note(f"receiving {offer.name} ({sizes or human_bytes(offer.size)})")
+        bar = self._out.bar(offer.name, offer.size, part.offset)
+        left = offer.size - part.offset
+        pieces: list[bytes] = []
+        waiting = 0
+        try:
+            while left or pieces:
+                if left and waiting < BLOCK_BYTES:
+                    piece = await talk.hear(IDLE_TIMEOUT_S)
+                    if not isinstance(piece, bytes) or len(piece) > left:
+                        raise MalformedTransfer("something other than data, or too much of it")
+                    pieces.append(piece)
+                    waiting += len(piece)
+                    left -= len(piece)
+                    bar.advance(len(piece), self._reactor.seconds())
+                    continue
+                block, pieces, waiting = b"".join(pieces), [], 0
+                await in_thread(self._reactor, lambda data=block: part.append(data))  # type: ignore[misc]
+        except (TransportBroken, TimedOut):
+            part.append(b"".join(pieces))  # what came is not sent twice
+            raise
+        finally:
+            bar.close()
+
+    def _tell(
+        self, offer: Offer, sha256: str, peer: DmsgAddress, start: int, elapsed_s: float, talk: Conversation
+    ) -> None:
+        rate = (offer.size - start) / max(elapsed_s, 1e-9)
+        self._out.result(
+            {
+                "event": "received",
+                "file": offer.name,
+                "path": str(self._rules.directory / offer.name),
+                "size_bytes": offer.size,
+                "sha256": sha256,
+                "resumed_from": start,
+                "elapsed_s": round(elapsed_s, 6),
+                "bytes_per_s": round(rate, 1),
+                "peer": str(peer.public_key),
+                "server": str(peer.server_public_key),
+                "security": talk.channel.transport.security,
+            },
+            f"received {offer.name}: {human_bytes(offer.size)} in {elapsed_s:.2f} s ({human_bytes(rate)}/s)"
+            f"  sha256 {sha256}",
+        )
+
+    def _tell_failure(self, error: TransferFailed, peer: DmsgAddress) -> None:
+        key = str(peer.public_key)
+        file = error.data["file"]
+        problem = f" ({error.problem})" if isinstance(error, MalformedTransfer) else ""
+        self._out.result(
+            {"event": "failed", "file": file, "code": error.code, "peer": key}, f"from {key[:16]}…: {error}{problem}"
+        )

@@ -1,0 +1,256 @@
+"""The file transfer protocol: what ``dmsg send`` and ``dmsg receive`` say to each other. Pure.
+
+A unit is ``u8 kind ‖ u32 length ‖ body`` (big-endian). Kind 1 is a header: one JSON object of at most
+:data:`HEADER_LIMIT_BYTES`. Kind 2 is data of a file: 1 to :data:`DATA_LIMIT_BYTES`. For each file::
+
+    sender                     receiver
+    offer name size [sha256]                    sha256 only if all of it was sent before
+                               have offset sha256   what is there of an earlier try
+    start offset                                the same offset if the hash fits, else 0
+    data …
+    finish sha256                               of the whole file
+                               done             verified and in its place
+
+and ``end`` after the last. Either side may say ``failed code`` instead, and then closes.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import re
+import struct
+import unicodedata
+from dataclasses import dataclass
+from typing import Any, ClassVar, Final
+
+from dmsg.cli.exits import CommandError, Exit
+
+VERSION: Final = 1
+HEADER: Final = 1
+DATA: Final = 2
+PREFIX: Final = struct.Struct(">BI")
+#: An offer with the longest name, every character of it escaped, fits.
+HEADER_LIMIT_BYTES: Final = 4096
+#: Bounds what one unit announces; data is passed on as it comes, so it costs no memory.
+DATA_LIMIT_BYTES: Final = 1024 * 1024
+#: Leaves room for the ending of a partial file's name within the 255 bytes file systems allow.
+NAME_LIMIT_BYTES: Final = 200
+SIZE_LIMIT_BYTES: Final = 2**63 - 1
+PART_SUFFIX: Final = ".part"
+_SHA256: Final = re.compile(r"[0-9a-f]{64}\Z")
+
+#: Code of a refusal -> what it means to a person, and the exit code it leads to.
+REFUSALS: Final[dict[str, tuple[str, Exit]]] = {
+    "bad_name": ("the name is not one a file may be received under", Exit.FAILED),
+    "too_big": ("the file is larger than the receiver allows", Exit.FAILED),
+    "exists": ("the receiver has a file of that name already", Exit.FAILED),
+    "busy": ("the receiver has too much to do, or another transfer of this file is under way", Exit.FAILED),
+    "storage": ("the receiver could not write the file", Exit.FAILED),
+    "no_space": ("the receiver has no space left", Exit.FAILED),
+    "source": ("the sender could not read the file, or it became shorter meanwhile", Exit.FAILED),
+    "mismatch": ("the SHA-256 of what arrived is not that of what was sent", Exit.UNVERIFIED),
+    "malformed": ("the other side does not keep to the protocol", Exit.FAILED),
+}
+
+
+class TransferFailed(CommandError):
+    """A transfer one of the two sides gave up: ``code`` is a key of :data:`REFUSALS`, ``name`` the file's."""
+
+    def __init__(self, code: str, name: str = "") -> None:
+        text, exit_code = REFUSALS[code]
+        super().__init__(f"{name}: {text}" if name else text, exit_code, {"code": code, "file": name})
+        self.code = code
+
+
+class MalformedTransfer(TransferFailed):
+    """The other side sent something that is not of this protocol, or not its turn; ``problem`` says what."""
+
+    def __init__(self, problem: str) -> None:
+        super().__init__("malformed")
+        self.problem = problem
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """Base of all headers; ``KIND`` stands under ``type``."""
+
+    KIND: ClassVar[str] = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Offer(Message):
+    """The sender has a file: its ``name``, its ``size`` in bytes, its ``sha256`` if it was sent completely before."""
+
+    KIND: ClassVar[str] = "offer"
+    name: str
+    size: int
+    sha256: str = ""
+    version: int = VERSION
+
+
+@dataclass(frozen=True, slots=True)
+class Have(Message):
+    """The receiver has the first ``offset`` bytes of it, which have this ``sha256``."""
+
+    KIND: ClassVar[str] = "have"
+    offset: int
+    sha256: str
+
+
+@dataclass(frozen=True, slots=True)
+class Start(Message):
+    """The data that follows begins at ``offset``."""
+
+    KIND: ClassVar[str] = "start"
+    offset: int
+
+
+@dataclass(frozen=True, slots=True)
+class Finish(Message):
+    """That was all data; the whole file has this ``sha256``."""
+
+    KIND: ClassVar[str] = "finish"
+    sha256: str
+
+
+@dataclass(frozen=True, slots=True)
+class Done(Message):
+    """The file is verified and in its place."""
+
+    KIND: ClassVar[str] = "done"
+
+
+@dataclass(frozen=True, slots=True)
+class Failed(Message):
+    """This side gives up, for the reason ``code``."""
+
+    KIND: ClassVar[str] = "failed"
+    code: str
+
+
+@dataclass(frozen=True, slots=True)
+class End(Message):
+    """There are no more files."""
+
+    KIND: ClassVar[str] = "end"
+
+
+_MESSAGES: Final[dict[str, type[Message]]] = {cls.KIND: cls for cls in (Offer, Have, Start, Finish, Done, Failed, End)}
+
+
+def encode(message: Message) -> bytes:
+    """``message`` as a unit."""
+    body = json.dumps({"type": message.KIND, **dataclasses.asdict(message)}, separators=(",", ":")).encode("ascii")
+    assert len(body) <= HEADER_LIMIT_BYTES
+    return PREFIX.pack(HEADER, len(body)) + body
+
+
+def data_prefix(length: int) -> bytes:
+    """What goes before ``length`` bytes of data."""
+    assert 0 < length <= DATA_LIMIT_BYTES
+    return PREFIX.pack(DATA, length)
+
+
+def decode(body: bytes) -> Message:
+    """The header in ``body``; ``MalformedTransfer`` for anything that is not exactly one."""
+    try:
+        found = json.loads(body.decode("utf-8"))
+    except (ValueError, RecursionError):
+        raise MalformedTransfer("a header is not JSON") from None
+    kind = found.pop("type", None) if isinstance(found, dict) else None
+    cls = _MESSAGES.get(kind) if isinstance(kind, str) else None
+    if cls is None:
+        raise MalformedTransfer("a header of no known type")
+    fields = {each.name: each for each in dataclasses.fields(cls)}
+    required = {name for name, each in fields.items() if each.default is dataclasses.MISSING}
+    if not required <= found.keys() <= fields.keys():
+        raise MalformedTransfer("a header lacks a member, or has one too many")
+    for name, value in found.items():
+        _check(name, value, optional=name not in required)
+    return cls(**found)
+
+
+def _check(name: str, value: Any, *, optional: bool) -> None:
+    if name in ("size", "offset"):
+        good = type(value) is int and 0 <= value <= SIZE_LIMIT_BYTES
+    elif name == "version":
+        good = value == VERSION and type(value) is int
+    elif name == "sha256":
+        good = isinstance(value, str) and bool(_SHA256.match(value) or (optional and not value))
+    elif name == "code":
+        good = isinstance(value, str) and value in REFUSALS
+    else:
+        good = isinstance(value, str)
+    if not good:
+        raise MalformedTransfer(f"{name} is not what it should be")
+
+
+class Decoder:
+    """Makes units of a stream: headers come out whole, data in the pieces it came in."""
+
+    def __init__(self) -> None:
+        self._buffer = bytearray()
+        self._data_left = 0
+
+    def feed(self, data: bytes) -> list[Message | bytes]:
+        """What became complete with ``data``; raises ``MalformedTransfer``, after which there is nothing to go on."""
+        self._buffer += data
+        found: list[Message | bytes] = []
+        at = 0
+        while True:
+            if self._data_left:
+                piece = bytes(self._buffer[at : at + self._data_left])
+                if not piece:
+                    break
+                found.append(piece)
+                at += len(piece)
+                self._data_left -= len(piece)
+                continue
+            if len(self._buffer) == at:
+                break
+            kind = self._buffer[at]
+            limit = {HEADER: HEADER_LIMIT_BYTES, DATA: DATA_LIMIT_BYTES}.get(kind, 0)
+            if not limit:
+                raise MalformedTransfer("a unit of no known kind")
+            if len(self._buffer) - at < PREFIX.size:
+                break
+            _, length = PREFIX.unpack_from(self._buffer, at)
+            if not 0 < length <= limit:
+                raise MalformedTransfer("a unit is empty or too long")
+            if kind == DATA:
+                at += PREFIX.size
+                self._data_left = length
+            elif len(self._buffer) - at - PREFIX.size >= length:
+                at += PREFIX.size
+                found.append(decode(bytes(self._buffer[at : at + length])))
+                at += length
+            else:
+                break
+        del self._buffer[:at]
+        return found
+
+
+def check_name(name: str) -> str:
+    """Give ``name`` back if a file may be received under it; raise ``TransferFailed`` (``bad_name``) otherwise.
+
+    It is one path component of at most :data:`NAME_LIMIT_BYTES` bytes of UTF-8, is not hidden, does not look like a
+    partial file, and holds no control, format or surrogate characters: nothing that means something to a file system,
+    a shell's eye or a terminal.
+    """
+    bad = (
+        not name
+        or name.startswith((".", "~"))
+        or name != name.strip()
+        or name.casefold().endswith(PART_SUFFIX)
+        or any(character in "/\\" or not _is_plain(character) for character in name)
+        or len(name.encode("utf-8", "surrogatepass")) > NAME_LIMIT_BYTES
+    )
+    if bad:
+        raise TransferFailed("bad_name", "".join(one if _is_plain(one) else "�" for one in name[:NAME_LIMIT_BYTES]))
+    return name
+
+
+def _is_plain(character: str) -> bool:
+    category = unicodedata.category(character)
+    return category[0] != "C" and category not in ("Zl", "Zp")

@@ -1,0 +1,68 @@
+"""``dmsg servers`` and ``dmsg entry``: what discovery knows."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import click
+
+from dmsg.cli.exits import CommandError, Exit
+from dmsg.cli.settings import PUBLIC_KEY, Invocation, common_options
+from dmsg.crypto.keys import PublicKey
+from dmsg.discovery.entry import Entry
+
+
+@click.command()
+@common_options
+def servers(call: Invocation) -> None:
+    """List the servers with room for more clients, as discovery draws them."""
+    call.execute(lambda reactor: list_servers(call, reactor))
+
+
+@click.command()
+@click.argument("public_key", metavar="PK", type=PUBLIC_KEY)
+@common_options
+def entry(call: Invocation, public_key: PublicKey) -> None:
+    """Show the entry of PK; its signature has been verified."""
+    call.execute(lambda reactor: show_entry(call, reactor, public_key))
+
+
+async def list_servers(call: Invocation, reactor: Any) -> None:
+    """``dmsg servers``."""
+    async with call.settings.open_discovery(reactor) as discovery:
+        _require(discovery)
+        found = await discovery.available_servers()
+    rows = [(str(one.static), one.server.address, str(one.server.available_connections)) for one in found]
+    if call.out.json:
+        listed = [{"public_key": key, "address": address, "available": int(room)} for key, address, room in rows]
+        call.out.result({"servers": listed})
+    else:
+        call.out.table("Servers", ("public key", "address", "available"), rows)
+    if not found:
+        raise CommandError("discovery knows no server with room", Exit.NOT_FOUND)
+
+
+async def show_entry(call: Invocation, reactor: Any, public_key: PublicKey) -> None:
+    """``dmsg entry``."""
+    async with call.settings.open_discovery(reactor) as discovery:
+        _require(discovery)
+        found: Entry = await discovery.get_entry(public_key)
+    lines = [
+        f"public key  {found.static}",
+        f"version     {found.version}",
+        f"sequence    {found.sequence}",
+        f"timestamp   {found.timestamp}",
+    ]
+    if found.client is not None:
+        lines += [f"client via  {server}" for server in found.client.delegated_servers or ()] or [
+            "client via  no server"
+        ]
+    if found.server is not None:
+        lines.append(f"server at   {found.server.address} ({found.server.available_connections} connections available)")
+    call.out.result(json.loads(found.to_json()), *lines)
+
+
+def _require(discovery: object) -> None:
+    if discovery is None:
+        raise CommandError("give --discovery URL", Exit.USAGE)

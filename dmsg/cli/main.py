@@ -1,0 +1,49 @@
+"""The ``dmsg`` command."""
+
+from __future__ import annotations
+
+import signal
+import sys
+
+import click
+
+import dmsg
+from dmsg.cli.exits import Exit, epilogue
+from dmsg.cli.filereceive import receive
+from dmsg.cli.filesend import send
+from dmsg.cli.keys import keygen, pubkey
+from dmsg.cli.lookup import entry, servers
+from dmsg.cli.ping import echo, ping
+from dmsg.cli.tunnels import expose, forward
+from dmsg.cli.up import up
+
+
+@click.group(epilog=epilogue())
+@click.version_option(dmsg.__version__, prog_name="dmsg")
+def group() -> None:
+    """Talk to programs by public key alone, through relays that cannot be avoided and need not be trusted with names.
+
+    Discovery, key and servers may also come from the environment: DMSG_DISCOVERY, DMSG_KEY, DMSG_SERVER (several are
+    separated by spaces).
+    """
+
+
+for command in (keygen, pubkey, servers, entry, echo, ping, send, receive, expose, forward, up):
+    group.add_command(command)
+
+
+def main() -> None:
+    """Run the command line; leaves with one of the codes of :class:`dmsg.cli.exits.Exit`."""
+    # A reader that has gone away, as in "dmsg echo | head", ends the command without a word.
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)
+    try:
+        sys.exit(group.main(standalone_mode=False, prog_name="dmsg"))
+    except click.ClickException as error:
+        error.show()
+        sys.exit(Exit.USAGE if isinstance(error, click.UsageError) else Exit.FAILED)
+    except (click.Abort, KeyboardInterrupt):
+        sys.exit(Exit.INTERRUPTED)
+
+
+if __name__ == "__main__":
+    main()

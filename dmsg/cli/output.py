@@ -1,0 +1,131 @@
+"""What the command writes: results to standard output, everything else to standard error. The owner of rich.
+
+Results are lines for people or, with ``--json``, one JSON object a line. Tables and progress bars appear on terminals
+only; elsewhere the same facts are plain lines.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any, Final, TextIO
+
+from rich.console import Console
+from rich.markup import escape
+from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
+from rich.table import Table
+
+from dmsg.cli.exits import as_json, describe
+
+#: A progress bar is drawn anew at most so often, in seconds: drawing costs more than moving the data.
+REDRAW_S: Final = 0.1
+_UNITS: Final = ("B", "KiB", "MiB", "GiB", "TiB")
+
+
+def human_bytes(count: float) -> str:
+    """``count`` bytes as ``12.3 MiB``."""
+    unit = 0
+    while count >= 1024 and unit < len(_UNITS) - 1:
+        count /= 1024
+        unit += 1
+    return f"{count:.0f} {_UNITS[unit]}" if unit == 0 else f"{count:.1f} {_UNITS[unit]}"
+
+
+def printable(text: str) -> str:
+    """``text`` without anything a terminal could take for an instruction."""
+    return "".join(character if character.isprintable() else "�" for character in text)
+
+
+class Bar:
+    """The progress of one transfer."""
+
+    def __init__(self, out: Output, label: str, total: int, start: int) -> None:
+        self._out = out
+        self._drawn_at = 0.0
+        self._progress: Progress | None = None
+        # rich draws one bar at a time
+        if out.errors.is_terminal and not out.json and not out.drawing:
+            out.drawing = True
+            columns = (
+                TextColumn("{task.description}"),
+                BarColumn(),
+                DownloadColumn(binary_units=True),
+                TransferSpeedColumn(),
+                TimeRemainingColumn(),
+            )
+            self._progress = Progress(*columns, console=out.errors, auto_refresh=False, transient=True)
+            self._progress.start()
+            self._task = self._progress.add_task(escape(label), total=total, completed=start)
+
+    def advance(self, count: int, now: float) -> None:
+        """``count`` more bytes, at ``now`` seconds."""
+        if self._progress is not None:
+            self._progress.advance(self._task, count)
+            if now - self._drawn_at >= REDRAW_S:
+                self._drawn_at = now
+                self._progress.refresh()
+
+    def close(self) -> None:
+        """Take the bar away."""
+        if self._progress is not None:
+            self._progress.stop()
+            self._progress = None
+            self._out.drawing = False
+
+
+class Output:
+    """Where a command writes to: ``stdout`` for results, ``stderr`` for the rest."""
+
+    def __init__(self, stdout: TextIO, stderr: TextIO, *, json_lines: bool = False) -> None:
+        self.json = json_lines
+        self.drawing = False
+        self.results = Console(file=stdout, highlight=False, soft_wrap=True)
+        self.errors = Console(file=stderr, highlight=False, soft_wrap=True)
+
+    def result(self, data: dict[str, Any], *lines: str) -> None:
+        """One result: ``data`` for programs, ``lines`` for people."""
+        if self.json:
+            self._write(self.results, json.dumps(data, separators=(",", ":")))
+        else:
+            for line in lines:
+                self._write(self.results, line)
+
+    def note(self, line: str) -> None:
+        """Something people may want to know meanwhile; programs do not get it."""
+        if not self.json:
+            self._write(self.errors, line)
+
+    def failure(self, error: BaseException) -> None:
+        """The error a command ends with."""
+        if self.json:
+            self._write(self.errors, json.dumps(as_json(error), separators=(",", ":")))
+        else:
+            first, *rest = describe(error).splitlines()
+            self._write(self.errors, printable(f"dmsg: {first}"))
+            for line in rest:
+                self._write(self.errors, printable(line))
+
+    def table(self, title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+        """A table for people: drawn on a terminal, tab-separated lines elsewhere."""
+        if self.json:
+            return
+        if not self.results.is_terminal:
+            for row in rows:
+                self._write(self.results, "\t".join(map(printable, row)))
+            return
+        table = Table(*columns, title=title)
+        for row in rows:
+            table.add_row(*(escape(printable(cell)) for cell in row))
+        self.results.print(table, soft_wrap=False)
+
+    def bar(self, label: str, total: int, start: int = 0) -> Bar:
+        """A progress bar over ``total`` bytes of which ``start`` are there already; nothing where there is no terminal."""
+        return Bar(self, label, total, start)
+
+    @staticmethod
+    def _write(console: Console, line: str) -> None:
+        if console.is_terminal:
+            console.print(line, markup=False, emoji=False)  # knows how to write above a bar
+        else:
+            console.file.write(line + "\n")
+        console.file.flush()

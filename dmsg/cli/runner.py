@@ -1,0 +1,92 @@
+"""Runs one command on the reactor: from its coroutine to an exit code."""
+
+from __future__ import annotations
+
+import signal
+import sys
+from collections.abc import Callable, Coroutine
+from typing import Any, Final, TextIO
+
+from twisted.internet.defer import CancelledError, Deferred
+from twisted.logger import (
+    FilteringLogObserver,
+    LogLevelFilterPredicate,
+    LogPublisher,
+    globalLogBeginner,
+    textFileLogObserver,
+)
+from twisted.logger import LogLevel as Level
+from twisted.python.failure import Failure
+
+from dmsg.cli.exits import Exit, exit_code
+from dmsg.cli.output import Output
+
+Main = Callable[[Any], Coroutine[Any, Any, Any]]
+_SILENCE: Final = LogPublisher()
+#: A command that is asked to end has this long to say goodbye to its peers, in seconds.
+GOODBYE_S: Final = 10.0
+
+
+def run(make: Main, out: Output, *, verbose: bool = False) -> int:
+    """Run ``await make(reactor)`` and give the exit code; errors are told through ``out``.
+
+    SIGINT and SIGTERM cancel the coroutine, which then has :data:`GOODBYE_S` to clean up; a second one ends at once.
+    """
+    from twisted.internet import reactor as installed
+
+    reactor: Any = installed
+    begin_logging(sys.stderr, verbose=verbose)
+    running: list[Deferred[Any]] = []
+    outcome: list[int] = []
+    interrupted: list[int] = []
+
+    def end(code: int) -> None:
+        if not outcome:
+            outcome.append(code)
+            reactor.stop()
+
+    def finished(result: object) -> None:
+        if isinstance(result, Failure):
+            if interrupted or result.check(CancelledError):
+                end(Exit.INTERRUPTED)
+                return
+            if verbose:
+                result.printTraceback(sys.stderr)
+            error = result.value
+            assert error is not None
+            out.failure(error)
+            end(exit_code(error))
+        else:
+            # A command that ends because it was told to has been interrupted, however cleanly it ended.
+            end(Exit.INTERRUPTED if interrupted else Exit.OK)
+
+    def cancel() -> None:
+        if len(interrupted) > 1:
+            end(Exit.INTERRUPTED)
+            return
+        reactor.callLater(GOODBYE_S, end, Exit.INTERRUPTED)
+        if running:
+            running[0].cancel()
+
+    def on_signal(number: int, frame: object) -> None:
+        interrupted.append(number)
+        reactor.callFromThread(cancel)
+
+    def start() -> None:
+        # The reactor's own handlers would stop it before anybody could say goodbye; its SIGCHLD handler stays.
+        signal.signal(signal.SIGINT, on_signal)
+        signal.signal(signal.SIGTERM, on_signal)
+        running.append(Deferred.fromCoroutine(make(reactor)))
+        running[0].addBoth(finished)
+
+    reactor.callWhenRunning(start)
+    reactor.run()
+    return outcome[0] if outcome else Exit.INTERRUPTED
+
+
+def begin_logging(stream: TextIO, *, verbose: bool) -> None:
+    """Send Twisted's log to ``stream`` when ``verbose``, and nowhere otherwise: a command tells its errors itself."""
+    predicate = LogLevelFilterPredicate(defaultLogLevel=Level.info)
+    shown = FilteringLogObserver(textFileLogObserver(stream), [predicate])
+    observer = shown if verbose else _SILENCE
+    globalLogBeginner.beginLoggingTo([observer], redirectStandardIO=False, discardBuffer=True)

@@ -1,0 +1,79 @@
+"""Two transports joined to one: what comes in at one end goes out at the other, at the pace of the slower."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from twisted.internet.error import ConnectionDone
+from twisted.internet.protocol import Protocol, connectionDone
+from twisted.python.failure import Failure
+
+
+class End(Protocol):
+    """One of the two ends; it reads nothing until it is joined.
+
+    ``made`` is called with the end once it is connected, ``lost`` with the end and the reason once it is over, if that
+    was before it was joined.
+    """
+
+    transport: Any
+
+    def __init__(
+        self,
+        made: Callable[[End], object] | None = None,
+        lost: Callable[[End, Failure], object] | None = None,
+    ) -> None:
+        self.other: End | None = None
+        self.ended: Failure | None = None
+        #: Bytes received on this end.
+        self.received_bytes = 0
+        self._made = made
+        self._lost = lost
+
+    def connectionMade(self) -> None:
+        """See ``IProtocol``."""
+        self.transport.pauseProducing()
+        if self._made is not None:
+            self._made(self)
+
+    def dataReceived(self, data: bytes) -> None:
+        """See ``IProtocol``."""
+        self.received_bytes += len(data)
+        if self.other is not None:
+            self.other.transport.write(data)
+
+    def connectionLost(self, reason: Failure = connectionDone) -> None:
+        """See ``IProtocol``."""
+        self.ended = reason
+        other, self.other = self.other, None
+        if other is not None:
+            other.finish(reason)
+        elif self._lost is not None:
+            self._lost(self, reason)
+
+    def finish(self, reason: Failure) -> None:
+        """The other end is over: after an orderly close this one closes too, once everything is written.
+
+        Otherwise it is cut off: what was cut off there must not look complete here.
+        """
+        self.other = None
+        self.transport.unregisterProducer()
+        if reason.check(ConnectionDone):
+            self.transport.loseConnection()
+            self.transport.resumeProducing()  # a paused transport would not notice its end
+        else:
+            self.transport.abortConnection()
+
+
+def join(one: End, two: End) -> None:
+    """Let data flow between two connected ends. If one of them is over already, so is the other."""
+    for here, there in ((one, two), (two, one)):
+        if here.ended is not None:
+            there.finish(here.ended)
+            return
+    one.other, two.other = two, one
+    one.transport.registerProducer(two.transport, True)
+    two.transport.registerProducer(one.transport, True)
+    one.transport.resumeProducing()
+    two.transport.resumeProducing()

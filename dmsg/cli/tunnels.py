@@ -1,0 +1,163 @@
+"""``dmsg expose`` and ``dmsg forward``: any stream service, reached by key."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Coroutine
+from typing import Any, Final
+
+import click
+from twisted.internet.defer import CancelledError, Deferred, maybeDeferred
+from twisted.internet.endpoints import clientFromString, serverFromString
+from twisted.internet.interfaces import IStreamClientEndpoint
+from twisted.internet.protocol import Factory, connectionDone
+from twisted.python.failure import Failure
+
+from dmsg.cli.exits import CommandError, Exit, describe
+from dmsg.cli.settings import DIAL_TIMEOUT_S, PUBLIC_KEY, Invocation, common_options
+from dmsg.cli.splice import End, join
+from dmsg.crypto.keys import PublicKey
+from dmsg.mux.listener import AllowKeys
+
+#: Pairs at a time: each holds a socket and two windows of data.
+MAX_PAIRS: Final = 500
+#: How long connecting to the exposed endpoint may take, in seconds.
+CONNECT_TIMEOUT_S: Final = 15.0
+
+Open = Callable[[], Coroutine[Any, Any, End]]
+
+
+@click.command()
+@click.argument("endpoint")
+@click.option("--allow", metavar="PK", type=PUBLIC_KEY, multiple=True, help="Admit this peer only; may be repeated.")
+@common_options
+def expose(call: Invocation, endpoint: str, allow: tuple[PublicKey, ...]) -> None:
+    """Accept transports and connect each to ENDPOINT, e.g. tcp:127.0.0.1:22.
+
+    ENDPOINT is a Twisted client endpoint. Without --allow, anybody who knows the key is connected.
+    """
+    call.execute(lambda reactor: run_expose(call, reactor, endpoint, allow=allow))
+
+
+@click.command()
+@click.argument("peer", metavar="PK", type=PUBLIC_KEY)
+@click.argument("listen")
+@common_options
+def forward(call: Invocation, peer: PublicKey, listen: str) -> None:
+    """Listen on LISTEN, e.g. tcp:8022:interface=127.0.0.1, and dial PK for each connection.
+
+    LISTEN is a Twisted server endpoint. Mind its interface: whoever can connect there reaches PK in your name.
+    """
+    call.execute(lambda reactor: run_forward(call, reactor, peer, listen))
+
+
+async def run_expose(call: Invocation, reactor: Any, endpoint: str, *, allow: tuple[PublicKey, ...] = ()) -> None:
+    """``dmsg expose``."""
+    try:
+        target: IStreamClientEndpoint = clientFromString(reactor, endpoint)
+    except Exception as error:  # whatever an endpoint parser makes of a text it does not like
+        raise CommandError(f"{endpoint!r} is not a client endpoint: {error}", Exit.USAGE) from None
+
+    async def connect() -> End:
+        end = await target.connect(Factory.forProtocol(End)).addTimeout(CONNECT_TIMEOUT_S, reactor)
+        assert isinstance(end, End)
+        return end
+
+    pairs = Pairs(connect, lambda error: call.out.note(f"{endpoint}: {describe(error)}"))
+    async with call.settings.open_client(reactor, listening=True) as client:
+        port = client.listen(pairs, policy=AllowKeys(allow) if allow else None)
+        key = str(client.public_key)
+        call.out.result({"event": "ready", "public_key": key, "endpoint": endpoint}, key)
+        call.out.note(f"ready: connecting what comes to {endpoint}")
+        try:
+            await Deferred()
+        finally:
+            await port.stopListening()
+            pairs.stop()
+
+
+async def run_forward(call: Invocation, reactor: Any, peer: PublicKey, listen: str) -> None:
+    """``dmsg forward``."""
+    try:
+        source = serverFromString(reactor, listen)
+    except Exception as error:  # as above
+        raise CommandError(f"{listen!r} is not a server endpoint: {error}", Exit.USAGE) from None
+    async with call.settings.open_client(reactor, listening=False) as client:
+
+        async def connect() -> End:
+            transport = await client.dial(peer, timeout_s=DIAL_TIMEOUT_S)
+            end = End()
+            transport.attach(end)
+            return end
+
+        pairs = Pairs(connect, lambda error: call.out.note(describe(error)))
+        port = await source.listen(pairs)
+        where = port.getHost()
+        address = f"{where.host}:{where.port}" if hasattr(where, "port") else str(getattr(where, "name", where))
+        call.out.result({"event": "ready", "peer": str(peer), "listening": address}, address)
+        call.out.note(f"ready: {address} leads to {peer}")
+        try:
+            await Deferred()
+        finally:
+            await maybeDeferred(port.stopListening)
+            pairs.stop()
+
+
+class Pairs(Factory):
+    """Joins each transport that comes in with one that ``connect`` opens for it; ``failed`` is told when it cannot."""
+
+    noisy = False
+
+    def __init__(self, connect: Open, failed: Callable[[BaseException], object]) -> None:
+        self._connect = connect
+        self._failed = failed
+        self._ends: set[End] = set()
+        self._opening: dict[End, Deferred[End]] = {}
+
+    def buildProtocol(self, addr: object) -> End | None:
+        """The near end of one more pair, if there is room."""
+        if len(self._ends) >= MAX_PAIRS:
+            return None
+        end = _NearEnd(self._made, self._over)
+        end.pairs = self._ends
+        return end
+
+    def stop(self) -> None:
+        """Cut off every pair."""
+        for opening in list(self._opening.values()):
+            opening.cancel()
+        for end in list(self._ends):
+            end.transport.abortConnection()
+
+    def _made(self, near: End) -> None:
+        self._ends.add(near)
+        opening: Deferred[End] = Deferred.fromCoroutine(self._connect())
+        self._opening[near] = opening
+        opening.addCallbacks(self._opened, self._not_opened, callbackArgs=(near,), errbackArgs=(near,))
+
+    def _opened(self, far: End, near: End) -> None:
+        self._opening.pop(near, None)
+        join(near, far)
+
+    def _not_opened(self, failure: Failure, near: End) -> None:
+        self._opening.pop(near, None)
+        if not failure.check(CancelledError):
+            assert failure.value is not None
+            self._failed(failure.value)
+        if near.ended is None:
+            near.transport.abortConnection()
+
+    def _over(self, near: End, reason: Failure) -> None:
+        opening = self._opening.get(near)
+        if opening is not None:
+            opening.cancel()
+
+
+class _NearEnd(End):
+    """An end that is counted."""
+
+    pairs: set[End]
+
+    def connectionLost(self, reason: Failure = connectionDone) -> None:
+        """See ``IProtocol``."""
+        self.pairs.discard(self)
+        super().connectionLost(reason)

@@ -1,0 +1,141 @@
+"""``dmsg up``: a discovery and some relays in one process, for work on one machine."""
+
+from __future__ import annotations
+
+import os
+import random as stdlib_random
+import socket
+import sys
+import tempfile
+import time
+from contextlib import AsyncExitStack
+from pathlib import Path
+from typing import Any, Final
+
+import click
+from twisted.internet.defer import Deferred, maybeDeferred
+from twisted.internet.endpoints import AdoptedStreamServerEndpoint, TCP4ServerEndpoint
+
+from dmsg.address import HostPort, PinnedServer
+from dmsg.cli.exits import CommandError
+from dmsg.cli.output import Output
+from dmsg.cli.runner import run
+from dmsg.cli.settings import output_options
+from dmsg.crypto.keys import SecretKey, read_key_file, write_key_file
+
+#: Nothing here is protected by more than this.
+LOOPBACK: Final = "127.0.0.1"
+MAX_RELAYS: Final = 32
+#: How long relays may take to be listed in discovery, in seconds.
+READY_TIMEOUT_S: Final = 15.0
+#: Open transports get this long when the command ends, in seconds.
+DRAIN_TIMEOUT_S: Final = 0.5
+_SPARE_KEYS: Final = ("alice", "bob")
+
+
+@click.command()
+@click.option("--relays", type=click.IntRange(1, MAX_RELAYS), default=1, show_default=True, help="How many relays.")
+@click.option("--port", type=click.IntRange(0, 65535), default=0, help="Port of discovery; by default any free one.")
+@click.option(
+    "--dir",
+    "directory",
+    type=click.Path(file_okay=False),
+    help="Keep keys and entries (SQLite) here; by default they end with the command.",
+)
+@output_options
+def up(relays: int, port: int, directory: str | None, out: Output, verbose: bool) -> None:
+    """Run discovery and relays on the loopback interface until interrupted.
+
+    Prints what to export for the other commands, and the files of two keys to use with them.
+    """
+    sys.exit(run(lambda reactor: run_up(out, reactor, relays, port=port, directory=directory), out, verbose=verbose))
+
+
+async def run_up(out: Output, reactor: Any, relays: int, *, port: int = 0, directory: str | None = None) -> None:
+    """``dmsg up``."""
+    async with AsyncExitStack() as stack:
+        if directory is None:
+            home = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="dmsg-up-")))
+        else:
+            home = Path(directory)
+            home.mkdir(mode=0o700, parents=True, exist_ok=True)
+        keys = [_key(home / f"relay-{number + 1}.key") for number in range(relays)]
+        spares = {name: home / f"{name}.key" for name in _SPARE_KEYS}
+        for path in spares.values():
+            _key(path)
+        store = "memory:" if directory is None else f"sqlite:{home / 'entries.sqlite'}"
+        url = await _start_discovery(stack, reactor, store, port)
+        servers = [await _start_relay(stack, reactor, key, url) for key in keys]
+        lines = [f"export DMSG_DISCOVERY={url}", f"# or: export DMSG_SERVER='{' '.join(servers)}'"]
+        lines += [f"# key of {name}: {path}" for name, path in spares.items()]
+        out.result(
+            {
+                "event": "ready",
+                "discovery": url,
+                "servers": servers,
+                "keys": {name: str(path) for name, path in spares.items()},
+            },
+            *lines,
+        )
+        out.note(f"ready: discovery and {relays} relay{'s' if relays > 1 else ''} until interrupted")
+        await Deferred()
+
+
+def _key(path: Path) -> SecretKey:
+    if path.exists():
+        return read_key_file(path)
+    key = SecretKey.generate()
+    write_key_file(path, key)
+    return key
+
+
+async def _start_discovery(stack: AsyncExitStack, reactor: Any, store_url: str, port: int) -> str:
+    from dmsg.discovery.api import DiscoveryApi, make_site  # Klein installs the reactor
+    from dmsg.discovery.store import open_store
+
+    store = open_store(store_url, reactor)
+    stack.push_async_callback(_close, store.close)
+    api = DiscoveryApi(store, clock_ns=time.time_ns, random=stdlib_random.SystemRandom())
+    site = make_site(api.resource(), reactor=reactor)
+    listening = await TCP4ServerEndpoint(reactor, port, interface=LOOPBACK).listen(site)
+    stack.push_async_callback(_close, listening.stopListening)
+    return f"http://{LOOPBACK}:{listening.getHost().port}"
+
+
+async def _start_relay(stack: AsyncExitStack, reactor: Any, key: SecretKey, discovery_url: str) -> str:
+    from dmsg.discovery.client import HttpDiscovery
+    from dmsg.mux.server import DmsgServer
+    from dmsg.mux.switch import ServerLimits
+
+    discovery = HttpDiscovery.connect(discovery_url, reactor)
+    stack.push_async_callback(discovery.close)
+    # An entry names the port, so it has to be known before the server starts.
+    with socket.socket() as chosen:
+        chosen.bind((LOOPBACK, 0))
+        chosen.listen(socket.SOMAXCONN)
+        chosen.setblocking(False)
+        address = HostPort(LOOPBACK, chosen.getsockname()[1])
+        endpoint = AdoptedStreamServerEndpoint(reactor, os.dup(chosen.fileno()), socket.AF_INET)
+    server = DmsgServer(
+        reactor,
+        key,
+        endpoint,
+        public_address=address,
+        discovery=discovery,
+        limits=ServerLimits(drain_timeout_s=DRAIN_TIMEOUT_S),
+        now_ns=time.time_ns,
+    )
+    server.startService()
+    stack.push_async_callback(_close, server.stopService)
+    await server.listening()
+    assert server.registrar is not None
+
+    def late(result: object, timeout_s: float) -> None:
+        raise CommandError(f"a relay could not be registered within {timeout_s:g} s")
+
+    await Deferred.fromCoroutine(server.registrar.published()).addTimeout(READY_TIMEOUT_S, reactor, late)
+    return str(PinnedServer(key.public_key, address))
+
+
+async def _close(action: Any) -> None:
+    await maybeDeferred(action)

@@ -1,0 +1,119 @@
+"""The admin site: ``/metrics``, ``/livez`` and ``/readyz``, on an endpoint of its own and never on a public one."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Awaitable, Callable
+from inspect import isawaitable
+from typing import Any, Final
+
+from twisted.internet.defer import CancelledError, ensureDeferred
+from twisted.internet.interfaces import IReactorTime
+from twisted.logger import Logger
+from twisted.web.resource import Resource
+from twisted.web.server import NOT_DONE_YET, Request, Site
+
+from dmsg.ops.metrics import CONTENT_TYPE_LATEST, CollectorRegistry, exposition
+
+#: Says why the program is not ready (a short text), or "" if it is. May be asynchronous.
+Readiness = Callable[[], "str | Awaitable[str]"]
+#: A readiness that takes longer than this counts as not ready.
+READY_TIMEOUT_S: Final = 2.0
+#: A connection of whoever scrapes may be idle this long.
+_IDLE_TIMEOUT_S: Final = 120.0
+
+_log = Logger()
+
+
+class _Leaf(Resource):
+    isLeaf = True
+
+    def _answer(self, request: Request, status: int, body: bytes, content_type: bytes = b"application/json") -> bytes:
+        request.setResponseCode(status)
+        request.setHeader(b"content-type", content_type)
+        request.setHeader(b"cache-control", b"no-store")
+        return body
+
+
+class _Metrics(_Leaf):
+    def __init__(self, registry: CollectorRegistry) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._registry = registry
+
+    def render_GET(self, request: Request) -> bytes:
+        """All metrics as text."""
+        return self._answer(request, 200, exposition(self._registry), CONTENT_TYPE_LATEST.encode("ascii"))
+
+
+class _Live(_Leaf):
+    def render_GET(self, request: Request) -> bytes:
+        """That there is an answer is the answer."""
+        return self._answer(request, 200, b'{"status":"alive"}\n')
+
+
+class _Ready(_Leaf):
+    def __init__(self, ready: Readiness, clock: IReactorTime) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._readiness = ready
+        self._clock = clock
+
+    def render_GET(self, request: Request) -> int:
+        """200, or 503 with the reason."""
+        asking = ensureDeferred(self._ask())
+        asking.addTimeout(READY_TIMEOUT_S, self._clock, onTimeoutCancel=lambda result, timeout_s: "timeout")
+        gone = request.notifyFinish()
+        gone.addErrback(lambda _: asking.cancel())
+        asking.addCallbacks(lambda reason: self._finish(request, reason), self._failed)
+        return NOT_DONE_YET
+
+    async def _ask(self) -> str:
+        try:
+            reason = self._readiness()
+            return str(await reason if isawaitable(reason) else reason)
+        except Exception as error:
+            _log.failure("readiness cannot be told")
+            return type(error).__name__
+
+    def _finish(self, request: Request, reason: str) -> None:
+        body = {"status": "not ready", "reason": reason} if reason else {"status": "ready"}
+        text = self._answer(request, 503 if reason else 200, json.dumps(body).encode() + b"\n")
+        request.setHeader(b"content-length", b"%d" % len(text))
+        request.write(text)
+        request.finish()
+
+    def _failed(self, failure: Any) -> None:
+        failure.trap(CancelledError)  # whoever asked has gone
+
+
+class _NotFound(_Leaf):
+    def render(self, request: Request) -> bytes:
+        """There is nothing else."""
+        return self._answer(request, 404, b'{"status":"no such page"}\n')
+
+
+class _Root(Resource):
+    def getChild(self, path: bytes, request: Request) -> Resource:
+        """Every path that was not put here."""
+        return _NotFound()  # type: ignore[no-untyped-call]
+
+
+class _AdminSite(Site):
+    noisy = False
+    displayTracebacks = False
+
+    def log(self, request: object) -> None:
+        """Scrapes are not worth a line each."""
+
+
+def make_admin_site(registry: CollectorRegistry, ready: Readiness, reactor: Any) -> Site:
+    """The site; ``ready()`` gives the reason why the program is not ready, "" if it is."""
+    root = _Root()  # type: ignore[no-untyped-call]
+    root.putChild(b"metrics", _Metrics(registry))
+    root.putChild(b"livez", _Live())  # type: ignore[no-untyped-call]
+    root.putChild(b"readyz", _Ready(ready, reactor))
+    return _AdminSite(root, timeout=_IDLE_TIMEOUT_S, reactor=reactor)  # type: ignore[no-untyped-call]
+
+
+def ready_when(condition: Callable[[], bool], reason: str) -> Readiness:
+    """A readiness of one condition: ``reason`` is told while it does not hold."""
+    return lambda: "" if condition() else reason

@@ -1,0 +1,76 @@
+"""Command lines of twistd plugins, made from a dataclass of settings (:mod:`dmsg.ops.config`)."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, TypeVar
+
+from twisted.python import usage
+
+import dmsg
+from dmsg.errors import ConfigError
+from dmsg.ops.config import describe_default, resolve, settings_of
+
+T = TypeVar("T")
+
+
+class RoleOptions(usage.Options):
+    """Base of the ``Options`` of each role; a subclass names its dataclass.
+
+    After parsing, ``settings`` holds an instance of it. What is wrong with the command line, the environment or the
+    file ends the program with status 1 and one line: a page of usage would hide it, and a traceback even more so.
+    """
+
+    #: Name of the plugin, as it is typed after ``twistd``.
+    tap_name = ""
+    #: Table in the configuration file.
+    role = ""
+    settings_class: type[Any]
+    #: Tables of other roles, and variables of other programs of the package.
+    other_roles: Iterable[str] = ()
+    other_variables: Iterable[str] = ()
+    settings: Any = None
+    optParameters: list[list[Any]] = []  # noqa: RUF012 - what usage.Options wants; each subclass gets its own
+
+    def __init_subclass__(cls, **keywords: Any) -> None:
+        super().__init_subclass__(**keywords)
+        cls.optParameters = [["config", None, None, f"TOML file with a table [{cls.role}]"]]
+        for one in settings_of(cls.settings_class):
+            cls.optParameters.append([one.option, None, None, f"{one.help} [{describe_default(one)}]"])
+
+    def __init__(self, environ: Mapping[str, str] | None = None) -> None:
+        self._environ = os.environ if environ is None else environ
+        super().__init__()  # type: ignore[no-untyped-call]
+
+    def parseOptions(self, options: Sequence[str] | None = None) -> None:
+        """Parse and resolve; raises ``SystemExit`` with one line that says what is wrong."""
+        try:
+            super().parseOptions(options)  # type: ignore[no-untyped-call]
+            self.settings = resolve(
+                self.settings_class,
+                self.role,
+                self,
+                self._environ,
+                roles=self.other_roles,
+                elsewhere=self.other_variables,
+            )
+        except (usage.UsageError, ConfigError) as error:
+            raise SystemExit(f"{self.tap_name}: {error}") from None
+
+    def build(self, make: Callable[[], T]) -> T:
+        """What ``make`` gives; a ``ConfigError`` becomes ``SystemExit`` with one line."""
+        try:
+            return make()
+        except ConfigError as error:
+            raise SystemExit(f"{self.tap_name}: {error}") from None
+
+    def parseArgs(self, *arguments: str) -> None:
+        """There are none."""
+        if arguments:
+            raise usage.UsageError(f"takes options only, not {arguments[0]!r}")
+
+    def opt_version(self) -> None:
+        """Print the version and exit."""
+        print(f"dmsg {dmsg.__version__}")
+        raise SystemExit(0)

@@ -1,0 +1,278 @@
+"""What every role's service is made of: endpoints bound early, the event log, the admin site, an orderly end."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Awaitable, Callable
+from types import FrameType
+from typing import Any, Final
+
+from twisted.application.service import Service
+from twisted.internet.address import IPv4Address, IPv6Address
+from twisted.internet.defer import Deferred, ensureDeferred, maybeDeferred
+from twisted.internet.endpoints import serverFromString
+from twisted.internet.error import CannotListenError, ReactorNotRunning
+from twisted.internet.interfaces import IAddress, IListeningPort, IProtocolFactory, IStreamServerEndpoint
+from twisted.internet.protocol import Factory
+from twisted.internet.task import deferLater
+from twisted.internet.threads import deferToThreadPool
+from twisted.logger import Logger
+from twisted.python.failure import Failure
+from zope.interface import implementer
+
+from dmsg.errors import ConfigError
+from dmsg.ops.admin import Readiness, make_admin_site
+from dmsg.ops.events import Event
+from dmsg.ops.logs import EventLog, NullEventLog, new_boot_id
+from dmsg.ops.metrics import CollectorRegistry, MetricsEventLog, add_gauges
+from dmsg.taps.settings import CommonSettings
+
+_log = Logger()
+_DRAIN_POLL_S: Final = 0.05
+
+
+class _Forwarding(Factory):
+    """Stands in for a factory that is known later; until then connections are refused."""
+
+    noisy = False
+    wrapped: Any = None
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def logPrefix(self) -> str:
+        return self._name
+
+    def buildProtocol(self, addr: IAddress | None) -> Any:
+        return None if self.wrapped is None else self.wrapped.buildProtocol(addr)
+
+    def doStop(self) -> None:
+        super().doStop()  # type: ignore[no-untyped-call]
+        if self.wrapped is not None:
+            self.wrapped.doStop()
+
+
+@implementer(IStreamServerEndpoint)
+class BoundEndpoint:
+    """An endpoint whose port is taken by :meth:`bind`, before privileges are shed, and used by :meth:`listen` later.
+
+    ``text`` is a Twisted server endpoint; one that is none raises ``ConfigError``.
+    """
+
+    def __init__(self, reactor: Any, option: str, text: str) -> None:
+        self.text = text
+        self._option = option
+        self._factory = _Forwarding(option)
+        self._port: Deferred[IListeningPort] | None = None
+        try:
+            self._endpoint = serverFromString(reactor, text)
+        except Exception as error:  # every parser has its own
+            raise ConfigError(option, f"{text!r} is no endpoint to listen on: {_reason(error)}") from None
+
+    def bind(self) -> None:
+        """Take the port; a port that cannot be had raises ``ConfigError`` now if that is known now."""
+        if self._port is not None:
+            return
+        failed: list[Failure] = []
+        self._port = maybeDeferred(self._endpoint.listen, self._factory)
+        self._port.addErrback(failed.append)
+        if failed:
+            raise ConfigError(self._option, f"cannot listen on {self.text}: {_reason(failed[0].value)}")
+
+    def listen(self, protocolFactory: IProtocolFactory) -> Deferred[IListeningPort]:
+        """Serve with ``protocolFactory`` from now on; fires with the port."""
+        self.bind()
+        self._factory.wrapped = protocolFactory
+        protocolFactory.doStart()
+        given: Deferred[IListeningPort] = Deferred()
+        assert self._port is not None
+
+        def give(port: IListeningPort | None) -> IListeningPort | None:
+            if port is None:
+                given.errback(CannotListenError(None, None, OSError(f"cannot listen on {self.text}")))
+            else:
+                given.callback(port)
+            return port
+
+        self._port.addCallback(give)
+        return given
+
+    async def close(self) -> None:
+        """Stop listening. Connections that were accepted go on."""
+        if self._port is not None:
+            port = await self._port
+            self._port = None
+            if port is not None:
+                await maybeDeferred(port.stopListening)
+
+
+def _reason(error: Any) -> str:
+    if isinstance(error, CannotListenError):
+        error = error.socketError
+    if isinstance(error, OSError) and error.strerror:
+        return error.strerror
+    return str(error) or type(error).__name__
+
+
+class _Events:
+    """Where a role's events go: nowhere, standard output or a directory; counted if there is an admin site."""
+
+    def __init__(self, settings: CommonSettings, role: str, node: str) -> None:
+        boot = new_boot_id(os.urandom)
+        self.log: EventLog | NullEventLog
+        if settings.events is None:
+            self.log = NullEventLog()
+        elif settings.events == "-":
+            import sys
+
+            self.log = EventLog.to_stream(sys.stdout, role=role, node=node, boot=boot)
+        else:
+            directory = os.path.abspath(settings.events)
+            try:
+                os.makedirs(directory, exist_ok=True)
+            except OSError as error:
+                raise ConfigError("events", f"{directory} cannot be used: {error.strerror}") from None
+            if not os.access(directory, os.W_OK | os.X_OK):
+                raise ConfigError("events", f"{directory} cannot be written to")
+            self.log = EventLog.to_directory(
+                directory,
+                role=role,
+                node=node,
+                boot=boot,
+                rotate_bytes=settings.events_rotate_bytes,
+                rotate_s=settings.events_rotate_s,
+            )
+        self.registry = CollectorRegistry()
+        self.sink = MetricsEventLog(self.log, self.registry) if settings.admin else self.log
+
+
+class RoleService(Service):
+    """Base of the services that ``makeService`` gives to twistd.
+
+    A subclass says in :meth:`start_role` and :meth:`stop_role` what its role does; ``endpoint`` is its public endpoint
+    and ``events`` where its events go. What cannot work ends the program with status 1 and one line.
+    """
+
+    role = ""
+    tap_name = ""
+
+    def __init__(self, reactor: Any, settings: CommonSettings, *, node: str, listen: str) -> None:
+        self.reactor = reactor
+        self.settings = settings
+        self.endpoint = BoundEndpoint(reactor, "listen", listen)
+        self._admin = BoundEndpoint(reactor, "admin", settings.admin) if settings.admin else None
+        self._events = _Events(settings, self.role, settings.node or node)
+        self.events: Any = self._events.sink
+        self.started_at = 0.0
+
+    # --- what a subclass says ----------------------------------------------------------------------------------------
+
+    def start_role(self) -> None:
+        """Begin to serve on ``endpoint``, which is bound."""
+        raise NotImplementedError
+
+    async def stop_role(self) -> None:
+        """Stop accepting, let what is under way come to its end, and let go of everything."""
+        raise NotImplementedError
+
+    def readiness(self) -> str | Awaitable[str]:
+        """Why the role is not ready; "" if it is."""
+        raise NotImplementedError
+
+    def gauges(self) -> dict[str, float]:
+        """Levels read at scrape time, exported as ``dmsg_<role>_<name>``."""
+        return {}
+
+    # --- service -----------------------------------------------------------------------------------------------------
+
+    def privilegedStartService(self) -> None:
+        """Take the ports, while the program may still have the right to."""
+        super().privilegedStartService()  # type: ignore[no-untyped-call]
+        self._or_exit(self._bind)
+
+    def startService(self) -> None:
+        """Start the log, then the role, then the admin site."""
+        self._or_exit(self._bind)
+        super().startService()  # type: ignore[no-untyped-call]
+        self.started_at = self.reactor.seconds()
+        self._events.log.start()
+        self._or_exit(self.start_role)
+        if self._admin is not None:
+            add_gauges(self._events.registry, f"dmsg_{self.role}_", self.gauges)
+            ready: Readiness = self._ready
+            self._admin.listen(make_admin_site(self._events.registry, ready, self.reactor))
+        self.reactor.callWhenRunning(end_well_on_sigterm, self.reactor)
+
+    def stopService(self) -> Deferred[None]:
+        """Drain; fires when the last event is written. The admin site answers until then."""
+        super().stopService()  # type: ignore[no-untyped-call]
+        return ensureDeferred(self._stop())
+
+    async def _stop(self) -> None:
+        try:
+            await self.stop_role()
+        except Exception:
+            _log.failure("{role} did not stop well", role=self.role)
+        if self._admin is not None:
+            await self._admin.close()
+        await deferToThreadPool(self.reactor, self.reactor.getThreadPool(), self._events.log.close)
+
+    def _ready(self) -> str | Awaitable[str]:
+        return self.readiness() if self.running else "stopping"
+
+    def _bind(self) -> None:
+        self.endpoint.bind()
+        if self._admin is not None:
+            self._admin.bind()
+
+    def _or_exit(self, step: Callable[[], None]) -> None:
+        try:
+            step()
+        except ConfigError as error:
+            # A daemon's standard error goes nowhere, so the log says it, too.
+            _log.critical("{tap_name}: {error}", tap_name=self.tap_name, error=error)
+            raise SystemExit(f"{self.tap_name}: {error}") from None
+
+    def emit(self, event: Event) -> None:
+        """Write one event of the role."""
+        self.events.emit(event)
+
+    async def wait_until(self, condition: Callable[[], bool], timeout_s: float) -> bool:
+        """Wait for ``condition``; whether it came to hold within ``timeout_s``."""
+        give_up = self.reactor.seconds() + timeout_s
+        while not condition():
+            if self.reactor.seconds() >= give_up:
+                return False
+            await deferLater(self.reactor, _DRAIN_POLL_S)
+        return True
+
+
+def end_well_on_sigterm(reactor: Any) -> None:
+    """Make SIGTERM an ordinary way to end: drain, then exit with status 0.
+
+    Twisted drains, too, and then kills itself with the same signal, which looks like a crash to whoever started us. A
+    second SIGTERM changes nothing; SIGINT stays as Twisted has it.
+    """
+
+    def stop() -> None:
+        try:
+            reactor.stop()
+        except ReactorNotRunning:
+            _log.info("already stopping")
+
+    def on_signal(number: int, frame: FrameType | None) -> None:
+        reactor.callFromThread(stop)
+
+    if signal.getsignal(signal.SIGTERM) not in (signal.SIG_IGN, None):
+        signal.signal(signal.SIGTERM, on_signal)
+
+
+def address_text(port: IListeningPort) -> str:
+    """``host:port`` of a port, or what the port calls its address."""
+    address = port.getHost()
+    if isinstance(address, IPv6Address):
+        return f"[{address.host}]:{address.port}"
+    if isinstance(address, IPv4Address):
+        return f"{address.host}:{address.port}"
+    return str(address)

@@ -1,0 +1,106 @@
+"""``twistd dmsg-discovery``: a discovery that keeps entries in a store and answers over HTTP."""
+
+from __future__ import annotations
+
+import os
+import random
+import time
+from typing import TYPE_CHECKING, Any
+
+import dmsg
+from dmsg.ops.events import Drained, ServerStarted, ServerStopped
+from dmsg.taps._options import RoleOptions
+from dmsg.taps._service import RoleService, address_text
+from dmsg.taps.settings import ROLES, DiscoverySettings, known_variables
+
+if TYPE_CHECKING:
+    from twisted.internet.interfaces import IListeningPort
+
+    from dmsg.interfaces import IEntryStore
+
+
+class Options(RoleOptions):
+    """Options of ``twistd dmsg-discovery``."""
+
+    synopsis = "[options]"
+    longdesc = "A discovery: keeps the signed entries of clients and servers and gives them out over HTTP."
+    tap_name = "dmsg-discovery"
+    role = "discovery"
+    settings_class = DiscoverySettings
+    other_roles = ROLES
+    other_variables = known_variables()
+
+
+class DiscoveryService(RoleService):
+    """A discovery as a Twisted service."""
+
+    role = "discovery"
+    tap_name = "dmsg-discovery"
+    settings: DiscoverySettings
+
+    def __init__(self, reactor: Any, settings: DiscoverySettings) -> None:
+        super().__init__(reactor, settings, node="discovery", listen=settings.listen)
+        self.store: IEntryStore | None = None
+        #: The HTTP site, from the start on.
+        self.site: Any = None
+        self._store_url = _absolute(settings.store)
+
+    def start_role(self) -> None:
+        """Open the store (only now: a daemon has forked, and threads do not survive that) and serve."""
+        from dmsg.discovery.api import DiscoveryApi, make_site
+        from dmsg.discovery.store import open_store
+
+        settings = self.settings
+        self.store = open_store(self._store_url, self.reactor, limits=settings.store_limits)
+        api = DiscoveryApi(
+            self.store,
+            clock_ns=time.time_ns,
+            random=random.SystemRandom(),
+            limits=settings.limits,
+            events=self.events,
+        )
+        self.site = make_site(api.resource(), reactor=self.reactor, limits=settings.limits)
+        self.endpoint.listen(self.site).addCallback(self._listening)
+
+    def _listening(self, port: IListeningPort) -> None:
+        self.emit(ServerStarted("", address_text(port), dmsg.__version__))
+
+    async def stop_role(self) -> None:
+        """Take no more connections, finish the writes under way, close the store."""
+        began = self.reactor.seconds()
+        await self.endpoint.close()
+        if self.site is not None:
+            await self.wait_until(lambda: not self.site.bodies, self.settings.drain_timeout)
+            self.emit(Drained((self.reactor.seconds() - began) * 1000, 0))
+        if self.store is not None:
+            await self.store.close()
+            self.emit(ServerStopped("stopped", self.reactor.seconds() - self.started_at))
+
+    async def readiness(self) -> str:
+        """Not ready while the store does not answer."""
+        if self.store is None:
+            return "starting"
+        try:
+            await self.store.available_servers(1, time.time_ns())
+        except Exception:  # whatever it is, entries cannot be had
+            return "the entry store does not answer"
+        return ""
+
+    def gauges(self) -> dict[str, float]:
+        """Connections and request bodies under way."""
+        if self.site is None:
+            return {}
+        return {"connections": self.site.connections, "bodies": self.site.bodies}
+
+
+def _absolute(store: str) -> str:
+    """The same store whatever directory a daemon changes to."""
+    scheme, _, path = store.partition(":")
+    return f"sqlite:{os.path.abspath(path)}" if scheme == "sqlite" and path else store
+
+
+def makeService(options: Options) -> DiscoveryService:
+    """The service for parsed options; what cannot work raises ``SystemExit`` with one line."""
+    from twisted.internet import reactor
+
+    return options.build(lambda: DiscoveryService(reactor, options.settings))

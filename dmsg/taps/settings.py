@@ -1,0 +1,72 @@
+"""What can be set, for each role: the declarations that options, environment and TOML tables are made from.
+
+Importing this installs no reactor.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+from dmsg.address import HostPort
+from dmsg.discovery.http_limits import DiscoveryLimits
+from dmsg.discovery.store import StoreLimits
+from dmsg.mux.switch import ServerLimits
+from dmsg.ops.config import CONFIG_VARIABLE, setting, variables_of
+from dmsg.ops.logfiles import ROTATE_BYTES, ROTATE_S
+
+_LISTEN_HELP = "endpoint to listen on, such as tcp:8080:interface=127.0.0.1 or systemd:domain=INET:index=0"
+_EVENTS_HELP = "where the event log goes: a directory, or - for standard output"
+_ADMIN_HELP = "endpoint for /metrics, /livez and /readyz, such as tcp:9100:interface=127.0.0.1; never a public one"
+_NODE_HELP = "name in logs and metrics"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CommonSettings:
+    """What every role has."""
+
+    events: str | None = setting(_EVENTS_HELP, default=None)
+    events_rotate_bytes: int = setting("size at which a file of events is published", default=ROTATE_BYTES)
+    events_rotate_s: float = setting("age in seconds at which a file of events is published", default=ROTATE_S)
+    admin: str | None = setting(_ADMIN_HELP, default=None)
+    node: str | None = setting(_NODE_HELP, default=None)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerSettings(CommonSettings):
+    """``twistd dmsg-server``: one relay."""
+
+    key: Path = setting("file with the server's secret key; dmsg keygen makes one", key_file=True)
+    listen: str = setting(_LISTEN_HELP, default="tcp:8080")
+    public_address: HostPort | None = setting("host:port under which clients reach the server", default=None)
+    discovery: str | None = setting("URL of the discovery to register in, such as http://127.0.0.1:9090", default=None)
+    discovery_prefix: str = setting("first part of discovery's paths", default="messaging-discovery")
+    drain_timeout: float | None = setting("seconds open transports may go on after SIGTERM", default=None)
+    limits: ServerLimits = field(default_factory=ServerLimits)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DiscoverySettings(CommonSettings):
+    """``twistd dmsg-discovery``: entries over HTTP."""
+
+    listen: str = setting(_LISTEN_HELP, default="tcp:9090")
+    store: str = setting(
+        "where entries are kept: sqlite:PATH, redis://host:port/db, or memory: (lost at the end)",
+        default="memory:",
+        secret=True,
+    )
+    drain_timeout: float = setting("seconds requests under way may take after SIGTERM", default=5.0)
+    limits: DiscoveryLimits = field(default_factory=DiscoveryLimits)
+    store_limits: StoreLimits = field(default_factory=StoreLimits)
+
+
+#: The tables a configuration file may have, one for each role. The command-line client reads its own.
+ROLES: Final = ("server", "discovery", "client")
+#: Variables of the command-line client.
+CLIENT_VARIABLES: Final = frozenset({CONFIG_VARIABLE, "DMSG_KEY", "DMSG_DISCOVERY", "DMSG_SERVER"})
+
+
+def known_variables() -> frozenset[str]:
+    """Every ``DMSG_*`` variable that means something to some role: one environment may serve several."""
+    return variables_of(ServerSettings) | variables_of(DiscoverySettings) | CLIENT_VARIABLES

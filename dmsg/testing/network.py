@@ -1,0 +1,304 @@
+"""A whole dmsg network in one process: discovery, servers and clients, for the tests of whoever builds on dmsg.
+
+On the real reactor everything listens on loopback, on ports that are free::
+
+    async with LocalNetwork(reactor) as network:
+        alice = await network.client()
+        bob = await network.client()
+        bob.listen(factory)
+        protocol = await alice.connect(Factory.forProtocol(Echo), bob.public_key)
+
+With a :class:`~dmsg.testing.memory.MemoryNetwork` in place of the reactor there are no sockets and no real time: await
+things through :meth:`LocalNetwork.wait`, which moves the clock on from one call that is due to the next.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Awaitable, Callable, Coroutine
+from dataclasses import replace
+from random import Random as StdlibRandom
+from types import TracebackType
+from typing import Any, Final, Literal, TypeVar, cast
+
+from twisted.internet.defer import Deferred, DeferredList, ensureDeferred, maybeDeferred
+from twisted.internet.endpoints import TCP4ServerEndpoint
+from twisted.internet.interfaces import IAddress, IListeningPort, IProtocolFactory, IStreamServerEndpoint
+from twisted.internet.protocol import Factory, Protocol
+from twisted.internet.task import deferLater
+from zope.interface import implementer
+
+from dmsg.address import HostPort, PinnedServer
+from dmsg.crypto.keys import PublicKey, Random, SecretKey
+from dmsg.discovery.entry import Entry
+from dmsg.discovery.store import MemoryStore
+from dmsg.errors import DiscoveryError
+from dmsg.interfaces import IDiscovery, IEntryStore, IEventLog
+from dmsg.mux.client import DmsgClient
+from dmsg.mux.server import DmsgServer
+from dmsg.mux.switch import ServerLimits
+from dmsg.testing.memory import MemoryNetwork
+
+__all__ = ["LocalNetwork", "MemoryDiscovery"]
+
+T = TypeVar("T")
+
+LOOPBACK: Final = "127.0.0.1"
+#: A network that is torn down does not wait longer than this for transports somebody left open, in seconds.
+DRAIN_TIMEOUT_S: Final = 0.2
+#: How far :meth:`LocalNetwork.wait` moves a fake clock before it gives up, in seconds.
+WAIT_LIMIT_S: Final = 120.0
+_SERVERS_LISTED: Final = 64
+
+
+@implementer(IDiscovery)
+class MemoryDiscovery:
+    """A discovery in this process, as strict as a real one. ``now_ns()`` is Unix time in nanoseconds.
+
+    Set ``failure`` to a :class:`~dmsg.errors.DiscoveryError` and every call raises it until it is ``None`` again.
+    """
+
+    def __init__(self, now_ns: Callable[[], int], store: IEntryStore | None = None) -> None:
+        self.store: IEntryStore = store if store is not None else MemoryStore(random=StdlibRandom(0))
+        self.failure: DiscoveryError | None = None
+        self._now_ns = now_ns
+
+    async def get_entry(self, public_key: PublicKey) -> Entry:
+        """See :class:`~dmsg.interfaces.IDiscovery`."""
+        self._check()
+        return await self.store.get(public_key, self._now_ns())
+
+    async def post_entry(self, entry: Entry) -> None:
+        """See :class:`~dmsg.interfaces.IDiscovery`."""
+        self._check()
+        entry.validate()
+        entry.verify()
+        await self.store.put(entry, self._now_ns())
+
+    async def available_servers(self) -> list[Entry]:
+        """See :class:`~dmsg.interfaces.IDiscovery`."""
+        self._check()
+        return await self.store.available_servers(_SERVERS_LISTED, self._now_ns())
+
+    def _check(self) -> None:
+        if self.failure is not None:
+            raise self.failure
+
+
+class _Forwarding(Factory):
+    """Holds a port for a factory that comes later: a server has to know its address before it is made."""
+
+    noisy = False
+    wrapped: Any = None
+
+    def buildProtocol(self, addr: IAddress | None) -> Protocol | None:
+        protocol: Protocol | None = None if self.wrapped is None else self.wrapped.buildProtocol(addr)
+        return protocol
+
+
+@implementer(IStreamServerEndpoint)
+class _TakenPort:
+    """A server endpoint whose port is taken already."""
+
+    def __init__(self, port: IListeningPort, factory: _Forwarding) -> None:
+        self.port = port
+        self._factory = factory
+
+    def listen(self, protocolFactory: IProtocolFactory) -> Deferred[IListeningPort]:
+        self._factory.wrapped = protocolFactory
+        taken: Deferred[IListeningPort] = Deferred()
+        taken.callback(self.port)
+        return taken
+
+
+class LocalNetwork:
+    """Discovery, servers and clients on ``reactor``, as an asynchronous context manager.
+
+    ``discovery`` is ``"memory"`` (in process, no HTTP), ``"http"`` (the real HTTP API on loopback, on the real reactor
+    only) or ``None`` (clients are given the servers as pinned ones). ``limits`` holds for every server; without it,
+    servers are not waited for longer than :data:`DRAIN_TIMEOUT_S` at the end. ``events`` gets the events of servers and
+    clients. ``random`` gives random bytes.
+
+    ``servers``, ``clients`` and ``pinned`` are what there is, ``discovery`` the ``IDiscovery`` (or ``None``) and
+    ``discovery_url`` the URL of a real one, else "".
+    """
+
+    def __init__(
+        self,
+        reactor: Any,
+        *,
+        servers: int = 2,
+        discovery: Literal["memory", "http"] | None = "memory",
+        limits: ServerLimits | None = None,
+        events: IEventLog | None = None,
+        random: Random = os.urandom,
+    ) -> None:
+        if discovery == "http" and isinstance(reactor, MemoryNetwork):
+            raise ValueError("Twisted's HTTP client does not live on a fake clock alone: take the memory discovery")
+        self.reactor = reactor
+        self.servers: list[DmsgServer] = []
+        self.clients: list[DmsgClient] = []
+        self.pinned: list[PinnedServer] = []
+        self.discovery: IDiscovery | None = None
+        self.discovery_url = ""
+        self.limits = limits or replace(ServerLimits(), drain_timeout_s=DRAIN_TIMEOUT_S)
+        self._kind = discovery
+        self._server_count = servers
+        self._events = events
+        self._random = random
+        self._http_port: IListeningPort | None = None
+
+    # --- from start to end -------------------------------------------------------------------------------------------
+
+    async def __aenter__(self) -> LocalNetwork:
+        try:
+            await self.start()
+        except BaseException:
+            await self.stop()
+            raise
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        await self.stop()
+
+    async def start(self) -> None:
+        """Start discovery, then the servers; returns when they can be found."""
+        if self._kind == "memory":
+            self.discovery = MemoryDiscovery(self.now_ns)
+        elif self._kind == "http":
+            self._start_http()
+        for _ in range(self._server_count):
+            await self.add_server()
+
+    async def stop(self) -> None:
+        """Stop the clients, then the servers, then discovery; returns when nothing is left on the reactor."""
+        clients, self.clients = self.clients, []
+        await self.wait(DeferredList([maybeDeferred(client.stopService) for client in clients], consumeErrors=True))
+        servers, self.servers = self.servers, []
+        await self.wait(DeferredList([maybeDeferred(server.stopService) for server in servers], consumeErrors=True))
+        if self._http_port is not None:
+            await cast(Any, self.discovery).close()
+            await maybeDeferred(self._http_port.stopListening)
+        await self.settle(2)
+
+    def _start_http(self) -> None:
+        # Klein and treq install the reactor when they are imported.
+        from dmsg.discovery.api import DiscoveryApi, make_site
+        from dmsg.discovery.client import HttpDiscovery
+        from dmsg.discovery.http_limits import DiscoveryLimits
+
+        random = StdlibRandom(0)
+        # Everybody here has the same address.
+        limits = DiscoveryLimits(get_rate_per_s=None, post_rate_per_s=None)
+        api = DiscoveryApi(MemoryStore(random=random), clock_ns=self.now_ns, random=random, limits=limits)
+        site = make_site(api.resource(), reactor=self.reactor, limits=limits)
+        self._http_port = self.reactor.listenTCP(0, site, interface=LOOPBACK)
+        self.discovery_url = f"http://{LOOPBACK}:{cast(Any, self._http_port).getHost().port}"
+        self.discovery = HttpDiscovery.connect(self.discovery_url, self.reactor)
+
+    # --- what is in it -----------------------------------------------------------------------------------------------
+
+    async def add_server(self, key: SecretKey | None = None) -> DmsgServer:
+        """One server more; returns when it listens and, if there is a discovery, can be found there."""
+        key = key or SecretKey.generate(self._random)
+        factory = _Forwarding()
+        listening = TCP4ServerEndpoint(self.reactor, 0, interface=LOOPBACK).listen(factory)
+        port = await self.wait(listening)
+        address = HostPort(LOOPBACK, cast(Any, port).getHost().port)
+        server = DmsgServer(
+            self.reactor,
+            key,
+            _TakenPort(port, factory),
+            public_address=address,
+            discovery=self.discovery,
+            limits=self.limits,
+            events=self._events,
+            random=self._random,
+            now_ns=self.now_ns,
+        )
+        server.startService()
+        self.servers.append(server)
+        self.pinned.append(PinnedServer(key.public_key, address))
+        await self.wait(server.listening())
+        if server.registrar is not None:
+            await self.wait(server.registrar.published())
+        return server
+
+    async def stop_server(self, server: DmsgServer) -> None:
+        """Stop one of the servers: drained, withdrawn, its connections closed."""
+        self.pinned = [one for one in self.pinned if one.public_key != server.key.public_key]
+        self.servers.remove(server)
+        await self.wait(server.stopService())
+
+    async def client(self, *, key: SecretKey | None = None, min_servers: int = 1, **options: Any) -> DmsgClient:
+        """A client that is connected and can be dialled. ``options`` go to :class:`~dmsg.mux.client.DmsgClient`."""
+        client = self.new_client(key=key, min_servers=min_servers, **options)
+        client.startService()
+        await self.wait(client.when_ready())
+        return client
+
+    def new_client(self, *, key: SecretKey | None = None, **options: Any) -> DmsgClient:
+        """A client of this network that has not been started; it is stopped with the network all the same."""
+        settings: dict[str, Any] = {
+            "discovery": self.discovery,
+            "servers": () if self.discovery is not None else self.pinned,
+            "events": self._events,
+            "random": self._random,
+            "now_ns": self.now_ns,
+        }
+        client = DmsgClient(self.reactor, key or SecretKey.generate(self._random), **{**settings, **options})
+        self.clients.append(client)
+        return client
+
+    async def stop_client(self, client: DmsgClient) -> None:
+        """Stop one of the clients: withdrawn, its transports and sessions closed."""
+        self.clients.remove(client)
+        await self.wait(client.stopService())
+
+    @property
+    def endpoint_arguments(self) -> str:
+        """What an endpoint string needs to reach this network: ``f"dmsg:{pk}:{network.endpoint_arguments}"``."""
+        if self.discovery_url:
+            return "discovery=" + self.discovery_url.replace(":", "\\:")
+        return "server=" + ",".join(str(one) for one in self.pinned).replace(":", "\\:")
+
+    # --- time --------------------------------------------------------------------------------------------------------
+
+    def now_ns(self) -> int:
+        """The reactor's time, in nanoseconds."""
+        return int(self.reactor.seconds() * 1e9)
+
+    async def wait(self, awaitable: Awaitable[T]) -> T:
+        """The outcome of ``awaitable``. A fake clock is moved on until there is one, at most :data:`WAIT_LIMIT_S`."""
+        if not isinstance(self.reactor, MemoryNetwork):
+            return await awaitable
+        outcome: Deferred[T]
+        outcome = awaitable if isinstance(awaitable, Deferred) else ensureDeferred(_as_coroutine(awaitable))
+        clock = self.reactor.clock
+        give_up = clock.seconds() + WAIT_LIMIT_S
+        while not outcome.called or outcome.paused:
+            due = min((call.getTime() for call in clock.getDelayedCalls()), default=None)
+            if due is None or due > give_up:
+                outcome.addErrback(lambda _: None).cancel()
+                raise AssertionError(
+                    "nothing is left that could happen" if due is None else f"it took more than {WAIT_LIMIT_S:g} s"
+                )
+            clock.advance(max(0.0, due - clock.seconds()))
+        return await outcome
+
+    async def settle(self, turns: int = 20) -> None:
+        """Let everything happen that needs no time: a few turns of the reactor, or whatever a fake clock has due now."""
+        if not isinstance(self.reactor, MemoryNetwork):
+            for _ in range(turns):
+                await deferLater(self.reactor, 0)
+            return
+        self.reactor.advance(0)
+
+
+def _as_coroutine(awaitable: Awaitable[T]) -> Coroutine[Any, Any, T]:
+    async def run() -> T:
+        return await awaitable
+
+    return run()

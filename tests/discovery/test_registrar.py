@@ -1,0 +1,601 @@
+"""The registrar against a discovery in memory that can be made to fail in every way the reference stumbles over."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import pytest_twisted
+from twisted.internet import defer, task
+from zope.interface import implementer
+
+from dmsg.address import HostPort
+from dmsg.discovery.entry import ClientPart, Entry
+from dmsg.discovery.registrar import EntryRegistrar
+from dmsg.discovery.store import MemoryStore, StoreLimits
+from dmsg.errors import (
+    DiscoveryUnavailable,
+    EntryNotFound,
+    EntryRolledBack,
+    NonZeroSequence,
+    Unauthorized,
+    WrongSequence,
+)
+from dmsg.interfaces import IDiscovery
+
+START_NS = 1_600_000_000 * 10**9
+RELAY = HostPort("10.0.0.1", 8080)
+
+
+@implementer(IDiscovery)
+class FakeDiscovery:
+    """A memory store as ``IDiscovery``. ``trouble`` is asked before each call and may raise; ``gate`` holds calls up."""
+
+    def __init__(self, clock: task.Clock) -> None:
+        self.clock = clock
+        self.store = MemoryStore()
+        self.calls: list[tuple[str, Any]] = []
+        self.trouble: Callable[[str, Any], None] = lambda call, what: None
+        self.after: Callable[[str, Any], None] = lambda call, what: None
+        self.gate: defer.Deferred[None] | None = None
+        self.hints = True
+
+    def now_ns(self) -> int:
+        return START_NS + int(self.clock.seconds() * 10**9)
+
+    async def _begin(self, call: str, what: Any) -> None:
+        self.calls.append((call, what))
+        if self.gate is not None:
+            await self.gate
+        self.trouble(call, what)
+
+    async def get_entry(self, public_key: Any) -> Entry:
+        await self._begin("get", public_key)
+        try:
+            return await self.store.get(public_key, self.now_ns())
+        except EntryNotFound:
+            if self.hints:
+                raise
+            raise EntryNotFound from None
+
+    async def post_entry(self, entry: Entry) -> None:
+        await self._begin("post", entry)
+        entry.validate()
+        entry.verify()
+        await self.store.put(entry, self.now_ns())
+        self.after("post", entry)
+
+    async def available_servers(self) -> list[Entry]:
+        raise AssertionError("a registrar has no use for that")
+
+    @property
+    def posts(self) -> list[Entry]:
+        return [what for call, what in self.calls if call == "post"]
+
+
+class World:
+    def __init__(self, key: Any) -> None:
+        self.clock = task.Clock()
+        self.discovery = FakeDiscovery(self.clock)
+        self.key = key
+        self.registrars: list[EntryRegistrar] = []
+        self.registrar = self.new()
+
+    def new(self, **options: Any) -> EntryRegistrar:
+        registrar = EntryRegistrar(
+            self.discovery,
+            self.key,
+            clock=self.clock,
+            now_ns=self.discovery.now_ns,
+            random=random.Random(5),
+            **options,
+        )
+        self.registrars.append(registrar)
+        return registrar
+
+    async def stored(self) -> Entry:
+        return await self.discovery.store.get(self.key.public_key, self.discovery.now_ns())
+
+    def run(self, seconds: float, step: float = 0.1) -> None:
+        for _ in range(round(seconds / step)):
+            self.clock.advance(step)
+
+
+@pytest.fixture
+def world(key_of: Any) -> Iterator[World]:
+    made = World(key_of("me"))
+    yield made
+    for registrar in made.registrars:
+        pytest_twisted.blockon(defer.Deferred.fromCoroutine(registrar.close()))
+    assert made.clock.getDelayedCalls() == []
+
+
+@pytest.fixture
+def keys(key_of: Any) -> list[Any]:
+    return sorted(key_of(f"relay {n}").public_key for n in range(4))
+
+
+# --- the ordinary course -----------------------------------------------------------------------------------------------
+
+
+@pytest_twisted.ensureDeferred
+async def test_a_first_entry(world: World, keys: Any) -> None:
+    world.registrar.set_client([keys[1], keys[0], keys[1]])
+    waiting = defer.Deferred.fromCoroutine(world.registrar.published())
+    world.run(0.1)
+    assert world.discovery.calls == []
+    world.run(0.1)
+    await waiting
+    entry = await world.stored()
+    assert (entry.version, entry.sequence, entry.client) == ("0.0.1", 0, ClientPart((keys[0], keys[1])))
+    assert entry.server is None
+    assert world.registrar.entry == entry
+    assert [call for call, _ in world.discovery.calls] == ["get", "post"]
+
+
+@pytest_twisted.ensureDeferred
+async def test_changes_are_gathered_and_no_change_is_none(world: World, keys: Any) -> None:
+    for n in range(1, 4):
+        world.registrar.set_client(keys[:n])
+        world.run(0.05, 0.05)
+    world.run(1)
+    assert [entry.client.delegated_servers for entry in world.discovery.posts] == [tuple(keys[:3])]
+    world.registrar.set_client(reversed(keys[:3]))
+    world.run(5)
+    assert len(world.discovery.posts) == 1
+    world.registrar.set_client(keys[:1])
+    world.registrar.set_client(keys[:3])
+    world.run(5)
+    await world.registrar.published()
+    assert len(world.discovery.posts) == 1  # changed and changed back
+
+
+@pytest_twisted.ensureDeferred
+async def test_constant_change_is_not_put_off_for_ever(world: World, keys: Any) -> None:
+    for n in range(40):
+        world.registrar.set_client(keys[: 1 + n % 3])
+        world.run(0.05, 0.05)
+    assert 5 <= len(world.discovery.posts) <= 10
+
+
+@pytest_twisted.ensureDeferred
+async def test_iterations_count_up_and_their_times_too(world: World, keys: Any) -> None:
+    for n in range(4):
+        world.registrar.set_client(keys[:n])
+        world.run(1)
+    assert [entry.sequence for entry in world.discovery.posts] == [0, 1, 2, 3]
+    times = [entry.timestamp for entry in world.discovery.posts]
+    assert times == sorted(set(times))
+    assert [call for call, _ in world.discovery.calls].count("get") == 1  # afterwards it knows
+
+
+@pytest_twisted.ensureDeferred
+async def test_times_rise_although_the_clock_was_set_back(world: World, keys: Any) -> None:
+    frozen = EntryRegistrar(
+        world.discovery, world.key, clock=world.clock, now_ns=lambda: -(10**18), random=random.Random(1)
+    )
+    world.registrars.append(frozen)
+    world.registrar.set_client(keys)
+    world.run(1)
+    before = await world.stored()
+    for n in range(3):
+        frozen.set_client(keys[:n])
+        world.run(1)
+    times = [before.timestamp] + [entry.timestamp for entry in world.discovery.posts[1:]]
+    assert times == [before.timestamp + n for n in range(4)]
+
+
+@pytest_twisted.ensureDeferred
+async def test_a_server_is_posted_again_before_it_expires(world: World) -> None:
+    world.registrar.set_server(RELAY, 10)
+    world.run(1000, 1.0)
+    assert 15 <= len(world.discovery.posts) <= 20
+    entry = await world.stored()
+    assert (entry.server.address, entry.server.available_connections) == ("10.0.0.1:8080", 10)
+    world.registrar.set_server(RELAY, 9)
+    world.run(1)
+    assert (await world.stored()).server.available_connections == 9
+
+
+@pytest_twisted.ensureDeferred
+async def test_a_client_is_looked_at_and_posted_again_only_if_lost(world: World, keys: Any) -> None:
+    world.registrar.set_client(keys)
+    world.run(1000, 1.0)
+    assert len(world.discovery.posts) == 1
+    assert 3 <= len(world.discovery.calls) <= 7
+    world.discovery.store = MemoryStore()
+    world.run(400, 1.0)
+    entry = await world.stored()
+    assert (entry.sequence, entry.client) == (0, ClientPart(tuple(keys)))
+    assert entry.timestamp > world.discovery.posts[0].timestamp
+
+
+@pytest_twisted.ensureDeferred
+async def test_published_waits_for_what_is_wanted_last(world: World, keys: Any) -> None:
+    await world.registrar.published()  # nothing is wanted
+    world.registrar.set_client(keys[:1])
+    world.discovery.gate = defer.Deferred()
+    world.run(1)
+    world.registrar.set_client(keys[:2])  # while the first is under way
+    waiting = defer.Deferred.fromCoroutine(world.registrar.published())
+    gate, world.discovery.gate = world.discovery.gate, None
+    gate.callback(None)
+    assert not waiting.called
+    world.run(1)
+    await waiting
+    assert (await world.stored()).client == ClientPart(tuple(keys[:2]))
+
+
+@pytest_twisted.ensureDeferred
+async def test_the_version_is_a_parameter(world: World, keys: Any) -> None:
+    world.registrar.set_client(keys)
+    world.run(1)
+    secure = world.new(version="0.1.0")
+    secure.set_client(keys)
+    world.run(1)
+    assert ((await world.stored()).version, (await world.stored()).sequence) == ("0.1.0", 1)
+
+
+# --- somebody else under the same key ----------------------------------------------------------------------------------
+
+
+@pytest_twisted.ensureDeferred
+async def test_the_other_half_is_kept(world: World, keys: Any) -> None:
+    other = world.new()
+    other.set_server(RELAY, 3)
+    world.run(1)
+    world.registrar.set_client(keys)
+    world.run(1)
+    other.set_server(RELAY, 2)
+    world.run(1)
+    world.registrar.set_client(keys[:1])
+    world.run(1)
+    entry = await world.stored()
+    assert entry.client == ClientPart(tuple(keys[:1]))
+    assert (entry.server.address, entry.server.available_connections) == ("10.0.0.1:8080", 2)
+    world.registrar.set_server(None)
+    world.run(1)
+    assert (await world.stored()).server is None
+    other.set_client(keys[:2])
+    world.run(1)
+    entry = await world.stored()
+    assert (entry.server is not None, entry.client) == (True, ClientPart(tuple(keys[:2])))
+
+
+@pytest_twisted.ensureDeferred
+async def test_an_entry_left_by_an_earlier_run_goes_on(world: World, keys: Any) -> None:
+    world.registrar.set_client(keys)
+    world.run(1)
+    again = world.new()
+    again.set_client(keys)
+    world.run(1)
+    await again.published()
+    assert len(world.discovery.posts) == 1  # it is as wanted
+    again.set_client(keys[:1])
+    world.run(1)
+    assert (await world.stored()).sequence == 1
+
+
+@pytest_twisted.ensureDeferred
+async def test_without_any_half_the_entry_offers_nothing(world: World) -> None:
+    world.registrar.set_server(RELAY, 3)
+    world.run(1)
+    world.registrar.set_server(None)
+    world.run(1)
+    entry = await world.stored()
+    assert (entry.server, entry.client) == (None, ClientPart(()))
+
+
+# --- discoveries in trouble --------------------------------------------------------------------------------------------
+
+
+@pytest_twisted.ensureDeferred
+async def test_a_discovery_that_is_down_is_asked_ever_less_often_and_never_given_up(world: World, keys: Any) -> None:
+    down = [True]
+
+    def trouble(call: str, what: Any) -> None:
+        if down[0]:
+            raise DiscoveryUnavailable
+
+    world.discovery.trouble = trouble
+    world.registrar.set_client(keys)
+    asked = []
+    for _ in range(400):
+        before = len(world.discovery.calls)
+        world.run(1)
+        if len(world.discovery.calls) > before:
+            asked.append(world.clock.seconds())
+        world.registrar.set_client(keys[: 1 + len(asked) % 3])  # change does not make it ask more often
+    pauses = [b - a for a, b in itertools.pairwise(asked)]
+    assert max(pauses) <= 61
+    assert min(pauses[-4:]) >= 29
+    assert len(asked) < 25
+    assert world.discovery.posts == []  # W20: no sequence 0 without discovery's word
+    down[0] = False
+    world.registrar.set_client(keys)
+    world.run(61)
+    await world.registrar.published()
+    assert (await world.stored()).client == ClientPart(tuple(keys))
+
+
+@pytest.mark.parametrize("error", [DiscoveryUnavailable(), Unauthorized(), EntryRolledBack("no entry in it")])
+@pytest_twisted.ensureDeferred
+async def test_no_failure_of_get_makes_it_post_sequence_0(world: World, keys: Any, error: Exception) -> None:
+    def trouble(call: str, what: Any) -> None:
+        if call == "get":
+            raise error
+
+    world.discovery.trouble = trouble
+    world.registrar.set_client(keys)
+    world.run(100)
+    assert world.discovery.posts == []
+
+
+@pytest_twisted.ensureDeferred
+async def test_always_wrong_sequence_does_not_spin(world: World, keys: Any) -> None:
+    def trouble(call: str, what: Any) -> None:
+        if call == "post":
+            raise WrongSequence
+
+    world.discovery.trouble = trouble
+    world.registrar.set_client(keys)
+    world.run(100)
+    assert 8 <= len(world.discovery.calls) < 100
+    world.discovery.trouble = lambda call, what: None
+    world.run(61)
+    await world.registrar.published()
+
+
+@pytest_twisted.ensureDeferred
+async def test_an_update_under_way_by_somebody_else_is_built_upon(world: World, keys: Any) -> None:
+    world.registrar.set_client(keys[:1])
+    world.run(1)
+    rival = world.new()
+    rival.set_server(RELAY, 1)
+    world.run(1)
+    world.registrar.set_client(keys[:2])
+    world.run(0.3)
+    await world.registrar.published()
+    entry = await world.stored()
+    assert (entry.sequence, entry.client) == (2, ClientPart(tuple(keys[:2])))
+    assert entry.server is not None
+
+
+@pytest_twisted.ensureDeferred
+async def test_an_answer_that_got_lost_is_found_out(world: World, keys: Any) -> None:
+    def after(call: str, what: Any) -> None:
+        raise DiscoveryUnavailable("the answer got lost")
+
+    world.discovery.after = after
+    world.registrar.set_client(keys[:1])
+    world.run(0.5)
+    world.discovery.after = lambda call, what: None
+    world.run(5)
+    await world.registrar.published()
+    assert [entry.sequence for entry in world.discovery.posts] == [0]
+    world.discovery.after = after
+    world.registrar.set_client(keys[:2])
+    world.run(0.5)
+    world.discovery.after = lambda call, what: None
+    world.run(5)
+    await world.registrar.published()
+    assert (await world.stored()).sequence == 1
+
+
+@pytest.mark.parametrize("hints", [True, False])
+@pytest_twisted.ensureDeferred
+async def test_after_expiry_it_goes_on_by_its_own_memory(world: World, hints: bool) -> None:
+    world.discovery.hints = hints
+    world.registrar.set_server(RELAY, 1)
+    world.run(1)
+
+    def trouble(call: str, what: Any) -> None:
+        raise DiscoveryUnavailable
+
+    world.discovery.trouble = trouble
+    world.run(600, 1.0)
+    world.discovery.trouble = lambda call, what: None
+    with pytest.raises(EntryNotFound):
+        await world.stored()
+    world.run(61)
+    assert (await world.stored()).sequence == 1
+
+
+@pytest_twisted.ensureDeferred
+async def test_after_expiry_and_a_restart_it_goes_on_by_discoverys_hints(world: World) -> None:
+    world.registrar.set_server(RELAY, 1)
+    world.run(70)
+    await world.registrar.close()
+    world.clock.advance(1000)
+    with pytest.raises(EntryNotFound):
+        await world.stored()
+    again = world.new()
+    again.set_server(RELAY, 1)
+    world.run(1)
+    await again.published()
+    assert (await world.stored()).sequence == 2
+
+
+@pytest_twisted.ensureDeferred
+async def test_a_silent_tombstone_is_met_with_its_own_memory(world: World) -> None:
+    """Discovery says "not found", refuses 0, and refuses what it takes to be a jump at first."""
+    world.discovery.hints = False
+    world.registrar.set_server(RELAY, 1)
+    world.run(1)
+    refusals: list[type[Exception]] = []
+
+    def trouble(call: str, what: Any) -> None:
+        if not refusals:
+            raise DiscoveryUnavailable
+        if call == "post" and len(refusals) > 1:
+            raise refusals.pop()
+
+    world.discovery.trouble = trouble
+    world.run(1000, 1.0)
+    world.discovery.calls.clear()
+    refusals += [WrongSequence, NonZeroSequence]
+    world.run(61)
+    # Its own memory says 1; told that this is a new key it believes that; and comes back to what it remembers.
+    assert [entry.sequence for entry in world.discovery.posts[:3]] == [1, 0, 1]
+    assert (await world.stored()).sequence >= 1
+
+
+@pytest.mark.parametrize(
+    ("sequence", "after_ns"), [(2**48, 0), (2**64 - 1, 0), (-1, 0), (5, 2**63 - 1), (5, START_NS + 400 * 86400 * 10**9)]
+)
+@pytest_twisted.ensureDeferred
+async def test_hints_that_would_use_up_sequences_or_time_are_not_followed(
+    world: World, keys: Any, sequence: int, after_ns: int
+) -> None:
+    def trouble(call: str, what: Any) -> None:
+        raise EntryNotFound(next_sequence=sequence, after_timestamp=after_ns)
+
+    world.discovery.trouble = trouble
+    world.registrar.set_client(keys)
+    world.run(50)
+    assert world.discovery.posts == []
+
+
+@pytest_twisted.ensureDeferred
+async def test_a_discovery_restored_from_a_backup(world: World, keys: Any) -> None:
+    other = world.new()
+    other.set_server(RELAY, 1)
+    world.run(1)
+    backup = await world.stored()
+    world.registrar.set_client(keys)
+    world.run(1)
+    world.discovery.store = MemoryStore()
+    await world.discovery.store.put(backup, world.discovery.now_ns())
+
+    def trouble(call: str, what: Any) -> None:
+        if call == "get":
+            raise EntryRolledBack(entry=backup)
+
+    world.discovery.trouble = trouble
+    world.registrar.set_client(keys[:2])
+    world.run(3)
+    await world.registrar.published()
+    entry = await world.stored()
+    assert (entry.sequence, entry.client, entry.server) == (1, ClientPart(tuple(keys[:2])), backup.server)
+
+
+@pytest_twisted.ensureDeferred
+async def test_a_discovery_that_lost_everything(world: World, keys: Any) -> None:
+    for n in range(3):
+        world.registrar.set_client(keys[:n])
+        world.run(1)
+    world.discovery.store = MemoryStore(limits=StoreLimits())
+    world.registrar.set_client(keys)
+    world.run(1)
+    await world.registrar.published()
+    assert (await world.stored()).sequence == 0
+
+
+@pytest_twisted.ensureDeferred
+async def test_a_bug_is_logged_and_tried_again(world: World, keys: Any, logged_errors: Any) -> None:
+    bugs = [ZeroDivisionError()]
+
+    def trouble(call: str, what: Any) -> None:
+        if bugs:
+            raise bugs.pop()
+
+    world.discovery.trouble = trouble
+    world.registrar.set_client(keys)
+    world.run(5)
+    await world.registrar.published()
+    assert len(logged_errors.flush(ZeroDivisionError)) == 1
+
+
+# --- the end -----------------------------------------------------------------------------------------------------------
+
+
+@pytest_twisted.ensureDeferred
+async def test_closing_ends_what_is_under_way(world: World, keys: Any) -> None:
+    world.discovery.gate = defer.Deferred()
+    world.registrar.set_client(keys)
+    waiting = defer.Deferred.fromCoroutine(world.registrar.published())
+    world.run(1)
+    await world.registrar.close()
+    with pytest.raises(DiscoveryUnavailable):
+        await waiting
+    with pytest.raises(DiscoveryUnavailable):
+        await world.registrar.published()
+    world.registrar.set_client([])
+    world.run(100)
+    assert world.discovery.posts == []
+    await world.registrar.close()
+
+
+@pytest_twisted.ensureDeferred
+async def test_withdrawing(world: World, keys: Any) -> None:
+    world.registrar.set_client(keys)
+    world.registrar.set_server(RELAY, 5)
+    world.run(1)
+    await world.registrar.close(withdraw=True)
+    entry = await world.stored()
+    assert entry.client == ClientPart(())
+    assert (entry.server.address, entry.server.available_connections) == ("10.0.0.1:8080", 0)
+    assert await world.discovery.store.available_servers(5, world.discovery.now_ns()) == []
+
+
+@pytest_twisted.ensureDeferred
+async def test_withdrawing_does_not_take_for_ever(world: World, keys: Any) -> None:
+    world.registrar.set_client(keys)
+    world.run(1)
+    world.discovery.gate = defer.Deferred()
+    closing = defer.Deferred.fromCoroutine(world.registrar.close(withdraw=True))
+    world.run(4.5)
+    assert not closing.called
+    world.run(1)
+    await closing
+
+
+@pytest_twisted.ensureDeferred
+async def test_what_was_never_published_is_not_withdrawn(world: World, keys: Any) -> None:
+    world.registrar.set_client(keys)
+    await world.registrar.close(withdraw=True)
+    assert world.discovery.calls == []
+
+
+@pytest_twisted.ensureDeferred
+async def test_waiting_can_be_cancelled(world: World, keys: Any) -> None:
+    world.registrar.set_client(keys)
+    waiting = defer.Deferred.fromCoroutine(world.registrar.published())
+    waiting.cancel()
+    with pytest.raises(defer.CancelledError):
+        await waiting
+    world.run(1)
+    await world.registrar.published()
+
+
+# --- events ------------------------------------------------------------------------------------------------------------
+
+
+@pytest_twisted.ensureDeferred
+async def test_one_event_for_each_post(world: World, keys: Any) -> None:
+    class Events:
+        seen: list[Any] = []  # noqa: RUF012
+
+        def emit(self, event: Any) -> None:
+            self.seen.append(event)
+
+    registrar = world.new(events=Events())
+    refusals = [WrongSequence]
+
+    def trouble(call: str, what: Any) -> None:
+        if call == "post" and refusals:
+            raise refusals.pop()
+
+    world.discovery.trouble = trouble
+    registrar.set_client(keys)
+    world.run(1)
+    registrar.set_server(RELAY, 1)
+    world.run(1)
+    assert [(e.sequence, e.kind, e.ok, e.reason) for e in Events.seen] == [
+        (0, "client", False, WrongSequence.text),
+        (0, "client", True, ""),
+        (1, "server", True, ""),
+    ]

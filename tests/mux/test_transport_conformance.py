@@ -1,0 +1,75 @@
+"""Transports of dmsg pass the kit that TCP passes: over loopback sockets, and in memory on a fake clock."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import pytest_twisted
+from twisted.internet.defer import Deferred, ensureDeferred
+from twisted.internet.protocol import Factory
+
+from dmsg.mux.connection import ConnectionConfig
+from dmsg.sansio.window import AckGate
+from dmsg.testing.conformance import TransportConformance
+from dmsg.testing.memory import MemoryNetwork
+from dmsg.testing.network import LocalNetwork
+
+CONFIG = ConnectionConfig()
+
+
+class DmsgConformance(TransportConformance):
+    """Two clients, one server between them."""
+
+    #: What a receiver acknowledges unread, the send window, what a writer may have waiting, and its last piece. No
+    #: socket's buffer comes into it: the sessions go on reading when an application does not.
+    in_flight_limit_bytes = AckGate.THRESHOLD_BYTES + CONFIG.send_window_bytes + CONFIG.pause_bytes + 16_384
+    big_bytes = 4 * 1024 * 1024
+    network: LocalNetwork
+    refuses_connections = False
+
+    @pytest.fixture(autouse=True)
+    def _network(self, logged_errors: Any, reactor: Any) -> Any:
+        self.flush_logged_errors = logged_errors.flush
+        self.network = self.make_network(reactor)
+        pytest_twisted.blockon(ensureDeferred(self._start()))
+        yield
+        pytest_twisted.blockon(ensureDeferred(self.network.stop()))
+
+    async def _start(self) -> None:
+        await self.network.start()
+        self.client = await self.network.client()
+        self.server = await self.network.client()
+
+    def make_network(self, reactor: Any) -> LocalNetwork:
+        raise NotImplementedError
+
+    async def make_pair(self, client, server):
+        port = self.server.listen(Factory.forProtocol(lambda: server))
+        await self.wait(
+            ensureDeferred(self.client.connect(Factory.forProtocol(lambda: client), self.server.public_key))
+        )
+        await self.wait(server.when(lambda: server.made > 0))
+        await self.wait(port.stopListening())
+        return client, server
+
+
+@pytest.mark.system
+class TestOverLoopback(DmsgConformance):
+    def make_network(self, reactor: Any) -> LocalNetwork:
+        return LocalNetwork(reactor, servers=1, discovery=None)
+
+
+class TestInMemory(DmsgConformance):
+    def make_network(self, reactor: Any) -> LocalNetwork:
+        return LocalNetwork(MemoryNetwork(), servers=1, discovery=None)
+
+    @property
+    def reactor(self) -> Any:
+        return self.network.reactor
+
+    async def wait(self, deferred: Deferred[Any]) -> Any:
+        return await self.network.wait(deferred.addTimeout(self.limit_s, self.reactor))
+
+    async def settle(self) -> None:
+        await self.network.settle()

@@ -1,0 +1,60 @@
+"""Every core keeps the contract the shell relies on."""
+
+from __future__ import annotations
+
+import inspect
+import subprocess
+import sys
+
+import pytest
+
+from dmsg.mux.connection import Connection
+from dmsg.mux.handshake import Handshake
+from dmsg.mux.port import Port
+from dmsg.sansio.core import Core
+
+METHODS = [name for name, value in vars(Core).items() if inspect.isfunction(value) and not name.startswith("_")]
+
+PURE = [
+    "dmsg.errors",
+    "dmsg.address",
+    "dmsg.crypto.keys",
+    "dmsg.crypto.noise",
+    "dmsg.sansio.buffer",
+    "dmsg.sansio.core",
+    "dmsg.sansio.limits",
+    "dmsg.sansio.window",
+    "dmsg.mux.wire",
+    "dmsg.mux.tlv",
+    "dmsg.mux.record",
+    "dmsg.mux.handshake",
+    "dmsg.mux.events",
+    "dmsg.mux.stream",
+    "dmsg.mux.connection",
+    "dmsg.mux.port",
+    "dmsg.mux.switch",
+    "dmsg.mux.switch_events",
+]
+
+
+def test_the_contract_has_four_methods() -> None:
+    assert set(METHODS) == {"receive_data", "data_to_send", "next_timeout", "handle_timeout"}
+
+
+@pytest.mark.parametrize("core", [Handshake, Connection, Port])
+@pytest.mark.parametrize("name", METHODS)
+def test_cores_have_the_methods_of_the_contract(core: type, name: str) -> None:
+    wanted = list(inspect.signature(getattr(Core, name)).parameters)
+    assert list(inspect.signature(getattr(core, name)).parameters) == wanted
+
+
+def test_cores_work_where_there_is_no_twisted() -> None:
+    program = f"""
+import sys
+for name in ("twisted", "zope", "klein", "treq"):
+    sys.modules[name] = None
+import importlib
+for name in {PURE!r}:
+    importlib.import_module(name)
+"""
+    subprocess.run([sys.executable, "-W", "error", "-c", program], check=True, timeout=25)

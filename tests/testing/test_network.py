@@ -1,0 +1,149 @@
+"""LocalNetwork: what the documentation promises of it, on sockets and on a fake clock."""
+
+from __future__ import annotations
+
+import pytest
+import pytest_twisted
+from twisted.internet.defer import Deferred
+from twisted.internet.protocol import Factory, Protocol
+from twisted.protocols.wire import Echo
+
+from dmsg.crypto.keys import SecretKey
+from dmsg.errors import DialError, DiscoveryUnavailable, EntryNotFound
+from dmsg.testing.memory import MemoryNetwork
+from dmsg.testing.network import LocalNetwork
+
+
+class Collector(Protocol):
+    """Waits for a number of bytes, then for the end."""
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+        self.received = b""
+        self.complete: Deferred[bytes] = Deferred()
+        self.lost: Deferred[object] = Deferred()
+
+    def dataReceived(self, data: bytes) -> None:
+        self.received += data
+        if len(self.received) >= self.size and not self.complete.called:
+            self.complete.callback(self.received)
+
+    def connectionLost(self, reason=None) -> None:
+        self.lost.callback(reason.value)
+
+
+async def echoed(network: LocalNetwork, alice, bob, text: bytes = b"hello") -> bytes:
+    collector = Collector(len(text))
+    await network.wait(alice.connect(Factory.forProtocol(lambda: collector), bob.public_key))
+    collector.transport.write(text)
+    received = await network.wait(collector.complete)
+    collector.transport.loseConnection()
+    await network.wait(collector.lost)
+    return received
+
+
+def make(reactor, kind, **options) -> LocalNetwork:
+    return LocalNetwork(MemoryNetwork() if kind == "fake clock" else reactor, **options)
+
+
+@pytest.mark.parametrize(
+    ("kind", "discovery"),
+    [("sockets", "memory"), ("sockets", "http"), ("sockets", None), ("fake clock", "memory"), ("fake clock", None)],
+)
+@pytest_twisted.ensureDeferred
+async def test_two_clients_talk(reactor, kind, discovery):
+    async with make(reactor, kind, discovery=discovery) as network:
+        alice, bob = await network.client(), await network.client(min_servers=2)
+        bob.listen(Factory.forProtocol(Echo))
+        assert await echoed(network, alice, bob) == b"hello"
+        assert len(bob.pool.sessions) == 2
+
+
+@pytest.mark.parametrize("kind", ["sockets", "fake clock"])
+@pytest_twisted.ensureDeferred
+async def test_servers_come_and_go(reactor, kind):
+    async with make(reactor, kind, servers=1) as network:
+        alice, bob = await network.client(), await network.client()
+        bob.listen(Factory.forProtocol(Echo))
+        [old] = network.servers
+        new = await network.add_server()
+        await network.stop_server(old)
+        assert list(network.servers) == [new]
+        assert old.key.public_key not in [one.public_key for one in network.pinned]
+        await network.wait(bob.when_ready())
+        carol = await network.client()
+        assert await echoed(network, carol, bob) == b"hello"
+        assert alice.public_key != carol.public_key
+
+
+@pytest_twisted.ensureDeferred
+async def test_a_stopped_client_cannot_be_dialled(reactor):
+    async with LocalNetwork(reactor) as network:
+        alice, bob = await network.client(), await network.client()
+        await network.stop_client(bob)
+        with pytest.raises(DialError) as caught:
+            await alice.dial(bob.public_key)
+        assert caught.value.reason == "no common server"
+
+
+@pytest_twisted.ensureDeferred
+async def test_discovery_can_be_made_to_fail(reactor):
+    async with LocalNetwork(reactor) as network:
+        alice, bob = await network.client(), await network.client()
+        network.discovery.failure = DiscoveryUnavailable("on purpose")
+        with pytest.raises(DialError) as caught:
+            await alice.dial(bob.public_key)
+        assert "on purpose" in str(caught.value)
+        network.discovery.failure = None
+        bob.listen(Factory.forProtocol(Echo))
+        assert await echoed(network, alice, bob) == b"hello"
+
+
+@pytest_twisted.ensureDeferred
+async def test_the_memory_discovery_checks_what_it_is_given(reactor):
+    async with LocalNetwork(reactor, servers=0) as network:
+        with pytest.raises(EntryNotFound):
+            await network.discovery.get_entry(SecretKey.generate().public_key)
+        assert await network.discovery.available_servers() == []
+
+
+@pytest_twisted.ensureDeferred
+async def test_nothing_is_left_on_a_fake_clock():
+    reactor = MemoryNetwork()
+    async with LocalNetwork(reactor) as network:
+        alice, bob = await network.client(), await network.client()
+        bob.listen(Factory.forProtocol(Echo))
+        assert await echoed(network, alice, bob) == b"hello"
+    assert reactor.getDelayedCalls() == []
+    assert reactor.pipes == []
+
+
+@pytest_twisted.ensureDeferred
+async def test_a_test_that_fails_inside_still_leaves_nothing(reactor):
+    with pytest.raises(ZeroDivisionError):
+        async with LocalNetwork(reactor) as network:
+            alice, bob = await network.client(), await network.client()
+            bob.listen(Factory.forProtocol(Protocol))
+            await alice.connect(Factory.forProtocol(Protocol), bob.public_key)
+            raise ZeroDivisionError
+
+
+@pytest_twisted.ensureDeferred
+async def test_waiting_for_what_never_happens_says_so():
+    network = LocalNetwork(MemoryNetwork(), servers=0)
+    with pytest.raises(AssertionError, match="nothing is left"):
+        await network.wait(Deferred())
+
+
+@pytest_twisted.ensureDeferred
+async def test_waiting_on_a_fake_clock_has_a_limit():
+    network = LocalNetwork(MemoryNetwork(), servers=0)
+    late = network.reactor.callLater(1e6, lambda: None)
+    with pytest.raises(AssertionError, match="more than"):
+        await network.wait(Deferred())
+    late.cancel()
+
+
+def test_http_does_not_go_with_a_fake_clock():
+    with pytest.raises(ValueError, match="fake clock"):
+        LocalNetwork(MemoryNetwork(), discovery="http")

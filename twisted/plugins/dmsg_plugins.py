@@ -1,0 +1,10 @@
+"""What Twisted finds of dmsg: its twistd plugins and its endpoint strings. Loads neither a role nor the reactor."""
+
+from twisted.application.service import ServiceMaker
+
+from dmsg.taps._parsers import LazyClientParser, LazyServerParser
+
+dmsg_server = ServiceMaker("dmsg server", "dmsg.taps.server", "A dmsg server (relay).", "dmsg-server")
+dmsg_discovery = ServiceMaker("dmsg discovery", "dmsg.taps.discovery", "A dmsg discovery (HTTP).", "dmsg-discovery")
+dmsg_client_endpoint = LazyClientParser()
+dmsg_server_endpoint = LazyServerParser()
