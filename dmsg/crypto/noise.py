@@ -112,7 +112,7 @@ class NoiseHandshake:
     with, as the reference does (and the reverse of the Noise specification); KK the first.
     """
 
-    __slots__ = ("_failed", "_initiator", "_pattern", "_protocol", "_state", "result")
+    __slots__ = ("_failed", "_initiator", "_our_turn", "_pattern", "_protocol", "_state", "result")
 
     def __init__(
         self,
@@ -136,12 +136,13 @@ class NoiseHandshake:
         self._state = protocol.handshake_state
         self._pattern = pattern
         self._initiator = initiator
+        self._our_turn = initiator
         self._failed = False
         self.result: HandshakeResult | None = None
 
     def write_message(self, payload: bytes = b"") -> bytes:
         """The next message, carrying ``payload``. Raises ``CryptoError`` when the peer's key is no point."""
-        self._check_alive()
+        self._take_turn(writing=True)
         message = bytearray()
         try:
             done = self._state.write_message(payload, message)
@@ -154,7 +155,7 @@ class NoiseHandshake:
 
     def read_message(self, message: bytes) -> bytes:
         """Take the peer's next message and give back its payload; raises ``CryptoError`` if it does not open."""
-        self._check_alive()
+        self._take_turn(writing=False)
         payload = bytearray()
         try:
             done = self._state.read_message(message, payload)
@@ -165,9 +166,12 @@ class NoiseHandshake:
             self._finish(*done)
         return bytes(payload)
 
-    def _check_alive(self) -> None:
+    def _take_turn(self, *, writing: bool) -> None:
         if self._failed or self.result is not None:
             raise LocalProtocolError("the handshake is over")
+        if self._our_turn is not writing:
+            raise LocalProtocolError("it is the other side's turn in the handshake")
+        self._our_turn = not writing
 
     def _finish(self, first: object, second: object) -> None:
         keys = (bytes(first.k), bytes(second.k))  # type: ignore[attr-defined]

@@ -86,6 +86,7 @@ class Handshake:
         self.messages += 1
         try:
             self._peer_payload = self._noise.read_message(message)
+            self._step += 1
             if self._noise.result is None:
                 self._write(self._payload)
         except CryptoError:
