@@ -63,13 +63,15 @@ class RemoteProtocolError(DmsgError):
     """The other side broke the protocol; the connection that brought it is dropped.
 
     ``stage`` is where (``handshake``, ``record``, ``frame``, ``transport``), ``reason`` a short fixed text for logs and
-    metrics; nothing the other side sent is part of it.
+    metrics; nothing the other side sent is part of it. ``events`` are what the core had found out before, in the bytes
+    of the same read: they have happened and are to be acted on.
     """
 
     def __init__(self, stage: str, reason: str) -> None:
         super().__init__(f"{stage}: {reason}")
         self.stage = stage
         self.reason = reason
+        self.events: Sequence[object] = ()
 
 
 class CryptoError(DmsgError):

@@ -156,7 +156,8 @@ class Channel(Protocol):
         assert self._ended is not None
         if self._ended.check(ConnectionDone):
             return TransportBroken("the peer closed the transport", clean=True)
-        return TransportBroken(f"the transport was lost: {self._ended.getErrorMessage()}")
+        cause = getattr(self._ended.value, "cause", self._ended.value)
+        return TransportBroken(f"the transport was lost: {cause}")
 
     def _wake_reader(self) -> None:
         reader, self._reader = self._reader, None

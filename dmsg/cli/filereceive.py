@@ -221,7 +221,7 @@ class Receiver(Factory):
         except TransferFailed as error:
             if part is not None and error.code in ("mismatch", "source", "exists"):
                 part.discard()  # of no use to anybody any more
-            raise TransferFailed(error.code, offer.name) from None
+            raise error.about(offer.name) from None
         finally:
             if part is not None:
                 part.close()
@@ -291,7 +291,6 @@ class Receiver(Factory):
     def _tell_failure(self, error: TransferFailed, peer: DmsgAddress) -> None:
         key = str(peer.public_key)
         file = error.data["file"]
-        problem = f" ({error.problem})" if isinstance(error, MalformedTransfer) else ""
         self._out.result(
-            {"event": "failed", "file": file, "code": error.code, "peer": key}, f"from {key[:16]}…: {error}{problem}"
+            {"event": "failed", "file": file, "code": error.code, "peer": key}, f"from {key[:16]}…: {error}"
         )

@@ -120,7 +120,7 @@ class _Sending:
                 try:
                     await self._send(talk, self._pending[0], transport)
                 except TransferFailed as error:
-                    raise TransferFailed(error.code, self._pending[0].name) from None
+                    raise error.about(self._pending[0].name) from None
                 self._pending.popleft()
                 self._furthest, self._whole_sha256, self._began, self._sent_bytes, self._attempts = 0, "", 0.0, 0, 0
             await self._say_goodbye(talk)
@@ -144,7 +144,7 @@ class _Sending:
         try:
             await talk.verdict()
         except TransferFailed as error:
-            raise TransferFailed(error.code, self._pending[0].name if self._pending else "") from None
+            raise error.about(self._pending[0].name if self._pending else "") from None
 
     async def _send(self, talk: Conversation, source: SourceFile, transport: DmsgTransport) -> None:
         if not self._attempts:

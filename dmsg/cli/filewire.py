@@ -57,18 +57,25 @@ REFUSALS: Final[dict[str, tuple[str, Exit]]] = {
 class TransferFailed(CommandError):
     """A transfer one of the two sides gave up: ``code`` is a key of :data:`REFUSALS`, ``name`` the file's."""
 
-    def __init__(self, code: str, name: str = "") -> None:
+    def __init__(self, code: str, name: str = "", problem: str = "") -> None:
         text, exit_code = REFUSALS[code]
-        super().__init__(f"{name}: {text}" if name else text, exit_code, {"code": code, "file": name})
+        super().__init__(f"{text} ({problem})" if problem else text, exit_code, {"code": code, "file": ""})
         self.code = code
+        self.about(name)
+
+    def about(self, name: str) -> TransferFailed:
+        """Say which file it is about, unless that is known; gives itself back."""
+        if name and not self.data["file"]:
+            self.data["file"] = name
+            self.args = (f"{name}: {self.args[0]}",)
+        return self
 
 
 class MalformedTransfer(TransferFailed):
-    """The other side sent something that is not of this protocol, or not its turn; ``problem`` says what."""
+    """The other side sent something that is not of this protocol, or not its turn; ``problem`` says what it was."""
 
     def __init__(self, problem: str) -> None:
-        super().__init__("malformed")
-        self.problem = problem
+        super().__init__("malformed", problem=problem)
 
 
 @dataclass(frozen=True, slots=True)

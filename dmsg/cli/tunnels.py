@@ -8,6 +8,7 @@ from typing import Any, Final
 import click
 from twisted.internet.defer import CancelledError, Deferred, maybeDeferred
 from twisted.internet.endpoints import clientFromString, serverFromString
+from twisted.internet.error import CannotListenError
 from twisted.internet.interfaces import IStreamClientEndpoint
 from twisted.internet.protocol import Factory, connectionDone
 from twisted.python.failure import Failure
@@ -90,7 +91,10 @@ async def run_forward(call: Invocation, reactor: Any, peer: PublicKey, listen: s
             return end
 
         pairs = Pairs(connect, lambda error: call.out.note(describe(error)))
-        port = await source.listen(pairs)
+        try:
+            port = await source.listen(pairs)
+        except CannotListenError as error:
+            raise CommandError(f"{listen}: {error.socketError}") from None
         where = port.getHost()
         address = f"{where.host}:{where.port}" if hasattr(where, "port") else str(getattr(where, "name", where))
         call.out.result({"event": "ready", "peer": str(peer), "listening": address}, address)

@@ -1,4 +1,4 @@
-"""One expensive thing for each turn of the reactor, so that cheap ones need not wait behind a crowd of them."""
+"""Expensive things one at a time, so that cheap ones need not wait behind a crowd of them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,10 @@ from twisted.internet.interfaces import IDelayedCall, IReactorTime
 
 
 class Pacer:
-    """Calls what it is given in order, one expensive thing for each turn of the reactor.
+    """Calls what it is given in order, one expensive thing for every second turn of the reactor.
+
+    Twisted writes a turn after it is told to. So what came in while something expensive was done leaves in the free turn
+    behind it, and a forwarded frame waits for one such thing, not for one before it is read and one before it is written.
 
     Work returns whether it was expensive: a handshake costs some hundred microseconds, a piece of a message as little as
     a forwarded frame. The caller bounds how much waits.
@@ -21,19 +24,22 @@ class Pacer:
         self._next: IDelayedCall | None = None
 
     def submit(self, work: Callable[[], bool]) -> bool:
-        """Do ``work`` now if nothing expensive was done this turn, else in its turn; tells whether it is done."""
+        """Do ``work`` now if nothing expensive was done lately, else in its turn; tells whether it is done."""
         if self._next is not None:
             self._waiting.append(work)
             return False
         if work():
-            self._next = self._clock.callLater(0, self._turn)
+            self._next = self._clock.callLater(0, self._rest)
         return True
+
+    def _rest(self) -> None:
+        self._next = self._clock.callLater(0, self._turn)
 
     def _turn(self) -> None:
         self._next = None
         while self._waiting:
             if self._waiting.popleft()():
-                self._next = self._clock.callLater(0, self._turn)
+                self._next = self._clock.callLater(0, self._rest)
                 return
 
     def stop(self) -> None:

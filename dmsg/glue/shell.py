@@ -86,6 +86,8 @@ class Shell(Protocol):
             if events:
                 self.owner.handle_events(self, events)
         except RemoteProtocolError as error:
+            if error.events:
+                self.owner.handle_events(self, error.events)
             self.fail(error)
             return
         finally:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import time
 from collections.abc import Callable, Sequence
@@ -372,7 +373,7 @@ class DmsgClient(Service):
         )
 
     def _endpoint_for(self, address: HostPort) -> IStreamClientEndpoint:
-        timeout = round(self.config.pool.connect_timeout_s)
+        timeout = math.ceil(self.config.pool.connect_timeout_s)  # the pool's own limit is exact
         if isIPAddress(address.host):
             return TCP4ClientEndpoint(self.reactor, address.host, address.port, timeout)
         if isIPv6Address(address.host):

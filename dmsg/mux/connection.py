@@ -285,18 +285,22 @@ class Connection:
     def receive_data(self, data: bytes, now: float) -> list[Event]:
         """Take bytes from the network. ``RemoteProtocolError`` means that the connection must be dropped."""
         events: list[Event] = []
-        for record in self._records.open(data):
-            plaintext = self._tail + record if self._tail else record
-            frames, used = split_frames(plaintext)
-            self._tail = plaintext[used:]
-            for kind, stream_id, start, end in frames:
-                stream = self.streams.get(stream_id)
-                if kind == FWD and stream is not None:
-                    self._on_fwd(stream, plaintext, start, end, events)
-                elif kind == ACK and stream is not None:
-                    self._on_ack(stream, plaintext[start:end], events)
-                else:
-                    self._on_rare_frame(kind, stream_id, stream, plaintext[start:end], events)
+        try:
+            for record in self._records.open(data):
+                plaintext = self._tail + record if self._tail else record
+                frames, used = split_frames(plaintext)
+                self._tail = plaintext[used:]
+                for kind, stream_id, start, end in frames:
+                    stream = self.streams.get(stream_id)
+                    if kind == FWD and stream is not None:
+                        self._on_fwd(stream, plaintext, start, end, events)
+                    elif kind == ACK and stream is not None:
+                        self._on_ack(stream, plaintext[start:end], events)
+                    else:
+                        self._on_rare_frame(kind, stream_id, stream, plaintext[start:end], events)
+        except RemoteProtocolError as error:
+            error.events = events  # they have happened, whatever came after them
+            raise
         return events
 
     def _on_fwd(self, stream: Stream, frames: bytes, start: int, end: int, events: list[Event]) -> None:
@@ -319,7 +323,7 @@ class Connection:
             self._on_end(stream, events)
         elif stream.state is StreamState.CLOSING:
             self.consumed(stream, len(data))
-        elif stream.unread_bytes > self.config.receive_limit_bytes:
+        elif stream.overfull(self.config.receive_limit_bytes):
             self._fail(stream, CloseReason.SLOW_CONSUMER, events)
         elif data:
             events.append(DataReceived(stream, data))
@@ -367,7 +371,7 @@ class Connection:
             self._on_ok(payload, events)
         elif kind == REQUEST:
             self._on_request(stream_id, stream, payload, events)
-        elif self.state is ConnectionState.WAITING:
+        elif stream is None and self.state is ConnectionState.WAITING and stream_id not in self._recent:
             raise RemoteProtocolError("frame", "frame before OK")
         elif stream is None:
             # A CLOSE is never answered with a CLOSE, nor is what was under way when we closed (D16).

@@ -12,7 +12,7 @@ from typing import Final
 
 from dmsg.crypto.keys import PublicKey, Random, SecretKey
 from dmsg.crypto.noise import NoiseHandshake
-from dmsg.errors import CryptoError, InvalidKey, LocalProtocolError, RemoteProtocolError
+from dmsg.errors import CryptoError, LocalProtocolError, RemoteProtocolError
 from dmsg.mux.events import Event, HandshakeDone
 from dmsg.mux.record import LENGTH_BYTES, RecordLayer
 
@@ -95,10 +95,7 @@ class Handshake:
         if result is None:
             return None
         self._deadline = None
-        try:
-            remote = PublicKey(result.remote_static)
-        except InvalidKey:
-            raise RemoteProtocolError("handshake", "the static key is not a point") from None
+        remote = PublicKey(result.remote_static)  # a point: Diffie-Hellman was done with it
         leftover, self._buffer = self._buffer, b""
         records = RecordLayer(result.send_key, result.receive_key)
         return HandshakeDone(remote, records, self._peer_payload, result.handshake_hash, leftover)

@@ -70,6 +70,8 @@ class PendingRequest(StreamOwner):
 
     def accepted(self, message: bytes) -> None:
         """The peer accepted: done, unless its handshake message is still to come."""
+        if self.done.called:
+            return  # given up while the answer was on its way through the events of one read
         try:
             stream = self._outbound.accepted(message)
         except TransportClosed as error:
@@ -80,6 +82,8 @@ class PendingRequest(StreamOwner):
 
     def upgraded(self, message: bytes) -> None:
         """The handshake message came."""
+        if self.done.called:
+            return
         try:
             stream = self._outbound.upgraded(message)
         except TransportClosed as error:
@@ -97,6 +101,8 @@ class PendingRequest(StreamOwner):
 
     def ended(self, code: int, *, local: bool, proven: bool = False) -> None:
         """The peer or the server said no."""
+        if self.done.called:
+            return
         error = close_error(code)
         reason = "accept check failed" if local else (error.name if code else "request rejected")
         stage = "request" if isinstance(error, Unsupported) else "accept"
@@ -104,7 +110,8 @@ class PendingRequest(StreamOwner):
 
     def lost(self, error: DmsgError, code: int) -> None:
         """The connection went before an answer came."""
-        self.done.errback(StageError("accept", "server connection lost", error))
+        if not self.done.called:
+            self.done.errback(StageError("accept", "server connection lost", error))
 
 
 def is_over(stream: Stream) -> bool:

@@ -19,7 +19,7 @@ from twisted.python.failure import Failure
 
 from dmsg.address import HostPort
 from dmsg.crypto.keys import PublicKey
-from dmsg.errors import DiscoveryError, DmsgError, EntryNotFound, StageError
+from dmsg.errors import DiscoveryError, DmsgError, EntryNotFound, InvalidAddress, StageError
 from dmsg.interfaces import IDiscovery
 from dmsg.mux.session import ServerSession
 
@@ -168,7 +168,10 @@ class ServerPool:
             raise StageError("discovery", "unavailable", error) from None
         if entry.server is None:
             raise StageError("discovery", "entry is not a server's")
-        return HostPort.parse(entry.server.address)
+        try:
+            return entry.server.host_port
+        except InvalidAddress as error:
+            raise StageError("discovery", "entry has no usable address", error) from None
 
     def _admitted(self, session: ServerSession) -> None:
         older = self.sessions.get(session.server)

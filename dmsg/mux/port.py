@@ -112,6 +112,7 @@ class Half:
         port = self.port
         if port.halves.get(self.id) is self:
             del port.halves[self.id]
+            port.transports += 1
             port.remember(self.id)
 
     def enqueue(self, frame: bytes) -> None:
@@ -305,8 +306,7 @@ class Port:
         return None
 
     def remember(self, transport_id: int) -> None:
-        """Note that a transport ended: late frames for its id are no offence."""
-        self.transports += 1
+        """Note that a transport ended or was refused: late frames for its id are no offence."""
         if not isinstance(self.recent, RecentSet):
             self.recent = RecentSet(_RECENT_IDS)
         self.recent.add(transport_id)

@@ -197,6 +197,10 @@ class SecureStream(Stream):
         """Received and not yet taken by the application."""
         return self._unread
 
+    def overfull(self, limit_bytes: int) -> bool:
+        """Whether more has come than an honest peer would send to somebody who does not read."""
+        return self._unread > limit_bytes
+
     def take_ack(self) -> bytes:
         """An ACK frame for everything received so far."""
         self.ack_due = False

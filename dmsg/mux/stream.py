@@ -12,7 +12,7 @@ from enum import Enum
 from dmsg.crypto.keys import PublicKey
 from dmsg.mux.wire import ACK, FWD, HEADER, HEADER_BYTES, SEQUENCE_BYTES, CloseReason, encode_close
 from dmsg.sansio.buffer import ByteQueue
-from dmsg.sansio.window import AckGate, SendWindow
+from dmsg.sansio.window import OUTSTANDING_LIMIT, AckGate, SendWindow
 
 
 class StreamState(Enum):
@@ -174,6 +174,13 @@ class Stream:
     def unread_bytes(self) -> int:
         """Received and not yet taken by the application."""
         return self.gate.unread_bytes
+
+    def overfull(self, limit_bytes: int) -> bool:
+        """Whether more has come than an honest peer would send to somebody who does not read.
+
+        Held acknowledgements cost memory however little data they stand for.
+        """
+        return self.gate.unread_bytes > limit_bytes or len(self.gate.held) > OUTSTANDING_LIMIT
 
     def ack_frame(self, sequence: int) -> bytes:
         """An ACK frame."""

@@ -159,27 +159,31 @@ class Switch:
         halves = port.halves
         dirty = self.dirty
         port.bytes_in += len(data)
-        for record in port.records.open(data):
-            plaintext = port.tail + record if port.tail else record
-            frames, used = split_frames(plaintext)
-            port.tail = plaintext[used:] if used < len(plaintext) else b""
-            port.frames_in += len(frames)
-            for kind, transport_id, start, end in frames:
-                half = halves.get(transport_id)
-                if half is None or not half.open or kind < FWD or end - start < SEQUENCE_BYTES or kind > ACK:
-                    self._on_rare_frame(port, half, kind, transport_id, plaintext[start:end], events)
-                    continue
-                half.bytes += end - start
-                target = half.target
-                prefix = half.fwd_prefix if kind == FWD else half.ack_prefix
-                if target.direct:
-                    # type and id anew, size and payload as they came
-                    target.out += (prefix, plaintext[start - 2 : end])
-                    if not target.dirty:
-                        target.dirty = True
-                        dirty.append(target)
-                else:
-                    self._enqueue(half, prefix + plaintext[start - 2 : end], events)
+        try:
+            for record in port.records.open(data):
+                plaintext = port.tail + record if port.tail else record
+                frames, used = split_frames(plaintext)
+                port.tail = plaintext[used:] if used < len(plaintext) else b""
+                port.frames_in += len(frames)
+                for kind, transport_id, start, end in frames:
+                    half = halves.get(transport_id)
+                    if half is None or not half.open or kind < FWD or end - start < SEQUENCE_BYTES or kind > ACK:
+                        self._on_rare_frame(port, half, kind, transport_id, plaintext[start:end], events)
+                        continue
+                    half.bytes += end - start
+                    target = half.target
+                    prefix = half.fwd_prefix if kind == FWD else half.ack_prefix
+                    if target.direct:
+                        # type and id anew, size and payload as they came
+                        target.out += (prefix, plaintext[start - 2 : end])
+                        if not target.dirty:
+                            target.dirty = True
+                            dirty.append(target)
+                    else:
+                        self._enqueue(half, prefix + plaintext[start - 2 : end], events)
+        except RemoteProtocolError as error:
+            error.events = events  # they have happened, whatever came after them
+            raise
         return events
 
     def _enqueue(self, half: Half, frame: bytes, events: list[SwitchEvent]) -> None:
@@ -193,9 +197,11 @@ class Switch:
             self._end_both(half, CloseReason.SLOW_CONSUMER, events)
         elif waiting.queued_bytes > self.limits.queue_soft_bytes and waiting not in self._stuck:
             self._stuck[waiting] = self._now + self.limits.slow_consumer_timeout_s
-        if self.queued_bytes > self.limits.queued_total_bytes and not self.held:
-            heaviest = sorted(self.ports.values(), key=lambda port: port.queued_from, reverse=True)
-            self.held.update(port for port in heaviest[: self._HEAVY_SENDERS] if port.queued_from)
+        if self.queued_bytes > self.limits.queued_total_bytes:
+            if not self.held:
+                heaviest = sorted(self.ports.values(), key=lambda port: port.queued_from, reverse=True)
+                self.held.update(port for port in heaviest[: self._HEAVY_SENDERS] if port.queued_from)
+            self.held.add(half.port)  # and whoever goes on: the limit has to hold
 
     def unqueued(self, half: Half, size: int) -> None:
         """Told by a port that ``size`` queued bytes towards ``half`` are on their way or dropped."""
@@ -240,14 +246,12 @@ class Switch:
             self._end(half, CloseReason.BAD_ID, events, by="server", tell=half.other)
         reason = self._refuse_request(port, half, transport_id, payload)
         if reason is not None:
-            port.emit(encode_close(transport_id, reason))
-            events.append(RequestRefused(port, reason_name(reason)))
+            self._refuse(port, transport_id, reason, events)
             return
         target = self.ports[payload[33:REQUEST_BYTES]]
         target_id = target.free_id(self._random)
         if target_id is None:
-            port.emit(encode_close(transport_id, CloseReason.BUSY))
-            events.append(RequestRefused(port, reason_name(CloseReason.BUSY)))
+            self._refuse(port, transport_id, CloseReason.BUSY, events)
             return
         asking = Half(port, transport_id, initiator=True)
         asked = Half(target, target_id, initiator=False)
@@ -255,6 +259,11 @@ class Switch:
         port.pending_requests += 1
         self._pending.append((self._now + self.limits.request_timeout_s, asking))
         target.emit(encode_frame(REQUEST, target_id, payload))
+
+    def _refuse(self, port: Port, transport_id: int, reason: int, events: list[SwitchEvent]) -> None:
+        port.remember(transport_id)  # the client may have given up meanwhile: its CLOSE is no offence
+        port.emit(encode_close(transport_id, reason))
+        events.append(RequestRefused(port, reason_name(reason)))
 
     def _refuse_request(self, port: Port, half: Half | None, transport_id: int, payload: bytes) -> int | None:
         limits = self.limits
@@ -308,8 +317,9 @@ class Switch:
     # --- ends ------------------------------------------------------------------------------------------------------
 
     def _end_both(self, half: Half, reason: int, events: list[SwitchEvent]) -> None:
-        other = half.other
-        self._end(half, reason, events, by="server", tell=other)
+        if half.port.halves.get(half.id) is not half:
+            return  # over already: a client's transport to itself has both halves on one port
+        self._end(half, reason, events, by="server", tell=half.other)
         if not half.port.gone:
             half.port.emit(encode_close(half.id, reason))
 

@@ -70,6 +70,8 @@ class _Ready(_Leaf):
         try:
             reason = self._readiness()
             return str(await reason if isawaitable(reason) else reason)
+        except CancelledError:  # it took too long, or whoever asked has gone
+            raise
         except Exception as error:
             _log.failure("readiness cannot be told")
             return type(error).__name__

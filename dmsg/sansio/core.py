@@ -14,7 +14,10 @@ class Core(Protocol):
     """What :class:`dmsg.glue.shell.Shell` can drive. Times are seconds on the clock of whoever passes them."""
 
     def receive_data(self, data: bytes, now: float) -> Sequence[object]:
-        """Take bytes from the network and tell what they meant; ``RemoteProtocolError`` ends the connection."""
+        """Take bytes from the network and tell what they meant.
+
+        ``RemoteProtocolError`` ends the connection; its ``events`` are what came before the fault.
+        """
 
     def data_to_send(self) -> bytes:
         """What to write now. The shell does not ask while the network takes nothing."""

@@ -55,24 +55,25 @@ class AckGate:
     """
 
     THRESHOLD_BYTES: Final = 65_535
-    __slots__ = ("_held", "unread_bytes")
+    __slots__ = ("held", "unread_bytes")
 
     def __init__(self) -> None:
         self.unread_bytes = 0
-        self._held: list[int] = []
+        #: Sequences that are not acknowledged yet; more than ``OUTSTANDING_LIMIT`` no honest sender lets it become.
+        self.held: list[int] = []
 
     def arrived(self, sequence: int, size: int) -> bool:
         """Note a FWD; ``True`` when it is to be acknowledged now."""
         self.unread_bytes += size
         if self.unread_bytes <= self.THRESHOLD_BYTES:
             return True
-        self._held.append(sequence)
+        self.held.append(sequence)
         return False
 
     def consumed(self, size: int) -> list[int]:
         """Note that the application took ``size`` bytes; gives the sequences to acknowledge because of it."""
         self.unread_bytes -= size
-        if not self._held or self.unread_bytes >= self.THRESHOLD_BYTES:
+        if not self.held or self.unread_bytes >= self.THRESHOLD_BYTES:
             return []
-        released, self._held = self._held, []
+        released, self.held = self.held, []
         return released

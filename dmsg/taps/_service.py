@@ -165,6 +165,7 @@ class RoleService(Service):
         self._events = _Events(settings, self.role, settings.node or node)
         self.events: Any = self._events.sink
         self.started_at = 0.0
+        self._made_in = os.getpid()
 
     # --- what a subclass says ----------------------------------------------------------------------------------------
 
@@ -202,7 +203,7 @@ class RoleService(Service):
             add_gauges(self._events.registry, f"dmsg_{self.role}_", self.gauges)
             ready: Readiness = self._ready
             self._admin.listen(make_admin_site(self._events.registry, ready, self.reactor))
-        self.reactor.callWhenRunning(end_well_on_sigterm, self.reactor)
+        self.reactor.callWhenRunning(self._running)
 
     def stopService(self) -> Deferred[None]:
         """Drain; fires when the last event is written. The admin site answers until then."""
@@ -218,6 +219,10 @@ class RoleService(Service):
             await self._admin.close()
         await deferToThreadPool(self.reactor, self.reactor.getThreadPool(), self._events.log.close)
 
+    def _running(self) -> None:
+        end_well_on_sigterm(self.reactor)
+        _log.info("{tap_name} runs, on {endpoint}", tap_name=self.tap_name, endpoint=self.endpoint.text)
+
     def _ready(self) -> str | Awaitable[str]:
         return self.readiness() if self.running else "stopping"
 
@@ -230,8 +235,8 @@ class RoleService(Service):
         try:
             step()
         except ConfigError as error:
-            # A daemon's standard error goes nowhere, so the log says it, too.
-            _log.critical("{tap_name}: {error}", tap_name=self.tap_name, error=error)
+            if os.getpid() != self._made_in:
+                raise  # twistd has forked: only an Exception makes it tell the process that waits at the terminal
             raise SystemExit(f"{self.tap_name}: {error}") from None
 
     def emit(self, event: Event) -> None:

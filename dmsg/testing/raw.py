@@ -75,7 +75,8 @@ class RawConnection(Protocol):
         self.key = key
         self.remote = remote
         self.on_frame: Callable[[RawFrame], bool] | None = None
-        #: Called once the handshake is done, before anything else is.
+        #: Called once there is a connection, and once its handshake is done, before anything else is.
+        self.on_made: Callable[[], None] | None = None
         self.on_sealed: Callable[[], None] | None = None
         #: All bytes that came and belong to no record: everything without ``shake``.
         self.received = bytearray()
@@ -108,6 +109,8 @@ class RawConnection(Protocol):
             set_no_delay(True)
         if self._noise is not None and self.remote is not None:
             self.send_packet(self._noise.write_message())
+        if self.on_made is not None:
+            self.on_made()
 
     def dataReceived(self, data: bytes) -> None:
         """Take bytes as far as they can be understood."""
@@ -360,9 +363,12 @@ class RawServer:
         raw = RawConnection(self.key, shake=self._shake, random=self._random)
         if self._say_ok:
             raw.on_sealed = lambda: raw.send_frame(FrameType.OK, 0)
+        raw.on_made = lambda: self._made(raw)
+        return raw
+
+    def _made(self, raw: RawConnection) -> None:
         self.connections.append(raw)
         waiters = list(self._waiters)
         self._waiters.clear()
         for waiter in waiters:
             waiter.callback(None)
-        return raw

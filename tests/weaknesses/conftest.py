@@ -241,6 +241,7 @@ class World:
         self._clients.append(client)
         if ready:
             await self.soon(client.when_ready())
+            await self.turn()  # not in the middle of what made it ready
         return client
 
     async def echoer(self, *pinned: PinnedServer | None, **options: Any) -> DmsgClient:
@@ -316,9 +317,14 @@ class World:
     async def until(self, true: Any, within_s: float = PATIENCE_S) -> None:
         """Wait for something of which no event tells, such as the number of open descriptors."""
         give_up = self.reactor.seconds() + within_s
+        await deferLater(self.reactor, 0)
         while not true():
             assert self.reactor.seconds() < give_up, f"not within {within_s:g} s"
             await deferLater(self.reactor, 0.005)
+
+    async def turn(self) -> None:
+        """Let the reactor go round once."""
+        await deferLater(self.reactor, 0)
 
     async def unharmed(self, *pingers: Pinger) -> None:
         """The bystanders echo, on the connections they began with."""

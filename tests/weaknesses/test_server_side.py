@@ -221,7 +221,7 @@ async def test_w05_bytes_that_follow_a_handshake_keep_their_order(world):
         await w.until(lambda: len(w.server.pacer._waiting) > 10)
         eager.send_bytes(third)
         for frame in frames:
-            await deferLater(w.reactor, 0)
+            await w.turn()
             eager.send_bytes(frame)
         plaintext = bytearray()
         await w.until(lambda: len(eager.received) > 51 + 100)
@@ -230,7 +230,7 @@ async def test_w05_bytes_that_follow_a_handshake_keep_their_order(world):
             sealed = bytes(eager.received[51:])
             del eager.received[51:]
             plaintext += b"".join(records.open(sealed))
-            await deferLater(w.reactor, 0)
+            await w.turn()
         assert plaintext[:5] == encode_frame(OK, 0)
 
 
@@ -315,7 +315,7 @@ async def _pump(w, raw, transport_id, stop, limit_bytes=64 << 20):
         assert sent < limit_bytes, "nothing stopped the sender"
         raw.send_frames([(FWD, transport_id, data)] * 8)
         sent += 8 * 16_000
-        await w.until(lambda: True)
+        await w.turn()
         await w.until(lambda: not raw.transport.dataBuffer and not raw.transport._tempDataBuffer)
 
 
@@ -359,7 +359,7 @@ async def test_w08_a_stuck_receiver_stops_nobody_else(world, pumping):
                 frame = await w.soon(third.next_frame(FWD))
                 third.send_frame(ACK, frame.transport_id, frame.payload[:2])
             slowest_s = max(slowest_s, w.reactor.seconds() - began)
-            await w.until(lambda: True)
+            await w.turn()
         assert slowest_s < 0.1
         assert ended[0].payload == bytes([CloseReason.SLOW_CONSUMER])
         await w.until(lambda: switch.queued_bytes < limits.queue_soft_bytes)
@@ -379,7 +379,7 @@ async def test_w08_what_is_queued_in_all_is_limited(world):
         held_at = switch.queued_bytes
         for _ in range(100):
             sender.send_frames([(FWD, 2, bytes(16_000))] * 8)
-            await w.until(lambda: True)
+            await w.turn()
         assert switch.queued_bytes == held_at <= limits.queued_total_bytes + 200_000
         late = await w.raw()
         closed = await w.soon(late.request(stuck.key.public_key, 2))
@@ -541,7 +541,7 @@ async def test_w12_ok_is_the_first_frame(world):
                 await raw.lost()
         finally:
             going = False
-            await w.until(lambda: True)
+            await w.turn()
         assert reached == 40
 
 

@@ -1,0 +1,137 @@
+"""``dmsg echo`` and ``dmsg ping``."""
+
+from __future__ import annotations
+
+import pytest
+import pytest_twisted
+from twisted.internet.protocol import Factory, Protocol
+from twisted.internet.task import Clock
+
+from dmsg.cli.channel import Channel, TimedOut, TransportBroken
+from dmsg.cli.exits import CommandError, Exit, exit_code
+from dmsg.cli.ping import run_echo, run_ping, summarize
+from dmsg.cli.settings import Settings
+from dmsg.crypto.keys import PublicKey
+from dmsg.errors import DialError
+
+
+@pytest.mark.parametrize("size", [1, 64, 1024 * 1024])
+@pytest.mark.parametrize("bench", [None, "http"], indirect=True)
+@pytest_twisted.ensureDeferred
+async def test_ping_measures_what_echo_sends_back(bench, size):
+    echo = bench.start(run_echo)
+    peer = PublicKey.parse((await echo.ready())["public_key"])
+    (result,) = await bench.run(run_ping, peer, count=4, size=size, interval_s=0.001)
+    assert set(result) == {"peer", "server", "security", "dial_ms", "count", "size_bytes", "rtt_ms"}
+    assert (result["peer"], result["count"], result["size_bytes"]) == (str(peer), 4, size)
+    assert result["server"] == str(bench.network.pinned[0].public_key)
+    assert result["security"] in ("hop", "e2e")
+    rtt = result["rtt_ms"]
+    assert 0 < rtt["min"] <= rtt["p50"] <= rtt["p90"] <= rtt["p99"] <= rtt["max"]
+
+
+@pytest_twisted.ensureDeferred
+async def test_a_peer_that_changes_what_comes_is_found_out(bench):
+    class Liar(Protocol):
+        def dataReceived(self, data):
+            self.transport.write(b"?" * len(data))
+
+    liar = await bench.network.client()
+    liar.listen(Factory.forProtocol(Liar))
+    with pytest.raises(CommandError) as caught:
+        await bench.run(run_ping, liar.public_key, count=1, size=64, interval_s=0)
+    assert exit_code(caught.value) is Exit.UNVERIFIED
+
+
+@pytest_twisted.ensureDeferred
+async def test_a_peer_that_hangs_up_is_an_error_of_its_own(bench):
+    class Shy(Protocol):
+        def connectionMade(self):
+            self.transport.loseConnection()
+
+    shy = await bench.network.client()
+    shy.listen(Factory.forProtocol(Shy))
+    with pytest.raises(TransportBroken) as caught:
+        await bench.run(run_ping, shy.public_key, count=1, size=64, interval_s=0)
+    assert caught.value.clean
+
+
+@pytest.mark.parametrize(("bench", "stage"), [(None, "accept"), ("http", "discovery")], indirect=["bench"])
+@pytest_twisted.ensureDeferred
+async def test_a_peer_that_is_not_there_is_unreachable(bench, stage):
+    nobody, _ = bench.key("nobody")
+    with pytest.raises(DialError) as caught:
+        await bench.run(run_ping, nobody.public_key, count=1, size=64, interval_s=0)
+    assert exit_code(caught.value) is Exit.UNREACHABLE
+    assert stage in [one.stage for one in caught.value.attempts]
+
+
+@pytest_twisted.ensureDeferred
+async def test_a_listener_without_a_server_says_what_it_tried(bench, monkeypatch):
+    monkeypatch.setattr("dmsg.cli.settings.CONNECT_TIMEOUT_S", 0.2)
+    gone = bench.network.pinned[0]
+    await bench.network.stop_server(bench.network.servers[0])
+    command = bench.start(run_echo)
+    assert command.call.settings.servers == ()
+    with pytest.raises(CommandError) as caught:
+        await command.ended
+    assert caught.value.exit is Exit.USAGE  # neither discovery nor a server was given
+    settings = Settings("", "", (gone,))
+    with pytest.raises(CommandError) as caught:
+        async with settings.open_client(bench.reactor, listening=True):
+            pytest.fail("it is not connected")
+    assert caught.value.exit is Exit.UNREACHABLE
+    assert caught.value.data["servers"] == {str(gone.public_key): "connection refused"}
+
+
+@pytest_twisted.ensureDeferred
+async def test_a_channel_holds_both_sides_back(bench):
+    """A reader that does not read makes the writer wait, and nothing is lost."""
+    opened = []
+    listener = await bench.network.client()
+    listener.listen(Factory.forProtocol(lambda: Channel(bench.reactor, opened.append)))
+    client = await bench.network.client()
+    channel = Channel(bench.reactor)
+    (await client.dial(listener.public_key)).attach(channel)
+    written = 0
+    with pytest.raises(TimedOut):
+        while written < 64 * 1024 * 1024:
+            await channel.write(b"x" * 65536, timeout_s=0.2)
+            written += 65536
+    assert written < 16 * 1024 * 1024
+    total = written + 65536  # the last one was taken, and then waited for
+    read = 0
+    while read < total:
+        read += len(await opened[0].read(5))
+    await channel.write(b"y", 5)
+    assert await opened[0].read(5) == b"y"
+    await channel.close(5)
+    with pytest.raises(TransportBroken):
+        await opened[0].read(5)
+    with pytest.raises(TransportBroken):
+        await channel.write(b"z", 5)
+
+
+def test_reading_has_a_time_limit():
+    from twisted.internet.defer import Deferred
+
+    clock = Clock()
+    outcome = Deferred.fromCoroutine(Channel(clock).read(3.0))
+    clock.advance(2.9)
+    assert not outcome.called
+    clock.advance(0.2)
+    failures = []
+    outcome.addErrback(failures.append)
+    assert failures[0].check(TimedOut) and "3 s" in str(failures[0].value)
+
+
+@pytest.mark.parametrize(
+    ("samples", "summary"),
+    [
+        ([5.0], {"min": 5.0, "p50": 5.0, "p90": 5.0, "p99": 5.0, "max": 5.0}),
+        ([float(one) for one in range(100, 0, -1)], {"min": 1.0, "p50": 50.0, "p90": 90.0, "p99": 99.0, "max": 100.0}),
+        ([3.0, 1.0, 2.0], {"min": 1.0, "p50": 2.0, "p90": 3.0, "p99": 3.0, "max": 3.0}),
+    ],
+)
+def test_percentiles_are_nearest_ranks(samples, summary):
+    assert summarize(samples) == summary

@@ -1,0 +1,179 @@
+"""The command as it is really run: processes, signals, exit codes."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import sys
+
+import pytest
+import pytest_twisted
+from twisted.internet.task import deferLater
+
+from dmsg.crypto.keys import SecretKey
+
+pytestmark = pytest.mark.system
+
+NOWHERE = "http://127.0.0.1:1"
+
+
+@pytest_twisted.ensureDeferred
+async def test_a_local_network_and_everything_one_asks_of_it(start, tmp_path):
+    up = start("up", "--json", "--relays", "2", "--dir", str(tmp_path / "home"))
+    ready = await up.line()
+    assert set(ready) == {"event", "discovery", "servers", "keys"} and len(ready["servers"]) == 2
+    environ = {"DMSG_DISCOVERY": ready["discovery"]}
+
+    listed = start("servers", "--json", environ=environ)
+    echo = start("echo", "--json", "--key", ready["keys"]["alice"], environ=environ)
+    code, out, _ = await listed.ended()
+    assert code == 0
+    assert {f"{one['public_key']}@{one['address']}" for one in json.loads(out)["servers"]} == set(ready["servers"])
+    assert all(one["available"] > 0 for one in json.loads(out)["servers"])
+    peer = (await echo.line())["public_key"]
+
+    nobody = str(SecretKey.generate().public_key)
+    running = {
+        "ping": start("ping", peer, "--json", "--interval", "0", environ=environ),
+        "entry": start("entry", peer, "--json", environ=environ),
+        "plain entry": start("entry", peer, environ=environ),
+        "no entry": start("entry", nobody, environ=environ),
+        "no peer": start("ping", nobody, "--json", environ=environ),
+        "no discovery": start("entry", peer, "--discovery", NOWHERE),
+        "nothing": start("ping", peer),
+    }
+    ended = {name: await process.ended() for name, process in running.items()}
+    assert {name: code for name, (code, _, _) in ended.items()} == {
+        "ping": 0,
+        "entry": 0,
+        "plain entry": 0,
+        "no entry": 3,
+        "no peer": 4,
+        "no discovery": 6,
+        "nothing": 2,
+    }
+    assert json.loads(ended["ping"][1])["count"] == 5
+    entry = json.loads(ended["entry"][1])
+    assert entry["static"] == peer and entry["client"]["delegated_servers"]
+    assert re.search(rf"^client via  {entry['client']['delegated_servers'][0]}$", ended["plain entry"][1], re.MULTILINE)
+    assert json.loads(ended["no peer"][2])["attempts"][0]["stage"] == "discovery"
+    for name in ("no entry", "no discovery", "nothing"):
+        assert len(ended[name][2].splitlines()) == 1, ended[name]
+    assert not any("Traceback" in err for _, _, err in ended.values())
+
+    echo.send(signal.SIGINT)
+    assert await echo.ended() == (130, "", "")
+    up.send(signal.SIGTERM)
+    assert await up.ended() == (130, "", "")
+    kept = {path.name for path in (tmp_path / "home").iterdir()}
+    assert {"relay-1.key", "relay-2.key", "alice.key", "bob.key", "entries.sqlite"} <= kept
+
+
+@pytest_twisted.ensureDeferred
+async def test_what_up_prints_can_be_exported(start, tmp_path):
+    up = start("up")
+    lines = []
+    while not (lines and lines[-1].startswith("# key of bob")):
+        lines.append(await _text_line(up))
+    assert re.fullmatch(r"export DMSG_DISCOVERY=http://127\.0\.0\.1:\d+\n", lines[0])
+    home = os.path.dirname(lines[-1].split()[-1])
+    assert os.listdir(home)
+    up.send(signal.SIGINT)
+    code, _, err = await up.ended()
+    assert code == 130 and "Traceback" not in err
+    assert not os.path.exists(home)
+
+
+async def _text_line(process):
+    from twisted.internet.threads import deferToThread
+
+    return await deferToThread(process.popen.stdout.readline)
+
+
+@pytest.mark.parametrize("victim", ["receiver", "sender"])
+@pytest_twisted.ensureDeferred
+async def test_a_transfer_survives_the_death_of_either_end(bench, start, tmp_path, victim):
+    data = os.urandom(24 * 1024 * 1024)
+    (tmp_path / "file").write_bytes(data)
+    inbox = tmp_path / "inbox"
+    inbox.mkdir()
+    bench.key("receiver")
+    bench.key("sender")
+    environ = {"DMSG_SERVER": str(bench.network.pinned[0])}
+    receive = ("receive", str(inbox), "--json", "--once", "--key", "receiver.key")
+    receiver = start(*receive, environ=environ)
+    send = ("send", (await receiver.line())["public_key"], str(tmp_path / "file"), "--json", "--key", "sender.key")
+    sender = start(*send, environ=environ)
+    part = None
+    while part is None or part.stat().st_size < 1024 * 1024:
+        await deferLater(bench.reactor, 0.001)
+        part = next(iter(inbox.glob("file.*.part")), None)
+    dying = receiver if victim == "receiver" else sender
+    dying.send(signal.SIGKILL)
+    assert (await dying.ended())[0] == -signal.SIGKILL
+    assert 0 < part.stat().st_size < len(data) and not (inbox / "file").exists()
+    if victim == "receiver":
+        receiver = start(*receive, environ=environ)
+        await receiver.line()
+    else:
+        sender = start(*send, environ=environ)
+    code, out, err = await sender.ended()
+    assert code == 0, err
+    assert json.loads(out)["resumed_from"] >= 1024 * 1024
+    assert (await receiver.ended())[0] == 0
+    assert (inbox / "file").read_bytes() == data
+    assert [path.name for path in inbox.iterdir()] == ["file"]
+
+
+@pytest_twisted.ensureDeferred
+async def test_an_interrupted_command_says_nothing_and_ends_with_130(bench, start, tmp_path):
+    environ = {"DMSG_SERVER": str(bench.network.pinned[0])}
+    (tmp_path / "inbox").mkdir()
+    commands = [
+        start("receive", str(tmp_path / "inbox"), "--json", environ=environ),
+        start("expose", "tcp:127.0.0.1:1", "--json", environ=environ),
+        start("forward", str(bench.key("x")[0].public_key), "tcp:0:interface=127.0.0.1", "--json", environ=environ),
+    ]
+    for command in commands:
+        await command.line()
+        command.send(signal.SIGINT)
+    assert [await command.ended() for command in commands] == [(130, "", "")] * 3
+
+
+@pytest_twisted.ensureDeferred
+async def test_verbose_shows_a_traceback_and_nothing_else_does(start):
+    peer = str(SecretKey.generate().public_key)
+    quiet = start("entry", peer, "--discovery", NOWHERE)
+    loud = start("entry", peer, "--discovery", NOWHERE, "--verbose")
+    code, _, err = await quiet.ended()
+    assert code == 6 and "Traceback" not in err
+    code, _, err = await loud.ended()
+    assert code == 6 and "Traceback" in err
+
+
+@pytest.mark.time_limit(60)
+@pytest_twisted.ensureDeferred
+async def test_the_demo_shows_that_everything_works(start, tmp_path):
+    demo = start("--size", "2", "--dir", str(tmp_path / "demo"), module="dmsg.cli.demo")
+    code, out, err = await demo.ended()
+    assert code == 0, err
+    assert "verified: 2.0 MiB" in out and "all well" in err
+    rows = [line.split("\t") for line in out.splitlines() if "\t" in line]
+    assert {row[0] for row in rows} == {"discovery", "relay-1", "relay-2", "receiver", "sender"}
+    assert {"server_started", "discovery_request", "transport_opened", "dial_finished"} <= {row[2] for row in rows}
+    again = start("--dir", str(tmp_path / "demo"), module="dmsg.cli.demo")
+    assert (await again.ended())[0] == 2  # it is not empty any more
+
+
+def test_a_demo_that_fails_shows_the_log_of_what_failed(tmp_path, monkeypatch, capsys):
+    from dmsg.cli import demo
+    from dmsg.cli.output import Output
+
+    broken = (sys.executable, "-c", "print('the reason'); raise SystemExit(7)")
+    monkeypatch.setattr(demo, "_TWISTD", broken)
+    with pytest.raises(demo.RoleFailed) as caught:
+        demo.Demo(Output(sys.stdout, sys.stderr), tmp_path, 1).run()
+    assert "discovery: ended with 7" in str(caught.value)
+    assert "the reason" in capsys.readouterr().err

@@ -1,0 +1,238 @@
+"""``dmsg expose`` and ``dmsg forward``: TCP over dmsg and back."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+import pytest_twisted
+from twisted.internet.defer import Deferred
+from twisted.internet.endpoints import TCP4ClientEndpoint, TCP4ServerEndpoint
+from twisted.internet.error import ConnectionDone, ConnectionLost
+from twisted.internet.protocol import Factory, Protocol
+from twisted.internet.task import deferLater
+
+from dmsg.cli.exits import CommandError, Exit
+from dmsg.cli.ping import Echo
+from dmsg.cli.tunnels import run_expose, run_forward
+from dmsg.crypto.keys import PublicKey
+
+
+class Collector(Protocol):
+    """Collects what comes; ``complete`` fires with it once it is ``size`` bytes, ``lost`` with the reason."""
+
+    def __init__(self, size=0):
+        self.size = size
+        self.received = bytearray()
+        self.made = Deferred()
+        self.complete = Deferred()
+        self.lost = Deferred()
+
+    def connectionMade(self):
+        self.made.callback(self)
+
+    def dataReceived(self, data):
+        self.received += data
+        if len(self.received) >= self.size and not self.complete.called:
+            self.complete.callback(bytes(self.received))
+
+    def connectionLost(self, reason):
+        self.lost.callback(reason.value)
+
+
+class Target:
+    """A TCP service to expose."""
+
+    def __init__(self, reactor, build):
+        factory = Factory.forProtocol(build)
+        factory.noisy = False
+        self.port = reactor.listenTCP(0, factory, interface="127.0.0.1")
+        self.endpoint = f"tcp:127.0.0.1:{self.port.getHost().port}"
+
+
+async def tunnel(bench, endpoint, *, allow=(), key_file=""):
+    """Expose ``endpoint`` and forward a port to it: gives both commands and the port."""
+    expose = bench.start(run_expose, endpoint, allow=allow)
+    peer = PublicKey.parse((await expose.ready())["public_key"])
+    forward = bench.start(run_forward, peer, "tcp:0:interface=127.0.0.1", key_file=key_file)
+    address = (await forward.ready())["listening"]
+    return expose, forward, int(address.rpartition(":")[2])
+
+
+async def connect(bench, port, size=0):
+    return await TCP4ClientEndpoint(bench.reactor, "127.0.0.1", port).connect(
+        Factory.forProtocol(lambda: Collector(size))
+    )
+
+
+@pytest_twisted.ensureDeferred
+async def test_five_mebibytes_go_round(bench):
+    target = Target(bench.reactor, Echo)
+    _, _, port = await tunnel(bench, target.endpoint)
+    data = os.urandom(5 * 1024 * 1024)
+    client = await connect(bench, port, len(data))
+    client.transport.write(data)
+    assert await client.complete == data
+    client.transport.loseConnection()
+    await client.lost
+    await target.port.stopListening()
+
+
+@pytest_twisted.ensureDeferred
+async def test_a_service_that_does_not_read_holds_its_client_back_and_nobody_else(bench):
+    accepted = []
+
+    class Sleepy(Collector):
+        def connectionMade(self):
+            super().connectionMade()
+            accepted.append(self)
+            if len(accepted) == 1:
+                self.transport.pauseProducing()
+
+    target = Target(bench.reactor, lambda: Sleepy(5))
+    _, _, port = await tunnel(bench, target.endpoint)
+
+    class Pump:
+        """Writes for as long as it may."""
+
+        written = 0
+        paused = None
+
+        def resumeProducing(self):
+            client.transport.write(b"x" * 65536)
+            self.written += 65536
+
+        def stopProducing(self):
+            pass
+
+    client = await connect(bench, port)
+    pump = Pump()
+    client.transport.registerProducer(pump, False)
+    seen = -1
+    while seen != pump.written:  # until nothing moves any more
+        seen = pump.written
+        await deferLater(bench.reactor, 0.3)
+    assert 0 < pump.written < 48 * 1024 * 1024
+    other = await connect(bench, port)
+    other.transport.write(b"hello")
+    while len(accepted) < 2:
+        await deferLater(bench.reactor, 0.01)
+    assert await accepted[1].complete == b"hello"
+    client.transport.unregisterProducer()
+    client.transport.loseConnection()
+    accepted[0].transport.resumeProducing()
+    assert isinstance(await accepted[0].lost, ConnectionDone)
+    assert len(accepted[0].received) == pump.written
+    other.transport.loseConnection()
+    await other.lost
+    await accepted[1].lost
+    await target.port.stopListening()
+
+
+@pytest.mark.parametrize("who", ["client", "service"])
+@pytest_twisted.ensureDeferred
+async def test_one_end_closing_closes_the_other_when_everything_has_arrived(bench, who):
+    service = Collector(3_000_000)
+    target = Target(bench.reactor, lambda: service)
+    _, _, port = await tunnel(bench, target.endpoint)
+    client = await connect(bench, port, 3_000_000)
+    await service.made
+    near, far = (client, service) if who == "client" else (service, client)
+    data = os.urandom(3_000_000)
+    near.transport.write(data)
+    near.transport.loseConnection()
+    assert await far.complete == data
+    assert isinstance(await far.lost, ConnectionDone)
+    await near.lost
+    await target.port.stopListening()
+
+
+@pytest_twisted.ensureDeferred
+async def test_what_is_cut_off_at_one_end_does_not_look_complete_at_the_other(bench):
+    service = Collector(5)
+    target = Target(bench.reactor, lambda: service)
+    _, _, port = await tunnel(bench, target.endpoint)
+    client = await connect(bench, port)
+    client.transport.write(b"begun")
+    await service.complete
+    client.transport.abortConnection()
+    assert isinstance(await service.lost, ConnectionLost)
+    await client.lost
+    await target.port.stopListening()
+
+
+@pytest_twisted.ensureDeferred
+async def test_a_service_that_is_not_there_ends_the_connection(bench):
+    target = Target(bench.reactor, Echo)
+    await target.port.stopListening()
+    expose, _, port = await tunnel(bench, target.endpoint)
+    client = await connect(bench, port)
+    assert isinstance(await client.lost, ConnectionLost)
+    # it goes on taking others
+    second = await connect(bench, port)
+    await second.lost
+    assert not expose.ended.called
+
+
+@pytest_twisted.ensureDeferred
+async def test_only_allowed_peers_are_connected(bench):
+    service = Collector()
+    target = Target(bench.reactor, lambda: service)
+    friend, friend_file = bench.key("friend")
+    _, _, port = await tunnel(bench, target.endpoint, allow=(friend.public_key,))
+    refused = await connect(bench, port)
+    assert isinstance(await refused.lost, ConnectionLost)
+    assert not service.made.called
+    _, _, port = await tunnel(bench, target.endpoint, allow=(friend.public_key,), key_file=friend_file)
+    client = await connect(bench, port)
+    await service.made
+    client.transport.loseConnection()
+    await service.lost
+    await client.lost
+    await target.port.stopListening()
+
+
+@pytest_twisted.ensureDeferred
+async def test_interrupting_either_command_ends_what_runs_through_it(bench):
+    for which in (0, 1):
+        service = Collector()
+        target = Target(bench.reactor, lambda service=service: service)
+        commands = await tunnel(bench, target.endpoint)
+        client = await connect(bench, commands[2])
+        await service.made
+        await commands[which].stop()
+        await service.lost
+        await client.lost
+        await target.port.stopListening()
+
+
+@pytest.mark.parametrize("text", ["", "nonsense", "tcp:", "tcp:a:b:c:d", "unknown:1"])
+@pytest_twisted.ensureDeferred
+async def test_a_bad_endpoint_is_a_usage_error(bench, text):
+    with pytest.raises(CommandError) as caught:
+        await bench.run(run_expose, text)
+    assert caught.value.exit is Exit.USAGE
+    with pytest.raises(CommandError) as caught:
+        await bench.run(run_forward, bench.key("peer")[0].public_key, text)
+    assert caught.value.exit is Exit.USAGE
+
+
+@pytest_twisted.ensureDeferred
+async def test_a_port_that_is_taken_is_told_in_one_line(bench):
+    taken = await TCP4ServerEndpoint(bench.reactor, 0, interface="127.0.0.1").listen(Factory.forProtocol(Echo))
+    command = bench.start(
+        run_forward, bench.key("peer")[0].public_key, f"tcp:{taken.getHost().port}:interface=127.0.0.1"
+    )
+    with pytest.raises(CommandError) as caught:
+        await command.ended
+    assert "in use" in str(caught.value) and caught.value.exit is Exit.FAILED
+    await taken.stopListening()
+
+
+@pytest_twisted.ensureDeferred
+async def test_forwarding_to_nobody_ends_the_connection(bench):
+    forward = bench.start(run_forward, bench.key("peer")[0].public_key, "tcp:0:interface=127.0.0.1")
+    port = int((await forward.ready())["listening"].rpartition(":")[2])
+    client = await connect(bench, port)
+    assert isinstance(await client.lost, ConnectionLost)
+    assert not forward.ended.called

@@ -1,0 +1,65 @@
+"""Expensive work leaves every second turn of the reactor to others."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from twisted.internet.interfaces import IDelayedCall
+from twisted.internet.task import Clock
+
+from dmsg.glue.pacer import Pacer
+
+
+class Turns(Clock):
+    """A clock on which "in the next turn" takes a second: a plain Clock would go through all turns in one advance."""
+
+    def callLater(self, delay: float, callable: Any, *args: object, **kw: object) -> IDelayedCall:
+        return super().callLater(delay or 1.0, callable, *args, **kw)
+
+
+def noting(done: list[str], name: str, *, expensive: bool) -> Callable[[], bool]:
+    def work() -> bool:
+        done.append(name)
+        return expensive
+
+    return work
+
+
+def test_first_work_is_done_at_once_and_the_rest_every_second_turn() -> None:
+    clock, done = Turns(), list[str]()
+    pacer = Pacer(clock)
+    assert pacer.submit(noting(done, "first", expensive=True))
+    assert not pacer.submit(noting(done, "second", expensive=True))
+    assert not pacer.submit(noting(done, "third", expensive=True))
+    progress = [list(done)]
+    for _ in range(6):
+        clock.advance(1)
+        progress.append(list(done))
+    assert [len(one) for one in progress] == [1, 1, 2, 2, 3, 3, 3]
+    assert done == ["first", "second", "third"]
+    assert clock.getDelayedCalls() == []
+    assert pacer.submit(noting(done, "later", expensive=True))  # rested: at once again
+
+
+def test_cheap_work_costs_nobody_a_turn() -> None:
+    clock, done = Turns(), list[str]()
+    pacer = Pacer(clock)
+    assert pacer.submit(noting(done, "cheap", expensive=False))
+    assert pacer.submit(noting(done, "expensive", expensive=True))
+    for name in ("a", "b", "c"):
+        assert not pacer.submit(noting(done, name, expensive=name == "c"))
+    clock.advance(1)
+    clock.advance(1)
+    assert done == ["cheap", "expensive", "a", "b", "c"]
+
+
+def test_nothing_happens_after_stop() -> None:
+    clock, done = Turns(), list[str]()
+    pacer = Pacer(clock)
+    pacer.submit(noting(done, "done", expensive=True))
+    pacer.submit(noting(done, "forgotten", expensive=True))
+    pacer.stop()
+    assert clock.getDelayedCalls() == []
+    clock.advance(1)
+    assert done == ["done"]

@@ -1,0 +1,78 @@
+"""One end of a transport as bookkeeping (protocol notes, section 5)."""
+
+from __future__ import annotations
+
+import hashlib
+
+import pytest
+
+from dmsg.crypto.keys import SecretKey
+from dmsg.mux.stream import FWD_OVERHEAD_BYTES, TRANSITIONS, Stream, StreamState
+from dmsg.mux.wire import ACK, FWD, encode_frame
+
+BOB = SecretKey(hashlib.sha256(b"bob").digest()).public_key
+
+
+def stream(*, initiator: bool = True, window_bytes: int = 1000, first_sequence: int = 0xFFFF) -> Stream:
+    return Stream(6, BOB, b"", initiator=initiator, window_bytes=window_bytes, first_sequence=first_sequence)
+
+
+def test_begins_as_what_it_is() -> None:
+    assert stream(initiator=True).state is StreamState.REQUESTED
+    assert stream(initiator=False).state is StreamState.OFFERED
+
+
+@pytest.mark.parametrize("start", StreamState)
+@pytest.mark.parametrize("end", StreamState)
+def test_goes_where_the_table_leads_and_nowhere_else(start: StreamState, end: StreamState) -> None:
+    one = stream()
+    one.state = start
+    if end in TRANSITIONS[start]:
+        one.move(end)
+        assert one.state is end
+    else:
+        with pytest.raises(AssertionError):
+            one.move(end)
+        assert one.state is start
+
+
+def test_every_state_leads_to_the_end() -> None:
+    assert set(TRANSITIONS) == set(StreamState)
+    for state in StreamState:
+        assert state is StreamState.CLOSED or StreamState.CLOSED in TRANSITIONS[state]
+
+
+def test_frames_within_window_and_limit() -> None:
+    one = stream(window_bytes=10)
+    assert not one.sendable
+    one.pending.append(b"abcdefghijklm")
+    assert one.sendable
+    head, data = one.next_fwd(4)
+    assert head + data == encode_frame(FWD, 6, b"\xff\xffabcd")
+    assert len(head) == FWD_OVERHEAD_BYTES
+    head, data = one.next_fwd(400)
+    assert head + data == encode_frame(FWD, 6, b"\0\0efghij"), "the window holds 10 bytes"
+    assert not one.sendable
+    assert (one.sent_bytes, one.acked_bytes, len(one.pending)) == (10, 0, 3)
+    one.on_ack(0xFFFF)
+    one.on_ack(0xFFFF)
+    assert one.acked_bytes == 4
+    assert one.sendable and not one.drained
+    one.next_fwd(400)
+    one.on_ack(0)
+    assert not one.drained
+    one.on_ack(1)
+    assert one.drained
+    assert (one.sent_bytes, one.acked_bytes) == (13, 13)
+
+
+def test_acknowledges_what_the_gate_lets_through() -> None:
+    one = stream()
+    assert one.on_fwd(7, 65_535) == encode_frame(ACK, 6, b"\0\x07")
+    assert one.on_fwd(0x1234, 1) == b""
+    assert one.received_bytes == 65_536
+    assert one.ack_frame(0x1234) == encode_frame(ACK, 6, b"\x12\x34")
+
+
+def test_repr_names_peer_and_state() -> None:
+    assert repr(stream()) == f"<Stream 6 requested with {BOB}>"

@@ -1,0 +1,116 @@
+"""Metrics: what events come to, what levels are read, and that nothing can go wrong by counting."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dmsg.ops import events as ev
+from dmsg.ops.logs import MemoryEventLog
+from dmsg.ops.metrics import LABEL_VALUES, CollectorRegistry, MetricsEventLog, add_gauges, exposition
+
+
+def make() -> tuple[MetricsEventLog, MemoryEventLog]:
+    inner = MemoryEventLog()
+    return MetricsEventLog(inner, CollectorRegistry()), inner
+
+
+def value(log: MetricsEventLog, name: str, **labels: str) -> float | None:
+    return log.registry.get_sample_value(name, labels)
+
+
+def test_every_event_is_handed_on() -> None:
+    log, inner = make()
+    for cls in ev.EVENTS.values():
+        log.emit(cls(*[column.type() for column in ev.describe_event(cls).fields]))
+    assert [type(event) for event in inner.events] == list(ev.EVENTS.values())
+    assert value(log, "dmsg_metrics_errors_total") == 0.0
+
+
+def test_connections_and_transports() -> None:
+    log, _ = make()
+    log.emit(ev.ConnectionOpened(1, "k", "a", 20.0, True))
+    log.emit(ev.ConnectionClosed(1, "k", "gone", 5.0, 10, 20, 3, 4, 0))
+    log.emit(ev.ConnectionClosed(2, "k", "gone", 5.0, 1, 2, 3, 4, 0))
+    log.emit(ev.HandshakeFailed("a", "record", "timeout", 1.0))
+    log.emit(ev.TransportOpened(1, 2, "i", "r", "s", 30.0, "e2e"))
+    log.emit(ev.TransportClosed(1, 2, "i", "r", "s", "normal", 0, "peer", 1.0, 100, 200, 300, "e2e"))
+    assert value(log, "dmsg_connections_opened_total", extended="yes") == 1
+    assert value(log, "dmsg_connections_closed_total", reason="gone") == 2
+    assert value(log, "dmsg_connection_bytes_total", direction="in") == 11
+    assert value(log, "dmsg_connection_bytes_total", direction="out") == 22
+    assert value(log, "dmsg_connection_frames_total", direction="out") == 8
+    assert value(log, "dmsg_handshakes_failed_total", stage="record", reason="timeout") == 1
+    assert value(log, "dmsg_handshake_seconds_sum") == pytest.approx(0.02)
+    assert value(log, "dmsg_transports_opened_total", security="e2e") == 1
+    assert value(log, "dmsg_transports_closed_total", reason="normal", by="peer") == 1
+    assert value(log, "dmsg_transport_bytes_total", direction="out") == 200
+    assert value(log, "dmsg_transport_accept_seconds_sum") == pytest.approx(0.03)
+
+
+def test_refusals_dials_sessions_and_discovery() -> None:
+    log, _ = make()
+    log.emit(ev.Refused(1, "k", "request", "busy", 5))
+    log.emit(ev.Refused(1, "k", "request", "busy", 2))
+    log.emit(ev.DialFinished("t", "s", True, "", 100.0, "[]", "e2e"))
+    log.emit(ev.DialFinished("t", "", False, "unknown_peer", 10.0, "[]", ""))
+    log.emit(ev.SessionUp("s", "first", 1.0, 1))
+    log.emit(ev.SessionDown("s", "lost", 1.0, 0))
+    log.emit(ev.EntryPublished(1, "server", 1.0, True, ""))
+    log.emit(ev.EntryPublished(1, "server", 1.0, False, "timeout"))
+    log.emit(ev.DiscoveryRequest("GET", "discovery/entries", 404, 2.0, "none", "k"))
+    log.emit(ev.Drained(1.0, 0))
+    assert value(log, "dmsg_refusals_total", what="request", reason="busy") == 7
+    assert value(log, "dmsg_dials_total", result="ok", security="e2e") == 1
+    assert value(log, "dmsg_dials_total", result="unknown_peer", security="") == 1
+    assert value(log, "dmsg_dial_seconds_count", ok="no") == 1
+    assert value(log, "dmsg_sessions_up_total", reason="first") == 1
+    assert value(log, "dmsg_sessions_down_total", reason="lost") == 1
+    assert value(log, "dmsg_entry_publications_total", kind="server", result="timeout") == 1
+    requests = {"method": "GET", "path": "discovery/entries", "status": "404"}
+    assert value(log, "dmsg_discovery_requests_total", **requests) == 1
+    assert value(log, "dmsg_drained") == 1
+
+
+def test_dropped_events_are_read_from_the_log() -> None:
+    log, inner = make()
+    assert value(log, "dmsg_events_dropped") == 0
+    inner.dropped = 7
+    assert value(log, "dmsg_events_dropped") == 7
+
+
+def test_a_label_takes_a_bounded_number_of_values() -> None:
+    log, _ = make()
+    for number in range(10 * LABEL_VALUES):
+        log.emit(ev.SessionDown("s", f"reason {number}", 1.0, 0))
+    assert exposition(log.registry).count(b"dmsg_sessions_down_total{") == LABEL_VALUES + 1
+    assert value(log, "dmsg_sessions_down_total", reason="other") == 9 * LABEL_VALUES
+
+
+def test_gauges_are_read_at_each_scrape() -> None:
+    registry = CollectorRegistry()
+    numbers: dict[str, float] = {}
+    add_gauges(registry, "dmsg_server_", lambda: numbers)
+    assert registry.get_sample_value("dmsg_server_transports") is None
+    numbers["transports"] = 3
+    assert registry.get_sample_value("dmsg_server_transports") == 3
+    assert b"dmsg_server_transports 3.0" in exposition(registry)
+
+
+def test_gauges_that_fail_cost_only_themselves(logged_errors: Any) -> None:
+    registry = CollectorRegistry()
+    add_gauges(registry, "bad_", lambda: {}["missing"])
+    add_gauges(registry, "good_", lambda: {"one": 1.0})
+    assert b"good_one 1.0" in exposition(registry)
+    assert len(logged_errors.flush(KeyError)) == 1
+
+
+@given(st.sampled_from(list(ev.EVENTS.values())), st.sampled_from([None, "x", -1, float("nan"), object()]))
+def test_wrong_values_never_raise_and_lose_no_event(cls: type[ev.Event], wrong: Any) -> None:
+    log, inner = make()
+    log.emit(cls(*[wrong for _ in ev.describe_event(cls).fields]))
+    assert len(inner.events) == 1
+    exposition(log.registry)

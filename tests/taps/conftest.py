@@ -1,0 +1,101 @@
+"""twistd as an operator starts it, in a process of its own."""
+
+from __future__ import annotations
+
+import os
+import selectors
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+#: A program has this long to start or to end on a busy machine.
+PATIENCE_S = 30.0
+
+
+class Program:
+    """A running program and its output so far (standard output and error in one)."""
+
+    def __init__(self, arguments: list[str], directory: Path, environ: dict[str, str]) -> None:
+        self.output = b""
+        self._process = subprocess.Popen(
+            arguments,
+            cwd=directory,
+            env=environ,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+        )
+
+    def wait_for(self, text: str) -> str:
+        """Wait until ``text`` has been printed; the rest of its line. Fails with the output if it never is."""
+        while text.encode() not in self.output or b"\n" not in self.output.partition(text.encode())[2]:
+            if not self._read():
+                pytest.fail(f"{text!r} was never printed:\n{self.text}", pytrace=False)
+        return self.text.partition(text)[2].partition("\n")[0]
+
+    @property
+    def text(self) -> str:
+        """All output so far."""
+        return self.output.decode("utf-8", "replace")
+
+    def terminate(self) -> int:
+        """Send SIGTERM; the exit status."""
+        self._process.send_signal(signal.SIGTERM)
+        return self.wait()
+
+    def wait(self) -> int:
+        """The exit status, when it has ended."""
+        while self._read():
+            pass
+        return self._process.wait(PATIENCE_S)
+
+    def stop(self) -> None:
+        """End it whatever happens."""
+        self._process.kill()
+        self._process.wait()
+        assert self._process.stdout is not None
+        self._process.stdout.close()
+
+    def _read(self) -> bool:
+        assert self._process.stdout is not None
+        with selectors.DefaultSelector() as selector:
+            selector.register(self._process.stdout, selectors.EVENT_READ)
+            give_up = time.monotonic() + PATIENCE_S
+            if not selector.select(give_up - time.monotonic()):
+                pytest.fail(f"nothing happened for {PATIENCE_S:g} s:\n{self.text}", pytrace=False)
+        piece = os.read(self._process.stdout.fileno(), 65536)
+        self.output += piece
+        return bool(piece)
+
+
+@pytest.fixture(scope="session")
+def plugin_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A directory to import dmsg and its plugins from, so that Twisted's plugin cache is not written to the tree."""
+    directory = tmp_path_factory.mktemp("site")
+    (directory / "dmsg").symlink_to(ROOT / "dmsg")
+    (directory / "twisted" / "plugins").mkdir(parents=True)
+    (directory / "twisted" / "plugins" / "dmsg_plugins.py").symlink_to(ROOT / "twisted" / "plugins" / "dmsg_plugins.py")
+    return directory
+
+
+@pytest.fixture
+def start(plugin_path: Path, tmp_path: Path) -> Iterator[Callable[..., Program]]:
+    """``start("twistd", "-n", …, environ={}) -> Program`` in the test's directory; all end with the test."""
+    programs: list[Program] = []
+
+    def run(command: str, *arguments: str, environ: dict[str, str] | None = None) -> Program:
+        clean = {name: value for name, value in os.environ.items() if not name.startswith("DMSG_")}
+        clean |= {"PYTHONPATH": str(plugin_path), "PYTHONUNBUFFERED": "1", **(environ or {})}
+        path = str(Path(sys.executable).with_name(command))
+        programs.append(Program([path, *arguments], tmp_path, clean))
+        return programs[-1]
+
+    yield run
+    for program in programs:
+        program.stop()

@@ -1,0 +1,141 @@
+"""Options of the roles and what becomes of them, without a process."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from twisted.internet.interfaces import IStreamClientEndpointStringParserWithReactor, IStreamServerEndpointStringParser
+from twisted.plugin import IPlugin
+from zope.interface.verify import verifyObject
+
+from dmsg.address import HostPort
+from dmsg.crypto.keys import SecretKey
+from dmsg.mux.switch import ServerLimits
+from dmsg.ops.config import settings_of
+from dmsg.taps import discovery, server
+from dmsg.taps._parsers import LazyClientParser, LazyServerParser
+from dmsg.taps.settings import DiscoverySettings, ServerSettings
+
+KEY = SecretKey(b"\x11" * 32)
+
+
+def parse(module: Any, *arguments: str, **environ: str) -> Any:
+    options = module.Options(environ)
+    options.parseOptions(list(arguments))
+    return options.settings
+
+
+def refusal(module: Any, *arguments: str, **environ: str) -> str:
+    """The one line with which options are refused."""
+    with pytest.raises(SystemExit) as caught:
+        module.makeService(_parsed(module, *arguments, **environ))
+    assert isinstance(caught.value.code, str) and "\n" not in caught.value.code
+    return caught.value.code
+
+
+def _parsed(module: Any, *arguments: str, **environ: str) -> Any:
+    options = module.Options(environ)
+    options.parseOptions(list(arguments))
+    return options
+
+
+def test_a_server_with_everything() -> None:
+    relay = "--key k --listen tcp:1 --public-address relay.example:8080 --discovery http://d --drain-timeout 3"
+    running = "--limit-connections 5 --events - --admin tcp:2 --node r1"
+    settings = parse(server, *f"{relay} {running}".split())
+    assert settings.key == Path.cwd() / "k"
+    assert settings.public_address == HostPort("relay.example", 8080)
+    assert (settings.listen, settings.discovery, settings.drain_timeout) == ("tcp:1", "http://d", 3.0)
+    assert (settings.events, settings.admin, settings.node) == ("-", "tcp:2", "r1")
+    assert settings.limits == ServerLimits(connections=5)
+
+
+def test_defaults_are_those_of_the_limits() -> None:
+    assert parse(server, "--key", "k").limits == ServerLimits()
+    assert parse(discovery) == DiscoverySettings()
+
+
+def test_every_limit_is_an_option() -> None:
+    options = {one.option for one in settings_of(ServerSettings)}
+    assert {f"limit-{name.replace('_', '-')}" for name in ServerLimits.__dataclass_fields__} <= options
+    assert "store-limit-server-ttl-s" in {one.option for one in settings_of(DiscoverySettings)}
+
+
+def test_one_environment_serves_all_roles() -> None:
+    environ = {"DMSG_STORE": "memory:", "DMSG_KEY": "k", "DMSG_LISTEN": "tcp:5", "DMSG_SERVER": "x"}
+    assert parse(server, **environ).listen == "tcp:5"
+    assert parse(discovery, **environ).store == "memory:"
+
+
+@pytest.mark.parametrize(
+    ("module", "arguments", "line"),
+    [
+        (server, "", "dmsg-server: key: must be given (--key, DMSG_KEY, or [server] in --config)"),
+        (server, "--nonsense", "dmsg-server: option --nonsense not recognized"),
+        (server, "more", "dmsg-server: takes options only, not 'more'"),
+        (server, "--key /no/key", "dmsg-server: key: /no/key: No such file or directory"),
+        (server, f"--key {'ab' * 32}", "dmsg-server: key: a key is given as the path of a key file, never inline"),
+        (server, "--key k --public-address x", "dmsg-server: public_address: must be host:port"),
+        (server, "--key k --discovery http://d", "dmsg-server: public_address: must be given with discovery"),
+        (discovery, "--listen tcp:x", "dmsg-discovery: listen: 'tcp:x' is no endpoint to listen on"),
+        (discovery, "--listen nowhere:1", "dmsg-discovery: listen: 'nowhere:1' is no endpoint to listen on"),
+        (discovery, "--admin tcp:x", "dmsg-discovery: admin: 'tcp:x' is no endpoint to listen on"),
+        (discovery, "--events /dev/null/x", "dmsg-discovery: events: /dev/null/x cannot be used: "),
+        (discovery, "--limit-connections x", "dmsg-discovery: limit_connections: must be a whole number"),
+    ],
+)
+def test_mistakes_end_with_one_line(module: Any, arguments: str, line: str) -> None:
+    assert refusal(module, *arguments.split()).startswith(line)
+
+
+def test_a_discovery_that_is_no_url_is_a_mistake_too(key_file: Any) -> None:
+    where = f"--key {key_file(KEY)} --public-address 127.0.0.1:1 --discovery nowhere"
+    assert refusal(server, *where.split()).startswith("dmsg-server: discovery: 'nowhere' is not http://host:port")
+
+
+def test_a_key_file_others_can_read_is_refused(key_file: Any) -> None:
+    path = key_file(KEY)
+    path.chmod(0o644)
+    assert "chmod 600" in refusal(server, "--key", str(path))
+
+
+def test_services_are_made_without_touching_anything(tmp_path: Path, key_file: Any) -> None:
+    made = server.makeService(_parsed(server, "--key", str(key_file(KEY)), "--listen", "tcp:0"))
+    assert made.server is None
+    store = tmp_path / "entries.db"
+    found = discovery.makeService(_parsed(discovery, "--store", f"sqlite:{store}", "--events", str(tmp_path / "ev")))
+    assert found.store is None and not store.exists()
+
+
+def test_help_and_version_come_from_the_declarations(capsys: pytest.CaptureFixture[str]) -> None:
+    for flag, expected in (("--help", "--public-address="), ("--version", "dmsg 0.")):
+        with pytest.raises(SystemExit) as caught:
+            parse(server, flag)
+        assert not caught.value.code
+        assert expected in capsys.readouterr().out
+
+
+def test_endpoint_parsers_are_plugins_of_their_kind() -> None:
+    assert verifyObject(IPlugin, LazyClientParser()) and verifyObject(IPlugin, LazyServerParser())
+    assert IStreamClientEndpointStringParserWithReactor.providedBy(LazyClientParser())
+    assert IStreamServerEndpointStringParser.providedBy(LazyServerParser())
+
+
+def test_finding_the_plugins_loads_neither_a_role_nor_a_reactor() -> None:
+    root = Path(__file__).parents[2]
+    code = f"""
+import runpy, sys
+runpy.run_path({str(root / "twisted" / "plugins" / "dmsg_plugins.py")!r})
+bad = {{"klein", "treq", "twisted.internet.reactor", "dmsg.taps.server", "dmsg.mux", "coincurve", "prometheus_client"}}
+sys.exit(", ".join(sorted(bad & set(sys.modules))) or 0)
+"""
+    subprocess.run([sys.executable, "-c", code], check=True, cwd=root)
+
+
+def test_loading_a_role_installs_no_reactor() -> None:
+    code = "import sys, dmsg.taps.server, dmsg.taps.discovery; sys.exit('twisted.internet.reactor' in sys.modules)"
+    subprocess.run([sys.executable, "-c", code], check=True, cwd=Path(__file__).parents[2])

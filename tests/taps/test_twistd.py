@@ -1,0 +1,170 @@
+"""The exact command lines of the documentation, as processes."""
+
+from __future__ import annotations
+
+import json
+import socket
+import urllib.error
+import urllib.request
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from twisted.internet.interfaces import IStreamServerEndpoint
+
+from dmsg.crypto.keys import SecretKey
+
+from .conftest import Program
+
+pytestmark = [pytest.mark.system, pytest.mark.time_limit(90)]
+KEY = SecretKey(b"\x11" * 32)
+Start = Callable[..., Program]
+RUNNERS = [("twistd", "-n", "--pidfile="), ("twist", "--log-format=text")]
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def get(port: int, path: str) -> tuple[int, Any]:
+    """Status and JSON (or text) of an answer."""
+    try:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", timeout=20) as answer:
+            return answer.status, _body(answer)
+    except urllib.error.HTTPError as error:
+        with error:
+            return error.code, _body(error)
+
+
+def _body(answer: Any) -> Any:
+    text = answer.read().decode()
+    return json.loads(text) if answer.headers["content-type"] == "application/json" else text
+
+
+def read_events(directory: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for path in sorted(directory.glob("*.jsonl")) for line in path.read_text().splitlines()]
+
+
+def test_help_lists_both_roles(start: Start) -> None:
+    for command in ("twistd", "twist"):
+        program = start(command, "--help")
+        assert program.wait() == 0
+        assert "dmsg-server" in program.text and "dmsg-discovery" in program.text
+
+
+@pytest.mark.parametrize("runner", RUNNERS, ids=["twistd", "twist"])
+def test_a_discovery_serves_and_ends_well(start: Start, runner: tuple[str, ...], tmp_path: Path) -> None:
+    port, admin = free_port(), free_port()
+    command = [*runner, "dmsg-discovery", "--listen", f"tcp:{port}:interface=127.0.0.1", "--store"]
+    more = ["--events", "events", "--admin", f"tcp:{admin}:interface=127.0.0.1"]
+    program = start(*command, f"sqlite:{tmp_path}/entries.db", *more)
+    program.wait_for(f"dmsg-discovery runs, on tcp:{port}")
+    assert get(port, "/discovery/available_servers")[0] == 404
+    assert get(admin, "/readyz") == (200, {"status": "ready"})
+    status, text = get(admin, "/metrics")
+    assert status == 200 and 'path="discovery/available_servers",status="404"' in text
+    assert get(port, "/metrics")[0] == 404
+    assert program.terminate() == 0
+    assert "Traceback" not in program.text
+    events = read_events(tmp_path / "events")
+    assert [event["event"] for event in events] == ["server_started", "discovery_request", "drained", "server_stopped"]
+    assert [event["seq"] for event in events] == [0, 1, 2, 3]
+    assert events[0]["address"] == f"127.0.0.1:{port}"
+    assert not list((tmp_path / "events").glob("*.part"))
+
+
+def test_a_discovery_on_redis(start: Start, redis_url: str) -> None:
+    port = free_port()
+    program = start(*RUNNERS[1], "dmsg-discovery", "--listen", f"tcp:{port}:interface=127.0.0.1", "--store", redis_url)
+    program.wait_for(f"dmsg-discovery runs, on tcp:{port}")
+    assert get(port, "/discovery/available_servers")[0] == 404
+    assert program.terminate() == 0
+
+
+@pytest.mark.parametrize("runner", RUNNERS, ids=["twistd", "twist"])
+def test_a_server_registers_drains_and_withdraws(start: Start, runner: tuple[str, ...], key_file: Any) -> None:
+    port, relay, admin = free_port(), free_port(), free_port()
+    found = start(*runner, "dmsg-discovery", "--listen", f"tcp:{port}:interface=127.0.0.1", "--store", "memory:")
+    found.wait_for(f"dmsg-discovery runs, on tcp:{port}")
+    program = start(
+        *runner, "dmsg-server", "--key", str(key_file(KEY)), "--listen", f"tcp:{relay}:interface=127.0.0.1",
+        "--public-address", f"127.0.0.1:{relay}", "--discovery", f"http://127.0.0.1:{port}",
+        "--events", "-", "--admin", f"tcp:{admin}:interface=127.0.0.1",
+    )  # fmt: skip
+    assert f'"address":"127.0.0.1:{relay}"' in program.wait_for('"event":"server_started"')
+    assert '"ok":true' in program.wait_for('"event":"entry_published"')
+    status, [entry] = get(port, "/discovery/available_servers")
+    assert (status, entry["static"], entry["server"]["address"]) == (200, str(KEY.public_key), f"127.0.0.1:{relay}")
+    assert get(admin, "/readyz")[0] == 200
+    assert "dmsg_server_connections 0.0" in get(admin, "/metrics")[1]
+    assert program.terminate() == 0
+    assert '"event":"drained"' in program.text and '"event":"server_stopped"' in program.text
+    assert "Traceback" not in program.text
+    assert bytes(KEY).hex() not in program.text
+    assert get(port, "/discovery/available_servers")[0] == 404
+    assert found.terminate() == 0
+
+
+def test_settings_come_from_file_and_environment(start: Start, tmp_path: Path) -> None:
+    port = free_port()
+    (tmp_path / "dmsg.toml").write_text('[discovery]\nlisten = "tcp:1"\nstore = "sqlite:entries.db"\n')
+    program = start(
+        *RUNNERS[1], "dmsg-discovery", "--config", "dmsg.toml",
+        environ={"DMSG_LISTEN": f"tcp:{port}:interface=127.0.0.1"},
+    )  # fmt: skip
+    program.wait_for(f"dmsg-discovery runs, on tcp:{port}")
+    assert program.terminate() == 0
+    assert (tmp_path / "entries.db").exists()
+
+
+@pytest.mark.parametrize("runner", RUNNERS, ids=["twistd", "twist"])
+@pytest.mark.parametrize(
+    ("arguments", "line"),
+    [
+        (("dmsg-server", "--key", "missing"), "dmsg-server: key: "),
+        (("dmsg-discovery", "--store", "gopher:"), "dmsg-discovery: store: a store is memory:, sqlite:PATH or "),
+        (("dmsg-discovery", "--colour", "red"), "dmsg-discovery: option --colour not recognized"),
+        (("dmsg-discovery", "--limit-headers", "-3"), "dmsg-discovery: limit_headers: must not be negative"),
+    ],
+)
+def test_mistakes_end_with_one_line_and_a_status(
+    start: Start, runner: tuple[str, ...], arguments: tuple[str, ...], line: str
+) -> None:
+    program = start(*runner, *arguments, "--listen", "tcp:0:interface=127.0.0.1")
+    assert program.wait() == 1
+    assert line in program.text.splitlines()[-1]
+    assert "Traceback" not in program.text
+
+
+@pytest.mark.parametrize("runner", RUNNERS, ids=["twistd", "twist"])
+def test_a_port_in_use_ends_with_one_line_and_a_status(start: Start, runner: tuple[str, ...], key_file: Any) -> None:
+    key = str(key_file(KEY))
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        where = f"tcp:{taken.getsockname()[1]}:interface=127.0.0.1"
+        for role in (("dmsg-discovery",), ("dmsg-server", "--key", key)):
+            program = start(*runner, *role, "--listen", where)
+            assert program.wait() == 1
+            expected = f"{role[0]}: listen: cannot listen on {where}: Address already in use"
+            assert program.text.splitlines()[-1].endswith(expected)
+            assert "Traceback" not in program.text
+
+
+def test_a_daemon_tells_the_terminal_what_is_wrong(start: Start) -> None:
+    program = start(
+        "twistd", "--pidfile=", "--logfile", "log", "dmsg-discovery", "--store", "gopher:", "--listen", "tcp:0"
+    )
+    assert program.wait() == 1
+    assert "store: a store is memory:" in program.text
+
+
+def test_endpoints_bound_early_are_endpoints() -> None:
+    from twisted.internet import reactor
+
+    from dmsg.taps._service import BoundEndpoint
+
+    assert IStreamServerEndpoint.providedBy(BoundEndpoint(reactor, "listen", "tcp:0"))
