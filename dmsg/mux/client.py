@@ -22,9 +22,9 @@ from dmsg.crypto.keys import PublicKey, Random, SecretKey
 from dmsg.discovery.entry import BASE_VERSION, SECURE_VERSION
 from dmsg.errors import Attempt, DialError, DmsgError, IntegrityError, Refused
 from dmsg.interfaces import IAccessPolicy, IDiscovery, IEventLog
-from dmsg.mux.connection import ConnectionConfig
 from dmsg.mux.dialer import DialConfig, Dialer, Wish, attempts_json
 from dmsg.mux.incoming import IncomingTransport
+from dmsg.mux.limits import ConnectionConfig
 from dmsg.mux.listener import DEFAULT_BACKLOG, DmsgPort
 from dmsg.mux.negotiation import Security
 from dmsg.mux.pool import PoolConfig, ServerPool

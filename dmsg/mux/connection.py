@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import os
 from collections import deque
-from dataclasses import dataclass
 from enum import Enum
 from typing import Final
 
@@ -30,9 +29,9 @@ from dmsg.mux.events import (
     StreamClosed,
     UpgradeReceived,
 )
+from dmsg.mux.limits import ConnectionConfig
 from dmsg.mux.record import RecordLayer
-from dmsg.mux.secure import UPGRADE_MAGIC, SecureKeys
-from dmsg.mux.secure_stream import SecureStream
+from dmsg.mux.secure import UPGRADE_MAGIC
 from dmsg.mux.stream import DATA_STATES, Stream, StreamFault, StreamState
 from dmsg.mux.tlv import Tlv, decode_tlvs
 from dmsg.mux.wire import (
@@ -54,33 +53,6 @@ from dmsg.mux.wire import (
 from dmsg.sansio.limits import RecentSet
 
 
-@dataclass(frozen=True, slots=True)
-class ConnectionConfig:
-    """Limits of a client's connection, each with its unit."""
-
-    #: Unacknowledged bytes a base stream may have under way (D20), and a sealed one (extension, section 4).
-    send_window_bytes: int = 256 * 1024
-    secure_window_bytes: int = 1024 * 1024
-    #: With more than this unread, a sealed stream withholds its acknowledgements.
-    ack_limit_bytes: int = 256 * 1024
-    #: Data in one FWD: two of them fill a record, and no stream waits long behind another.
-    frame_data_bytes: int = 32_750
-    #: Unread bytes a stream may hold before its peer is closed as misbehaving (D19, W10).
-    receive_limit_bytes: int = 4 * 1024 * 1024
-    #: Written and not yet framed: the writer is told to pause above the first and to go on below the second.
-    pause_bytes: int = 64 * 1024
-    resume_bytes: int = 32 * 1024
-    #: A writer that does not heed the pause is cut off here.
-    pending_limit_bytes: int = 64 * 1024 * 1024
-    #: Sealed at once; the network takes it before the next lot is made.
-    flush_bytes: int = 128 * 1024
-    #: Frames that answer the server, waiting for the network: above this, reading stops.
-    control_limit_bytes: int = 256 * 1024
-    ok_timeout_s: float = 10.0
-    #: Offered streams that wait for a decision.
-    offered_limit: int = 1_024
-
-
 class ConnectionState(Enum):
     """Before and after the server's OK."""
 
@@ -99,14 +71,14 @@ class Connection:
         records: RecordLayer,
         *,
         now: float,
-        config: ConnectionConfig = ConnectionConfig(),
+        config: ConnectionConfig | None = None,
         random: Random = os.urandom,
         extended: bool = False,
     ) -> None:
         self.identity = identity
         #: Whether the server knows the extension, so that REQUEST and ACCEPT may carry more than two keys.
         self.extended = extended
-        self.config = config
+        self.config = config = config or ConnectionConfig()
         self.state = ConnectionState.WAITING
         self.streams: dict[int, Stream] = {}
         #: Streams whose writer may go on; the shell empties this after every flush.
@@ -140,7 +112,7 @@ class Connection:
             raise LocalProtocolError("the server has not admitted this connection yet")
         request = self.identity.raw + remote.raw + message
         stream = self._new_stream(self._free_id(), remote, request, initiator=True)
-        self._emit(encode_frame(REQUEST, stream.id, request))
+        self.emit(encode_frame(REQUEST, stream.id, request))
         return stream
 
     def accept(self, stream: Stream, message: bytes = b"", *, upgrade: bool = False) -> None:
@@ -152,30 +124,12 @@ class Connection:
             raise LocalProtocolError(f"{stream!r} is not waiting for a decision")
         stream.move(StreamState.UPGRADING if upgrade else StreamState.OPEN)
         self._offered -= 1
-        self._emit(encode_frame(ACCEPT, stream.id, stream.request[:REQUEST_BYTES] + message))
+        self.emit(encode_frame(ACCEPT, stream.id, stream.request[:REQUEST_BYTES] + message))
 
-    def send_upgrade(self, stream: Stream, message: bytes) -> None:
-        """Send a handshake message in a FWD (carrier B). It is not acknowledged."""
-        sequence = stream.window.send(0).to_bytes(2, "big")
-        self._emit(encode_frame(FWD, stream.id, sequence + UPGRADE_MAGIC + message))
-
-    def expect_upgrade(self, stream: Stream) -> None:
-        """The peer's next FWD must carry its handshake message (carrier B)."""
-        stream.move(StreamState.UPGRADING)
-
-    def secure(self, stream: Stream, keys: SecureKeys, *, confirmed: bool) -> SecureStream:
-        """Go on sealed. Without ``confirmed``, data waits for the initiator's first sealed frame (section 2)."""
-        secured = SecureStream(
-            stream, keys, window_bytes=self.config.secure_window_bytes, ack_limit_bytes=self.config.ack_limit_bytes
-        )
-        self.streams[stream.id] = secured
-        stream.state = StreamState.CLOSED  # nothing may go on in the clear
-        if confirmed:
-            secured.state = StreamState.OPEN
-            self._emit(secured.take_ack())
-        else:
-            secured.state = StreamState.CONFIRMING
-        return secured
+    def replace(self, stream: Stream, successor: Stream) -> None:
+        """Let ``successor`` stand for ``stream`` from now on; nothing more may go through the old one."""
+        self.streams[stream.id] = successor
+        stream.state = StreamState.CLOSED
 
     def go_on(self, stream: Stream) -> None:
         """A stream has taken over what another path left: send it, and let its writer go on if it may."""
@@ -212,7 +166,7 @@ class Connection:
         released = stream.consumed(size)
         if stream.state is not StreamState.CLOSED:
             if released:
-                self._emit(released)
+                self.emit(released)
             elif stream.ack_due:
                 self._acking.add(stream)
 
@@ -316,7 +270,7 @@ class Connection:
         if confirming:
             events.append(Confirmed(stream))
         if ack:
-            self._emit(ack)
+            self.emit(ack)
         elif stream.ack_due:
             self._acking.add(stream)
         if stream.end_received and not data and stream.security == "e2e" and end - start <= _EMPTY_SEALED_BYTES:
@@ -376,7 +330,7 @@ class Connection:
         elif stream is None:
             # A CLOSE is never answered with a CLOSE, nor is what was under way when we closed (D16).
             if kind != CLOSE and stream_id not in self._recent:
-                self._emit(encode_close(stream_id, CloseReason.NORMAL))
+                self.emit(encode_close(stream_id, CloseReason.NORMAL))
         elif kind == CLOSE:
             proven = stream.proves_close(payload)
             self._forget(stream)
@@ -408,7 +362,7 @@ class Connection:
         if stream is not None:
             raise RemoteProtocolError("frame", "REQUEST for an id in use")
         if stream_id % 2 == 0:
-            self._emit(encode_close(stream_id, CloseReason.BAD_ID))
+            self.emit(encode_close(stream_id, CloseReason.BAD_ID))
             return
         try:
             longest = EXTENDED_REQUEST_LIMIT_BYTES if self.extended else REQUEST_BYTES
@@ -416,10 +370,10 @@ class Connection:
                 raise InvalidKey("not for us")
             remote = PublicKey(payload[:33])
         except InvalidKey:
-            self._emit(encode_close(stream_id, CloseReason.MALFORMED))
+            self.emit(encode_close(stream_id, CloseReason.MALFORMED))
             return
         if self._offered >= self.config.offered_limit:
-            self._emit(encode_close(stream_id, CloseReason.BUSY))
+            self.emit(encode_close(stream_id, CloseReason.BUSY))
             return
         self._recent.discard(stream_id)
         self._offered += 1
@@ -440,7 +394,8 @@ class Connection:
 
     # --- bookkeeping -----------------------------------------------------------------------------------------------
 
-    def _emit(self, frame: bytes) -> None:
+    def emit(self, frame: bytes) -> None:
+        """Send a frame that is not data; it does not wait behind data."""
         self._control.append(frame)
         self._control_bytes += len(frame)
 
@@ -479,10 +434,10 @@ class Connection:
 
     def _finish(self, stream: Stream, reason: int) -> None:
         if stream.ack_due and stream.state in DATA_STATES:
-            self._emit(stream.take_ack())  # the peer's close may wait for it
+            self.emit(stream.take_ack())  # the peer's close may wait for it
         frame = stream.close_frame(reason)
         self._forget(stream)
-        self._emit(frame)
+        self.emit(frame)
 
     def _fail(self, stream: Stream, reason: int, events: list[Event]) -> None:
         self._finish(stream, reason)

@@ -12,9 +12,10 @@ from enum import Enum
 from dmsg.crypto.keys import PublicKey, Random, SecretKey
 from dmsg.errors import IntegrityError, RemoteProtocolError
 from dmsg.mux.connection import Connection
-from dmsg.mux.secure import Resume, SecureInitiator, SecureKeys, SecureResponder
-from dmsg.mux.stream import Stream
-from dmsg.mux.wire import REQUEST_BYTES
+from dmsg.mux.secure import UPGRADE_MAGIC, Resume, SecureInitiator, SecureKeys, SecureResponder
+from dmsg.mux.secure_stream import SecureStream
+from dmsg.mux.stream import Stream, StreamState
+from dmsg.mux.wire import FWD, REQUEST_BYTES, encode_frame
 
 
 class Security(Enum):
@@ -68,8 +69,8 @@ class Outbound:
             return self.stream
         if self.carrier is Carrier.REQUEST:
             return self._finish(message)
-        self._connection.expect_upgrade(self.stream)
-        self._connection.send_upgrade(self.stream, self._handshake.message)
+        self.stream.move(StreamState.UPGRADING)
+        _send_upgrade(self._connection, self.stream, self._handshake.message)
         return None
 
     def upgraded(self, message: bytes) -> Stream:
@@ -79,7 +80,7 @@ class Outbound:
     def _finish(self, message: bytes) -> Stream:
         assert self._handshake is not None
         keys, self.resume = self._handshake.finish(message)
-        self.stream = self._connection.secure(self.stream, keys, confirmed=True)
+        self.stream = _secure(self._connection, self.stream, keys, confirmed=True)
         return self.stream
 
 
@@ -120,16 +121,35 @@ class Inbound:
         """Accept, sealed; the stream is open once its initiator has proved itself."""
         message, keys = self._answer(resume)
         self._connection.accept(self.stream, message)
-        self.stream = self._connection.secure(self.stream, keys, confirmed=False)
+        self.stream = _secure(self._connection, self.stream, keys, confirmed=False)
         return self.stream
 
     def accept_upgrade(self, resume: Resume | None = None) -> Stream:
         """The same for a stream accepted in the clear whose handshake came in its first FWD."""
         message, keys = self._answer(resume)
-        self._connection.send_upgrade(self.stream, message)
-        self.stream = self._connection.secure(self.stream, keys, confirmed=False)
+        _send_upgrade(self._connection, self.stream, message)
+        self.stream = _secure(self._connection, self.stream, keys, confirmed=False)
         return self.stream
 
     def _answer(self, resume: Resume | None) -> tuple[bytes, SecureKeys]:
         assert self._handshake is not None
         return self._handshake.answer(resume)
+
+
+def _send_upgrade(connection: Connection, stream: Stream, message: bytes) -> None:
+    """Send a handshake message in a FWD (carrier B). It is not acknowledged."""
+    sequence = stream.window.send(0).to_bytes(2, "big")
+    connection.emit(encode_frame(FWD, stream.id, sequence + UPGRADE_MAGIC + message))
+
+
+def _secure(connection: Connection, stream: Stream, keys: SecureKeys, *, confirmed: bool) -> SecureStream:
+    """Go on sealed. Without ``confirmed``, data waits for the initiator's first sealed frame (section 2)."""
+    config = connection.config
+    secured = SecureStream(
+        stream, keys, window_bytes=config.secure_window_bytes, ack_limit_bytes=config.ack_limit_bytes
+    )
+    connection.replace(stream, secured)
+    secured.state = StreamState.OPEN if confirmed else StreamState.CONFIRMING
+    if confirmed:
+        connection.emit(secured.take_ack())
+    return secured

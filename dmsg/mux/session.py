@@ -26,7 +26,7 @@ from dmsg.errors import (
     StageError,
 )
 from dmsg.glue.shell import Shell
-from dmsg.mux.connection import Connection, ConnectionConfig
+from dmsg.mux.connection import Connection
 from dmsg.mux.events import (
     Accepted,
     Confirmed,
@@ -42,6 +42,7 @@ from dmsg.mux.events import (
 )
 from dmsg.mux.handshake import Handshake, Role
 from dmsg.mux.hop import Hop, hop_payload, read_hop
+from dmsg.mux.limits import ConnectionConfig
 from dmsg.mux.negotiation import Carrier, Inbound, Outbound
 from dmsg.mux.pending import Opened, PendingRequest, StreamOwner
 from dmsg.mux.secure import Resume

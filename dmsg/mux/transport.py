@@ -19,7 +19,6 @@ from twisted.internet.interfaces import (
     IHalfCloseableProtocol,
     IProducer,
     IProtocol,
-    IPullProducer,
     IPushProducer,
     IReactorTime,
     ITransport,
@@ -32,6 +31,7 @@ from dmsg.address import DmsgAddress
 from dmsg.crypto.keys import PublicKey
 from dmsg.errors import Busy, DeadlineExceeded, DmsgError, IntegrityError, Refused, Unsupported, close_error
 from dmsg.mux.connection import Connection
+from dmsg.mux.feed import Feed
 from dmsg.mux.pending import StreamOwner
 from dmsg.mux.secure_stream import SecureStream
 from dmsg.mux.stream import Stream, StreamFault, StreamState
@@ -81,14 +81,12 @@ class DmsgTransport(StreamOwner):
         self.stream = stream
         self.connected = True
         self.disconnecting = False
-        self.producer: IProducer | None = None
+        self._feed = Feed(self, link.clock)
         self.protocol: IProtocol | None = None
         self._link = link
         self._host = host
         self._peer = peer
-        self._streaming = False
         self._paused = False
-        self._producer_paused = False
         self._pump_scheduled = False
         self._inbox: deque[bytes] = deque()
         self._timers = TransportTimers(self, link.clock)
@@ -136,10 +134,8 @@ class DmsgTransport(StreamOwner):
                 self._abort(Failure(TransportLost(error)), CloseReason.SLOW_CONSUMER)
                 return
             self._link.flush_soon()
-        if pause and self.producer is not None and not self._producer_paused:
-            self._producer_paused = True
-            if self._streaming:
-                cast(IPushProducer, self.producer).pauseProducing()
+        if pause:
+            self._feed.pause()
 
     def _keep(self, data: bytes) -> bool:
         """Let ``data`` wait for another path."""
@@ -207,27 +203,18 @@ class DmsgTransport(StreamOwner):
 
     # --- IConsumer -------------------------------------------------------------------------------------------------
 
+    @property
+    def producer(self) -> IProducer | None:
+        """The registered producer."""
+        return self._feed.producer
+
     def registerProducer(self, producer: IProducer, streaming: bool) -> None:
         """Let ``producer`` write at the pace the peer takes it. ``RuntimeError`` if one is registered already."""
-        if self.producer is not None:
-            raise RuntimeError(f"cannot register {producer!r}: {self.producer!r} is still registered")
-        if not self.connected:
-            producer.stopProducing()
-            return
-        self.producer = producer
-        self._streaming = streaming
-        self._producer_paused = False
-        if self.stream.blocked:
-            self._producer_paused = True
-            if streaming:
-                cast(IPushProducer, producer).pauseProducing()
-        elif not streaming:
-            cast(IPullProducer, producer).resumeProducing()
-            self._pull_again()
+        self._feed.register(producer, streaming)
 
     def unregisterProducer(self) -> None:
         """The producer is done; a close that waited for it goes on."""
-        self.producer = None
+        self._feed.producer = None
         if self.connected and self.disconnecting:
             self._close()
 
@@ -266,11 +253,7 @@ class DmsgTransport(StreamOwner):
 
     def writable(self) -> None:
         """The stream takes more: let the producer go on."""
-        if self.producer is not None and self._producer_paused:
-            self._producer_paused = False
-            cast(IPullProducer, self.producer).resumeProducing()
-            if not self._streaming:
-                self._pull_again()
+        self._feed.go_on()
 
     def end_received(self) -> None:
         """The peer has ended its stream; after a resumption it says so again."""
@@ -421,18 +404,6 @@ class DmsgTransport(StreamOwner):
         else:
             self.loseConnection()
 
-    def _pull_again(self) -> None:
-        self._link.clock.callLater(0, self._pull)
-
-    def _pull(self) -> None:
-        if self.producer is None or self._streaming or not self.connected or self._producer_paused:
-            return
-        if self.stream.blocked:
-            self._producer_paused = True
-        else:
-            cast(IPullProducer, self.producer).resumeProducing()
-            self._pull_again()
-
     def _close(self) -> None:
         if self._ending is not None:
             return  # over already, and about to be told
@@ -487,8 +458,6 @@ class DmsgTransport(StreamOwner):
     def _finish(self, reason: Failure) -> None:
         self.connected = False
         self.disconnecting = True
-        producer, self.producer = self.producer, None
-        if producer is not None:
-            producer.stopProducing()
+        self._feed.stop()
         if self.protocol is not None:
             self.protocol.connectionLost(reason)

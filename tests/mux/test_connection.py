@@ -16,8 +16,9 @@ from hypothesis import strategies as st
 
 from dmsg.crypto.keys import SecretKey
 from dmsg.errors import Busy, LocalProtocolError, NonceExhausted, RemoteProtocolError
-from dmsg.mux.connection import Connection, ConnectionConfig, ConnectionState
+from dmsg.mux.connection import Connection, ConnectionState
 from dmsg.mux.events import Accepted, DataReceived, Event, Ready, Rejected, RequestReceived, StreamClosed
+from dmsg.mux.limits import ConnectionConfig
 from dmsg.mux.record import COUNTER_LIMIT, COUNTER_SOFT_LIMIT, RecordLayer
 from dmsg.mux.stream import Stream, StreamState
 from dmsg.mux.tlv import Tlv, encode_tlvs

@@ -9,7 +9,7 @@ import pytest_twisted
 from twisted.internet.defer import Deferred, ensureDeferred
 from twisted.internet.protocol import Factory
 
-from dmsg.mux.connection import ConnectionConfig
+from dmsg.mux.limits import ConnectionConfig
 from dmsg.sansio.window import AckGate
 from dmsg.testing.conformance import TransportConformance
 from dmsg.testing.memory import MemoryNetwork
