@@ -13,7 +13,6 @@ from zope.interface import implementer
 
 from benchmarks.processes import raise_open_files
 from benchmarks.report import percentile
-from benchmarks.roles.discovery import connect_discovery
 from dmsg.address import HostPort, PinnedServer, PublicKey
 from dmsg.crypto.keys import SecretKey
 from dmsg.mux.client import DmsgClient
@@ -128,12 +127,16 @@ class Role:
         self._options = options
         server = options["server"]
         pinned = PinnedServer(PublicKey.parse(server["key"]), HostPort("127.0.0.1", server["port"]))
-        url = options.get("discovery")
+        discovery = None
+        if options.get("discovery"):
+            from benchmarks.roles.discovery import connect_discovery  # HTTP takes long to import and most need none
+
+            discovery = connect_discovery(options["discovery"], reactor)
         self.client = DmsgClient(
             reactor,
             SecretKey.generate(),
-            discovery=connect_discovery(url, reactor) if url else None,
-            servers=() if url else (pinned,),
+            discovery=discovery,
+            servers=() if discovery else (pinned,),
         )
 
     async def start(self) -> dict[str, Any]:

@@ -11,11 +11,11 @@ from twisted.internet.endpoints import TCP4ServerEndpoint
 from twisted.internet.task import deferLater
 
 from benchmarks.processes import raise_open_files
-from benchmarks.roles.discovery import connect_discovery
 from dmsg.address import HostPort
 from dmsg.crypto.keys import SecretKey
 from dmsg.mux.server import DmsgServer
 from dmsg.mux.switch import ServerLimits
+from dmsg.ops.tuning import settle_memory
 
 USES_TWISTED = True
 
@@ -29,13 +29,17 @@ class Role:
         self.key = SecretKey.generate()
         with contextlib.closing(socket.create_server(("127.0.0.1", 0))) as probe:
             self.port = probe.getsockname()[1]
-        url = options.get("discovery")
+        discovery = None
+        if options.get("discovery"):
+            from benchmarks.roles.discovery import connect_discovery  # HTTP takes long to import and most need none
+
+            discovery = connect_discovery(options["discovery"], reactor)
         self.server = DmsgServer(
             reactor,
             self.key,
             TCP4ServerEndpoint(reactor, self.port, backlog=1024, interface="127.0.0.1"),
             public_address=HostPort("127.0.0.1", self.port),
-            discovery=connect_discovery(url, reactor) if url else None,
+            discovery=discovery,
             limits=dataclasses.replace(ServerLimits(), **options.get("limits", {})),
         )
 
@@ -43,6 +47,7 @@ class Role:
         """Listen."""
         self.server.startService()
         await self.server.listening()
+        settle_memory()  # as the twistd role does
         return {"key": str(self.key.public_key), "port": self.port}
 
     async def do(self, command: str, arguments: dict[str, Any]) -> dict[str, Any]:

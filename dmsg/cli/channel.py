@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable
 from typing import Any, Final
 
@@ -15,9 +14,8 @@ from zope.interface import implementer
 
 from dmsg.cli.exits import CommandError
 
-#: Unread bytes at which the other side is made to wait, and at which it may go on.
+#: Unread bytes at which the other side is made to wait until they are read.
 UNREAD_PAUSE_BYTES: Final = 1024 * 1024
-UNREAD_RESUME_BYTES: Final = 256 * 1024
 
 
 class TransportBroken(CommandError):
@@ -44,9 +42,7 @@ class Channel(Protocol):
     def __init__(self, clock: Any, opened: Callable[[Channel], object] | None = None) -> None:
         self._clock = clock
         self._opened = opened
-        self._unread: deque[bytes] = deque()
-        #: Data that has come and was not read yet.
-        self.unread_bytes = 0
+        self._unread = bytearray()  # in one piece: many small ones would cost far more than their bytes
         self._reading_paused = False
         self._reader: Deferred[None] | None = None
         self._writers: list[Deferred[None]] = []
@@ -57,18 +53,24 @@ class Channel(Protocol):
     # --- what commands use -----------------------------------------------------------------------------------------
 
     async def read(self, timeout_s: float | None = None) -> bytes:
-        """The next piece of data. Raises ``TransportBroken`` at the end, ``TimedOut`` after ``timeout_s``."""
+        """Everything that has come and was not read yet, at least one byte.
+
+        Raises ``TransportBroken`` at the end, ``TimedOut`` after ``timeout_s``.
+        """
         while not self._unread:
             if self._ended is not None:
                 raise self._broken()
             self._reader = Deferred()
             await self._limited(self._reader, timeout_s)
-        piece = self._unread.popleft()
-        self.unread_bytes -= len(piece)
-        if self._reading_paused and self.unread_bytes <= UNREAD_RESUME_BYTES:
-            self._reading_paused = False
-            self.transport.resumeProducing()
-        return piece
+        data = bytes(self._unread)
+        self._unread.clear()
+        self._resume_reading()
+        return data
+
+    @property
+    def unread_bytes(self) -> int:
+        """How much has come and was not read yet."""
+        return len(self._unread)
 
     async def write(self, data: bytes, timeout_s: float | None = None) -> None:
         """Send ``data``; returns when more may be written. Raises as :meth:`read` does."""
@@ -133,9 +135,8 @@ class Channel(Protocol):
 
     def dataReceived(self, data: bytes) -> None:
         """See ``IProtocol``."""
-        self._unread.append(data)
-        self.unread_bytes += len(data)
-        if self.unread_bytes >= UNREAD_PAUSE_BYTES and not self._reading_paused:
+        self._unread += data
+        if len(self._unread) >= UNREAD_PAUSE_BYTES and not self._reading_paused:
             self._reading_paused = True
             self.transport.pauseProducing()
         self._wake_reader()

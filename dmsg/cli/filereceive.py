@@ -245,23 +245,21 @@ class Receiver(Factory):
             self._out.note(f"receiving {offer.name} ({sizes or human_bytes(offer.size)})")
         bar = self._out.bar(offer.name, offer.size, part.offset)
         left = offer.size - part.offset
-        pieces: list[bytes] = []
-        waiting = 0
+        waiting = bytearray()
         try:
-            while left or pieces:
-                if left and waiting < BLOCK_BYTES:
+            while left or waiting:
+                if left and len(waiting) < BLOCK_BYTES:
                     piece = await talk.hear(IDLE_TIMEOUT_S)
                     if not isinstance(piece, bytes) or len(piece) > left:
                         raise MalformedTransfer("something other than data, or too much of it")
-                    pieces.append(piece)
-                    waiting += len(piece)
+                    waiting += piece
                     left -= len(piece)
                     bar.advance(len(piece), self._reactor.seconds())
                     continue
-                block, pieces, waiting = b"".join(pieces), [], 0
+                block, waiting = waiting, bytearray()
                 await in_thread(self._reactor, lambda data=block: part.append(data))  # type: ignore[misc]
         except (TransportBroken, TimedOut):
-            part.append(b"".join(pieces))  # what came is not sent twice
+            part.append(waiting)  # what came is not sent twice
             raise
         finally:
             bar.close()

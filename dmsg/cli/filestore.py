@@ -128,7 +128,7 @@ class PartFile(_Open):
             self._hash = hashlib.sha256()
             self.offset = 0
 
-    def append(self, data: bytes) -> None:
+    def append(self, data: bytes | bytearray) -> None:
         """Write ``data`` behind what is there."""
         with self._lock:
             view = memoryview(data)

@@ -204,38 +204,40 @@ class Decoder:
         """What became complete with ``data``; raises ``MalformedTransfer``, after which there is nothing to go on."""
         self._buffer += data
         found: list[Message | bytes] = []
+        with memoryview(self._buffer) as view:
+            at = self._split(view, found)
+        del self._buffer[:at]
+        return found
+
+    def _split(self, view: memoryview, found: list[Message | bytes]) -> int:
+        """Add to ``found`` what ``view`` holds; gives how much of it that was."""
         at = 0
-        while True:
+        while at < len(view):
             if self._data_left:
-                piece = bytes(self._buffer[at : at + self._data_left])
-                if not piece:
-                    break
+                piece = bytes(view[at : at + self._data_left])
                 found.append(piece)
                 at += len(piece)
                 self._data_left -= len(piece)
                 continue
-            if len(self._buffer) == at:
-                break
-            kind = self._buffer[at]
+            kind = view[at]
             limit = {HEADER: HEADER_LIMIT_BYTES, DATA: DATA_LIMIT_BYTES}.get(kind, 0)
             if not limit:
                 raise MalformedTransfer("a unit of no known kind")
-            if len(self._buffer) - at < PREFIX.size:
+            body = at + PREFIX.size
+            if len(view) < body:
                 break
-            _, length = PREFIX.unpack_from(self._buffer, at)
+            length: int = PREFIX.unpack_from(view, at)[1]
             if not 0 < length <= limit:
                 raise MalformedTransfer("a unit is empty or too long")
             if kind == DATA:
-                at += PREFIX.size
                 self._data_left = length
-            elif len(self._buffer) - at - PREFIX.size >= length:
-                at += PREFIX.size
-                found.append(decode(bytes(self._buffer[at : at + length])))
-                at += length
+                at = body
+            elif len(view) >= body + length:
+                found.append(decode(bytes(view[body : body + length])))
+                at = body + length
             else:
                 break
-        del self._buffer[:at]
-        return found
+        return at
 
 
 def check_name(name: str) -> str:

@@ -33,12 +33,11 @@ async def list_servers(call: Invocation, reactor: Any) -> None:
     async with call.settings.open_discovery(reactor) as discovery:
         _require(discovery)
         found = await discovery.available_servers()
-    rows = [(str(one.static), one.server.address, str(one.server.available_connections)) for one in found]
-    if call.out.json:
-        listed = [{"public_key": key, "address": address, "available": int(room)} for key, address, room in rows]
-        call.out.result({"servers": listed})
-    else:
-        call.out.table("Servers", ("public key", "address", "available"), rows)
+    rows = [(str(one.static), one.server.address, one.server.available_connections) for one in found]
+    listed = [{"public_key": key, "address": address, "available": room} for key, address, room in rows]
+    # as --server takes them
+    lines = [f"{key}@{address}  {room} connections available" for key, address, room in rows]
+    call.out.result({"servers": listed}, *lines)
     if not found:
         raise CommandError("discovery knows no server with room", Exit.NOT_FOUND)
 

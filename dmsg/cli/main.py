@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import signal
 import sys
 
 import click
@@ -34,8 +33,6 @@ for command in (keygen, pubkey, servers, entry, echo, ping, send, receive, expos
 
 def main() -> None:
     """Run the command line; leaves with one of the codes of :class:`dmsg.cli.exits.Exit`."""
-    # A reader that has gone away, as in "dmsg echo | head", ends the command without a word.
-    signal.signal(signal.SIGPIPE, signal.SIG_DFL)
     try:
         sys.exit(group.main(standalone_mode=False, prog_name="dmsg"))
     except click.ClickException as error:

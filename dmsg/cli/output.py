@@ -7,6 +7,7 @@ only; elsewhere the same facts are plain lines.
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Sequence
 from typing import Any, Final, TextIO
 
@@ -113,7 +114,9 @@ class Output:
             for row in rows:
                 self._write(self.results, "\t".join(map(printable, row)))
             return
-        table = Table(*columns, title=title)
+        table = Table(title=title)
+        for column in columns:
+            table.add_column(column, overflow="fold")
         for row in rows:
             table.add_row(*(escape(printable(cell)) for cell in row))
         self.results.print(table, soft_wrap=False)
@@ -124,8 +127,14 @@ class Output:
 
     @staticmethod
     def _write(console: Console, line: str) -> None:
-        if console.is_terminal:
-            console.print(line, markup=False, emoji=False)  # knows how to write above a bar
-        else:
-            console.file.write(line + "\n")
-        console.file.flush()
+        try:
+            if console.is_terminal:
+                console.print(line, markup=False, emoji=False)  # knows how to write above a bar
+            else:
+                console.file.write(line + "\n")
+            console.file.flush()
+        except BrokenPipeError:
+            # Whoever read this has gone, as in "dmsg receive … | head": the work goes on without a word.
+            nowhere = os.open(os.devnull, os.O_WRONLY)
+            os.dup2(nowhere, console.file.fileno())
+            os.close(nowhere)

@@ -179,13 +179,17 @@ def read_key_file(path: str | os.PathLike[str]) -> SecretKey:
         descriptor = os.open(name, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     except OSError as error:
         raise KeyFileError(name, error.strerror or "cannot be opened") from None
-    with os.fdopen(descriptor, "rb") as file:
-        status = os.fstat(file.fileno())
+    try:
+        status = os.fstat(descriptor)
         if not stat.S_ISREG(status.st_mode):
             raise KeyFileError(name, "is not a plain file")
         if status.st_mode & 0o077:
             raise KeyFileError(name, f"can be read by others (mode {stat.S_IMODE(status.st_mode):04o}); chmod 600 it")
-        content = file.read(_KEY_FILE_LIMIT_BYTES)
+        content = os.read(descriptor, _KEY_FILE_LIMIT_BYTES)
+    except OSError as error:
+        raise KeyFileError(name, error.strerror or "cannot be read") from None
+    finally:
+        os.close(descriptor)
     try:
         return SecretKey(bytes.fromhex(content.decode("ascii").strip()))
     except ValueError:

@@ -318,7 +318,8 @@ class DmsgClient(Service):
         attempts: list[Attempt] = []
         while transport.detached:
             stream = transport.stream
-            told_bytes = stream.received_bytes
+            assert isinstance(stream, SecureStream)
+            told_bytes = stream.resume_bytes
             wish = Wish(stream.remote, "", Security.E2E, Resume(transport.token, told_bytes))
             attempts.clear()
             try:

@@ -218,8 +218,8 @@ class Connection:
         resume = self.config.resume_bytes
         while sending and budget > 0:
             stream = sending.popleft()
-            if not stream.sendable:
-                stream.queued = False
+            if not stream.sendable or stream.state is StreamState.CLOSED:
+                stream.queued = False  # a sealed stream that is over keeps what it had, for another path
                 continue
             head, data = stream.next_fwd(limit)
             parts.append(head)

@@ -39,6 +39,8 @@ class DialConfig:
     timeout_s: float = 10.0
     #: The next server is tried when the one before has not answered for so long.
     stagger_s: float = 0.25
+    #: So many of the servers an entry names are tried, those connected already first: an entry is a stranger's word.
+    servers: int = 8
     #: How long an entry that was looked up is used again without asking.
     entry_lifetime_s: float = 5.0
     entries: int = 1_024
@@ -122,6 +124,8 @@ class Dialer:
         race.known = await self._look_up(race)
         connected = self._pool.sessions
         order = sorted(race.known.servers, key=lambda server: (server not in connected, self._uniform()))
+        if self._discovery is not None:
+            del order[self.config.servers :]
         if not order:
             race.note("discovery", "", "no common server", NoCommonServer("the entry names no server to go through"))
             raise DialError(str(race.wish.target), race.attempts)

@@ -105,8 +105,12 @@ class IncomingTransport(StreamOwner):
             self._refuse(CloseReason.REFUSED)
             return
         self._resumed = transport
-        self._told_bytes = transport.stream.received_bytes
+        earlier = transport.stream
+        assert isinstance(earlier, SecureStream)
+        self._told_bytes = earlier.resume_bytes
         self._accept(Resume(resume.token, self._told_bytes))
+        if isinstance(self.stream, SecureStream):
+            self.stream.await_turn(earlier, self._told_bytes)
 
     # --- the application's decision --------------------------------------------------------------------------------
 

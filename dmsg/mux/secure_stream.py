@@ -38,6 +38,8 @@ class SecureStream(Stream):
         "_ack_limit_bytes",
         "_acked_hash",
         "_acked_sequence",
+        "_acknowledged_bytes",
+        "_earlier",
         "_end_acked",
         "_end_sent",
         "_end_wanted",
@@ -49,6 +51,8 @@ class SecureStream(Stream):
         "_receiver",
         "_send_hash",
         "_sender",
+        "_successor",
+        "_told_bytes",
         "_unread",
         "_window_bytes",
         "skip_bytes",
@@ -64,6 +68,10 @@ class SecureStream(Stream):
         self.state = base.state
         self.owner = base.owner
         self.token = keys.token
+        self._earlier: SecureStream | None = None  # whose transport this one takes over once it is confirmed
+        self._successor: SecureStream | None = None
+        self._told_bytes = 0  # what the peer was told that we have when this path was made
+        self._acknowledged_bytes = 0  # how much of the peer's stream our last ACK stood for
         self.skip_bytes = 0  # sent again by the peer although we have it: dropped, but hashed and acknowledged
         self._sender = CipherState(keys.send_key)
         self._receiver = CipherState(keys.receive_key)
@@ -204,6 +212,7 @@ class SecureStream(Stream):
     def take_ack(self) -> bytes:
         """An ACK frame for everything received so far."""
         self.ack_due = False
+        self._acknowledged_bytes = self.received_bytes - self.skip_bytes
         inner = self._received_sequence.to_bytes(2, "big") + self._receive_hash[:HASH_BYTES]
         sealed = self._sender.seal(_ACK_AD, inner)
         return HEADER.pack(ACK, self.id, len(sealed)) + sealed
@@ -231,9 +240,35 @@ class SecureStream(Stream):
             raise StreamFault(CloseReason.INTEGRITY) from None
         if self.state is StreamState.CONFIRMING:
             self.move(StreamState.OPEN)  # only the initiator can have sealed it (section 2)
+            if self._earlier is not None:
+                self._receive_after(self._earlier)
         return inner
 
     # --- another path ----------------------------------------------------------------------------------------------
+
+    @property
+    def resume_bytes(self) -> int:
+        """How much to tell the peer that we have when another path is made.
+
+        While acknowledgements are withheld no more than they stood for: what the application has not read goes on
+        filling the peer's window, however many paths there are.
+        """
+        return self._acknowledged_bytes if self._unread > self._ack_limit_bytes else self.received_bytes
+
+    def await_turn(self, earlier: SecureStream, told_bytes: int) -> None:
+        """Receive behind what ``earlier`` has received, from the moment the initiator proves itself.
+
+        That has to be known here: the first data may come in the same read as the proof.
+        """
+        self._earlier = earlier
+        self._told_bytes = told_bytes
+
+    def _receive_after(self, earlier: SecureStream) -> None:
+        while earlier._successor is not None:
+            earlier = earlier._successor
+        self.received_bytes = earlier.received_bytes
+        self.skip_bytes = earlier.received_bytes - self._told_bytes
+        self._acknowledged_bytes = self._told_bytes
 
     def go_on_from(self, earlier: SecureStream, peer_received_bytes: int, told_bytes: int) -> None:
         """Take over what ``earlier`` carried (section 8).
@@ -241,6 +276,10 @@ class SecureStream(Stream):
         The peer has ``peer_received_bytes`` of what was sent; we told it that we had ``told_bytes``, and may have got
         more on the old path since. Raises ``StreamFault`` when the peer claims what cannot be.
         """
+        if self._earlier is None:
+            self._told_bytes = told_bytes
+            self._receive_after(earlier)
+        earlier._successor = self
         if not earlier.acked_bytes <= peer_received_bytes <= earlier.sent_bytes:
             raise StreamFault(CloseReason.INTEGRITY)
         skip = peer_received_bytes - earlier.acked_bytes
@@ -253,9 +292,6 @@ class SecureStream(Stream):
         while earlier.pending:
             self.pending.append(earlier.pending.take(1 << 20))
         self.sent_bytes = self.acked_bytes = peer_received_bytes
-        self.received_bytes = earlier.received_bytes
-        self._unread = earlier._unread
-        self.skip_bytes = earlier.received_bytes - told_bytes
+        self._unread += earlier._unread
         self._end_wanted = earlier._end_wanted
-        self.end_received = False
         self.blocked = earlier.blocked

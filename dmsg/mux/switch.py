@@ -320,8 +320,7 @@ class Switch:
         if half.port.halves.get(half.id) is not half:
             return  # over already: a client's transport to itself has both halves on one port
         self._end(half, reason, events, by="server", tell=half.other)
-        if not half.port.gone:
-            half.port.emit(encode_close(half.id, reason))
+        half.port.emit(encode_close(half.id, reason))
 
     def _end(
         self, half: Half, reason: int, events: list[SwitchEvent], *, by: str, tell: Half, payload: bytes | None = None

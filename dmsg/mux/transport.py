@@ -7,7 +7,7 @@ data that comes before a protocol is attached waits for it, ``connectionLost`` i
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Protocol as TypingProtocol
 from typing import cast
@@ -83,6 +83,8 @@ class DmsgTransport(StreamOwner):
         self.disconnecting = False
         self._feed = Feed(self, link.clock)
         self.protocol: IProtocol | None = None
+        #: Called once, after the protocol was told that it is over.
+        self.on_over: Callable[[], object] | None = None
         self._link = link
         self._host = host
         self._peer = peer
@@ -323,7 +325,7 @@ class DmsgTransport(StreamOwner):
             self.give_up(IntegrityError("the peer claims to have what was never sent", by="local"), fault.code)
             return
         if not self._detached:
-            old.owner = None
+            old.owner = StreamOwner()  # what still comes on the old path in this very read is nobody's concern
             self._link.connection.abort(old, CloseReason.PEER_GONE)
             self._link.flush_soon()
         self._detached = False
@@ -459,5 +461,9 @@ class DmsgTransport(StreamOwner):
         self.connected = False
         self.disconnecting = True
         self._feed.stop()
-        if self.protocol is not None:
-            self.protocol.connectionLost(reason)
+        try:
+            if self.protocol is not None:
+                self.protocol.connectionLost(reason)
+        finally:
+            if self.on_over is not None:
+                self.on_over()

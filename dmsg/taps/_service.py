@@ -26,6 +26,7 @@ from dmsg.ops.admin import Readiness, make_admin_site
 from dmsg.ops.events import Event
 from dmsg.ops.logs import EventLog, NullEventLog, new_boot_id
 from dmsg.ops.metrics import CollectorRegistry, MetricsEventLog, add_gauges
+from dmsg.ops.tuning import settle_memory
 from dmsg.taps.settings import CommonSettings
 
 _log = Logger()
@@ -221,6 +222,7 @@ class RoleService(Service):
 
     def _running(self) -> None:
         end_well_on_sigterm(self.reactor)
+        settle_memory()
         _log.info("{tap_name} runs, on {endpoint}", tap_name=self.tap_name, endpoint=self.endpoint.text)
 
     def _ready(self) -> str | Awaitable[str]:

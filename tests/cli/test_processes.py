@@ -6,16 +6,20 @@ import json
 import os
 import re
 import signal
+import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import pytest_twisted
 from twisted.internet.task import deferLater
 
-from dmsg.crypto.keys import SecretKey
+from dmsg.crypto.keys import SecretKey, write_key_file
 
-pytestmark = pytest.mark.system
+# Each starts several interpreters, which a busy machine may take its time over.
+pytestmark = [pytest.mark.system, pytest.mark.time_limit(120)]
 
+ROOT = Path(__file__).parents[2]
 NOWHERE = "http://127.0.0.1:1"
 
 
@@ -38,6 +42,7 @@ async def test_a_local_network_and_everything_one_asks_of_it(start, tmp_path):
     running = {
         "ping": start("ping", peer, "--json", "--interval", "0", environ=environ),
         "entry": start("entry", peer, "--json", environ=environ),
+        "plain servers": start("servers", environ=environ),
         "plain entry": start("entry", peer, environ=environ),
         "no entry": start("entry", nobody, environ=environ),
         "no peer": start("ping", nobody, "--json", environ=environ),
@@ -48,6 +53,7 @@ async def test_a_local_network_and_everything_one_asks_of_it(start, tmp_path):
     assert {name: code for name, (code, _, _) in ended.items()} == {
         "ping": 0,
         "entry": 0,
+        "plain servers": 0,
         "plain entry": 0,
         "no entry": 3,
         "no peer": 4,
@@ -58,6 +64,7 @@ async def test_a_local_network_and_everything_one_asks_of_it(start, tmp_path):
     entry = json.loads(ended["entry"][1])
     assert entry["static"] == peer and entry["client"]["delegated_servers"]
     assert re.search(rf"^client via  {entry['client']['delegated_servers'][0]}$", ended["plain entry"][1], re.MULTILINE)
+    assert {line.split()[0] for line in ended["plain servers"][1].splitlines()} == set(ready["servers"])
     assert json.loads(ended["no peer"][2])["attempts"][0]["stage"] == "discovery"
     for name in ("no entry", "no discovery", "nothing"):
         assert len(ended[name][2].splitlines()) == 1, ended[name]
@@ -153,7 +160,16 @@ async def test_verbose_shows_a_traceback_and_nothing_else_does(start):
     assert code == 6 and "Traceback" in err
 
 
-@pytest.mark.time_limit(60)
+def test_a_reader_that_has_gone_ends_nothing(tmp_path):
+    write_key_file(tmp_path / "key", SecretKey.generate())
+    reader, writer = os.pipe()
+    os.close(reader)
+    command = [sys.executable, "-m", "dmsg.cli.main", "pubkey", str(tmp_path / "key")]
+    with os.fdopen(writer) as stdout:
+        result = subprocess.run(command, stdout=stdout, stderr=subprocess.PIPE, cwd=ROOT, timeout=30, check=False)
+    assert (result.returncode, result.stderr) == (0, b"")
+
+
 @pytest_twisted.ensureDeferred
 async def test_the_demo_shows_that_everything_works(start, tmp_path):
     demo = start("--size", "2", "--dir", str(tmp_path / "demo"), module="dmsg.cli.demo")

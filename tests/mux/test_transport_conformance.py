@@ -9,6 +9,7 @@ import pytest_twisted
 from twisted.internet.defer import Deferred, ensureDeferred
 from twisted.internet.protocol import Factory
 
+from dmsg.mux.endpoints import DmsgClientEndpoint, DmsgServerEndpoint
 from dmsg.mux.limits import ConnectionConfig
 from dmsg.sansio.window import AckGate
 from dmsg.testing.conformance import TransportConformance
@@ -26,7 +27,6 @@ class DmsgConformance(TransportConformance):
     in_flight_limit_bytes = AckGate.THRESHOLD_BYTES + CONFIG.send_window_bytes + CONFIG.pause_bytes + 16_384
     big_bytes = 4 * 1024 * 1024
     network: LocalNetwork
-    refuses_connections = False
 
     @pytest.fixture(autouse=True)
     def _network(self, logged_errors: Any, reactor: Any) -> Any:
@@ -44,13 +44,16 @@ class DmsgConformance(TransportConformance):
     def make_network(self, reactor: Any) -> LocalNetwork:
         raise NotImplementedError
 
+    def make_endpoints(self):
+        public_key = self.server.public_key
+        return DmsgServerEndpoint(self.server), lambda port: DmsgClientEndpoint(self.client, public_key)
+
     async def make_pair(self, client, server):
-        port = self.server.listen(Factory.forProtocol(lambda: server))
-        await self.wait(
-            ensureDeferred(self.client.connect(Factory.forProtocol(lambda: client), self.server.public_key))
-        )
+        server_endpoint, client_endpoint_for = self.make_endpoints()
+        port = await self.wait(server_endpoint.listen(Factory.forProtocol(lambda: server)))
+        await self.wait(client_endpoint_for(port).connect(Factory.forProtocol(lambda: client)))
         await self.wait(server.when(lambda: server.made > 0))
-        await self.wait(port.stopListening())
+        await self.wait(port.stopListening())  # one port at a time; some cases want several pairs
         return client, server
 
 

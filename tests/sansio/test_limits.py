@@ -146,3 +146,10 @@ def test_forgotten_key_starts_afresh():
     table.forget("a")
     table.forget("never seen")
     assert table.take("a", 0.0)
+
+
+def test_wait_s_is_infinite_for_what_never_passes():
+    assert TokenBucket(1.0, 5, 0.0).wait_s(0.0, 6) == math.inf
+    empty = TokenBucket(0.0, 5, 0.0)
+    assert empty.take(0.0, 5)
+    assert empty.wait_s(0.0) == math.inf

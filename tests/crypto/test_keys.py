@@ -1,0 +1,245 @@
+"""Keys, signatures and key files (protocol notes, sections 1.2 and 8.3)."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dmsg.crypto.keys import PublicKey, SecretKey, read_key_file, recover, write_key_file
+from dmsg.errors import InvalidKey, InvalidSignature, KeyFileError
+
+ALICE, BOB = (SecretKey(hashlib.sha256(name).digest()) for name in (b"alice", b"bob"))
+ORDER = 0xFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFEBAAEDCE6AF48A03BBFD25E8CD0364141
+
+
+# --- public keys -----------------------------------------------------------------------------------------------------
+
+
+def test_the_reference_s_public_keys(vectors: Any) -> None:
+    """Where the reference panics or takes zeros for a null key, ours says that it is no key (D30, W1)."""
+    for case in vectors["pubkeys"]:
+        good = case["NewPubKey(binary)"] == "ok"
+        text = case["hex"]
+        if good:
+            assert str(PublicKey.parse(text)) == text.lower()
+            assert PublicKey(bytes.fromhex(text)).raw == bytes.fromhex(text)
+            continue
+        with pytest.raises(InvalidKey):
+            PublicKey.parse(text)
+        if case["name"] not in ("one zero digit", "five zero digits", "not hex"):
+            with pytest.raises(InvalidKey):
+                PublicKey(bytes.fromhex(text))
+
+
+@given(st.binary(max_size=40))
+def test_any_bytes_are_a_key_or_no_key(raw: bytes) -> None:
+    with contextlib.suppress(InvalidKey):
+        assert bytes(PublicKey(raw)) == raw
+
+
+@given(st.text(max_size=70))
+def test_any_text_is_a_key_or_no_key(text: str) -> None:
+    with contextlib.suppress(InvalidKey):
+        assert str(PublicKey.parse(text)) == text.lower()
+
+
+@pytest.mark.parametrize("text", ["", "02" * 34, "zz" * 33, "é" * 66, " " * 66, "0x" + "02" * 32, None, 5, b"02" * 33])
+def test_texts_that_are_no_keys(text: Any) -> None:
+    with pytest.raises(InvalidKey):
+        PublicKey.parse(text)
+
+
+def test_public_keys_are_values() -> None:
+    key = ALICE.public_key
+    same = PublicKey(bytearray(key.raw))  # type: ignore[arg-type]
+    assert key == same and hash(key) == hash(same) and len({key, same}) == 1
+    assert not any(key == other for other in (BOB.public_key, key.raw, str(key)))
+    assert sorted([key, BOB.public_key]) == sorted([BOB.public_key, key])
+    assert repr(key) == f"PublicKey({key})"
+    assert bytes(key) == key.raw and str(key) == key.raw.hex()
+    with pytest.raises(AttributeError):
+        key.raw = b""
+
+
+# --- secret keys -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "raw", [b"", bytes(31), bytes(32), bytes(33), ORDER.to_bytes(32, "big"), b"\xff" * 32], ids=len
+)
+def test_secret_keys_out_of_range(raw: bytes) -> None:
+    with pytest.raises(InvalidKey):
+        SecretKey(raw)
+
+
+def test_the_first_and_the_last_secret_key() -> None:
+    for number in (1, ORDER - 1):
+        raw = number.to_bytes(32, "big")
+        assert bytes(SecretKey(raw)) == raw
+    one, last = SecretKey((1).to_bytes(32, "big")), SecretKey((ORDER - 1).to_bytes(32, "big"))
+    assert one.public_key.raw[1:] == last.public_key.raw[1:]
+
+
+def test_generated_from_the_randomness_given_and_drawn_again_when_out_of_range() -> None:
+    draws = iter([bytes(32), b"\xff" * 32, bytes(ALICE)])
+    assert SecretKey.generate(lambda size: next(draws)).public_key == ALICE.public_key
+    assert SecretKey.generate().public_key != SecretKey.generate().public_key
+
+
+def test_a_secret_key_prints_only_its_public_half() -> None:
+    assert repr(ALICE) == f"<SecretKey of {ALICE.public_key}>"
+    assert bytes(ALICE).hex() not in repr(ALICE) + str(ALICE)
+
+
+@given(st.binary(min_size=32, max_size=32), st.binary(min_size=32, max_size=32))
+@settings(max_examples=20)
+def test_both_sides_share_a_secret(one: bytes, other: bytes) -> None:
+    try:
+        here, there = SecretKey(one), SecretKey(other)
+    except InvalidKey:
+        return
+    assert here.ecdh(there.public_key.raw) == there.ecdh(here.public_key.raw)
+
+
+@pytest.mark.parametrize("raw", [b"", bytes(33), b"\x02" + b"\xff" * 32, b"\x04" + bytes(64), b"\x02" * 34])
+def test_no_secret_is_shared_with_what_is_no_point(raw: bytes) -> None:
+    with pytest.raises(InvalidKey):
+        ALICE.ecdh(raw)
+
+
+# --- signatures ------------------------------------------------------------------------------------------------------
+
+
+@given(st.binary(max_size=200))
+@settings(max_examples=25)
+def test_a_signature_names_its_key(message: bytes) -> None:
+    signature = ALICE.sign(message)
+    assert len(signature) == 65 and signature[64] <= 3
+    assert int.from_bytes(signature[32:64], "big") <= ORDER // 2
+    assert recover(signature, message) == ALICE.public_key
+    ALICE.public_key.verify(signature, message)
+    with pytest.raises(InvalidSignature):
+        BOB.public_key.verify(signature, message)
+    with pytest.raises(InvalidSignature):
+        ALICE.public_key.verify(signature, message + b"x")
+
+
+@given(st.binary(min_size=60, max_size=70))
+def test_any_bytes_are_a_signature_or_none(signature: bytes) -> None:
+    with pytest.raises(InvalidSignature):
+        ALICE.public_key.verify(signature, b"message")
+
+
+def test_malleable_signatures_are_refused() -> None:
+    signature = ALICE.sign(b"message")
+    s = ORDER - int.from_bytes(signature[32:64], "big")
+    other = signature[:32] + s.to_bytes(32, "big") + bytes((signature[64] ^ 1,))
+    with pytest.raises(InvalidSignature, match="high"):
+        recover(other, b"message")
+
+
+def test_the_reference_s_signatures(vectors: Any) -> None:
+    for case in vectors["signatures"]:
+        message, key = case["payload_utf8"].encode(), PublicKey.parse(case["pk"])
+        assert hashlib.sha256(message).hexdigest() == case["sha256"]
+        signature = bytes.fromhex(case["sig"])
+        if case["go"] == "ok":
+            key.verify(signature, message)
+        else:
+            with pytest.raises(InvalidSignature):
+                key.verify(signature, message)
+
+
+# --- key files -------------------------------------------------------------------------------------------------------
+
+
+def test_key_files_round_trip_and_are_private(tmp_path: Path) -> None:
+    path = tmp_path / "key"
+    previous = os.umask(0)
+    try:
+        write_key_file(path, ALICE)
+    finally:
+        os.umask(previous)
+    assert path.stat().st_mode & 0o777 == 0o600
+    assert path.read_bytes() == bytes(ALICE).hex().encode() + b"\n"
+    assert bytes(read_key_file(path)) == bytes(ALICE)
+
+
+def test_a_key_file_is_never_overwritten(tmp_path: Path) -> None:
+    path = tmp_path / "key"
+    write_key_file(path, ALICE)
+    with pytest.raises(KeyFileError, match="never overwritten"):
+        write_key_file(path, BOB)
+    assert bytes(read_key_file(str(path))) == bytes(ALICE)
+
+
+def test_a_key_file_cannot_be_made_nowhere(tmp_path: Path) -> None:
+    with pytest.raises(KeyFileError) as caught:
+        write_key_file(tmp_path / "missing" / "key", ALICE)
+    assert caught.value.path.endswith("key")
+    assert caught.value.problem
+
+
+def test_nothing_is_left_of_a_key_file_that_could_not_be_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(descriptor: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(KeyFileError, match="No space left"):
+        write_key_file(tmp_path / "key", ALICE)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("mode", [0o640, 0o604, 0o660, 0o610])
+def test_a_key_file_others_can_read_is_refused(tmp_path: Path, mode: int) -> None:
+    path = tmp_path / "key"
+    write_key_file(path, ALICE)
+    path.chmod(mode)
+    with pytest.raises(KeyFileError, match="chmod 600"):
+        read_key_file(path)
+
+
+@pytest.mark.parametrize("content", [b"", b"zz", bytes(ALICE), b"00" * 32, b"ff" * 32, b"\xff\xfe" * 32, b"ab" * 3000])
+def test_files_without_a_key(tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "key"
+    path.write_bytes(content)
+    path.chmod(0o600)
+    with pytest.raises(KeyFileError, match="does not hold a secret key") as caught:
+        read_key_file(path)
+    assert content.hex() not in str(caught.value) or not content
+
+
+def test_a_key_file_may_end_without_a_newline_or_in_capitals(tmp_path: Path) -> None:
+    path = tmp_path / "key"
+    path.write_text(bytes(ALICE).hex().upper())
+    path.chmod(0o600)
+    assert bytes(read_key_file(path)) == bytes(ALICE)
+
+
+def test_what_is_no_plain_file_is_refused(tmp_path: Path) -> None:
+    fifo = tmp_path / "fifo"
+    os.mkfifo(fifo, 0o600)
+    for path in (tmp_path, fifo):
+        with pytest.raises(KeyFileError, match="not a plain file"):
+            read_key_file(path)
+    with pytest.raises(KeyFileError, match="No such file"):
+        read_key_file(tmp_path / "missing")
+
+
+def test_a_file_that_cannot_be_read_is_an_error_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(descriptor: int, size: int) -> bytes:
+        raise OSError(5, "Input/output error")
+
+    write_key_file(tmp_path / "key", ALICE)
+    monkeypatch.setattr(os, "read", broken)
+    with pytest.raises(KeyFileError, match="Input/output error"):
+        read_key_file(tmp_path / "key")

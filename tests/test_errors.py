@@ -1,0 +1,93 @@
+"""Errors carry their data in attributes, and the tables that join them to the wire are complete."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from dmsg import errors
+from dmsg.errors import Attempt, DialError
+
+
+def test_every_error_of_the_package_has_one_base() -> None:
+    found = [value for value in vars(errors).values() if isinstance(value, type) and issubclass(value, Exception)]
+    assert len(found) > 40
+    assert all(issubclass(error, errors.DmsgError) for error in found)
+    assert all(error.__doc__ for error in found)
+
+
+@pytest.mark.parametrize(
+    ("error", "text", "attributes"),
+    [
+        (errors.KeyFileError("/key", "missing"), "/key: missing", {"path": "/key", "problem": "missing"}),
+        (errors.ConfigError("port", "too big"), "port: too big", {"option": "port", "source": ""}),
+        (errors.ConfigError("port", "too big", "x.toml"), "port: too big (in x.toml)", {"source": "x.toml"}),
+        (errors.RemoteProtocolError("frame", "bad"), "frame: bad", {"stage": "frame", "reason": "bad"}),
+        (errors.StageError("connect", "refused"), "connect: refused", {"stage": "connect", "error": None}),
+        (errors.ConnectionRefusedByServer("full"), "the server refused the connection: full", {"reason": "full"}),
+        (
+            errors.ServerLost("02ab", "reset"),
+            "the connection to server 02ab was lost: reset",
+            {"server": "02ab", "reason": "reset"},
+        ),
+        (errors.SessionTimeout("connect", 2.5), "connect took longer than 2.5 s", {"timeout_s": 2.5}),
+        (errors.Busy(), "busy", {"by": "peer", "code": 3}),
+        (errors.RateLimited(), "rate limited", {"code": 4}),
+        (errors.Busy("all taken", by="local"), "all taken", {"by": "local"}),
+        (errors.BadInput(), "error bad input", {"detail": "", "status": 400}),
+        (errors.BadInput("no key"), "error bad input: no key", {"detail": "no key"}),
+        (
+            errors.EntryNotFound(next_sequence=4, after_timestamp=9),
+            "entry of public key is not found",
+            {"next_sequence": 4, "after_timestamp": 9, "status": 404},
+        ),
+        (errors.EntryRolledBack("older", entry=5), "entry is older than one seen before: older", {"entry": 5}),
+    ],
+)
+def test_data_is_in_attributes(error: Exception, text: str, attributes: dict[str, Any]) -> None:
+    assert str(error) == text
+    assert {name: getattr(error, name) for name in attributes} == attributes
+
+
+def test_texts_of_discovery_have_one_class_each(vectors: Any) -> None:
+    assert len(errors.DISCOVERY_ERRORS) == 11
+    for text, error in errors.DISCOVERY_ERRORS.items():
+        assert error.text == text
+    assert json.dumps(vectors["discovery_messages"]).count("entry validation error") >= 6
+    assert str(errors.WrongTime()).startswith("entry validation error: previous entry timestamp")
+
+
+def test_a_failed_dial_tells_everything_that_was_tried() -> None:
+    cause = ConnectionRefusedError("Connection refused")
+    attempts = [
+        Attempt("discovery", "", 1.0, "not found"),
+        Attempt("connect", "02" * 33, 12.3456, "refused", cause),
+        Attempt("handshake", "03" * 33, 20.0, "timeout", errors.StageError("handshake", "timeout")),
+        Attempt("connect", "02" * 33, 30.0, "Connection refused", cause),
+    ]
+    error = DialError("02ff", attempts)
+    assert error.attempts == tuple(attempts)
+    assert str(error).splitlines() == [
+        "could not reach 02ff",
+        "  discovery: not found after 1 ms",
+        "  connect via 020202020202…: refused (Connection refused) after 12 ms",
+        "  handshake via 030303030303…: timeout (handshake: timeout) after 20 ms",
+        "  connect via 020202020202…: Connection refused after 30 ms",
+    ]
+    assert error.reason == "timeout", "of the attempt that got furthest"
+    assert attempts[1].as_dict() == {
+        "stage": "connect",
+        "server": "02" * 33,
+        "elapsed_ms": 12.346,
+        "reason": "refused",
+        "detail": "Connection refused",
+    }
+    assert attempts[0].as_dict()["detail"] == ""
+
+
+def test_a_dial_without_attempts_and_with_a_stage_nobody_knows() -> None:
+    assert DialError("02ff", []).reason == "no attempt was made"
+    odd = [Attempt("elsewhere", "", 0.0, "odd"), Attempt("discovery", "", 0.0, "not found")]
+    assert DialError("02ff", odd).reason == "not found"
