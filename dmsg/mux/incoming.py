@@ -50,6 +50,9 @@ class IncomingTransport(StreamOwner):
 
     def start(self) -> None:
         """Take the REQUEST up."""
+        if self.stream.state is StreamState.CLOSED:
+            self._over = True  # taken back in the same read
+            return
         if not self._inbound.is_plain:
             self._take_up(None)
             return
@@ -82,10 +85,12 @@ class IncomingTransport(StreamOwner):
 
     def upgraded(self, message: bytes) -> None:
         """The handshake message came in the first FWD; a second one is nothing an honest peer sends."""
-        self._stop_timer()
-        if self._port is not None or self._decision is not None:
+        if self._over or self.stream.state is StreamState.CLOSED:
+            return  # closed behind it in the same read
+        if self._inbound.is_sealed:
             self._refuse(CloseReason.MALFORMED)
         else:
+            self._stop_timer()
             self._take_up(message)
 
     def _take_up(self, message: bytes | None) -> None:

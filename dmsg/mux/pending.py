@@ -70,8 +70,8 @@ class PendingRequest(StreamOwner):
 
     def accepted(self, message: bytes) -> None:
         """The peer accepted: done, unless its handshake message is still to come."""
-        if self.done.called:
-            return  # given up while the answer was on its way through the events of one read
+        if self.done.called or is_over(self._outbound.stream):
+            return  # given up, or closed by the peer, while the answer was on its way through the events of one read
         try:
             stream = self._outbound.accepted(message)
         except TransportClosed as error:
@@ -82,7 +82,7 @@ class PendingRequest(StreamOwner):
 
     def upgraded(self, message: bytes) -> None:
         """The handshake message came."""
-        if self.done.called:
+        if self.done.called or is_over(self._outbound.stream):
             return
         try:
             stream = self._outbound.upgraded(message)

@@ -125,7 +125,7 @@ class DmsgTransport(StreamOwner):
             return
         if self.disconnecting and self.producer is None:
             return  # a producer that is waited for may still write
-        if self._detached:
+        if self._between_paths:
             pause = self._keep(data)
         elif self.stream.state is not StreamState.OPEN:
             return
@@ -138,6 +138,13 @@ class DmsgTransport(StreamOwner):
             self._link.flush_soon()
         if pause:
             self._feed.pause()
+
+    @property
+    def _between_paths(self) -> bool:
+        """Whether what is written has to wait: there is no path, or it has ended in this very read."""
+        return self._detached or (
+            self.stream.state is StreamState.CLOSED and self.security == "e2e" and self._ending is None
+        )
 
     def _keep(self, data: bytes) -> bool:
         """Let ``data`` wait for another path."""
@@ -170,7 +177,7 @@ class DmsgTransport(StreamOwner):
             raise Unsupported("only end-to-end transports can be closed by half", by="local")
         if self.connected and not self.disconnecting and not self._write_ended:
             self._write_ended = True
-            if self._detached:
+            if self._between_paths:
                 self.stream.end()
             else:
                 self._link.connection.end(self.stream)
