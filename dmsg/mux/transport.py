@@ -281,12 +281,12 @@ class DmsgTransport(StreamOwner):
     def ended(self, code: int, *, local: bool, proven: bool = False) -> None:
         """The stream is over, with a CLOSE of ``code`` from the other side or from this one."""
         if isinstance(self.stream, SecureStream) and not local:
-            if self.disconnecting and self.stream.end_acked:
-                code = CloseReason.NORMAL
+            if self.stream.end_acked and (self.disconnecting or self.stream.end_received):
+                code = CloseReason.NORMAL  # whatever the relay says now: both sides know that they have everything
             elif not proven:
-                if not (self.stream.end_received and self.stream.end_acked):
-                    self.lost(close_error(code), code)
-                    return
+                code = code or CloseReason.PEER_GONE  # a made-up "normal" is none
+                self.lost(close_error(code), code)
+                return
             elif code == CloseReason.NORMAL and not self.stream.end_received:
                 code = CloseReason.REFUSED
         self._tell(code, local=local)
