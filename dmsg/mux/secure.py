@@ -126,10 +126,10 @@ class SecureInitiator:
         """Take message 2. Raises ``IntegrityError`` unless the responder itself made it for this handshake."""
         try:
             values = decode_tlvs(self._noise.read_message(message), "e2e")
+            resume = Resume.decode(values[Tlv.RESUME]) if Tlv.RESUME in values else None
         except (CryptoError, RemoteProtocolError) as error:
             raise IntegrityError(f"the peer's answer is not authentic: {error}", by="local") from None
         assert self._noise.result is not None
-        resume = Resume.decode(values[Tlv.RESUME]) if Tlv.RESUME in values else None
         return derive_keys(self._noise.result, initiator=True), resume
 
 

@@ -12,7 +12,7 @@ from collections import deque
 from typing import Final
 
 from dmsg.crypto.box import BOX_OVERHEAD_BYTES, CipherState
-from dmsg.errors import CryptoError
+from dmsg.errors import CryptoError, NonceExhausted
 from dmsg.mux.secure import SecureKeys
 from dmsg.mux.stream import Stream, StreamFault, StreamState
 from dmsg.mux.wire import ACK, CLOSE, FWD, HEADER, SEQUENCE_BYTES, CloseReason
@@ -227,7 +227,7 @@ class SecureStream(Stream):
         """Whether the sealed reason is there, is the peer's, and is the reason given in the clear."""
         try:
             return len(payload) > 1 and self._receiver.open(_CLOSE_AD, payload[1:]) == payload[:1]
-        except CryptoError:
+        except (CryptoError, NonceExhausted):
             return False
 
     def discard(self) -> None:
@@ -236,7 +236,7 @@ class SecureStream(Stream):
     def _open(self, associated: bytes, payload: bytes) -> bytes:
         try:
             inner = self._receiver.open(associated, payload)
-        except CryptoError:
+        except (CryptoError, NonceExhausted):
             raise StreamFault(CloseReason.INTEGRITY) from None
         if self.state is StreamState.CONFIRMING:
             self.move(StreamState.OPEN)  # only the initiator can have sealed it (section 2)
