@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -16,6 +17,7 @@ from dmsg.errors import (
     Busy,
     DialError,
     DiscoveryError,
+    DiscoveryUnavailable,
     DowngradeRefused,
     EntryNotFound,
     NoCommonServer,
@@ -24,10 +26,11 @@ from dmsg.errors import (
     Unsupported,
 )
 from dmsg.interfaces import IDiscovery
+from dmsg.mux.lookups import Known, Lookups
 from dmsg.mux.negotiation import Carrier, Security
 from dmsg.mux.pending import Opened
 from dmsg.mux.pool import ServerPool
-from dmsg.mux.secure import Resume, promises_security
+from dmsg.mux.secure import Resume
 from dmsg.mux.session import ServerSession
 
 
@@ -43,16 +46,11 @@ class DialConfig:
     servers: int = 8
     #: How long an entry that was looked up is used again without asking.
     entry_lifetime_s: float = 5.0
+    #: The same when a transport looks for another path: the peer has probably just moved, but all its transports have.
+    resume_entry_lifetime_s: float = 0.2
+    #: Discovery is not waited for longer by a transport that looks for another path.
+    resume_look_up_s: float = 1.0
     entries: int = 1_024
-
-
-@dataclass(frozen=True, slots=True)
-class Known:
-    """What discovery says of a peer: its relays, and whether it promises end-to-end security."""
-
-    servers: tuple[PublicKey, ...]
-    promised: bool
-    until: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,9 +77,8 @@ class Dialer:
         self.config = config
         self._clock = clock
         self._pool = pool
-        self._discovery = discovery
+        self._lookups = Lookups(clock, discovery, config.entries) if discovery is not None else None
         self._uniform = uniform
-        self._known: dict[PublicKey, Known] = {}
 
     async def dial(self, wish: Wish, timeout_s: float | None, attempts: list[Attempt]) -> Opened:
         """An open stream as ``wish`` says; what was tried is added to ``attempts``. Raises ``DialError``.
@@ -99,7 +96,8 @@ class Dialer:
         try:
             return await running.addTimeout(limit_s, self._clock, timed_out)
         except DialError:
-            self._known.pop(wish.target, None)
+            if self._lookups is not None and wish.resume is None:
+                self._lookups.forget(wish.target)
             raise
 
     async def promises(self, peer: PublicKey) -> bool:
@@ -108,13 +106,13 @@ class Dialer:
         Without discovery, or when it cannot be reached, it counts as promised: nobody is spoken to in the clear because
         a look-up failed (extension, section 1). A key without an entry has promised nothing.
         """
-        known = self._known.get(peer)
-        if known is not None and known.until >= self._clock.seconds():
-            return known.promised
-        if self._discovery is None:
+        if self._lookups is None:
             return True
+        known = self._lookups.known(peer, self.config.entry_lifetime_s)
+        if known is not None:
+            return known.promised
         try:
-            return (await self._fetch(self._discovery, peer)).promised
+            return (await self._lookups.ask(peer)).promised
         except EntryNotFound:
             return False
         except DiscoveryError:
@@ -124,7 +122,7 @@ class Dialer:
         race.known = await self._look_up(race)
         connected = self._pool.sessions
         order = sorted(race.known.servers, key=lambda server: (server not in connected, self._uniform()))
-        if self._discovery is not None:
+        if self._lookups is not None:
             del order[self.config.servers :]
         if not order:
             race.note("discovery", "", "no common server", NoCommonServer("the entry names no server to go through"))
@@ -134,29 +132,32 @@ class Dialer:
         return await race.run(order)
 
     async def _look_up(self, race: _Race) -> Known:
-        target = race.wish.target
-        if self._discovery is None:
-            others = (one for one in self._pool.pinned if one not in self._pool.sessions)
-            return Known((*self._pool.sessions, *others), promised=True)
-        known = self._known.get(target)
-        if known is not None and known.until >= self._clock.seconds() and race.wish.resume is None:
+        target, resume = race.wish.target, race.wish.resume
+        pinned, sessions = self._pool.pinned, self._pool.sessions
+        if self._lookups is None:
+            return Known((*sessions, *(one for one in pinned if one not in sessions)), promised=True)
+        config = self.config
+        known = self._lookups.known(
+            target, config.entry_lifetime_s if resume is None else config.resume_entry_lifetime_s
+        )
+        if known is not None:
             return known
+        asking = self._lookups.ask(target)
+        if resume is not None:
+            asking.addTimeout(config.resume_look_up_s, self._clock, _too_late)
         try:
-            return await self._fetch(self._discovery, target)
+            return await asking
         except DiscoveryError as error:
             race.note("discovery", "", "no entry" if isinstance(error, EntryNotFound) else "unavailable", error)
-            # Pinned servers need no discovery: the peer may be on one of them.
-            return Known(tuple(self._pool.pinned), promised=True)
-
-    async def _fetch(self, discovery: IDiscovery, peer: PublicKey) -> Known:
-        entry = await discovery.get_entry(peer)
-        delegated = entry.client.delegated_servers if entry.client is not None else None
-        until = self._clock.seconds() + self.config.entry_lifetime_s
-        known = Known(tuple(delegated or ()), promises_security(entry.version), until)
-        while len(self._known) >= self.config.entries:
-            del self._known[next(iter(self._known))]
-        self._known[peer] = known
-        return known
+            # Pinned servers need no discovery: the peer may be on one of them. And a peer we have a transport with is
+            # probably still where it was, or where we are.
+            earlier = self._lookups.known(target, math.inf) if resume is not None else None
+            servers = (
+                *pinned,
+                *(sessions if resume is not None else ()),
+                *(earlier.servers if earlier is not None else ()),
+            )
+            return Known(tuple(dict.fromkeys(servers)), promised=True)
 
     async def _through(self, server: PublicKey, race: _Race) -> Opened:
         try:
@@ -261,6 +262,10 @@ class _Race:
             self._timer.cancel()
         for attempt in list(self._running.values()):
             attempt.cancel()
+
+
+def _too_late(result: object, timeout_s: float) -> Failure:
+    return Failure(DiscoveryUnavailable(f"no answer within {timeout_s:g} s"))
 
 
 def attempts_json(attempts: list[Attempt]) -> str:
