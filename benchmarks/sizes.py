@@ -18,6 +18,8 @@ class SoakSize:
     #: From one kill to the next, and from a kill to the start of the relay that takes its place.
     kill_every_s: float = 3.0
     restart_s: float = 1.0
+    #: How many of the relays each client stays connected to.
+    min_servers: int = 2
 
 
 @dataclass(frozen=True, slots=True)

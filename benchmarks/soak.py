@@ -83,7 +83,7 @@ def soak(size: SoakSize, seed: int) -> Findings:
         relays = [_Relay(cast, url, home / f"relay-{number}.key") for number in range(RELAYS)]
         common: dict[str, Any] = {
             "discovery": url,
-            "min_servers": 2,
+            "min_servers": size.min_servers,
             "seed": seed,
             "block_sizes": (1, size.block_bytes),
             "interval_s": size.interval_s,
