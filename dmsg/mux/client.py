@@ -28,6 +28,7 @@ from dmsg.mux.limits import ConnectionConfig
 from dmsg.mux.listener import DEFAULT_BACKLOG, DmsgPort
 from dmsg.mux.negotiation import Security
 from dmsg.mux.pool import PoolConfig, ServerPool
+from dmsg.mux.refusals import RefusalReport
 from dmsg.mux.registrar import EntryRegistrar
 from dmsg.mux.secure import Resume
 from dmsg.mux.secure_stream import SecureStream
@@ -93,6 +94,7 @@ class DmsgClient(Service):
         self._opened_at: dict[DmsgTransport, float] = {}
         self._tokens: dict[bytes, DmsgTransport] = {}
         self._searches: dict[DmsgTransport, Deferred[None]] = {}
+        self._report = RefusalReport(reactor, self._emit)
         self._stopping = False
         self._min_servers = min_servers
         self.registrar: EntryRegistrar | None = None
@@ -136,6 +138,7 @@ class DmsgClient(Service):
             await self.registrar.close(withdraw=True)
         await self._close_transports()
         await self.pool.stop()
+        self._report.close()
         waiters, self._ready_waiters = self._ready_waiters, []
         for waiter in waiters:
             waiter.cancel()
@@ -253,6 +256,11 @@ class DmsgClient(Service):
     def requested(self, session: ServerSession, stream: Stream) -> None:
         """A peer asks for a transport."""
         IncomingTransport(self, session, stream).start()
+
+    def refused(self, remote: PublicKey, code: int) -> None:
+        """Count a transport somebody asked for in the name of ``remote`` and did not get."""
+        if self._events is not None:
+            self._report.add(0, str(remote), "transport", reason_name(code))
 
     def transport_opened(self, session: ServerSession, transport: DmsgTransport) -> None:
         """Note a transport that has just been opened."""

@@ -224,6 +224,7 @@ class IncomingTransport(StreamOwner):
         return timer is not None
 
     def _refuse(self, code: int, *, waited: bool = False) -> None:
+        self._client.refused(self.stream.remote, code)
         self._end(waited=waited)
         self._session.abort_stream(self.stream, code)
 
@@ -236,6 +237,8 @@ class IncomingTransport(StreamOwner):
 
     def ended(self, code: int, *, local: bool, proven: bool = False) -> None:
         """The peer gave up, or what it sent was not what it should be."""
+        if local and not self._over:
+            self._client.refused(self.stream.remote, code)
         self._end()
 
     def lost(self, error: DmsgError, code: int) -> None:

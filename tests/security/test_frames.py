@@ -225,7 +225,7 @@ async def test_a_forged_close_in_place_of_the_end(scene, reason):
         a.transport.loseConnection()
         await s.over(b)
         assert isinstance(b.reason, TransportLost)
-        ((logged, by),) = s.closed(s.bob_log)
+        ((logged, _),) = s.closed(s.bob_log)
         assert logged != "normal"
         a.transport.abortConnection()
         await s.over(a)
