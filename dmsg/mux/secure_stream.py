@@ -188,8 +188,8 @@ class SecureStream(Stream):
             data = data[skipped:]
         self.received_bytes += len(data)
         self._unread += len(data)
-        if self._unread <= self._ack_limit_bytes or self.end_received:
-            self.ack_due = True
+        # also takes back what an earlier FWD of the same read was promised: an ACK is for everything up to now
+        self.ack_due = self._unread <= self._ack_limit_bytes or self.end_received
         return data, b""
 
     def consumed(self, size: int) -> bytes:
