@@ -42,6 +42,7 @@ class IncomingTransport(StreamOwner):
         self._port: DmsgPort | None = None
         self._resumed: DmsgTransport | None = None
         self._told_bytes = 0
+        self._attempt = 0
         self._resume: Resume | None = None
         self._decision: Deferred[object] | None = None
         self._confirm_timer: IDelayedCall | None = None
@@ -110,6 +111,8 @@ class IncomingTransport(StreamOwner):
             self._refuse(CloseReason.REFUSED)
             return
         self._resumed = transport
+        transport.attempts += 1
+        self._attempt = transport.attempts
         earlier = transport.stream
         assert isinstance(earlier, SecureStream)
         self._told_bytes = earlier.resume_bytes
@@ -210,6 +213,11 @@ class IncomingTransport(StreamOwner):
         if self._resumed is not None:
             assert isinstance(self.stream, SecureStream)
             assert self._resume is not None
+            if self._resumed.is_over or self._attempt < self._resumed.attempt:
+                # the proof was long on its way: the initiator has given this path up for the one in use now
+                self._session.abort_stream(self.stream, CloseReason.PEER_GONE)
+                return
+            self._resumed.attempt = self._attempt
             self._resumed.move_to(self._session, self.stream, self._resume.received_bytes, self._told_bytes)
         elif self._port is not None:
             self._port.waiting -= int(waited)

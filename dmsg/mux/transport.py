@@ -92,6 +92,8 @@ class DmsgTransport(StreamOwner):
         self._pump_scheduled = False
         self._inbox: deque[bytes] = deque()
         self._timers = TransportTimers(self, link.clock)
+        #: Attempts of the peer's to resume: how many there were, and which of them the transport has moved to last.
+        self.attempts = self.attempt = 0
         self.token = b""  # under which it may be resumed; fixed by its first path
         self._resume_error: DmsgError | None = None
         self._detached = False  # between two paths

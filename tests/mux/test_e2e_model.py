@@ -33,11 +33,11 @@ from dmsg.address import HostPort, PinnedServer
 from dmsg.crypto.keys import SecretKey
 from dmsg.errors import RemoteProtocolError
 from dmsg.mux.client import ClientConfig, DmsgClient
-from dmsg.mux.limits import ConnectionConfig
 from dmsg.mux.dialer import DialConfig
 from dmsg.mux.events import HandshakeDone
 from dmsg.mux.handshake import Handshake, Role
 from dmsg.mux.hop import hop_payload, read_hop
+from dmsg.mux.limits import ConnectionConfig
 from dmsg.mux.negotiation import Security
 from dmsg.mux.pool import PoolConfig
 from dmsg.mux.port import Port
@@ -250,7 +250,7 @@ class App(Protocol):
     def dataReceived(self, data: bytes) -> None:
         assert self.lost is None and self.peer_ended_at is None
         self.got += data
-        if self.chatty and len(self.got) % 3 == 0:
+        if self.chatty:
             self.say(11)
 
     def connectionLost(self, reason: Failure = Failure(ConnectionDone())) -> None:
@@ -391,6 +391,27 @@ class World(RuleBasedStateMachine):
     def deliver_everything(self) -> None:
         self.deliver_all()
 
+    @rule(rounds=st.integers(2, 10))
+    def calm(self, rounds: int) -> None:
+        """Long enough for another path to be found."""
+        for _ in range(rounds):
+            self.deliver_all()
+            self.clock.advance(0.05)
+            self.turn()
+
+    @rule(side=sides, size=st.integers(1, 500), reason=st.sampled_from([0, 13, 14]))
+    def end_of_the_path_right_behind_data(self, side: int, size: int, reason: int) -> None:
+        """Both come in one read."""
+        self.apps[1 - side].say(size)
+        self.turn()
+        for wire in list(self.wires()):
+            wire.deliver_up(len(wire.up))
+        self.relay_closes_all(0, reason)
+        self.relay_closes_all(1, reason)
+        for wire in list(self.wires()):
+            wire.deliver_down(len(wire.down))
+        self.turn()
+
     @rule(choice=st.integers(0, 7), who=st.sampled_from(["client", "relay", "both"]))
     def cut(self, choice: int, who: str) -> None:
         wire = self.pick_wire(choice)
@@ -516,6 +537,51 @@ class World(RuleBasedStateMachine):
         self.settle(lambda: all(app.lost for app in self.apps))
         self.settle(lambda: not any(client._tokens for client in self.clients), 3_000)
         self.settle(lambda: not any(s.connection.streams for c in self.clients for s in c.pool.sessions.values()))
+
+
+def test_an_older_attempt_to_resume_that_is_confirmed_late_changes_nothing() -> None:
+    world = World()
+    world.begin(half_closing=False, chatty=False)
+    first, second = world.transports
+    home = next(relay for relay in world.relays if relay.key.public_key == first.getHost().server_public_key)  # type: ignore[attr-defined]
+    away = next(relay for relay in world.relays if relay is not home)
+    dialling = world.clients[0].public_key.raw
+
+    def of(relay: Relay, raw: bytes) -> Wire:
+        return next(w for w in relay.wires if w.client_sees and w.relay_sees and w.core.remote.raw == raw)  # type: ignore[union-attr]
+
+    # the path is lost; the next one is almost made: only the proof has not arrived
+    of(home, dialling).client_loses()
+    world.turn()
+    held = of(away, dialling)
+    held.deliver_up(1 << 16)
+    of(away, world.clients[1].public_key.raw).deliver_down(1 << 16)
+    world.turn()
+    of(away, world.clients[1].public_key.raw).deliver_up(1 << 16)
+    held.deliver_down(1 << 16)
+    world.turn()
+    assert held.up and not first.detached and isinstance(first.stream, SecureStream)
+    proof, moved_to = bytes(held.up), second.stream
+    # that one is lost as well before the proof is through, and a third is made
+    held.up.clear()
+    held.client_loses()
+    for _ in range(20):
+        for wire in list(home.wires):
+            wire.deliver_up(len(wire.up))
+            wire.deliver_down(len(wire.down))
+        world.clock.advance(0.05)
+    assert not first.detached and second.stream is not moved_to
+    world.apps[0].say(100)
+    world.apps[1].say(100)
+    stream = second.stream
+    held.up += proof
+    held.deliver_up(len(proof))
+    of(away, world.clients[1].public_key.raw).deliver_down(1 << 16)
+    world.turn()
+    assert second.stream is stream
+    world.one_sided = True
+    world.teardown()
+    assert [bytes(app.got) for app in world.apps] == [world.apps[1].written, world.apps[0].written]
 
 
 @pytest.mark.time_limit(120)
