@@ -244,10 +244,9 @@ class DmsgClient(Service):
         """The listening port of a service."""
         return self._ports.get(service)
 
-    @property
-    def has_ports(self) -> bool:
-        """Whether anything is listened on."""
-        return bool(self._ports)
+    def any_port(self) -> DmsgPort | None:
+        """Some listening port, if there is one."""
+        return next(iter(self._ports.values()), None)
 
     def promises(self, peer: PublicKey) -> Deferred[bool]:
         """Whether a peer must not be spoken to in the clear."""

@@ -303,7 +303,9 @@ class Connection:
         confirming = stream.state is StreamState.CONFIRMING
         try:
             if stream.state not in DATA_STATES:
-                raise StreamFault(CloseReason.MALFORMED)
+                # the upgrade is never acknowledged: whoever does took it for data
+                upgrading = stream.state is StreamState.UPGRADING
+                raise StreamFault(CloseReason.DOWNGRADE if upgrading else CloseReason.MALFORMED)
             stream.receive_ack(payload)
         except StreamFault as fault:
             self._fail(stream, fault.code, events)

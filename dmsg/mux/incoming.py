@@ -62,25 +62,25 @@ class IncomingTransport(StreamOwner):
             self._choose(default, plain=True)
         elif default is not None and default.security is Security.PREFER:
             self._decide(self._client.promises(self.stream.remote), self._promised)
-        elif self._client.has_ports:
-            self._promised(True)
         else:
-            self._refuse(CloseReason.NO_SUCH_SERVICE)
+            self._promised(True)
 
     def _promised(self, promised: object) -> None:
         if not promised:
             self._choose(self._client.port(""), plain=True)
-        elif self._inbound_limit_reached():
+            return
+        # The service is not known yet; until it is, the wait counts for the default listener, or any there is.
+        port = self._client.port("") or self._client.any_port()
+        if port is None:
+            self._refuse(CloseReason.NO_SUCH_SERVICE)
+        elif port.waiting >= port.backlog:
             self._refuse(CloseReason.BUSY)
         else:
             # who promises end-to-end security brings its handshake in the first FWD, or is not who it seems to be
+            self._port = port
             self._session.connection.accept(self.stream, upgrade=True)
             self._await_peer()
             self._session.flush_soon()
-
-    def _inbound_limit_reached(self) -> bool:
-        default = self._client.port("")
-        return default is not None and default.waiting >= default.backlog
 
     # --- with a handshake message ----------------------------------------------------------------------------------
 
@@ -91,7 +91,9 @@ class IncomingTransport(StreamOwner):
         if self._inbound.is_sealed:
             self._refuse(CloseReason.MALFORMED)
         else:
-            self._stop_timer()
+            if self._stop_timer() and self._port is not None:
+                self._port.waiting -= 1
+            self._port = None
             self._take_up(message)
 
     def _take_up(self, message: bytes | None) -> None:

@@ -7,10 +7,11 @@ from typing import TYPE_CHECKING
 
 from twisted.internet.defer import Deferred
 
-from dmsg.errors import DmsgError, StageError, TransportClosed, Unsupported, close_error
-from dmsg.mux.negotiation import Outbound
+from dmsg.errors import DmsgError, DowngradeRefused, StageError, TransportClosed, Unsupported, close_error
+from dmsg.mux.negotiation import Carrier, Outbound
 from dmsg.mux.secure import Resume
 from dmsg.mux.stream import Stream, StreamState
+from dmsg.mux.wire import CloseReason
 
 if TYPE_CHECKING:
     from dmsg.mux.session import ServerSession
@@ -70,7 +71,8 @@ class PendingRequest(StreamOwner):
 
     def accepted(self, message: bytes) -> None:
         """The peer accepted: done, unless its handshake message is still to come."""
-        if self.done.called or is_over(self._outbound.stream):
+        sealed = self._outbound.carrier is not Carrier.NONE
+        if self.done.called or (sealed and is_over(self._outbound.stream)):
             return  # given up, or closed by the peer, while the answer was on its way through the events of one read
         try:
             stream = self._outbound.accepted(message)
@@ -91,6 +93,11 @@ class PendingRequest(StreamOwner):
             return
         self._succeed(stream)
 
+    def deliver(self, data: bytes) -> None:
+        """Data in the clear where the handshake should have been (extension, section 2)."""
+        if not self.done.called and not is_over(self._outbound.stream):
+            self._refuse(DowngradeRefused("the peer answered in the clear", by="local"))
+
     def _succeed(self, stream: Stream) -> None:
         self._session.flush_soon()
         self.done.callback(Opened(self._session, stream, self._outbound.resume))
@@ -103,8 +110,9 @@ class PendingRequest(StreamOwner):
         """The peer or the server said no."""
         if self.done.called:
             return
-        error = close_error(code)
-        reason = "accept check failed" if local else (error.name if code else "request rejected")
+        error = close_error(code, by="local" if local else "peer")
+        checked = local and code == CloseReason.MALFORMED
+        reason = "accept check failed" if checked else (error.name if code else "request rejected")
         stage = "request" if isinstance(error, Unsupported) else "accept"
         self.done.errback(StageError(stage, reason, error))
 
