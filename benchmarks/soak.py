@@ -1,8 +1,8 @@
 """Relays are killed one after another under many end-to-end transports, and nobody may notice more than a pause.
 
 Three relays, discovery over SQLite and two clients, each a process of its own. Between the clients there are transports
-on which numbered blocks go both ways; every few seconds a relay chosen at random is ended by SIGKILL and started again
-a second later, on the same key and port. Every byte is checked where it arrives (:mod:`benchmarks.roles.streams`).
+on which numbered blocks go both ways; every few seconds a relay is ended by SIGKILL and started again a second later, on
+the same key and port: all three in a random order, then again in another. Every byte is checked where it arrives (:mod:`benchmarks.roles.streams`).
 
 The pause a kill costs is taken at the receivers, from the last data over the old path to the first over the new one: it
 holds the detection, the search, the handshake, what is sent again, and the time up to the sender's next block.
@@ -92,9 +92,12 @@ def soak(size: SoakSize, seed: int) -> Findings:
         dialling = cast.start("streams", **common)
         dialling.ask("open", target=answering.facts["key"], count=size.transports)
         began = time.monotonic()
+        victims: list[_Relay] = []
         for number in range(size.kills):
             _sleep_until(began + (number + 1) * size.kill_every_s)
-            relay = chance.choice(relays)
+            if not victims:  # each of them once, before any of them is again
+                victims = chance.sample(relays, RELAYS)
+            relay = victims.pop()
             relay.process.kill()
             found.kills += 1
             time.sleep(size.restart_s)
