@@ -63,6 +63,11 @@ def pytest_collection_finish() -> None:
 # --- the guard -------------------------------------------------------------------------------------------------------
 
 
+def _failure_of(event: Any) -> Any:
+    """The failure of an event of Twisted's logger or of its older ``log.err``."""
+    return event.get("log_failure") or (event.get("failure") if event.get("isError") else None)
+
+
 class LoggedErrors:
     """Errors that reached Twisted's log, among them those of Deferreds that nobody handled."""
 
@@ -73,7 +78,7 @@ class LoggedErrors:
         severe = event.get("log_level") in (LogLevel.critical, LogLevel.error)
         # A Deferred tells of its error twice: once in words, once with the failure.
         in_words = event.get("log_format") == "Unhandled error in Deferred:"
-        if event.get("log_failure") is not None or (severe and not in_words):
+        if _failure_of(event) is not None or (severe and not in_words):
             self._events.append(event)
 
     def flush(self, *types: type[BaseException]) -> list[Any]:
@@ -81,17 +86,17 @@ class LoggedErrors:
         gc.collect()
         taken, kept = [], []
         for event in self._events:
-            failure = event.get("log_failure")
+            failure = _failure_of(event)
             wanted = not types or (failure is not None and failure.check(*types) is not None)
             (taken if wanted else kept).append(event)
         self._events = kept
-        return [event["log_failure"] for event in taken if event.get("log_failure") is not None]
+        return [failure for event in taken if (failure := _failure_of(event)) is not None]
 
     def texts(self) -> list[str]:
         """One text for each error left."""
         result = []
         for event in self._events:
-            failure = event.get("log_failure")
+            failure = _failure_of(event)
             head = str(event.get("log_format") or "error").split("\n")[0]
             result.append(f"{head}\n{failure.getTraceback()}" if failure is not None else head)
         return result

@@ -49,7 +49,7 @@ class Feed:
         """The stream takes again."""
         if self.producer is not None and self._paused:
             self._paused = False
-            cast(IPullProducer, self.producer).resumeProducing()
+            self._transport.guarded(cast(IPullProducer, self.producer).resumeProducing)
             if not self._streaming:
                 self._pull_again()
 
@@ -68,5 +68,5 @@ class Feed:
         if self._transport.stream.blocked:
             self._paused = True
         else:
-            cast(IPullProducer, self.producer).resumeProducing()
+            self._transport.guarded(cast(IPullProducer, self.producer).resumeProducing)
             self._pull_again()

@@ -74,7 +74,7 @@ class TransportTimers:
 
     def linger(self, acked_bytes: int) -> None:
         """Wait for the peer to take what was written, but not for a peer that takes nothing."""
-        if not self._transport.is_over:
+        if not self._transport.is_over and "linger" not in self._calls:
             self._set("linger", LINGER_S, self._check_linger, acked_bytes)
 
     def _check_linger(self, acked_bytes: int) -> None:

@@ -251,7 +251,7 @@ class DmsgTransport(StreamOwner):
     def attach(self, protocol: IProtocol) -> None:
         """Connect ``protocol``: ``connectionMade`` now, what has come already right after."""
         self.protocol = protocol
-        protocol.makeConnection(self)
+        self.guarded(protocol.makeConnection, self)
         if self._inbox or self._ending is not None:
             self._pump_soon()
 
@@ -278,7 +278,7 @@ class DmsgTransport(StreamOwner):
             # the application is done; the peer may still be finishing its side
             self._end(Failure(ConnectionDone()))
         elif self.protocol is not None and IHalfCloseableProtocol.providedBy(self.protocol):
-            cast(IHalfCloseableProtocol, self.protocol).writeConnectionLost()
+            self.guarded(cast(IHalfCloseableProtocol, self.protocol).writeConnectionLost)
 
     def ended(self, code: int, *, local: bool, proven: bool = False) -> None:
         """The stream is over, with a CLOSE of ``code`` from the other side or from this one."""
@@ -366,14 +366,7 @@ class DmsgTransport(StreamOwner):
 
     def _hand_over(self, data: bytes) -> None:
         if not self.disconnecting and self.connected:
-            try:
-                cast(IProtocol, self.protocol).dataReceived(data)
-            except Exception:
-                # an application's fault ends its own transport and nothing else, as the reactor does for sockets
-                failure = Failure()
-                _log.failure("Unhandled error in {protocol}", failure=failure, protocol=self.protocol)
-                self._abort(failure, CloseReason.REFUSED)
-                return
+            self.guarded(cast(IProtocol, self.protocol).dataReceived, data)
         self._consumed(len(data))
 
     def _consumed(self, size: int) -> None:
@@ -382,6 +375,15 @@ class DmsgTransport(StreamOwner):
         else:
             self._link.connection.consumed(self.stream, size)
             self._link.flush_soon()
+
+    def guarded(self, call: Callable[..., object], *arguments: object) -> None:
+        """Call the application: its fault ends its own transport and nothing else, as the reactor does for sockets."""
+        try:
+            call(*arguments)
+        except Exception:
+            failure = Failure()
+            _log.failure("Unhandled error in {protocol}", failure=failure, protocol=self.protocol)
+            self._abort(failure, CloseReason.REFUSED)
 
     def _pump_soon(self) -> None:
         if not self._pump_scheduled:
@@ -406,7 +408,7 @@ class DmsgTransport(StreamOwner):
         if self.disconnecting:
             return
         if self.protocol is not None and IHalfCloseableProtocol.providedBy(self.protocol):
-            cast(IHalfCloseableProtocol, self.protocol).readConnectionLost()
+            self.guarded(cast(IHalfCloseableProtocol, self.protocol).readConnectionLost)
             if self._write_ended:
                 self.loseConnection()
         elif self.producer is not None:

@@ -86,7 +86,7 @@ def test_flushing_takes_the_named_ones_only(logged_errors):
         "nobody looks at me",
         "in a cycle",
         "in a coroutine",
-        "open socket or pipe left behind: <twisted.internet.tcp.Port",
+        "open socket or pipe left behind: <<class 'twisted.internet.tcp.Port'>",
         "to the log",
         "unwanted value",
     ):

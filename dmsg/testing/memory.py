@@ -1,0 +1,303 @@
+"""A network in memory: enough of a reactor that Twisted's endpoints connect programs through pipes, on a fake clock.
+
+Hosts are IPv4 addresses and names given in ``hosts``; every address belongs to the one machine there is, so a listener
+without an ``interface`` answers on all of them. What can go wrong on the way is said with :meth:`MemoryNetwork.refuse`,
+:meth:`MemoryNetwork.silence` and :meth:`MemoryNetwork.unreachable`, and what happens to connections through
+:attr:`MemoryNetwork.pipes`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from random import Random
+from typing import Any
+
+from twisted.internet import defer, error, interfaces
+from twisted.internet.abstract import isIPAddress
+from twisted.internet.address import IPv4Address
+from twisted.internet.base import BaseConnector
+from twisted.internet.task import Clock
+from twisted.python.failure import Failure
+from zope.interface import implementer
+
+from dmsg.testing.pipe import Chunking, Pipe
+
+__all__ = ["MemoryNetwork"]
+
+_FIRST_FREE_PORT = 49152
+
+
+@implementer(interfaces.IListeningPort)
+class _MemoryPort:
+    """A listening port of a :class:`MemoryNetwork`."""
+
+    def __init__(self, network: MemoryNetwork, interface: str, port: int, factory: Any) -> None:
+        self.factory = factory
+        self._network = network
+        self._address = IPv4Address("TCP", interface or "0.0.0.0", port)
+        self._key = (interface, port)
+
+    def startListening(self) -> None:
+        if self._key in self._network._listeners:
+            raise error.CannotListenError(*self._key, OSError("address already in use"))
+        self._network._listeners[self._key] = self
+        self.factory.doStart()
+
+    def stopListening(self) -> defer.Deferred[None]:
+        if self._network._listeners.get(self._key) is self:
+            del self._network._listeners[self._key]
+            self.factory.doStop()
+        return defer.succeed(None)
+
+    def getHost(self) -> IPv4Address:
+        return self._address
+
+    def __repr__(self) -> str:
+        return f"<MemoryPort {self._address.host}:{self._address.port} of {self.factory}>"
+
+
+class _Attempt:
+    """What a connector has in place of a transport until it is connected."""
+
+    def __init__(self, network: MemoryNetwork, connector: _MemoryConnector) -> None:
+        self._connector = connector
+        self._ended = False
+        self._call = network.clock.callLater(network.delay_s, self._arrive)
+        self._network = network
+
+    def _arrive(self) -> None:
+        connector, network = self._connector, self._network
+        fate = network._fate(connector.host, connector.port)
+        if fate is None:
+            return  # silence: only the time limit ends it
+        if isinstance(fate, Exception):
+            self.failIfNotConnected(fate)
+            return
+        self._ended = True
+        network._open(connector, fate)
+
+    def failIfNotConnected(self, reason: Exception) -> None:
+        if self._ended:
+            return
+        self._ended = True
+        if self._call.active():
+            self._call.cancel()
+        self._connector.connectionFailed(Failure(reason))
+
+    def loseConnection(self) -> None:
+        self.failIfNotConnected(error.UserError())
+
+
+class _MemoryConnector(BaseConnector):
+    """An ``IConnector`` of a :class:`MemoryNetwork`."""
+
+    def __init__(self, network: MemoryNetwork, host: str, port: int, factory: Any, timeout: float, source: Any) -> None:
+        super().__init__(factory, timeout, network)  # type: ignore[arg-type]
+        self.host, self.port, self.source = host, port, source
+
+    def _makeTransport(self) -> Any:
+        return _Attempt(self.reactor, self)  # type: ignore[arg-type]
+
+    def getDestination(self) -> IPv4Address:
+        return IPv4Address("TCP", self.host, self.port)
+
+
+class _Refusal:
+    """Stands where a factory gave no protocol: closes at once."""
+
+    def makeConnection(self, transport: Any) -> None:
+        transport.loseConnection()
+
+    def dataReceived(self, data: bytes) -> None:
+        """Nobody reads it."""
+
+    def connectionLost(self, reason: Failure) -> None:
+        """Nobody is told."""
+
+
+@implementer(interfaces.IHostResolution)
+class _Resolution:
+    """A resolution that is over before it could be cancelled."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def cancel(self) -> None:
+        """Too late."""
+
+
+@implementer(interfaces.IHostnameResolver)
+class _Resolver:
+    """Looks names up in a mapping."""
+
+    def __init__(self, hosts: Mapping[str, Sequence[str] | str]) -> None:
+        self._hosts = hosts
+
+    def addresses(self, name: str) -> Sequence[str]:
+        if isIPAddress(name):
+            return [name]
+        found = self._hosts.get(name, ())
+        return [found] if isinstance(found, str) else found
+
+    def resolveHostName(
+        self,
+        resolutionReceiver: Any,
+        hostName: str,
+        portNumber: int = 0,
+        addressTypes: Any = None,
+        transportSemantics: str = "TCP",
+    ) -> _Resolution:
+        resolution = _Resolution(hostName)
+        resolutionReceiver.resolutionBegan(resolution)
+        for address in self.addresses(hostName):
+            resolutionReceiver.addressResolved(IPv4Address("TCP", address, portNumber))
+        resolutionReceiver.resolutionComplete()
+        return resolution
+
+
+@implementer(interfaces.IReactorTCP, interfaces.IReactorTime, interfaces.IReactorPluggableNameResolver)
+class MemoryNetwork:
+    """``listenTCP``, ``connectTCP``, time and names for a whole network in one process.
+
+    Hand it to endpoints as their reactor. ``pipes`` are the connections that are open, oldest first; in each, ``a`` is
+    the end that connected and ``b`` the one that listened.
+    """
+
+    def __init__(
+        self,
+        clock: Clock | None = None,
+        *,
+        delay_s: float = 0.0,
+        chunking: Chunking = None,
+        high_water_bytes: int = 65536,
+        random: Random | None = None,
+        hosts: Mapping[str, Sequence[str] | str] | None = None,
+    ) -> None:
+        """``clock`` is made when it is not given; ``delay_s`` holds for connecting and for bytes one way.
+
+        ``chunking``, ``high_water_bytes`` and ``random`` are those of :func:`~dmsg.testing.pipe.pipe`; ``hosts`` maps
+        names to IPv4 addresses.
+        """
+        self.clock = clock if clock is not None else Clock()
+        self.delay_s = delay_s
+        self.chunking = chunking
+        self.high_water_bytes = high_water_bytes
+        self.random = random if random is not None else Random(0)
+        self.pipes: list[Pipe] = []
+        self.nameResolver = _Resolver({"localhost": "127.0.0.1", **(hosts or {})})
+        self._listeners: dict[tuple[str, int], _MemoryPort] = {}
+        self._fates: dict[tuple[str, int | None], Exception | None] = {}
+        self._next_port = _FIRST_FREE_PORT
+
+    # --- time ---------------------------------------------------------------------------------------------------------
+
+    def seconds(self) -> float:
+        """The clock's time, in seconds."""
+        return self.clock.seconds()
+
+    def callLater(self, delay: float, callable: Callable[..., Any], *args: object, **kwargs: object) -> Any:
+        """Call something when the clock has moved ``delay`` seconds on."""
+        return self.clock.callLater(delay, callable, *args, **kwargs)
+
+    def getDelayedCalls(self) -> Sequence[Any]:
+        """What waits on the clock."""
+        return self.clock.getDelayedCalls()
+
+    def advance(self, amount_s: float = 0.0) -> None:
+        """Move the clock on, stopping at each call that is due, so that each sees the time it was due at."""
+        end = self.clock.seconds() + amount_s
+        while (due := min((call.getTime() for call in self.clock.calls), default=end + 1)) <= end:
+            self.clock.advance(max(0.0, due - self.clock.seconds()))
+        self.clock.advance(max(0.0, end - self.clock.seconds()))
+
+    # --- connections --------------------------------------------------------------------------------------------------
+
+    def listenTCP(self, port: int, factory: Any, backlog: int = 50, interface: str = "") -> Any:
+        """Listen; port 0 takes one that is free. Raises ``CannotListenError`` when the port is taken."""
+        if interface in ("", "0.0.0.0"):
+            interface = ""
+        listener = _MemoryPort(self, interface, port or self._free_port(), factory)
+        listener.startListening()
+        return listener
+
+    def connectTCP(
+        self,
+        host: str,
+        port: int,
+        factory: Any,
+        timeout: float = 30.0,
+        bindAddress: tuple[str, int] | None = None,
+    ) -> Any:
+        """Connect; ``bindAddress`` is where the other side sees it come from."""
+        connector = _MemoryConnector(self, host, port, factory, timeout, bindAddress)
+        connector.connect()
+        return connector
+
+    def installNameResolver(self, resolver: Any) -> Any:
+        """Look names up elsewhere; gives the resolver used so far. Connections by name go on using ``hosts``."""
+        before, self.nameResolver = self.nameResolver, resolver
+        return before
+
+    # --- what may go wrong --------------------------------------------------------------------------------------------
+
+    def refuse(self, host: str, port: int | None = None) -> None:
+        """Connecting there fails with ``ConnectionRefusedError``, whoever listens; no ``port`` means all."""
+        self._fates[host, port] = error.ConnectionRefusedError()
+
+    def silence(self, host: str, port: int | None = None) -> None:
+        """Connecting there gets no answer: it ends with ``TimeoutError`` at the connector's time limit."""
+        self._fates[host, port] = None
+
+    def unreachable(self, host: str) -> None:
+        """Connecting there fails with ``NoRouteError``."""
+        self._fates[host, None] = error.NoRouteError()
+
+    def heal(self, host: str, port: int | None = None) -> None:
+        """Take back what :meth:`refuse`, :meth:`silence` or :meth:`unreachable` did for the same place."""
+        self._fates.pop((host, port), None)
+
+    def pipes_to(self, port: int, host: str | None = None) -> list[Pipe]:
+        """The open connections to a listening port, oldest first."""
+        return [p for p in self.pipes if p.b.getHost().port == port and host in (None, p.b.getHost().host)]
+
+    # --- inside -------------------------------------------------------------------------------------------------------
+
+    def _free_port(self) -> int:
+        self._next_port += 1
+        return self._next_port
+
+    def _fate(self, host: str, port: int) -> tuple[_MemoryPort, str] | Exception | None:
+        """The listener and its address, the error of connecting there, or ``None`` for no answer ever."""
+        resolved = self.nameResolver.addresses(host)
+        if not resolved:
+            return error.DNSLookupError(f"no such host: {host}")
+        address = resolved[0]
+        for place in ((host, port), (address, port), (host, None), (address, None)):
+            if place in self._fates:
+                return self._fates[place]
+        listener = self._listeners.get((address, port)) or self._listeners.get(("", port))
+        return error.ConnectionRefusedError() if listener is None else (listener, address)
+
+    def _open(self, connector: _MemoryConnector, where: tuple[_MemoryPort, str]) -> None:
+        listener, address = where
+        source_host, source_port = connector.source or ("127.0.0.1", 0)
+        source = IPv4Address("TCP", source_host, source_port or self._free_port())
+        target = IPv4Address("TCP", address, connector.port)
+        connection = Pipe(
+            self.clock,
+            chunking=self.chunking,
+            delay_s=self.delay_s,
+            high_water_bytes=self.high_water_bytes,
+            random=self.random,
+            addresses=(source, target),
+        )
+        connection.on_closed = self.pipes.remove
+        connection.a.on_lost = connector.connectionLost
+        self.pipes.append(connection)
+        connector.transport = connection.a  # type: ignore[assignment]
+        client = connector.buildProtocol(target)
+        server = listener.factory.buildProtocol(source)
+        connection.connect(
+            _Refusal() if client is None else client,
+            _Refusal() if server is None else server,
+        )

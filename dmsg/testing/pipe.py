@@ -1,0 +1,406 @@
+"""An in-memory pipe between two protocols that behaves like a TCP connection, flow control included.
+
+Each end is a Twisted ``FileDescriptor`` over a bounded stretch of memory instead of a socket, so that producers are
+paused, buffers are flushed and reasons are given exactly as Twisted's own TCP does it. Time is a clock's: nothing
+happens before it is advanced, ``advance(0)`` lets everything happen that needs no time, and no call re-enters another.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from random import Random
+from typing import Any, Literal
+
+from twisted.internet import error, interfaces
+from twisted.internet.abstract import FileDescriptor
+from twisted.internet.address import IPv4Address
+from twisted.logger import Logger
+from twisted.python.failure import Failure
+from zope.interface import implementer
+
+__all__ = ["Chunking", "Pipe", "PipeEnd", "pipe"]
+
+#: How much one turn of one end reads at most, in bytes: as much as Twisted takes from a socket at once.
+READ_BYTES = 65536
+
+#: How a read is cut into ``dataReceived`` calls: ``None`` gives all that is there, ``"bytes"`` one byte at a time,
+#: ``"random"`` random pieces, a number pieces of that size, a function the size of the next piece (at least 1) for the
+#: number of bytes that are there.
+Chunking = None | Literal["bytes", "random"] | int | Callable[[int], int]
+
+_log = Logger()
+
+
+def _cutter(chunking: Chunking, random: Random) -> Callable[[int], int]:
+    if chunking is None:
+        return lambda available: available
+    if chunking == "bytes":
+        return lambda available: 1
+    if chunking == "random":
+        return lambda available: random.randint(1, available)
+    if isinstance(chunking, int):
+        size = chunking
+        return lambda available: size
+    if callable(chunking):
+        return chunking
+    raise ValueError(f"unknown chunking {chunking!r}")
+
+
+@implementer(interfaces.ITCPTransport, interfaces.IHalfCloseableDescriptor)
+class PipeEnd(FileDescriptor):
+    """One end of a :class:`Pipe`: an ``ITCPTransport``, consumer and push producer.
+
+    ``protocol`` is the one it serves; ``on_lost`` is called after that has lost this end. ``tamper``, when set, is given
+    every piece of bytes as it leaves this end and returns what travels in its place: changed, shortened, or nothing.
+    """
+
+    def __init__(self, pipe: Pipe, host: IPv4Address, peer: IPv4Address) -> None:
+        self._pipe = pipe
+        self._reading = self._writing = self._aborting = False
+        super().__init__(pipe.clock)
+        self.bufferSize = pipe.high_water_bytes
+        self.tamper: Callable[[bytes], bytes] | None = None
+        self.on_lost: Callable[[Failure], object] | None = None
+        self.protocol: Any = None
+        self.other: PipeEnd = self
+        self._host, self._peer = host, peer
+        # What is on its way to this end: the bytes, and when how many of them may be read.
+        self._wire = bytearray()
+        self._arrivals: deque[tuple[float, int]] = deque()
+        self._readable = 0
+        self._end_at: float | None = None
+        self._call: Any = None
+        self._allowance = 0
+        self._options = {"nodelay": False, "keepalive": False}
+
+    # --- what happens when --------------------------------------------------------------------------------------------
+
+    def _attach(self, protocol: Any) -> None:
+        self.connected = 1
+        self.protocol = protocol
+        self.startReading()
+        protocol.makeConnection(self)
+
+    def startReading(self) -> None:
+        """Take what arrives from now on."""
+        self._reading = True
+        self._wake()
+
+    def stopReading(self) -> None:
+        """Leave what arrives where it is."""
+        self._reading = False
+
+    def startWriting(self) -> None:
+        """There is something to send, or an end to come to."""
+        self._writing = True
+        self._wake()
+
+    def stopWriting(self) -> None:
+        """There is nothing to send."""
+        self._writing = False
+
+    def _next_at(self) -> float | None:
+        """When this end has something to do: 0.0 for now, ``None`` for not before something else happens."""
+        if self.disconnected:
+            return None
+        if self._writing and (self.other._room() > 0 or not self._unsent()):
+            return 0.0
+        if not self._reading or self._pipe.frozen or (self._pipe.manual and not self._allowance):
+            return None
+        if self._readable or self._pipe.manual:
+            return 0.0 if self._readable or self._arrivals or self._end_at is not None else None
+        return self._arrivals[0][0] if self._arrivals else self._end_at
+
+    def _unsent(self) -> int:
+        return len(self.dataBuffer) - self.offset + self._tempDataLen
+
+    def _room(self) -> int:
+        """How many bytes the way to this end still takes. To an end that is gone any number, all of them lost."""
+        return READ_BYTES if self.disconnected else self._pipe.high_water_bytes - len(self._wire)
+
+    def _wake(self) -> None:
+        when = self._next_at()
+        if self._call is not None and self._call.active():
+            if when is not None and when >= self._call.getTime():
+                return
+            self._call.cancel()
+        now = self._pipe.clock.seconds()
+        self._call = None if when is None else self._pipe.clock.callLater(max(0.0, when - now), self._turn)
+
+    def _turn(self) -> None:
+        self._call = None
+        if self._writing:
+            self._guarded(self.doWrite, reads=False)
+        if self._reading and not self.disconnected:
+            self._guarded(self.doRead, reads=True)
+        self._wake()
+        self.other._wake()
+
+    def _guarded(self, do: Callable[[], Exception | int | None], *, reads: bool) -> None:
+        try:
+            reason = do()
+        except Exception as problem:
+            _log.failure("Unhandled error in {protocol}", protocol=self.protocol)
+            reason = problem
+        if isinstance(reason, Exception):
+            if reads and isinstance(reason, error.ConnectionDone):
+                self.readConnectionLost(Failure(reason))
+            else:
+                self.connectionLost(Failure(reason))
+
+    # --- bytes --------------------------------------------------------------------------------------------------------
+
+    def writeSomeData(self, data: bytes) -> int:
+        """Put as much of ``data`` on the way as there is room for."""
+        sent = bytes(data[: max(0, self.other._room())])
+        self._pipe.bytes_written += len(sent)
+        travels = self.tamper(sent) if self.tamper is not None and sent else sent
+        if travels and not self.other.disconnected:
+            self.other._wire += travels
+            self.other._arrivals.append((self._pipe.clock.seconds() + self._pipe.delay_s, len(travels)))
+        return len(sent)
+
+    def doRead(self) -> Exception | None:
+        """Hand what has arrived to the protocol; gives ``ConnectionDone`` at the end of the stream."""
+        now = self._pipe.clock.seconds()
+        while self._arrivals and (self._pipe.manual or self._arrivals[0][0] <= now):
+            self._readable += self._arrivals.popleft()[1]
+        budget = READ_BYTES
+        while self._reading and budget and self._available():
+            available = min(budget, self._available())
+            size = max(1, min(available, self._pipe.cut_size(available)))
+            piece = bytes(self._wire[:size])
+            del self._wire[:size]
+            self._readable -= size
+            budget -= size
+            if self._pipe.manual:
+                self._allowance -= size
+            self.other._wake()
+            self.protocol.dataReceived(piece)
+        if self._reading and not self._wire and self._end_at is not None and self._end_due(now):
+            self._end_at = None
+            return error.ConnectionDone()
+        return None
+
+    def _available(self) -> int:
+        if self._pipe.frozen:
+            return 0
+        return min(self._readable, self._allowance) if self._pipe.manual else self._readable
+
+    def _end_due(self, now: float) -> bool:
+        assert self._end_at is not None
+        if self._pipe.frozen:
+            return False
+        return self._allowance > 0 if self._pipe.manual else self._end_at <= now
+
+    # --- endings ------------------------------------------------------------------------------------------------------
+
+    def _closeWriteConnection(self) -> None:
+        self._send_end()
+        half = interfaces.IHalfCloseableProtocol(self.protocol, None)
+        if half is not None:
+            half.writeConnectionLost()
+
+    def _send_end(self) -> None:
+        if not self.other.disconnected and self.other._end_at is None:
+            self.other._end_at = self._pipe.clock.seconds() + self._pipe.delay_s
+
+    def readConnectionLost(self, reason: Failure) -> None:
+        """The other end will send no more: protocols that know half-closed connections go on, others lose theirs."""
+        self.stopReading()
+        half = interfaces.IHalfCloseableProtocol(self.protocol, None)
+        if half is None:
+            self.connectionLost(reason)
+            return
+        try:
+            half.readConnectionLost()
+        except Exception:
+            _log.failure("Unhandled error in {protocol}", protocol=self.protocol)
+            self.connectionLost(Failure())
+
+    def connectionLost(self, reason: Failure) -> None:
+        """End this end: its protocol is told once, the other one once everything sent has arrived (or by a reset)."""
+        if self.disconnected:
+            return
+        FileDescriptor.connectionLost(self, reason)
+        self._wire.clear()
+        self._arrivals.clear()
+        self._readable = 0
+        if reason.check(error.ConnectionAborted):
+            self.other._reset_soon()
+        else:
+            self._send_end()
+        try:
+            self.protocol.connectionLost(reason)
+        except Exception:
+            _log.failure("Unhandled error in {protocol}", protocol=self.protocol)
+        if self.on_lost is not None:
+            self.on_lost(reason)
+        self._wake()
+        self.other._wake()
+        self._pipe._end_lost()
+
+    def abortConnection(self) -> None:
+        """Drop the connection and what is unsent; the other end loses its as soon as that can be known."""
+        if self.disconnected or self._aborting:
+            return
+        self._aborting = True
+        self.stopReading()
+        self.stopWriting()
+        self._wake()
+        self._pipe.clock.callLater(0, self.connectionLost, Failure(error.ConnectionAborted()))
+
+    def _reset_soon(self) -> None:
+        if not self.disconnected and not self._pipe.frozen:
+            self._pipe.clock.callLater(self._pipe.delay_s, self.connectionLost, Failure(error.ConnectionLost()))
+
+    # --- addresses and options ----------------------------------------------------------------------------------------
+
+    def getHost(self) -> IPv4Address:
+        """This end's own address."""
+        return self._host
+
+    def getPeer(self) -> IPv4Address:
+        """The other end's address."""
+        return self._peer
+
+    def getTcpNoDelay(self) -> bool:
+        """What :meth:`setTcpNoDelay` was told; nothing depends on it."""
+        return self._options["nodelay"]
+
+    def setTcpNoDelay(self, enabled: bool) -> None:
+        """Remember the wish; nothing depends on it."""
+        self._options["nodelay"] = bool(enabled)
+
+    def getTcpKeepAlive(self) -> bool:
+        """What :meth:`setTcpKeepAlive` was told; nothing depends on it."""
+        return self._options["keepalive"]
+
+    def setTcpKeepAlive(self, enabled: bool) -> None:
+        """Remember the wish; nothing depends on it."""
+        self._options["keepalive"] = bool(enabled)
+
+
+class Pipe:
+    """Two ends ``a`` and ``b``, and the strings a test may pull. Made by :func:`pipe`.
+
+    ``frozen`` tells whether it is, ``closed`` whether both ends are gone, ``bytes_written`` how many bytes both ends
+    have put on the way.
+    """
+
+    def __init__(
+        self,
+        clock: Any,
+        *,
+        chunking: Chunking = None,
+        delay_s: float = 0.0,
+        high_water_bytes: int = 65536,
+        random: Random | None = None,
+        manual: bool = False,
+        addresses: tuple[IPv4Address, IPv4Address] | None = None,
+    ) -> None:
+        """See :func:`pipe`."""
+        self.clock = clock
+        self.delay_s = delay_s
+        self.high_water_bytes = high_water_bytes
+        self.manual = manual
+        self.frozen = False
+        self.bytes_written = 0
+        self.cut_size = _cutter(chunking, random if random is not None else Random(0))
+        self.on_closed: Callable[[Pipe], object] | None = None
+        host_a, host_b = addresses or (IPv4Address("TCP", "127.0.0.1", 1), IPv4Address("TCP", "127.0.0.1", 2))
+        self.a = PipeEnd(self, host_a, host_b)
+        self.b = PipeEnd(self, host_b, host_a)
+        self.a.other, self.b.other = self.b, self.a
+
+    @property
+    def closed(self) -> bool:
+        """Whether both protocols have lost their connection."""
+        return bool(self.a.disconnected and self.b.disconnected)
+
+    @property
+    def in_flight_bytes(self) -> int:
+        """Bytes that one end has sent and the other has not been given."""
+        return len(self.a._wire) + len(self.b._wire)
+
+    def connect(self, protocol_a: Any, protocol_b: Any) -> None:
+        """Attach the protocols; each is told at once, ``a`` first."""
+        self.a._attach(protocol_a)
+        self.b._attach(protocol_b)
+
+    def freeze(self) -> None:
+        """Nothing arrives any more, closing included, and nobody is told: a half-open connection. See :meth:`thaw`."""
+        self.frozen = True
+
+    def thaw(self) -> None:
+        """Let what is on its way, and what comes, arrive again."""
+        self.frozen = False
+        self._wake()
+
+    def cut(self, reason: Exception | None = None) -> None:
+        """Both ends lose the connection now, with what is on its way: ``ConnectionLost`` unless ``reason`` is given."""
+        for end in (self.a, self.b):
+            end._end_at = None
+        for end in (self.a, self.b):
+            end.connectionLost(Failure(reason if reason is not None else error.ConnectionLost()))
+
+    def deliver(self, n: int | None = None, *, to: PipeEnd | None = None) -> int:
+        """Of a manual pipe: let up to ``n`` bytes (all, by default) arrive now, at one end or both; how many did.
+
+        When no byte is before it, the end of the stream arrives as well. An end that is paused takes nothing.
+        """
+        before = self.in_flight_bytes
+        ends = (self.a, self.b) if to is None else (to,)
+        for end in ends:
+            if end.other._writing:
+                end.other._guarded(end.other.doWrite, reads=False)
+        before = self.in_flight_bytes
+        for end in ends:
+            end._allowance = n if n is not None else max(1, len(end._wire))
+            if end._reading and not end.disconnected:
+                end._guarded(end.doRead, reads=True)
+            end._allowance = 0
+        delivered = before - self.in_flight_bytes
+        self._wake()
+        return delivered
+
+    def _wake(self) -> None:
+        self.a._wake()
+        self.b._wake()
+
+    def _end_lost(self) -> None:
+        if self.closed and self.on_closed is not None:
+            self.on_closed(self)
+
+
+def pipe(
+    protocol_a: Any,
+    protocol_b: Any,
+    clock: Any,
+    *,
+    chunking: Chunking = None,
+    delay_s: float = 0.0,
+    high_water_bytes: int = 65536,
+    random: Random | None = None,
+    manual: bool = False,
+    addresses: tuple[IPv4Address, IPv4Address] | None = None,
+) -> Pipe:
+    """Connect two protocols in memory and give the :class:`Pipe` between them.
+
+    ``clock`` is an ``IReactorTime``: usually a ``twisted.internet.task.Clock``, but the real reactor does as well.
+    ``chunking`` says how bytes come out (:data:`Chunking`; ``random`` decides for ``"random"``), ``delay_s`` how long
+    they are on their way, ``high_water_bytes`` how many fit on it in each direction and beyond how many unsent bytes a
+    producer is paused. With ``manual`` nothing arrives but by :meth:`Pipe.deliver`.
+    """
+    made = Pipe(
+        clock,
+        chunking=chunking,
+        delay_s=delay_s,
+        high_water_bytes=high_water_bytes,
+        random=random,
+        manual=manual,
+        addresses=addresses,
+    )
+    made.connect(protocol_a, protocol_b)
+    return made
