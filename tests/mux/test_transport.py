@@ -14,7 +14,8 @@ from dmsg.address import DmsgAddress
 from dmsg.errors import Busy, DeadlineExceeded, PeerGone, Refused, ServerDraining, ServerLost
 from dmsg.mux.client import ClientConfig
 from dmsg.mux.connection import ConnectionConfig
-from dmsg.mux.transport import LINGER_S, TransportLost
+from dmsg.mux.timers import LINGER_S
+from dmsg.mux.transport import TransportLost
 from dmsg.sansio.window import AckGate
 from dmsg.testing.memory import MemoryNetwork
 from dmsg.testing.network import LocalNetwork
