@@ -51,6 +51,7 @@ class SecureStream(Stream):
         "_receiver",
         "_send_hash",
         "_sender",
+        "_sent_before_bytes",
         "_successor",
         "_told_bytes",
         "_unread",
@@ -71,6 +72,7 @@ class SecureStream(Stream):
         self._earlier: SecureStream | None = None  # whose transport this one takes over once it is confirmed
         self._successor: SecureStream | None = None
         self._told_bytes = 0  # what the peer was told that we have when this path was made
+        self._sent_before_bytes = 0  # how far the stream was sent on earlier paths; it may have to be sent again
         self._acknowledged_bytes = 0  # how much of the peer's stream our last ACK stood for
         self.skip_bytes = 0  # sent again by the peer although we have it: dropped, but hashed and acknowledged
         self._sender = CipherState(keys.send_key)
@@ -280,7 +282,8 @@ class SecureStream(Stream):
             self._told_bytes = told_bytes
             self._receive_after(earlier)
         earlier._successor = self
-        if not earlier.acked_bytes <= peer_received_bytes <= earlier.sent_bytes:
+        self._sent_before_bytes = max(earlier._sent_before_bytes, earlier.sent_bytes)
+        if not earlier.acked_bytes <= peer_received_bytes <= self._sent_before_bytes:
             raise StreamFault(CloseReason.INTEGRITY)
         skip = peer_received_bytes - earlier.acked_bytes
         for _, data, _ in earlier._outstanding:
@@ -289,6 +292,8 @@ class SecureStream(Stream):
             else:
                 self.pending.append(data[skip:])
                 skip = 0
+        while skip:  # sent on a path before that one, and not yet again
+            skip -= len(earlier.pending.take(skip))
         while earlier.pending:
             self.pending.append(earlier.pending.take(1 << 20))
         self.sent_bytes = self.acked_bytes = peer_received_bytes

@@ -253,7 +253,7 @@ class App(Protocol):
         if self.chatty:
             self.say(11)
 
-    def connectionLost(self, reason: Failure = Failure(ConnectionDone())) -> None:
+    def connectionLost(self, reason: Failure) -> None:  # type: ignore[override]
         assert self.lost is None
         self.lost = reason.value
 

@@ -22,8 +22,8 @@ from dmsg.mux.secure import (
     Resume,
     SecureInitiator,
     SecureResponder,
-    promises_security,
     prologue,
+    promises_security,
 )
 from dmsg.mux.secure_stream import SecureStream
 from dmsg.mux.stream import Stream, StreamState
@@ -214,7 +214,9 @@ def test_any_bytes_are_refused(message: bytes) -> None:
         SecureInitiator(ALICE, BOB.public_key, SERVER.public_key).finish(message)
 
 
-@pytest.mark.parametrize("point", [bytes(33), b"\x02" + b"\xff" * 32, b"\x04" + bytes(32)], ids=["zeros", "big", "kind"])
+@pytest.mark.parametrize(
+    "point", [bytes(33), b"\x02" + b"\xff" * 32, b"\x04" + bytes(32)], ids=["zeros", "big", "kind"]
+)
 def test_an_ephemeral_that_is_no_point(point: bytes) -> None:
     initiator = SecureInitiator(ALICE, BOB.public_key, SERVER.public_key)
     with pytest.raises(IntegrityError):
@@ -229,7 +231,9 @@ def test_an_ephemeral_that_is_no_point(point: bytes) -> None:
     [(MALLORY, ALICE, SERVER), (BOB, MALLORY, SERVER), (BOB, ALICE, MALLORY)],
     ids=["not for this responder", "in another name", "over another relay"],
 )
-def test_message_1_is_bound_to_both_ends_and_the_relay(static: SecretKey, initiator: SecretKey, server: SecretKey) -> None:
+def test_message_1_is_bound_to_both_ends_and_the_relay(
+    static: SecretKey, initiator: SecretKey, server: SecretKey
+) -> None:
     message = SecureInitiator(ALICE, BOB.public_key, SERVER.public_key).message
     with pytest.raises(IntegrityError) as caught:
         SecureResponder(static, initiator.public_key, server.public_key, message)

@@ -550,6 +550,22 @@ def test_what_came_on_the_old_path_meanwhile_is_not_taken_twice() -> None:
     assert new_sender.drained and new_sender.acked_bytes == 8
 
 
+def test_what_came_on_a_path_before_the_last_one_need_not_be_sent_again() -> None:
+    sender, receiver = pair()
+    sender.pending.append(b"abcdefgh")
+    told = receiver.resume_bytes
+    assert carry(sender, receiver, 16 + 3) == b"abc"  # after it was told
+    second, second_receiver = pair(path=1)
+    second.go_on_from(sender, told, 0)
+    second_receiver.go_on_from(receiver, 0, told)
+    assert (second.sent_bytes, second_receiver.resume_bytes) == (0, 3)
+    third, third_receiver = pair(path=2)
+    third.go_on_from(second, 3, 0)
+    third_receiver.go_on_from(second_receiver, 0, 3)
+    assert carry(third, third_receiver) == b"defgh"
+    assert code_of(end(0, path=3).go_on_from, third, 9, 0) == CloseReason.INTEGRITY
+
+
 def test_a_stopped_reader_is_not_filled_up_by_one_path_after_the_other() -> None:
     sender, receiver = pair(window=100, ack_limit=10)
     sender.pending.append(bytes(10_000))
