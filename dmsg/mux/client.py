@@ -116,6 +116,7 @@ class DmsgClient(Service):
             uniform=jitter.random,
             changed=self._sessions_changed,
             went_down=self._attempt_failed,
+            urgent=lambda: any(transport.detached for transport in self._opened_at),
         )
         self.dialer = Dialer(reactor, self.pool, discovery, self.config.dial, jitter.random)
 
