@@ -22,7 +22,7 @@ from benchmarks.report import percentile
 from benchmarks.sizes import SoakSize
 from benchmarks.soak import P50_LIMIT_MS, P99_LIMIT_MS, soak
 from dmsg.address import HostPort, PinnedServer
-from dmsg.crypto.keys import SecretKey, write_key_file
+from dmsg.crypto.keys import PublicKey, SecretKey, write_key_file
 from dmsg.errors import DialError, ServerLost
 from dmsg.mux.client import ClientConfig
 from dmsg.mux.negotiation import Security
@@ -156,8 +156,8 @@ class Talker(Protocol):
         self.heard += data
         assert self.said.startswith(self.heard)
         if self._back is not None and self.heard == self.said:
-            self._back.callback(None)
-            self._back = None
+            back, self._back = self._back, None
+            back.callback(None)
 
     def connectionLost(self, reason):
         self.lost.callback(reason.value)
@@ -193,6 +193,12 @@ class Pair:
         self.transport.loseConnection()
         assert isinstance(await self.talker.lost, ConnectionDone)
         assert isinstance(await self.echo_over, ConnectionDone)
+
+
+async def listed(network, count):
+    """Wait until discovery names so many relays."""
+    while len(await network.discovery.available_servers()) < count:
+        await deferLater(network.reactor, 0.02)
 
 
 @pytest.mark.time_limit(60)
@@ -250,12 +256,12 @@ async def test_a_responder_that_moved_is_found_where_it_went(relay, reactor):
     async with LocalNetwork(reactor, servers=0, discovery="http") as network:
         first, second = (relay("--discovery", network.discovery_url) for _ in range(2))
         await first.start()
+        await listed(network, 1)
         pair = Pair(network)
         await pair.connect()
         assert pair.server == first.key.public_key
         await second.start()
-        while len(await network.discovery.available_servers()) < 2:
-            await deferLater(reactor, 0.02)
+        await listed(network, 2)
         first.kill()
         await pair.talker.say(os.urandom(200_000))
         assert pair.server == second.key.public_key
@@ -295,8 +301,7 @@ async def test_a_large_file_outlives_its_relay_within_one_transport(relay, react
     async with LocalNetwork(reactor, servers=0, discovery="http") as network:
         relays = {str(one.key.public_key): one for one in (relay("--discovery", network.discovery_url) for _ in "ab")}
         await DeferredList([Deferred.fromCoroutine(one.start()) for one in relays.values()], fireOnOneErrback=True)
-        while len(await network.discovery.available_servers()) < 2:
-            await deferLater(reactor, 0.02)
+        await listed(network, 2)
         receiver = _command(tmp_path, network, "receive", "inbox", "--once")
         sender = None
         try:
@@ -307,7 +312,7 @@ async def test_a_large_file_outlives_its_relay_within_one_transport(relay, react
                 await deferLater(reactor, 0.005)
                 part = next(iter((tmp_path / "inbox").glob("file.*.part")), None)
                 assert sender.poll() is None
-            entry = await network.discovery.get_entry(network_key(ready["public_key"]))
+            entry = await network.discovery.get_entry(PublicKey.parse(ready["public_key"]))
             (between,) = entry.client.delegated_servers
             relays[str(between)].kill()
             out, err = await deferToThread(sender.communicate)
@@ -323,15 +328,10 @@ async def test_a_large_file_outlives_its_relay_within_one_transport(relay, react
                     one.kill()
                     one.communicate()
     assert (tmp_path / "inbox" / "file").read_bytes() == data
-    events = [json.loads(line) for file in (tmp_path / "events").rglob("*.jsonl") for line in file.open()]
+    logs = [file.read_text("utf-8") for file in (tmp_path / "events").rglob("*.jsonl")]
+    events = [json.loads(line) for log in logs for line in log.splitlines()]
     names = [event["event"] for event in events]
     assert names.count("dial_finished") == 1 and names.count("transport_resumed") >= 1
-
-
-def network_key(text):
-    from dmsg.crypto.keys import PublicKey
-
-    return PublicKey.parse(text)
 
 
 def _command(directory, network, *arguments):
