@@ -336,6 +336,9 @@ class Connection:
         elif kind == CLOSE:
             proven = stream.proves_close(payload)
             self._forget(stream)
+            if stream.security == "e2e" and not proven:
+                # the relay may have told this end alone: the other one is to look for a new path, too (section 8)
+                self.emit(encode_close(stream_id, CloseReason.PEER_GONE))
             events.append(StreamClosed(stream, close_reason(payload), local=False, proven=proven))
         elif kind == ACCEPT:
             if stream.state is StreamState.REQUESTED and self._is_answer(payload, stream.request):

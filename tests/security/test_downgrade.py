@@ -287,8 +287,8 @@ async def test_discovery_out_of_reach_for_a_dialler(scene):
         s.discovery.failure = DiscoveryUnavailable("down")
         await exchange_secret(s)
         base = await s.raw()
-        base.on_frame = lambda frame: frame.kind == REQUEST and not base.send_frame(
-            ACCEPT, frame.transport_id, frame.payload
+        base.on_frame = lambda frame: (
+            frame.kind == REQUEST and not base.send_frame(ACCEPT, frame.transport_id, frame.payload)
         )
         with pytest.raises(DialError):
             await s.wait(s.alice.dial(base.key.public_key))

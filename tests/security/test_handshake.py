@@ -12,7 +12,15 @@ import pytest
 import pytest_twisted
 
 from dmsg.crypto.keys import PublicKey, SecretKey
-from dmsg.errors import DialError, DowngradeRefused, HandshakeTimeout, IntegrityError, InvalidKey, Malformed, NoSuchService
+from dmsg.errors import (
+    DialError,
+    DowngradeRefused,
+    HandshakeTimeout,
+    IntegrityError,
+    InvalidKey,
+    Malformed,
+    NoSuchService,
+)
 from dmsg.mux.negotiation import Security
 from dmsg.mux.secure import CONFIRM_TIMEOUT_S, UPGRADE_MAGIC, SecureInitiator
 from dmsg.mux.wire import ACCEPT, ACK, CLOSE, FWD, REQUEST, REQUEST_BYTES, SEQUENCE_BYTES, CloseReason
@@ -277,7 +285,9 @@ async def test_replayed_requests_alone_time_out(scene):
         (session,) = s.bob.pool.sessions.values()
         s.relay.rule(drop, kind=CLOSE, to=s.bob.public_key, times=None)
         for number in range(50):
-            s.relay.send(replace(request, transport_id=2 * number + 1 if 2 * number + 1 != request.transport_id else 201))
+            s.relay.send(
+                replace(request, transport_id=2 * number + 1 if 2 * number + 1 != request.transport_id else 201)
+            )
         await s.settle()
         assert len(session.connection.streams) <= 1 + 20, "no more than the backlog wait for a proof"
         s.reactor.advance(CONFIRM_TIMEOUT_S + 1)
@@ -357,4 +367,9 @@ async def test_a_client_that_wants_the_clear_gets_only_what_it_asked_for(scene):
 @sync
 async def test_names_of_errors_used_here_are_those_of_the_page():
     """9, 11, 12 and 17 of the table in the extension, section 7."""
-    assert [error.code for error in (DowngradeRefused, HandshakeTimeout, IntegrityError, NoSuchService)] == [9, 11, 12, 17]
+    assert [error.code for error in (DowngradeRefused, HandshakeTimeout, IntegrityError, NoSuchService)] == [
+        9,
+        11,
+        12,
+        17,
+    ]
