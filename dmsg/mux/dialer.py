@@ -103,8 +103,9 @@ class Dialer:
     async def promises(self, peer: PublicKey) -> bool:
         """Whether the signed entry of ``peer`` promises end-to-end security.
 
-        Without discovery, or when it cannot be reached, it counts as promised: nobody is spoken to in the clear because
-        a look-up failed (extension, section 1). A key without an entry has promised nothing.
+        Without discovery, when it cannot be reached, or when it says that there is no entry, it counts as promised:
+        nobody is spoken to in the clear because a look-up failed, or because discovery keeps an entry back (extension,
+        section 1). Base clients always have one.
         """
         if self._lookups is None:
             return True
@@ -113,8 +114,6 @@ class Dialer:
             return known.promised
         try:
             return (await self._lookups.ask(peer)).promised
-        except EntryNotFound:
-            return False
         except DiscoveryError:
             return True
 
