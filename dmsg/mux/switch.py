@@ -47,6 +47,7 @@ class ServerLimits:
     handshake_timeout_s: float = 5.0
     half_open: int = 512
     half_open_per_address: int = 64
+    #: Connections in all, and of those (admitted or not) from one address; more are turned away.
     connections: int = 10_000
     connections_per_address: int = 1_000
     #: Open and requested transports of one connection; more are refused as busy.
