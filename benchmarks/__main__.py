@@ -13,18 +13,21 @@ from benchmarks import report
 from benchmarks.processes import ChildFailed, raise_open_files
 from benchmarks.sizes import FULL, QUICK
 
-BENCHES: Final = ("relay_cost", "throughput", "dials", "connections", "stuck_receiver", "discovery")
+BENCHES: Final = ("relay_cost", "throughput", "dials", "e2e_cost", "connections", "stuck_receiver", "discovery")
+#: Run when they are named only: they take minutes, whatever the machine.
+LONG: Final = ("soak",)
+_NAMES_HELP: Final = f"of {', '.join(BENCHES)}, which are the default, and {', '.join(LONG)}"
 
 
 def main(arguments: list[str] | None = None) -> int:
     """Run the benches named (all of them if none is); 1 when a target was missed or one failed."""
     parser = argparse.ArgumentParser(prog="benchmarks", description="Measure dmsg on this machine, over loopback.")
-    parser.add_argument("names", nargs="*", metavar="name", help=f"of {', '.join(BENCHES)}; all by default")
+    parser.add_argument("names", nargs="*", metavar="name", help=_NAMES_HELP)
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the results there, too")
     parser.add_argument("--quick", action="store_true", help="a tenth of the time; rougher figures")
     options = parser.parse_args(arguments)
     names = options.names or list(BENCHES)
-    unknown = sorted(set(names) - set(BENCHES))
+    unknown = sorted(set(names) - {*BENCHES, *LONG})
     if unknown:
         parser.error(f"no such bench: {', '.join(unknown)}")
     raise_open_files()

@@ -85,6 +85,11 @@ class Child:
                 return int(line.split()[1])
         raise ChildFailed(f"{self.role} is gone")
 
+    def kill(self) -> None:
+        """SIGKILL: the process gets no chance to say goodbye to anybody."""
+        self._process.kill()
+        self._process.wait()
+
     def close(self) -> None:
         """End the process, by force if it does not want to; never leaves one behind."""
         process = self._process

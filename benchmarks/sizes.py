@@ -7,6 +7,22 @@ from typing import Final
 
 
 @dataclass(frozen=True, slots=True)
+class SoakSize:
+    """How long relays are killed, and under how much; times in seconds."""
+
+    kills: int
+    transports: int
+    #: Each transport sends a block of 1 to ``block_bytes`` bytes so often, in both directions.
+    interval_s: float = 0.1
+    block_bytes: int = 4_096
+    #: From one kill to the next, and from a kill to the start of the relay that takes its place.
+    kill_every_s: float = 3.0
+    restart_s: float = 1.0
+    #: How many of the relays each client stays connected to.
+    min_servers: int = 2
+
+
+@dataclass(frozen=True, slots=True)
 class Sizes:
     """Amounts; times in seconds."""
 
@@ -24,6 +40,8 @@ class Sizes:
     stuck_s: float
     discovery_entries: int
     discovery_s: float
+    soak: SoakSize
+    secure_bytes: int
 
 
 FULL: Final = Sizes(
@@ -40,6 +58,8 @@ FULL: Final = Sizes(
     stuck_s=5.0,
     discovery_entries=50_000,
     discovery_s=5.0,
+    soak=SoakSize(kills=40, transports=50),
+    secure_bytes=128 * 1024 * 1024,
 )
 QUICK: Final = Sizes(
     repeats=3,
@@ -55,6 +75,8 @@ QUICK: Final = Sizes(
     stuck_s=2.0,
     discovery_entries=5_000,
     discovery_s=2.0,
+    soak=SoakSize(kills=8, transports=50),
+    secure_bytes=32 * 1024 * 1024,
 )
 TINY: Final = Sizes(
     repeats=1,
@@ -70,4 +92,6 @@ TINY: Final = Sizes(
     stuck_s=0.3,
     discovery_entries=50,
     discovery_s=0.2,
+    soak=SoakSize(kills=1, transports=4, kill_every_s=1.0, restart_s=0.2),
+    secure_bytes=256 * 1024,
 )

@@ -16,6 +16,7 @@ from benchmarks.report import percentile
 from dmsg.address import HostPort, PinnedServer, PublicKey
 from dmsg.crypto.keys import SecretKey
 from dmsg.mux.client import DmsgClient
+from dmsg.mux.negotiation import Security
 from dmsg.mux.transport import DmsgTransport
 
 USES_TWISTED = True
@@ -119,7 +120,9 @@ class Pinger(Protocol):
 
 
 class Role:
-    """Options: ``server`` ({key, port}), ``discovery`` (a URL, used when given), ``listen`` (``sink`` or ``echo``)."""
+    """Options: ``server`` ({key, port}), ``discovery`` (a URL, used when given), ``listen`` (``sink`` or ``echo``),
+    ``security`` (``hop`` without it).
+    """
 
     def __init__(self, reactor: Any, options: dict[str, Any]) -> None:
         raise_open_files()
@@ -137,6 +140,7 @@ class Role:
             SecretKey.generate(),
             discovery=discovery,
             servers=() if discovery else (pinned,),
+            security=Security.parse(options.get("security", "hop")),
         )
 
     async def start(self) -> dict[str, Any]:

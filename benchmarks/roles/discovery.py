@@ -1,4 +1,4 @@
-"""A discovery of ours over an entry store in memory."""
+"""A discovery of ours."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from twisted.internet.endpoints import TCP4ServerEndpoint
 from twisted.web.client import Agent, HTTPConnectionPool
 
 from dmsg.discovery.client import HttpDiscovery
-from dmsg.discovery.store import MemoryStore
+from dmsg.discovery.store import open_store
 
 USES_TWISTED = True
 
@@ -21,16 +21,17 @@ def connect_discovery(url: str, reactor: Any) -> HttpDiscovery:
 
 
 class Role:
-    """No options."""
+    """Options: ``store`` (a URL; entries in memory without one)."""
 
     def __init__(self, reactor: Any, options: dict[str, Any]) -> None:
         self._reactor = reactor
+        self._store = open_store(options.get("store", "memory:"), reactor)
 
     async def start(self) -> dict[str, Any]:
         """Serve the HTTP API."""
         from dmsg.discovery.api import DiscoveryApi, make_site  # klein installs the reactor when it is imported
 
-        api = DiscoveryApi(MemoryStore(), clock_ns=time.time_ns, random=random.SystemRandom())
+        api = DiscoveryApi(self._store, clock_ns=time.time_ns, random=random.SystemRandom())
         site = make_site(api.resource(), reactor=self._reactor)
         port = await TCP4ServerEndpoint(self._reactor, 0, interface="127.0.0.1").listen(site)
         return {"url": f"http://127.0.0.1:{port.getHost().port}"}

@@ -12,7 +12,7 @@ from twisted.internet.task import deferLater
 
 from benchmarks.processes import raise_open_files
 from dmsg.address import HostPort
-from dmsg.crypto.keys import SecretKey
+from dmsg.crypto.keys import SecretKey, read_key_file
 from dmsg.mux.server import DmsgServer
 from dmsg.mux.switch import ServerLimits
 from dmsg.ops.tuning import settle_memory
@@ -21,13 +21,14 @@ USES_TWISTED = True
 
 
 class Role:
-    """Options: ``limits`` (fields of ServerLimits), ``discovery`` (a URL)."""
+    """Options: ``limits`` (fields of ServerLimits), ``discovery`` (a URL), ``key_file`` and ``port`` (else new ones)."""
 
     def __init__(self, reactor: Any, options: dict[str, Any]) -> None:
         raise_open_files()
         self._reactor = reactor
-        self.key = SecretKey.generate()
-        with contextlib.closing(socket.create_server(("127.0.0.1", 0))) as probe:
+        key_file = options.get("key_file")
+        self.key = read_key_file(key_file) if key_file else SecretKey.generate()
+        with contextlib.closing(socket.create_server(("127.0.0.1", options.get("port", 0)))) as probe:
             self.port = probe.getsockname()[1]
         discovery = None
         if options.get("discovery"):

@@ -16,7 +16,7 @@ from twisted.internet.defer import Deferred
 from twisted.internet.threads import deferToThreadPool
 from zope.interface import implementer
 
-from dmsg.address import HostPort, PinnedServer
+from dmsg.address import HostPort, PinnedServer, check_service_name
 from dmsg.cli.exits import CommandError, Exit
 from dmsg.cli.output import Output
 from dmsg.cli.runner import run
@@ -24,6 +24,7 @@ from dmsg.crypto.keys import PublicKey, SecretKey, read_key_file
 from dmsg.errors import ConfigError, DiscoveryError, InvalidAddress, InvalidKey
 from dmsg.interfaces import IEventLog
 from dmsg.mux.client import DmsgClient
+from dmsg.mux.negotiation import Security
 from dmsg.ops.events import Event, SessionDown
 from dmsg.ops.logs import EventLog, NullEventLog, new_boot_id, short_node
 
@@ -66,6 +67,19 @@ class ServerType(ParamType):
             self.fail(str(error), param, ctx)
 
 
+class ServiceType(ParamType):
+    """The name of a service on the command line."""
+
+    name = "NAME"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        """The name, or a usage error."""
+        try:
+            return check_service_name(value)
+        except (InvalidAddress, UnicodeError) as error:
+            self.fail(str(error), param, ctx)
+
+
 class AddressType(ParamType):
     """A ``host:port`` on the command line."""
 
@@ -98,12 +112,15 @@ class _Events:
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """The settings of one run: a discovery URL or "", a key file or "", pinned servers, a directory for events or ""."""
+    """The settings of one run: a discovery URL or "", a key file or "", pinned servers, a directory for events or "",
+    and what security is asked for.
+    """
 
     discovery: str = ""
     key_file: str = ""
     servers: tuple[PinnedServer, ...] = ()
     events: str = ""
+    security: Security = Security.PREFER
 
     def key(self) -> SecretKey:
         """The key of the key file, or a new one that ends with the command. Raises ``KeyFileError``."""
@@ -151,6 +168,7 @@ class Settings:
                 servers=self.servers,
                 min_servers=int(listening),
                 publish=listening,
+                security=self.security,
                 events=events,
                 now_ns=time.time_ns,
             )
@@ -229,6 +247,14 @@ def common_options(function: F) -> F:
         multiple=True,
         help="A server to use whatever discovery says; may be repeated.",
     )
+    @click.option(
+        "--security",
+        type=click.Choice([one.value for one in Security]),
+        envvar="DMSG_SECURITY",
+        default=Security.PREFER.value,
+        show_default=True,
+        help="End to end, whatever that means for older peers; where the peer promises it; or only to the relay and on.",
+    )
     @click.option("--events", metavar="DIR", type=click.Path(file_okay=False), default="", help="Log events here.")
     @output_options
     @functools.wraps(function)
@@ -239,9 +265,30 @@ def common_options(function: F) -> F:
         key_file: str,
         servers: tuple[PinnedServer, ...],
         events: str,
+        security: str,
         **options: Any,
     ) -> Any:
-        return function(Invocation(Settings(discovery, key_file, servers, events), out, verbose), **options)
+        settings = Settings(discovery, key_file, servers, events, Security.parse(security))
+        return function(Invocation(settings, out, verbose), **options)
+
+    return wrapped  # type: ignore[return-value]
+
+
+def service_option(function: F) -> F:
+    """Add ``--service`` to a networking command (above :func:`common_options`); the function gets ``service``."""
+
+    @click.option(
+        "--service",
+        metavar="NAME",
+        type=ServiceType(),
+        default="",
+        help="The service to listen for, or to ask for; default: the one without a name.",
+    )
+    @functools.wraps(function)
+    def wrapped(call: Invocation, *, service: str, **options: Any) -> Any:
+        if service and call.settings.security is Security.HOP:
+            raise click.UsageError("--service needs end-to-end security: the relay never sees the name")
+        return function(call, service=service, **options)
 
     return wrapped  # type: ignore[return-value]
 

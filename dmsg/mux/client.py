@@ -11,22 +11,29 @@ from typing import cast
 
 from twisted.application.service import Service
 from twisted.internet.abstract import isIPAddress, isIPv6Address
-from twisted.internet.defer import Deferred, ensureDeferred
+from twisted.internet.defer import CancelledError, Deferred, ensureDeferred
 from twisted.internet.endpoints import HostnameEndpoint, TCP4ClientEndpoint, TCP6ClientEndpoint
 from twisted.internet.interfaces import IAddress, IProtocol, IProtocolFactory, IReactorTime, IStreamClientEndpoint
 from twisted.internet.protocol import Factory
+from twisted.internet.task import deferLater
 
-from dmsg.address import HostPort, PinnedServer
+from dmsg.address import HostPort, PinnedServer, check_service_name
 from dmsg.crypto.keys import PublicKey, Random, SecretKey
-from dmsg.errors import Attempt, DialError, DmsgError, Unsupported
+from dmsg.discovery.entry import BASE_VERSION, SECURE_VERSION
+from dmsg.errors import Attempt, DialError, DmsgError, IntegrityError, Refused
 from dmsg.interfaces import IAccessPolicy, IDiscovery, IEventLog
-from dmsg.mux.connection import ConnectionConfig
-from dmsg.mux.dialer import DialConfig, Dialer, attempts_json
+from dmsg.mux.dialer import DialConfig, Dialer, Wish, attempts_json
+from dmsg.mux.incoming import IncomingTransport
+from dmsg.mux.limits import ConnectionConfig
 from dmsg.mux.listener import DEFAULT_BACKLOG, DmsgPort
+from dmsg.mux.negotiation import Security
 from dmsg.mux.pool import PoolConfig, ServerPool
+from dmsg.mux.refusals import RefusalReport
 from dmsg.mux.registrar import EntryRegistrar
+from dmsg.mux.secure import Resume
+from dmsg.mux.secure_stream import SecureStream
 from dmsg.mux.session import ServerSession
-from dmsg.mux.stream import Stream, StreamState
+from dmsg.mux.stream import Stream
 from dmsg.mux.transport import DmsgTransport
 from dmsg.mux.wire import CloseReason, reason_name
 from dmsg.ops import events as ev
@@ -41,6 +48,15 @@ class ClientConfig:
     pool: PoolConfig = field(default_factory=PoolConfig)
     dial: DialConfig = field(default_factory=DialConfig)
     handshake_timeout_s: float = 10.0
+    #: Whether to speak the extension with servers; without it carrier A is not to be had.
+    extended: bool = True
+    #: How long a transport may be without a path (extension, section 8); 0 switches resumption off.
+    resume_grace_s: float = 30.0
+    #: The pause between two searches for a path: the first, and the longest it grows to.
+    resume_pause_s: float = 0.2
+    resume_pause_limit_s: float = 2.0
+    #: What is written when the client stops has this long to arrive.
+    stop_timeout_s: float = 2.0
 
 
 class DmsgClient(Service):
@@ -59,6 +75,7 @@ class DmsgClient(Service):
         servers: Sequence[PinnedServer] = (),
         min_servers: int = 1,
         publish: bool = True,
+        security: Security = Security.PREFER,
         config: ClientConfig | None = None,
         events: IEventLog | None = None,
         random: Random = os.urandom,
@@ -68,17 +85,26 @@ class DmsgClient(Service):
         self.reactor = reactor
         self.key = key
         self.public_key = key.public_key
+        self.security = security
         self.config = config or ClientConfig()
         self._events = events
         self._random = random
         self._ports: dict[str, DmsgPort] = {}
         self._ready_waiters: list[Deferred[None]] = []
         self._opened_at: dict[DmsgTransport, float] = {}
+        self._tokens: dict[bytes, DmsgTransport] = {}
+        self._searches: dict[DmsgTransport, Deferred[None]] = {}
+        self._report = RefusalReport(reactor, self._emit)
+        self._stopping = False
         self._min_servers = min_servers
         self.registrar: EntryRegistrar | None = None
         jitter = Jitter(random)
+        self._uniform = jitter.random
         if discovery is not None and publish:
-            self.registrar = EntryRegistrar(discovery, key, clock=reactor, random=jitter, events=events, now_ns=now_ns)
+            version = BASE_VERSION if security is Security.HOP else SECURE_VERSION
+            self.registrar = EntryRegistrar(
+                discovery, key, clock=reactor, random=jitter, events=events, now_ns=now_ns, version=version
+            )
         self.pool = ServerPool(
             reactor,
             self._make_session,
@@ -90,6 +116,7 @@ class DmsgClient(Service):
             uniform=jitter.random,
             changed=self._sessions_changed,
             went_down=self._attempt_failed,
+            urgent=lambda: any(transport.detached for transport in self._opened_at),
         )
         self.dialer = Dialer(reactor, self.pool, discovery, self.config.dial, jitter.random)
 
@@ -110,10 +137,24 @@ class DmsgClient(Service):
             await port.stopListening()
         if self.registrar is not None:
             await self.registrar.close(withdraw=True)
+        await self._close_transports()
         await self.pool.stop()
+        self._report.close()
         waiters, self._ready_waiters = self._ready_waiters, []
         for waiter in waiters:
             waiter.cancel()
+
+    async def _close_transports(self) -> None:
+        self._stopping = True
+        for search in list(self._searches.values()):
+            search.cancel()
+        give_up = self.reactor.seconds() + self.config.stop_timeout_s
+        for transport in list(self._opened_at):
+            transport.loseConnection()
+        while self._opened_at and self.reactor.seconds() < give_up:
+            await deferLater(self.reactor, 0.01)
+        for transport in list(self._opened_at):
+            transport.abortConnection()
 
     def when_ready(self) -> Deferred[None]:
         """Fires once ``min_servers`` sessions (or one for each pinned server) are up and published."""
@@ -129,32 +170,42 @@ class DmsgClient(Service):
 
     # --- what an application uses ----------------------------------------------------------------------------------
 
-    async def dial(self, target: PublicKey, service: str = "", *, timeout_s: float | None = None) -> DmsgTransport:
+    async def dial(
+        self,
+        target: PublicKey,
+        service: str = "",
+        *,
+        security: Security | None = None,
+        timeout_s: float | None = None,
+    ) -> DmsgTransport:
         """An open transport to ``target`` with no protocol yet: ``attach`` one. Raises ``DialError``.
 
-        What the peer sends meanwhile waits. Cancelling undoes everything.
+        What the peer sends meanwhile waits. ``security`` is the client's own unless given. Cancelling undoes everything.
         """
+        wish = Wish(target, check_service_name(service), security or self.security)
         started = self.reactor.seconds()
         attempts: list[Attempt] = []
         try:
-            if service:
-                error = Unsupported("named services need end-to-end security", by="local")
-                attempts.append(Attempt("request", "", 0.0, error.name, error))
-                raise DialError(str(target), attempts)
-            session, stream = await self.dialer.dial(target, timeout_s, attempts)
+            opened = await self.dialer.dial(wish, timeout_s, attempts)
         except DialError as error:
             self._dial_finished(target, None, error.reason, started, attempts)
             raise
-        transport = session.transport(stream, service)
-        self.transport_opened(session, transport)
-        self._dial_finished(target, session, "", started, attempts)
+        transport = opened.session.transport(opened.stream, service)
+        self.transport_opened(opened.session, transport)
+        self._dial_finished(target, transport, "", started, attempts)
         return transport
 
     async def connect(
-        self, factory: IProtocolFactory, target: PublicKey, service: str = "", *, timeout_s: float | None = None
+        self,
+        factory: IProtocolFactory,
+        target: PublicKey,
+        service: str = "",
+        *,
+        security: Security | None = None,
+        timeout_s: float | None = None,
     ) -> IProtocol:
         """Dial and attach the protocol ``factory`` builds."""
-        transport = await self.dial(target, service, timeout_s=timeout_s)
+        transport = await self.dial(target, service, security=security, timeout_s=timeout_s)
         protocol = factory.buildProtocol(cast(IAddress, transport.getPeer()))
         if protocol is None:
             transport.abortConnection()
@@ -169,9 +220,11 @@ class DmsgClient(Service):
         *,
         policy: IAccessPolicy | None = None,
         backlog: int = DEFAULT_BACKLOG,
+        security: Security | None = None,
     ) -> DmsgPort:
         """Take transports for ``service`` ("" is the default one). Raises ``CannotListenError`` if that is taken."""
-        port = DmsgPort(self, factory, service, policy=policy, backlog=backlog)
+        security = security or self.security
+        port = DmsgPort(self, factory, service, policy=policy, backlog=backlog, security=security)
         port.startListening()
         return port
 
@@ -188,39 +241,53 @@ class DmsgClient(Service):
         if self._ports.get(port.service) is port:
             del self._ports[port.service]
 
+    def port(self, service: str) -> DmsgPort | None:
+        """The listening port of a service."""
+        return self._ports.get(service)
+
+    def any_port(self) -> DmsgPort | None:
+        """Some listening port, if there is one."""
+        return next(iter(self._ports.values()), None)
+
+    def promises(self, peer: PublicKey) -> Deferred[bool]:
+        """Whether a peer must not be spoken to in the clear."""
+        return ensureDeferred(self.dialer.promises(peer))
+
     def requested(self, session: ServerSession, stream: Stream) -> None:
-        """A peer asks for a transport, or takes its request back."""
-        port = self._ports.get("")
-        if stream.state is StreamState.CLOSED:
-            if port is not None:
-                port.withdrawn(stream)
-        elif port is None:
-            session.refuse(stream, CloseReason.NO_SUCH_SERVICE)
-        else:
-            port.requested(session, stream)
+        """A peer asks for a transport."""
+        IncomingTransport(self, session, stream).start()
+
+    def refused(self, remote: PublicKey, code: int) -> None:
+        """Count a transport somebody asked for in the name of ``remote`` and did not get."""
+        if self._events is not None:
+            self._report.add(0, str(remote), "transport", reason_name(code))
 
     def transport_opened(self, session: ServerSession, transport: DmsgTransport) -> None:
         """Note a transport that has just been opened."""
-        now = self.reactor.seconds()
-        self._opened_at[transport] = now
+        self._opened_at[transport] = self.reactor.seconds()
         stream = transport.stream
-        initiator, responder = self._ends(stream)
-        server = str(session.server)
-        self._emit(ev.TransportOpened(0, stream.id, initiator, responder, server, 0.0, transport.security))
+        if isinstance(stream, SecureStream):
+            self._tokens[stream.token] = transport
+            transport.token = stream.token
+        if self._events is not None:
+            ends = (*self._ends(stream), str(session.server))
+            self._emit(ev.TransportOpened(0, stream.id, *ends, 0.0, transport.security))
 
     def transport_closed(self, session: ServerSession, transport: DmsgTransport, code: int, *, local: bool) -> None:
         """Note a transport that is over."""
         opened = self._opened_at.pop(transport, None)
-        if opened is None:
+        self._tokens.pop(transport.token, None)
+        searching = self._searches.pop(transport, None)
+        if searching is not None:
+            searching.cancel()
+        if opened is None or self._events is None:
             return
         stream = transport.stream
-        initiator, responder = self._ends(stream)
         self._emit(
             ev.TransportClosed(
                 0,
                 stream.id,
-                initiator,
-                responder,
+                *self._ends(stream),
                 str(session.server),
                 reason_name(code),
                 code,
@@ -232,6 +299,63 @@ class DmsgClient(Service):
                 transport.security,
             )
         )
+
+    # --- resumption (extension, section 8) -------------------------------------------------------------------------
+
+    def resumable(self, token: bytes, peer: PublicKey) -> DmsgTransport | None:
+        """The transport that ``peer`` opened and may go on with under ``token``."""
+        transport = self._tokens.get(token)
+        if transport is None or transport.stream.initiator or transport.stream.remote != peer:
+            return None
+        return transport
+
+    def path_lost(self, session: ServerSession, transport: DmsgTransport, error: DmsgError) -> float:
+        """A transport needs another path: its initiator looks for one, its responder waits to be found."""
+        if self._stopping or transport not in self._opened_at:
+            return 0.0
+        grace_s = self.config.resume_grace_s
+        if grace_s > 0 and transport.stream.initiator:
+            search = ensureDeferred(self._search(transport, error, self.reactor.seconds()))
+            search.addErrback(lambda failure: failure.trap(CancelledError))
+            if not search.called:
+                self._searches[transport] = search
+        return grace_s
+
+    async def _search(self, transport: DmsgTransport, cause: DmsgError, since: float) -> None:
+        pause_s = self.config.resume_pause_s
+        attempts: list[Attempt] = []
+        while transport.detached:
+            stream = transport.stream
+            assert isinstance(stream, SecureStream)
+            told_bytes = stream.resume_bytes
+            wish = Wish(stream.remote, "", Security.E2E, Resume(transport.token, told_bytes))
+            attempts.clear()
+            try:
+                opened = await self.dialer.dial(wish, None, attempts)
+            except DialError as error:
+                if any(isinstance(one.error, Refused | IntegrityError) for one in attempts):
+                    transport.give_up(error)
+                    return
+                transport.failed_to_resume(error)
+                await deferLater(self.reactor, pause_s * (0.5 + self._uniform()))
+                pause_s = min(2 * pause_s, self.config.resume_pause_limit_s)
+                continue
+            assert isinstance(opened.stream, SecureStream)
+            if opened.resume is None or not transport.detached:
+                opened.session.abort_stream(opened.stream, CloseReason.MALFORMED)
+                return
+            self._searches.pop(transport, None)
+            transport.move_to(opened.session, opened.stream, opened.resume.received_bytes, told_bytes)
+            self.resumed(transport, cause, since)
+
+    def resumed(self, transport: DmsgTransport, cause: DmsgError | None, since: float) -> None:
+        """Note that a transport goes on over another path."""
+        if self._events is not None:
+            stream = transport.stream
+            server = str(transport.getHost().server_public_key)
+            elapsed_ms = (self.reactor.seconds() - since) * 1000
+            reason = getattr(cause, "name", type(cause).__name__ if cause is not None else "moved")
+            self._emit(ev.TransportResumed(stream.id, *self._ends(stream), server, reason, elapsed_ms))
 
     def session_lost(self, session: ServerSession, error: DmsgError) -> None:
         """A session that was up is down."""
@@ -254,6 +378,7 @@ class DmsgClient(Service):
             config=self.config.connection,
             random=self._random,
             handshake_timeout_s=self.config.handshake_timeout_s,
+            extended=self.config.extended,
         )
 
     def _endpoint_for(self, address: HostPort) -> IStreamClientEndpoint:
@@ -275,18 +400,15 @@ class DmsgClient(Service):
         self._emit(ev.SessionDown(str(server), reason, 0.0, attempt))
 
     def _dial_finished(
-        self, target: PublicKey, session: ServerSession | None, reason: str, started: float, attempts: list[Attempt]
+        self, target: PublicKey, transport: DmsgTransport | None, reason: str, started: float, attempts: list[Attempt]
     ) -> None:
         if self._events is None:
             return
-        server = str(session.server) if session else ""
+        server = str(transport.getHost().server_public_key) if transport else ""
+        security = transport.security if transport else ""
         elapsed_ms = (self.reactor.seconds() - started) * 1000
-        security = "hop" if session else ""
-        self._emit(
-            ev.DialFinished(
-                str(target), server, session is not None, reason, elapsed_ms, attempts_json(attempts), security
-            )
-        )
+        tree = attempts_json(attempts)
+        self._emit(ev.DialFinished(str(target), server, transport is not None, reason, elapsed_ms, tree, security))
 
     def _emit(self, event: ev.Event) -> None:
         if self._events is not None:

@@ -10,20 +10,35 @@ from __future__ import annotations
 
 import os
 from collections import deque
-from dataclasses import dataclass
 from enum import Enum
 from typing import Final
 
+from dmsg.crypto.box import BOX_OVERHEAD_BYTES
 from dmsg.crypto.keys import PublicKey, Random
 from dmsg.errors import Busy, InvalidKey, LocalProtocolError, RemoteProtocolError
-from dmsg.mux.events import Accepted, DataReceived, Event, Ready, Rejected, RequestReceived, StreamClosed
+from dmsg.mux.events import (
+    Accepted,
+    Confirmed,
+    DataReceived,
+    EndAcked,
+    EndReceived,
+    Event,
+    Ready,
+    Rejected,
+    RequestReceived,
+    StreamClosed,
+    UpgradeReceived,
+)
+from dmsg.mux.limits import ConnectionConfig
 from dmsg.mux.record import RecordLayer
-from dmsg.mux.stream import Stream, StreamState
+from dmsg.mux.secure import UPGRADE_MAGIC
+from dmsg.mux.stream import DATA_STATES, Stream, StreamFault, StreamState
 from dmsg.mux.tlv import Tlv, decode_tlvs
 from dmsg.mux.wire import (
     ACCEPT,
     ACK,
     CLOSE,
+    EXTENDED_REQUEST_LIMIT_BYTES,
     FWD,
     OK,
     REQUEST,
@@ -36,31 +51,6 @@ from dmsg.mux.wire import (
     split_frames,
 )
 from dmsg.sansio.limits import RecentSet
-from dmsg.sansio.window import OUTSTANDING_LIMIT
-
-
-@dataclass(frozen=True, slots=True)
-class ConnectionConfig:
-    """Limits of a client's connection, each with its unit."""
-
-    #: Unacknowledged bytes a stream may have under way (D20).
-    send_window_bytes: int = 256 * 1024
-    #: Data in one FWD: two of them fill a record, and no stream waits long behind another.
-    frame_data_bytes: int = 32_750
-    #: Unread bytes a stream may hold before its peer is closed as misbehaving (D19, W10).
-    receive_limit_bytes: int = 4 * 1024 * 1024
-    #: Written and not yet framed: the writer is told to pause above the first and to go on below the second.
-    pause_bytes: int = 64 * 1024
-    resume_bytes: int = 32 * 1024
-    #: A writer that does not heed the pause is cut off here.
-    pending_limit_bytes: int = 64 * 1024 * 1024
-    #: Sealed at once; the network takes it before the next lot is made.
-    flush_bytes: int = 128 * 1024
-    #: Frames that answer the server, waiting for the network: above this, reading stops.
-    control_limit_bytes: int = 256 * 1024
-    ok_timeout_s: float = 10.0
-    #: Offered streams that wait for a decision.
-    offered_limit: int = 1_024
 
 
 class ConnectionState(Enum):
@@ -81,11 +71,14 @@ class Connection:
         records: RecordLayer,
         *,
         now: float,
-        config: ConnectionConfig = ConnectionConfig(),
+        config: ConnectionConfig | None = None,
         random: Random = os.urandom,
+        extended: bool = False,
     ) -> None:
         self.identity = identity
-        self.config = config
+        #: Whether the server knows the extension, so that REQUEST and ACCEPT may carry more than two keys.
+        self.extended = extended
+        self.config = config = config or ConnectionConfig()
         self.state = ConnectionState.WAITING
         self.streams: dict[int, Stream] = {}
         #: Streams whose writer may go on; the shell empties this after every flush.
@@ -96,6 +89,7 @@ class Connection:
         self._tail = b""
         self._control: list[bytes] = []
         self._control_bytes = 0
+        self._acking: set[Stream] = set()
         self._sending: deque[Stream] = deque()
         self._recent: RecentSet[int] = RecentSet(self._RECENT_IDS)
         self._next_id = int.from_bytes(random(2), "big") & ~1
@@ -108,25 +102,47 @@ class Connection:
         """Whether the record counters are so far on that this connection should be replaced when idle."""
         return self._records.worn
 
-    def open(self, remote: PublicKey) -> Stream:
+    def open(self, remote: PublicKey, message: bytes = b"") -> Stream:
         """Send a REQUEST to ``remote``; :class:`Accepted` or :class:`StreamClosed` follows.
 
-        Raises ``Busy`` when all 32,768 ids are taken (D10).
+        ``message`` is the end-to-end handshake (extension, section 2, carrier A). Raises ``Busy`` when all 32,768 ids
+        are taken (D10).
         """
         if self.state is not ConnectionState.READY:
             raise LocalProtocolError("the server has not admitted this connection yet")
-        request = self.identity.raw + remote.raw
+        request = self.identity.raw + remote.raw + message
         stream = self._new_stream(self._free_id(), remote, request, initiator=True)
-        self._emit(encode_frame(REQUEST, stream.id, request))
+        self.emit(encode_frame(REQUEST, stream.id, request))
         return stream
 
-    def accept(self, stream: Stream) -> None:
-        """Answer an offered stream with ACCEPT."""
+    def accept(self, stream: Stream, message: bytes = b"", *, upgrade: bool = False) -> None:
+        """Answer an offered stream with ACCEPT.
+
+        ``message`` is our part of the end-to-end handshake; with ``upgrade`` the peer's comes in its first FWD.
+        """
         if stream.state is not StreamState.OFFERED:
             raise LocalProtocolError(f"{stream!r} is not waiting for a decision")
-        stream.move(StreamState.OPEN)
+        stream.move(StreamState.UPGRADING if upgrade else StreamState.OPEN)
         self._offered -= 1
-        self._emit(encode_frame(ACCEPT, stream.id, stream.request))
+        self.emit(encode_frame(ACCEPT, stream.id, stream.request[:REQUEST_BYTES] + message))
+
+    def replace(self, stream: Stream, successor: Stream) -> None:
+        """Let ``successor`` stand for ``stream`` from now on; nothing more may go through the old one."""
+        self.streams[stream.id] = successor
+        stream.state = StreamState.CLOSED
+
+    def go_on(self, stream: Stream) -> None:
+        """A stream has taken over what another path left: send it, and let its writer go on if it may."""
+        self._queue(stream)
+        if stream.blocked and len(stream.pending) <= self.config.resume_bytes:
+            stream.blocked = False
+            self.writable.append(stream)
+
+    def end(self, stream: Stream) -> None:
+        """Nothing more will be written to ``stream``: half-close. Base streams know no such thing."""
+        if stream.state is StreamState.OPEN:
+            stream.end()
+            self._queue(stream)
 
     def send_data(self, stream: Stream, data: bytes) -> bool:
         """Queue ``data``; ``True`` asks the writer to pause until the stream shows up in :attr:`writable`.
@@ -137,9 +153,7 @@ class Connection:
             raise LocalProtocolError(f"{stream!r} takes no data")
         pending = stream.pending
         pending.append(data)
-        if not stream.queued:
-            stream.queued = True
-            self._sending.append(stream)
+        self._queue(stream)
         if len(pending) <= self.config.pause_bytes:
             return False
         if len(pending) > self.config.pending_limit_bytes:
@@ -149,10 +163,12 @@ class Connection:
 
     def consumed(self, stream: Stream, size: int) -> None:
         """The application took ``size`` bytes of what :class:`DataReceived` brought: acknowledgements may follow."""
-        released = stream.gate.consumed(size)
-        if released and stream.state is not StreamState.CLOSED:
-            for sequence in released:
-                self._emit(stream.ack_frame(sequence))
+        released = stream.consumed(size)
+        if stream.state is not StreamState.CLOSED:
+            if released:
+                self.emit(released)
+            elif stream.ack_due:
+                self._acking.add(stream)
 
     def close(self, stream: Stream) -> bool:
         """End ``stream`` once everything written is acknowledged; ``True`` if it is over right now.
@@ -161,7 +177,9 @@ class Connection:
         """
         if stream.state is StreamState.OPEN:
             stream.move(StreamState.CLOSING)
-        if stream.state is StreamState.CLOSING and stream.drained:
+            stream.end()
+            self._queue(stream)
+        if stream.state is StreamState.CLOSING and stream.finished:
             self._finish(stream, CloseReason.NORMAL)
         return stream.state is StreamState.CLOSED
 
@@ -175,7 +193,7 @@ class Connection:
     @property
     def wants_write(self) -> bool:
         """Whether :meth:`data_to_send` would give anything."""
-        return bool(self._control) or bool(self._sending)
+        return bool(self._control) or bool(self._sending) or bool(self._acking)
 
     @property
     def overloaded(self) -> bool:
@@ -186,6 +204,11 @@ class Connection:
         """Sealed records with everything that answers the server, then FWDs of the streams in turn."""
         parts = self._control
         sending = self._sending
+        if self._acking:
+            for stream in self._acking:
+                if stream.ack_due and stream.state is not StreamState.CLOSED:
+                    parts.append(stream.take_ack())
+            self._acking.clear()
         if not parts and not sending:
             return b""
         budget = self.config.flush_bytes - self._control_bytes
@@ -195,8 +218,8 @@ class Connection:
         resume = self.config.resume_bytes
         while sending and budget > 0:
             stream = sending.popleft()
-            if not stream.sendable:
-                stream.queued = False
+            if not stream.sendable or stream.state is StreamState.CLOSED:
+                stream.queued = False  # a sealed stream that is over keeps what it had, for another path
                 continue
             head, data = stream.next_fwd(limit)
             parts.append(head)
@@ -234,34 +257,66 @@ class Connection:
             raise
         return events
 
-    def _on_fwd(self, stream: Stream, plaintext: bytes, start: int, end: int, events: list[Event]) -> None:
-        data_start = start + SEQUENCE_BYTES
-        if data_start > end or stream.state not in _DATA_STATES:
-            self._fail(stream, CloseReason.MALFORMED, events)
+    def _on_fwd(self, stream: Stream, frames: bytes, start: int, end: int, events: list[Event]) -> None:
+        if stream.state not in DATA_STATES:
+            self._on_early_fwd(stream, frames[start:end], events)
             return
-        size = end - data_start
-        ack = stream.on_fwd(plaintext[start] << 8 | plaintext[start + 1], size)
+        confirming = stream.state is StreamState.CONFIRMING
+        try:
+            data, ack = stream.receive_fwd(frames, start, end)
+        except StreamFault as fault:
+            self._fail(stream, fault.code, events)
+            return
+        if confirming:
+            events.append(Confirmed(stream))
         if ack:
-            self._emit(ack)
-        if stream.state is StreamState.CLOSING:
-            self.consumed(stream, size)
-        elif stream.gate.unread_bytes > self.config.receive_limit_bytes or (
-            not ack and len(stream.gate.held) > OUTSTANDING_LIMIT  # each costs memory, however little it carries
-        ):
+            self.emit(ack)
+        elif stream.ack_due:
+            self._acking.add(stream)
+        if stream.end_received and not data and stream.security == "e2e" and end - start <= _EMPTY_SEALED_BYTES:
+            self._on_end(stream, events)
+        elif stream.state is StreamState.CLOSING:
+            self.consumed(stream, len(data))
+        elif stream.overfull(self.config.receive_limit_bytes):
             self._fail(stream, CloseReason.SLOW_CONSUMER, events)
-        elif size:
-            events.append(DataReceived(stream, plaintext[data_start:end]))
+        elif data:
+            events.append(DataReceived(stream, data))
+
+    def _on_early_fwd(self, stream: Stream, payload: bytes, events: list[Event]) -> None:
+        message = payload[SEQUENCE_BYTES:]
+        if stream.state is not StreamState.UPGRADING:
+            self._fail(stream, CloseReason.MALFORMED, events)
+        elif message.startswith(UPGRADE_MAGIC):
+            events.append(UpgradeReceived(stream, message[len(UPGRADE_MAGIC) :]))
+        else:
+            self._fail(stream, CloseReason.DOWNGRADE, events)
+
+    def _on_end(self, stream: Stream, events: list[Event]) -> None:
+        if stream.state is StreamState.CLOSING and stream.finished:
+            self._finish(stream, CloseReason.NORMAL)
+            events.append(StreamClosed(stream, CloseReason.NORMAL, local=True))
+        else:
+            events.append(EndReceived(stream))
 
     def _on_ack(self, stream: Stream, payload: bytes, events: list[Event]) -> None:
-        if len(payload) != SEQUENCE_BYTES or stream.state not in _DATA_STATES:
-            self._fail(stream, CloseReason.MALFORMED, events)
+        was_acked = stream.end_acked
+        confirming = stream.state is StreamState.CONFIRMING
+        try:
+            if stream.state not in DATA_STATES:
+                # the upgrade is never acknowledged: whoever does took it for data
+                upgrading = stream.state is StreamState.UPGRADING
+                raise StreamFault(CloseReason.DOWNGRADE if upgrading else CloseReason.MALFORMED)
+            stream.receive_ack(payload)
+        except StreamFault as fault:
+            self._fail(stream, fault.code, events)
             return
-        stream.on_ack(payload[0] << 8 | payload[1])
-        if stream.pending:
-            if not stream.queued:
-                stream.queued = True
-                self._sending.append(stream)
-        elif stream.state is StreamState.CLOSING and stream.window.idle:
+        if confirming:
+            events.append(Confirmed(stream))
+        if stream.end_acked and not was_acked:
+            events.append(EndAcked(stream))
+        if stream.sendable:
+            self._queue(stream)
+        elif stream.state is StreamState.CLOSING and stream.finished:
             self._finish(stream, CloseReason.NORMAL)
             events.append(StreamClosed(stream, CloseReason.NORMAL, local=True))
 
@@ -277,14 +332,19 @@ class Connection:
         elif stream is None:
             # A CLOSE is never answered with a CLOSE, nor is what was under way when we closed (D16).
             if kind != CLOSE and stream_id not in self._recent:
-                self._emit(encode_close(stream_id, CloseReason.NORMAL))
+                self.emit(encode_close(stream_id, CloseReason.NORMAL))
         elif kind == CLOSE:
+            proven = stream.proves_close(payload)
             self._forget(stream)
-            events.append(StreamClosed(stream, close_reason(payload), local=False))
+            if stream.security == "e2e" and not proven:
+                # the relay may have told this end alone: the other one is to look for a new path, too (section 8)
+                self.emit(encode_close(stream_id, CloseReason.PEER_GONE))
+            events.append(StreamClosed(stream, close_reason(payload), local=False, proven=proven))
         elif kind == ACCEPT:
-            if stream.state is StreamState.REQUESTED and payload == stream.request:
-                stream.move(StreamState.OPEN)
-                events.append(Accepted(stream))
+            if stream.state is StreamState.REQUESTED and self._is_answer(payload, stream.request):
+                if len(stream.request) == REQUEST_BYTES:
+                    stream.move(StreamState.OPEN)
+                events.append(Accepted(stream, payload[REQUEST_BYTES:]))
             else:
                 self._fail(stream, CloseReason.MALFORMED, events)
 
@@ -307,17 +367,18 @@ class Connection:
         if stream is not None:
             raise RemoteProtocolError("frame", "REQUEST for an id in use")
         if stream_id % 2 == 0:
-            self._emit(encode_close(stream_id, CloseReason.BAD_ID))
+            self.emit(encode_close(stream_id, CloseReason.BAD_ID))
             return
         try:
-            if len(payload) != REQUEST_BYTES or payload[33:] != self.identity.raw:
+            longest = EXTENDED_REQUEST_LIMIT_BYTES if self.extended else REQUEST_BYTES
+            if not REQUEST_BYTES <= len(payload) <= longest or payload[33:REQUEST_BYTES] != self.identity.raw:
                 raise InvalidKey("not for us")
             remote = PublicKey(payload[:33])
         except InvalidKey:
-            self._emit(encode_close(stream_id, CloseReason.MALFORMED))
+            self.emit(encode_close(stream_id, CloseReason.MALFORMED))
             return
         if self._offered >= self.config.offered_limit:
-            self._emit(encode_close(stream_id, CloseReason.BUSY))
+            self.emit(encode_close(stream_id, CloseReason.BUSY))
             return
         self._recent.discard(stream_id)
         self._offered += 1
@@ -338,9 +399,22 @@ class Connection:
 
     # --- bookkeeping -----------------------------------------------------------------------------------------------
 
-    def _emit(self, frame: bytes) -> None:
+    def emit(self, frame: bytes) -> None:
+        """Send a frame that is not data; it does not wait behind data."""
         self._control.append(frame)
         self._control_bytes += len(frame)
+
+    def _queue(self, stream: Stream) -> None:
+        if not stream.queued:
+            stream.queued = True
+            self._sending.append(stream)
+
+    @staticmethod
+    def _is_answer(payload: bytes, request: bytes) -> bool:
+        """Whether an ACCEPT repeats the two keys, and carries a message exactly if the REQUEST did."""
+        if payload[:REQUEST_BYTES] != request[:REQUEST_BYTES] or len(payload) > EXTENDED_REQUEST_LIMIT_BYTES:
+            return False
+        return (len(payload) > REQUEST_BYTES) is (len(request) > REQUEST_BYTES)
 
     def _free_id(self) -> int:
         for _ in range(1 << 15):
@@ -364,8 +438,11 @@ class Connection:
         return stream
 
     def _finish(self, stream: Stream, reason: int) -> None:
+        if stream.ack_due and stream.state in DATA_STATES:
+            self.emit(stream.take_ack())  # the peer's close may wait for it
+        frame = stream.close_frame(reason)
         self._forget(stream)
-        self._emit(encode_close(stream.id, reason))
+        self.emit(frame)
 
     def _fail(self, stream: Stream, reason: int, events: list[Event]) -> None:
         self._finish(stream, reason)
@@ -375,9 +452,10 @@ class Connection:
         if stream.state is StreamState.OFFERED:
             self._offered -= 1
         stream.move(StreamState.CLOSED)
-        stream.pending.clear()
+        stream.discard()
         del self.streams[stream.id]
         self._recent.add(stream.id)
 
 
-_DATA_STATES: Final = (StreamState.OPEN, StreamState.CLOSING)
+#: Payload of a sealed FWD without data: the end of a stream.
+_EMPTY_SEALED_BYTES: Final = SEQUENCE_BYTES + BOX_OVERHEAD_BYTES

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -16,15 +17,21 @@ from dmsg.errors import (
     Busy,
     DialError,
     DiscoveryError,
+    DiscoveryUnavailable,
+    DowngradeRefused,
     EntryNotFound,
     NoCommonServer,
     SessionTimeout,
     StageError,
+    Unsupported,
 )
 from dmsg.interfaces import IDiscovery
+from dmsg.mux.lookups import Known, Lookups
+from dmsg.mux.negotiation import Carrier, Security
+from dmsg.mux.pending import Opened
 from dmsg.mux.pool import ServerPool
+from dmsg.mux.secure import Resume
 from dmsg.mux.session import ServerSession
-from dmsg.mux.stream import Stream
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,10 +46,21 @@ class DialConfig:
     servers: int = 8
     #: How long an entry that was looked up is used again without asking.
     entry_lifetime_s: float = 5.0
+    #: The same when a transport looks for another path: the peer has probably just moved, but all its transports have.
+    resume_entry_lifetime_s: float = 0.2
+    #: Discovery is not waited for longer by a transport that looks for another path.
+    resume_look_up_s: float = 1.0
     entries: int = 1_024
 
 
-Dialled = tuple[ServerSession, Stream]
+@dataclass(frozen=True, slots=True)
+class Wish:
+    """What a dial is for."""
+
+    target: PublicKey
+    service: str = ""
+    security: Security = Security.PREFER
+    resume: Resume | None = None
 
 
 class Dialer:
@@ -59,105 +77,144 @@ class Dialer:
         self.config = config
         self._clock = clock
         self._pool = pool
-        self._discovery = discovery
+        self._lookups = Lookups(clock, discovery, config.entries) if discovery is not None else None
         self._uniform = uniform
-        self._known: dict[PublicKey, tuple[float, tuple[PublicKey, ...]]] = {}
 
-    async def dial(self, target: PublicKey, timeout_s: float | None, attempts: list[Attempt]) -> Dialled:
-        """An open stream to ``target``; what was tried is added to ``attempts``. Raises ``DialError``.
+    async def dial(self, wish: Wish, timeout_s: float | None, attempts: list[Attempt]) -> Opened:
+        """An open stream as ``wish`` says; what was tried is added to ``attempts``. Raises ``DialError``.
 
         Cancelling closes whatever was under way.
         """
-        started = self._clock.seconds()
         limit_s = self.config.timeout_s if timeout_s is None else timeout_s
-        race = _Race(self, target, attempts, started)
+        race = _Race(self, wish, attempts, self._clock.seconds())
 
         def timed_out(result: object, _: float) -> Failure:
             race.note("accept" if race.asked else "connect", "", "timeout", SessionTimeout("the dial", limit_s))
-            return Failure(DialError(str(target), attempts))
+            return Failure(DialError(str(wish.target), attempts))
 
-        running: Deferred[Dialled] = ensureDeferred(self._run(target, race))
+        running: Deferred[Opened] = ensureDeferred(self._run(race))
         try:
             return await running.addTimeout(limit_s, self._clock, timed_out)
         except DialError:
-            self._known.pop(target, None)
+            if self._lookups is not None and wish.resume is None:
+                self._lookups.forget(wish.target)
             raise
 
-    async def _run(self, target: PublicKey, race: _Race) -> Dialled:
-        known = self._known_servers(target)
-        servers = await self._look_up(target, race) if known is None else known
+    async def promises(self, peer: PublicKey) -> bool:
+        """Whether the signed entry of ``peer`` promises end-to-end security.
+
+        Without discovery, when it cannot be reached, or when it says that there is no entry, it counts as promised:
+        nobody is spoken to in the clear because a look-up failed, or because discovery keeps an entry back (extension,
+        section 1). Base clients always have one.
+        """
+        if self._lookups is None:
+            return True
+        known = self._lookups.known(peer, self.config.entry_lifetime_s)
+        if known is not None:
+            return known.promised
+        try:
+            return (await self._lookups.ask(peer)).promised
+        except DiscoveryError:
+            return True
+
+    async def _run(self, race: _Race) -> Opened:
+        race.known = await self._look_up(race)
         connected = self._pool.sessions
-        order = sorted(servers, key=lambda server: (server not in connected, self._uniform()))
-        if self._discovery is not None:
+        order = sorted(race.known.servers, key=lambda server: (server not in connected, self._uniform()))
+        if self._lookups is not None:
             del order[self.config.servers :]
         if not order:
             race.note("discovery", "", "no common server", NoCommonServer("the entry names no server to go through"))
-            raise DialError(str(target), race.attempts)
+            raise DialError(str(race.wish.target), race.attempts)
         if len(order) == 1:
-            return await self._through(order[0], target, race)
+            return await self._through(order[0], race)
         return await race.run(order)
 
-    def _known_servers(self, target: PublicKey) -> tuple[PublicKey, ...] | None:
-        if self._discovery is None:
-            return (*self._pool.sessions, *(one for one in self._pool.pinned if one not in self._pool.sessions))
-        known = self._known.get(target)
-        if known is None or known[0] < self._clock.seconds():
-            return None
-        return known[1]
-
-    async def _look_up(self, target: PublicKey, race: _Race) -> tuple[PublicKey, ...]:
-        assert self._discovery is not None
+    async def _look_up(self, race: _Race) -> Known:
+        target, resume = race.wish.target, race.wish.resume
+        pinned, sessions = self._pool.pinned, self._pool.sessions
+        if self._lookups is None:
+            return Known((*sessions, *(one for one in pinned if one not in sessions)), promised=True)
+        config = self.config
+        known = self._lookups.known(
+            target, config.entry_lifetime_s if resume is None else config.resume_entry_lifetime_s
+        )
+        if known is not None:
+            return known
+        asking = self._lookups.ask(target)
+        if resume is not None:
+            asking.addTimeout(config.resume_look_up_s, self._clock, _too_late)
         try:
-            entry = await self._discovery.get_entry(target)
+            return await asking
         except DiscoveryError as error:
             race.note("discovery", "", "no entry" if isinstance(error, EntryNotFound) else "unavailable", error)
-            # Pinned servers need no discovery: the peer may be on one of them.
-            return tuple(self._pool.pinned)
-        delegated = entry.client.delegated_servers if entry.client is not None else None
-        servers = tuple(delegated or ())
-        while len(self._known) >= self.config.entries:
-            del self._known[next(iter(self._known))]
-        self._known[target] = (self._clock.seconds() + self.config.entry_lifetime_s, servers)
-        return servers
+            # Pinned servers need no discovery: the peer may be on one of them. And a peer we have a transport with is
+            # probably still where it was, or where we are.
+            earlier = self._lookups.known(target, math.inf) if resume is not None else None
+            servers = (
+                *pinned,
+                *(sessions if resume is not None else ()),
+                *(earlier.servers if earlier is not None else ()),
+            )
+            return Known(tuple(dict.fromkeys(servers)), promised=True)
 
-    async def _through(self, server: PublicKey, target: PublicKey, race: _Race) -> Dialled:
+    async def _through(self, server: PublicKey, race: _Race) -> Opened:
         try:
-            return await self.attempt(server, target, race)
+            return await self.attempt(server, race)
         except StageError as error:
             race.note(error.stage, str(server), error.reason, error.error or error)
-            raise DialError(str(target), race.attempts) from None
+            raise DialError(str(race.wish.target), race.attempts) from None
 
-    async def attempt(self, server: PublicKey, target: PublicKey, race: _Race) -> Dialled:
+    async def attempt(self, server: PublicKey, race: _Race) -> Opened:
         """Try one server; raises ``StageError``."""
         session = await self._pool.get(server)
         race.asked = True
+        wish = race.wish
+        carrier = self._carrier(session, race)
         try:
-            stream = await session.request(target)
+            try:
+                return await session.request(wish.target, carrier, service=wish.service, resume=wish.resume)
+            except StageError as error:
+                if carrier is not Carrier.REQUEST or not isinstance(error.error, Unsupported):
+                    raise
+            # the peer's own connection to this server is a base one, or somebody says so: never less than carrier B
+            return await session.request(wish.target, Carrier.FORWARD, service=wish.service, resume=wish.resume)
         except Busy as error:
             raise StageError("request", error.name, error) from None
-        return session, stream
+
+    def _carrier(self, session: ServerSession, race: _Race) -> Carrier:
+        wish = race.wish
+        if wish.security is Security.HOP or (wish.security is Security.PREFER and not race.known.promised):
+            if wish.service:
+                raise StageError("request", Unsupported.name, Unsupported("base peers know no services", by="local"))
+            return Carrier.NONE
+        if not race.known.promised:
+            error = DowngradeRefused("the peer's entry promises no end-to-end security", by="local")
+            raise StageError("request", error.name, error)
+        return Carrier.REQUEST if session.connection.extended else Carrier.FORWARD
 
 
 class _Race:
     """One dial over several servers: they start one after another, the first that gets through wins (RFC 8305)."""
 
-    def __init__(self, dialer: Dialer, target: PublicKey, attempts: list[Attempt], started: float) -> None:
+    def __init__(self, dialer: Dialer, wish: Wish, attempts: list[Attempt], started: float) -> None:
+        self.wish = wish
+        self.known = Known((), promised=True)
         self.attempts = attempts
         self.asked = False
         self._dialer = dialer
-        self._target = target
         self._started = started
-        self._running: dict[PublicKey, Deferred[Dialled]] = {}
+        self._running: dict[PublicKey, Deferred[Opened]] = {}
         self._waiting: list[PublicKey] = []
         self._timer: IDelayedCall | None = None
-        self._done: Deferred[Dialled] = Deferred(lambda _: self._stop())
+        self._done: Deferred[Opened] = Deferred(lambda _: self._stop())
 
     def note(self, stage: str, server: str, reason: str, error: BaseException | None) -> None:
         """Add to the tree of attempts."""
         elapsed_ms = (self._dialer._clock.seconds() - self._started) * 1000
         self.attempts.append(Attempt(stage, server, elapsed_ms, reason, error))
 
-    def run(self, servers: list[PublicKey]) -> Deferred[Dialled]:
+    def run(self, servers: list[PublicKey]) -> Deferred[Opened]:
         """Fires with the first to get through; fails with ``DialError`` when none did."""
         self._waiting = servers
         self._next()
@@ -172,15 +229,14 @@ class _Race:
         server = self._waiting.pop(0)
         if self._waiting:
             self._timer = self._dialer._clock.callLater(self._dialer.config.stagger_s, self._next)
-        attempt = ensureDeferred(self._dialer.attempt(server, self._target, self))
+        attempt = ensureDeferred(self._dialer.attempt(server, self))
         self._running[server] = attempt
         attempt.addCallbacks(self._won, self._failed, callbackArgs=(server,), errbackArgs=(server,))
 
-    def _won(self, dialled: Dialled, server: PublicKey) -> None:
+    def _won(self, dialled: Opened, server: PublicKey) -> None:
         self._running.pop(server, None)
         if self._done.called:
-            session, stream = dialled
-            session.refuse(stream, 0)  # somebody else was faster in the same turn
+            dialled.session.abort_stream(dialled.stream)  # somebody else was faster in the same turn
             return
         self._stop()
         self._done.callback(dialled)
@@ -197,7 +253,7 @@ class _Race:
         if self._waiting:
             self._next()
         elif not self._running:
-            self._done.errback(DialError(str(self._target), self.attempts))
+            self._done.errback(DialError(str(self.wish.target), self.attempts))
 
     def _stop(self) -> None:
         self._waiting = []
@@ -205,6 +261,10 @@ class _Race:
             self._timer.cancel()
         for attempt in list(self._running.values()):
             attempt.cancel()
+
+
+def _too_late(result: object, timeout_s: float) -> Failure:
+    return Failure(DiscoveryUnavailable(f"no answer within {timeout_s:g} s"))
 
 
 def attempts_json(attempts: list[Attempt]) -> str:

@@ -49,7 +49,37 @@ class RequestReceived(Event):
 
 @dataclass(slots=True)
 class Accepted(Event):
-    """The peer accepted the transport we asked for."""
+    """The peer accepted the transport we asked for; ``message`` is its part of the end-to-end handshake, if any."""
+
+    stream: Stream
+    message: bytes = b""
+
+
+@dataclass(slots=True)
+class UpgradeReceived(Event):
+    """The peer's part of the end-to-end handshake came in a FWD (carrier B)."""
+
+    stream: Stream
+    message: bytes
+
+
+@dataclass(slots=True)
+class Confirmed(Event):
+    """The initiator of a sealed stream has proved itself: the application may be told."""
+
+    stream: Stream
+
+
+@dataclass(slots=True)
+class EndAcked(Event):
+    """The peer has everything this side wrote, and knows that it is everything."""
+
+    stream: Stream
+
+
+@dataclass(slots=True)
+class EndReceived(Event):
+    """The peer has ended its stream: nothing more comes, provably."""
 
     stream: Stream
 
@@ -64,8 +94,12 @@ class DataReceived(Event):
 
 @dataclass(slots=True)
 class StreamClosed(Event):
-    """The stream is over. ``code`` is the CLOSE reason; ``local`` tells whether this side ended it."""
+    """The stream is over. ``code`` is the CLOSE reason; ``local`` tells whether this side ended it.
+
+    ``proven`` says that the peer itself sealed the reason; otherwise the relay may have made it up.
+    """
 
     stream: Stream
     code: int
     local: bool
+    proven: bool = False

@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Coroutine
 from typing import TYPE_CHECKING, cast
 
-from twisted.internet.defer import Deferred, ensureDeferred, maybeDeferred, succeed
+from twisted.internet.defer import Deferred, succeed
 from twisted.internet.error import CannotListenError
 from twisted.internet.interfaces import IAddress, IListeningPort
 from twisted.internet.protocol import Factory
 from twisted.logger import Logger
-from twisted.python.failure import Failure
 from zope.interface import implementer
 
-from dmsg.address import DmsgAddress
+from dmsg.address import DmsgAddress, check_service_name
 from dmsg.crypto.keys import PublicKey
 from dmsg.interfaces import IAccessPolicy
-from dmsg.mux.stream import Stream, StreamState
+from dmsg.mux.negotiation import Security
+from dmsg.mux.stream import Stream
 from dmsg.mux.wire import CloseReason
 
 if TYPE_CHECKING:
@@ -43,7 +42,11 @@ class AllowKeys:
 
 @implementer(IListeningPort)
 class DmsgPort:
-    """Where transports come in. At most ``backlog`` requests wait for the access policy at a time (D22)."""
+    """Where transports for one service come in.
+
+    At most ``backlog`` wait at a time for the access policy or for their initiator to prove itself (D22); more are refused
+    as busy. ``security`` says who may come in the clear.
+    """
 
     def __init__(
         self,
@@ -53,13 +56,16 @@ class DmsgPort:
         *,
         policy: IAccessPolicy | None = None,
         backlog: int = DEFAULT_BACKLOG,
+        security: Security = Security.PREFER,
     ) -> None:
         self.client = client
         self.factory = factory
-        self.service = service
+        self.service = check_service_name(service)
         self.policy = policy
         self.backlog = backlog
-        self._deciding: dict[Stream, Deferred[object]] = {}
+        self.security = security
+        #: Transports that wait for a decision or a proof.
+        self.waiting = 0
         self._listening = False
 
     def startListening(self) -> None:
@@ -78,8 +84,6 @@ class DmsgPort:
         if self._listening:
             self._listening = False
             self.client.remove_port(self)
-            for decision in list(self._deciding.values()):
-                decision.cancel()
             self.factory.doStop()
         return succeed(None)
 
@@ -87,60 +91,18 @@ class DmsgPort:
         """The key and the service that are listened on, as a ``DmsgAddress``."""
         return cast(IAddress, DmsgAddress(self.client.public_key, self.service))
 
-    def requested(self, session: ServerSession, stream: Stream) -> None:
-        """Decide on an offered stream."""
-        if self.policy is None:
-            self._admit(session, stream)
-        elif len(self._deciding) >= self.backlog:
-            session.refuse(stream, CloseReason.BUSY)
-        else:
-            self._ask(session, stream, self.policy)
-
-    def withdrawn(self, stream: Stream) -> None:
-        """The peer gave up before the policy answered."""
-        decision = self._deciding.pop(stream, None)
-        if decision is not None:
-            decision.cancel()
-
-    def _ask(self, session: ServerSession, stream: Stream, policy: IAccessPolicy) -> None:
-        def call() -> object:
-            answer = policy.allow(stream.remote, self.service)
-            return ensureDeferred(answer) if isinstance(answer, Coroutine) else answer
-
-        decision: Deferred[object] = maybeDeferred(call)
-        self._deciding[stream] = decision
-
-        def decided(allowed: object) -> None:
-            self._deciding.pop(stream, None)
-            if stream.state is not StreamState.OFFERED:
-                return
-            if allowed is True:
-                self._admit(session, stream)
-            else:
-                session.refuse(stream, CloseReason.ACCESS_DENIED)
-
-        def failed(failure: Failure) -> None:
-            self._deciding.pop(stream, None)
-            if stream.state is not StreamState.OFFERED:
-                return
-            if self._listening:
-                _log.failure("The access policy failed; access is denied", failure=failure)
-            session.refuse(stream, CloseReason.ACCESS_DENIED)
-
-        decision.addCallbacks(decided, failed)
-
-    def _admit(self, session: ServerSession, stream: Stream) -> None:
+    def open(self, session: ServerSession, stream: Stream) -> None:
+        """Give an open stream to the application."""
         peer = DmsgAddress(stream.remote, "", session.server)
         try:
-            protocol = self.factory.buildProtocol(cast(IAddress, peer))
+            protocol = self.factory.buildProtocol(cast(IAddress, peer)) if self._listening else None
         except Exception:
             # an application's fault costs it this one transport
             _log.failure("Unhandled error in {factory}.buildProtocol", factory=self.factory)
             protocol = None
         if protocol is None:
-            session.refuse(stream, CloseReason.REFUSED)
+            session.abort_stream(stream, CloseReason.REFUSED)
             return
-        session.accept(stream)
         transport = session.transport(stream, self.service)
         self.client.transport_opened(session, transport)
         transport.attach(protocol)

@@ -34,6 +34,8 @@ class PoolConfig:
     #: The first pause after a failure, then twice as long each time, up to the second; each with up to half of jitter.
     backoff_first_s: float = 3.0
     backoff_limit_s: float = 60.0
+    #: No pause is longer while transports wait for another path: their time is limited, and so is this haste.
+    urgent_backoff_s: float = 1.0
     #: How often discovery is asked for servers while too few are connected and none is left to try.
     poll_s: float = 5.0
 
@@ -58,7 +60,7 @@ class ServerPool:
     """Sessions by server key.
 
     ``goal`` is how many should be up; ``changed`` is called whenever the set of sessions changes. ``uniform`` gives random
-    numbers in [0, 1) for jitter and choice.
+    numbers in [0, 1) for jitter and choice. ``urgent`` tells whether something waits for a session.
     """
 
     def __init__(
@@ -74,6 +76,7 @@ class ServerPool:
         uniform: Callable[[], float],
         changed: Callable[[], None],
         went_down: Callable[[PublicKey, str, int], None],
+        urgent: Callable[[], bool] = lambda: False,
     ) -> None:
         self.sessions: dict[PublicKey, ServerSession] = {}
         self.pinned = dict(pinned)
@@ -86,11 +89,13 @@ class ServerPool:
         self._uniform = uniform
         self._changed = changed
         self._went_down = went_down
+        self._urgent = urgent
         self._flights: dict[PublicKey, list[Deferred[ServerSession]]] = {}
         self._attempts: dict[PublicKey, Deferred[ServerSession]] = {}
         self._failures: dict[PublicKey, tuple[int, float]] = {}
         self._goal_loop: Deferred[None] | None = None
         self._wake: Deferred[None] | None = None
+        self._nudged = False
         self._running = False
 
     # --- one session -----------------------------------------------------------------------------------------------
@@ -120,8 +125,11 @@ class ServerPool:
         waiters = self._flights.pop(server, [])
         self._attempts.pop(server, None)
         if isinstance(result, Failure):
-            times, _ = self._failures.get(server, (0, 0.0))
-            self._failures[server] = (times + 1, self._clock.seconds() + self._pause_s(times))
+            times, until = self._failures.get(server, (0, 0.0))
+            if until <= self._clock.seconds():
+                self._failures[server] = (times + 1, self._clock.seconds() + self._pause_s(times))
+            else:  # a dial did not mind the pause, and what it found is no reason for a longer one
+                times -= 1
             if result.check(StageError) is None:
                 stage = "connect"
                 reason = "given up" if result.check(CancelledError) else type(result.value).__name__
@@ -208,11 +216,13 @@ class ServerPool:
             session.close()
 
     def _pause_s(self, failures: int) -> float:
-        pause = min(self._config.backoff_limit_s, self._config.backoff_first_s * 2.0 ** min(failures, 16))
+        limit = self._config.urgent_backoff_s if self._urgent() else self._config.backoff_limit_s
+        pause = min(limit, self._config.backoff_first_s * 2.0 ** min(failures, 16))
         return pause * (0.5 + self._uniform() / 2)
 
     async def _pursue(self) -> None:
         while self._running:
+            self._nudged = False
             missing = max(self.goal, len(self.pinned) if self.goal else 0) - len(self.sessions) - len(self._flights)
             pause_s: float | None = None
             if missing > 0:
@@ -240,6 +250,8 @@ class ServerPool:
         return [one for one in known if one not in self.sessions and one not in self._flights]
 
     async def _sleep(self, pause_s: float | None) -> None:
+        if self._nudged:
+            return  # something changed since the goal was looked at
         self._wake = Deferred()
         timer: IDelayedCall | None = None
         if pause_s is not None:
@@ -251,6 +263,7 @@ class ServerPool:
                 timer.cancel()
 
     def _nudge(self) -> None:
+        self._nudged = True
         if self._wake is not None and not self._wake.called:
             self._wake.callback(None)
 

@@ -9,7 +9,7 @@ from collections import deque
 from typing import TYPE_CHECKING, Final
 
 from dmsg.crypto.keys import PublicKey, Random
-from dmsg.mux.wire import ACK, FWD, HEADER_BYTES
+from dmsg.mux.wire import ACK, EXTENDED_REQUEST_LIMIT_BYTES, FWD, HEADER_BYTES, REQUEST_BYTES
 from dmsg.sansio.limits import RecentSet, TokenBucket
 
 if TYPE_CHECKING:
@@ -89,8 +89,15 @@ class Half:
                 here.port.recent.discard(here.id)
 
     def accepts(self, payload: bytes) -> bool:
-        """Whether an ACCEPT with ``payload`` from here is right: the first, from who was asked, unaltered (D12)."""
-        return not self.initiator and not self.settled and payload == self.request
+        """Whether an ACCEPT with ``payload`` from here is right: the first, from who was asked, unaltered (D12).
+
+        An extended REQUEST is answered by an extended ACCEPT: the same two keys, then what the relay does not read.
+        """
+        if self.initiator or self.settled or payload[:REQUEST_BYTES] != self.request[:REQUEST_BYTES]:
+            return False
+        if len(self.request) == REQUEST_BYTES:
+            return len(payload) == REQUEST_BYTES
+        return REQUEST_BYTES < len(payload) <= EXTENDED_REQUEST_LIMIT_BYTES
 
     def open_both(self, now: float) -> None:
         """Let data pass."""
@@ -140,6 +147,7 @@ class Port:
         "congested",
         "direct",
         "dirty",
+        "extended",
         "frames_in",
         "frames_out",
         "gone",
@@ -162,12 +170,15 @@ class Port:
         "waiting",
     )
 
-    def __init__(self, switch: Switch, remote: PublicKey, records: RecordLayer, now: float) -> None:
+    def __init__(
+        self, switch: Switch, remote: PublicKey, records: RecordLayer, now: float, *, extended: bool = False
+    ) -> None:
         limits = switch.limits
         self.switch = switch
         self.remote = remote
         self.records = records
         self.since = now
+        self.extended = extended  # whether its REQUEST and ACCEPT may carry more than two keys
         self.owner: object | None = None  # the shell
         self.halves: dict[int, Half] = {}
         self.waiting: deque[Half] = deque()

@@ -31,12 +31,13 @@ from dmsg.glue.throttle import ReadThrottle
 from dmsg.interfaces import IDiscovery, IEventLog
 from dmsg.mux.events import HandshakeDone
 from dmsg.mux.handshake import Handshake, Role
+from dmsg.mux.hop import HopLimits, hop_payload, read_hop
 from dmsg.mux.port import Port
 from dmsg.mux.refusals import RefusalReport
 from dmsg.mux.registrar import EntryRegistrar
 from dmsg.mux.switch import ServerLimits, Switch
 from dmsg.mux.switch_events import PortDropped, RequestRefused, SwitchEvent, TransportEnded, TransportStarted
-from dmsg.mux.wire import CloseReason, reason_name
+from dmsg.mux.wire import FRAME_PAYLOAD_LIMIT_BYTES, CloseReason, reason_name
 from dmsg.ops import events as ev
 from dmsg.sansio.jitter import Jitter
 
@@ -114,6 +115,7 @@ class DmsgServer(Service):
         events: IEventLog | None = None,
         random: Random = os.urandom,
         now_ns: Callable[[], int] = time.time_ns,
+        extended: bool = True,
     ) -> None:
         self.reactor = reactor
         self.key = key
@@ -128,6 +130,8 @@ class DmsgServer(Service):
         self._events = events
         self._random = random
         self._numbers = count(1)
+        announced = HopLimits(limits.transports_per_connection, int(limits.requests_per_s), FRAME_PAYLOAD_LIMIT_BYTES)
+        self._hop_payload = hop_payload(announced) if extended else b""
         self._half_open: Counter[str] = Counter()
         self._strangers = 0
         self._by_address: Counter[str] = Counter()
@@ -231,7 +235,14 @@ class DmsgServer(Service):
     def build_shell(self, address: IAddress | None) -> Shell:
         """A shell for a TCP connection that just came in."""
         now = self.reactor.seconds()
-        core = Handshake(Role.SERVER, self.key, now=now, timeout_s=self.limits.handshake_timeout_s, random=self._random)
+        core = Handshake(
+            Role.SERVER,
+            self.key,
+            now=now,
+            payload=self._hop_payload,
+            timeout_s=self.limits.handshake_timeout_s,
+            random=self._random,
+        )
         shell = _ServerShell(core, self, self.reactor)
         shell.server = self
         shell.number = next(self._numbers)
@@ -332,10 +343,11 @@ class DmsgServer(Service):
             self._report.add(shell.number, str(done.remote), "connection", refusal)
             shell.say_last(self.switch.reject(done.records, refusal), RemoteProtocolError("admission", refusal))
             return
-        port, events = self.switch.add_port(done.remote, done.records, now)
+        extended = bool(self._hop_payload) and read_hop(done.peer_payload).extended
+        port, events = self.switch.add_port(done.remote, done.records, now, extended=extended)
         port.owner = shell
         handshake_ms = (now - shell.opened_at) * 1000
-        self._emit(ev.ConnectionOpened(shell.number, str(done.remote), shell.address, handshake_ms, False))
+        self._emit(ev.ConnectionOpened(shell.number, str(done.remote), shell.address, handshake_ms, extended))
         for event in events:
             self._on_switch_event(event)
         shell.become(port, done.leftover)

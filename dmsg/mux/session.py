@@ -11,26 +11,45 @@ from typing import Protocol as TypingProtocol
 
 from twisted.internet.defer import Deferred
 from twisted.internet.interfaces import IReactorTime
+from twisted.internet.task import deferLater
 from twisted.python.failure import Failure
 
 from dmsg.address import DmsgAddress
 from dmsg.crypto.keys import PublicKey, Random, SecretKey
 from dmsg.errors import (
+    Busy,
     ConnectionRefusedByServer,
     DmsgError,
     RemoteProtocolError,
     ServerDraining,
     ServerLost,
     StageError,
-    close_error,
 )
 from dmsg.glue.shell import Shell
-from dmsg.mux.connection import Connection, ConnectionConfig
-from dmsg.mux.events import Accepted, DataReceived, HandshakeDone, Ready, Rejected, RequestReceived, StreamClosed
+from dmsg.mux.connection import Connection
+from dmsg.mux.events import (
+    Accepted,
+    Confirmed,
+    DataReceived,
+    EndAcked,
+    EndReceived,
+    HandshakeDone,
+    Ready,
+    Rejected,
+    RequestReceived,
+    StreamClosed,
+    UpgradeReceived,
+)
 from dmsg.mux.handshake import Handshake, Role
+from dmsg.mux.hop import Hop, hop_payload, read_hop
+from dmsg.mux.limits import ConnectionConfig
+from dmsg.mux.negotiation import Carrier, Inbound, Outbound
+from dmsg.mux.pending import Opened, PendingRequest, StreamOwner
+from dmsg.mux.secure import Resume
 from dmsg.mux.stream import Stream
 from dmsg.mux.transport import DmsgTransport
 from dmsg.mux.wire import CloseReason
+from dmsg.sansio.limits import TokenBucket
 
 
 class SessionUser(TypingProtocol):
@@ -45,42 +64,8 @@ class SessionUser(TypingProtocol):
     def transport_closed(self, session: ServerSession, transport: DmsgTransport, code: int, *, local: bool) -> None:
         """A transport of this session is over."""
 
-
-class PendingRequest:
-    """Stands as owner of a stream until the peer has answered our REQUEST."""
-
-    __slots__ = ("done", "session", "stream")
-
-    def __init__(self, session: ServerSession, stream: Stream) -> None:
-        self.session = session
-        self.stream = stream
-        self.done: Deferred[Stream] = Deferred(self._cancelled)
-        stream.owner = self
-
-    def _cancelled(self, _: Deferred[Stream]) -> None:
-        self.session.connection.abort(self.stream)  # a cancelled dial sends CLOSE
-        self.session.flush_soon()
-
-    def answered(self) -> None:
-        """The peer said yes."""
-        if not self.done.called:
-            self.done.callback(self.stream)
-
-    def deliver(self, data: bytes) -> None:
-        """Data of a transport that was given up in the very read that brought it: dropped."""
-
-    def ended(self, code: int, *, local: bool) -> None:
-        """The peer or the server said no."""
-        if self.done.called:
-            return  # given up while the answer was on its way through the events of one read
-        error = close_error(code)
-        reason = "accept check failed" if local else (error.name if code else "request rejected")
-        self.done.errback(StageError("accept", reason, error))
-
-    def lost(self, error: DmsgError, code: int) -> None:
-        """The connection went before an answer came."""
-        if not self.done.called:
-            self.done.errback(StageError("accept", "server connection lost", error))
+    def path_lost(self, session: ServerSession, transport: DmsgTransport, error: DmsgError) -> float:
+        """A transport may go on over another path: gives the seconds it may wait for one, 0 if it may not."""
 
 
 class ServerSession:
@@ -96,9 +81,12 @@ class ServerSession:
         config: ConnectionConfig,
         random: Random = os.urandom,
         handshake_timeout_s: float = 10.0,
+        extended: bool = True,
     ) -> None:
         self.server = server
+        self.key = key
         self.identity = key.public_key
+        self.hop = Hop()
         self.clock = clock
         self.connection: Connection
         self.started_at = clock.seconds()
@@ -109,37 +97,68 @@ class ServerSession:
         self._config = config
         self._random = random
         self._stage = "handshake"
-        self._host = DmsgAddress(self.identity, "", server)
-        core = Handshake(Role.CLIENT, key, server, now=self.started_at, timeout_s=handshake_timeout_s, random=random)
+        self._pace: TokenBucket | None = None
+        self._extended = extended
+        core = Handshake(
+            Role.CLIENT,
+            key,
+            server,
+            now=self.started_at,
+            payload=hop_payload() if extended else b"",
+            timeout_s=handshake_timeout_s,
+            random=random,
+        )
         self.shell = Shell(core, self, clock)
 
     # --- what the client asks for ----------------------------------------------------------------------------------
 
-    def request(self, remote: PublicKey) -> Deferred[Stream]:
-        """Ask ``remote`` for a transport; cancelling sends CLOSE. Raises ``Busy`` when no id is free."""
-        pending = PendingRequest(self, self.connection.open(remote))
+    def request(
+        self, target: PublicKey, carrier: Carrier = Carrier.NONE, *, service: str = "", resume: Resume | None = None
+    ) -> Deferred[Opened]:
+        """Ask ``target`` for a transport; cancelling sends CLOSE. Raises ``Busy`` when no id is free.
+
+        What the server announced is obeyed: too many transports are ``Busy`` here, requests are paced.
+        """
+        limits = self.hop.limits
+        if limits is not None and len(self.connection.streams) >= limits.transports:
+            raise Busy("the server allows no more transports on this connection", by="local")
+        wait_s = self._pace.wait_s(self.clock.seconds()) if self._pace is not None else 0.0
+        if self._pace is None or self._pace.take(self.clock.seconds()):
+            return self._request(target, carrier, service, resume)
+        waited: Deferred[None] = deferLater(self.clock, wait_s)
+        return waited.addCallback(lambda _: self.request(target, carrier, service=service, resume=resume))
+
+    def _request(self, target: PublicKey, carrier: Carrier, service: str, resume: Resume | None) -> Deferred[Opened]:
+        if not self.is_ready:
+            raise StageError("request", "server connection lost")
+        outbound = Outbound(
+            self.connection,
+            self.key,
+            self.server,
+            target,
+            carrier,
+            service=service,
+            resume=resume,
+            random=self._random,
+        )
+        pending = PendingRequest(self, outbound)
         self.flush_soon()
         return pending.done
 
-    def accept(self, stream: Stream) -> None:
-        """Accept an offered stream."""
-        self.connection.accept(stream)
-        self.flush_soon()
+    def inbound(self, stream: Stream) -> Inbound:
+        """The negotiation of an offered stream."""
+        return Inbound(self.connection, self.key, self.server, stream, random=self._random)
 
-    def refuse(self, stream: Stream, code: int) -> None:
-        """Refuse an offered stream."""
+    def abort_stream(self, stream: Stream, code: int = CloseReason.NORMAL) -> None:
+        """End a stream at once, or refuse an offered one."""
         self.connection.abort(stream, code)
         self.flush_soon()
 
     def transport(self, stream: Stream, service: str = "") -> DmsgTransport:
-        """The Twisted transport over an accepted stream."""
-        here, there = (self._host, DmsgAddress(stream.remote, service, self.server))
-        if not stream.initiator:
-            here, there = (
-                DmsgAddress(self.identity, service, self.server),
-                DmsgAddress(stream.remote, "", self.server),
-            )
-        return DmsgTransport(self, stream, here, there)
+        """The Twisted transport over an open stream."""
+        near, far = ("", service) if stream.initiator else (service, "")
+        here = DmsgAddress(self.identity, near, self.server)
+        return DmsgTransport(self, stream, here, DmsgAddress(stream.remote, far, self.server))
 
     def flush_soon(self) -> None:
         """See :class:`dmsg.mux.transport.Link`."""
@@ -150,6 +169,10 @@ class ServerSession:
         self._user.transport_closed(self, transport, code, local=local)
         if self.is_ready and self.connection.worn and not self.connection.streams:
             self.close()  # its record counters are far on; the goal makes a new one
+
+    def path_lost(self, transport: DmsgTransport, error: DmsgError) -> float:
+        """See :class:`dmsg.mux.transport.Link`."""
+        return self._user.path_lost(self, transport, error)
 
     def abort(self, error: DmsgError | None = None) -> None:
         """End the connection at once."""
@@ -171,19 +194,27 @@ class ServerSession:
                 case StreamClosed():
                     self._stream_closed(event)
                 case Accepted():
-                    pending = event.stream.owner
-                    assert isinstance(pending, PendingRequest)
-                    pending.answered()
+                    _owner(event.stream).accepted(event.message)
+                case UpgradeReceived():
+                    _owner(event.stream).upgraded(event.message)
+                case Confirmed():
+                    _owner(event.stream).confirmed()
+                case EndAcked():
+                    _owner(event.stream).end_acked()
+                case EndReceived():
+                    _owner(event.stream).end_received()
                 case RequestReceived():
                     self._user.requested(self, event.stream)
                 case HandshakeDone():
                     self._stage = "admission"
+                    self._learn(read_hop(event.peer_payload) if self._extended else Hop())
                     self.connection = Connection(
                         self.identity,
                         event.records,
                         now=self.clock.seconds(),
                         config=self._config,
                         random=self._random,
+                        extended=self.hop.extended,
                     )
                     shell.become(self.connection, event.leftover)
                 case Ready():
@@ -196,12 +227,15 @@ class ServerSession:
                 case _:
                     raise AssertionError(f"unexpected event {event!r}")
 
+    def _learn(self, hop: Hop) -> None:
+        self.hop = hop
+        if hop.limits is not None and hop.limits.requests_per_s:
+            rate = hop.limits.requests_per_s
+            self._pace = TokenBucket(rate, rate, self.clock.seconds())
+
     def _stream_closed(self, event: StreamClosed) -> None:
-        owner = event.stream.owner
-        if owner is None:
-            self._user.requested(self, event.stream)  # withdrawn before we decided
-        else:
-            owner.ended(event.code, local=event.local)  # type: ignore[attr-defined]
+        if event.stream.owner is not None:
+            _owner(event.stream).ended(event.code, local=event.local, proven=event.proven)
 
     def after_read(self, shell: Shell) -> None:
         """Nothing: only this connection is concerned."""
@@ -236,9 +270,12 @@ class ServerSession:
         if not isinstance(self.shell.core, Connection):
             return
         for stream in list(self.connection.streams.values()):
-            owner = stream.owner
             self.connection.abort(stream)
-            if owner is None:
-                self._user.requested(self, stream)  # an offer nobody has decided on is withdrawn
-            else:
-                owner.lost(loss, CloseReason.PEER_GONE)  # type: ignore[attr-defined]
+            if stream.owner is not None:
+                _owner(stream).lost(loss, CloseReason.PEER_GONE)
+
+
+def _owner(stream: Stream) -> StreamOwner:
+    owner = stream.owner
+    assert isinstance(owner, StreamOwner), stream
+    return owner

@@ -1,7 +1,8 @@
 """The state of one transport at one of its ends: offsets and credits, not a socket.
 
 A stream is pure bookkeeping; :class:`~dmsg.mux.connection.Connection` moves its frames. ``owner`` is whatever object
-the shell wants to find again from a stream, usually the Twisted transport.
+the shell wants to find again from a stream, usually the Twisted transport. :class:`Stream` speaks the base protocol,
+:class:`~dmsg.mux.secure_stream.SecureStream` the sealed one.
 """
 
 from __future__ import annotations
@@ -9,9 +10,9 @@ from __future__ import annotations
 from enum import Enum
 
 from dmsg.crypto.keys import PublicKey
-from dmsg.mux.wire import ACK, FWD, HEADER, HEADER_BYTES, SEQUENCE_BYTES
+from dmsg.mux.wire import ACK, FWD, HEADER, HEADER_BYTES, SEQUENCE_BYTES, CloseReason, encode_close
 from dmsg.sansio.buffer import ByteQueue
-from dmsg.sansio.window import AckGate, SendWindow
+from dmsg.sansio.window import OUTSTANDING_LIMIT, AckGate, SendWindow
 
 
 class StreamState(Enum):
@@ -19,6 +20,8 @@ class StreamState(Enum):
 
     REQUESTED = "requested"  # our REQUEST is out
     OFFERED = "offered"  # the peer's REQUEST waits for our decision
+    UPGRADING = "upgrading"  # accepted in the clear; the first FWD must carry the end-to-end handshake
+    CONFIRMING = "confirming"  # sealed, and the initiator has not proved itself yet
     OPEN = "open"
     CLOSING = "closing"  # our application is done; what it wrote is still on its way
     CLOSED = "closed"
@@ -26,12 +29,27 @@ class StreamState(Enum):
 
 #: From each state, where it may go; the state diagram in the documentation is drawn from this.
 TRANSITIONS: dict[StreamState, frozenset[StreamState]] = {
-    StreamState.REQUESTED: frozenset({StreamState.OPEN, StreamState.CLOSED}),
-    StreamState.OFFERED: frozenset({StreamState.OPEN, StreamState.CLOSED}),
-    StreamState.OPEN: frozenset({StreamState.CLOSING, StreamState.CLOSED}),
+    StreamState.REQUESTED: frozenset({StreamState.UPGRADING, StreamState.OPEN, StreamState.CLOSED}),
+    StreamState.OFFERED: frozenset(
+        {StreamState.UPGRADING, StreamState.CONFIRMING, StreamState.OPEN, StreamState.CLOSED}
+    ),
+    StreamState.UPGRADING: frozenset({StreamState.CONFIRMING, StreamState.OPEN, StreamState.CLOSED}),
+    StreamState.CONFIRMING: frozenset({StreamState.OPEN, StreamState.CLOSED}),
+    StreamState.OPEN: frozenset({StreamState.UPGRADING, StreamState.CLOSING, StreamState.CLOSED}),
     StreamState.CLOSING: frozenset({StreamState.CLOSED}),
     StreamState.CLOSED: frozenset(),
 }
+
+#: States in which FWD and ACK of the peer mean something.
+DATA_STATES = (StreamState.OPEN, StreamState.CLOSING, StreamState.CONFIRMING)
+
+
+class StreamFault(Exception):
+    """A frame that this stream cannot have got from an honest peer over an honest relay; ``code`` is for the CLOSE."""
+
+    def __init__(self, code: int) -> None:
+        super().__init__(code)
+        self.code = code
 
 
 class Stream:
@@ -41,8 +59,10 @@ class Stream:
     """
 
     __slots__ = (
+        "ack_due",
         "acked_bytes",
         "blocked",
+        "end_received",
         "gate",
         "id",
         "initiator",
@@ -57,6 +77,8 @@ class Stream:
         "window",
     )
 
+    security = "hop"
+
     def __init__(
         self,
         stream_id: int,
@@ -69,7 +91,7 @@ class Stream:
     ) -> None:
         self.id = stream_id
         self.remote = remote
-        self.request = request  # the 66 bytes that ACCEPT must repeat
+        self.request = request  # as it was sent or came; its first 66 bytes stand in ACCEPT again
         self.initiator = initiator
         self.state = StreamState.REQUESTED if initiator else StreamState.OFFERED
         self.owner: object | None = None
@@ -78,15 +100,19 @@ class Stream:
         self.gate = AckGate()
         self.queued = False  # whether it stands in the connection's queue of streams with something to send
         self.blocked = False  # whether its writer was told to pause
+        self.ack_due = False  # whether it stands in the connection's list of streams with something to acknowledge
+        self.end_received = False  # whether the peer said, provably, that nothing more comes
         self.sent_bytes = self.acked_bytes = self.received_bytes = 0
 
     def __repr__(self) -> str:
-        return f"<Stream {self.id} {self.state.value} with {self.remote}>"
+        return f"<{type(self).__name__} {self.id} {self.state.value} with {self.remote}>"
 
     def move(self, state: StreamState) -> None:
         """Go to ``state``; going where ``TRANSITIONS`` does not lead is a bug of ours."""
         assert state in TRANSITIONS[self.state], (self.state, state)
         self.state = state
+
+    # --- sending ---------------------------------------------------------------------------------------------------
 
     @property
     def sendable(self) -> bool:
@@ -98,6 +124,19 @@ class Stream:
         """Whether everything written has been acknowledged."""
         return not self.pending and self.window.idle
 
+    @property
+    def finished(self) -> bool:
+        """Whether a closing stream has nothing left to wait for, so that CLOSE may be sent."""
+        return self.drained
+
+    @property
+    def end_acked(self) -> bool:
+        """Whether the peer has acknowledged the end of our stream. Base streams have no such end."""
+        return False
+
+    def end(self) -> None:
+        """Nothing more will be written."""
+
     def next_fwd(self, limit_bytes: int) -> tuple[bytes, bytes]:
         """The next FWD as (header and sequence, data); call only while :attr:`sendable`."""
         data = self.pending.take(min(limit_bytes, self.window.room_bytes))
@@ -106,18 +145,62 @@ class Stream:
         sequence = self.window.send(size)
         return HEADER.pack(FWD, self.id, size + SEQUENCE_BYTES) + sequence.to_bytes(2, "big"), data
 
-    def on_fwd(self, sequence: int, size: int) -> bytes:
-        """Note ``size`` bytes received under ``sequence``; gives the ACK frame to send now, or nothing."""
-        self.received_bytes += size
-        return self.ack_frame(sequence) if self.gate.arrived(sequence, size) else b""
+    def receive_ack(self, payload: bytes) -> None:
+        """Take the payload of an ACK. Raises ``StreamFault``."""
+        if len(payload) != SEQUENCE_BYTES:
+            raise StreamFault(CloseReason.MALFORMED)
+        self.acked_bytes += self.window.acknowledge(payload[0] << 8 | payload[1])
 
-    def on_ack(self, sequence: int) -> None:
-        """Note an acknowledgement."""
-        self.acked_bytes += self.window.acknowledge(sequence)
+    # --- receiving -------------------------------------------------------------------------------------------------
+
+    def receive_fwd(self, frames: bytes, start: int, end: int) -> tuple[bytes, bytes]:
+        """Take the payload of a FWD, which is ``frames[start:end]``.
+
+        Gives its data and what is to be sent for it at once (an ACK frame or nothing). Raises ``StreamFault``.
+        """
+        if end - start < SEQUENCE_BYTES:
+            raise StreamFault(CloseReason.MALFORMED)
+        data = frames[start + SEQUENCE_BYTES : end]
+        self.received_bytes += len(data)
+        sequence = frames[start] << 8 | frames[start + 1]
+        return data, self.ack_frame(sequence) if self.gate.arrived(sequence, len(data)) else b""
+
+    def consumed(self, size: int) -> bytes:
+        """The application took ``size`` bytes; gives what is to be sent because of it."""
+        released = self.gate.consumed(size)
+        return b"".join([self.ack_frame(sequence) for sequence in released]) if released else b""
+
+    @property
+    def unread_bytes(self) -> int:
+        """Received and not yet taken by the application."""
+        return self.gate.unread_bytes
+
+    def overfull(self, limit_bytes: int) -> bool:
+        """Whether more has come than an honest peer would send to somebody who does not read.
+
+        Held acknowledgements cost memory however little data they stand for.
+        """
+        return self.gate.unread_bytes > limit_bytes or len(self.gate.held) > OUTSTANDING_LIMIT
 
     def ack_frame(self, sequence: int) -> bytes:
         """An ACK frame."""
         return HEADER.pack(ACK, self.id, SEQUENCE_BYTES) + sequence.to_bytes(2, "big")
+
+    def close_frame(self, reason: int) -> bytes:
+        """The CLOSE frame of this stream."""
+        return encode_close(self.id, reason)
+
+    def proves_close(self, payload: bytes) -> bool:
+        """Whether the peer itself, and not only the relay, sent a CLOSE with ``payload``. Base peers cannot say."""
+        return False
+
+    def discard(self) -> None:
+        """The stream is over: forget what waits to be sent."""
+        self.pending.clear()
+
+    def take_ack(self) -> bytes:
+        """The cumulative ACK that is due; base streams have none."""
+        return b""
 
 
 #: What a FWD costs besides its data.

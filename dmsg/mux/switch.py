@@ -23,6 +23,8 @@ from dmsg.mux.wire import (
     ACCEPT,
     ACK,
     CLOSE,
+    CLOSE_LIMIT_BYTES,
+    EXTENDED_REQUEST_LIMIT_BYTES,
     FWD,
     OK,
     REQUEST,
@@ -108,13 +110,15 @@ class Switch:
         """The OK frame that carries a refusal (extension, section 5), sealed."""
         return records.seal(encode_frame(OK, 0, encode_tlvs({Tlv.REASON: reason.encode()})))
 
-    def add_port(self, remote: PublicKey, records: RecordLayer, now: float) -> tuple[Port, list[SwitchEvent]]:
+    def add_port(
+        self, remote: PublicKey, records: RecordLayer, now: float, *, extended: bool = False
+    ) -> tuple[Port, list[SwitchEvent]]:
         """Admit a connection: OK is its first frame, and only then can it be reached (D1).
 
         A connection that had the key before is dropped with its transports: the newest wins (D18).
         """
         events: list[SwitchEvent] = []
-        port = Port(self, remote, records, now)
+        port = Port(self, remote, records, now, extended=extended)
         port.emit(encode_frame(OK, 0))
         older = self.ports.get(remote.raw)
         self.ports[remote.raw] = port
@@ -225,7 +229,9 @@ class Switch:
         elif half is None:
             self._on_stray(port, kind, transport_id)
         elif kind == CLOSE:
-            self._end(half, close_reason(payload), events, by=half.side, tell=half.other, payload=payload[:1])
+            self._end(
+                half, close_reason(payload), events, by=half.side, tell=half.other, payload=payload[:CLOSE_LIMIT_BYTES]
+            )
         elif kind == ACCEPT and half.accepts(payload):
             self._on_accept(half, payload, events)
         else:
@@ -267,16 +273,19 @@ class Switch:
         if transport_id % 2:
             self._count_stray(port)
             return CloseReason.BAD_ID
-        if len(payload) != REQUEST_BYTES or payload[:33] != port.remote.raw:
+        longest = EXTENDED_REQUEST_LIMIT_BYTES if port.extended else REQUEST_BYTES
+        if not REQUEST_BYTES <= len(payload) <= longest or payload[:33] != port.remote.raw:
             self._count_stray(port)
             return CloseReason.MALFORMED
         if self.draining:
             return CloseReason.SERVER_DRAINING
         if not port.requests.take(self._now) or port.pending_requests >= limits.pending_requests:
             return CloseReason.RATE_LIMITED
-        target = self.ports.get(payload[33:])
+        target = self.ports.get(payload[33:REQUEST_BYTES])
         if target is None:
             return CloseReason.UNKNOWN_PEER
+        if len(payload) > REQUEST_BYTES and not target.extended:
+            return CloseReason.UNSUPPORTED
         if (
             len(port.halves) >= limits.transports_per_connection
             or len(target.halves) >= limits.transports_per_connection

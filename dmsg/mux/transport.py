@@ -8,17 +8,17 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable
-from typing import Final, cast
+from dataclasses import replace
 from typing import Protocol as TypingProtocol
+from typing import cast
 
 from twisted.internet.error import ConnectionAborted, ConnectionDone, ConnectionLost
 from twisted.internet.interfaces import (
     IAddress,
     IConsumer,
-    IDelayedCall,
+    IHalfCloseableProtocol,
     IProducer,
     IProtocol,
-    IPullProducer,
     IPushProducer,
     IReactorTime,
     ITransport,
@@ -28,17 +28,18 @@ from twisted.python.failure import Failure
 from zope.interface import classImplements, implementer
 
 from dmsg.address import DmsgAddress
-from dmsg.errors import Busy, DeadlineExceeded, DmsgError, Refused, close_error
+from dmsg.crypto.keys import PublicKey
+from dmsg.errors import Busy, DeadlineExceeded, DmsgError, IntegrityError, Refused, Unsupported, close_error
 from dmsg.mux.connection import Connection
-from dmsg.mux.stream import Stream, StreamState
+from dmsg.mux.feed import Feed
+from dmsg.mux.pending import StreamOwner
+from dmsg.mux.secure_stream import SecureStream
+from dmsg.mux.stream import Stream, StreamFault, StreamState
+from dmsg.mux.timers import TransportTimers
 from dmsg.mux.wire import CloseReason
 
 classImplements(DmsgAddress, IAddress)
 _log = Logger()
-
-
-#: A closing transport whose peer acknowledges nothing for so long is cut off, in seconds.
-LINGER_S: Final = 60.0
 
 
 class TransportLost(ConnectionLost):
@@ -54,20 +55,25 @@ class Link(TypingProtocol):
 
     connection: Connection
     clock: IReactorTime
+    server: PublicKey
 
     def flush_soon(self) -> None:
         """Send what was queued at the end of this turn of the reactor."""
 
     def transport_closed(self, transport: DmsgTransport, code: int, *, local: bool) -> None:
-        """Told once, when the stream under a transport is over."""
+        """Told once, when a transport is over."""
+
+    def path_lost(self, transport: DmsgTransport, error: DmsgError) -> float:
+        """A transport has lost its path: for how many seconds it may wait for another one; 0 if not at all."""
 
 
 @implementer(ITransport, IConsumer, IPushProducer)
-class DmsgTransport:
+class DmsgTransport(StreamOwner):
     """One end of a transport.
 
-    ``security`` is ``"hop"`` (encrypted on the way to the relay and from it) or ``"e2e"``. ``stream`` tells how many bytes
-    were sent, acknowledged by the peer, and received.
+    ``stream`` tells how many bytes were sent, acknowledged by the peer, and received. Over end-to-end security the
+    transport outlives its path: while there is none, what is written waits and nothing is reported (extension,
+    section 8).
     """
 
     def __init__(self, link: Link, stream: Stream, host: DmsgAddress, peer: DmsgAddress) -> None:
@@ -75,21 +81,31 @@ class DmsgTransport:
         self.stream = stream
         self.connected = True
         self.disconnecting = False
-        self.security = "hop"
-        self.producer: IProducer | None = None
+        self._feed = Feed(self, link.clock)
         self.protocol: IProtocol | None = None
         #: Called once, after the protocol was told that it is over.
         self.on_over: Callable[[], object] | None = None
         self._link = link
         self._host = host
         self._peer = peer
-        self._streaming = False
         self._paused = False
-        self._producer_paused = False
         self._pump_scheduled = False
         self._inbox: deque[bytes] = deque()
-        self._lingering: IDelayedCall | None = None
+        self._timers = TransportTimers(self, link.clock)
+        #: Attempts of the peer's to resume: how many there were, and which of them the transport has moved to last.
+        self.attempts = self.attempt = 0
+        self.token = b""  # under which it may be resumed; fixed by its first path
+        self._resume_error: DmsgError | None = None
+        self._detached = False  # between two paths
+        self._told = False  # whether the link knows that this is over
+        self._write_ended = False
+        self._peer_ended = self._peer_end_told = False
         self._ending: Failure | None = None  # known, and told once everything that came before it is delivered
+
+    @property
+    def security(self) -> str:
+        """``"e2e"``, or ``"hop"``: encrypted on the way to the relay and from it."""
+        return self.stream.security
 
     # --- ITransport ------------------------------------------------------------------------------------------------
 
@@ -107,20 +123,40 @@ class DmsgTransport:
             if isinstance(data, str):
                 raise TypeError("data must be bytes")
             data = bytes(data)
-        if not data or not self.connected or self.stream.state is not StreamState.OPEN:
+        if not data or not self.connected or self._write_ended:
             return
         if self.disconnecting and self.producer is None:
             return  # a producer that is waited for may still write
-        try:
-            pause = self._link.connection.send_data(self.stream, data)
-        except Busy as error:
-            self._abort(Failure(TransportLost(error)), CloseReason.SLOW_CONSUMER)
+        if self._between_paths:
+            pause = self._keep(data)
+        elif self.stream.state is not StreamState.OPEN:
             return
-        self._link.flush_soon()
-        if pause and self.producer is not None and not self._producer_paused:
-            self._producer_paused = True
-            if self._streaming:
-                cast(IPushProducer, self.producer).pauseProducing()
+        else:
+            try:
+                pause = self._link.connection.send_data(self.stream, data)
+            except Busy as error:
+                self._abort(Failure(TransportLost(error)), CloseReason.SLOW_CONSUMER)
+                return
+            self._link.flush_soon()
+        if pause:
+            self._feed.pause()
+
+    @property
+    def _between_paths(self) -> bool:
+        """Whether what is written has to wait: there is no path, or it has ended in this very read."""
+        return self._detached or (
+            self.stream.state is StreamState.CLOSED and self.security == "e2e" and self._ending is None
+        )
+
+    def _keep(self, data: bytes) -> bool:
+        """Let ``data`` wait for another path."""
+        config = self._link.connection.config
+        self.stream.pending.append(data)
+        if len(self.stream.pending) > config.pending_limit_bytes:
+            error = Busy("more was written than may wait to be sent", by="local")
+            self._abort(Failure(TransportLost(error)), CloseReason.SLOW_CONSUMER)
+        self.stream.blocked = len(self.stream.pending) > config.pause_bytes
+        return self.stream.blocked
 
     def writeSequence(self, data: Iterable[bytes]) -> None:
         """Send the pieces of ``data`` in order."""
@@ -137,29 +173,59 @@ class DmsgTransport:
         """Close now; what has not been sent yet is dropped."""
         self._abort(Failure(ConnectionAborted()), CloseReason.REFUSED)
 
+    def loseWriteConnection(self) -> None:
+        """End this side's stream and go on reading: half-close. Raises ``Unsupported`` without end-to-end security."""
+        if self.security != "e2e":
+            raise Unsupported("only end-to-end transports can be closed by half", by="local")
+        if self.connected and not self.disconnecting and not self._write_ended:
+            self._write_ended = True
+            if self._between_paths:
+                self.stream.end()
+            else:
+                self._link.connection.end(self.stream)
+                self._link.flush_soon()
+
+    # --- deadlines (extension, section 6) --------------------------------------------------------------------------
+
+    def set_deadline(self, at_s: float | None) -> None:
+        """Set both deadlines: an absolute time on the client's clock, or ``None`` for none."""
+        self.set_read_deadline(at_s)
+        self.set_write_deadline(at_s)
+
+    def set_read_deadline(self, at_s: float | None) -> None:
+        """End the transport with ``DeadlineExceeded`` at ``at_s`` unless the deadline is moved before."""
+        self._timers.set_read_deadline(at_s)
+
+    def set_write_deadline(self, at_s: float | None) -> None:
+        """End the transport with ``DeadlineExceeded`` when something waits to be acknowledged at ``at_s`` and nothing
+        has been since the deadline was set. A slow but moving transfer never trips it: it gets as long again.
+        """
+        self._timers.set_write_deadline(at_s)
+
+    @property
+    def is_over(self) -> bool:
+        """Whether nothing is left of it on the wire."""
+        return self._told
+
+    def deadline_exceeded(self, what: str) -> None:
+        """A timer ran out."""
+        error = DeadlineExceeded(what, by="local")
+        self._abort(Failure(TransportLost(error)), CloseReason.DEADLINE)
+
     # --- IConsumer -------------------------------------------------------------------------------------------------
+
+    @property
+    def producer(self) -> IProducer | None:
+        """The registered producer."""
+        return self._feed.producer
 
     def registerProducer(self, producer: IProducer, streaming: bool) -> None:
         """Let ``producer`` write at the pace the peer takes it. ``RuntimeError`` if one is registered already."""
-        if self.producer is not None:
-            raise RuntimeError(f"cannot register {producer!r}: {self.producer!r} is still registered")
-        if not self.connected:
-            producer.stopProducing()
-            return
-        self.producer = producer
-        self._streaming = streaming
-        self._producer_paused = False
-        if self.stream.blocked:
-            self._producer_paused = True
-            if streaming:
-                cast(IPushProducer, producer).pauseProducing()
-        elif not streaming:
-            cast(IPullProducer, producer).resumeProducing()
-            self._pull_again()
+        self._feed.register(producer, streaming)
 
     def unregisterProducer(self) -> None:
         """The producer is done; a close that waited for it goes on."""
-        self.producer = None
+        self._feed.producer = None
         if self.connected and self.disconnecting:
             self._close()
 
@@ -185,7 +251,7 @@ class DmsgTransport:
     def attach(self, protocol: IProtocol) -> None:
         """Connect ``protocol``: ``connectionMade`` now, what has come already right after."""
         self.protocol = protocol
-        self._guarded(protocol.makeConnection, self)
+        self.guarded(protocol.makeConnection, self)
         if self._inbox or self._ending is not None:
             self._pump_soon()
 
@@ -198,15 +264,34 @@ class DmsgTransport:
 
     def writable(self) -> None:
         """The stream takes more: let the producer go on."""
-        if self.producer is not None and self._producer_paused:
-            self._producer_paused = False
-            self._guarded(cast(IPullProducer, self.producer).resumeProducing)
-            if not self._streaming:
-                self._pull_again()
+        self._feed.go_on()
 
-    def ended(self, code: int, *, local: bool) -> None:
+    def end_received(self) -> None:
+        """The peer has ended its stream; after a resumption it says so again."""
+        if not self._peer_ended:
+            self._peer_ended = True
+            self._pump_soon()
+
+    def end_acked(self) -> None:
+        """Everything written, and its end, has arrived."""
+        if self.disconnecting:
+            # the application is done; the peer may still be finishing its side
+            self._end(Failure(ConnectionDone()))
+        elif self.protocol is not None and IHalfCloseableProtocol.providedBy(self.protocol):
+            self.guarded(cast(IHalfCloseableProtocol, self.protocol).writeConnectionLost)
+
+    def ended(self, code: int, *, local: bool, proven: bool = False) -> None:
         """The stream is over, with a CLOSE of ``code`` from the other side or from this one."""
-        self._link.transport_closed(self, code, local=local)
+        if isinstance(self.stream, SecureStream) and not local:
+            if self.stream.end_acked and (self.disconnecting or self.stream.end_received):
+                code = CloseReason.NORMAL  # whatever the relay says now: both sides know that they have everything
+            elif not proven:
+                code = code or CloseReason.PEER_GONE  # a made-up "normal" is none
+                self.lost(close_error(code), code)
+                return
+            elif code == CloseReason.NORMAL and not self.stream.end_received:
+                code = CloseReason.REFUSED
+        self._tell(code, local=local)
         if code == CloseReason.NORMAL:
             self._end(Failure(ConnectionDone()))
         elif code == CloseReason.REFUSED and not local:
@@ -215,19 +300,83 @@ class DmsgTransport:
             self._end(Failure(TransportLost(close_error(code, by="local" if local else "peer"))))
 
     def lost(self, error: DmsgError, code: int) -> None:
-        """What carried the transport is gone."""
-        self._link.transport_closed(self, code, local=True)
+        """What carried the transport is gone: wait for another path, if there may be one."""
+        if self._told or self._ending is not None:
+            self._tell(code, local=True)
+            return
+        if isinstance(self.stream, SecureStream) and not (self.disconnecting and self.stream.end_acked):
+            self._detached = True
+            grace_s = self._link.path_lost(self, error)
+            if grace_s > 0:
+                self._timers.start_grace(grace_s, error)
+                return
+        self.give_up(error, code)
+
+    # --- another path (extension, section 8) -----------------------------------------------------------------------
+
+    @property
+    def detached(self) -> bool:
+        """Whether the transport has no path now."""
+        return self._detached
+
+    def move_to(self, link: Link, stream: SecureStream, peer_received_bytes: int, told_bytes: int) -> None:
+        """Go on over another path: nothing is lost, nothing comes twice.
+
+        ``peer_received_bytes`` is what the peer says it has, ``told_bytes`` what we told it that we have.
+        """
+        old = self.stream
+        assert isinstance(old, SecureStream)
+        try:
+            stream.go_on_from(old, peer_received_bytes, told_bytes)
+        except StreamFault as fault:
+            link.connection.abort(stream, fault.code)
+            link.flush_soon()
+            self.give_up(IntegrityError("the peer claims to have what was never sent", by="local"), fault.code)
+            return
+        if not self._detached:
+            old.owner = StreamOwner()  # what still comes on the old path in this very read is nobody's concern
+            self._link.connection.abort(old, CloseReason.PEER_GONE)
+            self._link.flush_soon()
+        self._detached = False
+        self._resume_error = None
+        self._timers.stop_grace()
+        self._link = link
+        self.stream = stream
+        stream.owner = self
+        self._host = replace(self._host, server_public_key=link.server)
+        self._peer = replace(self._peer, server_public_key=link.server)
+        if self.disconnecting and self.producer is None:
+            link.connection.close(stream)
+        link.connection.go_on(stream)
+        link.flush_soon()
+
+    def failed_to_resume(self, error: DmsgError) -> None:
+        """A search for another path found none; what it tried becomes the cause if the grace runs out."""
+        self._resume_error = error
+
+    def give_up(self, error: DmsgError, code: int = CloseReason.PEER_GONE) -> None:
+        """No other path was found, or none may be looked for: the transport is lost."""
+        error = self._resume_error or error
+        self._detached = False
+        self._timers.stop_grace()
+        self._tell(code, local=True)
         self._end(Failure(TransportLost(error)))
 
     # --- inside ----------------------------------------------------------------------------------------------------
 
     def _hand_over(self, data: bytes) -> None:
         if not self.disconnecting and self.connected:
-            self._guarded(cast(IProtocol, self.protocol).dataReceived, data)
-        self._link.connection.consumed(self.stream, len(data))
-        self._link.flush_soon()
+            self.guarded(cast(IProtocol, self.protocol).dataReceived, data)
+        self._consumed(len(data))
 
-    def _guarded(self, call: Callable[..., object], *arguments: object) -> None:
+    def _consumed(self, size: int) -> None:
+        if self._detached or self.stream.state is StreamState.CLOSED:
+            self.stream.consumed(size)
+        else:
+            self._link.connection.consumed(self.stream, size)
+            self._link.flush_soon()
+
+    def guarded(self, call: Callable[..., object], *arguments: object) -> None:
         """Call the application: its fault ends its own transport and nothing else, as the reactor does for sockets."""
         try:
             call(*arguments)
@@ -247,55 +396,72 @@ class DmsgTransport:
             return  # both what came and how it ended wait for the protocol
         while self._inbox and self.connected and not self._paused:
             self._hand_over(self._inbox.popleft())
-        if self._ending is not None and self.connected and (self.disconnecting or not self._inbox):
-            self._finish(self._ending)
-
-    def _pull_again(self) -> None:
-        self._link.clock.callLater(0, self._pull)
-
-    def _pull(self) -> None:
-        if self.producer is None or self._streaming or not self.connected or self._producer_paused:
+        if not self.connected or (self._inbox and not self.disconnecting):
             return
-        if self.stream.blocked:
-            self._producer_paused = True
+        if self._ending is not None:
+            self._finish(self._ending)
+        elif self._peer_ended and not self._peer_end_told and not self._paused:
+            self._peer_end_told = True
+            self._on_peer_end()
+
+    def _on_peer_end(self) -> None:
+        if self.disconnecting:
+            return
+        if self.protocol is not None and IHalfCloseableProtocol.providedBy(self.protocol):
+            self.guarded(cast(IHalfCloseableProtocol, self.protocol).readConnectionLost)
+            if self._write_ended:
+                self.loseConnection()
+        elif self.producer is not None:
+            # what it still had to say is cut off, and must not look complete to the peer
+            self._abort(Failure(ConnectionDone()), CloseReason.REFUSED)
         else:
-            self._guarded(cast(IPullProducer, self.producer).resumeProducing)
-            self._pull_again()
+            self.loseConnection()
 
     def _close(self) -> None:
-        if self.stream.state is StreamState.CLOSED:
+        if self._ending is not None:
             return  # over already, and about to be told
         while self._inbox:  # nobody will read it, but the peer's own close waits for the acknowledgement
-            self._link.connection.consumed(self.stream, len(self._inbox.popleft()))
+            self._consumed(len(self._inbox.popleft()))
+        if self._detached:
+            self.stream.end()
+            return
+        if self.stream.state is StreamState.CLOSED:
+            return
         if self._link.connection.close(self.stream):
             self.ended(CloseReason.NORMAL, local=True)
-        elif self._lingering is None:
-            self._linger(self.stream.acked_bytes)
+        elif isinstance(self.stream, SecureStream) and self.stream.end_acked:
+            self.end_acked()
+        self._timers.linger(self.stream.acked_bytes)
         self._link.flush_soon()
 
-    def _linger(self, acked_bytes: int) -> None:
-        """Wait for the peer to take what was written, but not for a peer that takes nothing (W14, W17)."""
-        self._lingering = self._link.clock.callLater(LINGER_S, self._lingered, acked_bytes)
-
-    def _lingered(self, acked_bytes: int) -> None:
-        self._lingering = None
-        if self.stream.acked_bytes > acked_bytes:
-            self._linger(self.stream.acked_bytes)
-        else:
-            error = DeadlineExceeded("the peer took nothing of what was written before the close", by="local")
-            self._abort(Failure(TransportLost(error)), CloseReason.DEADLINE)
+    def linger_over(self) -> None:
+        """The peer has taken nothing of what was written before the close for too long (W14, W17)."""
+        if self._ending is None:
+            self.deadline_exceeded("the peer took nothing of what was written before the close")
+        elif self.stream.state is not StreamState.CLOSED:  # the application was told; the peer never ended its side
+            self._link.connection.abort(self.stream)
+            self._tell(CloseReason.NORMAL, local=True)
+            self._link.flush_soon()
 
     def _abort(self, reason: Failure, code: int) -> None:
         if not self.connected:
             return
         self.disconnecting = True
         self._inbox.clear()
-        if self.stream.state is not StreamState.CLOSED:
+        self._timers.stop_grace()
+        if not self._detached and self.stream.state is not StreamState.CLOSED:
             self._link.connection.abort(self.stream, code)
-            self._link.transport_closed(self, code, local=True)
             self._link.flush_soon()
+        self._detached = False
+        self._tell(code, local=True)
         self._ending = reason
         self._pump_soon()
+
+    def _tell(self, code: int, *, local: bool) -> None:
+        if not self._told:
+            self._told = True
+            self._timers.stop()
+            self._link.transport_closed(self, code, local=local)
 
     def _end(self, reason: Failure) -> None:
         if self._ending is None:
@@ -305,12 +471,7 @@ class DmsgTransport:
     def _finish(self, reason: Failure) -> None:
         self.connected = False
         self.disconnecting = True
-        if self._lingering is not None:
-            self._lingering.cancel()
-            self._lingering = None
-        producer, self.producer = self.producer, None
-        if producer is not None:
-            producer.stopProducing()
+        self._feed.stop()
         try:
             if self.protocol is not None:
                 self.protocol.connectionLost(reason)

@@ -22,6 +22,8 @@ SEQUENCE_BYTES: Final = 2
 FWD_DATA_LIMIT_BYTES: Final = FRAME_PAYLOAD_LIMIT_BYTES - SEQUENCE_BYTES
 #: Two keys: who asks, who is asked.
 REQUEST_BYTES: Final = 66
+#: Longest CLOSE payload that is forwarded: a reason, and the same reason sealed by the peer.
+CLOSE_LIMIT_BYTES: Final = 1 + 1 + 16
 #: Longest REQUEST or ACCEPT between extended parties (extension, section 2).
 EXTENDED_REQUEST_LIMIT_BYTES: Final = REQUEST_BYTES + 1_200
 

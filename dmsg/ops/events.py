@@ -169,6 +169,19 @@ class TransportClosed(Event):
 
 
 @dataclass(slots=True)
+class TransportResumed(Event):
+    """An end-to-end transport goes on over another path; its initiator writes this."""
+
+    NAME = "transport_resumed"
+    transport_id: Annotated[int, "transport id on the new connection"]
+    initiator: Annotated[str, "key of the client that dialled"]
+    responder: Annotated[str, "key of the client that was dialled"]
+    server: Annotated[str, "key of the server now in between"]
+    reason: Annotated[str, "why the path before ended, as a short fixed text"]
+    elapsed_ms: Annotated[float, "how long there was no path"]
+
+
+@dataclass(slots=True)
 class Refused(Event):
     """Something a client asked for was refused; written at most once a second for each client and reason."""
 

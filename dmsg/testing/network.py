@@ -200,24 +200,27 @@ class LocalNetwork:
 
     # --- what is in it -----------------------------------------------------------------------------------------------
 
-    async def add_server(self, key: SecretKey | None = None) -> DmsgServer:
-        """One server more; returns when it listens and, if there is a discovery, can be found there."""
+    async def add_server(
+        self, key: SecretKey | None = None, *, kind: type[DmsgServer] = DmsgServer, **options: Any
+    ) -> DmsgServer:
+        """One server more; returns when it listens and, if there is a discovery, can be found there.
+
+        ``options`` go to ``kind``, which is :class:`~dmsg.mux.server.DmsgServer` or a class like it.
+        """
         key = key or SecretKey.generate(self._random)
         factory = _Forwarding()
         listening = TCP4ServerEndpoint(self.reactor, 0, interface=LOOPBACK).listen(factory)
         port = await self.wait(listening)
         address = HostPort(LOOPBACK, cast(Any, port).getHost().port)
-        server = DmsgServer(
-            self.reactor,
-            key,
-            _TakenPort(port, factory),
-            public_address=address,
-            discovery=self.discovery,
-            limits=self.limits,
-            events=self._events,
-            random=self._random,
-            now_ns=self.now_ns,
-        )
+        settings: dict[str, Any] = {
+            "public_address": address,
+            "discovery": self.discovery,
+            "limits": self.limits,
+            "events": self._events,
+            "random": self._random,
+            "now_ns": self.now_ns,
+        }
+        server = kind(self.reactor, key, _TakenPort(port, factory), **{**settings, **options})
         server.startService()
         self.servers.append(server)
         self.pinned.append(PinnedServer(key.public_key, address))

@@ -18,10 +18,11 @@ from twisted.internet.testing import StringTransport
 
 from dmsg.address import HostPort, PinnedServer
 from dmsg.crypto.keys import PublicKey, SecretKey
-from dmsg.mux.client import DmsgClient
+from dmsg.mux.client import ClientConfig, DmsgClient
 from dmsg.mux.connection import Connection
 from dmsg.mux.events import Accepted, DataReceived, HandshakeDone, Ready, RequestReceived, StreamClosed
 from dmsg.mux.handshake import Handshake, Role
+from dmsg.mux.negotiation import Security
 from dmsg.mux.record import RecordLayer
 from dmsg.mux.stream import Stream
 from dmsg.mux.wire import CloseReason, encode_close, encode_frame, split_frames
@@ -347,7 +348,16 @@ def service(
     clock = Clock()
     server = ServerOfTheRecording(keys, clock)
     pinned = PinnedServer(keys["server"].public_key, HostPort("127.0.0.1", 1))
-    client = DmsgClient(clock, keys[who], servers=[pinned], random=random, endpoint_for=lambda address: server)  # type: ignore[arg-type]
+    # the recordings are of base clients: no extension with the server, none with the peer
+    client = DmsgClient(
+        clock,
+        keys[who],
+        servers=[pinned],
+        random=random,
+        endpoint_for=lambda address: server,  # type: ignore[arg-type]
+        security=Security.HOP,
+        config=ClientConfig(extended=False),
+    )
     client.startService()
     clock.advance(0)
     server.shake_hands()

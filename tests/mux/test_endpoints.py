@@ -382,6 +382,9 @@ async def test_a_shared_client_lasts_as_long_as_its_last_transport(reactor, key_
         how = network.endpoint_arguments
         port = await serverFromString(reactor, f"dmsg:key={key_file(key)}:{how}").listen(CountingFactory())
         talk = await connectProtocol(clientFromString(reactor, f"dmsg:{key.public_key}:{how}"), Talk())
+        talk.transport.write(b"first")
+        assert await talk.got == b"first"
+        talk.received, talk.got = b"", Deferred()
         await port.stopListening()
         talk.transport.write(b"still")
         assert await talk.got == b"still"
@@ -516,7 +519,7 @@ async def test_the_end_of_the_reactor_stops_shared_clients(key_file):
         talk = Talk()
         await network.wait(bob.connect(Factory.forProtocol(lambda: talk), port.getHost().public_key))
         await network.wait(memory.shut_down())
-        assert isinstance(await network.wait(talk.over), error.ConnectionLost)
+        assert isinstance(await network.wait(talk.over), error.ConnectionDone)
         assert [server.stats()["connections"] for server in network.servers] == [1]
         with pytest.raises(DmsgError, match="shutting down"):
             await network.wait(DmsgServerEndpoint(source).listen(CountingFactory()))

@@ -18,9 +18,10 @@ from hypothesis import strategies as st
 
 from dmsg.crypto.keys import SecretKey
 from dmsg.errors import LocalProtocolError
-from dmsg.mux.connection import Connection, ConnectionConfig
+from dmsg.mux.connection import Connection
 from dmsg.mux.events import Accepted, DataReceived, Event, HandshakeDone, Ready, RequestReceived, StreamClosed
 from dmsg.mux.handshake import Handshake, Role
+from dmsg.mux.limits import ConnectionConfig
 from dmsg.mux.port import Port
 from dmsg.mux.stream import Stream, StreamState
 from dmsg.mux.switch import ServerLimits, Switch

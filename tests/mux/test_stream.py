@@ -54,22 +54,23 @@ def test_frames_within_window_and_limit() -> None:
     assert head + data == encode_frame(FWD, 6, b"\0\0efghij"), "the window holds 10 bytes"
     assert not one.sendable
     assert (one.sent_bytes, one.acked_bytes, len(one.pending)) == (10, 0, 3)
-    one.on_ack(0xFFFF)
-    one.on_ack(0xFFFF)
+    one.receive_ack(b"\xff\xff")
+    one.receive_ack(b"\xff\xff")
     assert one.acked_bytes == 4
     assert one.sendable and not one.drained
     one.next_fwd(400)
-    one.on_ack(0)
+    one.receive_ack(b"\x00\x00")
     assert not one.drained
-    one.on_ack(1)
+    one.receive_ack(b"\x00\x01")
     assert one.drained
     assert (one.sent_bytes, one.acked_bytes) == (13, 13)
 
 
 def test_acknowledges_what_the_gate_lets_through() -> None:
     one = stream()
-    assert one.on_fwd(7, 65_535) == encode_frame(ACK, 6, b"\0\x07")
-    assert one.on_fwd(0x1234, 1) == b""
+    payload = b"\0\x07" + bytes(65_535)
+    assert one.receive_fwd(b"before" + payload, 6, 6 + len(payload)) == (payload[2:], encode_frame(ACK, 6, b"\0\x07"))
+    assert one.receive_fwd(b"\x12\x34!", 0, 3) == (b"!", b"")
     assert one.received_bytes == 65_536
     assert one.ack_frame(0x1234) == encode_frame(ACK, 6, b"\x12\x34")
 

@@ -526,7 +526,8 @@ def test_withdrawn_by_the_one_who_asked() -> None:
 
 
 @pytest.mark.parametrize(
-    ("payload", "forwarded"), [(b"", b""), (b"\0", b"\0"), (b"\x10", b"\x10"), (b"\x05\x06", b"\x05")]
+    ("payload", "forwarded"),
+    [(b"", b""), (b"\0", b"\0"), (b"\x10", b"\x10"), (bytes(range(5, 40)), bytes(range(5, 23)))],
 )
 def test_close_is_passed_on_with_its_reason(payload: bytes, forwarded: bytes) -> None:
     """D15."""

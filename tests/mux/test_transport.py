@@ -13,8 +13,10 @@ from zope.interface import implementer
 from dmsg.address import DmsgAddress
 from dmsg.errors import Busy, DeadlineExceeded, PeerGone, Refused, ServerDraining, ServerLost
 from dmsg.mux.client import ClientConfig
-from dmsg.mux.connection import ConnectionConfig
-from dmsg.mux.transport import LINGER_S, TransportLost
+from dmsg.mux.limits import ConnectionConfig
+from dmsg.mux.negotiation import Security
+from dmsg.mux.timers import LINGER_S
+from dmsg.mux.transport import TransportLost
 from dmsg.sansio.window import AckGate
 from dmsg.testing.memory import MemoryNetwork
 from dmsg.testing.network import LocalNetwork
@@ -106,7 +108,8 @@ def connected(logged_errors):
         networks.append(network)
         await network.start()
         config = ClientConfig(connection=connection or ConnectionConfig())
-        alice, bob = await network.client(config=config), await network.client(config=config)
+        alice = await network.client(config=config, security=Security.HOP)
+        bob = await network.client(config=config, security=Security.HOP)
         here, there = here or Recorder(), there or Recorder()
         bob.listen(Factory.forProtocol(lambda: there))
         here.transport = await network.wait(alice.dial(bob.public_key))

@@ -9,8 +9,9 @@ import pytest_twisted
 from twisted.internet.defer import Deferred, ensureDeferred
 from twisted.internet.protocol import Factory
 
-from dmsg.mux.connection import ConnectionConfig
 from dmsg.mux.endpoints import DmsgClientEndpoint, DmsgServerEndpoint
+from dmsg.mux.limits import ConnectionConfig
+from dmsg.mux.negotiation import Security
 from dmsg.sansio.window import AckGate
 from dmsg.testing.conformance import TransportConformance
 from dmsg.testing.memory import MemoryNetwork
@@ -22,9 +23,18 @@ CONFIG = ConnectionConfig()
 class DmsgConformance(TransportConformance):
     """Two clients, one server between them."""
 
-    #: What a receiver acknowledges unread, the send window, what a writer may have waiting, and its last piece. No
-    #: socket's buffer comes into it: the sessions go on reading when an application does not.
-    in_flight_limit_bytes = AckGate.THRESHOLD_BYTES + CONFIG.send_window_bytes + CONFIG.pause_bytes + 16_384
+    security = Security.E2E
+
+    @property
+    def in_flight_limit_bytes(self) -> int:  # type: ignore[override]
+        """What a receiver acknowledges unread, the send window, what a writer may have waiting, and its last piece.
+
+        No socket's buffer comes into it: the sessions go on reading when an application does not.
+        """
+        if self.security is Security.HOP:
+            return AckGate.THRESHOLD_BYTES + CONFIG.send_window_bytes + CONFIG.pause_bytes + 16_384
+        return CONFIG.ack_limit_bytes + CONFIG.secure_window_bytes + CONFIG.pause_bytes + 16_384
+
     big_bytes = 4 * 1024 * 1024
     network: LocalNetwork
 
@@ -38,8 +48,8 @@ class DmsgConformance(TransportConformance):
 
     async def _start(self) -> None:
         await self.network.start()
-        self.client = await self.network.client()
-        self.server = await self.network.client()
+        self.client = await self.network.client(security=self.security)
+        self.server = await self.network.client(security=self.security)
 
     def make_network(self, reactor: Any) -> LocalNetwork:
         raise NotImplementedError
@@ -76,3 +86,16 @@ class TestInMemory(DmsgConformance):
 
     async def settle(self) -> None:
         await self.network.settle()
+
+
+@pytest.mark.system
+class TestBaseOverLoopback(TestOverLoopback):
+    """Hop by hop only, as towards base peers."""
+
+    security = Security.HOP
+
+
+class TestBaseInMemory(TestInMemory):
+    """Hop by hop only, as towards base peers."""
+
+    security = Security.HOP

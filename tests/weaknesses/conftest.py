@@ -19,6 +19,8 @@ from dmsg.address import HostPort, PinnedServer
 from dmsg.crypto.keys import SecretKey
 from dmsg.interfaces import IEventLog
 from dmsg.mux.client import ClientConfig, DmsgClient
+from dmsg.mux.hop import HopLimits, hop_payload
+from dmsg.mux.negotiation import Security
 from dmsg.mux.pool import PoolConfig
 from dmsg.mux.server import DmsgServer
 from dmsg.mux.switch import ServerLimits
@@ -27,6 +29,8 @@ from dmsg.testing.raw import RawConnection, RawServer, connect_raw
 
 HERE = Path(__file__).parent
 #: How long anything that ought to happen may take on a busy machine.
+#: What a server answers message 1 with: length, key, tag, and what it announces.
+MESSAGE_2_BYTES = 51 + len(hop_payload(HopLimits(0, 0, 0)))
 PATIENCE_S = 10.0
 #: Pause between two rounds of the bystanders.
 PING_PAUSE_S = 0.005
@@ -201,6 +205,7 @@ class World:
         self.log = Log()
         self.key = SecretKey.generate()
         endpoint = TCP4ServerEndpoint(reactor, 0, interface="127.0.0.1")
+        self.message_2_bytes = MESSAGE_2_BYTES
         self.server = DmsgServer(reactor, self.key, endpoint, limits=limits, events=self.log)
         self.pinned: PinnedServer
         self._with_bystanders = bystanders
@@ -236,6 +241,8 @@ class World:
         ready = options.pop("ready", True)
         options.setdefault("config", EAGER)
         servers = [one for one in pinned if one is not None] or [self.pinned]
+        # what the reference got wrong is its base protocol, and most peers here are raw ones
+        options.setdefault("security", Security.HOP)
         client = DmsgClient(self.reactor, key or SecretKey.generate(), servers=servers, **options)
         client.startService()
         self._clients.append(client)

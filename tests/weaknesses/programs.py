@@ -14,6 +14,7 @@ from twisted.internet.protocol import Factory, Protocol
 from dmsg.address import PinnedServer
 from dmsg.crypto.keys import SecretKey
 from dmsg.mux.client import DmsgClient
+from dmsg.mux.negotiation import Security
 from dmsg.mux.server import DmsgServer
 
 
@@ -38,7 +39,7 @@ async def server(descriptors: str) -> None:
 
 async def echo(pinned: str) -> None:
     """Listen through a server and echo; says its key."""
-    client = DmsgClient(reactor, SecretKey.generate(), servers=[PinnedServer.parse(pinned)])
+    client = DmsgClient(reactor, SecretKey.generate(), servers=[PinnedServer.parse(pinned)], security=Security.HOP)
     client.listen(Factory.forProtocol(Echo))
     client.startService()
     await client.when_ready()

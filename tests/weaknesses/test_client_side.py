@@ -21,7 +21,7 @@ from twisted.logger import globalLogPublisher
 from dmsg.crypto.keys import PublicKey, SecretKey
 from dmsg.errors import Busy, DialError, InvalidKey, SlowConsumer
 from dmsg.mux.client import ClientConfig
-from dmsg.mux.connection import ConnectionConfig
+from dmsg.mux.limits import ConnectionConfig
 from dmsg.mux.pool import PoolConfig
 from dmsg.mux.record import COUNTER_LIMIT, COUNTER_SOFT_LIMIT
 from dmsg.mux.switch import ServerLimits

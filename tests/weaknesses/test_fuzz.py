@@ -101,14 +101,14 @@ async def test_server_every_byte_of_message_3_altered(world):
             raw = await w.raw(shake=False)
             noise = NoiseHandshake("XK", initiator=True, static=raw.key, remote_static=w.key.public_key.raw)
             raw.send_packet(noise.write_message())
-            await w.until(lambda raw=raw: len(raw.received) == 51)
+            await w.until(lambda raw=raw: len(raw.received) == w.message_2_bytes)
             noise.read_message(bytes(raw.received[2:]))
             message = bytearray(packet(noise.write_message()))
             message[offset] ^= choose.randint(1, 255)
             raw.send_bytes(bytes(message))
             raws.append(raw)
         await w.until(lambda: sum(raw.lost_reason is not None for raw in raws) >= 65)
-        assert all(len(raw.received) == 51 for raw in raws)
+        assert all(len(raw.received) == w.message_2_bytes for raw in raws)
         assert len(w.server.switch.ports) == 2
         for raw in raws:
             await _finish_all(w, raw)
@@ -130,7 +130,7 @@ async def test_server_handshake_messages_of_any_size(world, size):
             if stage == 3:
                 noise = NoiseHandshake("XK", initiator=True, static=raw.key, remote_static=w.key.public_key.raw)
                 raw.send_packet(noise.write_message(random.Random(size).randbytes(min(size, 1_400))))
-                await w.until(lambda raw=raw: len(raw.received) == 51)
+                await w.until(lambda raw=raw: len(raw.received) == w.message_2_bytes)
             raw.send_packet(random.Random(size).randbytes(size))
             await w.soon(raw.lost(), 2.0)
 
@@ -380,7 +380,7 @@ async def test_client_random_frames(world, seed):
             targets = [SecretKey.generate().public_key for _ in range(3)]
             for target in targets:
                 session.request(target).addCallbacks(
-                    lambda stream, session=session: session.transport(stream).attach(victim._build()), ended.append
+                    lambda opened, session=session: session.transport(opened.stream).attach(victim._build()), ended.append
                 )
             dialled = [await w.soon(raw.next_frame(REQUEST)) for _ in targets]
             keys = [ours, *[target.raw for target in targets], bytes(33)]

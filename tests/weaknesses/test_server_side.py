@@ -211,7 +211,7 @@ async def test_w05_bytes_that_follow_a_handshake_keep_their_order(world):
         eager = await w.raw(shake=False)
         noise = NoiseHandshake("XK", initiator=True, static=eager.key, remote_static=w.key.public_key.raw)
         eager.send_packet(noise.write_message())
-        await w.until(lambda: len(eager.received) == 51)
+        await w.until(lambda: len(eager.received) == w.message_2_bytes)
         noise.read_message(bytes(eager.received[2:]))
         third = packet(noise.write_message())
         records = RecordLayer(noise.result.send_key, noise.result.receive_key)
@@ -224,11 +224,11 @@ async def test_w05_bytes_that_follow_a_handshake_keep_their_order(world):
             await w.turn()
             eager.send_bytes(frame)
         plaintext = bytearray()
-        await w.until(lambda: len(eager.received) > 51 + 100)
+        await w.until(lambda: len(eager.received) > w.message_2_bytes + 100)
         while plaintext.count(bytes([CLOSE])) < 200:
             assert eager.lost_reason is None
-            sealed = bytes(eager.received[51:])
-            del eager.received[51:]
+            sealed = bytes(eager.received[w.message_2_bytes:])
+            del eager.received[w.message_2_bytes:]
             plaintext += b"".join(records.open(sealed))
             await w.turn()
         assert plaintext[:5] == encode_frame(OK, 0)

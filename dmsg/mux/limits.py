@@ -1,0 +1,32 @@
+"""The limits of a client's connections; those of a server stand in :mod:`dmsg.mux.switch`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class ConnectionConfig:
+    """Limits of a client's connection, each with its unit."""
+
+    #: Unacknowledged bytes a base stream may have under way (D20), and a sealed one (extension, section 4).
+    send_window_bytes: int = 256 * 1024
+    secure_window_bytes: int = 1024 * 1024
+    #: With more than this unread, a sealed stream withholds its acknowledgements.
+    ack_limit_bytes: int = 256 * 1024
+    #: Data in one FWD: two of them fill a record, and no stream waits long behind another.
+    frame_data_bytes: int = 32_750
+    #: Unread bytes a stream may hold before its peer is closed as misbehaving (D19, W10).
+    receive_limit_bytes: int = 4 * 1024 * 1024
+    #: Written and not yet framed: the writer is told to pause above the first and to go on below the second.
+    pause_bytes: int = 64 * 1024
+    resume_bytes: int = 32 * 1024
+    #: A writer that does not heed the pause is cut off here.
+    pending_limit_bytes: int = 64 * 1024 * 1024
+    #: Sealed at once; the network takes it before the next lot is made.
+    flush_bytes: int = 128 * 1024
+    #: Frames that answer the server, waiting for the network: above this, reading stops.
+    control_limit_bytes: int = 256 * 1024
+    ok_timeout_s: float = 10.0
+    #: Offered streams that wait for a decision.
+    offered_limit: int = 1_024

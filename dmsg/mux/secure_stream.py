@@ -1,0 +1,302 @@
+"""A sealed stream (extension, sections 3 and 4).
+
+FWD and ACK are sealed under one counter for each direction; acknowledgements are cumulative and carry a rolling hash of
+everything received; the end of the stream is a FWD without data. What is sent and not acknowledged is kept, so that it
+can be sent again on another path (section 8).
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections import deque
+from typing import Final
+
+from dmsg.crypto.box import BOX_OVERHEAD_BYTES, CipherState
+from dmsg.errors import CryptoError, NonceExhausted
+from dmsg.mux.secure import SecureKeys
+from dmsg.mux.stream import Stream, StreamFault, StreamState
+from dmsg.mux.wire import ACK, CLOSE, FWD, HEADER, SEQUENCE_BYTES, CloseReason
+
+HASH_BYTES: Final = 4
+#: More would make a sequence ambiguous.
+OUTSTANDING_LIMIT: Final = 32_767
+#: "Nothing yet": what an ACK acknowledges before the first FWD.
+NOTHING_YET: Final = 0xFFFF
+_FWD_AD: Final = bytes((FWD,))
+_ACK_AD: Final = bytes((ACK,))
+_CLOSE_AD: Final = bytes((CLOSE,))
+_ACK_BYTES: Final = SEQUENCE_BYTES + HASH_BYTES
+
+
+class SecureStream(Stream):
+    """One end of an end-to-end transport on one path.
+
+    Made from a base stream once its handshake is through. ``resend`` and ``pending`` are what an earlier path leaves.
+    """
+
+    __slots__ = (
+        "_ack_limit_bytes",
+        "_acked_hash",
+        "_acked_sequence",
+        "_acknowledged_bytes",
+        "_earlier",
+        "_end_acked",
+        "_end_sent",
+        "_end_wanted",
+        "_next_sequence",
+        "_outstanding",
+        "_outstanding_bytes",
+        "_receive_hash",
+        "_received_sequence",
+        "_receiver",
+        "_send_hash",
+        "_sender",
+        "_sent_before_bytes",
+        "_successor",
+        "_told_bytes",
+        "_unread",
+        "_window_bytes",
+        "skip_bytes",
+        "token",
+    )
+
+    security = "e2e"
+
+    def __init__(self, base: Stream, keys: SecureKeys, *, window_bytes: int, ack_limit_bytes: int) -> None:
+        super().__init__(
+            base.id, base.remote, base.request, initiator=base.initiator, window_bytes=window_bytes, first_sequence=0
+        )
+        self.state = base.state
+        self.owner = base.owner
+        self.token = keys.token
+        self._earlier: SecureStream | None = None  # whose transport this one takes over once it is confirmed
+        self._successor: SecureStream | None = None
+        self._told_bytes = 0  # what the peer was told that we have when this path was made
+        self._sent_before_bytes = 0  # how far the stream was sent on earlier paths; it may have to be sent again
+        self._acknowledged_bytes = 0  # how much of the peer's stream our last ACK stood for
+        self.skip_bytes = 0  # sent again by the peer although we have it: dropped, but hashed and acknowledged
+        self._sender = CipherState(keys.send_key)
+        self._receiver = CipherState(keys.receive_key)
+        self._send_hash = keys.send_hash
+        self._receive_hash = keys.receive_hash
+        self._window_bytes = window_bytes
+        self._ack_limit_bytes = ack_limit_bytes
+        self._next_sequence = 0
+        self._received_sequence = NOTHING_YET
+        self._acked_sequence = NOTHING_YET
+        self._acked_hash = keys.send_hash[:HASH_BYTES]
+        self._outstanding: deque[tuple[int, bytes, bytes]] = deque()  # sequence, data, rolling hash behind it
+        self._outstanding_bytes = 0
+        self._unread = 0
+        self._end_wanted = self._end_sent = self._end_acked = False
+
+    # --- sending ---------------------------------------------------------------------------------------------------
+
+    @property
+    def _room_bytes(self) -> int:
+        if len(self._outstanding) >= OUTSTANDING_LIMIT:
+            return 0
+        return self._window_bytes - self._outstanding_bytes
+
+    @property
+    def sendable(self) -> bool:
+        """Whether a FWD could go out now: data the window has room for, or the end of the stream."""
+        if self.pending:
+            return self._room_bytes > 0
+        return self._end_wanted and not self._end_sent and len(self._outstanding) < OUTSTANDING_LIMIT
+
+    @property
+    def drained(self) -> bool:
+        """Whether everything written, and the end if there is one, has been acknowledged."""
+        return not self.pending and not self._outstanding and self._end_wanted is self._end_acked
+
+    @property
+    def end_acked(self) -> bool:
+        """Whether the peer has acknowledged our end of the stream, and with it everything before."""
+        return self._end_acked
+
+    @property
+    def end_wanted(self) -> bool:
+        """Whether our side has nothing more to write."""
+        return self._end_wanted
+
+    @property
+    def finished(self) -> bool:
+        """Whether both ends of the stream are through: only then is a CLOSE clean."""
+        return self._end_acked and self.end_received
+
+    def end(self) -> None:
+        """Send the end of the stream behind what was written."""
+        self._end_wanted = True
+
+    def next_fwd(self, limit_bytes: int) -> tuple[bytes, bytes]:
+        """The next FWD as (header, sealed payload); data as the window allows, else the end of the stream."""
+        data = self.pending.take(min(limit_bytes - BOX_OVERHEAD_BYTES, self._room_bytes)) if self.pending else b""
+        if not data:
+            self._end_sent = True
+        sequence = self._next_sequence
+        self._next_sequence = (sequence + 1) & 0xFFFF
+        self._send_hash = hashlib.sha256(self._send_hash + data).digest()
+        self._outstanding.append((sequence, data, self._send_hash[:HASH_BYTES]))
+        self._outstanding_bytes += len(data)
+        self.sent_bytes += len(data)
+        sealed = self._sender.seal(_FWD_AD, sequence.to_bytes(2, "big") + data)
+        return HEADER.pack(FWD, self.id, len(sealed)), sealed
+
+    def receive_ack(self, payload: bytes) -> None:
+        """Take a sealed cumulative ACK; the rolling hash in it must be ours (section 4)."""
+        inner = self._open(_ACK_AD, payload)
+        if len(inner) != _ACK_BYTES:
+            raise StreamFault(CloseReason.MALFORMED)
+        sequence = inner[0] << 8 | inner[1]
+        claimed = inner[2:]
+        if sequence == self._acked_sequence:
+            if claimed != self._acked_hash:
+                raise StreamFault(CloseReason.INTEGRITY)
+            return
+        outstanding = self._outstanding
+        if not outstanding or (sequence - outstanding[0][0]) & 0xFFFF >= len(outstanding):
+            raise StreamFault(CloseReason.INTEGRITY)
+        while True:
+            number, data, expected = outstanding.popleft()
+            self._outstanding_bytes -= len(data)
+            self.acked_bytes += len(data)
+            if not data:
+                self._end_acked = True
+            if number == sequence:
+                break
+        if claimed != expected:
+            raise StreamFault(CloseReason.INTEGRITY)
+        self._acked_sequence, self._acked_hash = sequence, expected
+
+    # --- receiving -------------------------------------------------------------------------------------------------
+
+    def receive_fwd(self, frames: bytes, start: int, end: int) -> tuple[bytes, bytes]:
+        """Take a sealed FWD. No data means that the peer has ended its stream."""
+        inner = self._open(_FWD_AD, frames[start:end])
+        if len(inner) < SEQUENCE_BYTES or self.end_received:
+            raise StreamFault(CloseReason.MALFORMED)
+        sequence = inner[0] << 8 | inner[1]
+        if sequence != (self._received_sequence + 1) & 0xFFFF:
+            raise StreamFault(CloseReason.INTEGRITY)
+        data = inner[SEQUENCE_BYTES:]
+        self._received_sequence = sequence
+        self._receive_hash = hashlib.sha256(self._receive_hash + data).digest()
+        if not data:
+            self.end_received = True
+        elif self.skip_bytes:
+            skipped = min(self.skip_bytes, len(data))
+            self.skip_bytes -= skipped
+            data = data[skipped:]
+        self.received_bytes += len(data)
+        self._unread += len(data)
+        # also takes back what an earlier FWD of the same read was promised: an ACK is for everything up to now
+        self.ack_due = self._unread <= self._ack_limit_bytes or self.end_received
+        return data, b""
+
+    def consumed(self, size: int) -> bytes:
+        """The application took ``size`` bytes: an ACK that was withheld becomes due."""
+        withheld = self._unread > self._ack_limit_bytes
+        self._unread -= size
+        if withheld and self._unread <= self._ack_limit_bytes:
+            self.ack_due = True
+        return b""
+
+    @property
+    def unread_bytes(self) -> int:
+        """Received and not yet taken by the application."""
+        return self._unread
+
+    def overfull(self, limit_bytes: int) -> bool:
+        """Whether more has come than an honest peer would send to somebody who does not read."""
+        return self._unread > limit_bytes
+
+    def take_ack(self) -> bytes:
+        """An ACK frame for everything received so far."""
+        self.ack_due = False
+        self._acknowledged_bytes = self.received_bytes - self.skip_bytes
+        inner = self._received_sequence.to_bytes(2, "big") + self._receive_hash[:HASH_BYTES]
+        sealed = self._sender.seal(_ACK_AD, inner)
+        return HEADER.pack(ACK, self.id, len(sealed)) + sealed
+
+    def close_frame(self, reason: int) -> bytes:
+        """A CLOSE whose reason is also there sealed, so that the peer knows it is no invention of the relay."""
+        code = bytes((reason,))
+        payload = code + self._sender.seal(_CLOSE_AD, code)
+        return HEADER.pack(CLOSE, self.id, len(payload)) + payload
+
+    def proves_close(self, payload: bytes) -> bool:
+        """Whether the sealed reason is there, is the peer's, and is the reason given in the clear."""
+        try:
+            return len(payload) > 1 and self._receiver.open(_CLOSE_AD, payload[1:]) == payload[:1]
+        except (CryptoError, NonceExhausted):
+            return False
+
+    def discard(self) -> None:
+        """Nothing is forgotten: it may go on over another path."""
+
+    def _open(self, associated: bytes, payload: bytes) -> bytes:
+        try:
+            inner = self._receiver.open(associated, payload)
+        except (CryptoError, NonceExhausted):
+            raise StreamFault(CloseReason.INTEGRITY) from None
+        if self.state is StreamState.CONFIRMING:
+            self.move(StreamState.OPEN)  # only the initiator can have sealed it (section 2)
+            if self._earlier is not None:
+                self._receive_after(self._earlier)
+        return inner
+
+    # --- another path ----------------------------------------------------------------------------------------------
+
+    @property
+    def resume_bytes(self) -> int:
+        """How much to tell the peer that we have when another path is made.
+
+        While acknowledgements are withheld no more than they stood for: what the application has not read goes on
+        filling the peer's window, however many paths there are.
+        """
+        return self._acknowledged_bytes if self._unread > self._ack_limit_bytes else self.received_bytes
+
+    def await_turn(self, earlier: SecureStream, told_bytes: int) -> None:
+        """Receive behind what ``earlier`` has received, from the moment the initiator proves itself.
+
+        That has to be known here: the first data may come in the same read as the proof.
+        """
+        self._earlier = earlier
+        self._told_bytes = told_bytes
+
+    def _receive_after(self, earlier: SecureStream) -> None:
+        while earlier._successor is not None:
+            earlier = earlier._successor
+        self.received_bytes = earlier.received_bytes
+        self.skip_bytes = earlier.received_bytes - self._told_bytes
+        self._acknowledged_bytes = self._told_bytes
+
+    def go_on_from(self, earlier: SecureStream, peer_received_bytes: int, told_bytes: int) -> None:
+        """Take over what ``earlier`` carried (section 8).
+
+        The peer has ``peer_received_bytes`` of what was sent; we told it that we had ``told_bytes``, and may have got
+        more on the old path since. Raises ``StreamFault`` when the peer claims what cannot be.
+        """
+        if self._earlier is None:
+            self._told_bytes = told_bytes
+            self._receive_after(earlier)
+        earlier._successor = self
+        self._sent_before_bytes = max(earlier._sent_before_bytes, earlier.sent_bytes)
+        if not earlier.acked_bytes <= peer_received_bytes <= self._sent_before_bytes:
+            raise StreamFault(CloseReason.INTEGRITY)
+        skip = peer_received_bytes - earlier.acked_bytes
+        for _, data, _ in earlier._outstanding:
+            if skip >= len(data):
+                skip -= len(data)
+            else:
+                self.pending.append(data[skip:])
+                skip = 0
+        while skip:  # sent on a path before that one, and not yet again
+            skip -= len(earlier.pending.take(skip))
+        while earlier.pending:
+            self.pending.append(earlier.pending.take(1 << 20))
+        self.sent_bytes = self.acked_bytes = peer_received_bytes
+        self._unread += earlier._unread
+        self._end_wanted = earlier._end_wanted
+        self.blocked = earlier.blocked

@@ -1,0 +1,252 @@
+"""A relay that is not to be trusted: a real server that does to the frames of its clients what a test says.
+
+It is the adversary of end-to-end security (extension, sections 1 to 4): it reads every frame in the clear of the hop and
+may drop, repeat, reorder, alter, cut, hold back, redirect and make up any of them. What it may not do is break the
+cryptography, and tests show that this is all its clients rely on::
+
+    relay = await network.add_relay()
+    relay.rule(kind=FrameType.FWD, to=bob.public_key, skip=3, act=drop)
+    ...
+    assert isinstance(protocol.reason.cause, IntegrityError)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field, replace
+from typing import Any, cast
+
+from twisted.internet.defer import Deferred
+
+from dmsg.crypto.keys import PublicKey, SecretKey
+from dmsg.mux.port import Port
+from dmsg.mux.record import RecordLayer
+from dmsg.mux.server import DmsgServer
+from dmsg.mux.switch import Switch
+from dmsg.mux.switch_events import SwitchEvent
+from dmsg.mux.wire import REQUEST_BYTES, FrameType, encode_frame, split_frames
+from dmsg.testing.network import LocalNetwork
+
+__all__ = [
+    "HostileNetwork",
+    "HostileServer",
+    "RelayFrame",
+    "Rule",
+    "Swap",
+    "alter",
+    "drop",
+    "insert",
+    "repeat",
+    "truncate",
+]
+
+
+@dataclass(frozen=True, slots=True)
+class RelayFrame:
+    """A frame on its way from the relay to one of its clients, as the relay sees it.
+
+    ``to`` is who gets it, ``transport_id`` the id there; ``peer`` is the other end of the transport, if it is known.
+    """
+
+    to: PublicKey
+    kind: int
+    transport_id: int
+    payload: bytes
+    peer: PublicKey | None = None
+
+
+#: What becomes of a frame: the frames to be sent instead.
+Action = Callable[[RelayFrame], Iterable[RelayFrame]]
+
+
+def drop(frame: RelayFrame) -> list[RelayFrame]:
+    """Nothing arrives."""
+    return []
+
+
+def repeat(frame: RelayFrame) -> list[RelayFrame]:
+    """It arrives twice."""
+    return [frame, frame]
+
+
+def alter(frame: RelayFrame, at: int = -1) -> list[RelayFrame]:
+    """One bit of one byte is turned over; the last byte belongs to the seal."""
+    payload = bytearray(frame.payload)
+    payload[at] ^= 1
+    return [replace(frame, payload=bytes(payload))]
+
+
+def truncate(frame: RelayFrame) -> list[RelayFrame]:
+    """The last byte is missing."""
+    return [replace(frame, payload=frame.payload[:-1])]
+
+
+def insert(frame: RelayFrame) -> list[RelayFrame]:
+    """A frame of the relay's own making, as long as the real one, arrives first."""
+    return [replace(frame, payload=bytes(len(frame.payload))), frame]
+
+
+class Swap:
+    """An action for a rule that applies twice: two frames arrive in the other order."""
+
+    def __init__(self) -> None:
+        self._first: RelayFrame | None = None
+
+    def __call__(self, frame: RelayFrame) -> list[RelayFrame]:
+        if self._first is None:
+            self._first = frame
+            return []
+        return [frame, self._first]
+
+
+@dataclass(slots=True)
+class Rule:
+    """Which frames something happens to: those of ``kind`` on their way ``to`` somebody, from ``peer``, if given.
+
+    The first ``skip`` of them pass; the next ``times`` (``None``: all) are handed to ``act``. ``hits`` counts those.
+    """
+
+    act: Action
+    kind: int | None = None
+    to: PublicKey | None = None
+    peer: PublicKey | None = None
+    skip: int = 0
+    times: int | None = 1
+    hits: int = 0
+
+    def takes(self, frame: RelayFrame) -> bool:
+        """Whether ``frame`` is to be handed to ``act``; counts."""
+        if self.kind not in (None, frame.kind) or self.to not in (None, frame.to):
+            return False
+        if self.peer not in (None, frame.peer) or (self.times is not None and self.hits >= self.times):
+            return False
+        if self.skip:
+            self.skip -= 1
+            return False
+        self.hits += 1
+        return True
+
+
+class _Tap(RecordLayer):
+    """Stands between the switch and the records of one client: the plaintext of every frame passes here."""
+
+    __slots__ = ("inner", "remote", "switch")
+
+    def __init__(self, switch: HostileSwitch, remote: PublicKey, inner: RecordLayer) -> None:
+        self.switch = switch
+        self.remote = remote
+        self.inner = inner
+
+    def open(self, data: bytes) -> list[bytes]:
+        """What the client sends is taken as it is."""
+        return self.inner.open(data)
+
+    def seal(self, plaintext: bytes) -> bytes:
+        """What goes to the client is what the rules leave of it."""
+        frames, used = split_frames(plaintext)
+        assert used == len(plaintext)
+        sent = [
+            encode_frame(after.kind, after.transport_id, after.payload)
+            for kind, transport_id, start, end in frames
+            for after in self.switch.pass_on(self.remote, kind, transport_id, plaintext[start:end])
+        ]
+        return self.inner.seal(b"".join(sent)) if sent else b""
+
+
+@dataclass(slots=True)
+class _Waiter:
+    wanted: Callable[[RelayFrame], bool]
+    fired: Deferred[RelayFrame] = field(default_factory=Deferred)
+
+
+class HostileSwitch(Switch):
+    """A switch whose every outgoing frame is subject to ``rules``."""
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self.rules: list[Rule] = []
+        #: Every frame that was to be sent, before the rules; OK frames excepted.
+        self.seen: list[RelayFrame] = []
+        #: Clients whose hop counts as base although it is not: they get ``unsupported``, and so do their peers.
+        self.treat_as_base: set[PublicKey] = set()
+        self.waiters: list[_Waiter] = []
+        self._peers: dict[tuple[PublicKey, int], PublicKey] = {}
+
+    def add_port(
+        self, remote: PublicKey, records: RecordLayer, now: float, *, extended: bool = False
+    ) -> tuple[Port, list[SwitchEvent]]:
+        """Admit a connection, and listen in on it."""
+        extended = extended and remote not in self.treat_as_base
+        return super().add_port(remote, _Tap(self, remote, records), now, extended=extended)
+
+    def pass_on(self, to: PublicKey, kind: int, transport_id: int, payload: bytes) -> list[RelayFrame]:
+        """What is sent instead of one frame. The first rule that takes it decides."""
+        if kind == FrameType.REQUEST:
+            self._peers[to, transport_id] = PublicKey(payload[:33])
+        elif kind == FrameType.ACCEPT:
+            self._peers[to, transport_id] = PublicKey(payload[33:REQUEST_BYTES])
+        frame = RelayFrame(to, kind, transport_id, payload, self._peers.get((to, transport_id)))
+        if kind != FrameType.OK:
+            self.seen.append(frame)
+            for waiter in [one for one in self.waiters if one.wanted(frame)]:
+                self.waiters.remove(waiter)
+                waiter.fired.callback(frame)
+        for rule in self.rules:
+            if rule.takes(frame):
+                return list(rule.act(frame))
+        return [frame]
+
+
+class HostileServer(DmsgServer):
+    """A server under a test's control: honest until told otherwise. Takes what :class:`DmsgServer` takes."""
+
+    switch: HostileSwitch
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self.switch = HostileSwitch(self.limits, random=self._random)
+
+    @property
+    def seen(self) -> list[RelayFrame]:
+        """Every frame that was to be sent to somebody so far, in order, before any rule applied."""
+        return self.switch.seen
+
+    def rule(self, act: Action, **match: Any) -> Rule:
+        """From now on, do ``act`` to the frames that match (see :class:`Rule`). Rules made earlier come first."""
+        rule = Rule(act, **match)
+        self.switch.rules.append(rule)
+        return rule
+
+    def be_honest(self) -> None:
+        """Forget all rules."""
+        self.switch.rules.clear()
+
+    def send(self, frame: RelayFrame) -> None:
+        """Send a frame of one's own making, or one of :attr:`seen` again, past all rules."""
+        port = self.switch.ports[frame.to.raw]
+        records = port.records
+        assert isinstance(records, _Tap)
+        plaintext = encode_frame(frame.kind, frame.transport_id, frame.payload)
+        cast(Any, port.owner).transport.write(records.inner.seal(plaintext))
+
+    def frames(self, kind: int | None = None, to: PublicKey | None = None) -> list[RelayFrame]:
+        """Those of :attr:`seen` of a kind, to a client."""
+        return [one for one in self.seen if kind in (None, one.kind) and to in (None, one.to)]
+
+    def next_frame(self, kind: int | None = None, to: PublicKey | None = None) -> Deferred[RelayFrame]:
+        """Fires with the next frame of a kind to a client."""
+        waiter = _Waiter(lambda frame: kind in (None, frame.kind) and to in (None, frame.to))
+        self.switch.waiters.append(waiter)
+        return waiter.fired
+
+    def cut(self, client: PublicKey) -> None:
+        """Reset the connection of one client."""
+        cast(Any, self.switch.ports[client.raw].owner).transport.abortConnection()
+
+
+class HostileNetwork(LocalNetwork):
+    """A :class:`~dmsg.testing.network.LocalNetwork` whose servers may be hostile: begin with ``servers=0``, add relays."""
+
+    async def add_relay(self, key: SecretKey | None = None, **options: Any) -> HostileServer:
+        """One relay more; returns when clients can find it. ``options`` go to :class:`HostileServer`."""
+        return cast(HostileServer, await self.add_server(key, kind=HostileServer, **options))
