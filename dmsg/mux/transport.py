@@ -239,7 +239,7 @@ class DmsgTransport(StreamOwner):
         """Deliver again, beginning with what came meanwhile."""
         if self._paused:
             self._paused = False
-            if self._inbox or self._ending is not None:
+            if self._inbox or self._ending is not None or self._peer_ended:
                 self._pump_soon()
 
     def stopProducing(self) -> None:
@@ -252,7 +252,7 @@ class DmsgTransport(StreamOwner):
         """Connect ``protocol``: ``connectionMade`` now, what has come already right after."""
         self.protocol = protocol
         self.guarded(protocol.makeConnection, self)
-        if self._inbox or self._ending is not None:
+        if self._inbox or self._ending is not None or self._peer_ended:
             self._pump_soon()
 
     def deliver(self, data: bytes) -> None:
