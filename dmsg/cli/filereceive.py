@@ -30,7 +30,7 @@ from dmsg.cli.filewire import (
     check_name,
 )
 from dmsg.cli.output import human_bytes
-from dmsg.cli.settings import PUBLIC_KEY, Invocation, ParamType, common_options
+from dmsg.cli.settings import PUBLIC_KEY, Invocation, ParamType, common_options, service_option
 from dmsg.crypto.keys import PublicKey
 from dmsg.mux.listener import AllowKeys
 
@@ -66,8 +66,15 @@ class SizeType(ParamType):
 @click.option("--overwrite", is_flag=True, help="Replace files that are there already.")
 @click.option("--max-size", type=SizeType(), default=MAX_SIZE, show_default=True, help="Largest file accepted.")
 @common_options
+@service_option
 def receive(
-    call: Invocation, directory: str, once: bool, allow: tuple[PublicKey, ...], overwrite: bool, max_size: int
+    call: Invocation,
+    directory: str,
+    once: bool,
+    allow: tuple[PublicKey, ...],
+    overwrite: bool,
+    max_size: int,
+    service: str,
 ) -> None:
     """Receive files into DIR until interrupted.
 
@@ -75,7 +82,7 @@ def receive(
     send.
     """
     rules = Rules(Path(directory), max_size, overwrite=overwrite)
-    call.execute(lambda reactor: run_receive(call, reactor, rules, once=once, allow=allow))
+    call.execute(lambda reactor: run_receive(call, reactor, rules, once=once, allow=allow, service=service))
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,12 +95,18 @@ class Rules:
 
 
 async def run_receive(
-    call: Invocation, reactor: Any, rules: Rules, *, once: bool = False, allow: tuple[PublicKey, ...] = ()
+    call: Invocation,
+    reactor: Any,
+    rules: Rules,
+    *,
+    once: bool = False,
+    allow: tuple[PublicKey, ...] = (),
+    service: str = "",
 ) -> None:
     """``dmsg receive``; with ``once`` returns after, or fails with, the first sender's outcome."""
     async with call.settings.open_client(reactor, listening=True) as client:
         receiver = Receiver(call, reactor, rules)
-        port = client.listen(receiver, policy=AllowKeys(allow) if allow else None)
+        port = client.listen(receiver, service, policy=AllowKeys(allow) if allow else None)
         try:
             key = str(client.public_key)
             call.out.result({"event": "ready", "public_key": key, "directory": str(rules.directory)}, key)
@@ -268,6 +281,8 @@ class Receiver(Factory):
         self, offer: Offer, sha256: str, peer: DmsgAddress, start: int, elapsed_s: float, talk: Conversation
     ) -> None:
         rate = (offer.size - start) / max(elapsed_s, 1e-9)
+        security = talk.channel.transport.security
+        server = talk.channel.transport.getPeer().server_public_key  # the transport may have moved
         self._out.result(
             {
                 "event": "received",
@@ -279,10 +294,10 @@ class Receiver(Factory):
                 "elapsed_s": round(elapsed_s, 6),
                 "bytes_per_s": round(rate, 1),
                 "peer": str(peer.public_key),
-                "server": str(peer.server_public_key),
-                "security": talk.channel.transport.security,
+                "server": str(server),
+                "security": security,
             },
-            f"received {offer.name}: {human_bytes(offer.size)} in {elapsed_s:.2f} s ({human_bytes(rate)}/s)"
+            f"received {offer.name}: {human_bytes(offer.size)} in {elapsed_s:.2f} s ({human_bytes(rate)}/s, {security})"
             f"  sha256 {sha256}",
         )
 

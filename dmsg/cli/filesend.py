@@ -10,13 +10,14 @@ from typing import Any, Final
 import click
 from twisted.internet.task import deferLater
 
+from dmsg.address import DmsgAddress
 from dmsg.cli.channel import Channel, TimedOut, TransportBroken
 from dmsg.cli.exits import CommandError, Exit
 from dmsg.cli.filestore import SourceFile, in_thread
 from dmsg.cli.filetalk import CLOSE_TIMEOUT_S, HASH_TIMEOUT_S, Conversation
 from dmsg.cli.filewire import Done, End, Finish, Have, MalformedTransfer, Offer, Start, TransferFailed, check_name
 from dmsg.cli.output import human_bytes
-from dmsg.cli.settings import DIAL_TIMEOUT_S, PUBLIC_KEY, Invocation, common_options
+from dmsg.cli.settings import DIAL_TIMEOUT_S, PUBLIC_KEY, Invocation, common_options, service_option
 from dmsg.crypto.keys import PublicKey
 from dmsg.errors import DialError
 from dmsg.mux.client import DmsgClient
@@ -39,16 +40,19 @@ BACKOFF_LONGEST_S: Final = 10.0
     help="How often in a row to dial again without progress after the transport broke.",
 )
 @common_options
-def send(call: Invocation, peer: PublicKey, files: tuple[str, ...], retries: int) -> None:
+@service_option
+def send(call: Invocation, peer: PublicKey, files: tuple[str, ...], retries: int, service: str) -> None:
     """Send each FILE to PK, which runs ``dmsg receive``.
 
     Ends with 0 only when the receiver has verified every file and put it in its place. What a broken transfer left
     behind is used when the same key sends the same file again.
     """
-    call.execute(lambda reactor: run_send(call, reactor, peer, files, retries=retries))
+    call.execute(lambda reactor: run_send(call, reactor, peer, files, retries=retries, service=service))
 
 
-async def run_send(call: Invocation, reactor: Any, peer: PublicKey, files: tuple[str, ...], *, retries: int) -> None:
+async def run_send(
+    call: Invocation, reactor: Any, peer: PublicKey, files: tuple[str, ...], *, retries: int, service: str = ""
+) -> None:
     """``dmsg send``. Raises ``DialError``, ``TransferFailed``, ``TransportBroken``, ``TimedOut``, ``OSError``."""
     names = [check_name(Path(file).name) for file in files]
     if len(set(names)) < len(names):
@@ -58,7 +62,7 @@ async def run_send(call: Invocation, reactor: Any, peer: PublicKey, files: tuple
         for file in files:
             sources.append(SourceFile(file))
         async with call.settings.open_client(reactor, listening=False) as client:
-            await _Sending(call, reactor, client, peer, sources, retries).run()
+            await _Sending(call, reactor, client, DmsgAddress(peer, service), sources, retries).run()
     finally:
         for source in sources:
             source.close()
@@ -72,14 +76,15 @@ class _Sending:
         call: Invocation,
         reactor: Any,
         client: DmsgClient,
-        peer: PublicKey,
+        target: DmsgAddress,
         sources: list[SourceFile],
         retries: int,
     ) -> None:
         self._out = call.out
         self._reactor = reactor
         self._client = client
-        self._peer = peer
+        self._peer = target.public_key
+        self._service = target.service
         self._pending = deque(sources)
         self._retries = retries
         self._dialled = False
@@ -110,7 +115,7 @@ class _Sending:
 
     async def _deliver(self) -> None:
         """Send what can be sent over one transport."""
-        transport = await self._client.dial(self._peer, timeout_s=DIAL_TIMEOUT_S)
+        transport = await self._client.dial(self._peer, self._service, timeout_s=DIAL_TIMEOUT_S)
         self._dialled = True
         channel = Channel(self._reactor)
         transport.attach(channel)
@@ -208,6 +213,6 @@ class _Sending:
                 "server": server,
                 "security": transport.security,
             },
-            f"sent {source.name}: {human_bytes(source.size)} in {elapsed_s:.2f} s ({human_bytes(rate)}/s)"
-            f"  sha256 {sha256}",
+            f"sent {source.name}: {human_bytes(source.size)} in {elapsed_s:.2f} s ({human_bytes(rate)}/s,"
+            f" {transport.security})  sha256 {sha256}",
         )

@@ -74,6 +74,14 @@ class Bar:
             self._out.drawing = False
 
 
+def tell_opened(out: Output, transport: Any) -> None:
+    """Say who is there, through which relay, and with what security."""
+    peer = transport.getPeer()
+    key, server = str(peer.public_key), str(peer.server_public_key)
+    out.result({"event": "opened", "peer": key, "server": server, "security": transport.security})
+    out.note(f"{key[:16]}… through {server[:16]}… ({transport.security})")
+
+
 class Output:
     """Where a command writes to: ``stdout`` for results, ``stderr`` for the rest."""
 

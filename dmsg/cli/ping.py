@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 import click
@@ -15,7 +15,8 @@ from twisted.python.failure import Failure
 
 from dmsg.cli.channel import Channel
 from dmsg.cli.exits import CommandError, Exit
-from dmsg.cli.settings import DIAL_TIMEOUT_S, PUBLIC_KEY, Invocation, common_options
+from dmsg.cli.output import tell_opened
+from dmsg.cli.settings import DIAL_TIMEOUT_S, PUBLIC_KEY, Invocation, common_options, service_option
 from dmsg.crypto.keys import PublicKey
 
 #: A ping holds at least enough randomness to be told from others, and at most what two ends hold without waiting.
@@ -26,12 +27,17 @@ _CLOSE_TIMEOUT_S: Final = 2.0
 
 
 class Echo(Protocol):
-    """Sends back what comes, at the pace it is taken."""
+    """Sends back what comes, at the pace it is taken. ``made`` is called with its transport."""
 
     transport: Any
 
+    def __init__(self, made: Callable[[Any], object] | None = None) -> None:
+        self._made = made
+
     def connectionMade(self) -> None:
         """See ``IProtocol``."""
+        if self._made is not None:
+            self._made(self.transport)
         # A transport is a producer and a consumer: it slows itself down.
         self.transport.registerProducer(self.transport, True)
 
@@ -45,9 +51,10 @@ class Echo(Protocol):
 
 @click.command()
 @common_options
-def echo(call: Invocation) -> None:
+@service_option
+def echo(call: Invocation, service: str) -> None:
     """Accept transports and send back what comes, until interrupted."""
-    call.execute(lambda reactor: run_echo(call, reactor))
+    call.execute(lambda reactor: run_echo(call, reactor, service=service))
 
 
 @click.command()
@@ -56,17 +63,20 @@ def echo(call: Invocation) -> None:
 @click.option("--size", type=click.IntRange(1, PING_LIMIT_BYTES), default=64, show_default=True, help="Bytes in each.")
 @click.option("--interval", type=click.FloatRange(0, 3600), default=0.2, show_default=True, help="Seconds in between.")
 @common_options
-def ping(call: Invocation, peer: PublicKey, count: int, size: int, interval: float) -> None:
+@service_option
+def ping(call: Invocation, peer: PublicKey, count: int, size: int, interval: float, service: str) -> None:
     """Measure round trips to PK, which runs ``dmsg echo``."""
-    call.execute(lambda reactor: run_ping(call, reactor, peer, count=count, size=size, interval_s=interval))
+    call.execute(
+        lambda reactor: run_ping(call, reactor, peer, count=count, size=size, interval_s=interval, service=service)
+    )
 
 
-async def run_echo(call: Invocation, reactor: Any) -> None:
+async def run_echo(call: Invocation, reactor: Any, *, service: str = "") -> None:
     """``dmsg echo``."""
-    factory: Any = Factory.forProtocol(Echo)
+    factory: Any = Factory.forProtocol(lambda: Echo(lambda transport: tell_opened(call.out, transport)))
     factory.noisy = False
     async with call.settings.open_client(reactor, listening=True) as client:
-        client.listen(factory)
+        client.listen(factory, service)
         key = str(client.public_key)
         call.out.result({"event": "ready", "public_key": key}, key)
         call.out.note("ready: echoing until interrupted")
@@ -74,13 +84,13 @@ async def run_echo(call: Invocation, reactor: Any) -> None:
 
 
 async def run_ping(
-    call: Invocation, reactor: Any, peer: PublicKey, *, count: int, size: int, interval_s: float
+    call: Invocation, reactor: Any, peer: PublicKey, *, count: int, size: int, interval_s: float, service: str = ""
 ) -> None:
     """``dmsg ping``. Raises ``DialError``, and ``CommandError`` for an echo that is late or wrong."""
     round_trips: list[float] = []
     async with call.settings.open_client(reactor, listening=False) as client:
         began = reactor.seconds()
-        transport = await client.dial(peer, timeout_s=DIAL_TIMEOUT_S)
+        transport = await client.dial(peer, service, timeout_s=DIAL_TIMEOUT_S)
         dial_ms = (reactor.seconds() - began) * 1000
         server = str(transport.getPeer().server_public_key)
         channel = Channel(reactor)

@@ -275,7 +275,7 @@ def common_options(function: F) -> F:
 
 
 def service_option(function: F) -> F:
-    """Add ``--service`` to a networking command (above :func:`common_options`); the function gets ``service``."""
+    """Add ``--service`` to a networking command (under :func:`common_options`); the function gets ``service``."""
 
     @click.option(
         "--service",

@@ -6,15 +6,21 @@ from collections.abc import Callable
 from typing import Any
 
 from twisted.internet.error import ConnectionDone
+from twisted.internet.interfaces import IHalfCloseableProtocol, ISSLTransport
 from twisted.internet.protocol import Protocol, connectionDone
 from twisted.python.failure import Failure
+from zope.interface import implementer
 
 
+@implementer(IHalfCloseableProtocol)
 class End(Protocol):
     """One of the two ends; it reads nothing until it is joined.
 
     ``made`` is called with the end once it is connected, ``lost`` with the end and the reason once it is over, if that
     was before it was joined.
+
+    Where both transports can, the two directions end one by one: what ends its stream at one end goes on hearing what
+    the other has to say. Where one cannot, the first end of a stream ends both.
     """
 
     transport: Any
@@ -30,6 +36,7 @@ class End(Protocol):
         self.received_bytes = 0
         self._made = made
         self._lost = lost
+        self._read_ended = self._write_ended = False
 
     def connectionMade(self) -> None:
         """See ``IProtocol``."""
@@ -42,6 +49,38 @@ class End(Protocol):
         self.received_bytes += len(data)
         if self.other is not None:
             self.other.transport.write(data)
+
+    def readConnectionLost(self) -> None:
+        """See ``IHalfCloseableProtocol``: nothing more comes in here."""
+        if self._read_ended:
+            return  # TCP says so again whenever it is read
+        self._read_ended = True
+        if self.other is not None:
+            self._pass_end_on(self.other)
+
+    def _pass_end_on(self, other: End) -> None:
+        other.transport.unregisterProducer()  # nothing will be written there any more
+        if not self._can_half_close() or not other._can_half_close():
+            self.transport.unregisterProducer()
+            self.transport.loseConnection()
+            return
+        other.transport.loseWriteConnection()
+        self._close_if_over()
+
+    def _can_half_close(self) -> bool:
+        """Whether one direction can end alone. TLS cannot: it would take the end of its TCP connection for a cut."""
+        if ISSLTransport.providedBy(self.transport) or not hasattr(self.transport, "loseWriteConnection"):
+            return False
+        return getattr(self.transport, "security", "e2e") == "e2e"
+
+    def writeConnectionLost(self) -> None:
+        """See ``IHalfCloseableProtocol``: everything has gone out here."""
+        self._write_ended = True
+        self._close_if_over()
+
+    def _close_if_over(self) -> None:
+        if self._read_ended and self._write_ended:
+            self.transport.loseConnection()
 
     def connectionLost(self, reason: Failure = connectionDone) -> None:
         """See ``IProtocol``."""
@@ -75,5 +114,8 @@ def join(one: End, two: End) -> None:
     one.other, two.other = two, one
     one.transport.registerProducer(two.transport, True)
     two.transport.registerProducer(one.transport, True)
+    for here, there in ((one, two), (two, one)):
+        if here._read_ended:
+            here._pass_end_on(there)
     one.transport.resumeProducing()
     two.transport.resumeProducing()

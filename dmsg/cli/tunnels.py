@@ -14,7 +14,8 @@ from twisted.internet.protocol import Factory, connectionDone
 from twisted.python.failure import Failure
 
 from dmsg.cli.exits import CommandError, Exit, describe
-from dmsg.cli.settings import DIAL_TIMEOUT_S, PUBLIC_KEY, Invocation, common_options
+from dmsg.cli.output import tell_opened
+from dmsg.cli.settings import DIAL_TIMEOUT_S, PUBLIC_KEY, Invocation, common_options, service_option
 from dmsg.cli.splice import End, join
 from dmsg.crypto.keys import PublicKey
 from dmsg.mux.listener import AllowKeys
@@ -31,27 +32,31 @@ Open = Callable[[], Coroutine[Any, Any, End]]
 @click.argument("endpoint")
 @click.option("--allow", metavar="PK", type=PUBLIC_KEY, multiple=True, help="Admit this peer only; may be repeated.")
 @common_options
-def expose(call: Invocation, endpoint: str, allow: tuple[PublicKey, ...]) -> None:
+@service_option
+def expose(call: Invocation, endpoint: str, allow: tuple[PublicKey, ...], service: str) -> None:
     """Accept transports and connect each to ENDPOINT, e.g. tcp:127.0.0.1:22.
 
     ENDPOINT is a Twisted client endpoint. Without --allow, anybody who knows the key is connected.
     """
-    call.execute(lambda reactor: run_expose(call, reactor, endpoint, allow=allow))
+    call.execute(lambda reactor: run_expose(call, reactor, endpoint, allow=allow, service=service))
 
 
 @click.command()
 @click.argument("peer", metavar="PK", type=PUBLIC_KEY)
 @click.argument("listen")
 @common_options
-def forward(call: Invocation, peer: PublicKey, listen: str) -> None:
+@service_option
+def forward(call: Invocation, peer: PublicKey, listen: str, service: str) -> None:
     """Listen on LISTEN, e.g. tcp:8022:interface=127.0.0.1, and dial PK for each connection.
 
     LISTEN is a Twisted server endpoint. Mind its interface: whoever can connect there reaches PK in your name.
     """
-    call.execute(lambda reactor: run_forward(call, reactor, peer, listen))
+    call.execute(lambda reactor: run_forward(call, reactor, peer, listen, service=service))
 
 
-async def run_expose(call: Invocation, reactor: Any, endpoint: str, *, allow: tuple[PublicKey, ...] = ()) -> None:
+async def run_expose(
+    call: Invocation, reactor: Any, endpoint: str, *, allow: tuple[PublicKey, ...] = (), service: str = ""
+) -> None:
     """``dmsg expose``."""
     try:
         target: IStreamClientEndpoint = clientFromString(reactor, endpoint)
@@ -63,9 +68,12 @@ async def run_expose(call: Invocation, reactor: Any, endpoint: str, *, allow: tu
         assert isinstance(end, End)
         return end
 
-    pairs = Pairs(connect, lambda error: call.out.note(f"{endpoint}: {describe(error)}"))
+    def opened(near: End, far: End) -> None:
+        tell_opened(call.out, near.transport)
+
+    pairs = Pairs(connect, lambda error: call.out.note(f"{endpoint}: {describe(error)}"), opened)
     async with call.settings.open_client(reactor, listening=True) as client:
-        port = client.listen(pairs, policy=AllowKeys(allow) if allow else None)
+        port = client.listen(pairs, service, policy=AllowKeys(allow) if allow else None)
         key = str(client.public_key)
         call.out.result({"event": "ready", "public_key": key, "endpoint": endpoint}, key)
         call.out.note(f"ready: connecting what comes to {endpoint}")
@@ -76,7 +84,7 @@ async def run_expose(call: Invocation, reactor: Any, endpoint: str, *, allow: tu
             pairs.stop()
 
 
-async def run_forward(call: Invocation, reactor: Any, peer: PublicKey, listen: str) -> None:
+async def run_forward(call: Invocation, reactor: Any, peer: PublicKey, listen: str, *, service: str = "") -> None:
     """``dmsg forward``."""
     try:
         source = serverFromString(reactor, listen)
@@ -85,12 +93,15 @@ async def run_forward(call: Invocation, reactor: Any, peer: PublicKey, listen: s
     async with call.settings.open_client(reactor, listening=False) as client:
 
         async def connect() -> End:
-            transport = await client.dial(peer, timeout_s=DIAL_TIMEOUT_S)
+            transport = await client.dial(peer, service, timeout_s=DIAL_TIMEOUT_S)
             end = End()
             transport.attach(end)
             return end
 
-        pairs = Pairs(connect, lambda error: call.out.note(describe(error)))
+        def opened(near: End, far: End) -> None:
+            tell_opened(call.out, far.transport)
+
+        pairs = Pairs(connect, lambda error: call.out.note(describe(error)), opened)
         try:
             port = await source.listen(pairs)
         except CannotListenError as error:
@@ -107,13 +118,19 @@ async def run_forward(call: Invocation, reactor: Any, peer: PublicKey, listen: s
 
 
 class Pairs(Factory):
-    """Joins each transport that comes in with one that ``connect`` opens for it; ``failed`` is told when it cannot."""
+    """Joins each transport that comes in with one that ``connect`` opens for it; ``failed`` is told when it cannot.
+
+    ``opened`` is told of each pair: the end that came in, and the one that was opened for it.
+    """
 
     noisy = False
 
-    def __init__(self, connect: Open, failed: Callable[[BaseException], object]) -> None:
+    def __init__(
+        self, connect: Open, failed: Callable[[BaseException], object], opened: Callable[[End, End], object]
+    ) -> None:
         self._connect = connect
         self._failed = failed
+        self._joined = opened
         self._ends: set[End] = set()
         self._opening: dict[End, Deferred[End]] = {}
 
@@ -140,6 +157,8 @@ class Pairs(Factory):
 
     def _opened(self, far: End, near: End) -> None:
         self._opening.pop(near, None)
+        if near.ended is None and far.ended is None:
+            self._joined(near, far)
         join(near, far)
 
     def _not_opened(self, failure: Failure, near: End) -> None:

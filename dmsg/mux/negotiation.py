@@ -55,6 +55,7 @@ class Outbound:
         random: Random = os.urandom,
     ) -> None:
         self.carrier = carrier
+        self.service = service
         self.resume: Resume | None = None  # the peer's, once it has answered
         self._connection = connection
         self._handshake: SecureInitiator | None = None

@@ -110,7 +110,8 @@ class PendingRequest(StreamOwner):
         """The peer or the server said no."""
         if self.done.called:
             return
-        error = close_error(code, by="local" if local else "peer")
+        wanted = f"nothing listens there as {self._outbound.service!r}" if code == CloseReason.NO_SUCH_SERVICE else ""
+        error = close_error(code, wanted, by="local" if local else "peer")
         checked = local and code == CloseReason.MALFORMED
         reason = "accept check failed" if checked else (error.name if code else "request rejected")
         stage = "request" if isinstance(error, Unsupported) else "accept"

@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from dataclasses import replace
+from typing import Final
 from typing import Protocol as TypingProtocol
 
 from twisted.internet.defer import Deferred
 from twisted.internet.interfaces import IReactorTime
-from twisted.internet.task import deferLater
 from twisted.python.failure import Failure
 
 from dmsg.address import DmsgAddress
@@ -26,6 +27,7 @@ from dmsg.errors import (
     StageError,
 )
 from dmsg.glue.shell import Shell
+from dmsg.glue.turns import Turns
 from dmsg.mux.connection import Connection
 from dmsg.mux.events import (
     Accepted,
@@ -48,8 +50,10 @@ from dmsg.mux.pending import Opened, PendingRequest, StreamOwner
 from dmsg.mux.secure import Resume
 from dmsg.mux.stream import Stream
 from dmsg.mux.transport import DmsgTransport
-from dmsg.mux.wire import CloseReason
-from dmsg.sansio.limits import TokenBucket
+from dmsg.mux.wire import SEQUENCE_BYTES, CloseReason
+
+#: A server that announces shorter frames than this is not obeyed: a REQUEST alone may be longer.
+_FRAME_FLOOR_BYTES: Final = 1_024
 
 
 class SessionUser(TypingProtocol):
@@ -97,7 +101,7 @@ class ServerSession:
         self._config = config
         self._random = random
         self._stage = "handshake"
-        self._pace: TokenBucket | None = None
+        self._turns: Turns | None = None
         self._extended = extended
         core = Handshake(
             Role.CLIENT,
@@ -119,18 +123,21 @@ class ServerSession:
 
         What the server announced is obeyed: too many transports are ``Busy`` here, requests are paced.
         """
+        self._check_room()
+        turn = self._turns.take() if self._turns is not None else None
+        if turn is None:
+            return self._request(target, carrier, service, resume)
+        return turn.addCallback(lambda _: self._request(target, carrier, service, resume))
+
+    def _check_room(self) -> None:
         limits = self.hop.limits
         if limits is not None and len(self.connection.streams) >= limits.transports:
             raise Busy("the server allows no more transports on this connection", by="local")
-        wait_s = self._pace.wait_s(self.clock.seconds()) if self._pace is not None else 0.0
-        if self._pace is None or self._pace.take(self.clock.seconds()):
-            return self._request(target, carrier, service, resume)
-        waited: Deferred[None] = deferLater(self.clock, wait_s)
-        return waited.addCallback(lambda _: self.request(target, carrier, service=service, resume=resume))
 
     def _request(self, target: PublicKey, carrier: Carrier, service: str, resume: Resume | None) -> Deferred[Opened]:
         if not self.is_ready:
             raise StageError("request", "server connection lost")
+        self._check_room()
         outbound = Outbound(
             self.connection,
             self.key,
@@ -212,7 +219,7 @@ class ServerSession:
                         self.identity,
                         event.records,
                         now=self.clock.seconds(),
-                        config=self._config,
+                        config=_within(self._config, self.hop),
                         random=self._random,
                         extended=self.hop.extended,
                     )
@@ -230,8 +237,7 @@ class ServerSession:
     def _learn(self, hop: Hop) -> None:
         self.hop = hop
         if hop.limits is not None and hop.limits.requests_per_s:
-            rate = hop.limits.requests_per_s
-            self._pace = TokenBucket(rate, rate, self.clock.seconds())
+            self._turns = Turns(self.clock, hop.limits.requests_per_s)
 
     def _stream_closed(self, event: StreamClosed) -> None:
         if event.stream.owner is not None:
@@ -255,6 +261,8 @@ class ServerSession:
         loss = error if isinstance(error, ServerLost) else ServerLost(str(self.server), detail)
         was_ready, self.is_ready = self.is_ready, False
         self._end_streams(loss)
+        if self._turns is not None:
+            self._turns.stop()
         if not was_ready:
             if not self.ready.called:
                 short = (
@@ -273,6 +281,14 @@ class ServerSession:
             self.connection.abort(stream)
             if stream.owner is not None:
                 _owner(stream).lost(loss, CloseReason.PEER_GONE)
+
+
+def _within(config: ConnectionConfig, hop: Hop) -> ConnectionConfig:
+    """``config`` with frames as short as the server wants them, though never so short that little but overhead is sent."""
+    if hop.limits is None:
+        return config
+    longest = max(_FRAME_FLOOR_BYTES, hop.limits.frame_payload_bytes) - SEQUENCE_BYTES
+    return replace(config, frame_data_bytes=min(config.frame_data_bytes, longest))
 
 
 def _owner(stream: Stream) -> StreamOwner:

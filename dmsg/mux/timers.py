@@ -49,13 +49,13 @@ class TransportTimers:
     def set_read_deadline(self, at_s: float | None) -> None:
         """See :meth:`DmsgTransport.set_read_deadline`."""
         self._cancel("read")
-        if at_s is not None:
+        if at_s is not None and not self._transport.is_over:
             self._set("read", at_s - self._clock.seconds(), self._transport.deadline_exceeded, "read deadline")
 
     def set_write_deadline(self, at_s: float | None) -> None:
         """See :meth:`DmsgTransport.set_write_deadline`."""
         self._cancel("write")
-        if at_s is not None:
+        if at_s is not None and not self._transport.is_over:
             self._watch_writing(at_s - self._clock.seconds(), self._transport.stream.acked_bytes)
 
     def _watch_writing(self, delay_s: float, acked_bytes: int) -> None:

@@ -98,7 +98,7 @@ class DmsgTransport(StreamOwner):
         self._resume_error: DmsgError | None = None
         self._detached = False  # between two paths
         self._told = False  # whether the link knows that this is over
-        self._write_ended = False
+        self._write_ended = self._write_end_told = False
         self._peer_ended = self._peer_end_told = False
         self._ending: Failure | None = None  # known, and told once everything that came before it is delivered
 
@@ -239,7 +239,7 @@ class DmsgTransport(StreamOwner):
         """Deliver again, beginning with what came meanwhile."""
         if self._paused:
             self._paused = False
-            if self._inbox or self._ending is not None:
+            if self._inbox or self._ending is not None or self._peer_ended:
                 self._pump_soon()
 
     def stopProducing(self) -> None:
@@ -252,7 +252,7 @@ class DmsgTransport(StreamOwner):
         """Connect ``protocol``: ``connectionMade`` now, what has come already right after."""
         self.protocol = protocol
         self.guarded(protocol.makeConnection, self)
-        if self._inbox or self._ending is not None:
+        if self._inbox or self._ending is not None or self._peer_ended:
             self._pump_soon()
 
     def deliver(self, data: bytes) -> None:
@@ -277,7 +277,10 @@ class DmsgTransport(StreamOwner):
         if self.disconnecting:
             # the application is done; the peer may still be finishing its side
             self._end(Failure(ConnectionDone()))
+        elif self._write_end_told:
+            return  # on an earlier path
         elif self.protocol is not None and IHalfCloseableProtocol.providedBy(self.protocol):
+            self._write_end_told = True
             self.guarded(cast(IHalfCloseableProtocol, self.protocol).writeConnectionLost)
 
     def ended(self, code: int, *, local: bool, proven: bool = False) -> None:

@@ -64,7 +64,7 @@ class DiscoverySettings(CommonSettings):
 #: The tables a configuration file may have, one for each role. The command-line client reads its own.
 ROLES: Final = ("server", "discovery", "client")
 #: Variables of the command-line client.
-CLIENT_VARIABLES: Final = frozenset({CONFIG_VARIABLE, "DMSG_KEY", "DMSG_DISCOVERY", "DMSG_SERVER"})
+CLIENT_VARIABLES: Final = frozenset({CONFIG_VARIABLE, "DMSG_KEY", "DMSG_DISCOVERY", "DMSG_SERVER", "DMSG_SECURITY"})
 
 
 def known_variables() -> frozenset[str]:

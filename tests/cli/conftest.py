@@ -20,6 +20,7 @@ from twisted.internet.threads import deferToThread
 from dmsg.cli.output import Output
 from dmsg.cli.settings import Invocation, Settings
 from dmsg.crypto.keys import SecretKey, write_key_file
+from dmsg.mux.negotiation import Security
 from dmsg.testing.network import LocalNetwork
 
 ROOT = Path(__file__).parents[2]
@@ -105,16 +106,21 @@ class Bench:
         write_key_file(path, key)
         return key, str(path)
 
-    def settings(self, key_file: str = "") -> Settings:
+    def settings(self, key_file: str = "", security: Security = Security.PREFER) -> Settings:
         url = self.network.discovery_url
-        return Settings(url, key_file, () if url else tuple(self.network.pinned))
+        return Settings(url, key_file, () if url else tuple(self.network.pinned), security=security)
 
     def start(
-        self, run: Callable[..., Coroutine[Any, Any, Any]], *args: Any, key_file: str = "", **options: Any
+        self,
+        run: Callable[..., Coroutine[Any, Any, Any]],
+        *args: Any,
+        key_file: str = "",
+        security: Security = Security.PREFER,
+        **options: Any,
     ) -> Command:
         """Start ``run(call, reactor, …)``."""
         stdout, stderr = Lines(), io.StringIO()
-        call = Invocation(self.settings(key_file), Output(stdout, stderr, json_lines=True))
+        call = Invocation(self.settings(key_file, security), Output(stdout, stderr, json_lines=True))
         command = Command(call, stdout, stderr)
         command.ended = Deferred.fromCoroutine(run(call, self.reactor, *args, **options))
         self.commands.append(command)

@@ -30,6 +30,7 @@ from dmsg.cli.filewire import (
 )
 from dmsg.crypto.keys import PublicKey
 from dmsg.errors import DialError
+from dmsg.mux.negotiation import Security
 
 GIBIBYTE = 1024**3
 
@@ -50,9 +51,9 @@ def source(tmp_path: Path, name: str, data: bytes) -> str:
     return str(tmp_path / name)
 
 
-async def receiver(bench, inbox, *, max_size=GIBIBYTE, overwrite=False, once=False, allow=(), key_file=""):
+async def receiver(bench, inbox, *, max_size=GIBIBYTE, overwrite=False, once=False, allow=(), **options):
     rules = Rules(inbox, max_size, overwrite=overwrite)
-    command = bench.start(run_receive, rules, once=once, allow=allow, key_file=key_file)
+    command = bench.start(run_receive, rules, once=once, allow=allow, **options)
     ready = await command.ready()
     return command, PublicKey.parse(ready["public_key"])
 
@@ -328,12 +329,13 @@ async def test_a_link_in_place_of_the_partial_file_is_not_followed(bench, inbox,
     assert victim.read_bytes() == b"precious"
 
 
+@pytest.mark.parametrize("security", [Security.HOP, Security.E2E])
 @pytest_twisted.ensureDeferred
-async def test_a_transfer_goes_on_when_the_connection_to_the_relay_breaks(bench, inbox, tmp_path):
+async def test_a_transfer_goes_on_when_the_connection_to_the_relay_breaks(bench, inbox, tmp_path, security):
     data = os.urandom(16 * 1024 * 1024)
     file = source(tmp_path, "a", data)
-    receiving, peer = await receiver(bench, inbox, once=True)
-    sending = bench.start(run_send, peer, (file,), retries=8)
+    receiving, peer = await receiver(bench, inbox, once=True, security=security)
+    sending = bench.start(run_send, peer, (file,), retries=8, security=security)
     switch = bench.network.servers[0].switch
     part = next(iter(inbox.glob("*.part")), None)
     while part is None or part.stat().st_size < 2 * 1024 * 1024:
@@ -344,7 +346,10 @@ async def test_a_transfer_goes_on_when_the_connection_to_the_relay_breaks(bench,
     await sending.ended
     await receiving.ended
     (sent,) = sending.stdout.objects()
-    assert sent["transports"] == 2 and 2 * 1024 * 1024 <= sent["resumed_from"] < len(data)
+    if security is Security.HOP:
+        assert sent["transports"] == 2 and 2 * 1024 * 1024 <= sent["resumed_from"] < len(data)
+    else:
+        assert sent["transports"] == 1 and sent["resumed_from"] == 0
     assert (inbox / "a").read_bytes() == data
 
 

@@ -71,7 +71,10 @@ async def test_a_local_network_and_everything_one_asks_of_it(start, tmp_path):
     assert not any("Traceback" in err for _, _, err in ended.values())
 
     echo.send(signal.SIGINT)
-    assert await echo.ended() == (130, "", "")
+    code, out, err = await echo.ended()
+    assert (code, err) == (130, "")
+    (opened,) = map(json.loads, out.splitlines())
+    assert (opened["event"], opened["security"]) == ("opened", "e2e")
     up.send(signal.SIGTERM)
     assert await up.ended() == (130, "", "")
     kept = {path.name for path in (tmp_path / "home").iterdir()}

@@ -56,7 +56,7 @@ async def transport(net: HostileNetwork, dialler: str, relay: str, peer: str) ->
 @sync
 async def test_data_both_ways_and_a_clean_close(network: HostileNetwork, dialler: str, relay: str, peer: str) -> None:
     async with network as net:
-        a, b, server, dialling, listening = await transport(net, dialler, relay, peer)
+        a, b, server, _, listening = await transport(net, dialler, relay, peer)
         forth, back = pattern(SIZE), pattern(SIZE, 17)
         a.transport.write(forth)
         b.transport.write(back)
@@ -103,9 +103,9 @@ async def test_what_the_peer_closes(network: HostileNetwork, dialler: str, relay
 async def test_a_base_peer_gets_an_acknowledgement_for_every_frame(dialler: str, relay: str) -> None:
     """Base peers wait for every single ACK: none may be left out or stand for another (section 4)."""
     async with HostileNetwork(MemoryNetwork(), servers=0) as net:
-        _a, b, server, dialling, listening = await transport(net, dialler, relay, "base")
+        a, b, server, dialling, listening = await transport(net, dialler, relay, "base")
         b.transport.write(pattern(SIZE))
-        await net.wait(_a.when_received(SIZE))
+        await net.wait(a.when_received(SIZE))
         await net.settle()
         sent = [frame.payload[:2] for frame in server.frames(FWD, dialling.public_key)]
         acknowledged = [frame.payload for frame in server.frames(ACK, listening.public_key)]

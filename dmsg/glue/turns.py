@@ -1,0 +1,51 @@
+"""Turns at a given rate: whoever has to wait waits in line, and can leave it."""
+
+from __future__ import annotations
+
+from collections import deque
+
+from twisted.internet.defer import Deferred
+from twisted.internet.interfaces import IDelayedCall, IReactorTime
+
+from dmsg.sansio.limits import TokenBucket
+
+#: The line is never looked at again sooner than this, however little is missing: floats do not add up exactly.
+_SHORTEST_WAIT_S = 0.001
+
+
+class Turns:
+    """Gives out ``rate_per_s`` turns a second (more than 0), as many at once as a second has."""
+
+    def __init__(self, clock: IReactorTime, rate_per_s: float) -> None:
+        self._clock = clock
+        self._bucket = TokenBucket(rate_per_s, max(1.0, rate_per_s), clock.seconds())
+        self._line: deque[Deferred[None]] = deque()
+        self._call: IDelayedCall | None = None
+
+    def take(self) -> Deferred[None] | None:
+        """``None`` if it is one's turn right now, else what fires when it is. Cancelling leaves the line."""
+        if not self._line and self._bucket.take(self._clock.seconds()):
+            return None
+        turn: Deferred[None] = Deferred(self._line.remove)
+        self._line.append(turn)
+        self._arm()
+        return turn
+
+    def stop(self) -> None:
+        """There is nothing more to wait for: everybody in line is let go at once."""
+        if self._call is not None:
+            self._call.cancel()
+            self._call = None
+        while self._line:
+            self._line.popleft().callback(None)
+
+    def _arm(self) -> None:
+        if self._call is None and self._line:
+            wait_s = max(_SHORTEST_WAIT_S, self._bucket.wait_s(self._clock.seconds()))
+            self._call = self._clock.callLater(wait_s, self._due)
+
+    def _due(self) -> None:
+        self._call = None
+        while self._line and self._bucket.take(self._clock.seconds()):
+            self._line.popleft().callback(None)
+        self._arm()
