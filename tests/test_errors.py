@@ -91,3 +91,24 @@ def test_a_dial_without_attempts_and_with_a_stage_nobody_knows() -> None:
     assert DialError("02ff", []).reason == "no attempt was made"
     odd = [Attempt("elsewhere", "", 0.0, "odd"), Attempt("discovery", "", 0.0, "not found")]
     assert DialError("02ff", odd).reason == "not found"
+
+
+def test_close_codes_and_classes_belong_to_each_other() -> None:
+    """Extension, section 7: a class for each code from 1 to 17, a code and a name for each class."""
+    classes = errors.TransportClosed.__subclasses__()
+    assert sorted(errors.CLOSE_ERRORS) == sorted(cls.code for cls in classes) == list(range(1, 18))
+    assert len({cls.name for cls in [errors.TransportClosed, *classes]}) == 18
+    for code, cls in errors.CLOSE_ERRORS.items():
+        error = errors.close_error(code, by="local")
+        assert type(error) is cls
+        assert (error.code, error.by, str(error)) == (code, "local", cls.name.replace("_", " "))
+        assert str(errors.close_error(code, "because")) == "because"
+
+
+@pytest.mark.parametrize("code", [0, 18, 255])
+def test_close_codes_without_a_class(code: int) -> None:
+    """Normal ends, and whatever a later version may send."""
+    error = errors.close_error(code)
+    assert type(error) is errors.TransportClosed
+    assert error.by == "peer"
+    assert str(error) == (f"closed with unknown reason {code}" if code else "normal")

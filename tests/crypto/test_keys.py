@@ -108,6 +108,22 @@ def test_both_sides_share_a_secret(one: bytes, other: bytes) -> None:
     assert here.ecdh(there.public_key.raw) == there.ecdh(here.public_key.raw)
 
 
+def test_the_reference_s_key_pairs(vectors: Any) -> None:
+    """A secret key has the public key the reference gives it."""
+    assert len(vectors["keypairs"]) == 7
+    for case in vectors["keypairs"]:
+        assert str(SecretKey(bytes.fromhex(case["sk"])).public_key) == case["pk"]
+
+
+def test_the_reference_s_shared_secrets(vectors: Any) -> None:
+    """SHA-256 of the compressed shared point, and nothing else (section 1.2)."""
+    assert len(vectors["ecdh"]) == 5
+    for case in vectors["ecdh"]:
+        shared = SecretKey(bytes.fromhex(case["sk"])).ecdh(bytes.fromhex(case["pk"]))
+        assert shared.hex() == case["ecdh_sha256"]
+        assert hashlib.sha256(bytes.fromhex(case["shared_point_compressed"])).digest() == shared
+
+
 @pytest.mark.parametrize("raw", [b"", bytes(33), b"\x02" + b"\xff" * 32, b"\x04" + bytes(64), b"\x02" * 34])
 def test_no_secret_is_shared_with_what_is_no_point(raw: bytes) -> None:
     with pytest.raises(InvalidKey):
