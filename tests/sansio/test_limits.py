@@ -54,17 +54,6 @@ def test_refused_take_costs_nothing():
     assert bucket.take(0.0, 5)
 
 
-def test_wait_s_is_infinite_for_what_never_passes():
-    assert TokenBucket(10.0, 5, 0.0).wait_s(0.0, 6) == math.inf
-    empty = TokenBucket(0.0, 5, 0.0)
-    assert empty.take(0.0, 5)
-    assert empty.wait_s(1e9) == math.inf
-    slow = TokenBucket(4.0, 5, 0.0)
-    assert slow.take(0.0, 5)
-    assert slow.wait_s(0.0, 2) == 0.5
-    assert slow.wait_s(0.5, 2) == 0.0
-
-
 def test_clock_that_jumps_backwards_neither_gives_nor_stalls():
     bucket = TokenBucket(1.0, 2, 1_000_000.0)
     assert bucket.take(1_000_000.0, 2)
