@@ -50,6 +50,7 @@ class DialConfig:
     resume_entry_lifetime_s: float = 0.2
     #: Discovery is not waited for longer by a transport that looks for another path.
     resume_look_up_s: float = 1.0
+    #: Entries kept for that.
     entries: int = 1_024
 
 

@@ -27,6 +27,7 @@ class ConnectionConfig:
     flush_bytes: int = 128 * 1024
     #: Frames that answer the server, waiting for the network: above this, reading stops.
     control_limit_bytes: int = 256 * 1024
+    #: The server's OK has to come within this (D1).
     ok_timeout_s: float = 10.0
     #: Offered streams that wait for a decision.
     offered_limit: int = 1_024

@@ -30,6 +30,7 @@ _log = Logger()
 class PoolConfig:
     """How hard the goal is pursued; times in seconds."""
 
+    #: To connect one server, name resolution included.
     connect_timeout_s: float = 10.0
     #: The first pause after a failure, then twice as long each time, up to the second; each with up to half of jitter.
     backoff_first_s: float = 3.0

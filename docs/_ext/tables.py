@@ -230,7 +230,7 @@ def limits_of(cls: type) -> str:
         if names:
             lines = "\n".join(f"| {literal(name)}" for name in names)
             amounts = "\n".join(f"| {number(name, values[name])}" for name in names)
-            rows.append((lines, amounts, group.comment))
+            rows.append((lines, amounts, group.comment or sentence(names[0].replace("_", " "))))
     return list_table(("field", "default", "what it bounds"), rows, (30, 25, 45))
 
 

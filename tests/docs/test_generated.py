@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import re
 from enum import Enum
 from pathlib import Path
@@ -198,6 +199,16 @@ def test_every_difference_and_weakness_is_listed_with_its_tests() -> None:
         assert found[name], f"{name} names no test"
         for test in found[name]:
             assert tables.test_exists(test), f"{name}: {test} does not exist"
+
+
+@pytest.mark.parametrize("page", ["connection", "frames", "secure", "resumption"])
+def test_vectors_that_pages_point_at_are_there(page: str) -> None:
+    text = (DOCS / "spec" / f"{page}.rst").read_text()
+    last = text.rpartition("\nVectors: ")[2]
+    names, (file,) = re.findall(r"``([a-zA-Z_]+)``", last), re.findall(r"``tests/vectors/(\w+\.json)``", last)
+    vectors = json.loads((ROOT / "tests" / "vectors" / file).read_text())
+    assert names
+    assert set(names) <= set(vectors)
 
 
 def test_a_test_that_does_not_exist_is_noticed() -> None:
