@@ -25,8 +25,6 @@ SLICES = {"mux", "discovery"}
 COMMON = {"dmsg.discovery.entry"}
 #: The places where one slice hands over to another, each with its reason. None may be added without one.
 JOINTS = {
-    # a client or server keeps its own entry published; the one import is all there is in that module
-    ("dmsg.mux.registrar", "dmsg.discovery.registrar"),
     # an endpoint string names its discovery by URL; imported only when one does
     ("dmsg.mux.sharing", "dmsg.discovery.client"),
 }
@@ -38,11 +36,11 @@ MUX_SHELLS = {
     "endpoints",
     "feed",
     "incoming",
+    "link",
     "listener",
     "lookups",
     "pending",
     "pool",
-    "port",
     "refusals",
     "registrar",
     "server",

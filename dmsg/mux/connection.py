@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import os
 from collections import deque
-from enum import Enum
 from typing import Final
 
 from dmsg.crypto.box import BOX_OVERHEAD_BYTES
@@ -32,7 +31,7 @@ from dmsg.mux.events import (
 from dmsg.mux.limits import ConnectionConfig
 from dmsg.mux.record import RecordLayer
 from dmsg.mux.secure import UPGRADE_MAGIC
-from dmsg.mux.stream import DATA_STATES, Stream, StreamFault, StreamState
+from dmsg.mux.stream import DATA_STATES, ConnectionState, Stream, StreamFault, StreamState
 from dmsg.mux.tlv import Tlv, decode_tlvs
 from dmsg.mux.wire import (
     ACCEPT,
@@ -45,19 +44,13 @@ from dmsg.mux.wire import (
     REQUEST_BYTES,
     SEQUENCE_BYTES,
     CloseReason,
+    answers_request,
     close_reason,
     encode_close,
     encode_frame,
     split_frames,
 )
 from dmsg.sansio.limits import RecentSet
-
-
-class ConnectionState(Enum):
-    """Before and after the server's OK."""
-
-    WAITING = "waiting for OK"
-    READY = "ready"
 
 
 class Connection:
@@ -341,7 +334,7 @@ class Connection:
                 self.emit(encode_close(stream_id, CloseReason.PEER_GONE))
             events.append(StreamClosed(stream, close_reason(payload), local=False, proven=proven))
         elif kind == ACCEPT:
-            if stream.state is StreamState.REQUESTED and self._is_answer(payload, stream.request):
+            if stream.state is StreamState.REQUESTED and answers_request(payload, stream.request):
                 if len(stream.request) == REQUEST_BYTES:
                     stream.move(StreamState.OPEN)
                 events.append(Accepted(stream, payload[REQUEST_BYTES:]))
@@ -408,13 +401,6 @@ class Connection:
         if not stream.queued:
             stream.queued = True
             self._sending.append(stream)
-
-    @staticmethod
-    def _is_answer(payload: bytes, request: bytes) -> bool:
-        """Whether an ACCEPT repeats the two keys, and carries a message exactly if the REQUEST did."""
-        if payload[:REQUEST_BYTES] != request[:REQUEST_BYTES] or len(payload) > EXTENDED_REQUEST_LIMIT_BYTES:
-            return False
-        return (len(payload) > REQUEST_BYTES) is (len(request) > REQUEST_BYTES)
 
     def _free_id(self) -> int:
         for _ in range(1 << 15):

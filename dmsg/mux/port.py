@@ -9,7 +9,7 @@ from collections import deque
 from typing import TYPE_CHECKING, Final
 
 from dmsg.crypto.keys import PublicKey, Random
-from dmsg.mux.wire import ACK, EXTENDED_REQUEST_LIMIT_BYTES, FWD, HEADER_BYTES, REQUEST_BYTES
+from dmsg.mux.wire import ACK, FWD, HEADER_BYTES, answers_request
 from dmsg.sansio.limits import RecentSet, TokenBucket
 
 if TYPE_CHECKING:
@@ -93,11 +93,7 @@ class Half:
 
         An extended REQUEST is answered by an extended ACCEPT: the same two keys, then what the relay does not read.
         """
-        if self.initiator or self.settled or payload[:REQUEST_BYTES] != self.request[:REQUEST_BYTES]:
-            return False
-        if len(self.request) == REQUEST_BYTES:
-            return len(payload) == REQUEST_BYTES
-        return REQUEST_BYTES < len(payload) <= EXTENDED_REQUEST_LIMIT_BYTES
+        return not self.initiator and not self.settled and answers_request(payload, self.request)
 
     def open_both(self, now: float) -> None:
         """Let data pass."""

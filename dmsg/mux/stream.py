@@ -10,9 +10,17 @@ from __future__ import annotations
 from enum import Enum
 
 from dmsg.crypto.keys import PublicKey
+from dmsg.mux.secure import UPGRADE_MAGIC
 from dmsg.mux.wire import ACK, FWD, HEADER, HEADER_BYTES, SEQUENCE_BYTES, CloseReason, encode_close
 from dmsg.sansio.buffer import ByteQueue
 from dmsg.sansio.window import OUTSTANDING_LIMIT, AckGate, SendWindow
+
+
+class ConnectionState(Enum):
+    """Before and after the server's OK."""
+
+    WAITING = "waiting for OK"
+    READY = "ready"
 
 
 class StreamState(Enum):
@@ -161,6 +169,9 @@ class Stream:
         if end - start < SEQUENCE_BYTES:
             raise StreamFault(CloseReason.MALFORMED)
         data = frames[start + SEQUENCE_BYTES : end]
+        if not self.received_bytes and data.startswith(UPGRADE_MAGIC):
+            # a peer that trusts our entry more than this listener, which takes everybody in the clear
+            raise StreamFault(CloseReason.UNSUPPORTED)
         self.received_bytes += len(data)
         sequence = frames[start] << 8 | frames[start + 1]
         return data, self.ack_frame(sequence) if self.gate.arrived(sequence, len(data)) else b""

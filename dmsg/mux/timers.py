@@ -15,6 +15,27 @@ if TYPE_CHECKING:
 LINGER_S: Final = 60.0
 
 
+class Deadlines:
+    """The deadlines of a transport, after Go's ``net.Conn`` (extension, section 6)."""
+
+    _timers: TransportTimers
+
+    def set_deadline(self, at_s: float | None) -> None:
+        """Set both deadlines: an absolute time on the client's clock, or ``None`` for none."""
+        self.set_read_deadline(at_s)
+        self.set_write_deadline(at_s)
+
+    def set_read_deadline(self, at_s: float | None) -> None:
+        """End the transport with ``DeadlineExceeded`` at ``at_s`` unless the deadline is moved before."""
+        self._timers.set_read_deadline(at_s)
+
+    def set_write_deadline(self, at_s: float | None) -> None:
+        """End the transport with ``DeadlineExceeded`` when something waits to be acknowledged at ``at_s`` and nothing
+        has been since the deadline was set. A slow but moving transfer never trips it: it gets as long again.
+        """
+        self._timers.set_write_deadline(at_s)
+
+
 class TransportTimers:
     """All timers of one transport; nothing is scheduled unless it is needed."""
 

@@ -9,10 +9,9 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import replace
-from typing import Protocol as TypingProtocol
 from typing import cast
 
-from twisted.internet.error import ConnectionAborted, ConnectionDone, ConnectionLost
+from twisted.internet.error import ConnectionAborted, ConnectionDone
 from twisted.internet.interfaces import (
     IAddress,
     IConsumer,
@@ -20,7 +19,6 @@ from twisted.internet.interfaces import (
     IProducer,
     IProtocol,
     IPushProducer,
-    IReactorTime,
     ITransport,
 )
 from twisted.logger import Logger
@@ -28,47 +26,21 @@ from twisted.python.failure import Failure
 from zope.interface import classImplements, implementer
 
 from dmsg.address import DmsgAddress
-from dmsg.crypto.keys import PublicKey
 from dmsg.errors import Busy, DeadlineExceeded, DmsgError, IntegrityError, Refused, Unsupported, close_error
-from dmsg.mux.connection import Connection
 from dmsg.mux.feed import Feed
+from dmsg.mux.link import Link, TransportLost
 from dmsg.mux.pending import StreamOwner
 from dmsg.mux.secure_stream import SecureStream
 from dmsg.mux.stream import Stream, StreamFault, StreamState
-from dmsg.mux.timers import TransportTimers
+from dmsg.mux.timers import Deadlines, TransportTimers
 from dmsg.mux.wire import CloseReason
 
 classImplements(DmsgAddress, IAddress)
 _log = Logger()
 
 
-class TransportLost(ConnectionLost):
-    """A transport ended otherwise than by an orderly close. ``cause`` is the typed reason."""
-
-    def __init__(self, cause: DmsgError) -> None:
-        super().__init__(str(cause))
-        self.cause = cause
-
-
-class Link(TypingProtocol):
-    """What carries a transport: a session with a server."""
-
-    connection: Connection
-    clock: IReactorTime
-    server: PublicKey
-
-    def flush_soon(self) -> None:
-        """Send what was queued at the end of this turn of the reactor."""
-
-    def transport_closed(self, transport: DmsgTransport, code: int, *, local: bool) -> None:
-        """Told once, when a transport is over."""
-
-    def path_lost(self, transport: DmsgTransport, error: DmsgError) -> float:
-        """A transport has lost its path: for how many seconds it may wait for another one; 0 if not at all."""
-
-
 @implementer(ITransport, IConsumer, IPushProducer)
-class DmsgTransport(StreamOwner):
+class DmsgTransport(Deadlines, StreamOwner):
     """One end of a transport.
 
     ``stream`` tells how many bytes were sent, acknowledged by the peer, and received. Over end-to-end security the
@@ -186,21 +158,6 @@ class DmsgTransport(StreamOwner):
                 self._link.flush_soon()
 
     # --- deadlines (extension, section 6) --------------------------------------------------------------------------
-
-    def set_deadline(self, at_s: float | None) -> None:
-        """Set both deadlines: an absolute time on the client's clock, or ``None`` for none."""
-        self.set_read_deadline(at_s)
-        self.set_write_deadline(at_s)
-
-    def set_read_deadline(self, at_s: float | None) -> None:
-        """End the transport with ``DeadlineExceeded`` at ``at_s`` unless the deadline is moved before."""
-        self._timers.set_read_deadline(at_s)
-
-    def set_write_deadline(self, at_s: float | None) -> None:
-        """End the transport with ``DeadlineExceeded`` when something waits to be acknowledged at ``at_s`` and nothing
-        has been since the deadline was set. A slow but moving transfer never trips it: it gets as long again.
-        """
-        self._timers.set_write_deadline(at_s)
 
     @property
     def is_over(self) -> bool:

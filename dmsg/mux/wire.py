@@ -104,6 +104,15 @@ def encode_close(transport_id: int, reason: int) -> bytes:
     return HEADER.pack(CLOSE, transport_id, 1) + bytes((reason,))
 
 
+def answers_request(payload: bytes, request: bytes) -> bool:
+    """Whether an ACCEPT repeats the two keys of a REQUEST, and carries a handshake message exactly if that did."""
+    if payload[:REQUEST_BYTES] != request[:REQUEST_BYTES]:
+        return False
+    if len(request) == REQUEST_BYTES:
+        return len(payload) == REQUEST_BYTES
+    return REQUEST_BYTES < len(payload) <= EXTENDED_REQUEST_LIMIT_BYTES
+
+
 def close_reason(payload: bytes) -> int:
     """The reason in a CLOSE payload; base peers may send none at all."""
     return payload[0] if payload else 0

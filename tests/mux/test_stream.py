@@ -7,8 +7,9 @@ import hashlib
 import pytest
 
 from dmsg.crypto.keys import SecretKey
-from dmsg.mux.stream import FWD_OVERHEAD_BYTES, TRANSITIONS, Stream, StreamState
-from dmsg.mux.wire import ACK, FWD, encode_frame
+from dmsg.mux.secure import UPGRADE_MAGIC
+from dmsg.mux.stream import FWD_OVERHEAD_BYTES, TRANSITIONS, Stream, StreamFault, StreamState
+from dmsg.mux.wire import ACK, FWD, CloseReason, encode_frame
 
 BOB = SecretKey(hashlib.sha256(b"bob").digest()).public_key
 
@@ -77,3 +78,14 @@ def test_acknowledges_what_the_gate_lets_through() -> None:
 
 def test_repr_names_peer_and_state() -> None:
     assert repr(stream()) == f"<Stream 6 requested with {BOB}>"
+
+
+def test_an_upgrade_is_no_data_for_a_listener_in_the_clear() -> None:
+    """What a peer that trusts our entry sends first must not reach an application that did not ask for it."""
+    payload = b"\0\0" + UPGRADE_MAGIC + bytes(49)
+    with pytest.raises(StreamFault) as caught:
+        stream(initiator=False).receive_fwd(payload, 0, len(payload))
+    assert caught.value.code == CloseReason.UNSUPPORTED
+    later = stream(initiator=False)
+    later.receive_fwd(b"\0\0first", 0, 7)
+    assert later.receive_fwd(payload, 0, len(payload))[0] == payload[2:]
