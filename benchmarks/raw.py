@@ -16,10 +16,12 @@ from typing import Final
 from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
 
 from dmsg.crypto.keys import PublicKey, SecretKey
+from dmsg.mux.hop import HopLimits, hop_payload
 from dmsg.mux.record import RecordLayer
 from dmsg.mux.wire import encode_frame, split_frames
 
-MESSAGE_2_BYTES: Final = 51
+#: What a server of ours answers message 1 with: length, key, tag, and the limits it announces.
+MESSAGE_2_BYTES: Final = 51 + len(hop_payload(HopLimits(0, 0, 0)))
 _NAME: Final = b"Noise_XK_Secp256k1_ChaChaPoly_SHA256"
 _NONCES: Final = (bytes(12), bytes(4) + (1).to_bytes(8, "little"))
 
@@ -51,7 +53,7 @@ class CheapHandshake:
         self.message_1 = b"\x00\x31" + public + tag
 
     def finish(self, message_2: bytes) -> tuple[bytes, RecordLayer]:
-        """Message 3 and the record layer, from a message 2 without a payload (51 bytes with its length)."""
+        """Message 3 and the record layer, from message 2."""
         theirs, tag = message_2[2:35], message_2[35:]
         # with one key in both places the secrets of "ee" and "se" are the same
         shared = self._secret.ecdh(theirs) + b"\x00"

@@ -20,7 +20,7 @@ from twisted.internet.task import deferLater
 from dmsg.address import HostPort, PinnedServer, check_service_name
 from dmsg.crypto.keys import PublicKey, Random, SecretKey
 from dmsg.discovery.entry import BASE_VERSION, SECURE_VERSION
-from dmsg.errors import Attempt, DialError, DmsgError, IntegrityError, Refused
+from dmsg.errors import Attempt, DialError, DmsgError, Refused
 from dmsg.interfaces import IAccessPolicy, IDiscovery, IEventLog
 from dmsg.mux.dialer import DialConfig, Dialer, Wish, attempts_json
 from dmsg.mux.incoming import IncomingTransport
@@ -35,7 +35,7 @@ from dmsg.mux.secure_stream import SecureStream
 from dmsg.mux.session import ServerSession
 from dmsg.mux.stream import Stream
 from dmsg.mux.transport import DmsgTransport
-from dmsg.mux.wire import CloseReason, reason_name
+from dmsg.mux.wire import reason_name
 from dmsg.ops import events as ev
 from dmsg.sansio.jitter import Jitter
 
@@ -333,18 +333,18 @@ class DmsgClient(Service):
             try:
                 opened = await self.dialer.dial(wish, None, attempts)
             except DialError as error:
-                if any(isinstance(one.error, Refused | IntegrityError) for one in attempts):
-                    transport.give_up(error)
-                    return
                 transport.failed_to_resume(error)
                 await deferLater(self.reactor, pause_s * (0.5 + self._uniform()))
                 pause_s = min(2 * pause_s, self.config.resume_pause_limit_s)
                 continue
             assert isinstance(opened.stream, SecureStream)
-            if opened.resume is None or not transport.detached:
-                opened.session.abort_stream(opened.stream, CloseReason.MALFORMED)
-                return
             self._searches.pop(transport, None)
+            if opened.resume is None or not transport.detached:
+                opened.session.abort_stream(opened.stream)
+                refusal = Refused("the peer does not know this transport any more")
+                transport.failed_to_resume(refusal)
+                transport.give_up(refusal)
+                return
             transport.move_to(opened.session, opened.stream, opened.resume.received_bytes, told_bytes)
             self.resumed(transport, cause, since)
 

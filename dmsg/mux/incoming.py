@@ -110,7 +110,8 @@ class IncomingTransport(StreamOwner):
     def _go_on(self, resume: Resume) -> None:
         transport = self._client.resumable(resume.token, self.stream.remote)
         if transport is None:
-            self._refuse(CloseReason.REFUSED)
+            # An answer that says nothing about resuming is the refusal: the relay cannot make that one up.
+            self._accept(None)
             return
         self._resumed = transport
         transport.attempts += 1
@@ -224,6 +225,8 @@ class IncomingTransport(StreamOwner):
         elif self._port is not None:
             self._port.waiting -= int(waited)
             self._port.open(self._session, self.stream)
+        else:
+            self._session.abort_stream(self.stream, CloseReason.REFUSED)
 
     # --- ends ------------------------------------------------------------------------------------------------------
 

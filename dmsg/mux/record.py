@@ -8,9 +8,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from cryptography.exceptions import InvalidTag
-from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
-
+from dmsg.crypto.aead import DoesNotOpen, opener, sealer
 from dmsg.errors import NonceExhausted, RemoteProtocolError
 from dmsg.mux.wire import RECORD_PLAINTEXT_LIMIT_BYTES
 
@@ -34,8 +32,8 @@ class RecordLayer:
     __slots__ = ("_buffer", "_decrypt", "_encrypt", "_received", "_sent")
 
     def __init__(self, send_key: bytes, receive_key: bytes) -> None:
-        self._encrypt = ChaCha20Poly1305(send_key).encrypt
-        self._decrypt = ChaCha20Poly1305(receive_key).decrypt
+        self._encrypt = sealer(send_key)
+        self._decrypt = opener(receive_key)
         self._sent = 0
         self._received = 0
         self._buffer = b""
@@ -72,7 +70,7 @@ class RecordLayer:
                 raise RemoteProtocolError("record", "out of sequence")
             try:
                 plaintexts.append(decrypt(_NONCE_HEAD + counter.to_bytes(8, "little"), data[body:end], None))
-            except InvalidTag:
+            except DoesNotOpen:
                 raise RemoteProtocolError("record", "does not open") from None
             position = end
         self._received = counter

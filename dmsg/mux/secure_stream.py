@@ -125,6 +125,11 @@ class SecureStream(Stream):
         """Whether both ends of the stream are through: only then is a CLOSE clean."""
         return self._end_acked and self.end_received
 
+    @property
+    def complete(self) -> bool:
+        """Whether nothing is missing on either side, even if the peer has not said that it knows our end."""
+        return self.end_received and not self.pending and not self._outstanding_bytes and self._end_wanted
+
     def end(self) -> None:
         """Send the end of the stream behind what was written."""
         self._end_wanted = True

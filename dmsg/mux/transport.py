@@ -359,11 +359,15 @@ class DmsgTransport(StreamOwner):
 
     def give_up(self, error: DmsgError, code: int = CloseReason.PEER_GONE) -> None:
         """No other path was found, or none may be looked for: the transport is lost."""
-        error = self._resume_error or error
         self._detached = False
         self._timers.stop_grace()
+        if isinstance(self.stream, SecureStream) and self.stream.complete:
+            # only the news that the peer knows our end is missing, and nobody is left who could bring it
+            self._tell(CloseReason.NORMAL, local=True)
+            self._end(Failure(ConnectionDone()))
+            return
         self._tell(code, local=True)
-        self._end(Failure(TransportLost(error)))
+        self._end(Failure(TransportLost(self._resume_error or error)))
 
     # --- inside ----------------------------------------------------------------------------------------------------
 

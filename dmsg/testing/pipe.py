@@ -106,10 +106,10 @@ class PipeEnd(FileDescriptor):
             return None
         if self._writing and (self.other._room() > 0 or not self._unsent()):
             return 0.0
-        if not self._reading or self._pipe.frozen or (self._pipe.manual and not self._allowance):
+        if not self._reading or self._pipe.frozen or self._pipe.manual:
             return None
-        if self._readable or self._pipe.manual:
-            return 0.0 if self._readable or self._arrivals or self._end_at is not None else None
+        if self._readable:
+            return 0.0
         return self._arrivals[0][0] if self._arrivals else self._end_at
 
     def _unsent(self) -> int:
@@ -192,7 +192,7 @@ class PipeEnd(FileDescriptor):
         assert self._end_at is not None
         if self._pipe.frozen:
             return False
-        return self._allowance > 0 if self._pipe.manual else self._end_at <= now
+        return self._pipe.delivering if self._pipe.manual else self._end_at <= now
 
     # --- endings ------------------------------------------------------------------------------------------------------
 
@@ -285,8 +285,8 @@ class PipeEnd(FileDescriptor):
 class Pipe:
     """Two ends ``a`` and ``b``, and the strings a test may pull. Made by :func:`pipe`.
 
-    ``frozen`` tells whether it is, ``closed`` whether both ends are gone, ``bytes_written`` how many bytes both ends
-    have put on the way.
+    ``frozen`` tells whether it is, ``delivering`` whether :meth:`deliver` is at work, ``closed`` whether both ends are
+    gone, ``bytes_written`` how many bytes both ends have put on the way.
     """
 
     def __init__(
@@ -306,6 +306,7 @@ class Pipe:
         self.high_water_bytes = high_water_bytes
         self.manual = manual
         self.frozen = False
+        self.delivering = False
         self.bytes_written = 0
         self.cut_size = _cutter(chunking, random if random is not None else Random(0))
         self.on_closed: Callable[[Pipe], object] | None = None
@@ -350,17 +351,18 @@ class Pipe:
 
         When no byte is before it, the end of the stream arrives as well. An end that is paused takes nothing.
         """
-        before = self.in_flight_bytes
         ends = (self.a, self.b) if to is None else (to,)
         for end in ends:
             if end.other._writing:
                 end.other._guarded(end.other.doWrite, reads=False)
         before = self.in_flight_bytes
+        self.delivering = True
         for end in ends:
-            end._allowance = n if n is not None else max(1, len(end._wire))
+            end._allowance = n if n is not None else len(end._wire)
             if end._reading and not end.disconnected:
                 end._guarded(end.doRead, reads=True)
             end._allowance = 0
+        self.delivering = False
         delivered = before - self.in_flight_bytes
         self._wake()
         return delivered

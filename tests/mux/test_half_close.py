@@ -16,9 +16,9 @@ from dmsg.mux.client import ClientConfig, DmsgClient
 from dmsg.mux.negotiation import Security
 from dmsg.mux.transport import TransportLost
 from dmsg.mux.wire import FWD
-from dmsg.testing.conformance import ConformanceProtocol, _PullProducer, _PushProducer, pattern
 from dmsg.testing.hostile import HostileNetwork, HostileServer, drop
 from dmsg.testing.memory import MemoryNetwork
+from dmsg.testing.probes import ConformanceProtocol, PullProducer, PushProducer, pattern
 
 sync = pytest_twisted.ensureDeferred
 SIZE = 300_000
@@ -161,17 +161,17 @@ async def test_the_end_waits_for_a_reader_that_is_paused() -> None:
         assert net.clean()
 
 
-@pytest.mark.parametrize("kind", [_PullProducer, _PushProducer])
+@pytest.mark.parametrize("kind", [PullProducer, PushProducer])
 @sync
 async def test_a_producer_goes_on_after_the_other_side_has_ended(kind: Any) -> None:
     async with Net() as net:
         net.a.transport.loseWriteConnection()
         await net.wait(net.b.when(lambda: net.b.heard))
-        if kind is _PullProducer:
-            producer: Any = _PullProducer(net.b.transport, 300)
+        if kind is PullProducer:
+            producer: Any = PullProducer(net.b.transport, 300)
             net.b.transport.registerProducer(producer, False)
         else:
-            producer = _PushProducer(net.b.transport, net.reactor, SIZE)
+            producer = PushProducer(net.b.transport, net.reactor, SIZE)
             producer.on_end = net.b.transport.unregisterProducer
             producer.start()
         net.b.transport.loseConnection()
@@ -184,7 +184,7 @@ async def test_a_producer_goes_on_after_the_other_side_has_ended(kind: Any) -> N
 async def test_a_producer_that_cannot_finish_is_no_clean_end() -> None:
     """A peer that knows no halves has a producer running when its reading ends: what is missing must not look complete."""
     async with Net(b=ConformanceProtocol) as net:
-        producer = _PushProducer(net.b.transport, net.reactor, 100_000_000)
+        producer = PushProducer(net.b.transport, net.reactor, 100_000_000)
         net.a.transport.pauseProducing()
         producer.start()
         await net.settle()

@@ -11,9 +11,10 @@ import pytest
 import pytest_twisted
 from twisted.internet.error import ConnectionDone
 
-from dmsg.errors import DialError, IntegrityError, Refused, StageError, close_error
+from dmsg.errors import DialError, IntegrityError, Refused, close_error
 from dmsg.mux.negotiation import Carrier
 from dmsg.mux.secure import CONFIRM_TIMEOUT_S, Resume, SecureInitiator, SecureResponder
+from dmsg.mux.stream import StreamState
 from dmsg.mux.transport import TransportLost
 from dmsg.mux.wire import ACCEPT, CLOSE, FWD, REQUEST, REQUEST_BYTES, CloseReason
 from dmsg.ops import events as ev
@@ -106,8 +107,7 @@ async def test_the_reason_of_a_sealed_close_is_altered(scene, reason):
         b.transport.abortConnection()
         await s.over(a, b)
         assert isinstance(a.reason, TransportLost)
-        assert isinstance(a.cause, DialError)
-        assert any(isinstance(attempt.error, Refused) for attempt in a.cause.attempts)
+        assert isinstance(a.cause, Refused)
 
 
 @reasons
@@ -203,9 +203,12 @@ async def test_resuming_the_transport_of_somebody_else(scene):
         mallory = await s.client(config=s.CONFIG)
         (session,) = mallory.pool.sessions.values()
         resume = Resume(b.transport.token, 0)
-        with pytest.raises(StageError) as caught:
-            await s.wait(session.request(s.bob.public_key, Carrier.REQUEST, resume=resume))
-        assert isinstance(caught.value.error, Refused)
+        opened = await s.wait(session.request(s.bob.public_key, Carrier.REQUEST, resume=resume))
+        assert opened.resume is None, (
+            "Bob's answer, which nobody can make up for him, is that he knows no such transport"
+        )
+        await s.settle()
+        assert opened.stream.state is StreamState.CLOSED
         await both_ways(s, a, b)
 
 
@@ -213,7 +216,7 @@ async def test_resuming_the_transport_of_somebody_else(scene):
 @pytest.mark.parametrize("kind", [REQUEST, ACCEPT], ids=["request", "accept"])
 @sync
 async def test_a_resumption_tampered_with(scene, kind, act):
-    """It goes on in the end, or it is lost with a reason; it is never wrong."""
+    """It goes on in the end, and it is never wrong."""
     async with scene() as s:
         await s.set()
         a, b = await s.open()
@@ -224,16 +227,9 @@ async def test_a_resumption_tampered_with(scene, kind, act):
         a.send(SIZE)
         b.send(SIZE)
         await s.wait(a.when(lambda: a.lost or len(a.received) == SIZE))
-        if act is alter:  # ``integrity`` is final (section 8)
-            await s.over(a)
-            assert any(isinstance(attempt.error, IntegrityError) for attempt in a.cause.attempts)
-            await s.over(b)
-            assert isinstance(b.reason, TransportLost)
-        assert b.sent.startswith(a.received)
-        assert a.sent.startswith(b.received)
-        if act is not alter:
-            await both_ways(s, a, b, 10)
-            await close_cleanly(s, a, b)
+        assert not a.lost, "what a relay alters is no word of Bob's: Alice tries again"
+        await both_ways(s, a, b, 10)
+        await close_cleanly(s, a, b)
 
 
 @sync

@@ -1,0 +1,38 @@
+"""The cipher behind records, against the published test vector of RFC 8439 and what must not open."""
+
+from __future__ import annotations
+
+import pytest
+
+from dmsg.crypto.aead import DoesNotOpen, opener, sealer
+
+# RFC 8439, section 2.8.2
+KEY = bytes(range(0x80, 0xA0))
+NONCE = bytes.fromhex("070000004041424344454647")
+ASSOCIATED = bytes.fromhex("50515253c0c1c2c3c4c5c6c7")
+PLAIN = b"Ladies and Gentlemen of the class of '99: If I could offer you only one tip for the future, sunscreen would be it."
+TAG = bytes.fromhex("1ae10b594f09e26a7e902ecbd0600691")
+
+
+def test_published_vector():
+    sealed = sealer(KEY)(NONCE, PLAIN, ASSOCIATED)
+    assert sealed[:8].hex() == "d31a8d34648e60db"
+    assert sealed[-16:] == TAG
+    assert opener(KEY)(NONCE, sealed, ASSOCIATED) == PLAIN
+
+
+def test_what_was_altered_does_not_open():
+    sealed = sealer(KEY)(NONCE, PLAIN, None)
+    opens = opener(KEY)
+    assert opens(NONCE, sealed, None) == PLAIN
+    for nonce, data, associated in (
+        (NONCE, sealed[:-1] + bytes([sealed[-1] ^ 1]), None),
+        (NONCE, sealed[:-1], None),
+        (NONCE, b"", None),
+        (NONCE, sealed, b"x"),
+        (bytes(12), sealed, None),
+    ):
+        with pytest.raises(DoesNotOpen):
+            opens(nonce, data, associated)
+    with pytest.raises(DoesNotOpen):
+        opener(bytes(32))(NONCE, sealed, None)

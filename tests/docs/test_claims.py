@@ -1,0 +1,103 @@
+"""Claims of the documentation that nothing else proves."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from twisted.internet.defer import Deferred, fail
+from twisted.internet.error import ConnectionRefusedError
+from twisted.internet.task import Clock
+
+from dmsg.address import HostPort
+from dmsg.crypto.keys import SecretKey
+from dmsg.mux.pool import PoolConfig, ServerPool
+
+SERVER = SecretKey(b"\x21" * 32).public_key
+
+
+class Refusing:
+    """Endpoints that refuse, and the times at which they were asked."""
+
+    def __init__(self, clock: Clock) -> None:
+        self.clock = clock
+        self.times: list[float] = []
+
+    def __call__(self, address: HostPort) -> Refusing:
+        return self
+
+    def connect(self, factory: Any) -> Deferred[Any]:
+        self.times.append(self.clock.seconds())
+        return fail(ConnectionRefusedError())
+
+
+class Empty:
+    """A discovery without servers."""
+
+    def __init__(self, clock: Clock) -> None:
+        self.clock = clock
+        self.times: list[float] = []
+
+    async def available_servers(self) -> list[Any]:
+        self.times.append(self.clock.seconds())
+        return []
+
+
+def uniform() -> Iterator[float]:
+    """The extremes and the middle of what randomness may give, in turn."""
+    while True:
+        yield from (0.0, 0.5, 0.999)
+
+
+def make_pool(clock: Clock, endpoints: Refusing, discovery: Any, pinned: Any) -> ServerPool:
+    numbers = uniform()
+    return ServerPool(
+        clock,
+        lambda server: object(),  # type: ignore[arg-type,return-value]
+        endpoints,  # type: ignore[arg-type]
+        discovery=discovery,
+        pinned=pinned,
+        goal=1,
+        config=PoolConfig(),
+        uniform=lambda: next(numbers),
+        changed=lambda: None,
+        went_down=lambda *_: None,
+    )
+
+
+def run(clock: Clock, pool: ServerPool, seconds: float) -> None:
+    pool.start()
+    end = clock.seconds() + seconds
+    while True:
+        due = min((call.getTime() for call in clock.getDelayedCalls()), default=end)
+        if due >= end:
+            break
+        clock.advance(max(0.0, due - clock.seconds()))
+    Deferred.fromCoroutine(pool.stop())
+
+
+def test_d33_a_server_that_is_gone_is_tried_ever_less_often() -> None:
+    clock = Clock()
+    endpoints = Refusing(clock)
+    config = PoolConfig()
+    run(clock, make_pool(clock, endpoints, None, [(SERVER, HostPort("127.0.0.1", 1))]), 3600)
+    pauses = [later - earlier for earlier, later in zip(endpoints.times, endpoints.times[1:], strict=False)]
+    slack_s = 1.25 * config.poll_s
+    for number, pause in enumerate(pauses):
+        longest = min(config.backoff_limit_s, config.backoff_first_s * 2.0**number)
+        assert longest / 2 - 0.001 <= pause <= longest + slack_s
+    assert len(pauses) > 3600 / (config.backoff_limit_s + slack_s), "it is never given up"
+    assert len(set(pauses[10:])) > 1, "and not always after the same pause"
+    assert not clock.getDelayedCalls()
+
+
+def test_d29_an_empty_discovery_is_asked_with_pauses() -> None:
+    clock = Clock()
+    discovery = Empty(clock)
+    run(clock, make_pool(clock, Refusing(clock), discovery, []), 600)
+    pauses = [later - earlier for earlier, later in zip(discovery.times, discovery.times[1:], strict=False)]
+    poll_s = PoolConfig().poll_s
+    assert len(pauses) > 80
+    assert all(0.75 * poll_s <= pause <= 1.25 * poll_s for pause in pauses)
+    assert len(set(pauses)) > 1
+    assert not clock.getDelayedCalls()

@@ -1,0 +1,116 @@
+"""What README, tutorial and how-to say can be run, run as they say it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from .conftest import DOCS, ROOT, Terminal, commands, free_port, runnable_blocks
+
+pytestmark = [pytest.mark.system, pytest.mark.time_limit(180)]
+
+#: What a command that goes on prints when the next may be typed.
+READY = {"dmsg-discovery": "dmsg-discovery runs, on", "dmsg-server": "dmsg-server runs, on", "echo.py": "listening on"}
+
+
+def write(terminal: Terminal, blocks: dict[str, str]) -> None:
+    """Write the blocks that are files."""
+    for name, body in blocks.items():
+        if "." in name:
+            (terminal.directory / name).write_text(body)
+
+
+def test_the_readme(terminal: Terminal) -> None:
+    blocks = runnable_blocks(ROOT / "README.rst")
+    assert set(blocks) == {"echo.py", "shell"}
+    write(terminal, blocks)
+    ports = {"9090": str(free_port()), "8080": str(free_port())}
+    output = ""
+    for line in commands(blocks["shell"]):
+        command = line
+        for written, free in ports.items():
+            command = command.replace(written, free)
+        if command.startswith("export "):
+            name, _, value = command.removeprefix("export ").partition("=")
+            terminal.environ[name] = value
+        elif command.endswith("&"):
+            (until,) = (text for name, text in READY.items() if name in command)
+            terminal.start(command.removesuffix("&"), until)
+        else:
+            output = terminal.run(command)
+    assert "p50" in output, "the last command is a ping"
+
+
+def test_the_readme_over_tcp(terminal: Terminal) -> None:
+    write(terminal, runnable_blocks(ROOT / "README.rst"))
+    assert "IPv4Address" in terminal.start(f"python echo.py tcp:{free_port()}:interface=127.0.0.1", "listening on")
+
+
+def test_first_steps(terminal: Terminal, network: Callable[[], None]) -> None:
+    blocks = runnable_blocks(DOCS / "tutorial" / "first-steps.rst")
+    write(terminal, blocks)
+    network()
+    names = [terminal.run(command).split()[-1] for command in commands(blocks["keys"])]
+    assert names[0] in terminal.start("python greeter.py dmsg:key=bob.key", "listening on")
+    (command,) = commands(blocks["hello"])
+    assert terminal.run(command).strip() == f"Hello Alice, known as {names[1][:8]}"
+
+
+def test_embedding(terminal: Terminal, network: Callable[[], None]) -> None:
+    write(terminal, runnable_blocks(DOCS / "tutorial" / "embed.rst"))
+    network()
+    lines = terminal.run("python embedded.py").splitlines()
+    assert lines[0].startswith("through dmsg:")
+    assert lines[1:] == ["HELLO", "as expected: no entry"]
+
+
+def test_access_policies(terminal: Terminal, network: Callable[[], None]) -> None:
+    write(terminal, runnable_blocks(DOCS / "tutorial" / "access-policy.rst"))
+    network()
+    assert terminal.run("python policy.py").splitlines() == [
+        "alice was let in",
+        "carol was not: access_denied",
+        "alice was not: access_denied",
+        "carol was let in",
+    ]
+
+
+def test_a_network_in_a_file(terminal: Terminal) -> None:
+    text = runnable_blocks(DOCS / "tutorial" / "own-network.rst")["network.toml"]
+    for written in ("9090", "8080", "9100"):
+        text = text.replace(written, str(free_port()))
+    (terminal.directory / "network.toml").write_text(text)
+    terminal.run("dmsg keygen relay.key")
+    for role in ("dmsg-discovery", "dmsg-server"):
+        terminal.start(f"twistd -n --pidfile= {role} --config network.toml", f"{role} runs, on")
+    assert (terminal.directory / "events").is_dir()
+
+
+def test_the_tests_that_are_shown(terminal: Terminal) -> None:
+    write(terminal, runnable_blocks(DOCS / "howto" / "test-your-program.rst"))
+    output = terminal.run("python -m pytest -q -p no:cacheprovider test_program.py test_memory.py")
+    assert "2 passed" in output
+
+
+@pytest.mark.parametrize("page", sorted({*DOCS.rglob("*.rst"), ROOT / "README.rst"}), ids=lambda page: page.name)
+def test_toml_and_python_that_is_shown_can_be_read(page: Path) -> None:
+    """Blocks that are not run are at least what they say they are."""
+    import re
+    import sys
+    import textwrap
+
+    if sys.version_info >= (3, 11):
+        import tomllib
+    else:
+        import tomli as tomllib
+    found = re.findall(
+        r"^\.\. code-block:: (python|toml)\n((?:   :.*\n)*)\n((?:(?:   .*)?\n)+)", page.read_text(), re.M
+    )
+    for language, _, body in found:
+        code = textwrap.dedent(body)
+        if language == "python":
+            compile(code, str(page), "exec")
+        else:
+            assert tomllib.loads(code)

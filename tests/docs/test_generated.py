@@ -1,0 +1,226 @@
+"""The tables in the documentation say what the code says, and the numbers in its sentences do, too."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from enum import Enum
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tables
+
+from dmsg import errors
+from dmsg.cli.exits import MEANINGS
+from dmsg.discovery.entry import ENTRY_LIMIT_BYTES
+from dmsg.mux import record, stream, tlv, wire
+from dmsg.mux.connection import ConnectionConfig
+from dmsg.mux.switch import ServerLimits
+from dmsg.ops import events as ev
+from dmsg.ops.config import settings_of
+from dmsg.sansio.window import AckGate
+from dmsg.taps.settings import DiscoverySettings, ServerSettings
+
+from .conftest import DOCS, ROOT
+
+
+def rows(text: str) -> list[list[str]]:
+    """The cells of the list-tables in ``text``, without their headers."""
+    found: list[list[str]] = []
+    header = True
+    for line in text.splitlines():
+        if line.startswith(".. list-table::"):
+            header = True
+        elif line.startswith("   * - "):
+            found.append([line[7:]])
+            if header:
+                found.pop()
+                header = False
+                found.append([])
+        elif re.match(r"     -( |$)", line) and found:
+            found[-1].append(line[7:])
+    return [row for row in found if row and not (row and len(row) < 2 and not row[0])]
+
+
+@pytest.mark.parametrize("frame", wire.FRAMES, ids=lambda frame: frame.kind.name)
+def test_each_frame_is_laid_out_byte_by_byte(frame: Any) -> None:
+    text = tables.frame_bytes()
+    start = text.index(f"**{frame.kind.name}**")
+    following = [text.index(f"**{one.kind.name}**") for one in wire.FRAMES]
+    end = min((at for at in following if at > start), default=len(text))
+    table = rows(text[start:end])
+    offset = 0
+    for cells in table[-len(frame.fields) - 3 :]:
+        assert int(cells[0]) == offset
+        offset += int(cells[1]) if cells[1].isdigit() else 0
+    assert [cells[2] for cells in table[-len(frame.fields) :]] == [name for name, _ in frame.fields] or not frame.fields
+    assert offset == wire.HEADER_BYTES + sum(size for _, size in frame.fields)
+    assert f"``{frame.kind:#04x}``" in tables.frame_summary()
+
+
+def test_every_code_has_its_row() -> None:
+    table = tables.close_codes()
+    for code in wire.CloseReason:
+        assert f"   * - {int(code)}\n     - ``{wire.reason_name(code)}``\n" in table
+    for kind in tlv.Tlv:
+        assert f"   * - {int(kind)}\n     - ``{kind.name.lower()}``\n" in tables.tlvs()
+        assert f"\n``{kind.name.lower()}``\n" in (DOCS / "spec" / "secure.rst").read_text()
+    for code, meaning in MEANINGS.items():
+        assert f"   * - ``{int(code)}``\n     - {meaning}\n" in tables.exit_codes()
+
+
+def test_every_exception_has_its_row() -> None:
+    both = tables.error_classes() + tables.close_codes()
+    for name, cls in vars(errors).items():
+        if isinstance(cls, type) and issubclass(cls, errors.DmsgError):
+            assert f"``{name}``" in both
+    for text, cls in errors.DISCOVERY_ERRORS.items():
+        assert f"   * - ``{text}``\n     - {cls.status}\n     - {cls.reference_status}\n" in tables.discovery_errors()
+
+
+@pytest.mark.parametrize("name", sorted(tables.LIMITS))
+def test_every_limit_has_its_row(name: str) -> None:
+    cls = tables.LIMITS[name]()
+    table = tables.limits(name)
+    for each in dataclasses.fields(cls):
+        if not dataclasses.is_dataclass(tables.defaults(cls)[each.name]):
+            assert table.count(f"``{each.name}``") == 1
+
+
+def test_limits_come_with_the_comment_above_them() -> None:
+    groups = {name: group for group in tables.field_groups(ServerLimits) for name in group.names}
+    assert groups["queue_hard_bytes"] is groups["queue_soft_bytes"]
+    assert groups["queue_soft_bytes"].comment.startswith("Bytes waiting for one transport's receiver")
+    assert groups["connections"] is not groups["half_open"]
+    assert all(group.comment for group in groups.values())
+
+
+@pytest.mark.parametrize(("role", "cls"), [("server", ServerSettings), ("discovery", DiscoverySettings)])
+def test_every_setting_has_its_row(role: str, cls: type) -> None:
+    table = tables.settings(role)
+    for one in settings_of(cls):
+        assert f"``--{one.option}``" in table
+        assert f"``{one.variable}``" in table
+        assert f".{one.path[-2]}] {one.path[-1]}``" in table if len(one.path) > 1 else f"[{role}] {one.name}``" in table
+
+
+def test_every_event_and_column_is_there() -> None:
+    text = tables.events()
+    for event in ev.describe():
+        start = text.index(f"``{event.name}``")
+        for column in event.fields:
+            assert f"``{column.name}``\n     - ``{column.type.__name__}``" in text[start:]
+
+
+def test_every_state_and_way_is_there() -> None:
+    table, drawing = tables.stream_states(), tables.state_diagram(stream.TRANSITIONS)
+    assert drawing.count("<rect") == len(stream.StreamState)
+    assert drawing.count("marker-end") == sum(map(len, stream.TRANSITIONS.values()))
+    for state, targets in stream.TRANSITIONS.items():
+        assert f">{state.name}</text>" in drawing
+        row = table.partition(f"   * - ``{state.name}``\n")[2].partition("   * - ")[0]
+        for target in targets:
+            assert f"``{target.name}``" in row
+
+
+def test_ways_back_are_drawn_on_the_other_side() -> None:
+    class Step(Enum):
+        ONE = 1
+        TWO = 2
+
+    drawing = tables.state_diagram({Step.ONE: {Step.TWO}, Step.TWO: {Step.ONE}})
+    there, back = re.findall(r'd="M(\d+),[^"]*" fill="none"', drawing)
+    assert int(back) < int(there)
+
+
+def test_metrics_have_their_names_as_they_are_scraped() -> None:
+    assert "``dmsg_refusals_total``" in tables.metrics()
+    assert "``dmsg_handshake_seconds``" in tables.metrics()
+
+
+def test_figures_are_included_as_they_were_printed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tables, "BENCHMARKS", tmp_path / "benchmarks.txt")
+    assert "make bench" in tables.benchmarks()
+    (tmp_path / "benchmarks.txt").write_text("bench  what\n-----  ----\n")
+    assert tables.benchmarks() == "::\n\n   bench  what\n   -----  ----\n"
+
+
+# --- sentences -------------------------------------------------------------------------------------------------------
+
+_CONFIG = ConnectionConfig()
+_LIMITS = ServerLimits()
+#: Page, what its text has to contain.
+NUMBERS = [
+    ("spec/frames.rst", f"at most **{wire.FRAME_PAYLOAD_LIMIT_BYTES:,}** bytes"),
+    ("spec/frames.rst", f"at most {wire.FWD_DATA_LIMIT_BYTES:,} bytes of data"),
+    ("spec/frames.rst", f"exactly {wire.REQUEST_BYTES} bytes"),
+    ("spec/frames.rst", f"up to {wire.EXTENDED_REQUEST_LIMIT_BYTES - wire.REQUEST_BYTES:,} more"),
+    ("spec/connection.rst", f"0 to {wire.RECORD_PLAINTEXT_LIMIT_BYTES:,} bytes of plaintext"),
+    ("spec/connection.rst", f"shorter than {record.RECORD_MIN_BYTES} bytes"),
+    ("spec/transports.rst", f"at most {AckGate.THRESHOLD_BYTES:,}, the ACK goes out"),
+    ("spec/transports.rst", f"takes {_CONFIG.send_window_bytes >> 10} KiB"),
+    ("spec/transports.rst", f"more than {_CONFIG.receive_limit_bytes >> 20} MiB"),
+    ("spec/transports.rst", f"Two of {_CONFIG.frame_data_bytes:,} bytes"),
+    ("spec/transports.rst", f"within {_LIMITS.request_timeout_s:g} seconds"),
+    ("spec/server.rst", f"up to {wire.EXTENDED_REQUEST_LIMIT_BYTES:,})"),
+    ("spec/secure.rst", f"A list has at most {tlv.LIST_LIMIT_BYTES:,} bytes"),
+    ("spec/secure.rst", f"Data is at most {wire.FWD_DATA_LIMIT_BYTES - 16:,} bytes"),
+    ("spec/discovery.rst", f"413 for a body over {ENTRY_LIMIT_BYTES >> 10} KiB"),
+    ("explanation/flow-control.rst", f"Above {_CONFIG.pause_bytes >> 10} KiB the producer"),
+    ("explanation/flow-control.rst", f"below {_CONFIG.resume_bytes >> 10} KiB"),
+    ("explanation/flow-control.rst", f"cut off at {_CONFIG.pending_limit_bytes >> 20} MiB"),
+    ("explanation/limits.rst", f"{_LIMITS.half_open}, {_LIMITS.half_open_per_address} from one address"),
+    ("explanation/limits.rst", f"for {_LIMITS.handshake_timeout_s:g} seconds"),
+    ("explanation/limits.rst", f"{_LIMITS.connections:,} connections"),
+    ("explanation/limits.rst", f"{_LIMITS.connections_per_address:,} from one address"),
+    ("explanation/limits.rst", f"{_LIMITS.requests_per_s:g} requests a second, {_LIMITS.request_burst} at once"),
+    ("explanation/limits.rst", f"{_LIMITS.pending_requests} unanswered"),
+    ("explanation/limits.rst", f"{_LIMITS.transports_per_connection:,} transports"),
+    ("explanation/limits.rst", f"{_LIMITS.strays_per_s:g} a second, {_LIMITS.stray_burst} at once"),
+    ("explanation/limits.rst", f"{_LIMITS.queued_total_bytes >> 20} MiB in all"),
+]
+
+
+@pytest.mark.parametrize(("page", "text"), NUMBERS)
+def test_numbers_in_sentences_are_the_codes(page: str, text: str) -> None:
+    words = " ".join((DOCS / page).read_text().split())
+    assert text in words
+
+
+def test_every_difference_and_weakness_is_listed_with_its_tests() -> None:
+    text = (DOCS / "explanation" / "differences.rst").read_text()
+    entries = re.split(r"^   \* - ", text, flags=re.MULTILINE)[1:]
+    found = {entry.partition("\n")[0]: re.findall(r":test:`([^`]+)`", entry) for entry in entries}
+    expected = [f"D{number}" for number in range(1, 36)] + [f"W{number}" for number in range(1, 25)]
+    assert [name for name in found if name != "no."] == expected
+    for name in expected:
+        assert found[name], f"{name} names no test"
+        for test in found[name]:
+            assert tables.test_exists(test), f"{name}: {test} does not exist"
+
+
+def test_a_test_that_does_not_exist_is_noticed() -> None:
+    assert tables.test_exists("docs/test_generated.py::test_a_test_that_does_not_exist_is_noticed")
+    assert not tables.test_exists("docs/test_generated.py::test_that_does_not_exist")
+    assert not tables.test_exists("docs/test_nowhere.py::test_a")
+    assert not tables.test_exists("docs/test_generated.py")
+
+
+def test_every_page_is_plain_about_where_it_stands() -> None:
+    """Every page is in a table of contents, and nothing in it points into this machine."""
+    listed = {"index"}
+    for page in DOCS.rglob("*.rst"):
+        text = page.read_text()
+        assert "/work/" not in text
+        for block in re.findall(r"^\.\. toctree::\n((?:   .*\n|\n)+)", text, re.MULTILINE):
+            folder = page.parent.relative_to(DOCS)
+            listed |= {str(folder / line.strip()) for line in block.splitlines() if line.strip() and ":" not in line}
+    pages = {str(page.relative_to(DOCS).with_suffix("")) for page in DOCS.rglob("*.rst")}
+    assert {page for page in pages if not page.startswith(("examples/", "_build/"))} == listed
+
+
+def test_the_readme_points_at_what_is_there() -> None:
+    text = (ROOT / "README.rst").read_text()
+    for path in re.findall(r"``((?:docs|CONTRIBUTING|LICENSE)[^`]*)``", text):
+        assert (ROOT / path).exists(), path
