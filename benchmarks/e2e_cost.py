@@ -32,10 +32,10 @@ def run(sizes: Sizes) -> list[Row]:
     with Cast() as cast:
         server = cast.start("server", limits=LIMITS)
         pairs = {
-            kind: [
+            kind: (
                 cast.start("client", server=server.facts, security=kind, listen="sink"),
                 cast.start("client", server=server.facts, security=kind),
-            ]
+            )
             for kind in KINDS
         }
         for kind in KINDS:  # warm

@@ -2,7 +2,8 @@
 
 Three relays, discovery over SQLite and two clients, each a process of its own. Between the clients there are transports
 on which numbered blocks go both ways; every few seconds a relay is ended by SIGKILL and started again a second later, on
-the same key and port: all three in a random order, then again in another. Every byte is checked where it arrives (:mod:`benchmarks.roles.streams`).
+the same key and port: all three in a random order, then again in another. Every byte is checked where it arrives
+(:mod:`benchmarks.roles.streams`).
 
 The pause a kill costs is taken at the receivers, from the last data over the old path to the first over the new one: it
 holds the detection, the search, the handshake, what is sent again, and the time up to the sender's next block.

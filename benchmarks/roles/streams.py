@@ -24,6 +24,7 @@ from benchmarks.roles.discovery import connect_discovery
 from dmsg.address import PublicKey
 from dmsg.crypto.keys import SecretKey
 from dmsg.errors import DialError
+from dmsg.interfaces import IEventLog
 from dmsg.mux.client import DmsgClient
 from dmsg.mux.negotiation import Security
 from dmsg.ops.events import Event, TransportResumed
@@ -185,8 +186,21 @@ class Streamer(Protocol):
 
     def connectionLost(self, reason: Failure = connectionDone) -> None:
         """Note how it ended."""
-        self.outcome = "done" if reason.check(ConnectionDone) else f"{reason.type.__name__}: {reason.value}"
+        self.outcome = "done" if reason.check(ConnectionDone) else f"{type(reason.value).__name__}: {reason.value}"
         self._role.check_over()
+
+
+@implementer(IEventLog)
+class _Resumed:
+    """An event log that only notes how long transports were without a path."""
+
+    def __init__(self, found_ms: list[float]) -> None:
+        self._found_ms = found_ms
+
+    def emit(self, event: Event) -> None:
+        """Take an event of the client."""
+        if isinstance(event, TransportResumed):
+            self._found_ms.append(event.elapsed_ms)
 
 
 class Role:
@@ -210,17 +224,12 @@ class Role:
             discovery=connect_discovery(options["discovery"], reactor),
             min_servers=options["min_servers"],
             security=Security.E2E,
-            events=self,
+            events=_Resumed(self.resumed_ms),
         )
-
-    def emit(self, event: Event) -> None:
-        """Take an event of the client (``IEventLog``)."""
-        if isinstance(event, TransportResumed):
-            self.resumed_ms.append(event.elapsed_ms)
 
     async def start(self) -> dict[str, Any]:
         """Connect and listen."""
-        factory = Factory.forProtocol(lambda: Streamer(self, None))  # type: ignore[arg-type]
+        factory: Any = Factory.forProtocol(lambda: Streamer(self, None))
         factory.noisy = False
         self.client.listen(factory, SERVICE, backlog=1_000)
         self.client.startService()

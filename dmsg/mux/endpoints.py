@@ -8,12 +8,14 @@ Client strings are ``dmsg:PUBLIC_KEY``, server strings ``dmsg:key=FILE``, both w
 ``server=``          a pinned server, ``pk@host:port``, or several with commas in between; for more arguments
                      of the kind, number them (``server2=``): of two with one name Twisted keeps the last
 ``service=``         the service to connect to or to listen for
+``security=``        ``e2e``, ``prefer`` (the default) or ``hop``: see :class:`~dmsg.mux.negotiation.Security`
 ``timeout=``         seconds a connect may take in all, or a server until it can be reached (default: for ever)
 ``min-servers=``     how many servers a client with a key stays connected to
 ==================== =====================================================================================
 
 A colon inside a value is written ``\\:``, as in all endpoint strings. What a string does not say comes from the environment:
-``DMSG_KEY``, and, for a string with neither ``discovery=`` nor ``server=``, ``DMSG_DISCOVERY`` and ``DMSG_SERVER``.
+``DMSG_KEY``, ``DMSG_SECURITY``, and, for a string with neither ``discovery=`` nor ``server=``, ``DMSG_DISCOVERY`` and
+``DMSG_SERVER``.
 
 All strings of one process with the same key, discovery and servers share one client (:mod:`dmsg.mux.sharing`).
 """
@@ -47,13 +49,14 @@ from dmsg.errors import ConfigError, DialError, InvalidAddress, InvalidKey, Sess
 from dmsg.interfaces import IAccessPolicy
 from dmsg.mux.client import DmsgClient
 from dmsg.mux.listener import DEFAULT_BACKLOG, DmsgPort
+from dmsg.mux.negotiation import Security
 from dmsg.mux.sharing import Borrowed, ClientSource, SharedSettings, shared_clients
 from dmsg.mux.transport import DmsgTransport
 
 __all__ = ["DmsgClientEndpoint", "DmsgConnectError", "DmsgServerEndpoint", "parse_client", "parse_server"]
 
 _log = Logger()
-_ARGUMENTS: Final = ("key", "discovery", "server", "service", "timeout", "min-servers")
+_ARGUMENTS: Final = ("key", "discovery", "server", "service", "security", "timeout", "min-servers")
 _SERVER_ARGUMENT: Final = re.compile(r"server[0-9]*\Z")
 _SOURCE: Final = "a dmsg endpoint string"
 
@@ -78,7 +81,8 @@ class DmsgClientEndpoint:
     """Connects to ``service`` of ``public_key`` through ``client``.
 
     ``client`` is a running :class:`~dmsg.mux.client.DmsgClient` or a :class:`~dmsg.mux.sharing.ClientSource`, which is held
-    while a connect is under way. ``timeout_s`` limits a whole connect (default: the client's own limit).
+    while a connect is under way. ``timeout_s`` limits a whole connect (default: the client's own limit); ``security`` is
+    the client's unless given.
     """
 
     def __init__(
@@ -88,7 +92,9 @@ class DmsgClientEndpoint:
         service: str = "",
         *,
         timeout_s: float | None = None,
+        security: Security | None = None,
     ) -> None:
+        self.security = security
         self.public_key = public_key
         self.service = check_service_name(service)
         self.timeout_s = timeout_s
@@ -110,7 +116,9 @@ class DmsgClientEndpoint:
         try:
             client = await self._source.acquire()
             try:
-                transport = await client.dial(self.public_key, self.service, timeout_s=self.timeout_s)
+                transport = await client.dial(
+                    self.public_key, self.service, security=self.security, timeout_s=self.timeout_s
+                )
                 return _attach(transport, factory)
             finally:
                 self._source.release()
@@ -149,7 +157,8 @@ class DmsgServerEndpoint:
     """Listens for ``service`` of the key of ``client``, which is as for :class:`DmsgClientEndpoint`.
 
     ``policy`` says who may connect (all, if there is none), ``backlog`` how many may wait for its decision. ``timeout_s``
-    limits the wait until the client can be reached; without it, it goes on for ever.
+    limits the wait until the client can be reached; without it, it goes on for ever. ``security`` says who may speak in
+    the clear (the client's unless given).
     """
 
     def __init__(
@@ -160,7 +169,9 @@ class DmsgServerEndpoint:
         policy: IAccessPolicy | None = None,
         backlog: int = DEFAULT_BACKLOG,
         timeout_s: float | None = None,
+        security: Security | None = None,
     ) -> None:
+        self.security = security
         self.service = check_service_name(service)
         self.policy = policy
         self.backlog = backlog
@@ -178,7 +189,9 @@ class DmsgServerEndpoint:
         client = await self._source.acquire()
         port: DmsgPort | None = None
         try:
-            port = client.listen(factory, self.service, policy=self.policy, backlog=self.backlog)
+            port = client.listen(
+                factory, self.service, policy=self.policy, backlog=self.backlog, security=self.security
+            )
             ready = client.when_ready()
             if self.timeout_s is not None:
                 ready.addTimeout(self.timeout_s, client.reactor, self._too_late)
@@ -232,7 +245,7 @@ def parse_client(reactor: Any, *args: str, **arguments: str) -> DmsgClientEndpoi
         raise ConfigError("public key", str(error), _SOURCE) from None
     read = _Arguments(arguments, os.environ)
     source = shared_clients(reactor).get(read.settings())
-    return DmsgClientEndpoint(source, public_key, read.service, timeout_s=read.timeout_s)
+    return DmsgClientEndpoint(source, public_key, read.service, timeout_s=read.timeout_s, security=read.security)
 
 
 def parse_server(reactor: Any, *args: str, **arguments: str) -> DmsgServerEndpoint:
@@ -244,7 +257,8 @@ def parse_server(reactor: Any, *args: str, **arguments: str) -> DmsgServerEndpoi
         raise ConfigError("key", "a server needs a key file: key=FILE, or DMSG_KEY in the environment", _SOURCE)
     if settings.min_servers == 0:
         raise ConfigError("min-servers", "a server needs at least one, or nobody finds it", _SOURCE)
-    return DmsgServerEndpoint(shared_clients(reactor).get(settings), read.service, timeout_s=read.timeout_s)
+    source = shared_clients(reactor).get(settings)
+    return DmsgServerEndpoint(source, read.service, timeout_s=read.timeout_s, security=read.security)
 
 
 def _no_more(args: tuple[str, ...]) -> None:
@@ -269,6 +283,7 @@ class _Arguments:
         except InvalidAddress as error:
             raise ConfigError("service", str(error), _SOURCE) from None
         self.timeout_s = self._timeout_s()
+        self.security = self._security()
 
     def settings(self) -> SharedSettings:
         """What the client is made from."""
@@ -293,6 +308,19 @@ class _Arguments:
     def _server_texts(self) -> list[str]:
         names = sorted(filter(_SERVER_ARGUMENT.match, self._given), key=lambda name: (len(name), name))
         return [text.strip() for name in names for text in self._given[name].split(",") if text.strip()]
+
+    def _security(self) -> Security | None:
+        given = self._given.get("security")
+        text = self._environment.get("DMSG_SECURITY") if given is None else given
+        try:
+            security = Security.parse(text) if text is not None else None
+        except ValueError:
+            known = ", ".join(one.value for one in Security)
+            source = "the environment" if given is None else _SOURCE
+            raise ConfigError("security", f"{text!r} is none of {known}", source) from None
+        if security is Security.HOP and self.service:
+            raise ConfigError("service", "needs end-to-end security: the relay never sees the name", _SOURCE)
+        return security
 
     def _timeout_s(self) -> float | None:
         text = self._given.get("timeout")
