@@ -380,7 +380,8 @@ async def test_client_random_frames(world, seed):
             targets = [SecretKey.generate().public_key for _ in range(3)]
             for target in targets:
                 session.request(target).addCallbacks(
-                    lambda opened, session=session: session.transport(opened.stream).attach(victim._build()), ended.append
+                    lambda opened, session=session: session.transport(opened.stream).attach(victim._build()),
+                    ended.append,
                 )
             dialled = [await w.soon(raw.next_frame(REQUEST)) for _ in targets]
             keys = [ours, *[target.raw for target in targets], bytes(33)]

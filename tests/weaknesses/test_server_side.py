@@ -227,8 +227,8 @@ async def test_w05_bytes_that_follow_a_handshake_keep_their_order(world):
         await w.until(lambda: len(eager.received) > w.message_2_bytes + 100)
         while plaintext.count(bytes([CLOSE])) < 200:
             assert eager.lost_reason is None
-            sealed = bytes(eager.received[w.message_2_bytes:])
-            del eager.received[w.message_2_bytes:]
+            sealed = bytes(eager.received[w.message_2_bytes :])
+            del eager.received[w.message_2_bytes :]
             plaintext += b"".join(records.open(sealed))
             await w.turn()
         assert plaintext[:5] == encode_frame(OK, 0)
