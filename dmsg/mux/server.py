@@ -139,6 +139,7 @@ class DmsgServer(Service):
         self._report = RefusalReport(reactor, self._emit)
         self._timer: IDelayedCall | None = None
         self._started_at = 0.0
+        self._start_error: BaseException | None = None
         self._publishing = LoopingCall(self._publish)
         self._publishing.clock = reactor
         self._factory = _ServerFactory(self)
@@ -165,14 +166,17 @@ class DmsgServer(Service):
             self._publishing.start(_PUBLISH_INTERVAL_S).addErrback(lambda f: _log.failure("Publishing stopped", f))
 
     def _start_failed(self, failure: Failure) -> None:
+        self._start_error = failure.value
         if failure.check(CancelledError) is None:
             _log.failure("The server cannot listen", failure=failure)
 
     def listening(self) -> Deferred[IListeningPort]:
-        """Fires with the port once the server listens."""
+        """Fires with the port once the server listens, or fails as listening did."""
 
         async def wait() -> IListeningPort:
             await self._starting
+            if self._start_error is not None:
+                raise self._start_error
             assert self.port is not None
             return self.port
 
