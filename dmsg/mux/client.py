@@ -191,6 +191,7 @@ class DmsgClient(Service):
             self._dial_finished(target, None, error.reason, started, attempts)
             raise
         transport = opened.session.transport(opened.stream, service)
+        transport.accept_ms = opened.accept_ms
         self.transport_opened(opened.session, transport)
         self._dial_finished(target, transport, "", started, attempts)
         return transport
@@ -271,7 +272,7 @@ class DmsgClient(Service):
             transport.token = stream.token
         if self._events is not None:
             ends = (*self._ends(stream), str(session.server))
-            self._emit(ev.TransportOpened(0, stream.id, *ends, 0.0, transport.security))
+            self._emit(ev.TransportOpened(0, stream.id, *ends, transport.accept_ms, transport.security))
 
     def transport_closed(self, session: ServerSession, transport: DmsgTransport, code: int, *, local: bool) -> None:
         """Note a transport that is over."""

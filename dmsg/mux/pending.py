@@ -50,11 +50,12 @@ class StreamOwner:
 
 @dataclass(frozen=True, slots=True)
 class Opened:
-    """What a request came to: the session, the open stream, and what the peer said about resuming."""
+    """What a request came to: the session, the open stream, what the peer said about resuming, and how long it took."""
 
     session: ServerSession
     stream: Stream
     resume: Resume | None = None
+    accept_ms: float = 0.0
 
 
 class PendingRequest(StreamOwner):
@@ -63,6 +64,7 @@ class PendingRequest(StreamOwner):
     def __init__(self, session: ServerSession, outbound: Outbound) -> None:
         self._session = session
         self._outbound = outbound
+        self._since = session.clock.seconds()
         self.done: Deferred[Opened] = Deferred(self._cancelled)
         outbound.stream.owner = self
 
@@ -100,7 +102,8 @@ class PendingRequest(StreamOwner):
 
     def _succeed(self, stream: Stream) -> None:
         self._session.flush_soon()
-        self.done.callback(Opened(self._session, stream, self._outbound.resume))
+        accept_ms = (self._session.clock.seconds() - self._since) * 1000
+        self.done.callback(Opened(self._session, stream, self._outbound.resume, accept_ms))
 
     def _refuse(self, error: TransportClosed) -> None:
         self._session.abort_stream(self._outbound.stream, error.code)

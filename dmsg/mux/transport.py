@@ -66,6 +66,8 @@ class DmsgTransport(Deadlines, StreamOwner):
         self._timers = TransportTimers(self, link.clock)
         #: Attempts of the peer's to resume: how many there were, and which of them the transport has moved to last.
         self.attempts = self.attempt = 0
+        #: From REQUEST to ACCEPT, at the side that asked; 0 at the other.
+        self.accept_ms = 0.0
         self.token = b""  # under which it may be resumed; fixed by its first path
         self._resume_error: DmsgError | None = None
         self._detached = False  # between two paths

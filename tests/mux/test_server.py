@@ -6,10 +6,14 @@ import pytest
 import pytest_twisted
 from twisted.internet.endpoints import TCP4ServerEndpoint
 from twisted.internet.error import CannotListenError
-from twisted.internet.protocol import Factory
+from twisted.internet.protocol import Factory, Protocol
 
 from dmsg.crypto.keys import SecretKey
 from dmsg.mux.server import DmsgServer
+from dmsg.ops.events import TransportOpened
+from dmsg.ops.logs import MemoryEventLog
+from dmsg.testing.memory import MemoryNetwork
+from dmsg.testing.network import LocalNetwork
 
 
 @pytest_twisted.ensureDeferred
@@ -24,3 +28,18 @@ async def test_listening_on_a_port_that_is_taken(reactor, logged_errors):
     assert len(logged_errors.flush(CannotListenError)) == 1
     await server.stopService()
     await taken.stopListening()
+
+
+@pytest_twisted.ensureDeferred
+async def test_the_log_says_how_long_the_peer_took_to_accept():
+    """At the side that asked; the other answered at once."""
+    memory = MemoryNetwork(delay_s=0.25)
+    log = MemoryEventLog()
+    async with LocalNetwork(memory, servers=1, discovery=None, events=log) as network:
+        alice, bob = await network.client(), await network.client()
+        bob.listen(Factory.forProtocol(Protocol))
+        await network.wait(alice.connect(Factory.forProtocol(Protocol), bob.public_key))
+        memory.advance(1.0)  # Bob is told once Alice has proved herself
+        taken = sorted(event.accept_ms for event in log.of(TransportOpened) if event.security != "unknown")
+    # to the relay and on, and back the same way
+    assert taken == [0.0, pytest.approx(1_000.0)]
