@@ -14,7 +14,7 @@ from twisted.protocols.wire import Echo
 
 from dmsg.address import HostPort, PinnedServer
 from dmsg.errors import DialError, PeerGone, ServerDraining, ServerLost
-from dmsg.mux.client import DmsgClient
+from dmsg.mux.client import ClientConfig, DmsgClient
 from dmsg.mux.transport import TransportLost
 from dmsg.testing.network import LocalNetwork
 
@@ -22,6 +22,8 @@ pytestmark = [pytest.mark.system, pytest.mark.time_limit(90)]
 
 #: How long it may take until the other side knows, in seconds. (The kernel closes a dead process's sockets at once.)
 BOUND_S = 5.0
+#: What a lost path means for a transport that may not look for another; how they do is in ``test_resumption``.
+ONE_PATH = ClientConfig(resume_grace_s=0.0)
 
 
 class Talk(Protocol):
@@ -72,7 +74,7 @@ async def two_clients(reactor, pin):
     """An echo server and one who may dial it, both on the relay."""
     from dmsg.crypto.keys import SecretKey
 
-    clients = [DmsgClient(reactor, SecretKey.generate(), servers=[pin]) for _ in range(2)]
+    clients = [DmsgClient(reactor, SecretKey.generate(), servers=[pin], config=ONE_PATH) for _ in range(2)]
     for client in clients:
         client.startService()
         await client.when_ready()
@@ -92,7 +94,7 @@ async def test_a_killed_peer(reactor, start, secret_of, busy):
     async with LocalNetwork(reactor, servers=1, discovery=None) as network:
         server = start("chat_server.py", f"dmsg:key={key_file}:{network.endpoint_arguments}")
         await server.saw("listening at ")
-        talk = await connect(await network.client(), public_key)
+        talk = await connect(await network.client(config=ONE_PATH), public_key)
         await talk.when(b"Your name?\n")
         if busy:
             server.kill(signal.SIGSTOP)
