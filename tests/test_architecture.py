@@ -44,6 +44,7 @@ MUX_SHELLS = {
     "refusals",
     "registrar",
     "server",
+    "server_shell",
     "session",
     "sharing",
     "timers",

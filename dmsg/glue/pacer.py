@@ -22,15 +22,25 @@ class Pacer:
         self._clock = clock
         self._waiting: deque[Callable[[], bool]] = deque()
         self._next: IDelayedCall | None = None
+        self._working = False
 
     def submit(self, work: Callable[[], bool]) -> bool:
         """Do ``work`` now if nothing expensive was done lately, else in its turn; tells whether it is done."""
         if self._next is not None:
             self._waiting.append(work)
             return False
-        if work():
+        self._working = True
+        expensive = work()
+        self._working = False
+        if expensive or self._waiting:
             self._next = self._clock.callLater(0, self._rest)
         return True
+
+    def later(self, work: Callable[[], bool]) -> None:
+        """Do ``work`` in a turn of its own."""
+        self._waiting.append(work)
+        if self._next is None and not self._working:
+            self._next = self._clock.callLater(0, self._turn)
 
     def _rest(self) -> None:
         self._next = self._clock.callLater(0, self._turn)

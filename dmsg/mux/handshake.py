@@ -35,7 +35,18 @@ class Handshake:
     peer's is in the event. Base peers send none and discard ours.
     """
 
-    __slots__ = ("_buffer", "_deadline", "_noise", "_out", "_payload", "_peer_payload", "_role", "_step", "messages")
+    __slots__ = (
+        "_buffer",
+        "_deadline",
+        "_noise",
+        "_out",
+        "_payload",
+        "_peer_payload",
+        "_role",
+        "_step",
+        "answer_due",
+        "messages",
+    )
 
     def __init__(
         self,
@@ -61,6 +72,9 @@ class Handshake:
         self._out: list[bytes] = []
         self._deadline: float | None = now + timeout_s
         self._step = 0
+        #: Whether the server's answer is still to be made. It costs as much as reading message 1 did, and is made when it
+        #: is asked for, so that a busy server can do other things in between.
+        self.answer_due = False
         #: How many messages of the peer's were looked at: the expensive part.
         self.messages = 0
         if initiator:
@@ -84,15 +98,18 @@ class Handshake:
 
     def _on_message(self, message: bytes) -> Event | None:
         self.messages += 1
+        if self.answer_due:
+            raise RemoteProtocolError("handshake", "message out of turn")
         try:
             self._peer_payload = self._noise.read_message(message)
             self._step += 1
-            if self._noise.result is None:
+            if self._role is Role.CLIENT:
                 self._write(self._payload)
         except CryptoError:
             raise RemoteProtocolError("handshake", f"message {self._step + 1} does not open") from None
         result = self._noise.result
         if result is None:
+            self.answer_due = True
             return None
         self._deadline = None
         remote = PublicKey(result.remote_static)  # a point: Diffie-Hellman was done with it
@@ -107,6 +124,9 @@ class Handshake:
 
     def data_to_send(self) -> bytes:
         """What is to be written to the network now."""
+        if self.answer_due:
+            self.answer_due = False
+            self._write(self._payload)  # cannot fail: the peer's ephemeral key went through a Diffie-Hellman already
         data = b"".join(self._out)
         self._out.clear()
         return data

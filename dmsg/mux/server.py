@@ -15,7 +15,6 @@ from typing import Final
 from twisted.application.service import Service
 from twisted.internet.defer import CancelledError, Deferred, ensureDeferred, maybeDeferred
 from twisted.internet.interfaces import IAddress, IDelayedCall, IListeningPort, IReactorTime, IStreamServerEndpoint
-from twisted.internet.protocol import Factory
 from twisted.internet.task import LoopingCall, deferLater
 from twisted.logger import Logger
 from twisted.python.failure import Failure
@@ -35,6 +34,7 @@ from dmsg.mux.hop import HopLimits, hop_payload, read_hop
 from dmsg.mux.port import Port
 from dmsg.mux.refusals import RefusalReport
 from dmsg.mux.registrar import EntryRegistrar
+from dmsg.mux.server_shell import ServerFactory, ServerShell
 from dmsg.mux.switch import ServerLimits, Switch
 from dmsg.mux.switch_events import PortDropped, RequestRefused, SwitchEvent, TransportEnded, TransportStarted
 from dmsg.mux.wire import FRAME_PAYLOAD_LIMIT_BYTES, CloseReason, reason_name
@@ -49,51 +49,6 @@ _DRAIN_POLL_S: Final = 0.05
 _CLOSE_TIMEOUT_S: Final = 2.0
 #: Timeouts of the switch are kept to this precision.
 _TICK_S: Final = 0.25
-#: Why a stranger is not read from while what it sent waits for its turn.
-_TURN: Final = "turn"
-
-
-class _ServerShell(Shell):
-    """A shell that takes its turn while it shakes hands."""
-
-    server: DmsgServer
-    number: int
-    address: str
-    opened_at: float
-    greeted = False
-    throttle: ReadThrottle | None = None
-
-    def connectionMade(self) -> None:
-        if self.server.admit_stranger(self):
-            super().connectionMade()
-
-    def dataReceived(self, data: bytes) -> None:
-        if isinstance(self.core, Handshake):
-            if not self.server.pacer.submit(lambda: self._in_turn(data)):
-                # One read of each stranger waits and no more: it neither piles up nor is overtaken by what follows.
-                self.hold(_TURN, True)
-            return
-        if self.throttle is not None:
-            self.throttle.read(len(data))
-        super().dataReceived(data)
-
-    def _in_turn(self, data: bytes) -> bool:
-        """Go on with the handshake; tells whether that was more than taking in a piece of a message."""
-        core = self.core
-        before = core.messages if isinstance(core, Handshake) else 0
-        Shell.dataReceived(self, data)
-        self.hold(_TURN, False)
-        return self.core is not core or not isinstance(core, Handshake) or core.messages != before
-
-
-class _ServerFactory(Factory):
-    noisy = False
-
-    def __init__(self, server: DmsgServer) -> None:
-        self.server = server
-
-    def buildProtocol(self, addr: IAddress | None) -> Shell | None:
-        return self.server.build_shell(addr)
 
 
 class DmsgServer(Service):
@@ -135,14 +90,14 @@ class DmsgServer(Service):
         self._half_open: Counter[str] = Counter()
         self._strangers = 0
         self._by_address: Counter[str] = Counter()
-        self._shells: set[_ServerShell] = set()
+        self._shells: set[ServerShell] = set()
         self._report = RefusalReport(reactor, self._emit)
         self._timer: IDelayedCall | None = None
         self._started_at = 0.0
         self._start_error: BaseException | None = None
         self._publishing = LoopingCall(self._publish)
         self._publishing.clock = reactor
-        self._factory = _ServerFactory(self)
+        self._factory = ServerFactory(self)
         if discovery is not None and public_address is not None:
             self.registrar = EntryRegistrar(
                 discovery, key, clock=reactor, random=Jitter(random), events=events, now_ns=now_ns
@@ -247,14 +202,14 @@ class DmsgServer(Service):
             timeout_s=self.limits.handshake_timeout_s,
             random=self._random,
         )
-        shell = _ServerShell(core, self, self.reactor)
+        shell = ServerShell(core, self, self.reactor)
         shell.server = self
         shell.number = next(self._numbers)
         shell.address = str(getattr(address, "host", address))
         shell.opened_at = now
         return shell
 
-    def admit_stranger(self, shell: _ServerShell) -> bool:
+    def admit_stranger(self, shell: ServerShell) -> bool:
         """Let a connection shake hands, unless too many do (W5, W9)."""
         limits = self.limits
         address = shell.address
@@ -276,7 +231,7 @@ class DmsgServer(Service):
             shell.fail(RemoteProtocolError("accept", reason))
         return not reason
 
-    def _left_handshake(self, shell: _ServerShell) -> None:
+    def _left_handshake(self, shell: ServerShell) -> None:
         if not shell.greeted:
             shell.greeted = True
             self._strangers -= 1
@@ -286,7 +241,7 @@ class DmsgServer(Service):
 
     def handle_events(self, shell: Shell, events: Sequence[object]) -> None:
         """Act on what the handshake or the switch found, then flush every connection that got something to send."""
-        assert isinstance(shell, _ServerShell)
+        assert isinstance(shell, ServerShell)
         for event in events:
             if isinstance(event, HandshakeDone):
                 self._left_handshake(shell)
@@ -309,7 +264,7 @@ class DmsgServer(Service):
 
     def connection_lost(self, shell: Shell, error: DmsgError | None, reason: Failure) -> None:
         """Forget a connection and tell its peers."""
-        assert isinstance(shell, _ServerShell)
+        assert isinstance(shell, ServerShell)
         self._left_handshake(shell)
         _uncount(self._by_address, shell.address)
         self._shells.discard(shell)
@@ -340,7 +295,7 @@ class DmsgServer(Service):
 
     # --- inside ----------------------------------------------------------------------------------------------------
 
-    def _admit(self, shell: _ServerShell, done: HandshakeDone) -> None:
+    def _admit(self, shell: ServerShell, done: HandshakeDone) -> None:
         now = self.reactor.seconds()
         refusal = self.switch.refusal(done.remote)
         if refusal is not None:
@@ -425,9 +380,9 @@ class DmsgServer(Service):
             self._events.emit(event)
 
 
-def _shell_of(port: Port) -> _ServerShell:
+def _shell_of(port: Port) -> ServerShell:
     shell = port.owner
-    assert isinstance(shell, _ServerShell)
+    assert isinstance(shell, ServerShell)
     return shell
 
 

@@ -63,3 +63,26 @@ def test_nothing_happens_after_stop() -> None:
     assert clock.getDelayedCalls() == []
     clock.advance(1)
     assert done == ["done"]
+
+
+def test_later_work_has_a_turn_of_its_own_even_when_asked_for_in_the_middle_of_work() -> None:
+    clock, done = Turns(), list[str]()
+    pacer = Pacer(clock)
+
+    def work() -> bool:
+        pacer.later(noting(done, "answer", expensive=True))
+        done.append("question")
+        return True
+
+    assert pacer.submit(work)
+    assert done == ["question"]
+    clock.advance(1)
+    assert done == ["question"], "a free turn comes between"
+    clock.advance(1)
+    assert done == ["question", "answer"]
+    clock.advance(1)
+    clock.advance(1)
+    assert clock.getDelayedCalls() == []
+    pacer.later(noting(done, "alone", expensive=True))
+    clock.advance(1)
+    assert done[-1] == "alone"
