@@ -96,6 +96,8 @@ class DmsgClient(Service):
         self._searches: dict[DmsgTransport, Deferred[None]] = {}
         self._report = RefusalReport(reactor, self._emit)
         self._stopping = False
+        self._noted: set[ServerSession] = set()
+        self._seen: set[PublicKey] = set()
         self._min_servers = min_servers
         self.registrar: EntryRegistrar | None = None
         jitter = Jitter(random)
@@ -391,6 +393,13 @@ class DmsgClient(Service):
         return HostnameEndpoint(self.reactor, address.host, address.port, timeout)
 
     def _sessions_changed(self) -> None:
+        sessions = self.pool.sessions
+        for server, session in sessions.items():
+            if session not in self._noted:
+                reason = "reconnect" if server in self._seen else "first"
+                self._emit(ev.SessionUp(str(server), reason, session.ready_at - session.started_at, 1))
+                self._seen.add(server)
+        self._noted = set(sessions.values())
         if self.registrar is not None:
             self.registrar.set_client(self.pool.sessions)
         waiters, self._ready_waiters = self._ready_waiters, []

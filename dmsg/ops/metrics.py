@@ -64,6 +64,7 @@ class MetricsEventLog:
             ev.HandshakeFailed: self._handshake_failed,
             ev.TransportOpened: self._transport_opened,
             ev.TransportClosed: self._transport_closed,
+            ev.TransportResumed: self._transport_resumed,
             ev.Refused: self._refused,
             ev.DialFinished: self._dial_finished,
             ev.SessionUp: self._session_up,
@@ -132,6 +133,10 @@ class MetricsEventLog:
         self._count("dmsg_transport_bytes", event.bytes_out, direction="out")
         self._observe("dmsg_transport_duration_seconds", event.duration_s)
 
+    def _transport_resumed(self, event: ev.TransportResumed) -> None:
+        self._count("dmsg_transports_resumed", reason=event.reason)
+        self._observe("dmsg_transport_resume_seconds", event.elapsed_ms / 1000)
+
     def _refused(self, event: ev.Refused) -> None:
         self._count("dmsg_refusals", event.count, what=event.what, reason=event.reason)
 
@@ -166,6 +171,7 @@ _COUNTERS: Final[tuple[tuple[str, str, tuple[str, ...]], ...]] = (
     ("dmsg_handshakes_failed", "Connections that ended before their handshake did", ("stage", "reason")),
     ("dmsg_transports_opened", "Transports that were accepted", ("security",)),
     ("dmsg_transports_closed", "Transports, and requests for them, that ended", ("reason", "by")),
+    ("dmsg_transports_resumed", "Transports that went on over another path", ("reason",)),
     ("dmsg_transport_bytes", "Data bytes of transports that have ended", ("direction",)),
     ("dmsg_refusals", "What clients asked for and did not get", ("what", "reason")),
     ("dmsg_dials", "Dials that ended", ("result", "security")),
@@ -178,6 +184,7 @@ _COUNTERS: Final[tuple[tuple[str, str, tuple[str, ...]], ...]] = (
 _HISTOGRAMS: Final[tuple[tuple[str, str, tuple[str, ...], tuple[float, ...]], ...]] = (
     ("dmsg_handshake_seconds", "From the TCP connection to the end of its handshake", (), _SECONDS),
     ("dmsg_connection_duration_seconds", "How long connections were open", (), _LIFETIMES),
+    ("dmsg_transport_resume_seconds", "How long transports that were resumed had no path", (), _SECONDS),
     ("dmsg_transport_accept_seconds", "From REQUEST to ACCEPT", (), _SECONDS),
     ("dmsg_transport_duration_seconds", "How long transports were open", (), _LIFETIMES),
     ("dmsg_dial_seconds", "How long dials took", ("ok",), _SECONDS),

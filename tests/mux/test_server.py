@@ -7,10 +7,11 @@ import pytest_twisted
 from twisted.internet.endpoints import TCP4ServerEndpoint
 from twisted.internet.error import CannotListenError
 from twisted.internet.protocol import Factory, Protocol
+from twisted.internet.task import deferLater
 
 from dmsg.crypto.keys import SecretKey
 from dmsg.mux.server import DmsgServer
-from dmsg.ops.events import TransportOpened
+from dmsg.ops.events import SessionDown, SessionUp, TransportOpened
 from dmsg.ops.logs import MemoryEventLog
 from dmsg.testing.memory import MemoryNetwork
 from dmsg.testing.network import LocalNetwork
@@ -43,3 +44,21 @@ async def test_the_log_says_how_long_the_peer_took_to_accept():
         taken = sorted(event.accept_ms for event in log.of(TransportOpened) if event.security != "unknown")
     # to the relay and on, and back the same way
     assert taken == [0.0, pytest.approx(1_000.0)]
+
+
+@pytest_twisted.ensureDeferred
+async def test_the_log_of_a_client_tells_when_sessions_come_and_go():
+    memory = MemoryNetwork()
+    log = MemoryEventLog()
+    async with LocalNetwork(memory, servers=1, discovery=None) as network:
+        await network.client(events=log)
+        [server] = network.servers
+        for port in list(server.switch.ports.values()):
+            port.owner.transport.abortConnection()
+        await network.wait(deferLater(memory, 10.0))
+    server_key = str(server.key.public_key)
+    assert [(event.server, event.reason) for event in log.of(SessionUp)] == [
+        (server_key, "first"),
+        (server_key, "reconnect"),
+    ]
+    assert server_key in {event.server for event in log.of(SessionDown)}
