@@ -137,7 +137,7 @@ class DiscoveryApi:
         except CancelledError:
             status, reason = _CLIENT_GONE, "client gone"
             raise
-        except Exception:
+        except Exception:  # a bug or a broken store costs this one request, and the client hears of it
             status, reason = 500, DiscoveryError.text
             self._log.failure("a discovery request failed")
             return _respond(request, status, message(reason, status))

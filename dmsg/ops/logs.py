@@ -90,7 +90,7 @@ def _coerce(value: Any, kind: type[Primitive]) -> Primitive:
     try:
         made: Primitive = kind(value)
         return _coerce(made, int) if kind is int else made
-    except Exception:
+    except Exception:  # whatever a stranger's type does when it is converted, the line keeps its shape
         return kind()
 
 

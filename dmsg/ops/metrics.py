@@ -211,7 +211,7 @@ class _Gauges(Collector):
         """One gauge for each number there is now; none if reading fails."""
         try:
             values = dict(self._read())
-        except Exception:
+        except Exception:  # a scrape still gets everything else
             _log.failure("the gauges {prefix}* cannot be read", prefix=self._prefix)
             return
         for name, value in values.items():

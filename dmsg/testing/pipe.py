@@ -215,7 +215,7 @@ class PipeEnd(FileDescriptor):
             return
         try:
             half.readConnectionLost()
-        except Exception:
+        except Exception:  # the application's fault, told as the reactor tells it
             _log.failure("Unhandled error in {protocol}", protocol=self.protocol)
             self.connectionLost(Failure())
 
@@ -233,7 +233,7 @@ class PipeEnd(FileDescriptor):
             self._send_end()
         try:
             self.protocol.connectionLost(reason)
-        except Exception:
+        except Exception:  # the application's fault, told as the reactor tells it
             _log.failure("Unhandled error in {protocol}", protocol=self.protocol)
         if self.on_lost is not None:
             self.on_lost(reason)
