@@ -1,0 +1,1 @@
+"""The stages of the pipeline as programs of their own for ``spark-submit``."""

@@ -1,0 +1,142 @@
+"""What a line of the event log looks like: the envelope every line carries and the columns of each event.
+
+Written down here a second time, because this package must run where the one that writes the logs is not installed; a
+test of the project compares the two. Fields are only ever added, at the end of an event, so a line of an older version
+has ``null`` in the newer columns, and a newer line than this table knows keeps its unknown fields in ``raw``.
+"""
+
+from __future__ import annotations
+
+from typing import Final, NamedTuple
+
+from pyspark.sql.types import BooleanType, DataType, DoubleType, LongType, StringType, StructField, StructType
+
+#: The Spark type of each primitive a field can have.
+SPARK_TYPES: Final[dict[str, DataType]] = {
+    "str": StringType(),
+    "int": LongType(),
+    "float": DoubleType(),
+    "bool": BooleanType(),
+}
+
+
+class Column(NamedTuple):
+    """One field of a line: its name and the name of its primitive type (a key of ``SPARK_TYPES``)."""
+
+    name: str
+    type: str
+
+
+class EventSchema(NamedTuple):
+    """One event: its version and its own fields, in the order they are written."""
+
+    version: int
+    columns: tuple[Column, ...]
+
+
+def _columns(text: str) -> tuple[Column, ...]:
+    return tuple(Column(*word.split(":")) for word in text.split())
+
+
+#: The fields every line carries.
+ENVELOPE: Final = _columns("event:str v:int ts:float role:str node:str boot:str seq:int")
+
+#: Name of the event -> its version and fields.
+EVENTS: Final[dict[str, EventSchema]] = {
+    "server_started": EventSchema(
+        1,
+        _columns("public_key:str address:str version:str"),
+    ),
+    "server_stopped": EventSchema(
+        1,
+        _columns("reason:str duration_s:float"),
+    ),
+    "drained": EventSchema(
+        1,
+        _columns("elapsed_ms:float transports:int"),
+    ),
+    "connection_opened": EventSchema(
+        1,
+        _columns("conn:int remote:str address:str handshake_ms:float extended:bool"),
+    ),
+    "connection_closed": EventSchema(
+        1,
+        _columns(
+            "conn:int remote:str reason:str duration_s:float bytes_in:int bytes_out:int frames_in:int "
+            "frames_out:int transports:int"
+        ),
+    ),
+    "handshake_failed": EventSchema(
+        1,
+        _columns("address:str stage:str reason:str elapsed_ms:float"),
+    ),
+    "transport_opened": EventSchema(
+        1,
+        _columns("conn:int transport_id:int initiator:str responder:str server:str accept_ms:float security:str"),
+    ),
+    "transport_closed": EventSchema(
+        1,
+        _columns(
+            "conn:int transport_id:int initiator:str responder:str server:str reason:str code:int by:str "
+            "duration_s:float bytes_in:int bytes_out:int queue_peak_bytes:int security:str"
+        ),
+    ),
+    "transport_resumed": EventSchema(
+        1,
+        _columns("transport_id:int initiator:str responder:str server:str reason:str elapsed_ms:float"),
+    ),
+    "refused": EventSchema(
+        1,
+        _columns("conn:int remote:str what:str reason:str count:int"),
+    ),
+    "dial_finished": EventSchema(
+        1,
+        _columns("target:str server:str ok:bool reason:str elapsed_ms:float attempts:str security:str"),
+    ),
+    "session_up": EventSchema(
+        1,
+        _columns("server:str reason:str duration_s:float attempt:int"),
+    ),
+    "session_down": EventSchema(
+        1,
+        _columns("server:str reason:str duration_s:float attempt:int"),
+    ),
+    "entry_published": EventSchema(
+        1,
+        _columns("sequence:int kind:str elapsed_ms:float ok:bool reason:str"),
+    ),
+    "discovery_request": EventSchema(
+        1,
+        _columns("method:str path:str status:int elapsed_ms:float reason:str key:str"),
+    ),
+    "events_dropped": EventSchema(
+        1,
+        _columns("count:int"),
+    ),
+}
+
+
+def _struct(columns: tuple[Column, ...]) -> StructType:
+    return StructType([StructField(each.name, SPARK_TYPES[each.type]) for each in columns])
+
+
+def event_struct(name: str) -> StructType:
+    """The whole line of one event, envelope first; ``KeyError`` for a name there is no event of."""
+    return _struct(ENVELOPE + EVENTS[name].columns)
+
+
+def _union() -> tuple[Column, ...]:
+    seen: dict[str, Column] = {each.name: each for each in ENVELOPE}
+    for event in EVENTS.values():
+        for each in event.columns:
+            if seen.setdefault(each.name, each).type != each.type:
+                raise TypeError(f"{each.name} is declared with two types")
+    return tuple(seen.values())
+
+
+#: Every field of every event, each once: a field of one name has one type wherever it occurs.
+ALL_COLUMNS: Final = _union()
+#: The same as a schema for Spark's JSON reader.
+LINE: Final = _struct(ALL_COLUMNS)
+#: The columns that tell one line from another.
+KEY: Final = ("node", "boot", "seq")

@@ -1,0 +1,44 @@
+"""The Spark session: one place for the settings every stage, command and test shares."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping
+
+from pyspark.sql import SparkSession
+
+#: Right for a laptop and for one large machine; on a cluster ``spark-submit --conf`` sets its own.
+SHUFFLE_PARTITIONS = 8
+_LOOPBACK = "127.0.0.1"
+
+
+def build_session(name: str = "dmsg-logs", settings: Mapping[str, str] | None = None) -> SparkSession:
+    """A session in UTC, with ``settings`` on top of ours.
+
+    What ``spark-submit`` or ``spark-defaults.conf`` already set stays as it is, the master above all: without one the
+    session is ``local[*]`` and bound to loopback. The memory of a driver that is started here is that of
+    ``DMSG_LOGS_DRIVER_MEMORY`` (``2g``); it cannot be changed once a JVM runs.
+    """
+    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    builder = SparkSession.builder.appName(name)
+    submitted = "PYSPARK_GATEWAY_PORT" in os.environ  # this process was started by spark-submit
+    chosen = dict(settings or {})
+    if not submitted:
+        os.environ.setdefault("SPARK_LOCAL_IP", _LOOPBACK)
+        defaults = {
+            "spark.master": "local[*]",
+            "spark.driver.memory": os.environ.get("DMSG_LOGS_DRIVER_MEMORY", "2g"),
+            "spark.driver.host": _LOOPBACK,
+            "spark.driver.bindAddress": _LOOPBACK,
+            "spark.ui.enabled": "false",
+            "spark.ui.showConsoleProgress": "false",
+            "spark.sql.shuffle.partitions": str(SHUFFLE_PARTITIONS),
+        }
+        chosen = {**defaults, **chosen}
+    chosen.setdefault("spark.sql.session.timeZone", "UTC")
+    for key, value in chosen.items():
+        builder = builder.config(key, value)
+    session: SparkSession = builder.getOrCreate()
+    session.sparkContext.setLogLevel("ERROR")
+    return session

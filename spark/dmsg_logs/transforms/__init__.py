@@ -1,0 +1,1 @@
+"""Pure functions from DataFrames to DataFrames, one module a table."""
