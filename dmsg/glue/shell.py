@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol as TypingProtocol
 
 from twisted.internet.interfaces import IDelayedCall, IPushProducer, IReactorTime
@@ -11,7 +11,7 @@ from twisted.python.failure import Failure
 from zope.interface import implementer
 
 from dmsg.errors import DmsgError, LocalProtocolError, RemoteProtocolError
-from dmsg.glue.sockets import tune_socket
+from dmsg.glue.sockets import direct_sender, tune_socket
 from dmsg.sansio.core import Core
 
 
@@ -65,6 +65,7 @@ class Shell(Protocol):
         self._timer: IDelayedCall | None = None
         self._holds: set[str] = set()
         self._reading_paused = False
+        self._send: Callable[[bytes], int | Exception] | None = None
 
     # --- from Twisted ----------------------------------------------------------------------------------------------
 
@@ -72,8 +73,10 @@ class Shell(Protocol):
         """Begin: the first thing a core has to say goes out."""
         transport = self.transport
         assert transport is not None
-        transport.registerProducer(self, True)  # type: ignore[attr-defined]
         tune_socket(transport)
+        self._send = direct_sender(transport)
+        # A pull producer is asked to go on whenever the transport has nothing left, which is what sending past it needs.
+        transport.registerProducer(self, self._send is None)  # type: ignore[attr-defined]
         self.flush()
 
     def dataReceived(self, data: bytes) -> None:
@@ -172,6 +175,7 @@ class Shell(Protocol):
         """End the connection at once, for ``error``."""
         if self.error is None and not self.lost:
             self.error = error
+            self._send = None
             if self.transport is not None:
                 self.transport.abortConnection()  # type: ignore[attr-defined]
 
@@ -179,6 +183,7 @@ class Shell(Protocol):
         """End the connection once what was written has gone."""
         if self.error is None and not self.lost:
             self.error = error
+            self._send = None
             self.transport.unregisterProducer()  # type: ignore[union-attr]
             self.transport.loseConnection()  # type: ignore[union-attr]
 
@@ -192,8 +197,20 @@ class Shell(Protocol):
     # --- inside ----------------------------------------------------------------------------------------------------
 
     def _write(self, data: bytes) -> None:
-        if data:
-            self.transport.write(data)  # type: ignore[union-attr]
+        """Send what the socket takes now, and leave the rest to the transport, which asks for more when it is gone.
+
+        A transport would send all of it in the next turn of the reactor, after three system calls more.
+        """
+        if not data:
+            return
+        if self._send is not None and not self.congested:
+            sent = self._send(data)
+            if sent == len(data):
+                return
+            if isinstance(sent, int):
+                data = data[sent:]
+            self.pauseProducing()  # and if sending failed, the transport will find out and say so
+        self.transport.write(data)  # type: ignore[union-attr]
 
     def _flush_now(self) -> None:
         self._soon = None

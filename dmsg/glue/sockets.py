@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import socket
+from collections.abc import Callable
 from typing import Final
+
+from twisted.internet.tcp import Connection
 
 #: A silent peer is probed after the first, then each second one, and given up after the third: 45 s in all, so that a
 #: host that has vanished does not keep its place for hours. Seconds, seconds, times.
@@ -29,3 +32,15 @@ def tune_socket(transport: object) -> None:
         if option is not None:
             with contextlib.suppress(OSError):
                 handle.setsockopt(socket.IPPROTO_TCP, option, value)
+
+
+def direct_sender(transport: object) -> Callable[[bytes], int | Exception] | None:
+    """How to send at once on a plain TCP connection with nothing buffered; ``None`` where the transport must do it.
+
+    The function gives how many bytes the socket took, or the exception that ended the connection. Only Twisted's own
+    TCP connections without TLS qualify: a wrapper would hand its attribute on to the socket below its encryption.
+    """
+    if isinstance(transport, Connection) and not getattr(transport, "TLS", False):
+        send: Callable[[bytes], int | Exception] = transport.writeSomeData
+        return send
+    return None

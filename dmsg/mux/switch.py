@@ -64,7 +64,7 @@ class ServerLimits:
     #: Bytes waiting for one transport's receiver: above the first it is closed after a time without progress, at the
     #: second at once.
     queue_soft_bytes: int = 1024 * 1024
-    queue_hard_bytes: int = 2 * 1024 * 1024
+    queue_hard_bytes: int = 1280 * 1024
     slow_consumer_timeout_s: float = 10.0
     #: Bytes waiting in all: above this new transports are refused and the heaviest senders are not read from.
     queued_total_bytes: int = 256 * 1024 * 1024
