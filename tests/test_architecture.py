@@ -51,7 +51,7 @@ MUX_SHELLS = {
     "transport",
 }
 PURE_PACKAGES = ("crypto", "sansio")
-PURE_MODULES = {"dmsg", "dmsg.errors", "dmsg.address", "dmsg.discovery.entry", "dmsg.ops.events"}
+PURE_MODULES = {"dmsg", "dmsg.errors", "dmsg.address", "dmsg.discovery.entry", "dmsg.ops.events", "dmsg.ops.lognames"}
 
 #: library -> the modules that may import it.
 OWNERS = {

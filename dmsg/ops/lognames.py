@@ -1,0 +1,91 @@
+"""What files of the event log are called, and where they lie. Pure.
+
+A role writes ``role=<role>/date=<YYYY-MM-DD>/hour=<HH>/<node>-<boot>-<number>-<lines>.jsonl.zst``. While it is being
+written a file is called ``<node>-<boot>-<number>.jsonl.zst.part``, because how many lines it will hold is not known yet.
+Where files are collected, sixteen digits of the SHA-256 of the file's bytes follow the lines, so that one name can only
+mean one content. Date and hour are UTC and those of the first line; readers take them from the lines, not from here.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from typing import Final, NamedTuple
+
+FILE_SUFFIX: Final = ".jsonl.zst"
+#: What is appended while a file is being written; nobody but the writer touches such a file.
+PART_SUFFIX: Final = ".part"
+#: Hex digits of the SHA-256 of a file in its name.
+DIGEST_DIGITS: Final = 16
+#: A node's name is cut to this many characters, so that the name of a file stays below the usual limit of 255 bytes.
+NODE_CHARACTERS: Final = 128
+
+_NAME: Final = re.compile(
+    r"(?P<node>[^/]+)-(?P<boot>[0-9a-f]{8,32})-(?P<number>[0-9]{6,9})"
+    r"(?:-(?P<lines>[0-9]{1,12})(?:-(?P<digest>[0-9a-f]{16}))?)?\.jsonl\.zst"
+)
+_BOOT: Final = re.compile(r"[0-9a-f]{8,32}")
+_UNSAFE: Final = re.compile(r"[^A-Za-z0-9._-]")
+
+
+class LogFileName(NamedTuple):
+    """The parts of a file's name (without folders): ``number`` is that of the file in its run, from 0."""
+
+    node: str
+    boot: str
+    number: int
+    lines: int
+    digest: str = ""
+
+    @classmethod
+    def parse(cls, name: str) -> LogFileName | None:
+        """The parts of the name of a finished file, with or without a digest; ``None`` for any other name."""
+        found = _match(name)
+        if found is None or found["lines"] is None:
+            return None
+        return cls(found["node"], found["boot"], int(found["number"]), int(found["lines"]), found["digest"] or "")
+
+    @classmethod
+    def parse_part(cls, name: str) -> LogFileName | None:
+        """The parts of the name of a file being written, with no lines; ``None`` for any other name."""
+        found = _match(name.removesuffix(PART_SUFFIX)) if name.endswith(FILE_SUFFIX + PART_SUFFIX) else None
+        if found is None or found["lines"] is not None:
+            return None
+        return cls(found["node"], found["boot"], int(found["number"]), 0)
+
+    def format(self) -> str:
+        """The name of the finished file. What :meth:`parse` reads this gives back in its shortest form."""
+        digest = f"-{self.digest}" if self.digest else ""
+        return f"{self._stem}-{self.lines}{digest}{FILE_SUFFIX}"
+
+    def format_part(self) -> str:
+        """The name of the same file while it is being written."""
+        return f"{self._stem}{FILE_SUFFIX}{PART_SUFFIX}"
+
+    @property
+    def _stem(self) -> str:
+        return f"{self.node}-{self.boot}-{self.number:06d}"
+
+
+def _match(name: str) -> re.Match[str] | None:
+    """Names that begin with a dot or an underscore are never read by anything, so they are none of ours."""
+    return None if name.startswith((".", "_")) else _NAME.fullmatch(name)
+
+
+def safe_name(text: str) -> str:
+    """``text`` as part of a file's name: nothing that means something to a shell or a path, and nothing hidden."""
+    text = _UNSAFE.sub("_", text)[:NODE_CHARACTERS]
+    return f"x{text}" if text.startswith((".", "_")) or not text else text
+
+
+def check_boot(boot: str) -> str:
+    """``boot`` if a file's name can hold it (8 to 32 hex digits); ``ValueError`` otherwise."""
+    if not _BOOT.fullmatch(boot):
+        raise ValueError(f"{boot!r} is no boot id: 8 to 32 lower-case hex digits are")
+    return boot
+
+
+def folder(role: str, ts: float) -> str:
+    """Where a file goes whose first line is of ``ts`` (Unix seconds): ``role=…/date=…/hour=…``, in UTC."""
+    when = time.gmtime(ts)
+    return f"role={safe_name(role)}/date={time.strftime('%Y-%m-%d', when)}/hour={when.tm_hour:02d}"
