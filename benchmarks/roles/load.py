@@ -13,6 +13,7 @@ from dmsg.address import PublicKey
 from dmsg.crypto.keys import SecretKey
 
 USES_TWISTED = False
+STANDS_FOR_OTHER_MACHINES = True
 #: Loopback addresses the connections come from, so that limits for one address do not bite.
 _ADDRESSES = 16
 #: The OK frame as a record: 2 length, 4 counter, 5 frame, 16 tag.

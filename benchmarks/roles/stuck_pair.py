@@ -15,6 +15,7 @@ from dmsg.address import PublicKey
 from dmsg.mux.wire import ACCEPT, CLOSE, FWD, REQUEST
 
 USES_TWISTED = False
+STANDS_FOR_OTHER_MACHINES = True
 _FRAME_DATA_BYTES: Final = 16_384
 _NOBODY: Final = PublicKey.parse("02" + "79be667ef9dcbbac55a06295ce870b07029bfcdb2dce28d959f2815b16f81798").raw
 

@@ -11,8 +11,8 @@ from twisted.internet.interfaces import IDelayedCall, IReactorTime
 class Pacer:
     """Calls what it is given in order, one expensive thing for every second turn of the reactor.
 
-    Twisted writes a turn after it is told to. So what came in while something expensive was done leaves in the free turn
-    behind it, and a forwarded frame waits for one such thing, not for one before it is read and one before it is written.
+    What came in while something expensive was done is read and sent on in the free turn behind it, so that a forwarded
+    frame waits for one such thing at most.
 
     Work returns whether it was expensive: a handshake costs some hundred microseconds, a piece of a message as little as
     a forwarded frame. The caller bounds how much waits.

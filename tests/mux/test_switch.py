@@ -1038,7 +1038,7 @@ def test_default_limits_are_those_of_the_extension() -> None:
     assert (limits.connections, limits.transports_per_connection) == (10_000, 1_024)
     assert (limits.requests_per_s, limits.request_burst, limits.pending_requests) == (200.0, 500, 64)
     assert (limits.strays_per_s, limits.stray_burst) == (20.0, 100)
-    assert (limits.queue_soft_bytes, limits.queue_hard_bytes) == (1 << 20, 2 << 20)
+    assert (limits.queue_soft_bytes, limits.queue_hard_bytes) == (1 << 20, 5 << 18)
     assert (limits.slow_consumer_timeout_s, limits.queued_total_bytes) == (10.0, 256 << 20)
     assert limits.bytes_per_s == 0
     assert limits.request_timeout_s == 10.0
