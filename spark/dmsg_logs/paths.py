@@ -1,0 +1,219 @@
+"""Files on whatever file system the session's Hadoop knows: a local path, ``file:``, ``hdfs:``, ``s3a:`` and so on.
+
+Everything goes through the driver's JVM, so that a path means the same here as it does to Spark. Small files only: each
+call is a round trip. Paths are texts; what a function returns is fully qualified (``file:/data/landing``) if it says so.
+
+Two ways of writing are atomic, and everything the tables promise after a crash rests on them:
+
+* :func:`write_text` replaces: a reader sees the old text or the new one, never a part.
+* :func:`create_text` creates: of two writers exactly one is told that it did.
+
+On a local disk these are ``rename(2)`` and ``link(2)``; on HDFS and its like renames, which the name node serialises;
+on an object store one conditional PUT each, which wants a connector that has it (``s3a`` from Hadoop 3.4.2 on). With a
+connector that ignores the condition two runs must not be started at once.
+"""
+
+from __future__ import annotations
+
+import uuid
+from typing import Any, Final, NamedTuple
+from urllib.parse import urlsplit
+
+from py4j.protocol import Py4JJavaError  # type: ignore[import-untyped]
+from pyspark.sql import SparkSession
+
+_LOCAL: Final = "file"
+#: Schemes whose renames are atomic and never overwrite; all others are taken for object stores.
+_RENAMING: Final = frozenset({"hdfs", "viewfs", "webhdfs", "swebhdfs", "ofs"})
+_CONDITIONAL: Final = "fs.option.create.conditional.overwrite"
+
+
+class Entry(NamedTuple):
+    """A child of a directory: its name, whether it is a directory, bytes, and Unix seconds of its last change."""
+
+    name: str
+    is_directory: bool
+    size: int
+    changed_at: float
+
+
+def join(base: str, *parts: str) -> str:
+    """``base`` and ``parts`` with exactly one slash between each."""
+    return "/".join([base.rstrip("/"), *(each.strip("/") for each in parts)])
+
+
+def known(spark: SparkSession, path: str) -> bool:
+    """Whether Hadoop has a file system for ``path``; one without a scheme always has."""
+    scheme = urlsplit(path).scheme
+    if not scheme:
+        return True
+    jvm: Any = spark._jvm
+    try:
+        jvm.org.apache.hadoop.fs.FileSystem.getFileSystemClass(scheme, _configuration(spark))
+    except Py4JJavaError:
+        return False
+    return True
+
+
+def qualified(spark: SparkSession, path: str) -> str:
+    """The path with scheme and authority, as Spark shows it: ``file:/data/landing``."""
+    system, java_path = _open(spark, path)
+    return str(system.makeQualified(java_path).toString())
+
+
+def exists(spark: SparkSession, path: str) -> bool:
+    """Whether there is a file or directory."""
+    system, java_path = _open(spark, path)
+    return bool(system.exists(java_path))
+
+
+def children(spark: SparkSession, path: str) -> list[Entry]:
+    """What is in a directory, by name; nothing if there is no such directory."""
+    system, java_path = _open(spark, path)
+    if not system.exists(java_path):
+        return []
+    found = []
+    for status in system.listStatus(java_path):
+        entry = Entry(
+            str(status.getPath().getName()),
+            bool(status.isDirectory()),
+            int(status.getLen()),
+            status.getModificationTime() / 1000,
+        )
+        found.append(entry)
+    return sorted(found)
+
+
+def read_text(spark: SparkSession, path: str) -> str:
+    """A whole file as UTF-8; ``FileNotFoundError`` if it is not there."""
+    system, java_path = _open(spark, path)
+    try:
+        stream = system.open(java_path)
+    except Py4JJavaError as error:
+        if "FileNotFoundException" in str(error.java_exception):
+            raise FileNotFoundError(path) from None
+        raise
+    try:
+        return bytes(stream.readAllBytes()).decode()
+    finally:
+        stream.close()
+
+
+def write_text(spark: SparkSession, path: str, text: str) -> None:
+    """Make ``path`` hold ``text``, replacing what is there at once and whole; makes the directories above it."""
+    jvm: Any = spark._jvm
+    system, java_path = _open(spark, path)
+    system.mkdirs(java_path.getParent())
+    scheme = str(system.getScheme())
+    if scheme == _LOCAL:
+        temporary = _write_local(spark, java_path, text)
+        options = _array(spark, jvm.java.nio.file.CopyOption, jvm.java.nio.file.StandardCopyOption.ATOMIC_MOVE)
+        jvm.java.nio.file.Files.move(temporary, _nio(spark, java_path), options)
+    elif scheme in _RENAMING:
+        hidden = _hidden(spark, java_path)
+        _write_all(system.create(hidden, False), text)
+        rename = jvm.org.apache.hadoop.fs.Options.Rename
+        context = jvm.org.apache.hadoop.fs.FileContext.getFileContext(system.getUri(), _configuration(spark))
+        context.rename(hidden, java_path, _array(spark, rename, rename.OVERWRITE))
+    else:
+        _write_all(system.create(java_path, True), text)
+
+
+def create_text(spark: SparkSession, path: str, text: str) -> bool:
+    """Make ``path`` hold ``text`` if nothing is there yet; whether this call did. Never overwrites, never half."""
+    jvm: Any = spark._jvm
+    system, java_path = _open(spark, path)
+    system.mkdirs(java_path.getParent())
+    scheme = str(system.getScheme())
+    if scheme == _LOCAL:
+        temporary = _write_local(spark, java_path, text)
+        try:
+            jvm.java.nio.file.Files.createLink(_nio(spark, java_path), temporary)
+        except Py4JJavaError as error:
+            if "FileAlreadyExistsException" in str(error.java_exception):
+                return False
+            raise
+        finally:
+            jvm.java.nio.file.Files.deleteIfExists(temporary)
+        return True
+    if scheme in _RENAMING:
+        hidden = _hidden(spark, java_path)
+        _write_all(system.create(hidden, False), text)
+        if system.rename(hidden, java_path):
+            return True
+        system.delete(hidden, False)
+        return False
+    if system.exists(java_path):
+        return False
+    try:
+        builder = system.createFile(java_path).overwrite(False).opt(_CONDITIONAL, True)
+        _write_all(builder.build(), text)
+    except Py4JJavaError as error:
+        if "FileAlreadyExists" in str(error.java_exception) or "412" in str(error.java_exception):
+            return False
+        raise
+    return True
+
+
+def rename(spark: SparkSession, source: str, target: str) -> bool:
+    """Rename a file or directory; false if ``target`` exists or ``source`` does not."""
+    system, java_source = _open(spark, source)
+    _, java_target = _open(spark, target)
+    if system.exists(java_target) or not system.exists(java_source):
+        return False
+    system.mkdirs(java_target.getParent())
+    return bool(system.rename(java_source, java_target))
+
+
+def delete(spark: SparkSession, path: str) -> bool:
+    """Delete a file, or a directory with all that is in it; false if there was none."""
+    system, java_path = _open(spark, path)
+    return bool(system.delete(java_path, True))
+
+
+def _configuration(spark: SparkSession) -> Any:
+    context: Any = spark.sparkContext
+    return context._jsc.hadoopConfiguration()
+
+
+def _open(spark: SparkSession, path: str) -> tuple[Any, Any]:
+    jvm: Any = spark._jvm
+    java_path = jvm.org.apache.hadoop.fs.Path(path)
+    return java_path.getFileSystem(_configuration(spark)), java_path
+
+
+def _array(spark: SparkSession, kind: Any, *values: Any) -> Any:
+    context: Any = spark.sparkContext
+    array = context._gateway.new_array(kind, len(values))
+    for position, value in enumerate(values):
+        array[position] = value
+    return array
+
+
+def _hidden(spark: SparkSession, java_path: Any) -> Any:
+    jvm: Any = spark._jvm
+    return jvm.org.apache.hadoop.fs.Path(java_path.getParent(), f".{java_path.getName()}.{uuid.uuid4().hex}")
+
+
+def _nio(spark: SparkSession, java_path: Any) -> Any:
+    jvm: Any = spark._jvm
+    return jvm.java.io.File(java_path.toUri().getPath()).toPath()
+
+
+def _write_local(spark: SparkSession, java_path: Any, text: str) -> Any:
+    """A hidden file beside ``java_path`` with ``text`` safely on disk. Not by Hadoop, whose checksum files would have to
+    be renamed as well."""
+    jvm: Any = spark._jvm
+    temporary = _nio(spark, _hidden(spark, java_path))
+    stream = jvm.java.io.FileOutputStream(temporary.toFile())
+    try:
+        stream.write(text.encode())
+        stream.getFD().sync()
+    finally:
+        stream.close()
+    return temporary
+
+
+def _write_all(stream: Any, text: str) -> None:
+    stream.write(text.encode())
+    stream.close()
