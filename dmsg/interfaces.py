@@ -11,6 +11,7 @@ if TYPE_CHECKING:
 
     from dmsg.crypto.keys import PublicKey
     from dmsg.discovery.entry import Entry
+    from dmsg.discovery.ranks import Ranks
     from dmsg.ops.events import Event
 
 
@@ -28,6 +29,16 @@ class IDiscovery(Interface):
 
     async def available_servers() -> list[Entry]:
         """A list of server ``Entry`` objects; empty when there is none."""
+
+
+class IRankedDiscovery(IDiscovery):
+    """A discovery that hands out relay ranks, too, signed by somebody the client trusts."""
+
+    async def relay_ranks() -> Ranks | None:
+        """The newest ``Ranks`` that were verified; ``None`` when no issuer is trusted or there are none.
+
+        May be asked often: what was fetched a moment ago is given again.
+        """
 
 
 class IEntryStore(Interface):
@@ -61,6 +72,16 @@ class IEntryStore(Interface):
 
     def close() -> Deferred[None]:
         """Release what the store holds open, after writes that are under way; fires when done."""
+
+
+class IRankedStore(IEntryStore):
+    """A store from which servers can be drawn with other chances than equal ones."""
+
+    def available_keys(limit: int, now_ns: int) -> Deferred[list[bytes]]:
+        """Fires with the raw keys of the live servers with connections available; at random if more than ``limit``."""
+
+    def servers_of(keys: list[bytes], now_ns: int) -> Deferred[list[Entry]]:
+        """Fires with the entries of raw ``keys``, in that order, without those that are no available servers now."""
 
 
 class IAccessPolicy(Interface):

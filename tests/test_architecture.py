@@ -59,7 +59,7 @@ OWNERS = {
     "noise": {"dmsg.crypto.noise"},
     "cryptography": {"dmsg.crypto.aead", "dmsg.crypto.box", "dmsg.crypto.noise"},
     "klein": {"dmsg.discovery.api"},
-    "treq": {"dmsg.discovery.client"},
+    "treq": {"dmsg.discovery.http_client"},
     "txredisapi": {"dmsg.discovery.store_redis"},
     "sqlite3": {"dmsg.discovery.store_sqlite"},
     "prometheus_client": {"dmsg.ops.metrics"},
@@ -288,7 +288,7 @@ def test_only_entrances_ask_for_the_reactor(module: Module) -> Iterator[str]:
 def test_importing_installs_no_reactor():
     """In one interpreter, one after the other: whoever installs one is named."""
     # What needs Klein or treq is imported by makeService and main only: these install a reactor when imported.
-    heavy = {"dmsg.discovery.api", "dmsg.discovery.client", "dmsg.discovery.store_redis"}
+    heavy = {f"dmsg.discovery.{name}" for name in ("api", "client", "http_client", "store_redis")}
     names = sorted(name for name in NAMES - heavy if not _under(name, "dmsg.cli"))
     assert "dmsg.mux.client" in names
     assert "dmsg.taps.server" in names

@@ -14,13 +14,23 @@ from typing import Any, Final, Literal
 from klein import Klein
 from twisted.internet.defer import CancelledError
 from twisted.logger import Logger
+from twisted.web.http import CACHED
 from twisted.web.resource import IResource, Resource
 from twisted.web.server import Request, Site
 from werkzeug.exceptions import HTTPException
 
 from dmsg.crypto.keys import PublicKey
 from dmsg.discovery.entry import Entry
-from dmsg.discovery.http_limits import JSON_TYPE, DiscoveryLimits, LimitedSite, address_group, message
+from dmsg.discovery.http_limits import (
+    JSON_TYPE,
+    DiscoveryLimits,
+    LimitedSite,
+    LongAnswer,
+    address_group,
+    message,
+)
+from dmsg.discovery.listing import ServerListing
+from dmsg.discovery.ranks import Ranks
 from dmsg.discovery.store import NS_PER_S, Random, shielded
 from dmsg.errors import (
     BadInput,
@@ -57,15 +67,16 @@ class _Call:
     about: str = ""
 
 
-_Operation = Callable[[_Call], Awaitable[bytes]]
+_Operation = Callable[[_Call], Awaitable[bytes | IResource]]
 
 
 class DiscoveryApi:
     """Answers requests from ``store`` (an :class:`~dmsg.interfaces.IEntryStore`).
 
-    ``clock_ns()`` is Unix time in nanoseconds. ``random`` mixes the list of servers. ``limits`` are enforced here as
-    far as they concern whole requests, and by :func:`make_site` as far as they concern connections and bodies.
-    ``events`` gets one :class:`~dmsg.ops.events.DiscoveryRequest` for each request.
+    ``clock_ns()`` is Unix time in nanoseconds. ``random`` mixes the list of servers, by the weights of what ``ranks()``
+    gives: the document in force, or ``None``. ``limits`` are enforced here as far as they concern whole requests, and
+    by :func:`make_site` as far as they concern connections and bodies. ``events`` gets one
+    :class:`~dmsg.ops.events.DiscoveryRequest` for each request.
     """
 
     _log = Logger()
@@ -78,16 +89,19 @@ class DiscoveryApi:
         random: Random,
         limits: DiscoveryLimits | None = None,
         events: IEventLog | None = None,
+        ranks: Callable[[], Ranks | None] = lambda: None,
     ) -> None:
         self.limits = limits or DiscoveryLimits()
         self._store = store
         self._clock_ns = clock_ns
-        self._random = random
+        self._listing = ServerListing(store, random, ranks)
+        self._ranks = ranks
         self._events: Any = events
         self._store_fails = False
         self._pending_writes = 0
         self._get_rate = self._table(self.limits.get_rate_per_s, self.limits.get_burst)
         self._post_rate = self._table(self.limits.post_rate_per_s, self.limits.post_burst)
+        self._ranks_rate = self._table(self.limits.ranks_rate_per_s, self.limits.ranks_burst)
         self._app = Klein()
         self._add_routes()
 
@@ -107,11 +121,12 @@ class DiscoveryApi:
             self._route(path, "POST", f"{prefix}/{entries}", status, self._post_entry)
             servers = f"{prefix}/available_servers"
             self._route(f"/{servers}", "GET", servers, status, self._available_servers)
+            self._route(f"/{prefix}/relay_ranks", "GET", f"{prefix}/relay_ranks", status, self._relay_ranks)
         handle_errors: Any = self._app.handle_errors(HTTPException)
         handle_errors(self._not_routed)
 
     def _route(self, path: str, method: str, name: str, status_of: str, operation: _Operation) -> None:
-        async def handle(request: Request, key: str = "") -> bytes:
+        async def handle(request: Request, key: str = "") -> bytes | IResource:
             return await self._answer(_Call(request, key), name, status_of, operation)
 
         self._app.route(path, methods=[method], endpoint=f"{method} {path}")(handle)
@@ -120,13 +135,17 @@ class DiscoveryApi:
         status = failure.value.code
         return _respond(request, status if 400 <= status < 500 else 404, message("no such path or method", status))
 
-    async def _answer(self, call: _Call, path: str, status_of: str, operation: _Operation) -> bytes:
+    async def _answer(self, call: _Call, path: str, status_of: str, operation: _Operation) -> bytes | IResource:
         request = call.request
         started_ns = self._clock_ns()
         status, reason = 200, ""
         try:
             self._check_rate(request, started_ns)
-            return _respond(request, status, await operation(call))
+            answer = await operation(call)
+            if isinstance(answer, bytes):
+                return _respond(request, status, answer)
+            status = request.code
+            return answer
         except DiscoveryError as error:
             status, reason = getattr(error, status_of), error.text
             self._note_failure(error)
@@ -184,10 +203,9 @@ class DiscoveryApi:
         return outcome
 
     async def _available_servers(self, call: _Call) -> bytes:
-        entries = await self._store.available_servers(self.limits.available_servers, self._clock_ns())
         bodies: list[bytes] = []
         room = self.limits.available_servers_bytes
-        for entry in self._random.sample(entries, len(entries)):
+        for entry in await self._listing.servers(self.limits.available_servers, self._clock_ns()):
             body = entry.to_json()
             if len(body) + 2 <= room:
                 bodies.append(body)
@@ -196,14 +214,30 @@ class DiscoveryApi:
             raise EntryNotFound
         return b"[%s]" % b",".join(bodies)
 
+    async def _relay_ranks(self, call: _Call) -> IResource:
+        """The signed document itself, so that nobody has to believe this discovery."""
+        ranks, request = self._ranks(), call.request
+        if ranks is None:
+            raise EntryNotFound
+        if request.setETag(ranks.tag) is CACHED:
+            return LongAnswer(b"")
+        self._check_table(self._ranks_rate, request, self._clock_ns())
+        request.setResponseCode(200)
+        request.setHeader(b"content-type", JSON_TYPE)
+        request.setHeader(b"content-length", b"%d" % len(ranks.document))
+        return LongAnswer(ranks.document)
+
     # --- rates ---------------------------------------------------------------------------------------------------
 
     def _table(self, rate_per_s: float | None, burst: float) -> RateLimiterTable[str] | None:
         return None if rate_per_s is None else RateLimiterTable(rate_per_s, burst, self.limits.rate_addresses)
 
     def _check_rate(self, request: Request, now_ns: int) -> None:
+        self._check_table(self._post_rate if request.method == b"POST" else self._get_rate, request, now_ns)
+
+    @staticmethod
+    def _check_table(table: RateLimiterTable[str] | None, request: Any, now_ns: int) -> None:
         group = address_group(getattr(request.getClientAddress(), "host", ""))
-        table = self._post_rate if request.method == b"POST" else self._get_rate
         if table is not None and not table.take(group, now_ns / NS_PER_S):
             raise RateLimitedByDiscovery
 

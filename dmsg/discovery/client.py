@@ -1,31 +1,30 @@
-"""A discovery reached over HTTP: the owner of treq.
+"""A discovery reached over HTTP.
 
 Nothing is believed (protocol notes, sections 8.3 and 8.4): an entry must be well formed, signed by the key that was
-asked for, and not older than one seen before. Every call has one time limit, the body included, and bodies are cut off
-at their limit while they come in.
+asked for, and not older than one seen before; relay ranks by a key that is trusted. Calls and their limits are those
+of :mod:`dmsg.discovery.http_client`.
 """
 
 from __future__ import annotations
 
+import time
 from collections import OrderedDict
-from collections.abc import Coroutine
-from http.cookiejar import CookieJar, DefaultCookiePolicy
-from typing import Any, Final, TypeVar
+from collections.abc import Callable, Collection
+from typing import Any, Final
 from urllib.parse import urlsplit
 
-from treq.client import HTTPClient
-from twisted.internet.defer import CancelledError, Deferred
 from twisted.internet.interfaces import IReactorTime
-from twisted.internet.protocol import Protocol, connectionDone
-from twisted.python.failure import Failure
-from twisted.web.client import Agent, HTTPConnectionPool, ResponseDone
+from twisted.logger import Logger
 from twisted.web.http_headers import Headers
-from twisted.web.iweb import IAgent, IResponse
+from twisted.web.iweb import IAgent
 from zope.interface import implementer
 
 from dmsg.crypto.keys import PublicKey
 from dmsg.discovery import json_text
 from dmsg.discovery.entry import ENTRY_LIMIT_BYTES, Entry
+from dmsg.discovery.http_client import CALL_TIMEOUT_S, HttpCaller
+from dmsg.discovery.ranks import DOCUMENT_LIMIT_BYTES, Ranks, RanksError
+from dmsg.discovery.ranks_source import parse_ranks
 from dmsg.errors import (
     DISCOVERY_ERRORS,
     BadInput,
@@ -36,88 +35,24 @@ from dmsg.errors import (
     EntryRolledBack,
     Unauthorized,
 )
-from dmsg.interfaces import IDiscovery
-
-T = TypeVar("T")
+from dmsg.interfaces import IRankedDiscovery
 
 #: The 2019 reference's paths, which every base discovery answers; the seed's; the later reference's.
 DEFAULT_PREFIX: Final = "messaging-discovery"
 SEED_PREFIX: Final = "discovery"
-#: How long one call may take in all, in seconds.
-CALL_TIMEOUT_S: Final = 10.0
 #: Longest list of servers in bytes, and how many of its entries are looked at: each costs a signature check.
 LIST_LIMIT_BYTES: Final = 4 * 1024 * 1024
 LIST_LIMIT: Final = 256
 #: Keys whose newest entry is remembered.
 PINNED_KEYS: Final = 100_000
-#: Connections kept open to one discovery, and for how long without use, in seconds: less than a server's idle time.
-POOL_CONNECTIONS: Final = 4
-POOL_IDLE_S: Final = 30.0
+#: How long relay ranks are used before they are asked for again, in seconds: they are made once an hour or so. And how
+#: long it takes until they are asked for again when there were none.
+RANKS_REFRESH_S: Final = 300.0
+RANKS_RETRY_S: Final = 30.0
 
 _HINT_LIMIT_DIGITS: Final = 20
-
-
-class _Body(Protocol):
-    """Collects a body up to a limit; ``done`` fires with it. Cancelling ``done`` closes the connection."""
-
-    transport: Any
-
-    def __init__(self, limit_bytes: int) -> None:
-        self.done: Deferred[bytes] = Deferred(lambda _: self._abort())
-        self._room = limit_bytes
-        self._pieces: list[bytes] = []
-
-    def _abort(self) -> None:
-        if self.transport is not None:
-            self.transport.loseConnection()
-
-    def dataReceived(self, data: bytes) -> None:
-        """A piece of the body."""
-        self._room -= len(data)
-        if self._room >= 0:
-            self._pieces.append(data)
-        elif not self.done.called:
-            self._pieces.clear()
-            self.done.errback(DiscoveryUnavailable("the answer is too long"))
-            self._abort()
-
-    def connectionLost(self, reason: Failure = connectionDone) -> None:
-        """The end of the body, or of the connection before it."""
-        if self.done.called:
-            return
-        if reason.check(ResponseDone):
-            self.done.callback(b"".join(self._pieces))
-        else:
-            self.done.errback(DiscoveryUnavailable("the answer was cut off"))
-
-
-@implementer(IAgent)
-class _PlainAgent:
-    """Neither asks for compressed answers nor takes them: a few bytes could become very many."""
-
-    def __init__(self, agent: IAgent) -> None:
-        self._agent = agent
-
-    def request(
-        self, method: bytes, uri: bytes, headers: Headers | None = None, bodyProducer: Any = None
-    ) -> Deferred[IResponse]:
-        """Send a request."""
-        headers = headers.copy() if headers is not None else Headers()
-        headers.removeHeader(b"accept-encoding")
-        answer: Deferred[IResponse] = self._agent.request(method, uri, headers, bodyProducer)
-        return answer.addCallback(self._check)
-
-    def _check(self, response: IResponse) -> IResponse | Deferred[IResponse]:
-        if not response.headers.hasHeader(b"content-encoding"):
-            return response
-        unread = _Body(ENTRY_LIMIT_BYTES)
-        response.deliverBody(unread)
-        refused: Deferred[Any] = unread.done.addCallback(self._refuse)
-        return refused
-
-    @staticmethod
-    def _refuse(_: bytes) -> IResponse:
-        raise DiscoveryUnavailable("the answer is encoded")
+_TAG_LIMIT_BYTES: Final = 200
+_log = Logger()
 
 
 class _Pins:
@@ -143,13 +78,14 @@ class _Pins:
             self._newest.popitem(last=False)
 
 
-@implementer(IDiscovery)
+@implementer(IRankedDiscovery)
 class HttpDiscovery:
     """The discovery at ``base_url`` (``http://host:port``), reached through ``agent``.
 
     ``prefix`` chooses the paths (protocol notes, section 8.1): ``messaging-discovery`` (default) and
     ``dmsg-discovery`` are the reference's, ``discovery`` the seed's. ``timeout_s`` limits each call, in seconds on
-    ``clock``. Raises ``ConfigError`` for a URL that is not one.
+    ``clock``. ``ranks_keys`` are those whose relay ranks are believed; without one, none are asked for. ``now_s()`` is
+    Unix time in seconds. Raises ``ConfigError`` for a URL that is not one.
 
     Whatever a call fails with is a ``DiscoveryError``: what discovery answered, told by its text, or
     ``DiscoveryUnavailable``.
@@ -164,6 +100,8 @@ class HttpDiscovery:
         prefix: str = DEFAULT_PREFIX,
         timeout_s: float = CALL_TIMEOUT_S,
         pinned_keys: int = PINNED_KEYS,
+        ranks_keys: Collection[PublicKey] = (),
+        now_s: Callable[[], float] = time.time,
     ) -> None:
         base = _check_base_url(base_url)
         if not prefix or not prefix.replace("-", "").replace("_", "").isalnum() or not prefix.isascii():
@@ -172,13 +110,16 @@ class HttpDiscovery:
         self._entry_url = f"{base}/{prefix}/{'entries' if seed else 'entry'}/"
         self._post_url = self._entry_url.rstrip("/") if seed else self._entry_url
         self._servers_url = f"{base}/{prefix}/available_servers"
+        self._ranks_url = f"{base}/{prefix}/relay_ranks"
         self._clock = clock
-        self._timeout_s = timeout_s
         self._pins = _Pins(pinned_keys)
-        self._pool: Any = None
-        # A discovery has no business setting cookies, and a jar is a place to fill.
-        jar: Any = CookieJar(DefaultCookiePolicy(allowed_domains=[]))
-        self._http = HTTPClient(_PlainAgent(agent), jar)
+        self._ranks_keys = frozenset(ranks_keys)
+        self._now_s = now_s
+        self._ranks: Ranks | None = None
+        self._ranks_tag = b""
+        self._ranks_due: float | None = None
+        self._ranks_problem = ""
+        self._http = HttpCaller(agent, clock, timeout_s=timeout_s)
 
     @classmethod
     def connect(
@@ -189,20 +130,17 @@ class HttpDiscovery:
         prefix: str = DEFAULT_PREFIX,
         timeout_s: float = CALL_TIMEOUT_S,
         pinned_keys: int = PINNED_KEYS,
+        ranks_keys: Collection[PublicKey] = (),
     ) -> HttpDiscovery:
         """One with an agent and a pool of connections of its own, which :meth:`close` ends."""
-        pool: Any = HTTPConnectionPool(reactor, persistent=True)
-        pool.maxPersistentPerHost = POOL_CONNECTIONS
-        pool.cachedConnectionTimeout = POOL_IDLE_S
-        agent = Agent(reactor, connectTimeout=timeout_s, pool=pool)
-        discovery = cls(base_url, agent, reactor, prefix=prefix, timeout_s=timeout_s, pinned_keys=pinned_keys)
-        discovery._pool = pool
+        caller = HttpCaller.connect(reactor, timeout_s=timeout_s)
+        discovery = cls(base_url, caller.agent, reactor, prefix=prefix, pinned_keys=pinned_keys, ranks_keys=ranks_keys)
+        discovery._http = caller
         return discovery
 
     async def close(self) -> None:
         """Close the connections kept open."""
-        if self._pool is not None:
-            await self._pool.closeCachedConnections()
+        await self._http.close()
 
     # --- IDiscovery ----------------------------------------------------------------------------------------------
 
@@ -212,7 +150,9 @@ class HttpDiscovery:
         Raises ``EntryNotFound`` (with hints, if discovery gave any), ``Unauthorized`` for an entry with a bad signature
         or of another key, ``EntryRolledBack`` for one older than one seen before.
         """
-        status, headers, body = await self._call("GET", f"{self._entry_url}{public_key}", limit_bytes=ENTRY_LIMIT_BYTES)
+        status, headers, body = await self._http.call(
+            "GET", f"{self._entry_url}{public_key}", limit_bytes=ENTRY_LIMIT_BYTES
+        )
         if status != 200:
             raise _refusal(status, headers, body)
         try:
@@ -228,7 +168,7 @@ class HttpDiscovery:
 
     async def post_entry(self, entry: Entry) -> None:
         """Register ``entry``; returns when discovery has acknowledged it."""
-        status, headers, body = await self._call(
+        status, headers, body = await self._http.call(
             "POST", self._post_url, body=entry.to_json(), limit_bytes=ENTRY_LIMIT_BYTES
         )
         if status != 200:
@@ -239,7 +179,7 @@ class HttpDiscovery:
 
         Of at most :data:`LIST_LIMIT`; those that are malformed, badly signed, rolled back or no servers are left out.
         """
-        status, headers, body = await self._call("GET", self._servers_url, limit_bytes=LIST_LIMIT_BYTES)
+        status, headers, body = await self._http.call("GET", self._servers_url, limit_bytes=LIST_LIMIT_BYTES)
         if status != 200:
             refusal = _refusal(status, headers, body)
             if isinstance(refusal, EntryNotFound):
@@ -265,59 +205,38 @@ class HttpDiscovery:
             return None
         return entry
 
-    # --- HTTP ----------------------------------------------------------------------------------------------------
+    async def relay_ranks(self) -> Ranks | None:
+        """The relay ranks, verified with the keys that are trusted; asked for every :data:`RANKS_REFRESH_S`.
 
-    async def _call(
-        self, method: str, url: str, *, limit_bytes: int, body: bytes | None = None
-    ) -> tuple[int, Headers, bytes]:
-        headers = Headers({b"Accept": [b"application/json"]})
-        if body is not None:
-            headers.setRawHeaders(b"Content-Type", [b"application/json"])
-        clock: Any = self._clock  # treq would use the global reactor otherwise
+        A document that does not pass, or none, leaves the one before in force: it fades by itself.
+        """
+        now = self._clock.seconds()
+        if not self._ranks_keys or (self._ranks_due is not None and now < self._ranks_due):
+            return self._ranks
+        self._ranks_due = now + RANKS_RETRY_S
+        try:
+            await self._fetch_ranks()
+            self._ranks_due = now + RANKS_REFRESH_S
+            self._ranks_problem = ""
+        except (DiscoveryError, RanksError) as error:
+            # said once: a discovery without ranks is nothing strange, one with bad ones is
+            if isinstance(error, RanksError) and str(error) != self._ranks_problem:
+                _log.warn("Discovery hands out relay ranks that are not used: {error}", error=error)
+                self._ranks_problem = str(error)
+        return self._ranks
 
-        async def exchange() -> tuple[int, Headers, bytes]:
-            response = await self._http.request(
-                method, url, headers=headers, data=body, allow_redirects=False, unbuffered=True, reactor=clock
-            )
-            collector = _Body(limit_bytes if response.code == 200 else ENTRY_LIMIT_BYTES)
-            response.deliverBody(collector)
-            return response.code, response.headers, await collector.done
-
-        return await self._within(exchange())
-
-    def _within(self, work: Coroutine[Any, Any, T]) -> Deferred[T]:
-        """``work`` within the time limit. (Twisted's HTTP client gives its own names to being cancelled.)"""
-        running: Deferred[Any] = Deferred.fromCoroutine(work)
-
-        def stop(error: Exception) -> None:
-            done.errback(error)
-            running.cancel()
-
-        def too_late() -> None:
-            stop(DiscoveryUnavailable(f"no answer within {self._timeout_s:g} s"))
-
-        def finish(outcome: Any) -> None:
-            if timer.active():
-                timer.cancel()
-            if done.called:
-                return  # stopped: what became of it is nobody's concern
-            if isinstance(outcome, Failure) and not outcome.check(DiscoveryError):
-                # Connecting, TLS, HTTP: whatever the libraries call it, there is no answer.
-                done.errback(DiscoveryUnavailable(_describe(outcome.value)))
-            else:
-                done.callback(outcome)
-
-        done: Deferred[T] = Deferred(lambda _: stop(CancelledError()))
-        timer = self._clock.callLater(self._timeout_s, too_late)
-        running.addBoth(finish)
-        return done
-
-
-def _describe(error: BaseException | None) -> str:
-    """``error`` with what it is a wrapper of, as Twisted's HTTP client has it."""
-    reasons = getattr(error, "reasons", None) or []
-    inner = ", ".join(type(reason.value).__name__ for reason in reasons if isinstance(reason, Failure))
-    return f"{type(error).__name__} ({inner or error})"
+    async def _fetch_ranks(self) -> None:
+        tag = self._ranks_tag
+        status, headers, body = await self._http.call(
+            "GET", self._ranks_url, limit_bytes=DOCUMENT_LIMIT_BYTES, headers={"If-None-Match": tag} if tag else {}
+        )
+        if status == 304:
+            return
+        if status != 200:
+            raise _refusal(status, headers, body)
+        self._ranks = await parse_ranks(self._clock, body, self._ranks_keys, self._now_s(), self._ranks)
+        tag = (headers.getRawHeaders(b"etag") or [b""])[0]
+        self._ranks_tag = tag if len(tag) <= _TAG_LIMIT_BYTES else b""
 
 
 def _refusal(status: int, headers: Headers, body: bytes) -> DiscoveryError:

@@ -14,16 +14,18 @@ from io import BytesIO
 from ipaddress import IPv6Address
 from typing import Any, Final
 
-from twisted.internet.interfaces import IAddress
+from twisted.internet.interfaces import IAddress, IPullProducer
 from twisted.internet.protocol import connectionDone
 from twisted.python.failure import Failure
 from twisted.web.http import RESPONSES, HTTPChannel
-from twisted.web.resource import IResource
-from twisted.web.server import Request, Site
+from twisted.web.resource import IResource, Resource
+from twisted.web.server import NOT_DONE_YET, Request, Site
+from zope.interface import implementer
 
 from dmsg.discovery.entry import ENTRY_LIMIT_BYTES
 
 JSON_TYPE: Final = b"application/json"
+_PIECE_BYTES: Final = 64 * 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +59,9 @@ class DiscoveryLimits:
     #: Servers in one answer, and its length in bytes.
     available_servers: int = 64
     available_servers_bytes: int = 1024 * 1024
+    #: Times the relay ranks are sent to one address: per second in the long run, and at once. They can be 4 MiB.
+    ranks_rate_per_s: float | None = 0.2
+    ranks_burst: float = 20.0
 
 
 def message(text: str, status: int) -> bytes:
@@ -74,6 +79,54 @@ def address_group(host: str) -> str:
         return host
     mapped = address.ipv4_mapped
     return str(mapped) if mapped is not None else f"{int(address) >> 64:016x}::/64"
+
+
+class LongAnswer(Resource):
+    """Sends ``body`` piece by piece, as fast as the client takes it: however many read, it is in memory once.
+
+    Status and headers must be set already.
+    """
+
+    isLeaf = True
+
+    def __init__(self, body: bytes) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._body = body
+
+    def render(self, request: Any) -> bytes | int:
+        """Begin to answer ``request``."""
+        if request.method == b"HEAD":
+            return b""
+        request.registerProducer(_Pieces(request, self._body), False)
+        return NOT_DONE_YET
+
+
+@implementer(IPullProducer)
+class _Pieces:
+    """Gives ``request`` the next piece of ``body`` whenever it wants one."""
+
+    def __init__(self, request: Any, body: bytes) -> None:
+        self._request = request
+        self._body = body
+        self._at = 0
+
+    def resumeProducing(self) -> None:
+        """The piece before has left."""
+        request = self._request
+        if request is None:
+            return
+        piece = self._body[self._at : self._at + _PIECE_BYTES]
+        self._at += len(piece)
+        if piece:
+            request.write(piece)
+        else:
+            self.stopProducing()
+            request.unregisterProducer()
+            request.finish()
+
+    def stopProducing(self) -> None:
+        """Nobody reads on."""
+        self._request = None
 
 
 class LimitedRequest(Request):

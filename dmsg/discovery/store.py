@@ -21,7 +21,7 @@ from zope.interface import implementer
 from dmsg.crypto.keys import PublicKey
 from dmsg.discovery.entry import Entry, check_iteration, next_sequence
 from dmsg.errors import ConfigError, DiscoveryError, DiscoveryUnavailable, EntryNotFound, NonZeroSequence, StoreFull
-from dmsg.interfaces import IEntryStore
+from dmsg.interfaces import IEntryStore, IRankedStore
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -145,7 +145,7 @@ class _RandomSet:
         return random.sample(self._items, min(count, len(self._items)))
 
 
-@implementer(IEntryStore)
+@implementer(IRankedStore)
 class MemoryStore:
     """Entries in this process only."""
 
@@ -223,6 +223,17 @@ class MemoryStore:
         """See :class:`~dmsg.interfaces.IEntryStore`."""
         self._expire(now_ns)
         return succeed([self._entries[key] for key in self._available.draw(limit, self._random)])
+
+    def available_keys(self, limit: int, now_ns: int) -> Deferred[list[bytes]]:
+        """See :class:`~dmsg.interfaces.IRankedStore`."""
+        self._expire(now_ns)
+        return succeed([key.raw for key in self._available.draw(limit, self._random)])
+
+    def servers_of(self, keys: list[bytes], now_ns: int) -> Deferred[list[Entry]]:
+        """See :class:`~dmsg.interfaces.IRankedStore`."""
+        self._expire(now_ns)
+        found = (self._entries.get(PublicKey(key)) for key in keys)
+        return succeed([entry for entry in found if entry is not None and is_available(entry)])
 
     def close(self) -> Deferred[None]:
         """See :class:`~dmsg.interfaces.IEntryStore`."""

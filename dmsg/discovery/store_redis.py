@@ -27,7 +27,7 @@ from dmsg.errors import (
     WrongSequence,
     WrongTime,
 )
-from dmsg.interfaces import IEntryStore
+from dmsg.interfaces import IRankedStore
 
 #: How long one operation may take, in seconds, the wait for a lost connection to come back included.
 OPERATION_TIMEOUT_S: Final = 5.0
@@ -76,6 +76,22 @@ for _, key in ipairs(redis.call('ZRANDMEMBER', KEYS[1], ARGV[2])) do
 end
 return bodies
 """
+_KEYS: Final = """
+redis.call('ZREMRANGEBYSCORE', KEYS[1], '-inf', ARGV[1])
+return redis.call('ZRANDMEMBER', KEYS[1], ARGV[2])
+"""
+_SERVERS_OF: Final = """
+local now = tonumber(ARGV[1])
+local bodies = {}
+for at = 2, #ARGV do
+    local expires = redis.call('ZSCORE', KEYS[1], ARGV[at])
+    if expires and tonumber(expires) > now then
+        local body = redis.call('HGET', ARGV[at], 'b')
+        if body then bodies[#bodies + 1] = body end
+    end
+end
+return bodies
+"""
 _REFUSALS: Final[dict[bytes, type[DiscoveryError]]] = {
     b"sequence": WrongSequence,
     b"time": WrongTime,
@@ -84,7 +100,7 @@ _REFUSALS: Final[dict[bytes, type[DiscoveryError]]] = {
 }
 
 
-@implementer(IEntryStore)
+@implementer(IRankedStore)
 class RedisStore:
     """Entries in database number ``database`` of the Redis at ``host`` and ``port``; it need not be there yet."""
 
@@ -176,6 +192,26 @@ class RedisStore:
 
     async def _available_servers(self, limit: int, now_ns: int) -> list[Entry]:
         bodies = await self._call("eval", _AVAILABLE, [_SERVERS], [str(now_ns // _NS_PER_MS), str(limit)])
+        return [stored_entry(bytes(body)) for body in bodies]
+
+    def available_keys(self, limit: int, now_ns: int) -> Deferred[list[bytes]]:
+        """See :class:`~dmsg.interfaces.IRankedStore`."""
+        return Deferred.fromCoroutine(self._available_keys(limit, now_ns))
+
+    async def _available_keys(self, limit: int, now_ns: int) -> list[bytes]:
+        names = await self._call("eval", _KEYS, [_SERVERS], [str(now_ns // _NS_PER_MS), str(limit)])
+        try:
+            return [bytes.fromhex(bytes(name).decode("ascii").removeprefix(_ENTRY)) for name in names]
+        except ValueError:
+            raise DiscoveryUnavailable("a stored key is damaged") from None
+
+    def servers_of(self, keys: list[bytes], now_ns: int) -> Deferred[list[Entry]]:
+        """See :class:`~dmsg.interfaces.IRankedStore`."""
+        return Deferred.fromCoroutine(self._servers_of(keys, now_ns))
+
+    async def _servers_of(self, keys: list[bytes], now_ns: int) -> list[Entry]:
+        names = [f"{_ENTRY}{key.hex()}" for key in keys]
+        bodies = await self._call("eval", _SERVERS_OF, [_SERVERS], [str(now_ns // _NS_PER_MS), *names])
         return [stored_entry(bytes(body)) for body in bodies]
 
     def close(self) -> Deferred[None]:

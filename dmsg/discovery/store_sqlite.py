@@ -22,7 +22,7 @@ from dmsg.crypto.keys import PublicKey
 from dmsg.discovery.entry import Entry, check_iteration
 from dmsg.discovery.store import Random, StoreLimits, check_first, expired, is_available, stored_entry
 from dmsg.errors import ConfigError, DiscoveryError, DiscoveryUnavailable, EntryNotFound, StoreFull
-from dmsg.interfaces import IEntryStore
+from dmsg.interfaces import IRankedStore
 
 #: Most jobs done in one go: bounds how long a read or a transaction can keep those behind it waiting.
 BATCH_LIMIT: Final = 256
@@ -64,9 +64,10 @@ ON CONFLICT (key) DO UPDATE SET sequence = excluded.sequence, timestamp = exclud
     available = excluded.available, slot = excluded.slot, expires_ns = excluded.expires_ns
 """
 _AVAILABLE: Final = """
-SELECT body FROM entries WHERE available = 1 AND slot {} ? AND (expires_ns IS NULL OR expires_ns > ?)
+SELECT {} FROM entries WHERE available = 1 AND slot {} ? AND (expires_ns IS NULL OR expires_ns > ?)
 ORDER BY slot LIMIT ?
 """
+_SERVER: Final = "SELECT body FROM entries WHERE key = ? AND available = 1 AND (expires_ns IS NULL OR expires_ns > ?)"
 _BURY: Final = """
 UPDATE entries SET body = NULL, available = 0 WHERE key IN
     (SELECT key FROM entries WHERE expires_ns <= ? AND expires_ns IS NOT NULL AND body IS NOT NULL LIMIT ?)
@@ -163,7 +164,7 @@ class _Lane:
         return done
 
 
-@implementer(IEntryStore)
+@implementer(IRankedStore)
 class SqliteStore:
     """Entries in the SQLite file ``path``. Several processes may share the file.
 
@@ -246,10 +247,21 @@ class SqliteStore:
         start = self._random.randrange(_SLOTS)
 
         def job(connection: sqlite3.Connection) -> list[Entry]:
-            found = connection.execute(_AVAILABLE.format(">="), (start, now_ns, limit)).fetchall()
-            if len(found) < limit:
-                found += connection.execute(_AVAILABLE.format("<"), (start, now_ns, limit - len(found))).fetchall()
-            return [stored_entry(body) for (body,) in found]
+            return [stored_entry(body) for body in _walk(connection, "body", start, limit, now_ns)]
+
+        return self._reads.submit(job)
+
+    def available_keys(self, limit: int, now_ns: int) -> Deferred[list[bytes]]:
+        """See :class:`~dmsg.interfaces.IRankedStore`."""
+        start = self._random.randrange(_SLOTS)
+        return self._reads.submit(lambda connection: _walk(connection, "key", start, limit, now_ns))
+
+    def servers_of(self, keys: list[bytes], now_ns: int) -> Deferred[list[Entry]]:
+        """See :class:`~dmsg.interfaces.IRankedStore`."""
+
+        def job(connection: sqlite3.Connection) -> list[Entry]:
+            rows = (connection.execute(_SERVER, (key, now_ns)).fetchall() for key in keys)
+            return [stored_entry(body) for found in rows for (body,) in found]
 
         return self._reads.submit(job)
 
@@ -266,6 +278,14 @@ def _get(connection: sqlite3.Connection, public_key: PublicKey, now_ns: int) -> 
     if body is None or (expires_ns is not None and expires_ns <= now_ns):
         raise expired(int.from_bytes(sequence, "big"), timestamp)
     return bytes(body)
+
+
+def _walk(connection: sqlite3.Connection, column: str, start: int, limit: int, now_ns: int) -> list[bytes]:
+    """``column`` of at most ``limit`` available servers, from slot ``start`` on and round."""
+    found = connection.execute(_AVAILABLE.format(column, ">="), (start, now_ns, limit)).fetchall()
+    if len(found) < limit:
+        found += connection.execute(_AVAILABLE.format(column, "<"), (start, now_ns, limit - len(found))).fetchall()
+    return [value for (value,) in found]
 
 
 def _unusable(path: str, error: Exception) -> ConfigError:

@@ -51,7 +51,7 @@ ENVELOPE: Final = (
     FieldDoc("event", str, "name of the event"),
     FieldDoc("v", int, "version of the event's fields"),
     FieldDoc("ts", float, "Unix time in seconds at which the log took the event"),
-    FieldDoc("role", str, "what wrote it: server, client or discovery"),
+    FieldDoc("role", str, "what wrote it: server, client, discovery or shipper"),
     FieldDoc("node", str, "which entity wrote it: the short form of its public key, or a given name"),
     FieldDoc("boot", str, "random id of this run of the program"),
     FieldDoc("seq", int, "number of the event in this run, from 0, without gaps"),
@@ -63,17 +63,17 @@ ENVELOPE: Final = (
 
 @dataclass(slots=True)
 class ServerStarted(Event):
-    """A server or discovery listens."""
+    """A server or discovery listens, or a shipper has started."""
 
     NAME = "server_started"
-    public_key: Annotated[str, "key of the server; empty for discovery"] = ""
-    address: Annotated[str, "address it publishes or listens on"] = ""
+    public_key: Annotated[str, "key of the server; empty for others"] = ""
+    address: Annotated[str, "address it publishes or listens on; empty for a shipper"] = ""
     version: Annotated[str, "version of the program"] = ""
 
 
 @dataclass(slots=True)
 class ServerStopped(Event):
-    """A server or discovery has stopped; the last event of a run that was not killed."""
+    """A server, discovery or shipper has stopped; the last event of a run that was not killed."""
 
     NAME = "server_stopped"
     reason: Annotated[str, "why, as a short fixed text"] = ""
@@ -260,6 +260,18 @@ class DiscoveryRequest(Event):
     key: Annotated[str, "key the request is about; empty if there is none"]
 
 
+@dataclass(slots=True)
+class RanksLoaded(Event):
+    """A discovery took a new document of relay ranks, or refused one for a new reason."""
+
+    NAME = "ranks_loaded"
+    ok: Annotated[bool, "whether it is in force now"]
+    reason: Annotated[str, "why not, as a short fixed text; empty on success"]
+    issuer: Annotated[str, "key that signed it; empty on failure"]
+    issued: Annotated[int, "Unix time in seconds at which it was made; 0 on failure"]
+    relays: Annotated[int, "relays it names; 0 on failure"]
+
+
 # --- the log itself --------------------------------------------------------------------------------------------------
 
 
@@ -269,6 +281,23 @@ class EventsDropped(Event):
 
     NAME = "events_dropped"
     count: Annotated[int, "events left out since the line before"]
+
+
+# --- shipping the log ------------------------------------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class FileShipped(Event):
+    """An attempt to ship a file of the log ended, well or not; never written about the shipper's own files."""
+
+    NAME = "file_shipped"
+    name: Annotated[str, "path of the file below the target; on failure, below the event directory"]
+    lines: Annotated[int, "lines in the file, as its name has them"]
+    bytes: Annotated[int, "size of the file"]
+    elapsed_ms: Annotated[float, "how long the attempt took"]
+    attempt: Annotated[int, "which attempt on this file it was in this run, from 1"]
+    ok: Annotated[bool, "whether the target has the file, verified, and it is gone from here"]
+    reason: Annotated[str, "why not, as a short fixed text; empty on success"]
 
 
 #: Name in the log -> class, of every event there is. (``dataclass`` makes a second class to add slots to; the first

@@ -71,7 +71,9 @@ class MetricsEventLog:
             ev.SessionDown: self._session_down,
             ev.EntryPublished: self._entry_published,
             ev.DiscoveryRequest: self._discovery_request,
+            ev.RanksLoaded: self._ranks_loaded,
             ev.Drained: self._drained,
+            ev.FileShipped: self._file_shipped,
         }
 
     def emit(self, event: ev.Event) -> None:
@@ -159,8 +161,18 @@ class MetricsEventLog:
         self._count("dmsg_discovery_requests", method=event.method, path=event.path, status=status)
         self._observe("dmsg_discovery_request_seconds", event.elapsed_ms / 1000, method=event.method, path=event.path)
 
+    def _ranks_loaded(self, event: ev.RanksLoaded) -> None:
+        self._count("dmsg_ranks_documents", result="ok" if event.ok else event.reason or "failed")
+
     def _drained(self, event: ev.Drained) -> None:
         self._draining.set(1)
+
+    def _file_shipped(self, event: ev.FileShipped) -> None:
+        self._count("dmsg_files_shipped", result="ok" if event.ok else event.reason or "failed")
+        self._observe("dmsg_ship_seconds", event.elapsed_ms / 1000, ok=_yes(event.ok))
+        if event.ok:
+            self._count("dmsg_shipped_bytes", event.bytes)
+            self._count("dmsg_shipped_lines", event.lines)
 
 
 _COUNTERS: Final[tuple[tuple[str, str, tuple[str, ...]], ...]] = (
@@ -179,6 +191,10 @@ _COUNTERS: Final[tuple[tuple[str, str, tuple[str, ...]], ...]] = (
     ("dmsg_sessions_down", "Sessions that went down, or did not come up", ("reason",)),
     ("dmsg_entry_publications", "Entries written to discovery, or not", ("kind", "result")),
     ("dmsg_discovery_requests", "Requests discovery answered", ("method", "path", "status")),
+    ("dmsg_ranks_documents", "Documents of relay ranks taken, or refused for a new reason", ("result",)),
+    ("dmsg_files_shipped", "Attempts to ship a file of the event log that ended", ("result",)),
+    ("dmsg_shipped_bytes", "Bytes of files of the event log that have arrived", ()),
+    ("dmsg_shipped_lines", "Lines of files of the event log that have arrived", ()),
     ("dmsg_metrics_errors", "Events that could not be counted", ()),
 )
 _HISTOGRAMS: Final[tuple[tuple[str, str, tuple[str, ...], tuple[float, ...]], ...]] = (
@@ -188,6 +204,7 @@ _HISTOGRAMS: Final[tuple[tuple[str, str, tuple[str, ...], tuple[float, ...]], ..
     ("dmsg_transport_accept_seconds", "From REQUEST to ACCEPT", (), _SECONDS),
     ("dmsg_transport_duration_seconds", "How long transports were open", (), _LIFETIMES),
     ("dmsg_dial_seconds", "How long dials took", ("ok",), _SECONDS),
+    ("dmsg_ship_seconds", "How long attempts to ship a file took", ("ok",), _SECONDS),
     ("dmsg_discovery_request_seconds", "How long answers of discovery took", ("method", "path"), _SECONDS),
 )
 

@@ -8,6 +8,9 @@ import time
 from typing import TYPE_CHECKING, Any
 
 import dmsg
+from dmsg.crypto.keys import parse_public_keys
+from dmsg.discovery.ranks_source import RanksSource
+from dmsg.errors import ConfigError, InvalidKey
 from dmsg.ops.events import Drained, ServerStarted, ServerStopped
 from dmsg.taps._options import RoleOptions
 from dmsg.taps._service import RoleService, address_text
@@ -44,6 +47,31 @@ class DiscoveryService(RoleService):
         #: The HTTP site, from the start on.
         self.site: Any = None
         self._store_url = _absolute(settings.store)
+        #: Where relay ranks come from, if anywhere.
+        self.ranks = self._ranks_source(settings)
+
+    def _ranks_source(self, settings: DiscoverySettings) -> RanksSource | None:
+        if settings.ranks is None:
+            return None
+        if settings.ranks_key is None:
+            raise ConfigError("ranks_key", "must be given with ranks: whose signature is believed")
+        try:
+            trusted = parse_public_keys(settings.ranks_key)
+        except InvalidKey as error:
+            raise ConfigError("ranks_key", str(error)) from None
+        if not settings.ranks_refresh_s:
+            raise ConfigError("ranks_refresh_s", "must be more than 0")
+        location = settings.ranks
+        if not location.startswith(("http://", "https://")):
+            location = os.path.abspath(location)  # the same file whatever directory a daemon changes to
+        return RanksSource(
+            location,
+            trusted,
+            self.reactor,
+            now_s=time.time,
+            refresh_s=settings.ranks_refresh_s,
+            events=self.events,
+        )
 
     def start_role(self) -> None:
         """Open the store (only now: a daemon has forked, and threads do not survive that) and serve."""
@@ -58,7 +86,10 @@ class DiscoveryService(RoleService):
             random=random.SystemRandom(),
             limits=settings.limits,
             events=self.events,
+            ranks=lambda: self.ranks.ranks if self.ranks is not None else None,
         )
+        if self.ranks is not None:
+            self.ranks.start()
         self.site = make_site(api.resource(), reactor=self.reactor, limits=settings.limits)
         self.endpoint.listen(self.site).addCallback(self._listening)
 
@@ -69,6 +100,8 @@ class DiscoveryService(RoleService):
         """Take no more connections, finish the writes under way, close the store."""
         began = self.reactor.seconds()
         await self.endpoint.close()
+        if self.ranks is not None:
+            await self.ranks.stop()
         if self.site is not None:
             await self.wait_until(lambda: not self.site.bodies, self.settings.drain_timeout)
             self.emit(Drained((self.reactor.seconds() - began) * 1000, 0))
@@ -87,10 +120,16 @@ class DiscoveryService(RoleService):
         return ""
 
     def gauges(self) -> dict[str, float]:
-        """Connections and request bodies under way."""
+        """Connections and request bodies under way; with ranks, how many relays they name, their age and weight."""
         if self.site is None:
             return {}
-        return {"connections": self.site.connections, "bodies": self.site.bodies}
+        gauges: dict[str, float] = {"connections": self.site.connections, "bodies": self.site.bodies}
+        if self.ranks is not None:
+            ranks, now_s = self.ranks.ranks, time.time()
+            gauges["ranked_relays"] = len(ranks.scores) if ranks is not None else 0
+            gauges["ranks_age_s"] = now_s - ranks.issued if ranks is not None else 0
+            gauges["ranks_freshness"] = ranks.freshness(now_s) if ranks is not None else 0
+        return gauges
 
 
 def _absolute(store: str) -> str:

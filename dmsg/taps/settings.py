@@ -11,6 +11,7 @@ from typing import Final
 
 from dmsg.address import HostPort
 from dmsg.discovery.http_limits import DiscoveryLimits
+from dmsg.discovery.ranks_source import REFRESH_S as RANKS_REFRESH_S
 from dmsg.discovery.store import StoreLimits
 from dmsg.mux.switch import ServerLimits
 from dmsg.ops.config import CONFIG_VARIABLE, setting, variables_of
@@ -56,17 +57,57 @@ class DiscoverySettings(CommonSettings):
         default="memory:",
         secret=True,
     )
+    ranks: str | None = setting("signed relay ranks to order servers by: a file, or an http or https URL", default=None)
+    ranks_key: str | None = setting(
+        "public key whose ranks are believed, or several with commas in between", default=None
+    )
+    ranks_refresh_s: float = setting("how often the ranks are read again, in seconds", default=RANKS_REFRESH_S)
     drain_timeout: float = setting("seconds requests under way may take after SIGTERM", default=5.0)
     limits: DiscoveryLimits = field(default_factory=DiscoveryLimits)
     store_limits: StoreLimits = field(default_factory=StoreLimits)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShipperSettings(CommonSettings):
+    """``twistd dmsg-shipper``: finished files of event logs, brought to where they are collected."""
+
+    source: Path = setting("directory whose finished files are shipped: what other roles have as --events", name="from")
+    target: str = setting(
+        "where to: a directory, s3://bucket/prefix, hdfs://host:port/path, or another URL fsspec knows",
+        name="to",
+        secret=True,
+    )
+    option: str | None = setting(
+        "storage option of fsspec, such as endpoint_url=http://127.0.0.1:9000 or region=eu-central-1; may be repeated, "
+        "or hold several separated by spaces; never a credential",
+        default=None,
+    )
+    once: bool = setting(
+        "ship what is there and end, with status 1 if anything is left or damaged", default=False, flag=True
+    )
+    keep: bool = setting("move shipped files into DIR/.shipped instead of removing them", default=False, flag=True)
+    verify: str = setting(
+        "auto: by the store's checksum where it tells one that fits, by reading back otherwise; read: always read back",
+        default="auto",
+    )
+    poll_s: float = setting("seconds between two looks at the directory", default=10.0)
+    parallel: int = setting("files that are shipped at a time", default=4)
+    attempts: int = setting("failures after which --once leaves a file, or the target, alone", default=3)
+    retry_limit_s: float = setting(
+        "longest pause in seconds after failures, which doubles from one second", default=60.0
+    )
+    drain_timeout: float = setting("seconds uploads under way may take after SIGTERM", default=20.0)
+
+
 #: The tables a configuration file may have, one for each role. The command-line client reads its own.
-ROLES: Final = ("server", "discovery", "client")
+ROLES: Final = ("server", "discovery", "client", "shipper")
 #: Variables of the command-line client.
-CLIENT_VARIABLES: Final = frozenset({CONFIG_VARIABLE, "DMSG_KEY", "DMSG_DISCOVERY", "DMSG_SERVER", "DMSG_SECURITY"})
+CLIENT_VARIABLES: Final = frozenset(
+    {CONFIG_VARIABLE, "DMSG_KEY", "DMSG_DISCOVERY", "DMSG_SERVER", "DMSG_SECURITY", "DMSG_RANKS_KEY"}
+)
 
 
 def known_variables() -> frozenset[str]:
     """Every ``DMSG_*`` variable that means something to some role: one environment may serve several."""
-    return variables_of(ServerSettings) | variables_of(DiscoverySettings) | CLIENT_VARIABLES
+    roles = variables_of(ServerSettings) | variables_of(DiscoverySettings) | variables_of(ShipperSettings)
+    return roles | CLIENT_VARIABLES

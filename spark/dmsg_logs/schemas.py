@@ -109,9 +109,17 @@ EVENTS: Final[dict[str, EventSchema]] = {
         1,
         _columns("method:str path:str status:int elapsed_ms:float reason:str key:str"),
     ),
+    "ranks_loaded": EventSchema(
+        1,
+        _columns("ok:bool reason:str issuer:str issued:int relays:int"),
+    ),
     "events_dropped": EventSchema(
         1,
         _columns("count:int"),
+    ),
+    "file_shipped": EventSchema(
+        1,
+        _columns("name:str lines:int bytes:int elapsed_ms:float attempt:int ok:bool reason:str"),
     ),
 }
 

@@ -70,7 +70,9 @@ PROMISED = {
     "session_down": "server reason duration_s attempt",
     "entry_published": "sequence kind elapsed_ms ok reason",
     "discovery_request": "method path status elapsed_ms reason key",
+    "ranks_loaded": "ok reason issuer issued relays",
     "events_dropped": "count",
+    "file_shipped": "name lines bytes elapsed_ms attempt ok reason",
 }
 
 
