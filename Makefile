@@ -6,15 +6,19 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 DOCS_STAMP := $(VENV)/.docs-installed
+ANALYTICS_STAMP := $(VENV)/.analytics-installed
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo test lint format bench soak docs news clean system-packages
+.PHONY: help venv demo test test-core test-analytics lint format bench soak analytics-demo bench-analytics docs news clean
+.PHONY: system-packages analytics-packages
 
 help:
 	@echo "make demo    relays, discovery and clients on this machine, end to end"
 	@echo "make test    install what is missing, then all gates: ruff, mypy, pytest"
 	@echo "make lint    the gates without the tests;  make format repairs what it can"
 	@echo "make bench   the figures of the README;    make soak  a long run under load"
+	@echo "make analytics-demo   real traffic, its event logs shipped, tables, report and ranks made of them"
+	@echo "make bench-analytics  the log pipeline beside DuckDB and Polars"
 	@echo "make docs    the documentation as HTML;    make news  a preview of NEWS.rst"
 	@echo "make venv    only the virtual environment; make clean removes all of it"
 
@@ -27,18 +31,32 @@ $(STAMP): setup.cfg | system-packages
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[redis,test,lint,bench]'
 	touch $@
 
+# The log pipeline brings Spark, several hundred megabytes: only what needs it installs it.
+$(ANALYTICS_STAMP): $(STAMP) spark/pyproject.toml | analytics-packages
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[ship,s3]' -e './spark[test,bench]'
+	touch $@
+
 $(DOCS_STAMP): $(STAMP)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[docs]'
 	touch $@
 
-# What pip cannot install: venv itself (Debian's python3 comes without) and a Redis for the tests of that store.
-# Nothing happens where both are there.
+# What pip cannot install: venv itself (Debian's python3 comes without) and a Redis for the tests of that store; for the
+# log pipeline a Java to run Spark, and a Chromium in which its report is looked at. Nothing happens where all are there.
 system-packages:
 	@set -e; missing=""; \
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' \
 	    || { echo "Python 3.10 or newer is needed: make PYTHON=..." >&2; exit 1; }; \
 	$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || missing="$$missing python3-venv"; \
 	command -v redis-server >/dev/null || missing="$$missing redis-server"; \
+	$(INSTALL_MISSING)
+
+analytics-packages:
+	@set -e; missing=""; \
+	command -v java >/dev/null || missing="$$missing default-jre-headless"; \
+	command -v chromium >/dev/null || missing="$$missing chromium"; \
+	$(INSTALL_MISSING)
+
+define INSTALL_MISSING
 	test -n "$$missing" || exit 0; \
 	echo "installing:$$missing"; \
 	command -v apt-get >/dev/null \
@@ -48,18 +66,28 @@ system-packages:
 	$$sudo env DEBIAN_FRONTEND=noninteractive sh -c \
 	    "apt-get update -qq && apt-get install -y -qq --no-install-recommends$$missing" </dev/null >/dev/null \
 	    || { echo "please install$$missing: apt-get could not" >&2; exit 1; }
+endef
 
 demo: venv
 	$(BIN)/python -m dmsg.cli.demo
 
-# pytest comes last: its closing line is the last line of all.
+# The tests of the core come last: their closing line is the last line of all.
 test: lint
+	cd spark && ../$(BIN)/python -m pytest
 	$(BIN)/python -m pytest
 
-lint: venv
+test-core: $(ANALYTICS_STAMP)
+	$(BIN)/python -m pytest
+
+# A process of its own, with one Spark session for all of its tests.
+test-analytics: $(ANALYTICS_STAMP)
+	cd spark && ../$(BIN)/python -m pytest
+
+lint: venv $(ANALYTICS_STAMP)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	cd spark && ../$(BIN)/mypy
 
 format: venv
 	$(BIN)/ruff check --fix .
@@ -71,6 +99,12 @@ bench: venv
 soak: venv
 	$(BIN)/python -m benchmarks soak
 
+analytics-demo: $(ANALYTICS_STAMP)
+	$(BIN)/python -m benchmarks.analytics_demo
+
+bench-analytics: $(ANALYTICS_STAMP)
+	cd spark && ../$(BIN)/python -m bench
+
 docs: $(DOCS_STAMP)
 	$(BIN)/python -m sphinx -W --keep-going -b html docs docs/_build/html
 
@@ -78,6 +112,6 @@ news: $(DOCS_STAMP)
 	$(BIN)/towncrier build --draft
 
 clean:
-	rm -rf $(VENV) build dist *.egg-info docs/_build .mypy_cache .ruff_cache .hypothesis .coverage htmlcov
+	rm -rf $(VENV) build dist *.egg-info spark/build spark/*.egg-info analytics-run docs/_build .mypy_cache .ruff_cache .hypothesis .coverage htmlcov
 	rm -f twisted/plugins/dropin.cache
-	find dmsg twisted tests -name __pycache__ -type d -prune -exec rm -rf {} +
+	find dmsg twisted tests spark -name __pycache__ -type d -prune -exec rm -rf {} +

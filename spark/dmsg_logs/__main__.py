@@ -1,0 +1,263 @@
+"""``python -m dmsg_logs``: synthetic logs, and the pipeline as a whole or stage by stage.
+
+Whatever a command does, its last line with ``--json`` is one JSON object; progress and complaints go to standard error.
+Exit status: 0 done; 1 failed, and the JSON object has ``error``; 2 wrong usage; 3 done, but lines that were recorded are
+missing or a data check failed, and ``--strict`` was given.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Callable, Mapping
+from typing import Any, Final, NoReturn
+
+import click
+
+from dmsg_logs import __version__
+from dmsg_logs.console import Console
+
+EXIT_FAILED: Final = 1
+EXIT_INCOMPLETE: Final = 3
+
+_SUMMARY: Final = ("files", "in", "good", "dup", "corrupt", "missing", "batches")
+
+
+def _common(command: Callable[..., Any]) -> Callable[..., Any]:
+    for option in (
+        click.option("--json", "as_json", is_flag=True, help="End with one line of JSON."),
+        click.option("--quiet", is_flag=True, help="No progress, even on a terminal."),
+        click.option(
+            "--conf", "settings", multiple=True, metavar="KEY=VALUE", help="A setting of Spark; may be repeated."
+        ),
+        click.option(
+            "--master", metavar="URL", help="Where Spark runs; otherwise local[*], or what spark-submit says."
+        ),
+    ):
+        command = option(command)
+    return command
+
+
+_landing = click.option("--landing", required=True, metavar="PATH", help="Landing zone: any Hadoop path or fsspec URL.")
+_tables = click.option("--tables", required=True, metavar="PATH", help="Where the tables are: any Hadoop path.")
+_ranks = click.option("--ranks", metavar="FILE", help="Write relay_ranks.json there; wants --key.")
+_key = click.option("--key", metavar="FILE", help="The operator's dmsg key, which signs the ranks.")
+_now = click.option("--now", type=float, metavar="SECONDS", help="End of the window of the ranks (Unix time).")
+_strict = click.option("--strict", is_flag=True, help="End with 3 if lines are missing or a data check fails.")
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(__version__, prog_name="dmsg_logs")
+def main() -> None:
+    """Event logs of a dmsg fleet to tables, a report and relay ranks."""
+
+
+@main.command()
+@click.option("--out", required=True, metavar="DIR", type=click.Path(file_okay=False), help="Landing zone to write.")
+@click.option("--events", type=click.IntRange(min=1), default=100_000, show_default=True, help="Lines in all.")
+@click.option("--corrupt", type=click.FloatRange(0, 0.5), default=0.0001, show_default=True, help="Share of bad lines.")
+@click.option("--duplicates", type=click.FloatRange(0, 0.5), default=0.01, show_default=True, help="Share sent twice.")
+@click.option("--late", type=click.FloatRange(0, 0.5), default=0.005, show_default=True, help="Share that comes late.")
+@click.option("--seed", type=int, default=1, show_default=True, help="The same seed gives the same bytes.")
+@click.option("--json", "as_json", is_flag=True, help="End with one line of JSON.")
+def generate(out: str, events: int, corrupt: float, duplicates: float, late: float, seed: int, as_json: bool) -> None:
+    """Write the logs of a synthetic fleet, and the exact truth about them beside (_truth.json)."""
+    from dmsg_logs.generate import generate as make
+
+    began = time.monotonic()
+    try:
+        truth = make(out, events=events, corrupt=corrupt, duplicates=duplicates, late=late, seed=seed)
+    except (OSError, ValueError) as error:
+        _fail(error, as_json)
+    known = {"files": truth.files, "in": truth.lines, "good": truth.good, "dup": truth.dup, "corrupt": truth.corrupt}
+    _end({**known, "seconds": round(time.monotonic() - began, 3)}, as_json)
+
+
+@main.command()
+@_landing
+@_tables
+@click.option("--report", metavar="DIR", help="Write report.html and its pictures there.")
+@_ranks
+@_key
+@_now
+@_strict
+@_common
+def run(
+    landing: str,
+    tables: str,
+    report: str | None,
+    ranks: str | None,
+    key: str | None,
+    now: float | None,
+    strict: bool,
+    **common: Any,
+) -> None:
+    """Everything: take in what is new, make the tables, the ranks and the report."""
+
+    def work(spark: Any, console: Console, summary: dict[str, Any]) -> None:
+        from dmsg_logs import pipeline
+
+        secret = _secret(ranks, key)
+        with console.timed("ingest", summary):
+            summary.update(pipeline.ingest_stage(spark, landing, tables, console.progress))
+        with console.timed("tables", summary):
+            summary.update(pipeline.tables_stage(spark, tables, console.progress))
+        if ranks is not None:
+            with console.timed("ranks", summary):
+                summary["ranks"] = pipeline.ranks_stage(spark, tables, ranks, secret, now)
+        if report is not None:
+            with console.timed("report", summary):
+                summary["report"] = pipeline.report_stage(spark, tables, report, dict(summary), ranks)
+
+    _work("dmsg-logs run", work, strict, **common)
+
+
+@main.command()
+@_landing
+@_tables
+@_strict
+@_common
+def ingest(landing: str, tables: str, strict: bool, **common: Any) -> None:
+    """Only take in what is new in the landing zone."""
+
+    def work(spark: Any, console: Console, summary: dict[str, Any]) -> None:
+        from dmsg_logs import pipeline
+
+        with console.timed("ingest", summary):
+            summary.update(pipeline.ingest_stage(spark, landing, tables, console.progress))
+
+    _work("dmsg-logs ingest", work, strict, **common)
+
+
+@main.command(name="tables")
+@_tables
+@_strict
+@_common
+def make_tables(tables: str, strict: bool, **common: Any) -> None:
+    """Only make the tables of the events taken in so far."""
+
+    def work(spark: Any, console: Console, summary: dict[str, Any]) -> None:
+        from dmsg_logs import pipeline
+
+        with console.timed("tables", summary):
+            summary.update(pipeline.tables_stage(spark, tables, console.progress))
+
+    _work("dmsg-logs tables", work, strict, **common)
+
+
+@main.command(name="ranks")
+@_tables
+@click.option("--ranks", required=True, metavar="FILE", help="Where relay_ranks.json goes: any Hadoop path.")
+@click.option("--key", required=True, metavar="FILE", help="The operator's dmsg key, which signs the ranks.")
+@_now
+@_common
+def make_ranks(tables: str, ranks: str, key: str, now: float | None, **common: Any) -> None:
+    """Only score the relays and sign the result."""
+
+    def work(spark: Any, console: Console, summary: dict[str, Any]) -> None:
+        from dmsg_logs import pipeline
+
+        secret = _secret(ranks, key)
+        with console.timed("ranks", summary):
+            summary["ranks"] = pipeline.ranks_stage(spark, tables, ranks, secret, now)
+
+    _work("dmsg-logs ranks", work, False, **common)
+
+
+@main.command()
+@_tables
+@click.option("--report", required=True, metavar="DIR", help="Write report.html and its pictures there.")
+@click.option("--ranks", metavar="FILE", help="A relay_ranks.json to show the scores of.")
+@_common
+def report(tables: str, report: str, ranks: str | None, **common: Any) -> None:
+    """Only write the report of the tables there are."""
+
+    def work(spark: Any, console: Console, summary: dict[str, Any]) -> None:
+        from dmsg_logs import pipeline
+
+        with console.timed("report", summary):
+            summary["report"] = pipeline.report_stage(spark, tables, report, None, ranks)
+
+    _work("dmsg-logs report", work, False, **common)
+
+
+def _secret(ranks: str | None, key: str | None) -> Any:
+    from dmsg_logs import pipeline
+
+    if ranks is None:
+        if key is not None:
+            raise click.UsageError("--key signs ranks: say with --ranks where they go")
+        return None
+    if key is None:
+        raise click.UsageError("--ranks wants --key, which signs them")
+    return pipeline.operator_key(key)
+
+
+def _work(
+    name: str,
+    work: Callable[[Any, Console, dict[str, Any]], None],
+    strict: bool,
+    *,
+    as_json: bool,
+    quiet: bool,
+    settings: tuple[str, ...],
+    master: str | None,
+) -> None:
+    """Run ``work`` in a session; end the program with what came of it."""
+    chosen: dict[str, str] = {}
+    for setting in settings:
+        key, equals, value = setting.partition("=")
+        if not equals:
+            raise click.UsageError(f"--conf {setting}: KEY=VALUE is wanted")
+        chosen[key] = value
+    if master:
+        chosen["spark.master"] = master
+    began = time.monotonic()
+    summary: dict[str, Any] = {}
+    console = Console(quiet=quiet)
+    from dmsg_logs.session import build_session
+
+    spark = None
+    try:
+        with console:
+            with console.timed("session", summary):
+                spark = build_session(name, chosen)
+            work(spark, console, summary)
+    except click.ClickException:
+        raise
+    except Exception as error:
+        _fail(error, as_json, summary)
+    finally:
+        if spark is not None:
+            spark.stop()
+    summary["seconds"] = round(time.monotonic() - began, 3)
+    _end(summary, as_json)
+    if strict and (summary.get("missing") or summary.get("violations")):
+        sys.exit(EXIT_INCOMPLETE)
+
+
+def _end(summary: Mapping[str, Any], as_json: bool) -> None:
+    if as_json:
+        click.echo(json.dumps(summary, separators=(",", ":"), default=str))
+        return
+    if "in" in summary:
+        click.echo(", ".join(f"{name} {summary[name]:,}" for name in _SUMMARY if name in summary))
+    for file in summary.get("missing_files", ()):
+        click.echo(f"missing lines: {file}")
+    for table, rows in summary.get("tables", {}).items():
+        click.echo(f"{table:20} {rows:>12,} rows")
+    click.echo(f"done after {summary['seconds']:.1f} s")
+
+
+def _fail(error: Exception, as_json: bool, summary: Mapping[str, Any] | None = None) -> NoReturn:
+    """Say in one line what went wrong: a stack of the JVM's helps nobody who mistyped a path."""
+    text = str(error).strip().partition("\n")[0] or type(error).__name__
+    click.echo(f"dmsg_logs: {type(error).__name__}: {text}", err=True)
+    if as_json:
+        click.echo(json.dumps({**(summary or {}), "error": text}, separators=(",", ":"), default=str))
+    sys.exit(EXIT_FAILED)
+
+
+if __name__ == "__main__":
+    main(prog_name="python -m dmsg_logs")

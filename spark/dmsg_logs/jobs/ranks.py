@@ -1,0 +1,8 @@
+"""For ``spark-submit``: the stage that scores the relays and signs the result. Options: those of ``python -m dmsg_logs ranks``."""
+
+from __future__ import annotations
+
+from dmsg_logs.__main__ import make_ranks
+
+if __name__ == "__main__":
+    make_ranks(prog_name="ranks.py")

@@ -1,0 +1,80 @@
+"""The whole pipeline, stage after stage: landing zone to events, tables, ranks and report.
+
+Each stage can be run alone and again; one that has nothing to do says so within a second or two.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from typing import Any, Final
+
+from pyspark.sql import SparkSession
+from pyspark.sql import functions as F
+
+from dmsg_logs import ranks as scoring
+from dmsg_logs.ingest import ingest
+from dmsg_logs.report import collect, figures, render, write_report
+from dmsg_logs.signing import SecretKey, read_key_file
+from dmsg_logs.store import read_events
+from dmsg_logs.tables import build_tables, read_manifest
+
+#: Told of every step: name of the stage, steps done, steps in all (0 while that is not known).
+Progress = Callable[[str, int, int], None]
+
+#: What a summary names of files whose lines are missing; there may be many.
+MISSING_FILES_SHOWN: Final = 20
+
+
+def ingest_stage(spark: SparkSession, landing: str, tables: str, progress: Progress | None = None) -> dict[str, Any]:
+    """Take in what is new in ``landing``. ``in = good + dup + corrupt`` of this call, whatever came."""
+    result = ingest(spark, landing, tables, progress=progress)
+    return {
+        "files": result.files,
+        "in": result.lines_in,
+        "good": result.good,
+        "dup": result.dup,
+        "corrupt": result.corrupt,
+        "missing": result.missing,
+        "missing_files": list(result.missing_files)[:MISSING_FILES_SHOWN],
+        "batches": result.batches,
+    }
+
+
+def tables_stage(spark: SparkSession, tables: str, progress: Progress | None = None) -> dict[str, Any]:
+    """Make the tables anew if the events have changed; rows of each, and what the data checks found."""
+    rows = build_tables(spark, tables, progress=progress)
+    manifest = read_manifest(spark, tables)
+    return {"tables": dict(rows), "generation": manifest.generation, "violations": manifest.violations}
+
+
+def ranks_stage(
+    spark: SparkSession, tables: str, target: str, key: SecretKey, now: float | None = None
+) -> dict[str, Any]:
+    """Score the relays, sign, and replace ``target``.
+
+    ``now`` is the end of the window, in Unix seconds; by default the time of the newest event, but not after the
+    clock's. So a document is as old as its evidence, and one made of last month's logs counts for nothing.
+    """
+    events = read_events(spark, tables)
+    if now is None:
+        newest = events.agg(F.max("ts").alias("newest")).first()
+        now = min(time.time(), newest.newest if newest is not None and newest.newest is not None else time.time())
+    ranks = scoring.compute_ranks(events, now=now)
+    scoring.write_ranks(spark, ranks, target, key)
+    return {"relays": len(ranks.relays), "excluded_clients": ranks.excluded_clients}
+
+
+def report_stage(
+    spark: SparkSession, tables: str, directory: str, summary: Mapping[str, Any] | None, ranks: Mapping[str, Any] | None
+) -> dict[str, Any]:
+    """Write ``report.html`` and its pictures into ``directory``."""
+    data = collect(spark, tables)
+    html = render(data, summary=summary, ranks=ranks)
+    write_report(html, figures(data), directory)
+    return {"bytes": len(html.encode())}
+
+
+def operator_key(path: str) -> SecretKey:
+    """The key that signs ranks; refused unless only its owner may read the file."""
+    return read_key_file(path)
