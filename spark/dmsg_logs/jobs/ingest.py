@@ -1,4 +1,4 @@
-"""For ``spark-submit``: the stage that takes in what is new in the landing zone. Options: those of ``python -m dmsg_logs ingest``."""
+"""For ``spark-submit``: takes in what is new in the landing zone. Options: those of ``python -m dmsg_logs ingest``."""
 
 from __future__ import annotations
 

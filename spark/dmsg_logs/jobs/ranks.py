@@ -1,4 +1,4 @@
-"""For ``spark-submit``: the stage that scores the relays and signs the result. Options: those of ``python -m dmsg_logs ranks``."""
+"""For ``spark-submit``: scores the relays, signs the result. Options: those of ``python -m dmsg_logs ranks``."""
 
 from __future__ import annotations
 

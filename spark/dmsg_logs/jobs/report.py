@@ -1,4 +1,4 @@
-"""For ``spark-submit``: the stage that writes the report. Options: those of ``python -m dmsg_logs report``."""
+"""For ``spark-submit``: writes the report. Options: those of ``python -m dmsg_logs report``."""
 
 from __future__ import annotations
 

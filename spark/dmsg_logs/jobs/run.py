@@ -1,4 +1,4 @@
-"""For ``spark-submit``: the stage that does everything. Options: those of ``python -m dmsg_logs run``."""
+"""For ``spark-submit``: does everything. Options: those of ``python -m dmsg_logs run``."""
 
 from __future__ import annotations
 

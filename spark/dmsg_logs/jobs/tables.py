@@ -1,4 +1,4 @@
-"""For ``spark-submit``: the stage that makes the tables. Options: those of ``python -m dmsg_logs tables``."""
+"""For ``spark-submit``: makes the tables. Options: those of ``python -m dmsg_logs tables``."""
 
 from __future__ import annotations
 
