@@ -63,6 +63,7 @@ OWNERS = {
     "txredisapi": {"dmsg.discovery.store_redis"},
     "sqlite3": {"dmsg.discovery.store_sqlite"},
     "prometheus_client": {"dmsg.ops.metrics"},
+    "zstandard": {"dmsg.ops.compress"},
     "hypothesis": {"dmsg.testing.strategies"},
 }
 #: library -> the package it stays in.
