@@ -95,10 +95,11 @@ def run(
 ) -> None:
     """Everything: take in what is new, make the tables, the ranks and the report."""
 
+    secret = _secret(ranks, key, common["as_json"])
+
     def work(spark: Any, console: Console, summary: dict[str, Any]) -> None:
         from dmsg_logs import pipeline
 
-        secret = _secret(ranks, key)
         with console.timed("ingest", summary):
             summary.update(pipeline.ingest_stage(spark, landing, tables, console.progress))
         with console.timed("tables", summary):
@@ -155,10 +156,11 @@ def make_tables(tables: str, strict: bool, **common: Any) -> None:
 def make_ranks(tables: str, ranks: str, key: str, now: float | None, **common: Any) -> None:
     """Only score the relays and sign the result."""
 
+    secret = _secret(ranks, key, common["as_json"])
+
     def work(spark: Any, console: Console, summary: dict[str, Any]) -> None:
         from dmsg_logs import pipeline
 
-        secret = _secret(ranks, key)
         with console.timed("ranks", summary):
             summary["ranks"] = pipeline.ranks_stage(spark, tables, ranks, secret, now)
 
@@ -182,16 +184,20 @@ def report(tables: str, report: str, ranks: str | None, **common: Any) -> None:
     _work("dmsg-logs report", work, False, **common)
 
 
-def _secret(ranks: str | None, key: str | None) -> Any:
-    from dmsg_logs import pipeline
-
+def _secret(ranks: str | None, key: str | None, as_json: bool) -> Any:
+    """The key to sign with, read before anything expensive begins; none if no ranks are wanted."""
     if ranks is None:
         if key is not None:
             raise click.UsageError("--key signs ranks: say with --ranks where they go")
         return None
     if key is None:
         raise click.UsageError("--ranks wants --key, which signs them")
-    return pipeline.operator_key(key)
+    from dmsg_logs.signing import read_key_file
+
+    try:
+        return read_key_file(key)
+    except Exception as error:
+        _fail(error, as_json)
 
 
 def _work(
@@ -213,11 +219,11 @@ def _work(
         chosen[key] = value
     if master:
         chosen["spark.master"] = master
+    from dmsg_logs.session import build_session
+
     began = time.monotonic()
     summary: dict[str, Any] = {}
     console = Console(quiet=quiet)
-    from dmsg_logs.session import build_session
-
     spark = None
     try:
         with console:

@@ -15,7 +15,7 @@ from pyspark.sql import functions as F
 from dmsg_logs import ranks as scoring
 from dmsg_logs.ingest import ingest
 from dmsg_logs.report import collect, figures, render, write_report
-from dmsg_logs.signing import SecretKey, read_key_file
+from dmsg_logs.signing import SecretKey
 from dmsg_logs.store import read_events
 from dmsg_logs.tables import build_tables, read_manifest
 
@@ -73,8 +73,3 @@ def report_stage(
     html = render(data, summary=summary, ranks=ranks)
     write_report(html, figures(data), directory)
     return {"bytes": len(html.encode())}
-
-
-def operator_key(path: str) -> SecretKey:
-    """The key that signs ranks; refused unless only its owner may read the file."""
-    return read_key_file(path)

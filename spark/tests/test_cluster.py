@@ -1,0 +1,129 @@
+"""The stages as jobs for spark-submit, on a real standalone master and worker."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import selectors
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pyspark
+import pytest
+
+from dmsg_logs.generate import generate
+
+pytestmark = pytest.mark.cluster
+
+_HOME = Path(pyspark.__file__).parent
+_JOBS = Path(__file__).parent.parent / "dmsg_logs" / "jobs"
+_START_S = 60.0
+_JOB_S = 150.0
+_LINES = 3_000
+_SMALL = (
+    *("--driver-memory", "1g", "--executor-memory", "700m", "--total-executor-cores", "1"),
+    *("--conf", "spark.ui.enabled=false", "--conf", "spark.sql.shuffle.partitions=1"),
+    *("--conf", "spark.driver.host=127.0.0.1", "--conf", "spark.driver.bindAddress=127.0.0.1"),
+    *("--conf", "spark.driver.extraJavaOptions=-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"),
+)
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The package as one file, as an operator would hand it to a cluster."""
+    target = tmp_path_factory.mktemp("wheel")
+    build = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation", "--wheel-dir"]
+    subprocess.run([*build, str(target), str(_JOBS.parent.parent)], check=True, capture_output=True)
+    (made,) = target.glob("*.whl")
+    return made
+
+
+@pytest.fixture(scope="module")
+def master(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The URL of a standalone master with one worker, both on loopback, each on a port of its own choice."""
+    work = tmp_path_factory.mktemp("cluster")
+    with contextlib.ExitStack() as stack:
+        deploy = "org.apache.spark.deploy"
+        options = ["--host", "127.0.0.1", "--port", "0", "--webui-port", "0"]
+        url = _start(stack, [f"{deploy}.master.Master", *options], r"Starting Spark master at (spark://\S+)")
+        small = ["--cores", "1", "--memory", "1g", "--work-dir", str(work)]
+        _start(stack, [f"{deploy}.worker.Worker", *options, *small, url], r"Successfully registered with master (\S+)")
+        yield url
+
+
+def _start(stack: contextlib.ExitStack, arguments: list[str], wanted: str) -> str:
+    """Start a daemon of Spark's; gives what ``wanted`` finds in its log."""
+    environment = {**os.environ, "SPARK_HOME": str(_HOME), "SPARK_LOCAL_IP": "127.0.0.1", "SPARK_NO_DAEMONIZE": "1"}
+    environment["SPARK_DAEMON_JAVA_OPTS"] = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
+    environment["SPARK_DAEMON_MEMORY"] = "256m"
+    process = subprocess.Popen(
+        [str(_HOME / "bin" / "spark-class"), *arguments],
+        env=environment,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+    )
+    stack.callback(_stop, process)
+    stream = process.stderr
+    assert stream is not None
+    os.set_blocking(stream.fileno(), False)
+    log, give_up = b"", time.monotonic() + _START_S
+    with selectors.DefaultSelector() as ready:
+        ready.register(stream, selectors.EVENT_READ)
+        while time.monotonic() < give_up and process.poll() is None:
+            ready.select(1.0)
+            log += stream.read() or b""
+            if found := re.search(wanted, log.decode(errors="replace")):
+                return found.group(1)
+    raise AssertionError(f"{arguments[0]} did not start:\n{log.decode(errors='replace')}")
+
+
+def _stop(process: subprocess.Popen[bytes]) -> None:
+    process.terminate()
+    try:
+        process.communicate(timeout=20)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.communicate()
+
+
+def _submit(master: str, wheel: Path, job: str, *arguments: str, cwd: Path) -> dict[str, object]:
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    environment |= {"PYSPARK_PYTHON": sys.executable, "SPARK_LOCAL_IP": "127.0.0.1", "SPARK_HOME": str(_HOME)}
+    done = subprocess.run(
+        [
+            str(_HOME / "bin" / "spark-submit"),
+            *("--master", master, "--py-files", str(wheel), *_SMALL),
+            *(str(_JOBS / job), "--json", *arguments),
+        ],
+        cwd=cwd,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=_JOB_S,
+        check=False,
+    )
+    assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
+    result: dict[str, object] = json.loads(done.stdout.splitlines()[-1])
+    return result
+
+
+def test_the_stages_run_on_a_standalone_cluster_from_a_wheel(master: str, wheel: Path, tmp_path: Path) -> None:
+    landing, tables = tmp_path / "landing", tmp_path / "tables"
+    truth = generate(str(landing), events=_LINES, corrupt=0.002, duplicates=0.02, late=0.01, seed=11)
+    first = _submit(master, wheel, "ingest.py", "--landing", str(landing), "--tables", str(tables), cwd=tmp_path)
+    assert (first["in"], first["good"], first["dup"], first["corrupt"]) == (
+        _LINES,
+        truth.good,
+        truth.dup,
+        truth.corrupt,
+    )
+    made = _submit(master, wheel, "tables.py", "--tables", str(tables), cwd=tmp_path)
+    rows = made["tables"]
+    assert isinstance(rows, dict)
+    assert rows["transports"] > 0
+    assert rows["relay_hourly"] > 0
