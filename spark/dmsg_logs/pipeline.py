@@ -5,6 +5,7 @@ Each stage can be run alone and again; one that has nothing to do says so within
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Callable, Mapping
 from typing import Any, Final
@@ -12,6 +13,7 @@ from typing import Any, Final
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 
+from dmsg_logs import paths
 from dmsg_logs import ranks as scoring
 from dmsg_logs.ingest import ingest
 from dmsg_logs.report import collect, figures, render, write_report
@@ -66,10 +68,11 @@ def ranks_stage(
 
 
 def report_stage(
-    spark: SparkSession, tables: str, directory: str, summary: Mapping[str, Any] | None, ranks: Mapping[str, Any] | None
+    spark: SparkSession, tables: str, directory: str, summary: Mapping[str, Any] | None, ranks: str | None
 ) -> dict[str, Any]:
-    """Write ``report.html`` and its pictures into ``directory``."""
+    """Write ``report.html`` and its pictures into ``directory``; ``ranks`` is the path of a document to show."""
     data = collect(spark, tables)
-    html = render(data, summary=summary, ranks=ranks)
+    document = json.loads(paths.read_text(spark, ranks)) if ranks is not None else None
+    html = render(data, summary=summary, ranks=document)
     write_report(html, figures(data), directory)
     return {"bytes": len(html.encode())}
