@@ -51,7 +51,15 @@ MUX_SHELLS = {
     "transport",
 }
 PURE_PACKAGES = ("crypto", "sansio")
-PURE_MODULES = {"dmsg", "dmsg.errors", "dmsg.address", "dmsg.discovery.entry", "dmsg.ops.events", "dmsg.ops.lognames"}
+PURE_MODULES = {
+    "dmsg",
+    "dmsg.errors",
+    "dmsg.address",
+    "dmsg.discovery.entry",
+    "dmsg.ops.events",
+    "dmsg.ops.lognames",
+    "dmsg.ops.shipping",
+}
 
 #: library -> the modules that may import it.
 OWNERS = {
@@ -65,6 +73,7 @@ OWNERS = {
     "prometheus_client": {"dmsg.ops.metrics"},
     "zstandard": {"dmsg.ops.compress"},
     "hypothesis": {"dmsg.testing.strategies"},
+    "fsspec": {"dmsg.ops.destinations"},
 }
 #: library -> the package it stays in.
 HOMES = {"click": "dmsg.cli", "rich": "dmsg.cli"}
@@ -275,7 +284,13 @@ def test_no_module_imports_the_reactor(module: Module) -> Iterator[str]:
 
 
 #: Where the reactor may be asked for at all: entrances, and the test kit's default.
-REACTOR_USERS = {"dmsg.cli.runner", "dmsg.taps.discovery", "dmsg.taps.server", "dmsg.testing.harness"}
+REACTOR_USERS = {
+    "dmsg.cli.runner",
+    "dmsg.taps.discovery",
+    "dmsg.taps.server",
+    "dmsg.taps.shipper",
+    "dmsg.testing.harness",
+}
 
 
 @rule

@@ -49,6 +49,8 @@ class _Meta:
     help: str
     secret: bool = False
     key_file: bool = False
+    name: str = ""
+    flag: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +58,7 @@ class Setting:
     """One value that can be set: what is derived from one field.
 
     ``name`` is its name in messages and, with dashes and in capitals, on the command line and in the environment;
-    ``path`` where it stands in the dataclass and in the TOML table.
+    ``path`` where it stands in the dataclass. A ``flag`` has no value on the command line.
     """
 
     name: str
@@ -66,6 +68,12 @@ class Setting:
     help: str
     secret: bool = False
     key_file: bool = False
+    flag: bool = False
+
+    @property
+    def place(self) -> tuple[str, ...]:
+        """Where it stands in the TOML table."""
+        return self.path if len(self.path) > 1 else (self.name,)
 
     @property
     def option(self) -> str:
@@ -83,13 +91,22 @@ class Setting:
         return self.default is MISSING
 
 
-def setting(help: str, *, default: Any = MISSING, secret: bool = False, key_file: bool = False) -> Any:
+def setting(
+    help: str,
+    *,
+    default: Any = MISSING,
+    secret: bool = False,
+    key_file: bool = False,
+    name: str = "",
+    flag: bool = False,
+) -> Any:
     """Declare a field: its one-line ``help``, its default (none: required).
 
     The value of a ``secret`` setting, such as a URL with a password, is never repeated in a message. A ``key_file`` is
-    the path of a file, and an attempt to give the key itself is refused.
+    the path of a file, and an attempt to give the key itself is refused. ``name`` is for settings that cannot have their
+    own as a field; a ``flag`` is one that is off by default and switched on by its name alone on the command line.
     """
-    return dataclasses.field(default=default, metadata={_METADATA: _Meta(help, secret, key_file)})
+    return dataclasses.field(default=default, metadata={_METADATA: _Meta(help, secret, key_file, name, flag)})
 
 
 def settings_of(cls: type) -> tuple[Setting, ...]:
@@ -102,7 +119,8 @@ def settings_of(cls: type) -> tuple[Setting, ...]:
             found.extend(_group(each.name, hint))  # type: ignore[arg-type]
             continue
         meta: _Meta = each.metadata[_METADATA]
-        found.append(Setting(each.name, (each.name,), hint, each.default, meta.help, meta.secret, meta.key_file))
+        name = meta.name or each.name
+        found.append(Setting(name, (each.name,), hint, each.default, meta.help, meta.secret, meta.key_file, meta.flag))
     return tuple(found)
 
 
@@ -236,7 +254,7 @@ def _from_file(settings: Iterable[Setting], role: str, path: str, roles: Iterabl
     table = document.get(role, {})
     if not isinstance(table, dict):
         raise ConfigError(role, "must be a table", path)
-    by_path = {one.path: one for one in settings}
+    by_path = {one.place: one for one in settings}
     groups = {one.path[0] for one in settings if len(one.path) > 1}
     found = {}
     for key, value in table.items():

@@ -32,11 +32,16 @@ class RoleOptions(usage.Options):
     other_variables: Iterable[str] = ()
     settings: Any = None
     optParameters: list[list[Any]] = []  # noqa: RUF012 - what usage.Options wants; each subclass gets its own
+    optFlags: list[list[Any]] = []  # noqa: RUF012 - the same
 
     def __init_subclass__(cls, **keywords: Any) -> None:
         super().__init_subclass__(**keywords)
         cls.optParameters = [["config", None, None, f"TOML file with a table [{cls.role}]"]]
+        cls.optFlags = []
         for one in settings_of(cls.settings_class):
+            if one.flag:
+                cls.optFlags.append([one.option, None, one.help])
+                continue
             cls.optParameters.append([one.option, None, None, f"{one.help} [{describe_default(one)}]"])
 
     def __init__(self, environ: Mapping[str, str] | None = None) -> None:
@@ -50,7 +55,7 @@ class RoleOptions(usage.Options):
             self.settings = resolve(
                 self.settings_class,
                 self.role,
-                self,
+                {name: value for name, value in self.items() if value != 0},  # 0: a flag that was not given
                 self._environ,
                 roles=self.other_roles,
                 elsewhere=self.other_variables,

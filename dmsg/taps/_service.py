@@ -116,6 +116,19 @@ def _reason(error: Any) -> str:
     return str(error) or type(error).__name__
 
 
+class NoEndpoint(BoundEndpoint):
+    """For a role that listens to nobody: there is nothing to bind."""
+
+    def __init__(self) -> None:
+        self.text = "no endpoint"
+
+    def bind(self) -> None:
+        """Nothing to do."""
+
+    async def close(self) -> None:
+        """Nothing to do."""
+
+
 class _Events:
     """Where a role's events go: nowhere, standard output or a directory; counted if there is an admin site."""
 
@@ -158,10 +171,10 @@ class RoleService(Service):
     role = ""
     tap_name = ""
 
-    def __init__(self, reactor: Any, settings: CommonSettings, *, node: str, listen: str) -> None:
+    def __init__(self, reactor: Any, settings: CommonSettings, *, node: str, listen: str | None) -> None:
         self.reactor = reactor
         self.settings = settings
-        self.endpoint = BoundEndpoint(reactor, "listen", listen)
+        self.endpoint = NoEndpoint() if listen is None else BoundEndpoint(reactor, "listen", listen)
         self._admin = BoundEndpoint(reactor, "admin", settings.admin) if settings.admin else None
         self._events = _Events(settings, self.role, settings.node or node)
         self.events: Any = self._events.sink
@@ -181,6 +194,10 @@ class RoleService(Service):
     def readiness(self) -> str | Awaitable[str]:
         """Why the role is not ready; "" if it is."""
         raise NotImplementedError
+
+    def where(self) -> str:
+        """What it works on, for the line that says that it runs."""
+        return f"on {self.endpoint.text}"
 
     def gauges(self) -> dict[str, float]:
         """Levels read at scrape time, exported as ``dmsg_<role>_<name>``."""
@@ -223,7 +240,7 @@ class RoleService(Service):
     def _running(self) -> None:
         end_well_on_sigterm(self.reactor)
         settle_memory()
-        _log.info("{tap_name} runs, on {endpoint}", tap_name=self.tap_name, endpoint=self.endpoint.text)
+        _log.info("{tap_name} runs, {where}", tap_name=self.tap_name, where=self.where())
 
     def _ready(self) -> str | Awaitable[str]:
         return self.readiness() if self.running else "stopping"

@@ -285,10 +285,10 @@ LIMITS: Final[dict[str, Callable[[], type]]] = {
 
 
 def settings(role: str) -> str:
-    """What can be set for a role under twistd: ``server`` or ``discovery``."""
-    from dmsg.taps.settings import DiscoverySettings, ServerSettings
+    """What can be set for a role under twistd: ``server``, ``discovery`` or ``shipper``."""
+    from dmsg.taps.settings import DiscoverySettings, ServerSettings, ShipperSettings
 
-    cls = {"server": ServerSettings, "discovery": DiscoverySettings}[role]
+    cls = {"server": ServerSettings, "discovery": DiscoverySettings, "shipper": ShipperSettings}[role]
     comments: dict[tuple[str, ...], str] = {}
     hints = get_type_hints(cls)
     for each in dataclasses.fields(cls):
@@ -301,8 +301,8 @@ def settings(role: str) -> str:
 
 
 def _setting(one: Setting, role: str, comment: str) -> tuple[str, str, str]:
-    table = ".".join((role, *one.path[:-1]))
-    names = f"| ``--{one.option}``\n| ``{one.variable}``\n| ``[{table}] {one.path[-1]}``"
+    table = ".".join((role, *one.place[:-1]))
+    names = f"| ``--{one.option}``\n| ``{one.variable}``\n| ``[{table}] {one.place[-1]}``"
     return names, literal(describe_default(one)), comment or sentence(one.help)
 
 

@@ -21,7 +21,7 @@ from dmsg.mux.switch import ServerLimits
 from dmsg.ops import events as ev
 from dmsg.ops.config import settings_of
 from dmsg.sansio.window import AckGate
-from dmsg.taps.settings import DiscoverySettings, ServerSettings
+from dmsg.taps.settings import DiscoverySettings, ServerSettings, ShipperSettings
 
 from .conftest import DOCS, ROOT
 
@@ -97,7 +97,9 @@ def test_limits_come_with_the_comment_above_them() -> None:
     assert all(group.comment for group in groups.values())
 
 
-@pytest.mark.parametrize(("role", "cls"), [("server", ServerSettings), ("discovery", DiscoverySettings)])
+@pytest.mark.parametrize(
+    ("role", "cls"), [("server", ServerSettings), ("discovery", DiscoverySettings), ("shipper", ShipperSettings)]
+)
 def test_every_setting_has_its_row(role: str, cls: type) -> None:
     table = tables.settings(role)
     for one in settings_of(cls):

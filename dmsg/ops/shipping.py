@@ -1,0 +1,205 @@
+"""Which files of an event log are shipped, under which names, in which order, and when a failure is tried again. Pure.
+
+Failures are of two kinds. What is wrong with one file (:data:`FILE_REASONS`) holds up that file only. Anything else is
+taken for the target's: then all files wait, and one at a time is tried until one gets through. Either way the file that
+failed waits for longer each time, so that the next attempt is another file's and none can stop the others.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import deque
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Final, NamedTuple
+from urllib.parse import urlsplit
+
+from dmsg.ops.lognames import DIGEST_DIGITS, LogFileName
+
+#: First part of the path of what a shipper itself writes. Shipping that is not an event: each file would make a line,
+#: that line a file, and so on for ever.
+OWN_FOLDER: Final = "role=shipper/"
+#: Reasons that are one file's own: its content, the content that stands in its place, access to it.
+FILE_REASONS: Final = frozenset({"damaged", "conflict", "unreadable", "mismatch"})
+#: Of a message of somebody else's library at most this many characters are logged.
+DETAIL_CHARACTERS: Final = 300
+
+_SAFE: Final = re.compile(r"[A-Za-z0-9._-]+")
+_FOLDER: Final = re.compile(r"role=[A-Za-z0-9._-]+/date=\d{4}-\d{2}-\d{2}/hour=\d{2}", re.ASCII)
+_QUERY: Final = re.compile(r"(\w://[^\s?]*)\?\S+")
+_USERINFO: Final = re.compile(r"(\w://)[^\s/]*@")
+
+
+class Waiting(NamedTuple):
+    """A finished file: its path below the event directory, its size, and when it was last changed (Unix seconds)."""
+
+    path: str
+    size_bytes: int
+    modified_at: float
+
+
+def recognise(path: str) -> LogFileName | None:
+    """The parts of the name of a finished file at its place (``role=…/date=…/hour=…/…``); ``None`` for anything else."""
+    folder, _, name = path.rpartition("/")
+    if not _FOLDER.fullmatch(folder) or not _SAFE.fullmatch(name):
+        return None
+    return LogFileName.parse(name)
+
+
+def landing_path(path: str, sha256: str) -> str:
+    """Where the file at ``path`` belongs below the target, by the SHA-256 (hex) of its bytes: same folders, same name
+    with the beginning of the digest in it."""
+    name = recognise(path)
+    if name is None:
+        raise ValueError(f"{path!r} is no finished file of an event log")
+    return f"{path.rpartition('/')[0]}/{name._replace(digest=sha256[:DIGEST_DIGITS]).format()}"
+
+
+def redact(text: str) -> str:
+    """``text`` without what may be secret in the URLs in it: user and password, and the query."""
+    return _QUERY.sub(r"\1?…", _USERINFO.sub(r"\1…@", text))
+
+
+def clip(error: BaseException | None, url: str = "") -> str:
+    """The first line of an error for a log: bounded, and without the password of ``url`` wherever it stands."""
+    text = redact((str(error) or repr(error)).partition("\n")[0])
+    password = urlsplit(url).password
+    if password:
+        text = text.replace(password, "…")
+    return f"{type(error).__name__}: {text}"[:DETAIL_CHARACTERS]
+
+
+@dataclass(frozen=True, slots=True)
+class Backoff:
+    """Pauses after failures: doubled each time from ``first_s`` to ``limit_s``, and by chance down to half of that."""
+
+    first_s: float = 1.0
+    limit_s: float = 60.0
+
+    def delay_s(self, failures: int, uniform: Callable[[], float]) -> float:
+        """Seconds to wait after the ``failures``-th failure in a row; ``uniform()`` is in [0, 1)."""
+        longest = min(self.limit_s, self.first_s * 2.0 ** min(failures - 1, 62))
+        return longest * (0.5 + 0.5 * uniform())
+
+
+@dataclass(slots=True)
+class _Retry:
+    failures: int
+    due: float
+
+
+class Plan:
+    """What is known of the files, and what is to be tried next. ``now`` is monotonic seconds throughout.
+
+    At most ``parallel`` attempts are under way at a time. With ``give_up_after`` a file is left alone after so many
+    failures, and everything is after so many failures in a row of the target.
+    """
+
+    def __init__(
+        self, *, parallel: int, backoff: Backoff, uniform: Callable[[], float], give_up_after: int | None = None
+    ) -> None:
+        self._parallel = max(1, parallel)
+        self._backoff = backoff
+        self._uniform = uniform
+        self._give_up_after = give_up_after
+        self._files: dict[str, Waiting] = {}
+        self._ready: deque[str] = deque()
+        self._retries: dict[str, _Retry] = {}
+        self._running: dict[str, int] = {}
+        self._settled: set[str] = set()
+        self._target_failures = 0
+        self._target_due = 0.0
+
+    # --- what there is -----------------------------------------------------------------------------------------------
+
+    def scan_begins(self) -> None:
+        """From now on files that settle are not in the coming list, although it may name them."""
+        self._settled.clear()
+
+    def scanned(self, files: Iterable[Waiting]) -> None:
+        """Take a list of all finished files there are."""
+        found = {one.path: one for one in files if one.path not in self._settled}
+        found.update((path, self._files[path]) for path in self._running)
+        self._files = found
+        self._retries = {path: retry for path, retry in self._retries.items() if path in found}
+        fresh = [one for path, one in found.items() if path not in self._running and path not in self._retries]
+        fresh.sort(key=lambda one: (one.modified_at, one.path))
+        self._ready = deque(one.path for one in fresh)
+
+    # --- attempts ----------------------------------------------------------------------------------------------------
+
+    def take(self, now: float) -> Waiting | None:
+        """The next file to try now, oldest first; ``None`` if there is none, or none now."""
+        limit = 1 if self._target_failures else self._parallel
+        if len(self._running) >= limit or now < self._target_due or self._target_given_up:
+            return None
+        due = [path for path, retry in self._retries.items() if retry.due <= now and path not in self._running]
+        if due:
+            path = min(due, key=lambda one: (self._files[one].modified_at, one))
+        elif self._ready:
+            path = self._ready.popleft()
+        else:
+            return None
+        self._running[path] = self._target_failures
+        return self._files[path]
+
+    def attempt(self, path: str) -> int:
+        """Which attempt on the file is the one under way, from 1."""
+        retry = self._retries.get(path)
+        return retry.failures + 1 if retry is not None else 1
+
+    def settled(self, path: str, *, reached: bool) -> None:
+        """The file is no longer here; ``reached`` if the target has taken it."""
+        del self._running[path]
+        self._files.pop(path, None)
+        self._retries.pop(path, None)
+        self._settled.add(path)
+        if reached:
+            self._target_failures, self._target_due = 0, 0.0
+
+    def failed(self, path: str, reason: str, now: float) -> float:
+        """The attempt failed; when the file will be tried again at the earliest (infinity: no more)."""
+        failures_then = self._running.pop(path)
+        if reason not in FILE_REASONS and failures_then == self._target_failures:  # one outage fails several at once
+            self._target_failures += 1
+            self._target_due = now + self._backoff.delay_s(self._target_failures, self._uniform)
+        retry = self._retries.setdefault(path, _Retry(0, 0.0))
+        retry.failures += 1
+        if self._give_up_after is not None and retry.failures >= self._give_up_after:
+            retry.due = float("inf")
+        else:
+            retry.due = now + self._backoff.delay_s(retry.failures, self._uniform)
+        return retry.due
+
+    def next_due(self, now: float) -> float | None:
+        """When :meth:`take` has something again, if nothing else happens; ``None`` if only something else helps."""
+        limit = 1 if self._target_failures else self._parallel
+        if len(self._running) >= limit or self._target_given_up:
+            return None
+        waiting = [retry.due for path, retry in self._retries.items() if path not in self._running]
+        due = now if self._ready else min(waiting, default=float("inf"))
+        return None if due == float("inf") else max(now, due, self._target_due)
+
+    # --- how it stands -----------------------------------------------------------------------------------------------
+
+    @property
+    def finished(self) -> bool:
+        """Whether nothing is under way and nothing will be without another list of files."""
+        if self._running:
+            return False
+        left = self._ready or any(retry.due < float("inf") for retry in self._retries.values())
+        return self._target_given_up or not left
+
+    @property
+    def in_flight(self) -> int:
+        """Attempts under way."""
+        return len(self._running)
+
+    @property
+    def backlog(self) -> tuple[Waiting, ...]:
+        """Every file that is still here, those under way included."""
+        return tuple(self._files.values())
+
+    @property
+    def _target_given_up(self) -> bool:
+        return self._give_up_after is not None and self._target_failures >= self._give_up_after

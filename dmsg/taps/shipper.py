@@ -1,0 +1,121 @@
+"""``twistd dmsg-shipper``: brings finished files of event logs to where they are collected."""
+
+from __future__ import annotations
+
+import atexit
+import os
+import random
+import sys
+import time
+from typing import Any
+
+import dmsg
+from dmsg.errors import ConfigError
+from dmsg.ops.destinations import check_target, local_path, open_destination, parse_options
+from dmsg.ops.events import ServerStarted, ServerStopped
+from dmsg.ops.shipper import Shipper, ShipperConfig, in_daemon_thread
+from dmsg.ops.shipping import Backoff, Plan, redact
+from dmsg.taps._options import RoleOptions
+from dmsg.taps._service import RoleService
+from dmsg.taps.settings import ROLES, ShipperSettings, known_variables
+
+
+class Options(RoleOptions):
+    """Options of ``twistd dmsg-shipper``."""
+
+    synopsis = "--from DIR --to URL [options]"
+    longdesc = "A shipper: brings finished files of event logs to a directory, an object store or HDFS."
+    tap_name = "dmsg-shipper"
+    role = "shipper"
+    settings_class = ShipperSettings
+    other_roles = ROLES
+    other_variables = known_variables()
+
+    def opt_option(self, value: str) -> None:
+        """Storage option of fsspec: name=value; may be repeated"""
+        self["option"] = " ".join(filter(None, (self["option"], value)))
+
+
+class ShipperService(RoleService):
+    """A shipper with its event log and metrics, as a Twisted service."""
+
+    role = "shipper"
+    tap_name = "dmsg-shipper"
+    settings: ShipperSettings
+
+    def __init__(self, reactor: Any, settings: ShipperSettings) -> None:
+        if settings.verify not in ("auto", "read"):
+            raise ConfigError("verify", f"must be auto or read, not {settings.verify!r}")
+        self._source = str(settings.source)
+        self._target = local_path(settings.target) or settings.target
+        self._options = parse_options(settings.option)
+        check_target(self._target, self._source, self._options)
+        super().__init__(reactor, settings, node="shipper", listen=None)
+        #: The shipper itself, from the start on.
+        self.shipper: Shipper | None = None
+
+    def start_role(self) -> None:
+        """Look for files and ship them (only now: a daemon has forked, and threads do not survive that)."""
+        settings = self.settings
+        chance = random.SystemRandom()
+        plan = Plan(
+            parallel=settings.parallel,
+            backoff=Backoff(limit_s=settings.retry_limit_s),
+            uniform=chance.random,
+            give_up_after=max(1, settings.attempts) if settings.once else None,
+        )
+        self.shipper = Shipper(
+            self.reactor,
+            self._source,
+            open_destination(self._target, self._options, read_back=settings.verify == "read", random=chance.randbytes),
+            plan=plan,
+            in_thread=in_daemon_thread(self.reactor),
+            unix_time=time.time,
+            events=self.events,
+            config=ShipperConfig(poll_s=settings.poll_s, keep=settings.keep, once=settings.once),
+        )
+        self.emit(ServerStarted("", "", dmsg.__version__))
+        self.shipper.done.addCallback(self._done)
+        self.reactor.callWhenRunning(self.shipper.start)
+
+    async def stop_role(self) -> None:
+        """Begin nothing more; let uploads under way finish, and abandon those that take longer than they may."""
+        if self.shipper is None:
+            return
+        self.shipper.stop()
+        ended = await self.wait_until(lambda: not self.shipper.in_flight, self.settings.drain_timeout)  # type: ignore[union-attr]
+        reason = "stopped" if ended else "uploads were abandoned"
+        if self.settings.once and not self.shipper.done.called:
+            atexit.register(_leave, 1)
+        self.emit(ServerStopped(reason, self.reactor.seconds() - self.started_at))
+
+    def readiness(self) -> str:
+        """Not ready while the last attempt failed, or the directory cannot be read."""
+        return "starting" if self.shipper is None else self.shipper.problem
+
+    def gauges(self) -> dict[str, float]:
+        """Backlog, its age, and what happened in this run."""
+        return {} if self.shipper is None else self.shipper.gauges()
+
+    def where(self) -> str:
+        """From where to where."""
+        return f"from {self._source} to {redact(self._target)}"
+
+    def _done(self, ok: bool) -> None:
+        if not ok:
+            atexit.register(_leave, 1)
+        self.reactor.stop()
+
+
+def _leave(status: int) -> None:
+    """End with a status: twistd knows none but 0 for a program that ended by itself."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(status)
+
+
+def makeService(options: Options) -> ShipperService:
+    """The service for parsed options; what cannot work raises ``SystemExit`` with one line."""
+    from twisted.internet import reactor
+
+    return options.build(lambda: ShipperService(reactor, options.settings))
