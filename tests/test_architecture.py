@@ -41,6 +41,7 @@ MUX_SHELLS = {
     "lookups",
     "pending",
     "pool",
+    "rankwatch",
     "refusals",
     "registrar",
     "server",
@@ -72,8 +73,8 @@ OWNERS = {
     "sqlite3": {"dmsg.discovery.store_sqlite"},
     "prometheus_client": {"dmsg.ops.metrics"},
     "zstandard": {"dmsg.ops.compress"},
-    "hypothesis": {"dmsg.testing.strategies"},
     "fsspec": {"dmsg.ops.destinations"},
+    "hypothesis": {"dmsg.testing.strategies"},
 }
 #: library -> the package it stays in.
 HOMES = {"click": "dmsg.cli", "rich": "dmsg.cli"}

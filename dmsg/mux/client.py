@@ -30,6 +30,7 @@ from dmsg.mux.negotiation import Security
 from dmsg.mux.pool import PoolConfig, ServerPool
 from dmsg.mux.refusals import RefusalReport
 from dmsg.mux.registrar import EntryRegistrar
+from dmsg.mux.scores import RelayScores, ScoreConfig
 from dmsg.mux.secure import Resume
 from dmsg.mux.secure_stream import SecureStream
 from dmsg.mux.session import ServerSession
@@ -47,6 +48,7 @@ class ClientConfig:
     connection: ConnectionConfig = field(default_factory=ConnectionConfig)
     pool: PoolConfig = field(default_factory=PoolConfig)
     dial: DialConfig = field(default_factory=DialConfig)
+    scores: ScoreConfig = field(default_factory=ScoreConfig)
     handshake_timeout_s: float = 10.0
     #: Whether to speak the extension with servers; without it carrier A is not to be had.
     extended: bool = True
@@ -63,7 +65,8 @@ class DmsgClient(Service):
     """A dmsg client as a Twisted service.
 
     ``servers`` are relays known without discovery; ``min_servers`` is how many sessions are kept up (0: only those that dials
-    need). The delegated servers are published while ``publish`` is true and there is a discovery.
+    need). The delegated servers are published while ``publish`` is true and there is a discovery. A discovery that hands
+    out relay ranks (:class:`~dmsg.interfaces.IRankedDiscovery`) is listened to when servers are chosen.
     """
 
     def __init__(
@@ -119,6 +122,8 @@ class DmsgClient(Service):
             changed=self._sessions_changed,
             went_down=self._attempt_failed,
             urgent=lambda: any(transport.detached for transport in self._opened_at),
+            scores=RelayScores(self.config.scores),
+            now_s=lambda: now_ns() / 1e9,
         )
         self.dialer = Dialer(reactor, self.pool, discovery, self.config.dial, jitter.random)
 

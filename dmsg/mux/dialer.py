@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Final
 
 from twisted.internet.defer import CancelledError, Deferred, ensureDeferred
 from twisted.internet.interfaces import IDelayedCall, IReactorTime
@@ -20,7 +21,11 @@ from dmsg.errors import (
     DiscoveryUnavailable,
     DowngradeRefused,
     EntryNotFound,
+    HandshakeTimeout,
+    IntegrityError,
     NoCommonServer,
+    RateLimited,
+    ServerDraining,
     SessionTimeout,
     StageError,
     Unsupported,
@@ -33,6 +38,9 @@ from dmsg.mux.pool import ServerPool
 from dmsg.mux.secure import Resume
 from dmsg.mux.session import ServerSession
 
+#: What a request may fail with because of the relay; what else there is says something about the peer.
+_RELAY_FAULTS: Final = (Busy, RateLimited, ServerDraining, HandshakeTimeout, IntegrityError)
+
 
 @dataclass(frozen=True, slots=True)
 class DialConfig:
@@ -42,7 +50,7 @@ class DialConfig:
     timeout_s: float = 10.0
     #: The next server is tried when the one before has not answered for so long.
     stagger_s: float = 0.25
-    #: So many of the servers an entry names are tried, those connected already first: an entry is a stranger's word.
+    #: So many of the servers an entry names are tried, those connected already above all: an entry is a stranger's word.
     servers: int = 8
     #: How long an entry that was looked up is used again without asking.
     entry_lifetime_s: float = 5.0
@@ -120,16 +128,21 @@ class Dialer:
 
     async def _run(self, race: _Race) -> Opened:
         race.known = await self._look_up(race)
-        connected = self._pool.sessions
-        order = sorted(race.known.servers, key=lambda server: (server not in connected, self._uniform()))
-        if self._lookups is not None:
-            del order[self.config.servers :]
+        order = self._order(race.known.servers)
         if not order:
             race.note("discovery", "", "no common server", NoCommonServer("the entry names no server to go through"))
             raise DialError(str(race.wish.target), race.attempts)
         if len(order) == 1:
             return await self._through(order[0], race)
         return await race.run(order)
+
+    def _order(self, servers: Sequence[PublicKey]) -> list[PublicKey]:
+        """The servers to race, best first; of those an entry names, so many as may be tried."""
+        connected, scores, now = self._pool.sessions, self._pool.scores, self._clock.seconds()
+        if self._lookups is not None and len(servers) > self.config.servers:
+            drawn = scores.draw(servers, self._uniform, now)
+            servers = sorted(drawn, key=lambda server: server not in connected)[: self.config.servers]
+        return scores.best_first(servers, connected, self._uniform, now)
 
     async def _look_up(self, race: _Race) -> Known:
         target, resume = race.wish.target, race.wish.resume
@@ -170,8 +183,24 @@ class Dialer:
         """Try one server; raises ``StageError``."""
         session = await self._pool.get(server)
         race.asked = True
-        wish = race.wish
         carrier = self._carrier(session, race)
+        scores, clock = self._pool.scores, self._clock
+        asked = clock.seconds()
+        try:
+            opened = await self._request(session, carrier, race.wish)
+        except CancelledError:
+            waited_s = clock.seconds() - asked
+            if waited_s >= self.config.stagger_s:  # another one was faster although it began later, or time was up
+                scores.answered(server, waited_s * 1000, clock.seconds())
+            raise
+        except StageError as error:
+            if isinstance(error.error, _RELAY_FAULTS):
+                scores.refused(server, clock.seconds())
+            raise
+        scores.answered(server, opened.accept_ms, clock.seconds())
+        return opened
+
+    async def _request(self, session: ServerSession, carrier: Carrier, wish: Wish) -> Opened:
         try:
             try:
                 return await session.request(wish.target, carrier, service=wish.service, resume=wish.resume)

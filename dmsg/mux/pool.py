@@ -5,6 +5,7 @@ Protocol notes, section 9 (D32, D33) and weaknesses W20 to W23.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Protocol as TypingProtocol
@@ -21,7 +22,9 @@ from dmsg.address import HostPort
 from dmsg.crypto.keys import PublicKey
 from dmsg.errors import DiscoveryError, DmsgError, EntryNotFound, InvalidAddress, StageError
 from dmsg.interfaces import IDiscovery
-from dmsg.mux.session import ServerSession
+from dmsg.mux.rankwatch import RankWatch
+from dmsg.mux.scores import RelayScores
+from dmsg.mux.session import CLOSED, ServerSession
 
 _log = Logger()
 
@@ -61,7 +64,8 @@ class ServerPool:
     """Sessions by server key.
 
     ``goal`` is how many should be up; ``changed`` is called whenever the set of sessions changes. ``uniform`` gives random
-    numbers in [0, 1) for jitter and choice. ``urgent`` tells whether something waits for a session.
+    numbers in [0, 1) for jitter and choice. ``urgent`` tells whether something waits for a session. ``scores`` is told how
+    connecting went, and says which servers to try first; ``now_s()`` is Unix time.
     """
 
     def __init__(
@@ -78,10 +82,14 @@ class ServerPool:
         changed: Callable[[], None],
         went_down: Callable[[PublicKey, str, int], None],
         urgent: Callable[[], bool] = lambda: False,
+        scores: RelayScores | None = None,
+        now_s: Callable[[], float] = time.time,
     ) -> None:
         self.sessions: dict[PublicKey, ServerSession] = {}
         self.pinned = dict(pinned)
         self.goal = goal
+        self.scores = scores if scores is not None else RelayScores()
+        self._watch = RankWatch(clock, discovery, self.scores, now_s)
         self._clock = clock
         self._make_session = make_session
         self._endpoint_for = endpoint_for
@@ -135,8 +143,11 @@ class ServerPool:
                 stage = "connect"
                 reason = "given up" if result.check(CancelledError) else type(result.value).__name__
                 result = Failure(StageError(stage, reason, result.value))
+            error = cast(StageError, result.value)
+            if error.stage != "discovery" and not isinstance(error.error, CancelledError):
+                self.scores.failed(server, self._clock.seconds())
             if self._running:
-                self._went_down(server, cast(StageError, result.value).reason, times + 1)
+                self._went_down(server, error.reason, times + 1)
         else:
             self._failures.pop(server, None)
         for waiter in waiters:
@@ -183,6 +194,8 @@ class ServerPool:
             raise StageError("discovery", "entry has no usable address", error) from None
 
     def _admitted(self, session: ServerSession) -> None:
+        elapsed_ms = (session.ready_at - session.started_at) * 1000
+        self.scores.connected(session.server, elapsed_ms, self._clock.seconds())
         older = self.sessions.get(session.server)
         self.sessions[session.server] = session
         if older is not None:
@@ -193,6 +206,8 @@ class ServerPool:
         """A session is over."""
         if self.sessions.get(session.server) is session:
             del self.sessions[session.server]
+            if self._running and getattr(error, "reason", "") != CLOSED:
+                self.scores.failed(session.server, self._clock.seconds())
             # a server that has just gone is not asked again at once, by everybody at the same moment
             self._failures[session.server] = (1, self._clock.seconds() + self._pause_s(0))
             self._changed()
@@ -203,12 +218,14 @@ class ServerPool:
     def start(self) -> None:
         """Begin to pursue the goal."""
         self._running = True
+        self._watch.start()
         self._goal_loop = ensureDeferred(self._pursue())
         self._goal_loop.addErrback(lambda failure: failure.trap(CancelledError))
 
     async def stop(self) -> None:
         """Give up what is being tried and close every session."""
         self._running = False
+        self._watch.stop()
         if self._goal_loop is not None:
             self._goal_loop.cancel()
         for attempt in list(self._attempts.values()):
@@ -239,15 +256,19 @@ class ServerPool:
             await self._sleep(pause_s)
 
     async def _candidates(self) -> list[PublicKey]:
-        """Servers to try: pinned ones first, then those discovery names, in random order (it draws them)."""
+        """Servers to try: pinned ones first, then those discovery names, drawn at random with the better ones likelier."""
         known = list(self.pinned)
         if len(known) < self.goal and self._discovery is not None:
             try:
-                for entry in await self._discovery.available_servers():
-                    if entry.server is not None and entry.static not in self.pinned:
-                        known.append(entry.static)
+                entries = await self._discovery.available_servers()
             except DiscoveryError as error:
                 _log.warn("Discovery gave no servers: {error}", error=error)
+            else:
+                await self._watch.first_look()
+                listed = [entry.static for entry in entries if entry.server is not None]
+                self.scores.listed(listed)
+                others = [one for one in listed if one not in self.pinned]
+                known += self.scores.draw(others, self._uniform, self._clock.seconds())
         return [one for one in known if one not in self.sessions and one not in self._flights]
 
     async def _sleep(self, pause_s: float | None) -> None:

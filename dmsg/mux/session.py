@@ -54,6 +54,8 @@ from dmsg.mux.wire import SEQUENCE_BYTES, CloseReason
 
 #: A server that announces shorter frames than this is not obeyed: a REQUEST alone may be longer.
 _FRAME_FLOOR_BYTES: Final = 1_024
+#: The reason of a session that this side ended because it was not needed any more.
+CLOSED: Final = "closed"
 
 
 class SessionUser(TypingProtocol):
@@ -188,7 +190,7 @@ class ServerSession:
     def close(self) -> None:
         """End the connection once everything queued is written; transports on it should be over."""
         self.shell.flush()
-        self.shell.close(ServerLost(str(self.server), "closed"))
+        self.shell.close(ServerLost(str(self.server), CLOSED))
 
     # --- from the shell --------------------------------------------------------------------------------------------
 

@@ -15,6 +15,7 @@ from dmsg.interfaces import IDiscovery
 from dmsg.mux.dialer import DialConfig, Dialer, Wish
 from dmsg.mux.lookups import Lookups
 from dmsg.mux.negotiation import Security
+from dmsg.mux.scores import RelayScores
 from dmsg.mux.secure import Resume
 
 PEER = SecretKey.generate()
@@ -50,6 +51,7 @@ class Pool:
         self.sessions = dict.fromkeys(sessions)
         self.pinned = dict.fromkeys(pinned)
         self.tried = []
+        self.scores = RelayScores()
 
     def get(self, server):
         self.tried.append(server)
