@@ -1,0 +1,134 @@
+"""Signing of documents with an operator's dmsg key: key files, canonical JSON, recoverable secp256k1 signatures.
+
+The only module here that touches coincurve. A signature is dmsg's (protocol notes, section 8.3): r ‖ s ‖ recovery id, 65
+bytes in 130 hex digits, over the SHA-256 of the document's canonical JSON without its member ``signature``.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import stat
+from collections.abc import Mapping
+from typing import Any, Final
+
+import coincurve
+
+PUBLIC_KEY_DIGITS: Final = 66
+SIGNATURE_BYTES: Final = 65
+_SECRET_KEY_BYTES: Final = 32
+_HALF_ORDER: Final = 0x7FFFFFFFFFFFFFFFFFFFFFFFFFFFFFFF5D576E7357A4501DDFE92F46681B20A0
+#: Far more than 64 hex digits and a line end; bounds what is read of a file that is no key file.
+_KEY_FILE_LIMIT_BYTES: Final = 4096
+
+
+class SigningError(ValueError):
+    """A key, key file, signature or document that cannot be used; the message says what is wrong with it."""
+
+
+class SecretKey:
+    """An operator's secret key. Never printed: ``repr`` shows the public half only."""
+
+    __slots__ = ("_key", "public_key")
+
+    def __init__(self, raw: bytes) -> None:
+        """Take 32 bytes in 1…n-1 or raise ``SigningError``."""
+        if len(raw) != _SECRET_KEY_BYTES:
+            raise SigningError("a secret key is 32 bytes")
+        try:
+            self._key = coincurve.PrivateKey(bytes(raw))
+        except ValueError:
+            raise SigningError("the secret key is out of range") from None
+        #: The public half, 66 hex digits.
+        self.public_key: str = self._key.public_key.format().hex()
+
+    def __repr__(self) -> str:
+        return f"<SecretKey of {self.public_key}>"
+
+    def sign(self, message: bytes) -> str:
+        """The signature over SHA-256 of ``message``, 130 hex digits; the same for the same message."""
+        signature: bytes = self._key.sign_recoverable(hashlib.sha256(message).digest(), hasher=None)
+        return signature.hex()
+
+
+def read_key_file(path: str | os.PathLike[str]) -> SecretKey:
+    """The key in a file of 64 hex digits, as ``dmsg`` writes them.
+
+    Raises ``SigningError`` when the file is missing, no plain file, not a key, or when group or world may read it.
+    """
+    name = os.fspath(path)
+    try:
+        # not blocking, so that opening a named pipe returns and can be refused
+        descriptor = os.open(name, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    except OSError as error:
+        raise SigningError(f"{name}: {error.strerror or 'cannot be opened'}") from None
+    try:
+        status = os.fstat(descriptor)
+        if not stat.S_ISREG(status.st_mode):
+            raise SigningError(f"{name}: is not a plain file")
+        if status.st_mode & 0o077:
+            mode = stat.S_IMODE(status.st_mode)
+            raise SigningError(f"{name}: can be read by others (mode {mode:04o}); chmod 600 it")
+        content = os.read(descriptor, _KEY_FILE_LIMIT_BYTES)
+    except OSError as error:
+        raise SigningError(f"{name}: {error.strerror or 'cannot be read'}") from None
+    finally:
+        os.close(descriptor)
+    try:
+        return SecretKey(bytes.fromhex(content.decode("ascii").strip()))
+    except ValueError:
+        raise SigningError(f"{name}: does not hold a secret key (64 hex digits)") from None
+
+
+def canonical_json(document: Mapping[str, Any]) -> bytes:
+    """What a signature covers: the members but ``signature``, sorted at every level, no white space, ASCII only.
+
+    Raises ``SigningError`` for what JSON cannot say.
+    """
+    return _encode({name: value for name, value in document.items() if name != "signature"})
+
+
+def sign_document(document: Mapping[str, Any], key: SecretKey) -> str:
+    """``document`` as canonical JSON text, with the ``issuer`` and its ``signature``."""
+    issued = {**document, "issuer": key.public_key}
+    return _encode({**issued, "signature": key.sign(canonical_json(issued))}).decode("ascii")
+
+
+def verify_document_signature(document: Mapping[str, Any]) -> str:
+    """The issuer of a document, if its signature is that issuer's; raises ``SigningError``."""
+    issuer, signature = document.get("issuer"), document.get("signature")
+    if not isinstance(issuer, str) or not isinstance(signature, str):
+        raise SigningError("the document has no issuer or no signature")
+    if recover(signature, canonical_json(document)) != issuer:
+        raise SigningError("the signature is not the issuer's")
+    return issuer
+
+
+def recover(signature: str, message: bytes) -> str:
+    """The public key (66 hex digits) that made ``signature`` over SHA-256 of ``message``; raises ``SigningError``."""
+    if len(signature) != 2 * SIGNATURE_BYTES or not signature.isascii() or signature != signature.lower():
+        raise SigningError("a signature is 130 lower-case hex digits")
+    try:
+        raw = bytes.fromhex(signature)
+    except ValueError:
+        raise SigningError("a signature is 130 lower-case hex digits") from None
+    if len(raw) != SIGNATURE_BYTES:  # fromhex passes over white space
+        raise SigningError("a signature is 130 lower-case hex digits")
+    if raw[64] > 3:
+        raise SigningError("the recovery id is not 0 to 3")
+    if int.from_bytes(raw[32:64], "big") > _HALF_ORDER:
+        raise SigningError("the signature is malleable: its s is high")
+    try:
+        point = coincurve.PublicKey.from_signature_and_message(raw, hashlib.sha256(message).digest(), hasher=None)
+    except Exception as error:  # coincurve raises bare Exception when recovery fails
+        raise SigningError("no key can be recovered from the signature") from error
+    text: str = point.format().hex()
+    return text
+
+
+def _encode(document: Mapping[str, Any]) -> bytes:
+    try:
+        return json.dumps(document, sort_keys=True, separators=(",", ":"), allow_nan=False).encode("ascii")
+    except (TypeError, ValueError, RecursionError) as error:
+        raise SigningError(f"the document is not JSON: {error}") from None

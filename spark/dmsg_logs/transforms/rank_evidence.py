@@ -1,0 +1,268 @@
+"""What the lines say of each relay, and who says it: the wide half of the ranks; :mod:`dmsg_logs.scoring` does the rest.
+
+Whose fault a failure is decides what it counts for. Against a relay counts only what happened between a client and the
+relay itself: it could not be connected to, did not finish the handshake, had no room, lost the session. That a peer
+refused, was unknown or did not answer says nothing against the relay, and it shows that the relay was there. A reason
+that is not listed here counts for nobody.
+
+What one client writes decides about its own rows and nobody else's; what a relay writes of itself can only be against it.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from pyspark.sql import Column, DataFrame, Window
+from pyspark.sql import functions as F
+
+from dmsg_logs.scoring import ITSELF, NEUTRAL, STRANGERS
+from dmsg_logs.transforms.common import count_where, only, total
+from dmsg_logs.transforms.dial_failures import ATTEMPTS
+
+#: Evidence is added up in buckets of this length before it is weighted by its age.
+BUCKET_S: Final = 300
+#: After this long evidence counts half: a relay that was mended in the morning is as good as new in the evening.
+HALF_LIFE_S: Final = 3 * 3600
+#: Lines from clocks that are ahead of ours by more are left out.
+AHEAD_S: Final = 300
+#: A relay whose own log is not there counts as one when so many clients name it: one could name any number of them.
+WITNESSES: Final = 2
+#: Four times as slow as the client's other relays is a 0, four times as fast a 1.
+LATENCY_SPAN_LOG2: Final = 4.0
+#: Times are taken to be within this, in ms.
+LATENCY_FLOOR_MS: Final = 1.0
+LATENCY_LIMIT_MS: Final = 60_000.0
+
+_DIGITS: Final = 16
+KEY_PATTERN: Final = "^0[23][0-9a-f]{64}$"
+SHORT_PATTERN: Final = "^0[23][0-9a-f]{14}$"
+
+#: Steps of ``dial_finished`` that fail because the relay is not there or not sound. What ``session_down`` gives as reason
+#: of a session that never came up is one of these, too.
+CONNECT_FAULTS: Final = ("connection refused", "timeout", "unreachable", "host not found")
+HANDSHAKE_FAULTS: Final = (
+    "timeout",
+    "no OK in time",
+    "connection lost",
+    "message 1 does not open",
+    "message 2 does not open",
+    "message 3 does not open",
+    "message out of turn",
+    "message over the limit",
+    "frame before OK",
+)
+#: The connection went while a peer's answer was waited for.
+LOST: Final = "server connection lost"
+#: The relay says that it has no room, or is about to go.
+NO_ROOM: Final = ("too many connections", "server_draining")
+#: The same in the relay's own ``refused`` lines; limits for one client or one address are not among them.
+NO_ROOM_OWN: Final = ("too many connections", "half_open", "busy")
+#: Sessions a client ends itself.
+OWN_ENDS: Final = ("closed", "given up")
+
+
+def in_window(events: DataFrame, *, now: float, window_s: float) -> DataFrame:
+    """The lines of the last ``window_s`` seconds before ``now`` (Unix seconds)."""
+    return events.where((F.col("ts") > F.lit(float(now - window_s))) & (F.col("ts") <= F.lit(float(now + AHEAD_S))))
+
+
+def relay_keys(events: DataFrame) -> DataFrame:
+    """``relay``: the full keys of the servers that have told theirs, and whose node name fits it."""
+    return (
+        only(events, "server_started")
+        .where((F.col("role") == "server") & F.col("public_key").rlike(KEY_PATTERN))
+        .where(F.substring("public_key", 1, _DIGITS) == F.col("node"))
+        .select(F.col("public_key").alias("relay"))
+        .distinct()
+    )
+
+
+def relay_evidence(events: DataFrame, *, now: float, window_s: float) -> DataFrame:
+    """One row for each relay, client and five minutes: what was seen, as counts.
+
+    ``relay`` is a full key from clients' lines, the 16 digits of ``node`` from relays' own. ``client`` is the first 16
+    digits of a client's key; empty for strangers (addresses, and nodes not named after a key), ``self`` for the relay.
+    ``bucket`` is Unix seconds. ``ok``, ``failed``, ``refused``, ``dropped`` are as in :class:`dmsg_logs.scoring.Voice`,
+    ``dials`` counts attempts of dials and ``pieces`` everything.
+
+    When every relay a client had to do with in a bucket failed it, two or more, it was the client's own network, and its
+    failures are left out.
+    """
+    lines = only(
+        in_window(events, now=now, window_s=window_s),
+        "dial_finished",
+        "session_up",
+        "session_down",
+        "refused",
+        "events_dropped",
+    )
+    fact = F.explode(_facts()).alias("fact")
+    bucket = (F.floor(F.col("ts") / BUCKET_S) * BUCKET_S).cast("long").alias("bucket")
+    sums = (
+        lines.select(_client().alias("client"), bucket, fact)
+        .select("client", "bucket", "fact.*")
+        .where(F.col("relay").rlike(F.when(F.col("own"), SHORT_PATTERN).otherwise(KEY_PATTERN)))
+        .groupBy("relay", "client", "bucket")
+        .agg(
+            *[
+                total(F.when(F.col("what") == name, F.col("times"))).alias(name)
+                for name in ("ok", "failed", "refused", "dropped")
+            ],
+            count_where(F.col("dial")).alias("dials"),
+            F.count(F.lit(1)).alias("pieces"),
+        )
+    )
+    together = Window.partitionBy("client", "bucket")
+    named = (F.length("relay") > _DIGITS) & ~F.col("client").isin(STRANGERS, ITSELF)
+    troubled = named & (F.col("failed") + F.col("dropped") > 0)
+    offline = (
+        named
+        & (F.count(F.when(troubled, 1)).over(together) >= 2)
+        & (F.count(F.when(troubled, 1)).over(together) == F.count(F.when(named, 1)).over(together))
+    )
+    return sums.withColumn("offline", offline).select(
+        "relay",
+        "client",
+        "bucket",
+        "ok",
+        *[F.when(F.col("offline"), 0.0).otherwise(F.col(name)).alias(name) for name in ("failed", "dropped")],
+        "refused",
+        "dials",
+        "pieces",
+    )
+
+
+def faded(evidence: DataFrame, *, now: float, half_life_s: float = HALF_LIFE_S) -> DataFrame:
+    """:func:`relay_evidence` added up over time, old evidence counting less: one row for each relay and client."""
+    weight = _decay(F.col("bucket") + BUCKET_S, now, half_life_s)
+    return evidence.groupBy("relay", "client").agg(
+        *[F.sum(F.col(name) * weight).alias(name) for name in ("ok", "failed", "refused", "dropped")],
+        F.sum("dials").alias("dials"),
+        F.sum("pieces").alias("pieces"),
+    )
+
+
+def relay_latency(events: DataFrame, *, now: float, window_s: float, half_life_s: float = HALF_LIFE_S) -> DataFrame:
+    """How each relay compares with a client's other relays: one row for each relay and client, ``session`` and so on as
+    in :class:`dmsg_logs.scoring.Voice`.
+
+    A client compares with itself only, so a client far away makes no relay slow. Answers are compared for each target
+    on its own, because a slow one is on some relays and not on others; targets reached through one relay say nothing.
+    """
+    lines = only(in_window(events, now=now, window_s=window_s), "session_up", "transport_opened")
+    is_session = F.col("event") == "session_up"
+    ms = F.when(is_session, F.col("duration_s") * 1000).otherwise(F.col("accept_ms"))
+    own = is_session | (F.substring("initiator", 1, _DIGITS) == F.col("node"))
+    compared = (
+        lines.where((F.col("role") == "client") & own & F.col("node").rlike(SHORT_PATTERN))
+        .where(F.col("server").rlike(KEY_PATTERN))
+        .select(
+            F.col("server").alias("relay"),
+            F.col("node").alias("client"),
+            F.when(is_session, F.lit("")).otherwise(F.substring("responder", 1, _DIGITS)).alias("target"),
+            is_session.alias("is_session"),
+            F.log2(F.least(F.greatest(ms, F.lit(LATENCY_FLOOR_MS)), F.lit(LATENCY_LIMIT_MS))).alias("time"),
+            _decay(F.col("ts"), now, half_life_s).alias("weight"),
+        )
+        .where(ms.isNotNull() & (ms > 0))
+        .groupBy("relay", "client", "is_session", "target")
+        .agg(
+            F.sum("weight").alias("evidence"), (F.sum(F.col("time") * F.col("weight")) / F.sum("weight")).alias("time")
+        )
+        .select(
+            "*",
+            F.avg("time").over(_same()).alias("usual"),
+            F.count(F.lit(1)).over(_same()).alias("relays"),
+        )
+        .where("relays > 1")
+    )
+    slower = (F.col("time") - F.col("usual")) / F.lit(LATENCY_SPAN_LOG2)
+    value = F.least(F.greatest(F.lit(NEUTRAL) - slower, F.lit(0.0)), F.lit(1.0))
+    vote = F.col("evidence") / (F.col("evidence") + F.lit(1.0))
+    return compared.groupBy("relay", "client").agg(
+        F.coalesce(F.max(F.when(F.col("is_session"), value)), F.lit(NEUTRAL)).alias("session"),
+        total(F.when(F.col("is_session"), F.col("evidence"))).alias("session_evidence"),
+        total(F.when(~F.col("is_session"), vote * value)).alias("accept_sum"),
+        total(F.when(~F.col("is_session"), vote)).alias("accept_targets"),
+    )
+
+
+def known_relays(rows: DataFrame, keys: DataFrame) -> DataFrame:
+    """The rows about relays that have told their key, or that two clients name; relays' own rows all stay."""
+    witness = F.when(~F.col("client").isin(STRANGERS, ITSELF), 1)
+    return (
+        rows.withColumn("witnesses", F.count(witness).over(Window.partitionBy("relay")))
+        .join(F.broadcast(keys.withColumn("told", F.lit(True))), "relay", "left")
+        .where((F.col("witnesses") >= WITNESSES) | F.col("told") | (F.length("relay") == _DIGITS))
+        .select(*rows.columns)
+    )
+
+
+def _same() -> Window:
+    return Window.partitionBy("client", "is_session", "target")  # type: ignore[return-value]
+
+
+def _decay(ts: Column, now: float, half_life_s: float) -> Column:
+    return F.pow(F.lit(2.0), -F.greatest(F.lit(float(now)) - ts, F.lit(0.0)) / F.lit(float(half_life_s)))
+
+
+def _client() -> Column:
+    named = F.col("node").rlike(SHORT_PATTERN)
+    return (
+        F.when(F.col("role") == "client", F.when(named, F.col("node")).otherwise(STRANGERS))
+        .when(F.col("event") == "events_dropped", ITSELF)
+        .when(F.col("remote").rlike(KEY_PATTERN), F.substring("remote", 1, _DIGITS))
+        .otherwise(STRANGERS)
+    )
+
+
+def _fact(relay: Column, what: Column, *, times: Column | None = None, dial: bool = False, own: bool = False) -> Column:
+    return F.struct(
+        relay.alias("relay"),
+        what.alias("what"),
+        (F.lit(1.0) if times is None else times).alias("times"),
+        F.lit(dial).alias("dial"),
+        F.lit(own).alias("own"),
+    )
+
+
+def _facts() -> Column:
+    """What one line says of relays, as an array of structs."""
+    event, role = F.col("event"), F.col("role")
+    server = F.col("server")
+    through = F.when(F.col("ok"), F.array(_fact(server, F.lit("ok"), dial=True)))
+    steps = F.transform(
+        F.coalesce(F.from_json("attempts", ATTEMPTS), F.array()),
+        lambda step: _fact(step["server"], _blame(step["stage"], step["reason"]), dial=True),
+    )
+    no_room = (event == "refused") & F.col("what").isin("connection", "request") & F.col("reason").isin(*NO_ROOM_OWN)
+    times = F.least(F.greatest(F.col("count"), F.lit(0)), F.lit(1_000_000)).cast("double")
+    return (
+        F.when((event == "dial_finished") & (role == "client"), F.concat(F.coalesce(through, F.array()), steps))
+        .when((event == "session_up") & (role == "client"), F.array(_fact(server, F.lit("ok"))))
+        .when((event == "session_down") & (role == "client"), F.array(_fact(server, _end())))
+        .when(no_room & (role == "server"), F.array(_fact(F.col("node"), F.lit("refused"), times=times, own=True)))
+        .when(
+            (event == "events_dropped") & (role == "server"),
+            F.array(_fact(F.col("node"), F.lit("dropped"), own=True)),
+        )
+    )
+
+
+def _blame(stage: Column, reason: Column) -> Column:
+    """What a failed step says of the relay: failed, refused, ok (it was the other side), or nothing."""
+    return (
+        F.when((stage == "connect") & reason.isin(*CONNECT_FAULTS), "failed")
+        .when(
+            stage == "handshake",
+            F.when(reason.isin(*HANDSHAKE_FAULTS), "failed").when(reason.isin(*NO_ROOM), "refused"),
+        )
+        .when(stage.isin("request", "accept"), F.when(reason == LOST, "failed").otherwise("ok"))
+    )
+
+
+def _end() -> Column:
+    """The same of a session that is down, or could not be got up."""
+    reason = F.col("reason")
+    never = F.when(reason.isin(*CONNECT_FAULTS, *HANDSHAKE_FAULTS), "failed").when(reason.isin(*NO_ROOM), "refused")
+    return F.when(F.col("duration_s") > 0, F.when(~reason.isin(*OWN_ENDS), "dropped")).otherwise(never)
