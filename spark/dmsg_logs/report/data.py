@@ -1,0 +1,162 @@
+"""What the report shows: small tables, aggregated in Spark and bounded in size, and nothing else of the fleet.
+
+Percentiles over the whole fleet are exact: they are computed from the single connections, transports, dials and
+requests, because the percentiles of hours or of relays cannot be added up to those of more than one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import date, datetime, timezone
+from typing import TYPE_CHECKING, Any, Final
+
+import pandas as pd
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column, DataFrame, SparkSession
+
+#: How far back from the last hour the report looks, in whole days (UTC), the last one included.
+DAYS: Final = 14
+#: Relays that get a line of their own, those with most traffic first.
+TOP_RELAYS: Final = 20
+#: Columns a chart over time has at most: more cannot be told apart on a telephone.
+MAX_BUCKETS: Final = 112
+#: Rows of the lists (abuse, talkers, nodes, paths, reasons): what a person reads, and a bound of the page's size.
+TOP_KEYS: Final = 20
+TOP_NODES: Final = 30
+TOP_PATHS: Final = 20
+TOP_REASONS: Final = 40
+TOP_DIALS: Final = 300
+HOUR_S: Final = 3600
+DAY_S: Final = 86_400
+
+#: Gives a table by its name; besides those of the pipeline ``events`` and ``accounts``.
+Reader = Callable[[str], "DataFrame"]
+
+#: Columns of the frames of :class:`ReportData`. ``at`` is the start of a bucket in Unix seconds, times are in
+#: milliseconds where nothing else is said, ``date`` and ``day`` are ISO dates, ``relay`` "" is the whole fleet.
+FRAMES: Final[Mapping[str, tuple[str, ...]]] = {
+    "fleet": ("at", "bytes", "connections", "transports", "failed", "relays"),
+    "load": ("relay", "at", "bytes", "connections"),
+    "failures": ("at", "what", "reason", "count"),
+    "latency": ("at", "metric", "count", "p50", "p95", "p99"),
+    "latency_total": ("metric", "count", "p50", "p95", "p99"),
+    "relays": (
+        *("relay", "connections", "connections_max", "transports", "failed", "refusals", "bytes", "queue_max"),
+        *("handshake_p50", "handshake_p95", "handshake_p99", "accept_p50", "accept_p95", "accept_p99"),
+    ),
+    "dial_failures": ("stage", "reason", "relay", "attempts", "clients", "p50", "p99"),
+    "resumptions": ("date", "reason", "resumptions", "transports"),
+    "resumption_times": ("reason", "count", "p50", "p95", "p99", "max"),
+    "abuse": (
+        *("key", "days", "relays", "refusals", "handshakes_failed", "abuse_closes", "dials", "dial_failures"),
+        *("score", "flagged", "why"),
+    ),
+    "talkers": ("key", "days", "sent", "received", "bytes", "transports", "peers"),
+    "history": ("relay", "date", "bytes", "connections"),
+    "forecast": ("relay", "metric", "day", "value", "low", "high", "history_days", "method"),
+    "discovery": ("at", "requests", "errors_4xx", "errors_5xx"),
+    "paths": ("method", "path", "requests", "errors_4xx", "errors_5xx", "p50", "p95", "p99", "max"),
+    "quality": (
+        *("role", "node", "runs", "files", "lines", "gaps", "gap_lines", "dup", "corrupt", "missing", "late"),
+        *("lateness_p50", "lateness_p99", "lateness_max", "dropped", "unended", "first_at", "last_at"),
+    ),
+}
+
+
+def _empty() -> dict[str, pd.DataFrame]:
+    return {name: pd.DataFrame(columns=list(columns)) for name, columns in FRAMES.items()}
+
+
+@dataclass(frozen=True, slots=True)
+class ReportData:
+    """Everything :func:`dmsg_logs.report.render` needs to know.
+
+    ``since`` and ``until`` bound the time looked at (Unix seconds, ``until`` is the end of the last hour; both 0 when
+    there is nothing), ``bucket_s`` is the width of a bucket, ``totals`` are single figures by name, ``frames`` the
+    tables of :data:`FRAMES`.
+    """
+
+    since: int = 0
+    until: int = 0
+    bucket_s: int = HOUR_S
+    totals: Mapping[str, float] = field(default_factory=dict)
+    frames: Mapping[str, pd.DataFrame] = field(default_factory=_empty)
+
+    def rows(self, name: str) -> list[dict[str, Any]]:
+        """The rows of one frame as mappings; empty where the frame is missing. ``KeyError`` for an unknown name."""
+        columns = FRAMES[name]
+        frame = self.frames.get(name)
+        if frame is None or frame.empty:
+            return []
+        rows: list[dict[str, Any]] = frame[list(columns)].to_dict("records")
+        return rows
+
+    def buckets(self) -> list[int]:
+        """The start of every bucket from ``since`` to ``until``."""
+        return list(range(self.since, self.until, self.bucket_s))
+
+
+def collect(spark: SparkSession, tables: str) -> ReportData:
+    """What the tables under the URI ``tables`` say, for the report."""
+    from dmsg_logs.store import read_accounts, read_events  # noqa: I001
+    from dmsg_logs.tables import read_table
+
+    def read(name: str) -> DataFrame:
+        if name == "events":
+            return read_events(spark, tables)
+        if name == "accounts":
+            return read_accounts(spark, tables)
+        return read_table(spark, tables, name)
+
+    return gather(read)
+
+
+def gather(read: Reader) -> ReportData:
+    """The same from any source of tables. Reads, aggregates and fetches each table once or a few times."""
+    from dmsg_logs.report import queries
+
+    since, until = queries.window(read, DAYS)
+    if not until:
+        return ReportData(totals=queries.account_totals(read))
+    step = bucket_s(since, until)
+    frames = _empty()
+    frames.update(queries.fleet_frames(read, since, until, step))
+    relays = list(frames["relays"]["relay"])
+    frames.update(queries.latency_frames(read, since, until, step))
+    frames.update(queries.trouble_frames(read, since, until, step, relays))
+    frames.update(queries.key_frames(read, since, until))
+    frames.update(queries.outlook_frames(read, since, until, step, relays))
+    totals = {
+        **queries.account_totals(read),
+        **queries.fleet_totals(read, since, until),
+        **queries.quality_totals(read),
+    }
+    checked = {name: frames[name][list(columns)] for name, columns in FRAMES.items()}
+    return ReportData(since, until, step, totals, checked)
+
+
+def bucket_s(since: int, until: int) -> int:
+    """Width of a bucket: as few whole hours as give at most ``MAX_BUCKETS``, in steps that divide a day."""
+    for hours in (1, 2, 3, 4, 6, 8, 12):
+        if until - since <= MAX_BUCKETS * hours * HOUR_S:
+            return hours * HOUR_S
+    return DAY_S
+
+
+def iso_date(at: int) -> str:
+    """The UTC date of a Unix time."""
+    return datetime.fromtimestamp(at, timezone.utc).date().isoformat()
+
+
+def as_date(at: int) -> date:
+    """The same as a value for comparisons in Spark."""
+    return datetime.fromtimestamp(at, timezone.utc).date()
+
+
+def percentiles(value: str, names: Sequence[str] = ("p50", "p95", "p99")) -> list[Column]:
+    """Exact percentiles of a column, one column each, named ``p50`` and so on."""
+    from pyspark.sql import functions as F
+
+    return [F.percentile(value, int(name[1:]) / 100).alias(name) for name in names]

@@ -1,0 +1,399 @@
+"""The questions the report asks of the tables, in Spark's terms; each answer is a frame of a bounded size."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pandas as pd
+from pyspark.sql import Column, DataFrame
+from pyspark.sql import functions as F
+
+from dmsg_logs.report.data import (
+    DAY_S,
+    HOUR_S,
+    TOP_DIALS,
+    TOP_KEYS,
+    TOP_NODES,
+    TOP_PATHS,
+    TOP_REASONS,
+    TOP_RELAYS,
+    Reader,
+    as_date,
+    percentiles,
+)
+
+Frames = dict[str, pd.DataFrame]
+#: How many hex digits of a relay's key name it in its own log lines.
+NODE_DIGITS = 16
+#: Clocks of relays may run ahead of the one that stamps landed files by this much before their hours are left out.
+CLOCK_SLACK_S = HOUR_S
+
+
+def window(read: Reader, days: int) -> tuple[int, int]:
+    """Unix seconds from midnight ``days - 1`` days before the last hour with data to that hour's end; (0, 0) if none.
+
+    An event cannot be younger than the file it came in: hours after the last landing come from clocks that are wrong,
+    and one such clock must not move the window to a year of its own.
+    """
+    landed = read("accounts").agg(F.max("landed_at")).first()
+    hours = read("relay_hourly").select("hour").unionByName(read("discovery_hourly").select("hour"))
+    at = F.unix_timestamp("hour")
+    if landed is not None and landed[0] is not None:
+        hours = hours.where(at <= F.lit(int(landed[0]) + CLOCK_SLACK_S))
+    found = hours.agg(F.max(at).alias("last")).first()
+    if found is None or found["last"] is None:
+        return 0, 0
+    last = int(found["last"])
+    earliest = last // DAY_S * DAY_S - (days - 1) * DAY_S
+    first = hours.where(at >= F.lit(earliest)).agg(F.min(at)).first()
+    assert first is not None  # the last hour is one of them
+    return int(first[0]) // DAY_S * DAY_S, last + HOUR_S
+
+
+def _hours(table: DataFrame, since: int, until: int) -> DataFrame:
+    at = F.unix_timestamp("hour")
+    return table.where(_days(since, until)).where((at >= since) & (at < until)).withColumn("second", at)
+
+
+def _days(since: int, until: int, column: str = "date") -> Column:
+    return F.col(column).between(F.lit(as_date(since)), F.lit(as_date(until - 1)))
+
+
+def _bucket(second: str, step: int) -> Column:
+    return (F.floor(F.col(second) / step) * step).cast("long").alias("at")
+
+
+def _total(column: str, name: str | None = None) -> Column:
+    return F.coalesce(F.sum(column), F.lit(0)).alias(name or column)
+
+
+def _date(column: str, name: str) -> Column:
+    return F.col(column).cast("date").cast("string").alias(name)
+
+
+# --- the fleet -------------------------------------------------------------------------------------------------------
+
+
+def account_totals(read: Reader) -> dict[str, float]:
+    """Lines and files of everything ever ingested."""
+    row = (
+        read("accounts")
+        .agg(
+            F.count("*").alias("files"),
+            _total("lines", "lines_in"),
+            *(_total(name) for name in ("good", "dup", "corrupt", "missing")),
+        )
+        .first()
+    )
+    return {} if row is None else {name: float(value) for name, value in row.asDict().items()}
+
+
+def quality_totals(read: Reader) -> dict[str, float]:
+    """What the logs themselves say was lost or late, over all nodes."""
+    row = (
+        read("log_quality")
+        .agg(
+            F.countDistinct("node").alias("nodes"),
+            *(_total(name) for name in ("gaps", "gap_lines", "late_lines", "events_dropped")),
+            F.coalesce(F.sum((~F.col("ended")).cast("int")), F.lit(0)).alias("unended"),
+        )
+        .first()
+    )
+    return {} if row is None else {name: float(value) for name, value in row.asDict().items()}
+
+
+def fleet_totals(read: Reader, since: int, until: int) -> dict[str, float]:
+    """Single figures of the time looked at."""
+    asked = (
+        _hours(read("relay_hourly"), since, until).agg(
+            F.countDistinct("relay").alias("relays"),
+            _total("connections_opened", "connections"),
+            _total("transports_opened", "transports"),
+            _total("transports_failed"),
+            _total("handshakes_failed"),
+            _total("refusals"),
+            _total("bytes"),
+        ),
+        read("connections")
+        .where(_days(since, until) & (F.col("role") == "server"))
+        .agg(F.countDistinct("remote").alias("clients")),
+        read("pair_latency").where(_days(since, until)).agg(_total("dials"), _total("dials_ok")),
+        read("resumptions").where(_days(since, until)).agg(_total("resumptions")),
+        read("abuse_candidates")
+        .where(_days(since, until))
+        .agg(
+            F.countDistinct("key").alias("abuse_keys"),
+            F.countDistinct(F.when(F.col("flagged"), F.col("key"))).alias("abuse_flagged"),
+        ),
+    )
+    found: dict[str, float] = {}
+    for frame in asked:
+        row = frame.first()
+        found.update({} if row is None else {name: float(value) for name, value in row.asDict().items()})
+    return found
+
+
+def fleet_frames(read: Reader, since: int, until: int, step: int) -> Frames:
+    """``fleet``, ``load`` and ``relays``."""
+    hourly = _hours(read("relay_hourly"), since, until)
+    hours = hourly.groupBy("second").agg(
+        *(_total(name) for name in ("bytes", "transports_opened", "transports_failed")),
+        _total("connections_open_max"),
+        F.countDistinct("relay").alias("relays"),
+    )
+    fleet = hours.groupBy(_bucket("second", step)).agg(
+        _total("bytes"),
+        F.max("connections_open_max").alias("connections"),
+        _total("transports_opened", "transports"),
+        _total("transports_failed", "failed"),
+        F.max("relays").alias("relays"),
+    )
+    relays = (
+        hourly.groupBy("relay")
+        .agg(
+            _total("connections_opened", "connections"),
+            F.max("connections_open_max").alias("connections_max"),
+            _total("transports_opened", "transports"),
+            _total("transports_failed", "failed"),
+            _total("refusals"),
+            _total("bytes"),
+            F.max("queue_bytes_max").alias("queue_max"),
+        )
+        .orderBy(F.desc("bytes"), "relay")
+        .limit(TOP_RELAYS)
+        .toPandas()
+    )
+    top = [str(relay) for relay in relays["relay"]]
+    load = (
+        hourly.where(F.col("relay").isin(top))
+        .groupBy("relay", _bucket("second", step))
+        .agg(_total("bytes"), F.max("connections_open_max").alias("connections"))
+        .orderBy("relay", "at")
+    )
+    return {
+        "fleet": fleet.orderBy("at").toPandas(),
+        "load": load.toPandas(),
+        "relays": _with_latency(read, relays, top, since, until),
+    }
+
+
+def _with_latency(read: Reader, relays: pd.DataFrame, top: Sequence[str], since: int, until: int) -> pd.DataFrame:
+    """The relays with their own exact percentiles; a relay's connections carry only the start of its key."""
+    short = {relay: relay[:NODE_DIGITS] for relay in top}
+    shakes = (
+        _served(read("connections"), since, until)
+        .where(F.col("node").isin([*short.values(), *top]))
+        .groupBy(F.substring("node", 1, NODE_DIGITS).alias("node"))
+        .agg(*percentiles("handshake_ms"))
+        .toPandas()
+    )
+    accepts = (
+        _served(read("transports"), since, until)
+        .where(F.col("server").isin(top))
+        .groupBy(F.col("server").alias("relay"))
+        .agg(*percentiles("accept_ms"))
+        .toPandas()
+    )
+    names = ("p50", "p95", "p99")
+    shakes = shakes.rename(columns={name: f"handshake_{name}" for name in names})
+    accepts = accepts.rename(columns={name: f"accept_{name}" for name in names})
+    whole = relays.assign(node=[short[str(relay)] for relay in relays["relay"]])
+    return whole.merge(shakes, on="node", how="left").merge(accepts, on="relay", how="left").drop(columns="node")
+
+
+def _served(table: DataFrame, since: int, until: int) -> DataFrame:
+    """What relays wrote of their connections or transports opened in the window."""
+    opened = F.col("opened_at")
+    return table.where(_days(since, until)).where((F.col("role") == "server") & (opened >= since) & (opened < until))
+
+
+def latency_frames(read: Reader, since: int, until: int, step: int) -> Frames:
+    """``latency`` of handshakes and accepts as relays measured them, of dials as clients did, and ``latency_total``."""
+    ts = F.col("ts")
+    dials = read("events").where(
+        _days(since, until) & (ts >= since) & (ts < until) & (F.col("event") == "dial_finished") & F.col("ok")
+    )
+    asked = (
+        ("handshake", _served(read("connections"), since, until), "opened_at", "handshake_ms"),
+        ("accept", _served(read("transports"), since, until), "opened_at", "accept_ms"),
+        ("dial", dials, "ts", "elapsed_ms"),
+    )
+    found = None
+    for metric, table, second, value in asked:
+        one = (
+            table.where(F.col(value).isNotNull())
+            .select(_bucket(second, step), value)
+            .rollup("at")  # all buckets together have at = null
+            .agg(F.count(value).alias("count"), *percentiles(value))
+            .where("count > 0")
+            .select("at", F.lit(metric).alias("metric"), "count", "p50", "p95", "p99")
+        )
+        found = one if found is None else found.unionByName(one)
+    assert found is not None
+    both = found.orderBy("metric", "at").toPandas()
+    whole = both["at"].isna()
+    latency = both[~whole].astype({"at": "int64"}).reset_index(drop=True)
+    return {"latency": latency, "latency_total": both[whole].reset_index(drop=True)}
+
+
+# --- what went wrong -------------------------------------------------------------------------------------------------
+
+
+def trouble_frames(read: Reader, since: int, until: int, step: int, relays: Sequence[str]) -> Frames:
+    """``failures``, ``dial_failures``, ``resumptions`` and ``resumption_times``."""
+    failed = _hours(read("relay_failures"), since, until)
+    kinds = failed.groupBy("what", "reason").agg(_total("count", "total"))
+    common = kinds.orderBy(F.desc("total"), "what", "reason").limit(TOP_REASONS).select("what", "reason")
+    failures = (
+        failed.join(F.broadcast(common.withColumn("common", F.lit(True))), ["what", "reason"], "left")
+        .select(
+            _bucket("second", step),
+            F.when(F.col("common"), F.col("what")).otherwise("").alias("what"),
+            F.when(F.col("common"), F.col("reason")).otherwise("other").alias("reason"),
+            "count",
+        )
+        .groupBy("at", "what", "reason")
+        .agg(_total("count"))
+        .orderBy("at", "what", "reason")
+    )
+    dials = (
+        read("dial_failures")
+        .where(_days(since, until))
+        .groupBy("stage", "reason", F.coalesce("relay", F.lit("")).alias("relay"))
+        .agg(
+            _total("attempts"),
+            F.max("clients").alias("clients"),
+            F.max("elapsed_ms_p50").alias("p50"),
+            F.max("elapsed_ms_p99").alias("p99"),
+        )
+        .orderBy(F.desc("attempts"), "stage", "reason", "relay")
+        .limit(TOP_DIALS)
+    )
+    resumed = (
+        read("resumptions")
+        .where(_days(since, until))
+        .groupBy(_date("date", "date"), "reason")
+        .agg(_total("resumptions"), _total("transports"))
+        .orderBy(F.desc("resumptions"), "date", "reason")
+        .limit(TOP_REASONS * 14)
+    )
+    times = (
+        read("events")
+        .where(_days(since, until) & (F.col("event") == "transport_resumed"))
+        .groupBy("reason")
+        .agg(F.count("*").alias("count"), *percentiles("elapsed_ms"), F.max("elapsed_ms").alias("max"))
+        .orderBy(F.desc("count"), "reason")
+        .limit(TOP_KEYS)
+    )
+    return {
+        "failures": failures.toPandas(),
+        "dial_failures": dials.toPandas(),
+        "resumptions": resumed.toPandas(),
+        "resumption_times": times.toPandas(),
+    }
+
+
+# --- keys ------------------------------------------------------------------------------------------------------------
+
+
+def key_frames(read: Reader, since: int, until: int) -> Frames:
+    """``abuse`` and ``talkers``: a key's days added up; its score and the reason are those of its worst day."""
+    abuse = (
+        read("abuse_candidates")
+        .where(_days(since, until))
+        .groupBy("key")
+        .agg(
+            F.countDistinct("date").alias("days"),
+            F.max("relays").alias("relays"),
+            *(_total(n) for n in ("refusals", "handshakes_failed", "abuse_closes", "dials", "dial_failures")),
+            F.max(F.struct("score", F.col("date").cast("string"), "why")).alias("worst"),
+            F.max("flagged").alias("flagged"),
+        )
+        .select("*", F.col("worst.score").alias("score"), F.col("worst.why").alias("why"))
+        .drop("worst")
+        .orderBy(F.desc("flagged"), F.desc("score"), "key")
+        .limit(TOP_KEYS)
+    )
+    talkers = (
+        read("top_talkers")
+        .where(_days(since, until))
+        .groupBy("key")
+        .agg(
+            F.countDistinct("date").alias("days"),
+            _total("bytes_sent", "sent"),
+            _total("bytes_received", "received"),
+            _total("bytes"),
+            _total("transports"),
+            F.max("peers").alias("peers"),
+        )
+        .orderBy(F.desc("bytes"), "key")
+        .limit(TOP_KEYS)
+    )
+    return {"abuse": abuse.toPandas(), "talkers": talkers.toPandas()}
+
+
+# --- what comes, and what it rests on --------------------------------------------------------------------------------
+
+
+def outlook_frames(read: Reader, since: int, until: int, step: int, relays: Sequence[str]) -> Frames:
+    """``history``, ``forecast``, ``discovery``, ``paths`` and ``quality``."""
+    daily = (
+        _hours(read("relay_hourly"), since, until)
+        .groupBy("relay", _date("date", "date"))
+        .agg(_total("bytes"), F.max("connections_open_max").alias("connections"))
+    )
+    fleet = daily.groupBy("date").agg(_total("bytes"), _total("connections"))
+    history = fleet.select(F.lit("").alias("relay"), "date", "bytes", "connections").unionByName(
+        daily.where(F.col("relay").isin(list(relays)))
+    )
+    ahead = read("capacity_forecast").withColumn("day", _date("day", "day"))
+    whole = ahead.groupBy("metric", "day").agg(
+        _total("value"),
+        _total("low"),
+        _total("high"),
+        F.min("history_days").alias("history_days"),
+        F.min("method").alias("method"),
+    )
+    forecast = whole.withColumn("relay", F.lit("")).unionByName(
+        ahead.where(F.col("relay").isin(list(relays))), allowMissingColumns=True
+    )
+    errors = ("requests", "errors_4xx", "errors_5xx")
+    served = _hours(read("discovery_hourly"), since, until)
+    discovery = served.groupBy(_bucket("second", step)).agg(*(_total(name) for name in errors))
+    requests = read("events").where(_days(since, until) & (F.col("event") == "discovery_request"))
+    paths = requests.groupBy("method", "path").agg(
+        F.count("*").alias("requests"),
+        F.count(F.when(F.col("status").between(400, 499), 1)).alias("errors_4xx"),
+        F.count(F.when(F.col("status") >= 500, 1)).alias("errors_5xx"),
+        *percentiles("elapsed_ms"),
+        F.max("elapsed_ms").alias("max"),
+    )
+    return {
+        "history": history.orderBy("relay", "date").toPandas(),
+        "forecast": forecast.orderBy("relay", "metric", "day").toPandas(),
+        "discovery": discovery.orderBy("at").toPandas(),
+        "paths": paths.orderBy(F.desc("requests"), "method", "path").limit(TOP_PATHS).toPandas(),
+        "quality": _quality(read),
+    }
+
+
+def _quality(read: Reader) -> pd.DataFrame:
+    lost = ("gaps", "gap_lines", "dup", "corrupt", "missing")
+    nodes = (
+        read("log_quality")
+        .groupBy("role", "node")
+        .agg(
+            F.count("*").alias("runs"),
+            *(_total(name) for name in ("files", "lines", *lost)),
+            _total("late_lines", "late"),
+            F.max("lateness_s_p50").alias("lateness_p50"),
+            F.max("lateness_s_p99").alias("lateness_p99"),
+            F.max("lateness_s_max").alias("lateness_max"),
+            _total("events_dropped", "dropped"),
+            F.sum((~F.col("ended")).cast("int")).alias("unended"),
+            F.min("first_at").alias("first_at"),
+            F.max("last_at").alias("last_at"),
+        )
+        .withColumn("trouble", F.col("gap_lines") + F.col("corrupt") + F.col("missing") + F.col("dropped"))
+    )
+    return nodes.orderBy(F.desc("trouble"), F.desc("lines"), "role", "node").limit(TOP_NODES).toPandas()
