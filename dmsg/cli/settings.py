@@ -20,7 +20,7 @@ from dmsg.address import HostPort, PinnedServer, check_service_name
 from dmsg.cli.exits import CommandError, Exit
 from dmsg.cli.output import Output
 from dmsg.cli.runner import run
-from dmsg.crypto.keys import PublicKey, SecretKey, read_key_file
+from dmsg.crypto.keys import PublicKey, SecretKey, parse_public_keys, read_key_file
 from dmsg.errors import ConfigError, DiscoveryError, InvalidAddress, InvalidKey
 from dmsg.interfaces import IEventLog
 from dmsg.mux.client import DmsgClient
@@ -93,6 +93,19 @@ class AddressType(ParamType):
             self.fail(str(error), param, ctx)
 
 
+class KeysType(ParamType):
+    """Public keys on the command line, with commas or white space in between."""
+
+    name = "PK[,PK]"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[PublicKey, ...]:
+        """The keys, or a usage error."""
+        try:
+            return value if isinstance(value, tuple) else parse_public_keys(value)
+        except InvalidKey as error:
+            self.fail(str(error), param, ctx)
+
+
 PUBLIC_KEY: Final = KeyType()
 
 
@@ -113,7 +126,7 @@ class _Events:
 @dataclass(frozen=True, slots=True)
 class Settings:
     """The settings of one run: a discovery URL or "", a key file or "", pinned servers, a directory for events or "",
-    and what security is asked for.
+    what security is asked for, and whose relay ranks are believed.
     """
 
     discovery: str = ""
@@ -121,6 +134,7 @@ class Settings:
     servers: tuple[PinnedServer, ...] = ()
     events: str = ""
     security: Security = Security.PREFER
+    ranks_keys: tuple[PublicKey, ...] = ()
 
     def key(self) -> SecretKey:
         """The key of the key file, or a new one that ends with the command. Raises ``KeyFileError``."""
@@ -140,7 +154,7 @@ class Settings:
         from dmsg.discovery.client import HttpDiscovery
 
         try:
-            discovery = HttpDiscovery.connect(self.discovery, reactor)
+            discovery = HttpDiscovery.connect(self.discovery, reactor, ranks_keys=self.ranks_keys)
         except ConfigError as error:
             raise CommandError(f"--discovery: {error.problem}", Exit.USAGE) from None
         try:
@@ -255,6 +269,14 @@ def common_options(function: F) -> F:
         show_default=True,
         help="End to end, whatever that means for older peers; where the peer promises it; or only to the relay and on.",
     )
+    @click.option(
+        "--ranks-key",
+        "ranks_keys",
+        type=KeysType(),
+        envvar="DMSG_RANKS_KEY",
+        default=(),
+        help="Whose relay ranks to believe when choosing servers; default: nobody's.",
+    )
     @click.option("--events", metavar="DIR", type=click.Path(file_okay=False), default="", help="Log events here.")
     @output_options
     @functools.wraps(function)
@@ -266,9 +288,10 @@ def common_options(function: F) -> F:
         servers: tuple[PinnedServer, ...],
         events: str,
         security: str,
+        ranks_keys: tuple[PublicKey, ...],
         **options: Any,
     ) -> Any:
-        settings = Settings(discovery, key_file, servers, events, Security.parse(security))
+        settings = Settings(discovery, key_file, servers, events, Security.parse(security), ranks_keys)
         return function(Invocation(settings, out, verbose), **options)
 
     return wrapped  # type: ignore[return-value]

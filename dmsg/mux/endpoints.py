@@ -11,13 +11,15 @@ Client strings are ``dmsg:PUBLIC_KEY``, server strings ``dmsg:key=FILE``, both w
 ``security=``        ``e2e``, ``prefer`` (the default) or ``hop``: see :class:`~dmsg.mux.negotiation.Security`
 ``timeout=``         seconds a connect may take in all, or a server until it can be reached (default: for ever)
 ``min-servers=``     how many servers a client with a key stays connected to
+``ranks-key=``       whose relay ranks are believed: a public key, or several with commas in between
 ==================== =====================================================================================
 
 A colon inside a value is written ``\\:``, as in all endpoint strings. What a string does not say comes from the environment:
-``DMSG_KEY``, ``DMSG_SECURITY``, and, for a string with neither ``discovery=`` nor ``server=``, ``DMSG_DISCOVERY`` and
-``DMSG_SERVER``.
+``DMSG_KEY``, ``DMSG_SECURITY``, ``DMSG_RANKS_KEY``, and, for a string with neither ``discovery=`` nor ``server=``,
+``DMSG_DISCOVERY`` and ``DMSG_SERVER``.
 
-All strings of one process with the same key, discovery and servers share one client (:mod:`dmsg.mux.sharing`).
+All strings of one process with the same key, discovery and servers share one client (:mod:`dmsg.mux.sharing`); what
+``min-servers=`` and ``ranks-key=`` say counts in the first of them.
 """
 
 from __future__ import annotations
@@ -44,7 +46,7 @@ from twisted.python.failure import Failure
 from zope.interface import implementer
 
 from dmsg.address import DmsgAddress, PinnedServer, check_service_name
-from dmsg.crypto.keys import PublicKey, read_key_file
+from dmsg.crypto.keys import PublicKey, parse_public_keys, read_key_file
 from dmsg.errors import ConfigError, DialError, InvalidAddress, InvalidKey, SessionTimeout
 from dmsg.interfaces import IAccessPolicy
 from dmsg.mux.client import DmsgClient
@@ -56,7 +58,7 @@ from dmsg.mux.transport import DmsgTransport
 __all__ = ["DmsgClientEndpoint", "DmsgConnectError", "DmsgServerEndpoint", "parse_client", "parse_server"]
 
 _log = Logger()
-_ARGUMENTS: Final = ("key", "discovery", "server", "service", "security", "timeout", "min-servers")
+_ARGUMENTS: Final = ("key", "discovery", "server", "service", "security", "timeout", "min-servers", "ranks-key")
 _SERVER_ARGUMENT: Final = re.compile(r"server[0-9]*\Z")
 _SOURCE: Final = "a dmsg endpoint string"
 
@@ -303,6 +305,7 @@ class _Arguments:
             discovery=discovery,
             servers=pinned,
             min_servers=self._min_servers(),
+            ranks_keys=self._ranks_keys(),
         )
 
     def _server_texts(self) -> list[str]:
@@ -333,6 +336,16 @@ class _Arguments:
         if not 0 < timeout_s < math.inf:
             raise ConfigError("timeout", f"{text!r} is not a number of seconds", _SOURCE)
         return timeout_s
+
+    def _ranks_keys(self) -> tuple[PublicKey, ...]:
+        given = self._given.get("ranks-key")
+        text = self._environment.get("DMSG_RANKS_KEY", "") if given is None else given
+        if given is None and not text:
+            return ()
+        try:
+            return parse_public_keys(text)
+        except InvalidKey as error:
+            raise ConfigError("ranks-key", str(error), "the environment" if given is None else _SOURCE) from None
 
     def _min_servers(self) -> int | None:
         text = self._given.get("min-servers")

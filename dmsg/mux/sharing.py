@@ -6,7 +6,7 @@ same key must not make two clients.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import Any, Final
 from typing import Protocol as TypingProtocol
@@ -16,7 +16,7 @@ from twisted.internet.defer import Deferred, DeferredList, ensureDeferred, succe
 from twisted.internet.interfaces import IReactorCore
 
 from dmsg.address import PinnedServer
-from dmsg.crypto.keys import SecretKey
+from dmsg.crypto.keys import PublicKey, SecretKey
 from dmsg.errors import DmsgError
 from dmsg.interfaces import IDiscovery
 from dmsg.mux.client import DmsgClient
@@ -26,7 +26,7 @@ from dmsg.mux.transport import DmsgTransport
 #: How many servers a client with a key keeps connections to if nothing else is said.
 DEFAULT_MIN_SERVERS: Final = 1
 
-MakeDiscovery = Callable[[str, Any], Any]
+MakeDiscovery = Callable[[str, Any, Collection[PublicKey]], Any]
 
 
 class ClientSource(TypingProtocol):
@@ -59,13 +59,15 @@ class SharedSettings:
     """What a shared client is made from.
 
     ``key`` is ``None`` for a key that lives as long as the client; such a client is not published and keeps only the
-    sessions its transports need. ``discovery`` is a URL or "". ``min_servers`` is what the first user of a client says.
+    sessions its transports need. ``discovery`` is a URL or "". ``min_servers``, and ``ranks_keys`` (whose relay ranks are
+    believed), are what the first user of a client says.
     """
 
     key: SecretKey | None = None
     discovery: str = ""
     servers: tuple[PinnedServer, ...] = ()
     min_servers: int | None = None
+    ranks_keys: tuple[PublicKey, ...] = ()
 
     @property
     def identity(self) -> object:
@@ -130,7 +132,9 @@ class SharedClient:
         settings, reactor = self.settings, self._registry.reactor
         lasting = settings.key is not None
         minimum = DEFAULT_MIN_SERVERS if lasting else 0
-        self._discovery = self._registry.make_discovery(settings.discovery, reactor) if settings.discovery else None
+        self._discovery = None
+        if settings.discovery:
+            self._discovery = self._registry.make_discovery(settings.discovery, reactor, settings.ranks_keys)
         discovery: IDiscovery | None = self._discovery
         self.client = _HeldClient(
             reactor,
@@ -190,7 +194,7 @@ class _HeldClient(DmsgClient):
 class SharedClients:
     """All the shared clients on one reactor. They are stopped when it shuts down.
 
-    ``make_discovery(url, reactor)`` gives an ``IDiscovery`` with a ``close``.
+    ``make_discovery(url, reactor, ranks_keys)`` gives an ``IDiscovery`` with a ``close``.
     """
 
     def __init__(self, reactor: Any, make_discovery: MakeDiscovery) -> None:
@@ -245,7 +249,7 @@ def shared_clients(reactor: Any) -> SharedClients:
     return registry
 
 
-def _http_discovery(url: str, reactor: Any) -> Any:
+def _http_discovery(url: str, reactor: Any, ranks_keys: Collection[PublicKey]) -> Any:
     from dmsg.discovery.client import HttpDiscovery  # treq, which a program with pinned servers does without
 
-    return HttpDiscovery.connect(url, reactor)
+    return HttpDiscovery.connect(url, reactor, ranks_keys=ranks_keys)
