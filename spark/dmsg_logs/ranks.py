@@ -82,15 +82,33 @@ def compute_ranks(
     lifetime_s: int = LIFETIME_S,
 ) -> Ranks:
     """Score every relay the events know, as of ``now`` (Unix seconds)."""
+    voices, told = gather_voices(events, now=now, window_s=window_s, half_life_s=half_life_s)
+    return _ranks(
+        score_relays(voices, relays=told, excluded=excluded_clients(events, now=now, window_s=window_s)),
+        now,
+        window_s,
+        lifetime_s,
+    )
+
+
+def gather_voices(
+    events: DataFrame, *, now: float, window_s: int = WINDOW_S, half_life_s: float = HALF_LIFE_S
+) -> tuple[list[Voice], list[str]]:
+    """What every client has seen of every relay, and the relays that have told their key."""
     span = {"now": now, "window_s": float(window_s)}
     keys = relay_keys(events)
     counts = known_relays(faded(relay_evidence(events, **span), now=now, half_life_s=half_life_s), keys)
     latency = known_relays(relay_latency(events, **span, half_life_s=half_life_s), keys)
-    told = [row["relay"] for row in _rows(keys)]
-    scores = score_relays(
-        _voices(_rows(counts), _rows(latency), told), relays=told, excluded=_excluded(events, now, window_s)
-    )
-    return _ranks(scores, now, window_s, lifetime_s)
+    told = sorted(row["relay"] for row in _rows(keys))
+    return _voices(_rows(counts), _rows(latency), told), told
+
+
+def excluded_clients(events: DataFrame, *, now: float, window_s: int = WINDOW_S) -> frozenset[str]:
+    """First 16 digits of the keys whose evidence is left out: flagged for abuse on the word of more than one relay, or
+    on their own."""
+    flagged = abuse_scores(in_window(events, now=now, window_s=window_s)).where("flagged and confirmed")
+    keys = flagged.select(F.substring("key", 1, _NODE_DIGITS).alias("client")).distinct()
+    return frozenset(row["client"] for row in _rows(keys))
 
 
 def ranks_document(ranks: Ranks) -> dict[str, Any]:
@@ -165,9 +183,7 @@ def _rows(frame: DataFrame) -> Iterator[dict[str, Any]]:
 _VOICE_FIELDS: Final = frozenset(each.name for each in fields(Voice))
 
 
-def _voices(
-    counts: Iterator[dict[str, Any]], latency: Iterator[dict[str, Any]], told: Collection[str]
-) -> Collection[Voice]:
+def _voices(counts: Iterator[dict[str, Any]], latency: Iterator[dict[str, Any]], told: Collection[str]) -> list[Voice]:
     """One voice for each relay and client. What a relay says of itself under the short form of its key goes to the full
     one, and is dropped where that is not known."""
     voices: dict[tuple[str, str], Voice] = {}
@@ -186,7 +202,7 @@ def _voices(
         for relay in full.get(row["relay"], ()):
             client = row["client"]
             _add(voices.setdefault((relay, client), Voice(relay, client)), row)
-    return voices.values()
+    return list(voices.values())
 
 
 def _add(voice: Voice, row: Mapping[str, Any]) -> None:
@@ -194,12 +210,6 @@ def _add(voice: Voice, row: Mapping[str, Any]) -> None:
         setattr(voice, name, getattr(voice, name) + (row[name] or 0))
     if row.get("session") is not None:
         voice.session = row["session"]
-
-
-def _excluded(events: DataFrame, now: float, window_s: float) -> frozenset[str]:
-    flagged = abuse_scores(in_window(events, now=now, window_s=window_s)).where("flagged and confirmed")
-    keys = flagged.select(F.substring("key", 1, _NODE_DIGITS).alias("client")).distinct()
-    return frozenset(row["client"] for row in _rows(keys))
 
 
 def _ranks(scores: Scores, now: float, window_s: int, lifetime_s: int) -> Ranks:

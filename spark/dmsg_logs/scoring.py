@@ -28,10 +28,10 @@ EVIDENCE: Final = 3.0
 USELESS_SHARE: Final = 0.25
 #: Targets a client's comparison of answer times has at least; those that are missing are neutral. It bounds what one
 #: key can do by answering slowly through one relay and fast through another.
-TARGETS: Final = 5
+TARGETS: Final = 10
 #: Parts of a score and their weights. ``session`` (how long a client needs to get a session up) and ``accept`` (how long
 #: an answer takes through the relay) are published together, as ``latency``.
-WEIGHTS: Final[Mapping[str, float]] = {"success": 0.4, "session": 0.2, "accept": 0.1, "capacity": 0.1, "drops": 0.2}
+WEIGHTS: Final[Mapping[str, float]] = {"success": 0.35, "session": 0.2, "accept": 0.2, "capacity": 0.1, "drops": 0.15}
 #: Most that one client can move any published score, in thousandths: 25 by its voice, 20 as the one who is dialled, 5 by
 #: the step. Relays whose scores differ by no more are to be treated as equal: see :func:`compare`.
 SHARE: Final = math.ceil(SCALE * (1 / VOICES + WEIGHTS["accept"] / TARGETS)) + STEP

@@ -21,8 +21,8 @@ from dmsg_logs.transforms.dial_failures import ATTEMPTS
 FLAGGED: Final = 0.5
 #: Refused requests and connections that are the client's doing.
 OFFENCES: Final = ("rate_limited", "malformed", "bad_id", "abuse", "half_open_per_address", "connections_per_address")
-#: So many offences a day, on top of as many as there were transports, flag a key: a limit is met by accident, not 200 times.
-OFFENCE_ROOM: Final = 200
+#: So many offences a day, on top of as many as there were transports, flag a key: a limit is met by accident, not 50 times.
+OFFENCE_ROOM: Final = 50
 #: So many connections a day ended for abuse flag a key: once may be a bug.
 ABUSE_ROOM: Final = 2
 #: So many dials a day to keys that are not there or do not want it, on top of as many as got through, flag a key ...

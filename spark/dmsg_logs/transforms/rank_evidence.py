@@ -27,13 +27,15 @@ HALF_LIFE_S: Final = 3 * 3600
 AHEAD_S: Final = 300
 #: A relay whose own log is not there counts as one when so many clients name it: one could name any number of them.
 WITNESSES: Final = 2
-#: Four times as slow as the client's other relays is a 0, four times as fast a 1.
-LATENCY_SPAN_LOG2: Final = 4.0
+#: Twice as slow as the client's relays are on average is a 0, twice as fast a 1.
+LATENCY_SPAN_LOG2: Final = 2.0
 #: Times are taken to be within this, in ms.
 LATENCY_FLOOR_MS: Final = 1.0
-LATENCY_LIMIT_MS: Final = 60_000.0
+LATENCY_LIMIT_MS: Final = 10_000.0
 
 _DIGITS: Final = 16
+#: What can be compared with each other: sessions of a client, answers of one target to it.
+_SAME: Final = ("client", "is_session", "target")
 KEY_PATTERN: Final = "^0[23][0-9a-f]{64}$"
 SHORT_PATTERN: Final = "^0[23][0-9a-f]{14}$"
 
@@ -53,6 +55,8 @@ HANDSHAKE_FAULTS: Final = (
 )
 #: The connection went while a peer's answer was waited for.
 LOST: Final = "server connection lost"
+#: No answer came, or one that a relay and a peer can both give.
+UNANSWERED: Final = ("handshake_timeout", "busy")
 #: The relay says that it has no room, or is about to go.
 NO_ROOM: Final = ("too many connections", "server_draining")
 #: The same in the relay's own ``refused`` lines; limits for one client or one address are not among them.
@@ -101,7 +105,7 @@ def relay_evidence(events: DataFrame, *, now: float, window_s: float) -> DataFra
     sums = (
         lines.select(_client().alias("client"), bucket, fact)
         .select("client", "bucket", "fact.*")
-        .where(F.col("relay").rlike(F.when(F.col("own"), SHORT_PATTERN).otherwise(KEY_PATTERN)))
+        .where(F.when(F.col("own"), F.col("relay").rlike(SHORT_PATTERN)).otherwise(F.col("relay").rlike(KEY_PATTERN)))
         .groupBy("relay", "client", "bucket")
         .agg(
             *[
@@ -148,32 +152,23 @@ def relay_latency(events: DataFrame, *, now: float, window_s: float, half_life_s
 
     A client compares with itself only, so a client far away makes no relay slow. Answers are compared for each target
     on its own, because a slow one is on some relays and not on others; targets reached through one relay say nothing.
+    No answer, or a "busy" that may be the peer's or the relay's, counts as the slowest one.
     """
-    lines = only(in_window(events, now=now, window_s=window_s), "session_up", "transport_opened")
-    is_session = F.col("event") == "session_up"
-    ms = F.when(is_session, F.col("duration_s") * 1000).otherwise(F.col("accept_ms"))
-    own = is_session | (F.substring("initiator", 1, _DIGITS) == F.col("node"))
+    lines = only(in_window(events, now=now, window_s=window_s), "session_up", "transport_opened", "dial_finished")
+    same = Window.partitionBy(*_SAME)
+    ms = F.least(F.greatest(F.col("ms"), F.lit(LATENCY_FLOOR_MS)), F.lit(LATENCY_LIMIT_MS))
     compared = (
-        lines.where((F.col("role") == "client") & own & F.col("node").rlike(SHORT_PATTERN))
-        .where(F.col("server").rlike(KEY_PATTERN))
+        lines.where((F.col("role") == "client") & F.col("node").rlike(SHORT_PATTERN))
         .select(
-            F.col("server").alias("relay"),
             F.col("node").alias("client"),
-            F.when(is_session, F.lit("")).otherwise(F.substring("responder", 1, _DIGITS)).alias("target"),
-            is_session.alias("is_session"),
-            F.log2(F.least(F.greatest(ms, F.lit(LATENCY_FLOOR_MS)), F.lit(LATENCY_LIMIT_MS))).alias("time"),
             _decay(F.col("ts"), now, half_life_s).alias("weight"),
+            F.explode(_times()).alias("one"),
         )
-        .where(ms.isNotNull() & (ms > 0))
+        .select("client", "weight", "one.*")
+        .where(F.col("relay").rlike(KEY_PATTERN) & (F.col("ms") > 0))
         .groupBy("relay", "client", "is_session", "target")
-        .agg(
-            F.sum("weight").alias("evidence"), (F.sum(F.col("time") * F.col("weight")) / F.sum("weight")).alias("time")
-        )
-        .select(
-            "*",
-            F.avg("time").over(_same()).alias("usual"),
-            F.count(F.lit(1)).over(_same()).alias("relays"),
-        )
+        .agg(F.sum("weight").alias("evidence"), (F.sum(F.log2(ms) * F.col("weight")) / F.sum("weight")).alias("time"))
+        .select("*", F.avg("time").over(same).alias("usual"), F.count(F.lit(1)).over(same).alias("relays"))
         .where("relays > 1")
     )
     slower = (F.col("time") - F.col("usual")) / F.lit(LATENCY_SPAN_LOG2)
@@ -196,10 +191,6 @@ def known_relays(rows: DataFrame, keys: DataFrame) -> DataFrame:
         .where((F.col("witnesses") >= WITNESSES) | F.col("told") | (F.length("relay") == _DIGITS))
         .select(*rows.columns)
     )
-
-
-def _same() -> Window:
-    return Window.partitionBy("client", "is_session", "target")  # type: ignore[return-value]
 
 
 def _decay(ts: Column, now: float, half_life_s: float) -> Column:
@@ -246,6 +237,33 @@ def _facts() -> Column:
             (event == "events_dropped") & (role == "server"),
             F.array(_fact(F.col("node"), F.lit("dropped"), own=True)),
         )
+    )
+
+
+def _times() -> Column:
+    """How long a session took to get up, or an answer to come, as an array of structs; client lines only."""
+    event = F.col("event")
+    accepted = F.substring("initiator", 1, _DIGITS) == F.col("node")
+    steps = F.filter(
+        F.coalesce(F.from_json("attempts", ATTEMPTS), F.array()),
+        lambda step: (step["stage"] == "accept") & step["reason"].isin(*UNANSWERED),
+    )
+
+    def one(relay: Column, target: Column, ms: Column, *, session: bool = False) -> Column:
+        return F.struct(
+            relay.alias("relay"), target.alias("target"), ms.alias("ms"), F.lit(session).alias("is_session")
+        )
+
+    target, limit = F.substring("target", 1, _DIGITS), F.lit(LATENCY_LIMIT_MS)
+    return (
+        F.when(
+            event == "session_up", F.array(one(F.col("server"), F.lit(""), F.col("duration_s") * 1000, session=True))
+        )
+        .when(
+            (event == "transport_opened") & accepted,
+            F.array(one(F.col("server"), F.substring("responder", 1, _DIGITS), F.col("accept_ms"))),
+        )
+        .when(event == "dial_finished", F.transform(steps, lambda step: one(step["server"], target, limit)))
     )
 
 
