@@ -1,0 +1,243 @@
+"""The tables: which there are, how a generation of them is built, and how they are read.
+
+::
+
+    <tables>/_manifest.json                     what readers are shown: generation, source, path and rows of each table
+    <tables>/<name>/v=00000007-<id>/*.parquet   (or date=…/*.parquet) one generation of one table
+
+A generation is written under names nobody else uses, read back and checked, and then shown by replacing the manifest,
+which happens at once and whole. So a reader has all tables of one generation or all of another, a run that is killed
+changes nothing, and two runs at once do not harm each other's files until one of them sweeps. The generation before the
+current one stays, for readers that have just opened it; what is older, or was left behind by a killed run, is deleted
+after the manifest was replaced.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import pkgutil
+import time
+import uuid
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
+from importlib.util import find_spec
+from typing import Any, Final
+
+from pyspark.sql import DataFrame, SparkSession
+
+from dmsg_logs import __version__, paths, quality, store, transforms
+from dmsg_logs.tabledef import Table
+from dmsg_logs.transforms.capacity_forecast import CAPACITY_FORECAST
+from dmsg_logs.transforms.connections import CONNECTIONS
+from dmsg_logs.transforms.dial_failures import DIAL_FAILURES
+from dmsg_logs.transforms.discovery_hourly import DISCOVERY_HOURLY
+from dmsg_logs.transforms.log_quality import LOG_QUALITY
+from dmsg_logs.transforms.pair_latency import PAIR_LATENCY
+from dmsg_logs.transforms.relay_failures import RELAY_FAILURES
+from dmsg_logs.transforms.relay_hourly import RELAY_HOURLY
+from dmsg_logs.transforms.resumptions import RESUMPTIONS
+from dmsg_logs.transforms.top_talkers import TOP_TALKERS
+from dmsg_logs.transforms.transports import TRANSPORTS
+
+#: Told of every step: what is being done, steps done, steps in all.
+Progress = Callable[[str, int, int], None]
+
+MANIFEST: Final = "_manifest.json"
+_FORMAT: Final = "dmsg-log-tables"
+_FORMAT_VERSION: Final = 1
+_GENERATION_DIGITS: Final = 8
+
+#: Every table by its name, in the order they are built: a table may be made from those before it.
+TABLES: Final[dict[str, Table]] = {
+    table.name: table
+    for table in (
+        LOG_QUALITY,
+        CONNECTIONS,
+        TRANSPORTS,
+        RELAY_HOURLY,
+        RELAY_FAILURES,
+        PAIR_LATENCY,
+        DISCOVERY_HOURLY,
+        DIAL_FAILURES,
+        RESUMPTIONS,
+        TOP_TALKERS,
+        CAPACITY_FORECAST,
+    )
+}
+
+
+class NoTables(LookupError):
+    """No generation of the tables has been built yet, or it does not have the one asked for."""
+
+
+@dataclass(frozen=True, slots=True)
+class Manifest:
+    """What readers are shown.
+
+    ``batches`` of events and ``code`` (see :func:`code_version`) are what it was made from, ``built_at`` is Unix
+    seconds, ``tables`` and ``previous`` are paths below the tables' directory by name, of this generation and of the one
+    before. ``quality`` holds the results of all rules as dictionaries, see :class:`dmsg_logs.quality.Result`.
+    """
+
+    generation: int
+    code: str
+    batches: list[int]
+    built_at: float
+    tables: dict[str, str]
+    rows: dict[str, int]
+    previous: dict[str, str] = field(default_factory=dict)
+    quality: list[dict[str, Any]] = field(default_factory=list)
+
+    @property
+    def violations(self) -> dict[str, int]:
+        """Broken rules of kind ``table``, as ``table.rule`` with the number of violations: mistakes in the tables."""
+        return self._broken("table")
+
+    @property
+    def findings(self) -> dict[str, int]:
+        """The same of kind ``data``: what is wrong with the lines."""
+        return self._broken("data")
+
+    def _broken(self, kind: str) -> dict[str, int]:
+        broken = [each for each in self.quality if each["kind"] == kind and each["violations"]]
+        return {f"{each['table']}.{each['rule']}": each["violations"] for each in broken}
+
+    def to_json(self) -> str:
+        """The text of the manifest."""
+        return json.dumps({"format": _FORMAT, "version": _FORMAT_VERSION, **asdict(self)}, indent=1) + "\n"
+
+    @classmethod
+    def from_json(cls, text: str) -> Manifest:
+        """The manifest of :meth:`to_json`; ``ValueError`` for another format or version."""
+        fields = json.loads(text)
+        if (fields.pop("format", None), fields.pop("version", None)) != (_FORMAT, _FORMAT_VERSION):
+            raise ValueError(f"{MANIFEST} is not one of this program's")
+        return cls(**fields)
+
+
+def read_manifest(spark: SparkSession, tables: str) -> Manifest:
+    """What is to be read now; ``NoTables`` before the first generation is complete."""
+    try:
+        return Manifest.from_json(paths.read_text(spark, paths.join(tables, MANIFEST)))
+    except FileNotFoundError:
+        raise NoTables(f"no tables have been built in {tables}") from None
+
+
+def read_table(spark: SparkSession, tables: str, name: str) -> DataFrame:
+    """One table of the current generation, with the columns of ``TABLES[name]``; ``NoTables`` if there is none.
+
+    The frame goes on reading this generation when a newer one is built, and can do so until the one after that.
+    """
+    path = read_manifest(spark, tables).tables.get(name)
+    if path is None or name not in TABLES:
+        raise NoTables(f"there is no table {name} in {tables}")
+    return _read(spark, paths.join(tables, path), TABLES[name])
+
+
+def build_tables(spark: SparkSession, tables: str, *, progress: Progress | None = None) -> dict[str, int]:
+    """Build every table from the events in ``tables``, show the new generation, and give the rows of each.
+
+    If the events and the code are those the current generation was made from, nothing is done. An exception of
+    ``progress`` ends the work as a crash would.
+    """
+    tell = progress or (lambda step, done, total: None)
+    try:
+        current: Manifest | None = read_manifest(spark, tables)
+    except NoTables:
+        current = None
+    batches, code = store.commit_numbers(spark, tables), code_version()
+    if current is not None and current.batches == batches and current.code == code:
+        return current.rows
+    generation = current.generation + 1 if current is not None else 1
+    version = f"v={generation:0{_GENERATION_DIGITS}d}-{uuid.uuid4().hex[:8]}"
+    built = _Build(spark, tables)
+    total = len(TABLES) + 3
+    for done, table in enumerate(TABLES.values()):
+        tell(table.name, done, total)
+        built.write(table, f"{table.name}/{version}")
+    tell("checks", len(TABLES), total)
+    findings = quality.check({**built.frames, "accounts": built.accounts()})
+    rows = {name: findings.rows[name] for name in TABLES}
+    tell("manifest", len(TABLES) + 1, total)
+    manifest = Manifest(
+        generation,
+        code,
+        batches,
+        time.time(),
+        built.paths,
+        rows,
+        current.tables if current is not None else {},
+        [each._asdict() for each in findings.results],
+    )
+    paths.write_text(spark, paths.join(tables, MANIFEST), manifest.to_json())
+    tell("sweep", len(TABLES) + 2, total)
+    _sweep(spark, tables, manifest)
+    tell("done", total, total)
+    return rows
+
+
+def code_version() -> str:
+    """Tells the code of the tables from any other: a digest of the package's version and of every transform's text."""
+    digest = hashlib.sha256(__version__.encode())
+    names = [f"{transforms.__name__}.{each.name}" for each in pkgutil.iter_modules(transforms.__path__)]
+    for name in sorted([*names, "dmsg_logs.quality", "dmsg_logs.tabledef", __name__]):
+        spec = find_spec(name)
+        source = spec.loader.get_source(name) if spec is not None and spec.loader is not None else None  # type: ignore[attr-defined]
+        digest.update(f"\0{name}\0{source}".encode())
+    return digest.hexdigest()[:16]
+
+
+class _Build:
+    """One generation while it is written; the ``Inputs`` of its tables."""
+
+    def __init__(self, spark: SparkSession, tables: str) -> None:
+        self._spark = spark
+        self._tables = tables
+        self._events = store.read_events(spark, tables)
+        self._accounts = store.read_accounts(spark, tables)
+        self.frames: dict[str, DataFrame] = {}
+        self.paths: dict[str, str] = {}
+
+    def events(self) -> DataFrame:
+        return self._events
+
+    def accounts(self) -> DataFrame:
+        return self._accounts
+
+    def table(self, name: str) -> DataFrame:
+        return self.frames[name]
+
+    def write(self, table: Table, path: str) -> None:
+        """Write a table; from now on it can be read by those after it."""
+        target = paths.join(self._tables, path)
+        write_table(table.build(self), table, target)
+        self.paths[table.name] = path
+        self.frames[table.name] = _read(self._spark, target, table)
+
+
+def write_table(frame: DataFrame, table: Table, target: str) -> None:
+    """Write a frame that has exactly the table's columns (else ``TypeError``), in few files.
+
+    The rebalancing gives each date one file, and a large one as many as it needs.
+    """
+    found, wanted = ([(each.name, each.dataType) for each in one.fields] for one in (frame.schema, table.schema))
+    if found != wanted:
+        raise TypeError(f"{table.name} has the columns {found}, not {wanted}")
+    keys = [table.partition] if table.partition else []
+    writer = frame.hint("rebalance", *keys).write.mode("overwrite").option("compression", "zstd")
+    (writer.partitionBy(*keys) if keys else writer).parquet(target)
+
+
+def _read(spark: SparkSession, path: str, table: Table) -> DataFrame:
+    return spark.read.schema(table.schema).parquet(path).select(*table.names)
+
+
+def _sweep(spark: SparkSession, tables: str, manifest: Manifest) -> None:
+    """Delete every version of a table that neither this generation nor the one before names."""
+    kept = {*manifest.tables.values(), *manifest.previous.values()}
+    for name in sorted({path.partition("/")[0] for path in kept}):
+        for entry in paths.children(spark, paths.join(tables, name)):
+            path = f"{name}/{entry.name}"
+            if entry.is_directory and entry.name.startswith("v=") and path not in kept:
+                paths.delete(spark, paths.join(tables, path))

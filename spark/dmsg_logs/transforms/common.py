@@ -1,0 +1,81 @@
+"""Expressions that several transforms share."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+from pyspark.sql import Column, DataFrame, Window
+from pyspark.sql import functions as F
+
+#: What names one run of one program.
+RUN: Final = ("role", "node", "boot")
+
+
+def only(events: DataFrame, *names: str) -> DataFrame:
+    """The lines of some events; the filter reaches the Parquet reader."""
+    return events.where(F.col("event").isin(*names))
+
+
+def date_of(ts: Column) -> Column:
+    """The UTC date of Unix seconds."""
+    return F.to_date(F.timestamp_seconds(ts))
+
+
+def hour_of(ts: Column) -> Column:
+    """The beginning of the UTC hour of Unix seconds."""
+    return F.timestamp_seconds(F.floor(ts / 3600) * 3600)
+
+
+def at(ts: Column) -> list[Column]:
+    """The columns ``hour`` and ``date`` of Unix seconds."""
+    return [hour_of(ts).alias("hour"), date_of(ts).alias("date")]
+
+
+def total(column: Column | str) -> Column:
+    """A sum that is 0 where there is nothing to add."""
+    return F.coalesce(F.sum(column), F.lit(0))
+
+
+def count_where(condition: Column) -> Column:
+    """How many rows a condition holds for; null counts as no."""
+    return F.count(F.when(condition, F.lit(1)))
+
+
+def percentiles(column: str, *points: int) -> Column:
+    """Exact percentiles of a column as an array, by one aggregate; nulls do not count. See :func:`spread`."""
+    return F.percentile(column, F.array(*[F.lit(point / 100) for point in points])).alias(f"{column}_percentiles")
+
+
+def spread(column: str, *points: int) -> list[Column]:
+    """The array of :func:`percentiles` as columns ``<column>_p50`` and so on; null where there was no value."""
+    return [F.col(f"{column}_percentiles")[index].alias(f"{column}_p{point}") for index, point in enumerate(points)]
+
+
+def sessionise(frame: DataFrame, keys: Sequence[str], opened: str, closed: str, closing: Sequence[str]) -> DataFrame:
+    """Join each ``opened`` line with the ``closed`` line that follows it under the same ``keys``, in one pass.
+
+    Ids are used again and again within a run and ``seq`` is the order in which the run wrote, so the line after an
+    opening tells: a closing belongs to it; another opening means that the closing was lost, and must not shift all
+    later pairs. Gives the columns of ``frame``, taken from the opening, and ``closing``, a struct of the columns named
+    so from the closing line (null while there is none). A closing without an opening before it gives a row of its own,
+    with ``opening`` false.
+    """
+    order = Window.partitionBy(*keys).orderBy("seq")
+    is_opening = F.col("event") == opened
+    end = F.when(F.col("event") == closed, F.struct(*closing))
+    return (
+        frame.select(
+            "*",
+            is_opening.alias("opening"),
+            F.lead(end).over(order).alias("_next"),
+            F.lag(is_opening, 1, False).over(order).alias("_follows"),
+            end.alias("_own"),
+        )
+        .where(F.col("opening") | ~F.col("_follows"))
+        .select(
+            *frame.columns,
+            "opening",
+            F.when(F.col("opening"), F.col("_next")).otherwise(F.col("_own")).alias("closing"),
+        )
+    )

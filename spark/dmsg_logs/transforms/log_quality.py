@@ -1,0 +1,182 @@
+"""How complete each run's log is: gaps in its numbers, late lines, and what the files' accounts say.
+
+One row a run. The numbers ``seq`` of a run have no gap when they are written, so one here is a line that was lost on
+the way or is in quarantine. Lines a run still keeps to itself behind the last one seen cannot be told.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from pyspark.sql import Column as Expression
+from pyspark.sql import DataFrame, Window
+from pyspark.sql import functions as F
+
+from dmsg_logs.tabledef import Column, Inputs, Table, percentile_columns
+from dmsg_logs.transforms.common import RUN, count_where, percentiles, spread, total
+
+#: A line that lands later than this after it was written is late: files are published after 5 minutes at most, and
+#: whoever looks at an hour's table one hour later has not seen it.
+LATE_S: Final = 3600
+
+_KEY_OF_SERVER: Final = ("transport_opened", "transport_closed")
+
+
+def _own_key() -> Expression:
+    """The full public key of whoever wrote a line, where the line tells it.
+
+    On a client's transports its own key is one of the two ends: the one its name is the beginning of, or, if it has a
+    given name, the initiator of the even ids (those a client chooses itself).
+    """
+    initiator, responder, node = F.col("initiator"), F.col("responder"), F.col("node")
+    client = (
+        F.when(initiator.startswith(node), initiator)
+        .when(responder.startswith(node), responder)
+        .when(F.col("transport_id") % 2 == 0, initiator)
+        .otherwise(responder)
+    )
+    transport = F.col("event").isin(*_KEY_OF_SERVER)
+    return (
+        F.when(F.col("event") == "server_started", F.nullif(F.col("public_key"), F.lit("")))
+        .when(transport & (F.col("role") == "server"), F.col("server"))
+        .when(transport & (F.col("role") == "client"), client)
+    )
+
+
+def log_quality(events: DataFrame, accounts: DataFrame) -> DataFrame:
+    """The table ``log_quality`` from the good lines and the accounts of their files."""
+    facts = _facts(events)
+    gaps = _gaps(events)
+    files = accounts.groupBy(
+        F.coalesce("node", F.lit("")).alias("node"), F.coalesce("boot", F.lit("")).alias("boot")
+    ).agg(
+        F.max("role").alias("role_of_files"),
+        F.count(F.lit(1)).alias("files"),
+        total("dup").alias("dup"),
+        total("corrupt").alias("corrupt"),
+        total("missing").alias("missing"),
+    )
+    joined = facts.join(gaps, list(RUN), "left").join(files, ["node", "boot"], "full_outer")
+    same_node = Window.partitionBy("role", "node")
+    return (
+        joined.withColumn("role", F.coalesce("role", "role_of_files", F.lit("")))
+        .withColumn("later", F.max("first_at").over(same_node) > F.col("first_at"))
+        .withColumn("key", F.coalesce("key", F.max("key").over(same_node), F.nullif(F.col("node"), F.lit(""))))
+        .withColumn("stopped", F.coalesce("stopped", F.lit(False)))
+        .select(
+            *RUN,
+            *_zero("files", "lines"),
+            "first_seq",
+            "last_seq",
+            *_zero("gaps"),
+            F.coalesce(F.col("last_seq") + 1 - F.col("lines"), F.lit(0)).alias("gap_lines"),
+            *_zero("dup", "corrupt", "missing", "late_lines"),
+            "lateness_s_p50",
+            "lateness_s_p99",
+            "lateness_s_max",
+            *_zero("events_dropped"),
+            F.when(F.col("role") != "client", F.col("stopped")).alias("ended"),
+            "first_at",
+            "last_at",
+            "key",
+            (F.col("stopped") | F.coalesce("later", F.lit(False))).alias("run_over"),
+        )
+    )
+
+
+def _zero(*names: str) -> list[Expression]:
+    return [F.coalesce(name, F.lit(0)).cast("long").alias(name) for name in names]
+
+
+def _facts(events: DataFrame) -> DataFrame:
+    """All that needs no order: added up where the lines are read, so that hardly anything is moved.
+
+    Lateness is taken to the whole second, which keeps the percentile's table of values small.
+    """
+    return (
+        events.select(
+            *RUN,
+            "seq",
+            "ts",
+            F.round(F.greatest(F.col("landed_at") - F.col("ts"), F.lit(0.0))).alias("lateness_s"),
+            F.when(F.col("event") == "events_dropped", F.col("count")).alias("dropped"),
+            (F.col("event") == "server_stopped").alias("stopped"),
+            _own_key().alias("key"),
+        )
+        .groupBy(*RUN)
+        .agg(
+            F.count(F.lit(1)).alias("lines"),
+            F.min("seq").alias("first_seq"),
+            F.max("seq").alias("last_seq"),
+            F.min("ts").alias("first_at"),
+            F.max("ts").alias("last_at"),
+            count_where(F.col("lateness_s") > LATE_S).alias("late_lines"),
+            percentiles("lateness_s", 50, 99),
+            F.max("lateness_s").alias("lateness_s_max"),
+            F.sum("dropped").alias("events_dropped"),
+            F.bool_or("stopped").alias("stopped"),
+            F.max("key").alias("key"),
+        )
+        .select("*", *spread("lateness_s", 50, 99))
+    )
+
+
+def _gaps(events: DataFrame) -> DataFrame:
+    """How many times the numbers of a run jump; the lines before the first one seen are a gap too.
+
+    The numbers become bits, 64 to a word, where the lines are read; only words are put in order. A gap ends at a bit
+    that is set while the one below it is not; below the lowest bit of a word is the highest of the word before, and
+    below number 0 nothing can be missing.
+    """
+    words = (
+        events.select(
+            *RUN, F.shiftright("seq", 6).alias("word"), F.expr("shiftleft(1L, cast(seq & 63 as int))").alias("bit")
+        )
+        .groupBy(*RUN, "word")
+        .agg(F.bit_or("bit").alias("bits"))
+    )
+    order = Window.partitionBy(*RUN).orderBy("word")
+    follows = F.lag("word").over(order) == F.col("word") - 1
+    highest_before = F.when(follows, F.lag("bits").over(order) < 0).otherwise(F.col("word") == 0)  # bit 63 is the sign
+    return (
+        words.select(*RUN, "bits", F.coalesce(highest_before, F.lit(False)).cast("long").alias("below"))
+        .groupBy(*RUN)
+        .agg(F.sum(F.expr("bit_count(bits & ~(shiftleft(bits, 1) | below))")).alias("gaps"))
+    )
+
+
+def _build(inputs: Inputs) -> DataFrame:
+    return log_quality(inputs.events(), inputs.accounts())
+
+
+LOG_QUALITY: Final = Table(
+    "log_quality",
+    "One row for each run of a program: how complete its log is, and when it ran.",
+    (
+        Column("role", "string", "what wrote the lines: server, client or discovery"),
+        Column(
+            "node", "string", "short form of the writer's key, or its given name; empty for files without a usable name"
+        ),
+        Column("boot", "string", "id of the run"),
+        Column("files", "long", "landing files of the run"),
+        Column("lines", "long", "good lines, each counted once"),
+        Column("first_seq", "long", "lowest number seen"),
+        Column("last_seq", "long", "highest number seen"),
+        Column("gaps", "long", "times the numbers jump between 0 and the highest one seen"),
+        Column("gap_lines", "long", "numbers missing between 0 and the highest one seen"),
+        Column("dup", "long", "lines of its files that had been seen before"),
+        Column("corrupt", "long", "lines of its files that are in quarantine"),
+        Column("missing", "long", "lines recorded for its files that the files did not hold"),
+        Column("late_lines", "long", f"lines that landed more than {LATE_S} s after they were written"),
+        *percentile_columns("lateness_s", "time from writing to landing, to the whole second", "s", 50, 99),
+        Column("lateness_s_max", "double", "longest time from writing to landing", "s"),
+        Column("events_dropped", "long", "events the writer left out because it could not keep up"),
+        Column("ended", "boolean", "whether the run said that it stopped; null for clients, which never do"),
+        Column("first_at", "double", "time of its first line", "Unix s"),
+        Column("last_at", "double", "time of its last line", "Unix s"),
+        Column("key", "string", "full public key of the node; its name where no line of any run tells the key"),
+        Column("run_over", "boolean", "whether the run is over: it said so, or a later run of the node exists"),
+    ),
+    _build,
+    partition="",
+)
