@@ -14,12 +14,16 @@ import gc
 import inspect
 import json
 import os
+import re
 import selectors
 import shutil
 import signal
 import socket
 import subprocess
+import sys
 import traceback
+import urllib.parse
+import urllib.request
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -381,3 +385,142 @@ def redis_url(redis_server: int) -> str:
         connection.sendall(b"FLUSHALL\r\n")
         assert connection.recv(100) == b"+OK\r\n"
     return f"redis://127.0.0.1:{redis_server}"
+
+
+# --- files of event logs, and a store for them -----------------------------------------------------------------------
+
+
+@pytest.fixture
+def event_file() -> Any:
+    """``event_file(directory, number=0, lines=3, …) -> Path``: a finished file as a role writes it, one frame a line.
+
+    ``pad`` incompressible bytes are added to each line; ``says`` is what its name says it holds.
+    """
+    from dmsg.ops.compress import Compressor
+    from dmsg.ops.lognames import LogFileName
+
+    def write(
+        directory: Path,
+        number: int = 0,
+        *,
+        lines: int = 3,
+        role: str = "server",
+        node: str = "02c6047f9441ed7d",
+        hour: int = 5,
+        pad: int = 0,
+        says: int | None = None,
+    ) -> Path:
+        folder = directory / f"role={role}" / "date=2026-01-02" / f"hour={hour:02d}"
+        folder.mkdir(parents=True, exist_ok=True)
+        path = folder / LogFileName(node, "9f2c0011aabbccdd", number, lines if says is None else says).format()
+        packer = Compressor()
+        made = [{"event": "x", "node": node, "seq": 1000 * number + one} for one in range(lines)]
+        texts = [json.dumps({**line, "pad": os.urandom(pad).hex()}).encode() + b"\n" for line in made]
+        path.write_bytes(b"".join(packer.frame(text) for text in texts))
+        return path
+
+    return write
+
+
+@pytest.fixture
+def landed() -> Any:
+    """``landed(directory) -> {path: [seq, …]}``: the finished files of a landing zone and what is in them."""
+    from dmsg.ops.compress import read_lines
+
+    def read(directory: Path) -> dict[str, list[int]]:
+        files = sorted(path for path in directory.rglob("*.jsonl.zst") if not path.name.startswith("."))
+        return {
+            str(path.relative_to(directory)): [json.loads(line)["seq"] for line in read_lines(path)] for path in files
+        }
+
+    return read
+
+
+S3_ENVIRON = {
+    "AWS_ACCESS_KEY_ID": "access-of-the-tests",
+    "AWS_SECRET_ACCESS_KEY": "secret-of-the-tests",
+    "AWS_EC2_METADATA_DISABLED": "true",
+    "AWS_CONFIG_FILE": os.devnull,
+    "AWS_SHARED_CREDENTIALS_FILE": os.devnull,
+}
+_S3_PROGRAM = """
+import sys
+from moto.server import ThreadedMotoServer
+server = ThreadedMotoServer("127.0.0.1", 0, verbose=False)
+server.start()
+print(server.get_host_and_port()[1], flush=True)
+sys.stdin.read()
+"""
+
+
+@pytest.fixture(scope="session")
+def s3_server() -> Any:
+    """``http://127.0.0.1:port`` of a server that speaks S3, in a process of its own; ends with the test run."""
+    process = subprocess.Popen(
+        [sys.executable, "-c", _S3_PROGRAM],
+        env={**os.environ, **S3_ENVIRON},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+    )
+    assert process.stdin is not None and process.stdout is not None
+    port = int(process.stdout.readline())
+    yield f"http://127.0.0.1:{port}"
+    _stop(process)
+    process.stdin.close()
+
+
+@pytest.fixture
+def s3_environ(monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
+    """The environment in which the tests' S3 lets one in; set here, and to be given to processes."""
+    for name, value in S3_ENVIRON.items():
+        monkeypatch.setenv(name, value)
+    return dict(S3_ENVIRON)
+
+
+class Bucket:
+    """A new bucket of the tests' S3, spoken to directly."""
+
+    def __init__(self, endpoint: str, name: str) -> None:
+        self.endpoint = endpoint
+        self.name = name
+        self.url = f"s3://{name}"
+        self._request("PUT", "")
+
+    def _request(self, method: str, key: str, body: bytes | None = None) -> bytes:
+        url = f"{self.endpoint}/{self.name}/{urllib.parse.quote(key)}"
+        credential = "AWS4-HMAC-SHA256 Credential=a/20260101/us-east-1/s3/aws4_request"
+        headers = {"Authorization": credential, "Content-Type": "application/octet-stream"}
+        request = urllib.request.Request(url, data=body, method=method, headers=headers)
+        with urllib.request.urlopen(request, timeout=20) as answer:
+            return bytes(answer.read())
+
+    def put(self, key: str, body: bytes) -> None:
+        """Write an object."""
+        self._request("PUT", key, body)
+
+    def get(self, key: str) -> bytes:
+        """Read an object."""
+        return self._request("GET", key)
+
+    def keys(self) -> list[str]:
+        """The names of all objects."""
+        return sorted(re.findall(r"<Key>([^<]*)</Key>", self.listing()))
+
+    def listing(self) -> str:
+        """What the bucket says of its objects."""
+        return self._request("GET", "").decode()
+
+    def sync_to(self, directory: Path) -> Path:
+        """A copy of everything in the bucket."""
+        for key in self.keys():
+            path = directory / key
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(self.get(key))
+        return directory
+
+
+@pytest.fixture
+def bucket(s3_server: str, s3_environ: dict[str, str]) -> Bucket:
+    """A new, empty bucket."""
+    return Bucket(s3_server, f"landing-{os.urandom(6).hex()}")

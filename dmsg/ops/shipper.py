@@ -113,6 +113,8 @@ class Shipper:
         self._events = events
         self._config = config
         self._running = False
+        self._turning = False
+        self._again = False
         self._scanning = False
         self._scanned_at: float | None = None
         self._scan_problem = ""
@@ -134,9 +136,9 @@ class Shipper:
     def stop(self) -> None:
         """Begin nothing more; attempts under way (:attr:`in_flight`) go on."""
         self._running = False
-        if self._call is not None:
+        if self._call is not None and self._call.active():
             self._call.cancel()
-            self._call = None
+        self._call = None
 
     @property
     def in_flight(self) -> int:
@@ -173,26 +175,36 @@ class Shipper:
 
     def _turn(self) -> None:
         """Begin everything that can begin now, and come back when there will be more."""
-        if not self._running:
+        self._again = True
+        if self._turning:  # something that was begun has ended at once
             return
+        self._turning = True
+        try:
+            while self._again and self._running:
+                self._again = False
+                self._begin(self._reactor.seconds())
+        finally:
+            self._turning = False
+        if self._running:
+            self._schedule(self._reactor.seconds())
+
+    def _begin(self, now: float) -> None:
+        if not self._scanning and self._scan_due() <= now:
+            self._scan()
+        if self._scanned_at is None:
+            return
+        while (file := self._plan.take(now)) is not None:
+            self._attempt(file, now)
+        if self._config.once and not self._again and self._plan.finished:
+            self.stop()
+            self.done.callback(self._ok and not self._plan.backlog)
+
+    def _schedule(self, now: float) -> None:
         if self._call is not None and self._call.active():
             self._call.cancel()
         self._call = None
-        now = self._reactor.seconds()
-        if not self._scanning and self._scan_due() <= now:
-            self._scan()
-        if self._scanned_at is not None:
-            while (file := self._plan.take(now)) is not None:
-                self._attempt(file, now)
-        if not self._running:
-            return
-        if self._config.once and self._scanned_at is not None and self._plan.finished:
-            self.stop()
-            self.done.callback(self._ok and not self._plan.backlog)
-            return
-        due = [
-            one for one in (self._plan.next_due(now), None if self._scanning else self._scan_due()) if one is not None
-        ]
+        shipping = self._plan.next_due(now) if self._scanned_at is not None else None
+        due = [one for one in (shipping, None if self._scanning else self._scan_due()) if one is not None]
         soonest = min(due, default=float("inf"))
         if soonest < float("inf"):
             self._call = self._reactor.callLater(max(0.0, soonest - now), self._turn)

@@ -133,15 +133,21 @@ class Plan:
         limit = 1 if self._target_failures else self._parallel
         if len(self._running) >= limit or now < self._target_due or self._target_given_up:
             return None
-        due = [path for path, retry in self._retries.items() if retry.due <= now and path not in self._running]
-        if due:
-            path = min(due, key=lambda one: (self._files[one].modified_at, one))
-        elif self._ready:
-            path = self._ready.popleft()
-        else:
+        path = self._next(now)
+        if path is None:
             return None
         self._running[path] = self._target_failures
         return self._files[path]
+
+    def _next(self, now: float) -> str | None:
+        """Files whose turn has come again go first, the oldest of them. While the target fails, those that failed the
+        least: it may be only the file that the target will not have."""
+        due = [path for path, retry in self._retries.items() if retry.due <= now and path not in self._running]
+        if self._ready and (self._target_failures or not due):
+            return self._ready.popleft()
+        if self._target_failures:
+            return min(due, key=lambda one: self._retries[one].failures, default=None)
+        return min(due, key=lambda one: (self._files[one].modified_at, one), default=None)
 
     def attempt(self, path: str) -> int:
         """Which attempt on the file is the one under way, from 1."""
