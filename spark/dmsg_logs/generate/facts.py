@@ -76,9 +76,8 @@ def make_facts(world: World, timeline: Timeline, rng: np.random.Generator) -> Fa
     count = len(sessions.start)
 
     def by_session(first: Ints, second: Ints) -> Ints:
-        sums: Floats = np.bincount(segments.session[told], first[told], count)
-        sums += np.bincount(segments.other[told], second[told], count)
-        return sums.astype(np.int64)
+        own = np.bincount(segments.session[told], first[told], count)
+        return (own + np.bincount(segments.other[told], second[told], count)).astype(np.int64)
 
     frames = (to_initiator + to_responder) // 1200 + 4
     life = (sessions.end - sessions.start).astype(np.int64) * 2

@@ -215,7 +215,8 @@ def _corrupt(
     chosen = rng.choice(rows, budget.replaced, replace=False)
     plan.replaced[chosen] = rng.choice(len(REPLACED), budget.replaced, p=[0.55, 0.2, 0.15, 0.05, 0.05])
     weights = np.array([len(file) for file in whole], np.float64)
-    places = rng.choice(len(whole), budget.inserted, p=weights / weights.sum()) if budget.inserted else []
+    none = np.zeros(0, np.int64)
+    places = rng.choice(len(whole), budget.inserted, p=weights / weights.sum()) if budget.inserted else none
     for place, form in zip(places, rng.integers(0, len(INSERTED), budget.inserted).tolist(), strict=True):
         file = whole[int(place)]
         file.inserted.append((int(rng.integers(0, len(file) + 1)), form))

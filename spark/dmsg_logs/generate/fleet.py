@@ -212,11 +212,19 @@ def make_sessions(fleet: Fleet, rng: np.random.Generator) -> Sessions:
                         rows.append((client, relay, at, end, kind, first))
                         first = False
                         at = end + float(rng.uniform(0.5, 3.5))
-    client, relay, start, end, kind, first_ = (np.array(column) for column in zip(*rows, strict=True))
+    table = np.array(rows, np.float64)
+    relays = table[:, 1].astype(np.int64)
     sessions = Sessions(
-        client, relay, start, end, kind, first_, np.zeros(len(rows), np.int64), np.zeros(len(rows), np.float64)
+        table[:, 0].astype(np.int64),
+        relays,
+        table[:, 2].copy(),
+        table[:, 3].copy(),
+        table[:, 4].astype(np.int64),
+        table[:, 5] > 0,
+        np.zeros(len(rows), np.int64),
+        np.zeros(len(rows), np.float64),
     )
-    sessions.handshake_ms = rng.lognormal(np.log(28.0), 0.5, len(rows)) * np.where(relay == fleet.slow, 6.0, 1.0)
+    sessions.handshake_ms = rng.lognormal(np.log(28.0), 0.5, len(rows)) * np.where(relays == fleet.slow, 6.0, 1.0)
     _number(fleet, sessions)
     return sessions
 

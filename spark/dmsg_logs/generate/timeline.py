@@ -197,8 +197,9 @@ def _make_waits(fleet: Fleet, rng: np.random.Generator) -> Waits:
                 rows.append((client, outage.relay, at, attempt))
                 at += pause * float(rng.uniform(0.5, 1.0))
                 pause, attempt = min(60.0, 2 * pause), attempt + 1
-    client, relay, at_, attempt_ = (np.array(column) for column in zip(*rows, strict=True))
-    return Waits(client, relay, at_, attempt_)
+    table = np.array(rows, np.float64).reshape(-1, 4)
+    client_, relay_, attempt_ = (table[:, column].astype(np.int64) for column in (0, 1, 3))
+    return Waits(client_, relay_, table[:, 2].copy(), attempt_)
 
 
 def _make_drops(fleet: Fleet, rng: np.random.Generator) -> Drops:
@@ -224,7 +225,7 @@ def _tell(world: World, rng: np.random.Generator, lines: int) -> Timeline | None
     _tell_of_dials(world, rng, teller)
     kind, ref, node, ts, dial = (np.concatenate(column) for column in zip(*teller.parts, strict=True))
     run, ts, kept = _place(world.fleet, node, ts)
-    kind, ref, ts, run, dial = (column[kept] for column in (kind, ref, ts, run, dial))
+    kind, ref, ts, run, dial = kind[kept], ref[kept], ts[kept], run[kept], dial[kept]
     if len(ts) < lines:
         return None
     chosen = _thin(dial, ts, lines, len(world.dials.at), rng)

@@ -145,7 +145,8 @@ def make_dials(fleet: Fleet, sessions: SessionIndex, rng: np.random.Generator, c
     responder[same] = (responder[same] - fleet.relays + 1) % clients + fleet.relays
     order = rng.permutation(count)
     keep = order[(RunIndex(fleet).find(initiator, at) >= 0)[order] & (at[order] < fleet.end)]
-    at, initiator, responder, is_bad, is_lie = (one[keep] for one in (at, initiator, responder, is_bad, is_lie))
+    at, initiator, responder = at[keep], initiator[keep], responder[keep]
+    is_bad, is_lie = is_bad[keep], is_lie[keep]
     n = len(keep)
     dials = Dials(
         at,
@@ -306,8 +307,8 @@ def _place(
     own = index.find(dials.initiator[rows], relay, at)
     other = index.find(dials.responder[rows], relay, at)
     kept = (own >= 0) & (other >= 0)  # a session may just have ended between question and answer
-    picked = (rows, relay, at, close_at, own, other, accept_ms)
-    rows, relay, at, close_at, own, other, accept_ms = (one[kept] for one in picked)
+    rows, relay, own, other = rows[kept], relay[kept], own[kept], other[kept]
+    at, close_at, accept_ms = at[kept], close_at[kept], accept_ms[kept]
     n = len(rows)
     none = np.full(n, -1, np.int64)
     return Segments(

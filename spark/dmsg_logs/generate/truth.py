@@ -24,7 +24,7 @@ NAME: Final = "_truth.json"
 
 @dataclass(frozen=True, slots=True)
 class Truth:
-    """Exact counts. ``lines_in`` = ``good`` + ``dup`` + ``corrupt``; ``missing`` lines are in none of them.
+    """Exact counts. ``lines`` = ``good`` + ``dup`` + ``corrupt``; ``missing`` lines are in none of them.
 
     Everything below ``files`` is about good lines only, each counted once however often it was shipped.
     """
@@ -32,7 +32,7 @@ class Truth:
     seed: int
     start: float
     days: int
-    lines_in: int
+    lines: int
     good: int
     dup: int
     corrupt: int
@@ -98,7 +98,7 @@ def make_truth(
         seed=seed,
         start=world.fleet.start,
         days=days,
-        lines_in=sum(file.lines for file in files),
+        lines=sum(file.lines for file in files),
         good=int(good.sum()),
         dup=sum(file.good for file in files) - int(good.sum()),
         corrupt=sum(file.corrupt for file in files),

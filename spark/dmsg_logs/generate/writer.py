@@ -6,9 +6,10 @@ import hashlib
 import multiprocessing
 import os
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
+from itertools import pairwise
 from pathlib import Path
 from typing import Final
 
@@ -135,7 +136,7 @@ def _pack(lines: list[str], kept: int, level: int) -> tuple[bytes, int]:
     """Frames of whole lines, a new one where the file will be cut."""
     packer = zstandard.ZstdCompressor(level=level)
     edges = sorted({*range(0, len(lines), _FRAME_LINES), kept, len(lines)})
-    parts = ["\n".join(lines[a:b]) + "\n" for a, b in zip(edges, edges[1:], strict=False)]
+    parts = ["\n".join(lines[a:b]) + "\n" for a, b in pairwise(edges)]
     encoded = [part.encode("utf-8", "surrogateescape") for part in parts]
     return b"".join(packer.compress(part) for part in encoded), sum(map(len, encoded))
 
@@ -214,10 +215,12 @@ def write_files(
     return [one for one in done if one is not None]
 
 
-def _collect(results: object, done: list[WrittenFile | None], progress: Callable[[int, int], None] | None) -> None:
-    count = 0
-    for number, written in results:  # type: ignore[attr-defined]
+def _collect(
+    results: Iterable[tuple[int, WrittenFile]],
+    done: list[WrittenFile | None],
+    progress: Callable[[int, int], None] | None,
+) -> None:
+    for count, (number, written) in enumerate(results, 1):
         done[number] = written
-        count += 1
         if progress is not None:
             progress(count, len(done))
