@@ -512,9 +512,11 @@ class Bucket:
         return self._request("GET", "").decode()
 
     def sync_to(self, directory: Path) -> Path:
-        """A copy of everything in the bucket."""
+        """A copy of everything in the bucket; what has been copied before is taken to be the same."""
         for key in self.keys():
             path = directory / key
+            if path.exists():
+                continue
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_bytes(self.get(key))
         return directory

@@ -39,6 +39,12 @@ class Program:
                 pytest.fail(f"{text!r} was never printed:\n{self.text}", pytrace=False)
         return self.text.partition(text)[2].partition("\n")[0]
 
+    def wait_for_many(self, text: str, count: int) -> None:
+        """Wait until ``text`` has been printed ``count`` times."""
+        while self.output.count(text.encode()) < count:
+            if not self._read():
+                pytest.fail(f"{text!r} was printed too rarely:\n{self.text}", pytrace=False)
+
     @property
     def text(self) -> str:
         """All output so far."""
@@ -48,6 +54,10 @@ class Program:
         """Send SIGTERM; the exit status."""
         self._process.send_signal(signal.SIGTERM)
         return self.wait()
+
+    def kill(self) -> None:
+        """Send SIGKILL."""
+        self._process.kill()
 
     def wait(self) -> int:
         """The exit status, when it has ended."""
