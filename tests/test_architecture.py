@@ -58,6 +58,7 @@ PURE_MODULES = {
     "dmsg.address",
     "dmsg.discovery.entry",
     "dmsg.ops.events",
+    "dmsg.ops.loglines",
     "dmsg.ops.lognames",
     "dmsg.ops.shipping",
 }

@@ -153,6 +153,7 @@ class TransportClosed(Event):
     """A transport ended, or a request for one was never accepted."""
 
     NAME = "transport_closed"
+    VERSION = 2
     conn: Annotated[int, "number of the connection in this run; on a server, the initiator's"]
     transport_id: Annotated[int, "transport id on that connection"]
     initiator: Annotated[str, "key of the client that dialled"]
@@ -166,6 +167,8 @@ class TransportClosed(Event):
     bytes_out: Annotated[int, "data bytes from the initiator to the responder; on a client, sent"]
     queue_peak_bytes: Annotated[int, "most bytes ever queued for one of its ends"]
     security: Annotated[str, "e2e, hop, or unknown where it cannot be seen"]
+    opened_id: Annotated[int, "transport id it was opened with; another one after it was resumed over another path"] = 0
+    opened_server: Annotated[str, "key of the server it was opened through; another one if it was resumed"] = ""
 
 
 @dataclass(slots=True)
@@ -201,13 +204,15 @@ class DialFinished(Event):
     """A dial ended, well or not."""
 
     NAME = "dial_finished"
+    VERSION = 2
     target: Annotated[str, "key that was dialled"]
     server: Annotated[str, "key of the server it goes through; empty on failure"]
     ok: Annotated[bool, "whether there is a transport now"]
     reason: Annotated[str, "why not, as a short fixed text; empty on success"]
     elapsed_ms: Annotated[float, "how long the dial took"]
-    attempts: Annotated[str, "JSON text: the tree of attempts"]
+    attempts: Annotated[str, "JSON text: a list of the steps that failed, each with stage, server, elapsed_ms, reason"]
     security: Annotated[str, "e2e or hop; empty on failure"]
+    initiator: Annotated[str, "key that dialled"] = ""
 
 
 @dataclass(slots=True)
@@ -281,6 +286,16 @@ class EventsDropped(Event):
 
     NAME = "events_dropped"
     count: Annotated[int, "events left out since the line before"]
+
+
+@dataclass(slots=True)
+class EventsDiscarded(Event):
+    """Finished files were deleted before anybody shipped them, because the directory had reached its limit."""
+
+    NAME = "events_discarded"
+    files: Annotated[int, "files deleted since the last line of this kind"]
+    lines: Annotated[int, "lines in them, as their names have them"]
+    bytes: Annotated[int, "their size"]
 
 
 # --- shipping the log ------------------------------------------------------------------------------------------------

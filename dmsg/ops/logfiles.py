@@ -1,87 +1,114 @@
 """Where lines of the event log end up: a file descriptor, or a directory of files. Blocking; the log's thread only.
 
-A published file (``*.jsonl``) is complete and never changes again, so whatever reads the directory needs no lock and no
-guess about torn lines. A file being written is called ``*.jsonl.part`` and held with ``flock``; it is fsynced, then
-renamed, then the directory is fsynced. ``flock`` dies with its process, so a ``.part`` file nobody holds is what a
-killed run left behind: it is cut after its last line end and published.
+In a directory lines are packed: every write is one whole zstd frame. The file being written is a ``.part`` that nobody
+else touches. When it is full or old, or the hour has changed, it is fsynced, renamed so that its name says how many
+lines it holds, and its folder is fsynced. So a published file (:mod:`dmsg.ops.lognames`) is complete and never changes
+again, and whatever reads the directory needs no lock and no guess.
 
-A sink keeps what it could not write: after an ``OSError`` the next ``write`` (also of nothing) goes on exactly where
-the last one stopped, so that no line is lost or doubled by a full disk.
+A sink keeps what it could not write: after an ``OSError`` the next ``tick`` goes on exactly where the last write
+stopped, so that no line is lost or doubled, and no frame torn, by a full disk.
 """
 
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
-import re
-from typing import Final, Protocol
+from collections import deque
+from dataclasses import dataclass
+from typing import Final, NamedTuple, Protocol
 
-PART_SUFFIX: Final = ".part"
-FILE_SUFFIX: Final = ".jsonl"
-#: A file of this size is published; a reader likes files neither tiny nor huge.
+from dmsg.ops.compress import Compressor
+from dmsg.ops.lognames import LogFileName, check_boot, folder, safe_name
+from dmsg.ops.logtree import Discarded, claim, discard_oldest, make_folder, publish, publish_leftovers, sync_directory
+
+#: A file of this size is published; a reader likes files neither tiny nor huge. Packed, it holds eight times as much.
 ROTATE_BYTES: Final = 64 * 1024 * 1024
 #: A file this old is published, full or not; bounds how far readers are behind.
 ROTATE_S: Final = 300.0
-_SCAN_BYTES: Final = 64 * 1024
-_UNSAFE_IN_NAME: Final = re.compile(r"[^A-Za-z0-9._-]")
+#: Published files may take so much of the disk while nobody ships them.
+LIMIT_BYTES: Final = 1024 * 1024 * 1024
+#: Lines are collected for so long before they become a frame; what a killed process loses at most.
+FLUSH_S: Final = 1.0
+#: Lines of so many bytes become a frame at once.
+FLUSH_BYTES: Final = 256 * 1024
+_HOUR_S: Final = 3600.0
+
+
+class Batch(NamedTuple):
+    """Whole lines that are written together: their bytes, how many they are, and the hour (since 1970) of the first."""
+
+    data: bytes
+    lines: int
+    hour: int
 
 
 class Sink(Protocol):
     """Takes whole lines. ``now`` is monotonic seconds. Everything may raise ``OSError`` and be called again."""
 
+    #: For how long lines should be collected before they are written, in seconds.
+    gather_s: float
+
     def open(self) -> None:
         """Get ready; called once, before anything is written."""
 
-    def write(self, data: bytes, now: float) -> None:
-        """Write ``data`` after whatever an earlier call could not."""
+    def write(self, batch: Batch, now: float) -> None:
+        """Take ``batch`` and write it, after whatever an earlier call could not; never call it again with the same."""
 
     def tick(self, now: float) -> None:
-        """Do what has become due."""
+        """Write what an earlier call could not, then do what has become due."""
 
     def next_due(self) -> float | None:
         """When ``tick`` should be called again, if nothing is written before."""
+
+    def take_discarded(self) -> Discarded:
+        """What was deleted to make room since this was last asked."""
 
     def close(self) -> None:
         """Publish what was written and let go of everything."""
 
 
-class _Buffered:
-    """Remembers what a failed write left over."""
-
-    _rest = b""
-
-    def _drain(self, descriptor: int) -> int:
-        """Write all of the rest and give its length; on ``OSError`` what was not written stays."""
-        view, total = memoryview(self._rest), len(self._rest)
+def _drain(descriptor: int, data: bytes) -> bytes:
+    """Write ``data`` as far as it goes; gives the rest, or raises ``OSError`` if nothing at all could be written."""
+    view = memoryview(data)
+    while view:
         try:
-            while view:
-                view = view[os.write(descriptor, view) :]
-        finally:
-            self._rest = bytes(view)
-        return total
+            view = view[os.write(descriptor, view) :]
+        except OSError:
+            if len(view) == len(data):
+                raise
+            break
+    return bytes(view)
 
 
-class DescriptorSink(_Buffered):
+class DescriptorSink:
     """Writes to a descriptor it owns, such as a duplicate of standard output."""
+
+    gather_s = 0.0
 
     def __init__(self, descriptor: int) -> None:
         self._descriptor = descriptor
+        self._rest = b""
 
     def open(self) -> None:
         """Nothing to do: the descriptor was opened by whoever made this."""
 
-    def write(self, data: bytes, now: float) -> None:
+    def write(self, batch: Batch, now: float) -> None:
         """Write everything, or raise ``OSError`` and remember the rest."""
-        self._rest += data
-        self._drain(self._descriptor)
+        self._rest += batch.data
+        self.tick(now)
 
     def tick(self, now: float) -> None:
-        """Nothing becomes due here."""
+        """Write what is left."""
+        while self._rest:
+            self._rest = _drain(self._descriptor, self._rest)
 
     def next_due(self) -> float | None:
         """Never."""
         return None
+
+    def take_discarded(self) -> Discarded:
+        """Nothing, ever."""
+        return Discarded()
 
     def close(self) -> None:
         """Close the descriptor; what could not be written is given up."""
@@ -90,149 +117,147 @@ class DescriptorSink(_Buffered):
             os.close(descriptor)
 
 
-class DirectorySink(_Buffered):
-    """Writes ``<stem>-<number>.jsonl`` files into ``directory``; sizes in bytes, ages in seconds."""
+@dataclass(slots=True)
+class _OpenFile:
+    """The file being written. ``size`` and ``lines`` are those of its whole frames; ``due`` is monotonic seconds."""
+
+    descriptor: int
+    part: str
+    name: LogFileName
+    hour: int
+    due: float
+    size: int = 0
+
+
+class DirectorySink:
+    """Writes files for ``role``, ``node`` and ``boot`` below ``directory``; sizes in bytes, packed; ages in seconds.
+
+    ``limit_bytes`` bounds what published files of everybody who writes there take; 0 is no bound. A ``boot`` that is
+    not 8 to 32 hex digits is a ``ValueError``.
+    """
+
+    gather_s = FLUSH_S
 
     def __init__(
-        self, directory: str, stem: str, *, rotate_bytes: int = ROTATE_BYTES, rotate_s: float = ROTATE_S
+        self,
+        directory: str,
+        *,
+        role: str,
+        node: str,
+        boot: str,
+        rotate_bytes: int = ROTATE_BYTES,
+        rotate_s: float = ROTATE_S,
+        limit_bytes: int = LIMIT_BYTES,
     ) -> None:
         self._directory = directory
-        self._stem = _UNSAFE_IN_NAME.sub("_", stem)
+        self._role = role
+        self._next_name = LogFileName(safe_name(node), check_boot(boot), 0, 0)
         self._rotate_bytes = rotate_bytes
         self._rotate_s = rotate_s
-        self._number = 0
-        self._descriptor = -1
-        self._final = ""
-        self._size = 0
-        self._due = 0.0
+        self._limit_bytes = limit_bytes
+        self._compressor = Compressor()
+        self._file: _OpenFile | None = None
+        self._pending: deque[Batch] = deque()
+        # of the first one pending, once it has been begun: its frame, and what of that is not written yet
+        self._frame = b""
+        self._rest = b""
+        self._discarded = Discarded()
 
     def open(self) -> None:
-        """Make the directory if it is not there and publish what killed runs left in it."""
+        """Make the directory if it is not there, publish what killed runs left in it, and keep to the limit."""
         os.makedirs(self._directory, exist_ok=True)
         publish_leftovers(self._directory)
+        self._discard()
 
-    def write(self, data: bytes, now: float) -> None:
-        """Append whole lines, opening a file if none is open and publishing it when it is full."""
-        self._rest += data
-        if self._rest:
-            if self._descriptor < 0:
-                self._create(now)
-            self._size += self._drain(self._descriptor)
+    def write(self, batch: Batch, now: float) -> None:
+        """Append a frame, opening a file if none is open and publishing it when it is full."""
+        self._pending.append(batch)
         self.tick(now)
 
     def tick(self, now: float) -> None:
-        """Publish the open file when it is full or old; never in the middle of a line."""
-        if self._descriptor >= 0 and not self._rest and (self._size >= self._rotate_bytes or now >= self._due):
-            self._publish()
+        """Write what is pending; publish the open file when it is full or old, never in the middle of a frame."""
+        while self._pending:
+            batch = self._pending[0]
+            file = self._file
+            if file is not None and not self._rest and (batch.hour > file.hour or self._is_due(file, now)):
+                self._publish(file)
+                self._discard()
+                file = None
+            if file is None:
+                file = self._file = self._create(batch.hour, now)
+            if not self._rest:
+                self._frame = self._rest = self._compressor.frame(batch.data)
+            while self._rest:
+                self._rest = _drain(file.descriptor, self._rest)
+            self._pending.popleft()
+            file.size += len(self._frame)
+            file.name = file.name._replace(lines=file.name.lines + batch.lines)
+        if self._file is not None and self._is_due(self._file, now):
+            self._publish(self._file)
+            self._discard()
 
     def next_due(self) -> float | None:
         """When the open file is old enough to be published."""
-        return self._due if self._descriptor >= 0 else None
+        return self._file.due if self._file is not None else None
+
+    def take_discarded(self) -> Discarded:
+        """What was deleted because of the limit since this was last asked."""
+        discarded, self._discarded = self._discarded, Discarded()
+        return discarded
 
     def close(self) -> None:
-        """Publish the open file. If a line is torn because the disk is full, it is left for the next run to cut."""
-        if self._descriptor < 0:
+        """Publish the open file. What could not be written, because the disk is full, is given up and cut off."""
+        file = self._file
+        if file is None:
             return
-        if self._rest:
-            os.close(self._descriptor)
-            self._descriptor = -1
-        else:
-            self._publish()
-
-    def _create(self, now: float) -> None:
-        os.makedirs(self._directory, exist_ok=True)
-        while True:
-            final = os.path.join(self._directory, f"{self._stem}-{self._number:06d}{FILE_SUFFIX}")
-            self._number += 1
-            if os.path.exists(final):
-                continue
-            try:
-                descriptor = os.open(
-                    final + PART_SUFFIX, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC, 0o640
-                )
-            except FileExistsError:
-                continue
-            if _claim(descriptor, final + PART_SUFFIX):
-                break
-            os.close(descriptor)  # another process tidying up was quicker; it may have the name
-        self._descriptor, self._final, self._size, self._due = descriptor, final, 0, now + self._rotate_s
-
-    def _publish(self) -> None:
-        os.fsync(self._descriptor)
-        with contextlib.suppress(FileNotFoundError):  # someone removed it under us: nothing is left to publish
-            os.rename(self._final + PART_SUFFIX, self._final)
-        descriptor, self._descriptor = self._descriptor, -1
-        os.close(descriptor)
-        _sync_directory(self._directory)
-
-
-def publish_leftovers(directory: str) -> list[str]:
-    """Publish every ``.part`` file no living process holds, cut after its last line end; gives their new paths.
-
-    A file without one whole line is removed. A file that cannot be read or renamed is left alone.
-    """
-    published = []
-    for name in sorted(os.listdir(directory)):
-        if not name.endswith(FILE_SUFFIX + PART_SUFFIX):
-            continue
-        path = os.path.join(directory, name)
         try:
-            descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
-        except OSError:
-            continue
-        try:
-            if _claim(descriptor, path):
-                final = _publish_leftover(descriptor, path)
-                if final:
-                    published.append(final)
-        except OSError:
-            continue
+            if self._rest:
+                os.ftruncate(file.descriptor, file.size)
+            if file.name.lines:
+                self._publish(file)
+            else:
+                os.unlink(file.part)
         finally:
-            os.close(descriptor)
-    if published:
-        _sync_directory(directory)
-    return published
+            if self._file is not None:  # a run to come finds it and does the same
+                os.close(file.descriptor)
+                self._file = None
+            self._rest = b""
+            self._pending.clear()
 
+    def _is_due(self, file: _OpenFile, now: float) -> bool:
+        return file.size >= self._rotate_bytes or now >= file.due
 
-def _publish_leftover(descriptor: int, path: str) -> str:
-    """Cut, sync and rename a claimed leftover; "" if nothing of it was worth keeping."""
-    end = _end_of_last_line(descriptor)
-    if end == 0:
-        os.unlink(path)
-        return ""
-    os.ftruncate(descriptor, end)
-    os.fsync(descriptor)
-    final = path.removesuffix(PART_SUFFIX)
-    if os.path.exists(final):  # never over a file someone may have read already
-        final = f"{final.removesuffix(FILE_SUFFIX)}-left-{os.fstat(descriptor).st_ino}{FILE_SUFFIX}"
-    os.rename(path, final)
-    return final
+    def _create(self, hour: int, now: float) -> _OpenFile:
+        relative = folder(self._role, hour * _HOUR_S)
+        while True:
+            name = self._next_name
+            part = os.path.join(make_folder(self._directory, relative), name.format_part())
+            try:
+                descriptor = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC, 0o640)
+            except FileNotFoundError:  # whoever removes empty folders was quicker than we
+                continue
+            except FileExistsError:
+                self._next_name = name._replace(number=name.number + 1)
+                continue
+            self._next_name = name._replace(number=name.number + 1)
+            try:
+                if claim(descriptor, part):
+                    return _OpenFile(descriptor, part, name, hour, now + self._rotate_s)
+            except OSError:  # a file system that knows no locks
+                os.close(descriptor)
+                with contextlib.suppress(OSError):
+                    os.unlink(part)
+                raise
+            os.close(descriptor)  # another process tidying up was quicker; it may have the name
 
+    def _publish(self, file: _OpenFile) -> None:
+        name = LogFileName.parse(os.path.basename(publish(file.descriptor, file.part, file.name)))
+        if name is not None:  # it may have got a later number, which is then not free any more
+            self._next_name = self._next_name._replace(number=max(self._next_name.number, name.number + 1))
+        self._file = None
+        os.close(file.descriptor)
+        sync_directory(os.path.dirname(file.part))
 
-def _end_of_last_line(descriptor: int) -> int:
-    """Offset after the last line end, 0 if there is none. Reads from the end, in pieces."""
-    end = os.fstat(descriptor).st_size
-    while end > 0:
-        start = max(0, end - _SCAN_BYTES)
-        found = os.pread(descriptor, end - start, start).rfind(b"\n")
-        if found >= 0:
-            return start + found + 1
-        end = start
-    return 0
-
-
-def _claim(descriptor: int, path: str) -> bool:
-    """Lock an open file for this process; false if another holds it or has renamed or removed it meanwhile."""
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        return os.path.samestat(os.fstat(descriptor), os.stat(path))
-    except OSError:
-        return False
-
-
-def _sync_directory(directory: str) -> None:
-    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+    def _discard(self) -> None:
+        if self._limit_bytes > 0:
+            self._discarded = self._discarded.plus(discard_oldest(self._directory, self._limit_bytes))

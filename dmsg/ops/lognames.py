@@ -9,7 +9,7 @@ mean one content. Date and hour are UTC and those of the first line; readers tak
 from __future__ import annotations
 
 import re
-import time
+from datetime import datetime, timezone
 from typing import Final, NamedTuple
 
 FILE_SUFFIX: Final = ".jsonl.zst"
@@ -20,10 +20,11 @@ DIGEST_DIGITS: Final = 16
 #: A node's name is cut to this many characters, so that the name of a file stays below the usual limit of 255 bytes.
 NODE_CHARACTERS: Final = 128
 
-_NAME: Final = re.compile(
-    r"(?P<node>[^/]+)-(?P<boot>[0-9a-f]{8,32})-(?P<number>[0-9]{6,9})"
-    r"(?:-(?P<lines>[0-9]{1,12})(?:-(?P<digest>[0-9a-f]{16}))?)?\.jsonl\.zst"
-)
+# Read from the right: a node's name may look like anything. The two forms must not be mixed, or a name of digits only
+# could be read in two ways.
+_STEM: Final = r"(?P<node>[^/]+)-(?P<boot>[0-9a-f]{8,32})-(?P<number>[0-9]{6,9})"
+_FINISHED: Final = re.compile(_STEM + r"-(?P<lines>[0-9]{1,12})(?:-(?P<digest>[0-9a-f]{16}))?\.jsonl\.zst")
+_PART: Final = re.compile(_STEM + r"\.jsonl\.zst\.part")
 _BOOT: Final = re.compile(r"[0-9a-f]{8,32}")
 _UNSAFE: Final = re.compile(r"[^A-Za-z0-9._-]")
 
@@ -40,16 +41,16 @@ class LogFileName(NamedTuple):
     @classmethod
     def parse(cls, name: str) -> LogFileName | None:
         """The parts of the name of a finished file, with or without a digest; ``None`` for any other name."""
-        found = _match(name)
-        if found is None or found["lines"] is None:
+        found = _FINISHED.fullmatch(name)
+        if found is None or _is_hidden(name):
             return None
         return cls(found["node"], found["boot"], int(found["number"]), int(found["lines"]), found["digest"] or "")
 
     @classmethod
     def parse_part(cls, name: str) -> LogFileName | None:
         """The parts of the name of a file being written, with no lines; ``None`` for any other name."""
-        found = _match(name.removesuffix(PART_SUFFIX)) if name.endswith(FILE_SUFFIX + PART_SUFFIX) else None
-        if found is None or found["lines"] is not None:
+        found = _PART.fullmatch(name)
+        if found is None or _is_hidden(name):
             return None
         return cls(found["node"], found["boot"], int(found["number"]), 0)
 
@@ -67,9 +68,9 @@ class LogFileName(NamedTuple):
         return f"{self.node}-{self.boot}-{self.number:06d}"
 
 
-def _match(name: str) -> re.Match[str] | None:
-    """Names that begin with a dot or an underscore are never read by anything, so they are none of ours."""
-    return None if name.startswith((".", "_")) else _NAME.fullmatch(name)
+def _is_hidden(name: str) -> bool:
+    """Names that begin so are never read by anything, so they are none of ours."""
+    return name.startswith((".", "_"))
 
 
 def safe_name(text: str) -> str:
@@ -87,5 +88,4 @@ def check_boot(boot: str) -> str:
 
 def folder(role: str, ts: float) -> str:
     """Where a file goes whose first line is of ``ts`` (Unix seconds): ``role=…/date=…/hour=…``, in UTC."""
-    when = time.gmtime(ts)
-    return f"role={safe_name(role)}/date={time.strftime('%Y-%m-%d', when)}/hour={when.tm_hour:02d}"
+    return f"role={safe_name(role)}/{datetime.fromtimestamp(ts, timezone.utc):date=%Y-%m-%d/hour=%H}"

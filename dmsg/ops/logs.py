@@ -5,17 +5,22 @@ does not fit is counted, and the count is itself an event (``events_dropped``) a
 gets its ``seq`` when it is written, so that ``(node, boot, seq)`` is a key without gaps: a gap in a reader's data means
 that the reader lost something, never that the log did.
 
+Lines are collected for up to a second before they are written to files, because a second of lines packs far better than
+one line, and waking a thread for each costs more than writing it. A process that is killed loses what it had collected;
+standard output gets every line at once.
+
 The thread starts with the first event (or :meth:`EventLog.start`), which is after a daemon has forked.
 """
 
 from __future__ import annotations
 
-import json
+import math
 import os
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable
+from itertools import chain
 from typing import Any, Final, TextIO
 
 from twisted.internet.defer import Deferred
@@ -23,20 +28,33 @@ from twisted.logger import Logger
 from zope.interface import implementer
 
 from dmsg.interfaces import IEventLog
-from dmsg.ops.events import Event, EventsDropped, Primitive, describe_event
-from dmsg.ops.logfiles import ROTATE_BYTES, ROTATE_S, DescriptorSink, DirectorySink, Sink
+from dmsg.ops.events import Event, EventsDiscarded, EventsDropped
+from dmsg.ops.logfiles import (
+    FLUSH_BYTES,
+    LIMIT_BYTES,
+    ROTATE_BYTES,
+    ROTATE_S,
+    Batch,
+    DescriptorSink,
+    DirectorySink,
+    Sink,
+)
+from dmsg.ops.loglines import Encoder
+from dmsg.ops.logtree import Discarded
 
 #: Events waiting to be written; at a few hundred bytes each this bounds memory to a few MiB.
 QUEUE_EVENTS: Final = 10_000
-#: Events encoded and written in one go; keeps one write, and the size of a file beyond its limit, small.
-BATCH_EVENTS: Final = 256
+#: So many waiting events are written at once, however young they are; with ordinary lines one or two frames.
+ENOUGH_EVENTS: Final = 512
 #: Pause after a write failed (disk full, pipe full) before it is tried again.
 RETRY_S: Final = 1.0
 #: How long closing waits for the thread to write what is queued.
 CLOSE_TIMEOUT_S: Final = 5.0
 MEMORY_EVENTS: Final = 10_000
 _SHORT_NODE_DIGITS: Final = 16
-_INT64: Final = 2**63
+_HOUR_S: Final = 3600.0
+#: The last hour that a folder can be named after; a clock that tells a later one is wrong anyway.
+_LAST_HOUR: Final = 70_000_000.0
 
 _log = Logger()
 
@@ -49,53 +67,6 @@ def short_node(public_key: object) -> str:
 def new_boot_id(random: Callable[[int], bytes]) -> str:
     """A random id (16 hex digits) for one run of a program."""
     return random(8).hex()
-
-
-class Encoder:
-    """Makes lines of events; knows the envelope and counts ``seq``. ``encode`` never fails for an ``Event``.
-
-    A value that is not of its declared type is made so: a column must hold one type, or whoever reads the lines with a
-    schema would get nothing at all.
-    """
-
-    def __init__(self, role: str, node: str, boot: str) -> None:
-        self._envelope = {"role": role, "node": node, "boot": boot}
-        self._columns: dict[type[Event], tuple[tuple[str, type[Primitive]], ...]] = {}
-        self.seq = 0
-
-    def encode(self, event: Event, ts: float) -> bytes:
-        """One line with its end; ``TypeError`` for what is no declared event, and then no ``seq`` is used up."""
-        cls = type(event)
-        columns = self._columns.get(cls)
-        if columns is None:
-            columns = tuple((each.name, each.type) for each in describe_event(cls).fields)
-            self._columns[cls] = columns
-        line: dict[str, object] = {"event": cls.NAME, "v": cls.VERSION, "ts": round(ts, 6), **self._envelope}
-        line["seq"] = self.seq
-        for name, kind in columns:
-            value = getattr(event, name, kind())
-            line[name] = value if type(value) is kind and kind is not int else _coerce(value, kind)
-        try:
-            text = json.dumps(line, separators=(",", ":"), allow_nan=False)
-        except ValueError:  # a number that JSON does not have
-            text = json.dumps({name: _finite(value) for name, value in line.items()}, separators=(",", ":"))
-        self.seq += 1
-        return text.encode("ascii") + b"\n"
-
-
-def _coerce(value: Any, kind: type[Primitive]) -> Primitive:
-    """``value`` as ``kind``, or the empty value of ``kind`` if it cannot be that. Integers fit 64 bits."""
-    if type(value) is int and kind is int:
-        return max(-_INT64, min(value, _INT64 - 1))
-    try:
-        made: Primitive = kind(value)
-        return _coerce(made, int) if kind is int else made
-    except Exception:  # whatever a stranger's type does when it is converted, the line keeps its shape
-        return kind()
-
-
-def _finite(value: object) -> object:
-    return 0.0 if isinstance(value, float) and not -float("inf") < value < float("inf") else value
 
 
 @implementer(IEventLog)
@@ -120,14 +91,19 @@ class EventLog:
         self._encoder = Encoder(role, node, boot)
         self._clock = clock
         self._limit = queue_events
+        self._enough = min(ENOUGH_EVENTS, queue_events)
         self._queue: deque[tuple[float, Event]] = deque()
         self._changed = threading.Condition()
         self._unreported = 0
+        self._wake_at = 0
+        self._discards = Discarded()
         self._closing = False
         self._lost = False
         self._thread: threading.Thread | None = None
         #: Events left out so far, because the queue was full or the log closed.
         self.dropped = 0
+        #: Events in published files that were deleted so far to keep to the limit.
+        self.discarded = 0
         #: Lines written so far.
         self.written = 0
         #: Why the last write failed; empty while writing works.
@@ -143,11 +119,18 @@ class EventLog:
         boot: str,
         rotate_bytes: int = ROTATE_BYTES,
         rotate_s: float = ROTATE_S,
+        limit_bytes: int = LIMIT_BYTES,
         **options: Any,
     ) -> EventLog:
-        """A log in files of ``directory`` (made if missing), published by size and age: :mod:`dmsg.ops.logfiles`."""
+        """A log in files below ``directory`` (made if missing): :mod:`dmsg.ops.logfiles` tells of the options."""
         sink = DirectorySink(
-            os.fspath(directory), f"{role}-{node}-{boot}", rotate_bytes=rotate_bytes, rotate_s=rotate_s
+            os.fspath(directory),
+            role=role,
+            node=node,
+            boot=boot,
+            rotate_bytes=rotate_bytes,
+            rotate_s=rotate_s,
+            limit_bytes=limit_bytes,
         )
         return cls(sink, role=role, node=node, boot=boot, **options)
 
@@ -176,7 +159,8 @@ class EventLog:
                 self._queue.append(entry)
                 if self._thread is None:
                     self._start()
-                self._changed.notify()
+                elif len(self._queue) == self._wake_at:
+                    self._changed.notify()
         except Exception:  # a thread that cannot be started, a clock that fails: never the caller's trouble
             self.dropped += 1
 
@@ -209,49 +193,87 @@ class EventLog:
 
     def _run(self) -> None:
         self._attempt(self._sink.open)
+        self._note_discards()
         while True:
             entries, dropped, closing = self._take()
-            self._write(entries)
+            extra: list[tuple[float, Event]] = []
             if dropped:
-                self._write([(self._clock(), EventsDropped(dropped))])
-            if not entries and not dropped:
-                if closing:
-                    break
+                extra.append((self._clock(), EventsDropped(dropped)))
+            if entries:  # a line on its own would fill another file, for which yet another is deleted
+                extra.extend(self._report_discards())
+            if entries or extra:
+                self._write(chain(entries, extra))
+            elif closing:
+                break
+            else:
                 self._retry(lambda: self._sink.tick(time.monotonic()))
+            self._note_discards()
+        self._write(self._report_discards())
         self._attempt(self._sink.close)
 
-    def _take(self) -> tuple[Iterable[tuple[float, Event]], int, bool]:
+    def _take(self) -> tuple[deque[tuple[float, Event]], int, bool]:
         """Wait for events, for something that is due, or for the end; take everything there is."""
         with self._changed:
             if not self._queue and not self._unreported and not self._closing:
                 due = self._sink.next_due()
-                self._changed.wait(None if due is None else max(0.0, due - time.monotonic()))
+                self._wait(1, None if due is None else due - time.monotonic())
+            if self._queue and self._sink.gather_s:
+                until = time.monotonic() + self._sink.gather_s
+                while not self._closing and len(self._queue) < self._enough and (left := until - time.monotonic()) > 0:
+                    self._wait(self._enough, left)
             entries, self._queue = self._queue, deque()
             dropped, self._unreported = self._unreported, 0
             return entries, dropped, self._closing
 
+    def _wait(self, events: int, timeout_s: float | None) -> None:
+        """Wait until there are so many events, or until the log is closed, but no longer than ``timeout_s``."""
+        self._wake_at = events
+        self._changed.wait(None if timeout_s is None else max(0.0, timeout_s))
+        self._wake_at = 0
+
     def _write(self, entries: Iterable[tuple[float, Event]]) -> None:
         lines: list[bytes] = []
+        size = hour = 0
+        hour_end = -math.inf
         for ts, event in entries:
             try:
-                lines.append(self._encoder.encode(event, ts))
+                line = self._encoder.encode(event, ts)
             except Exception:  # not an event at all
                 with self._changed:
                     self.dropped += 1
                     self._unreported += 1
-            if len(lines) == BATCH_EVENTS:
-                self._flush(lines)
-                lines = []
+                continue
+            if ts >= hour_end or size + len(line) > FLUSH_BYTES:
+                if lines:
+                    self._flush(Batch(b"".join(lines), len(lines), hour))
+                lines, size = [], 0
+                hour = int(max(0.0, min(ts // _HOUR_S, _LAST_HOUR)))  # 0 for what is no number
+                hour_end = (hour + 1) * _HOUR_S
+            lines.append(line)
+            size += len(line)
         if lines:
-            self._flush(lines)
+            self._flush(Batch(b"".join(lines), len(lines), hour))
 
-    def _flush(self, lines: list[bytes]) -> None:
-        data = b"".join(lines)
-        write = self._sink.write
-        if self._attempt(lambda: write(data, time.monotonic())) or self._retry(lambda: write(b"", time.monotonic())):
-            self.written += len(lines)
+    def _flush(self, batch: Batch) -> None:
+        sink = self._sink
+        if self._attempt(lambda: sink.write(batch, time.monotonic())) or self._retry(
+            lambda: sink.tick(time.monotonic())
+        ):
+            self.written += batch.lines
         else:
             self._lost = True
+
+    def _note_discards(self) -> None:
+        discarded = self._sink.take_discarded()
+        if discarded.files and not self.discarded:
+            text = "the event log has deleted {files} files, unshipped, to keep to its limit; more will follow"
+            _log.warn(text, files=discarded.files)
+        self.discarded += discarded.lines
+        self._discards = self._discards.plus(discarded)
+
+    def _report_discards(self) -> list[tuple[float, Event]]:
+        discards, self._discards = self._discards, Discarded()
+        return [(self._clock(), EventsDiscarded(*discards))] if discards.files else []
 
     def _retry(self, action: Callable[[], None]) -> bool:
         """Do it until it works. While closing only once, because waiting longer would hold the program up."""

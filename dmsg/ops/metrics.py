@@ -94,7 +94,11 @@ class MetricsEventLog:
         for name, help, labels, buckets in _HISTOGRAMS:
             self._histograms[name] = Histogram(name, help, labels, buckets=buckets, registry=self.registry)
         self._draining = Gauge("dmsg_drained", "1 after the server has drained", registry=self.registry)
-        add_gauges(self.registry, "dmsg_", lambda: {"events_dropped": getattr(self.inner, "dropped", 0)})
+        add_gauges(self.registry, "dmsg_", self._losses)
+
+    def _losses(self) -> dict[str, float]:
+        """What the log itself has lost: events it had no room for, and those in files deleted because of the limit."""
+        return {f"events_{what}": getattr(self.inner, what, 0) for what in ("dropped", "discarded")}
 
     def _count(self, name: str, amount: float = 1.0, **labels: str) -> None:
         counter = self._counters[name]

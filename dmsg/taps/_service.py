@@ -142,6 +142,8 @@ class _Events:
 
             self.log = EventLog.to_stream(sys.stdout, role=role, node=node, boot=boot)
         else:
+            if settings.events_limit < 0:
+                raise ConfigError("events_limit", "must not be negative")
             directory = os.path.abspath(settings.events)
             try:
                 os.makedirs(directory, exist_ok=True)
@@ -156,6 +158,7 @@ class _Events:
                 boot=boot,
                 rotate_bytes=settings.events_rotate_bytes,
                 rotate_s=settings.events_rotate_s,
+                limit_bytes=settings.events_limit,
             )
         self.registry = CollectorRegistry()
         self.sink = MetricsEventLog(self.log, self.registry) if settings.admin else self.log

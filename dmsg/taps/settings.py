@@ -15,7 +15,7 @@ from dmsg.discovery.ranks_source import REFRESH_S as RANKS_REFRESH_S
 from dmsg.discovery.store import StoreLimits
 from dmsg.mux.switch import ServerLimits
 from dmsg.ops.config import CONFIG_VARIABLE, setting, variables_of
-from dmsg.ops.logfiles import ROTATE_BYTES, ROTATE_S
+from dmsg.ops.logfiles import LIMIT_BYTES, ROTATE_BYTES, ROTATE_S
 
 _LISTEN_HELP = "endpoint to listen on, such as tcp:8080:interface=127.0.0.1 or systemd:domain=INET:index=0"
 _EVENTS_HELP = "where the event log goes: a directory, or - for standard output"
@@ -28,7 +28,11 @@ class CommonSettings:
     """What every role has."""
 
     events: str | None = setting(_EVENTS_HELP, default=None)
-    events_rotate_bytes: int = setting("size at which a file of events is published", default=ROTATE_BYTES)
+    events_limit: int = setting(
+        "bytes that published files of events may take; beyond, the oldest are deleted; 0 for no limit",
+        default=LIMIT_BYTES,
+    )
+    events_rotate_bytes: int = setting("size, packed, at which a file of events is published", default=ROTATE_BYTES)
     events_rotate_s: float = setting("age in seconds at which a file of events is published", default=ROTATE_S)
     admin: str | None = setting(_ADMIN_HELP, default=None)
     node: str | None = setting(_NODE_HELP, default=None)

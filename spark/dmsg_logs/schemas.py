@@ -75,10 +75,11 @@ EVENTS: Final[dict[str, EventSchema]] = {
         _columns("conn:int transport_id:int initiator:str responder:str server:str accept_ms:float security:str"),
     ),
     "transport_closed": EventSchema(
-        1,
+        2,
         _columns(
             "conn:int transport_id:int initiator:str responder:str server:str reason:str code:int by:str "
-            "duration_s:float bytes_in:int bytes_out:int queue_peak_bytes:int security:str"
+            "duration_s:float bytes_in:int bytes_out:int queue_peak_bytes:int security:str "
+            "opened_id:int opened_server:str"
         ),
     ),
     "transport_resumed": EventSchema(
@@ -90,8 +91,8 @@ EVENTS: Final[dict[str, EventSchema]] = {
         _columns("conn:int remote:str what:str reason:str count:int"),
     ),
     "dial_finished": EventSchema(
-        1,
-        _columns("target:str server:str ok:bool reason:str elapsed_ms:float attempts:str security:str"),
+        2,
+        _columns("target:str server:str ok:bool reason:str elapsed_ms:float attempts:str security:str initiator:str"),
     ),
     "session_up": EventSchema(
         1,
@@ -116,6 +117,10 @@ EVENTS: Final[dict[str, EventSchema]] = {
     "events_dropped": EventSchema(
         1,
         _columns("count:int"),
+    ),
+    "events_discarded": EventSchema(
+        1,
+        _columns("files:int lines:int bytes:int"),
     ),
     "file_shipped": EventSchema(
         1,

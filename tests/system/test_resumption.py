@@ -26,6 +26,7 @@ from dmsg.crypto.keys import PublicKey, SecretKey, write_key_file
 from dmsg.errors import DialError, ServerLost
 from dmsg.mux.client import ClientConfig
 from dmsg.mux.negotiation import Security
+from dmsg.ops.compress import read_lines
 from dmsg.ops.events import DialFinished, TransportResumed
 from dmsg.testing.network import LocalNetwork
 
@@ -328,8 +329,7 @@ async def test_a_large_file_outlives_its_relay_within_one_transport(relay, react
                     one.kill()
                     one.communicate()
     assert (tmp_path / "inbox" / "file").read_bytes() == data
-    logs = [file.read_text("utf-8") for file in (tmp_path / "events").rglob("*.jsonl")]
-    events = [json.loads(line) for log in logs for line in log.splitlines()]
+    events = [json.loads(line) for file in (tmp_path / "events").rglob("*.jsonl.zst") for line in read_lines(file)]
     names = [event["event"] for event in events]
     assert names.count("dial_finished") == 1 and names.count("transport_resumed") >= 1
 

@@ -84,6 +84,7 @@ def test_one_environment_serves_all_roles() -> None:
         (discovery, "--listen tcp:x", "dmsg-discovery: listen: 'tcp:x' is no endpoint to listen on"),
         (discovery, "--listen nowhere:1", "dmsg-discovery: listen: 'nowhere:1' is no endpoint to listen on"),
         (discovery, "--admin tcp:x", "dmsg-discovery: admin: 'tcp:x' is no endpoint to listen on"),
+        (discovery, "--events ev --events-limit -1", "dmsg-discovery: events_limit: must not be negative"),
         (discovery, "--events /dev/null/x", "dmsg-discovery: events: /dev/null/x cannot be used: "),
         (discovery, "--limit-connections x", "dmsg-discovery: limit_connections: must be a whole number"),
     ],

@@ -14,6 +14,8 @@ import pytest
 from twisted.internet.interfaces import IStreamServerEndpoint
 
 from dmsg.crypto.keys import SecretKey
+from dmsg.ops.compress import read_lines
+from dmsg.ops.lognames import LogFileName, folder
 
 from .conftest import Program
 
@@ -45,7 +47,16 @@ def _body(answer: Any) -> Any:
 
 
 def read_events(directory: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for path in sorted(directory.glob("*.jsonl")) for line in path.read_text().splitlines()]
+    """Every line of every published file, checked against what the files are called."""
+    lines = []
+    for path in sorted(directory.rglob("*.jsonl.zst")):
+        held = [json.loads(line) for line in read_lines(path)]
+        name = LogFileName.parse(path.name)
+        assert name is not None and name.lines == len(held)
+        assert str(path.parent.relative_to(directory)) == folder(held[0]["role"], held[0]["ts"])
+        assert {(name.node, name.boot)} == {(line["node"], line["boot"]) for line in held}
+        lines += held
+    return lines
 
 
 def test_help_lists_both_roles(start: Start) -> None:
@@ -73,7 +84,7 @@ def test_a_discovery_serves_and_ends_well(start: Start, runner: tuple[str, ...],
     assert [event["event"] for event in events] == ["server_started", "discovery_request", "drained", "server_stopped"]
     assert [event["seq"] for event in events] == [0, 1, 2, 3]
     assert events[0]["address"] == f"127.0.0.1:{port}"
-    assert not list((tmp_path / "events").glob("*.part"))
+    assert not list((tmp_path / "events").rglob("*.part"))
 
 
 def test_a_discovery_on_redis(start: Start, redis_url: str) -> None:
