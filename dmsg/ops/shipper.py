@@ -10,6 +10,7 @@ keep the program from ending, and an upload that is cut off by its end is as one
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -61,7 +62,12 @@ def ship(directory: str, path: str, destination: Destination, *, keep: bool) -> 
     except FileNotFoundError:  # another shipper was quicker
         return None
     target = landing_path(path, content.sha256)
-    destination.deliver(target, content)
+    try:
+        destination.deliver(target, content)
+    except ShippingError:
+        if os.path.lexists(content.path):
+            raise
+        return None  # it has been shipped, or deleted, by somebody else meanwhile: nothing is left to be tried again
     release(directory, path, content, keep=keep)
     return Shipped(target, content.lines, content.size_bytes)
 

@@ -291,6 +291,20 @@ def test_two_shippers_on_one_directory_do_no_harm(bench: Bench, event_file: Any,
     assert not list(bench.events_dir.rglob("*.zst"))
 
 
+def test_a_file_that_is_deleted_while_it_is_shipped_is_no_failure(bench: Bench, event_file: Any, landed: Any) -> None:
+    """The writer does that when nothing was shipped for so long that its directory is full."""
+    source = event_file(bench.events_dir)
+
+    def meanwhile(path: str) -> None:
+        source.unlink()
+
+    bench.target.error = meanwhile
+    shipper = bench.start()
+    bench.run(60)
+    assert bench.told() == [] and shipper.problem == "" and len(bench.target.delivered) == 1
+    assert not landed(bench.landing)
+
+
 @pytest_twisted.ensureDeferred
 async def test_threads_bring_back_results_and_errors(reactor: Any) -> None:
     in_thread = in_daemon_thread(reactor)
