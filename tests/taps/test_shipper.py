@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import random
 import signal
 import socket
@@ -13,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from dmsg.ops.compress import read_lines
 from dmsg.taps import shipper
 
 from .conftest import Program
@@ -294,3 +296,35 @@ def test_two_at_once_and_a_sigterm_in_the_midst(start: Start, tmp_path: Path, ev
     lines = [seq for file in landed(landing).values() for seq in file]
     assert lines == [1000 * number + one for number in range(50) for one in range(3)]
     assert not [path for path in left(landing) if path.name.startswith(".")]
+
+
+@system
+@limited
+def test_from_roles_into_the_landing_zone(start: Start, tmp_path: Path) -> None:
+    """A discovery and a shipper that watches the directory both write to; nothing is missing in the end."""
+    port = free_port()
+    landing = tmp_path / "landing"
+    landing.mkdir()
+    short = ("--events", "events", "--events-rotate-s", "0.2")
+    where = f"tcp:{port}:interface=127.0.0.1"
+    found = start("twistd", "-n", "--pidfile=", "dmsg-discovery", "--listen", where, *short)
+    found.wait_for("dmsg-discovery runs, on")
+    program = start(*TWISTD, "--from", "events", "--to", "landing", "--poll-s", "0.1", *short)
+    program.wait_for("dmsg-shipper runs, from")
+    for _ in range(20):
+        assert get(port, "/discovery/available_servers")[0] == 404
+    assert found.terminate() == 0
+    assert program.terminate() == 0
+    for _ in range(2):
+        assert start(*TWISTD, "--from", "events", "--to", "landing", "--once").wait() == 0
+    runs: dict[str, list[dict[str, Any]]] = {}
+    for path in landing.rglob("*.jsonl.zst"):
+        for line in read_lines(path):
+            runs.setdefault(json.loads(line)["role"], []).append(json.loads(line))
+    for lines in runs.values():
+        assert sorted(line["seq"] for line in lines) == list(range(len(lines)))
+        assert {"server_started", "server_stopped"} <= {line["event"] for line in lines}
+    assert len([line for line in runs["discovery"] if line["event"] == "discovery_request"]) == 20
+    told = [line["name"] for line in runs["shipper"] if line["event"] == "file_shipped"]
+    assert all(name.startswith("role=discovery/") for name in told)
+    assert not left(tmp_path / "events")
