@@ -17,7 +17,8 @@ from enum import Enum
 from typing import BinaryIO, Final
 
 from dmsg.errors import ShippingError
-from dmsg.ops.shipfiles import Content, sync_directory
+from dmsg.ops.logtree import sync_directory
+from dmsg.ops.shipfiles import Content
 from dmsg.ops.shipping import clip
 
 #: Read and written at a time.

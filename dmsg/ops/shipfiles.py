@@ -19,6 +19,7 @@ from typing import BinaryIO, Final, NamedTuple
 from dmsg.errors import ShippingError
 from dmsg.ops.compress import FrameReader
 from dmsg.ops.lognames import PART_SUFFIX
+from dmsg.ops.logtree import sync_directory
 from dmsg.ops.shipping import Waiting, landing_path, recognise
 
 #: Folders below the event directory for files that were set aside, and for shipped ones that are to be kept.
@@ -146,15 +147,6 @@ def set_aside(directory: str, path: str, sha256: str, folder: str) -> str:
     except OSError as error:
         raise ShippingError("unreadable", f"{path} cannot be moved to {relative}: {error.strerror}") from None
     return relative
-
-
-def sync_directory(directory: str) -> None:
-    """Make sure the names in a directory survive a loss of power."""
-    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def _open(path: str) -> BinaryIO:

@@ -328,3 +328,21 @@ def test_from_roles_into_the_landing_zone(start: Start, tmp_path: Path) -> None:
     told = [line["name"] for line in runs["shipper"] if line["event"] == "file_shipped"]
     assert all(name.startswith("role=discovery/") for name in told)
     assert not left(tmp_path / "events")
+
+
+@system
+@limited
+def test_a_target_that_hangs_does_not_keep_it_from_ending(
+    start: Start, tmp_path: Path, event_file: Any, s3_environ: dict[str, str]
+) -> None:
+    source = event_file(tmp_path / "events")
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        silent.settimeout(30)
+        endpoint = f"endpoint_url=http://127.0.0.1:{silent.getsockname()[1]}"
+        to = ("--to", "s3://b", "--option", endpoint, "--drain-timeout", "0.2", "--events", "-")
+        program = start(*TWISTD, "--from", "events", *to, environ=s3_environ)
+        client, _ = silent.accept()
+        with client:
+            assert program.terminate() == 0
+    assert '"reason":"uploads were abandoned"' in program.text and "Traceback" not in program.text
+    assert source.exists()
