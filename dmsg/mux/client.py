@@ -95,6 +95,8 @@ class DmsgClient(Service):
         self._ports: dict[str, DmsgPort] = {}
         self._ready_waiters: list[Deferred[None]] = []
         self._opened_at: dict[DmsgTransport, float] = {}
+        #: Transport id and server a transport began with: after it was resumed they are the only trace of that.
+        self._opened_as: dict[DmsgTransport, tuple[int, str]] = {}
         self._tokens: dict[bytes, DmsgTransport] = {}
         self._searches: dict[DmsgTransport, Deferred[None]] = {}
         self._report = RefusalReport(reactor, self._emit)
@@ -274,6 +276,7 @@ class DmsgClient(Service):
         """Note a transport that has just been opened."""
         self._opened_at[transport] = self.reactor.seconds()
         stream = transport.stream
+        self._opened_as[transport] = stream.id, str(session.server)
         if isinstance(stream, SecureStream):
             self._tokens[stream.token] = transport
             transport.token = stream.token
@@ -284,6 +287,7 @@ class DmsgClient(Service):
     def transport_closed(self, session: ServerSession, transport: DmsgTransport, code: int, *, local: bool) -> None:
         """Note a transport that is over."""
         opened = self._opened_at.pop(transport, None)
+        began = self._opened_as.pop(transport, (transport.stream.id, str(session.server)))
         self._tokens.pop(transport.token, None)
         searching = self._searches.pop(transport, None)
         if searching is not None:
@@ -305,6 +309,7 @@ class DmsgClient(Service):
                 stream.sent_bytes,
                 0,
                 transport.security,
+                *began,
             )
         )
 
@@ -423,7 +428,8 @@ class DmsgClient(Service):
         security = transport.security if transport else ""
         elapsed_ms = (self.reactor.seconds() - started) * 1000
         tree = attempts_json(attempts)
-        self._emit(ev.DialFinished(str(target), server, transport is not None, reason, elapsed_ms, tree, security))
+        ok, initiator = transport is not None, str(self.public_key)
+        self._emit(ev.DialFinished(str(target), server, ok, reason, elapsed_ms, tree, security, initiator))
 
     def _emit(self, event: ev.Event) -> None:
         if self._events is not None:

@@ -348,6 +348,8 @@ class DmsgServer(Service):
                         half.bytes,
                         max(half.queue_peak_bytes, half.other.queue_peak_bytes),
                         "unknown",
+                        half.id,
+                        server,
                     )
                 )
             case RequestRefused(port=port, reason=reason):

@@ -63,17 +63,25 @@ PROMISED = {
     "handshake_failed": "address stage reason elapsed_ms",
     "transport_opened": "conn transport_id initiator responder server accept_ms security",
     "transport_closed": "conn transport_id initiator responder server reason code by duration_s bytes_in bytes_out"
-    " queue_peak_bytes security",
+    " queue_peak_bytes security opened_id opened_server",
+    "transport_resumed": "transport_id initiator responder server reason elapsed_ms",
     "refused": "conn remote what reason count",
-    "dial_finished": "target server ok reason elapsed_ms attempts security",
+    "dial_finished": "target server ok reason elapsed_ms attempts security initiator",
     "session_up": "server reason duration_s attempt",
     "session_down": "server reason duration_s attempt",
     "entry_published": "sequence kind elapsed_ms ok reason",
     "discovery_request": "method path status elapsed_ms reason key",
     "ranks_loaded": "ok reason issuer issued relays",
+    "ranks_loaded": "ok reason issuer issued relays",
     "events_dropped": "count",
+    "events_discarded": "files lines bytes",
+    "file_shipped": "name lines bytes elapsed_ms attempt ok reason",
     "file_shipped": "name lines bytes elapsed_ms attempt ok reason",
 }
+
+
+def test_every_event_is_promised() -> None:
+    assert PROMISED.keys() == events.EVENTS.keys()
 
 
 @pytest.mark.parametrize("name", sorted(PROMISED))

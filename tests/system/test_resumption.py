@@ -27,7 +27,7 @@ from dmsg.errors import DialError, ServerLost
 from dmsg.mux.client import ClientConfig
 from dmsg.mux.negotiation import Security
 from dmsg.ops.compress import read_lines
-from dmsg.ops.events import DialFinished, TransportResumed
+from dmsg.ops.events import DialFinished, TransportClosed, TransportOpened, TransportResumed
 from dmsg.testing.network import LocalNetwork
 
 pytestmark = pytest.mark.system
@@ -270,6 +270,10 @@ async def test_a_responder_that_moved_is_found_where_it_went(relay, reactor):
         (resumed,) = pair.events.of(TransportResumed)
         assert resumed.elapsed_ms < P99_LIMIT_MS
         await pair.close()
+        (dialled,), (opened,), (closed,) = map(pair.events.of, (DialFinished, TransportOpened, TransportClosed))
+        assert dialled.initiator == str(pair.dialling.public_key)
+        assert (closed.opened_id, closed.opened_server) == (opened.transport_id, opened.server)
+        assert (opened.server, closed.server) == (str(first.key.public_key), str(second.key.public_key))
 
 
 @pytest_twisted.ensureDeferred

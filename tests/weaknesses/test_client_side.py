@@ -426,7 +426,8 @@ async def test_w17_an_end_and_a_fault_in_one_read(world):
         guilty.send_frames([(CLOSE, 2, b"\0"), (0x7F, 2, b"")])
         await w.soon(guilty.lost(), 2.0)
         ended = [event for event in w.log.of(ev.TransportClosed) if event.initiator == str(guilty.key.public_key)]
-        assert [event.transport_id for event in ended] == [2]
+        assert [(event.transport_id, event.opened_id) for event in ended] == [(2, 2)]
+        assert all(event.opened_server == event.server for event in ended)
 
 
 # --- W18 -------------------------------------------------------------------------------------------------------------
