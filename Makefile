@@ -100,7 +100,8 @@ soak: venv
 	$(BIN)/python -m benchmarks soak
 
 analytics-demo: $(ANALYTICS_STAMP)
-	$(BIN)/python -m benchmarks.analytics_demo
+	rm -rf analytics-run
+	$(BIN)/python -m dmsg.cli.demo_analytics --dir analytics-run
 
 bench-analytics: $(ANALYTICS_STAMP)
 	cd spark && ../$(BIN)/python -m bench

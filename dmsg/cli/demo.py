@@ -30,6 +30,7 @@ import dmsg
 from dmsg.cli.exits import CommandError, Exit
 from dmsg.cli.output import Output, human_bytes
 from dmsg.crypto.keys import SecretKey, write_key_file
+from dmsg.ops.compress import read_lines
 
 MEBIBYTE: Final = 1024 * 1024
 RELAYS: Final = 2
@@ -109,12 +110,15 @@ class RoleFailed(CommandError):
 class Demo:
     """One run, in ``home``; ``size`` is that of the file in bytes."""
 
+    #: Who gets a key.
+    entities: tuple[str, ...] = ("relay-1", "relay-2", "sender", "receiver")
+
     def __init__(self, out: Output, home: Path, size: int) -> None:
         self._out = out
         self._home = home
         self._size = size
         self._roles: list[Role] = []
-        self._keys = {name: SecretKey.generate() for name in ("relay-1", "relay-2", "sender", "receiver")}
+        self._keys = {name: SecretKey.generate() for name in self.entities}
         for name, key in self._keys.items():
             write_key_file(home / f"{name}.key", key)
 
@@ -149,18 +153,19 @@ class Demo:
         for number in range(1, RELAYS + 1):
             name, port = f"relay-{number}", _free_port()
             self._say(f"{name} at 127.0.0.1:{port}")
-            relays.append(
-                self._start(
-                    name,
-                    *_TWISTD,
-                    "dmsg-server",
-                    *("--key", f"{name}.key", "--listen", f"tcp:{port}:interface=127.0.0.1"),
-                    *("--public-address", f"127.0.0.1:{port}", "--discovery", url, "--drain-timeout", "1"),
-                    *("--events", str(self._events(name))),
-                )
-            )
+            relays.append(self._start_relay(name, name, port, url))
         self._wait(relays[-1], lambda: _listed(url) == RELAYS, "is not listed in discovery", relays)
         return url
+
+    def _start_relay(self, name: str, key: str, port: int, url: str) -> Role:
+        return self._start(
+            name,
+            *_TWISTD,
+            "dmsg-server",
+            *("--key", f"{key}.key", "--listen", f"tcp:{port}:interface=127.0.0.1"),
+            *("--public-address", f"127.0.0.1:{port}", "--discovery", url, "--drain-timeout", "1"),
+            *("--events", str(self._events(key))),
+        )
 
     def _transfer(self, url: str) -> None:
         inbox = self._home / "inbox"
@@ -255,7 +260,7 @@ def _details(event: dict[str, Any], names: dict[str, str]) -> str:
 
 
 def _read_events(directory: Path) -> list[dict[str, Any]]:
-    lines = [line for path in sorted(directory.glob("*.jsonl")) for line in path.read_text("ascii").splitlines()]
+    lines = [line for path in sorted(directory.rglob("*.jsonl.zst")) for line in read_lines(path)]
     return sorted(map(json.loads, lines), key=lambda event: (event["ts"], event["seq"]))
 
 

@@ -47,7 +47,12 @@ def tables_stage(spark: SparkSession, tables: str, progress: Progress | None = N
     """Make the tables anew if the events have changed; rows of each, and what the data checks found."""
     rows = build_tables(spark, tables, progress=progress)
     manifest = read_manifest(spark, tables)
-    return {"tables": dict(rows), "generation": manifest.generation, "violations": manifest.violations}
+    return {
+        "tables": dict(rows),
+        "generation": manifest.generation,
+        "violations": manifest.violations,
+        "findings": manifest.findings,
+    }
 
 
 def ranks_stage(

@@ -5,12 +5,15 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Mapping
+from pathlib import Path
 
 from pyspark.sql import SparkSession
 
 #: Right for a laptop and for one large machine; on a cluster ``spark-submit --conf`` sets its own.
 SHUFFLE_PARTITIONS = 8
 _LOOPBACK = "127.0.0.1"
+#: What a JVM started here logs; not there when the package is read out of a wheel.
+_CONF = Path(__file__).parent / "conf"
 
 
 def build_session(name: str = "dmsg-logs", settings: Mapping[str, str] | None = None) -> SparkSession:
@@ -26,6 +29,8 @@ def build_session(name: str = "dmsg-logs", settings: Mapping[str, str] | None = 
     chosen = dict(settings or {})
     if not submitted:
         os.environ.setdefault("SPARK_LOCAL_IP", _LOOPBACK)
+        if _CONF.is_dir() and "SPARK_HOME" not in os.environ:  # otherwise there may be a spark-defaults.conf
+            os.environ.setdefault("SPARK_CONF_DIR", str(_CONF))
         defaults = {
             "spark.master": "local[*]",
             "spark.driver.memory": os.environ.get("DMSG_LOGS_DRIVER_MEMORY", "2g"),
