@@ -98,7 +98,9 @@ class Dialer:
         race = _Race(self, wish, attempts, self._clock.seconds())
 
         def timed_out(result: object, _: float) -> Failure:
-            race.note("accept" if race.asked else "connect", "", "timeout", SessionTimeout("the dial", limit_s))
+            owing = {str(server): stage for server, stage in race.owing.items()} or {"": "discovery"}
+            for server, stage in owing.items():
+                race.note(stage, server, "timeout", SessionTimeout("the dial", limit_s))
             return Failure(DialError(str(wish.target), attempts))
 
         running: Deferred[Opened] = ensureDeferred(self._run(race))
@@ -181,8 +183,9 @@ class Dialer:
 
     async def attempt(self, server: PublicKey, race: _Race) -> Opened:
         """Try one server; raises ``StageError``."""
+        race.owing[server] = "connect"
         session = await self._pool.get(server)
-        race.asked = True
+        race.owing[server] = "accept"
         carrier = self._carrier(session, race)
         scores, clock = self._pool.scores, self._clock
         asked = clock.seconds()
@@ -231,7 +234,8 @@ class _Race:
         self.wish = wish
         self.known = Known((), promised=True)
         self.attempts = attempts
-        self.asked = False
+        #: Servers that were begun with and have not failed, and the stage each has got to.
+        self.owing: dict[PublicKey, str] = {}
         self._dialer = dialer
         self._started = started
         self._running: dict[PublicKey, Deferred[Opened]] = {}
@@ -275,6 +279,7 @@ class _Race:
         self._running.pop(server, None)
         if self._done.called or failure.check(CancelledError):
             return
+        self.owing.pop(server, None)
         error = failure.value
         if isinstance(error, StageError):
             self.note(error.stage, str(server), error.reason, error.error or error)

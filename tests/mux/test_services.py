@@ -242,7 +242,9 @@ async def test_a_dialler_that_gives_up_takes_its_question_back() -> None:
     async with Net() as net:
         policy = Slow()
         port = net.serve("web", policy=policy)
-        assert (await net.refusal("web", timeout_s=2.0)).attempts[-1].reason == "timeout"
+        (attempt,) = (await net.refusal("web", timeout_s=2.0)).attempts
+        assert (attempt.stage, attempt.reason) == ("accept", "timeout")
+        assert attempt.server == str(net.relay.key.public_key)
         await net.settle()
         assert policy.cancelled == 1
         assert port.waiting == 0

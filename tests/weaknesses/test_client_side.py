@@ -503,6 +503,20 @@ async def test_w21_servers_that_do_not_answer(world, descriptors, stage):
 
 
 @sync
+async def test_w21_a_dial_that_ran_out_of_time_names_every_server_that_owed_an_answer(world):
+    """A relay that says nothing is found out by who dials through it, and only if the log names it."""
+    async with world() as w:
+        silent = [await w.raw_server(shake=False) for _ in range(2)]
+        client = await w.client(*(pinned for _, pinned in silent), ready=False, min_servers=0)
+        with pytest.raises(DialError) as caught:
+            await w.soon(client.dial(SecretKey.generate().public_key, timeout_s=0.5))
+        assert {(one.stage, one.server, one.reason) for one in caught.value.attempts} == {
+            ("connect", str(pinned.public_key), "timeout") for _, pinned in silent
+        }
+        assert all(one.elapsed_ms >= 500 for one in caught.value.attempts)
+
+
+@sync
 async def test_w21_connections_that_fail_leave_no_descriptor(world, descriptors):
     """Neither side keeps the socket of a handshake that failed, whoever's fault it was."""
     async with world() as w:
