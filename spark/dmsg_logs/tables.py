@@ -28,6 +28,8 @@ from pyspark.sql import DataFrame, SparkSession
 
 from dmsg_logs import __version__, paths, quality, store, transforms
 from dmsg_logs.tabledef import Table
+from dmsg_logs.transforms.abuse import ABUSE_CANDIDATES
+from dmsg_logs.transforms.abuse import ABUSE_CANDIDATES
 from dmsg_logs.transforms.capacity_forecast import CAPACITY_FORECAST
 from dmsg_logs.transforms.connections import CONNECTIONS
 from dmsg_logs.transforms.dial_failures import DIAL_FAILURES
@@ -61,6 +63,7 @@ TABLES: Final[dict[str, Table]] = {
         DISCOVERY_HOURLY,
         DIAL_FAILURES,
         RESUMPTIONS,
+        ABUSE_CANDIDATES,
         TOP_TALKERS,
         CAPACITY_FORECAST,
     )

@@ -1,13 +1,17 @@
-"""A small fleet for the tests of ranks: what its clients and relays write in a few hours, and what liars and abusers add."""
+"""A small fleet for the tests of ranks: what its clients and relays write in an hour, and what liars and abusers add."""
 
 from __future__ import annotations
 
 import json
 import random
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 from typing import Any
 
-from event_rows import Event, node_of
+from event_rows import Event, line_rows, node_of
+from pyspark.sql import DataFrame, SparkSession
+
+from dmsg_logs.schemas import LINE
 
 NOW = 1_772_496_000.0
 HOUR_S = 3600.0
@@ -21,10 +25,18 @@ def key(kind: str, number: int) -> str:
 #: Two relays are as good as each other.
 GOOD, TWIN, SLOW, FLAPPING, FAILING = (key("aaaa", number) for number in range(1, 6))
 RELAYS = (GOOD, TWIN, SLOW, FLAPPING, FAILING)
-CLIENTS = tuple(key("cccc", number) for number in range(50))
+CLIENTS = tuple(key("cccc", number) for number in range(49))
 STRANGER = key("dddd", 7)
 
 LOST = "server connection lost"
+
+
+def lines_frame(spark: SparkSession, lines: Iterable[Event], path: Path) -> DataFrame:
+    """Thousands of lines, by way of a file: much faster than row by row."""
+    with path.open("w") as file:
+        for row in line_rows(lines):
+            file.write(json.dumps({name: row[name] for name in LINE.names if row[name] is not None}) + "\n")
+    return spark.read.schema(LINE).json(str(path))
 
 
 def step(relay: str, stage: str, reason: str) -> dict[str, Any]:
@@ -50,7 +62,7 @@ def dial(client: str, target: str, relay: str, steps: Sequence[dict[str, Any]] =
 def accepted(client: str, target: str, relay: str, ms: float, ts: float = NOW - 60) -> Event:
     """The transport such a dial gives, as its initiator logs it."""
     ends = {"initiator": client, "responder": target, "server": relay}
-    return "transport_opened", {"ts": ts, "role": "client", "node": node_of(client), **ends, "accept_ms": ms}
+    return "transport_opened", {"ts": ts, "role": "client", "node": node_of(client), **ends, "accept_ms": float(ms)}
 
 
 def session(client: str, relay: str, s: float, ts: float = NOW - 60) -> Event:
@@ -71,7 +83,13 @@ def refusal(relay: str, client: str, what: str, reason: str, count: int = 1, ts:
 
 def abuse_close(relay: str, client: str, ts: float = NOW - 60) -> Event:
     """A connection the relay ended for abuse."""
-    return "connection_closed", {"ts": ts, "role": "server", "node": node_of(relay), "remote": client, "reason": "abuse"}
+    return "connection_closed", {
+        "ts": ts,
+        "role": "server",
+        "node": node_of(relay),
+        "remote": client,
+        "reason": "abuse",
+    }
 
 
 def started(relays: Iterable[str] = RELAYS) -> list[Event]:
@@ -83,7 +101,7 @@ def started(relays: Iterable[str] = RELAYS) -> list[Event]:
 
 
 def honest(seed: int = 1, clients: Sequence[str] = CLIENTS) -> list[Event]:
-    """A few hours of honest clients: each has sessions with all relays and dials a few others through them."""
+    """An hour of honest clients: each has sessions with all relays and dials a few others through them."""
     rng = random.Random(seed)
     events = started()
     for client in clients:
@@ -91,13 +109,13 @@ def honest(seed: int = 1, clients: Sequence[str] = CLIENTS) -> list[Event]:
         for relay in RELAYS:
             slow = 6.0 if relay == SLOW else 1.0
             for at in range(3):
-                ts = NOW - 4 * HOUR_S + at * HOUR_S + rng.uniform(0, 600)
+                ts = NOW - 3300 + at * 1000 + rng.uniform(0, 300)
                 events.append(session(client, relay, 0.05 * slow * rng.uniform(0.7, 1.4), ts))
-                if relay == FLAPPING and at:
-                    events.append(down(client, relay, "Connection was lost.", 900.0, ts + 700 + rng.uniform(0, 900)))
+                if relay == FLAPPING:
+                    events.append(down(client, relay, "Connection was lost.", 300.0, ts + 300 + rng.uniform(0, 300)))
             for target in targets:
-                ts = NOW - 4 * HOUR_S + rng.uniform(0, 3.9) * HOUR_S
-                if relay == FAILING and rng.random() < 0.4:
+                ts = NOW - rng.uniform(0, 3500)
+                if relay == FAILING and rng.random() < 0.6:
                     reason = rng.choice(["connection refused", "timeout"])
                     events.append(dial(client, target, GOOD, [step(relay, "connect", reason)], ts))
                 elif rng.random() < 0.1:
@@ -106,3 +124,74 @@ def honest(seed: int = 1, clients: Sequence[str] = CLIENTS) -> list[Event]:
                     events.append(dial(client, target, relay, [], ts))
                     events.append(accepted(client, target, relay, 30.0 * slow * rng.uniform(0.6, 1.6), ts))
     return events
+
+
+# --- what one bad client adds, for itself or about itself ------------------------------------------------------------
+
+DENIER, PRAISER, FLOODER, ABUSER, OFFLINE, NAMELESS, INVENTOR = (key("ffff", number) for number in range(1, 8))
+MUCH = 40
+
+
+def denial(client: str = DENIER) -> list[Event]:
+    """All relays but one fail all the time, it says."""
+    events = [session(client, GOOD, 0.001)]
+    for relay in RELAYS[1:]:
+        steps = [step(relay, "connect", "timeout")] * MUCH
+        for at in range(10):
+            ts = NOW - 30 * at
+            events += [dial(client, CLIENTS[at], GOOD, steps, ts), down(client, relay, "connection lost", 1.0, ts)]
+    return events
+
+
+def praise(client: str = PRAISER) -> list[Event]:
+    """The slow relay is the fastest, and nothing ever fails there, it says; much fails everywhere else."""
+    events = []
+    for at, target in enumerate(CLIENTS[:14]):
+        ts = NOW - 30 * at
+        events += [
+            session(client, SLOW, 0.001, ts),
+            dial(client, target, SLOW, [], ts),
+            accepted(client, target, SLOW, 1, ts),
+        ]
+        for relay in (GOOD, TWIN):
+            steps = [step(relay, "accept", LOST), step(relay, "handshake", "timeout")]
+            events += [session(client, relay, 9.0, ts), accepted(client, target, relay, 9000, ts)]
+            events += [down(client, relay, "Connection was lost.", 3.0, ts), dial(client, target, SLOW, steps, ts)]
+    return events
+
+
+def flood(client: str = FLOODER) -> list[Event]:
+    """Dials without end to keys nobody has, with the news that the worst relay works."""
+    events = [
+        dial(client, key("0000", at), "", [step(FAILING, "accept", "unknown_peer")], NOW - at) for at in range(600)
+    ]
+    return [*events, session(client, FAILING, 0.001)]
+
+
+def abuse(client: str = ABUSER) -> list[Event]:
+    """Requests over every limit on every relay, which the relays refuse and end."""
+    events = []
+    for relay in RELAYS:
+        events += [
+            refusal(relay, client, "request", "rate_limited", 5000),
+            refusal(relay, client, "request", "busy", 900),
+        ]
+        events += [refusal(relay, client, "connection", "too many connections", 900)]
+        events += [abuse_close(relay, client, NOW - 100 * at) for at in range(1, 4)]
+        events += [down(client, relay, "Connection was lost.", 5.0, NOW - 400 * at) for at in range(1, 9)]
+    return events
+
+
+def invention(client: str = INVENTOR) -> list[Event]:
+    """Relays that do not exist, and one that borrows the first digits of another's key."""
+    invented = [key("eeee", at) for at in range(40)] + [GOOD[:16] + "ab" * 25]
+    return [session(client, relay, 0.001, NOW - 60) for relay in invented]
+
+
+def nameless() -> list[Event]:
+    """A program whose log is not named after its key: one voice together with everybody else of that kind."""
+    events = []
+    for at in range(20):
+        for _, fields in denial():
+            events.append((_, {**fields, "node": f"node {at}"}))
+    return events[:: len(events) // 60]

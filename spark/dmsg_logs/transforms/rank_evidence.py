@@ -217,13 +217,18 @@ def _fact(relay: Column, what: Column, *, times: Column | None = None, dial: boo
     )
 
 
+def _steps() -> Column:
+    """The failed steps of a dial; most have none, and parsing is dear."""
+    return F.coalesce(F.when(F.col("attempts") != "[]", F.from_json("attempts", ATTEMPTS)), F.array())
+
+
 def _facts() -> Column:
     """What one line says of relays, as an array of structs."""
     event, role = F.col("event"), F.col("role")
     server = F.col("server")
     through = F.when(F.col("ok"), F.array(_fact(server, F.lit("ok"), dial=True)))
     steps = F.transform(
-        F.coalesce(F.from_json("attempts", ATTEMPTS), F.array()),
+        _steps(),
         lambda step: _fact(step["server"], _blame(step["stage"], step["reason"]), dial=True),
     )
     no_room = (event == "refused") & F.col("what").isin("connection", "request") & F.col("reason").isin(*NO_ROOM_OWN)
@@ -245,7 +250,7 @@ def _times() -> Column:
     event = F.col("event")
     accepted = F.substring("initiator", 1, _DIGITS) == F.col("node")
     steps = F.filter(
-        F.coalesce(F.from_json("attempts", ATTEMPTS), F.array()),
+        _steps(),
         lambda step: (step["stage"] == "accept") & step["reason"].isin(*UNANSWERED),
     )
 

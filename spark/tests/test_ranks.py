@@ -1,0 +1,477 @@
+"""Ranks: from lines to a signed document, with one client among fifty that lies."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict
+from itertools import permutations
+from pathlib import Path
+from typing import Any
+
+import pytest
+from event_rows import Event, events, node_of, rows_of
+from hypothesis import Phase, given, settings
+from hypothesis import strategies as st
+from pyspark.sql import SparkSession
+from rank_fleet import (
+    ABUSER,
+    CLIENTS,
+    DENIER,
+    FAILING,
+    FLAPPING,
+    FLOODER,
+    GOOD,
+    HOUR_S,
+    INVENTOR,
+    LOST,
+    NOW,
+    PRAISER,
+    RELAYS,
+    SLOW,
+    TWIN,
+    abuse,
+    accepted,
+    denial,
+    dial,
+    down,
+    flood,
+    honest,
+    invention,
+    key,
+    lines_frame,
+    nameless,
+    praise,
+    refusal,
+    session,
+    started,
+    step,
+)
+
+from dmsg_logs.ranks import (
+    LIFETIME_S,
+    RELAYS_LIMIT,
+    WINDOW_S,
+    Ranks,
+    RanksError,
+    compute_ranks,
+    excluded_clients,
+    gather_voices,
+    ranks_document,
+    verify_document,
+    write_ranks,
+)
+from dmsg_logs.scoring import SCALE, SHARE, STEP, VOICES, RelayScore, Scores, Voice, compare, effective, score_relays
+from dmsg_logs.signing import SecretKey
+from dmsg_logs.transforms.rank_evidence import (
+    AHEAD_S,
+    HALF_LIFE_S,
+    UNANSWERED,
+    faded,
+    relay_evidence,
+    relay_latency,
+)
+
+VECTORS: dict[str, Any] = json.loads((Path(__file__).parent / "vectors" / "relay_ranks.json").read_text())
+OPERATOR = SecretKey(bytes.fromhex(VECTORS["secret_key"]))
+PARTS = ("score", "success", "latency", "capacity", "drops")
+ONE_VOICE = SCALE / VOICES + STEP
+
+LIARS = {
+    "all others fail": (DENIER, denial),
+    "one relay is praised": (PRAISER, praise),
+    "dials without end": (FLOODER, flood),
+    "refused and closed for abuse everywhere": (ABUSER, abuse),
+    "relays that do not exist": (INVENTOR, invention),
+    "no name of its own": ("", nameless),
+}
+
+
+class Fleet:
+    """Forty-nine honest clients, and what they and each of the liars say, from one pass over the lines."""
+
+    def __init__(self, spark: SparkSession, directory: Path) -> None:
+        lines = honest() + [line for _, tell in LIARS.values() for line in tell()]
+        self.events = lines_frame(spark, lines, directory / "lines.jsonl").cache()
+        voices, self.told = gather_voices(self.events, now=NOW)
+        names = {node_of(client) for client in CLIENTS}
+        self.honest = [one for one in voices if one.client in names]
+        self.others = [one for one in voices if one.client not in names]
+        self.excluded = excluded_clients(self.events, now=NOW)
+
+    def scores(self, liar: str | None = None, *, excluded: bool = True) -> Scores:
+        """With the voices of one liar or of none."""
+        said = self.honest + [one for one in self.others if liar is not None and one.client == node_of(liar)]
+        return score_relays(said, relays=self.told, excluded=self.excluded if excluded else ())
+
+
+@pytest.fixture(scope="module")
+def fleet(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Fleet:
+    """What the tests of this module share."""
+    return Fleet(spark, tmp_path_factory.mktemp("fleet"))
+
+
+def order(scores: Scores) -> dict[tuple[str, str], int]:
+    """How each relay compares with each other one."""
+    found = {relay: score.score for relay, score in scores.relays.items() if relay in RELAYS}
+    return {(one, other): compare(found[one], found[other]) for one, other in permutations(RELAYS, 2)}
+
+
+# --- the order of the relays -----------------------------------------------------------------------------------------
+
+
+def test_relays_are_ordered_by_how_they_serve(fleet: Fleet) -> None:
+    found = order(fleet.scores())
+    assert found[GOOD, TWIN] == 0
+    for good in (GOOD, TWIN):
+        assert {found[good, other] for other in (SLOW, FLAPPING, FAILING)} == {1}
+    assert found[SLOW, FAILING] == 1
+    assert found[FLAPPING, FAILING] == 1
+
+
+def test_each_part_tells_what_it_is_named_after(fleet: Fleet) -> None:
+    relays = fleet.scores().relays
+    assert set(relays) == set(RELAYS)
+    worst = {part: min(RELAYS, key=lambda relay: getattr(relays[relay], part)) for part in PARTS[1:]}
+    assert (worst["success"], worst["latency"], worst["drops"]) == (FAILING, SLOW, FLAPPING)
+    assert {relay.clients for relay in relays.values()} == {len(CLIENTS)}
+    assert all(relay.dials >= 4 * len(CLIENTS) for relay in relays.values())
+
+
+@pytest.mark.parametrize("name", LIARS)
+def test_one_liar_among_fifty_does_not_change_the_order_of_the_relays(fleet: Fleet, name: str) -> None:
+    liar, _ = LIARS[name]
+    without, with_, left_in = fleet.scores(), fleet.scores(liar), fleet.scores(liar, excluded=False)
+    assert order(with_) == order(left_in) == order(without)
+    for relay in RELAYS:
+        for part in PARTS:
+            was = getattr(without.relays[relay], part)
+            assert abs(getattr(left_in.relays[relay], part) - was) <= ONE_VOICE
+            assert abs(getattr(with_.relays[relay], part) - was) <= ONE_VOICE
+
+
+@pytest.mark.parametrize("name", ["all others fail", "one relay is praised", "no name of its own"])
+def test_the_liars_of_these_tests_are_heard(fleet: Fleet, name: str) -> None:
+    liar, _ = LIARS[name]
+    assert fleet.scores(liar, excluded=False).relays != fleet.scores().relays
+
+
+def test_what_a_client_says_is_nothing_to_other_voices(spark: SparkSession, fleet: Fleet, tmp_path: Path) -> None:
+    alone, _ = gather_voices(lines_frame(spark, honest(), tmp_path / "lines.jsonl"), now=NOW)
+    assert {(one.relay, one.client): one for one in alone} == {(one.relay, one.client): one for one in fleet.honest}
+
+
+def test_flagged_clients_are_left_out_and_counted(fleet: Fleet) -> None:
+    assert fleet.excluded == {node_of(ABUSER), node_of(FLOODER)}
+    scores = fleet.scores(ABUSER)
+    assert scores.excluded_clients == 1
+    assert scores.excluded_events >= 40
+    assert scores.relays == fleet.scores().relays
+
+
+def test_a_relay_is_not_made_up_by_one_client(fleet: Fleet) -> None:
+    assert {one.relay for one in fleet.others} <= set(RELAYS)
+
+
+# --- any lines of one client -----------------------------------------------------------------------------------------
+
+ODD = [key("abab", number) for number in range(12)]
+moments = st.floats(NOW - WINDOW_S - 1000, NOW + 1000)
+amounts = st.floats() | st.floats(0, 1e4)
+counts = st.integers(-(2**63), 2**63 - 1) | st.integers(0, 5000)
+relays = st.sampled_from([*RELAYS, *RELAYS, node_of(GOOD), "", "é", key("0101", 1)])
+reasons = st.sampled_from(
+    ["timeout", "connection refused", LOST, "too many connections", "busy", "closed", "", "other"]
+)
+leaves = st.builds(step, relays, st.sampled_from(["connect", "handshake", "request", "accept", "?"]), reasons)
+attempts = st.lists(leaves, max_size=30).map(json.dumps) | st.sampled_from(["", "[]", "[[", "{}", "null", "[null,1]"])
+keys = st.sampled_from([*CLIENTS[:5], *ODD, "", "x"])
+
+
+@st.composite
+def odd_lines(draw: st.DrawFn) -> Event:
+    """A line one of the odd clients writes, or a relay writes about it, with anything in it."""
+    client = draw(st.sampled_from(ODD))
+    common: dict[str, Any] = {"ts": draw(moments), "role": "client", "node": node_of(client)}
+    kind = draw(st.integers(0, 5))
+    if kind == 0:
+        text, ok = draw(attempts), draw(st.booleans() | st.none())
+        return "dial_finished", {**common, "server": draw(relays), "ok": ok, "target": draw(keys), "attempts": text}
+    if kind == 1:
+        return "session_up", {**common, "server": draw(relays), "duration_s": draw(amounts | st.none())}
+    if kind == 2:
+        down_ = {"server": draw(relays), "duration_s": draw(amounts | st.none()), "reason": draw(reasons)}
+        return "session_down", {**common, **down_}
+    if kind == 3:
+        ends = {"initiator": client, "responder": draw(keys), "server": draw(relays)}
+        return "transport_opened", {**common, **ends, "accept_ms": draw(amounts)}
+    relay = {**common, "role": "server", "node": node_of(draw(st.sampled_from(RELAYS))), "remote": client}
+    if kind == 4:
+        what = {"what": draw(st.sampled_from(["connection", "request", "frame"])), "reason": draw(reasons)}
+        return "refused", {**relay, **what, "count": draw(counts)}
+    return "connection_closed", {**relay, "reason": draw(st.sampled_from(["abuse", "closed by peer"]))}
+
+
+def test_any_lines_of_a_client_move_scores_by_its_voice_at_most(spark: SparkSession, fleet: Fleet) -> None:
+    """Twelve odd clients write anything; each is then the only one of them in an otherwise honest fleet."""
+    without = fleet.scores().relays
+    heard = []
+
+    @settings(max_examples=3, deadline=None, database=None, derandomize=True, phases=[Phase.generate])
+    @given(st.lists(odd_lines(), min_size=100, max_size=150))
+    def check(lines: list[Event]) -> None:
+        voices, _ = gather_voices(events(spark, started() + lines), now=NOW)
+        heard.extend(voices)
+        assert {one.client for one in voices} <= {node_of(client) for client in ODD}
+        for client in ODD:
+            own = [one for one in voices if one.client == node_of(client)]
+            with_ = score_relays(fleet.honest + own, relays=fleet.told).relays
+            for relay in RELAYS:
+                for part in PARTS:
+                    assert abs(getattr(with_[relay], part) - getattr(without[relay], part)) <= ONE_VOICE
+
+    check()
+    assert len({one.client for one in heard}) == len(ODD)
+
+
+# --- what counts for what --------------------------------------------------------------------------------------------
+
+ALICE, BOB = CLIENTS[:2]
+
+
+def seen(spark: SparkSession, lines: Sequence[Event], now: float = NOW) -> dict[tuple[str, str], dict[str, float]]:
+    """Faded evidence by relay and client."""
+    rows = rows_of(faded(relay_evidence(events(spark, lines), now=now, window_s=WINDOW_S), now=now, half_life_s=1e12))
+    return {(row["relay"], row["client"]): row for row in rows}
+
+
+def test_whose_fault_a_failure_is(spark: SparkSession) -> None:
+    steps = {
+        ("connect", "connection refused"): "failed",
+        ("connect", "timeout"): "failed",
+        ("connect", "given up"): "",
+        ("handshake", "timeout"): "failed",
+        ("handshake", "message 2 does not open"): "failed",
+        ("handshake", "too many connections"): "refused",
+        ("handshake", "server_draining"): "refused",
+        ("handshake", "you are banned"): "",
+        ("request", "server connection lost"): "failed",
+        ("request", "downgrade"): "ok",
+        ("accept", "server connection lost"): "failed",
+        ("accept", "unknown_peer"): "ok",
+        ("accept", "refused"): "ok",
+        ("accept", "access_denied"): "ok",
+        ("accept", "busy"): "ok",
+        ("discovery", "server has no entry"): "",
+    }
+    sessions = {
+        ("connection refused", 0.0): "failed",
+        ("no OK in time", 0.0): "failed",
+        ("too many connections", 0.0): "refused",
+        ("server has no entry", 0.0): "",
+        ("given up", 0.0): "",
+        ("Connection was lost.", 5.0): "dropped",
+        ("server_draining", 5.0): "dropped",
+        ("closed", 5.0): "",
+    }
+    wanted, lines = {}, []
+    for number, ((stage, reason), what) in enumerate(steps.items()):
+        relay = key("5555", number)
+        wanted[relay] = what
+        # hours apart: everything in one bucket would look as if Alice were offline
+        lines.append(dial(ALICE, BOB, "", [step(relay, stage, reason)], NOW - 400 * number))
+    for number, ((reason, up_s), what) in enumerate(sessions.items(), len(steps)):
+        relay = key("5555", number)
+        wanted[relay] = what
+        lines.append(down(ALICE, relay, reason, up_s, NOW - 400 * number))
+    found = seen(spark, lines)
+    kinds = ("ok", "failed", "refused", "dropped")
+    said = {relay: "".join(kind for kind in kinds if row[kind] > 0.9) for (relay, _), row in found.items()}
+    assert said == wanted
+
+
+def test_lines_that_count_for_nobody_or_for_somebody_else(spark: SparkSession) -> None:
+    own, other = node_of(GOOD), node_of(TWIN)
+    server = {"role": "server", "node": own, "ts": NOW - 60}
+    lines: list[Event] = [
+        # a relay that writes as clients do, about itself and about another
+        ("session_up", {**session(ALICE, GOOD, 0.1)[1], **server}),
+        ("session_down", {**down(ALICE, TWIN, "connection lost", 5.0)[1], **server}),
+        ("dial_finished", {**dial(ALICE, BOB, GOOD)[1], **server}),
+        # what it says against itself
+        refusal(GOOD, ALICE, "connection", "too many connections", 3),
+        refusal(GOOD, "198.51.100.7", "connection", "half_open", 4),
+        ("events_dropped", {**server, "count": 1000}),
+        # limits of one client are no lack of room
+        refusal(TWIN, ALICE, "request", "rate_limited", 50),
+        refusal(TWIN, "198.51.100.7", "connection", "half_open_per_address", 50),
+        # a client's own refusals are of peers
+        ("refused", {**refusal(TWIN, BOB, "request", "busy")[1], "role": "client", "node": node_of(ALICE)}),
+        # other times
+        session(ALICE, SLOW, 0.1, NOW - WINDOW_S - 1),
+        session(ALICE, SLOW, 0.1, NOW + AHEAD_S + 1),
+    ]
+    found = {names: row for names, row in seen(spark, lines).items() if row["pieces"]}
+    assert set(found) == {(own, node_of(ALICE)), (own, ""), (own, "self")}
+    assert round(found[own, node_of(ALICE)]["refused"]) == 3
+    assert round(found[own, ""]["refused"]) == 4
+    assert round(found[own, "self"]["dropped"]) == 1
+    assert not any(row["ok"] for row in found.values())
+    assert other not in {relay for relay, _ in found}
+
+
+def test_a_client_without_a_network_blames_nobody(spark: SparkSession) -> None:
+    at = NOW - HOUR_S
+    lines = [
+        # Alice loses everything at once
+        *[down(ALICE, relay, "Connection was lost.", 50.0, at) for relay in (GOOD, TWIN)],
+        *[dial(ALICE, BOB, "", [step(relay, "connect", "timeout")], at) for relay in (GOOD, TWIN)],
+        # Bob loses one of three
+        *[session(BOB, relay, 0.1, at) for relay in (GOOD, SLOW)],
+        down(BOB, TWIN, "Connection was lost.", 50.0, at),
+    ]
+    found = seen(spark, lines)
+    assert [
+        found[relay, node_of(ALICE)]["failed"] + found[relay, node_of(ALICE)]["dropped"] for relay in (GOOD, TWIN)
+    ] == [
+        0,
+        0,
+    ]
+    assert round(found[TWIN, node_of(BOB)]["dropped"]) == 1
+
+
+def test_a_relay_heals(spark: SparkSession) -> None:
+    """What it did counts half after each half-life, so that the same relay, silent or serving well, comes back."""
+    lines = [down(ALICE, GOOD, "connection refused", 0.0, NOW - at) for at in range(0, 250, 10)]
+    lines += [session(ALICE, GOOD, 0.1, NOW + 6 * HOUR_S - at) for at in range(0, 250, 3)]
+    evidence = relay_evidence(events(spark, lines), now=NOW + 6 * HOUR_S, window_s=WINDOW_S).cache()
+    fresh, later = (
+        rows_of(faded(evidence.where(f"bucket <= {NOW + ahead}"), now=NOW + ahead))[0] for ahead in (0.0, 6 * HOUR_S)
+    )
+    assert fresh["failed"] == pytest.approx(25, rel=0.05)
+    assert later["failed"] == pytest.approx(fresh["failed"] * 2 ** (-6 * HOUR_S / HALF_LIFE_S), rel=0.05)
+
+    def success(row: dict[str, Any]) -> int:
+        said = [Voice(GOOD, str(at), ok=row["ok"], failed=row["failed"]) for at in range(50)]
+        return score_relays(said).relays[GOOD].success
+
+    assert success(fresh) < 100
+    assert success({**fresh, **{name: fresh[name] / 1000 for name in ("ok", "failed")}}) > 450
+    assert success(later) > 650
+
+
+def test_how_relays_compare_in_speed(spark: SparkSession) -> None:
+    targets = CLIENTS[2:6]
+    lines: list[Event] = []
+    for at in range(3):
+        ts = NOW - 60 - at
+        # Alice is far away, and one target is slow wherever it is
+        lines += [session(ALICE, relay, s, ts) for relay, s in ((GOOD, 2.0), (TWIN, 2.0), (SLOW, 4.0))]
+        lines += [accepted(ALICE, targets[0], relay, ms, ts) for relay, ms in ((GOOD, 4000), (TWIN, 4000))]
+        lines += [accepted(ALICE, targets[1], relay, ms, ts) for relay, ms in ((GOOD, 100), (SLOW, 800))]
+        # reached through one relay: nothing to compare with
+        lines += [accepted(ALICE, targets[2], SLOW, 1, ts)]
+        # Bob knows one relay; and what is accepted by a client says nothing of its own dials
+        lines += [session(BOB, SLOW, 9.0, ts), accepted(ALICE, BOB, SLOW, 9000, ts)]
+        received = accepted(ALICE, BOB, GOOD, 1, ts)[1]
+        lines += [("transport_opened", {**received, "node": node_of(BOB)})]
+    found = {
+        (row["relay"], row["client"]): row
+        for row in rows_of(relay_latency(events(spark, lines), now=NOW, window_s=WINDOW_S))
+    }
+    assert {client for _, client in found} == {node_of(ALICE)}
+    good, twin, slow = (found[relay, node_of(ALICE)] for relay in (GOOD, TWIN, SLOW))
+    assert good["session"] == twin["session"] == pytest.approx(0.5 + 1 / 6)
+    assert slow["session"] == pytest.approx(0.5 - 1 / 3)
+    assert twin["accept_sum"] == pytest.approx(twin["accept_targets"] / 2)
+    assert slow["accept_sum"] == 0
+    assert good["accept_sum"] == pytest.approx(good["accept_targets"] * 0.75)
+    assert 0.7 < twin["accept_targets"] < 0.8
+
+
+@pytest.mark.parametrize("reason", UNANSWERED)
+def test_an_answer_that_does_not_come_is_the_slowest(spark: SparkSession, reason: str) -> None:
+    target = CLIENTS[2]
+    lines = [accepted(ALICE, target, GOOD, 50), accepted(ALICE, target, TWIN, 50)]
+    lines += [dial(ALICE, target, GOOD, [step(TWIN, "accept", reason)])]
+    rows = rows_of(
+        relay_latency(events(spark, lines), now=NOW, window_s=WINDOW_S), "relay", "accept_sum", "accept_targets"
+    )
+    values = {row["relay"]: row["accept_sum"] / row["accept_targets"] for row in rows}
+    assert values == {GOOD: pytest.approx(1.0), TWIN: pytest.approx(0.0)}
+
+
+# --- the document ----------------------------------------------------------------------------------------------------
+
+
+def test_from_lines_to_a_document_that_is_replaced_at_once(spark: SparkSession, fleet: Fleet, tmp_path: Path) -> None:
+    ranks = compute_ranks(fleet.events, now=NOW + 0.75)
+    assert ranks.issued == NOW
+    assert ranks.excluded_clients == 2
+    assert ranks.relays[GOOD].score > ranks.relays[FLAPPING].score > ranks.relays[FAILING].score
+    target = tmp_path / "new" / "relay_ranks.json"
+    for target_uri in (str(target), target.as_uri()):
+        target.unlink(missing_ok=True)
+        write_ranks(spark, ranks, target_uri, OPERATOR)
+        assert verify_document(target.read_bytes(), {OPERATOR.public_key}, NOW) == replace_issuer(ranks)
+    write_ranks(None, Ranks(issued=int(NOW) + 1), str(target), OPERATOR)
+    assert verify_document(target.read_text(), {OPERATOR.public_key}, NOW).relays == {}
+    assert [one.name for one in target.parent.iterdir()] == [target.name]
+
+
+def replace_issuer(ranks: Ranks) -> Ranks:
+    return Ranks(
+        **{**{name: getattr(ranks, name) for name in Ranks.__dataclass_fields__}, "issuer": OPERATOR.public_key}
+    )
+
+
+def test_no_events_make_an_empty_document(spark: SparkSession) -> None:
+    ranks = compute_ranks(events(spark, []), now=NOW)
+    assert ranks_document(ranks)["relays"] == {}
+    assert ranks_document(ranks)["excluded"] == {"clients": 0, "events": 0}
+    assert (ranks.window_s, ranks.lifetime_s) == (WINDOW_S, LIFETIME_S)
+
+
+def test_the_document_of_the_vectors_is_read(tmp_path: Path) -> None:
+    ranks = verify_document(VECTORS["document"], {VECTORS["issuer"]}, VECTORS["now"])
+    assert verify_document(VECTORS["spaced"].encode(), {VECTORS["issuer"]}, VECTORS["now"]) == ranks
+    unsigned = json.loads(VECTORS["unsigned"])
+    assert {relay: asdict(score) for relay, score in ranks.relays.items()} == unsigned["relays"]
+    assert {**ranks_document(ranks), "issuer": ranks.issuer} == unsigned
+    write_ranks(None, ranks, str(tmp_path / "again.json"), OPERATOR)
+    assert (tmp_path / "again.json").read_text() == VECTORS["document"]
+
+
+@pytest.mark.parametrize("why", VECTORS["refused"])
+def test_spoiled_documents_are_refused(why: str) -> None:
+    with pytest.raises(RanksError):
+        verify_document(VECTORS["refused"][why], {VECTORS["issuer"]}, VECTORS["now"])
+
+
+def test_a_document_over_the_limits_is_neither_written_nor_read(tmp_path: Path) -> None:
+    score = RelayScore(500, 500, 500, 500, 500, 0, 0)
+    many = {f"02{number:064x}": score for number in range(RELAYS_LIMIT + 1)}
+    with pytest.raises(RanksError, match="at most"):
+        write_ranks(None, Ranks(issued=1, relays=many), str(tmp_path / "ranks.json"), OPERATOR)
+    assert list(tmp_path.iterdir()) == []
+    with pytest.raises(RanksError, match="longer than"):
+        verify_document(" " * (4 * 1024 * 1024 + 1), {OPERATOR.public_key}, NOW)
+    with pytest.raises(RanksError, match="not JSON"):
+        verify_document("[" * 100_000, {OPERATOR.public_key}, NOW)
+
+
+def test_a_failed_write_leaves_what_was_there(tmp_path: Path) -> None:
+    (tmp_path / "taken").mkdir()
+    with pytest.raises(OSError):
+        write_ranks(None, Ranks(issued=1), str(tmp_path / "taken"), OPERATOR)
+    assert [one.name for one in tmp_path.iterdir()] == ["taken"]
+
+
+@pytest.mark.parametrize("case", VECTORS["effective"], ids=lambda case: f"{case['score']} after {case['age_s']} s")
+def test_scores_fade_as_in_the_vectors(case: dict[str, float]) -> None:
+    issued = VECTORS["now"]
+    assert effective(int(case["score"]), issued, LIFETIME_S, issued + case["age_s"]) == case["effective"]
+
+
+def test_the_stated_share() -> None:
+    assert SHARE == 50 and ONE_VOICE == 30
