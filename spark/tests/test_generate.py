@@ -18,6 +18,7 @@ import pytest
 import zstandard
 
 from dmsg_logs.generate import Truth, generate
+from dmsg_logs.generate.texts import ADDED
 from dmsg_logs.schemas import EVENTS, KEY
 
 _NAME = re.compile(
@@ -38,6 +39,10 @@ class Zone:
     raw: dict[tuple[str, str, int], bytes] = field(default_factory=dict)
     dup: int = 0
     corrupt: int = 0
+
+    def is_newer(self, value: dict[str, Any]) -> bool:
+        """Whether a line has fields that nobody has declared."""
+        return "shard" in value
 
 
 def _lines(path: Path) -> list[bytes]:
@@ -90,6 +95,7 @@ def test_lines_are_as_many_as_asked_for(zone: Zone) -> None:
     assert truth.good + truth.dup + truth.corrupt == truth.lines
     assert truth.late == pytest.approx(360, abs=20)
     assert truth.healed > 0
+    assert sum(map(zone.is_newer, zone.good.values())) == truth.newer > 0
     assert sum(truth.corrupt_forms.values()) == truth.corrupt
 
 
@@ -151,7 +157,7 @@ def test_truth_counts_events_and_runs(zone: Zone) -> None:
         assert run["events_dropped"] == sum(value["count"] for value in own if value["event"] == "events_dropped")
         assert run["ended"] == any(value["event"] == "server_stopped" for value in own)
     assert any(run["gap_lines"] for run in zone.truth.runs)
-    assert {run["role"] for run in zone.truth.runs} == {"server", "client", "discovery"}
+    assert {run["role"] for run in zone.truth.runs} == {"server", "client", "discovery", "shipper"}
 
 
 def test_truth_counts_what_relays_wrote(zone: Zone) -> None:
@@ -185,6 +191,20 @@ def test_truth_counts_dials_and_resumptions(zone: Zone) -> None:
     resumed = [value for value in zone.good.values() if value["event"] == "transport_resumed"]
     assert Counter(f"{value['server']} {value['reason']}" for value in resumed) == zone.truth.resumptions
     assert resumed
+
+
+def test_some_programs_are_of_the_version_before(zone: Zone) -> None:
+    """Their lines have the version before and none of the fields that came since; all others have every field."""
+    seen: Counter[bool] = Counter()
+    for value in zone.good.values():
+        version, names = EVENTS[value["event"]].version, {column.name for column in EVENTS[value["event"]].columns}
+        if value["event"] in ADDED and not zone.is_newer(value):
+            older = value["v"] == version - 1
+            seen[older] += 1
+            assert names - value.keys() == (set(ADDED[value["event"]]) if older else set())
+        else:
+            assert names <= value.keys()
+    assert seen[True] > 20 and seen[False] > 1000
 
 
 def test_both_ends_and_the_relay_tell_the_same_story(tmp_path: Path) -> None:
@@ -284,9 +304,11 @@ from dmsg.ops.logs import Encoder
 
 for line in sys.stdin.buffer:
     value = json.loads(line)
+    cls = EVENTS[value["event"]]
+    if value["v"] < cls.VERSION:
+        continue
     encoder = Encoder(value["role"], value["node"], value["boot"])
     encoder.seq = value["seq"]
-    cls = EVENTS[value["event"]]
     fields = {name: value[name] for name in value if name not in ("event", "v", "ts", "role", "node", "boot", "seq")}
     again = encoder.encode(cls(**fields), value["ts"])
     if again != line:

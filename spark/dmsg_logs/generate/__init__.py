@@ -67,7 +67,8 @@ def generate(
     fleet = make_fleet(random[0], seed, relays=relays, clients=clients, start=start, days=days)
     world, timeline = make_world(fleet, random[1], budget.written)
     facts = make_facts(world, timeline, random[2])
-    plan = make_plan(timeline, budget, random[3])
+    updated = np.array([not fleet.nodes[run.node].older for run in fleet.runs])
+    plan = make_plan(timeline, budget, updated, random[3])
     maker = FileMaker(directory, world, timeline, plan, Scribe(world, timeline, facts, seed), seed)
     files = write_files(maker, plan, workers, progress)
     truth = make_truth(world, timeline, facts, plan, budget, files, seed=seed, days=days)
@@ -77,7 +78,7 @@ def generate(
 
 def _size(events: int) -> tuple[int, int]:
     """Relays and clients of a fleet that writes so many lines in a week."""
-    for least, relays, clients in ((1_000_000, 10, 200), (100_000, 6, 60), (20_000, 4, 16)):
+    for least, relays, clients in ((1_000_000, 10, 100), (100_000, 6, 50), (20_000, 4, 16)):
         if events >= least:
             return relays, clients
     return 3, 8

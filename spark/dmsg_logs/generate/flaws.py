@@ -13,9 +13,12 @@ import numpy as np
 from dmsg_logs.generate.fleet import DAY_S, HOUR_S, Bools, Ints
 from dmsg_logs.generate.timeline import Timeline
 
-#: A file is finished at so many lines, at the end of the day, and at the end of an hour if it is not a small one.
+#: A file is finished at so many lines, at the end of the day, and when it is so old: busy nodes ship every 50 minutes,
+#: quiet ones twice a day.
 FILE_LINES: Final = 9_000
-_HOUR_LINES: Final = 3_000
+BUSY_S: Final = 3_000.0
+QUIET_S: Final = 12 * HOUR_S
+_BUSY_LINES: Final = 250
 _HEAL_LINES: Final = 8
 _LATE_S: Final = 2 * DAY_S
 _TRUNCATE_FROM_LINES: Final = 40
@@ -124,8 +127,11 @@ class Plan:
         return (~self.lost & (self.replaced < 0)) | self.healed
 
 
-def make_plan(timeline: Timeline, budget: Budget, rng: np.random.Generator) -> Plan:
-    """Files for all lines of ``timeline``, which has ``budget.written`` of them, and what is wrong with them."""
+def make_plan(timeline: Timeline, budget: Budget, updated: Bools, rng: np.random.Generator) -> Plan:
+    """Files for all lines of ``timeline``, which has ``budget.written`` of them, and what is wrong with them.
+
+    ``updated`` says of each run whether it may be of a version newer still.
+    """
     files = _split(timeline)
     count = len(timeline)
     plan = Plan(
@@ -138,7 +144,8 @@ def make_plan(timeline: Timeline, budget: Budget, rng: np.random.Generator) -> P
     whole = _cut_files(plan, budget.missing, rng)
     _make_late(plan, budget.late, rng)
     _corrupt(plan, timeline, budget, whole, rng)
-    plan.newer[rng.choice(count, min(budget.newer, count), replace=False)] = True
+    rows = np.flatnonzero(updated[timeline.run])
+    plan.newer[rng.choice(rows, min(budget.newer, len(rows)), replace=False)] = True
     sources = [file for file in whole if not file.late]
     _ship_again(plan, budget, sources, rng)
     for file in plan.files:
@@ -152,12 +159,12 @@ def _split(timeline: Timeline) -> list[PlannedFile]:
     files = []
     for run in range(len(timeline.first) - 1):
         first, end, number = int(timeline.first[run]), int(timeline.first[run + 1]), 0
+        hours = (timeline.ts[end - 1] - timeline.ts[first]) / HOUR_S + 1.0 if end > first else 1.0
+        age_s = BUSY_S if (end - first) / hours >= _BUSY_LINES else QUIET_S
         while first < end:
             ts = timeline.ts[first : min(end, first + FILE_LINES)]
-            length = int(np.searchsorted(ts, (ts[0] // DAY_S + 1) * DAY_S))
-            if length > _HOUR_LINES:
-                hour = (ts[_HOUR_LINES] // HOUR_S + 1) * HOUR_S
-                length = min(length, int(np.searchsorted(ts, hour)))
+            until = min((ts[0] // DAY_S + 1) * DAY_S, ts[0] + age_s)
+            length = int(np.searchsorted(ts, until))
             files.append(PlannedFile(run, number, first, first + length))
             first, number = first + length, number + 1
     return files

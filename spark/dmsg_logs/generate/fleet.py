@@ -51,12 +51,17 @@ def public_key(*words: object) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """One entity: a relay, a client or discovery. ``name`` is what its lines carry under ``node``."""
+    """One program: a relay, a client, discovery or a shipper. ``name`` is what its lines carry under ``node``."""
 
     role: str
     key: str
     name: str
     address: str
+
+    @property
+    def older(self) -> bool:
+        """Whether it runs the version of the program before this one: about every ninth relay and client does."""
+        return bool(self.key) and self.key[-2:] > "e2"
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +102,7 @@ class Sessions:
 
 @dataclass(slots=True)
 class Fleet:
-    """All of it. Indices of nodes: relays first, then clients, then discovery."""
+    """All of it. Indices of nodes: relays first, then clients, then discovery, then a shipper for each relay."""
 
     start: float
     end: float
@@ -129,6 +134,7 @@ def make_fleet(rng: np.random.Generator, seed: int, *, relays: int, clients: int
     nodes = [_node("server", seed, at, f"198.51.{at // 200}.{at % 200 + 10}:8080") for at in range(relays)]
     nodes += [_node("client", seed, at, f"10.{at // 40000}.{at // 200 % 200}.{at % 200 + 10}") for at in range(clients)]
     nodes.append(Node("discovery", "", "discovery", "tcp:9090"))
+    nodes += [Node("shipper", "", "shipper", "")] * relays
     fleet = Fleet(start, start + days * DAY_S, nodes, relays, clients)
     fleet.dark, fleet.slow, fleet.failing, fleet.victim = 0, 1, 2 % relays, 3 % relays
     odd = rng.permutation(clients) + relays
@@ -171,6 +177,8 @@ def _plan_runs(fleet: Fleet, node: int, rng: np.random.Generator) -> list[Run]:
     elif node == fleet.discovery:
         at = fleet.start + (fleet.end - fleet.start) * 0.55
         away = [(at, at + 30.0, False)]
+    elif node > fleet.discovery:
+        away = []
     else:
         away = []
         for at in np.sort(rng.uniform(fleet.start, fleet.end, rng.poisson(0.15 * (fleet.end - fleet.start) / DAY_S))):
@@ -179,9 +187,7 @@ def _plan_runs(fleet: Fleet, node: int, rng: np.random.Generator) -> list[Run]:
                     (float(at), float(at) + float(rng.exponential(1.5 * HOUR_S)) + 20.0, bool(rng.random() < 0.4))
                 )
     runs = []
-    since = (
-        fleet.start + float(rng.uniform(0, 30)) + (60.0 if node >= fleet.relays and node != fleet.discovery else 0.0)
-    )
+    since = fleet.start + float(rng.uniform(0, 30)) + (60.0 if fleet.relays <= node < fleet.discovery else 0.0)
     for down, up, killed in away:
         if down > since + 300 and down < fleet.end:
             runs.append(Run(node, rng.bytes(8).hex(), since, down, not killed, killed))

@@ -3,93 +3,32 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Final
+from collections.abc import Callable, Sequence
+from datetime import datetime, timezone
+from typing import Any
 
 import numpy as np
 
 from dmsg_logs.generate.facts import CODES, NEVER_OPENED_FROM, Facts
 from dmsg_logs.generate.fleet import End, Ints, public_key
+from dmsg_logs.generate.texts import (
+    DISCOVERY_OUTCOMES,
+    DOWN,
+    ENDS,
+    EVENT_OF,
+    FAMILY,
+    NAMES,
+    NOT_FOUND,
+    REFUSALS,
+    STAGES,
+    STRANGE,
+    TRIED,
+    WRONG_TIME,
+    Columns,
+    template,
+)
 from dmsg_logs.generate.timeline import Kind, Timeline, World
 from dmsg_logs.generate.traffic import TRIES, Outcome, refusals
-from dmsg_logs.schemas import ENVELOPE, EVENTS
-
-_EMPTY: Final = {"str": '""', "int": "0", "float": "0.0", "bool": "false"}
-#: The event each kind of line is.
-EVENT_OF: Final = {
-    Kind.STARTED: "server_started",
-    Kind.DRAINED: "drained",
-    Kind.STOPPED: "server_stopped",
-    Kind.CONNECTION_OPENED: "connection_opened",
-    Kind.CONNECTION_CLOSED: "connection_closed",
-    Kind.HANDSHAKE_FAILED: "handshake_failed",
-    Kind.RELAY_OPENED: "transport_opened",
-    Kind.RELAY_CLOSED: "transport_closed",
-    Kind.RELAY_NEVER_OPENED: "transport_closed",
-    Kind.REFUSED: "refused",
-    Kind.DROPPED: "events_dropped",
-    Kind.DIAL: "dial_finished",
-    Kind.INITIATOR_OPENED: "transport_opened",
-    Kind.RESPONDER_OPENED: "transport_opened",
-    Kind.RESUMED: "transport_resumed",
-    Kind.INITIATOR_CLOSED: "transport_closed",
-    Kind.RESPONDER_CLOSED: "transport_closed",
-    Kind.SESSION_UP: "session_up",
-    Kind.SESSION_DOWN: "session_down",
-    Kind.SESSION_FAILED: "session_down",
-    Kind.PUBLISHED: "entry_published",
-    Kind.LOOKED_UP: "discovery_request",
-    Kind.POSTED: "discovery_request",
-    Kind.SERVERS_ASKED: "discovery_request",
-}
-#: Stage, reason and detail of a failed try, as a tree of attempts has them.
-TRIED: Final = {
-    Outcome.CONNECT_REFUSED: (
-        "connect",
-        "connection refused",
-        "Connection was refused by other side: 111: Connection refused.",
-    ),
-    Outcome.CONNECT_TIMEOUT: ("connect", "timeout", "connect: timeout"),
-    Outcome.CONNECTION_LOST: ("handshake", "connection lost", "Connection was closed cleanly."),
-    Outcome.UNKNOWN_PEER: ("accept", "unknown_peer", "unknown peer"),
-    Outcome.BUSY: ("accept", "busy", "busy"),
-    Outcome.RATE_LIMITED: ("accept", "rate_limited", "rate limited"),
-    Outcome.HANDSHAKE_TIMEOUT: ("accept", "handshake_timeout", "handshake timeout"),
-    Outcome.REFUSED: ("accept", "refused", "refused"),
-    Outcome.ACCESS_DENIED: ("accept", "access_denied", "access denied"),
-    Outcome.NO_ENTRY: ("discovery", "no entry", "entry of public key is not found"),
-    Outcome.UNAVAILABLE: ("discovery", "unavailable", "something unexpected happened: no answer"),
-    Outcome.NO_COMMON_SERVER: ("discovery", "no common server", "the entry names no server to go through"),
-    Outcome.LIE: ("accept", "handshake_timeout", "handshake timeout"),
-}
-_STAGES: Final = ("discovery", "connect", "handshake", "request", "accept")
-_DISCOVERY_OUTCOMES: Final = (Outcome.NO_ENTRY, Outcome.UNAVAILABLE, Outcome.NO_COMMON_SERVER)
-_REFUSALS: Final = {
-    Outcome.UNKNOWN_PEER: "unknown_peer",
-    Outcome.BUSY: "busy",
-    Outcome.RATE_LIMITED: "rate_limited",
-}
-_STRANGE: Final = (
-    ("handshake", "message 1 does not open"),
-    ("handshake", "timeout"),
-    ("handshake", "closed by peer"),
-    ("handshake", "message over the limit"),
-)
-_NAMES: Final = {code: name for name, code in CODES.items()}
-_ENDS: Final = {
-    End.DRAINED: ("server_draining", "server draining"),
-    End.BROKEN: ("closed by peer", "Connection to the other side was lost in a non-clean fashion."),
-    End.KILLED: ("", "Connection to the other side was lost in a non-clean fashion."),
-    End.CLIENT_STOPPED: ("closed by peer", "Connection was closed cleanly."),
-    End.CLIENT_KILLED: ("closed by peer", ""),
-    End.ABUSE: ("abuse", "Connection was closed cleanly."),
-}
-_NOT_FOUND: Final = "entry of public key is not found"
-_WRONG_TIME: Final = "entry validation error: previous entry timestamp is not set before current entry timestamp"
-_DOWN: Final = "something unexpected happened"
-_FAMILY: Final = "dmsg-discovery"
-
-Columns = Mapping[str, Sequence[Any] | str]
 
 
 class Scribe:
@@ -127,6 +66,8 @@ class Scribe:
             Kind.LOOKED_UP: self._looked_up,
             Kind.POSTED: self._posted,
             Kind.SERVERS_ASKED: self._servers_asked,
+            Kind.RANKS_LOADED: self._ranks_loaded,
+            Kind.SHIPPED: self._shipped,
         }
 
     def write(self, first: int, last: int) -> list[str]:
@@ -143,7 +84,7 @@ class Scribe:
             rows = np.flatnonzero(kinds == number)
             columns = {**self._makers[kind](refs[rows].astype(np.int64)), "ts": ts[rows].tolist()}
             columns["seq"] = (rows + start).tolist()
-            template, names = _template(EVENT_OF[kind], envelope, columns)
+            template, names = template(EVENT_OF[kind], envelope, columns, older=node.older)
             for row, values in zip(rows.tolist(), zip(*(columns[name] for name in names), strict=True), strict=True):
                 lines[row] = template % values
         return lines
@@ -178,7 +119,7 @@ class Scribe:
         return {
             "conn": sessions.conn[ref].tolist(),
             "remote": self._keys[sessions.client[ref]].tolist(),
-            "reason": [_ENDS[End(one)][0] for one in sessions.kind[ref].tolist()],
+            "reason": [ENDS[End(one)][0] for one in sessions.kind[ref].tolist()],
             "duration_s": (sessions.end - sessions.start)[ref].tolist(),
             "bytes_in": facts.session_in[ref].tolist(),
             "bytes_out": facts.session_out[ref].tolist(),
@@ -189,7 +130,7 @@ class Scribe:
 
     def _handshake_failed(self, ref: Ints) -> Columns:
         strangers = self._world.strangers
-        whys = [_STRANGE[one] for one in strangers.why[ref].tolist()]
+        whys = [STRANGE[one] for one in strangers.why[ref].tolist()]
         return {
             "address": [
                 self._addresses[one] if one >= 0 else f"203.0.{-one // 250}.{-one % 250}"
@@ -207,7 +148,7 @@ class Scribe:
             "conn": self._conns(ref).tolist(),
             "remote": self._keys[dials.initiator[dial]].tolist(),
             "what": "request",
-            "reason": [_REFUSALS[Outcome(one)] for one in outcome.tolist()],
+            "reason": [REFUSALS[Outcome(one)] for one in outcome.tolist()],
             "count": refusals(outcome, dial).tolist(),
         }
 
@@ -247,7 +188,7 @@ class Scribe:
             **self._ends(ref),
             "conn": self._world.sessions.conn[segments.session[ref]].tolist(),
             "transport_id": facts.transport_id[ref].tolist(),
-            "reason": [_NAMES[one] for one in facts.code[ref].tolist()],
+            "reason": [NAMES[one] for one in facts.code[ref].tolist()],
             "code": facts.code[ref].tolist(),
             "by": by.tolist(),
             "duration_s": (segments.close_at - segments.open_at)[ref].tolist(),
@@ -255,6 +196,8 @@ class Scribe:
             "bytes_out": facts.to_responder[ref].tolist(),
             "queue_peak_bytes": facts.queue_peak[ref].tolist(),
             "security": "unknown",
+            "opened_id": facts.transport_id[ref].tolist(),
+            "opened_server": self._keys[segments.relay[ref]].tolist(),
         }
 
     def _never_opened(self, ref: Ints) -> Columns:
@@ -267,17 +210,21 @@ class Scribe:
             "normal" if gone else names.get(Outcome(one), "access_denied")
             for one, gone in zip(outcome.tolist(), given_up.tolist(), strict=True)
         ]
+        ids = (NEVER_OPENED_FROM + (dial * 2) % (65_536 - NEVER_OPENED_FROM)).tolist()
+        server = self._keys[dials.relay[dial, step]].tolist()
         by = np.where(given_up, "initiator", np.where(outcome == Outcome.HANDSHAKE_TIMEOUT, "server", "responder"))
         return {
             "conn": self._conns(ref).tolist(),
-            "transport_id": (NEVER_OPENED_FROM + (dial * 2) % (65_536 - NEVER_OPENED_FROM)).tolist(),
+            "transport_id": ids,
             "initiator": self._keys[dials.initiator[dial]].tolist(),
             "responder": self._keys[dials.responder[dial]].tolist(),
-            "server": self._keys[dials.relay[dial, step]].tolist(),
+            "server": server,
             "reason": reasons,
             "code": [CODES[one] for one in reasons],
             "by": by.tolist(),
             "security": "unknown",
+            "opened_id": ids,
+            "opened_server": server,
         }
 
     def _security(self, segment: Ints) -> Sequence[str]:
@@ -301,13 +248,15 @@ class Scribe:
         return {
             **self._ends(ref),
             "transport_id": ids[ref].tolist(),
-            "reason": [_NAMES[one] for one in facts.code[ref].tolist()],
+            "reason": [NAMES[one] for one in facts.code[ref].tolist()],
             "code": facts.code[ref].tolist(),
             "by": np.where(lost | own, "local", "peer").tolist(),
             "duration_s": (segments.close_at[ref] - segments.open_at[facts.root[ref]]).tolist(),
             "bytes_in": received if initiator else sent,
             "bytes_out": sent if initiator else received,
             "security": self._security(ref),
+            "opened_id": ids[facts.root[ref]].tolist(),
+            "opened_server": self._keys[segments.relay[facts.root[ref]]].tolist(),
         }
 
     def _resumed(self, ref: Ints) -> Columns:
@@ -338,6 +287,7 @@ class Scribe:
             "elapsed_ms": dials.finish_ms[dial].tolist(),
             "attempts": [tree for tree, _ in trees],
             "security": np.where(ok, security, "").tolist(),
+            "initiator": self._keys[dials.initiator[dial]].tolist(),
         }
 
     def _tree(self, dial: int) -> tuple[str, str]:
@@ -355,12 +305,12 @@ class Scribe:
             if outcome in (Outcome.OK, Outcome.NOT_TRIED) or elapsed > finish:
                 continue
             stage, why, detail = TRIED[Outcome(outcome)]
-            server = "" if outcome in _DISCOVERY_OUTCOMES else self._keys[relay]
+            server = "" if outcome in DISCOVERY_OUTCOMES else self._keys[relay]
             entry = {"stage": stage, "server": server, "elapsed_ms": round(elapsed, 3), "reason": why, "detail": detail}
             entries.append((elapsed, entry))
         entries.sort(key=lambda one: one[0])
         for _, entry in entries:
-            place = _STAGES.index(str(entry["stage"]))
+            place = STAGES.index(str(entry["stage"]))
             if place > best:
                 best, reason = place, str(entry["reason"])
         text = json.dumps([entry for _, entry in entries], separators=(",", ":"))
@@ -379,7 +329,7 @@ class Scribe:
         sessions = self._world.sessions
         return {
             "server": self._keys[sessions.relay[ref]].tolist(),
-            "reason": [_ENDS[End(one)][1] for one in sessions.kind[ref].tolist()],
+            "reason": [ENDS[End(one)][1] for one in sessions.kind[ref].tolist()],
             "duration_s": (sessions.end - sessions.start)[ref].tolist(),
             "attempt": [0] * len(ref),
         }
@@ -402,7 +352,7 @@ class Scribe:
             "kind": np.where(entries.node[ref] < relays, "server", "client").tolist(),
             "elapsed_ms": entries.elapsed_ms[ref].tolist(),
             "ok": ["false" if one else "true" for one in fault],
-            "reason": [("", _WRONG_TIME, _DOWN)[one] for one in fault],
+            "reason": [("", WRONG_TIME, DOWN)[one] for one in fault],
         }
 
     def _looked_up(self, ref: Ints) -> Columns:
@@ -411,10 +361,10 @@ class Scribe:
         target = np.where(dials.ghost[ref] >= 0, self._ghosts[dials.ghost[ref]], self._keys[dials.responder[ref]])
         return {
             "method": "GET",
-            "path": f"{_FAMILY}/entry",
+            "path": f"{FAMILY}/entry",
             "status": np.where(missing, 404, 200).tolist(),
             "elapsed_ms": (dials.look_up_ms[ref] * 0.4).tolist(),
-            "reason": np.where(missing, _NOT_FOUND, "").tolist(),
+            "reason": np.where(missing, NOT_FOUND, "").tolist(),
             "key": target.tolist(),
         }
 
@@ -423,39 +373,47 @@ class Scribe:
         bad = entries.fault[ref] == 1
         return {
             "method": "POST",
-            "path": f"{_FAMILY}/entry",
+            "path": f"{FAMILY}/entry",
             "status": np.where(bad, 422, 200).tolist(),
             "elapsed_ms": (entries.elapsed_ms[ref] * 0.5).tolist(),
-            "reason": np.where(bad, _WRONG_TIME, "").tolist(),
+            "reason": np.where(bad, WRONG_TIME, "").tolist(),
             "key": self._keys[entries.node[ref]].tolist(),
         }
 
     def _servers_asked(self, ref: Ints) -> Columns:
         return {
             "method": "GET",
-            "path": f"{_FAMILY}/available_servers",
+            "path": f"{FAMILY}/available_servers",
             "status": [200] * len(ref),
             "elapsed_ms": (self._world.sessions.handshake_ms[ref] * 0.11).tolist(),
         }
 
+    def _ranks_loaded(self, ref: Ints) -> Columns:
+        return {
+            "ok": ["true"] * len(ref),
+            "issuer": self._ghosts[0],
+            "issued": (self._world.parcels.ranks_at[ref] - 60).astype(np.int64).tolist(),
+            "relays": [self._world.fleet.relays] * len(ref),
+        }
 
-def _template(event: str, envelope: Mapping[str, str], columns: Columns) -> tuple[str, list[str]]:
-    """A format for lines of one event and one run, and the columns it takes, in order."""
-    members, names = [], []
-    for each in ENVELOPE + EVENTS[event].columns:
-        given = columns.get(each.name)
-        if each.name == "event":
-            text = f'"{event}"'
-        elif each.name == "v":
-            text = str(EVENTS[event].version)
-        elif each.name in envelope:
-            text = envelope[each.name]
-        elif given is None:
-            text = _EMPTY[each.type]
-        elif isinstance(given, str):
-            text = json.dumps(given)
-        else:
-            names.append(each.name)
-            text = {"str": '"%s"', "int": "%d", "float": "%r", "bool": "%s"}[each.type]
-        members.append(f'"{each.name}":{text}')
-    return "{" + ",".join(members) + "}", names
+    # --- shippers ----------------------------------------------------------------------------------------------------
+
+    def _shipped(self, ref: Ints) -> Columns:
+        parcels, nodes = self._world.parcels, self._world.fleet.nodes
+        failed, lines = parcels.failed[ref].tolist(), parcels.lines[ref].tolist()
+        names = []
+        for row, at, count, bad in zip(ref.tolist(), parcels.at[ref].tolist(), lines, failed, strict=True):
+            when = datetime.fromtimestamp(at, timezone.utc)
+            boot = f"{row * 2654435761 % 2**64:016x}"
+            digest = "" if bad else f"-{(row + 1) * 11400714819323198485 % 2**64:016x}"
+            folder = f"role=server/date={when:%Y-%m-%d}/hour={when:%H}"
+            names.append(f"{folder}/{nodes[parcels.relay[row]].name}-{boot}-{row % 1000:06d}-{count}{digest}.jsonl.zst")
+        return {
+            "name": names,
+            "lines": lines,
+            "bytes": (parcels.lines[ref] * 41).tolist(),
+            "elapsed_ms": (40.0 + parcels.lines[ref] / 97).tolist(),
+            "attempt": [1] * len(ref),
+            "ok": ["false" if bad else "true" for bad in failed],
+            "reason": ["unreachable" if bad else "" for bad in failed],
+        }

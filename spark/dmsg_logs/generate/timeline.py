@@ -69,6 +69,8 @@ class Kind(IntEnum):
     LOOKED_UP = 21
     POSTED = 22
     SERVERS_ASKED = 23
+    RANKS_LOADED = 24
+    SHIPPED = 25
 
 
 @dataclass(slots=True)
@@ -113,6 +115,17 @@ class Drops:
 
 
 @dataclass(slots=True)
+class Parcels:
+    """Files that shippers took away, and ranks that discovery loaded."""
+
+    relay: Ints
+    at: Floats
+    lines: Ints
+    failed: Bools
+    ranks_at: Floats
+
+
+@dataclass(slots=True)
 class World:
     """All tables that lines are about."""
 
@@ -125,6 +138,7 @@ class World:
     strangers: Strangers
     waits: Waits
     drops: Drops
+    parcels: Parcels
 
 
 @dataclass(slots=True)
@@ -154,11 +168,12 @@ def make_world(fleet: Fleet, rng: np.random.Generator, lines: int) -> tuple[Worl
     strangers = _make_strangers(fleet, rng, lines)
     waits = _make_waits(fleet, rng)
     drops = _make_drops(fleet, rng)
+    parcels = _make_parcels(fleet, rng, lines)
     per_dial, extra = 7.6, 1.02
     while True:
         dials = make_dials(fleet, index, rng, int(lines / per_dial * extra) + 40)
         segments = make_segments(fleet, sessions, index, rng, dials)
-        world = World(fleet, sessions, index, dials, segments, entries, strangers, waits, drops)
+        world = World(fleet, sessions, index, dials, segments, entries, strangers, waits, drops, parcels)
         timeline = _tell(world, rng, lines)
         if timeline is not None:
             return world, timeline
@@ -205,6 +220,19 @@ def _make_waits(fleet: Fleet, rng: np.random.Generator) -> Waits:
 def _make_drops(fleet: Fleet, rng: np.random.Generator) -> Drops:
     nodes = np.array([fleet.slow] * 6 + [fleet.discovery] * 2)
     return Drops(nodes, rng.uniform(fleet.start + HOUR_S, fleet.end, len(nodes)), rng.integers(1, 900, len(nodes)))
+
+
+def _make_parcels(fleet: Fleet, rng: np.random.Generator, lines: int) -> Parcels:
+    each = min(max(3, int(lines * 0.002 / fleet.relays)), int((fleet.end - fleet.start) / 300))
+    at = np.linspace(fleet.start + 400, fleet.end, each, endpoint=False)
+    count = each * fleet.relays
+    return Parcels(
+        np.repeat(np.arange(fleet.relays), each),
+        np.tile(at, fleet.relays) + rng.uniform(0, 30, count),
+        rng.integers(20, 9000, count),
+        rng.random(count) < 0.01,
+        np.arange(fleet.start + 6 * HOUR_S, fleet.end, 24 * HOUR_S),
+    )
 
 
 class _Teller:
@@ -285,6 +313,8 @@ def _tell_of_lives(world: World, teller: _Teller) -> None:
         (Kind.SESSION_FAILED, world.waits.client, world.waits.at),
         (Kind.DROPPED, world.drops.node, world.drops.at),
         (Kind.PUBLISHED, world.entries.node, world.entries.at),
+        (Kind.SHIPPED, world.parcels.relay + fleet.discovery + 1, world.parcels.at),
+        (Kind.RANKS_LOADED, np.full(len(world.parcels.ranks_at), fleet.discovery), world.parcels.ranks_at),
     ):
         teller.add(kind, np.arange(len(ts)), node, ts)
     posted = np.flatnonzero(world.entries.fault != 2)

@@ -13,7 +13,7 @@ import numpy as np
 from dmsg_logs.generate.facts import Facts
 from dmsg_logs.generate.flaws import Budget, Plan
 from dmsg_logs.generate.fleet import Bools, End, Ints, as_dict
-from dmsg_logs.generate.lines import EVENT_OF, TRIED
+from dmsg_logs.generate.texts import EVENT_OF, TRIED
 from dmsg_logs.generate.timeline import Kind, Timeline, World
 from dmsg_logs.generate.traffic import TRIES, Outcome, refusals
 from dmsg_logs.generate.writer import WrittenFile

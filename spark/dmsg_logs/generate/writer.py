@@ -7,6 +7,7 @@ import multiprocessing
 import os
 import re
 from collections.abc import Callable, Iterable
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from itertools import pairwise
@@ -208,8 +209,9 @@ def write_files(
         if workers <= 1 or "fork" not in multiprocessing.get_all_start_methods():
             _collect(map(_write_one, order), done, progress)
         else:
-            with multiprocessing.get_context("fork").Pool(workers) as pool:
-                _collect(pool.imap_unordered(_write_one, order, chunksize=4), done, progress)
+            # not multiprocessing.Pool: its end can hang, and so does all of it when somebody kills a process of it
+            with ProcessPoolExecutor(workers, multiprocessing.get_context("fork")) as pool:
+                _collect(pool.map(_write_one, order, chunksize=8), done, progress)
     finally:
         _maker = None
     return [one for one in done if one is not None]
