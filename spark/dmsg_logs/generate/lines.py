@@ -84,9 +84,9 @@ class Scribe:
             rows = np.flatnonzero(kinds == number)
             columns = {**self._makers[kind](refs[rows].astype(np.int64)), "ts": ts[rows].tolist()}
             columns["seq"] = (rows + start).tolist()
-            template, names = template(EVENT_OF[kind], envelope, columns, older=node.older)
+            form, names = template(EVENT_OF[kind], envelope, columns, older=node.older)
             for row, values in zip(rows.tolist(), zip(*(columns[name] for name in names), strict=True), strict=True):
-                lines[row] = template % values
+                lines[row] = form % values
         return lines
 
     # --- a relay's and discovery's life ------------------------------------------------------------------------------
