@@ -50,19 +50,22 @@ def abuse_scores(events: DataFrame) -> DataFrame:
     most. One relay alone must not be able to silence clients that have seen it fail."""
     complaints = _complaints(events)
     dials = _dials(events)
-    both = complaints.join(dials, ["date", "short"], "full").select(
-        "date",
-        F.coalesce("key", "short").alias("key"),
-        *[
-            F.coalesce(name, F.lit(0)).cast("long").alias(name)
-            for name in ("relays", *_COUNTS, "dials", "dial_failures", "fruitless", "targets")
-        ],
-        *[F.coalesce(name, F.lit(0)).alias(name) for name in ("most_offences", "most_closes")],
+    handshakes = _handshakes(events)
+    both = (
+        complaints.join(dials, ["date", "short"], "full")
+        .join(handshakes, ["date", "short"], "full")
+        .select(
+            "date",
+            F.coalesce("key", "known_key", "short").alias("key"),
+            *[
+                F.coalesce(name, F.lit(0)).cast("long").alias(name)
+                for name in ("relays", *_COUNTS, "dials", "dial_failures", "fruitless", "targets", "handshakes_failed")
+            ],
+            *[F.coalesce(name, F.lit(0)).alias(name) for name in ("most_offences", "most_closes")],
+        )
     )
     scored = (
-        both.join(_handshakes(events), ["date", "key"], "left")
-        .withColumn("handshakes_failed", F.coalesce("handshakes_failed", F.lit(0)).cast("long"))
-        .where("refusals + abuse_closes + dial_failures + handshakes_failed > 0")
+        both.where("refusals + abuse_closes + dial_failures + handshakes_failed > 0")
         .withColumn("by_refusals", _share(F.col("offences"), F.col("transports") + OFFENCE_ROOM))
         .withColumn("by_closes", _share(F.col("abuse_closes"), F.lit(ABUSE_ROOM)))
         .withColumn("by_dials", _scanning())
@@ -172,8 +175,8 @@ def _handshakes(events: DataFrame) -> DataFrame:
     )
     return (
         failed.join(known, ["date", "node", "address"])
-        .groupBy("date", "key")
-        .agg(F.sum("failures").alias("handshakes_failed"))
+        .groupBy("date", F.substring("key", 1, _DIGITS).alias("short"))
+        .agg(F.max("key").alias("known_key"), F.sum("failures").alias("handshakes_failed"))
     )
 
 
