@@ -7,6 +7,7 @@ from random import Random
 from typing import Any
 
 import pandas as pd
+
 from dmsg_logs.report.data import DAY_S, FRAMES, HOUR_S, ReportData, iso_date
 
 #: 6 March 2025, 00:00 UTC.
@@ -39,13 +40,20 @@ def report_data(seed: int = 1, relays: int = 12) -> ReportData:
     for metric, middle in (("handshake", 18.0), ("accept", 42.0), ("dial", 95.0)):
         total = {"metric": metric, "count": 240_000, "p50": middle, "p95": middle * 5, "p99": middle * 21}
         rows["latency_total"].append(total)
+    _paths(rows)
     _dials(rows, random, names)
     _keys(rows, random)
     _days(rows, random, names)
     _nodes(rows, random, names)
     totals = {
         **{"files": 1204, "lines_in": 5_048_550, "good": 4_972_100, "dup": 75_945, "corrupt": 505, "missing": 12},
-        **{"relays": relays, "clients": 486, "connections": 9_214, "transports": 1_204_331, "transports_failed": 20_114},
+        **{
+            "relays": relays,
+            "clients": 486,
+            "connections": 9_214,
+            "transports": 1_204_331,
+            "transports_failed": 20_114,
+        },
         **{"handshakes_failed": 1202, "refusals": 8_022, "bytes": sum(row["bytes"] for row in rows["relays"])},
         **{"dials": 84_122, "dials_ok": 82_010, "resumptions": 600, "abuse_keys": 9, "abuse_flagged": 2},
         **{"nodes": 40, "gaps": 3, "gap_lines": 410, "late_lines": 25_242, "events_dropped": 36, "unended": 4},
@@ -66,7 +74,12 @@ def ranks_for(data: ReportData, seed: int = 1) -> dict[str, Any]:
         relays[row["relay"]] = {"score": sum(parts.values()) // 4, **parts, "dials": 7000, "clients": 40}
     return {
         **{"format": "dmsg-relay-ranks", "version": 1, "issued": UNTIL, "lifetime_s": 172_800, "window_s": 86_400},
-        **{"issuer": key_of(random), "relays": relays, "excluded": {"clients": 2, "events": 911}, "signature": "00" * 65},
+        **{
+            "issuer": key_of(random),
+            "relays": relays,
+            "excluded": {"clients": 2, "events": 911},
+            "signature": "00" * 65,
+        },
     }
 
 
@@ -85,7 +98,12 @@ def _relay(rows: dict[str, list[dict[str, Any]]], random: Random, relay: str, in
     rows["relays"].append(
         {
             **{"relay": relay, "connections": int(2000 * weight), "connections_max": most, "bytes": total},
-            **{"transports": int(260_000 * weight), "failed": int(2600 * weight * slow), "refusals": 90 * index},
+            **{
+                "transports": int(260_000 * weight),
+                "refused": 0,
+                "failed": int(2600 * weight * slow),
+                "refusals": 90 * index,
+            },
             **{"queue_max": 262_144, "handshake_p50": 17.1, "handshake_p95": 80.0, "handshake_p99": 312.5 * slow},
             **{"accept_p50": 40.0 * slow, "accept_p95": 210.2, "accept_p99": 810.0 * slow},
         }
@@ -100,7 +118,7 @@ def _moment(rows: dict[str, list[dict[str, Any]]], random: Random, at: int, name
             **{"connections": sum(row["connections"] for row in here), "transports": 11_000, "failed": 180},
         }
     )
-    burst = 9 if SINCE + 9 * DAY_S + 6 * HOUR_S <= at < SINCE + 9 * DAY_S + 15 * HOUR_S else 1
+    burst = 14 if SINCE + 9 * DAY_S + 6 * HOUR_S <= at < SINCE + 9 * DAY_S + 15 * HOUR_S else 1
     for index, (what, reason) in enumerate(REASONS):
         number = int(60 / (1 + index) * random.uniform(0.6, 1.5) * (burst if index == 1 else 1))
         rows["failures"].append({"at": at, "what": what, "reason": reason, "count": number})
@@ -110,7 +128,24 @@ def _moment(rows: dict[str, list[dict[str, Any]]], random: Random, at: int, name
         one = {"at": at, "metric": metric, "count": 2000, "p50": p50, "p95": p95, "p99": p95 * random.uniform(2, 5)}
         rows["latency"].append(one)
     requests = int(4000 * random.uniform(0.7, 1.3))
-    rows["discovery"].append({"at": at, "requests": requests, "errors_4xx": requests // 40, "errors_5xx": requests // 900})
+    rows["discovery"].append(
+        {"at": at, "requests": requests, "errors_4xx": requests // 40, "errors_5xx": requests // 900}
+    )
+
+
+def _paths(rows: dict[str, list[dict[str, Any]]]) -> None:
+    for index, (method, path) in enumerate(
+        (("GET", "entry"), ("POST", "entry"), ("GET", "available_servers"), ("GET", "health"))
+    ):
+        requests = 300_000 >> index
+        row = {
+            "method": method,
+            "path": path,
+            "requests": requests,
+            "errors_4xx": requests // 30,
+            "errors_5xx": requests // 900,
+        }
+        rows["paths"].append({**row, "p50": 2.1, "p95": 7.7, "p99": 31.0 + index, "max": 903.0})
 
 
 def _dials(rows: dict[str, list[dict[str, Any]]], random: Random, names: list[str]) -> None:
@@ -132,7 +167,14 @@ def _keys(rows: dict[str, list[dict[str, Any]]], random: Random) -> None:
         score = round(0.97 - 0.09 * index, 3)
         counts = {"refusals": 4000 >> index, "handshakes_failed": 300 >> index, "abuse_closes": 80 >> index}
         why = "refused far more often than others, on many relays" if index < 4 else "dials that fail"
-        row = {"key": key_of(random), "days": 9 - index, "relays": 12 - index, **counts, "dials": 900, "dial_failures": 850}
+        row = {
+            "key": key_of(random),
+            "days": 9 - index,
+            "relays": 12 - index,
+            **counts,
+            "dials": 900,
+            "dial_failures": 850,
+        }
         rows["abuse"].append({**row, "score": score, "flagged": index < 2, "why": why})
     for index in range(20):
         sent, received = 2.1e11 / (1 + index * 0.6), 1.4e11 / (1 + index * 0.4)
@@ -168,10 +210,16 @@ def _nodes(rows: dict[str, list[dict[str, Any]]], random: Random, names: list[st
     for index in range(18):
         relay = index < len(names)
         lost = index % 5 == 0
-        row = {"role": "server" if relay else "client", "node": (names[index] if relay else key_of(random))[:16]}
+        key = names[index] if relay else key_of(random)
+        row = {"role": "server" if relay else "client", "node": key[:16], "key": key}
         counts = {"runs": 1 + index % 3, "files": 40, "lines": 400_000 // (1 + index), "gaps": int(lost)}
         losses = {"gap_lines": 130 * lost, "dup": 300, "corrupt": 9 * (index % 3), "missing": 12 * (index == 5)}
         late = {"late": 210, "lateness_p50": 31.0, "lateness_p99": 340.0, "lateness_max": 93_000.0}
-        rest = {"dropped": 36 * (index == 10), "unended": index % 4 == 0, "first_at": SINCE + 7.5, "last_at": UNTIL - 3.25}
+        rest = {
+            "dropped": 36 * (index == 10),
+            "unended": index % 4 == 0,
+            "first_at": SINCE + 7.5,
+            "last_at": UNTIL - 3.25,
+        }
         rows["quality"].append({**row, **counts, **losses, **late, **rest})
     rows["quality"].sort(key=lambda each: -each["gap_lines"] - each["missing"] - each["corrupt"] - each["dropped"])

@@ -36,6 +36,7 @@ Reader = Callable[[str], "DataFrame"]
 
 #: Columns of the frames of :class:`ReportData`. ``at`` is the start of a bucket in Unix seconds, times are in
 #: milliseconds where nothing else is said, ``date`` and ``day`` are ISO dates, ``relay`` "" is the whole fleet.
+#: ``transports`` were opened, ``refused`` never were; ``failed`` are those of both that ended with an error.
 FRAMES: Final[Mapping[str, tuple[str, ...]]] = {
     "fleet": ("at", "bytes", "connections", "transports", "failed", "relays"),
     "load": ("relay", "at", "bytes", "connections"),
@@ -43,7 +44,17 @@ FRAMES: Final[Mapping[str, tuple[str, ...]]] = {
     "latency": ("at", "metric", "count", "p50", "p95", "p99"),
     "latency_total": ("metric", "count", "p50", "p95", "p99"),
     "relays": (
-        *("relay", "connections", "connections_max", "transports", "failed", "refusals", "bytes", "queue_max"),
+        *(
+            "relay",
+            "connections",
+            "connections_max",
+            "transports",
+            "refused",
+            "failed",
+            "refusals",
+            "bytes",
+            "queue_max",
+        ),
         *("handshake_p50", "handshake_p95", "handshake_p99", "accept_p50", "accept_p95", "accept_p99"),
     ),
     "dial_failures": ("stage", "reason", "relay", "attempts", "clients", "p50", "p99"),
@@ -59,7 +70,7 @@ FRAMES: Final[Mapping[str, tuple[str, ...]]] = {
     "discovery": ("at", "requests", "errors_4xx", "errors_5xx"),
     "paths": ("method", "path", "requests", "errors_4xx", "errors_5xx", "p50", "p95", "p99", "max"),
     "quality": (
-        *("role", "node", "runs", "files", "lines", "gaps", "gap_lines", "dup", "corrupt", "missing", "late"),
+        *("role", "node", "key", "runs", "files", "lines", "gaps", "gap_lines", "dup", "corrupt", "missing", "late"),
         *("lateness_p50", "lateness_p99", "lateness_max", "dropped", "unended", "first_at", "last_at"),
     ),
 }
@@ -100,7 +111,7 @@ class ReportData:
 
 def collect(spark: SparkSession, tables: str) -> ReportData:
     """What the tables under the URI ``tables`` say, for the report."""
-    from dmsg_logs.store import read_accounts, read_events  # noqa: I001
+    from dmsg_logs.store import read_accounts, read_events
     from dmsg_logs.tables import read_table
 
     def read(name: str) -> DataFrame:
@@ -125,9 +136,17 @@ def gather(read: Reader) -> ReportData:
     frames.update(queries.fleet_frames(read, since, until, step))
     relays = list(frames["relays"]["relay"])
     frames.update(queries.latency_frames(read, since, until, step))
-    frames.update(queries.trouble_frames(read, since, until, step, relays))
-    frames.update(queries.key_frames(read, since, until))
-    frames.update(queries.outlook_frames(read, since, until, step, relays))
+    frames["failures"] = queries.failures(read, since, until, step)
+    frames["dial_failures"] = queries.dial_failures(read, since, until)
+    frames["resumptions"] = queries.resumptions(read, since, until)
+    frames["resumption_times"] = queries.resumption_times(read, since, until)
+    frames["abuse"] = queries.abuse(read, since, until)
+    frames["talkers"] = queries.talkers(read, since, until)
+    frames["history"] = queries.history(read, since, until, relays)
+    frames["forecast"] = queries.forecast(read, relays)
+    frames["discovery"] = queries.discovery(read, since, until, step)
+    frames["paths"] = queries.request_paths(read, since, until)
+    frames["quality"] = queries.quality(read)
     totals = {
         **queries.account_totals(read),
         **queries.fleet_totals(read, since, until),

@@ -24,7 +24,7 @@ from dmsg_logs.report.parts import (
 )
 
 #: A stretch of time with this many times the usual failures, and no fewer than that, is worth a look.
-BURST_FACTOR: Final = 5
+BURST_FACTOR: Final = 3
 BURST_LEAST: Final = 20
 #: A relay whose p99 is this many times the median relay's is worth a look.
 SLOW_FACTOR: Final = 4
@@ -70,7 +70,7 @@ def load(data: ReportData) -> Section:
         lambda r, c: f"{text.safe(text.short_key(relays[r]['relay']))} · {times[c]} · {text.size(lines[r][c])}",
         below,
     )
-    caption = f"Traffic of each relay, a cell for each {bucket_word(data)}; darker or brighter is more"
+    caption = f"Traffic of each relay, a cell for every {bucket_word(data)}; the stronger the colour, the more"
     return Section("load", title, reading, figure("load", drawing + plots.heat_scale(most, text.size), caption))
 
 
@@ -118,7 +118,7 @@ def failures(data: ReportData) -> Section:
         ]
         for what, reason in ranked
     ]
-    caption = f"Failed handshakes, connections and transports and refusals, for each {bucket_word(data)}, by reason"
+    caption = f"Failed handshakes, connections and transports and refusals, for every {bucket_word(data)}, by reason"
     body = figure("failures", plot, caption, plots.legend(series))
     return Section(
         "failures",
@@ -185,15 +185,18 @@ def league(data: ReportData, ranks: Mapping[str, Any] | None) -> Section:
     success = {relay: _success(row) for relay, row in rows.items()}
     if scores:
         order = sorted({*rows, *scores}, key=lambda relay: (-scores.get(relay, {}).get("score", 500), relay))
-        order = [*order[: TOP_RELAYS - 5], *order[-5:]] if len(order) > TOP_RELAYS else order
+        known = len(order)
+        order = [*order[: TOP_RELAYS - 5], *order[-5:]] if known > TOP_RELAYS else order
         values = {relay: scores.get(relay, {}).get("score", 500.0) for relay in order}
         caption = "Score of each relay; 500 is neutral, 1000 the best there can be"
         ends = {relay: text.count(values[relay]) for relay in order}
         most = 1000.0
+        if known > TOP_RELAYS:
+            caption += f"; the best {TOP_RELAYS - 5} and the last 5 of {known}"
     else:
-        order = sorted(rows, key=lambda relay: (-(success[relay] if success[relay] is not None else -1), relay))
+        order = sorted(rows, key=lambda relay: (-_known(success[relay]), relay))
         values = {relay: 100 * (success[relay] or 0) for relay in order}
-        caption = "Share of transports that were accepted, for each relay; there are no ranks yet"
+        caption = "Share of transports that were accepted and ended well, for each relay; there are no ranks yet"
         ends = {relay: text.percent(success[relay]) for relay in order}
         most = 100.0
     best, worst = order[0], order[-1]
@@ -207,24 +210,30 @@ def league(data: ReportData, ranks: Mapping[str, Any] | None) -> Section:
             f"{text.many(clients, 'client was', 'clients were')} left out."
         )
     alt = f"Bars: {'scores' if scores else 'success'} of {len(order)} relays, from {ends[best]} down to {ends[worst]}"
-    bars = plots.bars(alt, [(text.key(relay), ((values[relay], 1),), ends[relay]) for relay in order], most)
+    bars = plots.bars(
+        alt,
+        [
+            (text.key(relay), ((values[relay], 5 if scores and values[relay] < POOR_SCORE else 1),), ends[relay])
+            for relay in order
+        ],
+        most,
+    )
     cells = [_league_row(data, relay, rows.get(relay, {}), scores.get(relay), success.get(relay)) for relay in order]
-    heads = ["Relay"]
+    heads = ["Relay", "Load~"]
     heads += ["Score", "Success", "Latency", "Capacity", "Drops"] if scores else []
     heads += [
-        "Accepted",
+        "Ended well",
         "Transports",
         "Refusals",
         "Accept p50",
         "p95",
         "p99",
         "Handshake p99",
-        "Peak conns",
+        "Connections at peak",
         "Traffic",
-        "Load~",
     ]
     if not scores:
-        cells = [[row[0], *row[6:]] for row in cells]
+        cells = [[*row[:2], *row[7:]] for row in cells]
     numbers = table("Relays: scores and their parts, transports, latency, load", heads, cells, fold=False)
     notices = [
         f"Relay {text.key(relay)} has a score of {ends[relay]}."
@@ -247,8 +256,13 @@ def _scores(ranks: Mapping[str, Any] | None) -> dict[str, dict[str, float]]:
 
 
 def _success(row: Row) -> float | None:
-    opened, failed = text.of(row.get("transports")), text.of(row.get("failed"))
-    return opened / (opened + failed) if opened + failed else None
+    """Share of the transports asked for that were opened and ended well."""
+    asked, failed = text.of(row.get("transports")) + text.of(row.get("refused")), text.of(row.get("failed"))
+    return max(0.0, 1 - failed / asked) if asked else None
+
+
+def _known(share: float | None) -> float:
+    return -1.0 if share is None else share
 
 
 def _league_row(
@@ -258,6 +272,7 @@ def _league_row(
     parts = [_meter(score.get(name)) if score else text.NOTHING for name in ("success", "latency", "capacity", "drops")]
     return [
         text.key(relay),
+        plots.spark(along(data.buckets(), mine, "at", "bytes"), "traffic over time") if mine else text.NOTHING,
         f"<b>{text.count(score.get('score'))}</b>" if score else "500",
         *parts,
         text.percent(success) if success is not None else text.NOTHING,
@@ -266,7 +281,6 @@ def _league_row(
         *(text.ms(row.get(name)) for name in ("accept_p50", "accept_p95", "accept_p99", "handshake_p99")),
         text.count(row.get("connections_max")),
         text.size(row.get("bytes")),
-        plots.spark(along(data.buckets(), mine, "at", "bytes"), "traffic over time") if mine else text.NOTHING,
     ]
 
 

@@ -182,7 +182,7 @@ def abuse(data: ReportData) -> Section:
     reading = (
         f"{text.many(candidates, 'key').capitalize()} stand out, {text.about(flagged)} flagged so that "
         f"what they report no longer counts; the highest score is {_score(worst['score'])} of {text.key(worst['key'])}"
-        f"{': ' + text.shown(worst['why']) if worst['why'] else ''}."
+        f"{' (' + text.safe(worst['why'], 120) + ')' if worst['why'] else ''}."
     )
     bars = plots.bars(
         f"Bars: scores of {len(rows)} keys, at most {_score(worst['score'])}",

@@ -30,7 +30,7 @@ MANY_5XX: Final = 0.01
 MANY_LOST: Final = 0.001
 _METRICS: Final = (
     ("bytes", "Traffic a day", text.size),
-    ("connections", "Connections, highest of the day", text.about),
+    ("connections", "Connections opened a day", text.about),
 )
 _LOSSES: Final = (
     ("gap_lines", "in gaps of the numbering", 1),
@@ -53,7 +53,7 @@ def forecast(data: ReportData) -> Section:
         if not ahead:
             continue
         peak = max(ahead, key=lambda row: text.of(row["value"]))
-        what = "traffic" if metric == "bytes" else "connections"
+        what = "traffic" if metric == "bytes" else "new connections"
         sentences.append(
             f"{what} of the fleet should peak at {form(peak['value'])} on {text.day(str(peak['day']))} "
             f"(between {form(peak['low'])} and {form(peak['high'])})"
@@ -162,7 +162,7 @@ def discovery(data: ReportData) -> Section:
     worse = along(buckets, rows, "at", "errors_5xx")
     good = [max((a or 0) - (b or 0) - (c or 0), 0) for a, b, c in zip(every, bad, worse, strict=True)]
     series = [
-        plots.Series("answered", good, 3),
+        plots.Series("answered", good, 1),
         plots.Series("refused (4xx)", bad, 2),
         plots.Series("failed (5xx)", worse, 5),
     ]
@@ -185,7 +185,7 @@ def discovery(data: ReportData) -> Section:
         column_hints([stretch(data, at) for at in buckets], series, text.about),
     )
     plot = plots.frame(drawing, axis, text.about, marks(data))
-    body = figure("discovery", plot, f"Requests for each {bucket_word(data)}, by outcome", plots.legend(series))
+    body = figure("discovery", plot, f"Requests for every {bucket_word(data)}, by outcome", plots.legend(series))
     cells = [
         [
             f"{text.shown(row['method'])} {text.shown(row['path'])}",
@@ -220,7 +220,7 @@ def quality(data: ReportData) -> Section:
         f"{text.count(came)} in, {text.count(parts['good'])} good, {text.count(parts['dup'])} duplicate, "
         f"{text.count(parts['corrupt'])} corrupt. {text.many(parts['missing'], 'line').capitalize()} that files should "
         f"hold {'is' if parts['missing'] == 1 else 'are'} missing; the numbering of lines has "
-        f"{text.many(totals.get('gaps'), 'gap')} of {text.many(totals.get('gap_lines'), 'line')}."
+        f"{text.many(totals.get('gaps'), 'gap')} ({text.many(totals.get('gap_lines'), 'line')})."
     )
     troubled = [row for row in rows if _lost(row)]
     if troubled:
@@ -229,7 +229,7 @@ def quality(data: ReportData) -> Section:
             f"Bars: lines lost or unreadable for each node, at most {text.count(most)}",
             [
                 (
-                    f"{text.key(row['node'])} {text.shown(row['role'])}",
+                    f"{text.key(row['key'] or row['node'])} {text.shown(row['role'])}",
                     [(text.of(row[name]), colour) for name, _, colour in _LOSSES],
                     text.count(_lost(row)),
                 )
@@ -255,7 +255,7 @@ def _nodes(rows: Sequence[Row]) -> str:
     names = ("gaps", "gap_lines", "missing", "dropped", "corrupt", "dup", "late")
     cells = [
         [
-            text.key(row["node"]),
+            text.key(row["key"] or row["node"]),
             text.shown(row["role"]),
             *(text.count(row[name]) for name in ("runs", "unended", "files", "lines", *names)),
             *(text.seconds(row[name]) for name in ("lateness_p50", "lateness_p99", "lateness_max")),
@@ -278,5 +278,7 @@ def _quality_notices(rows: Sequence[Row], balanced: bool, missing: float) -> lis
         lost = text.of(row["gap_lines"]) + text.of(row["dropped"])
         whole = text.of(row["lines"]) + lost
         if whole and lost / whole > MANY_LOST:
-            notices.append(f"{text.percent(lost, whole)} of the lines of node {text.key(row['node'])} are lost.")
+            notices.append(
+                f"{text.percent(lost, whole)} of the lines of node {text.key(row['key'] or row['node'])} are lost."
+            )
     return notices[:6]

@@ -51,9 +51,7 @@ def overview(data: ReportData, summary: Mapping[str, Any] | None, others: Sequen
 
 
 def _notices(others: Sequence[Section]) -> str:
-    found = [
-        f'<li>{notice} <a href="#{each.id}">{each.title}</a></li>' for each in others for notice in each.notices
-    ]
+    found = [f'<li>{notice} <a href="#{each.id}">{each.title}</a></li>' for each in others for notice in each.notices]
     if not found:
         return '<p class="calm"><b>✓ Nothing stands out.</b> No section has found anything that wants looking at.</p>'
     return f'<div class="notices"><h3>Worth a look</h3><ul>{"".join(found)}</ul></div>'
@@ -73,7 +71,7 @@ def _traffic(data: ReportData) -> str:
         column_hints([stretch(data, at) for at in buckets], series, text.size),
     )
     plot = plots.frame(drawing, axis, text.size, marks(data))
-    return figure("overview", plot, f"Traffic of the whole fleet for each {bucket_word(data)}")
+    return figure("overview", plot, f"Traffic of the whole fleet for every {bucket_word(data)}")
 
 
 def _run(summary: Mapping[str, Any] | None) -> str:
@@ -82,7 +80,13 @@ def _run(summary: Mapping[str, Any] | None) -> str:
         return ""
     parts = [
         f"{text.count(summary[name])} {word}"
-        for name, word in (("in", "in"), ("good", "good"), ("dup", "duplicate"), ("corrupt", "corrupt"), ("missing", "missing"))
+        for name, word in (
+            ("in", "in"),
+            ("good", "good"),
+            ("dup", "duplicate"),
+            ("corrupt", "corrupt"),
+            ("missing", "missing"),
+        )
         if text.number(summary.get(name)) is not None
     ]
     took = text.number(summary.get("seconds"))

@@ -40,7 +40,7 @@ def render(
         outlook.quality(data),
     )
     sections = (overview(data, summary, others), *others)
-    links = "".join(f'<li><a href="#{each.id}">{each.title}</a></li>' for each in sections)
+    links = "".join(f'<li><a href="#{each.id}">{each.id.capitalize()}</a></li>' for each in sections)
     period = "no data yet"
     if data.until:
         period = f"{text.when(data.since)} – {text.when(data.until)} UTC"

@@ -92,11 +92,12 @@ def marks(data: ReportData) -> list[Mark]:
         return []
     width = len(buckets) * data.bucket_s
     short = width <= 2 * DAY_S
-    step = (3 if width <= DAY_S else 6) * HOUR_S if short else DAY_S
-    first = -(-data.since // step) * step
-    places = list(range(first, data.until, step))
-    named = [(place, text.clock(place) if short and place % DAY_S else text.day(place)) for place in places]
-    return thin([((place - data.since) / width, name) for place, name in named])
+    if not short:  # a day's name stands under its middle
+        noons = range(data.since + DAY_S // 2, data.until, DAY_S)
+        return thin([((noon - data.since) / width, text.day(noon)) for noon in noons])
+    step = (3 if width <= DAY_S else 6) * HOUR_S
+    hours = range(data.since, data.until, step)
+    return thin([((at - data.since) / width, text.clock(at) if at % DAY_S else text.day(at)) for at in hours])
 
 
 def day_marks(days: Sequence[str]) -> list[Mark]:

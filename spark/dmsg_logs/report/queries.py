@@ -10,6 +10,7 @@ from pyspark.sql import functions as F
 
 from dmsg_logs.report.data import (
     DAY_S,
+    DAYS,
     HOUR_S,
     TOP_DIALS,
     TOP_KEYS,
@@ -57,6 +58,11 @@ def _hours(table: DataFrame, since: int, until: int) -> DataFrame:
 
 def _days(since: int, until: int, column: str = "date") -> Column:
     return F.col(column).between(F.lit(as_date(since)), F.lit(as_date(until - 1)))
+
+
+def _fetch(small: DataFrame) -> pd.DataFrame:
+    """The rows here: whoever asks has bounded them."""
+    return small.toPandas()
 
 
 def _bucket(second: str, step: int) -> Column:
@@ -148,7 +154,7 @@ def fleet_frames(read: Reader, since: int, until: int, step: int) -> Frames:
         _total("transports_failed", "failed"),
         F.max("relays").alias("relays"),
     )
-    relays = (
+    relays = _fetch(
         hourly.groupBy("relay")
         .agg(
             _total("connections_opened", "connections"),
@@ -161,7 +167,6 @@ def fleet_frames(read: Reader, since: int, until: int, step: int) -> Frames:
         )
         .orderBy(F.desc("bytes"), "relay")
         .limit(TOP_RELAYS)
-        .toPandas()
     )
     top = [str(relay) for relay in relays["relay"]]
     load = (
@@ -171,8 +176,8 @@ def fleet_frames(read: Reader, since: int, until: int, step: int) -> Frames:
         .orderBy("relay", "at")
     )
     return {
-        "fleet": fleet.orderBy("at").toPandas(),
-        "load": load.toPandas(),
+        "fleet": _fetch(fleet.orderBy("at")),
+        "load": _fetch(load),
         "relays": _with_latency(read, relays, top, since, until),
     }
 
@@ -180,30 +185,28 @@ def fleet_frames(read: Reader, since: int, until: int, step: int) -> Frames:
 def _with_latency(read: Reader, relays: pd.DataFrame, top: Sequence[str], since: int, until: int) -> pd.DataFrame:
     """The relays with their own exact percentiles; a relay's connections carry only the start of its key."""
     short = {relay: relay[:NODE_DIGITS] for relay in top}
-    shakes = (
+    shakes = _fetch(
         _served(read("connections"), since, until)
         .where(F.col("node").isin([*short.values(), *top]))
         .groupBy(F.substring("node", 1, NODE_DIGITS).alias("node"))
         .agg(*percentiles("handshake_ms"))
-        .toPandas()
     )
-    accepts = (
+    accepts = _fetch(
         _served(read("transports"), since, until)
         .where(F.col("server").isin(top))
         .groupBy(F.col("server").alias("relay"))
-        .agg(*percentiles("accept_ms"))
-        .toPandas()
+        .agg(F.count(F.when(F.col("state") == "refused", 1)).alias("refused"), *percentiles("accept_ms"))
     )
     names = ("p50", "p95", "p99")
     shakes = shakes.rename(columns={name: f"handshake_{name}" for name in names})
     accepts = accepts.rename(columns={name: f"accept_{name}" for name in names})
-    whole = relays.assign(node=[short[str(relay)] for relay in relays["relay"]])
+    whole = relays.assign(node=pd.Series([short[str(relay)] for relay in relays["relay"]], dtype=object))
     return whole.merge(shakes, on="node", how="left").merge(accepts, on="relay", how="left").drop(columns="node")
 
 
 def _served(table: DataFrame, since: int, until: int) -> DataFrame:
-    """What relays wrote of their connections or transports opened in the window."""
-    opened = F.col("opened_at")
+    """What relays wrote of their connections or transports opened, or refused, in the window."""
+    opened = F.coalesce("opened_at", "closed_at")
     return table.where(_days(since, until)).where((F.col("role") == "server") & (opened >= since) & (opened < until))
 
 
@@ -230,7 +233,7 @@ def latency_frames(read: Reader, since: int, until: int, step: int) -> Frames:
         )
         found = one if found is None else found.unionByName(one)
     assert found is not None
-    both = found.orderBy("metric", "at").toPandas()
+    both = _fetch(found.orderBy("metric", "at"))
     whole = both["at"].isna()
     latency = both[~whole].astype({"at": "int64"}).reset_index(drop=True)
     return {"latency": latency, "latency_total": both[whole].reset_index(drop=True)}
@@ -239,24 +242,23 @@ def latency_frames(read: Reader, since: int, until: int, step: int) -> Frames:
 # --- what went wrong -------------------------------------------------------------------------------------------------
 
 
-def trouble_frames(read: Reader, since: int, until: int, step: int, relays: Sequence[str]) -> Frames:
-    """``failures``, ``dial_failures``, ``resumptions`` and ``resumption_times``."""
+def failures(read: Reader, since: int, until: int, step: int) -> pd.DataFrame:
+    """What failed at relays; reasons beyond the most frequent ones are added up as "other"."""
     failed = _hours(read("relay_failures"), since, until)
     kinds = failed.groupBy("what", "reason").agg(_total("count", "total"))
     common = kinds.orderBy(F.desc("total"), "what", "reason").limit(TOP_REASONS).select("what", "reason")
-    failures = (
-        failed.join(F.broadcast(common.withColumn("common", F.lit(True))), ["what", "reason"], "left")
-        .select(
-            _bucket("second", step),
-            F.when(F.col("common"), F.col("what")).otherwise("").alias("what"),
-            F.when(F.col("common"), F.col("reason")).otherwise("other").alias("reason"),
-            "count",
-        )
-        .groupBy("at", "what", "reason")
-        .agg(_total("count"))
-        .orderBy("at", "what", "reason")
+    named = failed.join(F.broadcast(common.withColumn("common", F.lit(True))), ["what", "reason"], "left").select(
+        _bucket("second", step),
+        F.when(F.col("common"), F.col("what")).otherwise("").alias("what"),
+        F.when(F.col("common"), F.col("reason")).otherwise("other").alias("reason"),
+        "count",
     )
-    dials = (
+    return _fetch(named.groupBy("at", "what", "reason").agg(_total("count")).orderBy("at", "what", "reason"))
+
+
+def dial_failures(read: Reader, since: int, until: int) -> pd.DataFrame:
+    """Failed attempts; clients and percentiles are those of the day on which they were highest."""
+    return _fetch(
         read("dial_failures")
         .where(_days(since, until))
         .groupBy("stage", "reason", F.coalesce("relay", F.lit("")).alias("relay"))
@@ -269,15 +271,23 @@ def trouble_frames(read: Reader, since: int, until: int, step: int, relays: Sequ
         .orderBy(F.desc("attempts"), "stage", "reason", "relay")
         .limit(TOP_DIALS)
     )
-    resumed = (
+
+
+def resumptions(read: Reader, since: int, until: int) -> pd.DataFrame:
+    """Resumptions of each day, by reason."""
+    return _fetch(
         read("resumptions")
         .where(_days(since, until))
         .groupBy(_date("date", "date"), "reason")
         .agg(_total("resumptions"), _total("transports"))
         .orderBy(F.desc("resumptions"), "date", "reason")
-        .limit(TOP_REASONS * 14)
+        .limit(TOP_REASONS * DAYS)
     )
-    times = (
+
+
+def resumption_times(read: Reader, since: int, until: int) -> pd.DataFrame:
+    """How long there was no path, by reason."""
+    return _fetch(
         read("events")
         .where(_days(since, until) & (F.col("event") == "transport_resumed"))
         .groupBy("reason")
@@ -285,20 +295,14 @@ def trouble_frames(read: Reader, since: int, until: int, step: int, relays: Sequ
         .orderBy(F.desc("count"), "reason")
         .limit(TOP_KEYS)
     )
-    return {
-        "failures": failures.toPandas(),
-        "dial_failures": dials.toPandas(),
-        "resumptions": resumed.toPandas(),
-        "resumption_times": times.toPandas(),
-    }
 
 
 # --- keys ------------------------------------------------------------------------------------------------------------
 
 
-def key_frames(read: Reader, since: int, until: int) -> Frames:
-    """``abuse`` and ``talkers``: a key's days added up; its score and the reason are those of its worst day."""
-    abuse = (
+def abuse(read: Reader, since: int, until: int) -> pd.DataFrame:
+    """Candidates: a key's days added up; its score and the reason are those of its worst day."""
+    return _fetch(
         read("abuse_candidates")
         .where(_days(since, until))
         .groupBy("key")
@@ -314,7 +318,11 @@ def key_frames(read: Reader, since: int, until: int) -> Frames:
         .orderBy(F.desc("flagged"), F.desc("score"), "key")
         .limit(TOP_KEYS)
     )
-    talkers = (
+
+
+def talkers(read: Reader, since: int, until: int) -> pd.DataFrame:
+    """Who moved most; peers are those of the day with most of them."""
+    return _fetch(
         read("top_talkers")
         .where(_days(since, until))
         .groupBy("key")
@@ -329,37 +337,47 @@ def key_frames(read: Reader, since: int, until: int) -> Frames:
         .orderBy(F.desc("bytes"), "key")
         .limit(TOP_KEYS)
     )
-    return {"abuse": abuse.toPandas(), "talkers": talkers.toPandas()}
 
 
 # --- what comes, and what it rests on --------------------------------------------------------------------------------
 
 
-def outlook_frames(read: Reader, since: int, until: int, step: int, relays: Sequence[str]) -> Frames:
-    """``history``, ``forecast``, ``discovery``, ``paths`` and ``quality``."""
+def history(read: Reader, since: int, until: int, relays: Sequence[str]) -> pd.DataFrame:
+    """What relays carried each day, and the fleet as the relay ""."""
     daily = (
         _hours(read("relay_hourly"), since, until)
         .groupBy("relay", _date("date", "date"))
-        .agg(_total("bytes"), F.max("connections_open_max").alias("connections"))
+        .agg(_total("bytes"), _total("connections_opened", "connections"))
     )
     fleet = daily.groupBy("date").agg(_total("bytes"), _total("connections"))
-    history = fleet.select(F.lit("").alias("relay"), "date", "bytes", "connections").unionByName(
+    both = fleet.select(F.lit("").alias("relay"), "date", "bytes", "connections").unionByName(
         daily.where(F.col("relay").isin(list(relays)))
     )
+    return _fetch(both.orderBy("relay", "date"))
+
+
+def forecast(read: Reader, relays: Sequence[str]) -> pd.DataFrame:
+    """What relays are expected to carry, and the fleet as the relay "": the sums of values and of ends of intervals."""
     ahead = read("capacity_forecast").withColumn("day", _date("day", "day"))
-    whole = ahead.groupBy("metric", "day").agg(
+    fleet = ahead.groupBy("metric", "day").agg(
         _total("value"),
         _total("low"),
         _total("high"),
         F.min("history_days").alias("history_days"),
         F.min("method").alias("method"),
     )
-    forecast = whole.withColumn("relay", F.lit("")).unionByName(
-        ahead.where(F.col("relay").isin(list(relays))), allowMissingColumns=True
-    )
-    errors = ("requests", "errors_4xx", "errors_5xx")
-    served = _hours(read("discovery_hourly"), since, until)
-    discovery = served.groupBy(_bucket("second", step)).agg(*(_total(name) for name in errors))
+    both = fleet.withColumn("relay", F.lit("")).unionByName(ahead.where(F.col("relay").isin(list(relays))))
+    return _fetch(both.orderBy("relay", "metric", "day"))
+
+
+def discovery(read: Reader, since: int, until: int, step: int) -> pd.DataFrame:
+    """Requests over time."""
+    served = _hours(read("discovery_hourly"), since, until).groupBy(_bucket("second", step))
+    return _fetch(served.agg(*(_total(name) for name in ("requests", "errors_4xx", "errors_5xx"))).orderBy("at"))
+
+
+def request_paths(read: Reader, since: int, until: int) -> pd.DataFrame:
+    """Requests by method and path, with exact percentiles."""
     requests = read("events").where(_days(since, until) & (F.col("event") == "discovery_request"))
     paths = requests.groupBy("method", "path").agg(
         F.count("*").alias("requests"),
@@ -368,21 +386,17 @@ def outlook_frames(read: Reader, since: int, until: int, step: int, relays: Sequ
         *percentiles("elapsed_ms"),
         F.max("elapsed_ms").alias("max"),
     )
-    return {
-        "history": history.orderBy("relay", "date").toPandas(),
-        "forecast": forecast.orderBy("relay", "metric", "day").toPandas(),
-        "discovery": discovery.orderBy("at").toPandas(),
-        "paths": paths.orderBy(F.desc("requests"), "method", "path").limit(TOP_PATHS).toPandas(),
-        "quality": _quality(read),
-    }
+    return _fetch(paths.orderBy(F.desc("requests"), "method", "path").limit(TOP_PATHS))
 
 
-def _quality(read: Reader) -> pd.DataFrame:
+def quality(read: Reader) -> pd.DataFrame:
+    """Nodes, those that lost most first; lateness is that of a node's worst run."""
     lost = ("gaps", "gap_lines", "dup", "corrupt", "missing")
     nodes = (
         read("log_quality")
         .groupBy("role", "node")
         .agg(
+            F.max("key").alias("key"),
             F.count("*").alias("runs"),
             *(_total(name) for name in ("files", "lines", *lost)),
             _total("late_lines", "late"),
@@ -390,10 +404,10 @@ def _quality(read: Reader) -> pd.DataFrame:
             F.max("lateness_s_p99").alias("lateness_p99"),
             F.max("lateness_s_max").alias("lateness_max"),
             _total("events_dropped", "dropped"),
-            F.sum((~F.col("ended")).cast("int")).alias("unended"),
+            F.coalesce(F.sum((~F.col("ended")).cast("int")), F.lit(0)).alias("unended"),
             F.min("first_at").alias("first_at"),
             F.max("last_at").alias("last_at"),
         )
         .withColumn("trouble", F.col("gap_lines") + F.col("corrupt") + F.col("missing") + F.col("dropped"))
     )
-    return nodes.orderBy(F.desc("trouble"), F.desc("lines"), "role", "node").limit(TOP_NODES).toPandas()
+    return _fetch(nodes.orderBy(F.desc("trouble"), F.desc("lines"), "role", "node").limit(TOP_NODES))

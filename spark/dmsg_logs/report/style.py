@@ -34,7 +34,8 @@ nav a{display:block;white-space:nowrap;text-decoration:none;font-size:.85rem;col
 border:1px solid var(--line);border-radius:99px;padding:.3em .85em}
 nav a:hover{border-color:var(--accent);color:var(--accent)}
 main{max-width:1240px;margin:0 auto;padding:14px 12px}
-section{background:var(--card);border-radius:14px;box-shadow:var(--shadow);padding:18px 16px;margin:0 0 14px;scroll-margin-top:56px}
+section{background:var(--card);border-radius:14px;box-shadow:var(--shadow);padding:18px 16px;margin:0 0 14px;
+scroll-margin-top:56px}
 h2{margin:0;font-size:1.2rem;letter-spacing:-.01em}
 h3{margin:0;font-size:.95rem}
 .reading{margin:.35em 0 0;max-width:75ch;color:var(--ink)}
@@ -46,7 +47,8 @@ h3{margin:0;font-size:.95rem}
 .tiles dt{font-size:.78rem;color:var(--muted)}
 .tiles dd{margin:0;font-size:1.35rem;font-weight:650;letter-spacing:-.01em;line-height:1.25;font-variant-numeric:tabular-nums}
 .tiles small{display:block;font-size:.75rem;font-weight:400;letter-spacing:0;color:var(--muted)}
-.notices,.calm{margin:14px 0 0;border-left:4px solid var(--warnline);background:var(--warn);border-radius:4px 10px 10px 4px;padding:10px 14px}
+.notices,.calm{margin:14px 0 0;border-left:4px solid var(--warnline);background:var(--warn);
+border-radius:4px 10px 10px 4px;padding:10px 14px}
 .calm{border-color:var(--calmline);background:var(--calm)}
 .notices ul{margin:.3em 0 0;padding-left:1.1em}
 .notices li{margin:.15em 0}.notices a{font-size:.85em;white-space:nowrap}
@@ -57,18 +59,19 @@ figcaption b{color:var(--ink);font-weight:600}
 .legend{display:flex;flex-wrap:wrap;gap:2px 14px;list-style:none;margin:0 0 8px;padding:0;font-size:.8rem;color:var(--muted)}
 .legend li{display:flex;align-items:center;gap:6px}
 .legend .box,.legend .area{width:11px;height:11px;border-radius:3px;flex:none}
-.legend .line{width:20px;height:0;border-top:2.5px solid;flex:none;background:none}
+.legend .line{width:22px;height:0;border-top-width:2.5px;border-top-style:solid;flex:none;background:none}
 .legend .d1{border-top-style:dashed}.legend .d2{border-top-style:dotted}
 .legend .area{opacity:.55}
-.chart{display:grid;grid-template-columns:auto minmax(0,1fr);column-gap:8px;font-size:.72rem;color:var(--muted);font-variant-numeric:tabular-nums}
-.ys{position:relative;width:4.6em;height:190px}
+.chart{display:grid;grid-template-columns:auto minmax(0,1fr);column-gap:8px;font-size:.72rem;color:var(--muted);
+font-variant-numeric:tabular-nums}
+.ys{position:relative;width:4.2em;height:190px}
 .ys span{position:absolute;right:0;transform:translateY(50%);white-space:nowrap}
 .area{min-width:0}
 .chart .area svg{display:block;width:100%;height:190px;overflow:visible}
-.xs{grid-column:2;position:relative;height:1.9em}
+.xs{grid-column:2;position:relative;height:1.9em;container-type:inline-size}
 .xs span{position:absolute;top:.35em;transform:translateX(-50%);white-space:nowrap}
-.xs span:first-child{transform:translateX(-2px)}
 .xs .minor{display:none}
+@container (min-width:620px){.xs .minor{display:inline}}
 svg path{vector-effect:non-scaling-stroke}
 .grid{stroke:var(--line);stroke-width:1;fill:none}
 .hint{fill:transparent}.hint:hover{fill:var(--ink);fill-opacity:.08}
@@ -82,12 +85,12 @@ path.c1{fill:var(--c1)}path.c2{fill:var(--c2)}path.c3{fill:var(--c3)}path.c4{fil
 :is(i,span).c3{background:var(--c3);border-color:var(--c3)}:is(i,span).c4{background:var(--c4);border-color:var(--c4)}
 :is(i,span).c5{background:var(--c5);border-color:var(--c5)}:is(i,span).c6{background:var(--c6);border-color:var(--c6)}
 :is(i,span).c7{background:var(--c7);border-color:var(--c7)}
-.heatrow{display:grid;grid-template-columns:5.6em minmax(0,1fr);gap:8px;align-items:center;margin-bottom:2px}
-.heatrow svg{display:block;width:100%;height:16px;border-radius:2px;background:repeating-linear-gradient(45deg,transparent 0 4px,var(--line) 4px 5px)}
+.heatrow{display:grid;grid-template-columns:4.2rem minmax(0,1fr);gap:8px;align-items:center;margin-bottom:2px}
+.heatrow svg{display:block;width:100%;height:16px;border-radius:2px;
+background:repeating-linear-gradient(45deg,transparent 0 4px,var(--line) 4px 5px)}
 .heat .who,.bars .who{font-size:.78rem;color:var(--muted);overflow:hidden;text-overflow:ellipsis}
-.heat .chart{grid-template-columns:5.9rem minmax(0,1fr);column-gap:8px;display:grid}
+.heat .chart{grid-template-columns:4.2rem minmax(0,1fr)}
 .heat .who{white-space:nowrap}.heat .area{display:none}
-.heatrow{grid-template-columns:5.9rem minmax(0,1fr)}
 .h0{fill:var(--b0)}.h1{fill:var(--b1)}.h2{fill:var(--b2)}.h3{fill:var(--b3)}.h4{fill:var(--b4)}.h5{fill:var(--b5)}.h6{fill:var(--b6)}.h7{fill:var(--b7)}.h8{fill:var(--b8)}
 .heatrow rect:hover{stroke:var(--ink);stroke-width:2;vector-effect:non-scaling-stroke}
 .b0{background:var(--b0)}.b1{background:var(--b1)}.b2{background:var(--b2)}.b3{background:var(--b3)}.b4{background:var(--b4)}.b5{background:var(--b5)}
@@ -97,8 +100,8 @@ path.c1{fill:var(--c1)}path.c2{fill:var(--c2)}path.c3{fill:var(--c3)}path.c4{fil
 .ramp{display:flex}.ramp span{width:20px;height:10px}
 .none{display:flex;align-items:center;gap:6px;margin-left:10px}.none .bx{width:14px;height:10px}
 .bars{display:grid;gap:4px}
-.barrow{display:grid;grid-template-columns:minmax(5.6rem,auto) minmax(0,1fr) auto;gap:8px;align-items:center}
-.bars{grid-template-columns:fit-content(46%) minmax(0,1fr) auto;column-gap:10px}
+.barrow{display:grid;align-items:center}
+.bars{grid-template-columns:fit-content(40%) minmax(64px,1fr) auto;column-gap:10px}
 .barrow{grid-column:1/-1;grid-template-columns:subgrid}
 .bar{display:flex;height:13px;background:var(--soft);border-radius:4px;overflow:hidden}
 .bar i{display:block;height:100%}
@@ -116,7 +119,7 @@ th[scope=row]{position:sticky;left:0;background:var(--card);z-index:1}
 tbody tr:hover>*{background:var(--soft)}
 .matrix td{text-align:center;font-variant-numeric:tabular-nums;border:1px solid var(--card);min-width:3.6em}
 .matrix thead td{border:0}
-.matrix .b5,.matrix .b6,.matrix .b7,.matrix .b8{color:#fff}
+.matrix .b6,.matrix .b7,.matrix .b8{color:#fff}
 .matrix tbody tr:hover>th{background:var(--card)}
 details{margin:12px 0 0}
 summary{cursor:pointer;font-size:.88rem;color:var(--accent);padding:4px 0}summary span{color:var(--muted)}
@@ -128,8 +131,8 @@ details caption{display:none}
 .multiple p{margin:0 0 3px;font-size:.78rem;color:var(--muted)}.multiple code{color:var(--ink)}
 .multiple svg{display:block;width:100%;height:52px;border-bottom:1px solid var(--line)}
 footer{max-width:1240px;margin:0 auto;padding:0 16px 28px;color:var(--muted);font-size:.8rem}
-@media (prefers-color-scheme:dark){.matrix .b6,.matrix .b7,.matrix .b8{color:#0e1319}}
-@media (min-width:700px){.xs .minor{display:inline}header{padding:30px 24px 12px}main{padding:18px}section{padding:24px 26px;margin-bottom:18px}
+@media (prefers-color-scheme:dark){.matrix .b5,.matrix .b6,.matrix .b7,.matrix .b8{color:#0e1319}}
+@media (min-width:700px){header{padding:30px 24px 12px}main{padding:18px}section{padding:24px 26px;margin-bottom:18px}
 nav ul{padding:9px 24px}.ys,.chart .area svg{height:230px}.tiles{grid-template-columns:repeat(5,1fr)}
 .tiles dd{font-size:1.5rem}.multiples{grid-template-columns:repeat(4,minmax(0,1fr))}}
 @media (min-width:980px){.side{grid-template-columns:repeat(auto-fit,minmax(340px,1fr))}

@@ -19,6 +19,9 @@ SHOWN_CHARACTERS: Final = 48
 TITLE_CHARACTERS: Final = 256
 #: Hex digits of a key that are shown: enough to tell the relays and clients of a fleet apart.
 KEY_CHARACTERS: Final = 8
+#: The same of a node that has a given name instead.
+NAME_CHARACTERS: Final = 16
+_HEX: Final = frozenset("0123456789abcdefABCDEF")
 NOTHING: Final = "–"
 _THIN: Final = "\u202f"
 _MONTHS: Final = ("Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec")
@@ -49,9 +52,10 @@ def shown(value: object) -> str:
 
 
 def short_key(value: object) -> str:
-    """The start of a key, not escaped."""
+    """The start of a key, or a given name; not escaped."""
     text = str(value)
-    return plain(text if len(text) <= KEY_CHARACTERS + 1 else text[:KEY_CHARACTERS] + "…")
+    shown = KEY_CHARACTERS if set(text) <= _HEX else NAME_CHARACTERS
+    return plain(text if len(text) <= shown + 1 else text[:shown] + "…")
 
 
 def key(value: object) -> str:
