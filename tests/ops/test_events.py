@@ -72,10 +72,8 @@ PROMISED = {
     "entry_published": "sequence kind elapsed_ms ok reason",
     "discovery_request": "method path status elapsed_ms reason key",
     "ranks_loaded": "ok reason issuer issued relays",
-    "ranks_loaded": "ok reason issuer issued relays",
     "events_dropped": "count",
     "events_discarded": "files lines bytes",
-    "file_shipped": "name lines bytes elapsed_ms attempt ok reason",
     "file_shipped": "name lines bytes elapsed_ms attempt ok reason",
 }
 
