@@ -15,7 +15,7 @@ from benchmarks.sizes import FULL, QUICK
 
 BENCHES: Final = ("relay_cost", "throughput", "dials", "e2e_cost", "connections", "stuck_receiver", "discovery")
 #: Run when they are named only: they take minutes, whatever the machine.
-LONG: Final = ("soak",)
+LONG: Final = ("soak", "fleet")
 _NAMES_HELP: Final = f"of {', '.join(BENCHES)}, which are the default, and {', '.join(LONG)}"
 
 

@@ -23,6 +23,17 @@ class SoakSize:
 
 
 @dataclass(frozen=True, slots=True)
+class FleetSize:
+    """How large the simulated fleet is, and how long each phase lasts; times in seconds on its own clock."""
+
+    clients: int
+    duration_s: float
+    dial_every_s: float
+    #: One relay of so many takes part.
+    every: int = 1
+
+
+@dataclass(frozen=True, slots=True)
 class Sizes:
     """Amounts; times in seconds."""
 
@@ -42,6 +53,7 @@ class Sizes:
     discovery_s: float
     soak: SoakSize
     secure_bytes: int
+    fleet: FleetSize
 
 
 FULL: Final = Sizes(
@@ -60,6 +72,7 @@ FULL: Final = Sizes(
     discovery_s=5.0,
     soak=SoakSize(kills=40, transports=50),
     secure_bytes=128 * 1024 * 1024,
+    fleet=FleetSize(clients=50, duration_s=600.0, dial_every_s=12.0),
 )
 QUICK: Final = Sizes(
     repeats=3,
@@ -77,6 +90,7 @@ QUICK: Final = Sizes(
     discovery_s=2.0,
     soak=SoakSize(kills=8, transports=50),
     secure_bytes=32 * 1024 * 1024,
+    fleet=FleetSize(clients=50, duration_s=500.0, dial_every_s=20.0),
 )
 TINY: Final = Sizes(
     repeats=1,
@@ -94,4 +108,5 @@ TINY: Final = Sizes(
     discovery_s=0.2,
     soak=SoakSize(kills=1, transports=4, kill_every_s=1.0, restart_s=0.2),
     secure_bytes=256 * 1024,
+    fleet=FleetSize(clients=10, duration_s=150.0, dial_every_s=8.0, every=2),
 )

@@ -48,8 +48,8 @@ SPAN_LIMIT_S: Final = 90 * 24 * 3600
 #: Unix seconds, and counts of dials, clients and events, are below this.
 NUMBER_LIMIT: Final = 1 << 53
 #: How much likelier than a neutral one the best relay is drawn, and the worst one. So a relay, whatever is said of it,
-#: is drawn first at least 1/32 as often as if all were equal.
-WEIGHT_LIMIT: Final = 4.0
+#: is drawn first at least 1/64 as often as if all were equal.
+WEIGHT_LIMIT: Final = 8.0
 WEIGHT_FLOOR: Final = 0.125
 
 _SCORES: Final = ("score", "success", "latency", "capacity", "drops")
@@ -72,12 +72,12 @@ class RanksError(DmsgError):
 
 
 def weight(score: float) -> float:
-    """The weight in a draw of a relay with ``score`` (thousandths): 1 if neutral, the square of it otherwise.
+    """The weight in a draw of a relay with ``score`` (thousandths): 1 if neutral, growing with its third power.
 
-    Between :data:`WEIGHT_FLOOR` (a score below 177) and :data:`WEIGHT_LIMIT` (1000).
+    Between :data:`WEIGHT_FLOOR` (a score of 250 or less) and :data:`WEIGHT_LIMIT` (1000).
     """
     relative = min(max(score, 0.0), float(SCORE_LIMIT)) / NEUTRAL
-    return max(WEIGHT_FLOOR, relative * relative)
+    return max(WEIGHT_FLOOR, relative**3)
 
 
 def canonical(document: Mapping[str, Any]) -> bytes:

@@ -5,7 +5,7 @@ or the place in discovery's list) counts as a stated number of observations, eac
 measurements lose half of their weight with each half-life. So a client that knows nothing goes by what it was told, one
 that knows better does not, and a relay that has healed is tried again.
 
-Scores change the order in which relays are tried and never leave one out: a draw gives the worst relay at least a 32nd
+Scores change the order in which relays are tried and never leave one out: a draw gives the worst relay at least a 64th
 of an equal chance (:func:`weight`). Discovery, or whoever signs ranks, cannot do more than that.
 """
 
@@ -23,7 +23,7 @@ __all__ = ["NEUTRAL", "RelayScores", "ScoreConfig", "weight"]
 NEUTRAL: Final = 500.0
 _BEST: Final = 1000.0
 #: The weights in a draw of the best and the worst, a neutral relay's being 1: the same as discovery's.
-WEIGHT_LIMIT: Final = 4.0
+WEIGHT_LIMIT: Final = 8.0
 WEIGHT_FLOOR: Final = 0.125
 #: Scores that differ by less than this are equal as far as the order of a dial is concerned: chance decides.
 CLOSE: Final = 100.0
@@ -47,6 +47,8 @@ class ScoreConfig:
     #: How many measurements of our own a signed rank is worth, and how many a place in discovery's list, or nothing known.
     rank_weight: float = 4.0
     place_weight: float = 1.0
+    #: How many good measurements a failure outweighs: it costs a dial seconds, where a good relay saves tenths of one.
+    failure_weight: float = 3.0
     #: Milliseconds that count as neither good nor bad: to connect and shake hands, and from REQUEST to ACCEPT.
     connect_neutral_ms: float = 500.0
     accept_neutral_ms: float = 250.0
@@ -57,9 +59,9 @@ class ScoreConfig:
 
 
 def weight(score: float) -> float:
-    """The weight of a score in a draw: its square relative to neutral, from :data:`WEIGHT_FLOOR` to :data:`WEIGHT_LIMIT`."""
+    """The weight of a score in a draw: its third power, a neutral one's being 1; at least :data:`WEIGHT_FLOOR`."""
     relative = min(max(score, 0.0), _BEST) / NEUTRAL
-    return max(WEIGHT_FLOOR, relative * relative)
+    return max(WEIGHT_FLOOR, relative**3)
 
 
 class RelayScores:
@@ -81,7 +83,7 @@ class RelayScores:
 
     def failed(self, relay: PublicKey, now_s: float) -> None:
         """There was no connection to be had, or one that was up is lost."""
-        self._observe(relay, 1.0, 0.0, now_s)
+        self._observe(relay, self.config.failure_weight, 0.0, now_s)
 
     def answered(self, relay: PublicKey, elapsed_ms: float, now_s: float) -> None:
         """A peer's ACCEPT came ``elapsed_ms`` after the REQUEST, or had not come by then and was waited for no longer."""
@@ -89,7 +91,7 @@ class RelayScores:
 
     def refused(self, relay: PublicKey, now_s: float) -> None:
         """A REQUEST came to nothing for a reason that may be the relay's."""
-        self._observe(relay, _ANSWER_WEIGHT, 0.0, now_s)
+        self._observe(relay, _ANSWER_WEIGHT * self.config.failure_weight, 0.0, now_s)
 
     def listed(self, relays: Sequence[PublicKey]) -> None:
         """Discovery named these, in this order: a weak hint, in place of the one before."""

@@ -9,6 +9,7 @@ without an ``interface`` answers on all of them. What can go wrong on the way is
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from random import Random
 from typing import Any
 
@@ -22,9 +23,20 @@ from zope.interface import implementer
 
 from dmsg.testing.pipe import Chunking, Pipe
 
-__all__ = ["MemoryNetwork"]
+__all__ = ["MemoryNetwork", "Path"]
 
 _FIRST_FREE_PORT = 49152
+
+
+@dataclass(frozen=True)
+class Path:
+    """The way to one place: seconds for connecting and for bytes one way, the share of writes that are lost and sent again,
+    and the share of attempts to connect that are refused.
+    """
+
+    delay_s: float = 0.0
+    loss: float = 0.0
+    refusals: float = 0.0
 
 
 @implementer(interfaces.IListeningPort)
@@ -62,12 +74,15 @@ class _Attempt:
     def __init__(self, network: MemoryNetwork, connector: _MemoryConnector) -> None:
         self._connector = connector
         self._ended = False
-        self._call = network.clock.callLater(network.delay_s, self._arrive)
+        self._path = network._path(connector.host, connector.port)
+        self._call = network.clock.callLater(self._path.delay_s, self._arrive)
         self._network = network
 
     def _arrive(self) -> None:
         connector, network = self._connector, self._network
         fate = network._fate(connector.host, connector.port)
+        if self._path.refusals and network.random.random() < self._path.refusals:
+            fate = error.ConnectionRefusedError()
         if fate is None:
             return  # silence: only the time limit ends it
         if isinstance(fate, Exception):
@@ -187,6 +202,7 @@ class MemoryNetwork:
         self.nameResolver = _Resolver({"localhost": "127.0.0.1", **(hosts or {})})
         self._listeners: dict[tuple[str, int], _MemoryPort] = {}
         self._fates: dict[tuple[str, int | None], Exception | None] = {}
+        self._paths: dict[tuple[str, int], Path] = {}
         self._next_port = _FIRST_FREE_PORT
 
     # --- time ---------------------------------------------------------------------------------------------------------
@@ -256,6 +272,15 @@ class MemoryNetwork:
         """Take back what :meth:`refuse`, :meth:`silence` or :meth:`unreachable` did for the same place."""
         self._fates.pop((host, port), None)
 
+    def set_path(self, host: str, port: int, path: Path) -> None:
+        """What the way there is like from now on, for open connections, too."""
+        self._paths[host, port] = path
+        for connection in self.pipes_to(port, host):
+            connection.delay_s, connection.loss = path.delay_s, path.loss
+
+    def _path(self, host: str, port: int) -> Path:
+        return self._paths.get((host, port)) or Path(self.delay_s)
+
     def pipes_to(self, port: int, host: str | None = None) -> list[Pipe]:
         """The open connections to a listening port, oldest first."""
         return [p for p in self.pipes if p.b.getHost().port == port and host in (None, p.b.getHost().host)]
@@ -283,14 +308,16 @@ class MemoryNetwork:
         source_host, source_port = connector.source or ("127.0.0.1", 0)
         source = IPv4Address("TCP", source_host, source_port or self._free_port())
         target = IPv4Address("TCP", address, connector.port)
+        path = self._path(connector.host, connector.port)
         connection = Pipe(
             self.clock,
             chunking=self.chunking,
-            delay_s=self.delay_s,
+            delay_s=path.delay_s,
             high_water_bytes=self.high_water_bytes,
             random=self.random,
             addresses=(source, target),
         )
+        connection.loss = path.loss
         connection.on_closed = self.pipes.remove
         connection.a.on_lost = connector.connectionLost
         self.pipes.append(connection)

@@ -23,6 +23,9 @@ __all__ = ["Chunking", "Pipe", "PipeEnd", "pipe"]
 
 #: How much one turn of one end reads at most, in bytes: as much as Twisted takes from a socket at once.
 READ_BYTES = 65536
+#: When bytes that are lost on the way are sent again, in seconds, and when no later any more.
+RETRANSMIT_S = 0.2
+RETRANSMIT_LIMIT_S = 10.0
 
 #: How a read is cut into ``dataReceived`` calls: ``None`` gives all that is there, ``"bytes"`` one byte at a time,
 #: ``"random"`` random pieces, a number pieces of that size, a function the size of the next piece (at least 1) for the
@@ -158,7 +161,7 @@ class PipeEnd(FileDescriptor):
         travels = self.tamper(sent) if self.tamper is not None and sent else sent
         if travels and not self.other.disconnected:
             self.other._wire += travels
-            self.other._arrivals.append((self._pipe.clock.seconds() + self._pipe.delay_s, len(travels)))
+            self.other._arrivals.append((self._pipe.clock.seconds() + self._pipe.travel_s(), len(travels)))
         return len(sent)
 
     def doRead(self) -> Exception | None:
@@ -286,7 +289,8 @@ class Pipe:
     """Two ends ``a`` and ``b``, and the strings a test may pull. Made by :func:`pipe`.
 
     ``frozen`` tells whether it is, ``delivering`` whether :meth:`deliver` is at work, ``closed`` whether both ends are
-    gone, ``bytes_written`` how many bytes both ends have put on the way.
+    gone, ``bytes_written`` how many bytes both ends have put on the way. ``delay_s`` and ``loss`` may be changed while it
+    is open: ``loss`` is the share of writes that are lost on the way and, as TCP does it, sent again later.
     """
 
     def __init__(
@@ -303,17 +307,26 @@ class Pipe:
         """See :func:`pipe`."""
         self.clock = clock
         self.delay_s = delay_s
+        self.loss = 0.0
+        self.random = random if random is not None else Random(0)
         self.high_water_bytes = high_water_bytes
         self.manual = manual
         self.frozen = False
         self.delivering = False
         self.bytes_written = 0
-        self.cut_size = _cutter(chunking, random if random is not None else Random(0))
+        self.cut_size = _cutter(chunking, self.random)
         self.on_closed: Callable[[Pipe], object] | None = None
         host_a, host_b = addresses or (IPv4Address("TCP", "127.0.0.1", 1), IPv4Address("TCP", "127.0.0.1", 2))
         self.a = PipeEnd(self, host_a, host_b)
         self.b = PipeEnd(self, host_b, host_a)
         self.a.other, self.b.other = self.b, self.a
+
+    def travel_s(self) -> float:
+        """How long what is written now is on its way, in seconds: what is lost is sent again, each time twice as late."""
+        late_s, again_s = self.delay_s, RETRANSMIT_S
+        while self.loss and self.random.random() < self.loss and again_s < RETRANSMIT_LIMIT_S:
+            late_s, again_s = late_s + again_s, 2 * again_s
+        return late_s
 
     @property
     def closed(self) -> bool:
