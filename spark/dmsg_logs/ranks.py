@@ -37,7 +37,7 @@ __all__ = ["Ranks", "RanksError", "compute_ranks", "ranks_document", "verify_doc
 
 FORMAT: Final = "dmsg-relay-ranks"
 VERSION: Final = 1
-#: How far back evidence is taken from; what is older counts less than 1/256.
+#: How far back evidence is taken from; what is older would count less than a sixteenth.
 WINDOW_S: Final = 86_400
 #: Two runs may fail before what is known fades.
 LIFETIME_S: Final = 172_800

@@ -22,19 +22,19 @@ NEUTRAL: Final = 0.5
 STEP: Final = 5
 #: Voices every average has at least; those that are missing are neutral.
 VOICES: Final = 40
-#: So many pieces of evidence give a voice half of its weight: one dial is an anecdote.
-EVIDENCE: Final = 3.0
+#: So many pieces of evidence give a voice half of its weight: one dial is half an anecdote.
+EVIDENCE: Final = 1.0
 #: The share of failures at which a voice says 0. Of relays to choose from, one that fails every fourth time is useless.
 USELESS_SHARE: Final = 0.25
-#: Targets a client's comparison of answer times has at least; those that are missing are neutral. It bounds what one
-#: key can do by answering slowly through one relay and fast through another.
-TARGETS: Final = 10
+#: Targets a client's comparison of answers has at least; those that are missing are neutral. It bounds what one key can
+#: do by answering slowly through one relay and fast through another: its own vote, and one place for all others.
+TARGETS: Final = 20
 #: Parts of a score and their weights. ``session`` (how long a client needs to get a session up) and ``accept`` (how long
 #: an answer takes through the relay) are published together, as ``latency``.
 WEIGHTS: Final[Mapping[str, float]] = {"success": 0.35, "session": 0.2, "accept": 0.2, "capacity": 0.1, "drops": 0.15}
-#: Most that one client can move any published score, in thousandths: 25 by its voice, 20 as the one who is dialled, 5 by
-#: the step. Relays whose scores differ by no more are to be treated as equal: see :func:`compare`.
-SHARE: Final = math.ceil(SCALE * (1 / VOICES + WEIGHTS["accept"] / TARGETS)) + STEP
+#: Most that one client can move any published score, in thousandths: 25 by its voice, 20 by how it answers those who dial
+#: it, 5 by the step. Relays whose scores differ by no more are to be treated as equal: see :func:`compare`.
+SHARE: Final = round(SCALE / VOICES + SCALE * WEIGHTS["accept"] * 2 / TARGETS) + STEP
 
 #: Names of the two voices that are no client's.
 STRANGERS: Final = ""
@@ -47,8 +47,8 @@ class Voice:
 
     ``ok``, ``failed``, ``refused`` and ``dropped`` are pieces of evidence: the relay did what was asked of it, failed,
     had no room, lost a session. ``session`` is how it compares with the client's other relays in getting a session up, 0
-    slow to 1 fast, from ``session_evidence`` pieces; ``accept_sum`` and ``accept_targets`` the same of answers, added up
-    over the targets. ``dials`` and ``pieces`` are plain counts.
+    slow to 1 fast, from ``session_evidence`` pieces; ``accept_sum`` and ``accept_targets`` the same of answers: the votes
+    of the targets, each at most 1, and how many votes there were. ``dials`` and ``pieces`` are plain counts.
     """
 
     relay: str

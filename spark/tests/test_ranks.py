@@ -342,14 +342,15 @@ def test_a_client_without_a_network_blames_nobody(spark: SparkSession) -> None:
 
 def test_a_relay_heals(spark: SparkSession) -> None:
     """What it did counts half after each half-life, so that the same relay, silent or serving well, comes back."""
-    lines = [down(ALICE, GOOD, "connection refused", 0.0, NOW - at) for at in range(0, 250, 10)]
-    lines += [session(ALICE, GOOD, 0.1, NOW + 6 * HOUR_S - at) for at in range(0, 250, 3)]
-    evidence = relay_evidence(events(spark, lines), now=NOW + 6 * HOUR_S, window_s=WINDOW_S).cache()
+    refused = [step(GOOD, "connect", "connection refused")]
+    lines = [dial(ALICE, BOB, "", refused, NOW - at) for at in range(0, 250, 10)]
+    lines += [session(ALICE, GOOD, 0.1, NOW + 12 * HOUR_S - at) for at in range(0, 250, 3)]
+    evidence = relay_evidence(events(spark, lines), now=NOW + 12 * HOUR_S, window_s=WINDOW_S).cache()
     fresh, later = (
-        rows_of(faded(evidence.where(f"bucket <= {NOW + ahead}"), now=NOW + ahead))[0] for ahead in (0.0, 6 * HOUR_S)
+        rows_of(faded(evidence.where(f"bucket <= {NOW + ahead}"), now=NOW + ahead))[0] for ahead in (0.0, 12 * HOUR_S)
     )
     assert fresh["failed"] == pytest.approx(25, rel=0.05)
-    assert later["failed"] == pytest.approx(fresh["failed"] * 2 ** (-6 * HOUR_S / HALF_LIFE_S), rel=0.05)
+    assert later["failed"] == pytest.approx(fresh["failed"] * 2 ** (-12 * HOUR_S / HALF_LIFE_S), rel=0.05)
 
     def success(row: dict[str, Any]) -> int:
         said = [Voice(GOOD, str(at), ok=row["ok"], failed=row["failed"]) for at in range(50)]
@@ -360,45 +361,65 @@ def test_a_relay_heals(spark: SparkSession) -> None:
     assert success(later) > 650
 
 
-def test_how_relays_compare_in_speed(spark: SparkSession) -> None:
-    targets = CLIENTS[2:6]
-    lines: list[Event] = []
-    for at in range(3):
-        ts = NOW - 60 - at
-        # Alice is far away, and one target is slow wherever it is
-        lines += [session(ALICE, relay, s, ts) for relay, s in ((GOOD, 2.0), (TWIN, 2.0), (SLOW, 4.0))]
-        lines += [accepted(ALICE, targets[0], relay, ms, ts) for relay, ms in ((GOOD, 4000), (TWIN, 4000))]
-        lines += [accepted(ALICE, targets[1], relay, ms, ts) for relay, ms in ((GOOD, 100), (SLOW, 800))]
-        # reached through one relay: nothing to compare with
-        lines += [accepted(ALICE, targets[2], SLOW, 1, ts)]
-        # Bob knows one relay; and what is accepted by a client says nothing of its own dials
-        lines += [session(BOB, SLOW, 9.0, ts), accepted(ALICE, BOB, SLOW, 9000, ts)]
-        received = accepted(ALICE, BOB, GOOD, 1, ts)[1]
-        lines += [("transport_opened", {**received, "node": node_of(BOB)})]
-    found = {
-        (row["relay"], row["client"]): row
-        for row in rows_of(relay_latency(events(spark, lines), now=NOW, window_s=WINDOW_S))
-    }
-    assert {client for _, client in found} == {node_of(ALICE)}
+def test_trying_again_and_again_is_one_piece_of_evidence(spark: SparkSession) -> None:
+    lines = [down(ALICE, relay, reason, 0.0, NOW - 1 - at) for at in range(200) for relay, reason in TRIED]
+    lines += [session(ALICE, SLOW, 0.1, NOW - 100)]  # Alice is not offline
+    found = seen(spark, lines)
+    assert round(found[GOOD, node_of(ALICE)]["failed"]) == 1
+    assert round(found[TWIN, node_of(ALICE)]["refused"]) == 1
+
+
+TRIED = ((GOOD, "connection refused"), (TWIN, "too many connections"))
+
+
+def compared(spark: SparkSession, lines: Sequence[Event]) -> dict[tuple[str, str], dict[str, float]]:
+    rows = rows_of(relay_latency(events(spark, lines), now=NOW, window_s=WINDOW_S))
+    return {(row["relay"], row["client"]): row for row in rows}
+
+
+def test_how_relays_compare_in_getting_a_session_up(spark: SparkSession) -> None:
+    """Alice is far away; Bob knows one relay only, and has nothing to compare it with."""
+    lines = [session(ALICE, relay, s) for relay, s in ((GOOD, 2.0), (TWIN, 2.0), (SLOW, 4.0))]
+    lines += [session(BOB, SLOW, 9.0)]
+    found = compared(spark, lines)
     good, twin, slow = (found[relay, node_of(ALICE)] for relay in (GOOD, TWIN, SLOW))
     assert good["session"] == twin["session"] == pytest.approx(0.5 + 1 / 6)
     assert slow["session"] == pytest.approx(0.5 - 1 / 3)
-    assert twin["accept_sum"] == pytest.approx(twin["accept_targets"] / 2)
-    assert slow["accept_sum"] == 0
-    assert good["accept_sum"] == pytest.approx(good["accept_targets"] * 0.75)
-    assert 0.7 < twin["accept_targets"] < 0.8
+    assert found[SLOW, node_of(BOB)]["session_evidence"] == 0
+    assert found[SLOW, node_of(BOB)]["session"] == 0.5
+
+
+def test_how_relays_compare_in_answers(spark: SparkSession) -> None:
+    """Only the order counts, each target has one vote, and what is as good as equal shares a place."""
+    fast, usual, slow, often = CLIENTS[2:6]
+    lines = [accepted(ALICE, fast, GOOD, 10), accepted(ALICE, usual, TWIN, 100), accepted(ALICE, slow, SLOW, 9_999)]
+    lines += [accepted(ALICE, often, TWIN, 103, NOW - 60 - at) for at in range(30)]
+    # what a client accepted says nothing of its own dials
+    lines += [("transport_opened", {**accepted(ALICE, BOB, GOOD, 1)[1], "node": node_of(BOB)})]
+    found = compared(spark, lines)
+    assert {client for _, client in found} == {node_of(ALICE)}
+    good, twin, last = (found[relay, node_of(ALICE)] for relay in (GOOD, TWIN, SLOW))
+    votes = good["accept_targets"], twin["accept_targets"], last["accept_targets"]
+    assert votes == (pytest.approx(0.5, rel=0.01), pytest.approx(0.5 + 30 / 31, rel=0.01), pytest.approx(0.5, rel=0.01))
+    places = [each["accept_sum"] / each["accept_targets"] for each in (good, twin, last)]
+    everything = sum(votes)
+    assert places == pytest.approx([1 - votes[0] / 2 / everything, 0.5, votes[2] / 2 / everything])
+
+
+def test_a_target_has_one_vote_however_many_relays_it_is_on(spark: SparkSession) -> None:
+    lines = [accepted(ALICE, CLIENTS[2], relay, 10, NOW - at) for relay in RELAYS for at in range(50)]
+    votes = [row["accept_targets"] for row in compared(spark, lines).values()]
+    assert len(votes) == len(RELAYS) and sum(votes) == pytest.approx(50 / 51, rel=0.01)
 
 
 @pytest.mark.parametrize("reason", UNANSWERED)
 def test_an_answer_that_does_not_come_is_the_slowest(spark: SparkSession, reason: str) -> None:
     target = CLIENTS[2]
-    lines = [accepted(ALICE, target, GOOD, 50), accepted(ALICE, target, TWIN, 50)]
-    lines += [dial(ALICE, target, GOOD, [step(TWIN, "accept", reason)])]
-    rows = rows_of(
-        relay_latency(events(spark, lines), now=NOW, window_s=WINDOW_S), "relay", "accept_sum", "accept_targets"
-    )
-    values = {row["relay"]: row["accept_sum"] / row["accept_targets"] for row in rows}
-    assert values == {GOOD: pytest.approx(1.0), TWIN: pytest.approx(0.0)}
+    lines = [accepted(ALICE, target, GOOD, 5_000), dial(ALICE, target, GOOD, [step(TWIN, "accept", reason)])]
+    lines += [dial(ALICE, target, GOOD, [step(SLOW, "accept", "unknown_peer")])]
+    found = compared(spark, lines)
+    places = {relay: row["accept_sum"] / row["accept_targets"] for (relay, _), row in found.items()}
+    assert places == {GOOD: pytest.approx(0.75), TWIN: pytest.approx(0.25)}
 
 
 # --- the document ----------------------------------------------------------------------------------------------------

@@ -21,8 +21,8 @@ from dmsg_logs.transforms.dial_failures import ATTEMPTS
 
 #: Evidence is added up in buckets of this length before it is weighted by its age.
 BUCKET_S: Final = 300
-#: After this long evidence counts half: a relay that was mended in the morning is as good as new in the evening.
-HALF_LIFE_S: Final = 3 * 3600
+#: After this long evidence counts half: a relay that was mended in the morning is nearly as good as new at night.
+HALF_LIFE_S: Final = 6 * 3600
 #: Lines from clocks that are ahead of ours by more are left out.
 AHEAD_S: Final = 300
 #: A relay whose own log is not there counts as one when so many clients name it: one could name any number of them.
@@ -32,10 +32,10 @@ LATENCY_SPAN_LOG2: Final = 2.0
 #: Times are taken to be within this, in ms.
 LATENCY_FLOOR_MS: Final = 1.0
 LATENCY_LIMIT_MS: Final = 10_000.0
+#: Answers whose times differ by less than about 40 % share a place.
+STEPS_PER_OCTAVE: Final = 2
 
 _DIGITS: Final = 16
-#: What can be compared with each other: sessions of a client, answers of one target to it.
-_SAME: Final = ("client", "is_session", "target")
 KEY_PATTERN: Final = "^0[23][0-9a-f]{64}$"
 SHORT_PATTERN: Final = "^0[23][0-9a-f]{14}$"
 
@@ -89,8 +89,8 @@ def relay_evidence(events: DataFrame, *, now: float, window_s: float) -> DataFra
     ``bucket`` is Unix seconds. ``ok``, ``failed``, ``refused``, ``dropped`` are as in :class:`dmsg_logs.scoring.Voice`,
     ``dials`` counts attempts of dials and ``pieces`` everything.
 
-    When every relay a client had to do with in a bucket failed it, two or more, it was the client's own network, and its
-    failures are left out.
+    Attempts of a client to get a session up count once in a bucket, dials each time. When every relay a client had to do
+    with in a bucket failed it, two or more, it was the client's own network, and its failures are left out.
     """
     lines = only(
         in_window(events, now=now, window_s=window_s),
@@ -110,12 +110,15 @@ def relay_evidence(events: DataFrame, *, now: float, window_s: float) -> DataFra
         .agg(
             *[
                 total(F.when(F.col("what") == name, F.col("times"))).alias(name)
-                for name in ("ok", "failed", "refused", "dropped")
+                for name in ("ok", "failed", "refused", "dropped", "failed_again", "refused_again")
             ],
             count_where(F.col("dial")).alias("dials"),
             F.count(F.lit(1)).alias("pieces"),
         )
     )
+    for name in ("failed", "refused"):
+        # how often a client tries again is its own affair: in five minutes it is one piece of evidence
+        sums = sums.withColumn(name, F.col(name) + F.least(F.col(f"{name}_again"), F.lit(1.0)))
     together = Window.partitionBy("client", "bucket")
     named = (F.length("relay") > _DIGITS) & ~F.col("client").isin(STRANGERS, ITSELF)
     troubled = named & (F.col("failed") + F.col("dropped") > 0)
@@ -150,14 +153,15 @@ def relay_latency(events: DataFrame, *, now: float, window_s: float, half_life_s
     """How each relay compares with a client's other relays: one row for each relay and client, ``session`` and so on as
     in :class:`dmsg_logs.scoring.Voice`.
 
-    A client compares with itself only, so a client far away makes no relay slow. Answers are compared for each target
-    on its own, because a slow one is on some relays and not on others; targets reached through one relay say nothing.
-    No answer, or a "busy" that may be the peer's or the relay's, counts as the slowest one.
+    A client compares with itself only, so a client far away makes no relay slow. Sessions are compared by how long they
+    take. Answers depend on who answers, too; so they are only put in order, all of a client's, and each target has one
+    vote there, shared by the relays it was reached through: however slow one is, it moves the others by one place. No
+    answer, or a "busy" that may be the peer's or the relay's, counts as the slowest one.
     """
     lines = only(in_window(events, now=now, window_s=window_s), "session_up", "transport_opened", "dial_finished")
-    same = Window.partitionBy(*_SAME)
     ms = F.least(F.greatest(F.col("ms"), F.lit(LATENCY_FLOOR_MS)), F.lit(LATENCY_LIMIT_MS))
-    compared = (
+    same_target = Window.partitionBy("client", "is_session", "target")
+    times = (
         lines.where((F.col("role") == "client") & F.col("node").rlike(SHORT_PATTERN))
         .select(
             F.col("node").alias("client"),
@@ -168,17 +172,27 @@ def relay_latency(events: DataFrame, *, now: float, window_s: float, half_life_s
         .where(F.col("relay").rlike(KEY_PATTERN) & (F.col("ms") > 0))
         .groupBy("relay", "client", "is_session", "target")
         .agg(F.sum("weight").alias("evidence"), (F.sum(F.log2(ms) * F.col("weight")) / F.sum("weight")).alias("time"))
-        .select("*", F.avg("time").over(same).alias("usual"), F.count(F.lit(1)).over(same).alias("relays"))
-        .where("relays > 1")
+        .select(
+            "*",
+            F.avg("time").over(same_target).alias("usual"),
+            F.count(F.lit(1)).over(same_target).alias("relays"),
+            (F.floor(F.col("time") * STEPS_PER_OCTAVE)).alias("step"),
+        )
+        .withColumn("vote", F.col("evidence") / (F.col("evidence") + F.lit(1.0)) / F.col("relays"))
     )
+    ordered = Window.partitionBy("client", "is_session").orderBy("step")
+    up_to = F.sum("vote").over(ordered.rangeBetween(Window.unboundedPreceding, Window.currentRow))
+    ties = F.sum("vote").over(ordered.rangeBetween(Window.currentRow, Window.currentRow))
+    all_votes = F.sum("vote").over(Window.partitionBy("client", "is_session"))
+    placed = times.withColumn("place", _unit(F.lit(1.0) - (up_to - ties / 2) / all_votes))
     slower = (F.col("time") - F.col("usual")) / F.lit(LATENCY_SPAN_LOG2)
-    value = F.least(F.greatest(F.lit(NEUTRAL) - slower, F.lit(0.0)), F.lit(1.0))
-    vote = F.col("evidence") / (F.col("evidence") + F.lit(1.0))
-    return compared.groupBy("relay", "client").agg(
-        F.coalesce(F.max(F.when(F.col("is_session"), value)), F.lit(NEUTRAL)).alias("session"),
-        total(F.when(F.col("is_session"), F.col("evidence"))).alias("session_evidence"),
-        total(F.when(~F.col("is_session"), vote * value)).alias("accept_sum"),
-        total(F.when(~F.col("is_session"), vote)).alias("accept_targets"),
+    compared = F.col("is_session") & (F.col("relays") > 1)
+    answer = ~F.col("is_session")
+    return placed.groupBy("relay", "client").agg(
+        F.coalesce(F.max(F.when(compared, _unit(F.lit(NEUTRAL) - slower))), F.lit(NEUTRAL)).alias("session"),
+        total(F.when(compared, F.col("evidence"))).alias("session_evidence"),
+        total(F.when(answer, F.col("vote") * F.col("place"))).alias("accept_sum"),
+        total(F.when(answer, F.col("vote"))).alias("accept_targets"),
     )
 
 
@@ -215,6 +229,10 @@ def _fact(relay: Column, what: Column, *, times: Column | None = None, dial: boo
         F.lit(dial).alias("dial"),
         F.lit(own).alias("own"),
     )
+
+
+def _unit(value: Column) -> Column:
+    return F.least(F.greatest(value, F.lit(0.0)), F.lit(1.0))
 
 
 def _steps() -> Column:
@@ -287,5 +305,6 @@ def _blame(stage: Column, reason: Column) -> Column:
 def _end() -> Column:
     """The same of a session that is down, or could not be got up."""
     reason = F.col("reason")
-    never = F.when(reason.isin(*CONNECT_FAULTS, *HANDSHAKE_FAULTS), "failed").when(reason.isin(*NO_ROOM), "refused")
+    faults = reason.isin(*CONNECT_FAULTS, *HANDSHAKE_FAULTS)
+    never = F.when(faults, "failed_again").when(reason.isin(*NO_ROOM), "refused_again")
     return F.when(F.col("duration_s") > 0, F.when(~reason.isin(*OWN_ENDS), "dropped")).otherwise(never)
