@@ -72,6 +72,11 @@ class Table(NamedTuple):
         return StructType([StructField(each.name, TYPES[each.type]) for each in self.columns])
 
     @property
+    def dtypes(self) -> list[tuple[str, str]]:
+        """Names and types as a frame's own ``dtypes`` gives them."""
+        return [(each.name, TYPES[each.type].simpleString()) for each in self.columns]
+
+    @property
     def names(self) -> tuple[str, ...]:
         """The names of the columns, in order."""
         return tuple(each.name for each in self.columns)

@@ -19,16 +19,15 @@ import json
 import pkgutil
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from importlib.util import find_spec
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 from pyspark.sql import DataFrame, SparkSession
 
 from dmsg_logs import __version__, paths, quality, store, transforms
 from dmsg_logs.tabledef import Table
-from dmsg_logs.transforms.abuse import ABUSE_CANDIDATES
 from dmsg_logs.transforms.abuse import ABUSE_CANDIDATES
 from dmsg_logs.transforms.capacity_forecast import CAPACITY_FORECAST
 from dmsg_logs.transforms.connections import CONNECTIONS
@@ -68,6 +67,19 @@ TABLES: Final[dict[str, Table]] = {
         CAPACITY_FORECAST,
     )
 }
+
+
+class Source(Protocol):
+    """Where the lines come from."""
+
+    def batches(self) -> list[int]:
+        """Numbers of the batches there are: other ones if and only if there are other lines."""
+
+    def events(self) -> DataFrame:
+        """Every good line, each once: the columns of ``dmsg_logs.store.read_events``."""
+
+    def accounts(self) -> DataFrame:
+        """One row for each landing file: the columns of ``dmsg_logs.store.read_accounts``."""
 
 
 class NoTables(LookupError):
@@ -138,31 +150,40 @@ def read_table(spark: SparkSession, tables: str, name: str) -> DataFrame:
     return _read(spark, paths.join(tables, path), TABLES[name])
 
 
-def build_tables(spark: SparkSession, tables: str, *, progress: Progress | None = None) -> dict[str, int]:
+def build_tables(
+    spark: SparkSession,
+    tables: str,
+    *,
+    progress: Progress | None = None,
+    source: Source | None = None,
+    registry: Mapping[str, Table] = TABLES,
+) -> dict[str, int]:
     """Build every table from the events in ``tables``, show the new generation, and give the rows of each.
 
     If the events and the code are those the current generation was made from, nothing is done. An exception of
-    ``progress`` ends the work as a crash would.
+    ``progress`` ends the work as a crash would. ``source`` takes the place of the events in ``tables``, ``registry`` that of
+    all tables.
     """
     tell = progress or (lambda step, done, total: None)
+    source = source or _Store(spark, tables)
     try:
         current: Manifest | None = read_manifest(spark, tables)
     except NoTables:
         current = None
-    batches, code = store.commit_numbers(spark, tables), code_version()
+    batches, code = source.batches(), code_version()
     if current is not None and current.batches == batches and current.code == code:
         return current.rows
     generation = current.generation + 1 if current is not None else 1
     version = f"v={generation:0{_GENERATION_DIGITS}d}-{uuid.uuid4().hex[:8]}"
-    built = _Build(spark, tables)
-    total = len(TABLES) + 3
-    for done, table in enumerate(TABLES.values()):
+    built = _Build(spark, tables, source)
+    total = len(registry) + 3
+    for done, table in enumerate(registry.values()):
         tell(table.name, done, total)
         built.write(table, f"{table.name}/{version}")
-    tell("checks", len(TABLES), total)
+    tell("checks", len(registry), total)
     findings = quality.check({**built.frames, "accounts": built.accounts()})
-    rows = {name: findings.rows[name] for name in TABLES}
-    tell("manifest", len(TABLES) + 1, total)
+    rows = {name: findings.rows[name] for name in registry}
+    tell("manifest", len(registry) + 1, total)
     manifest = Manifest(
         generation,
         code,
@@ -174,7 +195,7 @@ def build_tables(spark: SparkSession, tables: str, *, progress: Progress | None 
         [each._asdict() for each in findings.results],
     )
     paths.write_text(spark, paths.join(tables, MANIFEST), manifest.to_json())
-    tell("sweep", len(TABLES) + 2, total)
+    tell("sweep", len(registry) + 2, total)
     _sweep(spark, tables, manifest)
     tell("done", total, total)
     return rows
@@ -186,19 +207,37 @@ def code_version() -> str:
     names = [f"{transforms.__name__}.{each.name}" for each in pkgutil.iter_modules(transforms.__path__)]
     for name in sorted([*names, "dmsg_logs.quality", "dmsg_logs.tabledef", __name__]):
         spec = find_spec(name)
-        source = spec.loader.get_source(name) if spec is not None and spec.loader is not None else None  # type: ignore[attr-defined]
+        source = spec.loader.get_source(name) if spec is not None and spec.loader is not None else None
         digest.update(f"\0{name}\0{source}".encode())
     return digest.hexdigest()[:16]
+
+
+class _Store:
+    """The events in the tables' own directory. Batches are named before lines are read, so a batch that comes meanwhile
+    may be read too early, but is never taken for read."""
+
+    def __init__(self, spark: SparkSession, tables: str) -> None:
+        self._spark = spark
+        self._tables = tables
+
+    def batches(self) -> list[int]:
+        return store.commit_numbers(self._spark, self._tables)
+
+    def events(self) -> DataFrame:
+        return store.read_events(self._spark, self._tables)
+
+    def accounts(self) -> DataFrame:
+        return store.read_accounts(self._spark, self._tables)
 
 
 class _Build:
     """One generation while it is written; the ``Inputs`` of its tables."""
 
-    def __init__(self, spark: SparkSession, tables: str) -> None:
+    def __init__(self, spark: SparkSession, tables: str, source: Source) -> None:
         self._spark = spark
         self._tables = tables
-        self._events = store.read_events(spark, tables)
-        self._accounts = store.read_accounts(spark, tables)
+        self._events = source.events()
+        self._accounts = source.accounts()
         self.frames: dict[str, DataFrame] = {}
         self.paths: dict[str, str] = {}
 
@@ -224,9 +263,8 @@ def write_table(frame: DataFrame, table: Table, target: str) -> None:
 
     The rebalancing gives each date one file, and a large one as many as it needs.
     """
-    found, wanted = ([(each.name, each.dataType) for each in one.fields] for one in (frame.schema, table.schema))
-    if found != wanted:
-        raise TypeError(f"{table.name} has the columns {found}, not {wanted}")
+    if frame.dtypes != table.dtypes:
+        raise TypeError(f"{table.name} has the columns {frame.dtypes}, not {table.dtypes}")
     keys = [table.partition] if table.partition else []
     writer = frame.hint("rebalance", *keys).write.mode("overwrite").option("compression", "zstd")
     (writer.partitionBy(*keys) if keys else writer).parquet(target)
@@ -240,7 +278,7 @@ def _sweep(spark: SparkSession, tables: str, manifest: Manifest) -> None:
     """Delete every version of a table that neither this generation nor the one before names."""
     kept = {*manifest.tables.values(), *manifest.previous.values()}
     for name in sorted({path.partition("/")[0] for path in kept}):
-        for entry in paths.children(spark, paths.join(tables, name)):
-            path = f"{name}/{entry.name}"
-            if entry.is_directory and entry.name.startswith("v=") and path not in kept:
+        for entry in paths.names(spark, paths.join(tables, name)):
+            path = f"{name}/{entry}"
+            if entry.startswith("v=") and path not in kept:
                 paths.delete(spark, paths.join(tables, path))

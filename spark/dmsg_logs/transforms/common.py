@@ -60,22 +60,18 @@ def sessionise(frame: DataFrame, keys: Sequence[str], opened: str, closed: str, 
     later pairs. Gives the columns of ``frame``, taken from the opening, and ``closing``, a struct of the columns named
     so from the closing line (null while there is none). A closing without an opening before it gives a row of its own,
     with ``opening`` false.
+
+    A hash comes first among the keys, because what is put in order is compared by its first eight bytes first, and
+    those of names and keys are mostly the same.
     """
-    order = Window.partitionBy(*keys).orderBy("seq")
-    is_opening = F.col("event") == opened
-    end = F.when(F.col("event") == closed, F.struct(*closing))
+    hashed = frame.select("*", F.xxhash64(*keys).alias("_hash"), (F.col("event") == opened).alias("opening"))
+    order = Window.partitionBy("_hash", *keys).orderBy("seq")
+    following = [F.lead(name).over(order).alias(f"_next_{name}") for name in closing]
+    ended = F.coalesce(~F.lead("opening").over(order), F.lit(False))
+    follows = F.lag("opening", 1, False).over(order)
+    own, after = (F.struct(*[F.col(f"{prefix}{name}").alias(name) for name in closing]) for prefix in ("", "_next_"))
     return (
-        frame.select(
-            "*",
-            is_opening.alias("opening"),
-            F.lead(end).over(order).alias("_next"),
-            F.lag(is_opening, 1, False).over(order).alias("_follows"),
-            end.alias("_own"),
-        )
+        hashed.select("*", ended.alias("_ended"), follows.alias("_follows"), *following)
         .where(F.col("opening") | ~F.col("_follows"))
-        .select(
-            *frame.columns,
-            "opening",
-            F.when(F.col("opening"), F.col("_next")).otherwise(F.col("_own")).alias("closing"),
-        )
+        .select(*frame.columns, "opening", F.when(~F.col("opening"), own).when(F.col("_ended"), after).alias("closing"))
     )

@@ -13,34 +13,38 @@ from pyspark.sql import DataFrame, Window
 from pyspark.sql import functions as F
 
 from dmsg_logs.tabledef import Column, Inputs, Table, percentile_columns
-from dmsg_logs.transforms.common import RUN, count_where, percentiles, spread, total
+from dmsg_logs.transforms.common import RUN, only, spread, total
 
 #: A line that lands later than this after it was written is late: files are published after 5 minutes at most, and
 #: whoever looks at an hour's table one hour later has not seen it.
 LATE_S: Final = 3600
 
-_KEY_OF_SERVER: Final = ("transport_opened", "transport_closed")
+#: Events of which one line at least is in nearly every run, and which tell the key of whoever wrote it.
+_TELLING: Final = ("server_started", "transport_opened", "dial_finished")
+#: Roles whose programs say that they stop.
+_SAYING: Final = ("server", "discovery")
 
 
 def _own_key() -> Expression:
     """The full public key of whoever wrote a line, where the line tells it.
 
-    On a client's transports its own key is one of the two ends: the one its name is the beginning of, or, if it has a
-    given name, the initiator of the even ids (those a client chooses itself).
+    A client's is that of its dials, and one of the two ends of its transports: the one its name is the beginning of,
+    or, if it has a given name, the initiator of the even ids (those a client chooses itself).
     """
-    initiator, responder, node = F.col("initiator"), F.col("responder"), F.col("node")
+    event, initiator, responder, node = F.col("event"), F.col("initiator"), F.col("responder"), F.col("node")
     client = (
-        F.when(initiator.startswith(node), initiator)
+        F.when(event == "dial_finished", initiator)
+        .when(initiator.startswith(node), initiator)
         .when(responder.startswith(node), responder)
         .when(F.col("transport_id") % 2 == 0, initiator)
         .otherwise(responder)
     )
-    transport = F.col("event").isin(*_KEY_OF_SERVER)
-    return (
-        F.when(F.col("event") == "server_started", F.nullif(F.col("public_key"), F.lit("")))
-        .when(transport & (F.col("role") == "server"), F.col("server"))
-        .when(transport & (F.col("role") == "client"), client)
+    key = (
+        F.when(event == "server_started", F.col("public_key"))
+        .when(F.col("role") == "server", F.col("server"))
+        .when(F.col("role") == "client", client)
     )
+    return F.nullif(key, F.lit(""))
 
 
 def log_quality(events: DataFrame, accounts: DataFrame) -> DataFrame:
@@ -56,7 +60,11 @@ def log_quality(events: DataFrame, accounts: DataFrame) -> DataFrame:
         total("corrupt").alias("corrupt"),
         total("missing").alias("missing"),
     )
-    joined = facts.join(gaps, list(RUN), "left").join(files, ["node", "boot"], "full_outer")
+    joined = (
+        facts.join(gaps, list(RUN), "left")
+        .join(_keys(events), list(RUN), "left")
+        .join(files, ["node", "boot"], "full_outer")
+    )
     same_node = Window.partitionBy("role", "node")
     return (
         joined.withColumn("role", F.coalesce("role", "role_of_files", F.lit("")))
@@ -75,7 +83,7 @@ def log_quality(events: DataFrame, accounts: DataFrame) -> DataFrame:
             "lateness_s_p99",
             "lateness_s_max",
             *_zero("events_dropped"),
-            F.when(F.col("role") != "client", F.col("stopped")).alias("ended"),
+            F.when(F.col("role").isin(*_SAYING), F.col("stopped")).alias("ended"),
             "first_at",
             "last_at",
             "key",
@@ -91,34 +99,52 @@ def _zero(*names: str) -> list[Expression]:
 def _facts(events: DataFrame) -> DataFrame:
     """All that needs no order: added up where the lines are read, so that hardly anything is moved.
 
-    Lateness is taken to the whole second, which keeps the percentile's table of values small.
+    Lateness is taken to the whole second: there are few different ones, and the percentiles are taken of these with how
+    often each came. Every sum has a fixed width, without which Spark would put all lines in order first.
     """
+    lateness_s = F.round(F.greatest(F.col("landed_at") - F.col("ts"), F.lit(0.0)))
     return (
         events.select(
             *RUN,
             "seq",
             "ts",
-            F.round(F.greatest(F.col("landed_at") - F.col("ts"), F.lit(0.0))).alias("lateness_s"),
+            lateness_s.alias("lateness_s"),
             F.when(F.col("event") == "events_dropped", F.col("count")).alias("dropped"),
             (F.col("event") == "server_stopped").alias("stopped"),
-            _own_key().alias("key"),
         )
-        .groupBy(*RUN)
+        .groupBy(*RUN, "lateness_s")
         .agg(
             F.count(F.lit(1)).alias("lines"),
             F.min("seq").alias("first_seq"),
             F.max("seq").alias("last_seq"),
             F.min("ts").alias("first_at"),
             F.max("ts").alias("last_at"),
-            count_where(F.col("lateness_s") > LATE_S).alias("late_lines"),
-            percentiles("lateness_s", 50, 99),
-            F.max("lateness_s").alias("lateness_s_max"),
             F.sum("dropped").alias("events_dropped"),
             F.bool_or("stopped").alias("stopped"),
-            F.max("key").alias("key"),
+        )
+        .groupBy(*RUN)
+        .agg(
+            F.percentile("lateness_s", F.array(F.lit(0.5), F.lit(0.99)), F.col("lines")).alias(
+                "lateness_s_percentiles"
+            ),
+            F.max("lateness_s").alias("lateness_s_max"),
+            total(F.when(F.col("lateness_s") > LATE_S, F.col("lines"))).alias("late_lines"),
+            F.sum("lines").alias("lines"),
+            F.min("first_seq").alias("first_seq"),
+            F.max("last_seq").alias("last_seq"),
+            F.min("first_at").alias("first_at"),
+            F.max("last_at").alias("last_at"),
+            F.sum("events_dropped").alias("events_dropped"),
+            F.bool_or("stopped").alias("stopped"),
         )
         .select("*", *spread("lateness_s", 50, 99))
     )
+
+
+def _keys(events: DataFrame) -> DataFrame:
+    """The keys the runs tell of themselves."""
+    told = only(events, *_TELLING)
+    return told.select(*RUN, _own_key().alias("key")).distinct().groupBy(*RUN).agg(F.max("key").alias("key"))
 
 
 def _gaps(events: DataFrame) -> DataFrame:
@@ -153,7 +179,7 @@ LOG_QUALITY: Final = Table(
     "log_quality",
     "One row for each run of a program: how complete its log is, and when it ran.",
     (
-        Column("role", "string", "what wrote the lines: server, client or discovery"),
+        Column("role", "string", "what wrote the lines: server, client, discovery or another program"),
         Column(
             "node", "string", "short form of the writer's key, or its given name; empty for files without a usable name"
         ),
@@ -171,7 +197,7 @@ LOG_QUALITY: Final = Table(
         *percentile_columns("lateness_s", "time from writing to landing, to the whole second", "s", 50, 99),
         Column("lateness_s_max", "double", "longest time from writing to landing", "s"),
         Column("events_dropped", "long", "events the writer left out because it could not keep up"),
-        Column("ended", "boolean", "whether the run said that it stopped; null for clients, which never do"),
+        Column("ended", "boolean", "whether the run said that it stopped; null for clients and others that never do"),
         Column("first_at", "double", "time of its first line", "Unix s"),
         Column("last_at", "double", "time of its last line", "Unix s"),
         Column("key", "string", "full public key of the node; its name where no line of any run tells the key"),

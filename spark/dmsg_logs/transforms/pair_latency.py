@@ -12,20 +12,19 @@ from dmsg_logs.transforms.common import RUN, count_where, date_of, only, percent
 
 _POINTS: Final = (50, 95, 99)
 _GROUP: Final = ("date", "initiator", "responder", "server")
-_SHORT_DIGITS: Final = 16
 
 
-def pair_latency(events: DataFrame, transports: DataFrame, connections: DataFrame, runs: DataFrame) -> DataFrame:
+def pair_latency(events: DataFrame, transports: DataFrame, runs: DataFrame) -> DataFrame:
     """The table ``pair_latency``: transports from the servers' side, dials from the clients'."""
     opened = transports.where("role = 'server' and opened_at is not null").select(
         date_of(F.col("opened_at")).alias("date"), "initiator", "responder", "server", "accept_ms"
     )
     dialled = (
         only(events, "dial_finished")
-        .join(clients_of(runs, connections), list(RUN), "left")
+        .join(F.broadcast(runs.select(*RUN, F.col("key").alias("client"))), list(RUN), "left")
         .select(
             date_of(F.col("ts")).alias("date"),
-            F.coalesce("client", "node").alias("initiator"),
+            F.coalesce(F.nullif("initiator", F.lit("")), "client", "node").alias("initiator"),
             F.col("target").alias("responder"),
             F.coalesce("server", F.lit("")).alias("server"),
             F.col("elapsed_ms").alias("dial_ms"),
@@ -53,26 +52,8 @@ def pair_latency(events: DataFrame, transports: DataFrame, connections: DataFram
     )
 
 
-def clients_of(runs: DataFrame, connections: DataFrame) -> DataFrame:
-    """Run of a client -> ``client``, its full key; small.
-
-    A client that never had a transport does not tell its key, but the relays it was connected with do: its name is the
-    beginning of it.
-    """
-    seen = (
-        connections.select("remote")
-        .distinct()
-        .groupBy(F.substring("remote", 1, _SHORT_DIGITS).alias("node"))
-        .agg(F.max("remote").alias("remote"))
-    )
-    known = runs.where("role = 'client'").select(*RUN, "key").join(seen, "node", "left")
-    key = F.when(F.col("key") == F.col("node"), F.coalesce("remote", "key")).otherwise(F.col("key"))
-    return F.broadcast(known.select(*RUN, key.alias("client")))
-
-
 def _build(inputs: Inputs) -> DataFrame:
-    table = inputs.table
-    return pair_latency(inputs.events(), table("transports"), table("connections"), table("log_quality"))
+    return pair_latency(inputs.events(), inputs.table("transports"), inputs.table("log_quality"))
 
 
 PAIR_LATENCY: Final = Table(

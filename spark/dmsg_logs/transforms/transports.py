@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from pyspark.sql import Column as Expression
-from pyspark.sql import DataFrame, Window
+from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
 from dmsg_logs.tabledef import Column, Inputs, Table
@@ -13,12 +12,7 @@ from dmsg_logs.transforms.common import RUN, date_of, only, sessionise
 
 OPENED: Final = "transport_opened"
 CLOSED: Final = "transport_closed"
-#: Two lines of one client tell the beginning of a resumed transport to this: what lies between taking one clock and
-#: the other, generously.
-SAME_START_S: Final = 0.1
-
-_ENDS: Final = (*RUN, "initiator", "responder")
-_KEYS: Final = (*_ENDS, "conn", "server", "transport_id")
+_KEYS: Final = (*RUN, "initiator", "responder", "conn", "server", "transport_id")
 _CLOSING: Final = (
     "ts",
     "reason",
@@ -35,11 +29,17 @@ _CLOSING: Final = (
 def transports(events: DataFrame, runs: DataFrame) -> DataFrame:
     """The table ``transports`` from the lines and ``log_quality`` (for runs that are over).
 
-    The keys of both steps begin with those of the explicit exchange, so the lines are moved once.
+    A resumed transport ends under another id and server than it was opened with; its client's closing line (from
+    version 2 of that event on) tells both, and it is the first ones that count here.
     """
-    columns = dict.fromkeys([*_KEYS, "seq", "event", "accept_ms", *_CLOSING])
-    lines = only(events, OPENED, CLOSED).select(*columns).repartition(*_ENDS)
-    paired = _join_resumed(sessionise(lines, _KEYS, OPENED, CLOSED, _CLOSING))
+    moved = F.col("opened_server") != ""
+    lines = only(events, OPENED, CLOSED).select(
+        *[name for name in _KEYS if name not in ("server", "transport_id")],
+        F.when(moved, F.col("opened_server")).otherwise(F.col("server")).alias("server"),
+        F.when(moved, F.col("opened_id")).otherwise(F.col("transport_id")).alias("transport_id"),
+        *dict.fromkeys(["seq", "event", "accept_ms", *_CLOSING]),
+    )
+    paired = sessionise(lines, _KEYS, OPENED, CLOSED, _CLOSING)
     opening, closing = F.col("opening"), F.col("closing")
     opened_at = F.when(opening, F.col("ts"))
     over = runs.where("run_over").select(*RUN, F.lit(True).alias("over"))
@@ -64,40 +64,6 @@ def transports(events: DataFrame, runs: DataFrame) -> DataFrame:
     )
 
 
-def _join_resumed(paired: DataFrame) -> DataFrame:
-    """Give a client's resumed transports the closing line that carries another server and id.
-
-    A client writes no second opening when a transport goes on over another path, so the first step leaves an opening
-    without an end and a closing without a beginning, of the same ends. The closing line tells how long the whole lasted:
-    where that leads back to the opening, the two are one transport.
-    """
-    client = F.col("role") == "client"
-    unended = client & F.col("opening") & F.col("closing").isNull()
-    unopened = client & ~F.col("opening") & (F.col("closing.duration_s") > 0)
-    began = F.when(F.col("opening"), F.col("ts")).otherwise(F.col("closing.ts") - F.col("closing.duration_s"))
-    side = F.when(unended, 1).when(unopened, 2).otherwise(0)
-    order = Window.partitionBy(*_ENDS, "loose").orderBy("began", "side", "seq")
-
-    def is_pair(first: Expression, first_began: Expression, second: Expression, second_began: Expression) -> Expression:
-        return (first == 1) & (second == 2) & (F.abs(second_began - first_began) <= SAME_START_S)
-
-    frame = paired.select("*", began.alias("began"), side.alias("side"), (side > 0).alias("loose"))
-    here = F.col("side"), F.col("began")
-    before = F.lag("side", 1, 0).over(order), F.lag("began").over(order)
-    after = F.lead("side", 1, 0).over(order), F.lead("began").over(order)
-    return (
-        frame.select(
-            "*",
-            F.coalesce(is_pair(*here, *after), F.lit(False)).alias("_goes_on"),
-            F.coalesce(is_pair(*before, *here), F.lit(False)).alias("_is_end"),
-            F.lead("closing").over(order).alias("_end"),
-        )
-        .where(~F.col("_is_end"))
-        .withColumn("closing", F.when(F.col("_goes_on"), F.col("_end")).otherwise(F.col("closing")))
-        .select(*paired.columns)
-    )
-
-
 def _build(inputs: Inputs) -> DataFrame:
     return transports(inputs.events(), inputs.table("log_quality"))
 
@@ -110,7 +76,7 @@ TRANSPORTS: Final = Table(
         Column("node", "string", "short form of the writer's key, or its given name"),
         Column("boot", "string", "id of the writer's run"),
         Column("conn", "long", "number of the connection in that run; on a server the initiator's, on a client 0"),
-        Column("transport_id", "long", "id on that connection; used again for later transports"),
+        Column("transport_id", "long", "id on that connection when it was opened; used again for later transports"),
         Column("initiator", "string", "public key of the client that dialled"),
         Column("responder", "string", "public key of the client that was dialled"),
         Column("server", "string", "public key of the server in between when it was opened"),

@@ -1,0 +1,107 @@
+"""The forecast: what it says, and whether its intervals hold what they promise."""
+
+from __future__ import annotations
+
+import datetime
+from typing import Any
+
+import numpy as np
+import pytest
+from event_rows import DAY, OTHER_RELAY, RELAY
+from pyspark.sql import SparkSession
+
+from dmsg_logs.tables import TABLES
+from dmsg_logs.transforms.capacity_forecast import CAPACITY_FORECAST, capacity_forecast
+from dmsg_logs.transforms.forecast_model import COVERAGE, GUESS_FACTOR, forecast, student_t90
+
+WEEK = range(1, 8)
+
+
+def _series(random: np.random.Generator, days: int, kind: str) -> np.ndarray:
+    """Daily values like those of a relay: a level, by kind also weekdays, growth, and errors that last or are heavy."""
+    day = np.arange(days + len(WEEK))
+    errors = random.normal(0, 0.2, len(day))
+    if kind == "lasting":
+        for one in day[1:]:
+            errors[one] += 0.4 * errors[one - 1]
+    if kind == "heavy":
+        errors = 0.15 * random.standard_t(4, len(day))
+    weekdays = 0.0 if kind == "level" else 0.3 * np.sin(2 * np.pi * ((day + 3) % 7) / 7)
+    growth = 0.01 * day if kind in ("weekdays", "heavy") else 0.0
+    found: np.ndarray = np.exp(20 + growth + weekdays + errors)
+    return found
+
+
+@pytest.mark.parametrize("days", [7, 14, 21, 28, 56])
+@pytest.mark.parametrize("kind", ["level", "weekdays", "lasting", "heavy"])
+def test_intervals_cover_what_they_promise(kind: str, days: int) -> None:
+    random = np.random.default_rng([days, len(kind)])
+    hits = []
+    for _ in range(300):
+        values = _series(random, days, kind)
+        outlook = forecast(list(values[:days]), WEEK)
+        assert outlook.method == ("weekday_trend" if days >= 21 else "level")
+        hits += [one.low <= value <= one.high for one, value in zip(outlook.days, values[days:], strict=True)]
+    assert np.mean(hits) == pytest.approx(COVERAGE, abs=0.07)
+
+
+def test_trend_and_weekdays_are_followed() -> None:
+    values = [1000.0 + 10 * day + (500 if day % 7 == 5 else 0) for day in range(28)]
+    outlook = forecast([0.0, *values[1:]], WEEK)  # a zero: no logarithms
+    assert outlook.days[5].value - outlook.days[4].value > 400
+    exact = forecast(values, [1])
+    assert exact.days[0].value == pytest.approx(1280, rel=0.02) and exact.history_days == 28
+    assert all(one.low >= 0 for one in forecast([0.0, 9.0, 0.0, 0.0, 1.0, 0.0, 0.0, 2.0], WEEK).days)
+    assert forecast([5.0] * 100, [1]) == ([pytest.approx((5.0, 5.0, 5.0))], 56, "weekday_trend")
+
+
+def test_too_little_history_is_said() -> None:
+    outlook = forecast([10.0, 30.0], WEEK)
+    assert (outlook.method, outlook.history_days) == ("insufficient", 2)
+    assert set(outlook.days) == {(20.0, 0.0, 30 * GUESS_FACTOR)}
+    assert forecast([], [1, 2], 7.0).days == [(7.0, 0.0, 7 * GUESS_FACTOR)] * 2
+
+
+@pytest.mark.parametrize(("freedom", "value"), [(1, 3.0777), (6, 1.4398), (30, 1.3104), (40, 1.3031), (120, 1.2886)])
+def test_student_t(freedom: int, value: float) -> None:
+    assert student_t90(freedom) == pytest.approx(value, abs=0.001)
+
+
+def test_capacity_forecast(spark: SparkSession) -> None:
+    """Half days at both ends are left out, days without lines are days without traffic."""
+    first = datetime.datetime.fromtimestamp(DAY, datetime.timezone.utc)
+
+    def hours(relay: str, days: Any, hour: int = 0) -> list[tuple[Any, ...]]:
+        found = []
+        for day in days:
+            at = first + datetime.timedelta(days=day, hours=hour)
+            found.append((relay, at, at.date(), 1000 + day % 7, 10))
+        return found
+
+    hourly = spark.createDataFrame(
+        [
+            *hours(RELAY, [0], hour=13),  # begins in the middle of a day
+            *hours(RELAY, [day for day in range(1, 24) if day != 9]),
+            *hours(RELAY, range(1, 24), hour=5),
+            *hours(OTHER_RELAY, [22, 23]),
+        ],
+        "relay string, hour timestamp, date date, bytes long, connections_opened long",
+    )
+    end = DAY + 23 * 86_400 + 3600.0  # in the middle of the last day
+    runs = spark.createDataFrame([("server", end), ("client", end + 10**6)], "role string, last_at double")
+    found = capacity_forecast(hourly, runs)
+    assert found.dtypes == CAPACITY_FORECAST.dtypes
+    rows = found.collect()
+    assert len(rows) == 2 * 2 * 7 and TABLES["capacity_forecast"] is CAPACITY_FORECAST
+    bytes_rows = [row for row in rows if (row.relay, row.metric) == (RELAY, "bytes")]
+    assert [row.day for row in bytes_rows] == [
+        datetime.date(2026, 3, 26) + datetime.timedelta(days=n) for n in range(7)
+    ]
+    assert {(row.history_days, row.method) for row in bytes_rows} == {(22, "weekday_trend")}
+    assert all(row.low < row.value < row.high and 1500 < row.value < 2500 for row in bytes_rows)
+    young = [row for row in rows if row.relay == OTHER_RELAY]
+    assert {(row.history_days, row.method) for row in young} == {(1, "insufficient")}
+    assert {(row.metric, row.value, row.high) for row in young} == {
+        ("bytes", 1001.0, 5010.0),
+        ("connections", 10.0, 50.0),
+    }
