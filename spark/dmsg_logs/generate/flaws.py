@@ -13,12 +13,12 @@ import numpy as np
 from dmsg_logs.generate.fleet import DAY_S, HOUR_S, Bools, Ints
 from dmsg_logs.generate.timeline import Timeline
 
-#: A file is finished at so many lines, at the end of the day, and when it is so old: busy nodes ship every 50 minutes,
+#: A file is finished at so many lines, at the end of the day, and when it is so old: busy programs ship every 50 minutes,
 #: quiet ones twice a day.
 FILE_LINES: Final = 9_000
 BUSY_S: Final = 3_000.0
 QUIET_S: Final = 12 * HOUR_S
-_BUSY_LINES: Final = 250
+_BUSY_LINES: Final = 600
 _HEAL_LINES: Final = 8
 _LATE_S: Final = 2 * DAY_S
 _TRUNCATE_FROM_LINES: Final = 40
