@@ -217,7 +217,7 @@ def test_any_lines_of_a_client_move_scores_by_its_voice_at_most(spark: SparkSess
     without = fleet.scores().relays
     heard = []
 
-    @settings(max_examples=3, deadline=None, database=None, derandomize=True, phases=[Phase.generate])
+    @settings(max_examples=2, deadline=None, database=None, derandomize=True, phases=[Phase.generate])
     @given(st.lists(odd_lines(), min_size=100, max_size=150))
     def check(lines: list[Event]) -> None:
         voices, _ = gather_voices(events(spark, started() + lines), now=NOW)

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import math
+import re
 from dataclasses import replace
 from itertools import combinations
+from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from dmsg_logs import scoring
 from dmsg_logs.scoring import (
     EVIDENCE,
     ITSELF,
@@ -27,6 +30,7 @@ from dmsg_logs.scoring import (
     effective,
     score_relays,
 )
+from dmsg_logs.transforms import rank_evidence
 
 RELAY = "02" + "aa" * 32
 PARTS = ("score", "success", "latency", "capacity", "drops")
@@ -163,7 +167,7 @@ def crowd_of(drawn: list[dict[str, float]], times: int) -> list[Voice]:
     return [honest(one, f"{number}-{at}") for number, one in enumerate(drawn) for at in range(times)]
 
 
-@settings(max_examples=300, deadline=None, database=None)
+@settings(max_examples=200, deadline=None, database=None)
 @given(st.lists(honest_voice, max_size=8), st.integers(1, 15), st.none() | numbers, st.none() | numbers)
 def test_a_client_moves_a_score_by_no_more_than_its_voice(
     drawn: list[dict[str, float]], times: int, before: dict[str, float] | None, after: dict[str, float] | None
@@ -179,7 +183,7 @@ def test_a_client_moves_a_score_by_no_more_than_its_voice(
         assert abs(getattr(was, part) - getattr(is_, part)) <= ONE_VOICE
 
 
-@settings(max_examples=300, deadline=None, database=None)
+@settings(max_examples=200, deadline=None, database=None)
 @given(
     st.lists(st.tuples(honest_voice, *[st.none() | vote] * 2), max_size=8),
     st.integers(1, 15),
@@ -219,3 +223,20 @@ def test_no_relay_can_be_put_behind_a_worse_one(scores: list[int], data: st.Data
     moved = [data.draw(st.integers(max(0, one - SHARE), min(SCALE, one + SHARE))) for one in scores]
     for one, other in combinations(range(len(scores)), 2):
         assert {compare(scores[one], scores[other]), compare(moved[one], moved[other])} != {1, -1}
+
+
+# --- what the page says ----------------------------------------------------------------------------------------------
+
+PAGE = Path(__file__).parents[2] / "docs" / "explanation" / "ranks.rst"
+
+
+def test_the_page_on_ranks_names_these_numbers() -> None:
+    text = PAGE.read_text(encoding="utf-8")
+    told = dict(re.findall(r"^``([A-Z_]+)`` +(\d+) ", text, re.MULTILINE))
+    ours = {name: getattr(scoring, name) for name in ("SHARE", "VOICES", "TARGETS", "EVIDENCE", "STEP")}
+    ours |= {name: getattr(rank_evidence, name) for name in ("WITNESSES", "HALF_LIFE_S")}
+    assert {name: float(value) for name, value in told.items()} == ours
+    parts = {name: int(percent) / 100 for name, percent in re.findall(r"^``([a-z]+)`` +(\d+) %", text, re.MULTILINE)}
+    latency = WEIGHTS["session"] + WEIGHTS["accept"]
+    assert parts == {**{name: WEIGHTS[name] for name in ("success", "capacity", "drops")}, "latency": latency}
+    assert WEIGHTS["session"] == WEIGHTS["accept"]
