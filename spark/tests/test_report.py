@@ -17,6 +17,7 @@ from report_frames import SINCE, ranks_for, report_data
 
 from dmsg_logs.report import ReportData, figures, plots, render, text, write_report
 from dmsg_logs.report.data import DAY_S, FRAMES, TOP_RELAYS
+from dmsg_logs.report.parts import stacked
 
 SECTIONS = (
     *("overview", "load", "failures", "latency", "league", "dials", "resumptions", "abuse", "talkers", "forecast"),
@@ -137,11 +138,12 @@ def test_the_readings_say_what_the_numbers_say() -> None:
     assert "This run: lines 5 048 550 in, 4 972 100 good, 75 945 duplicate, 505 corrupt" in sections["overview"]["text"]
     assert relays[0]["relay"][:8] in sections["load"]["reading"]
     assert "2 Mar, " in sections["failures"]["reading"]
-    assert "the most frequent reason is handshake · timeout" in sections["failures"]["reading"]
+    assert "most often handshake · timeout (" in sections["failures"]["reading"]
+    assert "refusals, most often rate_limit (" in sections["failures"]["reading"]
     assert "half of all dials took at most 95 ms" in sections["latency"]["reading"]
     assert relays[0]["relay"][:8] in sections["league"]["reading"].partition("leads")[0]
     assert "2 clients were left out" in sections["league"]["reading"]
-    assert f"Most of those at a relay were at {relays[4]['relay'][:8]}" in sections["dials"]["reading"]
+    assert f"were at {relays[4]['relay'][:8]}…, more than at any other" in sections["dials"]["reading"]
     assert "after connection_lost" in sections["resumptions"]["reading"]
     assert "9 keys stand out, 2 flagged" in sections["abuse"]["reading"]
     assert data.rows("talkers")[0]["key"][:8] in sections["talkers"]["reading"]
@@ -393,6 +395,18 @@ def test_a_line_is_broken_where_a_value_is_missing() -> None:
 
     assert path.count("M") == 2
     assert path.count("L") == 1
+
+
+def test_what_is_rare_but_comes_all_at_once_has_a_colour_of_its_own() -> None:
+    slots = list(range(50))
+    rows = [{"at": at, "name": f"usual {kind}", "n": 9 - kind} for at in slots for kind in range(9)]
+    rows += [{"at": 7, "name": "burst", "n": 40}]
+
+    series = stacked(slots, rows, "at", "name", "n")
+
+    assert [each.label for each in series] == [*(f"usual {kind}" for kind in range(5)), "burst", "4 others"]
+    assert series[5].values[7] == 40
+    assert sum(value or 0 for each in series for value in each.values) == 50 * 45 + 40
 
 
 # --- in a browser ----------------------------------------------------------------------------------------------------

@@ -28,6 +28,8 @@ TOP_NODES: Final = 30
 TOP_PATHS: Final = 20
 TOP_REASONS: Final = 40
 TOP_DIALS: Final = 300
+#: Score of a key (0 to 1) from which on it stands out; nearly every client is refused something some day.
+LEAST_SCORE: Final = 0.1
 HOUR_S: Final = 3600
 DAY_S: Final = 86_400
 

@@ -9,7 +9,7 @@ import io
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Final
 
-from dmsg_logs.report import text
+from dmsg_logs.report import plots, text
 from dmsg_logs.report.data import ReportData
 from dmsg_logs.report.parts import along, bucket_word, day_marks, marks, stacked
 
@@ -79,6 +79,8 @@ def _times(axes: Axes, data: ReportData) -> None:
 
 
 def _load(data: ReportData, figure: Figure) -> bool:
+    from matplotlib.colors import PowerNorm
+
     rows, relays = data.rows("load"), data.rows("relays")
     if not rows or not relays:
         return False
@@ -91,19 +93,25 @@ def _load(data: ReportData, figure: Figure) -> bool:
         for relay in relays
     ]
     axes = figure.subplots()
-    image = axes.imshow(values, aspect="auto", cmap="Blues", norm="linear", interpolation="nearest", vmin=0)
+    most = plots.heat_most([text.of(row["bytes"]) for row in rows]) or 1.0
+    scale = PowerNorm(0.5, 0.0, most, clip=True)
+    image = axes.imshow(values, aspect="auto", cmap="Blues", norm=scale, interpolation="nearest")
     axes.set_yticks(
         range(len(relays)), [text.short_key(relay["relay"]) for relay in relays], family="monospace", size=7
     )
     _times(axes, data)
     axes.grid(visible=False)
     axes.set_title(f"Traffic of each relay for every {bucket_word(data)}")
-    figure.colorbar(image, ax=axes, format=lambda value, _: text.size(value), pad=0.01)
+    figure.colorbar(image, ax=axes, format=lambda value, _: text.size(value), pad=0.01, extend="max")
     return True
 
 
 def _failures(data: ReportData, figure: Figure) -> bool:
-    rows = [{**row, "name": f"{row['what']} · {row['reason']}".removeprefix(" · ")} for row in data.rows("failures")]
+    rows = [
+        {**row, "name": f"{row['what']} · {row['reason']}".removeprefix(" · ")}
+        for row in data.rows("failures")
+        if row["what"] != "refused"
+    ]
     if not rows:
         return False
     buckets = data.buckets()
@@ -119,7 +127,7 @@ def _failures(data: ReportData, figure: Figure) -> bool:
         bottom = top
     _times(axes, data)
     axes.yaxis.set_major_formatter(lambda value, _: text.about(value))
-    axes.set_title(f"Failures and refusals at relays for every {bucket_word(data)}, by reason")
+    axes.set_title(f"Failed handshakes, connections and transports for every {bucket_word(data)}, by reason")
     axes.legend(loc="upper left", bbox_to_anchor=(1, 1), fontsize=8)
     return True
 
@@ -142,14 +150,15 @@ def _latency(data: ReportData, figure: Figure) -> bool:
             values = [float("nan") if value is None else value for value in along(buckets, mine, "at", name)]
             axes.plot(range(len(buckets)), values, style, color=COLOURS[colour], label=name, linewidth=1.4)
         _times(axes, data)
-        shown = marks(data)
-        few = shown[:: max(1, len(shown) // 4)]
+        few = [mark for mark in marks(data) if not mark[2]]
         axes.set_xticks([share * len(buckets) - 0.5 for share, _, _ in few], [label for _, label, _ in few])
+        axis = plots.logarithmic([text.of(row[name]) for row in mine for name in ("p50", "p95", "p99")])
         axes.set_yscale("log")
-        axes.yaxis.set_major_formatter(lambda value, _: text.ms(value))
-        axes.yaxis.set_minor_formatter(lambda value, _: "")
-        axes.set_title(metric)
-    each_axes[-1].legend(loc="upper right", fontsize=8)
+        axes.set_ylim(axis.low, axis.high)
+        axes.set_yticks(axis.ticks, [text.ms(tick) for tick in axis.ticks])
+        axes.set_yticks([], minor=True)
+        axes.set_title(f"Latency of {metric}s")
+    figure.legend(*each_axes[-1].get_legend_handles_labels(), loc="outside lower center", ncols=3, fontsize=8)
     return True
 
 

@@ -27,7 +27,7 @@ from dmsg_logs.report.parts import (
 BURST_FACTOR: Final = 3
 BURST_LEAST: Final = 20
 #: A relay whose p99 is this many times the median relay's is worth a look.
-SLOW_FACTOR: Final = 4
+SLOW_FACTOR: Final = 2.5
 #: A score below this (thousandths; 500 is neutral) is worth a look.
 POOR_SCORE: Final = 350
 _METRICS: Final = (
@@ -45,7 +45,8 @@ def load(data: ReportData) -> Section:
     if not rows or not relays:
         return nothing("load", title, "No relay has written anything yet.")
     buckets = data.buckets()
-    most = max(text.of(row["bytes"]) for row in rows)
+    most = plots.heat_most([text.of(row["bytes"]) for row in rows])
+    more = max(text.of(row["bytes"]) for row in rows) > most
     total = text.of(data.totals.get("bytes")) or sum(text.of(row["bytes"]) for row in relays)
     busiest = relays[0]
     peak = max(data.rows("fleet"), key=lambda row: text.of(row["bytes"]), default=None)
@@ -71,44 +72,37 @@ def load(data: ReportData) -> Section:
         below,
     )
     caption = f"Traffic of each relay, a cell for every {bucket_word(data)}; the stronger the colour, the more"
-    return Section("load", title, reading, figure("load", drawing + plots.heat_scale(most, text.size), caption))
+    return Section(
+        "load", title, reading, figure("load", drawing + plots.heat_scale(most, text.size, more=more), caption)
+    )
 
 
 def failures(data: ReportData) -> Section:
-    """What failed at relays, by reason, over time."""
+    """What failed at relays and what they refused, by reason, over time."""
     title = "Failures over time"
-    rows = [{**row, "name": _reason(row)} for row in data.rows("failures")]
-    total = sum(text.of(row["count"]) for row in rows)
-    if not total:
+    rows = [{**row, "name": _reason(row)} for row in data.rows("failures") if text.of(row["count"])]
+    refused = [row for row in rows if row["what"] == "refused"]
+    failed = [row for row in rows if row["what"] != "refused"]
+    if not rows:
         return nothing("failures", title, "Relays report no failed handshake or transport and no refusal.")
-    buckets = data.buckets()
-    series = stacked(buckets, rows, "at", "name", "count")
-    first = series[0]
-    share = text.percent(sum(value or 0 for value in first.values), total)
-    sums = [sum(each.values[index] or 0 for each in series) for index in range(len(buckets))]
-    worst = max(range(len(sums)), key=lambda index: sums[index])
-    usual = median(sums)
-    reading = (
-        f"Relays report {text.about(total)} failures and refusals; the most frequent reason is {first.label} ({share}). "
-        f"The worst stretch, {stretch(data, buckets[worst])}, had {text.about(sums[worst])}; "
-        f"{text.about(usual)} are usual for {bucket_word(data)}."
+    parts = (
+        ("failures", failed, "failure", "failed", "Failed handshakes, connections and transports"),
+        ("refusals", refused, "refusal", "was refused", "What relays refused because of their limits and rules"),
     )
-    notices = []
-    if sums[worst] >= BURST_LEAST and sums[worst] > BURST_FACTOR * usual:
-        notices.append(f"A burst of {text.about(sums[worst])} failures on {stretch(data, buckets[worst])}.")
-    axis = plots.linear(plots.stacked_most(series))
-    drawing = plots.columns(
-        f"Columns: failures over time by reason, at most {text.count(sums[worst])} in {bucket_word(data)}",
-        series,
-        axis,
-        column_hints([stretch(data, at) for at in buckets], series, text.about),
-    )
-    plot = plots.frame(drawing, axis, text.about, marks(data))
+    sentences, drawn, notices = [], [], []
+    for name, mine, noun, verb, caption in parts:
+        if not mine:
+            sentences.append(f"Nothing {verb}.")
+            continue
+        sentence, plot, notice = _over_time(data, name, mine, noun, caption)
+        sentences.append(sentence)
+        drawn.append(plot)
+        notices += notice
+    total = sum(text.of(row["count"]) for row in rows)
     totals: dict[tuple[str, str], float] = {}
     for row in rows:
         pair = (str(row["what"]), str(row["reason"]))
         totals[pair] = totals.get(pair, 0) + text.of(row["count"])
-    ranked = sorted(totals, key=lambda pair: (-totals[pair], pair))
     cells = [
         [
             text.shown(reason),
@@ -116,21 +110,41 @@ def failures(data: ReportData) -> Section:
             text.count(totals[what, reason]),
             text.percent(totals[what, reason], total),
         ]
-        for what, reason in ranked
+        for what, reason in sorted(totals, key=lambda pair: (-totals[pair], pair))
     ]
-    caption = f"Failed handshakes, connections and transports and refusals, for every {bucket_word(data)}, by reason"
-    body = figure("failures", plot, caption, plots.legend(series))
-    return Section(
-        "failures",
-        title,
-        reading,
-        body + table("Failures by reason", ["Reason", "What", "Count", "Share"], cells, words=2),
-        notices,
+    numbers = table("Failures and refusals by reason", ["Reason", "What", "Count", "Share"], cells, words=2)
+    return Section("failures", title, " ".join(sentences), side_by_side(*drawn) + numbers, notices)
+
+
+def _over_time(data: ReportData, name: str, rows: Sequence[Row], noun: str, caption: str) -> tuple[str, str, list[str]]:
+    """What to say of failures or refusals, their plot, and what is worth a look."""
+    buckets = data.buckets()
+    series = stacked(buckets, rows, "at", "name", "count")
+    total = sum(text.of(row["count"]) for row in rows)
+    sums = [sum(each.values[index] or 0 for each in series) for index in range(len(buckets))]
+    worst = max(range(len(sums)), key=lambda index: sums[index])
+    usual = median(sums)
+    share = text.percent(sum(value or 0 for value in series[0].values), total)
+    sentence = (
+        f"Relays report {text.many(total, noun)}, most often {series[0].label} ({share}); the worst stretch, "
+        f"{stretch(data, buckets[worst])}, had {text.about(sums[worst])}, where {text.about(usual)} are usual."
     )
+    notices = []
+    if sums[worst] >= BURST_LEAST and sums[worst] > BURST_FACTOR * usual:
+        notices.append(f"A burst of {text.many(sums[worst], noun)} on {stretch(data, buckets[worst])}.")
+    axis = plots.linear(plots.stacked_most(series))
+    drawing = plots.columns(
+        f"Columns: {noun}s over time by reason, at most {text.count(sums[worst])} in {bucket_word(data)}",
+        series,
+        axis,
+        column_hints([stretch(data, at) for at in buckets], series, text.about),
+    )
+    plot = plots.frame(drawing, axis, text.about, marks(data))
+    return sentence, figure(name, plot, f"{caption}, for every {bucket_word(data)}", plots.legend(series)), notices
 
 
 def _reason(row: Row) -> str:
-    return f"{row['what']} · {row['reason']}" if row["what"] else str(row["reason"])
+    return str(row["reason"]) if row["what"] in ("", "refused") else f"{row['what']} · {row['reason']}"
 
 
 def latency(data: ReportData) -> Section:
@@ -167,7 +181,9 @@ def latency(data: ReportData) -> Section:
             )
             cells.append([name, *(text.ms(total[each]) for each, _, _ in _PERCENTILES), text.count(total["count"])])
     reading = "; ".join(sentences)
-    reading = f"{reading[:1].upper()}{reading[1:]}. The scale is logarithmic: the same way up is the same factor everywhere."
+    reading = (
+        f"{reading[:1].upper()}{reading[1:]}. The scale is logarithmic: the same way up is the same factor everywhere."
+    )
     numbers = table("Latency of the whole time", ["", "p50", "p95", "p99", "Measured"], cells, fold=False)
     return Section("latency", title, reading, side_by_side(*drawn) + numbers)
 

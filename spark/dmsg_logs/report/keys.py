@@ -60,8 +60,8 @@ def dials(data: ReportData) -> Section:
     order = sorted(relays, key=lambda relay: (-relays[relay], relay))
     if order:
         reading += (
-            f" Most of those at a relay were at {text.key(order[0])} "
-            f"({text.percent(relays[order[0]], sum(relays.values()))})."
+            f" Of those at a relay {text.percent(relays[order[0]], sum(relays.values()))} "
+            f"were at {text.key(order[0])}, more than at any other."
         )
     bars = plots.bars(
         f"Bars: failed attempts by stage and reason, at most {text.count(kinds[first])}",

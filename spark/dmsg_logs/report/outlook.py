@@ -116,7 +116,7 @@ def _small(data: ReportData, relay: str, rows: Sequence[Row]) -> str:
     shapes += plots.line(value, axis, "line s5 d0")
     alt = f"Traffic of one relay, past and expected, up to {text.size(most)}"
     return (
-        f"<div class=multiple><p>{text.key(relay)} <span>up to {text.size(max(text.of(each) for each in value))}</span></p>"
+        f"<div class=multiple><p>{text.key(relay)} <span>ahead up to {text.size(max(text.of(each) for each in value))}</span></p>"
         f"{plots.svg(alt, shapes)}</div>"
     )
 

@@ -131,15 +131,20 @@ def along(slots: Sequence[Any], rows: Iterable[Row], at: str, value: str) -> lis
 
 
 def stacked(slots: Sequence[Any], rows: Sequence[Row], at: str, name: str, value: str) -> list[plots.Series]:
-    """The most frequent values of ``name`` as series over ``slots``, the others together as the last one."""
+    """The values of ``name`` that matter most as series over ``slots``, the others together as the last one.
+
+    What matters is the sum of the squares: something that is rare but comes all at once is not hidden among the others.
+    """
     totals: dict[str, float] = {}
+    weights: dict[str, float] = {}
     for row in rows:
-        totals[str(row[name])] = totals.get(str(row[name]), 0) + text.of(row[value])
-    ranked = sorted(totals, key=lambda each: (-totals[each], each))
-    if len(ranked) > SERIES + 1:
-        ranked, rare = ranked[:SERIES], set(ranked[SERIES:])
-    else:
-        rare = set()
+        kind, count = str(row[name]), text.of(row[value])
+        totals[kind] = totals.get(kind, 0) + count
+        weights[kind] = weights.get(kind, 0) + count * abs(count)
+    heavy = sorted(weights, key=lambda each: (-weights[each], each))
+    heavy = heavy if len(heavy) <= SERIES + 1 else heavy[:SERIES]
+    rare = set(weights) - set(heavy)
+    ranked = sorted(heavy, key=lambda each: (-totals[each], each))
     place = {slot: index for index, slot in enumerate(slots)}
     sums: dict[str, list[float | None]] = {each: [0.0] * len(slots) for each in [*ranked, ""]}
     for row in rows:

@@ -222,15 +222,22 @@ def heat_rows(
     return f'<div class="heat" role="img" aria-label="{alt}">{"".join(drawn)}{below}</div>'
 
 
-def heat_scale(most: float, form: Format) -> str:
-    """What the colours of a heat map mean."""
+def heat_most(values: Sequence[float]) -> float:
+    """The value that gets the strongest colour: one in a hundred may be above it, so that a few do not pale the rest."""
+    ranked = sorted(values)
+    return ranked[math.ceil(0.99 * len(ranked)) - 1] if ranked else 0.0
+
+
+def heat_scale(most: float, form: Format, *, more: bool = False) -> str:
+    """What the colours of a heat map mean; ``more`` says that there are values above ``most``."""
     steps = "".join(
         f'<span class="b{index}" title="up to {form(most * (index / LEVELS) ** 2)}"></span>'
         for index in range(1, LEVELS + 1)
     )
+    end = form(most) + (" or more" if more else "")
     return (
         f'<p class="scale"><span class="end">0</span><span class="ramp"><span class="b0"></span>{steps}</span>'
-        f'<span class="end">{form(most)}</span><span class="end none"><span class="bx"></span>no data</span></p>'
+        f'<span class="end">{end}</span><span class="end none"><span class="bx"></span>no data</span></p>'
     )
 
 

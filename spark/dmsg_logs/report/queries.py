@@ -12,6 +12,7 @@ from dmsg_logs.report.data import (
     DAY_S,
     DAYS,
     HOUR_S,
+    LEAST_SCORE,
     TOP_DIALS,
     TOP_KEYS,
     TOP_NODES,
@@ -126,7 +127,7 @@ def fleet_totals(read: Reader, since: int, until: int) -> dict[str, float]:
         read("pair_latency").where(_days(since, until)).agg(_total("dials"), _total("dials_ok")),
         read("resumptions").where(_days(since, until)).agg(_total("resumptions")),
         read("abuse_candidates")
-        .where(_days(since, until))
+        .where(_days(since, until) & (F.col("score") >= LEAST_SCORE))
         .agg(
             F.countDistinct("key").alias("abuse_keys"),
             F.countDistinct(F.when(F.col("flagged"), F.col("key"))).alias("abuse_flagged"),
@@ -301,10 +302,10 @@ def resumption_times(read: Reader, since: int, until: int) -> pd.DataFrame:
 
 
 def abuse(read: Reader, since: int, until: int) -> pd.DataFrame:
-    """Candidates: a key's days added up; its score and the reason are those of its worst day."""
+    """Candidates: the days a key stood out added up; its score and the reason are those of its worst day."""
     return _fetch(
         read("abuse_candidates")
-        .where(_days(since, until))
+        .where(_days(since, until) & (F.col("score") >= LEAST_SCORE))
         .groupBy("key")
         .agg(
             F.countDistinct("date").alias("days"),

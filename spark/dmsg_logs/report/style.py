@@ -10,7 +10,8 @@ STYLE: Final = """
 :root{--bg:#f4f6f9;--card:#fff;--ink:#16202b;--muted:#5a6675;--line:#e3e8ee;--soft:#eef2f6;--accent:#0b63a5;
 --c1:#0072b2;--c2:#e69f00;--c3:#009e73;--c4:#cc79a7;--c5:#d55e00;--c6:#56b4e9;--c7:#98a2ad;
 --b0:#edf2f7;--b1:#d6e6f3;--b2:#b8d5ea;--b3:#92c0de;--b4:#67a7d0;--b5:#418bbf;--b6:#226eab;--b7:#0f5191;--b8:#08336b;
---warn:#fff4e2;--warnline:#e69f00;--calm:#e5f5ef;--calmline:#009e73;--edge:#16202b22;--shadow:0 1px 2px #16202b14,0 2px 10px #16202b0d}
+--warn:#fff4e2;--warnline:#e69f00;--calm:#e5f5ef;--calmline:#009e73;--edge:#16202b22;
+--shadow:0 1px 2px #16202b14,0 2px 10px #16202b0d}
 @media (prefers-color-scheme:dark){:root{--bg:#0e1319;--card:#161d26;--ink:#e7ecf2;--muted:#9ca9b7;--line:#28323e;
 --soft:#1d2631;--accent:#79bdf5;--c1:#4ba3e3;--c2:#f0b53a;--c3:#2fc296;--c4:#e29bc2;--c5:#ff8748;--c6:#a4dbf8;--c7:#7f8b98;
 --b0:#1b2530;--b1:#153349;--b2:#134260;--b3:#16557b;--b4:#1f6b98;--b5:#3385b5;--b6:#57a3cf;--b7:#8cc4e4;--b8:#d2ebfa;
@@ -120,7 +121,9 @@ th[scope=row]{position:sticky;left:0;background:var(--card);z-index:1}
 .n{text-align:right;font-variant-numeric:tabular-nums}
 tbody tr:hover>*{background:var(--soft)}
 .matrix td{text-align:center;font-variant-numeric:tabular-nums;border:1px solid var(--card);min-width:3.2em}
-.matrix th,.matrix td{padding:5px 6px}.matrix tbody th{white-space:normal;min-width:7.5em;padding-left:12px}
+.matrix th,.matrix td{padding:5px 6px}
+.matrix thead th{text-align:center}
+.matrix tbody th{white-space:normal;min-width:7.5em;padding-left:12px}
 .matrix thead td{border:0}
 .matrix .b6,.matrix .b7,.matrix .b8{color:#fff}
 .matrix tbody tr:hover>th{background:var(--card)}
@@ -135,7 +138,9 @@ details caption{display:none}
 .multiple svg{display:block;width:100%;height:52px;border-bottom:1px solid var(--line)}
 footer{max-width:1240px;margin:0 auto;padding:0 16px 28px;color:var(--muted);font-size:.8rem}
 @media (prefers-color-scheme:dark){.matrix .b5,.matrix .b6,.matrix .b7,.matrix .b8{color:#0e1319}}
-@media (min-width:700px){th,td{padding:5px 12px}.matrix tbody th{white-space:nowrap}header{padding:30px 24px 12px}main{padding:18px}section{padding:24px 26px;margin-bottom:18px}
+@media (min-width:700px){th,td{padding:5px 12px}
+.matrix tbody th{white-space:nowrap}
+header{padding:30px 24px 12px}main{padding:18px}section{padding:24px 26px;margin-bottom:18px}
 nav ul{padding:9px 24px}.ys,.chart .area svg{height:230px}.tiles{grid-template-columns:repeat(5,1fr)}
 .tiles dd{font-size:1.5rem}.multiples{grid-template-columns:repeat(4,minmax(0,1fr))}}
 @media (min-width:980px){.side{grid-template-columns:repeat(auto-fit,minmax(340px,1fr))}
