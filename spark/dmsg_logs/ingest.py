@@ -1,35 +1,334 @@
-"""From files in the landing zone to the table of events, each line exactly once in effect."""
+"""From files in the landing zone to the table of events: every line once in effect, whatever is killed when.
+
+A run lists the landing zone, leaves out what commits name, and takes the rest in batches:
+
+1. ``scan``: count the lines of each file as text and find the keys they claim (:mod:`dmsg_logs.claims`);
+2. ``write``: parse every line and write it once, below ``state=good|dup|corrupt``;
+3. ``check``: read the keys and counts back, prove them right, write the keys down for batches to come;
+4. ``commit``: create the commit.
+
+A run killed before 4 has changed nothing that anybody reads; the next one makes the batch again under another name, so
+it does not matter which part of it was done. Two runs at once would both make the batch with the next number, and only
+one can create its commit; the other throws its work away and looks again. (A note keeps it from coming to that:
+:mod:`dmsg_logs.lease`.)
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, field
+import contextlib
+import time
+import uuid
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, Final
 
-from pyspark.sql import SparkSession
+from pyspark import StorageLevel
+from pyspark.errors import PySparkException
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
 
-#: Called with a stage, how much of it is done, and how much there is.
+from dmsg_logs import claims as keys
+from dmsg_logs import landing as landings
+from dmsg_logs import lease, lines, paths, store
+from dmsg_logs.accounts import AccountsError, IngestSummary, Written, make_accounts
+from dmsg_logs.landing import Landing, LandingFile
+
+#: Called with a stage, how many files are done, and how many there are.
 Progress = Callable[[str, int, int], None]
 
-
-@dataclass(slots=True)
-class IngestSummary:
-    """What one call of :func:`ingest` took in. ``lines_in == good + dup + corrupt``, always.
-
-    ``lines_in`` is counted in the files as text; the three others in what was written. ``missing`` lines were recorded
-    in the names of files, but are not in them: ``missing_files`` names these.
-    """
-
-    files: int = 0
-    lines_in: int = 0
-    good: int = 0
-    dup: int = 0
-    corrupt: int = 0
-    missing: int = 0
-    batches: int = 0
-    missing_files: list[str] = field(default_factory=list)
-    seconds: float = 0.0
+#: Text that one task parses, about: some 800,000 lines.
+TASK_BYTES: Final = 256 * 1024**2
+#: Output files of a batch, about: tasks are fewer where there are many days.
+MAX_OUTPUT_FILES: Final = 400
+#: Partitions a task writes to at once; for more of them it sorts its lines.
+_OPEN_WRITERS: Final = 24
+_ROW_GROUP_BYTES: Final = 16 * 1024**2
+#: A dead run's files of a batch that is not committed yet are removed after so many seconds.
+_SWEEP_S: Final = 600.0
+#: With more runs of programs in a batch than this, earlier batches are not chosen by them.
+_MAX_BOOTS: Final = 10_000
+#: Rulings that are sent to every task, in words; more of them are joined by a shuffle.
+_MAX_BROADCAST: Final = 500_000
+_KEYS: Final = ("node", "boot", "word", "bits")
 
 
 def ingest(spark: SparkSession, landing: str, tables: str, *, progress: Progress | None = None) -> IngestSummary:
-    """Take every file of ``landing`` that is not yet in the table below ``tables``."""
-    raise NotImplementedError
+    """Take every file of ``landing`` that is not yet in the table below ``tables``.
+
+    ``landing`` is anything Hadoop or fsspec can read, ``tables`` anything Hadoop can write. Nothing is changed if there
+    is nothing new. Raises ``FileNotFoundError`` without a landing zone, :class:`~dmsg_logs.lease.BusyError` while
+    another run is at work, and :class:`~dmsg_logs.accounts.AccountsError` if what was written is not what was read.
+    """
+    started = time.monotonic()
+    summary = IngestSummary()
+    session = _session(spark)
+    source = landings.open_landing(session, landing)
+    tell = progress or (lambda stage, done, total: None)
+    tell("list", 0, 0)
+    listed = source.files()
+    commits = store.commits(session, tables)
+    fresh = _fresh(listed, commits)
+    if fresh:
+        with lease.hold(session, tables) as renew, contextlib.closing(_Source(source)):
+            total = len(fresh)
+            while fresh:
+                commits = store.commits(session, tables, commits)  # another run may have been quicker
+                _sweep(session, tables, commits)
+                batch = landings.batches(fresh)[0]
+                report = _after(tell, total - len(fresh), total)
+                accounts = _Batch(session, source, tables, commits, renew, report).take(batch)
+                if accounts is not None:
+                    summary.add(accounts)
+                commits = store.commits(session, tables, commits)
+                fresh = _fresh(listed, commits)
+            _sweep(session, tables, commits)
+            tell("done", total, total)
+    summary.seconds = round(time.monotonic() - started, 3)
+    return summary
+
+
+class _Source:
+    """Lets go of what was fetched at the end."""
+
+    def __init__(self, source: Landing) -> None:
+        self.close = source.release
+
+
+def _after(tell: Progress, done: int, total: int) -> Callable[[str, int], None]:
+    return lambda stage, files: tell(stage, done + files, total)
+
+
+def _fresh(listed: Iterable[LandingFile], commits: Iterable[store.Commit]) -> list[LandingFile]:
+    known = {each["identity"] for commit in commits for each in commit.files}
+    return [each for each in listed if each.identity not in known]
+
+
+class _Batch:
+    """One attempt at the next batch."""
+
+    def __init__(
+        self,
+        session: SparkSession,
+        source: Landing,
+        tables: str,
+        commits: list[store.Commit],
+        renew: Callable[[], lease.Owner],
+        tell: Callable[[str, int], None],
+    ) -> None:
+        self._session = session
+        self._source = source
+        self._tables = tables
+        self._renew = renew
+        self._tell = tell
+        self._commits = commits
+        self._number = commits[-1].batch + 1 if commits else 1
+        self._run = f"{self._number:0{store.BATCH_DIGITS}d}-{uuid.uuid4().hex[:8]}"
+        self._files: list[LandingFile] = []
+        self._names: dict[str, str] = {}
+        self._tolerant = False
+
+    def take(self, files: list[LandingFile]) -> list[dict[str, Any]] | None:
+        """Make the batch of these files and commit it; its accounts, or ``None`` if another run was first."""
+        marker = store.attempt_path(self._tables, self._run)
+        paths.write_text(self._session, marker, self._renew().to_json())
+        try:
+            commit = self._make(files)
+            self._tell("commit", len(files))
+            path = store.commit_path(self._tables, self._number)
+            if paths.create_text(self._session, path, commit.to_json()):
+                paths.delete(self._session, marker)
+                return commit.files
+            _remove(self._session, self._tables, self._run)
+            return None
+        except Exception:
+            with contextlib.suppress(Exception):  # without a JVM it stays; a later run sweeps it
+                _remove(self._session, self._tables, self._run)
+            raise
+
+    def _make(self, files: list[LandingFile]) -> store.Commit:
+        self._tell("fetch", 0)
+        self._files = self._source.fetch(files)
+        self._names = {each.uri: each.name for each in self._files}
+        self._pack()
+        try:
+            return self._attempt(keys.quick_claims)
+        except PySparkException as error:
+            if "FAILED_READ_FILE" not in str(error) or self._tolerant:
+                raise
+            self._tolerant = True
+            return self._attempt(keys.quick_claims)
+
+    def _pack(self) -> None:
+        """Few tasks, so that few files come out, but enough of them to keep every core busy."""
+        conf = self._session.conf
+        cores = self._session.sparkContext.defaultParallelism
+        text_bytes = sum(each.text_bytes for each in self._files)
+        wanted = max(1, min(text_bytes // TASK_BYTES, MAX_OUTPUT_FILES // landings.days(self._files)))
+        tasks = -(-wanted // cores) * cores
+        size = sum(each.size for each in self._files)
+        conf.set("spark.sql.files.openCostInBytes", "4096")
+        conf.set("spark.sql.files.maxPartitionBytes", str(max(1024**2, size * 21 // (20 * tasks))))
+
+    def _attempt(self, claim: Callable[[DataFrame], DataFrame]) -> store.Commit:
+        self._tell("scan", 0)
+        exact = claim is keys.exact_claims
+        with _kept(claim(self._read(self._files))) as claimed:
+            counted = _by_name(self._names, claimed.groupBy("uri").agg(F.sum("n")).collect())
+            earlier = self._earlier([row[0] for row in claimed.select("boot").distinct().collect()], claimed)
+            with _kept(keys.rulings(claimed, earlier)) as ruled:
+                again = {row[0] for row in keys.repeating(claimed).collect()}
+                self._tell("write", 0)
+                self._renew()
+                self._write(ruled, again)
+        self._tell("check", 0)
+        with _kept(self._written()) as written:
+            boots = [row[0] for row in written.where("state != 'corrupt'").select("boot").distinct().collect()]
+            if keys.contradictions(written, self._earlier(boots, written)).limit(1).count():
+                if exact:
+                    raise AccountsError(f"batch {self._number}: keys were lost or doubled in writing")
+                paths.delete(self._session, store.data_path(self._tables, self._run))
+                return self._attempt(keys.exact_claims)
+            return self._commit(written, counted, boots)
+
+    def _read(self, files: list[LandingFile]) -> DataFrame:
+        return lines.read_lines(self._session, [each.path for each in files], tolerant=self._tolerant)
+
+    def _earlier(self, boots: list[str | None], words: DataFrame) -> DataFrame:
+        """The keys of earlier batches in words that this one has."""
+        ours = {each for each in boots if each is not None}
+        runs = [
+            each.run
+            for each in self._commits
+            if each.states.get("good") and (each.boots is None or not ours.isdisjoint(each.boots))
+        ]
+        held = store.read_keys(self._session, self._tables, runs)
+        if not runs:
+            return held
+        return held.join(words.select(*_KEYS[:3]).distinct(), list(_KEYS[:3]), "left_semi")
+
+    def _write(self, ruled: DataFrame, again: set[str]) -> None:
+        """Every line of the batch, once."""
+        rulings = ruled.count()
+        parts = [[each for each in self._files if (each.uri in again) is repeats] for repeats in (False, True)]
+        frames = []
+        for files, repeats in zip(parts, (False, True), strict=True):
+            if files:
+                parsed = lines.parse(self._read(files))
+                marked = keys.repeated(parsed) if repeats else parsed.withColumn("again", F.lit(False))
+                if rulings:
+                    marked = keys.ruled_out(marked, F.broadcast(ruled) if rulings <= _MAX_BROADCAST else ruled)
+                frames.append(marked)
+        rows = frames[0] if len(frames) == 1 else frames[0].unionByName(frames[1])
+        state = F.when(F.isnotnull("fault"), "corrupt").when(F.col("again"), "dup").otherwise("good")
+        good = F.isnull("fault") & ~F.col("again")
+        out = rows.select(
+            *(each for each in store.DATA.names if each != "file"),
+            self._file_name().alias("file"),
+            state.alias("state"),
+            F.when(good, lines.date_of(F.col("ts"))).alias("date"),
+        )
+        writer = out.write.option("compression", "zstd").option("parquet.block.size", str(_ROW_GROUP_BYTES))
+        writer.partitionBy("state", "date").parquet(store.data_path(self._tables, self._run))
+
+    def _file_name(self) -> Any:
+        """The name of a line's file from its URI: what follows the root, but where characters had to be encoded."""
+        plain = [each for each in self._files if each.uri.endswith("/" + each.name)]
+        cut = F.substring("uri", len(plain[0].uri) - len(plain[0].name) + 1, 2**20) if plain else F.lit(None)
+        odd = [F.lit(part) for each in self._files if each not in plain for part in (each.uri, each.name)]
+        return F.coalesce(F.element_at(F.create_map(*odd), F.col("uri")), cut) if odd else cut
+
+    def _written(self) -> DataFrame:
+        """Read back what was written: lines and keys of each file, by state."""
+        parts = [(self._run, state) for state in self._states()]
+        read = store.read_runs(self._session, self._tables, parts)
+        keyed = F.col("state") != "corrupt"
+        narrow = read.select("file", "state", *(F.when(keyed, F.col(name)).alias(name) for name in ("node", "boot", "seq")))
+        return narrow.groupBy("file", "state", "node", "boot", keys.word()).agg(keys.bits(), F.count(F.lit(1)).alias("n"))
+
+    def _states(self) -> list[str]:
+        directories = paths.names(self._session, store.data_path(self._tables, self._run))
+        return [state for state in store.STATES if f"state={state}" in directories]
+
+    def _commit(self, written: DataFrame, counted: dict[str, int], boots: list[str]) -> store.Commit:
+        good = written.where("state = 'good'")
+        index = good.groupBy(*_KEYS[:3]).agg(F.bit_or("bits").alias("bits")).coalesce(1).sortWithinPartitions(*_KEYS[:3])
+        index.write.option("compression", "zstd").parquet(store.keys_path(self._tables, self._run))
+        per_file: dict[str, Written] = {}
+        summed = written.groupBy("file", "state").agg(
+            F.sum("n"), F.min("node"), F.max("node"), F.min("boot"), F.max("boot")
+        )
+        for name, state, count, node, last_node, boot, last_boot in summed.collect():
+            each = per_file.setdefault(name, Written())
+            setattr(each, state, count)
+            if state == "good" and node == last_node and boot == last_boot:
+                each.node, each.boot = node, boot
+        accounts = make_accounts(self._files, counted, per_file, self._damaged(counted), self._number)
+        states = {state: sum(each[state] for each in accounts) for state in store.STATES}
+        return store.Commit(self._number, self._run, states, boots if len(boots) <= _MAX_BOOTS else None, accounts)
+
+    def _damaged(self, counted: dict[str, int]) -> list[str]:
+        """The names of files that fail when they are read strictly; asked only if one of the batch does."""
+        damaged = []
+        for each in self._files if self._tolerant else []:
+            recorded = landings.parse_name(each.name).recorded
+            if recorded is None or counted.get(each.name, 0) < recorded:
+                try:
+                    lines.read_lines(self._session, [each.path], tolerant=False).count()
+                except PySparkException as error:
+                    if "FAILED_READ_FILE" not in str(error):
+                        raise
+                    damaged.append(each.name)
+        return damaged
+
+
+def _by_name(names: dict[str, str], rows: Iterable[Any]) -> dict[str, int]:
+    counted = {}
+    for uri, count in rows:
+        if uri not in names:
+            raise AccountsError(f"lines of {uri}, which is not in the batch")
+        counted[names[uri]] = int(count)
+    return counted
+
+
+@contextlib.contextmanager
+def _kept(frame: DataFrame) -> Iterator[DataFrame]:
+    """A small frame that is used several times."""
+    frame.persist(StorageLevel.MEMORY_AND_DISK)
+    try:
+        yield frame
+    finally:
+        with contextlib.suppress(Exception):  # without a JVM there is nothing to let go of
+            frame.unpersist()
+
+
+def _session(spark: SparkSession) -> SparkSession:
+    """A session of our own on the same context, because settings decide how files are packed and written."""
+    session: SparkSession = spark.newSession()
+    session.conf.set("spark.sql.maxConcurrentOutputFileWriters", str(_OPEN_WRITERS))
+    session.conf.set("spark.sql.session.timeZone", "UTC")
+    return session
+
+
+def _sweep(session: SparkSession, tables: str, commits: list[store.Commit]) -> None:
+    """Remove what dead runs left: at once if another run has committed their batch, so that they never can."""
+    committed = {each.batch: each.run for each in commits}
+    for name in paths.names(session, paths.join(tables, "events", "attempts")):
+        run = name.removesuffix(".json")
+        number = run[: store.BATCH_DIGITS]
+        if name == run or not number.isdecimal():
+            continue
+        if int(number) in committed:
+            if committed[int(number)] == run:
+                paths.delete(session, store.attempt_path(tables, run))
+            else:
+                _remove(session, tables, run)
+            continue
+        with contextlib.suppress(FileNotFoundError, ValueError):
+            owner = lease.Owner.from_json(paths.read_text(session, store.attempt_path(tables, run)))
+            now = time.time()
+            if not owner.alive(now) and now - owner.at > _SWEEP_S:
+                _remove(session, tables, run)
+
+
+def _remove(session: SparkSession, tables: str, run: str) -> None:
+    for path in (store.data_path(tables, run), store.keys_path(tables, run), store.attempt_path(tables, run)):
+        paths.delete(session, path)

@@ -7,7 +7,8 @@
                                           /state=dup/…   the same line delivered once more
                                           /state=corrupt/date=__HIVE_DEFAULT_PARTITION__/…   quarantine
     <tables>/events/keys/run=00000007-<id>/*.parquet     the keys of its good lines, 64 to a row
-    <tables>/events/running.json                who is at work
+    <tables>/events/attempts/00000007-<id>.json          who makes, or made, those directories
+    <tables>/events/running.json                         who is at work
 
 A batch belongs to the table from the moment its commit exists, which is created whole or not at all, and only if no
 other run has created it first; before that nobody opens its directories. What a killed run leaves behind is a directory
@@ -17,7 +18,8 @@ no commit names. So there is no state in which a reader sees a part of a batch, 
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
 from typing import Any, Final
 
 from pyspark.sql import DataFrame, SparkSession
@@ -39,7 +41,7 @@ _EXTRA: Final = (
     StructField("file", StringType()),
     StructField("landed_at", DoubleType()),
     StructField("line", StringType()),
-    StructField("reason", StringType()),
+    StructField("fault", StringType()),
 )
 #: What lies in the Parquet files of a batch.
 DATA: Final = StructType([*LINE.fields, *_EXTRA])
@@ -82,23 +84,27 @@ KEYS: Final = StructType(
 
 @dataclass(frozen=True, slots=True)
 class Commit:
-    """One batch of the table: its number, the name of its directories, lines in each state, accounts of its files."""
+    """One batch of the table.
+
+    ``run`` names its directories, ``states`` counts its lines, ``boots`` are the runs of programs that good lines are of
+    (``None``: too many to list), ``files`` are its accounts with two fields more, ``size`` and ``identity``.
+    """
 
     batch: int
     run: str
     states: dict[str, int]
+    boots: list[str] | None
     files: list[dict[str, Any]]
 
     def to_json(self) -> str:
         """One line of JSON, which :func:`read_accounts` reads with Spark."""
-        fields = {"batch": self.batch, "run": self.run, "states": self.states, "files": self.files}
-        return json.dumps(fields, separators=(",", ":")) + "\n"
+        return json.dumps(asdict(self), separators=(",", ":")) + "\n"
 
     @classmethod
     def from_json(cls, text: str) -> Commit:
         """The commit of :meth:`to_json`."""
         fields = json.loads(text)
-        return cls(fields["batch"], fields["run"], fields["states"], fields["files"])
+        return cls(**{each: fields[each] for each in cls.__slots__})
 
 
 def commit_path(tables: str, batch: int) -> str:
@@ -116,6 +122,11 @@ def keys_path(tables: str, run: str = "") -> str:
     return paths.join(tables, "events", "keys", *([f"run={run}"] if run else []))
 
 
+def attempt_path(tables: str, run: str) -> str:
+    """Where it says who attempts, or attempted, a batch under the name ``run``."""
+    return paths.join(tables, "events", "attempts", f"{run}.json")
+
+
 def lease_path(tables: str) -> str:
     """Where the run that is at work says so."""
     return paths.join(tables, "events", "running.json")
@@ -123,7 +134,7 @@ def lease_path(tables: str) -> str:
 
 def commit_numbers(spark: SparkSession, tables: str) -> list[int]:
     """The numbers of all batches of the table, ascending."""
-    names = (each.name for each in paths.children(spark, paths.join(tables, "events", "commits")))
+    names = paths.names(spark, paths.join(tables, "events", "commits"))
     return sorted(int(name[:BATCH_DIGITS]) for name in names if _is_commit(name))
 
 
@@ -131,13 +142,15 @@ def _is_commit(name: str) -> bool:
     return len(name) == BATCH_DIGITS + 5 and name.endswith(".json") and name[:BATCH_DIGITS].isdecimal()
 
 
-def commits(spark: SparkSession, tables: str) -> list[Commit]:
-    """All batches of the table, ascending."""
-    numbers = commit_numbers(spark, tables)
-    if len(numbers) <= _FEW:
-        return [Commit.from_json(paths.read_text(spark, commit_path(tables, each))) for each in numbers]
-    rows = spark.read.text([commit_path(tables, each) for each in numbers]).collect()
-    return sorted((Commit.from_json(row[0]) for row in rows), key=lambda each: each.batch)
+def commits(spark: SparkSession, tables: str, known: Sequence[Commit] = ()) -> list[Commit]:
+    """All batches of the table, ascending; those ``known`` from an earlier call are not read again."""
+    found = {each.batch: each for each in known}
+    new = [commit_path(tables, each) for each in commit_numbers(spark, tables) if each not in found]
+    if len(new) <= _FEW:
+        texts = [paths.read_text(spark, each) for each in new]
+    else:
+        texts = [row[0] for row in spark.read.text(new).collect()]
+    return sorted([*known, *map(Commit.from_json, texts)], key=lambda each: each.batch)
 
 
 def last_batch(spark: SparkSession, tables: str) -> int:
@@ -154,7 +167,7 @@ def read_events(spark: SparkSession, tables: str) -> DataFrame:
 
 def read_quarantine(spark: SparkSession, tables: str) -> DataFrame:
     """Lines that could not be taken: ``file``, ``line``, ``reason``, ``batch``."""
-    return read_state(spark, tables, "corrupt").select("file", "line", "reason", "batch")
+    return read_state(spark, tables, "corrupt").select("file", "line", F.col("fault").alias("reason"), "batch")
 
 
 def read_state(spark: SparkSession, tables: str, state: str) -> DataFrame:
@@ -174,9 +187,8 @@ def read_runs(spark: SparkSession, tables: str, parts: list[tuple[str, str]]) ->
     return frame.withColumn("batch", F.substring("run", 1, BATCH_DIGITS).cast("long"))
 
 
-def read_keys(spark: SparkSession, tables: str) -> DataFrame:
-    """The keys of all good lines, see ``KEYS``; a word has a row in each batch that has keys of it."""
-    runs = [each.run for each in commits(spark, tables) if each.states.get("good")]
+def read_keys(spark: SparkSession, tables: str, runs: list[str]) -> DataFrame:
+    """The keys of the good lines of some runs, see ``KEYS``; a word has a row in each run that has keys of it."""
     if not runs:
         return spark.createDataFrame([], KEYS)
     return spark.read.schema(KEYS).parquet(*(keys_path(tables, run) for run in runs))

@@ -1,0 +1,131 @@
+"""One line of text to one row, whatever the line is: pure functions from DataFrames to DataFrames.
+
+Spark's JSON *reader* drops blank lines and ``[]``, makes several rows of an array and ignores what follows the first
+object of a line. So files are read as text, which loses nothing, and each line goes through ``from_json`` here, which
+costs the same. Every line comes out as exactly one row: an event, or a ``fault`` and the line itself.
+
+What is tolerated, because Spark's parser does: numbers and booleans where text is declared (kept as their text), a
+field that occurs twice (the last one counts), a field without a value.
+"""
+
+from __future__ import annotations
+
+from functools import reduce
+from operator import add
+from typing import Final
+
+from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql import functions as F
+from pyspark.sql.types import StringType, StructField, StructType
+
+from dmsg_logs.schemas import EVENTS, LINE
+
+#: A longer line is not parsed; our longest event, a dial with many attempts, is a few KiB.
+MAX_LINE_BYTES: Final = 1024 * 1024
+#: So much of a line that is too long is kept.
+KEPT_CHARS: Final = 64 * 1024
+#: What is longer than this is not even read: Hadoop passes over it, and it shows as missing.
+MAX_READ_BYTES: Final = 256 * 1024 * 1024
+#: Times outside of [EARLIEST, LATEST) are mistakes: 2000-01-01 and 2100-01-01, Unix seconds.
+EARLIEST_S: Final = 946_684_800.0
+LATEST_S: Final = 4_102_444_800.0
+_DAY_S: Final = 86_400
+
+_FAULTY: Final = "_faulty"
+_PARSED: Final = StructType([*LINE.fields, StructField(_FAULTY, StringType())])
+_OPTIONS: Final = {"columnNameOfCorruptRecord": _FAULTY, "mode": "PERMISSIVE", "allowNonNumericNumbers": "false"}
+#: How the lines of every event and version we know begin.
+_HEADS: Final = [
+    f'{{"event":"{name}","v":{version}' for name, event in EVENTS.items() for version in range(1, event.version + 1)
+]
+_WHITE: Final = " \t\r"
+
+
+def read_lines(spark: SparkSession, patterns: list[str], *, tolerant: bool) -> DataFrame:
+    """The lines of files as ``value``, with ``uri`` (as Spark writes it) and ``landed_at`` of their file.
+
+    ``tolerant`` reads as much of a damaged file as there is and says nothing; otherwise it fails the job.
+    """
+    reader = (
+        spark.read.option("lineSep", "\n")
+        .option("ignoreCorruptFiles", str(tolerant).lower())
+        .option("ignoreMissingFiles", "false")
+        .option("mapreduce.input.linerecordreader.line.maxlength", str(MAX_READ_BYTES))
+    )
+    changed_s = F.unix_micros("_metadata.file_modification_time") / F.lit(1_000_000.0)
+    return reader.text(patterns).select(
+        "value", F.col("_metadata.file_path").alias("uri"), changed_s.alias("landed_at")
+    )
+
+
+def parse(lines: DataFrame) -> DataFrame:
+    """``value`` and other columns to the columns of ``schemas.LINE``, ``raw``, ``line``, ``fault`` and those others.
+
+    ``fault`` is null for an event. Otherwise it is ``too_long``, ``blank``, ``not_an_object``, ``not_utf8``, ``torn``
+    (no whole JSON object, or more than one), ``wrong_type``, ``no_key`` (of node, boot, seq), ``no_event`` or
+    ``bad_time``, and ``line`` is the text.
+    """
+    others = [name for name in lines.columns if name != "value"]
+    text = F.col("value")
+    bounded = F.when(F.octet_length(text) <= MAX_LINE_BYTES, text)
+    parsed = lines.select("value", *others, F.from_json(bounded, _PARSED, _OPTIONS).alias("parsed"))
+    columns = parsed.select("value", *others, "parsed.*", F.isnull("parsed").alias("_nothing"))
+    judged = columns.select("*", _fault().alias("fault"))
+    faulty = F.col("fault").isNotNull()
+    kept = F.make_valid_utf8(F.when(F.col("fault") == "too_long", F.substring(text, 1, KEPT_CHARS)).otherwise(text))
+    return judged.select(
+        *LINE.names,
+        F.when(~faulty & _unfamiliar(), F.make_valid_utf8(text)).alias("raw"),
+        F.when(faulty, kept).alias("line"),
+        "fault",
+        *others,
+    )
+
+
+def date_of(ts: Column) -> Column:
+    """The UTC date of Unix seconds, whatever the session's time zone is."""
+    return F.date_from_unix_date(F.floor(ts / _DAY_S).cast("int"))
+
+
+def _fault() -> Column:
+    text = F.col("value")
+    stripped = F.btrim(text, F.lit(_WHITE))
+    # Inside of an array anything that is not exactly one value shows: an array of two, or no array at all.
+    whole = F.coalesce(F.json_array_length(F.concat(F.lit("["), text, F.lit("]"))), F.lit(0)) == 1
+    unparsed = (
+        F.when(stripped == "", "blank")
+        .when(~stripped.startswith("{"), "not_an_object")
+        .when(whole, "wrong_type")
+        .otherwise("torn")
+    )
+    empty = [F.coalesce(F.col(name), F.lit("")) == "" for name in ("node", "boot")]
+    timely = F.coalesce((F.col("ts") >= EARLIEST_S) & (F.col("ts") < LATEST_S), F.lit(False))
+    # An object whose only brace is the last character has nothing behind it; the others have to be looked at.
+    nothing_behind = F.octet_length(F.substring_index(text, "}", 1)) + 1 == F.octet_length(text)
+    return (
+        F.when(F.octet_length(text) > MAX_LINE_BYTES, "too_long")
+        .when(F.col("_nothing") | F.col(_FAULTY).isNotNull(), unparsed)
+        .when(~nothing_behind & ~whole, "torn")
+        .when(~F.is_valid_utf8(text), "not_utf8")
+        .when(empty[0] | empty[1] | F.isnull("seq"), "no_key")
+        .when(F.coalesce(F.col("event"), F.lit("")) == "", "no_event")
+        .when(~timely, "bad_time")
+    )
+
+
+def _unfamiliar() -> Column:
+    """Whether an event holds more than our columns do: a later version, an event or a field we do not know.
+
+    Almost every line is cleared by two looks at its text: it begins as our writer's lines of a known version do, and it
+    has as many fields as we found columns. Only the others have their field names taken apart.
+    """
+    text = F.col("value")
+    found = reduce(add, (F.isnotnull(name).cast("int") for name in LINE.names))
+    # substring_index(…, n) is the whole text if and only if there are fewer than n separators.
+    no_more = F.octet_length(F.call_function("substring_index", text, F.lit(',"'), found)) == F.octet_length(text)
+    begins = F.substring_index(text, ',"', 2).isin(_HEADS)
+    newest = F.coalesce(*(F.when(F.col("event") == name, F.lit(event.version)) for name, event in EVENTS.items()))
+    later = newest.isNull() | (F.coalesce(F.col("v"), F.lit(0)) > newest)
+    names = F.array(*(F.lit(name) for name in LINE.names))
+    more = F.size(F.array_except(F.json_object_keys(text), names)) > 0
+    return ~(begins & no_more) & (later | F.coalesce(more, F.lit(True)))
