@@ -412,6 +412,27 @@ def test_a_target_has_one_vote_however_many_relays_it_is_on(spark: SparkSession)
     assert len(votes) == len(RELAYS) and sum(votes) == pytest.approx(50 / 51, rel=0.01)
 
 
+def test_a_target_moves_its_vote_and_one_place(spark: SparkSession) -> None:
+    """However it answers, through whichever relays: what it changes in the sum of each relay is at most two votes."""
+    target, *rest = CLIENTS[2:12]
+    usual = [accepted(ALICE, one, relay, 100 + 40 * at) for at, one in enumerate(rest) for relay in RELAYS]
+    answers = (
+        [],
+        [accepted(ALICE, target, relay, 1, NOW - at) for relay in RELAYS for at in range(9)],
+        [accepted(ALICE, target, GOOD, 9_999, NOW - at) for at in range(99)],
+        [accepted(ALICE, target, GOOD, 1, NOW - at) for at in range(99)],
+        [accepted(ALICE, target, GOOD, 1), accepted(ALICE, target, TWIN, 9_999), accepted(ALICE, target, SLOW, 250)],
+    )
+    found = [compared(spark, usual + own) for own in answers]
+    for relay in RELAYS:
+        sums = [each[relay, node_of(ALICE)]["accept_sum"] for each in found]
+        votes = [each[relay, node_of(ALICE)]["accept_targets"] for each in found]
+        assert max(sums) - min(sums) <= 2
+        assert max(votes) - min(votes) <= 1
+    goods = [each[GOOD, node_of(ALICE)]["accept_sum"] for each in found]
+    assert goods[3] - goods[2] > 0.5  # it is heard
+
+
 @pytest.mark.parametrize("reason", UNANSWERED)
 def test_an_answer_that_does_not_come_is_the_slowest(spark: SparkSession, reason: str) -> None:
     target = CLIENTS[2]
