@@ -37,19 +37,17 @@ def window(read: Reader, days: int) -> tuple[int, int]:
     An event cannot be younger than the file it came in: hours after the last landing come from clocks that are wrong,
     and one such clock must not move the window to a year of its own.
     """
-    landed = read("accounts").agg(F.max("landed_at")).first()
-    hours = read("relay_hourly").select("hour").unionByName(read("discovery_hourly").select("hour"))
     at = F.unix_timestamp("hour")
-    if landed is not None and landed[0] is not None:
-        hours = hours.where(at <= F.lit(int(landed[0]) + CLOCK_SLACK_S))
-    found = hours.agg(F.max(at).alias("last")).first()
-    if found is None or found["last"] is None:
+    hours = read("relay_hourly").select("hour").unionByName(read("discovery_hourly").select("hour"))
+    spans = hours.groupBy((F.floor(at / DAY_S) * DAY_S).alias("day")).agg(F.max(at).alias("last")).collect()
+    landed = read("accounts").agg(F.max("landed_at")).first()
+    latest = float("inf") if landed is None or landed[0] is None else landed[0] + CLOCK_SLACK_S
+    ends = [min(row["last"], latest // HOUR_S * HOUR_S) for row in spans if row["day"] <= latest]
+    if not ends:
         return 0, 0
-    last = int(found["last"])
+    last = int(max(ends))
     earliest = last // DAY_S * DAY_S - (days - 1) * DAY_S
-    first = hours.where(at >= F.lit(earliest)).agg(F.min(at)).first()
-    assert first is not None  # the last hour is one of them
-    return int(first[0]) // DAY_S * DAY_S, last + HOUR_S
+    return min(int(row["day"]) for row in spans if row["day"] >= earliest), last + HOUR_S
 
 
 def _hours(table: DataFrame, since: int, until: int) -> DataFrame:
