@@ -3,87 +3,29 @@
 from __future__ import annotations
 
 import hashlib
-import io
 import itertools
 import json
 import re
 import subprocess
 import sys
 from collections import Counter
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import pytest
-import zstandard
+from landing_zone import NAME, Zone, lines_of
 
 from dmsg_logs.generate import Truth, generate
 from dmsg_logs.generate.texts import ADDED
-from dmsg_logs.schemas import EVENTS, KEY
-
-_NAME = re.compile(
-    r"^(?P<node>.+)-(?P<boot>[0-9a-f]{8,32})-(?P<n>\d{6,9})-(?P<lines>\d{1,12})-(?P<digest>[0-9a-f]{16})\.jsonl\.zst$"
-)
-_TYPES = {"str": str, "int": int, "float": float, "bool": bool}
-_BOUND_TS = 1e12
-
-
-@dataclass
-class Zone:
-    """A landing zone as a careful reader finds it."""
-
-    truth: Truth
-    out: Path
-    lines: dict[str, list[bytes]] = field(default_factory=dict)
-    good: dict[tuple[str, str, int], dict[str, Any]] = field(default_factory=dict)
-    raw: dict[tuple[str, str, int], bytes] = field(default_factory=dict)
-    dup: int = 0
-    corrupt: int = 0
-
-    def is_newer(self, value: dict[str, Any]) -> bool:
-        """Whether a line has fields that nobody has declared."""
-        return "shard" in value
-
-
-def _lines(path: Path) -> list[bytes]:
-    packed = path.read_bytes()
-    with zstandard.ZstdDecompressor().stream_reader(io.BytesIO(packed), read_across_frames=True) as reader:
-        return reader.read().splitlines(keepends=True)
-
-
-def _is_line(value: object) -> bool:
-    """Whether it is what the schema promises: every declared field of its event that is there has its type."""
-    if not isinstance(value, dict) or any(value.get(name) is None for name in (*KEY, "ts", "event")):
-        return False
-    if not isinstance(value["ts"], float) or value["ts"] > _BOUND_TS:
-        return False
-    columns = {column.name: _TYPES[column.type] for column in EVENTS[value["event"]].columns}
-    columns |= {"seq": int, "v": int, "node": str, "boot": str, "role": str}
-    return all(type(value[name]) is kind for name, kind in columns.items() if name in value)
+from dmsg_logs.schemas import EVENTS
 
 
 @pytest.fixture(scope="module")
 def zone(tmp_path_factory: pytest.TempPathFactory) -> Zone:
     """Twelve thousand lines with everything that can be wrong."""
     out = tmp_path_factory.mktemp("zone")
-    shares = {"corrupt": 0.02, "duplicates": 0.05, "late": 0.03, "missing": 0.01, "newer": 0.01}
-    zone = Zone(generate(out, events=12_000, seed=11, workers=1, **shares), out)
-    for path in sorted(out.rglob("*.jsonl.zst")):
-        zone.lines[str(path.relative_to(out))] = _lines(path)
-        for line in zone.lines[str(path.relative_to(out))]:
-            try:
-                value = json.loads(line)
-            except ValueError:
-                value = None
-            if not _is_line(value):
-                zone.corrupt += 1
-                continue
-            key = (value["node"], value["boot"], value["seq"])
-            if key in zone.good:
-                zone.dup += 1
-                assert zone.raw[key] == line
-            zone.good[key], zone.raw[key] = value, line
-    return zone
+    shares: dict[str, Any] = {"corrupt": 0.02, "duplicates": 0.05, "late": 0.03, "missing": 0.01, "newer": 0.01}
+    return Zone(generate(out, events=12_000, seed=11, workers=1, **shares), out).read()
 
 
 def test_lines_are_as_many_as_asked_for(zone: Zone) -> None:
@@ -104,7 +46,7 @@ def test_files_are_named_after_what_was_written(zone: Zone) -> None:
     short = []
     for name, lines in zone.lines.items():
         directory, _, file = name.rpartition("/")
-        found = _NAME.match(file)
+        found = NAME.match(file)
         assert found
         packed = (zone.out / name).read_bytes()
         if len(lines) != int(found["lines"]):
@@ -114,7 +56,7 @@ def test_files_are_named_after_what_was_written(zone: Zone) -> None:
         assert directory.startswith("role=") and re.search(r"/date=2026-01-\d\d/hour=\d\d$", directory)
         assert all(line.endswith(b"\n") for line in lines)
     assert sorted(short) == zone.truth.missing_files != []
-    assert sum(int(_NAME.match(name.rpartition("/")[2])["lines"]) - len(zone.lines[name]) for name in short) == 120  # type: ignore[index]
+    assert sum(int(NAME.match(name.rpartition("/")[2])["lines"]) - len(zone.lines[name]) for name in short) == 120  # type: ignore[index]
 
 
 def test_files_land_when_they_were_finished_or_days_later(zone: Zone) -> None:
@@ -210,7 +152,7 @@ def test_some_programs_are_of_the_version_before(zone: Zone) -> None:
 def test_both_ends_and_the_relay_tell_the_same_story(tmp_path: Path) -> None:
     """Every transport a client opened was opened on its relay, with the same bytes at its end."""
     generate(tmp_path, events=6_000, seed=4, workers=1)
-    values = [json.loads(line) for path in tmp_path.rglob("*.zst") for line in _lines(path)]
+    values = [json.loads(line) for path in tmp_path.rglob("*.zst") for line in lines_of(path)]
     by_role = {
         role: Counter(
             (value["initiator"], value["responder"], value["server"])
@@ -234,7 +176,7 @@ def test_both_ends_and_the_relay_tell_the_same_story(tmp_path: Path) -> None:
 def test_planted_troubles_show(tmp_path: Path) -> None:
     """The slow relay is the slowest, the failing one fails most, abusers are refused most, liars slander one relay."""
     truth = generate(tmp_path, events=30_000, seed=5, workers=1)
-    values = [json.loads(line) for path in tmp_path.rglob("*.zst") for line in _lines(path)]
+    values = [json.loads(line) for path in tmp_path.rglob("*.zst") for line in lines_of(path)]
     accept_ms: dict[str, list[float]] = {}
     refusals: Counter[str] = Counter()
     lies: Counter[str] = Counter()
@@ -270,7 +212,7 @@ def _digests(out: Path) -> dict[str, str]:
 
 def test_the_same_seed_gives_the_same_bytes(tmp_path: Path) -> None:
     """Whatever the number of processes; another seed gives others."""
-    shares = {"corrupt": 0.01, "duplicates": 0.02, "late": 0.01}
+    shares: dict[str, Any] = {"corrupt": 0.01, "duplicates": 0.02, "late": 0.01}
     for name, seed, workers in (("a", 1, 1), ("b", 1, 3), ("c", 2, 1)):
         generate(tmp_path / name, events=4_000, seed=seed, workers=workers, **shares)
     assert _digests(tmp_path / "a") == _digests(tmp_path / "b") != _digests(tmp_path / "c")
@@ -282,7 +224,7 @@ def test_the_same_seed_gives_the_same_bytes(tmp_path: Path) -> None:
 def test_any_number_of_lines(tmp_path: Path, events: int) -> None:
     """Also fewer than a whole fleet has to tell."""
     truth = generate(tmp_path, events=events, corrupt=0.1, duplicates=0.1, late=0.1)
-    assert sum(len(_lines(path)) for path in tmp_path.rglob("*.zst")) == truth.lines == events
+    assert sum(len(lines_of(path)) for path in tmp_path.rglob("*.zst")) == truth.lines == events
 
 
 def test_what_makes_no_fleet_is_refused(tmp_path: Path) -> None:
@@ -321,6 +263,6 @@ def test_lines_are_those_of_the_event_log(tmp_path: Path) -> None:
     """Byte for byte what the writer of the logs makes of the same events."""
     pytest.importorskip("coincurve")
     generate(tmp_path, events=3_000, seed=8, workers=1)
-    lines = b"".join(line for path in sorted(tmp_path.rglob("*.zst")) for line in _lines(path))
+    lines = b"".join(line for path in sorted(tmp_path.rglob("*.zst")) for line in lines_of(path))
     done = subprocess.run([sys.executable, "-c", _RE_ENCODE], input=lines, capture_output=True, check=False, timeout=60)
     assert done.stdout.strip() == b"same", done.stderr.decode()[-2000:]

@@ -22,7 +22,7 @@ LATE_S: Final = 3600
 #: Events of which one line at least is in nearly every run, and which tell the key of whoever wrote it.
 _TELLING: Final = ("server_started", "transport_opened", "dial_finished")
 #: Roles whose programs say that they stop.
-_SAYING: Final = ("server", "discovery")
+_SAYING: Final = ("server", "discovery", "shipper")
 
 
 def _own_key() -> Expression:
