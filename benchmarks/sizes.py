@@ -29,8 +29,8 @@ class FleetSize:
     clients: int
     duration_s: float
     dial_every_s: float
-    #: One relay of so many takes part.
-    every: int = 1
+    #: Runs of everything.
+    seeds: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +72,7 @@ FULL: Final = Sizes(
     discovery_s=5.0,
     soak=SoakSize(kills=40, transports=50),
     secure_bytes=128 * 1024 * 1024,
-    fleet=FleetSize(clients=50, duration_s=600.0, dial_every_s=12.0),
+    fleet=FleetSize(clients=50, duration_s=500.0, dial_every_s=20.0, seeds=3),
 )
 QUICK: Final = Sizes(
     repeats=3,
@@ -108,5 +108,5 @@ TINY: Final = Sizes(
     discovery_s=0.2,
     soak=SoakSize(kills=1, transports=4, kill_every_s=1.0, restart_s=0.2),
     secure_bytes=256 * 1024,
-    fleet=FleetSize(clients=10, duration_s=150.0, dial_every_s=8.0, every=2),
+    fleet=FleetSize(clients=20, duration_s=300.0, dial_every_s=20.0),
 )

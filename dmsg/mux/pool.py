@@ -266,7 +266,7 @@ class ServerPool:
             else:
                 await self._watch.first_look()
                 listed = [entry.static for entry in entries if entry.server is not None]
-                self.scores.listed(listed)
+                self.scores.listed(listed, self._clock.seconds())
                 others = [one for one in listed if one not in self.pinned]
                 known += self.scores.draw(others, self._uniform, self._clock.seconds())
         return [one for one in known if one not in self.sessions and one not in self._flights]

@@ -1,9 +1,10 @@
 """What a client thinks of relays: its own measurements, blended with what it was told. Pure.
 
-A score is a number of thousandths, 500 is neutral. It is the mean of a Beta-like posterior: what was told (a signed rank,
-or the place in discovery's list) counts as a stated number of observations, each measurement of our own as one more, and
-measurements lose half of their weight with each half-life. So a client that knows nothing goes by what it was told, one
-that knows better does not, and a relay that has healed is tried again.
+A score is a number of thousandths, 500 is neutral. It is the mean of a Beta-like posterior: what is believed beforehand
+counts as a stated number of observations, each measurement of our own as one more, and measurements lose half of their
+weight with each half-life. Believed beforehand is the signed rank; without ranks, that a relay is neutral, or as good as
+those this client has measured of late, a little better or worse by its place in discovery's list. So a client that knows
+nothing goes by what it was told, one that knows better does not, and a relay that has healed is tried again.
 
 Scores change the order in which relays are tried and never leave one out: a draw gives the worst relay at least a 64th
 of an equal chance (:func:`weight`). Discovery, or whoever signs ranks, cannot do more than that.
@@ -29,9 +30,8 @@ WEIGHT_FLOOR: Final = 0.125
 CLOSE: Final = 100.0
 #: A relay below this is tried after those with which there is no connection yet.
 POOR: Final = 250.0
-#: First and last place in discovery's list count as these scores.
-_FIRST_PLACE: Final = 750.0
-_LAST_PLACE: Final = 250.0
+#: What the first place in discovery's list adds to a score, and the last one takes away.
+_PLACES: Final = 150.0
 #: What an answer, or the lack of one, weighs beside connecting: it is the peer's doing as well as the relay's.
 _ANSWER_WEIGHT: Final = 0.5
 
@@ -72,8 +72,10 @@ class RelayScores:
         #: The score (thousandths) a signed document gives a relay now; ``None`` without one.
         self.ranks: Callable[[PublicKey], float] | None = None
         self._places: dict[PublicKey, float] = {}
+        self._listed_at = 0.0
         # relay -> weight of its measurements, that times their quality (0 to 1), and when both were right
         self._measured: dict[PublicKey, tuple[float, float, float]] = {}
+        self._all = (0.0, 0.0, 0.0)
 
     # --- what is learnt ----------------------------------------------------------------------------------------------
 
@@ -93,40 +95,50 @@ class RelayScores:
         """A REQUEST came to nothing for a reason that may be the relay's."""
         self._observe(relay, _ANSWER_WEIGHT * self.config.failure_weight, 0.0, now_s)
 
-    def listed(self, relays: Sequence[PublicKey]) -> None:
+    def listed(self, relays: Sequence[PublicKey], now_s: float) -> None:
         """Discovery named these, in this order: a weak hint, in place of the one before."""
-        step = (_FIRST_PLACE - _LAST_PLACE) / max(1, len(relays) - 1)
-        best = _FIRST_PLACE if len(relays) > 1 else NEUTRAL
-        self._places = {relay: best - step * place for place, relay in enumerate(relays[: self.config.relays])}
+        step = 2 * _PLACES / max(1, len(relays) - 1)
+        first = _PLACES if len(relays) > 1 else 0.0
+        self._places = {relay: first - step * place for place, relay in enumerate(relays[: self.config.relays])}
+        self._listed_at = now_s
 
     def _observe(self, relay: PublicKey, amount: float, quality: float, now_s: float) -> None:
         config = self.config
         if not config.measure:
             return
-        mass, value = self._decayed(relay, now_s)
-        mass, value = mass + amount, value + amount * quality
-        if mass > config.observations:
-            mass, value = config.observations, value * config.observations / mass
-        self._measured.pop(relay, None)
+        self._all = self._with(self._all, amount, quality, now_s)
+        measured = self._with(self._measured.pop(relay, (0.0, 0.0, now_s)), amount, quality, now_s)
         while len(self._measured) >= config.relays:
             del self._measured[next(iter(self._measured))]
-        self._measured[relay] = (mass, value, now_s)
+        self._measured[relay] = measured
 
-    def _decayed(self, relay: PublicKey, now_s: float) -> tuple[float, float]:
-        mass, value, at_s = self._measured.get(relay, (0.0, 0.0, now_s))
-        left = 0.5 ** (max(0.0, now_s - at_s) / self.config.half_life_s)
-        return mass * left, value * left
+    def _with(
+        self, measured: tuple[float, float, float], amount: float, quality: float, now_s: float
+    ) -> tuple[float, float, float]:
+        left, most = self._left(measured[2], now_s), self.config.observations
+        mass, value = measured[0] * left + amount, measured[1] * left + amount * quality
+        return (mass, value, now_s) if mass <= most else (most, value * most / mass, now_s)
+
+    def _left(self, at_s: float, now_s: float) -> float:
+        """What is left now of something that counted in full at ``at_s``."""
+        left: float = 0.5 ** (max(0.0, now_s - at_s) / self.config.half_life_s)
+        return left
 
     # --- what follows ------------------------------------------------------------------------------------------------
 
     def score(self, relay: PublicKey, now_s: float) -> float:
         """The score of ``relay`` now, in thousandths."""
+        count = self.config.place_weight
         if self.ranks is not None:
-            told, count = min(max(self.ranks(relay), 0.0), _BEST), self.config.rank_weight
+            told, count = self.ranks(relay), self.config.rank_weight
         else:
-            told, count = self._places.get(relay, NEUTRAL), self.config.place_weight
-        mass, value = self._decayed(relay, now_s)
-        return (told * count + _BEST * value) / (count + mass)
+            mass, value, at_s = self._all
+            left = self._left(at_s, now_s)
+            told = max(NEUTRAL, (NEUTRAL + _BEST * value * left) / (1.0 + mass * left))
+            told += self._places.get(relay, 0.0) * self._left(self._listed_at, now_s)
+        mass, value, at_s = self._measured.get(relay, (0.0, 0.0, now_s))
+        left = self._left(at_s, now_s)
+        return (min(max(told, 0.0), _BEST) * count + _BEST * value * left) / (count + mass * left)
 
     def draw(self, relays: Iterable[PublicKey], uniform: Callable[[], float], now_s: float) -> list[PublicKey]:
         """All of ``relays`` in the order of a weighted draw without replacement; ``uniform()`` is in [0, 1)."""

@@ -319,7 +319,7 @@ class _Fleet:
         client.startService()
         client.listen(Factory.forProtocol(_Listening))
         age_s = _SHORTEST_LIFE_S + self._random.expovariate(1.0 / self.plan.lifetime_s)
-        ended = deferLater(self.clock, age_s)
+        ended: Deferred[None] = deferLater(self.clock, age_s)
         await client.when_ready()
         self._reachable.append(client)
         await ended
