@@ -279,6 +279,7 @@ LIMITS: Final[dict[str, Callable[[], type]]] = {
     "ConnectionConfig": _client_part("connection"),
     "PoolConfig": _client_part("pool"),
     "DialConfig": _client_part("dial"),
+    "ScoreConfig": _client_part("scores"),
     "DiscoveryLimits": _discovery_limits,
     "StoreLimits": _store_limits,
 }
