@@ -18,7 +18,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from dmsg_logs import paths
-from dmsg_logs.scoring import SCALE, RelayScore, Scores, Voice, score_relays
+from dmsg_logs.scoring import SCALE, RelayScore, Voice, score_relays
 from dmsg_logs.signing import SecretKey, SigningError, sign_document, verify_document_signature
 from dmsg_logs.transforms.abuse import abuse_scores
 from dmsg_logs.transforms.rank_evidence import (
@@ -83,11 +83,14 @@ def compute_ranks(
 ) -> Ranks:
     """Score every relay the events know, as of ``now`` (Unix seconds)."""
     voices, told = gather_voices(events, now=now, window_s=window_s, half_life_s=half_life_s)
-    return _ranks(
-        score_relays(voices, relays=told, excluded=excluded_clients(events, now=now, window_s=window_s)),
-        now,
-        window_s,
-        lifetime_s,
+    scores = score_relays(voices, relays=told, excluded=excluded_clients(events, now=now, window_s=window_s))
+    return Ranks(
+        issued=math.floor(now),
+        relays=_foremost(scores.relays, told),
+        lifetime_s=lifetime_s,
+        window_s=window_s,
+        excluded_clients=scores.excluded_clients,
+        excluded_events=scores.excluded_events,
     )
 
 
@@ -96,10 +99,10 @@ def gather_voices(
 ) -> tuple[list[Voice], list[str]]:
     """What every client has seen of every relay, and the relays that have told their key."""
     span = {"now": now, "window_s": float(window_s)}
-    keys = relay_keys(events)
+    told = sorted(row["relay"] for row in _rows(relay_keys(events)))
+    keys = events.sparkSession.createDataFrame([(relay,) for relay in told], "relay string")
     counts = known_relays(faded(relay_evidence(events, **span), now=now, half_life_s=half_life_s), keys)
     latency = known_relays(relay_latency(events, **span, half_life_s=half_life_s), keys)
-    told = sorted(row["relay"] for row in _rows(keys))
     return _voices(_rows(counts), _rows(latency), told), told
 
 
@@ -212,15 +215,13 @@ def _add(voice: Voice, row: Mapping[str, Any]) -> None:
         voice.session = row["session"]
 
 
-def _ranks(scores: Scores, now: float, window_s: int, lifetime_s: int) -> Ranks:
-    return Ranks(
-        issued=math.floor(now),
-        relays=scores.relays,
-        lifetime_s=lifetime_s,
-        window_s=window_s,
-        excluded_clients=scores.excluded_clients,
-        excluded_events=scores.excluded_events,
-    )
+def _foremost(scores: Mapping[str, RelayScore], told: Collection[str]) -> Mapping[str, RelayScore]:
+    """As many relays as a document holds: two clients can invent any number, which must not leave it unwritten."""
+    if len(scores) <= RELAYS_LIMIT:
+        return scores
+    known = frozenset(told)
+    order = sorted(scores, key=lambda relay: (relay not in known, -scores[relay].clients, relay))
+    return {relay: scores[relay] for relay in sorted(order[:RELAYS_LIMIT])}
 
 
 # --- the document ----------------------------------------------------------------------------------------------------

@@ -10,6 +10,8 @@ from event_rows import DAY, Event, events, node_of, rows_of
 from pyspark.sql import SparkSession
 from rank_fleet import RELAYS, abuse_close, accepted, dial, key, lines_frame, refusal, step
 
+from dmsg_logs.generate import generate
+from dmsg_logs.schemas import LINE
 from dmsg_logs.transforms.abuse import (
     ABUSE_CANDIDATES,
     ABUSE_ROOM,
@@ -153,6 +155,15 @@ def test_thresholds(spark: SparkSession, tmp_path: Path) -> None:
     for row in rows:
         assert row["flagged"] == (row["date"] == dates[0])
         assert row["date"] == dates[1] or row["score"] == FLAGGED
+
+
+def test_the_abusers_of_a_synthetic_fleet_are_flagged_and_nobody_else(spark: SparkSession, tmp_path: Path) -> None:
+    truth = generate(tmp_path / "landing", events=8_000, days=2, seed=11, relays=3, clients=12, workers=1)
+    landing = spark.read.schema(LINE).option("recursiveFileLookup", True).json(str(tmp_path / "landing" / "*"))
+    flagged = rows_of(abuse_scores(landing.where("event is not null")).where("flagged"), "key", "confirmed")
+    assert {row["key"] for row in flagged} == set(truth.planted["abusive_keys"])
+    assert any(row["confirmed"] for row in flagged)
+    assert not {row["key"] for row in flagged} & set(truth.planted["lying_keys"])
 
 
 def test_the_frame_is_that_of_the_table(spark: SparkSession) -> None:

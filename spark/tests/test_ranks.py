@@ -468,10 +468,8 @@ def replace_issuer(ranks: Ranks) -> Ranks:
 
 
 def test_no_events_make_an_empty_document(spark: SparkSession) -> None:
-    ranks = compute_ranks(events(spark, []), now=NOW)
-    assert ranks_document(ranks)["relays"] == {}
-    assert ranks_document(ranks)["excluded"] == {"clients": 0, "events": 0}
-    assert (ranks.window_s, ranks.lifetime_s) == (WINDOW_S, LIFETIME_S)
+    assert compute_ranks(events(spark, []), now=NOW) == Ranks(issued=int(NOW))
+    assert (WINDOW_S, LIFETIME_S) == (86_400, 172_800)
 
 
 def test_the_document_of_the_vectors_is_read(tmp_path: Path) -> None:
@@ -500,6 +498,15 @@ def test_a_document_over_the_limits_is_neither_written_nor_read(tmp_path: Path) 
         verify_document(" " * (4 * 1024 * 1024 + 1), {OPERATOR.public_key}, NOW)
     with pytest.raises(RanksError, match="not JSON"):
         verify_document("[" * 100_000, {OPERATOR.public_key}, NOW)
+
+
+def test_invented_relays_cannot_crowd_out_real_ones(spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("dmsg_logs.ranks.RELAYS_LIMIT", 3)
+    invented = [key("0bad", number) for number in range(4)]
+    lines = [session(client, relay, 0.1) for client in (ALICE, BOB) for relay in invented]
+    lines += [session(client, invented[3], 0.1) for client in CLIENTS[2:4]]
+    ranks = compute_ranks(events(spark, [*started((GOOD, SLOW)), *lines]), now=NOW)
+    assert set(ranks.relays) == {GOOD, SLOW, invented[3]}
 
 
 def test_a_failed_write_leaves_what_was_there(tmp_path: Path) -> None:
