@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
-from pyspark.sql import SparkSession
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from dmsg_logs import paths
@@ -60,16 +60,25 @@ def ranks_stage(
 ) -> dict[str, Any]:
     """Score the relays, sign, and replace ``target``.
 
-    ``now`` is the end of the window, in Unix seconds; by default the time of the newest event, but not after the
-    clock's. So a document is as old as its evidence, and one made of last month's logs counts for nothing.
+    ``now`` is the end of the window, in Unix seconds; by default how far the relays' own logs have come, but not after
+    the clock's. So a document is as old as its evidence, and one made of last month's logs counts for nothing.
     """
     events = read_events(spark, tables)
     if now is None:
-        newest = events.agg(F.max("ts").alias("newest")).first()
-        now = min(time.time(), newest.newest if newest is not None and newest.newest is not None else time.time())
+        now = min(time.time(), _told_until(events))
     ranks = scoring.compute_ranks(events, now=now)
     scoring.write_ranks(spark, ranks, target, key)
     return {"relays": len(ranks.relays), "excluded_clients": ranks.excluded_clients}
+
+
+def _told_until(events: DataFrame) -> float:
+    """The time that two relays' logs have reached, or the only one's; the clock's if no relay has logged anything.
+
+    Not the newest line of all: a single forged one would move everybody else's evidence out of the window.
+    """
+    newest = events.where("role = 'server'").groupBy("node").agg(F.max("ts").alias("newest"))
+    times = [row.newest for row in newest.orderBy(F.desc("newest")).limit(2).collect()]
+    return float(times[-1]) if times else time.time()
 
 
 def report_stage(

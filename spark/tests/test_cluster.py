@@ -58,7 +58,9 @@ def master(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 def _start(stack: contextlib.ExitStack, arguments: list[str], wanted: str) -> str:
     """Start a daemon of Spark's; gives what ``wanted`` finds in its log."""
-    environment = {**os.environ, "SPARK_HOME": str(_HOME), "SPARK_LOCAL_IP": "127.0.0.1", "SPARK_NO_DAEMONIZE": "1"}
+    # What this process was set up with is not for the cluster, such as how little is logged.
+    environment = {name: value for name, value in os.environ.items() if name != "SPARK_CONF_DIR"}
+    environment |= {"SPARK_HOME": str(_HOME), "SPARK_LOCAL_IP": "127.0.0.1", "SPARK_NO_DAEMONIZE": "1"}
     environment["SPARK_DAEMON_JAVA_OPTS"] = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
     environment["SPARK_DAEMON_MEMORY"] = "256m"
     process = subprocess.Popen(
@@ -92,7 +94,7 @@ def _stop(process: subprocess.Popen[bytes]) -> None:
 
 
 def _submit(master: str, wheel: Path, job: str, *arguments: str, cwd: Path) -> dict[str, object]:
-    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    environment = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "SPARK_CONF_DIR")}
     environment |= {"PYSPARK_PYTHON": sys.executable, "SPARK_LOCAL_IP": "127.0.0.1", "SPARK_HOME": str(_HOME)}
     done = subprocess.run(
         [
