@@ -145,10 +145,10 @@ def test_the_readings_say_what_the_numbers_say() -> None:
     assert "2 clients were left out" in sections["league"]["reading"]
     assert f"were at {relays[4]['relay'][:8]}…, more than at any other" in sections["dials"]["reading"]
     assert "after connection_lost" in sections["resumptions"]["reading"]
-    assert "9 keys stand out, 2 flagged" in sections["abuse"]["reading"]
+    assert "9 keys stand out; 2 are flagged and have no say in the ranks" in sections["abuse"]["reading"]
     assert data.rows("talkers")[0]["key"][:8] in sections["talkers"]["reading"]
     assert "on 13 Mar" in sections["forecast"]["reading"]
-    assert "rests on 14 days of history" in sections["forecast"]["reading"]
+    assert "rests on 14 days of history (by weekday and trend)" in sections["forecast"]["reading"]
     assert "2.5 % were refused" in sections["discovery"]["reading"]
     assert "The accounts balance: 5 048 550 in" in sections["quality"]["reading"]
 

@@ -179,11 +179,12 @@ def abuse(data: ReportData) -> Section:
     flagged = text.of(data.totals.get("abuse_flagged")) or sum(bool(row["flagged"]) for row in rows)
     candidates = text.of(data.totals.get("abuse_keys")) or len(rows)
     worst = max(rows, key=lambda row: text.of(row["score"]))
-    reading = (
-        f"{text.many(candidates, 'key').capitalize()} stand out, {text.about(flagged)} flagged so that "
-        f"what they report no longer counts; the highest score is {_score(worst['score'])} of {text.key(worst['key'])}"
-        f"{' (' + text.safe(worst['why'], 120) + ')' if worst['why'] else ''}."
-    )
+    reading = f"{text.many(candidates, 'key').capitalize()} {'stands' if candidates == 1 else 'stand'} out; "
+    if flagged:
+        verbs = "is flagged and has" if flagged == 1 else "are flagged and have"
+        reading += f"{text.about(flagged)} {verbs} no say in the ranks; "
+    reading += f"the highest score is {_score(worst['score'])} of {text.key(worst['key'])}"
+    reading += f" ({text.safe(worst['why'], 120)})." if worst["why"] else "."
     bars = plots.bars(
         f"Bars: scores of {len(rows)} keys, at most {_score(worst['score'])}",
         [

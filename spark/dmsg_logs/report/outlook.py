@@ -32,6 +32,14 @@ _METRICS: Final = (
     ("bytes", "Traffic a day", text.size),
     ("connections", "Connections opened a day", text.about),
 )
+#: A forecast whose days differ by no more than this share is level.
+LEVEL: Final = 0.02
+#: The models of a forecast, in words.
+_METHODS: Final = {
+    "weekday_trend": "by weekday and trend",
+    "level": "the usual level of the days so far",
+    "insufficient": "too little for more than a guess",
+}
 _LOSSES: Final = (
     ("gap_lines", "in gaps of the numbering", 1),
     ("missing", "missing from files", 2),
@@ -54,8 +62,12 @@ def forecast(data: ReportData) -> Section:
             continue
         peak = max(ahead, key=lambda row: text.of(row["value"]))
         what = "traffic" if metric == "bytes" else "new connections"
+        least = min(text.of(row["value"]) for row in ahead)
+        level = text.of(peak["value"]) - least <= LEVEL * text.of(peak["value"])
+        should = "stay at about" if level else "peak at"
+        at = "a day" if level else f"on {text.day(str(peak['day']))}"
         sentences.append(
-            f"{what} of the fleet should peak at {form(peak['value'])} on {text.day(str(peak['day']))} "
+            f"{what} of the fleet should {should} {form(peak['value'])} {at} "
             f"(between {form(peak['low'])} and {form(peak['high'])})"
         )
         past = [row for row in data.rows("history") if row["relay"] == ""]
@@ -63,17 +75,23 @@ def forecast(data: ReportData) -> Section:
     reading = "; ".join(sentences)
     days = min((text.of(row["history_days"]) for row in fleet), default=0)
     reading = (
-        f"{reading[:1].upper()}{reading[1:]}. It rests on {text.many(days, 'day')} of history"
-        f" ({', '.join(sorted({text.shown(row['method']) for row in fleet if row['method']})) or 'method unknown'}); "
+        f"{reading[:1].upper()}{reading[1:]}. It rests on {text.many(days, 'day')} of history "
+        f"({', '.join(sorted({_method(row['method']) for row in fleet}))}); "
         "the bands of the relays are added up, as if all erred the same way."
     )
     body = side_by_side(*drawn)
     relays = [str(row["relay"]) for row in data.rows("relays")]
     small = [_small(data, relay, rows) for relay in relays[:SMALL_PLOTS]]
-    body += f'<div class="multiples">{"".join(small)}</div>' if any(small) else ""
+    if any(small):
+        body += '<h3 class="over">Traffic of each relay, and the most it should carry</h3>'
+        body += f'<div class="multiples">{"".join(small)}</div>'
     cells = [cell for relay in relays for cell in _ahead(data, relay, rows)]
     heads = ["Relay", "What~", "Highest so far", "Highest ahead", "Low", "High", "Change"]
     return Section("forecast", title, reading, body + table("Forecast for each relay", heads, cells))
+
+
+def _method(name: object) -> str:
+    return _METHODS.get(str(name)) or text.shown(name or "method unknown")
 
 
 def _outlook(
@@ -116,7 +134,7 @@ def _small(data: ReportData, relay: str, rows: Sequence[Row]) -> str:
     shapes += plots.line(value, axis, "line s5 d0")
     alt = f"Traffic of one relay, past and expected, up to {text.size(most)}"
     return (
-        f"<div class=multiple><p>{text.key(relay)} <span>ahead up to {text.size(max(text.of(each) for each in value))}</span></p>"
+        f"<div class=multiple><p>{text.key(relay)} <span>≤ {text.size(max(text.of(each) for each in value))}</span></p>"
         f"{plots.svg(alt, shapes)}</div>"
     )
 

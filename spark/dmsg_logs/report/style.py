@@ -56,6 +56,8 @@ border-radius:4px 10px 10px 4px;padding:10px 14px}
 figure{margin:18px 0 0;min-width:0}
 figcaption{font-size:.85rem;color:var(--muted);margin:0 0 6px}
 figcaption b{color:var(--ink);font-weight:600}
+.over{margin:18px 0 0;font-size:.85rem;font-weight:600}
+.side figure{display:flex;flex-direction:column}.side .chart{margin-top:auto}
 .side{display:grid;gap:0 28px;grid-template-columns:minmax(0,1fr)}
 .legend{display:flex;flex-wrap:wrap;gap:2px 14px;list-style:none;margin:0 0 8px;padding:0;font-size:.8rem;color:var(--muted)}
 .legend li{display:flex;align-items:center;gap:6px}
@@ -123,23 +125,23 @@ tbody tr:hover>*{background:var(--soft)}
 .matrix td{text-align:center;font-variant-numeric:tabular-nums;border:1px solid var(--card);min-width:3.2em}
 .matrix th,.matrix td{padding:5px 6px}
 .matrix thead th{text-align:center}
-.matrix tbody th{white-space:normal;min-width:7.5em;padding-left:12px}
+.matrix tbody th{padding-left:12px}
 .matrix thead td{border:0}
 .matrix .b6,.matrix .b7,.matrix .b8{color:#fff}
 .matrix tbody tr:hover>th{background:var(--card)}
+@media (max-width:699px){th[scope=row]{white-space:normal;overflow-wrap:break-word}}
 details{margin:12px 0 0}
 summary{cursor:pointer;font-size:.88rem;color:var(--accent);padding:4px 0}summary span{color:var(--muted)}
 details caption{display:none}
 .meter{display:inline-block;width:44px;height:7px;border-radius:4px;background:var(--soft);overflow:hidden;margin-right:7px;vertical-align:middle}
 .meter i{display:block;height:100%;background:var(--c1)}
 .spark svg{display:block;width:96px;height:20px}
-.multiples{display:grid;grid-template-columns:repeat(auto-fill,minmax(150px,1fr));gap:12px 18px;margin:16px 0 0}
+.multiples{display:grid;grid-template-columns:repeat(auto-fill,minmax(140px,1fr));gap:12px 18px;margin:8px 0 0}
 .multiple p{margin:0 0 3px;font-size:.78rem;color:var(--muted)}.multiple code{color:var(--ink)}
 .multiple svg{display:block;width:100%;height:52px;border-bottom:1px solid var(--line)}
 footer{max-width:1240px;margin:0 auto;padding:0 16px 28px;color:var(--muted);font-size:.8rem}
 @media (prefers-color-scheme:dark){.matrix .b5,.matrix .b6,.matrix .b7,.matrix .b8{color:#0e1319}}
 @media (min-width:700px){th,td{padding:5px 12px}
-.matrix tbody th{white-space:nowrap}
 header{padding:30px 24px 12px}main{padding:18px}section{padding:24px 26px;margin-bottom:18px}
 nav ul{padding:9px 24px}.ys,.chart .area svg{height:230px}.tiles{grid-template-columns:repeat(5,1fr)}
 .tiles dd{font-size:1.5rem}.multiples{grid-template-columns:repeat(4,minmax(0,1fr))}}
