@@ -226,6 +226,8 @@ class _Batch:
             state.alias("state"),
             F.when(good, lines.date_of(F.col("ts"))).alias("date"),
         )
+        # Fused into one method these columns are more than the JVM compiles, and take twice as long.
+        self._session.conf.set("spark.sql.codegen.hugeMethodLimit", "8000")
         writer = out.write.option("compression", "zstd").option("parquet.block.size", str(_ROW_GROUP_BYTES))
         writer.partitionBy("state", "date").parquet(store.data_path(self._tables, self._run))
 
@@ -241,8 +243,12 @@ class _Batch:
         parts = [(self._run, state) for state in self._states()]
         read = store.read_runs(self._session, self._tables, parts)
         keyed = F.col("state") != "corrupt"
-        narrow = read.select("file", "state", *(F.when(keyed, F.col(name)).alias(name) for name in ("node", "boot", "seq")))
-        return narrow.groupBy("file", "state", "node", "boot", keys.word()).agg(keys.bits(), F.count(F.lit(1)).alias("n"))
+        narrow = read.select(
+            "file", "state", *(F.when(keyed, F.col(name)).alias(name) for name in ("node", "boot", "seq"))
+        )
+        return narrow.groupBy("file", "state", "node", "boot", keys.word()).agg(
+            keys.bits(), F.count(F.lit(1)).alias("n")
+        )
 
     def _states(self) -> list[str]:
         directories = paths.names(self._session, store.data_path(self._tables, self._run))
@@ -250,7 +256,9 @@ class _Batch:
 
     def _commit(self, written: DataFrame, counted: dict[str, int], boots: list[str]) -> store.Commit:
         good = written.where("state = 'good'")
-        index = good.groupBy(*_KEYS[:3]).agg(F.bit_or("bits").alias("bits")).coalesce(1).sortWithinPartitions(*_KEYS[:3])
+        index = (
+            good.groupBy(*_KEYS[:3]).agg(F.bit_or("bits").alias("bits")).coalesce(1).sortWithinPartitions(*_KEYS[:3])
+        )
         index.write.option("compression", "zstd").parquet(store.keys_path(self._tables, self._run))
         per_file: dict[str, Written] = {}
         summed = written.groupBy("file", "state").agg(

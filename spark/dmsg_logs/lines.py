@@ -10,15 +10,13 @@ field that occurs twice (the last one counts), a field without a value.
 
 from __future__ import annotations
 
-from functools import reduce
-from operator import add
 from typing import Final
 
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.types import StringType, StructField, StructType
 
-from dmsg_logs.schemas import EVENTS, LINE
+from dmsg_logs.schemas import ENVELOPE, EVENTS, LINE, EventSchema
 
 #: A longer line is not parsed; our longest event, a dial with many attempts, is a few KiB.
 MAX_LINE_BYTES: Final = 1024 * 1024
@@ -34,10 +32,13 @@ _DAY_S: Final = 86_400
 _FAULTY: Final = "_faulty"
 _PARSED: Final = StructType([*LINE.fields, StructField(_FAULTY, StringType())])
 _OPTIONS: Final = {"columnNameOfCorruptRecord": _FAULTY, "mode": "PERMISSIVE", "allowNonNumericNumbers": "false"}
-#: How the lines of every event and version we know begin.
-_HEADS: Final = [
-    f'{{"event":"{name}","v":{version}' for name, event in EVENTS.items() for version in range(1, event.version + 1)
-]
+#: A value of each type as our writer writes it: printable ASCII, one way to match, nothing to go back to.
+_VALUES: Final = {
+    "str": r'"[ !#-\[\]-~]*+(?:\\.[ !#-\[\]-~]*+)*+"',
+    "int": r"[-0-9]++",
+    "float": r"[-+.0-9eE]++",
+    "bool": r"(?:true|false)",
+}
 _WHITE: Final = " \t\r"
 
 
@@ -69,13 +70,13 @@ def parse(lines: DataFrame) -> DataFrame:
     text = F.col("value")
     bounded = F.when(F.octet_length(text) <= MAX_LINE_BYTES, text)
     parsed = lines.select("value", *others, F.from_json(bounded, _PARSED, _OPTIONS).alias("parsed"))
-    columns = parsed.select("value", *others, "parsed.*", F.isnull("parsed").alias("_nothing"))
-    judged = columns.select("*", _fault().alias("fault"))
+    looked_at = parsed.select("*", _usual().alias("usual"))
+    judged = looked_at.select("*", _fault().alias("fault"))
     faulty = F.col("fault").isNotNull()
     kept = F.make_valid_utf8(F.when(F.col("fault") == "too_long", F.substring(text, 1, KEPT_CHARS)).otherwise(text))
     return judged.select(
-        *LINE.names,
-        F.when(~faulty & _unfamiliar(), F.make_valid_utf8(text)).alias("raw"),
+        *(F.col("parsed")[name].alias(name) for name in LINE.names),
+        F.when(~faulty & ~F.col("usual") & _unfamiliar(), F.make_valid_utf8(text)).alias("raw"),
         F.when(faulty, kept).alias("line"),
         "fault",
         *others,
@@ -85,6 +86,26 @@ def parse(lines: DataFrame) -> DataFrame:
 def date_of(ts: Column) -> Column:
     """The UTC date of Unix seconds, whatever the session's time zone is."""
     return F.date_from_unix_date(F.floor(ts / _DAY_S).cast("int"))
+
+
+def _usual() -> Column:
+    """Whether a line is exactly what our writer writes for the newest version we know of its event.
+
+    Then nothing follows the object, all of its fields are ours and all of it is ASCII. One pass over almost every line
+    that saves several; the others are looked at more closely.
+    """
+    cases = [
+        F.when(F.col("parsed.event") == name, F.col("value").rlike(_shape(name, event)))
+        for name, event in EVENTS.items()
+    ]
+    return F.coalesce(*cases, F.lit(False))
+
+
+def _shape(name: str, event: EventSchema) -> str:
+    """A regular expression for the lines of one event."""
+    known = {"event": f'"{name}"', "v": str(event.version)}
+    fields = (f'"{each.name}":{known.get(each.name, _VALUES[each.type])}' for each in ENVELOPE + event.columns)
+    return r"^\{" + ",".join(fields) + r"\}\z"
 
 
 def _fault() -> Column:
@@ -98,34 +119,26 @@ def _fault() -> Column:
         .when(whole, "wrong_type")
         .otherwise("torn")
     )
-    empty = [F.coalesce(F.col(name), F.lit("")) == "" for name in ("node", "boot")]
-    timely = F.coalesce((F.col("ts") >= EARLIEST_S) & (F.col("ts") < LATEST_S), F.lit(False))
-    # An object whose only brace is the last character has nothing behind it; the others have to be looked at.
-    nothing_behind = F.octet_length(F.substring_index(text, "}", 1)) + 1 == F.octet_length(text)
+    found = {name: F.col("parsed")[name] for name in ("node", "boot", "seq", "event", "ts", _FAULTY)}
+    empty = [F.coalesce(found[name], F.lit("")) == "" for name in ("node", "boot")]
+    timely = F.coalesce((found["ts"] >= EARLIEST_S) & (found["ts"] < LATEST_S), F.lit(False))
+    unusual = ~F.col("usual")
     return (
         F.when(F.octet_length(text) > MAX_LINE_BYTES, "too_long")
-        .when(F.col("_nothing") | F.col(_FAULTY).isNotNull(), unparsed)
-        .when(~nothing_behind & ~whole, "torn")
-        .when(~F.is_valid_utf8(text), "not_utf8")
-        .when(empty[0] | empty[1] | F.isnull("seq"), "no_key")
-        .when(F.coalesce(F.col("event"), F.lit("")) == "", "no_event")
+        .when(F.isnull("parsed") | found[_FAULTY].isNotNull(), unparsed)
+        .when(unusual & ~whole, "torn")
+        .when(unusual & ~F.is_valid_utf8(text), "not_utf8")
+        .when(empty[0] | empty[1] | found["seq"].isNull(), "no_key")
+        .when(F.coalesce(found["event"], F.lit("")) == "", "no_event")
         .when(~timely, "bad_time")
     )
 
 
 def _unfamiliar() -> Column:
-    """Whether an event holds more than our columns do: a later version, an event or a field we do not know.
-
-    Almost every line is cleared by two looks at its text: it begins as our writer's lines of a known version do, and it
-    has as many fields as we found columns. Only the others have their field names taken apart.
-    """
-    text = F.col("value")
-    found = reduce(add, (F.isnotnull(name).cast("int") for name in LINE.names))
-    # substring_index(…, n) is the whole text if and only if there are fewer than n separators.
-    no_more = F.octet_length(F.call_function("substring_index", text, F.lit(',"'), found)) == F.octet_length(text)
-    begins = F.substring_index(text, ',"', 2).isin(_HEADS)
-    newest = F.coalesce(*(F.when(F.col("event") == name, F.lit(event.version)) for name, event in EVENTS.items()))
-    later = newest.isNull() | (F.coalesce(F.col("v"), F.lit(0)) > newest)
+    """Whether an unusual event holds more than our columns do: a later version, an event or a field we do not know."""
+    event, version = F.col("parsed.event"), F.col("parsed.v")
+    newest = F.coalesce(*(F.when(event == name, F.lit(known.version)) for name, known in EVENTS.items()))
+    later = newest.isNull() | (F.coalesce(version, F.lit(0)) > newest)
     names = F.array(*(F.lit(name) for name in LINE.names))
-    more = F.size(F.array_except(F.json_object_keys(text), names)) > 0
-    return ~(begins & no_more) & (later | F.coalesce(more, F.lit(True)))
+    more = F.size(F.array_except(F.json_object_keys("value"), names)) > 0
+    return later | F.coalesce(more, F.lit(True))
