@@ -24,7 +24,9 @@ def describe() -> str:
     sections = [_HEAD]
     for table in TABLES.values():
         partition = f" Partitioned by ``{table.partition}``." if table.partition else ""
-        sections.append(f"\n{table.name}\n{'=' * len(table.name)}\n\n{table.meaning}{partition}\n\n{_list(table.columns)}")
+        sections.append(
+            f"\n{table.name}\n{'=' * len(table.name)}\n\n{table.meaning}{partition}\n\n{_list(table.columns)}"
+        )
     return "".join(sections)
 
 

@@ -19,7 +19,7 @@ import uuid
 from typing import Any, Final
 from urllib.parse import urlsplit
 
-from py4j.protocol import Py4JJavaError  # type: ignore[import-untyped]
+from py4j.protocol import Py4JJavaError
 from pyspark.sql import SparkSession
 
 _LOCAL: Final = "file"
