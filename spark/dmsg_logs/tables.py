@@ -207,7 +207,8 @@ def code_version() -> str:
     names = [f"{transforms.__name__}.{each.name}" for each in pkgutil.iter_modules(transforms.__path__)]
     for name in sorted([*names, "dmsg_logs.quality", "dmsg_logs.tabledef", __name__]):
         spec = find_spec(name)
-        source = spec.loader.get_source(name) if spec is not None and spec.loader is not None else None
+        get_source = getattr(spec.loader if spec is not None else None, "get_source", lambda name: None)
+        source = get_source(name)  # of a file or, on a cluster, of a wheel
         digest.update(f"\0{name}\0{source}".encode())
     return digest.hexdigest()[:16]
 

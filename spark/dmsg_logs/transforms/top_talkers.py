@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
+from pyspark.sql import Column as Expression
 from pyspark.sql import DataFrame, Window
 from pyspark.sql import functions as F
 
@@ -22,7 +23,7 @@ def top_talkers(transports: DataFrame) -> DataFrame:
     """
     ended = transports.where("role = 'server' and state = 'closed'")
 
-    def side(key: str, peer: str, sent: str, received: str) -> list[object]:
+    def side(key: str, peer: str, sent: str, received: str) -> list[Expression]:
         return [
             F.col(key).alias("key"),
             F.col(peer).alias("peer"),
