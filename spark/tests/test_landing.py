@@ -1,0 +1,113 @@
+"""What names say, how files are put into batches, and landing zones that Hadoop cannot read."""
+
+from __future__ import annotations
+
+import uuid
+from pathlib import Path
+
+import fsspec
+import pytest
+from landing_files import START, LandingZone, line
+from pyspark.sql import SparkSession
+
+from dmsg_logs import landing as landings
+from dmsg_logs.accounts import DAMAGED, TRUNCATED, AccountsError, IngestSummary, Written, make_accounts
+from dmsg_logs.ingest import ingest
+from dmsg_logs.landing import FileName, LandingFile, MirroredLanding, batches, open_landing, parse_name
+from dmsg_logs.store import read_events
+
+_DIGEST = "0123456789abcdef"
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        (
+            f"role=server/date=2026-03-01/hour=00/a-b-0123abcd-000007-12-{_DIGEST}.jsonl.zst",
+            FileName("server", "a-b", "0123abcd", 7, 12, _DIGEST),
+        ),
+        ("x/n-0123abcd-000007-12.jsonl.zst", FileName(None, "n", "0123abcd", 7, 12, None)),
+        ("n-0123abcd-000007.jsonl", FileName(None, "n", "0123abcd", 7, None, None)),
+        ("n-0123abcd-000007-5.jsonl.gz", FileName(None, "n", "0123abcd", 7, 5, None)),
+        ("role=client/events.jsonl", FileName("client", None, None, None, None, None)),
+    ],
+)
+def test_what_a_name_says(name: str, expected: FileName) -> None:
+    assert parse_name(name) == expected
+
+
+def test_batches_are_bounded_and_oldest_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    def name(day: int, hour: int, node: str) -> str:
+        return f"role=server/date=2026-03-{day:02d}/hour={hour:02d}/{node}.jsonl"
+
+    files = [LandingFile(name(day, hour, node), 10, 0.0) for day in (2, 1) for hour in (1, 0) for node in "ba"]
+    monkeypatch.setattr(landings, "MAX_BATCH_BYTES", 35)
+    found = [[each.name for each in batch] for batch in batches(files)]
+    assert [len(each) for each in found] == [3, 3, 2]
+    assert [name for batch in found for name in batch] == sorted(each.name for each in files)
+    assert [len(each) for each in batches([LandingFile("huge.jsonl", 10**6, 0.0), *files])] == [1, 3, 3, 2]
+    assert batches([]) == []
+
+
+def test_what_is_listed(spark: SparkSession, tmp_path: Path) -> None:
+    zone = LandingZone(tmp_path)
+    for name in ("a.jsonl", "b/c.jsonl.gz", "d [x]{y} é%20?.jsonl", "role=s/e.jsonl.zst"):
+        zone.raw(name, [line()])
+    for name in ("_a.jsonl", ".b.jsonl", ".staging/c.jsonl", "_x/y.jsonl", "d.jsonl.part", "e.json", "f.jsonl.zst.tmp"):
+        zone.raw(name, [line()])
+    found = {each.name: each.size for each in open_landing(spark, str(tmp_path)).files()}
+    assert found == {
+        name: (tmp_path / name).stat().st_size
+        for name in ("a.jsonl", "b/c.jsonl.gz", "d [x]{y} é%20?.jsonl", "role=s/e.jsonl.zst")
+    }
+    with pytest.raises(FileNotFoundError):
+        open_landing(spark, f"{tmp_path}/nothing")
+
+
+def test_a_zone_only_fsspec_can_read(spark: SparkSession, tmp_path: Path) -> None:
+    zone = LandingZone(tmp_path / "staging")
+    names = [zone.file(lines=[line(seq=seq)], number=seq) for seq in range(2)]
+    root = f"/landing-{uuid.uuid4().hex}"
+    memory = fsspec.filesystem("memory")
+    for name in names:
+        memory.pipe(f"{root}/{name}", (zone.root / name).read_bytes())
+    memory.pipe(f"{root}/_staging/{names[0]}", b"not to be read")
+    tables = str(tmp_path / "tables")
+    assert isinstance(open_landing(spark, f"memory:/{root}"), MirroredLanding)
+    summary = ingest(spark, f"memory:/{root}", tables)
+    assert (summary.files, summary.good) == (2, 2)
+    rows = read_events(spark, tables).select("file", "landed_at").collect()
+    assert sorted(row.file for row in rows) == sorted(names)
+    assert all(row.landed_at > START for row in rows)
+    assert ingest(spark, f"memory:/{root}", tables).files == 0
+
+
+def test_accounts_balance_or_are_refused() -> None:
+    name = f"n-0123abcd-000001-5-{_DIGEST}.jsonl.zst"
+    files = [LandingFile(name, 10, 1.0), LandingFile("plain.jsonl", 3, 2.0), LandingFile("bad.jsonl.gz", 3, 3.0)]
+    written = {name: Written(good=2, corrupt=1), "plain.jsonl": Written(good=1, dup=1, node="m", boot="b")}
+    lines = {name: 3, "plain.jsonl": 2}
+    accounts = make_accounts(files, lines, written, ["bad.jsonl.gz"], 4)
+    fields = ("node", "boot", "number", "recorded", "lines", "missing", "problem")
+    assert [tuple(each[field] for field in fields) for each in accounts] == [
+        ("n", "0123abcd", 1, 5, 3, 2, TRUNCATED),
+        ("m", "b", None, None, 2, 0, None),
+        (None, None, None, None, 0, 0, DAMAGED),
+    ]
+    summary = IngestSummary()
+    summary.add(accounts)
+    assert summary.as_dict() == {
+        "files": 3,
+        "in": 5,
+        "good": 3,
+        "dup": 1,
+        "corrupt": 1,
+        "missing": 2,
+        "batches": 1,
+        "missing_files": [name, "bad.jsonl.gz"],
+        "seconds": 0.0,
+    }
+    with pytest.raises(AccountsError, match="4 lines were read, but 3 written"):
+        make_accounts(files, {**lines, name: 4}, written, [], 4)
+    with pytest.raises(AccountsError, match="not in the batch"):
+        make_accounts(files, {**lines, "stranger": 1}, {**written, "stranger": Written(good=1)}, [], 4)
