@@ -95,9 +95,10 @@ def _merged(claims: DataFrame) -> DataFrame:
     return claims.groupBy("uri", *_KEY).agg(F.bit_or("bits").alias("bits"), F.sum("n").alias("n"))
 
 
-def repeating(claims: DataFrame) -> DataFrame:
-    """``uri`` of the files in which a key occurs more than once."""
-    return claims.where(F.isnotnull("word") & (F.col("n") > F.bit_count("bits"))).select("uri").distinct()
+def by_file(claims: DataFrame) -> DataFrame:
+    """A row a file: ``uri``, the number of its lines, whether a key occurs in it twice, the ``boot`` it has keys of."""
+    twice = F.isnotnull("word") & (F.col("n") > F.bit_count("bits"))
+    return claims.groupBy("uri").agg(F.sum("n"), F.bool_or(twice), F.collect_set("boot"))
 
 
 def rulings(claims: DataFrame, earlier: DataFrame) -> DataFrame:

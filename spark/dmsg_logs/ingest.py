@@ -151,8 +151,8 @@ class _Batch:
         self._pack()
         try:
             return self._attempt(keys.quick_claims)
-        except PySparkException as error:
-            if "FAILED_READ_FILE" not in str(error) or self._tolerant:
+        except (PySparkException, paths.JavaError) as error:
+            if self._tolerant or not lines.is_unreadable(error):
                 raise
             self._tolerant = True
             return self._attempt(keys.quick_claims)
@@ -172,33 +172,42 @@ class _Batch:
         self._tell("scan", 0)
         exact = claim is keys.exact_claims
         with _kept(claim(self._read(self._files))) as claimed:
-            counted = _by_name(self._names, claimed.groupBy("uri").agg(F.sum("n")).collect())
-            earlier = self._earlier([row[0] for row in claimed.select("boot").distinct().collect()], claimed)
+            found = keys.by_file(claimed).collect()
+            counted = self._by_name(found)
+            earlier = self._earlier({boot for row in found for boot in row[3]}, claimed)
             with _kept(keys.rulings(claimed, earlier)) as ruled:
-                again = {row[0] for row in keys.repeating(claimed).collect()}
                 self._tell("write", 0)
                 self._renew()
-                self._write(ruled, again)
+                self._write(ruled, {row[0] for row in found if row[2]})
         self._tell("check", 0)
         with _kept(self._written()) as written:
-            boots = [row[0] for row in written.where("state != 'corrupt'").select("boot").distinct().collect()]
+            per_file, boots = _summed(written)
             if keys.contradictions(written, self._earlier(boots, written)).limit(1).count():
                 if exact:
                     raise AccountsError(f"batch {self._number}: keys were lost or doubled in writing")
                 paths.delete(self._session, store.data_path(self._tables, self._run))
                 return self._attempt(keys.exact_claims)
-            return self._commit(written, counted, boots)
+            self._write_keys(written)
+        accounts = make_accounts(self._files, counted, per_file, self._damaged(counted), self._number)
+        states = {state: sum(each[state] for each in accounts) for state in store.STATES}
+        listed = sorted(boots) if len(boots) <= _MAX_BOOTS else None
+        return store.Commit(self._number, self._run, states, listed, accounts)
+
+    def _by_name(self, rows: Iterable[Any]) -> dict[str, int]:
+        strangers = [row[0] for row in rows if row[0] not in self._names]
+        if strangers:
+            raise AccountsError(f"lines of {strangers[0]}, which is not in the batch")
+        return {self._names[row[0]]: int(row[1]) for row in rows}
 
     def _read(self, files: list[LandingFile]) -> DataFrame:
         return lines.read_lines(self._session, [each.path for each in files], tolerant=self._tolerant)
 
-    def _earlier(self, boots: list[str | None], words: DataFrame) -> DataFrame:
+    def _earlier(self, boots: set[str], words: DataFrame) -> DataFrame:
         """The keys of earlier batches in words that this one has."""
-        ours = {each for each in boots if each is not None}
         runs = [
             each.run
             for each in self._commits
-            if each.states.get("good") and (each.boots is None or not ours.isdisjoint(each.boots))
+            if each.states.get("good") and (each.boots is None or not boots.isdisjoint(each.boots))
         ]
         held = store.read_keys(self._session, self._tables, runs)
         if not runs:
@@ -254,24 +263,12 @@ class _Batch:
         directories = paths.names(self._session, store.data_path(self._tables, self._run))
         return [state for state in store.STATES if f"state={state}" in directories]
 
-    def _commit(self, written: DataFrame, counted: dict[str, int], boots: list[str]) -> store.Commit:
+    def _write_keys(self, written: DataFrame) -> None:
         good = written.where("state = 'good'")
         index = (
             good.groupBy(*_KEYS[:3]).agg(F.bit_or("bits").alias("bits")).coalesce(1).sortWithinPartitions(*_KEYS[:3])
         )
         index.write.option("compression", "zstd").parquet(store.keys_path(self._tables, self._run))
-        per_file: dict[str, Written] = {}
-        summed = written.groupBy("file", "state").agg(
-            F.sum("n"), F.min("node"), F.max("node"), F.min("boot"), F.max("boot")
-        )
-        for name, state, count, node, last_node, boot, last_boot in summed.collect():
-            each = per_file.setdefault(name, Written())
-            setattr(each, state, count)
-            if state == "good" and node == last_node and boot == last_boot:
-                each.node, each.boot = node, boot
-        accounts = make_accounts(self._files, counted, per_file, self._damaged(counted), self._number)
-        states = {state: sum(each[state] for each in accounts) for state in store.STATES}
-        return store.Commit(self._number, self._run, states, boots if len(boots) <= _MAX_BOOTS else None, accounts)
 
     def _damaged(self, counted: dict[str, int]) -> list[str]:
         """The names of files that fail when they are read strictly; asked only if one of the batch does."""
@@ -281,20 +278,25 @@ class _Batch:
             if recorded is None or counted.get(each.name, 0) < recorded:
                 try:
                     lines.read_lines(self._session, [each.path], tolerant=False).count()
-                except PySparkException as error:
-                    if "FAILED_READ_FILE" not in str(error):
+                except (PySparkException, paths.JavaError) as error:
+                    if not lines.is_unreadable(error):
                         raise
                     damaged.append(each.name)
         return damaged
 
 
-def _by_name(names: dict[str, str], rows: Iterable[Any]) -> dict[str, int]:
-    counted = {}
-    for uri, count in rows:
-        if uri not in names:
-            raise AccountsError(f"lines of {uri}, which is not in the batch")
-        counted[names[uri]] = int(count)
-    return counted
+def _summed(written: DataFrame) -> tuple[dict[str, Written], set[str]]:
+    """Lines of each file by state, and the runs of programs that there are good lines or duplicates of."""
+    per_file: dict[str, Written] = {}
+    every: set[str] = set()
+    columns = (F.sum("n"), F.min("node"), F.max("node"), F.collect_set("boot"))
+    for name, state, count, node, last_node, boots in written.groupBy("file", "state").agg(*columns).collect():
+        each = per_file.setdefault(name, Written())
+        setattr(each, state, count)
+        every.update(boots)
+        if state == "good" and node == last_node and len(boots) == 1:
+            each.node, each.boot = node, boots[0]
+    return per_file, every
 
 
 @contextlib.contextmanager

@@ -151,14 +151,16 @@ class HadoopLanding:
             .option("recursiveFileLookup", "true")
             .option("pathGlobFilter", "*.jsonl*")
             .load(_literally(self._root))
-            .select("path", "length", F.unix_micros("modificationTime").alias("changed"))
         )
-        found = []
-        for path, size, changed in listed.collect():
-            name = path[len(self._root) + 1 :]
-            if _is_ours(name):
-                found.append(LandingFile(name, size, changed / 1e6))
-        return found
+        columns = ("path", "length", F.unix_micros("modificationTime"))
+        found = {path: (size, changed / 1e6) for path, size, changed in listed.select(*columns).collect()}
+        uris = listed.inputFiles()
+        if len(uris) != len(found):  # the rows are without empty files, which may be all that is left of a full one
+            for path in (paths.path_of_uri(self._spark, uri) for uri in uris):
+                if path not in found:
+                    found[path] = (0, paths.changed_at(self._spark, path))
+        named = ((path[len(self._root) + 1 :], *facts) for path, facts in found.items())
+        return [LandingFile(*each) for each in named if _is_ours(each[0])]
 
     def fetch(self, files: list[LandingFile]) -> list[LandingFile]:
         """Nothing has to be moved."""

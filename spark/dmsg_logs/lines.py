@@ -59,6 +59,11 @@ def read_lines(spark: SparkSession, patterns: list[str], *, tolerant: bool) -> D
     )
 
 
+def is_unreadable(error: Exception) -> bool:
+    """Whether a job failed because a file is damaged."""
+    return "FAILED_READ_FILE" in str(error)
+
+
 def parse(lines: DataFrame) -> DataFrame:
     """``value`` and other columns to the columns of ``schemas.LINE``, ``raw``, ``line``, ``fault`` and those others.
 

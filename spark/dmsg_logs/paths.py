@@ -22,6 +22,8 @@ from urllib.parse import urlsplit
 from py4j.protocol import Py4JJavaError
 from pyspark.sql import SparkSession
 
+#: What a failed job may raise besides pyspark's own exceptions.
+JavaError: Final = Py4JJavaError
 _LOCAL: Final = "file"
 #: Schemes whose renames are atomic and never overwrite; all others are taken for object stores.
 _RENAMING: Final = frozenset({"hdfs", "viewfs", "webhdfs", "swebhdfs", "ofs"})
@@ -74,6 +76,18 @@ def spark_uri(spark: SparkSession, path: str) -> str:
     """A path as Spark shows it in ``_metadata.file_path``: what is special in a URI is percent-encoded."""
     jvm: Any = spark._jvm
     return str(jvm.org.apache.hadoop.fs.Path(path).toUri().toString())
+
+
+def path_of_uri(spark: SparkSession, uri: str) -> str:
+    """The reverse of :func:`spark_uri`."""
+    jvm: Any = spark._jvm
+    return str(jvm.org.apache.hadoop.fs.Path(jvm.java.net.URI(uri)).toString())
+
+
+def changed_at(spark: SparkSession, path: str) -> float:
+    """Unix seconds of a file's last change."""
+    system, java_path = _open(spark, path)
+    return float(system.getFileStatus(java_path).getModificationTime() / 1000)
 
 
 def read_text(spark: SparkSession, path: str) -> str:

@@ -10,6 +10,7 @@ import pytest
 from landing_files import event, line
 from pyspark.sql import Row, SparkSession
 
+from dmsg_logs import lines as lines_module
 from dmsg_logs.lines import KEPT_CHARS, parse, read_lines
 from dmsg_logs.schemas import LINE
 
@@ -121,3 +122,11 @@ def test_a_line_that_holds_more_than_we_know_is_kept_whole(parsed: list[Row]) ->
 def test_columns_of_an_event(parsed: list[Row]) -> None:
     expected: dict[str, Any] = {**dict.fromkeys(LINE.names), **event()}
     assert {name: parsed[0][name] for name in LINE.names} == expected
+
+
+def test_what_is_longer_than_memory_may_bear_is_passed_over(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lines_module, "MAX_READ_BYTES", 1000)
+    found = rows(spark, tmp_path / "lines.jsonl", [line(seq=1).encode(), b"x" * 5000, line(seq=2).encode()])
+    assert [row.seq for row in found] == [1, 2]

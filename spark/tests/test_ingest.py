@@ -1,0 +1,265 @@
+"""Ingest from outside: what is in the tables, and in the accounts, after whatever happened."""
+
+from __future__ import annotations
+
+import os
+import random
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+from landing_files import START, LandingZone, event, line
+from pyspark.sql import SparkSession
+
+from dmsg_logs import lease, paths, store
+from dmsg_logs.accounts import DAMAGED, TRUNCATED, IngestSummary
+from dmsg_logs.ingest import ingest
+from dmsg_logs.schemas import LINE
+
+Key = tuple[str, str, int]
+_HERE = Path(__file__).parent
+
+
+def keys(spark: SparkSession, tables: Any) -> list[Key]:
+    """The keys of all good lines, sorted, with their repetitions if there are any."""
+    return sorted(tuple(row) for row in store.read_events(spark, str(tables)).select("node", "boot", "seq").collect())
+
+
+def accounts(spark: SparkSession, tables: Any) -> dict[str, tuple[int, int, int, int, int]]:
+    """File -> lines, good, dup, corrupt, missing."""
+    rows = store.read_accounts(spark, str(tables)).collect()
+    return {row.file: (row.lines, row.good, row.dup, row.corrupt, row.missing) for row in rows}
+
+
+def counts(summary: IngestSummary) -> tuple[int, int, int, int, int, int]:
+    assert summary.lines_in == summary.good + summary.dup + summary.corrupt
+    return (summary.files, summary.lines_in, summary.good, summary.dup, summary.corrupt, summary.missing)
+
+
+def tree(root: Path) -> dict[str, tuple[int, int]]:
+    """Every file and directory below a directory, with size and time of its last change."""
+    found = {str(path): path.stat() for path in root.rglob("*")}
+    return {name: (status.st_size, status.st_mtime_ns) for name, status in found.items()}
+
+
+def lines(*sequence: int, **fields: Any) -> list[str]:
+    return [line(seq=seq, **fields) for seq in sequence]
+
+
+def test_files_of_every_kind(spark: SparkSession, tmp_path: Path) -> None:
+    """One batch with bad lines, duplicates within and across files, late lines, files cut, damaged and unreadable."""
+    zone, tables = LandingZone(tmp_path / "landing"), tmp_path / "tables"
+    first = zone.file(lines=[*lines(*range(100)), line(seq=98)[:70], "", "[]", "null", *lines(5)])
+    overlap = zone.file(lines=[*lines(*range(90, 120)), line(seq=3, ts=START - 40 * 86400)])
+    late = zone.file(boot="c" * 16, lines=lines(0, 1, boot="c" * 16, ts=START - 3 * 86400), started=START + 7200)
+    newer = zone.file(
+        boot="d" * 16,
+        lines=[event(seq=seq, boot="d" * 16, **more) for seq, more in ((0, {"v": 2, "colour": "red"}), (1, {}))],
+    )
+    cut = zone.file(boot="e" * 16, lines=lines(*range(10), boot="e" * 16), recorded=25)
+    frames = zone.file(boot="f" * 16, lines=lines(*range(40), boot="f" * 16), frames=4, cut_bytes=30)
+    nothing = zone.file(boot="9" * 16, lines=[])
+    emptied = zone.raw(f"role=server/n-{'5' * 16}-000000-7-0123456789abcdef.jsonl.zst", b"")
+    garbage = zone.raw(f"role=server/n-{'8' * 16}-000001-12.jsonl.zst", b"this is no zstd frame at all")
+    plain = zone.raw("plain [old] é.jsonl", lines(0, 1, boot="7" * 16, node="m"))
+    packed = zone.raw("packed.jsonl.gz", lines(0, 1, boot="6" * 16))
+    whole_gz = (zone.root / packed).read_bytes()
+    broken_gz = zone.raw("broken.jsonl.gz", whole_gz[:-12])
+    stages: list[str] = []
+    summary = ingest(spark, str(zone.root), str(tables), progress=lambda stage, done, total: stages.append(stage))
+
+    found = accounts(spark, tables)
+    of_broken, of_frames = found.pop(broken_gz), found.pop(frames)
+    assert found == {
+        first: (105, 100, 1, 4, 0),
+        overlap: (31, 20, 11, 0, 0),
+        late: (2, 2, 0, 0, 0),
+        newer: (2, 2, 0, 0, 0),
+        cut: (10, 10, 0, 0, 15),
+        nothing: (0, 0, 0, 0, 0),
+        emptied: (0, 0, 0, 0, 7),
+        garbage: (0, 0, 0, 0, 12),
+        plain: (2, 2, 0, 0, 0),
+        packed: (2, 2 - of_broken[1], of_broken[1], 0, 0),
+    }
+    assert of_frames == (of_frames[0], of_frames[0], 0, 0, 40 - of_frames[0])
+    assert of_frames[0] in (0, 10, 20, 30)
+    problems = {
+        row.file: row.problem for row in store.read_accounts(spark, str(tables)).where("problem is not null").collect()
+    }
+    assert problems.pop(frames) in (TRUNCATED, DAMAGED)
+    assert problems == {cut: TRUNCATED, emptied: TRUNCATED, garbage: DAMAGED, broken_gz: DAMAGED}
+    assert sorted(summary.missing_files) == sorted([cut, emptied, garbage, broken_gz, frames])
+    assert counts(summary) == (
+        12,
+        sum(each[0] for each in [*found.values(), of_broken, of_frames]),
+        *(sum(each[column] for each in [*found.values(), of_broken, of_frames]) for column in range(1, 5)),
+    )
+    every = keys(spark, tables)
+    assert len(every) == len(set(every)) == summary.good
+    bad = store.read_quarantine(spark, str(tables)).collect()
+    assert Counter((row.file, row.line, row.reason, row.batch) for row in bad) == Counter(
+        [
+            (first, line(seq=98)[:70], "torn", 1),
+            (first, "", "blank", 1),
+            (first, "[]", "not_an_object", 1),
+            (first, "null", "not_an_object", 1),
+        ]
+    )
+    events = store.read_events(spark, str(tables))
+    assert events.columns == [*LINE.names, "raw", "date", "file", "batch", "landed_at"]
+    [red] = events.where("raw is not null").collect()
+    assert '"colour":"red"' in red.raw
+    assert (red.file, red.batch, red.v) == (newer, 1, 2)
+    [row] = events.where("file like 'plain%' and seq = 0").collect()
+    assert (row.file, str(row.date), row.node) == (plain, "2026-03-01", "m")
+    assert row.landed_at == pytest.approx((zone.root / plain).stat().st_mtime, abs=0.01)
+    dates = {str(row.date): row["count"] for row in events.groupBy("date").count().collect()}
+    assert dates == {"2026-02-26": 2, "2026-03-01": summary.good - 2}
+    assert stages[:1] + stages[-2:] == ["list", "commit", "done"]
+
+
+def test_batch_after_batch(spark: SparkSession, tmp_path: Path) -> None:
+    """Duplicates across batches, a whole file after a cut one, a file that grows, and runs with nothing to do."""
+    zone, tables = LandingZone(tmp_path / "landing"), tmp_path / "tables"
+    zone.file(lines=lines(*range(50)), recorded=60, number=0)
+    zone.file(lines=lines(0, 1, boot="c" * 16), boot="c" * 16)
+    plain = zone.raw("plain.jsonl", lines(200, 201))
+    assert counts(ingest(spark, str(zone.root), str(tables))) == (3, 54, 54, 0, 0, 10)
+    before = tree(tmp_path)
+    assert counts(ingest(spark, str(zone.root), str(tables))) == (0, 0, 0, 0, 0, 0)
+    assert tree(tmp_path) == before
+
+    zone.file(lines=lines(*range(60)), number=0)
+    assert counts(ingest(spark, str(zone.root), str(tables))) == (1, 60, 10, 50, 0, 0)
+    zone.raw("plain.jsonl", lines(200, 201, 202))
+    assert counts(ingest(spark, str(zone.root), str(tables))) == (1, 3, 1, 2, 0, 0)
+    boots = {"b" * 16: [*range(60), 200, 201, 202], "c" * 16: [0, 1]}
+    assert keys(spark, tables) == [("n" * 16, boot, seq) for boot, numbers in boots.items() for seq in numbers]
+    assert store.last_batch(spark, str(tables)) == 3
+    rows = store.read_accounts(spark, str(tables)).where("file = 'plain.jsonl'").orderBy("batch").collect()
+    assert [(row.batch, row.lines, row.good, row.dup) for row in rows] == [(1, 2, 2, 0), (3, 3, 1, 2)]
+    assert rows[0].file == plain
+
+
+def test_a_claim_that_turns_out_wrong(spark: SparkSession, tmp_path: Path) -> None:
+    """Lines that look like good ones with keys of others: the batch is made again from what parsing says."""
+    zone, tables = LandingZone(tmp_path / "landing"), tmp_path / "tables"
+    torn = line(seq=5)[:-20] + "}"
+    twice = line(seq=6).replace('"count":1', '"count":1,"seq":9')  # the last one counts: 9
+    stages: list[str] = []
+    zone.file(lines=[torn, twice, *lines(0)], number=0)
+    zone.file(lines=lines(5, 6, 9), number=1)
+    summary = ingest(spark, str(zone.root), str(tables), progress=lambda stage, done, total: stages.append(stage))
+    assert counts(summary) == (2, 6, 4, 1, 1, 0)
+    assert [key[2] for key in keys(spark, tables)] == [0, 5, 6, 9]
+    assert stages.count("scan") == 2
+
+
+def test_any_mix_over_any_batches(spark: SparkSession, tmp_path: Path) -> None:
+    """in = good + dup + corrupt, and good are the distinct keys of whole lines, however they are spread."""
+    rng = random.Random(1)
+    zone, tables = LandingZone(tmp_path / "landing"), tmp_path / "tables"
+    expected: set[Key] = set()
+    total = Counter[str]()
+    for _ in range(3):
+        batch = Counter[str]()
+        for _ in range(rng.randrange(1, 6)):
+            node, boot, start = rng.choice("mn") * 16, rng.choice("ab") * 16, rng.randrange(-70, 200)
+            texts = []
+            for seq in range(start, start + rng.randrange(90)):
+                text = line(seq=seq, node=node, boot=boot, ts=START + rng.choice((0, 0, 0, -86400)))
+                kind = rng.random()
+                if kind < 0.05:
+                    text = rng.choice((text[: rng.randrange(len(text))], "[]", "", text + text, f"[{text}]", "null"))
+                    batch["corrupt"] += 1
+                else:
+                    if kind < 0.15:
+                        text = text.replace(",", ", ").replace('":', '": ')
+                    batch["whole"] += 1
+                    expected.add((node, boot, seq))
+                texts.append(text)
+                if kind > 0.97:
+                    texts.append(text)
+                    batch["whole"] += 1
+            batch["files"] += 1
+            zone.file(lines=texts, node=node, boot=boot)
+        before = len(keys(spark, tables))
+        summary = ingest(spark, str(zone.root), str(tables))
+        good = len(expected) - before
+        lines_in = batch["whole"] + batch["corrupt"]
+        assert counts(summary) == (batch["files"], lines_in, good, batch["whole"] - good, batch["corrupt"], 0)
+        assert keys(spark, tables) == sorted(expected)
+        total += batch
+    assert store.read_quarantine(spark, str(tables)).count() == total["corrupt"]
+    assert sum(each[0] for each in accounts(spark, tables).values()) == total["whole"] + total["corrupt"]
+
+
+class Stopped(BaseException):
+    """Ends a run as if it had been killed: nothing of it is cleaned up."""
+
+
+def test_stopped_at_any_stage(spark: SparkSession, tmp_path: Path) -> None:
+    """Runs that end at any stage have changed nothing; the next one does it all and sweeps."""
+    zone, tables = LandingZone(tmp_path / "landing"), tmp_path / "tables"
+    zone.file(lines=lines(0, 1, 1))
+    for number, stage in enumerate(("scan", "write", "check", "commit"), 1):
+
+        def stop(at: str, done: int, total: int, last: str = stage) -> None:
+            if at == last:
+                raise Stopped
+
+        with pytest.raises(Stopped):
+            ingest(spark, str(zone.root), str(tables), progress=stop)
+        assert store.last_batch(spark, str(tables)) == 0
+        assert len(list((tables / "events" / "attempts").iterdir())) == number
+    assert keys(spark, tables) == []
+    assert counts(ingest(spark, str(zone.root), str(tables))) == (1, 3, 2, 1, 0, 0)
+    assert [key[2] for key in keys(spark, tables)] == [0, 1]
+    assert list((tables / "events" / "attempts").iterdir()) == []
+    [commit] = store.commits(spark, str(tables))
+    for each in ("data", "keys"):
+        assert [path.name for path in (tables / "events" / each).iterdir()] == [f"run={commit.run}"]
+
+
+def test_two_at_once(spark: SparkSession, tmp_path: Path) -> None:
+    """The note keeps a second run out; if it fails to, only one of two commits, and the other goes on with the rest."""
+    zone, tables = LandingZone(tmp_path / "landing"), str(tmp_path / "tables")
+    zone.file(lines=lines(*range(5)), number=0)
+    inner: list[IngestSummary] = []
+
+    def meanwhile(stage: str, done: int, total: int) -> None:
+        if stage == "commit" and not inner:
+            with pytest.raises(lease.BusyError):
+                ingest(spark, str(zone.root), tables)
+            paths.delete(spark, store.lease_path(tables))
+            zone.file(lines=lines(*range(3, 9)), number=1)
+            inner.append(ingest(spark, str(zone.root), tables))
+
+    assert counts(ingest(spark, str(zone.root), tables, progress=meanwhile)) == (0, 0, 0, 0, 0, 0)
+    assert counts(inner[0]) == (2, 11, 9, 2, 0, 0)
+    assert [key[2] for key in keys(spark, tables)] == list(range(9))
+    assert paths.names(spark, store.data_path(tables)) == [f"run={store.commits(spark, tables)[0].run}"]
+    assert not paths.exists(spark, store.lease_path(tables))
+
+
+def test_killed(spark: SparkSession, tmp_path: Path) -> None:
+    """SIGKILL of Python before the commit, then of the JVM in the middle of writing; notes of the dead are void."""
+    zone, tables = LandingZone(tmp_path / "landing"), tmp_path / "tables"
+    for number in range(4):
+        zone.file(lines=lines(*range(number * 90, number * 90 + 100)), number=number)
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(_HERE), str(_HERE.parent)])}
+    script = [sys.executable, str(_HERE / "killed_ingest.py"), str(zone.root), str(tables)]
+    for number, (victim, code) in enumerate((("python", -9), ("jvm", 1)), 1):
+        run = subprocess.run([*script, victim], env=environment, capture_output=True, timeout=180, check=False)
+        assert run.returncode == code, run.stderr[-3000:]
+        assert (tables / "events" / "running.json").exists()
+        assert len(list((tables / "events" / "data").iterdir())) == number
+        assert keys(spark, tables) == []
+    assert counts(ingest(spark, str(zone.root), str(tables))) == (4, 400, 370, 30, 0, 0)
+    assert [key[2] for key in keys(spark, tables)] == list(range(370))
+    assert len(list((tables / "events" / "data").iterdir())) == 1
+    assert not (tables / "events" / "running.json").exists()
