@@ -59,15 +59,18 @@ def main() -> None:
 @click.option("--corrupt", type=click.FloatRange(0, 0.5), default=0.0001, show_default=True, help="Share of bad lines.")
 @click.option("--duplicates", type=click.FloatRange(0, 0.5), default=0.01, show_default=True, help="Share sent twice.")
 @click.option("--late", type=click.FloatRange(0, 0.5), default=0.005, show_default=True, help="Share that comes late.")
+@click.option("--days", type=click.IntRange(1, 366), default=7, show_default=True, help="How long a time they span.")
+@click.option("--relays", type=click.IntRange(2, 500), help="How many relays; otherwise as many as suit the lines.")
+@click.option("--clients", type=click.IntRange(4, 5000), help="How many clients; likewise.")
 @click.option("--seed", type=int, default=1, show_default=True, help="The same seed gives the same bytes.")
 @click.option("--json", "as_json", is_flag=True, help="End with one line of JSON.")
-def generate(out: str, events: int, corrupt: float, duplicates: float, late: float, seed: int, as_json: bool) -> None:
+def generate(out: str, *, as_json: bool, **fleet: Any) -> None:
     """Write the logs of a synthetic fleet, and the exact truth about them beside (_truth.json)."""
     from dmsg_logs.generate import generate as make
 
     began = time.monotonic()
     try:
-        truth = make(out, events=events, corrupt=corrupt, duplicates=duplicates, late=late, seed=seed)
+        truth = make(out, **fleet)
     except (OSError, ValueError) as error:
         _fail(error, as_json)
     known = {"files": truth.files, "in": truth.lines, "good": truth.good, "dup": truth.dup, "corrupt": truth.corrupt}

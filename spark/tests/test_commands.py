@@ -14,11 +14,13 @@ from click.testing import CliRunner
 
 from dmsg_logs.__main__ import main
 
-_LINES = 4_000
+_LINES = 1_000
 _TIMEOUT_S = 150.0
 _SMALL = (
     *("--master", "local[1]", "--conf", "spark.sql.shuffle.partitions=1", "--conf", "spark.driver.memory=1g"),
     *("--conf", "spark.driver.extraJavaOptions=-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"),
+    *("--conf", "spark.sql.adaptive.enabled=false", "--conf", "spark.sql.codegen.wholeStage=false"),
+    *("--conf", "spark.sql.codegen.factoryMode=NO_CODEGEN"),
 )
 
 
@@ -45,8 +47,23 @@ def _key_file(path: Path) -> Path:
 
 def test_generate_then_run_and_run_again(tmp_path: Path) -> None:
     landing, tables = tmp_path / "landing", tmp_path / "tables"
-    flaws = ("--corrupt", "0.002", "--duplicates", "0.02", "--late", "0.01", "--seed", "5")
-    made = CliRunner().invoke(main, ["generate", "--out", str(landing), "--events", str(_LINES), *flaws, "--json"])
+    flaws = (
+        "--days",
+        "1",
+        "--relays",
+        "3",
+        "--clients",
+        "6",
+        "--corrupt",
+        "0.002",
+        "--duplicates",
+        "0.02",
+        "--late",
+        "0.01",
+        "--seed",
+        "5",
+    )
+    made = CliRunner().invoke(main, ["generate", "--out", str(landing), *fleet, *flaws, "--json"])
     assert made.exit_code == 0, made.output
     truth = json.loads(made.stdout.splitlines()[-1])
     assert truth["in"] == _LINES
