@@ -47,23 +47,11 @@ def _key_file(path: Path) -> Path:
 
 def test_generate_then_run_and_run_again(tmp_path: Path) -> None:
     landing, tables = tmp_path / "landing", tmp_path / "tables"
-    flaws = (
-        "--days",
-        "1",
-        "--relays",
-        "3",
-        "--clients",
-        "6",
-        "--corrupt",
-        "0.002",
-        "--duplicates",
-        "0.02",
-        "--late",
-        "0.01",
-        "--seed",
-        "5",
+    fleet = ["--days", "1", "--relays", "3", "--clients", "6", "--seed", "5"]
+    flaws = ["--corrupt", "0.002", "--duplicates", "0.02", "--late", "0.01"]
+    made = CliRunner().invoke(
+        main, ["generate", "--out", str(landing), "--events", str(_LINES), *fleet, *flaws, "--json"]
     )
-    made = CliRunner().invoke(main, ["generate", "--out", str(landing), *fleet, *flaws, "--json"])
     assert made.exit_code == 0, made.output
     truth = json.loads(made.stdout.splitlines()[-1])
     assert truth["in"] == _LINES
