@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-from dmsg_logs.session import build_session
 from pyspark.sql import SparkSession
+
+from dmsg_logs.session import build_session
 
 _FAST = {
     "spark.master": "local[1]",
