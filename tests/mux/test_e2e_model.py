@@ -532,6 +532,13 @@ class World(RuleBasedStateMachine):
         self.settle(lambda: any(app.lost for app in self.apps))
         self.settle(lambda: True)
         if not all(app.lost for app in self.apps):
+            # a relay finds out at last that a client has gone, and tells the other one
+            for wire in list(self.wires()):
+                if not wire.client_sees:
+                    wire.relay_loses()
+            self.turn()
+            self.deliver_all()
+        if not all(app.lost for app in self.apps):
             assert any(transport.detached for transport in self.transports)
             self.clock.advance(GRACE_S)  # the other side is through, and will not be heard of any more
         self.settle(lambda: all(app.lost for app in self.apps))
