@@ -15,7 +15,7 @@ ANALYTICS_STAMP := $(VENV)/.analytics-installed
 help:
 	@echo "make demo    relays, discovery and clients on this machine, end to end"
 	@echo "make test    install what is missing, then all gates: ruff, mypy, pytest"
-	@echo "make test-core, make test-analytics: one half; the second with a Spark cluster, too"
+	@echo "make test-core, make test-analytics: one half; the second with kills and a cluster, too"
 	@echo "make lint    the gates without the tests;  make format repairs what it can"
 	@echo "make bench   the figures of the README;    make soak  a long run under load"
 	@echo "make analytics-demo   real traffic, its event logs shipped, tables, report and ranks made of them"
@@ -74,13 +74,14 @@ demo: venv
 
 # The tests of the core come last: their closing line is the last line of all.
 test: lint
-	cd spark && ../$(BIN)/python -m pytest -m "not cluster"
+	cd spark && ../$(BIN)/python -m pytest -m "not cluster and not process"
 	$(BIN)/python -m pytest
 
 test-core: $(ANALYTICS_STAMP)
 	$(BIN)/python -m pytest
 
-# A process of its own, with one Spark session for all of its tests; here with a standalone cluster as well.
+# A process of its own, with one Spark session for all of its tests; here with a
+# standalone cluster, and with the tests that start and kill Spark in processes of their own, which take minutes.
 test-analytics: $(ANALYTICS_STAMP)
 	cd spark && ../$(BIN)/python -m pytest
 

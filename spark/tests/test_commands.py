@@ -45,6 +45,7 @@ def _key_file(path: Path) -> Path:
     return path
 
 
+@pytest.mark.process
 def test_generate_then_run_and_run_again(tmp_path: Path) -> None:
     landing, tables = tmp_path / "landing", tmp_path / "tables"
     fleet = ["--days", "1", "--relays", "3", "--clients", "6", "--seed", "5"]
@@ -107,6 +108,7 @@ def test_a_key_others_can_read_is_refused_before_spark_starts(tmp_path: Path) ->
     assert json.loads(result.stdout.splitlines()[-1])["error"]
 
 
+@pytest.mark.process
 def test_a_landing_zone_that_is_not_there_is_an_error_in_one_line(tmp_path: Path) -> None:
     code, summary, problems = _run(
         "run",

@@ -246,6 +246,7 @@ def test_two_at_once(spark: SparkSession, tmp_path: Path) -> None:
     assert not paths.exists(spark, store.lease_path(tables))
 
 
+@pytest.mark.process
 def test_killed(spark: SparkSession, tmp_path: Path) -> None:
     """SIGKILL of Python before the commit, then of the JVM in the middle of writing; notes of the dead are void."""
     zone, tables = LandingZone(tmp_path / "landing"), tmp_path / "tables"

@@ -277,6 +277,7 @@ build_tables(spark, {directory!r}, source=Lines(lines, accounts(spark, []), [9])
 """
 
 
+@pytest.mark.process
 def test_a_killed_process_changes_nothing(spark: SparkSession, few: Lines, tmp_path: Path) -> None:
     directory = str(tmp_path)
     _build(spark, tmp_path, few)
