@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 from pyspark.sql import SparkSession
+from rank_fleet import Fleet
 
 from dmsg_logs.session import build_session
 
@@ -27,3 +28,9 @@ def spark() -> Iterator[SparkSession]:
     session = build_session("tests", _FAST)
     yield session
     session.stop()
+
+
+@pytest.fixture(scope="session")
+def fleet(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Fleet:
+    """What the tests of ranks share: reading it takes longer than any of them."""
+    return Fleet(spark, tmp_path_factory.mktemp("fleet"))

@@ -1,4 +1,7 @@
-"""A small fleet for the tests of ranks: what its clients and relays write in an hour, and what liars and abusers add."""
+"""A small fleet for the tests of ranks: what its clients and relays write in an hour, and what liars and abusers add.
+
+:class:`Fleet` holds all of that in one frame, for the tests that ask it for scores.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,9 @@ from typing import Any
 from event_rows import Event, line_rows, node_of
 from pyspark.sql import DataFrame, SparkSession
 
+from dmsg_logs.ranks import excluded_clients, gather_voices
 from dmsg_logs.schemas import LINE
+from dmsg_logs.scoring import Scores, score_relays
 
 NOW = 1_772_496_000.0
 HOUR_S = 3600.0
@@ -26,6 +31,7 @@ def key(kind: str, number: int) -> str:
 GOOD, TWIN, SLOW, FLAPPING, FAILING = (key("aaaa", number) for number in range(1, 6))
 RELAYS = (GOOD, TWIN, SLOW, FLAPPING, FAILING)
 CLIENTS = tuple(key("cccc", number) for number in range(49))
+ALICE, BOB = CLIENTS[:2]
 STRANGER = key("dddd", 7)
 
 LOST = "server connection lost"
@@ -195,3 +201,32 @@ def nameless() -> list[Event]:
         for _, fields in denial():
             events.append((_, {**fields, "node": f"node {at}"}))
     return events[:: len(events) // 60]
+
+
+#: By kind of lie: whose it is, and what writes its lines.
+LIARS = {
+    "all others fail": (DENIER, denial),
+    "one relay is praised": (PRAISER, praise),
+    "dials without end": (FLOODER, flood),
+    "refused and closed for abuse everywhere": (ABUSER, abuse),
+    "relays that do not exist": (INVENTOR, invention),
+    "no name of its own": ("", nameless),
+}
+
+
+class Fleet:
+    """Forty-nine honest clients, and what they and each of the liars say, from one pass over the lines."""
+
+    def __init__(self, spark: SparkSession, directory: Path) -> None:
+        lines = honest() + [line for _, tell in LIARS.values() for line in tell()]
+        self.events = lines_frame(spark, lines, directory / "lines.jsonl").cache()
+        voices, self.told = gather_voices(self.events, now=NOW)
+        names = {node_of(client) for client in CLIENTS}
+        self.honest = [one for one in voices if one.client in names]
+        self.others = [one for one in voices if one.client not in names]
+        self.excluded = excluded_clients(self.events, now=NOW)
+
+    def scores(self, liar: str | None = None, *, excluded: bool = True) -> Scores:
+        """With the voices of one liar or of none."""
+        said = self.honest + [one for one in self.others if liar is not None and one.client == node_of(liar)]
+        return score_relays(said, relays=self.told, excluded=self.excluded if excluded else ())

@@ -1,10 +1,9 @@
-"""Ranks: from lines to a signed document, with one client among fifty that lies."""
+"""Ranks: what lines count for what, with one client among fifty that lies."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import asdict
 from itertools import permutations
 from pathlib import Path
 from typing import Any
@@ -16,99 +15,38 @@ from hypothesis import strategies as st
 from pyspark.sql import SparkSession
 from rank_fleet import (
     ABUSER,
+    ALICE,
+    BOB,
     CLIENTS,
-    DENIER,
     FAILING,
     FLAPPING,
     FLOODER,
     GOOD,
     HOUR_S,
-    INVENTOR,
+    LIARS,
     LOST,
     NOW,
-    PRAISER,
     RELAYS,
     SLOW,
     TWIN,
-    abuse,
-    accepted,
-    denial,
+    Fleet,
     dial,
     down,
-    flood,
     honest,
-    invention,
     key,
     lines_frame,
-    nameless,
-    praise,
     refusal,
     session,
     started,
     step,
 )
 
-from dmsg_logs.ranks import (
-    LIFETIME_S,
-    RELAYS_LIMIT,
-    WINDOW_S,
-    Ranks,
-    RanksError,
-    compute_ranks,
-    excluded_clients,
-    gather_voices,
-    ranks_document,
-    verify_document,
-    write_ranks,
-)
-from dmsg_logs.scoring import SCALE, SHARE, STEP, VOICES, RelayScore, Scores, Voice, compare, effective, score_relays
-from dmsg_logs.signing import SecretKey
-from dmsg_logs.transforms.rank_evidence import (
-    AHEAD_S,
-    HALF_LIFE_S,
-    UNANSWERED,
-    faded,
-    relay_evidence,
-    relay_latency,
-)
+from dmsg_logs.ranks import WINDOW_S, gather_voices
+from dmsg_logs.scoring import SCALE, SHARE, STEP, VOICES, Scores, Voice, compare, score_relays
+from dmsg_logs.transforms.rank_evidence import AHEAD_S, HALF_LIFE_S, faded, relay_evidence
 
-VECTORS: dict[str, Any] = json.loads((Path(__file__).parent / "vectors" / "relay_ranks.json").read_text())
-OPERATOR = SecretKey(bytes.fromhex(VECTORS["secret_key"]))
 PARTS = ("score", "success", "latency", "capacity", "drops")
 ONE_VOICE = SCALE / VOICES + STEP
-
-LIARS = {
-    "all others fail": (DENIER, denial),
-    "one relay is praised": (PRAISER, praise),
-    "dials without end": (FLOODER, flood),
-    "refused and closed for abuse everywhere": (ABUSER, abuse),
-    "relays that do not exist": (INVENTOR, invention),
-    "no name of its own": ("", nameless),
-}
-
-
-class Fleet:
-    """Forty-nine honest clients, and what they and each of the liars say, from one pass over the lines."""
-
-    def __init__(self, spark: SparkSession, directory: Path) -> None:
-        lines = honest() + [line for _, tell in LIARS.values() for line in tell()]
-        self.events = lines_frame(spark, lines, directory / "lines.jsonl").cache()
-        voices, self.told = gather_voices(self.events, now=NOW)
-        names = {node_of(client) for client in CLIENTS}
-        self.honest = [one for one in voices if one.client in names]
-        self.others = [one for one in voices if one.client not in names]
-        self.excluded = excluded_clients(self.events, now=NOW)
-
-    def scores(self, liar: str | None = None, *, excluded: bool = True) -> Scores:
-        """With the voices of one liar or of none."""
-        said = self.honest + [one for one in self.others if liar is not None and one.client == node_of(liar)]
-        return score_relays(said, relays=self.told, excluded=self.excluded if excluded else ())
-
-
-@pytest.fixture(scope="module")
-def fleet(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Fleet:
-    """What the tests of this module share."""
-    return Fleet(spark, tmp_path_factory.mktemp("fleet"))
 
 
 def order(scores: Scores) -> dict[tuple[str, str], int]:
@@ -235,8 +173,6 @@ def test_any_lines_of_a_client_move_scores_by_its_voice_at_most(spark: SparkSess
 
 
 # --- what counts for what --------------------------------------------------------------------------------------------
-
-ALICE, BOB = CLIENTS[:2]
 
 
 def seen(spark: SparkSession, lines: Sequence[Event], now: float = NOW) -> dict[tuple[str, str], dict[str, float]]:
@@ -370,156 +306,6 @@ def test_trying_again_and_again_is_one_piece_of_evidence(spark: SparkSession) ->
 
 
 TRIED = ((GOOD, "connection refused"), (TWIN, "too many connections"))
-
-
-def compared(spark: SparkSession, lines: Sequence[Event]) -> dict[tuple[str, str], dict[str, float]]:
-    rows = rows_of(relay_latency(events(spark, lines), now=NOW, window_s=WINDOW_S))
-    return {(row["relay"], row["client"]): row for row in rows}
-
-
-def test_how_relays_compare_in_getting_a_session_up(spark: SparkSession) -> None:
-    """Alice is far away; Bob knows one relay only, and has nothing to compare it with."""
-    lines = [session(ALICE, relay, s) for relay, s in ((GOOD, 2.0), (TWIN, 2.0), (SLOW, 4.0))]
-    lines += [session(BOB, SLOW, 9.0)]
-    found = compared(spark, lines)
-    good, twin, slow = (found[relay, node_of(ALICE)] for relay in (GOOD, TWIN, SLOW))
-    assert good["session"] == twin["session"] == pytest.approx(0.5 + 1 / 6)
-    assert slow["session"] == pytest.approx(0.5 - 1 / 3)
-    assert found[SLOW, node_of(BOB)]["session_evidence"] == 0
-    assert found[SLOW, node_of(BOB)]["session"] == 0.5
-
-
-def test_how_relays_compare_in_answers(spark: SparkSession) -> None:
-    """Only the order counts, each target has one vote, and what is as good as equal shares a place."""
-    fast, usual, slow, often = CLIENTS[2:6]
-    lines = [accepted(ALICE, fast, GOOD, 10), accepted(ALICE, usual, TWIN, 100), accepted(ALICE, slow, SLOW, 9_999)]
-    lines += [accepted(ALICE, often, TWIN, 103, NOW - 60 - at) for at in range(30)]
-    # what a client accepted says nothing of its own dials
-    lines += [("transport_opened", {**accepted(ALICE, BOB, GOOD, 1)[1], "node": node_of(BOB)})]
-    found = compared(spark, lines)
-    assert {client for _, client in found} == {node_of(ALICE)}
-    good, twin, last = (found[relay, node_of(ALICE)] for relay in (GOOD, TWIN, SLOW))
-    votes = good["accept_targets"], twin["accept_targets"], last["accept_targets"]
-    assert votes == (pytest.approx(0.5, rel=0.01), pytest.approx(0.5 + 30 / 31, rel=0.01), pytest.approx(0.5, rel=0.01))
-    places = [each["accept_sum"] / each["accept_targets"] for each in (good, twin, last)]
-    everything = sum(votes)
-    assert places == pytest.approx([1 - votes[0] / 2 / everything, 0.5, votes[2] / 2 / everything])
-
-
-def test_a_target_has_one_vote_however_many_relays_it_is_on(spark: SparkSession) -> None:
-    lines = [accepted(ALICE, CLIENTS[2], relay, 10, NOW - at) for relay in RELAYS for at in range(50)]
-    votes = [row["accept_targets"] for row in compared(spark, lines).values()]
-    assert len(votes) == len(RELAYS) and sum(votes) == pytest.approx(50 / 51, rel=0.01)
-
-
-def test_a_target_moves_its_vote_and_one_place(spark: SparkSession) -> None:
-    """However it answers, through whichever relays: what it changes in the sum of each relay is at most two votes."""
-    target, *rest = CLIENTS[2:12]
-    usual = [accepted(ALICE, one, relay, 100 + 40 * at) for at, one in enumerate(rest) for relay in RELAYS]
-    answers = (
-        [],
-        [accepted(ALICE, target, relay, 1, NOW - at) for relay in RELAYS for at in range(9)],
-        [accepted(ALICE, target, GOOD, 9_999, NOW - at) for at in range(99)],
-        [accepted(ALICE, target, GOOD, 1, NOW - at) for at in range(99)],
-        [accepted(ALICE, target, GOOD, 1), accepted(ALICE, target, TWIN, 9_999), accepted(ALICE, target, SLOW, 250)],
-    )
-    found = [compared(spark, usual + own) for own in answers]
-    for relay in RELAYS:
-        sums = [each[relay, node_of(ALICE)]["accept_sum"] for each in found]
-        votes = [each[relay, node_of(ALICE)]["accept_targets"] for each in found]
-        assert max(sums) - min(sums) <= 2
-        assert max(votes) - min(votes) <= 1
-    goods = [each[GOOD, node_of(ALICE)]["accept_sum"] for each in found]
-    assert goods[3] - goods[2] > 0.5  # it is heard
-
-
-@pytest.mark.parametrize("reason", UNANSWERED)
-def test_an_answer_that_does_not_come_is_the_slowest(spark: SparkSession, reason: str) -> None:
-    target = CLIENTS[2]
-    lines = [accepted(ALICE, target, GOOD, 5_000), dial(ALICE, target, GOOD, [step(TWIN, "accept", reason)])]
-    lines += [dial(ALICE, target, GOOD, [step(SLOW, "accept", "unknown_peer")])]
-    found = compared(spark, lines)
-    places = {relay: row["accept_sum"] / row["accept_targets"] for (relay, _), row in found.items()}
-    assert places == {GOOD: pytest.approx(0.75), TWIN: pytest.approx(0.25)}
-
-
-# --- the document ----------------------------------------------------------------------------------------------------
-
-
-def test_from_lines_to_a_document_that_is_replaced_at_once(spark: SparkSession, fleet: Fleet, tmp_path: Path) -> None:
-    ranks = compute_ranks(fleet.events, now=NOW + 0.75)
-    assert ranks.issued == NOW
-    assert ranks.excluded_clients == 2
-    assert ranks.relays[GOOD].score > ranks.relays[FLAPPING].score > ranks.relays[FAILING].score
-    target = tmp_path / "new" / "relay_ranks.json"
-    for target_uri in (str(target), target.as_uri()):
-        target.unlink(missing_ok=True)
-        write_ranks(spark, ranks, target_uri, OPERATOR)
-        assert verify_document(target.read_bytes(), {OPERATOR.public_key}, NOW) == replace_issuer(ranks)
-    write_ranks(None, Ranks(issued=int(NOW) + 1), str(target), OPERATOR)
-    assert verify_document(target.read_text(), {OPERATOR.public_key}, NOW).relays == {}
-    assert [one.name for one in target.parent.iterdir()] == [target.name]
-
-
-def replace_issuer(ranks: Ranks) -> Ranks:
-    return Ranks(
-        **{**{name: getattr(ranks, name) for name in Ranks.__dataclass_fields__}, "issuer": OPERATOR.public_key}
-    )
-
-
-def test_no_events_make_an_empty_document(spark: SparkSession) -> None:
-    assert compute_ranks(events(spark, []), now=NOW) == Ranks(issued=int(NOW))
-    assert (WINDOW_S, LIFETIME_S) == (86_400, 172_800)
-
-
-def test_the_document_of_the_vectors_is_read(tmp_path: Path) -> None:
-    ranks = verify_document(VECTORS["document"], {VECTORS["issuer"]}, VECTORS["now"])
-    assert verify_document(VECTORS["spaced"].encode(), {VECTORS["issuer"]}, VECTORS["now"]) == ranks
-    unsigned = json.loads(VECTORS["unsigned"])
-    assert {relay: asdict(score) for relay, score in ranks.relays.items()} == unsigned["relays"]
-    assert {**ranks_document(ranks), "issuer": ranks.issuer} == unsigned
-    write_ranks(None, ranks, str(tmp_path / "again.json"), OPERATOR)
-    assert (tmp_path / "again.json").read_text() == VECTORS["document"]
-
-
-@pytest.mark.parametrize("why", VECTORS["refused"])
-def test_spoiled_documents_are_refused(why: str) -> None:
-    with pytest.raises(RanksError):
-        verify_document(VECTORS["refused"][why], {VECTORS["issuer"]}, VECTORS["now"])
-
-
-def test_a_document_over_the_limits_is_neither_written_nor_read(tmp_path: Path) -> None:
-    score = RelayScore(500, 500, 500, 500, 500, 0, 0)
-    many = {f"02{number:064x}": score for number in range(RELAYS_LIMIT + 1)}
-    with pytest.raises(RanksError, match="at most"):
-        write_ranks(None, Ranks(issued=1, relays=many), str(tmp_path / "ranks.json"), OPERATOR)
-    assert list(tmp_path.iterdir()) == []
-    with pytest.raises(RanksError, match="longer than"):
-        verify_document(" " * (4 * 1024 * 1024 + 1), {OPERATOR.public_key}, NOW)
-    with pytest.raises(RanksError, match="not JSON"):
-        verify_document("[" * 100_000, {OPERATOR.public_key}, NOW)
-
-
-def test_invented_relays_cannot_crowd_out_real_ones(spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dmsg_logs.ranks.RELAYS_LIMIT", 3)
-    invented = [key("0bad", number) for number in range(4)]
-    lines = [session(client, relay, 0.1) for client in (ALICE, BOB) for relay in invented]
-    lines += [session(client, invented[3], 0.1) for client in CLIENTS[2:4]]
-    ranks = compute_ranks(events(spark, [*started((GOOD, SLOW)), *lines]), now=NOW)
-    assert set(ranks.relays) == {GOOD, SLOW, invented[3]}
-
-
-def test_a_failed_write_leaves_what_was_there(tmp_path: Path) -> None:
-    (tmp_path / "taken").mkdir()
-    with pytest.raises(OSError):
-        write_ranks(None, Ranks(issued=1), str(tmp_path / "taken"), OPERATOR)
-    assert [one.name for one in tmp_path.iterdir()] == ["taken"]
-
-
-@pytest.mark.parametrize("case", VECTORS["effective"], ids=lambda case: f"{case['score']} after {case['age_s']} s")
-def test_scores_fade_as_in_the_vectors(case: dict[str, float]) -> None:
-    issued = VECTORS["now"]
-    assert effective(int(case["score"]), issued, LIFETIME_S, issued + case["age_s"]) == case["effective"]
 
 
 def test_the_stated_share() -> None:
