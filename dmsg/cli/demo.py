@@ -7,42 +7,27 @@ every role is shown. Ends with 0 only when the file has arrived unharmed; otherw
 
 from __future__ import annotations
 
-import contextlib
-import hashlib
 import json
-import os
-import shutil
-import signal
-import socket
 import subprocess
-import sys
-import tempfile
 import time
-import urllib.error
-import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
-import click
-
-import dmsg
+from dmsg.cli.demo_parts import DMSG, TWISTD, Role, RoleFailed, ask, demo_command, free_port, sha256, write_random
 from dmsg.cli.exits import CommandError, Exit
 from dmsg.cli.output import Output, human_bytes
 from dmsg.crypto.keys import SecretKey, write_key_file
 from dmsg.ops.compress import read_lines
 
-MEBIBYTE: Final = 1024 * 1024
 RELAYS: Final = 2
 #: How long each step may take, in seconds.
 STEP_TIMEOUT_S: Final = 20.0
 TRANSFER_TIMEOUT_S: Final = 60.0
-STOP_TIMEOUT_S: Final = 10.0
+#: The pause between two looks, in seconds. Looking again and again is the only way from outside: most processes tell
+#: nobody that they have become ready.
 _POLL_S: Final = 0.05
-_LOG_TAIL_LINES: Final = 25
 _EVENTS_SHOWN: Final = 6
-_TWISTD: Final = (sys.executable, "-c", "from twisted.scripts.twistd import run; run()", "--nodaemon", "--pidfile=")
-_DMSG: Final = (sys.executable, "-m", "dmsg.cli.main")
 
 #: What is worth showing of an event, besides its name.
 _TELLING: Final = {
@@ -60,51 +45,6 @@ _TELLING: Final = {
     "discovery_request": ("method", "path", "status", "elapsed_ms"),
 }
 _KEYS: Final = frozenset({"remote", "initiator", "responder", "target", "server"})
-
-
-class Role:
-    """One process: its ``name``, its log and what it wrote to standard output."""
-
-    def __init__(self, name: str, home: Path, command: list[str]) -> None:
-        self.name = name
-        self.log = home / f"{name}.log"
-        self.results = home / f"{name}.out"
-        root = str(Path(dmsg.__file__).resolve().parent.parent)
-        # Whatever the environment says about dmsg is about another network.
-        environment = {name: value for name, value in os.environ.items() if not name.startswith("DMSG_")}
-        environment["PYTHONPATH"] = os.pathsep.join(filter(None, (root, environment.get("PYTHONPATH"))))
-        with self.log.open("wb") as log, self.results.open("wb") as results:
-            self.process = subprocess.Popen(
-                command, cwd=home, env=environment, stdin=subprocess.DEVNULL, stdout=results, stderr=log
-            )
-
-    def lines(self) -> list[dict[str, Any]]:
-        """The JSON objects it has written so far."""
-        text = self.results.read_text("utf-8", "replace")
-        return [json.loads(line) for line in text.splitlines(keepends=True) if line.endswith("\n")]
-
-    def tail(self) -> list[str]:
-        """The last lines of what it wrote."""
-        written = [path.read_text("utf-8", "replace") for path in (self.results, self.log)]
-        return "".join(written).splitlines()[-_LOG_TAIL_LINES:]
-
-    def stop(self) -> None:
-        """Ask it to end; make it end when it does not."""
-        if self.process.poll() is None:
-            self.process.terminate()
-            try:
-                self.process.wait(STOP_TIMEOUT_S)
-            except subprocess.TimeoutExpired:
-                self.process.kill()
-                self.process.wait()
-
-
-class RoleFailed(CommandError):
-    """A process ended, or did not come to the point; its log tells why."""
-
-    def __init__(self, role: Role, problem: str) -> None:
-        super().__init__(f"{role.name}: {problem}")
-        self.role = role
 
 
 class Demo:
@@ -125,25 +65,30 @@ class Demo:
     def run(self) -> None:
         """Do it; raises ``CommandError``."""
         try:
-            url = self._start_network()
-            self._transfer(url)
+            self._play()
         except RoleFailed as error:
             self._out.note(f"--- log of {error.role.name}")
             for line in error.role.tail():
                 self._out.note(line)
             raise
         finally:
-            for role in reversed(self._roles):
-                role.stop()
-        self._show_events()
+            self._stop_all()
+        self._show()
+
+    def _play(self) -> None:
+        self._transfer(self._start_network())
+
+    def _stop_all(self) -> None:
+        for role in reversed(self._roles):
+            role.stop()
 
     def _start_network(self) -> str:
-        port = _free_port()
+        port = free_port()
         url = f"http://127.0.0.1:{port}"
         self._say(f"discovery on SQLite at {url}")
         discovery = self._start(
             "discovery",
-            *_TWISTD,
+            *TWISTD,
             "dmsg-discovery",
             *("--listen", f"tcp:{port}:interface=127.0.0.1", "--store", "sqlite:entries.sqlite"),
             *("--events", str(self._events("discovery"))),
@@ -151,7 +96,7 @@ class Demo:
         self._wait(discovery, lambda: _listed(url) >= 0, "does not answer")
         relays = []
         for number in range(1, RELAYS + 1):
-            name, port = f"relay-{number}", _free_port()
+            name, port = f"relay-{number}", free_port()
             self._say(f"{name} at 127.0.0.1:{port}")
             relays.append(self._start_relay(name, name, port, url))
         self._wait(relays[-1], lambda: _listed(url) == RELAYS, "is not listed in discovery", relays)
@@ -160,7 +105,7 @@ class Demo:
     def _start_relay(self, name: str, key: str, port: int, url: str) -> Role:
         return self._start(
             name,
-            *_TWISTD,
+            *TWISTD,
             "dmsg-server",
             *("--key", f"{key}.key", "--listen", f"tcp:{port}:interface=127.0.0.1"),
             *("--public-address", f"127.0.0.1:{port}", "--discovery", url, "--drain-timeout", "1"),
@@ -175,27 +120,22 @@ class Demo:
         self._say(f"dmsg receive, key {receiver_key}")
         receiver = self._start(
             "receiver",
-            *(*_DMSG, "receive", str(inbox), "--once", *common, "--key", "receiver.key"),
+            *(*DMSG, "receive", str(inbox), "--once", *common, "--key", "receiver.key"),
             *("--allow", str(self._keys["sender"].public_key), "--events", str(self._events("receiver"))),
         )
         self._wait(receiver, lambda: bool(receiver.lines()), "does not get ready")
         source = self._home / "payload.bin"
-        digest = _write_random(source, self._size)
+        digest = write_random(source, self._size)
         self._say(f"dmsg send of {human_bytes(self._size)}, SHA-256 {digest}")
         sender = self._start(
             "sender",
-            *(*_DMSG, "send", receiver_key, str(source), *common, "--key", "sender.key"),
+            *(*DMSG, "send", receiver_key, str(source), *common, "--key", "sender.key"),
             *("--events", str(self._events("sender"))),
         )
         for role in (sender, receiver):
-            try:
-                code = role.process.wait(TRANSFER_TIMEOUT_S)
-            except subprocess.TimeoutExpired:
-                raise RoleFailed(role, f"is not done after {TRANSFER_TIMEOUT_S:g} s") from None
-            if code:
-                raise RoleFailed(role, f"ended with {code}")
+            self._finish(role, TRANSFER_TIMEOUT_S)
         received = inbox / source.name
-        if not received.is_file() or _sha256(received) != digest:
+        if not received.is_file() or sha256(received) != digest:
             raise CommandError("the received file is not the one that was sent", Exit.UNVERIFIED)
         result = sender.lines()[-1]
         rate, elapsed_s = result["bytes_per_s"], result["elapsed_s"]
@@ -212,7 +152,15 @@ class Demo:
         self._roles.append(role)
         return role
 
-    def _wait(self, role: Role, ready: Callable[[], bool], problem: str, watched: list[Role] | None = None) -> None:
+    def _wait(
+        self,
+        role: Role,
+        ready: Callable[[], bool],
+        problem: str,
+        watched: list[Role] | None = None,
+        poll_s: float = _POLL_S,
+    ) -> None:
+        """Until it is ``ready``; raises ``RoleFailed`` when it is not in time, or one of the ``watched`` ends."""
         give_up = time.monotonic() + STEP_TIMEOUT_S
         while not ready():
             for one in watched or [role]:
@@ -220,7 +168,16 @@ class Demo:
                     raise RoleFailed(one, f"ended with {one.process.returncode}")
             if time.monotonic() > give_up:
                 raise RoleFailed(role, f"{problem} within {STEP_TIMEOUT_S:g} s")
-            time.sleep(_POLL_S)
+            time.sleep(poll_s)
+
+    def _finish(self, role: Role, timeout_s: float, *, may_fail: bool = False) -> None:
+        """Until it has ended; raises ``RoleFailed`` when it does not in time, or with an error unless it ``may_fail``."""
+        try:
+            code = role.process.wait(timeout_s)
+        except subprocess.TimeoutExpired:
+            raise RoleFailed(role, f"is not done after {timeout_s:g} s") from None
+        if code and not may_fail:
+            raise RoleFailed(role, f"ended with {code}")
 
     def _events(self, name: str) -> Path:
         return self._home / "events" / name
@@ -228,7 +185,7 @@ class Demo:
     def _say(self, line: str) -> None:
         self._out.note(line)
 
-    def _show_events(self) -> None:
+    def _show(self) -> None:
         names = {str(key.public_key): name for name, key in self._keys.items()}
         rows: list[tuple[str, str, str, str]] = []
         events = {role.name: _read_events(self._events(role.name)) for role in self._roles}
@@ -266,77 +223,15 @@ def _read_events(directory: Path) -> list[dict[str, Any]]:
 
 def _listed(url: str) -> int:
     """How many servers discovery lists; -1 when it does not answer."""
-    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # no proxy leads to this machine
-    try:
-        with opener.open(f"{url}/discovery/available_servers", timeout=STEP_TIMEOUT_S) as answer:
-            return len(json.load(answer))
-    except urllib.error.HTTPError as error:
-        with error:
-            return 0 if error.code == 404 else -1
-    except OSError:
-        return -1
+    status, servers = ask(f"{url}/discovery/available_servers")
+    if status == 404:
+        return 0
+    return len(servers) if servers is not None else -1
 
 
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
-def _write_random(path: Path, size: int) -> str:
-    digest = hashlib.sha256()
-    with path.open("wb") as file:
-        for start in range(0, size, MEBIBYTE):
-            block = os.urandom(min(MEBIBYTE, size - start))
-            digest.update(block)
-            file.write(block)
-    return digest.hexdigest()
-
-
-def _sha256(path: Path) -> str:
-    digest = hashlib.sha256()
-    with path.open("rb") as file:
-        while block := file.read(MEBIBYTE):
-            digest.update(block)
-    return digest.hexdigest()
-
-
-@contextlib.contextmanager
-def _home(directory: str | None) -> Iterator[Path]:
-    if directory is None:
-        path = Path(tempfile.mkdtemp(prefix="dmsg-demo-"))
-        try:
-            yield path
-        finally:
-            shutil.rmtree(path, ignore_errors=True)
-    else:
-        path = Path(directory).resolve()
-        path.mkdir(mode=0o700, parents=True, exist_ok=True)
-        if any(path.iterdir()):
-            raise CommandError(f"{path} is not empty", Exit.USAGE)
-        yield path
-
-
-@click.command()
-@click.option("--dir", "directory", type=click.Path(file_okay=False), help="Empty directory to work in, and to keep.")
-@click.option("--size", type=click.IntRange(1, 4096), default=64, show_default=True, help="Size of the file in MiB.")
-@click.option("--json", "json_lines", is_flag=True, help="Write JSON, one object a line.")
-def command(directory: str | None, size: int, json_lines: bool) -> None:
-    """Send a file between two clients through twistd-run relays, verify it, and show what was logged."""
-    out = Output(sys.stdout, sys.stderr, json_lines=json_lines)
-    began = time.monotonic()
-    # Asked to end, it ends its processes, too.
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
-    try:
-        with _home(directory) as home:
-            Demo(out, home, size * MEBIBYTE).run()
-    except CommandError as error:
-        out.failure(error)
-        sys.exit(error.exit)
-    except KeyboardInterrupt:
-        sys.exit(Exit.INTERRUPTED)
-    out.note(f"demo: all well after {time.monotonic() - began:.1f} s")
-
+command = demo_command(
+    Demo, "Send a file between two clients through twistd-run relays, verify it, and show what was logged."
+)
 
 if __name__ == "__main__":
     command(prog_name="python -m dmsg.cli.demo")

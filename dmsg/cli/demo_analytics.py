@@ -10,26 +10,23 @@ Ends with 0 only if every line that was logged is in the tables. Needs the packa
 from __future__ import annotations
 
 import json
-import signal
 import sys
-import time
-import urllib.request
 from pathlib import Path
 from typing import Any, Final
 
-import click
-
-from dmsg.cli.demo import _DMSG, _TWISTD, MEBIBYTE, Demo, Role, RoleFailed, _free_port, _home, _sha256, _write_random
+from dmsg.cli.demo import Demo
+from dmsg.cli.demo_parts import DMSG, TWISTD, Role, RoleFailed, ask, demo_command, free_port, sha256, write_random
 from dmsg.cli.exits import CommandError, Exit
-from dmsg.cli.output import Output, human_bytes
+from dmsg.cli.filewire import PART_SUFFIX
+from dmsg.cli.output import human_bytes
 from dmsg.crypto.keys import SecretKey
 from dmsg.ops.compress import read_lines
 from dmsg.ops.logs import short_node
 
 PINGERS: Final = 3
 PINGS: Final = 40
-#: Into the transfer at which a relay is killed, in seconds.
-KILL_AFTER_S: Final = 0.25
+#: The pause between two looks at the file that arrives, in seconds: short beside what one MiB takes on its way.
+_LOOK_S: Final = 0.002
 TRAFFIC_TIMEOUT_S: Final = 60.0
 PIPELINE_TIMEOUT_S: Final = 300.0
 
@@ -42,32 +39,22 @@ class AnalyticsDemo(Demo):
         *(f"pinger-{number}" for number in range(1, PINGERS + 1)),
     )
 
-    def run(self) -> None:
-        """Do it; raises ``CommandError``."""
-        try:
-            url = self._start_network()
-            self._ping(url)
-            self._transfer_through_a_kill(url)
-            self._stop_all()
-            shipped = self._ship()
-            summary = self._analyse()
-            self._check(shipped, summary)
-            self._use_ranks()
-        except RoleFailed as error:
-            self._out.note(f"--- log of {error.role.name}")
-            for line in error.role.tail():
-                self._out.note(line)
-            raise
-        finally:
-            self._stop_all()
-        self._show(summary)
+    def _play(self) -> None:
+        url = self._start_network()
+        self._ping(url)
+        self._transfer_through_a_kill(url)
+        self._stop_all()
+        shipped = self._ship()
+        self._summary = self._analyse()
+        self._check(shipped)
+        self._use_ranks()
 
     # --- traffic ---------------------------------------------------------------------------------------------------
 
     def _client(self, name: str, command: str, url: str, *arguments: str) -> Role:
         return self._start(
             name,
-            *(*_DMSG, command, *arguments, "--json", "--discovery", url, "--key", f"{name.partition('.')[0]}.key"),
+            *(*DMSG, command, *arguments, "--json", "--discovery", url, "--key", f"{name.partition('.')[0]}.key"),
             *("--events", str(self._home / "events")),
         )
 
@@ -86,34 +73,36 @@ class AnalyticsDemo(Demo):
         inbox.mkdir()
         receiver = self._client("receiver", "receive", url, str(inbox), "--once")
         self._wait(receiver, lambda: bool(receiver.lines()), "does not get ready")
-        source = self._home / "payload.bin"
-        digest = _write_random(source, self._size)
-        self._say(f"dmsg send of {human_bytes(self._size)}, and relay-1 is killed on the way")
+        relay = self._relay_of("receiver", url)
+        source, received = self._home / "payload.bin", inbox / "payload.bin"
+        digest = write_random(source, self._size)
+        self._say(f"dmsg send of {human_bytes(self._size)}, and {relay.name} is killed on the way")
         sender = self._client("sender", "send", url, str(self._keys["receiver"].public_key), str(source))
-        time.sleep(KILL_AFTER_S)
-        relay = next(role for role in self._roles if role.name == "relay-1")
-        relay.process.kill()
-        relay.process.wait()
+        self._wait(sender, lambda: _has_begun(received), "has sent nothing", poll_s=_LOOK_S)
+        relay.kill()
+        if received.exists():
+            raise CommandError(f"the file had arrived before {relay.name} was killed: give a larger --size")
         for role in self._roles:
-            if role.name.partition("-")[0].partition(".")[0] in ("sender", "receiver", "pinger"):
-                try:
-                    code = role.process.wait(TRAFFIC_TIMEOUT_S)
-                except Exception:
-                    raise RoleFailed(role, f"is not done after {TRAFFIC_TIMEOUT_S:g} s") from None
-                if code and role in (sender, receiver):
-                    raise RoleFailed(role, f"ended with {code}")
-        received = inbox / source.name
-        if not received.is_file() or _sha256(received) != digest:
+            kind = role.name.partition("-")[0]
+            if kind in ("sender", "receiver", "pinger"):
+                self._finish(role, TRAFFIC_TIMEOUT_S, may_fail=kind == "pinger")
+        if not received.is_file() or sha256(received) != digest:
             raise CommandError("the received file is not the one that was sent", Exit.UNVERIFIED)
-        self._say("the file has arrived unharmed; relay-1 comes back, and publishes what it had logged")
-        relay_node = short_node(self._keys["relay-1"].public_key)
-        again = self._start_relay("relay-1.again", "relay-1", _free_port(), url)
+        self._say(f"the file has arrived unharmed; {relay.name} comes back, and publishes what it had logged")
+        relay_node = short_node(self._keys[relay.name].public_key)
+        again = self._start_relay(f"{relay.name}.again", relay.name, free_port(), url)
         torn = [path for path in (self._home / "events").rglob("*.part") if path.name.startswith(relay_node)]
         self._wait(again, lambda: not any(path.exists() for path in torn), "left its log behind")
 
-    def _stop_all(self) -> None:
-        for role in reversed(self._roles):
-            role.stop()
+    def _relay_of(self, name: str, url: str) -> Role:
+        """The relay that a listening client keeps a session with: all that is sent to it goes there."""
+        _, entry = ask(f"{url}/discovery/entries/{self._keys[name].public_key}")
+        servers = entry["client"]["delegated_servers"] if entry else []
+        for role in self._roles:
+            key = self._keys.get(role.name)
+            if key is not None and servers == [str(key.public_key)]:
+                return role
+        raise CommandError(f"discovery does not name one relay of {name}'s, but {servers}")
 
     # --- logs ------------------------------------------------------------------------------------------------------
 
@@ -124,9 +113,7 @@ class AnalyticsDemo(Demo):
         """Ship what was logged; gives how many lines there are in the landing zone, counted in the files."""
         events, landing = self._home / "events", self._home / "landing"
         landing.mkdir()
-        shipper = self._start(
-            "shipper", *_TWISTD, "dmsg-shipper", "--from", str(events), "--to", str(landing), "--once"
-        )
+        shipper = self._start("shipper", *TWISTD, "dmsg-shipper", "--from", str(events), "--to", str(landing), "--once")
         self._finish(shipper, PIPELINE_TIMEOUT_S)
         if left := [path for path in events.rglob("*") if path.is_file()]:
             raise RoleFailed(shipper, f"left {len(left)} files behind")
@@ -146,39 +133,29 @@ class AnalyticsDemo(Demo):
         summary: dict[str, Any] = pipeline.lines()[-1]
         return summary
 
-    def _check(self, lines: int, summary: dict[str, Any]) -> None:
+    def _check(self, lines: int) -> None:
+        summary = self._summary
         if summary["in"] != summary["good"] + summary["dup"] + summary["corrupt"] or summary["in"] != lines:
             raise CommandError(f"{lines} lines were logged, but the accounts say {summary}", Exit.UNVERIFIED)
 
     def _use_ranks(self) -> None:
         """A discovery that knows the operator's key takes the ranks and hands them out."""
-        port = _free_port()
+        port = free_port()
         discovery = self._start(
             "ranked-discovery",
-            *(*_TWISTD, "dmsg-discovery", "--listen", f"tcp:{port}:interface=127.0.0.1", "--store", "memory:"),
+            *(*TWISTD, "dmsg-discovery", "--listen", f"tcp:{port}:interface=127.0.0.1", "--store", "memory:"),
             *("--ranks", "relay_ranks.json", "--ranks-key", str(self._keys["operator"].public_key)),
         )
-        opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
         def handed_out() -> bool:
-            try:
-                with opener.open(f"http://127.0.0.1:{port}/dmsg-discovery/relay_ranks", timeout=5) as answer:
-                    return bool(json.load(answer)["relays"])
-            except OSError:
-                return False
+            _, ranks = ask(f"http://127.0.0.1:{port}/dmsg-discovery/relay_ranks")
+            return ranks is not None and bool(ranks["relays"])
 
         self._wait(discovery, handed_out, "does not hand out the ranks")
         self._say("a discovery took the ranks, signed by the operator's key")
 
-    def _finish(self, role: Role, timeout_s: float) -> None:
-        try:
-            code = role.process.wait(timeout_s)
-        except Exception:
-            raise RoleFailed(role, f"is not done after {timeout_s:g} s") from None
-        if code:
-            raise RoleFailed(role, f"ended with {code}")
-
-    def _show(self, summary: dict[str, Any]) -> None:
+    def _show(self) -> None:
+        summary = self._summary
         self._out.table("Tables", ("table", "rows"), [(name, str(rows)) for name, rows in summary["tables"].items()])
         names = {str(key.public_key): name for name, key in self._keys.items()}
         ranks = json.loads((self._home / "relay_ranks.json").read_text())["relays"]
@@ -194,25 +171,17 @@ class AnalyticsDemo(Demo):
 _PARTS: Final = ("score", "success", "latency", "capacity", "drops", "dials", "clients")
 
 
-@click.command()
-@click.option("--dir", "directory", type=click.Path(file_okay=False), help="Empty directory to work in, and to keep.")
-@click.option("--size", type=click.IntRange(1, 4096), default=64, show_default=True, help="Size of the file in MiB.")
-@click.option("--json", "json_lines", is_flag=True, help="Write JSON, one object a line.")
-def command(directory: str | None, size: int, json_lines: bool) -> None:
-    """Make traffic, ship its logs, run the pipeline on them, and give its ranks to a discovery."""
-    out = Output(sys.stdout, sys.stderr, json_lines=json_lines)
-    began = time.monotonic()
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
+def _has_begun(received: Path) -> bool:
+    """Whether anything of a file has arrived."""
     try:
-        with _home(directory) as home:
-            AnalyticsDemo(out, home, size * MEBIBYTE).run()
-    except CommandError as error:
-        out.failure(error)
-        sys.exit(error.exit)
-    except KeyboardInterrupt:
-        sys.exit(Exit.INTERRUPTED)
-    out.note(f"demo: all well after {time.monotonic() - began:.1f} s")
+        return any(part.stat().st_size for part in received.parent.glob(f"{received.name}.*{PART_SUFFIX}"))
+    except FileNotFoundError:  # it has been given its name in this moment
+        return True
 
+
+command = demo_command(
+    AnalyticsDemo, "Make traffic, ship its logs, run the pipeline on them, and give its ranks to a discovery."
+)
 
 if __name__ == "__main__":
     command(prog_name="python -m dmsg.cli.demo_analytics")

@@ -191,7 +191,7 @@ def test_a_demo_that_fails_shows_the_log_of_what_failed(tmp_path, monkeypatch, c
     from dmsg.cli.output import Output
 
     broken = (sys.executable, "-c", "print('the reason'); raise SystemExit(7)")
-    monkeypatch.setattr(demo, "_TWISTD", broken)
+    monkeypatch.setattr(demo, "TWISTD", broken)
     with pytest.raises(demo.RoleFailed) as caught:
         demo.Demo(Output(sys.stdout, sys.stderr), tmp_path, 1).run()
     assert "discovery: ended with 7" in str(caught.value)
