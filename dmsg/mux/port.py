@@ -52,6 +52,7 @@ class Half:
         "target",
     )
 
+    #: The other side; once the transport is over only the half that asked still knows it.
     other: Half
     target: Port
 

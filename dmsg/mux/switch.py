@@ -134,7 +134,8 @@ class Switch:
         if self.ports.get(port.remote.raw) is port:
             del self.ports[port.remote.raw]
         port.gone = True
-        for half in list(port.halves.values()):
+        while port.halves:
+            half = next(iter(port.halves.values()))
             self._end(half, CloseReason.PEER_GONE, events, by=half.side, tell=half.other)
         port.discard_output()
         self.held.discard(port)
@@ -207,7 +208,7 @@ class Switch:
     def unqueued(self, half: Half, size: int) -> None:
         """Told by a port that ``size`` queued bytes towards ``half`` are on their way or dropped."""
         self.queued_bytes -= size
-        half.other.port.queued_from -= size
+        half.target.queued_from -= size
 
     def released(self) -> list[Port]:
         """Held ports that may be read from again; empty while too much is queued."""
@@ -258,6 +259,8 @@ class Switch:
         asked = Half(target, target_id, initiator=False)
         asking.join(asked, payload, self._now)
         port.pending_requests += 1
+        while self._pending and self._pending[0][1].settled:
+            self._pending.popleft()  # what was answered need not be kept until it would have timed out
         self._pending.append((self._now + self.limits.request_timeout_s, asking))
         target.emit(encode_frame(REQUEST, target_id, payload))
 
@@ -338,6 +341,9 @@ class Switch:
         for side in (half, half.other):
             side.forget()
             self._stuck.pop(side, None)
+        # The event needs the way from who asked to who was asked. Without the way back no cycle keeps a closed
+        # transport in memory until the garbage collector comes by.
+        del asking.other.other
         dropped = half.drop_queue()
         if dropped:
             self.unqueued(half, dropped)

@@ -5,6 +5,7 @@ Protocol notes, section 9, D7, D8, D10 to D19, D34; extension, section 7; weakne
 
 from __future__ import annotations
 
+import gc
 import hashlib
 import os
 from collections.abc import Callable
@@ -18,7 +19,7 @@ from dmsg.crypto.keys import PublicKey, SecretKey
 from dmsg.errors import RemoteProtocolError
 from dmsg.mux.connection import Connection
 from dmsg.mux.events import Ready, Rejected
-from dmsg.mux.port import Port
+from dmsg.mux.port import Half, Port
 from dmsg.mux.record import RecordLayer
 from dmsg.mux.switch import ServerLimits, Switch
 from dmsg.mux.switch_events import PortDropped, RequestRefused, TransportEnded, TransportStarted
@@ -121,6 +122,10 @@ def close(transport_id: int, reason: int) -> Frame:
 
 def data(size: int, sequence: int = 1) -> bytes:
     return sequence.to_bytes(2, "big") + bytes(size)
+
+
+def held_halves() -> int:
+    return sum(isinstance(each, Half) for each in gc.get_objects())
 
 
 # --- admission -------------------------------------------------------------------------------------------------------
@@ -1046,3 +1051,42 @@ def test_default_limits_are_those_of_the_extension() -> None:
     assert switch.limits == limits
     assert switch._random is os.urandom
     assert isinstance(switch.add_port(ALICE, RecordLayer(UP, DOWN), 0.0)[0], Port)
+
+
+# --- memory ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("end", ["closed", "refused", "slow", "gone", "to itself"])
+def test_a_transport_that_is_over_is_let_go_of_without_the_garbage_collector(end: str) -> None:
+    """Opening and closing transports must not grow a relay until its collector, which runs rarely, comes by."""
+    bench = Bench(queue_hard_bytes=4_000, queue_soft_bytes=2_000)
+    alice, bob = bench.connect(ALICE, BOB)
+    gc.collect()
+    gc.disable()
+    try:
+        before = held_halves()
+        for transport_id in range(2, 12, 2):
+            if end == "refused":
+                alice.request(transport_id, bob)
+                [(_, there, _)] = bob.frames()
+                bob.say(CLOSE, there, bytes((CloseReason.REFUSED,)))
+            elif end == "to itself":
+                alice.request(transport_id, alice)
+                alice.say(CLOSE, transport_id, b"\0")
+            else:
+                alice.transport(transport_id, bob)
+            if end == "closed":
+                alice.say(CLOSE, transport_id, b"\0")
+            elif end == "slow":
+                bob.port.pause()
+                for sequence in range(1, 6):
+                    alice.say(FWD, transport_id, data(1_000, sequence))
+                bob.port.resume()
+            alice.frames(), bob.frames()
+        if end == "gone":
+            bob.leave()
+        bench.wait(60)
+        bench.check_empty()
+        assert held_halves() == before
+    finally:
+        gc.enable()
