@@ -13,6 +13,7 @@ fsspec and the libraries behind it are imported when the first file is shipped o
 
 from __future__ import annotations
 
+import abc
 import contextlib
 import os
 import shutil
@@ -168,7 +169,7 @@ def _connect(target: str, scheme: str, options: Mapping[str, Any]) -> tuple[Any,
 # --- everything else ---------------------------------------------------------------------------------------------------
 
 
-class _Remote:
+class _Remote(abc.ABC):
     """A file system of fsspec: connected when it is first used, its exceptions translated."""
 
     def __init__(self, target: str, connect: Callable[[], tuple[Any, str]], *, read_back: bool) -> None:
@@ -192,8 +193,9 @@ class _Remote:
         except Exception as error:  # fsspec's back ends raise whatever their libraries do
             raise ShippingError(reason_of(error), clip(error, self._target)) from None
 
+    @abc.abstractmethod
     def _deliver(self, file_system: Any, final: str, content: Content) -> None:
-        raise NotImplementedError
+        """Make ``content`` stand under ``final`` and be sure of it."""
 
     def standing(self, file_system: Any, path: str, content: Content) -> Standing:
         """What stands under a path: by its size and checksum if the store tells them, by reading it otherwise."""
