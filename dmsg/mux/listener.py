@@ -96,8 +96,7 @@ class DmsgPort:
         peer = DmsgAddress(stream.remote, "", session.server)
         try:
             protocol = self.factory.buildProtocol(cast(IAddress, peer)) if self._listening else None
-        except Exception:
-            # an application's fault costs it this one transport
+        except Exception:  # an application may raise anything; it costs it this one transport
             _log.failure("Unhandled error in {factory}.buildProtocol", factory=self.factory)
             protocol = None
         if protocol is None:

@@ -346,7 +346,7 @@ class DmsgTransport(Deadlines, StreamOwner):
         """Call the application: its fault ends its own transport and nothing else, as the reactor does for sockets."""
         try:
             call(*arguments)
-        except Exception:
+        except Exception:  # an application may raise anything
             failure = Failure()
             _log.failure("Unhandled error in {protocol}", failure=failure, protocol=self.protocol)
             self._abort(failure, CloseReason.REFUSED)
