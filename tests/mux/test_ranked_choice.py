@@ -89,26 +89,31 @@ class Silent:
         return Deferred()
 
 
+def pool_of(clock, connect, endpoint, discovery, seed=1, scores=None):
+    """The pool of a client that wants one session; ``connect`` is told each relay it tries, all are at ``endpoint``."""
+    return ServerPool(
+        clock,
+        connect,
+        lambda address: endpoint,
+        discovery=discovery,
+        pinned=[],
+        goal=1,
+        config=PoolConfig(),
+        uniform=Random(seed).random,
+        changed=lambda: None,
+        went_down=lambda server, reason, attempt: None,
+        scores=scores,
+        now_s=clock.seconds,
+    )
+
+
 @pytest.fixture
 def first_choice(clock):
     """``first_choice(discovery, seed) -> key``: which relay a new client tries first."""
 
     def choose(discovery, seed=0, scores=None):
         told = []
-        pool = ServerPool(
-            clock,
-            told.append,
-            lambda address: Silent(),
-            discovery=discovery,
-            pinned=[],
-            goal=1,
-            config=PoolConfig(),
-            uniform=Random(seed).random,
-            changed=lambda: None,
-            went_down=lambda server, reason, attempt: None,
-            scores=scores,
-            now_s=clock.seconds,
-        )
+        pool = pool_of(clock, told.append, Silent(), discovery, seed, scores)
         pool.start()
         pool._running = False
         pool._watch.stop()
@@ -171,19 +176,7 @@ def test_own_failures_send_a_client_elsewhere(first_choice, clock):
 )
 def test_whatever_the_ranks_say_every_relay_is_tried_in_the_end(clock, ranks):
     tried = []
-    pool = ServerPool(
-        clock,
-        tried.append,
-        lambda address: Nobody(),
-        discovery=Listing(ranks),
-        pinned=[],
-        goal=1,
-        config=PoolConfig(),
-        uniform=Random(1).random,
-        changed=lambda: None,
-        went_down=lambda server, reason, attempt: None,
-        now_s=clock.seconds,
-    )
+    pool = pool_of(clock, tried.append, Nobody(), Listing(ranks))
     pool.start()
     for _ in range(300):
         clock.advance(0.5)
@@ -193,20 +186,8 @@ def test_whatever_the_ranks_say_every_relay_is_tried_in_the_end(clock, ranks):
 
 
 def test_ranks_that_do_not_come_hold_nobody_up(first_choice, clock):
-    never = Deferred()
     tried = []
-    pool = ServerPool(
-        clock,
-        tried.append,
-        lambda address: Nobody(),
-        discovery=Listing(never),
-        pinned=[],
-        goal=1,
-        config=PoolConfig(),
-        uniform=Random(1).random,
-        changed=lambda: None,
-        went_down=lambda server, reason, attempt: None,
-    )
+    pool = pool_of(clock, tried.append, Nobody(), Listing(Deferred()))
     pool.start()
     assert not tried
     clock.advance(FIRST_WAIT_S)
