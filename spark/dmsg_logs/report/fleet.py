@@ -14,6 +14,7 @@ from dmsg_logs.report.parts import (
     along,
     bucket_word,
     column_hints,
+    columns_over_time,
     figure,
     marks,
     nothing,
@@ -132,15 +133,15 @@ def _over_time(data: ReportData, name: str, rows: Sequence[Row], noun: str, capt
     notices = []
     if sums[worst] >= BURST_LEAST and sums[worst] > BURST_FACTOR * usual:
         notices.append(f"A burst of {text.many(sums[worst], noun)} on {stretch(data, buckets[worst])}.")
-    axis = plots.linear(plots.stacked_most(series))
-    drawing = plots.columns(
+    plot = columns_over_time(
+        name,
+        f"{caption}, for every {bucket_word(data)}",
         f"Columns: {noun}s over time by reason, at most {text.count(sums[worst])} in {bucket_word(data)}",
         series,
-        axis,
-        column_hints([stretch(data, at) for at in buckets], series, text.about),
+        [stretch(data, at) for at in buckets],
+        marks(data),
     )
-    plot = plots.frame(drawing, axis, text.about, marks(data))
-    return sentence, figure(name, plot, f"{caption}, for every {bucket_word(data)}", plots.legend(series)), notices
+    return sentence, plot, notices
 
 
 def _reason(row: Row) -> str:

@@ -10,7 +10,7 @@ from dmsg_logs.report.data import DAY_S, ReportData, iso_date
 from dmsg_logs.report.parts import (
     Row,
     Section,
-    column_hints,
+    columns_over_time,
     day_marks,
     figure,
     nothing,
@@ -153,15 +153,14 @@ def resumptions(data: ReportData) -> Section:
             f" Half of those after {text.shown(times[0]['reason'])} were without a path for at most "
             f"{text.ms(times[0]['p50'])}; the longest pause of all was {text.ms(longest['max'])}."
         )
-    axis = plots.linear(plots.stacked_most(series))
-    drawing = plots.columns(
+    body = columns_over_time(
+        "resumptions",
+        "Resumptions for each day, by what ended the path before",
         f"Columns: resumptions for each day by reason, at most {text.count(plots.stacked_most(series))}",
         series,
-        axis,
-        column_hints([text.day(each) for each in slots], series, text.about),
+        [text.day(each) for each in slots],
+        day_marks(slots),
     )
-    plot = plots.frame(drawing, axis, text.about, day_marks(slots))
-    body = figure("resumptions", plot, "Resumptions for each day, by what ended the path before", plots.legend(series))
     cells = [
         [text.shown(row["reason"]), text.count(row["count"]), *(text.ms(row[n]) for n in ("p50", "p95", "p99", "max"))]
         for row in times

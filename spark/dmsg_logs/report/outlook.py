@@ -13,6 +13,7 @@ from dmsg_logs.report.parts import (
     along,
     bucket_word,
     column_hints,
+    columns_over_time,
     day_marks,
     figure,
     marks,
@@ -195,15 +196,14 @@ def discovery(data: ReportData) -> Section:
             f" The slowest is {text.shown(slow['method'])} {text.shown(slow['path'])}: "
             f"one in a hundred takes more than {text.ms(slow['p99'])}."
         )
-    axis = plots.linear(plots.stacked_most(series))
-    drawing = plots.columns(
+    body = columns_over_time(
+        "discovery",
+        f"Requests for every {bucket_word(data)}, by outcome",
         f"Columns: requests over time by outcome, at most {text.about(plots.stacked_most(series))}",
         series,
-        axis,
-        column_hints([stretch(data, at) for at in buckets], series, text.about),
+        [stretch(data, at) for at in buckets],
+        marks(data),
     )
-    plot = plots.frame(drawing, axis, text.about, marks(data))
-    body = figure("discovery", plot, f"Requests for every {bucket_word(data)}, by outcome", plots.legend(series))
     cells = [
         [
             f"{text.shown(row['method'])} {text.shown(row['path'])}",
@@ -242,7 +242,7 @@ def quality(data: ReportData) -> Section:
     )
     troubled = [row for row in rows if _lost(row)]
     if troubled:
-        most = max(sum(text.of(row[name]) for name, _, _ in _LOSSES) for row in troubled)
+        most = max(map(_lost, troubled))
         bars = plots.bars(
             f"Bars: lines lost or unreadable for each node, at most {text.count(most)}",
             [

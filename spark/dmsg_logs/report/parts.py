@@ -171,6 +171,21 @@ def column_hints(slots: Sequence[str], series: Sequence[plots.Series], form: plo
     return found
 
 
+def columns_over_time(
+    name: str,
+    caption: str,
+    alt: str,
+    series: Sequence[plots.Series],
+    slots: Sequence[str],
+    below: Sequence[Mark],
+    form: plots.Format = text.about,
+) -> str:
+    """The figure of stacked columns, one for each of ``slots``, which are in words; ``below`` are the marks of time."""
+    axis = plots.linear(plots.stacked_most(series))
+    drawing = plots.columns(alt, series, axis, column_hints(slots, series, form))
+    return figure(name, plots.frame(drawing, axis, form, below), caption, plots.legend(series))
+
+
 def _words(label: str) -> str:
     """An escaped label without the element that carries its title."""
     return label.partition(">")[2].removesuffix("</span>") if label.startswith("<span") else label

@@ -64,6 +64,12 @@ def _fetch(small: DataFrame) -> pd.DataFrame:
     return small.toPandas()
 
 
+def _figures(one_row: DataFrame) -> dict[str, float]:
+    """The numbers of a frame of one row, by the names of its columns."""
+    row = one_row.first()
+    return {} if row is None else {name: float(value) for name, value in row.asDict().items()}
+
+
 def _bucket(second: str, step: int) -> Column:
     return (F.floor(F.col(second) / step) * step).cast("long").alias("at")
 
@@ -81,30 +87,24 @@ def _date(column: str, name: str) -> Column:
 
 def account_totals(read: Reader) -> dict[str, float]:
     """Lines and files of everything ever ingested."""
-    row = (
-        read("accounts")
-        .agg(
+    return _figures(
+        read("accounts").agg(
             F.count("*").alias("files"),
             _total("lines", "lines_in"),
             *(_total(name) for name in ("good", "dup", "corrupt", "missing")),
         )
-        .first()
     )
-    return {} if row is None else {name: float(value) for name, value in row.asDict().items()}
 
 
 def quality_totals(read: Reader) -> dict[str, float]:
     """What the logs themselves say was lost or late, over all nodes."""
-    row = (
-        read("log_quality")
-        .agg(
+    return _figures(
+        read("log_quality").agg(
             F.countDistinct("node").alias("nodes"),
             *(_total(name) for name in ("gaps", "gap_lines", "late_lines", "events_dropped")),
             F.coalesce(F.sum((~F.col("ended")).cast("int")), F.lit(0)).alias("unended"),
         )
-        .first()
     )
-    return {} if row is None else {name: float(value) for name, value in row.asDict().items()}
 
 
 def fleet_totals(read: Reader, since: int, until: int) -> dict[str, float]:
@@ -133,8 +133,7 @@ def fleet_totals(read: Reader, since: int, until: int) -> dict[str, float]:
     )
     found: dict[str, float] = {}
     for frame in asked:
-        row = frame.first()
-        found.update({} if row is None else {name: float(value) for name, value in row.asDict().items()})
+        found.update(_figures(frame))
     return found
 
 
