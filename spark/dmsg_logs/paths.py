@@ -108,9 +108,7 @@ def read_text(spark: SparkSession, path: str) -> str:
 def write_text(spark: SparkSession, path: str, text: str) -> None:
     """Make ``path`` hold ``text``, replacing what is there at once and whole; makes the directories above it."""
     jvm: Any = spark._jvm
-    system, java_path = _open(spark, path)
-    system.mkdirs(java_path.getParent())
-    scheme = str(system.getScheme())
+    system, java_path, scheme = _open_to_write(spark, path)
     if scheme == _LOCAL:
         temporary = _write_local(spark, java_path, text)
         options = _array(spark, jvm.java.nio.file.CopyOption, jvm.java.nio.file.StandardCopyOption.ATOMIC_MOVE)
@@ -128,9 +126,7 @@ def write_text(spark: SparkSession, path: str, text: str) -> None:
 def create_text(spark: SparkSession, path: str, text: str) -> bool:
     """Make ``path`` hold ``text`` if nothing is there yet; whether this call did. Never overwrites, never half."""
     jvm: Any = spark._jvm
-    system, java_path = _open(spark, path)
-    system.mkdirs(java_path.getParent())
-    scheme = str(system.getScheme())
+    system, java_path, scheme = _open_to_write(spark, path)
     if scheme == _LOCAL:
         temporary = _write_local(spark, java_path, text)
         try:
@@ -186,6 +182,13 @@ def _open(spark: SparkSession, path: str) -> tuple[Any, Any]:
     jvm: Any = spark._jvm
     java_path = jvm.org.apache.hadoop.fs.Path(path)
     return java_path.getFileSystem(_configuration(spark)), java_path
+
+
+def _open_to_write(spark: SparkSession, path: str) -> tuple[Any, Any, str]:
+    """The file system, the path, the directories above which are made, and the scheme, which says how to write."""
+    system, java_path = _open(spark, path)
+    system.mkdirs(java_path.getParent())
+    return system, java_path, str(system.getScheme())
 
 
 def _array(spark: SparkSession, kind: Any, *values: Any) -> Any:
