@@ -3,14 +3,12 @@
 The key of a line is (node, boot, seq). The keys of 64 consecutive ``seq`` fit into the bits of one integer, so all keys
 of five million lines are eighty thousand rows (*words*), and whether two sets of keys have one in common is an ``&``.
 
-1. Claims: one look at the text of a batch gives, for each file, the words of the keys that occur in it, and how many
-   lines it has. Our writer puts the key at the start of a line, where it is cut out; other lines are parsed.
+1. Claims: one look at the text of a batch gives, for each file, the words of the keys that occur in it, how many lines
+   it has, and how many of them are not as our writer writes them.
 2. Rulings: of several files that claim a key the first by name keeps it, unless an earlier batch has it. That is a
    window over words. What a file must drop are words again, few of them, which are joined to its lines as they are
    written.
-3. Proof: a claim taken from the text may be wrong, because the line turns out to be corrupt. So the keys that were
-   *written* decide whether the batch is right (:func:`contradictions`); if they say no, the batch is made again from
-   claims of fully parsed lines.
+3. Proof: the keys that were *written* decide whether the batch is right (:func:`contradictions`).
 """
 
 from __future__ import annotations
@@ -24,81 +22,101 @@ from dmsg_logs import lines
 
 _WORD_BITS: Final = 6
 _KEY: Final = ("node", "boot", "word")
-_PAIR: Final = "node string, boot string"
 
 
 def word() -> Column:
     """The word of a line's key."""
-    return F.shiftright("seq", _WORD_BITS).alias("word")
+    return _word_of("seq").alias("word")
 
 
 def bits() -> Column:
     """All keys of a word, as an aggregate over lines."""
-    return F.bit_or(F.expr("shiftleft(1L, cast(seq & 63 as int))")).alias("bits")
+    return F.bit_or(_bit_of("seq")).alias("bits")
 
 
-def quick_claims(read: DataFrame) -> DataFrame:
-    """Lines to ``uri``, ``node``, ``boot``, ``word``, ``bits`` and ``n``, their number.
+def _word_of(seq: str) -> Column:
+    return F.shiftright(seq, _WORD_BITS)
 
-    What claims no key, because it cannot be an event, has nulls. The sum of ``n`` is the number of lines.
+
+def _bit_of(seq: str) -> Column:
+    return F.expr(f"shiftleft(1L, cast({seq} & 63 as int))")
+
+
+def count_lines(read: DataFrame, *, closely: bool = False) -> DataFrame:
+    """Lines to ``uri``, ``pair``, ``word``, ``bits``, ``value`` and ``n``, their number.
+
+    Plain lines go by their key, of which ``pair`` is ``node":"…","boot":"…"``; any other line keeps its text, ``value``,
+    and so do all of them with ``closely``. The sum of ``n`` is the number of lines.
     """
-    text = F.col("value")
-    first = F.substring_index(text, ',"', 7)
-    key = F.substring_index(first, ',"', -3)
-    pair, rest = F.substring_index(key, ',"', 2), F.substring_index(key, ',"', -1)
-    number = F.substring(rest, 6, 20).try_cast("long")
-    ours = (
-        text.startswith('{"event":"')
-        & text.endswith("}")
-        & pair.startswith('node":"')
-        & pair.endswith('"')
-        & pair.contains('","boot":"')
-        & rest.startswith('seq":')
-        & number.isNotNull()
-    )
-    # The pair of another line is written as ours write it; what is not whole cannot claim anything.
-    parsed = F.from_json(text, f"{_PAIR}, seq long")
-    quoted = F.to_json(F.struct(parsed["node"].alias("node"), parsed["boot"].alias("boot")))
-    inner = F.expr("substring(quoted, 3, char_length(quoted) - 3)")
-    whole = F.btrim(text, F.lit(" \t\r")).endswith("}") & (F.octet_length(text) <= lines.MAX_LINE_BYTES)
-    found = read.select(
+    key = F.lit("") if closely else lines.plain_key(F.col("value"))
+    cut = read.select("uri", "value", key.alias("plain_key"))
+    is_plain = F.col("plain_key") != ""
+    split = cut.select(
         "uri",
-        F.when(ours, F.struct(pair.alias("pair"), number.alias("seq")))
-        .when(whole, F.struct(quoted.alias("pair"), parsed["seq"].alias("seq")))
-        .alias("claim"),
-        ours.alias("ours"),
+        F.when(is_plain, F.substring_index("plain_key", ',"', 2)).alias("pair"),
+        F.when(is_plain, F.substring_index("plain_key", ":", -1).cast("long")).alias("seq"),
+        F.when(~is_plain, F.substring("value", 1, lines.MAX_LINE_BYTES + 1)).alias("value"),
     )
-    quoted_pair = F.col("claim.pair").alias("quoted")
-    split = found.select("uri", "ours", quoted_pair, F.col("claim.seq").alias("seq"))
-    keyed = split.select("uri", F.when(F.col("ours"), F.col("quoted")).otherwise(inner).alias("pair"), "seq")
-    counted = keyed.groupBy("uri", "pair", word()).agg(bits(), F.count(F.lit(1)).alias("n"))
-    named = counted.withColumn("names", F.from_json(F.concat(F.lit('{"'), "pair", F.lit("}")), _PAIR))
-    claimed = F.isnotnull("names.node") & F.isnotnull("names.boot") & F.isnotnull("word")
-    return _merged(named.select("uri", *_where(claimed, "names.node", "names.boot"), "n"))
+    return split.groupBy("uri", "pair", "value", word()).agg(bits(), F.count(F.lit(1)).alias("n"))
 
 
-def exact_claims(read: DataFrame) -> DataFrame:
-    """The same as :func:`quick_claims` from lines that are parsed as they will be when they are written: slower, right."""
-    parsed = lines.parse(read)
-    counted = parsed.groupBy("uri", F.isnull("fault").alias("fine"), "node", "boot", word()).agg(
-        bits(), F.count(F.lit(1)).alias("n")
+def claims(counted: DataFrame) -> DataFrame:
+    """Counted lines to ``uri``, ``node``, ``boot``, ``word``, ``bits``, ``n`` and, of these, ``odd``, which are not plain.
+
+    Only events claim a key; the others' is null. ``strange`` says that a line is too odd for
+    :func:`lines.read_plain_lines` to be told apart from others in what that gives.
+    """
+    looked_at = lines.parse(counted.withColumn("text", F.col("value")))
+    is_plain, fine = F.isnotnull("pair"), F.isnull("fault")
+    cut_out = F.from_json(F.concat(F.lit('{"'), "pair", F.lit("}")), "node string, boot string")
+    several = (F.col("fault") == "torn") & F.isnotnull(lines.key_as_read(F.col("text"))["seq"])
+    named = looked_at.withColumn("cut_out", cut_out).select(
+        "uri",
+        *(F.when(is_plain, F.col("cut_out")[name]).when(fine, F.col(name)).alias(name) for name in ("node", "boot")),
+        F.when(is_plain, F.col("word")).when(fine, _word_of("seq")).alias("word"),
+        F.when(is_plain, F.col("bits")).when(fine, _bit_of("seq")).alias("bits"),
+        "n",
+        F.when(~is_plain, F.col("n")).otherwise(0).alias("odd"),
+        (~is_plain & (several | lines.is_several(F.col("text")))).alias("strange"),
     )
-    return _merged(counted.select("uri", *_where(F.col("fine"), "node", "boot"), "n"))
-
-
-def _where(condition: Column, node: str, boot: str) -> list[Column]:
-    columns = {"node": node, "boot": boot, "word": "word", "bits": "bits"}
-    return [F.when(condition, F.col(column)).alias(name) for name, column in columns.items()]
-
-
-def _merged(claims: DataFrame) -> DataFrame:
-    return claims.groupBy("uri", *_KEY).agg(F.bit_or("bits").alias("bits"), F.sum("n").alias("n"))
+    return named.groupBy("uri", *_KEY).agg(
+        F.bit_or("bits").alias("bits"),
+        F.sum("n").alias("n"),
+        F.sum("odd").alias("odd"),
+        F.bool_or("strange").alias("strange"),
+    )
 
 
 def by_file(claims: DataFrame) -> DataFrame:
-    """A row a file: ``uri``, the number of its lines, whether a key occurs in it twice, the ``boot`` it has keys of."""
+    """A row a file: ``uri``, how many ``lines`` it has and how many of them are ``odd``, whether they have to be looked at
+    one by one (``closely``) because a key occurs twice or a line is strange, and the ``boots`` it has keys of."""
     twice = F.isnotnull("word") & (F.col("n") > F.bit_count("bits"))
-    return claims.groupBy("uri").agg(F.sum("n"), F.bool_or(twice), F.collect_set("boot"))
+    return claims.groupBy("uri").agg(
+        F.sum("n").alias("lines"),
+        F.sum("odd").alias("odd"),
+        F.bool_or(twice | F.col("strange")).alias("closely"),
+        F.collect_set("boot").alias("boots"),
+    )
+
+
+def odd_lines(counted: DataFrame) -> DataFrame:
+    """The lines that are not plain, parsed (:func:`lines.parse`), with their ``uri``; each as often as there are."""
+    odd = counted.where(F.isnotnull("value")).select(
+        "uri", "value", F.explode(F.expr("array_repeat(1, cast(n as int))"))
+    )
+    return lines.parse(odd.select("uri", "value"))
+
+
+def marks(counted: DataFrame, ruled: DataFrame) -> DataFrame:
+    """``uri``, ``node``, ``boot``, ``word``, and as bits the keys ``dropped`` by a ruling, and those ``hidden``: what
+    :func:`lines.read_plain_lines` makes of them comes from odd lines, which are written as :func:`odd_lines` gives them."""
+    read = counted.where(F.isnotnull("value")).select("uri", lines.key_as_read(F.col("value")).alias("key"))
+    hidden = read.select("uri", "key.*").where(F.isnotnull("seq")).groupBy("uri", "node", "boot", word()).agg(bits())
+    none = F.lit(0).cast("long")
+    every = ruled.select("uri", *_KEY, "dropped", none.alias("hidden")).unionByName(
+        hidden.select("uri", *_KEY, none.alias("dropped"), F.col("bits").alias("hidden"))
+    )
+    return every.groupBy("uri", *_KEY).agg(F.bit_or("dropped").alias("dropped"), F.bit_or("hidden").alias("hidden"))
 
 
 def rulings(claims: DataFrame, earlier: DataFrame) -> DataFrame:
@@ -120,7 +138,7 @@ def repeated(parsed: DataFrame) -> DataFrame:
     For files in which a key occurs more than once; sorts whole lines. Corrupt lines are never ``again``.
     """
     fine = F.isnull("fault")
-    content = F.xxhash64(*(name for name in parsed.columns if name not in ("uri", "landed_at")))
+    content = F.xxhash64(*(name for name in parsed.columns if name != "uri"))
     spread = F.when(~fine, content)  # corrupt lines have no key: not all of them into one partition
     order = Window.partitionBy("uri", fine, "node", "boot", "seq", spread).orderBy(content)
     return parsed.withColumn("again", fine & (F.row_number().over(order) > 1))
@@ -129,8 +147,18 @@ def repeated(parsed: DataFrame) -> DataFrame:
 def ruled_out(marked: DataFrame, ruled: DataFrame) -> DataFrame:
     """Lines with ``again``, which becomes true as well where the ruling on their file and key is to drop them."""
     joined = marked.withColumn("word", word()).join(ruled, ["uri", *_KEY], "left")
-    bit = F.getbit("dropped", F.expr("cast(seq & 63 as int)"))
-    return joined.withColumn("again", F.col("again") | F.coalesce(bit == 1, F.lit(False))).drop("word", "dropped")
+    return joined.withColumn("again", F.col("again") | _has("dropped")).drop("word", "dropped")
+
+
+def marked_out(rows: DataFrame, marks: DataFrame) -> DataFrame:
+    """Rows of :func:`lines.read_plain_lines` with ``again``, whether to drop them, and without those of odd lines."""
+    keyed = rows.where(F.isnotnull("node") & F.isnotnull("boot") & F.isnotnull("seq")).withColumn("word", word())
+    joined = keyed.join(marks, ["uri", *_KEY], "left").where(~_has("hidden"))
+    return joined.withColumn("again", _has("dropped")).drop("word", "dropped", "hidden")
+
+
+def _has(name: str) -> Column:
+    return F.coalesce(F.getbit(name, F.expr("cast(seq & 63 as int)")) == 1, F.lit(False))
 
 
 def contradictions(written: DataFrame, earlier: DataFrame) -> DataFrame:

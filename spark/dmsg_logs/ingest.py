@@ -3,7 +3,9 @@
 A run lists the landing zone, leaves out what commits name, and takes the rest in batches:
 
 1. ``scan``: count the lines of each file as text and find the keys they claim (:mod:`dmsg_logs.claims`);
-2. ``write``: parse every line and write it once, below ``state=good|dup|corrupt``;
+2. ``write``: write every line once, below ``state=good|dup|corrupt``. Files of nothing but plain lines, which is most of
+   them, go through Spark's JSON reader; what is not plain has been parsed by itself already, and what cannot be told
+   apart in what the reader gives is read as text and parsed line by line, at three times the cost;
 3. ``check``: read the keys and counts back, prove them right, write the keys down for batches to come;
 4. ``commit``: create the commit.
 
@@ -16,6 +18,7 @@ one can create its commit; the other throws its work away and looks again. (A no
 from __future__ import annotations
 
 import contextlib
+import functools
 import time
 import uuid
 from collections.abc import Callable, Iterable, Iterator
@@ -31,6 +34,7 @@ from dmsg_logs import landing as landings
 from dmsg_logs import lease, lines, paths, store
 from dmsg_logs.accounts import AccountsError, IngestSummary, Written, make_accounts
 from dmsg_logs.landing import Landing, LandingFile
+from dmsg_logs.session import look_up_by_cores
 
 #: Called with a stage, how many files are done, and how many there are.
 Progress = Callable[[str, int, int], None]
@@ -150,12 +154,12 @@ class _Batch:
         self._names = {each.uri: each.name for each in self._files}
         self._pack()
         try:
-            return self._attempt(keys.quick_claims)
+            return self._attempt()
         except (PySparkException, paths.JavaError) as error:
             if self._tolerant or not lines.is_unreadable(error):
                 raise
             self._tolerant = True
-            return self._attempt(keys.quick_claims)
+            return self._attempt()
 
     def _pack(self) -> None:
         """Few tasks, so that few files come out, but enough of them to keep every core busy."""
@@ -168,36 +172,40 @@ class _Batch:
         conf.set("spark.sql.files.openCostInBytes", "4096")
         conf.set("spark.sql.files.maxPartitionBytes", str(max(1024**2, size * 21 // (20 * tasks))))
 
-    def _attempt(self, claim: Callable[[DataFrame], DataFrame]) -> store.Commit:
+    def _attempt(self, *, closely: bool = False) -> store.Commit:
+        """Scan, write and check. Should the result be wrong, all of it again, with a close look at every line."""
         self._tell("scan", 0)
-        exact = claim is keys.exact_claims
-        with _kept(claim(self._read(self._files))) as claimed:
+        count = keys.count_lines(self._read(self._files), closely=closely)
+        with _kept(count) as counted, _kept(keys.claims(counted)) as claimed:
             found = keys.by_file(claimed).collect()
-            counted = self._by_name(found)
-            earlier = self._earlier({boot for row in found for boot in row[3]}, claimed)
+            lines_of = self._by_name(found)
+            earlier = self._earlier({boot for row in found for boot in row["boots"]}, claimed)
             with _kept(keys.rulings(claimed, earlier)) as ruled:
                 self._tell("write", 0)
                 self._renew()
-                self._write(ruled, {row[0] for row in found if row[2]})
+                self._write(counted, ruled, found, closely)
         self._tell("check", 0)
         with _kept(self._written()) as written:
             per_file, boots = _summed(written)
-            if keys.contradictions(written, self._earlier(boots, written)).limit(1).count():
-                if exact:
+            try:
+                accounts = make_accounts(self._files, lines_of, per_file, self._damaged(lines_of), self._number)
+                if keys.contradictions(written, self._earlier(boots, written)).limit(1).count():
                     raise AccountsError(f"batch {self._number}: keys were lost or doubled in writing")
+            except AccountsError:
+                if closely:
+                    raise
                 paths.delete(self._session, store.data_path(self._tables, self._run))
-                return self._attempt(keys.exact_claims)
+                return self._attempt(closely=True)
             self._write_keys(written)
-        accounts = make_accounts(self._files, counted, per_file, self._damaged(counted), self._number)
         states = {state: sum(each[state] for each in accounts) for state in store.STATES}
         listed = sorted(boots) if len(boots) <= _MAX_BOOTS else None
         return store.Commit(self._number, self._run, states, listed, accounts)
 
     def _by_name(self, rows: Iterable[Any]) -> dict[str, int]:
-        strangers = [row[0] for row in rows if row[0] not in self._names]
+        strangers = [row["uri"] for row in rows if row["uri"] not in self._names]
         if strangers:
             raise AccountsError(f"lines of {strangers[0]}, which is not in the batch")
-        return {self._names[row[0]]: int(row[1]) for row in rows}
+        return {self._names[row["uri"]]: int(row["lines"]) for row in rows}
 
     def _read(self, files: list[LandingFile]) -> DataFrame:
         return lines.read_lines(self._session, [each.path for each in files], tolerant=self._tolerant)
@@ -214,31 +222,52 @@ class _Batch:
             return held
         return held.join(words.select(*_KEYS[:3]).distinct(), list(_KEYS[:3]), "left_semi")
 
-    def _write(self, ruled: DataFrame, again: set[str]) -> None:
+    def _write(self, counted: DataFrame, ruled: DataFrame, found: list[Any], closely: bool) -> None:
         """Every line of the batch, once."""
-        rulings = ruled.count()
-        parts = [[each for each in self._files if (each.uri in again) is repeats] for repeats in (False, True)]
+        rulings = {row["uri"]: row["count"] for row in ruled.groupBy("uri").count().collect()}
+        odd = {row["uri"]: row["odd"] for row in found if row["odd"]}
+        close = {row["uri"] for row in found if row["closely"] or closely or self._tolerant}
+        full = {row["uri"] for row in found}
+        few = sum(rulings.values()) + sum(odd.values()) <= _MAX_BROADCAST
+        parts: dict[str, list[LandingFile]] = {"plain": [], "marked": [], "close": []}
+        for each in self._files:
+            if each.uri not in full:
+                continue
+            marked = each.uri in rulings or each.uri in odd
+            parts["close" if each.uri in close else "marked" if marked else "plain"].append(each)
         frames = []
-        for files, repeats in zip(parts, (False, True), strict=True):
-            if files:
-                parsed = lines.parse(self._read(files))
-                marked = keys.repeated(parsed) if repeats else parsed.withColumn("again", F.lit(False))
-                if rulings:
-                    marked = keys.ruled_out(marked, F.broadcast(ruled) if rulings <= _MAX_BROADCAST else ruled)
-                frames.append(marked)
-        rows = frames[0] if len(frames) == 1 else frames[0].unionByName(frames[1])
-        state = F.when(F.isnotnull("fault"), "corrupt").when(F.col("again"), "dup").otherwise("good")
-        good = F.isnull("fault") & ~F.col("again")
-        out = rows.select(
-            *(each for each in store.DATA.names if each != "file"),
-            self._file_name().alias("file"),
-            state.alias("state"),
-            F.when(good, lines.date_of(F.col("ts"))).alias("date"),
-        )
+        if parts["plain"]:
+            frames.append(self._shaped(self._read_plain(parts["plain"]).withColumn("again", F.lit(False))))
+        if parts["marked"]:
+            marks = keys.marks(counted, ruled)
+            rows = keys.marked_out(self._read_plain(parts["marked"]), F.broadcast(marks) if few else marks)
+            frames.append(self._shaped(rows))
+            others = keys.odd_lines(counted.where(~F.col("uri").isin(list(close))) if close else counted)
+            frames.append(self._shaped(keys.ruled_out(others.withColumn("again", F.lit(False)), ruled)))
+        if parts["close"]:
+            parsed = keys.repeated(lines.parse(self._read(parts["close"])))
+            frames.append(self._shaped(keys.ruled_out(parsed, F.broadcast(ruled) if few else ruled)))
+        if not frames:
+            return
+        rows = functools.reduce(DataFrame.unionByName, frames)
         # Fused into one method these columns are more than the JVM compiles, and take twice as long.
         self._session.conf.set("spark.sql.codegen.hugeMethodLimit", "8000")
-        writer = out.write.option("compression", "zstd").option("parquet.block.size", str(_ROW_GROUP_BYTES))
+        writer = rows.write.option("compression", "zstd").option("parquet.block.size", str(_ROW_GROUP_BYTES))
         writer.partitionBy("state", "date").parquet(store.data_path(self._tables, self._run))
+
+    def _read_plain(self, files: list[LandingFile]) -> DataFrame:
+        nothing = {name: F.lit(None).cast("string") for name in ("raw", "line", "fault")}
+        return lines.read_plain_lines(self._session, [each.path for each in files]).withColumns(nothing)
+
+    def _shaped(self, rows: DataFrame) -> DataFrame:
+        """Lines with ``again`` as they are written."""
+        good = F.isnull("fault") & ~F.col("again")
+        return rows.select(
+            *(each for each in store.DATA.names if each != "file"),
+            self._file_name().alias("file"),
+            F.when(good, "good").when(F.col("again"), "dup").otherwise("corrupt").alias("state"),
+            F.when(good, lines.date_of(F.col("ts"))).alias("date"),
+        )
 
     def _file_name(self) -> Any:
         """The name of a line's file from its URI: what follows the root, but where characters had to be encoded."""
@@ -315,6 +344,7 @@ def _session(spark: SparkSession) -> SparkSession:
     session: SparkSession = spark.newSession()
     session.conf.set("spark.sql.maxConcurrentOutputFileWriters", str(_OPEN_WRITERS))
     session.conf.set("spark.sql.session.timeZone", "UTC")
+    look_up_by_cores(session)
     return session
 
 

@@ -15,6 +15,7 @@ connector that ignores the condition two runs must not be started at once.
 
 from __future__ import annotations
 
+import re
 import uuid
 from typing import Any, Final
 from urllib.parse import urlsplit
@@ -73,9 +74,11 @@ def names(spark: SparkSession, path: str) -> list[str]:
 
 
 def spark_uri(spark: SparkSession, path: str) -> str:
-    """A path as Spark shows it in ``_metadata.file_path``: what is special in a URI is percent-encoded."""
+    """A path as Spark shows it in ``input_file_name()``: what is special in a URI is percent-encoded, and a local one has
+    an empty authority."""
     jvm: Any = spark._jvm
-    return str(jvm.org.apache.hadoop.fs.Path(path).toUri().toString())
+    uri = str(jvm.org.apache.hadoop.fs.Path(path).toUri().toString())
+    return re.sub(r"^file:/(?!/)", "file:///", uri)
 
 
 def path_of_uri(spark: SparkSession, uri: str) -> str:

@@ -39,7 +39,6 @@ BATCH_DIGITS: Final = 8
 _EXTRA: Final = (
     StructField("raw", StringType()),
     StructField("file", StringType()),
-    StructField("landed_at", DoubleType()),
     StructField("line", StringType()),
     StructField("fault", StringType()),
 )
@@ -162,7 +161,10 @@ def read_events(spark: SparkSession, tables: str) -> DataFrame:
     """All good lines, each key once: the columns of ``schemas.LINE``, then ``raw`` (the whole line where it holds more
     than we know, else null), ``date`` (of ``ts``, UTC), ``file`` (relative to the landing zone), ``batch`` and
     ``landed_at`` (Unix seconds of the file's last change)."""
-    return read_state(spark, tables, "good").select(*LINE.names, "raw", "date", "file", "batch", "landed_at")
+    # The optimizer drops this join where nobody asks for the time.
+    landed = read_accounts(spark, tables).groupBy("file", "batch").agg(F.max("landed_at").alias("landed_at"))
+    joined = read_state(spark, tables, "good").join(F.broadcast(landed), ["file", "batch"], "left")
+    return joined.select(*LINE.names, "raw", "date", "file", "batch", "landed_at")
 
 
 def read_quarantine(spark: SparkSession, tables: str) -> DataFrame:

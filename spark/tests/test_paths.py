@@ -58,7 +58,7 @@ def test_names_existence_renaming_and_deletion(spark: SparkSession, tmp_path: Pa
 def test_what_a_path_is_called(spark: SparkSession) -> None:
     assert paths.join("s3a://b/x/", "/y/", "z") == "s3a://b/x/y/z"
     assert paths.qualified(spark, "/data/landing") == "file:/data/landing"
-    assert paths.spark_uri(spark, "file:/a b/%") == "file:/a%20b/%25"
+    assert paths.spark_uri(spark, "file:/a b/%") == "file:///a%20b/%25"
 
 
 def test_which_schemes_hadoop_knows(spark: SparkSession) -> None:
