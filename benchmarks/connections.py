@@ -1,14 +1,15 @@
 """New connections while others talk, and what an idle one holds in memory.
 
 A load process opens connections at an even pace; two clients play ping-pong meanwhile. Their tail without the load is
-measured right before, in each repeat. All processes share the machine's cores.
+measured right before, in each repeat. The server has a core to itself, as a machine of its own would give it; everybody
+else shares the others.
 """
 
 from __future__ import annotations
 
 from typing import Final
 
-from benchmarks.processes import Cast, Child
+from benchmarks.processes import Cast, Child, split_cores
 from benchmarks.report import Row, row
 from benchmarks.sizes import Sizes
 
@@ -36,11 +37,12 @@ def _pace(sizes: Sizes) -> list[Row]:
     tails: list[tuple[float, float]] = []
     costs: list[float] = []
     admission_ms: list[float] = []
+    own, others = split_cores()
     with Cast() as cast:
-        server = cast.start("server", limits=_LIMITS)
-        echo = cast.start("client", server=server.facts, listen="echo")
-        pinger = cast.start("client", server=server.facts)
-        load = cast.start("load", server=server.facts)
+        server = cast.start("server", own, limits=_LIMITS)
+        echo = cast.start("client", others, server=server.facts, listen="echo")
+        pinger = cast.start("client", others, server=server.facts)
+        load = cast.start("load", others, server=server.facts)
         _play(pinger, echo, 0.2)  # warm
         for _ in range(sizes.repeats):
             load.ask("prepare", count=count)

@@ -13,6 +13,7 @@ import select
 import subprocess
 import sys
 import time
+from collections.abc import Collection
 from contextlib import ExitStack, suppress
 from pathlib import Path
 from types import TracebackType
@@ -28,9 +29,12 @@ class ChildFailed(Exception):
 
 
 class Child:
-    """One process running ``benchmarks.roles.<role>``. ``facts`` is what it said once it was ready."""
+    """One process running ``benchmarks.roles.<role>``, on certain ``cores`` if any are given.
 
-    def __init__(self, role: str, **options: Any) -> None:
+    ``facts`` is what it said once it was ready.
+    """
+
+    def __init__(self, role: str, cores: Collection[int] = (), **options: Any) -> None:
         self.role = role
         self._process = subprocess.Popen(
             [sys.executable, "-m", "benchmarks.child", role, json.dumps(options)],
@@ -39,6 +43,8 @@ class Child:
             cwd=ROOT,
         )
         self.pid = self._process.pid
+        if cores:
+            os.sched_setaffinity(self.pid, cores)
         try:
             self.facts: dict[str, Any] = self._answer(_START_TIMEOUT_S)
         except BaseException:
@@ -118,9 +124,9 @@ class Cast:
     ) -> None:
         self._stack.close()
 
-    def start(self, role: str, **options: Any) -> Child:
+    def start(self, role: str, cores: Collection[int] = (), **options: Any) -> Child:
         """Start a child."""
-        child = Child(role, **options)
+        child = Child(role, cores, **options)
         self._stack.callback(child.close)
         return child
 
@@ -140,3 +146,9 @@ def raise_open_files() -> int:
     if soft != hard:
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     return hard
+
+
+def split_cores() -> tuple[list[int], list[int]]:
+    """A core for one process alone and the cores of all others; two empty lists where there is only one."""
+    cores = sorted(os.sched_getaffinity(0))
+    return (cores[:1], cores[1:]) if len(cores) > 1 else ([], [])
