@@ -12,11 +12,13 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from landing_zone import NAME, Zone, lines_of
 
 from dmsg_logs.generate import Truth, generate
 from dmsg_logs.generate.texts import ADDED
+from dmsg_logs.generate.traffic import Outcome, refusals
 from dmsg_logs.schemas import EVENTS
 
 
@@ -266,3 +268,12 @@ def test_lines_are_those_of_the_event_log(tmp_path: Path) -> None:
     lines = b"".join(line for path in sorted(tmp_path.rglob("*.zst")) for line in lines_of(path))
     done = subprocess.run([sys.executable, "-c", _RE_ENCODE], input=lines, capture_output=True, check=False, timeout=60)
     assert done.stdout.strip() == b"same", done.stderr.decode()[-2000:]
+
+
+def test_large_fleets_have_the_same_refusals_in_lines_and_truth() -> None:
+    """Numbers of dials come in 32 bits from one place and in 64 from the other; a product of them needs the latter."""
+    dial = np.array([0, 271_180, 500_000, 2**31 - 1])
+    outcome = np.full(len(dial), Outcome.RATE_LIMITED)
+    expected = [1 + int(each) * 7919 % 23 for each in dial]
+    assert refusals(outcome, dial.astype(np.int64)).tolist() == expected
+    assert refusals(outcome, dial.astype(np.int32)).tolist() == expected

@@ -250,7 +250,7 @@ def _draw(uniform: Floats, shares: dict[Outcome, float]) -> Ints:
 
 def refusals(outcome: Ints, dial: Ints) -> Ints:
     """How many refusals a line stands for: clients that go too fast are refused many times a second."""
-    return np.where(outcome == Outcome.RATE_LIMITED, 1 + (dial * 7919) % 23, 1)
+    return np.where(outcome == Outcome.RATE_LIMITED, 1 + (dial.astype(np.int64) * 7919) % 23, 1)
 
 
 def make_segments(
