@@ -303,5 +303,7 @@ class SecureStream(Stream):
             self.pending.append(earlier.pending.take(1 << 20))
         self.sent_bytes = self.acked_bytes = peer_received_bytes
         self._unread += earlier._unread
+        if self._unread > self._ack_limit_bytes and not self.end_received:
+            self.ack_due = False  # promised in the read that brought the proof, when only what is new was counted
         self._end_wanted = earlier._end_wanted
         self.blocked = earlier.blocked
