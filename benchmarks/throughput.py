@@ -1,7 +1,8 @@
 """How fast data goes from one client through a server to another, and how long a message takes there and back.
 
 Discovery, server and both clients are processes of their own. The time is up to the last acknowledgement; the writer
-heeds back-pressure. MB are 10^6 bytes. Security is by the hop, for which the targets were set; what more the end-to-end
+heeds back-pressure. The same message through Twisted's own TCP and a relay that only copies is there to compare with. MB
+are 10^6 bytes. Security is by the hop, for which the targets were set; what more the end-to-end
 kind costs is for :mod:`benchmarks.e2e_cost`.
 """
 
@@ -27,12 +28,16 @@ def run(sizes: Sizes) -> list[Row]:
     costs: dict[tuple[int, int], list[tuple[float, ...]]] = {}
     p50: list[float] = []
     p99: list[float] = []
+    plain: list[float] = []
     with Cast() as cast:
         url = cast.start("discovery").facts["url"]
         server = cast.start("server", discovery=url)
         sink = cast.start("client", server=server.facts, discovery=url, listen="sink")
         echo = cast.start("client", server=server.facts, discovery=url, listen="echo")
         source = cast.start("client", server=server.facts, discovery=url)
+        plain_echo = cast.start("plain", listen="echo")
+        plain_relay = cast.start("plain", listen="relay", to=plain_echo.facts["port"])
+        plain_source = cast.start("plain")
         processes = (source, server, sink)
         for _ in range(sizes.repeats):
             for size, transports, _ in TRANSFERS:
@@ -57,6 +62,9 @@ def run(sizes: Sizes) -> list[Row]:
             pings = source.ask("pings", target=echo.facts["key"], size=64, rounds=sizes.pings, seconds=_LIMIT_S)
             p50.append(pings["p50_ms"])
             p99.append(pings["p99_ms"])
+            port = plain_relay.facts["port"]
+            pings = plain_source.ask("pings", port=port, size=64, rounds=sizes.pings, seconds=_LIMIT_S)
+            plain.append(pings["p50_ms"])
     rows = []
     for size, transports, target in TRANSFERS:
         name = f"{size} B writes, {transports} transport{'s' * (transports > 1)}"
@@ -66,4 +74,7 @@ def run(sizes: Sizes) -> list[Row]:
             rows.append(row(NAME, f"{name}, {process}", spent_ms, "ms CPU/MB"))
     rows.append(row(NAME, "64 B ping-pong p50", p50, "ms", at_most=_P50_LIMIT_MS))
     rows.append(row(NAME, "64 B ping-pong p99", p99, "ms", at_most=_P99_LIMIT_MS))
+    times = [ours / theirs for ours, theirs in zip(p50, plain, strict=True)]
+    rows.append(row(NAME, "64 B ping-pong p50, times plain TCP through a copying relay", times, "x"))
+    rows.append(row(NAME, "64 B ping-pong p50, plain TCP through a copying relay", plain, "ms"))
     return rows

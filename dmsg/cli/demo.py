@@ -168,7 +168,7 @@ class Demo:
                     raise RoleFailed(one, f"ended with {one.process.returncode}")
             if time.monotonic() > give_up:
                 raise RoleFailed(role, f"{problem} within {STEP_TIMEOUT_S:g} s")
-            time.sleep(poll_s)
+            time.sleep(poll_s)  # a script without a reactor, waiting for processes that tell it nothing
 
     def _finish(self, role: Role, timeout_s: float, *, may_fail: bool = False) -> None:
         """Until it has ended; raises ``RoleFailed`` when it does not in time, or with an error unless it ``may_fail``."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable
 from types import FrameType
 from typing import Any, Final
@@ -164,7 +165,7 @@ class _Events:
         self.sink = MetricsEventLog(self.log, self.registry) if settings.admin else self.log
 
 
-class RoleService(Service):
+class RoleService(Service, ABC):
     """Base of the services that ``makeService`` gives to twistd.
 
     A subclass says in :meth:`start_role` and :meth:`stop_role` what its role does; ``endpoint`` is its public endpoint
@@ -186,17 +187,17 @@ class RoleService(Service):
 
     # --- what a subclass says ----------------------------------------------------------------------------------------
 
+    @abstractmethod
     def start_role(self) -> None:
         """Begin to serve on ``endpoint``, which is bound."""
-        raise NotImplementedError
 
+    @abstractmethod
     async def stop_role(self) -> None:
         """Stop accepting, let what is under way come to its end, and let go of everything."""
-        raise NotImplementedError
 
+    @abstractmethod
     def readiness(self) -> str | Awaitable[str]:
         """Why the role is not ready; "" if it is."""
-        raise NotImplementedError
 
     def where(self) -> str:
         """What it works on, for the line that says that it runs."""
@@ -234,7 +235,7 @@ class RoleService(Service):
     async def _stop(self) -> None:
         try:
             await self.stop_role()
-        except Exception:
+        except Exception:  # whatever it was, the last events are still to be written
             _log.failure("{role} did not stop well", role=self.role)
         if self._admin is not None:
             await self._admin.close()

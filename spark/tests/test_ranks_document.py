@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
 import pytest
 from event_rows import events
 from pyspark.sql import SparkSession
 from rank_fleet import ALICE, BOB, CLIENTS, FAILING, FLAPPING, GOOD, NOW, SLOW, Fleet, key, session, started
+from rank_vectors import OPERATOR, VECTORS
 
 from dmsg_logs.ranks import (
     LIFETIME_S,
@@ -24,10 +24,6 @@ from dmsg_logs.ranks import (
     write_ranks,
 )
 from dmsg_logs.scoring import RelayScore, effective
-from dmsg_logs.signing import SecretKey
-
-VECTORS: dict[str, Any] = json.loads((Path(__file__).parent / "vectors" / "relay_ranks.json").read_text())
-OPERATOR = SecretKey(bytes.fromhex(VECTORS["secret_key"]))
 
 
 def test_from_lines_to_a_document_that_is_replaced_at_once(spark: SparkSession, fleet: Fleet, tmp_path: Path) -> None:

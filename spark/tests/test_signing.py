@@ -5,9 +5,10 @@ from __future__ import annotations
 import json
 import os
 from pathlib import Path
-from typing import Any
 
 import pytest
+from rank_vectors import OPERATOR as KEY
+from rank_vectors import VECTORS
 
 from dmsg_logs.signing import (
     SecretKey,
@@ -18,9 +19,6 @@ from dmsg_logs.signing import (
     sign_document,
     verify_document_signature,
 )
-
-VECTORS: dict[str, Any] = json.loads((Path(__file__).parent / "vectors" / "relay_ranks.json").read_text())
-KEY = SecretKey(bytes.fromhex(VECTORS["secret_key"]))
 
 
 def test_a_key_has_the_public_half_of_the_vectors() -> None:
