@@ -1,4 +1,7 @@
-"""One small Spark session for all tests of this process: starting one costs more than most tests."""
+"""One small Spark session for all tests of this process: starting one costs more than most tests.
+
+Two processes run the tests, each whole files of them; ``-n 0`` runs all in one, as a debugger needs it.
+"""
 
 from __future__ import annotations
 

@@ -12,6 +12,7 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pyspark
 import pytest
@@ -94,7 +95,7 @@ def _stop(process: subprocess.Popen[bytes]) -> None:
         process.communicate()
 
 
-def _submit(master: str, wheel: Path, job: str, *arguments: str, cwd: Path) -> dict[str, object]:
+def _submit(master: str, wheel: Path, job: str, *arguments: str, cwd: Path) -> dict[str, Any]:
     environment = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "SPARK_CONF_DIR")}
     environment |= {"PYSPARK_PYTHON": sys.executable, "SPARK_LOCAL_IP": "127.0.0.1", "SPARK_HOME": str(_HOME)}
     done = subprocess.run(
@@ -111,7 +112,7 @@ def _submit(master: str, wheel: Path, job: str, *arguments: str, cwd: Path) -> d
         check=False,
     )
     assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
-    result: dict[str, object] = json.loads(done.stdout.splitlines()[-1])
+    result: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     return result
 
 
@@ -123,8 +124,18 @@ def test_the_stages_run_on_a_standalone_cluster_from_a_wheel(master: str, wheel:
     zone.file(lines=[*lines[3:], '{"event":'])
     first = _submit(master, wheel, "ingest.py", "--landing", str(landing), "--tables", str(tables), cwd=tmp_path)
     assert (first["in"], first["good"], first["dup"], first["corrupt"]) == (8, 6, 1, 1)
-    page = _submit(master, wheel, "ranks.py", *_ranks(tables, tmp_path), cwd=tmp_path)
-    assert page["ranks"] == {"relays": 0, "excluded_clients": 0}
+    ranked = _submit(master, wheel, "ranks.py", *_ranks(tables, tmp_path), cwd=tmp_path)
+    assert ranked["ranks"] == {"relays": 0, "excluded_clients": 0}
+    built = _submit(master, wheel, "tables.py", "--tables", str(tables), cwd=tmp_path)
+    assert built["violations"] == {}
+    assert built["tables"]["log_quality"] == 1
+    page = tmp_path / "report"
+    written = _submit(master, wheel, "report.py", "--tables", str(tables), "--report", str(page), cwd=tmp_path)
+    assert written["report"]["bytes"] == (page / "report.html").stat().st_size
+    zone.file(lines=[line(seq=6)], number=7)
+    every = ("--landing", str(landing), "--report", str(page), *_ranks(tables, tmp_path))
+    whole = _submit(master, wheel, "run.py", *every, cwd=tmp_path)
+    assert (whole["in"], whole["good"], whole["generation"]) == (1, 1, 2)
 
 
 def _ranks(tables: Path, directory: Path) -> tuple[str, ...]:
