@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from bench import check, measure, report, zone
+from bench.shape import ALONE
 from dmsg_logs.generate import Truth
 
 ENGINES: Final = ("spark", "duckdb", "polars")
@@ -117,10 +118,11 @@ def _rows(measured: dict[str, list[measure.Stage]], lines: int, cores: int) -> l
         parts = [(stage.name, [stage]) for stage in own]
         parts.append(("start + clean", [stage for stage in own if stage.name != "tables"]))
         parts.append(("all", own))
+        parts += [(ALONE, [stage]) for stage in stages if stage.name == ALONE]
         for name, members in parts:
             wall_s = sum(stage.wall_s for stage in members)
             others = walls.get("duckdb")
-            base = sum(others[stage.name] for stage in members) if others else None
+            base = sum(others["clean" if stage.name == ALONE else stage.name] for stage in members) if others else None
             judged = engine == "spark" and name == "start + clean" and base is not None
             ratio = wall_s / base if base else None
             rows.append(

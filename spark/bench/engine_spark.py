@@ -6,7 +6,7 @@ import sys
 from dataclasses import asdict
 from typing import Any
 
-from bench.shape import ACCOUNTS, GOOD, HOURLY, QUARANTINE, TRANSPORTS, Task, summary
+from bench.shape import ACCOUNTS, ALONE, GOOD, HOURLY, PATTERN, QUARANTINE, TRANSPORTS, Task, summary
 from bench.stages import stage
 
 
@@ -64,6 +64,19 @@ def tables(spark: Any, task: Task) -> dict[str, int]:
     return {name: spark.read.parquet(task.part(name)).count() for name in (TRANSPORTS, HOURLY)}
 
 
+def alone(spark: Any, task: Task) -> dict[str, int]:
+    """Stage ``reader + writer``: what Spark's own JSON reader and Parquet writer take for the same files, and nothing of
+    ours: no line is counted, checked, compared or kept out. Nothing made of the two takes less."""
+    from pyspark.sql import functions as F
+
+    from dmsg_logs.schemas import LINE
+
+    read = spark.read.schema(LINE).json(f"{task.zone}/{PATTERN}")
+    dated = read.withColumn("date", F.date_from_unix_date(F.floor(F.col("ts") / 86_400).cast("int")))
+    dated.write.option("compression", "zstd").partitionBy("date").parquet(task.part("alone"))
+    return {}
+
+
 def export(spark: Any, task: Task) -> None:
     """Not measured: what the check compares, under the names the other engines give it."""
     from pyspark.sql import functions as F
@@ -91,6 +104,8 @@ def main(arguments: list[str]) -> None:
         results.update(clean(spark, task))
     with stage("tables") as results:
         results.update(tables(spark, task))
+    with stage(ALONE) as results:
+        results.update(alone(spark, task))
     with stage("export"):
         export(spark, task)
     spark.stop()

@@ -35,6 +35,8 @@ QUARANTINE: Final = "quarantine"
 ACCOUNTS: Final = "accounts"
 TRANSPORTS: Final = "transports"
 HOURLY: Final = "relay_hourly"
+#: A stage of Spark's only: see ``bench.engine_spark.alone``.
+ALONE: Final = "reader + writer"
 
 
 @dataclass(frozen=True, slots=True)
