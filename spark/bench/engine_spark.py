@@ -6,7 +6,19 @@ import sys
 from dataclasses import asdict
 from typing import Any
 
-from bench.shape import ACCOUNTS, ALONE, GOOD, HOURLY, PATTERN, QUARANTINE, TRANSPORTS, Task, summary
+from bench.shape import (
+    ACCOUNTS,
+    ALONE,
+    EARLIEST_S,
+    GOOD,
+    HOURLY,
+    LATEST_S,
+    PATTERN,
+    QUARANTINE,
+    TRANSPORTS,
+    Task,
+    summary,
+)
 from bench.stages import stage
 
 
@@ -71,7 +83,9 @@ def alone(spark: Any, task: Task) -> dict[str, int]:
 
     from dmsg_logs.schemas import LINE
 
-    read = spark.read.schema(LINE).json(f"{task.zone}/{PATTERN}")
+    spark.conf.set("spark.sql.files.openCostInBytes", "4096")  # few tasks, and no sorting by date, as in the ingest
+    spark.conf.set("spark.sql.maxConcurrentOutputFileWriters", "24")
+    read = spark.read.schema(LINE).json(f"{task.zone}/{PATTERN}").where(F.col("ts").between(EARLIEST_S, LATEST_S))
     dated = read.withColumn("date", F.date_from_unix_date(F.floor(F.col("ts") / 86_400).cast("int")))
     dated.write.option("compression", "zstd").partitionBy("date").parquet(task.part("alone"))
     return {}
