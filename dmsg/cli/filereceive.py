@@ -173,7 +173,7 @@ class Receiver(Factory):
                 if not isinstance(message, Offer):
                     raise MalformedTransfer("something other than offer")
                 await self._take(talk, message, peer)
-            await channel.wait_closed(IDLE_TIMEOUT_S)
+            await channel.close(IDLE_TIMEOUT_S)
         except TransferFailed as error:
             self._tell_failure(error, peer)
             await talk.give_up(error)

@@ -106,9 +106,9 @@ class Bench:
         write_key_file(path, key)
         return key, str(path)
 
-    def settings(self, key_file: str = "", security: Security = Security.PREFER) -> Settings:
+    def settings(self, key_file: str = "", security: Security = Security.PREFER, events: str = "") -> Settings:
         url = self.network.discovery_url
-        return Settings(url, key_file, () if url else tuple(self.network.pinned), security=security)
+        return Settings(url, key_file, () if url else tuple(self.network.pinned), events, security=security)
 
     def start(
         self,
@@ -116,11 +116,12 @@ class Bench:
         *args: Any,
         key_file: str = "",
         security: Security = Security.PREFER,
+        events: str = "",
         **options: Any,
     ) -> Command:
         """Start ``run(call, reactor, …)``."""
         stdout, stderr = Lines(), io.StringIO()
-        call = Invocation(self.settings(key_file, security), Output(stdout, stderr, json_lines=True))
+        call = Invocation(self.settings(key_file, security, events), Output(stdout, stderr, json_lines=True))
         command = Command(call, stdout, stderr)
         command.ended = Deferred.fromCoroutine(run(call, self.reactor, *args, **options))
         self.commands.append(command)

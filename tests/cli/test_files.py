@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 from pathlib import Path
 
@@ -31,6 +32,7 @@ from dmsg.cli.filewire import (
 from dmsg.crypto.keys import PublicKey
 from dmsg.errors import DialError
 from dmsg.mux.negotiation import Security
+from dmsg.ops.compress import read_lines
 
 GIBIBYTE = 1024**3
 
@@ -86,6 +88,18 @@ async def test_files_arrive(bench, inbox, tmp_path):
         ("received", name, sha256(data)) for name, data in contents.items()
     ]
     assert received[0]["path"] == str(inbox / "empty")
+
+
+@pytest_twisted.ensureDeferred
+async def test_both_logs_call_the_end_of_a_transfer_normal(bench, inbox, tmp_path):
+    logs = [tmp_path / "receiver", tmp_path / "sender"]
+    receiving, peer = await receiver(bench, inbox, once=True, events=str(logs[0]))
+    await bench.run(run_send, peer, (source(tmp_path, "x", b"hello"),), retries=0, events=str(logs[1]))
+    await receiving.ended
+    for log in logs:
+        written = [json.loads(line) for path in log.rglob("*.jsonl.zst") for line in read_lines(path)]
+        (closed,) = [one for one in written if one["event"] == "transport_closed"]
+        assert (closed["reason"], closed["code"]) == ("normal", 0)
 
 
 @pytest_twisted.ensureDeferred
