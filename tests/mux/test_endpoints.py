@@ -25,8 +25,9 @@ from dmsg.mux.sharing import SharedClients, SharedSettings, shared_clients
 from dmsg.testing.memory import MemoryNetwork
 from dmsg.testing.network import LocalNetwork
 
-NOBODY = SecretKey.generate().public_key
-PIN = f"{SecretKey.generate().public_key}@127.0.0.1:9"
+NOBODY = SecretKey(bytes(31) + b"\x05").public_key
+_RELAY = SecretKey(bytes(31) + b"\x06").public_key
+PIN = f"{_RELAY}@127.0.0.1:9"
 
 
 @pytest.fixture(autouse=True)
