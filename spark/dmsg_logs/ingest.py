@@ -143,7 +143,7 @@ class _Batch:
                 return commit.files
             _remove(self._session, self._tables, self._run)
             return None
-        except Exception:
+        except Exception:  # whatever it was, it goes on from here, and nothing half made is to stay
             with contextlib.suppress(Exception):  # without a JVM it stays; a later run sweeps it
                 _remove(self._session, self._tables, self._run)
             raise

@@ -7,6 +7,7 @@ import json
 import os
 import re
 import selectors
+import shutil
 import subprocess
 import sys
 import time
@@ -38,9 +39,12 @@ _SMALL = (
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The package as one file, as an operator would hand it to a cluster."""
-    target = tmp_path_factory.mktemp("wheel")
+    target, source = tmp_path_factory.mktemp("wheel"), tmp_path_factory.mktemp("source")
+    package = _JOBS.parent  # built from a copy, because building leaves things beside the source
+    shutil.copytree(package, source / package.name, ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copy(package.parent / "pyproject.toml", source)
     build = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation", "--wheel-dir"]
-    subprocess.run([*build, str(target), str(_JOBS.parent.parent)], check=True, capture_output=True)
+    subprocess.run([*build, str(target), str(source)], check=True, capture_output=True)
     (made,) = target.glob("*.whl")
     return made
 
