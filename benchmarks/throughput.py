@@ -1,9 +1,9 @@
 """How fast data goes from one client through a server to another, and how long a message takes there and back.
 
 Discovery, server and both clients are processes of their own. The time is up to the last acknowledgement; the writer
-heeds back-pressure. The same message through Twisted's own TCP and a relay that only copies is there to compare with. MB
-are 10^6 bytes. Security is by the hop, for which the targets were set; what more the end-to-end
-kind costs is for :mod:`benchmarks.e2e_cost`.
+heeds back-pressure. The same message through Twisted's own TCP and a relay that only copies is there to compare with.
+MB are 10^6 bytes. Security is by the hop, for which the targets were set; what more the end-to-end kind costs is for
+:mod:`benchmarks.e2e_cost`.
 """
 
 from __future__ import annotations

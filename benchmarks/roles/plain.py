@@ -27,7 +27,7 @@ class Copy(Protocol):
         self._early: list[bytes] = []
 
     def connectionMade(self) -> None:
-        """Send at once, as everybody here does."""
+        """No Nagle delay, as on the connections of a relay of ours."""
         self.transport.setTcpNoDelay(True)  # type: ignore[union-attr]
 
     def dataReceived(self, data: bytes) -> None:

@@ -43,7 +43,7 @@ def build_session(name: str = "dmsg-logs", settings: Mapping[str, str] | None = 
         }
         chosen = {**defaults, **chosen}
     chosen.setdefault("spark.sql.session.timeZone", "UTC")
-    # Otherwise every expression made in Python is told to the JVM with the line it was made in: three quarters of the time.
+    # Otherwise the JVM is told the line in which each expression was made, and that takes most of the time of making it.
     chosen.setdefault("spark.python.sql.dataFrameDebugging.enabled", "false")
     for key, value in chosen.items():
         builder = builder.config(key, value)
