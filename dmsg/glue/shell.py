@@ -15,26 +15,14 @@ from dmsg.glue.sockets import direct_sender, tune_socket
 from dmsg.sansio.core import Core
 
 
-class FlowCore(Core, TypingProtocol):
-    """A core that takes part in flow control: the shell tells it when the network takes nothing."""
-
-    @property
-    def wants_write(self) -> bool:
-        """Whether ``data_to_send`` would give anything."""
-
-    @property
-    def overloaded(self) -> bool:
-        """Whether reading should stop until what is to be sent has gone."""
-
-
 class Owner(TypingProtocol):
     """Who is told what the core found out."""
 
     def handle_events(self, shell: Shell, events: Sequence[object]) -> None:
-        """Act on ``events``; the shell flushes afterwards."""
+        """Act on ``events``; nothing is flushed meanwhile."""
 
     def after_read(self, shell: Shell) -> None:
-        """Everything of one read is taken in: the time to flush other connections because of it."""
+        """Everything of one read is taken in: the time to flush this connection, and others because of it."""
 
     def flushed(self, shell: Shell) -> None:
         """Something was written, so a writer that was told to pause may be able to go on."""
@@ -65,7 +53,7 @@ class Shell(Protocol):
         self._timer: IDelayedCall | None = None
         self._holds: set[str] = set()
         self._reading_paused = False
-        self._send: Callable[[bytes], int | Exception] | None = None
+        self._send: Callable[[bytes], int] | None = None
 
     # --- from Twisted ----------------------------------------------------------------------------------------------
 
@@ -95,7 +83,6 @@ class Shell(Protocol):
             return
         finally:
             self._busy = False
-        self.flush()
         self.owner.after_read(self)
 
     def connectionLost(self, reason: Failure = connectionDone) -> None:
@@ -155,7 +142,8 @@ class Shell(Protocol):
             return
         if wrote:
             self.owner.flushed(self)
-        self._check_reading()
+        if self.congested or self._reading_paused:
+            self._check_reading()
         self._arm()
 
     def flush_soon(self) -> None:
@@ -207,9 +195,8 @@ class Shell(Protocol):
             sent = self._send(data)
             if sent == len(data):
                 return
-            if isinstance(sent, int):
-                data = data[sent:]
-            self.pauseProducing()  # and if sending failed, the transport will find out and say so
+            data = data[sent:]
+            self.pauseProducing()
         self.transport.write(data)  # type: ignore[union-attr]
 
     def _flush_now(self) -> None:

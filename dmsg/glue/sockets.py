@@ -34,13 +34,22 @@ def tune_socket(transport: object) -> None:
                 handle.setsockopt(socket.IPPROTO_TCP, option, value)
 
 
-def direct_sender(transport: object) -> Callable[[bytes], int | Exception] | None:
+def direct_sender(transport: object) -> Callable[[bytes], int] | None:
     """How to send at once on a plain TCP connection with nothing buffered; ``None`` where the transport must do it.
 
-    The function gives how many bytes the socket took, or the exception that ended the connection. Only Twisted's own
-    TCP connections without TLS qualify: a wrapper would hand its attribute on to the socket below its encryption.
+    The function gives how many bytes the socket took. That is 0, too, if the connection is lost: the transport will find
+    out when it tries, and say why. Only Twisted's own TCP connections without TLS qualify: a wrapper would hand its
+    handle on, which is the socket below its encryption.
     """
-    if isinstance(transport, Connection) and not getattr(transport, "TLS", False):
-        send: Callable[[bytes], int | Exception] = transport.writeSomeData
-        return send
-    return None
+    if not isinstance(transport, Connection) or getattr(transport, "TLS", False):
+        return None
+    send = transport.getHandle().send
+
+    def send_now(data: bytes) -> int:
+        try:
+            sent: int = send(data)
+        except OSError:
+            return 0
+        return sent
+
+    return send_now

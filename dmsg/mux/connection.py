@@ -127,7 +127,7 @@ class Connection:
     def go_on(self, stream: Stream) -> None:
         """A stream has taken over what another path left: send it, and let its writer go on if it may."""
         self._queue(stream)
-        if stream.blocked and len(stream.pending) <= self.config.resume_bytes:
+        if stream.blocked and stream.pending.size <= self.config.resume_bytes:
             stream.blocked = False
             self.writable.append(stream)
 
@@ -147,21 +147,23 @@ class Connection:
         pending = stream.pending
         pending.append(data)
         self._queue(stream)
-        if len(pending) <= self.config.pause_bytes:
+        if pending.size <= self.config.pause_bytes:
             return False
-        if len(pending) > self.config.pending_limit_bytes:
+        if pending.size > self.config.pending_limit_bytes:
             raise Busy("more was written than may wait to be sent", by="local")
         stream.blocked = True
         return True
 
-    def consumed(self, stream: Stream, size: int) -> None:
-        """The application took ``size`` bytes of what :class:`DataReceived` brought: acknowledgements may follow."""
+    def consumed(self, stream: Stream, size: int) -> bool:
+        """The application took ``size`` bytes of what came; ``True`` if that is to be acknowledged."""
         released = stream.consumed(size)
-        if stream.state is not StreamState.CLOSED:
-            if released:
-                self.emit(released)
-            elif stream.ack_due:
-                self._acking.add(stream)
+        if stream.state is StreamState.CLOSED:
+            return False
+        if released:
+            self.emit(released)
+        elif stream.ack_due:
+            self._acking.add(stream)
+        return bool(released) or stream.ack_due
 
     def close(self, stream: Stream) -> bool:
         """End ``stream`` once everything written is acknowledged; ``True`` if it is over right now.
@@ -222,7 +224,7 @@ class Connection:
                 sending.append(stream)
             else:
                 stream.queued = False
-            if stream.blocked and len(stream.pending) <= resume:
+            if stream.blocked and stream.pending.size <= resume:
                 stream.blocked = False
                 self.writable.append(stream)
         return self._records.seal(b"".join(parts)) if parts else b""

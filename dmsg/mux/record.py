@@ -82,12 +82,9 @@ class RecordLayer:
 
         Raises ``NonceExhausted`` when the counter is used up.
         """
-        if len(plaintext) <= RECORD_PLAINTEXT_LIMIT_BYTES:
-            return self._seal_one(plaintext)
         limit = RECORD_PLAINTEXT_LIMIT_BYTES
-        return b"".join([self._seal_one(plaintext[at : at + limit]) for at in range(0, len(plaintext), limit)])
-
-    def _seal_one(self, plaintext: bytes) -> bytes:
+        if len(plaintext) > limit:
+            return b"".join([self.seal(plaintext[at : at + limit]) for at in range(0, len(plaintext), limit)])
         counter = self._sent + 1
         if counter > COUNTER_LIMIT:
             raise NonceExhausted("the record counter is used up")

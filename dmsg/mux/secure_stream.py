@@ -101,7 +101,7 @@ class SecureStream(Stream):
     @property
     def sendable(self) -> bool:
         """Whether a FWD could go out now: data the window has room for, or the end of the stream."""
-        if self.pending:
+        if self.pending.size:
             return self._room_bytes > 0
         return self._end_wanted and not self._end_sent and len(self._outstanding) < OUTSTANDING_LIMIT
 
@@ -136,7 +136,7 @@ class SecureStream(Stream):
 
     def next_fwd(self, limit_bytes: int) -> tuple[bytes, bytes]:
         """The next FWD as (header, sealed payload); data as the window allows, else the end of the stream."""
-        data = self.pending.take(min(limit_bytes - BOX_OVERHEAD_BYTES, self._room_bytes)) if self.pending else b""
+        data = self.pending.take(min(limit_bytes - BOX_OVERHEAD_BYTES, self._room_bytes)) if self.pending.size else b""
         if not data:
             self._end_sent = True
         sequence = self._next_sequence

@@ -251,6 +251,8 @@ class DmsgServer(Service):
 
     def after_read(self, shell: Shell) -> None:
         """Send what came of one read to everybody it concerns."""
+        if not isinstance(shell.core, Port):
+            shell.flush()
         flush_all(self.switch.dirty)
         if self.switch.held:
             self._hold()

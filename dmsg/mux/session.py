@@ -246,7 +246,8 @@ class ServerSession:
             _owner(event.stream).ended(event.code, local=event.local, proven=event.proven)
 
     def after_read(self, shell: Shell) -> None:
-        """Nothing: only this connection is concerned."""
+        """Send what came of one read; only this connection is concerned."""
+        shell.flush()
 
     def flushed(self, shell: Shell) -> None:
         """Let writers go on that were told to pause."""

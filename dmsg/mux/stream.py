@@ -125,7 +125,7 @@ class Stream:
     @property
     def sendable(self) -> bool:
         """Whether a FWD could go out now."""
-        return len(self.pending) > 0 and self.window.room_bytes > 0
+        return self.pending.size > 0 and self.window.room_bytes > 0
 
     @property
     def drained(self) -> bool:

@@ -366,10 +366,14 @@ class Switch:
 
     def next_timeout(self) -> float | None:
         """When :meth:`handle_timeout` wants to be called."""
-        times = [self._pending[0][0]] if self._pending else []
-        if self._stuck:
-            times.append(min(self._stuck.values()))
-        return min(times) if times else None
+        while self._pending and self._pending[0][1].settled:
+            self._pending.popleft()
+        if not self._stuck:
+            return self._pending[0][0] if self._pending else None
+        times = list(self._stuck.values())
+        if self._pending:
+            times.append(self._pending[0][0])
+        return min(times)
 
     def handle_timeout(self, now: float) -> list[SwitchEvent]:
         """Close requests nobody answered (D14) and transports whose receiver takes nothing (W8)."""

@@ -126,10 +126,10 @@ class DmsgTransport(Deadlines, StreamOwner):
         """Let ``data`` wait for another path."""
         config = self._link.connection.config
         self.stream.pending.append(data)
-        if len(self.stream.pending) > config.pending_limit_bytes:
+        if self.stream.pending.size > config.pending_limit_bytes:
             error = Busy("more was written than may wait to be sent", by="local")
             self._abort(Failure(TransportLost(error)), CloseReason.SLOW_CONSUMER)
-        self.stream.blocked = len(self.stream.pending) > config.pause_bytes
+        self.stream.blocked = self.stream.pending.size > config.pause_bytes
         return self.stream.blocked
 
     def writeSequence(self, data: Iterable[bytes]) -> None:
@@ -338,8 +338,7 @@ class DmsgTransport(Deadlines, StreamOwner):
     def _consumed(self, size: int) -> None:
         if self._detached or self.stream.state is StreamState.CLOSED:
             self.stream.consumed(size)
-        else:
-            self._link.connection.consumed(self.stream, size)
+        elif self._link.connection.consumed(self.stream, size):
             self._link.flush_soon()
 
     def guarded(self, call: Callable[..., object], *arguments: object) -> None:

@@ -6,28 +6,31 @@ from collections import deque
 
 
 class ByteQueue:
-    """Bytes in order, without copying what is only passed through."""
+    """Bytes in order, without copying what is only passed through.
 
-    __slots__ = ("_chunks", "_offset", "_size")
+    ``size`` is how many there are, as an attribute because the hot paths ask for it several times a frame.
+    """
+
+    __slots__ = ("_chunks", "_offset", "size")
 
     def __init__(self) -> None:
         self._chunks: deque[bytes] = deque()
         self._offset = 0  # of the first chunk, so that taking from a large chunk copies nothing but what is taken
-        self._size = 0
+        self.size = 0
 
     def __len__(self) -> int:
-        return self._size
+        return self.size
 
     def append(self, data: bytes) -> None:
         """Add ``data`` at the end; empty data is nothing."""
         if data:
             self._chunks.append(data)
-            self._size += len(data)
+            self.size += len(data)
 
     def clear(self) -> None:
         """Forget everything."""
         self._chunks.clear()
-        self._offset = self._size = 0
+        self._offset = self.size = 0
 
     def take(self, limit: int) -> bytes:
         """Remove and give up to ``limit`` bytes, joined; ``b""`` when there are none."""
@@ -39,13 +42,13 @@ class ByteQueue:
         if available > limit:
             start = self._offset
             self._offset = start + limit
-            self._size -= limit
+            self.size -= limit
             return head[start : start + limit]
         chunks.popleft()
         first = head[self._offset :] if self._offset else head
         self._offset = 0
         if not chunks or available == limit:
-            self._size -= available
+            self.size -= available
             return first
         parts = [first]
         room = limit - available
@@ -60,5 +63,5 @@ class ByteQueue:
                 room -= len(head)
                 chunks.popleft()
         data = b"".join(parts)
-        self._size -= len(data)
+        self.size -= len(data)
         return data

@@ -11,7 +11,11 @@ from typing import Protocol
 
 
 class Core(Protocol):
-    """What :class:`dmsg.glue.shell.Shell` can drive. Times are seconds on the clock of whoever passes them."""
+    """What :class:`dmsg.glue.shell.Shell` can drive. Times are seconds on the clock of whoever passes them.
+
+    A core that takes part in flow control has more: ``pause()`` and ``resume()`` tell it that the network takes nothing
+    more, and that it takes again; ``overloaded`` is whether reading should stop until what is to be sent has gone.
+    """
 
     def receive_data(self, data: bytes, now: float) -> Sequence[object]:
         """Take bytes from the network and tell what they meant.

@@ -23,9 +23,8 @@ class SendWindow:
     @property
     def room_bytes(self) -> int:
         """How much may be sent now. Never negative."""
-        if len(self._sizes) >= OUTSTANDING_LIMIT:
-            return 0
-        return max(0, self.limit_bytes - self.outstanding_bytes)
+        room = self.limit_bytes - self.outstanding_bytes
+        return room if room > 0 and len(self._sizes) < OUTSTANDING_LIMIT else 0
 
     @property
     def idle(self) -> bool:
