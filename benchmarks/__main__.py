@@ -32,15 +32,18 @@ def main(arguments: list[str] | None = None) -> int:
         parser.error(f"no such bench: {', '.join(unknown)}")
     raise_open_files()
     facts = report.machine()
+    facts["stolen"] = {}
     rows: list[report.Row] = []
     failed = False
     for name in names:
         print(f"{name} …", file=sys.stderr, flush=True)
+        others = report.Stolen()
         try:
             rows += importlib.import_module(f"benchmarks.{name}").run(QUICK if options.quick else FULL)
         except (RuntimeError, ChildFailed) as failure:  # the figures of the others are not lost
             print(f"{name} failed: {failure}", file=sys.stderr, flush=True)
             failed = True
+        facts["stolen"][name] = round(others.share(), 3)
     print(report.as_table(rows, facts), end="")
     if options.json:
         options.json.write_text(report.as_json(rows, facts, os.getloadavg()))

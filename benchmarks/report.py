@@ -84,6 +84,30 @@ def _version(package: str) -> str:
         return "not installed"
 
 
+class Stolen:
+    """What share of the processors' time the host has given to other guests since this was made."""
+
+    def __init__(self) -> None:
+        self._before = _processor_times()
+
+    def share(self) -> float:
+        """From 0 to 1; 0 where the system does not say."""
+        spent = [now - then for now, then in zip(_processor_times(), self._before, strict=True)]
+        return spent[_STEAL] / total if (total := sum(spent)) else 0.0
+
+
+#: Where the stolen time stands in the first line of /proc/stat, and how many of its fields are no part of another.
+_STEAL, _FIELDS = 7, 8
+
+
+def _processor_times() -> list[int]:
+    try:
+        with open("/proc/stat") as file:
+            return [int(field) for field in file.readline().split()[1 : 1 + _FIELDS]]
+    except OSError:
+        return [0] * _FIELDS
+
+
 def as_json(rows: Sequence[Row], facts: dict[str, Any], load_after: Sequence[float]) -> str:
     """Everything as one JSON document."""
     facts = {**facts, "load_average_after": [round(load, 2) for load in load_after]}
@@ -119,6 +143,9 @@ def as_table(rows: Sequence[Row], facts: dict[str, Any]) -> str:
         f"{facts['cpu']}, {facts['cores']} cores, {facts['system']}, Python {facts['python']}; {versions}",
         f"load average before: {facts['load_average']}",
     ]
+    if stolen := facts.get("stolen"):
+        shares = ", ".join(f"{name} {share:.0%}" for name, share in stolen.items())
+        lines.append(f"time the host gave to other guests: {shares}")
     return "\n".join(lines) + "\n"
 
 

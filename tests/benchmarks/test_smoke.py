@@ -62,10 +62,12 @@ def test_rows_are_held_against_their_targets() -> None:
     assert (met.value, met.met, met.low, met.high, met.repeats) == (2.0, True, 1.0, 3.0, 3)
     assert missed.met is False
     assert informative.met is None
-    facts = report.machine()
+    facts = {**report.machine(), "stolen": {"bench": 0.126}}
     table = report.as_table([met, missed, informative], facts).splitlines()
     assert [line.split()[0] for line in table[2:5]] == ["bench"] * 3
     assert " yes " in table[2] and " NO " in table[3]
+    assert table[-1].endswith("other guests: bench 13%")
+    assert 0 <= report.Stolen().share() <= 1
     document = json.loads(report.as_json([met, missed], facts, (0.0, 0.0, 0.0)))
     assert {"cpu", "cores", "python", "versions", "load_average", "load_average_after"} <= set(document["machine"])
     assert [one["met"] for one in document["results"]] == [True, False]
