@@ -146,6 +146,12 @@ class Shell(Protocol):
             self._check_reading()
         self._arm()
 
+    def flush_between(self) -> None:
+        """Flush although events of a read are still being handled, so that others can begin with what there is."""
+        busy, self._busy = self._busy, False
+        self.flush()
+        self._busy = busy
+
     def flush_soon(self) -> None:
         """Flush at the end of this turn of the reactor, so that everything written in it goes out together."""
         if self._soon is None and not self._busy and not self.lost:

@@ -54,6 +54,9 @@ from dmsg.mux.wire import SEQUENCE_BYTES, CloseReason
 
 #: A server that announces shorter frames than this is not obeyed: a REQUEST alone may be longer.
 _FRAME_FLOOR_BYTES: Final = 1_024
+#: After so many transports accepted in one read what they led to goes out, and the server and the peers begin with it
+#: while the rest is handled; otherwise many dials at once make everybody wait for everybody else in turn.
+_FLUSH_ANSWERS: Final = 8
 #: The reason of a session that this side ended because it was not needed any more.
 CLOSED: Final = "closed"
 
@@ -196,6 +199,7 @@ class ServerSession:
 
     def handle_events(self, shell: Shell, events: Sequence[object]) -> None:
         """Pass on what the core found out."""
+        answers = 0
         for event in events:
             match event:
                 case DataReceived():
@@ -204,6 +208,7 @@ class ServerSession:
                     self._stream_closed(event)
                 case Accepted():
                     _owner(event.stream).accepted(event.message)
+                    answers += 1
                 case UpgradeReceived():
                     _owner(event.stream).upgraded(event.message)
                 case Confirmed():
@@ -214,6 +219,7 @@ class ServerSession:
                     _owner(event.stream).end_received()
                 case RequestReceived():
                     self._user.requested(self, event.stream)
+                    answers += 1
                 case HandshakeDone():
                     self._stage = "admission"
                     self._learn(read_hop(event.peer_payload) if self._extended else Hop())
@@ -235,6 +241,9 @@ class ServerSession:
                     shell.fail(error or ConnectionRefusedByServer(event.reason))
                 case _:
                     raise AssertionError(f"unexpected event {event!r}")
+            if answers == _FLUSH_ANSWERS:
+                answers = 0
+                shell.flush_between()
 
     def _learn(self, hop: Hop) -> None:
         self.hop = hop

@@ -1,0 +1,46 @@
+"""Many transports opened at once do not make everybody wait for everybody else in turn."""
+
+from __future__ import annotations
+
+import pytest_twisted
+from twisted.internet.defer import DeferredList, ensureDeferred
+from twisted.internet.protocol import Factory, Protocol
+
+from dmsg.testing.memory import MemoryNetwork
+from dmsg.testing.network import LocalNetwork
+
+sync = pytest_twisted.ensureDeferred
+DIALS = 32
+
+
+@sync
+async def test_what_accepted_transports_lead_to_goes_out_before_all_of_them_are_handled() -> None:
+    async with LocalNetwork(MemoryNetwork()) as network:
+        await network.add_server()
+        bob = await network.client()
+        bob.listen(Factory.forProtocol(Protocol), backlog=DIALS)
+        alice = await network.client()
+        (session,) = alice.pool.sessions.values()
+        opened = 0
+        opened_at_writes: list[int] = []
+        write = session.shell.transport.write
+
+        def spy(data: bytes) -> None:
+            opened_at_writes.append(opened)
+            write(data)
+
+        session.shell.transport.write = spy
+
+        async def dial_and_close() -> None:
+            nonlocal opened
+            transport = await alice.dial(bob.public_key)
+            opened += 1
+            transport.attach(Protocol())
+            transport.loseConnection()
+
+        await network.wait(
+            DeferredList([ensureDeferred(dial_and_close()) for _ in range(DIALS)], fireOnOneErrback=True)
+        )
+        assert opened == DIALS
+        while_handling = {count for count in opened_at_writes if 0 < count < DIALS}
+        assert len(while_handling) >= 2, opened_at_writes
