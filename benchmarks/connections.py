@@ -1,8 +1,8 @@
 """New connections while others talk, and what an idle one holds in memory.
 
 A load process opens connections at an even pace; two clients play ping-pong meanwhile. Their tail without the load is
-measured right before, in each repeat. The server has a core to itself, as a machine of its own would give it; everybody
-else shares the others.
+the mean of what it is right before and right after, in each repeat. The server has a core to itself, as a machine of
+its own would give it; everybody else shares the others.
 """
 
 from __future__ import annotations
@@ -57,10 +57,11 @@ def _pace(sizes: Sizes) -> list[Row]:
             costs.append((spent - ping_s * loaded["rounds"]) / count * 1e6)
             rates.append(result["admitted"] / result["elapsed_s"])
             admission_ms.append(result["p99_ms"])
-            tails.append((alone["p99_ms"], loaded["p99_ms"]))
-            ratios.append(loaded["p99_ms"] / alone["p99_ms"])
             load.ask("close")
             _settle(server, 2)
+            alone_ms = (alone["p99_ms"] + _play(pinger, echo, sizes.connect_s / 2)["p99_ms"]) / 2
+            tails.append((alone_ms, loaded["p99_ms"]))
+            ratios.append(loaded["p99_ms"] / alone_ms)
     target = _RATE_SHARE * sizes.connect_per_s
     return [
         row(

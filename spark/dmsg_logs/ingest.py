@@ -72,7 +72,10 @@ def ingest(spark: SparkSession, landing: str, tables: str, *, progress: Progress
     commits = store.commits(session, tables)
     fresh = _fresh(listed, commits)
     if fresh:
-        with lease.hold(session, tables) as renew, contextlib.closing(_Source(source)):
+        with (
+            lease.hold(session, store.lease_path(tables), f"the events of {tables}") as renew,
+            contextlib.closing(_Source(source)),
+        ):
             total = len(fresh)
             while fresh:
                 commits = store.commits(session, tables, commits)  # another run may have been quicker

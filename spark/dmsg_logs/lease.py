@@ -1,7 +1,8 @@
 """One run at a time: a note of who is at work, which a killed run does not leave behind for ever.
 
-The note only keeps two runs from doing the same work. That they cannot spoil the table is not its business, but that of
-commits, which are created once: see :mod:`dmsg_logs.store`. So it may err, and does on the side of letting work go on.
+The note only keeps two runs from doing the same work. That they cannot spoil what they make is not its business, but that
+of commits, which are created once (:mod:`dmsg_logs.store`), and of generations, which are shown whole
+(:mod:`dmsg_logs.tables`). So it may err, and does on the side of letting work go on.
 A note is void when its process is gone (known on the same machine, at once) or after ``LEASE_S`` (for other machines).
 """
 
@@ -20,7 +21,7 @@ from typing import Final
 
 from pyspark.sql import SparkSession
 
-from dmsg_logs import paths, store
+from dmsg_logs import paths
 
 #: A run of another machine that has not renewed its note for so long is taken for dead, in seconds.
 LEASE_S: Final = 3600.0
@@ -30,7 +31,7 @@ _held: set[str] = set()
 
 
 class BusyError(Exception):
-    """Another run is at work on these tables."""
+    """Another run is at the same work."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,9 +66,11 @@ class Owner:
 
 
 @contextlib.contextmanager
-def hold(spark: SparkSession, tables: str) -> Iterator[Callable[[], Owner]]:
-    """Be the one at work; gives a function that renews the note. :class:`BusyError` if another run is."""
-    path = store.lease_path(tables)
+def hold(spark: SparkSession, path: str, work: str) -> Iterator[Callable[[], Owner]]:
+    """Be the one at ``work``, as the note at ``path`` says; gives a function that renews the note.
+
+    :class:`BusyError` if another run is at it.
+    """
     token = uuid.uuid4().hex
 
     def renew() -> Owner:
@@ -79,7 +82,7 @@ def hold(spark: SparkSession, tables: str) -> Iterator[Callable[[], Owner]]:
         with contextlib.suppress(FileNotFoundError, ValueError):  # gone since, or not a note at all
             other = Owner.from_json(paths.read_text(spark, path))
             if other.alive(time.time()):
-                raise BusyError(f"process {other.pid} of {other.machine.partition(' ')[0]} is at work on {tables}")
+                raise BusyError(f"process {other.pid} of {other.machine.partition(' ')[0]} is at work on {work}")
         renew()
     _held.add(token)
     try:

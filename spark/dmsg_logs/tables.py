@@ -6,14 +6,15 @@
     <tables>/<name>/v=00000007-<id>/*.parquet   (or date=…/*.parquet) one generation of one table
 
 A generation is written under names nobody else uses, read back and checked, and then shown by replacing the manifest,
-which happens at once and whole. So a reader has all tables of one generation or all of another, a run that is killed
-changes nothing, and two runs at once do not harm each other's files until one of them sweeps. The generation before the
-current one stays, for readers that have just opened it; what is older, or was left behind by a killed run, is deleted
-after the manifest was replaced.
+which happens at once and whole. So a reader has all tables of one generation or all of another, and a run that is killed
+changes nothing. The generation before the current one stays, for readers that have just opened it; what is older, or was
+left behind by a killed run, is deleted after the manifest was replaced. That would take away the files of another run,
+so that a note keeps a second one out: ``_building.json``, see :mod:`dmsg_logs.lease`.
 """
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import pkgutil
@@ -26,7 +27,7 @@ from typing import Any, Final, Protocol
 
 from pyspark.sql import DataFrame, SparkSession
 
-from dmsg_logs import __version__, paths, quality, store, transforms
+from dmsg_logs import __version__, lease, paths, quality, store, transforms
 from dmsg_logs.tabledef import Table
 from dmsg_logs.transforms.abuse import ABUSE_CANDIDATES
 from dmsg_logs.transforms.capacity_forecast import CAPACITY_FORECAST
@@ -45,6 +46,7 @@ from dmsg_logs.transforms.transports import TRANSPORTS
 Progress = Callable[[str, int, int], None]
 
 MANIFEST: Final = "_manifest.json"
+BUILDING: Final = "_building.json"
 _FORMAT: Final = "dmsg-log-tables"
 _FORMAT_VERSION: Final = 1
 _GENERATION_DIGITS: Final = 8
@@ -162,23 +164,47 @@ def build_tables(
 
     If the events and the code are those the current generation was made from, nothing is done. An exception of
     ``progress`` ends the work as a crash would. ``source`` takes the place of the events in ``tables``, ``registry`` that of
-    all tables.
+    all tables. :class:`~dmsg_logs.lease.BusyError` if another run is building them.
     """
     tell = progress or (lambda step, done, total: None)
     source = source or _Store(spark, tables)
-    try:
-        current: Manifest | None = read_manifest(spark, tables)
-    except NoTables:
-        current = None
-    batches, code = source.batches(), code_version()
-    if current is not None and current.batches == batches and current.code == code:
+    current = _current(spark, tables, source)
+    if current is not None:
         return current.rows
+    with lease.hold(spark, paths.join(tables, BUILDING), f"the tables of {tables}") as renew:
+        current = _current(spark, tables, source)  # another run may have just been done
+        return current.rows if current is not None else _build_anew(spark, tables, source, registry, tell, renew)
+
+
+def _current(spark: SparkSession, tables: str, source: Source) -> Manifest | None:
+    """The manifest, if there is nothing to build."""
+    with contextlib.suppress(NoTables):
+        manifest = read_manifest(spark, tables)
+        if (manifest.batches, manifest.code) == (source.batches(), code_version()):
+            return manifest
+    return None
+
+
+def _build_anew(
+    spark: SparkSession,
+    tables: str,
+    source: Source,
+    registry: Mapping[str, Table],
+    tell: Progress,
+    renew: Callable[[], lease.Owner],
+) -> dict[str, int]:
+    """Make a generation of the tables, and show it."""
+    current: Manifest | None = None
+    with contextlib.suppress(NoTables):
+        current = read_manifest(spark, tables)
+    batches = source.batches()
     generation = current.generation + 1 if current is not None else 1
     version = f"v={generation:0{_GENERATION_DIGITS}d}-{uuid.uuid4().hex[:8]}"
     built = _Build(spark, tables, source)
     total = len(registry) + 3
     for done, table in enumerate(registry.values()):
         tell(table.name, done, total)
+        renew()
         built.write(table, f"{table.name}/{version}")
     tell("checks", len(registry), total)
     findings = quality.check({**built.frames, "accounts": built.accounts()})
@@ -186,7 +212,7 @@ def build_tables(
     tell("manifest", len(registry) + 1, total)
     manifest = Manifest(
         generation,
-        code,
+        code_version(),
         batches,
         time.time(),
         built.paths,

@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ from event_rows import DAY, RELAY, accounts, events, line_rows, random_fleet, ro
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from dmsg_logs import tabledef, tables
+from dmsg_logs import lease, tabledef, tables
 from dmsg_logs.tables import TABLES, Manifest, NoTables, Progress, build_tables, read_manifest, read_table, write_table
 
 
@@ -257,6 +258,25 @@ def test_a_crash_at_any_step_changes_nothing(spark: SparkSession, few: Lines, tm
     _build(spark, tmp_path, few)
     assert _everything(spark, tmp_path) == after
     assert len(_versions(tmp_path)) == 2 * len(FEW), "what the crashes left behind is swept"
+
+
+def test_two_at_once(spark: SparkSession, few: Lines, tmp_path: Path) -> None:
+    """While one builds, another is turned away and takes nothing from it; a note of the dead is void."""
+
+    def meanwhile(step: str, done: int, total: int) -> None:
+        if step == "checks":
+            with pytest.raises(lease.BusyError, match=f"is at work on the tables of {tmp_path}"):
+                _build(spark, tmp_path, few)
+
+    _build(spark, tmp_path, few, meanwhile)
+    assert read_manifest(spark, str(tmp_path)).generation == 1
+    note = tmp_path / tables.BUILDING
+    assert not note.exists()
+    note.write_text(lease.Owner("another machine", 1, "1", "a token", time.time() - 2 * lease.LEASE_S).to_json())
+    few.numbers = [1, 2]
+    _build(spark, tmp_path, few)
+    assert read_manifest(spark, str(tmp_path)).generation == 2
+    assert not note.exists()
 
 
 _KILLED = """
