@@ -14,7 +14,7 @@ from typing import Final
 from dmsg.crypto.box import BOX_OVERHEAD_BYTES, CipherState
 from dmsg.errors import CryptoError, NonceExhausted
 from dmsg.mux.secure import SecureKeys
-from dmsg.mux.stream import Stream, StreamFault, StreamState
+from dmsg.mux.stream import FWD_OVERHEAD_BYTES, Stream, StreamFault, StreamState
 from dmsg.mux.wire import ACK, CLOSE, FWD, HEADER, SEQUENCE_BYTES, CloseReason
 
 HASH_BYTES: Final = 4
@@ -26,6 +26,9 @@ _FWD_AD: Final = bytes((FWD,))
 _ACK_AD: Final = bytes((ACK,))
 _CLOSE_AD: Final = bytes((CLOSE,))
 _ACK_BYTES: Final = SEQUENCE_BYTES + HASH_BYTES
+#: What a frame takes of the window besides its data, so that no more than a window ever waits at the relay, however
+#: small the writes are: above that the relay takes the sender for one that heeds no window, and ends the transport.
+_FRAME_COST_BYTES: Final = FWD_OVERHEAD_BYTES + BOX_OVERHEAD_BYTES
 
 
 class SecureStream(Stream):
@@ -96,7 +99,7 @@ class SecureStream(Stream):
     def _room_bytes(self) -> int:
         if len(self._outstanding) >= OUTSTANDING_LIMIT:
             return 0
-        return self._window_bytes - self._outstanding_bytes
+        return self._window_bytes - self._outstanding_bytes - _FRAME_COST_BYTES * len(self._outstanding)
 
     @property
     def sendable(self) -> bool:

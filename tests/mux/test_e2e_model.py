@@ -600,11 +600,12 @@ def test_what_is_sent_again_on_a_new_path_makes_no_room_for_more_than_a_reader_w
     world.write(side=0, size=2_388)
     world.pause(side=1)
     world.calm(rounds=5)
-    assert world.transports[1].stream.unread_bytes == WINDOW_BYTES  # type: ignore[attr-defined]
+    assert not world.transports[0].stream.sendable
+    assert WINDOW_BYTES * 0.9 < world.transports[1].stream.unread_bytes <= WINDOW_BYTES  # type: ignore[attr-defined]
     # everything unread comes a second time, a part of it in the read that proves who sends it
     world.relay_makes_up_a_close(side=0, reason=12, extra=b"")
     world.calm(rounds=9)
-    assert world.transports[1].stream.unread_bytes == WINDOW_BYTES  # type: ignore[attr-defined]
+    assert WINDOW_BYTES * 0.9 < world.transports[1].stream.unread_bytes <= WINDOW_BYTES  # type: ignore[attr-defined]
     world.check()
     world.teardown()
     assert [bytes(app.got) for app in world.apps] == [world.apps[1].written, world.apps[0].written]

@@ -8,12 +8,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dmsg.crypto.box import NONCE_LIMIT, CipherState
+from dmsg.crypto.box import BOX_OVERHEAD_BYTES, NONCE_LIMIT, CipherState
 from dmsg.crypto.keys import SecretKey
 from dmsg.errors import NonceExhausted
 from dmsg.mux.secure import SecureKeys
 from dmsg.mux.secure_stream import NOTHING_YET, OUTSTANDING_LIMIT, SecureStream
 from dmsg.mux.stream import Stream, StreamFault, StreamState
+from dmsg.mux.switch import ServerLimits
 from dmsg.mux.wire import ACK, CLOSE, FWD, FWD_DATA_LIMIT_BYTES, HEADER, HEADER_BYTES, CloseReason
 
 REMOTE = SecretKey(b"\x07" * 32).public_key
@@ -306,8 +307,21 @@ def test_an_ack_of_another_length(inner: bytes) -> None:
     assert code_of(sender.receive_ack, frame) == CloseReason.MALFORMED
 
 
+@pytest.mark.parametrize("size", [1, 64, 1_000, FWD_DATA_LIMIT_BYTES])
+def test_no_more_than_a_window_waits_at_the_relay_however_small_the_writes_are(size: int) -> None:
+    """Frames and all: above its limit a relay ends the transport at once, as that of somebody who heeds no window."""
+    sender, _ = pair()
+    sender.pending.append(bytes(2 << 20))
+    waiting = 0
+    while sender.sendable:
+        header, sealed = sender.next_fwd(size + BOX_OVERHEAD_BYTES)
+        waiting += len(header) + len(sealed)
+    assert waiting < (1 << 20) + size
+    assert waiting < ServerLimits().queue_hard_bytes
+
+
 def test_acks_are_withheld_while_too_much_is_unread() -> None:
-    sender, receiver = pair(window=100, ack_limit=10)
+    sender, receiver = pair(window=100 + 5 * 23, ack_limit=10)  # each frame takes 23 bytes more than its data
     sender.pending.append(bytes(200))
     carry(sender, receiver, 26)  # ten bytes
     assert receiver.ack_due

@@ -7,8 +7,10 @@ import hashlib
 import pytest
 
 from dmsg.crypto.keys import SecretKey
+from dmsg.mux.limits import ConnectionConfig
 from dmsg.mux.secure import UPGRADE_MAGIC
 from dmsg.mux.stream import FWD_OVERHEAD_BYTES, TRANSITIONS, Stream, StreamFault, StreamState
+from dmsg.mux.switch import ServerLimits
 from dmsg.mux.wire import ACK, FWD, CloseReason, encode_frame
 
 BOB = SecretKey(hashlib.sha256(b"bob").digest()).public_key
@@ -65,6 +67,17 @@ def test_frames_within_window_and_limit() -> None:
     one.receive_ack(b"\x00\x01")
     assert one.drained
     assert (one.sent_bytes, one.acked_bytes) == (13, 13)
+
+
+@pytest.mark.parametrize("size", [1, 4, 64, 16_384])
+def test_what_waits_at_the_relay_is_bounded_however_small_the_writes_are(size: int) -> None:
+    """Frames and all, a full window stays below what a relay takes for honest."""
+    one = stream(window_bytes=ConnectionConfig().send_window_bytes)
+    one.pending.append(bytes(1 << 20))
+    waiting = 0
+    while one.sendable:
+        waiting += sum(map(len, one.next_fwd(size)))
+    assert waiting < ServerLimits().queue_soft_bytes
 
 
 def test_acknowledges_what_the_gate_lets_through() -> None:
