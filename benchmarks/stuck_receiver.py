@@ -116,7 +116,7 @@ def _hostile(sizes: Sizes) -> list[Row]:
     tails: list[tuple[float, float]] = []
     written: list[float] = []
     transports: list[float] = []
-    for _ in range(min(3, sizes.repeats)):
+    for _ in range(sizes.repeats):
         with Cast() as cast:
             server = cast.start("server")
             echo = cast.start("client", server=server.facts, listen="echo")
