@@ -251,9 +251,9 @@ class DmsgServer(Service):
 
     def after_read(self, shell: Shell) -> None:
         """Send what came of one read to everybody it concerns."""
-        if not isinstance(shell.core, Port):
-            shell.flush()
-        flush_all(self.switch.dirty)
+        if shell.congested or not isinstance(shell.core, Port):
+            shell.flush()  # writes what a handshake answers; stops reading from who takes no answers
+        flush_all(self.switch.dirty)  # a port that has something to send is among them
         if self.switch.held:
             self._hold()
         self._arm()

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import pytest
 import pytest_twisted
-from twisted.internet.endpoints import TCP4ServerEndpoint
+from twisted.internet.endpoints import TCP4ClientEndpoint, TCP4ServerEndpoint
 from twisted.internet.error import CannotListenError
 from twisted.internet.protocol import Factory, Protocol
 from twisted.internet.task import deferLater
 
 from dmsg.crypto.keys import SecretKey
 from dmsg.mux.server import DmsgServer
+from dmsg.mux.switch import ServerLimits
+from dmsg.mux.wire import CLOSE, REQUEST, encode_close, encode_frame
 from dmsg.ops.events import SessionDown, SessionUp, TransportOpened
 from dmsg.ops.logs import MemoryEventLog
 from dmsg.testing.memory import MemoryNetwork
 from dmsg.testing.network import LocalNetwork
+from dmsg.testing.raw import connect_raw
 
 
 @pytest_twisted.ensureDeferred
@@ -29,6 +32,36 @@ async def test_listening_on_a_port_that_is_taken(reactor, logged_errors):
     assert len(logged_errors.flush(CannotListenError)) == 1
     await server.stopService()
     await taken.stopListening()
+
+
+@pytest_twisted.ensureDeferred
+async def test_who_takes_no_answers_is_not_read_from():
+    """What waits for him stays within the limit and one read's answers; once he takes them he gets every one."""
+    pipe_bytes, limit_bytes, requests = 8_192, 2_000, 20_000
+    memory = MemoryNetwork(high_water_bytes=pipe_bytes)
+    limits = ServerLimits(requests_per_s=1e9, request_burst=10**9, control_backlog_bytes=limit_bytes)
+    async with LocalNetwork(memory, servers=1, discovery=None, limits=limits) as network:
+        [pinned] = network.pinned
+        endpoint = TCP4ClientEndpoint(memory, pinned.address.host, pinned.address.port)
+        raw = await network.wait(connect_raw(endpoint, pinned.public_key))
+        raw.pause()
+        payload = raw.key.public_key.raw + SecretKey.generate().public_key.raw
+        for first in range(0, requests, 100):
+            raw.send_frames((REQUEST, 2 * at, payload) for at in range(first, first + 100))
+            memory.advance(0)
+        [server] = network.servers
+        port = server.switch.ports[raw.key.public_key.raw]
+        answers_of_a_read = pipe_bytes // len(encode_frame(REQUEST, 0, payload)) * len(encode_close(0, 0))
+        assert limit_bytes < port.control_backlog_bytes <= limit_bytes + answers_of_a_read
+        assert port.frames_in < requests
+        raw.resume()
+        while port.frames_in < requests or port.control_backlog_bytes:
+            await network.settle()
+        await network.settle()
+        assert [(frame.kind, frame.transport_id) for frame in raw.take_frames()[1:]] == [
+            (CLOSE, 2 * at) for at in range(requests)
+        ]
+        raw.close()
 
 
 @pytest_twisted.ensureDeferred
