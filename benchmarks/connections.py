@@ -7,9 +7,10 @@ its own would give it; everybody else shares the others.
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Final, NamedTuple
 
 from benchmarks.processes import Cast, Child, split_cores
+from benchmarks.quiet import least_disturbed
 from benchmarks.report import Row, row
 from benchmarks.sizes import Sizes
 
@@ -30,13 +31,18 @@ def run(sizes: Sizes) -> list[Row]:
     return [*_pace(sizes), *_idle(sizes)]
 
 
+class _Paced(NamedTuple):
+    """One repeat: connections a second, tails of the others' round trips without and with them, what they cost."""
+
+    rate: float
+    alone_ms: float
+    loaded_ms: float
+    admission_ms: float
+    cost_us: float
+
+
 def _pace(sizes: Sizes) -> list[Row]:
     count = int(sizes.connect_per_s * sizes.connect_s)
-    rates: list[float] = []
-    ratios: list[float] = []
-    tails: list[tuple[float, float]] = []
-    costs: list[float] = []
-    admission_ms: list[float] = []
     own, others = split_cores()
     with Cast() as cast:
         server = cast.start("server", own, limits=_LIMITS)
@@ -44,7 +50,8 @@ def _pace(sizes: Sizes) -> list[Row]:
         pinger = cast.start("client", others, server=server.facts)
         load = cast.start("load", others, server=server.facts)
         _play(pinger, echo, 0.2)  # warm
-        for _ in range(sizes.repeats):
+
+        def once() -> _Paced:
             load.ask("prepare", count=count)
             start = server.cpu_s()
             alone = _play(pinger, echo, sizes.connect_s / 2)
@@ -54,28 +61,38 @@ def _pace(sizes: Sizes) -> list[Row]:
             result = load.ask("open", count=count, per_second=sizes.connect_per_s, limit_s=4 * sizes.connect_s + 5)
             loaded = pinger.answer()
             spent = server.cpu_s() - before
-            costs.append((spent - ping_s * loaded["rounds"]) / count * 1e6)
-            rates.append(result["admitted"] / result["elapsed_s"])
-            admission_ms.append(result["p99_ms"])
             load.ask("close")
             _settle(server, 2)
-            alone_ms = (alone["p99_ms"] + _play(pinger, echo, sizes.connect_s / 2)["p99_ms"]) / 2
-            tails.append((alone_ms, loaded["p99_ms"]))
-            ratios.append(loaded["p99_ms"] / alone_ms)
+            alone_again = _play(pinger, echo, sizes.connect_s / 2)
+            return _Paced(
+                result["admitted"] / result["elapsed_s"],
+                (alone["p99_ms"] + alone_again["p99_ms"]) / 2,
+                loaded["p99_ms"],
+                result["p99_ms"],
+                (spent - ping_s * loaded["rounds"]) / count * 1e6,
+            )
+
+        runs = least_disturbed(sizes.repeats, once)
     target = _RATE_SHARE * sizes.connect_per_s
     return [
         row(
             NAME,
             f"admitted at {sizes.connect_per_s:g} a second for {sizes.connect_s:g} s",
-            rates,
+            [run.rate for run in runs],
             "per s",
             at_least=target,
         ),
-        row(NAME, "ping-pong p99 under that, times alone", ratios, "x", at_most=_P99_TIMES_LIMIT),
-        row(NAME, "ping-pong p99 alone", [one for one, _ in tails], "ms"),
-        row(NAME, "ping-pong p99 under load", [one for _, one in tails], "ms"),
-        row(NAME, "admission, p99", admission_ms, "ms"),
-        row(NAME, "CPU a connection, server", costs, "µs"),
+        row(
+            NAME,
+            "ping-pong p99 under that, times alone",
+            [run.loaded_ms / run.alone_ms for run in runs],
+            "x",
+            at_most=_P99_TIMES_LIMIT,
+        ),
+        row(NAME, "ping-pong p99 alone", [run.alone_ms for run in runs], "ms"),
+        row(NAME, "ping-pong p99 under load", [run.loaded_ms for run in runs], "ms"),
+        row(NAME, "admission, p99", [run.admission_ms for run in runs], "ms"),
+        row(NAME, "CPU a connection, server", [run.cost_us for run in runs], "µs"),
     ]
 
 

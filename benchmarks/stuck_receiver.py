@@ -9,9 +9,10 @@ the mean of both, because a machine that is shared is not the same all the time.
 from __future__ import annotations
 
 import threading
-from typing import Final
+from typing import Final, NamedTuple
 
 from benchmarks.processes import Cast, Child
+from benchmarks.quiet import least_disturbed
 from benchmarks.report import Row, row
 from benchmarks.sizes import Sizes
 
@@ -71,19 +72,27 @@ def _warm(cast: Cast, server: Child, sizes: Sizes) -> None:
     sink.close()
 
 
-def _rows(kind: str, rises: list[float], tails: list[tuple[float, float]]) -> list[Row]:
-    ratios = [under / alone for alone, under in tails]
+class _Stuck(NamedTuple):
+    """One repeat: the rise of the server's memory, the others' tail without and with the pressure, what was pushed."""
+
+    rise_mib: float
+    alone_ms: float
+    under_ms: float
+    written_mib: float = 0.0
+    transports: float = 0.0
+
+
+def _rows(kind: str, runs: list[_Stuck]) -> list[Row]:
+    ratios = [run.under_ms / run.alone_ms for run in runs]
     return [
-        row(NAME, f"{kind}: server memory, rise", rises, "MiB", at_most=_RSS_LIMIT_MIB),
+        row(NAME, f"{kind}: server memory, rise", [run.rise_mib for run in runs], "MiB", at_most=_RSS_LIMIT_MIB),
         row(NAME, f"{kind}: others' ping-pong p99, times alone", ratios, "x", at_most=_P99_TIMES_LIMIT),
-        row(NAME, f"{kind}: others' ping-pong p99", [under for _, under in tails], "ms"),
+        row(NAME, f"{kind}: others' ping-pong p99", [run.under_ms for run in runs], "ms"),
     ]
 
 
 def _honest(sizes: Sizes) -> list[Row]:
-    rises: list[float] = []
-    tails: list[tuple[float, float]] = []
-    for _ in range(sizes.repeats):
+    def once() -> _Stuck:
         with Cast() as cast:
             server = cast.start("server")
             echo = cast.start("client", server=server.facts, listen="echo")
@@ -106,17 +115,13 @@ def _honest(sizes: Sizes) -> list[Row]:
                 stuck.answer()
                 under = _pings(pinger, echo, sizes.stuck_s)
                 source.answer(sizes.stuck_s + 20)
-            rises.append(peak.rise_mib)
-            tails.append(((alone + _pings(pinger, echo, sizes.stuck_s)) / 2, under))
-    return _rows("honest", rises, tails)
+            return _Stuck(peak.rise_mib, (alone + _pings(pinger, echo, sizes.stuck_s)) / 2, under)
+
+    return _rows("honest", least_disturbed(sizes.repeats, once))
 
 
 def _hostile(sizes: Sizes) -> list[Row]:
-    rises: list[float] = []
-    tails: list[tuple[float, float]] = []
-    written: list[float] = []
-    transports: list[float] = []
-    for _ in range(sizes.repeats):
+    def once() -> _Stuck:
         with Cast() as cast:
             server = cast.start("server")
             echo = cast.start("client", server=server.facts, listen="echo")
@@ -130,12 +135,12 @@ def _hostile(sizes: Sizes) -> list[Row]:
                 pair.send("flood", total=sizes.stuck_bytes, per_second=_HOSTILE_PER_S, limit_s=3 * seconds + 5)
                 under = _pings(pinger, echo, seconds)
                 result = pair.answer(3 * seconds + 30)
-            rises.append(peak.rise_mib)
-            tails.append(((alone + _pings(pinger, echo, sizes.stuck_s)) / 2, under))
-            written.append(result["written_bytes"] / 2**20)
-            transports.append(result["transports"])
+            alone = (alone + _pings(pinger, echo, sizes.stuck_s)) / 2
+            return _Stuck(peak.rise_mib, alone, under, result["written_bytes"] / 2**20, result["transports"])
+
+    runs = least_disturbed(sizes.repeats, once)
     return [
-        *_rows("hostile", rises, tails),
-        row(NAME, "hostile: written", written, "MiB"),
-        row(NAME, "hostile: transports opened", transports, "transports"),
+        *_rows("hostile", runs),
+        row(NAME, "hostile: written", [run.written_mib for run in runs], "MiB"),
+        row(NAME, "hostile: transports opened", [run.transports for run in runs], "transports"),
     ]

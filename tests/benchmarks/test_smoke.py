@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import itertools
 import json
 import os
 from pathlib import Path
@@ -10,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks import __main__ as command
-from benchmarks import report
+from benchmarks import quiet, report
 from benchmarks.processes import Cast, ChildFailed
 from benchmarks.raw import RawConnection
 from benchmarks.sizes import TINY
@@ -71,6 +72,28 @@ def test_rows_are_held_against_their_targets() -> None:
     document = json.loads(report.as_json([met, missed], facts, (0.0, 0.0, 0.0)))
     assert {"cpu", "cores", "python", "versions", "load_average", "load_average_after"} <= set(document["machine"])
     assert [one["met"] for one in document["results"]] == [True, False]
+
+
+@pytest.mark.parametrize(
+    ("shares", "kept"),
+    [
+        ([0.0, 0.01, 0.02], [0, 1, 2]),
+        ([0.3, 0.01, 0.0, 0.02], [1, 2, 3]),
+        ([0.3, 0.2, 0.1, 0.4, 0.5, 0.05], [1, 2, 5]),
+    ],
+    ids=["all quiet", "one again", "never quiet"],
+)
+def test_repeats_count_in_which_the_host_took_least(shares: list[float], kept: list[int]) -> None:
+    class Fake(report.Stolen):
+        def __init__(self) -> None:
+            self._share = left.pop(0)
+
+        def share(self) -> float:
+            return self._share
+
+    left, calls = list(shares), itertools.count()
+    assert quiet.least_disturbed(3, lambda: next(calls), Fake) == kept
+    assert not left
 
 
 def test_percentile() -> None:
