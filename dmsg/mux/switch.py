@@ -259,8 +259,7 @@ class Switch:
         asked = Half(target, target_id, initiator=False)
         asking.join(asked, payload, self._now)
         port.pending_requests += 1
-        while self._pending and self._pending[0][1].settled:
-            self._pending.popleft()  # what was answered need not be kept until it would have timed out
+        self._forget_settled()
         self._pending.append((self._now + self.limits.request_timeout_s, asking))
         target.emit(encode_frame(REQUEST, target_id, payload))
 
@@ -366,14 +365,18 @@ class Switch:
 
     def next_timeout(self) -> float | None:
         """When :meth:`handle_timeout` wants to be called."""
-        while self._pending and self._pending[0][1].settled:
-            self._pending.popleft()
+        self._forget_settled()
         if not self._stuck:
             return self._pending[0][0] if self._pending else None
         times = list(self._stuck.values())
         if self._pending:
             times.append(self._pending[0][0])
         return min(times)
+
+    def _forget_settled(self) -> None:
+        """What was answered need not be kept until it would have timed out."""
+        while self._pending and self._pending[0][1].settled:
+            self._pending.popleft()
 
     def handle_timeout(self, now: float) -> list[SwitchEvent]:
         """Close requests nobody answered (D14) and transports whose receiver takes nothing (W8)."""

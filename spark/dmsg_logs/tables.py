@@ -9,7 +9,7 @@ A generation is written under names nobody else uses, read back and checked, and
 which happens at once and whole. So a reader has all tables of one generation or all of another, and a run that is killed
 changes nothing. The generation before the current one stays, for readers that have just opened it; what is older, or was
 left behind by a killed run, is deleted after the manifest was replaced. That would take away the files of another run,
-so that a note keeps a second one out: ``_building.json``, see :mod:`dmsg_logs.lease`.
+so a note keeps a second one out: ``_building.json``, see :mod:`dmsg_logs.lease`.
 """
 
 from __future__ import annotations
@@ -106,6 +106,10 @@ class Manifest:
     previous: dict[str, str] = field(default_factory=dict)
     quality: list[dict[str, Any]] = field(default_factory=list)
 
+    def is_of(self, source: Source) -> bool:
+        """Whether it was made from these events, by this code."""
+        return (self.batches, self.code) == (source.batches(), code_version())
+
     @property
     def violations(self) -> dict[str, int]:
         """Broken rules of kind ``table``, as ``table.rule`` with the number of violations: mistakes in the tables."""
@@ -168,20 +172,19 @@ def build_tables(
     """
     tell = progress or (lambda step, done, total: None)
     source = source or _Store(spark, tables)
-    current = _current(spark, tables, source)
-    if current is not None:
-        return current.rows
+    shown = _shown(spark, tables)
+    if shown is not None and shown.is_of(source):
+        return shown.rows
     with lease.hold(spark, paths.join(tables, BUILDING), f"the tables of {tables}") as renew:
-        current = _current(spark, tables, source)  # another run may have just been done
-        return current.rows if current is not None else _build_anew(spark, tables, source, registry, tell, renew)
+        shown = _shown(spark, tables)  # another run may have just been done
+        if shown is not None and shown.is_of(source):
+            return shown.rows
+        return _build_anew(spark, tables, source, registry, tell, renew, shown)
 
 
-def _current(spark: SparkSession, tables: str, source: Source) -> Manifest | None:
-    """The manifest, if there is nothing to build."""
+def _shown(spark: SparkSession, tables: str) -> Manifest | None:
     with contextlib.suppress(NoTables):
-        manifest = read_manifest(spark, tables)
-        if (manifest.batches, manifest.code) == (source.batches(), code_version()):
-            return manifest
+        return read_manifest(spark, tables)
     return None
 
 
@@ -192,11 +195,9 @@ def _build_anew(
     registry: Mapping[str, Table],
     tell: Progress,
     renew: Callable[[], lease.Owner],
+    current: Manifest | None,
 ) -> dict[str, int]:
-    """Make a generation of the tables, and show it."""
-    current: Manifest | None = None
-    with contextlib.suppress(NoTables):
-        current = read_manifest(spark, tables)
+    """Make the generation after ``current``, and show it."""
     batches = source.batches()
     generation = current.generation + 1 if current is not None else 1
     version = f"v={generation:0{_GENERATION_DIGITS}d}-{uuid.uuid4().hex[:8]}"

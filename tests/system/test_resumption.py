@@ -79,7 +79,7 @@ class Relay:
                 socket.create_connection(("127.0.0.1", self.port), 1).close()
                 return
             except ConnectionRefusedError:
-                time.sleep(0.02)
+                time.sleep(0.02)  # in a thread of its own, waiting for a process that tells it nothing
         raise AssertionError("the relay does not start")
 
     def kill(self):
