@@ -3,10 +3,10 @@
 The key of a line is (node, boot, seq). The keys of 64 consecutive ``seq`` fit into the bits of one integer, so all keys
 of five million lines are eighty thousand rows (*words*), and whether two sets of keys have one in common is an ``&``.
 
-1. Claims: one look at the text of a batch gives, for each file, the words of the keys that occur in it, how many lines
-   it has, and how many of them are not as our writer writes them.
+1. Claims: one look at the lines of a batch gives, for each file, the words of the keys that occur in it, how many lines
+   it has, and those of them that are not plain (:mod:`dmsg_logs.plain`).
 2. Rulings: of several files that claim a key the first by name keeps it, unless an earlier batch has it. That is a
-   window over words. What a file must drop are words again, few of them, which are joined to its lines as they are
+   window over words. What a file must drop are words again, few of them, which its lines are held against as they are
    written.
 3. Proof: the keys that were *written* decide whether the batch is right (:func:`contradictions`).
 """
@@ -18,7 +18,7 @@ from typing import Final
 from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as F
 
-from dmsg_logs import lines
+from dmsg_logs import lines, plain
 
 _WORD_BITS: Final = 6
 _KEY: Final = ("node", "boot", "word")
@@ -42,81 +42,53 @@ def _bit_of(seq: str) -> Column:
     return F.expr(f"shiftleft(1L, cast({seq} & 63 as int))")
 
 
-def count_lines(read: DataFrame, *, closely: bool = False) -> DataFrame:
-    """Lines to ``uri``, ``pair``, ``word``, ``bits``, ``value`` and ``n``, their number.
+def count_lines(read: DataFrame) -> DataFrame:
+    """Lines, ``uri`` and ``value``, as ``plain.COUNTED``: each as it is, whether it is plain or not."""
+    value = F.substring("value", 1, lines.MAX_LINE_BYTES + 1).cast("binary").alias("value")
+    counted = read.groupBy("uri", value).agg(F.count(F.lit(1)).alias("n"))
+    given = {"uri": F.col("uri"), "value": F.col("value"), "n": F.col("n"), "whole": F.lit(True)}
+    columns = ((given.get(each.name, F.lit(None)), each) for each in plain.COUNTED)
+    return counted.select(*(column.cast(each.dataType).alias(each.name) for column, each in columns))
 
-    Plain lines go by their key, of which ``pair`` is ``node":"…","boot":"…"``; any other line keeps its text, ``value``,
-    and so do all of them with ``closely``. The sum of ``n`` is the number of lines.
-    """
-    key = F.lit("") if closely else lines.plain_key(F.col("value"))
-    cut = read.select("uri", "value", key.alias("plain_key"))
-    is_plain = F.col("plain_key") != ""
-    split = cut.select(
+
+def odd_lines(counted: DataFrame) -> DataFrame:
+    """Those of the counted lines that are not plain, parsed (:func:`lines.parse`), with ``uri`` and ``n``."""
+    text = F.col("value").cast("string").alias("value")
+    return lines.parse(counted.where(F.isnotnull("value")).select("uri", "n", text))
+
+
+def claims(counted: DataFrame, odd: DataFrame) -> DataFrame:
+    """Counted lines (``plain.COUNTED``) and the odd ones of them, parsed, to ``uri``, ``node``, ``boot``, ``word``,
+    ``bits``, ``n`` and, of these, ``odd``. Only events claim a key; the others' is null."""
+    plainly = counted.where(F.isnull("value")).select("uri", *_KEY, "bits", "n", F.lit(0).alias("odd"))
+    claimed = {"node": F.col("node"), "boot": F.col("boot"), "word": _word_of("seq"), "bits": _bit_of("seq")}
+    oddly = odd.select(
         "uri",
-        F.when(is_plain, F.substring_index("plain_key", ',"', 2)).alias("pair"),
-        F.when(is_plain, F.substring_index("plain_key", ":", -1).cast("long")).alias("seq"),
-        F.when(~is_plain, F.substring("value", 1, lines.MAX_LINE_BYTES + 1)).alias("value"),
-    )
-    return split.groupBy("uri", "pair", "value", word()).agg(bits(), F.count(F.lit(1)).alias("n"))
-
-
-def claims(counted: DataFrame) -> DataFrame:
-    """Counted lines to ``uri``, ``node``, ``boot``, ``word``, ``bits``, ``n`` and, of these, ``odd``, which are not plain.
-
-    Only events claim a key; the others' is null. ``strange`` says that a line is too odd for
-    :func:`lines.read_plain_lines` to be told apart from others in what that gives.
-    """
-    looked_at = lines.parse(counted.withColumn("text", F.col("value")))
-    is_plain, fine = F.isnotnull("pair"), F.isnull("fault")
-    cut_out = F.from_json(F.concat(F.lit('{"'), "pair", F.lit("}")), "node string, boot string")
-    several = (F.col("fault") == "torn") & F.isnotnull(lines.key_as_read(F.col("text"))["seq"])
-    named = looked_at.withColumn("cut_out", cut_out).select(
-        "uri",
-        *(F.when(is_plain, F.col("cut_out")[name]).when(fine, F.col(name)).alias(name) for name in ("node", "boot")),
-        F.when(is_plain, F.col("word")).when(fine, _word_of("seq")).alias("word"),
-        F.when(is_plain, F.col("bits")).when(fine, _bit_of("seq")).alias("bits"),
+        *(F.when(F.isnull("fault"), each).alias(name) for name, each in claimed.items()),
         "n",
-        F.when(~is_plain, F.col("n")).otherwise(0).alias("odd"),
-        (~is_plain & (several | lines.is_several(F.col("text")))).alias("strange"),
+        F.col("n").alias("odd"),
     )
-    return named.groupBy("uri", *_KEY).agg(
-        F.bit_or("bits").alias("bits"),
-        F.sum("n").alias("n"),
-        F.sum("odd").alias("odd"),
-        F.bool_or("strange").alias("strange"),
-    )
+    words = plainly.unionByName(oddly).groupBy("uri", *_KEY)
+    return words.agg(F.bit_or("bits").alias("bits"), F.sum("n").alias("n"), F.sum("odd").alias("odd"))
 
 
 def by_file(claims: DataFrame) -> DataFrame:
-    """A row a file: ``uri``, how many ``lines`` it has and how many of them are ``odd``, whether they have to be looked at
-    one by one (``closely``) because a key occurs twice or a line is strange, and the ``boots`` it has keys of."""
+    """A row a file: ``uri``, how many ``lines`` it has and how many of them are ``odd``, the ``boots`` it has keys of, how
+    many ``words`` these are, and whether a key occurs ``twice`` in it, or in an odd line at that (``oddly``)."""
     twice = F.isnotnull("word") & (F.col("n") > F.bit_count("bits"))
     return claims.groupBy("uri").agg(
         F.sum("n").alias("lines"),
         F.sum("odd").alias("odd"),
-        F.bool_or(twice | F.col("strange")).alias("closely"),
         F.collect_set("boot").alias("boots"),
+        F.count("word").alias("words"),
+        F.bool_or(twice).alias("twice"),
+        F.bool_or(twice & (F.col("odd") > 0)).alias("oddly"),
     )
 
 
-def odd_lines(counted: DataFrame) -> DataFrame:
-    """The lines that are not plain, parsed (:func:`lines.parse`), with their ``uri``; each as often as there are."""
-    odd = counted.where(F.isnotnull("value")).select(
-        "uri", "value", F.explode(F.expr("array_repeat(1, cast(n as int))"))
-    )
-    return lines.parse(odd.select("uri", "value"))
-
-
-def marks(counted: DataFrame, ruled: DataFrame) -> DataFrame:
-    """``uri``, ``node``, ``boot``, ``word``, and as bits the keys ``dropped`` by a ruling, and those ``hidden``: what
-    :func:`lines.read_plain_lines` makes of them comes from odd lines, which are written as :func:`odd_lines` gives them."""
-    read = counted.where(F.isnotnull("value")).select("uri", lines.key_as_read(F.col("value")).alias("key"))
-    hidden = read.select("uri", "key.*").where(F.isnotnull("seq")).groupBy("uri", "node", "boot", word()).agg(bits())
-    none = F.lit(0).cast("long")
-    every = ruled.select("uri", *_KEY, "dropped", none.alias("hidden")).unionByName(
-        hidden.select("uri", *_KEY, none.alias("dropped"), F.col("bits").alias("hidden"))
-    )
-    return every.groupBy("uri", *_KEY).agg(F.bit_or("dropped").alias("dropped"), F.bit_or("hidden").alias("hidden"))
+def each_line(odd: DataFrame) -> DataFrame:
+    """Odd lines as often as there are."""
+    return odd.withColumn("n", F.explode(F.expr("array_repeat(1, cast(n as int))"))).drop("n")
 
 
 def rulings(claims: DataFrame, earlier: DataFrame) -> DataFrame:
@@ -147,18 +119,8 @@ def repeated(parsed: DataFrame) -> DataFrame:
 def ruled_out(marked: DataFrame, ruled: DataFrame) -> DataFrame:
     """Lines with ``again``, which becomes true as well where the ruling on their file and key is to drop them."""
     joined = marked.withColumn("word", word()).join(ruled, ["uri", *_KEY], "left")
-    return joined.withColumn("again", F.col("again") | _has("dropped")).drop("word", "dropped")
-
-
-def marked_out(rows: DataFrame, marks: DataFrame) -> DataFrame:
-    """Rows of :func:`lines.read_plain_lines` with ``again``, whether to drop them, and without those of odd lines."""
-    keyed = rows.where(F.isnotnull("node") & F.isnotnull("boot") & F.isnotnull("seq")).withColumn("word", word())
-    joined = keyed.join(marks, ["uri", *_KEY], "left").where(~_has("hidden"))
-    return joined.withColumn("again", _has("dropped")).drop("word", "dropped", "hidden")
-
-
-def _has(name: str) -> Column:
-    return F.coalesce(F.getbit(name, F.expr("cast(seq & 63 as int)")) == 1, F.lit(False))
+    dropped = F.coalesce(F.getbit("dropped", F.expr("cast(seq & 63 as int)")) == 1, F.lit(False))
+    return joined.withColumn("again", F.col("again") | dropped).drop("word", "dropped")
 
 
 def contradictions(written: DataFrame, earlier: DataFrame) -> DataFrame:

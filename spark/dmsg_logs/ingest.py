@@ -2,10 +2,10 @@
 
 A run lists the landing zone, leaves out what commits name, and takes the rest in batches:
 
-1. ``scan``: count the lines of each file as text and find the keys they claim (:mod:`dmsg_logs.claims`);
-2. ``write``: write every line once, below ``state=good|dup|corrupt``. Files of nothing but plain lines, which is most of
-   them, go through Spark's JSON reader; what is not plain has been parsed by itself already, and what cannot be told
-   apart in what the reader gives is read as text and parsed line by line, at three times the cost;
+1. ``scan``: tasks count the lines of each file and find the keys they claim (:mod:`dmsg_logs.claims`);
+2. ``write``: write every line once, below ``state=good|dup|corrupt``. Plain lines, which almost all are, become columns
+   in the tasks (:mod:`dmsg_logs.plain`); a line that is not plain has been parsed by itself already, and a file that a
+   task could not vouch for, or has a key twice, is read as text and parsed line by line, at many times the cost;
 3. ``check``: read the keys and counts back, prove them right, write the keys down for batches to come;
 4. ``commit``: create the commit.
 
@@ -31,8 +31,9 @@ from pyspark.sql import functions as F
 
 from dmsg_logs import claims as keys
 from dmsg_logs import landing as landings
-from dmsg_logs import lease, lines, paths, store
+from dmsg_logs import lease, lines, paths, plain, sinks, store
 from dmsg_logs.accounts import AccountsError, IngestSummary, Written, make_accounts
+from dmsg_logs.frames import local_frame
 from dmsg_logs.landing import Landing, LandingFile
 from dmsg_logs.session import look_up_by_cores
 
@@ -51,7 +52,10 @@ _SWEEP_S: Final = 600.0
 #: With more runs of programs in a batch than this, earlier batches are not chosen by them.
 _MAX_BOOTS: Final = 10_000
 #: Rulings that are sent to every task, in words; more of them are joined by a shuffle.
-_MAX_BROADCAST: Final = 500_000
+_MAX_BROADCAST: Final = 200_000
+#: A task bears so many words of one file in mind, when a key occurs twice in it.
+_MAX_WORDS: Final = 1_000_000
+_ALL_BITS: Final = 2**64 - 1
 _KEYS: Final = ("node", "boot", "word", "bits")
 
 
@@ -131,7 +135,7 @@ class _Batch:
         self._run = f"{self._number:0{store.BATCH_DIGITS}d}-{uuid.uuid4().hex[:8]}"
         self._files: list[LandingFile] = []
         self._names: dict[str, str] = {}
-        self._tolerant = False
+        self._by_line: set[str] = set()  # URIs of files to be read as text
 
     def take(self, files: list[LandingFile]) -> list[dict[str, Any]] | None:
         """Make the batch of these files and commit it; its accounts, or ``None`` if another run was first."""
@@ -156,13 +160,7 @@ class _Batch:
         self._files = self._source.fetch(files)
         self._names = {each.uri: each.name for each in self._files}
         self._pack()
-        try:
-            return self._attempt()
-        except (PySparkException, paths.JavaError) as error:
-            if self._tolerant or not lines.is_unreadable(error):
-                raise
-            self._tolerant = True
-            return self._attempt()
+        return self._attempt()
 
     def _pack(self) -> None:
         """Few tasks, so that few files come out, but enough of them to keep every core busy."""
@@ -175,34 +173,46 @@ class _Batch:
         conf.set("spark.sql.files.openCostInBytes", "4096")
         conf.set("spark.sql.files.maxPartitionBytes", str(max(1024**2, size * 21 // (20 * tasks))))
 
-    def _attempt(self, *, closely: bool = False) -> store.Commit:
-        """Scan, write and check. Should the result be wrong, all of it again, with a close look at every line."""
+    def _attempt(self) -> store.Commit:
+        """Scan, write and check."""
         self._tell("scan", 0)
-        count = keys.count_lines(self._read(self._files), closely=closely)
-        with _kept(count) as counted, _kept(keys.claims(counted)) as claimed:
-            found = keys.by_file(claimed).collect()
-            lines_of = self._by_name(found)
-            earlier = self._earlier({boot for row in found for boot in row["boots"]}, claimed)
-            with _kept(keys.rulings(claimed, earlier)) as ruled:
-                self._tell("write", 0)
-                self._renew()
-                self._write(counted, ruled, found, closely)
+        small = [each for each in self._files if each.size <= plain.MAX_FILE_BYTES]
+        with _kept(self._contents(small).mapInArrow(plain.scan, plain.COUNTED)) as scanned:
+            refused = {row["uri"] for row in scanned.where("not whole").select("uri").collect()}
+            self._by_line = refused | {each.uri for each in self._files if each not in small}
+            counted = self._counted(scanned, refused)
+            with _kept(keys.odd_lines(counted)) as odd, _kept(keys.claims(counted, odd)) as claimed:
+                found = keys.by_file(claimed).collect()
+                lines_of = self._by_name(found)
+                earlier = self._earlier({boot for row in found for boot in row["boots"]}, claimed)
+                with _kept(keys.rulings(claimed, earlier)) as ruled:
+                    self._tell("write", 0)
+                    self._renew()
+                    self._write(odd, ruled, found)
         self._tell("check", 0)
         with _kept(self._written()) as written:
             per_file, boots = _summed(written)
-            try:
-                accounts = make_accounts(self._files, lines_of, per_file, self._damaged(lines_of), self._number)
-                if keys.contradictions(written, self._earlier(boots, written)).limit(1).count():
-                    raise AccountsError(f"batch {self._number}: keys were lost or doubled in writing")
-            except AccountsError:
-                if closely:
-                    raise
-                paths.delete(self._session, store.data_path(self._tables, self._run))
-                return self._attempt(closely=True)
+            accounts = make_accounts(self._files, lines_of, per_file, self._damaged(lines_of), self._number)
+            if keys.contradictions(written, self._earlier(boots, written)).limit(1).count():
+                raise AccountsError(f"batch {self._number}: keys were lost or doubled in writing")
             self._write_keys(written)
         states = {state: sum(each[state] for each in accounts) for state in store.STATES}
         listed = sorted(boots) if len(boots) <= _MAX_BOOTS else None
         return store.Commit(self._number, self._run, states, listed, accounts)
+
+    def _contents(self, files: list[LandingFile]) -> DataFrame:
+        """Files as they are stored: ``uri``, ``content``."""
+        if not files:
+            return local_frame(self._session, [], plain.FILES)
+        read = self._session.read.format("binaryFile").load([each.path for each in files])
+        return read.select(lines.uri(), "content")
+
+    def _counted(self, scanned: DataFrame, refused: set[str]) -> DataFrame:
+        """What was scanned, and the lines of those files that could not be."""
+        if not self._by_line:
+            return scanned
+        texts = keys.count_lines(self._read([each for each in self._files if each.uri in self._by_line]))
+        return scanned.where(~F.col("uri").isin(list(refused))).unionByName(texts)
 
     def _by_name(self, rows: Iterable[Any]) -> dict[str, int]:
         strangers = [row["uri"] for row in rows if row["uri"] not in self._names]
@@ -211,7 +221,7 @@ class _Batch:
         return {self._names[row["uri"]]: int(row["lines"]) for row in rows}
 
     def _read(self, files: list[LandingFile]) -> DataFrame:
-        return lines.read_lines(self._session, [each.path for each in files], tolerant=self._tolerant)
+        return lines.read_lines(self._session, [each.path for each in files], tolerant=True)
 
     def _earlier(self, boots: set[str], words: DataFrame) -> DataFrame:
         """The keys of earlier batches in words that this one has."""
@@ -225,42 +235,42 @@ class _Batch:
             return held
         return held.join(words.select(*_KEYS[:3]).distinct(), list(_KEYS[:3]), "left_semi")
 
-    def _write(self, counted: DataFrame, ruled: DataFrame, found: list[Any], closely: bool) -> None:
+    def _write(self, odd: DataFrame, ruled: DataFrame, found: list[Any]) -> None:
         """Every line of the batch, once."""
-        rulings = {row["uri"]: row["count"] for row in ruled.groupBy("uri").count().collect()}
-        odd = {row["uri"]: row["odd"] for row in found if row["odd"]}
-        close = {row["uri"] for row in found if row["closely"] or closely or self._tolerant}
+        few = ruled.count() <= _MAX_BROADCAST
+        dropped: dict[str, dict[tuple[str, str, int], int]] = {}
+        for uri, *key, bits in ruled.collect() if few else ():
+            dropped.setdefault(uri, {})[key[0], key[1], key[2]] = bits & _ALL_BITS
+        by_line = self._by_line | {row["uri"] for row in found if row["oddly"] or row["words"] > _MAX_WORDS}
+        if not few:
+            by_line |= {row["uri"] for row in ruled.select("uri").distinct().collect()}
         full = {row["uri"] for row in found}
-        few = sum(rulings.values()) + sum(odd.values()) <= _MAX_BROADCAST
-        parts: dict[str, list[LandingFile]] = {"plain": [], "marked": [], "close": []}
-        for each in self._files:
-            if each.uri not in full:
-                continue
-            marked = each.uri in rulings or each.uri in odd
-            parts["close" if each.uri in close else "marked" if marked else "plain"].append(each)
-        frames = []
-        if parts["plain"]:
-            frames.append(self._shaped(self._read_plain(parts["plain"]).withColumn("again", F.lit(False))))
-        if parts["marked"]:
-            marks = keys.marks(counted, ruled)
-            rows = keys.marked_out(self._read_plain(parts["marked"]), F.broadcast(marks) if few else marks)
-            frames.append(self._shaped(rows))
-            others = keys.odd_lines(counted.where(~F.col("uri").isin(list(close))) if close else counted)
+        texts = [each for each in self._files if each.uri in by_line & full]
+        plain_ones = [each for each in self._files if each.uri in full - by_line]
+        frames = self._write_plain(plain_ones, dropped, {row["uri"] for row in found if row["twice"]})
+        if any(row["odd"] for row in found if row["uri"] not in by_line):
+            others = keys.each_line(odd.where(~F.col("uri").isin(list(by_line))) if by_line else odd)
             frames.append(self._shaped(keys.ruled_out(others.withColumn("again", F.lit(False)), ruled)))
-        if parts["close"]:
-            parsed = keys.repeated(lines.parse(self._read(parts["close"])))
+        if texts:
+            parsed = keys.repeated(lines.parse(self._read(texts)))
             frames.append(self._shaped(keys.ruled_out(parsed, F.broadcast(ruled) if few else ruled)))
-        if not frames:
-            return
-        rows = functools.reduce(DataFrame.unionByName, frames)
-        # Fused into one method these columns are more than the JVM compiles, and take twice as long.
-        self._session.conf.set("spark.sql.codegen.hugeMethodLimit", "8000")
-        writer = rows.write.option("compression", "zstd").option("parquet.block.size", str(_ROW_GROUP_BYTES))
-        writer.partitionBy("state", "date").parquet(store.data_path(self._tables, self._run))
+        if frames:
+            rows = functools.reduce(DataFrame.unionByName, frames)
+            writer = rows.write.option("compression", "zstd").option("parquet.block.size", str(_ROW_GROUP_BYTES))
+            writer.mode("append").partitionBy("state", "date").parquet(store.data_path(self._tables, self._run))
 
-    def _read_plain(self, files: list[LandingFile]) -> DataFrame:
-        nothing = {name: F.lit(None).cast("string") for name in ("raw", "line", "fault")}
-        return lines.read_plain_lines(self._session, [each.path for each in files]).withColumns(nothing)
+    def _write_plain(
+        self, files: list[LandingFile], dropped: dict[str, dict[tuple[str, str, int], int]], twice: set[str]
+    ) -> list[DataFrame]:
+        """Let tasks write the plain lines of files, or give what Spark has to write."""
+        if not files:
+            return []
+        told = {each.uri: each.name for each in files}, dropped, twice
+        target = paths.local(self._session, store.data_path(self._tables, self._run))
+        if target is None:
+            return [self._contents(files).mapInArrow(sinks.RowSink(*told), sinks.ROWS)]
+        self._contents(files).mapInArrow(sinks.FileSink(target, *told), sinks.FILES).collect()
+        return []
 
     def _shaped(self, rows: DataFrame) -> DataFrame:
         """Lines with ``again`` as they are written."""
@@ -306,17 +316,20 @@ class _Batch:
         index.write.option("compression", "zstd").parquet(store.keys_path(self._tables, self._run))
 
     def _damaged(self, counted: dict[str, int]) -> list[str]:
-        """The names of files that fail when they are read strictly; asked only if one of the batch does."""
+        """The names of files that fail when they are read strictly, of those that were read as text and seem too short."""
         damaged = []
-        for each in self._files if self._tolerant else []:
+        for each in self._files:
             recorded = landings.parse_name(each.name).recorded
-            if recorded is None or counted.get(each.name, 0) < recorded:
+            if each.uri in self._by_line and (recorded is None or counted.get(each.name, 0) < recorded):
                 try:
-                    lines.read_lines(self._session, [each.path], tolerant=False).count()
+                    found = lines.read_lines(self._session, [each.path], tolerant=False).count()
                 except (PySparkException, paths.JavaError) as error:
                     if not lines.is_unreadable(error):
                         raise
                     damaged.append(each.name)
+                else:
+                    if found != counted.get(each.name, 0):
+                        raise AccountsError(f"{each.name}: {found} lines now, {counted.get(each.name, 0)} before")
         return damaged
 
 
@@ -350,6 +363,7 @@ def _session(spark: SparkSession) -> SparkSession:
     session: SparkSession = spark.newSession()
     session.conf.set("spark.sql.maxConcurrentOutputFileWriters", str(_OPEN_WRITERS))
     session.conf.set("spark.sql.session.timeZone", "UTC")
+    session.conf.set("spark.sql.execution.arrow.maxRecordsPerBatch", "1")  # of files, each whole
     look_up_by_cores(session)
     return session
 

@@ -55,6 +55,12 @@ def qualified(spark: SparkSession, path: str) -> str:
     return str(system.makeQualified(java_path).toString())
 
 
+def local(spark: SparkSession, path: str) -> str | None:
+    """The path as programs of the machine know it, or ``None`` if it is on another kind of file system."""
+    scheme, _, rest = qualified(spark, path).partition(":")
+    return rest if scheme == _LOCAL else None
+
+
 def exists(spark: SparkSession, path: str) -> bool:
     """Whether there is a file or directory."""
     system, java_path = _open(spark, path)

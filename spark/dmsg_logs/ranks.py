@@ -16,8 +16,10 @@ from typing import Any, Final
 
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
+from pyspark.sql.types import StringType, StructField, StructType
 
 from dmsg_logs import paths
+from dmsg_logs.frames import local_frame
 from dmsg_logs.scoring import SCALE, RelayScore, Voice, score_relays
 from dmsg_logs.signing import SecretKey, SigningError, sign_document, verify_document_signature
 from dmsg_logs.transforms.abuse import abuse_scores
@@ -47,6 +49,7 @@ RELAYS_LIMIT: Final = 20_000
 _SPAN_LIMIT_S: Final = 90 * 86_400
 _NUMBER_LIMIT: Final = 1 << 53
 _NODE_DIGITS: Final = 16
+_RELAYS: Final = StructType([StructField("relay", StringType())])
 _SCORES: Final = ("score", "success", "latency", "capacity", "drops")
 _COUNTS: Final = ("dials", "clients")
 _KEY: Final = re.compile(KEY_PATTERN.removesuffix("$") + r"\Z")
@@ -100,7 +103,7 @@ def gather_voices(
     """What every client has seen of every relay, and the relays that have told their key."""
     span = {"now": now, "window_s": float(window_s)}
     told = sorted(row["relay"] for row in _rows(relay_keys(events)))
-    keys = events.sparkSession.createDataFrame([(relay,) for relay in told], "relay string")
+    keys = local_frame(events.sparkSession, [(relay,) for relay in told], _RELAYS)
     counts = known_relays(faded(relay_evidence(events, **span), now=now, half_life_s=half_life_s), keys)
     latency = known_relays(relay_latency(events, **span, half_life_s=half_life_s), keys)
     return _voices(_rows(counts), _rows(latency), told), told

@@ -27,6 +27,7 @@ from pyspark.sql import functions as F
 from pyspark.sql.types import ArrayType, DateType, DoubleType, LongType, StringType, StructField, StructType
 
 from dmsg_logs import paths
+from dmsg_logs.frames import local_frame
 from dmsg_logs.schemas import LINE
 
 #: So many commits are read one by one; starting a job for them would take longer.
@@ -182,7 +183,7 @@ def read_runs(spark: SparkSession, tables: str, parts: list[tuple[str, str]]) ->
     """The lines of some runs, given as run and state; both must have lines."""
     schema = StructType([*DATA.fields, *_PARTITIONS])
     if not parts:
-        frame = spark.createDataFrame([], schema)
+        frame = local_frame(spark, [], schema)
     else:
         directories = [paths.join(data_path(tables, run), f"state={state}") for run, state in parts]
         frame = spark.read.schema(schema).option("basePath", data_path(tables)).parquet(*directories)
@@ -192,7 +193,7 @@ def read_runs(spark: SparkSession, tables: str, parts: list[tuple[str, str]]) ->
 def read_keys(spark: SparkSession, tables: str, runs: list[str]) -> DataFrame:
     """The keys of the good lines of some runs, see ``KEYS``; a word has a row in each run that has keys of it."""
     if not runs:
-        return spark.createDataFrame([], KEYS)
+        return local_frame(spark, [], KEYS)
     return spark.read.schema(KEYS).parquet(*(keys_path(tables, run) for run in runs))
 
 
@@ -202,7 +203,7 @@ def read_accounts(spark: SparkSession, tables: str) -> DataFrame:
     ``problem`` (why lines are missing, or null)."""
     numbers = commit_numbers(spark, tables)
     if not numbers:
-        return spark.createDataFrame([], ACCOUNT)
+        return local_frame(spark, [], ACCOUNT)
     schema = StructType([StructField("files", ArrayType(ACCOUNT))])
     read = spark.read.schema(schema).json([commit_path(tables, each) for each in numbers])
     return read.select(F.inline("files"))

@@ -18,14 +18,17 @@ def main(landing: str, tables: str, victim: str) -> None:
     session = build_session("killed", _FAST)
     jvm: int = session._jvm.java.lang.ProcessHandle.current().pid()  # type: ignore[union-attr]
 
-    def kill_while_writing() -> None:
-        while not any(Path(tables).glob("events/data/run=*/_temporary/0/_temporary/*/*/*")):
+    def written() -> set[Path]:
+        return set(Path(tables).glob("events/data/run=*/state=*"))
+
+    def kill_while_writing(before: set[Path]) -> None:
+        while written() == before:
             pass
         os.kill(jvm, signal.SIGKILL)
 
     def progress(stage: str, done: int, total: int) -> None:
         if victim == "jvm" and stage == "write":
-            threading.Thread(target=kill_while_writing, daemon=True).start()
+            threading.Thread(target=kill_while_writing, args=(written(),), daemon=True).start()
         if victim == "python" and stage == "commit":
             os.kill(os.getpid(), signal.SIGKILL)
 

@@ -9,6 +9,7 @@ from typing import Any, Final
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
+from dmsg_logs.frames import local_frame
 from dmsg_logs.tabledef import Column, Inputs, Table
 from dmsg_logs.transforms.common import date_of
 from dmsg_logs.transforms.forecast_model import COVERAGE, HISTORY_DAYS, LEVEL_DAYS, WEEKDAY_DAYS, forecast
@@ -39,7 +40,7 @@ def capacity_forecast(relay_hourly: DataFrame, runs: DataFrame) -> DataFrame:
     for row in rows:
         relays.setdefault(row["relay"], []).append(row)
     found = [each for relay, days in relays.items() for each in _relay(relay, days)]
-    return relay_hourly.sparkSession.createDataFrame(found, CAPACITY_FORECAST.schema)
+    return local_frame(relay_hourly.sparkSession, found, CAPACITY_FORECAST.schema)
 
 
 def _relay(relay: str, days: list[Any]) -> Iterator[tuple[Any, ...]]:

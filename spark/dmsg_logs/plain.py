@@ -1,0 +1,312 @@
+"""Plain lines, which almost all of them are: told from others, and made into columns, by Python tasks over Arrow.
+
+A line is *plain* if it decodes strictly to an event we know: one JSON object in UTF-8, fields of that event only, of
+their types, with a key, a possible time, and a version we know. It cannot have a fault, and is all in our columns. What
+any other line is, :mod:`dmsg_logs.lines` finds out, in Spark, at many times the cost.
+
+Tasks are handed whole files, as they are stored. What they cannot vouch for (a file that is cut off, or a line of more
+than a megabyte) they leave alone and say so. Pure functions of record batches; a task holds a file as it is stored and some
+:data:`_HELD_BYTES` of text.
+"""
+
+from __future__ import annotations
+
+import functools
+import operator
+from collections import Counter
+from collections.abc import Container, Iterable, Iterator, Mapping
+from typing import Annotated, Any, Final, NamedTuple
+
+import msgspec
+import pyarrow as pa
+import pyarrow.json
+from pyspark.sql.types import BinaryType, BooleanType, LongType, StringType, StructField, StructType
+
+from dmsg_logs.lines import EARLIEST_S, LATEST_S, MAX_LINE_BYTES
+from dmsg_logs.schemas import ALL_COLUMNS, ENVELOPE, EVENTS
+
+#: A file is handed to a task whole if it is no larger; our writer begins a new one after 64 MiB.
+MAX_FILE_BYTES: Final = 65 * 1024**2
+#: Text that waits for others of its kind, for a task.
+_HELD_BYTES: Final = 48 * 1024**2
+_BLOCK_BYTES: Final = MAX_LINE_BYTES
+#: Arrow parses so much at once; a line must fit in.
+_PARSED_BYTES: Final = 8 * 1024**2
+#: Rows that wait to be handed over.
+_MAX_ROWS: Final = 20_000
+_MAX_ODD_BYTES: Final = 16 * 1024**2
+_WORD_BITS: Final = 6
+_DAY_S: Final = 86_400
+_BYTE_ORDER_MARK: Final = b"\xef\xbb\xbf"
+_CODECS: Final = {"zst": "zstd", "gz": "gzip"}
+
+#: What tasks are handed: each file as it is stored.
+FILES: Final = StructType([StructField("uri", StringType()), StructField("content", BinaryType())])
+#: What :func:`scan` gives: see there.
+COUNTED: Final = StructType(
+    [
+        StructField("uri", StringType()),
+        StructField("node", StringType()),
+        StructField("boot", StringType()),
+        StructField("word", LongType()),
+        StructField("bits", LongType()),
+        StructField("value", BinaryType()),
+        StructField("n", LongType()),
+        StructField("whole", BooleanType()),
+    ]
+)
+_COUNTED: Final = pa.schema(
+    [
+        *((name, pa.string()) for name in ("uri", "node", "boot")),
+        *((name, pa.int64()) for name in ("word", "bits")),
+        ("value", pa.binary()),
+        ("n", pa.int64()),
+        ("whole", pa.bool_()),
+    ]
+)
+_ARROW: Final = {"str": pa.string(), "int": pa.int64(), "float": pa.float64(), "bool": pa.bool_()}
+_INT: Final = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
+_TYPES: Final[dict[str, Any]] = {"str": str, "int": _INT, "float": float, "bool": bool}
+_SOME_TEXT: Final = Annotated[str, msgspec.Meta(min_length=1)]
+#: What :func:`tables` gives, before what says where a row belongs.
+_ROW: Final = pa.schema(
+    [
+        *((each.name, _ARROW[each.type]) for each in ALL_COLUMNS),
+        *((name, pa.string()) for name in ("raw", "file", "line", "fault")),
+    ]
+)
+#: What is wrong with a line that is not plain; which of them does not matter here.
+_ODD: Final = (msgspec.MsgspecError, UnicodeDecodeError)
+
+#: Keys as bits, by node, boot and word.
+Words = Mapping[tuple[str, str, int], int]
+
+
+class Unreadable(Exception):
+    """A file that has to be read in another way; its message says why."""
+
+
+def _struct(name: str) -> type[msgspec.Struct]:
+    """The class of an event. Fields of its own may be left out, as those that came later are in an older version."""
+    event = EVENTS[name]
+    strict = {
+        "v": Annotated[int, msgspec.Meta(ge=-(2**63), le=event.version)],
+        "ts": Annotated[float, msgspec.Meta(ge=EARLIEST_S, lt=LATEST_S)],
+        "node": _SOME_TEXT,
+        "boot": _SOME_TEXT,
+    }
+    envelope = [(each.name, strict.get(each.name, _TYPES[each.type])) for each in ENVELOPE if each.name != "event"]
+    own = [(each.name, _TYPES[each.type], None) for each in event.columns]
+    return msgspec.defstruct(
+        f"Event_{name}", [*envelope, *own], tag=name, tag_field="event", forbid_unknown_fields=True, gc=False
+    )
+
+
+_STRUCTS: Final = {_struct(name): name for name in EVENTS}
+_DECODER: Final[msgspec.json.Decoder[Any]] = msgspec.json.Decoder(functools.reduce(operator.or_, _STRUCTS))
+_SCHEMAS: Final = {
+    name: pa.schema([(each.name, _ARROW[each.type]) for each in (*ENVELOPE, *event.columns)])
+    for name, event in EVENTS.items()
+}
+
+
+def is_plain(line: bytes) -> bool:
+    """Whether a line is plain. It must not be longer than ``lines.MAX_LINE_BYTES``."""
+    try:
+        _DECODER.decode(line)
+    except _ODD:
+        return False
+    return True
+
+
+def line_blocks(content: pa.Buffer, name: str) -> Iterator[list[bytes]]:
+    """The lines of a file, some at a time; ``name`` says by its end how it is compressed.
+
+    Raises :class:`Unreadable` for a file that is damaged, has a line longer than ``lines.MAX_LINE_BYTES``, or begins
+    with a byte order mark.
+    """
+    source = pa.BufferReader(content)
+    codec = _CODECS.get(name.rpartition(".")[2])
+    stream = pa.CompressedInputStream(source, codec) if codec else source
+    rest, first = b"", True
+    while True:
+        try:
+            block = stream.read(_BLOCK_BYTES)
+        except OSError as error:
+            raise Unreadable(str(error)) from None
+        if first and block.startswith(_BYTE_ORDER_MARK):
+            raise Unreadable("byte order mark")
+        first = False
+        if not block:
+            break
+        found = (rest + block).split(b"\n")
+        rest = found.pop()
+        if max(len(rest), len(found[0]) if found else 0) > MAX_LINE_BYTES:  # the others are within the block
+            raise Unreadable("line too long")
+        yield found
+    if rest:
+        yield [rest]
+
+
+def scan(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Files (``uri``, ``content``) to what is in them, as :data:`COUNTED`: for the keys of plain lines ``node``, ``boot``,
+    ``word``, ``bits`` and how many lines there are, ``n``; any other line as ``value``. The same may come in several rows.
+    The sum of ``n`` is the number of lines, unless a row says that the file could not be read ``whole``."""
+    rows = _Rows()
+    for uri, content in _files(batches):
+        words: dict[tuple[str, str, int], list[int]] = {}
+        odd: Counter[bytes] = Counter()
+        odd_bytes = 0
+        decode = _DECODER.decode
+        try:
+            for lines in line_blocks(content, uri):
+                for line in lines:
+                    try:
+                        event = decode(line)
+                    except _ODD:
+                        odd[line] += 1
+                        odd_bytes += len(line)
+                        continue
+                    seq = event.seq
+                    key = (event.node, event.boot, seq >> _WORD_BITS)
+                    found = words.get(key)
+                    if found is None:
+                        words[key] = [1 << (seq & 63), 1]
+                    else:
+                        found[0] |= 1 << (seq & 63)
+                        found[1] += 1
+                if len(words) + len(odd) > _MAX_ROWS or odd_bytes > _MAX_ODD_BYTES:
+                    rows.add(uri, words, odd)
+                    yield rows.take()
+                    words, odd, odd_bytes = {}, Counter(), 0
+            rows.add(uri, words, odd)
+        except Unreadable:
+            rows.refuse(uri)
+        if len(rows) > _MAX_ROWS:
+            yield rows.take()
+    yield rows.take()
+
+
+class _Rows:
+    """Rows of :data:`COUNTED` that have not been handed over."""
+
+    def __init__(self) -> None:
+        self._rows: list[tuple[Any, ...]] = []
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def add(self, uri: str, words: Mapping[tuple[str, str, int], list[int]], odd: Mapping[bytes, int]) -> None:
+        for (node, boot, word), (bits, count) in words.items():
+            signed = bits - (1 << 64) if bits >> 63 else bits
+            self._rows.append((uri, node, boot, word, signed, None, count, True))
+        for line, count in odd.items():
+            self._rows.append((uri, None, None, None, None, line, count, True))
+
+    def refuse(self, uri: str) -> None:
+        self._rows.append((uri, None, None, None, None, None, 0, False))
+
+    def take(self) -> pa.RecordBatch:
+        columns = list(zip(*self._rows, strict=True)) or [()] * len(_COUNTED)
+        self._rows = []
+        arrays = [pa.array(column, field.type) for column, field in zip(columns, _COUNTED, strict=True)]
+        return pa.record_batch(arrays, schema=_COUNTED)
+
+
+class Part(NamedTuple):
+    """Rows of one partition of what is written: good or dup, and the day since 1970-01-01 of good ones."""
+
+    state: str
+    day: int | None
+    rows: pa.Table
+
+
+class _Waiting:
+    """Plain lines of one partition and event."""
+
+    __slots__ = ("lines", "names", "size")
+
+    def __init__(self) -> None:
+        self.lines: list[bytes] = []
+        self.names: list[str] = []
+        self.size = 0
+
+
+def tables(
+    batches: Iterable[pa.RecordBatch], names: Mapping[str, str], dropped: Mapping[str, Words], twice: Container[str]
+) -> Iterator[Part]:
+    """The plain lines of files (``uri``, ``content``) as columns, those of one event together.
+
+    ``names`` are the files' own, by ``uri``, and ``dropped`` the keys of each that are duplicates. In those that are in
+    ``twice`` a key may occur again, and all but the first line with it are duplicates.
+    """
+    waiting: dict[tuple[str, int | None, type], _Waiting] = {}
+    held = 0
+    decode = _DECODER.decode
+    for uri, content in _files(batches):
+        name, known = names[uri], uri in dropped or uri in twice
+        taken = dict(dropped.get(uri, {}))
+        for lines in line_blocks(content, uri):
+            for line in lines:
+                try:
+                    event = decode(line)
+                except _ODD:
+                    continue
+                where: tuple[str, int | None, type] = ("good", int(event.ts // _DAY_S), type(event))
+                if known:
+                    key, bit = (event.node, event.boot, event.seq >> _WORD_BITS), 1 << (event.seq & 63)
+                    bits = taken.get(key, 0)
+                    if bits & bit:
+                        where = ("dup", None, type(event))
+                    elif uri in twice:
+                        taken[key] = bits | bit
+                group = waiting.get(where)
+                if group is None:
+                    group = waiting[where] = _Waiting()
+                group.lines.append(line)
+                group.names.append(name)
+                group.size += len(line)
+                held += len(line)
+            if held > _HELD_BYTES:
+                for where in sorted(waiting, key=lambda each: -waiting[each].size):
+                    group = waiting.pop(where)
+                    held -= group.size
+                    yield _part(where, group)
+                    if held <= _HELD_BYTES // 2:
+                        break
+    for where in sorted(waiting, key=lambda each: (each[0], each[1] or 0)):
+        yield _part(where, waiting.pop(where))
+
+
+def _part(where: tuple[str, int | None, type], group: _Waiting) -> Part:
+    state, day, struct = where
+    name = _STRUCTS[struct]
+    found = _columns(name, group.lines)
+    count = len(group.lines)
+    found["file"] = pa.array(group.names, pa.string())
+    columns = [found[each.name] if each.name in found else pa.nulls(count, each.type) for each in _ROW]
+    return Part(state, day, pa.table(columns, schema=_ROW))
+
+
+def _columns(name: str, lines: list[bytes]) -> dict[str, Any]:
+    try:
+        table = _read(name, lines)
+    except pa.ArrowInvalid:  # a field that is there twice, of which the last one counts
+        table = _read(name, [msgspec.json.encode(_DECODER.decode(line)) for line in lines])
+    if table.num_rows != len(lines):
+        raise ValueError(f"{len(lines)} lines of {name} became {table.num_rows} rows")
+    return {each: table[each] for each in table.column_names}
+
+
+def _read(name: str, lines: list[bytes]) -> pa.Table:
+    return pyarrow.json.read_json(
+        pa.BufferReader(b"\n".join(lines)),
+        read_options=pyarrow.json.ReadOptions(use_threads=False, block_size=_PARSED_BYTES),
+        parse_options=pyarrow.json.ParseOptions(explicit_schema=_SCHEMAS[name], unexpected_field_behavior="error"),
+    )
+
+
+def _files(batches: Iterable[pa.RecordBatch]) -> Iterator[tuple[str, pa.Buffer]]:
+    for batch in batches:
+        for uri, content in zip(batch.column("uri"), batch.column("content"), strict=True):
+            yield uri.as_py(), content.as_buffer()
