@@ -28,6 +28,7 @@ from pyspark import StorageLevel
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
+from pyspark.sql.types import StructType
 
 from dmsg_logs import claims as keys
 from dmsg_logs import landing as landings
@@ -135,6 +136,7 @@ class _Batch:
         self._run = f"{self._number:0{store.BATCH_DIGITS}d}-{uuid.uuid4().hex[:8]}"
         self._files: list[LandingFile] = []
         self._names: dict[str, str] = {}
+        self._tasks = 1
         self._by_line: set[str] = set()  # URIs of files to be read as text
 
     def take(self, files: list[LandingFile]) -> list[dict[str, Any]] | None:
@@ -168,16 +170,16 @@ class _Batch:
         cores = self._session.sparkContext.defaultParallelism
         text_bytes = sum(each.text_bytes for each in self._files)
         wanted = max(1, min(text_bytes // TASK_BYTES, MAX_OUTPUT_FILES // landings.days(self._files)))
-        tasks = -(-wanted // cores) * cores
+        self._tasks = -(-wanted // cores) * cores
         size = sum(each.size for each in self._files)
         conf.set("spark.sql.files.openCostInBytes", "4096")
-        conf.set("spark.sql.files.maxPartitionBytes", str(max(1024**2, size * 21 // (20 * tasks))))
+        conf.set("spark.sql.files.maxPartitionBytes", str(max(1024**2, size * 21 // (20 * self._tasks))))
 
     def _attempt(self) -> store.Commit:
         """Scan, write and check."""
         self._tell("scan", 0)
         small = [each for each in self._files if each.size <= plain.MAX_FILE_BYTES]
-        with _kept(self._contents(small).mapInArrow(plain.scan, plain.COUNTED)) as scanned:
+        with _kept(self._work(small, plain.scan, plain.COUNTED)) as scanned:
             refused = {row["uri"] for row in scanned.where("not whole").select("uri").collect()}
             self._by_line = refused | {each.uri for each in self._files if each not in small}
             counted = self._counted(scanned, refused)
@@ -200,12 +202,21 @@ class _Batch:
         listed = sorted(boots) if len(boots) <= _MAX_BOOTS else None
         return store.Commit(self._number, self._run, states, listed, accounts)
 
-    def _contents(self, files: list[LandingFile]) -> DataFrame:
-        """Files as they are stored: ``uri``, ``content``."""
+    def _work(
+        self,
+        files: list[LandingFile],
+        work: Callable[[Iterable[plain.File]], Iterator[Any]],
+        schema: StructType,
+    ) -> DataFrame:
+        """What tasks make of files, each of which one of them has as a whole."""
         if not files:
-            return local_frame(self._session, [], plain.FILES)
+            return local_frame(self._session, [], schema)
+        if all(each.local for each in files):
+            shares = [[(each.uri, each.local) for each in share] for share in landings.shares(files, self._tasks)]
+            numbers = self._session.range(0, len(shares), 1, len(shares))
+            return numbers.mapInArrow(sinks.Task(sinks.FromDisk(shares), work), schema)
         read = self._session.read.format("binaryFile").load([each.path for each in files])
-        return read.select(lines.uri(), "content")
+        return read.select(lines.uri(), "content").mapInArrow(sinks.Task(sinks.from_spark, work), schema)
 
     def _counted(self, scanned: DataFrame, refused: set[str]) -> DataFrame:
         """What was scanned, and the lines of those files that could not be."""
@@ -247,9 +258,15 @@ class _Batch:
         full = {row["uri"] for row in found}
         texts = [each for each in self._files if each.uri in by_line & full]
         plain_ones = [each for each in self._files if each.uri in full - by_line]
-        frames = self._write_plain(plain_ones, dropped, {row["uri"] for row in found if row["twice"]})
+        told = plain.Told(
+            {each.uri: each.name for each in plain_ones},
+            {row["uri"] for row in found if row["odd"]},
+            dropped,
+            {row["uri"] for row in found if row["twice"]},
+        )
+        frames = self._write_plain(plain_ones, told)
         if any(row["odd"] for row in found if row["uri"] not in by_line):
-            others = keys.each_line(odd.where(~F.col("uri").isin(list(by_line))) if by_line else odd)
+            others = keys.each_line(odd.where(~F.col("uri").isin(list(by_line))) if by_line else odd).coalesce(1)
             frames.append(self._shaped(keys.ruled_out(others.withColumn("again", F.lit(False)), ruled)))
         if texts:
             parsed = keys.repeated(lines.parse(self._read(texts)))
@@ -259,17 +276,14 @@ class _Batch:
             writer = rows.write.option("compression", "zstd").option("parquet.block.size", str(_ROW_GROUP_BYTES))
             writer.mode("append").partitionBy("state", "date").parquet(store.data_path(self._tables, self._run))
 
-    def _write_plain(
-        self, files: list[LandingFile], dropped: dict[str, dict[tuple[str, str, int], int]], twice: set[str]
-    ) -> list[DataFrame]:
+    def _write_plain(self, files: list[LandingFile], told: plain.Told) -> list[DataFrame]:
         """Let tasks write the plain lines of files, or give what Spark has to write."""
         if not files:
             return []
-        told = {each.uri: each.name for each in files}, dropped, twice
         target = paths.local(self._session, store.data_path(self._tables, self._run))
         if target is None:
-            return [self._contents(files).mapInArrow(sinks.RowSink(*told), sinks.ROWS)]
-        self._contents(files).mapInArrow(sinks.FileSink(target, *told), sinks.FILES).collect()
+            return [self._work(files, sinks.RowSink(told), sinks.ROWS)]
+        self._work(files, sinks.FileSink(told, target), sinks.FILES).collect()
         return []
 
     def _shaped(self, rows: DataFrame) -> DataFrame:
@@ -364,6 +378,7 @@ def _session(spark: SparkSession) -> SparkSession:
     session.conf.set("spark.sql.maxConcurrentOutputFileWriters", str(_OPEN_WRITERS))
     session.conf.set("spark.sql.session.timeZone", "UTC")
     session.conf.set("spark.sql.execution.arrow.maxRecordsPerBatch", "1")  # of files, each whole
+    session.conf.set("spark.sql.shuffle.partitions", str(spark.sparkContext.defaultParallelism))  # words, not lines
     look_up_by_cores(session)
     return session
 

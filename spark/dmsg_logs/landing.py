@@ -12,7 +12,7 @@ import os
 import re
 import shutil
 import tempfile
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timezone
 from typing import Any, Final, NamedTuple, Protocol
@@ -56,13 +56,15 @@ class FileName(NamedTuple):
 @dataclass(frozen=True, slots=True)
 class LandingFile:
     """A file: its name relative to the landing zone, its bytes, Unix seconds of its last change, and where to read it:
-    ``path`` is what Spark is given, ``uri`` what Spark gives back."""
+    ``path`` is what Spark is given, ``uri`` what Spark gives back, ``local`` what programs of the machine are given, if
+    it is on a file system of the machine."""
 
     name: str
     size: int
     changed_at: float
     path: str = ""
     uri: str = ""
+    local: str = ""
 
     @property
     def identity(self) -> str:
@@ -100,6 +102,19 @@ def batches(files: Iterable[LandingFile]) -> list[list[LandingFile]]:
     return result
 
 
+def shares(files: Sequence[LandingFile], count: int) -> list[list[LandingFile]]:
+    """Files in their order, cut into at most ``count`` shares of about the same size."""
+    size = sum(each.size for each in files) / count
+    result: list[list[LandingFile]] = [[]]
+    taken = 0
+    for each in files:
+        if taken >= size * len(result):
+            result.append([])
+        result[-1].append(each)
+        taken += each.size
+    return result
+
+
 def days(files: Iterable[LandingFile]) -> int:
     """On how many days the files were begun, according to their directories; at least 1."""
     return len({_order(each)[0] for each in files}) or 1
@@ -133,8 +148,36 @@ def open_landing(spark: SparkSession, landing: str) -> Landing:
     if paths.known(spark, landing):
         if not paths.exists(spark, landing):
             raise FileNotFoundError(f"no landing zone at {landing}")
-        return HadoopLanding(spark, landing)
+        return HadoopLanding(spark, landing) if paths.local(spark, landing) is None else LocalLanding(spark, landing)
     return MirroredLanding(spark, landing)
+
+
+class LocalLanding:
+    """A landing zone on a file system of the machine; on a cluster every executor sees it under the same path."""
+
+    def __init__(self, spark: SparkSession, landing: str) -> None:
+        self._spark = spark
+        self._root = paths.qualified(spark, landing).rstrip("/")
+
+    def files(self) -> list[LandingFile]:
+        """All files there are now."""
+        root = paths.local(self._spark, self._root) or "/"
+        found = []
+        for directory, _, names in os.walk(root, followlinks=True):
+            for each in names:
+                path = os.path.join(directory, each)
+                name = os.path.relpath(path, root)
+                if _is_ours(name):
+                    status = os.stat(path)
+                    found.append(LandingFile(name, status.st_size, status.st_mtime))
+        return found
+
+    def fetch(self, files: list[LandingFile]) -> list[LandingFile]:
+        """Nothing has to be moved."""
+        return _located(self._spark, self._root, files)
+
+    def release(self) -> None:
+        """Nothing was moved."""
 
 
 class HadoopLanding:
@@ -216,12 +259,14 @@ class MirroredLanding:
 
 def _located(spark: SparkSession, root: str, files: list[LandingFile]) -> list[LandingFile]:
     root_uri = paths.spark_uri(spark, root)
+    local = paths.local(spark, root)
     located = []
     for each in files:
         path = f"{root}/{each.name}"
         plain = _PLAIN.fullmatch(each.name) is not None
         uri = f"{root_uri}/{each.name}" if plain else paths.spark_uri(spark, path)
-        located.append(replace(each, path=_literally(path), uri=uri))
+        on_disk = "" if local is None else f"{local}/{each.name}"
+        located.append(replace(each, path=_literally(path), uri=uri, local=on_disk))
     return located
 
 

@@ -5,7 +5,7 @@ their types, with a key, a possible time, and a version we know. It cannot have 
 any other line is, :mod:`dmsg_logs.lines` finds out, in Spark, at many times the cost.
 
 Tasks are handed whole files, as they are stored. What they cannot vouch for (a file that is cut off, or a line of more
-than a megabyte) they leave alone and say so. Pure functions of record batches; a task holds a file as it is stored and some
+than a megabyte) they leave alone and say so. Pure functions; a task holds a file as it is stored and some
 :data:`_HELD_BYTES` of text.
 """
 
@@ -19,6 +19,7 @@ from typing import Annotated, Any, Final, NamedTuple
 
 import msgspec
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.json
 from pyspark.sql.types import BinaryType, BooleanType, LongType, StringType, StructField, StructType
 
@@ -28,7 +29,7 @@ from dmsg_logs.schemas import ALL_COLUMNS, ENVELOPE, EVENTS
 #: A file is handed to a task whole if it is no larger; our writer begins a new one after 64 MiB.
 MAX_FILE_BYTES: Final = 65 * 1024**2
 #: Text that waits for others of its kind, for a task.
-_HELD_BYTES: Final = 48 * 1024**2
+_HELD_BYTES: Final = 24 * 1024**2
 _BLOCK_BYTES: Final = MAX_LINE_BYTES
 #: Arrow parses so much at once; a line must fit in.
 _PARSED_BYTES: Final = 8 * 1024**2
@@ -36,12 +37,10 @@ _PARSED_BYTES: Final = 8 * 1024**2
 _MAX_ROWS: Final = 20_000
 _MAX_ODD_BYTES: Final = 16 * 1024**2
 _WORD_BITS: Final = 6
-_DAY_S: Final = 86_400
+_DAY_S: Final = 86_400.0
 _BYTE_ORDER_MARK: Final = b"\xef\xbb\xbf"
 _CODECS: Final = {"zst": "zstd", "gz": "gzip"}
 
-#: What tasks are handed: each file as it is stored.
-FILES: Final = StructType([StructField("uri", StringType()), StructField("content", BinaryType())])
 #: What :func:`scan` gives: see there.
 COUNTED: Final = StructType(
     [
@@ -80,6 +79,8 @@ _ODD: Final = (msgspec.MsgspecError, UnicodeDecodeError)
 
 #: Keys as bits, by node, boot and word.
 Words = Mapping[tuple[str, str, int], int]
+#: A file: its URI, and what is stored under it.
+File = tuple[str, pa.Buffer]
 
 
 class Unreadable(Exception):
@@ -104,6 +105,10 @@ def _struct(name: str) -> type[msgspec.Struct]:
 
 _STRUCTS: Final = {_struct(name): name for name in EVENTS}
 _DECODER: Final[msgspec.json.Decoder[Any]] = msgspec.json.Decoder(functools.reduce(operator.or_, _STRUCTS))
+#: How our writer begins a line; what follows is the name of the event.
+_BEGINNING: Final = b'{"event":"'
+_HEAD: Final = len(_BEGINNING)
+_NAMES: Final = {name.encode(): name for name in EVENTS}
 _SCHEMAS: Final = {
     name: pa.schema([(each.name, _ARROW[each.type]) for each in (*ENVELOPE, *event.columns)])
     for name, event in EVENTS.items()
@@ -148,12 +153,12 @@ def line_blocks(content: pa.Buffer, name: str) -> Iterator[list[bytes]]:
         yield [rest]
 
 
-def scan(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Files (``uri``, ``content``) to what is in them, as :data:`COUNTED`: for the keys of plain lines ``node``, ``boot``,
-    ``word``, ``bits`` and how many lines there are, ``n``; any other line as ``value``. The same may come in several rows.
-    The sum of ``n`` is the number of lines, unless a row says that the file could not be read ``whole``."""
+def scan(files: Iterable[File]) -> Iterator[pa.RecordBatch]:
+    """Files to what is in them, as :data:`COUNTED`: for the keys of plain lines ``node``, ``boot``, ``word``, ``bits`` and
+    how many lines there are, ``n``; any other line as ``value``. The same may come in several rows. The sum of ``n`` is
+    the number of lines, unless a row says that the file could not be read ``whole``."""
     rows = _Rows()
-    for uri, content in _files(batches):
+    for uri, content in files:
         words: dict[tuple[str, str, int], list[int]] = {}
         odd: Counter[bytes] = Counter()
         odd_bytes = 0
@@ -221,71 +226,100 @@ class Part(NamedTuple):
     rows: pa.Table
 
 
-class _Waiting:
-    """Plain lines of one partition and event."""
+class Told(NamedTuple):
+    """What :func:`tables` is told of files, by ``uri``.
 
-    __slots__ = ("lines", "names", "size")
+    ``names`` are their own, ``mixed`` are those that have lines which are not plain, ``dropped`` the keys of each that are
+    duplicates. In those that are in ``twice`` a key may occur again: all but the first line with it are duplicates.
+    """
+
+    names: Mapping[str, str]
+    mixed: Container[str]
+    dropped: Mapping[str, Words]
+    twice: Container[str]
+
+
+class _Waiting:
+    """Plain lines of one event, good ones or duplicates."""
+
+    __slots__ = ("lines", "runs", "size")
 
     def __init__(self) -> None:
         self.lines: list[bytes] = []
-        self.names: list[str] = []
+        self.runs: list[tuple[str, int]] = []
         self.size = 0
 
+    def add(self, lines: list[bytes], name: str) -> int:
+        size = sum(map(len, lines))
+        self.lines += lines
+        self.runs.append((name, len(lines)))
+        self.size += size
+        return size
 
-def tables(
-    batches: Iterable[pa.RecordBatch], names: Mapping[str, str], dropped: Mapping[str, Words], twice: Container[str]
-) -> Iterator[Part]:
-    """The plain lines of files (``uri``, ``content``) as columns, those of one event together.
 
-    ``names`` are the files' own, by ``uri``, and ``dropped`` the keys of each that are duplicates. In those that are in
-    ``twice`` a key may occur again, and all but the first line with it are duplicates.
-    """
-    waiting: dict[tuple[str, int | None, type], _Waiting] = {}
+def tables(files: Iterable[File], told: Told) -> Iterator[Part]:
+    """The plain lines of files as columns, those of one event together."""
+    waiting: dict[tuple[str, str], _Waiting] = {}
     held = 0
-    decode = _DECODER.decode
-    for uri, content in _files(batches):
-        name, known = names[uri], uri in dropped or uri in twice
-        taken = dict(dropped.get(uri, {}))
+    for uri, content in files:
+        closely = uri in told.mixed or uri in told.dropped or uri in told.twice
+        taken = dict(told.dropped.get(uri, {}))
         for lines in line_blocks(content, uri):
-            for line in lines:
-                try:
-                    event = decode(line)
-                except _ODD:
-                    continue
-                where: tuple[str, int | None, type] = ("good", int(event.ts // _DAY_S), type(event))
-                if known:
-                    key, bit = (event.node, event.boot, event.seq >> _WORD_BITS), 1 << (event.seq & 63)
-                    bits = taken.get(key, 0)
-                    if bits & bit:
-                        where = ("dup", None, type(event))
-                    elif uri in twice:
-                        taken[key] = bits | bit
-                group = waiting.get(where)
-                if group is None:
-                    group = waiting[where] = _Waiting()
-                group.lines.append(line)
-                group.names.append(name)
-                group.size += len(line)
-                held += len(line)
-            if held > _HELD_BYTES:
-                for where in sorted(waiting, key=lambda each: -waiting[each].size):
-                    group = waiting.pop(where)
-                    held -= group.size
-                    yield _part(where, group)
-                    if held <= _HELD_BYTES // 2:
-                        break
-    for where in sorted(waiting, key=lambda each: (each[0], each[1] or 0)):
-        yield _part(where, waiting.pop(where))
+            sorted_out = _look(lines, taken, uri in told.twice) if closely else _glance(lines)
+            for where, found in sorted_out.items():
+                held += waiting.setdefault(where, _Waiting()).add(found, told.names[uri])
+            while held > _HELD_BYTES:
+                where = max(waiting, key=lambda each: waiting[each].size)
+                held -= waiting[where].size
+                yield from _parts(where, waiting.pop(where))
+    for where in sorted(waiting):
+        yield from _parts(where, waiting.pop(where))
 
 
-def _part(where: tuple[str, int | None, type], group: _Waiting) -> Part:
-    state, day, struct = where
-    name = _STRUCTS[struct]
+def _glance(lines: list[bytes]) -> dict[tuple[str, str], list[bytes]]:
+    """Lines that are all plain and all good, by their event."""
+    found: dict[str, list[bytes]] = {}
+    for line in lines:
+        kind = _NAMES.get(line[_HEAD : line.find(b'"', _HEAD)]) if line.startswith(_BEGINNING) else None
+        found.setdefault(kind or _STRUCTS[type(_DECODER.decode(line))], []).append(line)
+    return {("good", kind): each for kind, each in found.items()}
+
+
+def _look(
+    lines: list[bytes], taken: dict[tuple[str, str, int], int], twice: bool
+) -> dict[tuple[str, str], list[bytes]]:
+    """The plain ones of lines, by state and event; ``taken`` are the keys of duplicates, ``twice`` adds those of lines."""
+    found: dict[tuple[str, str], list[bytes]] = {}
+    for line in lines:
+        try:
+            event = _DECODER.decode(line)
+        except _ODD:
+            continue
+        key, bit = (event.node, event.boot, event.seq >> _WORD_BITS), 1 << (event.seq & 63)
+        bits = taken.get(key, 0)
+        if twice:
+            taken[key] = bits | bit
+        found.setdefault(("dup" if bits & bit else "good", _STRUCTS[type(event)]), []).append(line)
+    return found
+
+
+def _parts(where: tuple[str, str], group: _Waiting) -> Iterator[Part]:
+    state, name = where
     found = _columns(name, group.lines)
     count = len(group.lines)
-    found["file"] = pa.array(group.names, pa.string())
+    found["file"] = pa.concat_arrays([pa.repeat(pa.scalar(each), times) for each, times in group.runs])
     columns = [found[each.name] if each.name in found else pa.nulls(count, each.type) for each in _ROW]
-    return Part(state, day, pa.table(columns, schema=_ROW))
+    rows = pa.table(columns, schema=_ROW)
+    if state != "good":
+        yield Part(state, None, rows)
+        return
+    days = pc.cast(pc.floor(pc.divide(rows["ts"], _DAY_S)), pa.int32())
+    first, last = pc.min_max(days).as_py().values()
+    if first == last:
+        yield Part(state, first, rows)
+        return
+    for day in pc.unique(days).to_pylist():
+        yield Part(state, day, rows.filter(pc.equal(days, day)))
 
 
 def _columns(name: str, lines: list[bytes]) -> dict[str, Any]:
@@ -304,9 +338,3 @@ def _read(name: str, lines: list[bytes]) -> pa.Table:
         read_options=pyarrow.json.ReadOptions(use_threads=False, block_size=_PARSED_BYTES),
         parse_options=pyarrow.json.ParseOptions(explicit_schema=_SCHEMAS[name], unexpected_field_behavior="error"),
     )
-
-
-def _files(batches: Iterable[pa.RecordBatch]) -> Iterator[tuple[str, pa.Buffer]]:
-    for batch in batches:
-        for uri, content in zip(batch.column("uri"), batch.column("content"), strict=True):
-            yield uri.as_py(), content.as_buffer()

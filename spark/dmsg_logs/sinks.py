@@ -1,17 +1,19 @@
-"""Where a task puts the columns it has made: into Parquet files of its own, or back to Spark, which writes them.
+"""Where tasks get files from, and where they put the columns they have made of them.
+
+Files come off the disk where the landing zone is on a file system of the machine, as every executor sees it, and
+otherwise from Spark. Columns go into Parquet files of the task's own, or back to Spark, which writes them.
 
 Spark's writer takes a row apart that Arrow has put together; for our sixty columns that costs more than all the rest. So
-tasks write the files themselves where they can: where the table is on a file system of the machine, as every executor
-sees it. On any other (``hdfs:``, ``s3a:``) Spark does, with what it knows of them.
+tasks write the files themselves where the table is on a file system of the machine. On any other (``hdfs:``, ``s3a:``)
+Spark does, with what it knows of them.
 """
 
 from __future__ import annotations
 
 import os
 from collections import OrderedDict
-from collections.abc import Container, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import date, timedelta
-from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -34,14 +36,49 @@ ROWS: Final = StructType([*store.DATA.fields, StructField("state", StringType())
 FILES: Final = StructType([StructField("rows", LongType())])
 
 
-class RowSink:
-    """A task that hands plain lines back to Spark, as :data:`ROWS`. What it is told is that of :func:`plain.tables`."""
+class FromDisk:
+    """Files that tasks read by themselves: URI and path of each, by task; a task is handed the number of its share."""
 
-    def __init__(self, names: Mapping[str, str], dropped: Mapping[str, plain.Words], twice: Container[str]) -> None:
-        self._parts = partial(plain.tables, names=names, dropped=dropped, twice=twice)
+    def __init__(self, shares: Sequence[Sequence[tuple[str, str]]]) -> None:
+        self._shares = shares
+
+    def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[plain.File]:
+        for batch in batches:
+            for number in batch.column("id").to_pylist():
+                for uri, path in self._shares[number]:
+                    yield uri, pa.py_buffer(Path(path).read_bytes())
+
+
+def from_spark(batches: Iterable[pa.RecordBatch]) -> Iterator[plain.File]:
+    """Files that Spark has read: ``uri``, ``content``."""
+    for batch in batches:
+        for uri, content in zip(batch.column("uri"), batch.column("content"), strict=True):
+            yield uri.as_py(), content.as_buffer()
+
+
+class Task:
+    """What a task does: some work on files from somewhere."""
+
+    def __init__(
+        self,
+        source: Callable[[Iterable[pa.RecordBatch]], Iterable[plain.File]],
+        work: Callable[[Iterable[plain.File]], Iterator[pa.RecordBatch]],
+    ) -> None:
+        self._source = source
+        self._work = work
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        for part in self._parts(batches):
+        return self._work(self._source(batches))
+
+
+class RowSink:
+    """Work that hands plain lines back to Spark, as :data:`ROWS`."""
+
+    def __init__(self, told: plain.Told) -> None:
+        self._told = told
+
+    def __call__(self, files: Iterable[plain.File]) -> Iterator[pa.RecordBatch]:
+        for part in plain.tables(files, self._told):
             count = part.rows.num_rows
             state = pa.repeat(pa.scalar(part.state), count)
             day = pa.repeat(pa.scalar(part.day, pa.int32()), count).cast(pa.date32())
@@ -50,30 +87,28 @@ class RowSink:
 
 
 class FileSink:
-    """A task that writes plain lines to Parquet files below ``directory``, and says how many, as :data:`FILES`.
+    """Work that writes plain lines to Parquet files below ``directory``, and says how many, as :data:`FILES`.
 
     Files get their names when all of them are complete. A second attempt at a task writes the same ones.
     """
 
-    def __init__(
-        self, directory: str, names: Mapping[str, str], dropped: Mapping[str, plain.Words], twice: Container[str]
-    ) -> None:
+    def __init__(self, told: plain.Told, directory: str) -> None:
+        self._told = told
         self._directory = directory
-        self._parts = partial(plain.tables, names=names, dropped=dropped, twice=twice)
 
-    def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    def __call__(self, files: Iterable[plain.File]) -> Iterator[pa.RecordBatch]:
         context = TaskContext.get()
         if context is None:
             raise RuntimeError("not in a task")
-        files = _Files(Path(self._directory), context.partitionId(), context.taskAttemptId())
+        output = _Files(Path(self._directory), context.partitionId(), context.taskAttemptId())
         count = 0
         try:
-            for part in self._parts(batches):
-                files.write(part)
+            for part in plain.tables(files, self._told):
+                output.write(part)
                 count += part.rows.num_rows
-            files.publish()
+            output.publish()
         finally:
-            files.close()
+            output.close()
         yield pa.record_batch([pa.array([count])], names=["rows"])
 
 

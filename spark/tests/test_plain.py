@@ -18,25 +18,26 @@ from pyspark.sql import SparkSession
 
 from dmsg_logs import lines, plain
 from dmsg_logs.generate import generate
-from dmsg_logs.plain import Unreadable, is_plain, line_blocks, scan, tables
+from dmsg_logs.plain import Told, Unreadable, is_plain, line_blocks, scan, tables
 from dmsg_logs.schemas import EVENTS, LINE
 
 _DAY = int(START) // 86_400
 
 
-def file(*texts: str | bytes, uri: str = "a.jsonl") -> pa.RecordBatch:
-    """A file as a task is handed it."""
-    content = b"".join((each if isinstance(each, bytes) else each.encode()) + b"\n" for each in texts)
-    return pa.record_batch([[uri], pa.array([content], pa.binary())], names=["uri", "content"])
+def file(*texts: str, uri: str = "a.jsonl") -> plain.File:
+    """A file as it is stored."""
+    return uri, pa.py_buffer("".join(f"{each}\n" for each in texts).encode())
 
 
-def counted(*files: pa.RecordBatch) -> list[dict[str, Any]]:
+def counted(*files: plain.File) -> list[dict[str, Any]]:
     return [row for batch in scan(files) for row in batch.to_pylist()]
 
 
-def parts(*files: pa.RecordBatch, **told: Any) -> Iterator[tuple[str, int | None, dict[str, Any]]]:
-    names = {uri: f"name of {uri}" for each in files for uri in each.column("uri").to_pylist()}
-    for part in tables(files, names, told.get("dropped", {}), told.get("twice", set())):
+def parts(*files: plain.File, **told: Any) -> Iterator[tuple[str, int | None, dict[str, Any]]]:
+    names = {uri: f"name of {uri}" for uri, _ in files}
+    for part in tables(
+        files, Told(names, told.get("mixed", set(names)), told.get("dropped", {}), told.get("twice", set()))
+    ):
         for row in part.rows.to_pylist():
             yield part.state, part.day, row
 
@@ -143,8 +144,8 @@ def test_what_tasks_make_of_lines_is_what_spark_s_parser_does(spark: SparkSessio
     parsed = lines.parse(lines.read_lines(spark, [str(tmp_path)], tolerant=False)).collect()
     assert {(row.fault, row.raw) for row in parsed} == {(None, None)}
     wanted = Counter(repr([row[name] for name in LINE.names]) for row in parsed)
-    found = Counter(repr([row[name] for name in LINE.names]) for _, _, row in parts(file(*texts)))
-    assert found == wanted
+    for made in (parts(file(*texts)), parts(file(*usual), mixed=())):  # closely, and at a glance
+        assert Counter(repr([row[name] for name in LINE.names]) for _, _, row in made) == wanted
 
 
 def test_generated_lines_are_plain_but_for_those_that_are_not(tmp_path: Path) -> None:
@@ -152,11 +153,7 @@ def test_generated_lines_are_plain_but_for_those_that_are_not(tmp_path: Path) ->
     truth = generate(
         tmp_path, events=3000, seed=5, days=1, relays=2, clients=4, workers=1, corrupt=0.01, newer=0.01, duplicates=0.0
     )
-    files = [
-        pa.record_batch([[str(path)], pa.array([path.read_bytes()], pa.binary())], names=["uri", "content"])
-        for path in tmp_path.rglob("*.jsonl.zst")
-    ]
-    rows = counted(*files)
+    rows = counted(*((str(path), pa.py_buffer(path.read_bytes())) for path in tmp_path.rglob("*.jsonl.zst")))
     assert sum(row["n"] for row in rows) == truth.lines
     assert sum(row["n"] for row in rows if row["value"] is not None) == truth.corrupt + truth.newer > 0
 
@@ -191,8 +188,7 @@ def test_blocks_are_the_lines_of_a_file(monkeypatch: pytest.MonkeyPatch) -> None
 def test_a_file_that_cannot_be_vouched_for_is_left_alone(name: str, data: bytes) -> None:
     with pytest.raises(Unreadable):
         list(line_blocks(pa.py_buffer(data), name))
-    batch = pa.record_batch([[name], pa.array([data], pa.binary())], names=["uri", "content"])
-    rows = counted(file(line(), uri="good.jsonl"), batch)
+    rows = counted(file(line(), uri="good.jsonl"), (name, pa.py_buffer(data)))
     assert [(row["uri"], row["n"]) for row in rows if row["whole"]][:1] == [("good.jsonl", 1)]
     assert [row["uri"] for row in rows if not row["whole"]] == [name]
 

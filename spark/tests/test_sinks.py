@@ -6,27 +6,27 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from landing_files import START, LandingZone, line
 from pyspark.sql import SparkSession
 from test_plain import file
 
-from dmsg_logs import sinks, store
+from dmsg_logs import plain, sinks, store
 from dmsg_logs.ingest import ingest
 
 
-def _write(spark: SparkSession, sink: sinks.FileSink, *files: pa.RecordBatch) -> int:
-    """Run a sink in tasks; how many rows they say they have written."""
-    frame = spark.createDataFrame(pa.Table.from_batches(files), "uri string, content binary")
-    return sum(row["rows"] for row in frame.coalesce(1).mapInArrow(sink, sinks.FILES).collect())
+def _write(spark: SparkSession, sink: sinks.FileSink, *files: plain.File) -> int:
+    """Run a sink in a task; how many rows it says it has written."""
+    rows = [(uri, content.to_pybytes()) for uri, content in files]
+    frame = spark.createDataFrame(rows, "uri string, content binary").coalesce(1)
+    return sum(row["rows"] for row in frame.mapInArrow(sinks.Task(sinks.from_spark, sink), sinks.FILES).collect())
 
 
 def test_each_line_is_in_the_directory_of_its_day(spark: SparkSession, tmp_path: Path) -> None:
     """More days than a task has files open."""
     texts = [line(seq=seq, ts=START + seq % 50 * 86_400) for seq in range(100)]
-    sink = sinks.FileSink(str(tmp_path), {"a.jsonl": "a"}, {}, set())
+    sink = sinks.FileSink(plain.Told({"a.jsonl": "a"}, (), {}, ()), str(tmp_path))
     assert _write(spark, sink, file(*texts)) == 100
     written = sorted(tmp_path.rglob("*"))
     assert len({each.parent for each in written if each.is_file()}) == 50
@@ -39,22 +39,21 @@ def test_each_line_is_in_the_directory_of_its_day(spark: SparkSession, tmp_path:
 
 def test_a_task_that_fails_leaves_nothing(spark: SparkSession, tmp_path: Path) -> None:
     """Files get their names together, at the end."""
-    sink = sinks.FileSink(str(tmp_path), {"a.jsonl": "a"}, {}, set())
+    sink = sinks.FileSink(plain.Told({"a.jsonl": "a"}, (), {}, ()), str(tmp_path))
     with pytest.raises(Exception, match="KeyError"):  # Spark's, of what the task raised
         _write(spark, sink, file(line()), file(line(), uri="unknown.jsonl"))
     assert [each for each in tmp_path.rglob("*") if each.is_file()] == []
 
 
 def test_tables_on_a_file_system_that_only_hadoop_knows(spark: SparkSession, tmp_path: Path) -> None:
-    """Tasks hand the lines back, Spark writes them; what comes out is the same."""
-    zone = LandingZone(tmp_path / "landing")
+    """Spark reads the files and writes the lines that tasks hand back; what comes out is the same."""
+    zone = LandingZone(tmp_path / "there" / "landing")
     zone.file(lines=[*(line(seq=seq) for seq in range(50)), line(seq=3), "[]", line(v=2, seq=60)])
     zone.file(lines=[line(seq=seq, ts=START - 86_400) for seq in range(40, 55)])
-    (tmp_path / "there").mkdir()
     configuration: Any = spark.sparkContext._jsc  # type: ignore[attr-defined]
     configuration.hadoopConfiguration().set("fs.viewfs.mounttable.m.link./t", f"file://{tmp_path}/there")
-    here, there = str(tmp_path / "here"), "viewfs://m/t"
-    summaries = [ingest(spark, str(zone.root), each) for each in (here, there)]
+    here, there = str(tmp_path / "here"), "viewfs://m/t/tables"
+    summaries = [ingest(spark, str(zone.root), here), ingest(spark, "viewfs://m/t/landing", there)]
     assert [(each.lines_in, each.good, each.dup, each.corrupt) for each in summaries] == [(68, 56, 11, 1)] * 2
     columns = [each for each in store.read_events(spark, here).columns if each != "landed_at"]
     found = [sorted(map(repr, store.read_events(spark, each).select(columns).collect())) for each in (here, there)]
