@@ -10,7 +10,7 @@ import math
 import os
 import re
 import uuid
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any, Final
 
@@ -22,6 +22,7 @@ from dmsg_logs import paths
 from dmsg_logs.frames import local_frame
 from dmsg_logs.scoring import SCALE, RelayScore, Voice, score_relays
 from dmsg_logs.signing import SecretKey, SigningError, sign_document, verify_document_signature
+from dmsg_logs.together import together
 from dmsg_logs.transforms.abuse import abuse_scores
 from dmsg_logs.transforms.rank_evidence import (
     AHEAD_S,
@@ -85,8 +86,13 @@ def compute_ranks(
     lifetime_s: int = LIFETIME_S,
 ) -> Ranks:
     """Score every relay the events know, as of ``now`` (Unix seconds)."""
-    voices, told = gather_voices(events, now=now, window_s=window_s, half_life_s=half_life_s)
-    scores = score_relays(voices, relays=told, excluded=excluded_clients(events, now=now, window_s=window_s))
+    asked: dict[str, Callable[[], Any]] = {
+        "voices": lambda: gather_voices(events, now=now, window_s=window_s, half_life_s=half_life_s),
+        "excluded": lambda: excluded_clients(events, now=now, window_s=window_s),
+    }
+    found = together(asked)
+    voices, told = found["voices"]
+    scores = score_relays(voices, relays=told, excluded=found["excluded"])
     return Ranks(
         issued=math.floor(now),
         relays=_foremost(scores.relays, told),
@@ -106,7 +112,8 @@ def gather_voices(
     keys = local_frame(events.sparkSession, [(relay,) for relay in told], _RELAYS)
     counts = known_relays(faded(relay_evidence(events, **span), now=now, half_life_s=half_life_s), keys)
     latency = known_relays(relay_latency(events, **span, half_life_s=half_life_s), keys)
-    return _voices(_rows(counts), _rows(latency), told), told
+    rows = together({"counts": lambda: list(_rows(counts)), "latency": lambda: list(_rows(latency))})
+    return _voices(rows["counts"], rows["latency"], told), told
 
 
 def excluded_clients(events: DataFrame, *, now: float, window_s: int = WINDOW_S) -> frozenset[str]:
@@ -189,7 +196,7 @@ def _rows(frame: DataFrame) -> Iterator[dict[str, Any]]:
 _VOICE_FIELDS: Final = frozenset(each.name for each in fields(Voice))
 
 
-def _voices(counts: Iterator[dict[str, Any]], latency: Iterator[dict[str, Any]], told: Collection[str]) -> list[Voice]:
+def _voices(counts: Iterable[dict[str, Any]], latency: Iterable[dict[str, Any]], told: Collection[str]) -> list[Voice]:
     """One voice for each relay and client. What a relay says of itself under the short form of its key goes to the full
     one, and is dropped where that is not known."""
     voices: dict[tuple[str, str], Voice] = {}

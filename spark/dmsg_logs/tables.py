@@ -21,6 +21,7 @@ import pkgutil
 import time
 import uuid
 from collections.abc import Callable, Mapping
+from concurrent.futures import Executor, Future
 from dataclasses import asdict, dataclass, field
 from importlib.util import find_spec
 from typing import Any, Final, Protocol
@@ -28,7 +29,8 @@ from typing import Any, Final, Protocol
 from pyspark.sql import DataFrame, SparkSession
 
 from dmsg_logs import __version__, lease, paths, quality, store, transforms
-from dmsg_logs.tabledef import Table
+from dmsg_logs.tabledef import Inputs, Table
+from dmsg_logs.together import workers
 from dmsg_logs.transforms.abuse import ABUSE_CANDIDATES
 from dmsg_logs.transforms.capacity_forecast import CAPACITY_FORECAST
 from dmsg_logs.transforms.connections import CONNECTIONS
@@ -51,20 +53,21 @@ _FORMAT: Final = "dmsg-log-tables"
 _FORMAT_VERSION: Final = 1
 _GENERATION_DIGITS: Final = 8
 
-#: Every table by its name, in the order they are built: a table may be made from those before it.
+#: Every table by its name, in the order they are begun: a table may be made from those before it, and waits
+#: for them; so those that are made of lines alone come before those that wait for the first one.
 TABLES: Final[dict[str, Table]] = {
     table.name: table
     for table in (
         LOG_QUALITY,
-        CONNECTIONS,
+        ABUSE_CANDIDATES,
+        DIAL_FAILURES,
+        DISCOVERY_HOURLY,
+        RESUMPTIONS,
         TRANSPORTS,
-        RELAY_HOURLY,
+        CONNECTIONS,
         RELAY_FAILURES,
         PAIR_LATENCY,
-        DISCOVERY_HOURLY,
-        DIAL_FAILURES,
-        RESUMPTIONS,
-        ABUSE_CANDIDATES,
+        RELAY_HOURLY,
         TOP_TALKERS,
         CAPACITY_FORECAST,
     )
@@ -203,12 +206,15 @@ def _build_anew(
     version = f"v={generation:0{_GENERATION_DIGITS}d}-{uuid.uuid4().hex[:8]}"
     built = _Build(spark, tables, source)
     total = len(registry) + 3
-    for done, table in enumerate(registry.values()):
-        tell(table.name, done, total)
-        renew()
-        built.write(table, f"{table.name}/{version}")
+    with workers() as pool:
+        for table in registry.values():
+            built.begin(pool, table, f"{table.name}/{version}")
+        for done, name in enumerate(registry):
+            tell(name, done, total)
+            renew()
+            built.table(name)
     tell("checks", len(registry), total)
-    findings = quality.check({**built.frames, "accounts": built.accounts()})
+    findings = quality.check({**{name: built.table(name) for name in registry}, "accounts": built.accounts})
     rows = {name: findings.rows[name] for name in registry}
     tell("manifest", len(registry) + 1, total)
     manifest = Manifest(
@@ -259,31 +265,46 @@ class _Store:
 
 
 class _Build:
-    """One generation while it is written; the ``Inputs`` of its tables."""
+    """One generation while it is written: several tables at once, each of which waits for those it is made from."""
 
     def __init__(self, spark: SparkSession, tables: str, source: Source) -> None:
         self._spark = spark
         self._tables = tables
-        self._events = source.events()
-        self._accounts = source.accounts()
-        self.frames: dict[str, DataFrame] = {}
+        self.events = source.events()
+        self.accounts = source.accounts()
         self.paths: dict[str, str] = {}
+        self._written: dict[str, Future[DataFrame]] = {}
 
-    def events(self) -> DataFrame:
-        return self._events
+    def begin(self, pool: Executor, table: Table, path: str) -> None:
+        """Have a table written; those that are begun after it can be made from it."""
+        earlier = _Earlier(self, dict(self._written))
+        self.paths[table.name] = path
+        self._written[table.name] = pool.submit(self._write, table, earlier, paths.join(self._tables, path))
 
-    def accounts(self) -> DataFrame:
-        return self._accounts
+    def _write(self, table: Table, earlier: Inputs, target: str) -> DataFrame:
+        write_table(table.build(earlier), table, target)
+        return _read(self._spark, target, table)
 
     def table(self, name: str) -> DataFrame:
-        return self.frames[name]
+        """A table, when it is written."""
+        return self._written[name].result()
 
-    def write(self, table: Table, path: str) -> None:
-        """Write a table; from now on it can be read by those after it."""
-        target = paths.join(self._tables, path)
-        write_table(table.build(self), table, target)
-        self.paths[table.name] = path
-        self.frames[table.name] = _read(self._spark, target, table)
+
+class _Earlier:
+    """The ``Inputs`` of one table."""
+
+    def __init__(self, build: _Build, written: Mapping[str, Future[DataFrame]]) -> None:
+        self._build = build
+        self._written = written
+
+    def events(self) -> DataFrame:
+        return self._build.events
+
+    def accounts(self) -> DataFrame:
+        return self._build.accounts
+
+    def table(self, name: str) -> DataFrame:
+        return self._written[name].result()
 
 
 def write_table(frame: DataFrame, table: Table, target: str) -> None:

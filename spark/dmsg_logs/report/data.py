@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 import pandas as pd
 
+from dmsg_logs.together import together
+
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
 
@@ -134,26 +136,31 @@ def gather(read: Reader) -> ReportData:
     if not until:
         return ReportData(totals=queries.account_totals(read))
     step = bucket_s(since, until)
+    span = (read, since, until)
     frames = _empty()
-    frames.update(queries.fleet_frames(read, since, until, step))
+    frames.update(queries.fleet_frames(*span, step))
     relays = list(frames["relays"]["relay"])
-    frames.update(queries.latency_frames(read, since, until, step))
-    frames["failures"] = queries.failures(read, since, until, step)
-    frames["dial_failures"] = queries.dial_failures(read, since, until)
-    frames["resumptions"] = queries.resumptions(read, since, until)
-    frames["resumption_times"] = queries.resumption_times(read, since, until)
-    frames["abuse"] = queries.abuse(read, since, until)
-    frames["talkers"] = queries.talkers(read, since, until)
-    frames["history"] = queries.history(read, since, until, relays)
-    frames["forecast"] = queries.forecast(read, relays)
-    frames["discovery"] = queries.discovery(read, since, until, step)
-    frames["paths"] = queries.request_paths(read, since, until)
-    frames["quality"] = queries.quality(read)
-    totals = {
-        **queries.account_totals(read),
-        **queries.fleet_totals(read, since, until),
-        **queries.quality_totals(read),
+    asked: dict[str, Callable[[], Any]] = {
+        "latency": lambda: queries.latency_frames(*span, step),  # the longest one first
+        "paths": lambda: queries.request_paths(*span),
+        "fleet totals": lambda: queries.fleet_totals(*span),
+        "failures": lambda: queries.failures(*span, step),
+        "dial_failures": lambda: queries.dial_failures(*span),
+        "resumptions": lambda: queries.resumptions(*span),
+        "resumption_times": lambda: queries.resumption_times(*span),
+        "abuse": lambda: queries.abuse(*span),
+        "talkers": lambda: queries.talkers(*span),
+        "history": lambda: queries.history(*span, relays),
+        "forecast": lambda: queries.forecast(read, relays),
+        "discovery": lambda: queries.discovery(*span, step),
+        "quality": lambda: queries.quality(read),
+        "account totals": lambda: queries.account_totals(read),
+        "quality totals": lambda: queries.quality_totals(read),
     }
+    found = together(asked)
+    totals = {**found.pop("account totals"), **found.pop("fleet totals"), **found.pop("quality totals")}
+    frames.update(found.pop("latency"))
+    frames.update(found)
     checked = {name: frames[name][list(columns)] for name, columns in FRAMES.items()}
     return ReportData(since, until, step, totals, checked)
 
