@@ -181,7 +181,7 @@ class _Batch:
         small = [each for each in self._files if each.size <= plain.MAX_FILE_BYTES]
         with _kept(self._work(small, plain.scan, plain.COUNTED)) as scanned:
             refused = {row["uri"] for row in scanned.where("not whole").select("uri").collect()}
-            self._by_line = refused | {each.uri for each in self._files if each not in small}
+            self._by_line = refused | {each.uri for each in self._files if each.size > plain.MAX_FILE_BYTES}
             counted = self._counted(scanned, refused)
             with _kept(keys.odd_lines(counted)) as odd, _kept(keys.claims(counted, odd)) as claimed:
                 found = keys.by_file(claimed).collect()
@@ -298,11 +298,15 @@ class _Batch:
 
     def _file_name(self) -> Any:
         """The name of a line's file from its URI: what follows the root, but where characters had to be encoded."""
-        plain = [each for each in self._files if each.uri.endswith("/" + each.name)]
+        plain, odd = None, []
+        for each in self._files:
+            if each.uri.endswith("/" + each.name):
+                plain = each
+            else:
+                odd += [F.lit(each.uri), F.lit(each.name)]
         cut = F.lit(None)
-        if plain:  # of bytes, because to count characters takes as long as to parse a short line
-            cut = F.substring(F.col("uri").cast("binary"), len(plain[0].uri) - len(plain[0].name) + 1, 2**20)
-        odd = [F.lit(part) for each in self._files if each not in plain for part in (each.uri, each.name)]
+        if plain is not None:  # of bytes, because to count characters takes as long as to parse a short line
+            cut = F.substring(F.col("uri").cast("binary"), len(plain.uri) - len(plain.name) + 1, 2**20)
         cut = cut.cast("string")
         return F.coalesce(F.element_at(F.create_map(*odd), F.col("uri")), cut) if odd else cut
 

@@ -3,9 +3,9 @@
 Files come off the disk where the landing zone is on a file system of the machine, as every executor sees it, and
 otherwise from Spark. Columns go into Parquet files of the task's own, or back to Spark, which writes them.
 
-Spark's writer takes a row apart that Arrow has put together; for our sixty columns that costs more than all the rest. So
-tasks write the files themselves where the table is on a file system of the machine. On any other (``hdfs:``, ``s3a:``)
-Spark does, with what it knows of them.
+Spark's writer makes rows of the columns again, and columns of the rows, some sixty of them. So tasks write the files
+themselves where the table is on a file system of the machine. On any other (``hdfs:``, ``s3a:``) Spark does, with what it
+knows of them.
 """
 
 from __future__ import annotations
