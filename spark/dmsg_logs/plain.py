@@ -1,8 +1,8 @@
 """Plain lines, which almost all of them are: told from others, and made into columns, by Python tasks over Arrow.
 
 A line is *plain* if it decodes strictly to an event we know: one JSON object in UTF-8, fields of that event only, of
-their types, with a key, a possible time, and a version we know. It cannot have a fault, and is all in our columns. What
-any other line is, :mod:`dmsg_logs.lines` finds out, in Spark, at many times the cost.
+their types, with a key of no great length, a possible time, and a version we know. It cannot have a fault, and is all in
+our columns. What any other line is, :mod:`dmsg_logs.lines` finds out, in Spark, at many times the cost.
 
 Tasks are handed whole files, as they are stored. What they cannot vouch for (a file that is cut off, or a line of more
 than a megabyte) they leave alone and say so. Pure functions; a task holds a file as it is stored and some
@@ -66,7 +66,8 @@ _COUNTED: Final = pa.schema(
 _ARROW: Final = {"str": pa.string(), "int": pa.int64(), "float": pa.float64(), "bool": pa.bool_()}
 _INT: Final = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
 _TYPES: Final[dict[str, Any]] = {"str": str, "int": _INT, "float": float, "bool": bool}
-_SOME_TEXT: Final = Annotated[str, msgspec.Meta(min_length=1)]
+#: Names of programs and runs: a bound of what tasks hold for each key.
+_NAME: Final = Annotated[str, msgspec.Meta(min_length=1, max_length=256)]
 #: What :func:`tables` gives, before what says where a row belongs.
 _ROW: Final = pa.schema(
     [
@@ -93,8 +94,8 @@ def _struct(name: str) -> type[msgspec.Struct]:
     strict = {
         "v": Annotated[int, msgspec.Meta(ge=-(2**63), le=event.version)],
         "ts": Annotated[float, msgspec.Meta(ge=EARLIEST_S, lt=LATEST_S)],
-        "node": _SOME_TEXT,
-        "boot": _SOME_TEXT,
+        "node": _NAME,
+        "boot": _NAME,
     }
     envelope = [(each.name, strict.get(each.name, _TYPES[each.type])) for each in ENVELOPE if each.name != "event"]
     own = [(each.name, _TYPES[each.type], None) for each in event.columns]

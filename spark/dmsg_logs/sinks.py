@@ -26,6 +26,8 @@ from dmsg_logs import plain, store
 
 #: Files a task writes to at once: a reader of lines cannot choose how many days they are of.
 _OPEN_FILES: Final = 24
+#: What is asked for by value. Every reader reads what is known of every column.
+_STATISTICS: Final = ["event", "role", "ts"]
 _BATCH_ROWS: Final = 10_000
 _EPOCH: Final = date(1970, 1, 1)
 _NO_DATE: Final = "__HIVE_DEFAULT_PARTITION__"
@@ -138,7 +140,9 @@ class _Files:
         name = where / f"part-{self._task:05d}-{len(self._names):05d}.parquet"
         hidden = where / f".{name.name}.{self._attempt}"
         self._names[hidden] = name
-        return pyarrow.parquet.ParquetWriter(hidden, schema, compression="zstd", store_schema=False)
+        return pyarrow.parquet.ParquetWriter(
+            hidden, schema, compression="zstd", store_schema=False, write_statistics=_STATISTICS
+        )
 
     def publish(self) -> None:
         """Close the files and give them their names."""

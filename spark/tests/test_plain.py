@@ -66,6 +66,8 @@ def parts(*files: plain.File, **told: Any) -> Iterator[tuple[str, int | None, di
         (line(count=None), False),
         (line(node=5), False),
         (line(node=""), False),
+        (line(node="é" * 256), True),
+        (line(node="n" * 257), False),
         (line(boot=""), False),
         (line(seq=1.0), False),
         (line(seq=2**63), False),

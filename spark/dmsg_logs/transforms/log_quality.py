@@ -103,7 +103,8 @@ def _facts(events: DataFrame) -> DataFrame:
     Lateness is taken to the whole second: there are few different ones, and the percentiles are taken of these with how
     often each came. Every sum has a fixed width, without which Spark would put all lines in order first.
     """
-    lateness_s = F.round(F.greatest(F.col("landed_at") - F.col("ts"), F.lit(0.0)))
+    late = F.greatest(F.col("landed_at") - F.col("ts"), F.lit(0.0))
+    lateness_s = F.floor(late + 0.5).cast("double")  # ``round`` goes by way of decimals, for every line
     return (
         events.select(
             *RUN,
