@@ -43,6 +43,8 @@ Progress = Callable[[str, int, int], None]
 
 #: Text that one task parses, about: some 800,000 lines.
 TASK_BYTES: Final = 256 * 1024**2
+#: Lines that are not plain that one task writes.
+_LINES_A_TASK: Final = 200_000
 #: Output files of a batch, about: tasks are fewer where there are many days.
 MAX_OUTPUT_FILES: Final = 400
 #: Partitions a task writes to at once; for more of them it sorts its lines.
@@ -265,9 +267,11 @@ class _Batch:
             {row["uri"] for row in found if row["twice"]},
         )
         frames = self._write_plain(plain_ones, told)
-        if any(row["odd"] for row in found if row["uri"] not in by_line):
-            others = keys.each_line(odd.where(~F.col("uri").isin(list(by_line))) if by_line else odd).coalesce(1)
-            frames.append(self._shaped(keys.ruled_out(others.withColumn("again", F.lit(False)), ruled)))
+        count = sum(row["odd"] for row in found if row["uri"] not in by_line)
+        if count:
+            others = keys.each_line(odd.where(~F.col("uri").isin(list(by_line))) if by_line else odd)
+            few_tasks = others.coalesce(1 + count // _LINES_A_TASK)
+            frames.append(self._shaped(keys.ruled_out(few_tasks.withColumn("again", F.lit(False)), ruled)))
         if texts:
             parsed = keys.repeated(lines.parse(self._read(texts)))
             frames.append(self._shaped(keys.ruled_out(parsed, F.broadcast(ruled) if few else ruled)))

@@ -1,13 +1,14 @@
 """The landing zone: which files are there, what their names say, and how Spark gets at them.
 
 A landing zone is a directory tree of ``*.jsonl``, ``*.jsonl.gz`` and ``*.jsonl.zst`` files that appear whole (by a
-rename, or as an object). Names that begin with ``.`` or ``_`` are never read, nor is what lies below them. Where Hadoop
-has no file system for the scheme (``s3:`` without its jars), :class:`MirroredLanding` copies what is new to a local
-directory by fsspec, one batch at a time.
+rename, or as an object). Names that begin with ``.`` or ``_`` are never read, nor is what lies below them, nor are names
+that are not UTF-8. Where Hadoop has no file system for the scheme (``s3:`` without its jars), :class:`MirroredLanding`
+copies what is new to a local directory by fsspec, one batch at a time.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import shutil
@@ -108,7 +109,7 @@ def shares(files: Sequence[LandingFile], count: int) -> list[list[LandingFile]]:
     result: list[list[LandingFile]] = [[]]
     taken = 0
     for each in files:
-        if taken >= size * len(result):
+        if size and taken >= size * len(result):
             result.append([])
         result[-1].append(each)
         taken += each.size
@@ -125,7 +126,14 @@ def _order(file: LandingFile) -> tuple[str, str, str]:
     return (when[1], when[2] or "", file.name) if when else ("", "", file.name)
 
 
+def _unless_gone(error: OSError) -> None:
+    if not isinstance(error, FileNotFoundError):
+        raise error
+
+
 def _is_ours(name: str) -> bool:
+    if not name.isascii() and name.encode(errors="replace").decode() != name:  # bytes that are no UTF-8
+        return False
     hidden = any(part.startswith((".", "_")) for part in name.split("/"))
     return not hidden and _SUFFIX.search(name) is not None
 
@@ -163,13 +171,14 @@ class LocalLanding:
         """All files there are now."""
         root = paths.local(self._spark, self._root) or "/"
         found = []
-        for directory, _, names in os.walk(root, followlinks=True):
+        for directory, _, names in os.walk(root, onerror=_unless_gone, followlinks=True):
             for each in names:
                 path = os.path.join(directory, each)
                 name = os.path.relpath(path, root)
                 if _is_ours(name):
-                    status = os.stat(path)
-                    found.append(LandingFile(name, status.st_size, status.st_mtime))
+                    with contextlib.suppress(FileNotFoundError):  # the retention was quicker
+                        status = os.stat(path)
+                        found.append(LandingFile(name, status.st_size, status.st_mtime))
         return found
 
     def fetch(self, files: list[LandingFile]) -> list[LandingFile]:

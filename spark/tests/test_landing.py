@@ -13,7 +13,7 @@ from pyspark.sql import SparkSession
 from dmsg_logs import landing as landings
 from dmsg_logs.accounts import DAMAGED, TRUNCATED, AccountsError, IngestSummary, Written, make_accounts
 from dmsg_logs.ingest import ingest
-from dmsg_logs.landing import FileName, LandingFile, MirroredLanding, batches, open_landing, parse_name
+from dmsg_logs.landing import FileName, LandingFile, MirroredLanding, batches, open_landing, parse_name, shares
 from dmsg_logs.store import read_events
 
 _DIGEST = "0123456789abcdef"
@@ -47,6 +47,23 @@ def test_batches_are_bounded_and_oldest_first(monkeypatch: pytest.MonkeyPatch) -
     assert [name for batch in found for name in batch] == sorted(each.name for each in files)
     assert [len(each) for each in batches([LandingFile("huge.jsonl", 10**6, 0.0), *files])] == [1, 3, 3, 2]
     assert batches([]) == []
+
+
+def test_shares_are_files_in_order_and_about_equal() -> None:
+    files = [LandingFile(f"{number}", size, START) for number, size in enumerate((5, 1, 0, 4, 9, 0, 0, 1))]
+    assert [[each.size for each in share] for share in shares(files, 2)] == [[5, 1, 0, 4], [9, 0, 0, 1]]
+    assert [each for share in shares(files, 5) for each in share] == files and len(shares(files, 5)) <= 5
+    assert shares(files, 1) == [files]
+    empty = [LandingFile(f"{number}", 0, START) for number in range(3)]
+    assert shares(empty, 4) == [empty]
+
+
+def test_names_that_are_not_utf8_are_not_read(spark: SparkSession, tmp_path: Path) -> None:
+    zone = LandingZone(tmp_path)
+    name = zone.raw("däy/plain.jsonl", [line()])
+    (tmp_path / "d\udcff.jsonl").write_text(line())
+    (tmp_path / "gone.jsonl").symlink_to(tmp_path / "nothing")
+    assert [each.name for each in open_landing(spark, str(tmp_path)).files()] == [name]
 
 
 def test_what_is_listed(spark: SparkSession, tmp_path: Path) -> None:
