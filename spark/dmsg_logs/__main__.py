@@ -199,7 +199,7 @@ def _secret(ranks: str | None, key: str | None, as_json: bool) -> Any:
 
     try:
         return read_key_file(key)
-    except Exception as error:
+    except Exception as error:  # whatever is wrong with the file, it ends in one line
         _fail(error, as_json)
 
 
@@ -235,7 +235,7 @@ def _work(
             work(spark, console, summary)
     except click.ClickException:
         raise
-    except Exception as error:
+    except Exception as error:  # Spark's, Java's, a disk's: the command ends in one line, or in JSON, and with 1
         _fail(error, as_json, summary)
     finally:
         if spark is not None:

@@ -5,7 +5,7 @@ A run lists the landing zone, leaves out what commits name, and takes the rest i
 1. ``scan``: tasks count the lines of each file and find the keys they claim (:mod:`dmsg_logs.claims`);
 2. ``write``: write every line once, below ``state=good|dup|corrupt``. Plain lines, which almost all are, become columns
    in the tasks (:mod:`dmsg_logs.plain`); a line that is not plain has been parsed by itself already, and a file that a
-   task could not vouch for, or has a key twice, is read as text and parsed line by line, at many times the cost;
+   task could not vouch for is read as text and parsed line by line, which takes longer;
 3. ``check``: read the keys and counts back, prove them right, write the keys down for batches to come;
 4. ``commit``: create the commit.
 

@@ -2,7 +2,7 @@
 
 A line is *plain* if it decodes strictly to an event we know: one JSON object in UTF-8, fields of that event only, of
 their types, with a key of no great length, a possible time, and a version we know. It cannot have a fault, and is all in
-our columns. What any other line is, :mod:`dmsg_logs.lines` finds out, in Spark, at many times the cost.
+our columns. What any other line is, :mod:`dmsg_logs.lines` finds out, in Spark, which takes longer.
 
 Tasks are handed whole files, as they are stored. What they cannot vouch for (a file that is cut off, or a line of more
 than a megabyte) they leave alone and say so. Pure functions; a task holds a file as it is stored and some
