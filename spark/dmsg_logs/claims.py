@@ -20,7 +20,6 @@ from pyspark.sql import functions as F
 
 from dmsg_logs import lines, plain
 
-_WORD_BITS: Final = 6
 _KEY: Final = ("node", "boot", "word")
 
 
@@ -35,7 +34,7 @@ def bits() -> Column:
 
 
 def _word_of(seq: str) -> Column:
-    return F.shiftright(seq, _WORD_BITS)
+    return F.shiftright(seq, plain.WORD_BITS)
 
 
 def _bit_of(seq: str) -> Column:

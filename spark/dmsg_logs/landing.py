@@ -160,12 +160,23 @@ def open_landing(spark: SparkSession, landing: str) -> Landing:
     return MirroredLanding(spark, landing)
 
 
-class LocalLanding:
-    """A landing zone on a file system of the machine; on a cluster every executor sees it under the same path."""
+class _InPlace:
+    """Files are read where they are."""
 
     def __init__(self, spark: SparkSession, landing: str) -> None:
         self._spark = spark
         self._root = paths.qualified(spark, landing).rstrip("/")
+
+    def fetch(self, files: list[LandingFile]) -> list[LandingFile]:
+        """Nothing has to be moved."""
+        return _located(self._spark, self._root, files)
+
+    def release(self) -> None:
+        """Nothing was moved."""
+
+
+class LocalLanding(_InPlace):
+    """A landing zone on a file system of the machine; on a cluster every executor sees it under the same path."""
 
     def files(self) -> list[LandingFile]:
         """All files there are now."""
@@ -181,20 +192,9 @@ class LocalLanding:
                         found.append(LandingFile(name, status.st_size, status.st_mtime))
         return found
 
-    def fetch(self, files: list[LandingFile]) -> list[LandingFile]:
-        """Nothing has to be moved."""
-        return _located(self._spark, self._root, files)
 
-    def release(self) -> None:
-        """Nothing was moved."""
-
-
-class HadoopLanding:
+class HadoopLanding(_InPlace):
     """A landing zone that Spark reads by itself."""
-
-    def __init__(self, spark: SparkSession, landing: str) -> None:
-        self._spark = spark
-        self._root = paths.qualified(spark, landing).rstrip("/")
 
     def files(self) -> list[LandingFile]:
         """All files there are now; listed by Spark, in parallel where there are many directories."""
@@ -213,13 +213,6 @@ class HadoopLanding:
                     found[path] = (0, paths.changed_at(self._spark, path))
         named = ((path[len(self._root) + 1 :], *facts) for path, facts in found.items())
         return [LandingFile(*each) for each in named if _is_ours(each[0])]
-
-    def fetch(self, files: list[LandingFile]) -> list[LandingFile]:
-        """Nothing has to be moved."""
-        return _located(self._spark, self._root, files)
-
-    def release(self) -> None:
-        """Nothing was moved."""
 
 
 class MirroredLanding:

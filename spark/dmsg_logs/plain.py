@@ -21,10 +21,12 @@ import msgspec
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.json
+from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import BinaryType, BooleanType, LongType, StringType, StructField, StructType
 
+from dmsg_logs import store
 from dmsg_logs.lines import EARLIEST_S, LATEST_S, MAX_LINE_BYTES
-from dmsg_logs.schemas import ALL_COLUMNS, ENVELOPE, EVENTS
+from dmsg_logs.schemas import ENVELOPE, EVENTS, event_struct
 
 #: A file is handed to a task whole if it is no larger; our writer begins a new one after 64 MiB.
 MAX_FILE_BYTES: Final = 65 * 1024**2
@@ -36,7 +38,8 @@ _PARSED_BYTES: Final = 8 * 1024**2
 #: Rows that wait to be handed over.
 _MAX_ROWS: Final = 20_000
 _MAX_ODD_BYTES: Final = 16 * 1024**2
-_WORD_BITS: Final = 6
+#: A word holds the keys of so many bits of ``seq``.
+WORD_BITS: Final = 6
 _DAY_S: Final = 86_400.0
 _BYTE_ORDER_MARK: Final = b"\xef\xbb\xbf"
 _CODECS: Final = {"zst": "zstd", "gz": "gzip"}
@@ -54,27 +57,13 @@ COUNTED: Final = StructType(
         StructField("whole", BooleanType()),
     ]
 )
-_COUNTED: Final = pa.schema(
-    [
-        *((name, pa.string()) for name in ("uri", "node", "boot")),
-        *((name, pa.int64()) for name in ("word", "bits")),
-        ("value", pa.binary()),
-        ("n", pa.int64()),
-        ("whole", pa.bool_()),
-    ]
-)
-_ARROW: Final = {"str": pa.string(), "int": pa.int64(), "float": pa.float64(), "bool": pa.bool_()}
+_COUNTED: Final = to_arrow_schema(COUNTED)
 _INT: Final = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
 _TYPES: Final[dict[str, Any]] = {"str": str, "int": _INT, "float": float, "bool": bool}
 #: Names of programs and runs: a bound of what tasks hold for each key.
 _NAME: Final = Annotated[str, msgspec.Meta(min_length=1, max_length=256)]
 #: What :func:`tables` gives, before what says where a row belongs.
-_ROW: Final = pa.schema(
-    [
-        *((each.name, _ARROW[each.type]) for each in ALL_COLUMNS),
-        *((name, pa.string()) for name in ("raw", "file", "line", "fault")),
-    ]
-)
+_ROW: Final = to_arrow_schema(store.DATA)
 #: What is wrong with a line that is not plain; which of them does not matter here.
 _ODD: Final = (msgspec.MsgspecError, UnicodeDecodeError)
 
@@ -110,10 +99,7 @@ _DECODER: Final[msgspec.json.Decoder[Any]] = msgspec.json.Decoder(functools.redu
 _BEGINNING: Final = b'{"event":"'
 _HEAD: Final = len(_BEGINNING)
 _NAMES: Final = {name.encode(): name for name in EVENTS}
-_SCHEMAS: Final = {
-    name: pa.schema([(each.name, _ARROW[each.type]) for each in (*ENVELOPE, *event.columns)])
-    for name, event in EVENTS.items()
-}
+_SCHEMAS: Final = {name: to_arrow_schema(event_struct(name)) for name in EVENTS}
 
 
 def is_plain(line: bytes) -> bool:
@@ -174,7 +160,7 @@ def scan(files: Iterable[File]) -> Iterator[pa.RecordBatch]:
                         odd_bytes += len(line)
                         continue
                     seq = event.seq
-                    key = (event.node, event.boot, seq >> _WORD_BITS)
+                    key = (event.node, event.boot, seq >> WORD_BITS)
                     found = words.get(key)
                     if found is None:
                         words[key] = [1 << (seq & 63), 1]
@@ -296,7 +282,7 @@ def _look(
             event = _DECODER.decode(line)
         except _ODD:
             continue
-        key, bit = (event.node, event.boot, event.seq >> _WORD_BITS), 1 << (event.seq & 63)
+        key, bit = (event.node, event.boot, event.seq >> WORD_BITS), 1 << (event.seq & 63)
         bits = taken.get(key, 0)
         if twice:
             taken[key] = bits | bit
