@@ -12,12 +12,14 @@ from pyspark.sql import SparkSession
 #: Right for a laptop and for one large machine; on a cluster ``spark-submit --conf`` sets its own.
 SHUFFLE_PARTITIONS = 8
 _LOOPBACK = "127.0.0.1"
-#: What counts is the end, not pauses, so the collector is the one with the least work; and a method has to be called a good
-#: deal more often than usual before it is compiled at length. Most are not worth it in the few minutes a run takes: half
-#: of the processor's time went into compiling them.
+#: What counts is the end, not pauses, so the collector is the one with the least work. And a run takes but minutes, of
+#: which half went into compiling methods at length that were hardly called again: so a method has to be called a good
+#: deal more often than usual before that is done, and it is done with less care for loops and with less copied into it.
 _JAVA_OPTIONS = (
     "-XX:+UseParallelGC -XX:Tier4InvocationThreshold=40000 -XX:Tier4MinInvocationThreshold=5000 "
-    "-XX:Tier4CompileThreshold=120000 -XX:Tier4BackEdgeThreshold=320000"
+    "-XX:Tier4CompileThreshold=120000 -XX:Tier4BackEdgeThreshold=320000 -XX:FreqInlineSize=80 -XX:InlineSmallCode=700 "
+    "-XX:MaxInlineLevel=7 -XX:LoopUnrollLimit=0 -XX:-UseSuperWord -XX:-UseLoopPredicate -XX:-OptoScheduling "
+    "-XX:-DoEscapeAnalysis -XX:-DontCompileHugeMethods"
 )
 #: What a JVM started here logs; not there when the package is read out of a wheel.
 _CONF = Path(__file__).parent / "conf"

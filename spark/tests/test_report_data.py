@@ -326,10 +326,7 @@ def test_lines_of_discovery_alone_give_a_page(spark: SparkSession) -> None:
     fleet = small_fleet()
     read = Tables(spark, {name: fleet[name] for name in ("accounts", "discovery_hourly")}).read
 
-    since, until = queries.window(read, 14)
-    frames = queries.fleet_frames(read, since, until, HOUR_S)
-    frames["discovery"] = queries.discovery(read, since, until, HOUR_S)
-    page = render(ReportData(since, until, HOUR_S, {}, frames))
+    page = render(gather(read))
 
     assert "Discovery answered 11 requests" in page
     assert "No relay has written anything yet." in page
@@ -345,12 +342,13 @@ def test_a_large_fleet_is_cut_to_what_a_person_reads(spark: SparkSession) -> Non
 
     read, until = Tables(spark, rows).read, DAY + HOUR_S
 
-    fleet = queries.fleet_frames(read, DAY, until, HOUR_S)
+    found = queries.relays(read, DAY, until)
+    load = queries.load(read, DAY, until, HOUR_S, list(found["relay"]))
     failures = queries.failures(read, DAY, until, HOUR_S)
     talkers = queries.talkers(read, DAY, until)
 
-    assert list(fleet["relays"]["relay"]) == relays[: -TOP_RELAYS - 1 : -1]
-    assert set(fleet["load"]["relay"]) == set(relays[-TOP_RELAYS:])
+    assert list(found["relay"]) == relays[: -TOP_RELAYS - 1 : -1]
+    assert set(load["relay"]) == set(relays[-TOP_RELAYS:])
     assert list(talkers["key"]) == keys[: -TOP_KEYS - 1 : -1]
     assert len(failures) == 41
     assert failures["count"].sum() == sum(range(1, 91))

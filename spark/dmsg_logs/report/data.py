@@ -6,7 +6,7 @@ requests, because the percentiles of hours or of relays cannot be added up to th
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import date, datetime, timezone
 from typing import TYPE_CHECKING, Any, Final
@@ -34,6 +34,8 @@ TOP_DIALS: Final = 300
 LEAST_SCORE: Final = 0.1
 HOUR_S: Final = 3600
 DAY_S: Final = 86_400
+
+_PERCENTILES: Final = {"p50": 0.5, "p95": 0.95, "p99": 0.99}
 
 #: Gives a table by its name; besides those of the pipeline ``events`` and ``accounts``.
 Reader = Callable[[str], "DataFrame"]
@@ -138,29 +140,33 @@ def gather(read: Reader) -> ReportData:
     step = bucket_s(since, until)
     span = (read, since, until)
     frames = _empty()
-    frames.update(queries.fleet_frames(*span, step))
-    relays = list(frames["relays"]["relay"])
+    relays = queries.relays(*span)
+    top = [str(relay) for relay in relays["relay"]]
     asked: dict[str, Callable[[], Any]] = {
-        "latency": lambda: queries.latency_frames(*span, step),  # the longest one first
+        "latency": lambda: queries.latency_frames(*span, step),  # the longest ones first
         "paths": lambda: queries.request_paths(*span),
-        "fleet totals": lambda: queries.fleet_totals(*span),
+        "accepts": lambda: queries.accepts(*span, top),
+        "handshakes": lambda: queries.handshakes(*span, top),
+        "totals": lambda: queries.totals(*span),
+        "fleet": lambda: queries.fleet(*span, step),
+        "load": lambda: queries.load(*span, step, top),
         "failures": lambda: queries.failures(*span, step),
         "dial_failures": lambda: queries.dial_failures(*span),
         "resumptions": lambda: queries.resumptions(*span),
         "resumption_times": lambda: queries.resumption_times(*span),
         "abuse": lambda: queries.abuse(*span),
         "talkers": lambda: queries.talkers(*span),
-        "history": lambda: queries.history(*span, relays),
-        "forecast": lambda: queries.forecast(read, relays),
+        "history": lambda: queries.history(*span, top),
+        "forecast": lambda: queries.forecast(read, top),
         "discovery": lambda: queries.discovery(*span, step),
         "quality": lambda: queries.quality(read),
-        "account totals": lambda: queries.account_totals(read),
-        "quality totals": lambda: queries.quality_totals(read),
     }
     found = together(asked)
-    totals = {**found.pop("account totals"), **found.pop("fleet totals"), **found.pop("quality totals")}
+    totals = found.pop("totals")
     frames.update(found.pop("latency"))
-    frames.update(found)
+    for latency in (found.pop("handshakes"), found.pop("accepts")):
+        relays = relays.merge(latency, on="relay", how="left")
+    frames.update(found, relays=relays)
     checked = {name: frames[name][list(columns)] for name, columns in FRAMES.items()}
     return ReportData(since, until, step, totals, checked)
 
@@ -183,8 +189,15 @@ def as_date(at: int) -> date:
     return datetime.fromtimestamp(at, timezone.utc).date()
 
 
-def percentiles(value: str, names: Sequence[str] = ("p50", "p95", "p99")) -> list[Column]:
-    """Exact percentiles of a column, one column each, named ``p50`` and so on."""
+def percentiles(value: str) -> Column:
+    """Exact percentiles of a column as an array, by one aggregate, for :func:`spread`."""
     from pyspark.sql import functions as F
 
-    return [F.percentile(value, int(name[1:]) / 100).alias(name) for name in names]
+    return F.percentile(value, F.array(*(F.lit(each) for each in _PERCENTILES.values()))).alias("percentiles")
+
+
+def spread() -> dict[str, Column]:
+    """The array of :func:`percentiles` as columns ``p50`` and so on, by their names."""
+    from pyspark.sql import functions as F
+
+    return {name: F.col("percentiles")[index].alias(name) for index, name in enumerate(_PERCENTILES)}

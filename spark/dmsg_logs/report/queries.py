@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import reduce
 
 import pandas as pd
 from pyspark.sql import Column, DataFrame
@@ -22,6 +23,7 @@ from dmsg_logs.report.data import (
     Reader,
     as_date,
     percentiles,
+    spread,
 )
 
 Frames = dict[str, pd.DataFrame]
@@ -59,15 +61,24 @@ def _days(since: int, until: int, column: str = "date") -> Column:
     return F.col(column).between(F.lit(as_date(since)), F.lit(as_date(until - 1)))
 
 
-def _fetch(small: DataFrame) -> pd.DataFrame:
-    """The rows here: whoever asks has bounded them."""
-    return small.toPandas()
+def _fetch(small: DataFrame, *order: str) -> pd.DataFrame:
+    """The rows here: whoever asks has bounded them. They are put in order here, since Spark would compute them twice for
+    that."""
+    found: pd.DataFrame = small.toPandas()
+    return found.sort_values(list(order), na_position="first", ignore_index=True) if order else found
 
 
-def _figures(one_row: DataFrame) -> dict[str, float]:
-    """The numbers of a frame of one row, by the names of its columns."""
-    row = one_row.first()
-    return {} if row is None else {name: float(value) for name, value in row.asDict().items()}
+def _figures(*one_row_each: DataFrame) -> dict[str, float]:
+    """The numbers of frames of one row, by the names of their columns: one question for all of them."""
+    union: Callable[[DataFrame, DataFrame], DataFrame] = DataFrame.unionAll
+    numbered = [
+        each.select(F.lit(index).alias("frame"), F.array(*(F.col(name).cast("double") for name in each.columns)))
+        for index, each in enumerate(one_row_each)
+    ]
+    found: dict[str, float] = {}
+    for index, numbers in reduce(union, numbered).collect():
+        found.update(zip(one_row_each[index].columns, numbers, strict=True))
+    return found
 
 
 def _bucket(second: str, step: int) -> Column:
@@ -87,29 +98,18 @@ def _date(column: str, name: str) -> Column:
 
 def account_totals(read: Reader) -> dict[str, float]:
     """Lines and files of everything ever ingested."""
-    return _figures(
-        read("accounts").agg(
-            F.count("*").alias("files"),
-            _total("lines", "lines_in"),
-            *(_total(name) for name in ("good", "dup", "corrupt", "missing")),
-        )
-    )
+    return _figures(_accounts(read))
 
 
-def quality_totals(read: Reader) -> dict[str, float]:
-    """What the logs themselves say was lost or late, over all nodes."""
+def totals(read: Reader, since: int, until: int) -> dict[str, float]:
+    """The same, what the logs themselves say was lost or late over all nodes, and single figures of the time looked at."""
     return _figures(
+        _accounts(read),
         read("log_quality").agg(
             F.countDistinct("node").alias("nodes"),
             *(_total(name) for name in ("gaps", "gap_lines", "late_lines", "events_dropped")),
             F.coalesce(F.sum((~F.col("ended")).cast("int")), F.lit(0)).alias("unended"),
-        )
-    )
-
-
-def fleet_totals(read: Reader, since: int, until: int) -> dict[str, float]:
-    """Single figures of the time looked at."""
-    asked = (
+        ),
         _hours(read("relay_hourly"), since, until).agg(
             F.countDistinct("relay").alias("relays"),
             _total("connections_opened", "connections"),
@@ -131,29 +131,21 @@ def fleet_totals(read: Reader, since: int, until: int) -> dict[str, float]:
             F.countDistinct(F.when(F.col("flagged"), F.col("key"))).alias("abuse_flagged"),
         ),
     )
-    found: dict[str, float] = {}
-    for frame in asked:
-        found.update(_figures(frame))
-    return found
 
 
-def fleet_frames(read: Reader, since: int, until: int, step: int) -> Frames:
-    """``fleet``, ``load`` and ``relays``."""
-    hourly = _hours(read("relay_hourly"), since, until)
-    hours = hourly.groupBy("second").agg(
-        *(_total(name) for name in ("bytes", "transports_opened", "transports_failed")),
-        _total("connections_open_max"),
-        F.countDistinct("relay").alias("relays"),
+def _accounts(read: Reader) -> DataFrame:
+    return read("accounts").agg(
+        F.count("*").alias("files"),
+        _total("lines", "lines_in"),
+        *(_total(name) for name in ("good", "dup", "corrupt", "missing")),
     )
-    fleet = hours.groupBy(_bucket("second", step)).agg(
-        _total("bytes"),
-        F.max("connections_open_max").alias("connections"),
-        _total("transports_opened", "transports"),
-        _total("transports_failed", "failed"),
-        F.max("relays").alias("relays"),
-    )
-    relays = _fetch(
-        hourly.groupBy("relay")
+
+
+def relays(read: Reader, since: int, until: int) -> pd.DataFrame:
+    """The relays with most traffic."""
+    return _fetch(
+        _hours(read("relay_hourly"), since, until)
+        .groupBy("relay")
         .agg(
             _total("connections_opened", "connections"),
             F.max("connections_open_max").alias("connections_max"),
@@ -166,40 +158,63 @@ def fleet_frames(read: Reader, since: int, until: int, step: int) -> Frames:
         .orderBy(F.desc("bytes"), "relay")
         .limit(TOP_RELAYS)
     )
-    top = [str(relay) for relay in relays["relay"]]
-    load = (
-        hourly.where(F.col("relay").isin(top))
+
+
+def fleet(read: Reader, since: int, until: int, step: int) -> pd.DataFrame:
+    """What all relays together carried; connections are the most of any hour."""
+    hours = (
+        _hours(read("relay_hourly"), since, until)
+        .groupBy("second")
+        .agg(
+            *(_total(name) for name in ("bytes", "transports_opened", "transports_failed")),
+            _total("connections_open_max"),
+            F.countDistinct("relay").alias("relays"),
+        )
+    )
+    buckets = hours.groupBy(_bucket("second", step)).agg(
+        _total("bytes"),
+        F.max("connections_open_max").alias("connections"),
+        _total("transports_opened", "transports"),
+        _total("transports_failed", "failed"),
+        F.max("relays").alias("relays"),
+    )
+    return _fetch(buckets, "at")
+
+
+def load(read: Reader, since: int, until: int, step: int, top: Sequence[str]) -> pd.DataFrame:
+    """What each of some relays carried."""
+    buckets = (
+        _hours(read("relay_hourly"), since, until)
+        .where(F.col("relay").isin(list(top)))
         .groupBy("relay", _bucket("second", step))
         .agg(_total("bytes"), F.max("connections_open_max").alias("connections"))
-        .orderBy("relay", "at")
     )
-    return {
-        "fleet": _fetch(fleet.orderBy("at")),
-        "load": _fetch(load),
-        "relays": _with_latency(read, relays, top, since, until),
-    }
+    return _fetch(buckets, "relay", "at")
 
 
-def _with_latency(read: Reader, relays: pd.DataFrame, top: Sequence[str], since: int, until: int) -> pd.DataFrame:
-    """The relays with their own exact percentiles; a relay's connections carry only the start of its key."""
-    short = {relay: relay[:NODE_DIGITS] for relay in top}
-    shakes = _fetch(
+def handshakes(read: Reader, since: int, until: int, top: Sequence[str]) -> pd.DataFrame:
+    """The relays' own exact percentiles; a relay's connections carry only the start of its key, or its whole name."""
+    short = {relay[:NODE_DIGITS]: relay for relay in top}
+    found = _fetch(
         _served(read("connections"), since, until)
-        .where(F.col("node").isin([*short.values(), *top]))
+        .where(F.col("node").isin([*short, *top]))
         .groupBy(F.substring("node", 1, NODE_DIGITS).alias("node"))
-        .agg(*percentiles("handshake_ms"))
+        .agg(percentiles("handshake_ms"))
+        .select("node", *(each.alias(f"handshake_{name}") for name, each in spread().items()))
     )
-    accepts = _fetch(
+    named = pd.Series([short[str(node)] for node in found["node"]], dtype=object)
+    return found.assign(relay=named).drop(columns="node")
+
+
+def accepts(read: Reader, since: int, until: int, top: Sequence[str]) -> pd.DataFrame:
+    """The same of transports, and how many were refused."""
+    return _fetch(
         _served(read("transports"), since, until)
-        .where(F.col("server").isin(top))
+        .where(F.col("server").isin(list(top)))
         .groupBy(F.col("server").alias("relay"))
-        .agg(F.count(F.when(F.col("state") == "refused", 1)).alias("refused"), *percentiles("accept_ms"))
+        .agg(F.count(F.when(F.col("state") == "refused", 1)).alias("refused"), percentiles("accept_ms"))
+        .select("relay", "refused", *(each.alias(f"accept_{name}") for name, each in spread().items()))
     )
-    names = ("p50", "p95", "p99")
-    shakes = shakes.rename(columns={name: f"handshake_{name}" for name in names})
-    accepts = accepts.rename(columns={name: f"accept_{name}" for name in names})
-    whole = relays.assign(node=pd.Series([short[str(relay)] for relay in relays["relay"]], dtype=object))
-    return whole.merge(shakes, on="node", how="left").merge(accepts, on="relay", how="left").drop(columns="node")
 
 
 def _served(table: DataFrame, since: int, until: int) -> DataFrame:
@@ -225,13 +240,13 @@ def latency_frames(read: Reader, since: int, until: int, step: int) -> Frames:
             table.where(F.col(value).isNotNull())
             .select(_bucket(second, step), value)
             .rollup("at")  # all buckets together have at = null
-            .agg(F.count(value).alias("count"), *percentiles(value))
+            .agg(F.count(value).alias("count"), percentiles(value))
             .where("count > 0")
-            .select("at", F.lit(metric).alias("metric"), "count", "p50", "p95", "p99")
+            .select("at", F.lit(metric).alias("metric"), "count", *spread().values())
         )
         found = one if found is None else found.unionByName(one)
     assert found is not None
-    both = _fetch(found.orderBy("metric", "at"))
+    both = _fetch(found, "metric", "at")
     whole = both["at"].isna()
     latency = both[~whole].astype({"at": "int64"}).reset_index(drop=True)
     return {"latency": latency, "latency_total": both[whole].reset_index(drop=True)}
@@ -251,7 +266,7 @@ def failures(read: Reader, since: int, until: int, step: int) -> pd.DataFrame:
         F.when(F.col("common"), F.col("reason")).otherwise("other").alias("reason"),
         "count",
     )
-    return _fetch(named.groupBy("at", "what", "reason").agg(_total("count")).orderBy("at", "what", "reason"))
+    return _fetch(named.groupBy("at", "what", "reason").agg(_total("count")), "at", "what", "reason")
 
 
 def dial_failures(read: Reader, since: int, until: int) -> pd.DataFrame:
@@ -289,7 +304,8 @@ def resumption_times(read: Reader, since: int, until: int) -> pd.DataFrame:
         read("events")
         .where(_days(since, until) & (F.col("event") == "transport_resumed"))
         .groupBy("reason")
-        .agg(F.count("*").alias("count"), *percentiles("elapsed_ms"), F.max("elapsed_ms").alias("max"))
+        .agg(F.count("*").alias("count"), percentiles("elapsed_ms"), F.max("elapsed_ms").alias("max"))
+        .select("reason", "count", *spread().values(), "max")
         .orderBy(F.desc("count"), "reason")
         .limit(TOP_KEYS)
     )
@@ -351,7 +367,7 @@ def history(read: Reader, since: int, until: int, relays: Sequence[str]) -> pd.D
     both = fleet.select(F.lit("").alias("relay"), "date", "bytes", "connections").unionByName(
         daily.where(F.col("relay").isin(list(relays)))
     )
-    return _fetch(both.orderBy("relay", "date"))
+    return _fetch(both, "relay", "date")
 
 
 def forecast(read: Reader, relays: Sequence[str]) -> pd.DataFrame:
@@ -365,13 +381,13 @@ def forecast(read: Reader, relays: Sequence[str]) -> pd.DataFrame:
         F.min("method").alias("method"),
     )
     both = fleet.withColumn("relay", F.lit("")).unionByName(ahead.where(F.col("relay").isin(list(relays))))
-    return _fetch(both.orderBy("relay", "metric", "day"))
+    return _fetch(both, "relay", "metric", "day")
 
 
 def discovery(read: Reader, since: int, until: int, step: int) -> pd.DataFrame:
     """Requests over time."""
     served = _hours(read("discovery_hourly"), since, until).groupBy(_bucket("second", step))
-    return _fetch(served.agg(*(_total(name) for name in ("requests", "errors_4xx", "errors_5xx"))).orderBy("at"))
+    return _fetch(served.agg(*(_total(name) for name in ("requests", "errors_4xx", "errors_5xx"))), "at")
 
 
 def request_paths(read: Reader, since: int, until: int) -> pd.DataFrame:
@@ -381,10 +397,11 @@ def request_paths(read: Reader, since: int, until: int) -> pd.DataFrame:
         F.count("*").alias("requests"),
         F.count(F.when(F.col("status").between(400, 499), 1)).alias("errors_4xx"),
         F.count(F.when(F.col("status") >= 500, 1)).alias("errors_5xx"),
-        *percentiles("elapsed_ms"),
+        percentiles("elapsed_ms"),
         F.max("elapsed_ms").alias("max"),
     )
-    return _fetch(paths.orderBy(F.desc("requests"), "method", "path").limit(TOP_PATHS))
+    foremost = paths.orderBy(F.desc("requests"), "method", "path").limit(TOP_PATHS)
+    return _fetch(foremost.select("*", *spread().values()).drop("percentiles"))
 
 
 def quality(read: Reader) -> pd.DataFrame:

@@ -13,12 +13,15 @@ from pyspark.sql import DataFrame, Window
 from pyspark.sql import functions as F
 
 from dmsg_logs.tabledef import Column, Inputs, Table, percentile_columns
-from dmsg_logs.transforms.common import RUN, only, spread, total
+from dmsg_logs.transforms.common import RUN, count_where, only, spread, total
 
 #: A line that lands later than this after it was written is late. After how long a file is published and shipped is for
 #: each fleet to say, and programs with little to tell may do it but twice a day, which is no fault; but a line that is a
 #: day behind is too old for the ranks, which look back no further.
 LATE_S: Final = 86_400
+#: Lateness is told to the second up to here, and to the minute from here on.
+_FINELY_S: Final = 600
+_LATENESS: Final = f"time from writing to landing, to the second, and from {_FINELY_S} s on to the minute"
 
 #: Events of which one line at least is in nearly every run, and which tell the key of whoever wrote it.
 _TELLING: Final = ("server_started", "transport_opened", "dial_finished")
@@ -100,23 +103,26 @@ def _zero(*names: str) -> list[Expression]:
 def _facts(events: DataFrame) -> DataFrame:
     """All that needs no order: added up where the lines are read, so that hardly anything is moved.
 
-    Lateness is taken to the whole second: there are few different ones, and the percentiles are taken of these with how
-    often each came. Every sum has a fixed width, without which Spark would put all lines in order first.
+    Lateness is rounded, so that there are few different ones, and the percentiles are taken of these with how often each
+    came. Every sum has a fixed width, without which Spark would put all lines in order first.
     """
     late = F.greatest(F.col("landed_at") - F.col("ts"), F.lit(0.0))
-    lateness_s = F.floor(late + 0.5).cast("double")  # ``round`` goes by way of decimals, for every line
+    step = F.when(late < _FINELY_S, 1.0).otherwise(60.0)
+    lateness_s = F.floor(late / step + 0.5) * step  # ``round`` goes by way of decimals, for every line
     return (
         events.select(
             *RUN,
             "seq",
             "ts",
             lateness_s.alias("lateness_s"),
+            (late > LATE_S).alias("late"),
             F.when(F.col("event") == "events_dropped", F.col("count")).alias("dropped"),
             (F.col("event") == "server_stopped").alias("stopped"),
         )
         .groupBy(*RUN, "lateness_s")
         .agg(
             F.count(F.lit(1)).alias("lines"),
+            count_where(F.col("late")).alias("late_lines"),
             F.min("seq").alias("first_seq"),
             F.max("seq").alias("last_seq"),
             F.min("ts").alias("first_at"),
@@ -130,7 +136,7 @@ def _facts(events: DataFrame) -> DataFrame:
                 "lateness_s_percentiles"
             ),
             F.max("lateness_s").alias("lateness_s_max"),
-            total(F.when(F.col("lateness_s") > LATE_S, F.col("lines"))).alias("late_lines"),
+            F.sum("late_lines").alias("late_lines"),
             F.sum("lines").alias("lines"),
             F.min("first_seq").alias("first_seq"),
             F.max("last_seq").alias("last_seq"),
@@ -196,8 +202,8 @@ LOG_QUALITY: Final = Table(
         Column("corrupt", "long", "lines of its files that are in quarantine"),
         Column("missing", "long", "lines recorded for its files that the files did not hold"),
         Column("late_lines", "long", f"lines that landed more than {LATE_S // 3600} hours after they were written"),
-        *percentile_columns("lateness_s", "time from writing to landing, to the whole second", "s", 50, 99),
-        Column("lateness_s_max", "double", "longest time from writing to landing", "s"),
+        *percentile_columns("lateness_s", _LATENESS, "s", 50, 99),
+        Column("lateness_s_max", "double", "longest of these times", "s"),
         Column("events_dropped", "long", "events the writer left out because it could not keep up"),
         Column("ended", "boolean", "whether the run said that it stopped; null for clients and others that never do"),
         Column("first_at", "double", "time of its first line", "Unix s"),
