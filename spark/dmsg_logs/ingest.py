@@ -189,10 +189,9 @@ class _Batch:
                 found = keys.by_file(claimed).collect()
                 lines_of = self._by_name(found)
                 earlier = self._earlier({boot for row in found for boot in row["boots"]}, claimed)
-                with _kept(keys.rulings(claimed, earlier)) as ruled:
-                    self._tell("write", 0)
-                    self._renew()
-                    self._write(odd, ruled, found)
+                self._tell("write", 0)
+                self._renew()
+                self._write(odd, keys.rulings(claimed, earlier), found)
         self._tell("check", 0)
         with _kept(self._written()) as written:
             per_file, boots = _summed(written)
@@ -250,9 +249,12 @@ class _Batch:
 
     def _write(self, odd: DataFrame, ruled: DataFrame, found: list[Any]) -> None:
         """Every line of the batch, once."""
-        few = ruled.count() <= _MAX_BROADCAST
+        rulings = ruled.limit(_MAX_BROADCAST + 1).collect()
+        few = len(rulings) <= _MAX_BROADCAST
+        if few:
+            ruled = F.broadcast(local_frame(self._session, rulings, ruled.schema))
         dropped: dict[str, dict[tuple[str, str, int], int]] = {}
-        for uri, *key, bits in ruled.collect() if few else ():
+        for uri, *key, bits in rulings if few else ():
             dropped.setdefault(uri, {})[key[0], key[1], key[2]] = bits & _ALL_BITS
         by_line = self._by_line | {row["uri"] for row in found if row["oddly"] or row["words"] > _MAX_WORDS}
         if not few:
@@ -274,7 +276,7 @@ class _Batch:
             frames.append(self._shaped(keys.ruled_out(few_tasks.withColumn("again", F.lit(False)), ruled)))
         if texts:
             parsed = keys.repeated(lines.parse(self._read(texts)))
-            frames.append(self._shaped(keys.ruled_out(parsed, F.broadcast(ruled) if few else ruled)))
+            frames.append(self._shaped(keys.ruled_out(parsed, ruled)))
         if frames:
             rows = functools.reduce(DataFrame.unionByName, frames)
             writer = rows.write.option("compression", "zstd").option("parquet.block.size", str(_ROW_GROUP_BYTES))

@@ -19,9 +19,9 @@ from dmsg_logs.transforms.common import RUN, count_where, only, spread, total
 #: each fleet to say, and programs with little to tell may do it but twice a day, which is no fault; but a line that is a
 #: day behind is too old for the ranks, which look back no further.
 LATE_S: Final = 86_400
-#: Lateness is told to the second up to here, and to the minute from here on.
+#: Lateness is told to the second below this, and to the minute above.
 _FINELY_S: Final = 600
-_LATENESS: Final = f"time from writing to landing, to the second, and from {_FINELY_S} s on to the minute"
+_LATENESS: Final = f"time from writing to landing, to the second below {_FINELY_S} s, to the minute above"
 
 #: Events of which one line at least is in nearly every run, and which tell the key of whoever wrote it.
 _TELLING: Final = ("server_started", "transport_opened", "dial_finished")
