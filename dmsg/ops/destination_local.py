@@ -70,19 +70,30 @@ class LocalDestination:
         standing = self.standing(final, content)
         if standing is Standing.NOTHING:
             _make_folders(self.root, folder)
-            with _claim(staging) as file, content.open() as ours:
-                file.truncate(0)
-                shutil.copyfileobj(ours, file, PIECE_BYTES)
-                file.flush()
-                os.fsync(file.fileno())
-                if self.standing(staging, content) is not Standing.THIS:
-                    raise ShippingError("mismatch", f"{staging} does not hold what was written to it")
-                self.publish(staging, final)
+            with _claim(staging) as file:
+                try:
+                    self._fill(file, staging, content)
+                    self.publish(staging, final)
+                except (
+                    BaseException
+                ):  # the next attempt need not be one at this file: another shipper may have taken it
+                    with contextlib.suppress(FileNotFoundError):
+                        os.unlink(staging)
+                    raise
             standing = self.standing(final, content)
         else:
             with contextlib.suppress(FileNotFoundError):  # what a shipper that was killed left
                 os.unlink(staging)
         demand(standing, final)
+
+    def _fill(self, file: BinaryIO, staging: str, content: Content) -> None:
+        with content.open() as ours:
+            file.truncate(0)
+            shutil.copyfileobj(ours, file, PIECE_BYTES)
+        file.flush()
+        os.fsync(file.fileno())
+        if self.standing(staging, content) is not Standing.THIS:
+            raise ShippingError("mismatch", f"{staging} does not hold what was written to it")
 
     def publish(self, staging: str, final: str) -> None:
         """Give a finished file its name, unless there is one of that name; then sync the directory."""

@@ -177,6 +177,20 @@ def test_many_threads_deliver_the_same_file(kind: str, tmp_path: Path, content: 
         assert {error.reason for error in errors} <= {"unreadable"}
 
 
+@kinds
+def test_a_file_that_another_shipper_has_taken_meanwhile_leaves_nothing(
+    kind: str, tmp_path: Path, content: tuple[str, Content]
+) -> None:
+    root = tmp_path / "landing"
+    root.mkdir()
+    path, what = content
+    os.unlink(what.path)
+    with pytest.raises(ShippingError) as caught:
+        KINDS[kind](root).deliver(path, what)
+    assert caught.value.reason == "unreadable"
+    assert everything(root) == {}
+
+
 def test_a_local_root_is_never_made(tmp_path: Path, content: tuple[str, Content]) -> None:
     path, what = content
     with pytest.raises(ShippingError) as caught:
@@ -231,6 +245,7 @@ def test_a_full_disk_has_its_own_reason(tmp_path: Path, content: tuple[str, Cont
     with pytest.raises(ShippingError) as caught:
         Full(str(tmp_path / "landing")).deliver(*content)
     assert caught.value.reason == "no_space"
+    assert everything(tmp_path / "landing") == {}
 
 
 def test_what_was_written_wrongly_is_not_published(tmp_path: Path, content: tuple[str, Content]) -> None:

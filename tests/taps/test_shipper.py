@@ -278,23 +278,41 @@ def test_killed_in_the_midst_of_an_upload(
 @system
 @limited
 def test_two_at_once_and_a_sigterm_in_the_midst(start: Start, tmp_path: Path, event_file: Any, landed: Any) -> None:
-    events, landing = tmp_path / "events", tmp_path / "landing"
+    """New files come while both work, so that whichever is quicker cannot have them all."""
+    made, events, landing = (tmp_path / name for name in ("made", "events", "landing"))
     landing.mkdir()
-    for number in range(50):
-        event_file(events, number, pad=10_000)
+    enough, fed = threading.Event(), 0
+
+    def feed() -> None:
+        nonlocal fed
+        while not enough.wait(0.01):
+            file = event_file(made, fed, pad=10_000)
+            target = events / file.relative_to(made)
+            target.parent.mkdir(parents=True, exist_ok=True)
+            file.rename(target)
+            fed += 1
+
     one, other = (
-        start(*TWISTD, "--from", "events", "--to", "landing", "--retry-limit-s", "0.5", "--events", "-")
+        start(
+            *TWISTD, "--from", "events", "--to", "landing", "--poll-s", "0.1", "--retry-limit-s", "0.5", "--events", "-"
+        )
         for _ in range(2)
     )
     for program in (one, other):
         program.wait_for("dmsg-shipper runs, from")
-    one.wait_for_many('"ok":true', 5)
-    assert one.terminate() == 0 and "Traceback" not in one.text
-    other.wait_for_many('"ok":true', 20)
-    assert other.terminate() == 0 and "Traceback" not in other.text
+    feeder = threading.Thread(target=feed)
+    feeder.start()
+    try:
+        one.wait_for_many('"ok":true', 5)
+        assert one.terminate() == 0 and "Traceback" not in one.text
+        other.wait_for_many('"ok":true', 20)
+        assert other.terminate() == 0 and "Traceback" not in other.text
+    finally:
+        enough.set()
+        feeder.join()
     assert start(*TWISTD, "--from", "events", "--to", "landing", "--once").wait() == 0
     lines = [seq for file in landed(landing).values() for seq in file]
-    assert lines == [1000 * number + one for number in range(50) for one in range(3)]
+    assert lines == [1000 * number + one for number in range(fed) for one in range(3)]
     assert not [path for path in left(landing) if path.name.startswith(".")]
 
 
