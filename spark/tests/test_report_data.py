@@ -259,6 +259,17 @@ def test_relays_have_their_own_percentiles(data: ReportData) -> None:
     assert pd.isna(one(data, "relays", relay=OTHER_RELAY)["accept_p50"])
 
 
+def test_relays_with_given_names_have_percentiles_too_however_alike_they_are(spark: SparkSession) -> None:
+    east, west, silent = (f"relay-production-{name}" for name in ("east", "west", "silent"))
+    opened = {"role": "server", "opened_at": DAY + 1.0, "date": date(DAY), "state": "open"}
+    rows = {"connections": [{**opened, "node": name, "handshake_ms": ms} for name, ms in ((east, 10.0), (west, 30.0))]}
+
+    found = queries.handshakes(Tables(spark, rows).read, DAY, DAY + DAY_S, [west, silent, east])
+
+    assert list(found["relay"]) == [west, silent, east]
+    assert list(found["handshake_p50"].fillna(-1.0)) == [30.0, -1.0, 10.0]
+
+
 def test_percentiles_are_those_of_all_measurements_of_a_bucket(data: ReportData) -> None:
     assert one(data, "latency", metric="handshake", at=DAY + HOUR_S)["p50"] == 20.0
     assert one(data, "latency", metric="accept", at=DAY + HOUR_S)["count"] == 2

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from functools import reduce
 
@@ -25,6 +26,7 @@ from dmsg_logs.report.data import (
     percentiles,
     spread,
 )
+from dmsg_logs.transforms.rank_evidence import KEY_PATTERN
 
 Frames = dict[str, pd.DataFrame]
 #: How many hex digits of a relay's key name it in its own log lines.
@@ -194,16 +196,16 @@ def load(read: Reader, since: int, until: int, step: int, top: Sequence[str]) ->
 
 def handshakes(read: Reader, since: int, until: int, top: Sequence[str]) -> pd.DataFrame:
     """The relays' own exact percentiles; a relay's connections carry only the start of its key, or its whole name."""
-    short = {relay[:NODE_DIGITS]: relay for relay in top}
+    nodes = [relay[:NODE_DIGITS] if re.match(KEY_PATTERN, relay) else relay for relay in top]
+    named = pd.DataFrame({"relay": list(top), "node": nodes}, dtype=object)
     found = _fetch(
         _served(read("connections"), since, until)
-        .where(F.col("node").isin([*short, *top]))
-        .groupBy(F.substring("node", 1, NODE_DIGITS).alias("node"))
+        .where(F.col("node").isin(nodes))
+        .groupBy("node")
         .agg(percentiles("handshake_ms"))
         .select("node", *(each.alias(f"handshake_{name}") for name, each in spread().items()))
     )
-    named = pd.Series([short[str(node)] for node in found["node"]], dtype=object)
-    return found.assign(relay=named).drop(columns="node")
+    return named.merge(found, on="node", how="left").drop(columns="node")
 
 
 def accepts(read: Reader, since: int, until: int, top: Sequence[str]) -> pd.DataFrame:
