@@ -6,6 +6,7 @@ import os
 import sys
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Final
 
 from pyspark.sql import SparkSession
 
@@ -15,7 +16,9 @@ _LOOPBACK = "127.0.0.1"
 #: What counts is the end, not pauses, so the collector is the one with the least work. And a run takes but minutes, of
 #: which half went into compiling methods at length that were hardly called again: so a method has to be called a good
 #: deal more often than usual before that is done, and it is done with less care for loops and with less copied into it.
-_JAVA_OPTIONS = (
+#: A JVM that does not know one of these goes without it.
+JAVA_OPTIONS: Final = (
+    "-XX:+IgnoreUnrecognizedVMOptions -XX:+UnlockDiagnosticVMOptions "
     "-XX:+UseParallelGC -XX:Tier4InvocationThreshold=40000 -XX:Tier4MinInvocationThreshold=5000 "
     "-XX:Tier4CompileThreshold=120000 -XX:Tier4BackEdgeThreshold=320000 -XX:FreqInlineSize=80 -XX:InlineSmallCode=700 "
     "-XX:MaxInlineLevel=7 -XX:LoopUnrollLimit=0 -XX:-UseSuperWord -XX:-UseLoopPredicate -XX:-OptoScheduling "
@@ -42,7 +45,7 @@ def build_session(name: str = "dmsg-logs", settings: Mapping[str, str] | None = 
             os.environ.setdefault("SPARK_CONF_DIR", str(_CONF))
         defaults = {
             "spark.master": "local[*]",
-            "spark.driver.extraJavaOptions": _JAVA_OPTIONS,
+            "spark.driver.extraJavaOptions": JAVA_OPTIONS,
             "spark.driver.memory": os.environ.get("DMSG_LOGS_DRIVER_MEMORY", "2g"),
             "spark.driver.host": _LOOPBACK,
             "spark.driver.bindAddress": _LOOPBACK,
