@@ -74,9 +74,7 @@ class LocalDestination:
                 try:
                     self._fill(file, staging, content)
                     self.publish(staging, final)
-                except (
-                    BaseException
-                ):  # the next attempt need not be one at this file: another shipper may have taken it
+                except BaseException:  # and no later attempt is sure to be at this file: another shipper may have it
                     with contextlib.suppress(FileNotFoundError):
                         os.unlink(staging)
                     raise
