@@ -16,7 +16,7 @@ import pandas as pd
 from dmsg_logs.together import together
 
 if TYPE_CHECKING:
-    from pyspark.sql import Column, DataFrame, SparkSession
+    from pyspark.sql import DataFrame, SparkSession
 
 #: How far back from the last hour the report looks, in whole days (UTC), the last one included.
 DAYS: Final = 14
@@ -35,7 +35,8 @@ LEAST_SCORE: Final = 0.1
 HOUR_S: Final = 3600
 DAY_S: Final = 86_400
 
-_PERCENTILES: Final = {"p50": 0.5, "p95": 0.95, "p99": 0.99}
+#: Percentiles that are shown, as ``p50`` and so on.
+POINTS: Final = (50, 95, 99)
 
 #: Gives a table by its name; besides those of the pipeline ``events`` and ``accounts``.
 Reader = Callable[[str], "DataFrame"]
@@ -187,17 +188,3 @@ def iso_date(at: int) -> str:
 def as_date(at: int) -> date:
     """The same as a value for comparisons in Spark."""
     return datetime.fromtimestamp(at, timezone.utc).date()
-
-
-def percentiles(value: str) -> Column:
-    """Exact percentiles of a column as an array, by one aggregate, for :func:`spread`."""
-    from pyspark.sql import functions as F
-
-    return F.percentile(value, F.array(*(F.lit(each) for each in _PERCENTILES.values()))).alias("percentiles")
-
-
-def spread() -> dict[str, Column]:
-    """The array of :func:`percentiles` as columns ``p50`` and so on, by their names."""
-    from pyspark.sql import functions as F
-
-    return {name: F.col("percentiles")[index].alias(name) for index, name in enumerate(_PERCENTILES)}

@@ -15,6 +15,7 @@ from dmsg_logs.report.data import (
     DAYS,
     HOUR_S,
     LEAST_SCORE,
+    POINTS,
     TOP_DIALS,
     TOP_KEYS,
     TOP_NODES,
@@ -23,9 +24,8 @@ from dmsg_logs.report.data import (
     TOP_RELAYS,
     Reader,
     as_date,
-    percentiles,
-    spread,
 )
+from dmsg_logs.transforms.common import percentiles, spread
 from dmsg_logs.transforms.rank_evidence import KEY_PATTERN
 
 Frames = dict[str, pd.DataFrame]
@@ -202,8 +202,8 @@ def handshakes(read: Reader, since: int, until: int, top: Sequence[str]) -> pd.D
         _served(read("connections"), since, until)
         .where(F.col("node").isin(nodes))
         .groupBy("node")
-        .agg(percentiles("handshake_ms"))
-        .select("node", *(each.alias(f"handshake_{name}") for name, each in spread().items()))
+        .agg(percentiles("handshake_ms", *POINTS))
+        .select("node", *spread("handshake_ms", *POINTS, prefix="handshake_"))
     )
     return named.merge(found, on="node", how="left").drop(columns="node")
 
@@ -214,8 +214,8 @@ def accepts(read: Reader, since: int, until: int, top: Sequence[str]) -> pd.Data
         _served(read("transports"), since, until)
         .where(F.col("server").isin(list(top)))
         .groupBy(F.col("server").alias("relay"))
-        .agg(F.count(F.when(F.col("state") == "refused", 1)).alias("refused"), percentiles("accept_ms"))
-        .select("relay", "refused", *(each.alias(f"accept_{name}") for name, each in spread().items()))
+        .agg(F.count(F.when(F.col("state") == "refused", 1)).alias("refused"), percentiles("accept_ms", *POINTS))
+        .select("relay", "refused", *spread("accept_ms", *POINTS, prefix="accept_"))
     )
 
 
@@ -242,9 +242,9 @@ def latency_frames(read: Reader, since: int, until: int, step: int) -> Frames:
             table.where(F.col(value).isNotNull())
             .select(_bucket(second, step), value)
             .rollup("at")  # all buckets together have at = null
-            .agg(F.count(value).alias("count"), percentiles(value))
+            .agg(F.count(value).alias("count"), percentiles(value, *POINTS))
             .where("count > 0")
-            .select("at", F.lit(metric).alias("metric"), "count", *spread().values())
+            .select("at", F.lit(metric).alias("metric"), "count", *spread(value, *POINTS, prefix=""))
         )
         found = one if found is None else found.unionByName(one)
     assert found is not None
@@ -306,8 +306,8 @@ def resumption_times(read: Reader, since: int, until: int) -> pd.DataFrame:
         read("events")
         .where(_days(since, until) & (F.col("event") == "transport_resumed"))
         .groupBy("reason")
-        .agg(F.count("*").alias("count"), percentiles("elapsed_ms"), F.max("elapsed_ms").alias("max"))
-        .select("reason", "count", *spread().values(), "max")
+        .agg(F.count("*").alias("count"), percentiles("elapsed_ms", *POINTS), F.max("elapsed_ms").alias("max"))
+        .select("reason", "count", *spread("elapsed_ms", *POINTS, prefix=""), "max")
         .orderBy(F.desc("count"), "reason")
         .limit(TOP_KEYS)
     )
@@ -399,11 +399,11 @@ def request_paths(read: Reader, since: int, until: int) -> pd.DataFrame:
         F.count("*").alias("requests"),
         F.count(F.when(F.col("status").between(400, 499), 1)).alias("errors_4xx"),
         F.count(F.when(F.col("status") >= 500, 1)).alias("errors_5xx"),
-        percentiles("elapsed_ms"),
+        percentiles("elapsed_ms", *POINTS),
         F.max("elapsed_ms").alias("max"),
     )
     foremost = paths.orderBy(F.desc("requests"), "method", "path").limit(TOP_PATHS)
-    return _fetch(foremost.select("*", *spread().values()).drop("percentiles"))
+    return _fetch(foremost.select("*", *spread("elapsed_ms", *POINTS, prefix="")).drop("elapsed_ms_percentiles"))
 
 
 def quality(read: Reader) -> pd.DataFrame:

@@ -47,9 +47,11 @@ def percentiles(column: str, *points: int) -> Column:
     return F.percentile(column, F.array(*[F.lit(point / 100) for point in points])).alias(f"{column}_percentiles")
 
 
-def spread(column: str, *points: int) -> list[Column]:
-    """The array of :func:`percentiles` as columns ``<column>_p50`` and so on; null where there was no value."""
-    return [F.col(f"{column}_percentiles")[index].alias(f"{column}_p{point}") for index, point in enumerate(points)]
+def spread(column: str, *points: int, prefix: str | None = None) -> list[Column]:
+    """The array of :func:`percentiles` as columns ``<prefix>p50`` and so on, ``<column>_p50`` by default; null where there
+    was no value."""
+    before = f"{column}_" if prefix is None else prefix
+    return [F.col(f"{column}_percentiles")[index].alias(f"{before}p{point}") for index, point in enumerate(points)]
 
 
 def sessionise(frame: DataFrame, keys: Sequence[str], opened: str, closed: str, closing: Sequence[str]) -> DataFrame:
