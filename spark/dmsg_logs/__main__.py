@@ -17,6 +17,7 @@ import click
 
 from dmsg_logs import __version__
 from dmsg_logs.console import Console
+from dmsg_logs.together import workers
 
 EXIT_FAILED: Final = 1
 EXIT_INCOMPLETE: Final = 3
@@ -107,12 +108,14 @@ def run(
             summary.update(pipeline.ingest_stage(spark, landing, tables, console.progress))
         with console.timed("tables", summary):
             summary.update(pipeline.tables_stage(spark, tables, console.progress))
-        if ranks is not None:
-            with console.timed("ranks", summary):
-                summary["ranks"] = pipeline.ranks_stage(spark, tables, ranks, secret, now)
-        if report is not None:
-            with console.timed("report", summary):
-                summary["report"] = pipeline.report_stage(spark, tables, report, dict(summary), ranks)
+        with workers() as pool:
+            drawn = pool.submit(pipeline.draw_stage, spark, tables) if report is not None else None
+            if ranks is not None:  # meanwhile
+                with console.timed("ranks", summary):
+                    summary["ranks"] = pipeline.ranks_stage(spark, tables, ranks, secret, now)
+            if report is not None and drawn is not None:
+                with console.timed("report", summary):
+                    summary["report"] = pipeline.report_stage(spark, drawn.result(), report, dict(summary), ranks)
 
     _work("dmsg-logs run", work, strict, **common)
 
@@ -182,7 +185,8 @@ def report(tables: str, report: str, ranks: str | None, **common: Any) -> None:
         from dmsg_logs import pipeline
 
         with console.timed("report", summary):
-            summary["report"] = pipeline.report_stage(spark, tables, report, None, ranks)
+            drawn = pipeline.draw_stage(spark, tables)
+            summary["report"] = pipeline.report_stage(spark, drawn, report, None, ranks)
 
     _work("dmsg-logs report", work, False, **common)
 

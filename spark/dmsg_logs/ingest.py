@@ -22,7 +22,7 @@ import functools
 import time
 import uuid
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from pyspark import StorageLevel
 from pyspark.errors import PySparkException
@@ -37,6 +37,7 @@ from dmsg_logs.accounts import AccountsError, IngestSummary, Written, make_accou
 from dmsg_logs.frames import local_frame
 from dmsg_logs.landing import Landing, LandingFile
 from dmsg_logs.session import look_up_by_cores
+from dmsg_logs.together import workers
 
 #: Called with a stage, how many files are done, and how many there are.
 Progress = Callable[[str, int, int], None]
@@ -116,6 +117,14 @@ def _fresh(listed: Iterable[LandingFile], commits: Iterable[store.Commit]) -> li
     return [each for each in listed if each.identity not in known]
 
 
+class _Claims(NamedTuple):
+    """See :mod:`dmsg_logs.claims`: odd lines, claims of all lines, and these by file."""
+
+    odd: DataFrame
+    claimed: DataFrame
+    found: list[Any]
+
+
 class _Batch:
     """One attempt at the next batch."""
 
@@ -181,24 +190,29 @@ class _Batch:
         """Scan, write and check."""
         self._tell("scan", 0)
         small = [each for each in self._files if each.size <= plain.MAX_FILE_BYTES]
-        with _kept(self._work(small, plain.scan, plain.COUNTED)) as scanned:
-            refused = {row["uri"] for row in scanned.where("not whole").select("uri").collect()}
-            self._by_line = refused | {each.uri for each in self._files if each.size > plain.MAX_FILE_BYTES}
-            counted = self._counted(scanned, refused)
-            with _kept(keys.odd_lines(counted)) as odd, _kept(keys.claims(counted, odd)) as claimed:
-                found = keys.by_file(claimed).collect()
-                lines_of = self._by_name(found)
-                earlier = self._earlier({boot for row in found for boot in row["boots"]}, claimed)
-                self._tell("write", 0)
-                self._renew()
-                self._write(odd, keys.rulings(claimed, earlier), found)
+        self._by_line = {each.uri for each in self._files if each.size > plain.MAX_FILE_BYTES}
+        with contextlib.ExitStack() as stack, workers() as pool:
+            scanned = stack.enter_context(_kept(self._work(small, plain.scan, plain.COUNTED)))
+            refused = pool.submit(scanned.where("not whole").select("uri").collect)
+            claims = self._claims(scanned, stack)  # planned during the scan, as if no file was going to be refused
+            if refused.result():
+                self._by_line.update(row["uri"] for row in refused.result())
+                claims = self._claims(scanned, stack)
+            lines_of = self._by_name(claims.found)
+            earlier = self._earlier({boot for row in claims.found for boot in row["boots"]}, claims.claimed)
+            self._tell("write", 0)
+            self._renew()
+            self._write(claims.odd, keys.rulings(claims.claimed, earlier), claims.found)
         self._tell("check", 0)
         with _kept(self._written()) as written:
             per_file, boots = _summed(written)
             accounts = make_accounts(self._files, lines_of, per_file, self._damaged(lines_of), self._number)
-            if keys.contradictions(written, self._earlier(boots, written)).limit(1).count():
-                raise AccountsError(f"batch {self._number}: keys were lost or doubled in writing")
-            self._write_keys(written)
+            contradictions = keys.contradictions(written, self._earlier(boots, written)).limit(1)
+            with workers() as pool:
+                keys_written = pool.submit(self._write_keys, written)
+                if contradictions.count():
+                    raise AccountsError(f"batch {self._number}: keys were lost or doubled in writing")
+                keys_written.result()
         states = {state: sum(each[state] for each in accounts) for state in store.STATES}
         listed = sorted(boots) if len(boots) <= _MAX_BOOTS else None
         return store.Commit(self._number, self._run, states, listed, accounts)
@@ -219,12 +233,15 @@ class _Batch:
         read = self._session.read.format("binaryFile").load([each.path for each in files])
         return read.select(lines.uri(), "content").mapInArrow(sinks.Task(sinks.from_spark, work), schema)
 
-    def _counted(self, scanned: DataFrame, refused: set[str]) -> DataFrame:
-        """What was scanned, and the lines of those files that could not be."""
-        if not self._by_line:
-            return scanned
-        texts = keys.count_lines(self._read([each for each in self._files if each.uri in self._by_line]))
-        return scanned.where(~F.col("uri").isin(list(refused))).unionByName(texts)
+    def _claims(self, scanned: DataFrame, stack: contextlib.ExitStack) -> _Claims:
+        """What files claim, those to be read by line included."""
+        counted = scanned
+        if self._by_line:
+            texts = keys.count_lines(self._read([each for each in self._files if each.uri in self._by_line]))
+            counted = scanned.where(~F.col("uri").isin(list(self._by_line))).unionByName(texts)
+        odd = stack.enter_context(_kept(keys.odd_lines(counted)))
+        claimed = stack.enter_context(_kept(keys.claims(counted, odd)))
+        return _Claims(odd, claimed, keys.by_file(claimed).collect())
 
     def _by_name(self, rows: Iterable[Any]) -> dict[str, int]:
         strangers = [row["uri"] for row in rows if row["uri"] not in self._names]
@@ -268,7 +285,10 @@ class _Batch:
             dropped,
             {row["uri"] for row in found if row["twice"]},
         )
-        frames = self._write_plain(plain_ones, told)
+        target = paths.local(self._session, store.data_path(self._tables, self._run))
+        frames = []
+        if plain_ones and target is None:
+            frames.append(self._work(plain_ones, sinks.RowSink(told), sinks.ROWS))
         count = sum(row["odd"] for row in found if row["uri"] not in by_line)
         if count:
             others = keys.each_line(odd.where(~F.col("uri").isin(list(by_line))) if by_line else odd)
@@ -277,20 +297,16 @@ class _Batch:
         if texts:
             parsed = keys.repeated(lines.parse(self._read(texts)))
             frames.append(self._shaped(keys.ruled_out(parsed, ruled)))
-        if frames:
-            rows = functools.reduce(DataFrame.unionByName, frames)
-            writer = rows.write.option("compression", "zstd").option("parquet.block.size", str(_ROW_GROUP_BYTES))
-            writer.mode("append").partitionBy("state", "date").parquet(store.data_path(self._tables, self._run))
-
-    def _write_plain(self, files: list[LandingFile], told: plain.Told) -> list[DataFrame]:
-        """Let tasks write the plain lines of files, or give what Spark has to write."""
-        if not files:
-            return []
-        target = paths.local(self._session, store.data_path(self._tables, self._run))
-        if target is None:
-            return [self._work(files, sinks.RowSink(told), sinks.ROWS)]
-        self._work(files, sinks.FileSink(told, target), sinks.FILES).collect()
-        return []
+        with workers() as pool:  # beside what Spark writes
+            written = None
+            if plain_ones and target is not None:
+                written = pool.submit(self._work(plain_ones, sinks.FileSink(told, target), sinks.FILES).collect)
+            if frames:
+                rows = functools.reduce(DataFrame.unionByName, frames)
+                writer = rows.write.option("compression", "zstd").option("parquet.block.size", str(_ROW_GROUP_BYTES))
+                writer.mode("append").partitionBy("state", "date").parquet(store.data_path(self._tables, self._run))
+            if written is not None and target is not None:
+                sinks.publish(target, written.result())
 
     def _shaped(self, rows: DataFrame) -> DataFrame:
         """Lines with ``again`` as they are written."""

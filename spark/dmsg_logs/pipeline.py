@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Mapping
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
@@ -16,7 +16,7 @@ from pyspark.sql import functions as F
 from dmsg_logs import paths
 from dmsg_logs import ranks as scoring
 from dmsg_logs.ingest import ingest
-from dmsg_logs.report import collect, figures, render, write_report
+from dmsg_logs.report import ReportData, collect, figures, render, write_report
 from dmsg_logs.signing import SecretKey
 from dmsg_logs.store import read_events
 from dmsg_logs.tables import build_tables, read_manifest
@@ -81,12 +81,24 @@ def _told_until(events: DataFrame) -> float:
     return float(times[-1]) if times else time.time()
 
 
+class Drawn(NamedTuple):
+    """What a report is made of: what it shows, and its pictures as PNG by name."""
+
+    data: ReportData
+    pictures: Mapping[str, bytes]
+
+
+def draw_stage(spark: SparkSession, tables: str) -> Drawn:
+    """Ask the tables what the report shows. Ranks are not part of it, so they can be made meanwhile."""
+    data = collect(spark, tables)
+    return Drawn(data, figures(data))
+
+
 def report_stage(
-    spark: SparkSession, tables: str, directory: str, summary: Mapping[str, Any] | None, ranks: str | None
+    spark: SparkSession, drawn: Drawn, directory: str, summary: Mapping[str, Any] | None, ranks: str | None
 ) -> dict[str, Any]:
     """Write ``report.html`` and its pictures into ``directory``; ``ranks`` is the path of a document to show."""
-    data = collect(spark, tables)
     document = json.loads(paths.read_text(spark, ranks)) if ranks is not None else None
-    html = render(data, summary=summary, ranks=document)
-    write_report(html, figures(data), directory)
+    html = render(drawn.data, summary=summary, ranks=document)
+    write_report(html, drawn.pictures, directory)
     return {"bytes": len(html.encode())}

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import functools
 import operator
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Container, Iterable, Iterator, Mapping
 from typing import Annotated, Any, Final, NamedTuple
 
@@ -98,7 +98,7 @@ _DECODER: Final[msgspec.json.Decoder[Any]] = msgspec.json.Decoder(functools.redu
 #: How our writer begins a line; what follows is the name of the event.
 _BEGINNING: Final = b'{"event":"'
 _HEAD: Final = len(_BEGINNING)
-_NAMES: Final = {name.encode(): name for name in EVENTS}
+_KINDS: Final = {_BEGINNING + name.encode(): name for name in EVENTS}
 _SCHEMAS: Final = {name: to_arrow_schema(event_struct(name)) for name in EVENTS}
 
 
@@ -146,37 +146,57 @@ def scan(files: Iterable[File]) -> Iterator[pa.RecordBatch]:
     the number of lines, unless a row says that the file could not be read ``whole``."""
     rows = _Rows()
     for uri, content in files:
-        words: dict[tuple[str, str, int], list[int]] = {}
+        words = _Words()
         odd: Counter[bytes] = Counter()
         odd_bytes = 0
-        decode = _DECODER.decode
         try:
             for lines in line_blocks(content, uri):
-                for line in lines:
-                    try:
-                        event = decode(line)
-                    except _ODD:
-                        odd[line] += 1
-                        odd_bytes += len(line)
-                        continue
-                    seq = event.seq
-                    key = (event.node, event.boot, seq >> WORD_BITS)
-                    found = words.get(key)
-                    if found is None:
-                        words[key] = [1 << (seq & 63), 1]
-                    else:
-                        found[0] |= 1 << (seq & 63)
-                        found[1] += 1
-                if len(words) + len(odd) > _MAX_ROWS or odd_bytes > _MAX_ODD_BYTES:
-                    rows.add(uri, words, odd)
+                for line in words.take(lines):
+                    odd[line] += 1
+                    odd_bytes += len(line)
+                if len(words.found) + len(odd) > _MAX_ROWS or odd_bytes > _MAX_ODD_BYTES:
+                    rows.add(uri, words.found, odd)
                     yield rows.take()
-                    words, odd, odd_bytes = {}, Counter(), 0
-            rows.add(uri, words, odd)
+                    words, odd, odd_bytes = _Words(), Counter(), 0
+            rows.add(uri, words.found, odd)
         except Unreadable:
             rows.refuse(uri)
         if len(rows) > _MAX_ROWS:
             yield rows.take()
     yield rows.take()
+
+
+class _Words:
+    """Keys of plain lines as bits, and how many lines, by node, boot and word: ``found``."""
+
+    def __init__(self) -> None:
+        self.found: dict[tuple[str, str, int], list[int]] = {}
+
+    def take(self, lines: Iterable[bytes]) -> Iterator[bytes]:
+        """Count the plain ones of lines, give the others. Most lines are of the same word as the one before."""
+        decode = _DECODER.decode
+        node = boot = ""
+        word = bits = count = 0
+        for line in lines:
+            try:
+                event = decode(line)
+            except _ODD:
+                yield line
+                continue
+            seq = event.seq
+            if seq >> WORD_BITS == word and event.boot == boot and event.node == node:
+                bits |= 1 << (seq & 63)
+                count += 1
+                continue
+            self._add((node, boot, word), bits, count)
+            node, boot, word, bits, count = event.node, event.boot, seq >> WORD_BITS, 1 << (seq & 63), 1
+        self._add((node, boot, word), bits, count)
+
+    def _add(self, key: tuple[str, str, int], bits: int, count: int) -> None:
+        if count:
+            found = self.found.setdefault(key, [0, 0])
+            found[0] |= bits
+            found[1] += count
 
 
 class _Rows:
@@ -265,11 +285,17 @@ def tables(files: Iterable[File], told: Told) -> Iterator[Part]:
 
 def _glance(lines: list[bytes]) -> dict[tuple[str, str], list[bytes]]:
     """Lines that are all plain and all good, by their event."""
-    found: dict[str, list[bytes]] = {}
+    alike: defaultdict[bytes, list[bytes]] = defaultdict(list)
     for line in lines:
-        kind = _NAMES.get(line[_HEAD : line.find(b'"', _HEAD)]) if line.startswith(_BEGINNING) else None
-        found.setdefault(kind or _STRUCTS[type(_DECODER.decode(line))], []).append(line)
-    return {("good", kind): each for kind, each in found.items()}
+        alike[line[: line.find(b'"', _HEAD)]].append(line)
+    found: dict[tuple[str, str], list[bytes]] = {}
+    for beginning, each in alike.items():
+        kind = _KINDS.get(beginning)
+        if kind is not None:
+            found[("good", kind)] = each
+    for line in (line for beginning, each in alike.items() if beginning not in _KINDS for line in each):
+        found.setdefault(("good", _STRUCTS[type(_DECODER.decode(line))]), []).append(line)
+    return found
 
 
 def _look(

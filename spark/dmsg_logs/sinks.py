@@ -11,15 +11,17 @@ knows of them.
 from __future__ import annotations
 
 import os
-from collections import OrderedDict
+import shutil
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import date, timedelta
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import pyarrow as pa
 import pyarrow.parquet
 from pyspark import TaskContext
+from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import DateType, LongType, StringType, StructField, StructType
 
 from dmsg_logs import plain, store
@@ -30,12 +32,16 @@ _OPEN_FILES: Final = 24
 _STATISTICS: Final = ["event", "role", "ts"]
 _BATCH_ROWS: Final = 10_000
 _EPOCH: Final = date(1970, 1, 1)
+#: Where files lie that have no name yet: readers leave it out, and so does Spark when it writes beside.
+_HIDDEN: Final = "_plain"
 _NO_DATE: Final = "__HIVE_DEFAULT_PARTITION__"
 
 #: What :class:`RowSink` gives: lines as they are written, and where.
 ROWS: Final = StructType([*store.DATA.fields, StructField("state", StringType()), StructField("date", DateType())])
-#: What :class:`FileSink` gives: a row for each task.
-FILES: Final = StructType([StructField("rows", LongType())])
+#: What :class:`FileSink` gives: a row for each file. See :func:`publish`.
+FILES: Final = StructType(
+    [StructField("hidden", StringType()), StructField("name", StringType()), StructField("rows", LongType())]
+)
 
 
 class FromDisk:
@@ -89,9 +95,10 @@ class RowSink:
 
 
 class FileSink:
-    """Work that writes plain lines to Parquet files below ``directory``, and says how many, as :data:`FILES`.
+    """Work that writes plain lines to Parquet files below ``directory``, and says which, as :data:`FILES`.
 
-    Files get their names when all of them are complete. A second attempt at a task writes the same ones.
+    The files are hidden until :func:`publish` gives them their names, so that only those of tasks that were done get one,
+    and somebody else can write there meanwhile.
     """
 
     def __init__(self, told: plain.Told, directory: str) -> None:
@@ -103,15 +110,31 @@ class FileSink:
         if context is None:
             raise RuntimeError("not in a task")
         output = _Files(Path(self._directory), context.partitionId(), context.taskAttemptId())
-        count = 0
         try:
             for part in plain.tables(files, self._told):
                 output.write(part)
-                count += part.rows.num_rows
-            output.publish()
+            written = output.finish()
         finally:
             output.close()
-        yield pa.record_batch([pa.array([count])], names=["rows"])
+        rows = [dict(zip(FILES.names, each, strict=True)) for each in written]
+        yield pa.RecordBatch.from_pylist(rows, schema=to_arrow_schema(FILES))
+
+
+def publish(directory: str, written: Iterable[tuple[str, str, int]]) -> None:
+    """Give the files below ``directory`` that tasks say they have written (:data:`FILES`) their names."""
+    for hidden, name, _ in written:
+        target = Path(directory, name)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        os.replace(Path(directory, hidden), target)
+    shutil.rmtree(Path(directory, _HIDDEN), ignore_errors=True)  # what is left is of tasks that failed
+
+
+class _File(NamedTuple):
+    """A file that a task writes: its path, the directory it belongs into, and what writes it."""
+
+    path: Path
+    directory: str
+    writer: Any
 
 
 class _Files:
@@ -121,41 +144,52 @@ class _Files:
         self._directory = directory
         self._task = task
         self._attempt = attempt
-        self._open: OrderedDict[Path, Any] = OrderedDict()
-        self._names: dict[Path, Path] = {}
+        self._open: OrderedDict[str, _File] = OrderedDict()
+        self._begun: list[_File] = []
+        self._rows: Counter[Path] = Counter()
+        self._finished = False
 
     def write(self, part: plain.Part) -> None:
         day = _NO_DATE if part.day is None else (_EPOCH + timedelta(days=part.day)).isoformat()
-        where = self._directory / f"state={part.state}" / f"date={day}"
-        writer = self._open.pop(where, None)
-        if writer is None:
+        directory = f"state={part.state}/date={day}"
+        file = self._open.pop(directory, None)
+        if file is None:
             if len(self._open) >= _OPEN_FILES:
-                self._open.popitem(last=False)[1].close()
-            writer = self._begin(where, part.rows.schema)
-        self._open[where] = writer
-        writer.write_table(part.rows)
+                self._open.popitem(last=False)[1].writer.close()
+            file = self._begin(directory, part.rows.schema)
+        self._open[directory] = file
+        file.writer.write_table(part.rows)
+        self._rows[file.path] += part.rows.num_rows
 
-    def _begin(self, where: Path, schema: pa.Schema) -> Any:
-        where.mkdir(parents=True, exist_ok=True)
-        name = where / f"part-{self._task:05d}-{len(self._names):05d}.parquet"
-        hidden = where / f".{name.name}.{self._attempt}"
-        self._names[hidden] = name
-        return pyarrow.parquet.ParquetWriter(
-            hidden, schema, compression="zstd", store_schema=False, write_statistics=_STATISTICS
+    def _begin(self, directory: str, schema: pa.Schema) -> _File:
+        hidden = self._directory / _HIDDEN
+        hidden.mkdir(parents=True, exist_ok=True)
+        path = hidden / f"part-{self._task:05d}-{len(self._begun):05d}.{self._attempt}.parquet"
+        writer = pyarrow.parquet.ParquetWriter(
+            path, schema, compression="zstd", store_schema=False, write_statistics=_STATISTICS
         )
+        file = _File(path, directory, writer)
+        self._begun.append(file)
+        return file
 
-    def publish(self) -> None:
-        """Close the files and give them their names."""
-        for writer in self._open.values():
-            writer.close()
+    def finish(self) -> list[tuple[str, str, int]]:
+        """Close the files; a row of :data:`FILES` for each."""
+        for file in self._open.values():
+            file.writer.close()
         self._open.clear()
-        for hidden, name in self._names.items():
-            os.replace(hidden, name)
-        self._names.clear()
+        self._finished = True
+        return [
+            (
+                str(path.relative_to(self._directory)),
+                f"{directory}/{path.name.partition('.')[0]}.parquet",
+                self._rows[path],
+            )
+            for path, directory, _ in self._begun
+        ]
 
     def close(self) -> None:
-        """Remove what has no name yet."""
-        for writer in self._open.values():
-            writer.close()
-        for hidden in self._names:
-            hidden.unlink(missing_ok=True)
+        """Remove the files, unless they are finished."""
+        for file in self._open.values():
+            file.writer.close()
+        for file in () if self._finished else self._begun:
+            file.path.unlink(missing_ok=True)

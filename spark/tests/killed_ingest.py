@@ -19,7 +19,7 @@ def main(landing: str, tables: str, victim: str) -> None:
     jvm: int = session._jvm.java.lang.ProcessHandle.current().pid()  # type: ignore[union-attr]
 
     def written() -> set[Path]:
-        return set(Path(tables).glob("events/data/run=*/state=*"))
+        return set(Path(tables).glob("events/data/run=*/*"))
 
     def kill_while_writing(before: set[Path]) -> None:
         while written() == before:

@@ -16,21 +16,24 @@ from dmsg_logs import plain, sinks, store
 from dmsg_logs.ingest import ingest
 
 
-def _write(spark: SparkSession, sink: sinks.FileSink, *files: plain.File) -> int:
-    """Run a sink in a task; how many rows it says it has written."""
+def _write(spark: SparkSession, sink: sinks.FileSink, *files: plain.File) -> list[Any]:
+    """Run a sink in a task; the files it says it has written."""
     rows = [(uri, content.to_pybytes()) for uri, content in files]
     frame = spark.createDataFrame(rows, "uri string, content binary").coalesce(1)
-    return sum(row["rows"] for row in frame.mapInArrow(sinks.Task(sinks.from_spark, sink), sinks.FILES).collect())
+    return frame.mapInArrow(sinks.Task(sinks.from_spark, sink), sinks.FILES).collect()
 
 
 def test_each_line_is_in_the_directory_of_its_day(spark: SparkSession, tmp_path: Path) -> None:
     """More days than a task has files open."""
     texts = [line(seq=seq, ts=START + seq % 50 * 86_400) for seq in range(100)]
     sink = sinks.FileSink(plain.Told({"a.jsonl": "a"}, (), {}, ()), str(tmp_path))
-    assert _write(spark, sink, file(*texts)) == 100
+    files = _write(spark, sink, file(*texts))
+    assert sum(each["rows"] for each in files) == 100
+    assert not list(tmp_path.rglob("state=*"))  # not to be seen yet
+    sinks.publish(str(tmp_path), files)
     written = sorted(tmp_path.rglob("*"))
     assert len({each.parent for each in written if each.is_file()}) == 50
-    assert not [each for each in written if each.name.startswith(".")]
+    assert {str(each.relative_to(tmp_path)) for each in written if each.is_file()} == {each["name"] for each in files}
     rows = pq.ParquetDataset(tmp_path).read().to_pylist()
     assert sorted(row["seq"] for row in rows) == list(range(100))
     for row in rows:
