@@ -66,14 +66,17 @@ def sessionise(frame: DataFrame, keys: Sequence[str], opened: str, closed: str, 
     A hash comes first among the keys, because what is put in order is compared by its first eight bytes first, and
     those of names and keys are mostly the same.
     """
-    hashed = frame.select("*", F.xxhash64(*keys).alias("_hash"), (F.col("event") == opened).alias("opening"))
+    opening = F.col("event") == opened
+    own = F.when(~opening, F.struct(*closing))  # so the line after an opening has none if it is another opening
+    hashed = frame.select("*", F.xxhash64(*keys).alias("_hash"), opening.alias("opening"), own.alias("_own"))
     order = Window.partitionBy("_hash", *keys).orderBy("seq")
-    following = [F.lead(name).over(order).alias(f"_next_{name}") for name in closing]
-    ended = F.coalesce(~F.lead("opening").over(order), F.lit(False))
-    follows = F.lag("opening", 1, False).over(order)
-    own, after = (F.struct(*[F.col(f"{prefix}{name}").alias(name) for name in closing]) for prefix in ("", "_next_"))
+    following, follows = F.lead("_own").over(order), F.lag("opening", 1, False).over(order)
     return (
-        hashed.select("*", ended.alias("_ended"), follows.alias("_follows"), *following)
+        hashed.select("*", following.alias("_following"), follows.alias("_follows"))
         .where(F.col("opening") | ~F.col("_follows"))
-        .select(*frame.columns, "opening", F.when(~F.col("opening"), own).when(F.col("_ended"), after).alias("closing"))
+        .select(
+            *frame.columns,
+            "opening",
+            F.when(F.col("opening"), F.col("_following")).otherwise(F.col("_own")).alias("closing"),
+        )
     )
