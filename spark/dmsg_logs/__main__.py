@@ -109,13 +109,17 @@ def run(
         with console.timed("tables", summary):
             summary.update(pipeline.tables_stage(spark, tables, console.progress))
         with workers() as pool:
-            drawn = pool.submit(pipeline.draw_stage, spark, tables) if report is not None else None
-            if ranks is not None:  # meanwhile
+            if report is not None:
+                with console.timed("report", summary):
+                    data = pipeline.collect_stage(spark, tables)
+                pictures = pool.submit(pipeline.draw_stage, data)
+            if ranks is not None:  # while the pictures are drawn
                 with console.timed("ranks", summary):
                     summary["ranks"] = pipeline.ranks_stage(spark, tables, ranks, secret, now)
-            if report is not None and drawn is not None:
+            if report is not None:
                 with console.timed("report", summary):
-                    summary["report"] = pipeline.report_stage(spark, drawn.result(), report, dict(summary), ranks)
+                    shown = dict(summary)
+                    summary["report"] = pipeline.report_stage(spark, data, pictures.result(), report, shown, ranks)
 
     _work("dmsg-logs run", work, strict, **common)
 
@@ -185,8 +189,9 @@ def report(tables: str, report: str, ranks: str | None, **common: Any) -> None:
         from dmsg_logs import pipeline
 
         with console.timed("report", summary):
-            drawn = pipeline.draw_stage(spark, tables)
-            summary["report"] = pipeline.report_stage(spark, drawn, report, None, ranks)
+            data = pipeline.collect_stage(spark, tables)
+            pictures = pipeline.draw_stage(data)
+            summary["report"] = pipeline.report_stage(spark, data, pictures, report, None, ranks)
 
     _work("dmsg-logs report", work, False, **common)
 

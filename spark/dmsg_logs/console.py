@@ -30,14 +30,15 @@ class Console:
 
     @contextlib.contextmanager
     def timed(self, stage: str, summary: dict[str, Any]) -> Iterator[None]:
-        """Show ``stage`` while the block runs, and put its seconds into ``summary`` under ``stage_seconds``."""
+        """Show ``stage`` while the block runs, and add its seconds to those in ``summary`` under ``stage_seconds``."""
         task = self._progress.add_task(stage, total=None)
         self._tasks[stage], self._stage = task, stage
         began = time.monotonic()
         try:
             yield
         finally:
-            summary.setdefault("stage_seconds", {})[stage] = round(time.monotonic() - began, 3)
+            seconds = summary.setdefault("stage_seconds", {})
+            seconds[stage] = round(seconds.get(stage, 0.0) + time.monotonic() - began, 3)
             self._progress.update(task, total=1, completed=1)
 
     def progress(self, step: str, done: int, total: int) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Mapping
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
@@ -81,24 +81,26 @@ def _told_until(events: DataFrame) -> float:
     return float(times[-1]) if times else time.time()
 
 
-class Drawn(NamedTuple):
-    """What a report is made of: what it shows, and its pictures as PNG by name."""
-
-    data: ReportData
-    pictures: Mapping[str, bytes]
+def collect_stage(spark: SparkSession, tables: str) -> ReportData:
+    """Ask the tables what the report shows."""
+    return collect(spark, tables)
 
 
-def draw_stage(spark: SparkSession, tables: str) -> Drawn:
-    """Ask the tables what the report shows. Ranks are not part of it, so they can be made meanwhile."""
-    data = collect(spark, tables)
-    return Drawn(data, figures(data))
+def draw_stage(data: ReportData) -> dict[str, bytes]:
+    """The report's pictures, PNG by name. Spark has no part in it, and may work meanwhile."""
+    return figures(data)
 
 
 def report_stage(
-    spark: SparkSession, drawn: Drawn, directory: str, summary: Mapping[str, Any] | None, ranks: str | None
+    spark: SparkSession,
+    data: ReportData,
+    pictures: Mapping[str, bytes],
+    directory: str,
+    summary: Mapping[str, Any] | None,
+    ranks: str | None,
 ) -> dict[str, Any]:
     """Write ``report.html`` and its pictures into ``directory``; ``ranks`` is the path of a document to show."""
     document = json.loads(paths.read_text(spark, ranks)) if ranks is not None else None
-    html = render(drawn.data, summary=summary, ranks=document)
-    write_report(html, drawn.pictures, directory)
+    html = render(data, summary=summary, ranks=document)
+    write_report(html, pictures, directory)
     return {"bytes": len(html.encode())}

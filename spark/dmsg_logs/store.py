@@ -197,6 +197,11 @@ def read_keys(spark: SparkSession, tables: str, runs: list[str]) -> DataFrame:
     return spark.read.schema(KEYS).parquet(*(keys_path(tables, run) for run in runs))
 
 
+def read_good_keys(spark: SparkSession, tables: str) -> DataFrame:
+    """The keys of all good lines, as :func:`read_keys` gives them."""
+    return read_keys(spark, tables, [each.run for each in commits(spark, tables) if each.states.get("good")])
+
+
 def read_accounts(spark: SparkSession, tables: str) -> DataFrame:
     """One row a landing file: ``file``, ``role``, ``node``, ``boot``, ``number``, ``recorded`` (lines according to its
     name, or null), ``lines`` (found), ``good``, ``dup``, ``corrupt``, ``missing``, ``batch``, ``landed_at``,

@@ -45,6 +45,9 @@ class Inputs(Protocol):
     def events(self) -> DataFrame:
         """Every good line: see ``dmsg_logs.store.read_events``."""
 
+    def keys(self) -> DataFrame:
+        """The keys of all good lines: see ``dmsg_logs.store.read_keys``."""
+
     def accounts(self) -> DataFrame:
         """One row for each landing file: see ``dmsg_logs.store.read_accounts``."""
 
@@ -56,7 +59,7 @@ class Table(NamedTuple):
     """One table: its name, what a row is, its columns in order, and how it is made.
 
     ``build`` gives a frame with exactly these columns. ``partition`` is the column whose values become directories, or
-    empty for a table without. ``small`` says that a date's rows fit one file; a large table gets as many as it needs.
+    empty for a table without.
     """
 
     name: str
@@ -64,7 +67,6 @@ class Table(NamedTuple):
     columns: tuple[Column, ...]
     build: Callable[[Inputs], DataFrame]
     partition: str = "date"
-    small: bool = True
 
     @property
     def schema(self) -> StructType:

@@ -60,12 +60,12 @@ TABLES: Final[dict[str, Table]] = {
     for table in (
         LOG_QUALITY,
         ABUSE_CANDIDATES,
-        DIAL_FAILURES,
-        DISCOVERY_HOURLY,
-        RESUMPTIONS,
         TRANSPORTS,
+        DIAL_FAILURES,
         CONNECTIONS,
+        DISCOVERY_HOURLY,
         RELAY_FAILURES,
+        RESUMPTIONS,
         PAIR_LATENCY,
         RELAY_HOURLY,
         TOP_TALKERS,
@@ -82,6 +82,9 @@ class Source(Protocol):
 
     def events(self) -> DataFrame:
         """Every good line, each once: the columns of ``dmsg_logs.store.read_events``."""
+
+    def keys(self) -> DataFrame:
+        """The keys of these lines: the columns of ``dmsg_logs.store.read_keys``."""
 
     def accounts(self) -> DataFrame:
         """One row for each landing file: the columns of ``dmsg_logs.store.read_accounts``."""
@@ -260,6 +263,9 @@ class _Store:
     def events(self) -> DataFrame:
         return store.read_events(self._spark, self._tables)
 
+    def keys(self) -> DataFrame:
+        return store.read_good_keys(self._spark, self._tables)
+
     def accounts(self) -> DataFrame:
         return store.read_accounts(self._spark, self._tables)
 
@@ -271,6 +277,7 @@ class _Build:
         self._spark = spark
         self._tables = tables
         self.events = source.events()
+        self.keys = source.keys()
         self.accounts = source.accounts()
         self.paths: dict[str, str] = {}
         self._written: dict[str, Future[DataFrame]] = {}
@@ -299,6 +306,9 @@ class _Earlier:
 
     def events(self) -> DataFrame:
         return self._build.events
+
+    def keys(self) -> DataFrame:
+        return self._build.keys
 
     def accounts(self) -> DataFrame:
         return self._build.accounts

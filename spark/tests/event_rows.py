@@ -10,6 +10,7 @@ from typing import Any
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import DateType, DoubleType, LongType, StringType, StructField, StructType
 
+from dmsg_logs.claims import bits, word
 from dmsg_logs.schemas import EVENTS, LINE
 
 #: A Monday, 00:00 UTC.
@@ -91,6 +92,11 @@ def line_rows(events: Iterable[Event]) -> list[dict[str, Any]]:
 def events(spark: SparkSession, lines: Iterable[Event]) -> DataFrame:
     """The frame ``read_events`` gives, of a few events."""
     return _frame(spark, line_rows(lines), EVENTS_SCHEMA)
+
+
+def keys_of(lines: DataFrame) -> DataFrame:
+    """The frame ``read_keys`` gives, of these lines."""
+    return lines.groupBy("node", "boot", word()).agg(bits())
 
 
 def accounts(spark: SparkSession, rows: Iterable[Mapping[str, Any]]) -> DataFrame:

@@ -14,7 +14,7 @@ from typing import Any
 import duckdb
 import pandas as pd
 import pytest
-from event_rows import DAY, RELAY, accounts, events, line_rows, random_fleet, rows_of
+from event_rows import DAY, RELAY, accounts, events, keys_of, line_rows, random_fleet, rows_of
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
@@ -35,6 +35,9 @@ class Lines:
 
     def events(self) -> DataFrame:
         return self.frame
+
+    def keys(self) -> DataFrame:
+        return keys_of(self.frame)
 
     def accounts(self) -> DataFrame:
         return self.files

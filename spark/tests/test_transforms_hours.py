@@ -7,7 +7,7 @@ import json
 from typing import Any
 
 import pytest
-from event_rows import ALICE, BOB, BOOT, CAROL, DAY, OTHER_RELAY, RELAY, accounts, events, node_of, rows_of
+from event_rows import ALICE, BOB, BOOT, CAROL, DAY, OTHER_RELAY, RELAY, accounts, events, keys_of, node_of, rows_of
 from pyspark.sql import DataFrame, SparkSession
 
 from dmsg_logs.transforms.connections import connections
@@ -76,7 +76,7 @@ def relay_lines(spark: SparkSession) -> DataFrame:
 
 
 def test_relay_hourly(spark: SparkSession, relay_lines: DataFrame) -> None:
-    runs = log_quality(relay_lines, accounts(spark, []))
+    runs = log_quality(relay_lines, keys_of(relay_lines), accounts(spark, []))
     found = relay_hourly(relay_lines, connections(relay_lines, runs), transports(relay_lines, runs), runs)
     assert found.dtypes == RELAY_HOURLY.dtypes
     rows = rows_of(found.orderBy("hour"))
@@ -99,7 +99,7 @@ def test_relay_hourly(spark: SparkSession, relay_lines: DataFrame) -> None:
 
 
 def test_relay_failures(spark: SparkSession, relay_lines: DataFrame) -> None:
-    found = relay_failures(relay_lines, log_quality(relay_lines, accounts(spark, [])))
+    found = relay_failures(relay_lines, log_quality(relay_lines, keys_of(relay_lines), accounts(spark, [])))
     assert found.dtypes == RELAY_FAILURES.dtypes
     assert [tuple(row.values()) for row in rows_of(found.selectExpr("hour(hour)", "what", "reason", "count"))] == [
         (0, "handshake", "timeout", 1),
@@ -133,7 +133,7 @@ def test_pairs_and_talkers(spark: SparkSession) -> None:
             ("dial_finished", {"target": BOB, "server": "", "ok": False, "node": "stranger", "ts": DAY}),
         ],
     )
-    runs = log_quality(lines, accounts(spark, []))
+    runs = log_quality(lines, keys_of(lines), accounts(spark, []))
     sessions = transports(lines, runs)
     pairs = pair_latency(lines, sessions, runs)
     assert pairs.dtypes == PAIR_LATENCY.dtypes

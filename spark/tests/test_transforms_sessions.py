@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from event_rows import ALICE, BOB, BOOT, CAROL, DAY, OTHER_RELAY, RELAY, accounts, events, node_of, rows_of
+from event_rows import ALICE, BOB, BOOT, CAROL, DAY, OTHER_RELAY, RELAY, accounts, events, keys_of, node_of, rows_of
 from pyspark.sql import SparkSession
 
 from dmsg_logs.transforms.connections import CONNECTIONS, connections
@@ -41,7 +41,7 @@ def test_connections(spark: SparkSession) -> None:
             _opened(2, ts=DAY + 90_000, boot=LATER_BOOT),  # the same number in another run, still open
         ],
     )
-    runs = log_quality(lines, accounts(spark, []))
+    runs = log_quality(lines, keys_of(lines), accounts(spark, []))
     found = connections(lines, runs)
     assert found.dtypes == CONNECTIONS.dtypes
     rows = rows_of(
@@ -100,7 +100,7 @@ def test_ids_that_are_used_again(spark: SparkSession) -> None:
             _up(4, ts=DAY + 50, boot=LATER_BOOT),
         ],
     )
-    runs = log_quality(lines, accounts(spark, []))
+    runs = log_quality(lines, keys_of(lines), accounts(spark, []))
     found = transports(lines, runs)
     assert found.dtypes == TRANSPORTS.dtypes
     mine = [tuple(row.values()) for row in rows_of(found.where("conn = 1"), *COLUMNS)]
@@ -121,7 +121,9 @@ def test_the_order_of_delivery_does_not_matter(spark: SparkSession) -> None:
     script = [_up(2, ts=DAY + 1), _down(2, 1.0, ts=DAY + 2), _up(2, ts=DAY + 3), _down(2, 1.0, ts=DAY + 4)]
     numbered = [(name, {**fields, "seq": seq}) for seq, (name, fields) in enumerate(script)]
     lines = events(spark, numbered[::-1])
-    found = rows_of(transports(lines, log_quality(lines, accounts(spark, []))), "opened_at", "closed_at")
+    found = rows_of(
+        transports(lines, log_quality(lines, keys_of(lines), accounts(spark, []))), "opened_at", "closed_at"
+    )
     assert found == [
         {"opened_at": DAY + 1, "closed_at": DAY + 2},
         {"opened_at": DAY + 3, "closed_at": DAY + 4},
@@ -149,7 +151,7 @@ def test_a_client_has_the_same_id_on_several_servers_and_resumes(spark: SparkSes
             _down(14, 25.0, ts=DAY + 80, **{**mine, "server": OTHER_RELAY}),
         ],
     )
-    found = transports(lines, log_quality(lines, accounts(spark, [])))
+    found = transports(lines, log_quality(lines, keys_of(lines), accounts(spark, [])))
     columns = ("transport_id", "server", "state", "opened_at", "closed_at")
     assert [tuple(row.values()) for row in rows_of(found, *columns)] == [
         (12, RELAY, "open", DAY + 60, None),
@@ -185,7 +187,7 @@ def test_log_quality(spark: SparkSession) -> None:
             {"file": "strange name.jsonl", "lines": 3, "good": 3},
         ],
     )
-    found = log_quality(lines, files)
+    found = log_quality(lines, keys_of(lines), files)
     assert found.dtypes == LOG_QUALITY.dtypes
     rows = {(row["node"], row["boot"]): row for row in rows_of(found)}
     assert len(rows) == 6

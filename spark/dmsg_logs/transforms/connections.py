@@ -80,5 +80,4 @@ CONNECTIONS: Final = Table(
         Column("run_over", "boolean", "open, but the run is over: the program was killed or the closing line is lost"),
     ),
     _build,
-    small=False,
 )

@@ -51,10 +51,10 @@ def _own_key() -> Expression:
     return F.nullif(key, F.lit(""))
 
 
-def log_quality(events: DataFrame, accounts: DataFrame) -> DataFrame:
-    """The table ``log_quality`` from the good lines and the accounts of their files."""
+def log_quality(events: DataFrame, keys: DataFrame, accounts: DataFrame) -> DataFrame:
+    """The table ``log_quality`` from the good lines, their keys and the accounts of their files."""
     facts = _facts(events)
-    gaps = _gaps(events)
+    gaps = _gaps(keys)
     files = accounts.groupBy(
         F.coalesce("node", F.lit("")).alias("node"), F.coalesce("boot", F.lit("")).alias("boot")
     ).agg(
@@ -65,7 +65,7 @@ def log_quality(events: DataFrame, accounts: DataFrame) -> DataFrame:
         total("missing").alias("missing"),
     )
     joined = (
-        facts.join(gaps, list(RUN), "left")
+        facts.join(gaps, ["node", "boot"], "left")
         .join(_keys(events), list(RUN), "left")
         .join(files, ["node", "boot"], "full_outer")
     )
@@ -155,32 +155,25 @@ def _keys(events: DataFrame) -> DataFrame:
     return told.select(*RUN, _own_key().alias("key")).distinct().groupBy(*RUN).agg(F.max("key").alias("key"))
 
 
-def _gaps(events: DataFrame) -> DataFrame:
+def _gaps(keys: DataFrame) -> DataFrame:
     """How many times the numbers of a run jump; the lines before the first one seen are a gap too.
 
-    The numbers become bits, 64 to a word, where the lines are read; only words are put in order. A gap ends at a bit
-    that is set while the one below it is not; below the lowest bit of a word is the highest of the word before, and
-    below number 0 nothing can be missing.
+    The numbers are bits, 64 to a word. A gap ends at a bit that is set while the one below it is not; below the lowest
+    bit of a word is the highest of the word before, and below number 0 nothing can be missing.
     """
-    words = (
-        events.select(
-            *RUN, F.shiftright("seq", 6).alias("word"), F.expr("shiftleft(1L, cast(seq & 63 as int))").alias("bit")
-        )
-        .groupBy(*RUN, "word")
-        .agg(F.bit_or("bit").alias("bits"))
-    )
-    order = Window.partitionBy(*RUN).orderBy("word")
+    words = keys.groupBy("node", "boot", "word").agg(F.bit_or("bits").alias("bits"))
+    order = Window.partitionBy("node", "boot").orderBy("word")
     follows = F.lag("word").over(order) == F.col("word") - 1
     highest_before = F.when(follows, F.lag("bits").over(order) < 0).otherwise(F.col("word") == 0)  # bit 63 is the sign
     return (
-        words.select(*RUN, "bits", F.coalesce(highest_before, F.lit(False)).cast("long").alias("below"))
-        .groupBy(*RUN)
+        words.select("node", "boot", "bits", F.coalesce(highest_before, F.lit(False)).cast("long").alias("below"))
+        .groupBy("node", "boot")
         .agg(F.sum(F.expr("bit_count(bits & ~(shiftleft(bits, 1) | below))")).alias("gaps"))
     )
 
 
 def _build(inputs: Inputs) -> DataFrame:
-    return log_quality(inputs.events(), inputs.accounts())
+    return log_quality(inputs.events(), inputs.keys(), inputs.accounts())
 
 
 LOG_QUALITY: Final = Table(
