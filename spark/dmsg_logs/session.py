@@ -19,7 +19,7 @@ _LOOPBACK = "127.0.0.1"
 #: A JVM that does not know one of these goes without it.
 JAVA_OPTIONS: Final = (
     "-XX:+IgnoreUnrecognizedVMOptions -XX:+UnlockDiagnosticVMOptions "
-    "-XX:+UseParallelGC -XX:Tier4InvocationThreshold=40000 -XX:Tier4MinInvocationThreshold=5000 "
+    "-XX:+UseParallelGC -XX:MetaspaceSize=256m -XX:Tier4InvocationThreshold=40000 -XX:Tier4MinInvocationThreshold=5000 "
     "-XX:Tier4CompileThreshold=120000 -XX:Tier4BackEdgeThreshold=320000 -XX:FreqInlineSize=80 -XX:InlineSmallCode=700 "
     "-XX:MaxInlineLevel=7 -XX:LoopUnrollLimit=0 -XX:-UseSuperWord -XX:-UseLoopPredicate -XX:-OptoScheduling "
     "-XX:-DoEscapeAnalysis -XX:-DontCompileHugeMethods"

@@ -166,7 +166,14 @@ class _Files:
         hidden.mkdir(parents=True, exist_ok=True)
         path = hidden / f"part-{self._task:05d}-{len(self._begun):05d}.{self._attempt}.parquet"
         writer = pyarrow.parquet.ParquetWriter(
-            path, schema, compression="zstd", store_schema=False, write_statistics=_STATISTICS
+            path,
+            schema,
+            compression="zstd",
+            store_schema=False,
+            write_statistics=_STATISTICS,
+            use_dictionary=[
+                each.name for each in schema if pa.types.is_string(each.type)
+            ],  # numbers are mostly different
         )
         file = _File(path, directory, writer)
         self._begun.append(file)

@@ -6,6 +6,7 @@ requests, because the percentiles of hours or of relays cannot be added up to th
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import date, datetime, timezone
@@ -13,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import pandas as pd
 
-from dmsg_logs.together import together
+from dmsg_logs.together import workers
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -121,6 +122,7 @@ def collect(spark: SparkSession, tables: str) -> ReportData:
     from dmsg_logs.store import read_accounts, read_events
     from dmsg_logs.tables import read_table
 
+    @functools.cache
     def read(name: str) -> DataFrame:
         if name == "events":
             return read_events(spark, tables)
@@ -141,28 +143,34 @@ def gather(read: Reader) -> ReportData:
     step = bucket_s(since, until)
     span = (read, since, until)
     frames = _empty()
-    relays = queries.relays(*span)
-    top = [str(relay) for relay in relays["relay"]]
+
+    def top() -> list[str]:
+        return [str(relay) for relay in first.result()["relay"]]
+
     asked: dict[str, Callable[[], Any]] = {
         "latency": lambda: queries.latency_frames(*span, step),  # the longest ones first
         "paths": lambda: queries.request_paths(*span),
-        "accepts": lambda: queries.accepts(*span, top),
-        "handshakes": lambda: queries.handshakes(*span, top),
+        "accepts": lambda: queries.accepts(*span, top()),
+        "handshakes": lambda: queries.handshakes(*span, top()),
         "totals": lambda: queries.totals(*span),
         "fleet": lambda: queries.fleet(*span, step),
-        "load": lambda: queries.load(*span, step, top),
+        "load": lambda: queries.load(*span, step, top()),
         "failures": lambda: queries.failures(*span, step),
         "dial_failures": lambda: queries.dial_failures(*span),
         "resumptions": lambda: queries.resumptions(*span),
         "resumption_times": lambda: queries.resumption_times(*span),
         "abuse": lambda: queries.abuse(*span),
         "talkers": lambda: queries.talkers(*span),
-        "history": lambda: queries.history(*span, top),
-        "forecast": lambda: queries.forecast(read, top),
+        "history": lambda: queries.history(*span, top()),
+        "forecast": lambda: queries.forecast(read, top()),
         "discovery": lambda: queries.discovery(*span, step),
         "quality": lambda: queries.quality(read),
     }
-    found = together(asked)
+    with workers() as pool:
+        first = pool.submit(queries.relays, *span)  # the first to begin, since others wait for it
+        begun = {name: pool.submit(call) for name, call in asked.items()}
+        found = {name: each.result() for name, each in begun.items()}
+    relays = first.result()
     totals = found.pop("totals")
     frames.update(found.pop("latency"))
     for latency in (found.pop("handshakes"), found.pop("accepts")):
