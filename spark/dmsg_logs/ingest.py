@@ -404,7 +404,9 @@ def _session(spark: SparkSession) -> SparkSession:
     session.conf.set("spark.sql.maxConcurrentOutputFileWriters", str(_OPEN_WRITERS))
     session.conf.set("spark.sql.session.timeZone", "UTC")
     session.conf.set("spark.sql.execution.arrow.maxRecordsPerBatch", "1")  # of files, each whole
-    session.conf.set("spark.sql.shuffle.partitions", str(spark.sparkContext.defaultParallelism))  # words, not lines
+    # What is shuffled is words, not lines: so little that planning anew after every step takes longer than the step.
+    session.conf.set("spark.sql.shuffle.partitions", str(spark.sparkContext.defaultParallelism))
+    session.conf.set("spark.sql.adaptive.enabled", "false")
     look_up_by_cores(session)
     return session
 

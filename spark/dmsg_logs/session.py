@@ -70,3 +70,13 @@ def look_up_by_cores(session: SparkSession) -> None:
     costs is five times the reading of a small one."""
     cores = session.sparkContext.defaultParallelism
     session.conf.set("spark.sql.sources.parallelPartitionDiscovery.parallelism", str(cores))
+
+
+def for_small_tables(session: SparkSession) -> SparkSession:
+    """A session on the same context that computes as it is told to and makes no code for that, which would take several
+    times as long as to answer a question of a few thousand rows."""
+    small: SparkSession = session.newSession()
+    small.conf.set("spark.sql.session.timeZone", "UTC")
+    small.conf.set("spark.sql.codegen.factoryMode", "NO_CODEGEN")
+    look_up_by_cores(small)
+    return small

@@ -39,6 +39,9 @@ DAY_S: Final = 86_400
 #: Percentiles that are shown, as ``p50`` and so on.
 POINTS: Final = (50, 95, 99)
 
+#: Tables with a row for single connections, transports or pairs; the others have a few for each hour, day or run.
+LARGE: Final = ("connections", "transports", "pair_latency")
+
 #: Gives a table by its name; besides those of the pipeline ``events`` and ``accounts``.
 Reader = Callable[[str], "DataFrame"]
 
@@ -119,16 +122,19 @@ class ReportData:
 
 def collect(spark: SparkSession, tables: str) -> ReportData:
     """What the tables under the URI ``tables`` say, for the report."""
+    from dmsg_logs.session import for_small_tables
     from dmsg_logs.store import read_accounts, read_events
     from dmsg_logs.tables import read_table
+
+    quick = for_small_tables(spark)
 
     @functools.cache
     def read(name: str) -> DataFrame:
         if name == "events":
             return read_events(spark, tables)
         if name == "accounts":
-            return read_accounts(spark, tables)
-        return read_table(spark, tables, name)
+            return read_accounts(quick, tables)
+        return read_table(spark if name in LARGE else quick, tables, name)
 
     return gather(read)
 
