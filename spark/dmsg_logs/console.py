@@ -31,8 +31,9 @@ class Console:
     @contextlib.contextmanager
     def timed(self, stage: str, summary: dict[str, Any]) -> Iterator[None]:
         """Show ``stage`` while the block runs, and add its seconds to those in ``summary`` under ``stage_seconds``."""
-        task = self._progress.add_task(stage, total=None)
-        self._tasks[stage], self._stage = task, stage
+        if stage not in self._tasks:
+            self._tasks[stage] = self._progress.add_task(stage, total=None)
+        task, self._stage = self._tasks[stage], stage
         began = time.monotonic()
         try:
             yield

@@ -30,9 +30,9 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.types import StructType
 
+from dmsg_logs import attempts, lease, lines, paths, plain, sinks, store
 from dmsg_logs import claims as keys
 from dmsg_logs import landing as landings
-from dmsg_logs import lease, lines, paths, plain, sinks, store
 from dmsg_logs.accounts import AccountsError, IngestSummary, Written, make_accounts
 from dmsg_logs.frames import local_frame
 from dmsg_logs.landing import Landing, LandingFile
@@ -51,8 +51,6 @@ MAX_OUTPUT_FILES: Final = 400
 #: Partitions a task writes to at once; for more of them it sorts its lines.
 _OPEN_WRITERS: Final = 24
 _ROW_GROUP_BYTES: Final = 16 * 1024**2
-#: A dead run's files of a batch that is not committed yet are removed after so many seconds.
-_SWEEP_S: Final = 600.0
 #: With more runs of programs in a batch than this, earlier batches are not chosen by them.
 _MAX_BOOTS: Final = 10_000
 #: Rulings that are sent to every task, in words; more of them are joined by a shuffle.
@@ -87,7 +85,7 @@ def ingest(spark: SparkSession, landing: str, tables: str, *, progress: Progress
             total = len(fresh)
             while fresh:
                 commits = store.commits(session, tables, commits)  # another run may have been quicker
-                _sweep(session, tables, commits)
+                attempts.sweep(session, tables, commits)
                 batch = landings.batches(fresh)[0]
                 report = _after(tell, total - len(fresh), total)
                 accounts = _Batch(session, source, tables, commits, renew, report).take(batch)
@@ -95,7 +93,7 @@ def ingest(spark: SparkSession, landing: str, tables: str, *, progress: Progress
                     summary.add(accounts)
                 commits = store.commits(session, tables, commits)
                 fresh = _fresh(listed, commits)
-            _sweep(session, tables, commits)
+            attempts.sweep(session, tables, commits)
             tell("done", total, total)
     summary.seconds = round(time.monotonic() - started, 3)
     return summary
@@ -161,11 +159,11 @@ class _Batch:
             if paths.create_text(self._session, path, commit.to_json()):
                 paths.delete(self._session, marker)
                 return commit.files
-            _remove(self._session, self._tables, self._run)
+            attempts.remove(self._session, self._tables, self._run)
             return None
         except Exception:  # whatever it was, it goes on from here, and nothing half made is to stay
             with contextlib.suppress(Exception):  # without a JVM it stays; a later run sweeps it
-                _remove(self._session, self._tables, self._run)
+                attempts.remove(self._session, self._tables, self._run)
             raise
 
     def _make(self, files: list[LandingFile]) -> store.Commit:
@@ -409,29 +407,3 @@ def _session(spark: SparkSession) -> SparkSession:
     session.conf.set("spark.sql.adaptive.enabled", "false")
     look_up_by_cores(session)
     return session
-
-
-def _sweep(session: SparkSession, tables: str, commits: list[store.Commit]) -> None:
-    """Remove what dead runs left: at once if another run has committed their batch, so that they never can."""
-    committed = {each.batch: each.run for each in commits}
-    for name in paths.names(session, paths.join(tables, "events", "attempts")):
-        run = name.removesuffix(".json")
-        number = run[: store.BATCH_DIGITS]
-        if name == run or not number.isdecimal():
-            continue
-        if int(number) in committed:
-            if committed[int(number)] == run:
-                paths.delete(session, store.attempt_path(tables, run))
-            else:
-                _remove(session, tables, run)
-            continue
-        with contextlib.suppress(FileNotFoundError, ValueError):
-            owner = lease.Owner.from_json(paths.read_text(session, store.attempt_path(tables, run)))
-            now = time.time()
-            if not owner.alive(now) and now - owner.at > _SWEEP_S:
-                _remove(session, tables, run)
-
-
-def _remove(session: SparkSession, tables: str, run: str) -> None:
-    for path in (store.data_path(tables, run), store.keys_path(tables, run), store.attempt_path(tables, run)):
-        paths.delete(session, path)

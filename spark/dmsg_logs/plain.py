@@ -289,11 +289,14 @@ def _glance(lines: list[bytes]) -> dict[tuple[str, str], list[bytes]]:
     for line in lines:
         alike[line[: line.find(b'"', _HEAD)]].append(line)
     found: dict[tuple[str, str], list[bytes]] = {}
+    others: list[bytes] = []
     for beginning, each in alike.items():
         kind = _KINDS.get(beginning)
-        if kind is not None:
-            found[("good", kind)] = each
-    for line in (line for beginning, each in alike.items() if beginning not in _KINDS for line in each):
+        if kind is None:
+            others += each
+        else:
+            found["good", kind] = each
+    for line in others:
         found.setdefault(("good", _STRUCTS[type(_DECODER.decode(line))]), []).append(line)
     return found
 

@@ -53,8 +53,8 @@ _FORMAT: Final = "dmsg-log-tables"
 _FORMAT_VERSION: Final = 1
 _GENERATION_DIGITS: Final = 8
 
-#: Every table by its name, in the order they are begun: a table may be made from those before it, and waits
-#: for them; so those that are made of lines alone come before those that wait for the first one.
+#: Every table by its name, in the order they are begun: a table may be made from those before it, and waits for them. The
+#: longest way goes first: from log_quality to transports to what is made of these; the others fill the gaps.
 TABLES: Final[dict[str, Table]] = {
     table.name: table
     for table in (
