@@ -39,7 +39,7 @@ DAY_S: Final = 86_400
 #: Percentiles that are shown, as ``p50`` and so on.
 POINTS: Final = (50, 95, 99)
 
-#: Tables with a row for single connections, transports or pairs; the others have a few for each hour, day or run.
+#: Tables with a row for single connections, transports or pairs; the others have a few for each hour, run, or key and day.
 LARGE: Final = ("connections", "transports", "pair_latency")
 
 #: Gives a table by its name; besides those of the pipeline ``events`` and ``accounts``.
