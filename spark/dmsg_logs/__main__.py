@@ -103,6 +103,7 @@ def run(
 
     def work(spark: Any, console: Console, summary: dict[str, Any]) -> None:
         from dmsg_logs import pipeline
+        from dmsg_logs.report import collect, figures
 
         with console.timed("ingest", summary):
             summary.update(pipeline.ingest_stage(spark, landing, tables, console.progress))
@@ -111,8 +112,8 @@ def run(
         with workers() as pool:
             if report is not None:
                 with console.timed("report", summary):
-                    data = pipeline.collect_stage(spark, tables)
-                pictures = pool.submit(pipeline.draw_stage, data)
+                    data = collect(spark, tables)
+                pictures = pool.submit(figures, data)
             if ranks is not None:  # while the pictures are drawn
                 with console.timed("ranks", summary):
                     summary["ranks"] = pipeline.ranks_stage(spark, tables, ranks, secret, now)
@@ -187,10 +188,11 @@ def report(tables: str, report: str, ranks: str | None, **common: Any) -> None:
 
     def work(spark: Any, console: Console, summary: dict[str, Any]) -> None:
         from dmsg_logs import pipeline
+        from dmsg_logs.report import collect, figures
 
         with console.timed("report", summary):
-            data = pipeline.collect_stage(spark, tables)
-            pictures = pipeline.draw_stage(data)
+            data = collect(spark, tables)
+            pictures = figures(data)
             summary["report"] = pipeline.report_stage(spark, data, pictures, report, None, ranks)
 
     _work("dmsg-logs report", work, False, **common)

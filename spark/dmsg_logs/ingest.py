@@ -36,7 +36,7 @@ from dmsg_logs import landing as landings
 from dmsg_logs.accounts import AccountsError, IngestSummary, Written, make_accounts
 from dmsg_logs.frames import local_frame
 from dmsg_logs.landing import Landing, LandingFile
-from dmsg_logs.session import look_up_by_cores
+from dmsg_logs.session import session_with
 from dmsg_logs.together import workers
 
 #: Called with a stage, how many files are done, and how many there are.
@@ -398,12 +398,11 @@ def _kept(frame: DataFrame) -> Iterator[DataFrame]:
 
 def _session(spark: SparkSession) -> SparkSession:
     """A session of our own on the same context, because settings decide how files are packed and written."""
-    session: SparkSession = spark.newSession()
-    session.conf.set("spark.sql.maxConcurrentOutputFileWriters", str(_OPEN_WRITERS))
-    session.conf.set("spark.sql.session.timeZone", "UTC")
-    session.conf.set("spark.sql.execution.arrow.maxRecordsPerBatch", "1")  # of files, each whole
-    # What is shuffled is words, not lines: so little that planning anew after every step takes longer than the step.
-    session.conf.set("spark.sql.shuffle.partitions", str(spark.sparkContext.defaultParallelism))
-    session.conf.set("spark.sql.adaptive.enabled", "false")
-    look_up_by_cores(session)
-    return session
+    settings = {
+        "spark.sql.maxConcurrentOutputFileWriters": str(_OPEN_WRITERS),
+        "spark.sql.execution.arrow.maxRecordsPerBatch": "1",  # of files, each whole
+        # What is shuffled is words, not lines: so little that planning anew after every step takes longer than the step.
+        "spark.sql.shuffle.partitions": str(spark.sparkContext.defaultParallelism),
+        "spark.sql.adaptive.enabled": "false",
+    }
+    return session_with(spark, settings)

@@ -16,7 +16,7 @@ from pyspark.sql import functions as F
 from dmsg_logs import paths
 from dmsg_logs import ranks as scoring
 from dmsg_logs.ingest import ingest
-from dmsg_logs.report import ReportData, collect, figures, render, write_report
+from dmsg_logs.report import ReportData, render, write_report
 from dmsg_logs.signing import SecretKey
 from dmsg_logs.store import read_events
 from dmsg_logs.tables import build_tables, read_manifest
@@ -81,16 +81,6 @@ def _told_until(events: DataFrame) -> float:
     return float(times[-1]) if times else time.time()
 
 
-def collect_stage(spark: SparkSession, tables: str) -> ReportData:
-    """Ask the tables what the report shows."""
-    return collect(spark, tables)
-
-
-def draw_stage(data: ReportData) -> dict[str, bytes]:
-    """The report's pictures, PNG by name. Spark has no part in it, and may work meanwhile."""
-    return figures(data)
-
-
 def report_stage(
     spark: SparkSession,
     data: ReportData,
@@ -99,7 +89,9 @@ def report_stage(
     summary: Mapping[str, Any] | None,
     ranks: str | None,
 ) -> dict[str, Any]:
-    """Write ``report.html`` and its pictures into ``directory``; ``ranks`` is the path of a document to show."""
+    """Write ``report.html`` and its pictures, PNG by name, into ``directory``; ``ranks`` is the path of a document to
+    show. ``data`` and ``pictures`` are made beforehand, for Spark has no part in drawing and may do something else
+    meanwhile."""
     document = json.loads(paths.read_text(spark, ranks)) if ranks is not None else None
     html = render(data, summary=summary, ranks=document)
     write_report(html, pictures, directory)

@@ -24,6 +24,8 @@ JAVA_OPTIONS: Final = (
     "-XX:MaxInlineLevel=7 -XX:LoopUnrollLimit=0 -XX:-UseSuperWord -XX:-UseLoopPredicate -XX:-OptoScheduling "
     "-XX:-DoEscapeAnalysis -XX:-DontCompileHugeMethods"
 )
+#: For questions of small tables: compute as told and make no code for it, which takes several times as long as to answer.
+UNCOMPILED: Final = {"spark.sql.codegen.factoryMode": "NO_CODEGEN"}
 #: What a JVM started here logs; not there when the package is read out of a wheel.
 _CONF = Path(__file__).parent / "conf"
 
@@ -72,11 +74,10 @@ def look_up_by_cores(session: SparkSession) -> None:
     session.conf.set("spark.sql.sources.parallelPartitionDiscovery.parallelism", str(cores))
 
 
-def for_small_tables(session: SparkSession) -> SparkSession:
-    """A session on the same context that computes as it is told to and makes no code for that, which would take several
-    times as long as to answer a question of a few thousand rows."""
-    small: SparkSession = session.newSession()
-    small.conf.set("spark.sql.session.timeZone", "UTC")
-    small.conf.set("spark.sql.codegen.factoryMode", "NO_CODEGEN")
-    look_up_by_cores(small)
-    return small
+def session_with(session: SparkSession, settings: Mapping[str, str]) -> SparkSession:
+    """A session of its own on the same context, in UTC, with ``settings`` of SQL."""
+    own: SparkSession = session.newSession()
+    for key, value in {"spark.sql.session.timeZone": "UTC", **settings}.items():
+        own.conf.set(key, value)
+    look_up_by_cores(own)
+    return own

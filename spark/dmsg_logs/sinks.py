@@ -30,6 +30,8 @@ from dmsg_logs import plain, store
 _OPEN_FILES: Final = 24
 #: What is asked for by value. Every reader reads what is known of every column.
 _STATISTICS: Final = ["event", "role", "ts"]
+#: What is worth a dictionary; numbers are mostly different.
+_STRINGS: Final = [each.name for each in store.DATA if isinstance(each.dataType, StringType)]
 _BATCH_ROWS: Final = 10_000
 _EPOCH: Final = date(1970, 1, 1)
 #: Where files lie that have no name yet: readers leave it out, and so does Spark when it writes beside.
@@ -171,9 +173,7 @@ class _Files:
             compression="zstd",
             store_schema=False,
             write_statistics=_STATISTICS,
-            use_dictionary=[
-                each.name for each in schema if pa.types.is_string(each.type)
-            ],  # numbers are mostly different
+            use_dictionary=_STRINGS,
         )
         file = _File(path, directory, writer)
         self._begun.append(file)

@@ -122,11 +122,11 @@ class ReportData:
 
 def collect(spark: SparkSession, tables: str) -> ReportData:
     """What the tables under the URI ``tables`` say, for the report."""
-    from dmsg_logs.session import for_small_tables
+    from dmsg_logs.session import UNCOMPILED, session_with
     from dmsg_logs.store import read_accounts, read_events
     from dmsg_logs.tables import read_table
 
-    quick = for_small_tables(spark)
+    quick = session_with(spark, UNCOMPILED)
 
     @functools.cache
     def read(name: str) -> DataFrame:
