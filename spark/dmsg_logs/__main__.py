@@ -79,6 +79,23 @@ def generate(out: str, *, as_json: bool, **fleet: Any) -> None:
 
 
 @main.command()
+@click.option("--json", "as_json", is_flag=True, help="End with one line of JSON.")
+def prepare(as_json: bool) -> None:
+    """Once after installing: archive Spark's classes, so that every later command starts in half the time."""
+    from dmsg_logs import class_archive
+
+    began = time.monotonic()
+    try:
+        made = class_archive.make()
+    except (OSError, class_archive.NotMade) as error:
+        _fail(error, as_json)
+    if not as_json:
+        click.echo(f"{made.path}: with it Spark starts in {made.start_s:.1f} s")
+    seconds = round(time.monotonic() - began, 3)
+    _end({"archive": str(made.path), "start_s": round(made.start_s, 3), "seconds": seconds}, as_json)
+
+
+@main.command()
 @_landing
 @_tables
 @click.option("--report", metavar="DIR", help="Write report.html and its pictures there.")

@@ -41,9 +41,8 @@ def known(spark: SparkSession, path: str) -> bool:
     scheme = urlsplit(path).scheme
     if not scheme:
         return True
-    jvm: Any = spark._jvm
     try:
-        jvm.org.apache.hadoop.fs.FileSystem.getFileSystemClass(scheme, _configuration(spark))
+        _java(spark, "org.apache.hadoop.fs.FileSystem").getFileSystemClass(scheme, _configuration(spark))
     except Py4JJavaError:
         return False
     return True
@@ -69,28 +68,25 @@ def exists(spark: SparkSession, path: str) -> bool:
 
 def names(spark: SparkSession, path: str) -> list[str]:
     """What is in a directory, sorted; nothing if there is no such directory. For names without a comma, as ours are."""
-    jvm: Any = spark._jvm
     system, java_path = _open(spark, path)
     if not system.exists(java_path):
         return []
-    listed = jvm.org.apache.hadoop.fs.FileUtil.stat2Paths(system.listStatus(java_path))
+    listed = _java(spark, "org.apache.hadoop.fs.FileUtil").stat2Paths(system.listStatus(java_path))
     # One round trip, however many there are; of the ways to print an array this is one py4j finds the method of.
-    text = str(jvm.org.apache.commons.lang3.ArrayUtils.toString(listed))
+    text = str(_java(spark, "org.apache.commons.lang3.ArrayUtils").toString(listed))
     return sorted(each.rpartition("/")[2] for each in text[1:-1].split(",") if each)
 
 
 def spark_uri(spark: SparkSession, path: str) -> str:
     """A path as Spark shows it in ``input_file_name()``: what is special in a URI is percent-encoded, and a local one has
     an empty authority."""
-    jvm: Any = spark._jvm
-    uri = str(jvm.org.apache.hadoop.fs.Path(path).toUri().toString())
+    uri = str(_java(spark, "org.apache.hadoop.fs.Path")(path).toUri().toString())
     return re.sub(r"^file:/(?!/)", "file:///", uri)
 
 
 def path_of_uri(spark: SparkSession, uri: str) -> str:
     """The reverse of :func:`spark_uri`."""
-    jvm: Any = spark._jvm
-    return str(jvm.org.apache.hadoop.fs.Path(jvm.java.net.URI(uri)).toString())
+    return str(_java(spark, "org.apache.hadoop.fs.Path")(_java(spark, "java.net.URI")(uri)).toString())
 
 
 def changed_at(spark: SparkSession, path: str) -> float:
@@ -116,17 +112,22 @@ def read_text(spark: SparkSession, path: str) -> str:
 
 def write_text(spark: SparkSession, path: str, text: str) -> None:
     """Make ``path`` hold ``text``, replacing what is there at once and whole; makes the directories above it."""
-    jvm: Any = spark._jvm
     system, java_path, scheme = _open_to_write(spark, path)
     if scheme == _LOCAL:
         temporary = _write_local(spark, java_path, text)
-        options = _array(spark, jvm.java.nio.file.CopyOption, jvm.java.nio.file.StandardCopyOption.ATOMIC_MOVE)
-        jvm.java.nio.file.Files.move(temporary, _nio(spark, java_path), options)
+        options = _array(
+            spark,
+            _java(spark, "java.nio.file.CopyOption"),
+            _java(spark, "java.nio.file.StandardCopyOption").ATOMIC_MOVE,
+        )
+        _java(spark, "java.nio.file.Files").move(temporary, _nio(spark, java_path), options)
     elif scheme in _RENAMING:
         hidden = _hidden(spark, java_path)
         _write_all(system.create(hidden, False), text)
-        rename = jvm.org.apache.hadoop.fs.Options.Rename
-        context = jvm.org.apache.hadoop.fs.FileContext.getFileContext(system.getUri(), _configuration(spark))
+        rename = _java(spark, "org.apache.hadoop.fs.Options").Rename
+        context = _java(spark, "org.apache.hadoop.fs.FileContext").getFileContext(
+            system.getUri(), _configuration(spark)
+        )
         context.rename(hidden, java_path, _array(spark, rename, rename.OVERWRITE))
     else:
         _write_all(system.create(java_path, True), text)
@@ -134,18 +135,17 @@ def write_text(spark: SparkSession, path: str, text: str) -> None:
 
 def create_text(spark: SparkSession, path: str, text: str) -> bool:
     """Make ``path`` hold ``text`` if nothing is there yet; whether this call did. Never overwrites, never half."""
-    jvm: Any = spark._jvm
     system, java_path, scheme = _open_to_write(spark, path)
     if scheme == _LOCAL:
         temporary = _write_local(spark, java_path, text)
         try:
-            jvm.java.nio.file.Files.createLink(_nio(spark, java_path), temporary)
+            _java(spark, "java.nio.file.Files").createLink(_nio(spark, java_path), temporary)
         except Py4JJavaError as error:
             if "FileAlreadyExistsException" in str(error.java_exception):
                 return False
             raise
         finally:
-            jvm.java.nio.file.Files.deleteIfExists(temporary)
+            _java(spark, "java.nio.file.Files").deleteIfExists(temporary)
         return True
     if scheme in _RENAMING:
         hidden = _hidden(spark, java_path)
@@ -182,14 +182,19 @@ def delete(spark: SparkSession, path: str) -> bool:
     return bool(system.delete(java_path, True))
 
 
+def _java(spark: SparkSession, name: str) -> Any:
+    """A class by its full name. Asked for part by part (``org``, ``org.apache`` …) the JVM would look for a class of each
+    name in all its jars."""
+    return getattr(spark._jvm, name)
+
+
 def _configuration(spark: SparkSession) -> Any:
     context: Any = spark.sparkContext
     return context._jsc.hadoopConfiguration()
 
 
 def _open(spark: SparkSession, path: str) -> tuple[Any, Any]:
-    jvm: Any = spark._jvm
-    java_path = jvm.org.apache.hadoop.fs.Path(path)
+    java_path = _java(spark, "org.apache.hadoop.fs.Path")(path)
     return java_path.getFileSystem(_configuration(spark)), java_path
 
 
@@ -209,21 +214,20 @@ def _array(spark: SparkSession, kind: Any, *values: Any) -> Any:
 
 
 def _hidden(spark: SparkSession, java_path: Any) -> Any:
-    jvm: Any = spark._jvm
-    return jvm.org.apache.hadoop.fs.Path(java_path.getParent(), f".{java_path.getName()}.{uuid.uuid4().hex}")
+    return _java(spark, "org.apache.hadoop.fs.Path")(
+        java_path.getParent(), f".{java_path.getName()}.{uuid.uuid4().hex}"
+    )
 
 
 def _nio(spark: SparkSession, java_path: Any) -> Any:
-    jvm: Any = spark._jvm
-    return jvm.java.io.File(java_path.toUri().getPath()).toPath()
+    return _java(spark, "java.io.File")(java_path.toUri().getPath()).toPath()
 
 
 def _write_local(spark: SparkSession, java_path: Any, text: str) -> Any:
     """A hidden file beside ``java_path`` with ``text`` safely on disk. Not by Hadoop, whose checksum files would have to
     be renamed as well."""
-    jvm: Any = spark._jvm
     temporary = _nio(spark, _hidden(spark, java_path))
-    stream = jvm.java.io.FileOutputStream(temporary.toFile())
+    stream = _java(spark, "java.io.FileOutputStream")(temporary.toFile())
     try:
         stream.write(text.encode())
         stream.getFD().sync()

@@ -10,6 +10,8 @@ from typing import Final
 
 from pyspark.sql import SparkSession
 
+from dmsg_logs import class_archive
+
 #: Right for a laptop and for one large machine; on a cluster ``spark-submit --conf`` sets its own.
 SHUFFLE_PARTITIONS = 8
 _LOOPBACK = "127.0.0.1"
@@ -21,13 +23,13 @@ JAVA_OPTIONS: Final = (
     "-XX:+IgnoreUnrecognizedVMOptions -XX:+UnlockDiagnosticVMOptions "
     "-XX:+UseParallelGC -XX:MetaspaceSize=256m -XX:Tier4InvocationThreshold=40000 -XX:Tier4MinInvocationThreshold=5000 "
     "-XX:Tier4CompileThreshold=120000 -XX:Tier4BackEdgeThreshold=320000 -XX:FreqInlineSize=80 -XX:InlineSmallCode=700 "
-    "-XX:MaxInlineLevel=7 -XX:LoopUnrollLimit=0 -XX:-UseSuperWord -XX:-UseLoopPredicate -XX:-OptoScheduling "
-    "-XX:-DoEscapeAnalysis -XX:-DontCompileHugeMethods"
+    "-XX:MaxInlineLevel=7 -XX:LoopUnrollLimit=0 -XX:-UseSuperWord -XX:-UseLoopPredicate -XX:-UseProfiledLoopPredicate "
+    "-XX:-OptoScheduling -XX:-DoEscapeAnalysis -XX:-DontCompileHugeMethods"
 )
 #: For questions of small tables: compute as told and make no code for it, which takes several times as long as to answer.
 UNCOMPILED: Final = {"spark.sql.codegen.factoryMode": "NO_CODEGEN"}
 #: What a JVM started here logs; not there when the package is read out of a wheel.
-_CONF = Path(__file__).parent / "conf"
+_LOGGING = Path(__file__).parent / "conf" / "log4j2.properties"
 
 
 def build_session(name: str = "dmsg-logs", settings: Mapping[str, str] | None = None) -> SparkSession:
@@ -43,10 +45,9 @@ def build_session(name: str = "dmsg-logs", settings: Mapping[str, str] | None = 
     chosen = dict(settings or {})
     if not submitted:
         os.environ.setdefault("SPARK_LOCAL_IP", _LOOPBACK)
-        if _CONF.is_dir() and "SPARK_HOME" not in os.environ:  # otherwise there may be a spark-defaults.conf
-            os.environ.setdefault("SPARK_CONF_DIR", str(_CONF))
         defaults = {
             "spark.master": "local[*]",
+            "spark.driver.defaultJavaOptions": f"{_logging()} {class_archive.java_options()}",
             "spark.driver.extraJavaOptions": JAVA_OPTIONS,
             "spark.driver.memory": os.environ.get("DMSG_LOGS_DRIVER_MEMORY", "2g"),
             "spark.driver.host": _LOOPBACK,
@@ -65,6 +66,13 @@ def build_session(name: str = "dmsg-logs", settings: Mapping[str, str] | None = 
     session.sparkContext.setLogLevel("ERROR")
     look_up_by_cores(session)
     return session
+
+
+def _logging() -> str:
+    """What tells a JVM how to log, unless somebody has set up Spark in a way of his own."""
+    chosen = {"SPARK_HOME", "SPARK_CONF_DIR"} & os.environ.keys()
+    # A directory on the class path, as SPARK_CONF_DIR is, would rule an archive of classes out.
+    return "" if chosen or not _LOGGING.is_file() else f'"-Dlog4j2.configurationFile={_LOGGING.as_uri()}"'
 
 
 def look_up_by_cores(session: SparkSession) -> None:

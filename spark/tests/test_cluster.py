@@ -20,6 +20,8 @@ import pyspark
 import pytest
 from landing_files import LandingZone, line
 
+from dmsg_logs import class_archive
+
 pytestmark = pytest.mark.cluster
 
 _HOME = Path(pyspark.__file__).parent
@@ -30,11 +32,14 @@ _SMALL = (
     *("--driver-memory", "1g", "--executor-memory", "700m", "--total-executor-cores", "1"),
     *("--conf", "spark.ui.enabled=false", "--conf", "spark.sql.shuffle.partitions=1"),
     *("--conf", "spark.driver.host=127.0.0.1", "--conf", "spark.driver.bindAddress=127.0.0.1"),
-    *("--conf", "spark.driver.extraJavaOptions=-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"),
-    *("--conf", "spark.executor.extraJavaOptions=-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"),
     *("--conf", "spark.sql.adaptive.enabled=false", "--conf", "spark.sql.codegen.wholeStage=false"),
     *("--conf", "spark.sql.codegen.factoryMode=NO_CODEGEN"),
 )
+
+
+def _java() -> str:
+    """Options of every JVM. The archive of classes is used if there is one by now."""
+    return f"-XX:TieredStopAtLevel=1 -XX:+UseSerialGC {class_archive.java_options()}"
 
 
 @pytest.fixture(scope="module")
@@ -65,10 +70,8 @@ def master(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 def _start(stack: contextlib.ExitStack, arguments: list[str], wanted: str) -> str:
     """Start a daemon of Spark's; gives what ``wanted`` finds in its log."""
-    # What this process was set up with is not for the cluster, such as how little is logged.
-    environment = {name: value for name, value in os.environ.items() if name != "SPARK_CONF_DIR"}
-    environment |= {"SPARK_HOME": str(_HOME), "SPARK_LOCAL_IP": "127.0.0.1", "SPARK_NO_DAEMONIZE": "1"}
-    environment["SPARK_DAEMON_JAVA_OPTS"] = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
+    environment = {**os.environ, "SPARK_HOME": str(_HOME), "SPARK_LOCAL_IP": "127.0.0.1", "SPARK_NO_DAEMONIZE": "1"}
+    environment["SPARK_DAEMON_JAVA_OPTS"] = _java()
     environment["SPARK_DAEMON_MEMORY"] = "256m"
     process = subprocess.Popen(
         [str(_HOME / "bin" / "spark-class"), *arguments],
@@ -101,12 +104,14 @@ def _stop(process: subprocess.Popen[bytes]) -> None:
 
 
 def _submit(master: str, wheel: Path, job: str, *arguments: str, cwd: Path) -> dict[str, Any]:
-    environment = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "SPARK_CONF_DIR")}
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     environment |= {"PYSPARK_PYTHON": sys.executable, "SPARK_LOCAL_IP": "127.0.0.1", "SPARK_HOME": str(_HOME)}
+    java = _java()
     done = subprocess.run(
         [
             str(_HOME / "bin" / "spark-submit"),
             *("--master", master, "--py-files", str(wheel), *_SMALL),
+            *("--conf", f"spark.driver.extraJavaOptions={java}", "--conf", f"spark.executor.extraJavaOptions={java}"),
             *(str(_JOBS / job), "--json", *arguments),
         ],
         cwd=cwd,
@@ -130,24 +135,24 @@ def test_the_stages_run_on_a_standalone_cluster_from_a_wheel(master: str, wheel:
     first = _submit(master, wheel, "ingest.py", "--landing", str(landing), "--tables", str(tables), cwd=tmp_path)
     assert (first["in"], first["good"], first["dup"], first["corrupt"]) == (8, 6, 1, 1)
     with ThreadPoolExecutor() as pool:  # neither needs the other
-        ranking = pool.submit(_submit, master, wheel, "ranks.py", *_ranks(tables, tmp_path), cwd=tmp_path)
+        ranks = ("--tables", str(tables), "--ranks", str(tmp_path / "relay_ranks.json"), "--key", str(_key(tmp_path)))
+        ranking = pool.submit(_submit, master, wheel, "ranks.py", *ranks, cwd=tmp_path)
         built = _submit(master, wheel, "tables.py", "--tables", str(tables), cwd=tmp_path)
     assert ranking.result()["ranks"] == {"relays": 0, "excluded_clients": 0}
     assert built["violations"] == {}
     assert built["tables"]["log_quality"] == 1
     zone.file(lines=[line(seq=6)], number=7)
-    every = ("--landing", str(landing), "--report", str(tmp_path / "later"), *_ranks(tables, tmp_path))
-    page = tmp_path / "report"
+    page, again = tmp_path / "report", ("--landing", str(landing), "--tables", str(tables))
     with ThreadPoolExecutor() as pool:  # who reads one generation does not mind that the next one is made
-        making = pool.submit(_submit, master, wheel, "run.py", *every, cwd=tmp_path)
+        making = pool.submit(_submit, master, wheel, "run.py", *again, cwd=tmp_path)
         written = _submit(master, wheel, "report.py", "--tables", str(tables), "--report", str(page), cwd=tmp_path)
     assert written["report"]["bytes"] == (page / "report.html").stat().st_size
     whole = making.result()
     assert (whole["in"], whole["good"], whole["generation"]) == (1, 1, 2)
 
 
-def _ranks(tables: Path, directory: Path) -> tuple[str, ...]:
+def _key(directory: Path) -> Path:
     key = directory / "operator.key"
     key.write_text("11" * 32 + "\n")
     key.chmod(0o600)
-    return ("--tables", str(tables), "--ranks", str(directory / "relay_ranks.json"), "--key", str(key))
+    return key
