@@ -49,8 +49,9 @@ class _Tree:
                 with contextlib.suppress(psutil.Error):
                     times = process.cpu_times()
                     key = (process.pid, process.create_time())
+                    if key in self._cpu_s:  # one that has just been forked shows its parent's memory as its own
+                        resident += process.memory_info().rss
                     self._cpu_s[key] = max(self._cpu_s.get(key, 0.0), times.user + times.system)
-                    resident += process.memory_info().rss
         self.peak_mib = max(self.peak_mib, resident / _MIB)
         return sum(self._cpu_s.values())
 
