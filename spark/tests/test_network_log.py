@@ -1,0 +1,124 @@
+"""The log of a real network of two relays and three clients, and what the tables say of it.
+
+It ran in memory and is told in dmsg's tests (``tests/ops/test_network_log.py``): Alice has 5,000 bytes echoed by Bob, then
+dials Carol, who does not listen, and a key that nobody has; Carol's transport to Bob outlives its relay, which is
+drained; the other relay is killed at the end. A message takes 5 ms one way.
+"""
+
+from __future__ import annotations
+
+from datetime import date, datetime
+from pathlib import Path
+from typing import Any
+
+import coincurve
+import pytest
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.testing import assertDataFrameEqual
+
+from dmsg_logs.ingest import ingest
+from dmsg_logs.tables import TABLES, build_tables, read_manifest, read_table
+
+LANDING = Path(__file__).parent / "vectors" / "network_log"
+DAY, HOUR = date(2026, 3, 2), datetime(2026, 3, 2, 9)
+
+
+def _key(number: int) -> str:
+    text: str = coincurve.PrivateKey(bytes(31) + bytes([number])).public_key.format().hex()
+    return text
+
+
+KILLED, DRAINED, ALICE, BOB, CAROL, NOBODY = (_key(number) for number in (1, 2, 11, 12, 13, 99))
+
+
+class Tables:
+    """The tables of that log."""
+
+    def __init__(self, spark: SparkSession, directory: str) -> None:
+        self._spark = spark
+        self._directory = directory
+        self.summary = ingest(spark, str(LANDING), directory)
+        self.rows = build_tables(spark, directory)
+        self.manifest = read_manifest(spark, directory)
+
+    def check(self, name: str, columns: str, rows: list[tuple[Any, ...]], where: str = "true") -> None:
+        """These columns of a table, in these rows of it, in any order."""
+        names = columns.split()
+        found = read_table(self._spark, self._directory, name).where(where).select(*names)
+        schema = ", ".join(f"{each} {dict(TABLES[name].dtypes)[each]}" for each in names)
+        expected: DataFrame = self._spark.createDataFrame(rows, schema)
+        assertDataFrameEqual(found, expected, ignoreNullable=True, atol=0.01)
+
+
+@pytest.fixture(scope="module")
+def tables(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Tables:
+    return Tables(spark, str(tmp_path_factory.mktemp("tables")))
+
+
+def test_every_line_is_good(tables: Tables) -> None:
+    summary = tables.summary
+    assert (summary.files, summary.lines_in, summary.good, summary.missing) == (5, 58, 58, 0)
+    assert (tables.manifest.violations, tables.manifest.findings) == ({}, {})
+
+
+def test_connections_of_a_relay_that_was_killed_are_open(tables: Tables) -> None:
+    rows = [(DRAINED[:16], each, 15.0, "closed", "server_draining") for each in (ALICE, BOB, CAROL)]
+    rows += [(KILLED[:16], each, 15.0, "open", None) for each in (ALICE, BOB, CAROL)]
+    tables.check("connections", "node remote handshake_ms state reason", rows)
+
+
+def test_clients_see_one_transport_where_relays_see_two(tables: Tables) -> None:
+    columns = "node initiator responder server state reason bytes_in bytes_out security"
+    ends = [
+        (me[:16], initiator, BOB, DRAINED, "closed", "normal", size, size, "e2e")
+        for initiator, size in ((ALICE, 5_000), (CAROL, 2_000))
+        for me in (initiator, BOB)
+    ]
+    tables.check("transports", columns, ends, "role = 'client'")
+    relayed = [
+        (DRAINED, ALICE, BOB, "closed", "normal"),
+        (DRAINED, CAROL, BOB, "closed", "server_draining"),
+        (KILLED, CAROL, BOB, "open", None),
+        (DRAINED, ALICE, CAROL, "refused", "no_such_service"),
+        (KILLED, ALICE, CAROL, "refused", "no_such_service"),
+    ]
+    tables.check("transports", "server initiator responder state reason", relayed, "role = 'server'")
+
+
+def test_the_transport_that_outlived_its_relay(tables: Tables) -> None:
+    """A request and its answer, 10 ms each way."""
+    rows = [(DAY, KILLED, "server_draining", 1, 1, 20.0)]
+    tables.check("resumptions", "date server reason resumptions transports elapsed_ms_max", rows)
+
+
+def test_dials_that_failed_say_where_and_why(tables: Tables) -> None:
+    rows = [
+        (DAY, DRAINED, "accept", "no_such_service", 1, 1, 1),
+        (DAY, KILLED, "accept", "no_such_service", 1, 1, 1),
+        (DAY, "", "discovery", "no entry", 1, 1, 1),
+        (DAY, "", "discovery", "no common server", 1, 1, 1),
+    ]
+    tables.check("dial_failures", "date relay stage reason attempts dials clients", rows)
+    dials = [
+        (ALICE, BOB, DRAINED, 1, 1, 20.0),
+        (CAROL, BOB, DRAINED, 1, 1, 20.0),
+        (ALICE, CAROL, "", 1, 0, 40.0),
+        (ALICE, NOBODY, "", 1, 0, 0.0),
+    ]
+    tables.check("pair_latency", "initiator responder server dials dials_ok dial_ms_p50", dials, "dials > 0")
+
+
+def test_an_hour_of_each_relay(tables: Tables) -> None:
+    columns = (
+        "relay hour connections_opened connections_closed connections_open_max transports_opened transports_closed"
+    )
+    rows = [(DRAINED, HOUR, 3, 3, 3, 2, 2), (KILLED, HOUR, 3, 0, 3, 1, 0)]
+    tables.check("relay_hourly", columns, rows)
+
+
+def test_who_talked_and_whose_log_has_an_end(tables: Tables) -> None:
+    columns = "role key lines gaps gap_lines dup corrupt missing events_dropped ended"
+    told = [("server", DRAINED, 16, True), ("server", KILLED, 7, False)]
+    told += [("client", ALICE, 12, None), ("client", BOB, 11, None), ("client", CAROL, 12, None)]
+    tables.check("log_quality", columns, [(role, key, lines, 0, 0, 0, 0, 0, 0, end) for role, key, lines, end in told])
+    assert tables.rows["top_talkers"] == 3
