@@ -72,13 +72,15 @@ def claims(counted: DataFrame, odd: DataFrame) -> DataFrame:
 
 
 def by_file(claims: DataFrame) -> DataFrame:
-    """A row a file: ``uri``, how many ``lines`` it has and how many of them are ``odd``, the ``boots`` it has keys of, how
-    many ``words`` these are, and whether a key occurs ``twice`` in it, or in an odd line at that (``oddly``)."""
+    """A row a file: ``uri``, how many ``lines`` it has and how many of them are ``odd``, the least and the greatest
+    ``boot`` it has keys of (``boot``, ``last_boot``: the same, unless somebody put two logs together), how many ``words``
+    these are, and whether a key occurs ``twice`` in it, or in an odd line at that (``oddly``)."""
     twice = F.isnotnull("word") & (F.col("n") > F.bit_count("bits"))
     return claims.groupBy("uri").agg(
         F.sum("n").alias("lines"),
         F.sum("odd").alias("odd"),
-        F.collect_set("boot").alias("boots"),
+        F.min("boot").alias("boot"),
+        F.max("boot").alias("last_boot"),
         F.count("word").alias("words"),
         F.bool_or(twice).alias("twice"),
         F.bool_or(twice & (F.col("odd") > 0)).alias("oddly"),

@@ -197,7 +197,7 @@ class _Batch:
                 self._by_line.update(row["uri"] for row in refused.result())
                 claims = self._claims(scanned, stack)
             lines_of = self._by_name(claims.found)
-            earlier = self._earlier({boot for row in claims.found for boot in row["boots"]}, claims.claimed)
+            earlier = self._earlier(_boots((row["boot"], row["last_boot"]) for row in claims.found), claims.claimed)
             self._tell("write", 0)
             self._renew()
             self._write(claims.odd, keys.rulings(claims.claimed, earlier), claims.found)
@@ -212,8 +212,7 @@ class _Batch:
                     raise AccountsError(f"batch {self._number}: keys were lost or doubled in writing")
                 keys_written.result()
         states = {state: sum(each[state] for each in accounts) for state in store.STATES}
-        listed = sorted(boots) if len(boots) <= _MAX_BOOTS else None
-        return store.Commit(self._number, self._run, states, listed, accounts)
+        return store.Commit(self._number, self._run, states, None if boots is None else sorted(boots), accounts)
 
     def _work(
         self,
@@ -250,12 +249,12 @@ class _Batch:
     def _read(self, files: list[LandingFile]) -> DataFrame:
         return lines.read_lines(self._session, [each.path for each in files], tolerant=True)
 
-    def _earlier(self, boots: set[str], words: DataFrame) -> DataFrame:
-        """The keys of earlier batches in words that this one has."""
+    def _earlier(self, boots: set[str] | None, words: DataFrame) -> DataFrame:
+        """The keys of earlier batches in words that this one has. Only those of the same ``boots``, if these are known."""
         runs = [
             each.run
             for each in self._commits
-            if each.states.get("good") and (each.boots is None or not boots.isdisjoint(each.boots))
+            if each.states.get("good") and (boots is None or each.boots is None or not boots.isdisjoint(each.boots))
         ]
         held = store.read_keys(self._session, self._tables, runs)
         if not runs:
@@ -371,18 +370,29 @@ class _Batch:
         return damaged
 
 
-def _summed(written: DataFrame) -> tuple[dict[str, Written], set[str]]:
-    """Lines of each file by state, and the runs of programs that there are good lines or duplicates of."""
+def _summed(written: DataFrame) -> tuple[dict[str, Written], set[str] | None]:
+    """Lines of each file by state, and the runs of programs that there are good lines or duplicates of (:func:`_boots`)."""
     per_file: dict[str, Written] = {}
-    every: set[str] = set()
-    columns = (F.sum("n"), F.min("node"), F.max("node"), F.collect_set("boot"))
-    for name, state, count, node, last_node, boots in written.groupBy("file", "state").agg(*columns).collect():
+    columns = (F.sum("n"), *(pick(name) for name in ("node", "boot") for pick in (F.min, F.max)))
+    rows = written.groupBy("file", "state").agg(*columns).collect()
+    for name, state, count, node, last_node, boot, last_boot in rows:
         each = per_file.setdefault(name, Written())
         setattr(each, state, count)
-        every.update(boots)
-        if state == "good" and node == last_node and len(boots) == 1:
-            each.node, each.boot = node, boots[0]
-    return per_file, every
+        if state == "good" and (node, boot) == (last_node, last_boot):
+            each.node, each.boot = node, boot
+    return per_file, _boots((row[5], row[6]) for row in rows)
+
+
+def _boots(ranges: Iterable[tuple[str | None, str | None]]) -> set[str] | None:
+    """The runs of programs that files have lines of, from the least and the greatest of each. ``None``: too many to list,
+    or a file has several, and it may be as many as it has lines."""
+    found: set[str] = set()
+    for boot, last in ranges:
+        if boot != last or len(found) > _MAX_BOOTS:
+            return None
+        if boot is not None:
+            found.add(boot)
+    return found
 
 
 @contextlib.contextmanager

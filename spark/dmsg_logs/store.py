@@ -87,7 +87,8 @@ class Commit:
     """One batch of the table.
 
     ``run`` names its directories, ``states`` counts its lines, ``boots`` are the runs of programs that good lines are of
-    (``None``: too many to list), ``files`` are its accounts with two fields more, ``size`` and ``identity``.
+    (``None``: too many to list, or a file had lines of several), ``files`` are its accounts with two fields more, ``size``
+    and ``identity``.
     """
 
     batch: int

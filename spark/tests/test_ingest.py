@@ -169,6 +169,20 @@ def test_a_bad_line_beside_a_good_one_with_its_key(spark: SparkSession, tmp_path
     assert [key[2] for key in keys(spark, tables)] == [4, 5]
 
 
+def test_files_that_somebody_put_together(spark: SparkSession, tmp_path: Path) -> None:
+    """Whose runs they have is not listed, for there may be as many as lines; duplicates are found all the same."""
+    zone, tables = LandingZone(tmp_path / "landing"), tmp_path / "tables"
+    every = [f"{number:016x}" for number in range(300)]
+    zone.raw("together.jsonl", [line(seq=0, boot=boot) for boot in every])
+    assert counts(ingest(spark, str(zone.root), str(tables))) == (1, 300, 300, 0, 0, 0)
+    zone.file(boot=every[7], lines=lines(0, 1, boot=every[7]))
+    assert counts(ingest(spark, str(zone.root), str(tables))) == (1, 2, 1, 1, 0, 0)
+    zone.raw("again.jsonl", [line(seq=1, boot=boot) for boot in every[:10]])
+    assert counts(ingest(spark, str(zone.root), str(tables))) == (1, 10, 9, 1, 0, 0)
+    assert [each.boots for each in store.commits(spark, str(tables))] == [None, [every[7]], None]
+    assert len(keys(spark, tables)) == len(set(keys(spark, tables))) == 310
+
+
 def test_any_mix_over_any_batches(spark: SparkSession, tmp_path: Path) -> None:
     """in = good + dup + corrupt, and good are the distinct keys of whole lines, however they are spread."""
     rng = random.Random(1)
