@@ -88,7 +88,13 @@ def failures(data: ReportData) -> Section:
         return nothing("failures", title, "Relays report no failed handshake or transport and no refusal.")
     parts = (
         ("failures", failed, "failure", "failed", "Failed handshakes, connections and transports"),
-        ("refusals", refused, "refusal", "was refused", "What relays refused because of their limits and rules"),
+        (
+            "refusals",
+            refused,
+            "refusal",
+            "was refused by a limit or rule",
+            "What relays refused because of their limits and rules",
+        ),
     )
     sentences, drawn, notices = [], [], []
     for name, mine, noun, verb, caption in parts:
