@@ -1,6 +1,7 @@
 """HTTP requests to servers that are not believed: the owner of treq, which installs the reactor when imported.
 
-Every call has one time limit, the body included, and bodies are cut off at their limit while they come in.
+Every call has one time limit, the body included, and bodies are cut off at their limit while they come in. Heads are,
+too, on the connections of :meth:`HttpCaller.connect` (:mod:`dmsg.discovery.http_heads`).
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from twisted.web.http_headers import Headers
 from twisted.web.iweb import IAgent, IResponse
 from zope.interface import implementer
 
+from dmsg.discovery.http_heads import HeadLimitedEndpoints
 from dmsg.errors import DiscoveryError, DiscoveryUnavailable
 
 T = TypeVar("T")
@@ -40,7 +42,8 @@ class _Body(Protocol):
     def __init__(self, limit_bytes: int) -> None:
         self.done: Deferred[bytes] = Deferred(lambda _: self._abort())
         self._room = limit_bytes
-        self._pieces: list[bytes] = []
+        # Not a list of pieces: a server may send them as small as it likes, and each would be an object of its own.
+        self._received = bytearray()
 
     def _abort(self) -> None:
         if self.transport is not None:
@@ -50,9 +53,9 @@ class _Body(Protocol):
         """A piece of the body."""
         self._room -= len(data)
         if self._room >= 0:
-            self._pieces.append(data)
+            self._received += data
         elif not self.done.called:
-            self._pieces.clear()
+            self._received.clear()
             self.done.errback(DiscoveryUnavailable("the answer is too long"))
             self._abort()
 
@@ -61,7 +64,7 @@ class _Body(Protocol):
         if self.done.called:
             return
         if reason.check(ResponseDone):
-            self.done.callback(b"".join(self._pieces))
+            self.done.callback(bytes(self._received))
         else:
             self.done.errback(DiscoveryUnavailable("the answer was cut off"))
 
@@ -113,7 +116,8 @@ class HttpCaller:
         pool: Any = HTTPConnectionPool(reactor, persistent=True)
         pool.maxPersistentPerHost = POOL_CONNECTIONS
         pool.cachedConnectionTimeout = POOL_IDLE_S
-        caller = cls(Agent(reactor, connectTimeout=timeout_s, pool=pool), reactor, timeout_s=timeout_s)
+        endpoints = HeadLimitedEndpoints(reactor, timeout_s=timeout_s)
+        caller = cls(Agent.usingEndpointFactory(reactor, endpoints, pool), reactor, timeout_s=timeout_s)
         caller._pool = pool
         return caller
 
@@ -166,8 +170,7 @@ class HttpCaller:
             if done.called:
                 return  # stopped: what became of it is nobody's concern
             if isinstance(outcome, Failure) and not outcome.check(DiscoveryError):
-                # Connecting, TLS, HTTP: whatever the libraries call it, there is no answer.
-                done.errback(DiscoveryUnavailable(_describe(outcome.value)))
+                done.errback(_translate(outcome.value))
             else:
                 done.callback(outcome)
 
@@ -177,8 +180,14 @@ class HttpCaller:
         return done
 
 
-def _describe(error: BaseException | None) -> str:
-    """``error`` with what it is a wrapper of, as Twisted's HTTP client has it."""
-    reasons = getattr(error, "reasons", None) or []
-    inner = ", ".join(type(reason.value).__name__ for reason in reasons if isinstance(reason, Failure))
-    return f"{type(error).__name__} ({inner or error})"
+def _translate(error: BaseException | None) -> DiscoveryError:
+    """What a failed call raises: our own reason for losing the connection, if Twisted's ``error`` is a wrapper of one.
+
+    Otherwise, connecting, TLS, HTTP: whatever the libraries call it, there is no answer.
+    """
+    reasons = [reason.value for reason in getattr(error, "reasons", None) or [] if isinstance(reason, Failure)]
+    for reason in reasons:
+        if isinstance(reason, DiscoveryError):
+            return reason
+    inner = ", ".join(type(reason).__name__ for reason in reasons)
+    return DiscoveryUnavailable(f"{type(error).__name__} ({inner or error})")

@@ -1,0 +1,165 @@
+"""A limit for the heads of HTTP answers, which Twisted's client reads for as long as a server sends them.
+
+Its parser keeps every header and every folded line, and skips any number of 1xx answers with a line in the log for each
+one. Here the bytes are counted before it gets them.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from typing import Any, Final
+
+from twisted.internet.defer import Deferred
+from twisted.internet.endpoints import HostnameEndpoint, wrapClientTLS
+from twisted.internet.interfaces import IProtocol, IProtocolFactory, IStreamClientEndpoint
+from twisted.internet.protocol import connectionDone
+from twisted.protocols.policies import ProtocolWrapper, WrappingFactory
+from twisted.python.failure import Failure
+from twisted.web.client import URI, BrowserLikePolicyForHTTPS
+from twisted.web.error import SchemeNotSupported
+from twisted.web.iweb import IAgentEndpointFactory, IPolicyForHTTPS
+from zope.interface import implementer
+
+from dmsg.errors import DiscoveryUnavailable
+
+#: Longest head of an answer, with the 1xx heads before it.
+HEAD_LIMIT_BYTES: Final = 64 * 1024
+
+# Stricter than Twisted, which takes " +1_00" for a code: a head it skips must never count as the final one. The other
+# way round, a head that is not seen to be final only leaves the limit in force.
+_FINAL: Final = re.compile(rb"HTTP/1\.[0-9] [2-5][0-9][0-9](?: |\Z)")
+#: So much of a line is kept, in bytes: what ``_FINAL`` looks at, and one more to tell its last "\r" from one within it.
+_KEPT_BYTES: Final = 14
+
+
+class HeadScanner:
+    """Counts the bytes of one answer up to the end of its final head, which it finds where Twisted's parser does.
+
+    Lines end with a line feed, one carriage return before it does not count; the first is the status line, an empty one
+    ends the head. Pure, and of a fixed size, in whatever pieces the bytes come.
+    """
+
+    def __init__(self, limit_bytes: int = HEAD_LIMIT_BYTES) -> None:
+        self._limit_bytes = limit_bytes
+        self.restart()
+
+    def restart(self) -> None:
+        """The next bytes begin another answer."""
+        #: Whether the final head is over; what follows is body and not counted.
+        self.ended = False
+        self._room = self._limit_bytes
+        self._line = bytearray()
+        self._in_status = True
+        self._is_final = False
+
+    def feed(self, data: bytes) -> bool:
+        """Take the next bytes; ``False`` once the limit has been passed before the end of the final head."""
+        if self.ended:
+            return True
+        data = data[: self._room + 1]  # the first byte over the limit decides
+        position = 0
+        while position < len(data) and not self.ended:
+            newline = data.find(b"\n", position)
+            end = len(data) if newline < 0 else newline
+            self._line += data[position : min(end, position + _KEPT_BYTES - len(self._line))]
+            position = end
+            if newline >= 0:
+                position += 1
+                self._line_received(bytes(self._line.removesuffix(b"\r")))
+                self._line.clear()
+        self._room -= position
+        if self._room < 0:
+            self.ended = False  # if it ended, then with the byte over the limit
+        return self._room >= 0
+
+    def _line_received(self, line: bytes) -> None:
+        if self._in_status:
+            self._in_status = False
+            self._is_final = _FINAL.match(line) is not None
+        elif not line:
+            self._in_status = True  # of the answer that follows, if this was a 1xx
+            self.ended = self._is_final
+
+
+class _HeadLimiter(ProtocolWrapper):
+    """Between a connection and Twisted's HTTP client; ends the connection when a head is too long."""
+
+    transport: Any
+
+    def __init__(self, factory: Any, wrapped: IProtocol) -> None:
+        super().__init__(factory, wrapped)
+        self._head = HeadScanner()
+        self._refusal: Failure | None = None
+
+    def _sending(self) -> None:
+        # Nothing is pipelined: what is sent after an answer's head is the next request. (Or the rest of a request whose
+        # answer came early; then the limit holds for some of the body, too, which does nobody harm.)
+        if self._head.ended:
+            self._head.restart()
+
+    def write(self, data: bytes) -> None:
+        """A piece of a request."""
+        self._sending()
+        ProtocolWrapper.write(self, data)
+
+    def writeSequence(self, data: Iterable[bytes]) -> None:
+        """Pieces of a request."""
+        self._sending()
+        ProtocolWrapper.writeSequence(self, data)
+
+    def loseConnection(self) -> None:
+        """End the connection now: TLS would first wait for the other side to agree, and take what it sends till then."""
+        self.disconnecting = 1
+        self.transport.abortConnection()
+
+    def dataReceived(self, data: bytes) -> None:
+        """A piece of an answer."""
+        if self._head.feed(data):
+            ProtocolWrapper.dataReceived(self, data)
+        else:
+            self._refusal = Failure(DiscoveryUnavailable(f"the answer's head is longer than {HEAD_LIMIT_BYTES} bytes"))
+            self.loseConnection()
+
+    def connectionLost(self, reason: Failure = connectionDone) -> None:
+        """The end of the connection, with our reason if we have one."""
+        ProtocolWrapper.connectionLost(self, self._refusal or reason)
+
+
+@implementer(IStreamClientEndpoint)
+class _HeadLimitedEndpoint:
+    """An endpoint whose connections have a :class:`_HeadLimiter` each."""
+
+    def __init__(self, endpoint: IStreamClientEndpoint) -> None:
+        self._endpoint = endpoint
+
+    def connect(self, protocolFactory: IProtocolFactory) -> Deferred[IProtocol]:
+        """Connect; fires with the protocol of ``protocolFactory``, which is what a pool keeps."""
+        factory: Any = WrappingFactory(protocolFactory)
+        factory.protocol = _HeadLimiter
+        factory.noisy = False
+        connected: Deferred[Any] = self._endpoint.connect(factory)
+        return connected.addCallback(lambda limiter: limiter.wrappedProtocol)
+
+
+@implementer(IAgentEndpointFactory)
+class HeadLimitedEndpoints:
+    """Connections for ``Agent.usingEndpointFactory``: like its own, but no head is longer than ``HEAD_LIMIT_BYTES``.
+
+    A longer one ends the connection with a ``DiscoveryUnavailable`` as the reason. Connecting may take ``timeout_s``
+    seconds on ``reactor``; ``policy`` says which certificates are good.
+    """
+
+    def __init__(self, reactor: Any, *, timeout_s: float, policy: IPolicyForHTTPS | None = None) -> None:
+        self._reactor = reactor
+        self._timeout_s = timeout_s
+        self._policy: IPolicyForHTTPS = policy if policy is not None else BrowserLikePolicyForHTTPS()
+
+    def endpointForURI(self, uri: URI) -> IStreamClientEndpoint:
+        """The endpoint for ``uri``; raises ``SchemeNotSupported`` for what is neither http nor https."""
+        if uri.scheme not in (b"http", b"https"):
+            raise SchemeNotSupported(f"Unsupported scheme: {uri.scheme!r}")
+        endpoint: Any = HostnameEndpoint(self._reactor, uri.host.decode("ascii"), uri.port, timeout=self._timeout_s)
+        if uri.scheme == b"https":
+            endpoint = wrapClientTLS(self._policy.creatorForNetloc(uri.host, uri.port), endpoint)
+        return _HeadLimitedEndpoint(endpoint)
