@@ -11,7 +11,7 @@ from twisted.logger import Logger
 
 from dmsg.errors import DiscoveryError
 from dmsg.interfaces import IDiscovery, IRankedDiscovery
-from dmsg.mux.scores import RelayScores
+from dmsg.mux.scores import NEUTRAL, RelayScores
 
 #: How often ranks are asked for, in seconds; discovery's client asks the network less often.
 LOOK_S: Final = 60.0
@@ -73,7 +73,8 @@ class RankWatch:
     async def _look(self, discovery: IRankedDiscovery) -> None:
         ranks = await discovery.relay_ranks()
         if ranks is not None:
-            self._scores.ranks = lambda relay: ranks.effective(relay.raw, self._now_s())
+            self._scores.ranks = lambda relay: ranks.scores.get(relay.raw, NEUTRAL)
+            self._scores.freshness = lambda: ranks.freshness(self._now_s())
 
     def _failed(self, failure: object) -> None:
         error = getattr(failure, "value", None)

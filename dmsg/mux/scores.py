@@ -3,8 +3,9 @@
 A score is a number of thousandths, 500 is neutral. It is the mean of a Beta-like posterior: what is believed beforehand
 counts as a stated number of observations, each measurement of our own as one more, and measurements lose half of their
 weight with each half-life. Believed beforehand is the signed rank; without ranks, that a relay is neutral, or as good as
-those this client has measured of late, a little better or worse by its place in discovery's list. So a client that knows
-nothing goes by what it was told, one that knows better does not, and a relay that has healed is tried again.
+those this client has measured of late, a little better or worse by its place in discovery's list; and with ranks that
+fade, something in between. So a client that knows nothing goes by what it was told, one that knows better does not, and a
+relay that has healed is tried again.
 
 Scores change the order in which relays are tried and never leave one out: a draw gives the worst relay at least a 64th
 of an equal chance (:func:`weight`). Discovery, or whoever signs ranks, cannot do more than that.
@@ -69,8 +70,10 @@ class RelayScores:
 
     def __init__(self, config: ScoreConfig | None = None) -> None:
         self.config = config or ScoreConfig()
-        #: The score (thousandths) a signed document gives a relay now; ``None`` without one.
+        #: The score (thousandths) a signed document gives a relay; ``None`` without one.
         self.ranks: Callable[[PublicKey], float] | None = None
+        #: How much that document still says: 1 while it is new, 0 when it has expired.
+        self.freshness: Callable[[], float] = lambda: 1.0
         self._places: dict[PublicKey, float] = {}
         self._listed_at = 0.0
         # relay -> weight of its measurements, that times their quality (0 to 1), and when both were right
@@ -128,17 +131,22 @@ class RelayScores:
 
     def score(self, relay: PublicKey, now_s: float) -> float:
         """The score of ``relay`` now, in thousandths."""
-        count = self.config.place_weight
+        told, count = self._unranked(relay, now_s), self.config.place_weight
         if self.ranks is not None:
-            told, count = self.ranks(relay), self.config.rank_weight
-        else:
-            mass, value, at_s = self._all
-            left = self._left(at_s, now_s)
-            told = max(NEUTRAL, (NEUTRAL + _BEST * value * left) / (1.0 + mass * left))
-            told += self._places.get(relay, 0.0) * self._left(self._listed_at, now_s)
+            fresh = self.freshness()
+            told += (min(max(self.ranks(relay), 0.0), _BEST) - told) * fresh
+            count += (self.config.rank_weight - count) * fresh
         mass, value, at_s = self._measured.get(relay, (0.0, 0.0, now_s))
         left = self._left(at_s, now_s)
-        return (min(max(told, 0.0), _BEST) * count + _BEST * value * left) / (count + mass * left)
+        return (told * count + _BEST * value * left) / (count + mass * left)
+
+    def _unranked(self, relay: PublicKey, now_s: float) -> float:
+        """What is believed of a relay beforehand without a document."""
+        mass, value, at_s = self._all
+        left = self._left(at_s, now_s)
+        told = max(NEUTRAL, (NEUTRAL + _BEST * value * left) / (1.0 + mass * left))
+        told += self._places.get(relay, 0.0) * self._left(self._listed_at, now_s)
+        return min(max(told, 0.0), _BEST)
 
     def draw(self, relays: Iterable[PublicKey], uniform: Callable[[], float], now_s: float) -> list[PublicKey]:
         """All of ``relays`` in the order of a weighted draw without replacement; ``uniform()`` is in [0, 1)."""

@@ -124,6 +124,24 @@ def test_a_signed_rank_is_the_prior(scores):
     assert scores.score(GOOD, 0) == 900 and scores.score(BAD, 0) == 100
 
 
+def test_ranks_that_have_expired_are_as_none(scores):
+    """Neither do they stand in the way of what was measured, nor of discovery's hint; while they fade, less and less so."""
+    plain = RelayScores()
+    scores.ranks = {GOOD: 900.0, BAD: 900.0, OTHER: 100.0}.__getitem__
+    for each in (scores, plain):
+        each.listed([BAD, OTHER, GOOD], 0)
+        each.connected(GOOD, 30, 0)
+        each.failed(BAD, 0)
+    by_freshness = []
+    for freshness in (1.0, 0.75, 0.5, 0.25, 0.0):
+        scores.freshness = lambda freshness=freshness: freshness
+        by_freshness.append([scores.score(relay, 0) for relay in (GOOD, BAD, OTHER)])
+    assert by_freshness[-1] == [plain.score(relay, 0) for relay in (GOOD, BAD, OTHER)]
+    assert [bad for _, bad, _ in by_freshness] == sorted((bad for _, bad, _ in by_freshness), reverse=True)
+    assert [other for *_, other in by_freshness] == sorted(other for *_, other in by_freshness)
+    assert scores.best_first([GOOD, BAD], [BAD], lambda: 0.5, 0) == [GOOD, BAD]  # poor, so not the first to be dialled
+
+
 def test_own_measurements_overrule_a_rank_that_lies(scores):
     """Told of the good one that it is the worst, and the other way round."""
     scores.ranks = {GOOD: 0.0, BAD: 1000.0}.__getitem__
