@@ -96,6 +96,10 @@ class LoggedErrors:
         self._events = kept
         return [failure for event in taken if (failure := _failure_of(event)) is not None]
 
+    def events(self) -> list[Any]:
+        """What is left, as it was logged."""
+        return list(self._events)
+
     def texts(self) -> list[str]:
         """One text for each error left."""
         result = []

@@ -26,7 +26,7 @@ from dmsg.interfaces import IEventLog
 from dmsg.mux.client import DmsgClient
 from dmsg.mux.negotiation import Security
 from dmsg.ops.events import Event, SessionDown
-from dmsg.ops.logs import EventLog, NullEventLog, new_boot_id, short_node
+from dmsg.ops.logs import EventLog, NullEventLog, check_directory, new_boot_id, short_node
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -198,6 +198,10 @@ class Settings:
     async def _open_log(self, reactor: Any, key: SecretKey) -> AsyncIterator[EventLog | NullEventLog]:
         log: EventLog | NullEventLog = NullEventLog()
         if self.events:
+            try:
+                check_directory(self.events)
+            except ConfigError as error:
+                raise CommandError(f"--events: {error.problem}", Exit.USAGE) from None
             node, boot = short_node(key.public_key), new_boot_id(os.urandom)
             log = EventLog.to_directory(self.events, role="client", node=node, boot=boot)
         try:

@@ -17,6 +17,7 @@ from dmsg.discovery.ranks import DOCUMENT_LIMIT_BYTES, Ranks, RanksError
 from dmsg.errors import DiscoveryError
 from dmsg.interfaces import IEventLog
 from dmsg.ops.events import RanksLoaded
+from dmsg.ops.shipping import redact
 
 #: How often the file or URL is read again, in seconds.
 REFRESH_S: Final = 60.0
@@ -131,7 +132,9 @@ class RanksSource:
     def _refused(self, error: RanksError) -> None:
         if error.reason != self.problem:  # said once, not every minute
             self.problem = error.reason
-            self._log.warn("relay ranks from {location} are not used: {error}", location=self.location, error=error)
+            self._log.warn(
+                "relay ranks from {location} are not used: {error}", location=redact(self.location), error=error
+            )
             self._emit(RanksLoaded(False, error.reason, "", 0, 0))
 
     def _unexpected(self, failure: Any) -> None:

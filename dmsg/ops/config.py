@@ -40,6 +40,8 @@ _METADATA: Final = "dmsg.setting"
 _CONFIG_FILE_LIMIT_BYTES: Final = 1024 * 1024
 _LOOKS_LIKE_A_KEY: Final = re.compile(r"\s*(0x)?[0-9a-fA-F]{64}\s*\Z")
 _NAMES_OF_INLINE_KEYS: Final = frozenset({"secret_key", "private_key", "key_hex", "sk"})
+_SCHEME: Final = re.compile("[A-Za-z][A-Za-z0-9+.-]*:")
+_SQLITE: Final = "sqlite:"
 _TRUE: Final = frozenset({"yes", "true", "on", "1"})
 _FALSE: Final = frozenset({"no", "false", "off", "0"})
 
@@ -51,6 +53,7 @@ class _Meta:
     key_file: bool = False
     name: str = ""
     flag: bool = False
+    may_be_path: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +72,7 @@ class Setting:
     secret: bool = False
     key_file: bool = False
     flag: bool = False
+    may_be_path: bool = False
 
     @property
     def place(self) -> tuple[str, ...]:
@@ -99,14 +103,17 @@ def setting(
     key_file: bool = False,
     name: str = "",
     flag: bool = False,
+    may_be_path: bool = False,
 ) -> Any:
     """Declare a field: its one-line ``help``, its default (none: required).
 
     The value of a ``secret`` setting, such as a URL with a password, is never repeated in a message. A ``key_file`` is
     the path of a file, and an attempt to give the key itself is refused. ``name`` is for settings that cannot have their
-    own as a field; a ``flag`` is one that is off by default and switched on by its name alone on the command line.
+    own as a field; a ``flag`` is one that is off by default and switched on by its name alone on the command line. A
+    value that ``may_be_path`` is a text (:func:`from_directory`).
     """
-    return dataclasses.field(default=default, metadata={_METADATA: _Meta(help, secret, key_file, name, flag)})
+    meta = _Meta(help, secret, key_file, name, flag, may_be_path)
+    return dataclasses.field(default=default, metadata={_METADATA: meta})
 
 
 def settings_of(cls: type) -> tuple[Setting, ...]:
@@ -120,7 +127,8 @@ def settings_of(cls: type) -> tuple[Setting, ...]:
             continue
         meta: _Meta = each.metadata[_METADATA]
         name = meta.name or each.name
-        found.append(Setting(name, (each.name,), hint, each.default, meta.help, meta.secret, meta.key_file, meta.flag))
+        marks = (meta.secret, meta.key_file, meta.flag, meta.may_be_path)
+        found.append(Setting(name, (each.name,), hint, each.default, meta.help, *marks))
     return tuple(found)
 
 
@@ -210,6 +218,17 @@ def _parse(hint: Any, value: Any) -> Any:
     return _PARSERS[hint](value)
 
 
+def from_directory(place: str, directory: str) -> str:
+    """A text that may be a path, made absolute from ``directory`` if it is one, or ``sqlite:`` and one. What is not stays
+    as it is: URLs and whatever else begins with a scheme, and ``-``."""
+    scheme = _SCHEME.match(place)
+    if place == "-" or (scheme and scheme[0] != _SQLITE):
+        return place
+    start = scheme.end() if scheme else 0
+    path = place[start:]
+    return place[:start] + os.path.abspath(os.path.join(directory, path)) if path else place
+
+
 def _convert(one: Setting, value: Any, source: str, directory: str) -> Any:
     """The value of one setting, paths made absolute from ``directory``; raises ``ConfigError``."""
     if one.key_file and isinstance(value, str) and _LOOKS_LIKE_A_KEY.match(value):
@@ -219,7 +238,9 @@ def _convert(one: Setting, value: Any, source: str, directory: str) -> Any:
     except ValueError as error:
         shown = "" if one.secret or one.key_file else f", not {value!r}"
         raise ConfigError(one.name, f"{error}{shown}", source) from None
-    return Path(os.path.abspath(os.path.join(directory, made))) if isinstance(made, Path) else made
+    if isinstance(made, Path):
+        return Path(os.path.abspath(os.path.join(directory, made)))
+    return from_directory(made, directory) if one.may_be_path and made is not None else made
 
 
 # --- sources ---------------------------------------------------------------------------------------------------------

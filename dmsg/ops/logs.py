@@ -27,6 +27,7 @@ from twisted.internet.defer import Deferred
 from twisted.logger import Logger
 from zope.interface import implementer
 
+from dmsg.errors import ConfigError
 from dmsg.interfaces import IEventLog
 from dmsg.ops.events import Event, EventsDiscarded, EventsDropped
 from dmsg.ops.logfiles import (
@@ -64,6 +65,16 @@ def short_node(public_key: object) -> str:
     return str(public_key)[:_SHORT_NODE_DIGITS]
 
 
+def check_directory(directory: str | os.PathLike[str]) -> None:
+    """Make a directory for event logs if it is missing; one that cannot be written to raises ``ConfigError``."""
+    try:
+        os.makedirs(directory, exist_ok=True)
+    except OSError as error:
+        raise ConfigError("events", f"{directory} cannot be used: {error.strerror}") from None
+    if not os.access(directory, os.W_OK | os.X_OK):
+        raise ConfigError("events", f"{directory} cannot be written to")
+
+
 def new_boot_id(random: Callable[[int], bytes]) -> str:
     """A random id (16 hex digits) for one run of a program."""
     return random(8).hex()
@@ -98,9 +109,10 @@ class EventLog:
         self._wake_at = 0
         self._discards = Discarded()
         self._closing = False
-        self._lost = False
+        self._lost = 0
+        self._lost_to = ""
         self._thread: threading.Thread | None = None
-        #: Events left out so far, because the queue was full or the log closed.
+        #: Events left out so far: the queue was full, the log closed, or could not be written when it was.
         self.dropped = 0
         #: Events in published files that were deleted so far to keep to the limit.
         self.discarded = 0
@@ -182,7 +194,12 @@ class EventLog:
         if thread is None:
             return self._attempt(self._sink.close)
         thread.join(timeout_s)
-        return not thread.is_alive() and not self._lost and not self.problem
+        problem = f"it takes more than {timeout_s:g} s" if thread.is_alive() else self.problem or self._lost_to
+        if not problem:
+            return True
+        text = "the event log could not be written to its end, {count} events may be lost: {problem}"
+        _log.error(text, count=self._lost + len(self._queue), problem=problem)
+        return False
 
     # --- the thread --------------------------------------------------------------------------------------------------
 
@@ -261,7 +278,9 @@ class EventLog:
         ):
             self.written += batch.lines
         else:
-            self._lost = True
+            self._lost_to = self.problem
+            self._lost += batch.lines
+            self.dropped += batch.lines
 
     def _note_discards(self) -> None:
         discarded = self._sink.take_discarded()

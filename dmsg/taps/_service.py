@@ -25,7 +25,7 @@ from zope.interface import implementer
 from dmsg.errors import ConfigError
 from dmsg.ops.admin import Readiness, make_admin_site
 from dmsg.ops.events import Event
-from dmsg.ops.logs import EventLog, NullEventLog, new_boot_id
+from dmsg.ops.logs import EventLog, NullEventLog, check_directory, new_boot_id
 from dmsg.ops.metrics import CollectorRegistry, MetricsEventLog, add_gauges
 from dmsg.ops.tuning import settle_memory
 from dmsg.taps.settings import CommonSettings
@@ -136,6 +136,7 @@ class _Events:
     def __init__(self, settings: CommonSettings, role: str, node: str) -> None:
         boot = new_boot_id(os.urandom)
         self.log: EventLog | NullEventLog
+        self._directory: str | None = None
         if settings.events is None:
             self.log = NullEventLog()
         elif settings.events == "-":
@@ -145,15 +146,9 @@ class _Events:
         else:
             if settings.events_limit < 0:
                 raise ConfigError("events_limit", "must not be negative")
-            directory = os.path.abspath(settings.events)
-            try:
-                os.makedirs(directory, exist_ok=True)
-            except OSError as error:
-                raise ConfigError("events", f"{directory} cannot be used: {error.strerror}") from None
-            if not os.access(directory, os.W_OK | os.X_OK):
-                raise ConfigError("events", f"{directory} cannot be written to")
+            self._directory = os.path.abspath(settings.events)
             self.log = EventLog.to_directory(
-                directory,
+                self._directory,
                 role=role,
                 node=node,
                 boot=boot,
@@ -163,6 +158,13 @@ class _Events:
             )
         self.registry = CollectorRegistry()
         self.sink = MetricsEventLog(self.log, self.registry) if settings.admin else self.log
+
+    def start(self) -> None:
+        """Start writing; a directory that cannot be written to raises ``ConfigError``. Only now, as the user that a
+        daemon runs as: a directory made before would be root's."""
+        if self._directory is not None:
+            check_directory(self._directory)
+        self.log.start()
 
 
 class RoleService(Service, ABC):
@@ -219,7 +221,7 @@ class RoleService(Service, ABC):
         self._or_exit(self._bind)
         super().startService()  # type: ignore[no-untyped-call]
         self.started_at = self.reactor.seconds()
-        self._events.log.start()
+        self._or_exit(self._events.start)
         self._or_exit(self.start_role)
         if self._admin is not None:
             add_gauges(self._events.registry, f"dmsg_{self.role}_", self.gauges)

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import os
 import random
 import time
 from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
 
 import dmsg
 from dmsg.crypto.keys import parse_public_keys
@@ -46,7 +46,6 @@ class DiscoveryService(RoleService):
         self.store: IEntryStore | None = None
         #: The HTTP site, from the start on.
         self.site: Any = None
-        self._store_url = _absolute(settings.store)
         #: Where relay ranks come from, if anywhere.
         self.ranks = self._ranks_source(settings)
 
@@ -61,11 +60,10 @@ class DiscoveryService(RoleService):
             raise ConfigError("ranks_key", str(error)) from None
         if not settings.ranks_refresh_s:
             raise ConfigError("ranks_refresh_s", "must be more than 0")
-        location = settings.ranks
-        if not location.startswith(("http://", "https://")):
-            location = os.path.abspath(location)  # the same file whatever directory a daemon changes to
+        if _has_credentials(settings.ranks):
+            raise ConfigError("ranks", "a URL with a user or password is not asked; one that is signed may be")
         return RanksSource(
-            location,
+            settings.ranks,
             trusted,
             self.reactor,
             now_s=time.time,
@@ -79,7 +77,7 @@ class DiscoveryService(RoleService):
         from dmsg.discovery.store import open_store
 
         settings = self.settings
-        self.store = open_store(self._store_url, self.reactor, limits=settings.store_limits)
+        self.store = open_store(settings.store, self.reactor, limits=settings.store_limits)
         api = DiscoveryApi(
             self.store,
             clock_ns=time.time_ns,
@@ -132,10 +130,11 @@ class DiscoveryService(RoleService):
         return gauges
 
 
-def _absolute(store: str) -> str:
-    """The same store whatever directory a daemon changes to."""
-    scheme, _, path = store.partition(":")
-    return f"sqlite:{os.path.abspath(path)}" if scheme == "sqlite" and path else store
+def _has_credentials(location: str) -> bool:
+    try:
+        return "://" in location and "@" in urlsplit(location).netloc
+    except ValueError:
+        raise ConfigError("ranks", "is not a URL") from None
 
 
 def makeService(options: Options) -> DiscoveryService:

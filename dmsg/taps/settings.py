@@ -27,7 +27,7 @@ _NODE_HELP = "name in logs and metrics"
 class CommonSettings:
     """What every role has."""
 
-    events: str | None = setting(_EVENTS_HELP, default=None)
+    events: str | None = setting(_EVENTS_HELP, default=None, may_be_path=True)
     events_limit: int = setting(
         "bytes that published files of events may take; beyond, the oldest are deleted; 0 for no limit",
         default=LIMIT_BYTES,
@@ -60,8 +60,14 @@ class DiscoverySettings(CommonSettings):
         "where entries are kept: sqlite:PATH, redis://host:port/db, or memory: (lost at the end)",
         default="memory:",
         secret=True,
+        may_be_path=True,
     )
-    ranks: str | None = setting("signed relay ranks to order servers by: a file, or an http or https URL", default=None)
+    ranks: str | None = setting(
+        "signed relay ranks to order servers by: a file, or an http or https URL",
+        default=None,
+        secret=True,
+        may_be_path=True,
+    )
     ranks_key: str | None = setting(
         "public key whose ranks are believed, or several with commas in between", default=None
     )
@@ -80,6 +86,7 @@ class ShipperSettings(CommonSettings):
         "where to: a directory, s3://bucket/prefix, hdfs://host:port/path, or another URL fsspec knows",
         name="to",
         secret=True,
+        may_be_path=True,
     )
     option: str | None = setting(
         "storage option of fsspec, such as endpoint_url=http://127.0.0.1:9000 or region=eu-central-1; may be repeated, "

@@ -31,6 +31,13 @@ async def test_ping_measures_what_echo_sends_back(bench, size):
 
 
 @pytest_twisted.ensureDeferred
+async def test_events_that_cannot_be_written_are_said_at_once(bench):
+    with pytest.raises(CommandError, match="--events: /dev/null/x cannot be used: Not a directory") as caught:
+        await bench.run(run_echo, events="/dev/null/x")
+    assert exit_code(caught.value) is Exit.USAGE
+
+
+@pytest_twisted.ensureDeferred
 async def test_a_peer_that_changes_what_comes_is_found_out(bench):
     class Liar(Protocol):
         def dataReceived(self, data):

@@ -12,6 +12,7 @@ import pytest
 import pytest_twisted
 from twisted.internet.defer import Deferred
 from twisted.internet.task import Clock
+from twisted.logger import formatEvent, globalLogPublisher
 from twisted.web.resource import Resource
 from twisted.web.server import Site
 
@@ -152,6 +153,21 @@ async def test_a_url_where_nobody_listens_is_no_harm(reactor: Any, served: Any) 
     await source.refresh()
     assert (source.problem, source.ranks) == ("unreadable", None)
     await source.stop()
+
+
+@pytest_twisted.ensureDeferred
+async def test_what_a_url_is_signed_with_is_not_logged(reactor: Any) -> None:
+    said: list[Any] = []
+    globalLogPublisher.addObserver(said.append)
+    source = RanksSource("http://127.0.0.1:1/ranks?sig=TOPSECRET", TRUSTED, reactor, now_s=lambda: NOW_S)
+    try:
+        await source.refresh()
+    finally:
+        globalLogPublisher.removeObserver(said.append)
+        await source.stop()
+    texts = [formatEvent(event) for event in said]
+    assert any("http://127.0.0.1:1/ranks?…" in text for text in texts)
+    assert "TOPSECRET" not in repr(texts)
 
 
 @pytest_twisted.ensureDeferred

@@ -36,6 +36,7 @@ class Settings:
     public_address: HostPort | None = setting("address", default=None)
     store: str = setting("store", default="memory:", secret=True)
     fast: bool = setting("fast", default=False)
+    target: str | None = setting("target", default=None, may_be_path=True)
     limits: Limits = field(default_factory=Limits)
 
 
@@ -105,6 +106,26 @@ def test_paths_count_from_where_they_were_written(tmp_path: Path) -> None:
     config = write(tmp_path, '[server]\nkey = "secret/key"\n')
     assert get({"config": config}).key == tmp_path / "secret" / "key"
     assert get({"key": "key"}).key == Path(os.getcwd(), "key")
+
+
+@pytest.mark.parametrize(
+    ("written", "meant"),
+    [
+        ("logs", "{}/logs"),
+        ("../logs", "{}/../logs"),
+        ("a b?c", "{}/a b?c"),
+        ("/logs", "/logs"),
+        ("sqlite:entries.db", "sqlite:{}/entries.db"),
+        ("sqlite:/entries.db", "sqlite:/entries.db"),
+        *((other, other) for other in ("-", "memory:", "sqlite:", "redis://host/0", "https://host/a", "s3://bucket/a")),
+    ],
+)
+def test_a_text_that_may_be_a_path_counts_from_there_too(tmp_path: Path, written: str, meant: str) -> None:
+    config = write(tmp_path, f'[server]\ntarget = "{written}"\n')
+    for directory, made in ((tmp_path, get({"config": config})), (os.getcwd(), get({"target": written}))):
+        scheme, path, rest = meant.partition("{}")
+        assert made.target == (scheme + os.path.abspath(f"{directory}{rest}") if path else meant)
+    assert get({"target": "none"}).target is None
 
 
 @pytest.mark.parametrize(

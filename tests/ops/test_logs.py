@@ -207,7 +207,7 @@ def test_the_stream_is_bound_when_the_log_is_made(tmp_path: Path, monkeypatch: p
     assert json.loads((tmp_path / "out").read_text())["event"] == "drained"
 
 
-def test_a_full_pipe_never_blocks_the_caller() -> None:
+def test_a_full_pipe_never_blocks_the_caller(logged_errors: Any) -> None:
     reader, writer = os.pipe()
     filled = 0
     os.set_blocking(writer, False)
@@ -221,6 +221,8 @@ def test_a_full_pipe_never_blocks_the_caller() -> None:
             log.emit(DiscoveryRequest("GET", "entry", 200, 1.0, "", f"{number:066x}"))
     assert log.dropped > 0
     assert log.close(timeout_s=0.05) is False
+    assert logged_errors.texts()
+    logged_errors.flush()
     collected = bytearray()
     while piece := os.read(reader, 1 << 20):  # until the thread has written everything and closed its end
         collected += piece
@@ -323,9 +325,13 @@ def test_a_disk_that_stays_full_does_not_hold_closing_up(logged_errors: Any) -> 
     sink.go.set()
     sink.failures.extend(OSError(errno.ENOSPC, "No space left on device") for _ in range(1000))
     log = EventLog(sink, **WHO)
-    log.emit(Drained())
+    for _ in range(3):
+        log.emit(Drained())
     assert log.close() is False
-    assert logged_errors.texts()
+    assert log.dropped == 3
+    said = logged_errors.events()
+    assert [event["count"] for event in said if "count" in event] == [3]
+    assert all("No space left on device" in event["problem"] for event in said)
     logged_errors.flush()
 
 

@@ -85,7 +85,6 @@ def test_one_environment_serves_all_roles() -> None:
         (discovery, "--listen nowhere:1", "dmsg-discovery: listen: 'nowhere:1' is no endpoint to listen on"),
         (discovery, "--admin tcp:x", "dmsg-discovery: admin: 'tcp:x' is no endpoint to listen on"),
         (discovery, "--events ev --events-limit -1", "dmsg-discovery: events_limit: must not be negative"),
-        (discovery, "--events /dev/null/x", "dmsg-discovery: events: /dev/null/x cannot be used: "),
         (discovery, "--limit-connections x", "dmsg-discovery: limit_connections: must be a whole number"),
     ],
 )
@@ -110,6 +109,7 @@ def test_services_are_made_without_touching_anything(tmp_path: Path, key_file: A
     store = tmp_path / "entries.db"
     found = discovery.makeService(_parsed(discovery, "--store", f"sqlite:{store}", "--events", str(tmp_path / "ev")))
     assert found.store is None and not store.exists()
+    assert not list(tmp_path.glob("ev*"))  # a daemon is not yet the user whose directory it is to be
 
 
 def test_help_and_version_come_from_the_declarations(capsys: pytest.CaptureFixture[str]) -> None:

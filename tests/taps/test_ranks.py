@@ -31,6 +31,11 @@ KEY = str(OPERATOR.public_key)
             ["--ranks", "ranks.json", "--ranks-key", KEY, "--ranks-refresh-s", "0"],
             "ranks_refresh_s: must be more than 0",
         ),
+        (
+            ["--ranks", "https://me:secret@host/ranks", "--ranks-key", KEY],
+            "ranks: a URL with a user or password is not",
+        ),
+        (["--ranks", "https://[host/ranks", "--ranks-key", KEY], "ranks: is not a URL"),
     ],
 )
 def test_what_cannot_work_is_one_line(arguments: list[str], problem: str, tmp_path: Path) -> None:

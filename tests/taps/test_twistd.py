@@ -121,14 +121,17 @@ def test_a_server_registers_drains_and_withdraws(start: Start, runner: tuple[str
 
 def test_settings_come_from_file_and_environment(start: Start, tmp_path: Path) -> None:
     port = free_port()
-    (tmp_path / "dmsg.toml").write_text('[discovery]\nlisten = "tcp:1"\nstore = "sqlite:entries.db"\n')
+    (tmp_path / "etc").mkdir()
+    table = '[discovery]\nlisten = "tcp:1"\nstore = "sqlite:entries.db"\nevents = "events"\n'
+    (tmp_path / "etc" / "dmsg.toml").write_text(table)
     program = start(
-        *RUNNERS[1], "dmsg-discovery", "--config", "dmsg.toml",
+        *RUNNERS[1], "dmsg-discovery", "--config", "etc/dmsg.toml",
         environ={"DMSG_LISTEN": f"tcp:{port}:interface=127.0.0.1"},
     )  # fmt: skip
     program.wait_for(f"dmsg-discovery runs, on tcp:{port}")
     assert program.terminate() == 0
-    assert (tmp_path / "entries.db").exists()
+    assert (tmp_path / "etc" / "entries.db").exists()
+    assert read_events(tmp_path / "etc" / "events")
 
 
 @pytest.mark.parametrize("runner", RUNNERS, ids=["twistd", "twist"])
@@ -138,6 +141,10 @@ def test_settings_come_from_file_and_environment(start: Start, tmp_path: Path) -
         (("dmsg-server", "--key", "missing"), "dmsg-server: key: "),
         (("dmsg-discovery", "--store", "gopher:"), "dmsg-discovery: store: a store is memory:, sqlite:PATH or "),
         (("dmsg-discovery", "--colour", "red"), "dmsg-discovery: option --colour not recognized"),
+        (
+            ("dmsg-discovery", "--events", "/dev/null/x"),
+            "dmsg-discovery: events: /dev/null/x cannot be used: Not a dir",
+        ),
         (("dmsg-discovery", "--limit-headers", "-3"), "dmsg-discovery: limit_headers: must not be negative"),
     ],
 )
