@@ -11,6 +11,7 @@ import re
 from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from heapq import heapify, heappop, heappush
 from typing import Final, NamedTuple
 from urllib.parse import urlsplit
 
@@ -82,17 +83,40 @@ class Backoff:
         return longest * (0.5 + 0.5 * uniform())
 
 
-@dataclass(slots=True)
-class _Retry:
-    failures: int
-    due: float
+class _Queue:
+    """Paths by a key, the least first. A step costs O(log n) on average, because what is dropped stays in the heap until
+    it comes up or more than half of the heap is such."""
+
+    def __init__(self) -> None:
+        self._keys: dict[str, tuple[float, ...]] = {}
+        self._heap: list[tuple[tuple[float, ...], str]] = []
+
+    def put(self, path: str, *key: float) -> None:
+        """Add a path that is not here."""
+        self._keys[path] = key
+        heappush(self._heap, (key, path))
+        if len(self._heap) > 2 * len(self._keys):
+            self._heap = [(key, path) for path, key in self._keys.items()]
+            heapify(self._heap)
+
+    def drop(self, path: str) -> None:
+        """Remove a path, if it is here."""
+        self._keys.pop(path, None)
+
+    def first(self) -> tuple[tuple[float, ...], str] | None:
+        """The least key and its path, which stays; of equal keys the least path."""
+        heap = self._heap
+        while heap and self._keys.get(heap[0][1]) != heap[0][0]:
+            heappop(heap)
+        return heap[0] if heap else None
 
 
 class Plan:
     """What is known of the files, and what is to be tried next. ``now`` is monotonic seconds throughout.
 
     At most ``parallel`` attempts are under way at a time. With ``give_up_after`` a file is left alone after so many
-    failures, and everything is after so many failures in a row of the target.
+    failures, and everything is after so many failures in a row of the target. What an attempt costs hardly grows with the
+    number of files: a directory may hold hundreds of thousands, and all of them may fail.
     """
 
     def __init__(
@@ -103,9 +127,14 @@ class Plan:
         self._uniform = uniform
         self._give_up_after = give_up_after
         self._files: dict[str, Waiting] = {}
-        self._ready: deque[str] = deque()
-        self._retries: dict[str, _Retry] = {}
+        self._failures: dict[str, int] = {}
+        # Where a file is: under way, with the target's failures when it was begun; not yet tried; waiting, by when its
+        # turn comes; its turn has come, in both orders. One that was given up is nowhere.
         self._running: dict[str, int] = {}
+        self._ready: deque[str] = deque()
+        self._waiting = _Queue()
+        self._due_by_age = _Queue()
+        self._due_by_failures = _Queue()
         self._settled: set[str] = set()
         self._target_failures = 0
         self._target_due = 0.0
@@ -121,8 +150,11 @@ class Plan:
         found = {one.path: one for one in files if one.path not in self._settled}
         found.update((path, self._files[path]) for path in self._running)
         self._files = found
-        self._retries = {path: retry for path, retry in self._retries.items() if path in found}
-        fresh = [one for path, one in found.items() if path not in self._running and path not in self._retries]
+        for path in [path for path in self._failures if path not in found]:
+            del self._failures[path]
+            for queue in (self._waiting, self._due_by_age, self._due_by_failures):
+                queue.drop(path)
+        fresh = [one for path, one in found.items() if path not in self._running and path not in self._failures]
         fresh.sort(key=lambda one: (one.modified_at, one.path))
         self._ready = deque(one.path for one in fresh)
 
@@ -140,25 +172,31 @@ class Plan:
         return self._files[path]
 
     def _next(self, now: float) -> str | None:
-        """Files whose turn has come again go first, the oldest of them. While the target fails, those that failed the
-        least: it may be only the file that the target will not have."""
-        due = [path for path, retry in self._retries.items() if retry.due <= now and path not in self._running]
-        if self._ready and (self._target_failures or not due):
+        """Files whose turn has come again go first, the oldest of them. While the target fails, they go last, and first
+        those that failed the least: it may be only the file that the target will not have."""
+        while (waiting := self._waiting.first()) is not None and waiting[0][0] <= now:
+            path = waiting[1]
+            self._waiting.drop(path)
+            self._due_by_age.put(path, self._files[path].modified_at)
+            self._due_by_failures.put(path, self._failures[path], self._files[path].modified_at)
+        due = (self._due_by_failures if self._target_failures else self._due_by_age).first()
+        if self._ready and (self._target_failures or due is None):
             return self._ready.popleft()
-        if self._target_failures:
-            return min(due, key=lambda one: self._retries[one].failures, default=None)
-        return min(due, key=lambda one: (self._files[one].modified_at, one), default=None)
+        if due is None:
+            return None
+        self._due_by_age.drop(due[1])
+        self._due_by_failures.drop(due[1])
+        return due[1]
 
     def attempt(self, path: str) -> int:
         """Which attempt on the file is the one under way, from 1."""
-        retry = self._retries.get(path)
-        return retry.failures + 1 if retry is not None else 1
+        return self._failures.get(path, 0) + 1
 
     def settled(self, path: str, *, reached: bool) -> None:
         """The file is no longer here; ``reached`` if the target has taken it."""
         del self._running[path]
         self._files.pop(path, None)
-        self._retries.pop(path, None)
+        self._failures.pop(path, None)
         self._settled.add(path)
         if reached:
             self._target_failures, self._target_due = 0, 0.0
@@ -169,22 +207,22 @@ class Plan:
         if reason not in FILE_REASONS and failures_then == self._target_failures:  # one outage fails several at once
             self._target_failures += 1
             self._target_due = now + self._backoff.delay_s(self._target_failures, self._uniform)
-        retry = self._retries.setdefault(path, _Retry(0, 0.0))
-        retry.failures += 1
-        if self._give_up_after is not None and retry.failures >= self._give_up_after:
-            retry.due = float("inf")
-        else:
-            retry.due = now + self._backoff.delay_s(retry.failures, self._uniform)
-        return retry.due
+        failures = self._failures[path] = self._failures.get(path, 0) + 1
+        if self._give_up_after is not None and failures >= self._give_up_after:
+            return float("inf")
+        due = now + self._backoff.delay_s(failures, self._uniform)
+        self._waiting.put(path, due)
+        return due
 
     def next_due(self, now: float) -> float | None:
         """When :meth:`take` has something again, if nothing else happens; ``None`` if only something else helps."""
         limit = 1 if self._target_failures else self._parallel
         if len(self._running) >= limit or self._target_given_up:
             return None
-        waiting = [retry.due for path, retry in self._retries.items() if path not in self._running]
-        due = now if self._ready else min(waiting, default=float("inf"))
-        return None if due == float("inf") else max(now, due, self._target_due)
+        if self._ready or self._due_by_age.first() is not None:
+            return max(now, self._target_due)
+        waiting = self._waiting.first()
+        return None if waiting is None else max(now, waiting[0][0], self._target_due)
 
     # --- how it stands -----------------------------------------------------------------------------------------------
 
@@ -193,7 +231,7 @@ class Plan:
         """Whether nothing is under way and nothing will be without another list of files."""
         if self._running:
             return False
-        left = self._ready or any(retry.due < float("inf") for retry in self._retries.values())
+        left = self._ready or self._due_by_age.first() is not None or self._waiting.first() is not None
         return self._target_given_up or not left
 
     @property
