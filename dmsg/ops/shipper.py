@@ -26,13 +26,15 @@ from dmsg.interfaces import IEventLog
 from dmsg.ops.destinations import Destination
 from dmsg.ops.events import FileShipped
 from dmsg.ops.shipfiles import Found, examine, release, scan
-from dmsg.ops.shipping import OWN_FOLDER, Plan, Waiting, clip, landing_path, recognise
+from dmsg.ops.shipping import OWN_FOLDER, Plan, Sparing, Waiting, clip, landing_path, recognise
 
 T = TypeVar("T")
 #: Runs something that blocks in a thread; the Deferred fires where the reactor runs.
 InThread = Callable[[Callable[[], T]], "Deferred[T]"]
 #: An attempt that takes longer than this makes the shipper not ready. It goes on: there is no way to stop it.
 STUCK_S: Final = 300.0
+#: Of the failures for one reason one in so many seconds is logged: there may be thousands, and an event for each.
+WARN_S: Final = 60.0
 
 _log = Logger()
 
@@ -131,6 +133,7 @@ class Shipper:
         self._shipped_files = 0
         self._shipped_bytes = 0
         self._failed_attempts = 0
+        self._warnings = Sparing(WARN_S)
         self._ok = True
         self.done: Deferred[bool] = Deferred()
 
@@ -145,6 +148,8 @@ class Shipper:
         if self._call is not None and self._call.active():
             self._call.cancel()
         self._call = None
+        for reason, count in self._warnings.rest().items():
+            _log.warn("{count} more failures were not logged: {reason}", count=count, reason=reason)
 
     @property
     def in_flight(self) -> int:
@@ -270,8 +275,10 @@ class Shipper:
 
     def _failed(self, failure: Failure, file: Waiting) -> None:
         error = failure.value
-        if not isinstance(error, ShippingError):
-            _log.failure("{path} was not shipped", failure, path=file.path)
+        kind = type(error).__name__
+        if isinstance(error, ShippingError):
+            kind = error.reason
+        else:  # no library ought to have raised it
             error = ShippingError("failed", clip(error))
         now = self._reactor.seconds()
         attempt = self._plan.attempt(file.path)
@@ -288,12 +295,18 @@ class Shipper:
             return
         self._ship_problem = f"{error.reason}: the last file could not be shipped to {self._destination.text}"
         pause_s = self._plan.failed(file.path, error.reason, now) - now
+        left_out = self._warnings.lets(kind, now)
+        if left_out is None:
+            return
+        if kind != error.reason:
+            _log.failure("{path} was not shipped", failure, path=file.path)
+        then = "given up" if pause_s == float("inf") else f"tried again in {pause_s:.1f} s at the earliest"
         _log.warn(
             "{path} was not shipped to {target}: {error} ({then})",
             path=file.path,
             target=self._destination.text,
             error=error,
-            then="given up" if pause_s == float("inf") else f"tried again in {pause_s:.1f} s at the earliest",
+            then=f"{then}; {left_out} more like it were not logged" if left_out else then,
         )
 
     def _emit(self, event: FileShipped, file: Waiting) -> None:

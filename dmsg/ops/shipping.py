@@ -2,7 +2,8 @@
 
 Failures are of two kinds. What is wrong with one file (:data:`FILE_REASONS`) holds up that file only. Anything else is
 taken for the target's: then all files wait, and one at a time is tried until one gets through. Either way the file that
-failed waits for longer each time, so that the next attempt is another file's and none can stop the others.
+failed waits for longer each time, so that the next attempt is another file's and none can stop the others. After
+failures of its own it waits for much longer, because those seldom pass by themselves and many files may have them.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from __future__ import annotations
 import re
 from collections import deque
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from heapq import heapify, heappop, heappush
 from typing import Final, NamedTuple
 from urllib.parse import urlsplit
@@ -22,6 +23,8 @@ from dmsg.ops.lognames import DIGEST_DIGITS, LogFileName
 OWN_FOLDER: Final = "role=shipper/"
 #: Reasons that are one file's own: its content, the content that stands in its place, access to it.
 FILE_REASONS: Final = frozenset({"damaged", "conflict", "unreadable", "mismatch"})
+#: The longest pause after failures that are a file's own is so many times that after others.
+OWN_PAUSES: Final = 60.0
 #: Of a message of somebody else's library at most this many characters are logged.
 DETAIL_CHARACTERS: Final = 300
 
@@ -83,6 +86,35 @@ class Backoff:
         return longest * (0.5 + 0.5 * uniform())
 
 
+class Sparing:
+    """Of many things of a kind that are to be told, lets one through in ``every_s`` seconds and counts the others."""
+
+    def __init__(self, every_s: float) -> None:
+        self._every_s = every_s
+        self._again_at: dict[str, float] = {}
+        self._left_out: dict[str, int] = {}
+
+    def lets(self, kind: str, now: float) -> int | None:
+        """How many of this kind were left out since the last one, if this one is to be told; ``None`` if it is not."""
+        if now < self._again_at.get(kind, now):
+            self._left_out[kind] = self._left_out.get(kind, 0) + 1
+            return None
+        self._again_at[kind] = now + self._every_s
+        return self._left_out.pop(kind, 0)
+
+    def rest(self) -> dict[str, int]:
+        """How many of each kind were left out and not told of yet; from now on they are."""
+        left_out, self._left_out = self._left_out, {}
+        return left_out
+
+
+class _Failures(NamedTuple):
+    """How often a file has failed, and how often of that for a reason of its own."""
+
+    all: int = 0
+    own: int = 0
+
+
 class _Queue:
     """Paths by a key, the least first. A step costs O(log n) on average, because what is dropped stays in the heap until
     it comes up or more than half of the heap is such."""
@@ -114,6 +146,7 @@ class _Queue:
 class Plan:
     """What is known of the files, and what is to be tried next. ``now`` is monotonic seconds throughout.
 
+    ``backoff`` is for the target; failures of a file's own have :data:`OWN_PAUSES` times its limit.
     At most ``parallel`` attempts are under way at a time. With ``give_up_after`` a file is left alone after so many
     failures, and everything is after so many failures in a row of the target. What an attempt costs hardly grows with the
     number of files: a directory may hold hundreds of thousands, and all of them may fail.
@@ -124,10 +157,11 @@ class Plan:
     ) -> None:
         self._parallel = max(1, parallel)
         self._backoff = backoff
+        self._own_backoff = replace(backoff, limit_s=OWN_PAUSES * backoff.limit_s)
         self._uniform = uniform
         self._give_up_after = give_up_after
         self._files: dict[str, Waiting] = {}
-        self._failures: dict[str, int] = {}
+        self._failures: dict[str, _Failures] = {}
         # Where a file is: under way, with the target's failures when it was begun; not yet tried; waiting, by when its
         # turn comes; its turn has come, in both orders. One that was given up is nowhere.
         self._running: dict[str, int] = {}
@@ -178,7 +212,7 @@ class Plan:
             path = waiting[1]
             self._waiting.drop(path)
             self._due_by_age.put(path, self._files[path].modified_at)
-            self._due_by_failures.put(path, self._failures[path], self._files[path].modified_at)
+            self._due_by_failures.put(path, self._failures[path].all, self._files[path].modified_at)
         due = (self._due_by_failures if self._target_failures else self._due_by_age).first()
         if self._ready and (self._target_failures or due is None):
             return self._ready.popleft()
@@ -190,7 +224,7 @@ class Plan:
 
     def attempt(self, path: str) -> int:
         """Which attempt on the file is the one under way, from 1."""
-        return self._failures.get(path, 0) + 1
+        return self._failures.get(path, _Failures()).all + 1
 
     def settled(self, path: str, *, reached: bool) -> None:
         """The file is no longer here; ``reached`` if the target has taken it."""
@@ -204,13 +238,16 @@ class Plan:
     def failed(self, path: str, reason: str, now: float) -> float:
         """The attempt failed; when the file will be tried again at the earliest (infinity: no more)."""
         failures_then = self._running.pop(path)
-        if reason not in FILE_REASONS and failures_then == self._target_failures:  # one outage fails several at once
+        own = reason in FILE_REASONS
+        if not own and failures_then == self._target_failures:  # one outage fails several at once
             self._target_failures += 1
             self._target_due = now + self._backoff.delay_s(self._target_failures, self._uniform)
-        failures = self._failures[path] = self._failures.get(path, 0) + 1
-        if self._give_up_after is not None and failures >= self._give_up_after:
+        before = self._failures.get(path, _Failures())
+        failures = self._failures[path] = _Failures(before.all + 1, before.own + own)
+        if self._give_up_after is not None and failures.all >= self._give_up_after:
             return float("inf")
-        due = now + self._backoff.delay_s(failures, self._uniform)
+        backoff, count = (self._own_backoff, failures.own) if own else (self._backoff, failures.all)
+        due = now + backoff.delay_s(count, self._uniform)
         self._waiting.put(path, due)
         return due
 

@@ -105,7 +105,9 @@ class ShipperSettings(CommonSettings):
     parallel: int = setting("files that are shipped at a time", default=4)
     attempts: int = setting("failures after which --once leaves a file, or the target, alone", default=3)
     retry_limit_s: float = setting(
-        "longest pause in seconds after failures, which doubles from one second", default=60.0
+        "longest pause in seconds after failures, which doubles from one second; 60 times that for a file whose "
+        "failures are its own",
+        default=60.0,
     )
     drain_timeout: float = setting("seconds uploads under way may take after SIGTERM", default=20.0)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -14,6 +15,7 @@ import pytest
 import pytest_twisted
 from twisted.internet.defer import Deferred, execute
 from twisted.internet.task import Clock
+from twisted.logger import LogLevel, formatEvent, globalLogPublisher
 
 from dmsg.errors import ShippingError
 from dmsg.ops.destination_local import LocalDestination
@@ -174,6 +176,67 @@ def test_what_no_library_ought_to_raise_is_a_failure_like_others(
     bench.target.error = lambda path: None
     bench.run(5)
     assert len(landed(bench.landing)) == 1
+
+
+@pytest.fixture
+def warned() -> Any:
+    """The texts of the warnings that are logged."""
+    texts: list[str] = []
+
+    def observe(event: Any) -> None:
+        if event.get("log_level") is LogLevel.warn:
+            texts.append(formatEvent(event))
+
+    globalLogPublisher.addObserver(observe)
+    yield texts
+    globalLogPublisher.removeObserver(observe)
+
+
+def test_many_files_that_fail_make_one_line_a_minute_for_each_reason(
+    bench: Bench, event_file: Any, warned: list[str]
+) -> None:
+    for number in range(40):
+        event_file(bench.events_dir, number)
+    reasons = {f"-{number:06d}-": "conflict" if number % 2 else "unreadable" for number in range(40)}
+    bench.target.error = lambda path: ShippingError(reasons[path[path.index("-0000") :][:8]], "for a test")
+    shipper = bench.start()
+    assert len(warned) == 2 and "was not shipped to the target: conflict: for a test" in "\n".join(warned)
+    bench.run(600)
+    shipper.stop()
+    for reason in ("conflict", "unreadable"):
+        failures = len([one for one in bench.told() if one[1] == reason])
+        lines = [text for text in warned if f": {reason}: for a test" in text]
+        assert failures >= 100 and 2 <= len(lines) <= 11
+        left_out = [int(count) for text in lines for count in re.findall(r"; (\d+) more like it were not logged", text)]
+        [rest] = [text for text in warned if text.endswith(f"more failures were not logged: {reason}")]
+        assert failures == len(lines) + sum(left_out) + int(rest.split()[0]), "each is told or counted"
+    shipper.stop()
+    assert len([text for text in warned if "more failures" in text]) == 2
+
+
+def test_what_no_library_ought_to_raise_does_not_fill_the_log_either(
+    bench: Bench, event_file: Any, logged_errors: Any, warned: list[str]
+) -> None:
+    for number in range(20):
+        event_file(bench.events_dir, number)
+    bench.target.error = lambda path: ZeroDivisionError("oops")
+    bench.start()
+    bench.run(50)
+    assert len(bench.told()) > 5
+    assert len(warned) == 1 == len(logged_errors.flush(ZeroDivisionError))
+
+
+def test_files_that_always_fail_are_hardly_tried_in_the_end(bench: Bench, event_file: Any) -> None:
+    """Thousands of them would keep a core busy for ever otherwise, and fill the log of events."""
+    for number in range(10):
+        event_file(bench.events_dir, number)
+    bench.target.error = lambda path: ShippingError("unreadable", "for a test")
+    shipper = bench.start()
+    bench.run(3 * 3600)
+    before = shipper.gauges()["failed_attempts"]
+    bench.run(3 * 3600)
+    assert 10 * 3 <= shipper.gauges()["failed_attempts"] - before <= 10 * 6
+    assert len(bench.told()) == shipper.gauges()["failed_attempts"], "an event for each all the same"
 
 
 def test_a_damaged_file_is_set_aside_and_told_of(

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dmsg.ops.shipping import FILE_REASONS, Backoff, Plan, Waiting, clip, landing_path, recognise, redact
+from dmsg.ops.shipping import FILE_REASONS, Backoff, Plan, Sparing, Waiting, clip, landing_path, recognise, redact
 
 FOLDER = "role=server/date=2026-01-02/hour=05"
 NAME = "02c6047f9441ed7d-9f2c0011aabbccdd-000004-17.jsonl.zst"
@@ -67,6 +67,17 @@ def test_pauses_grow_to_a_limit(failures: int, chance: float) -> None:
     assert backoff.delay_s(failures + 1, lambda: chance) >= pause
 
 
+def test_of_many_of_a_kind_one_a_minute_is_told_and_the_others_are_counted() -> None:
+    sparing = Sparing(60.0)
+    told = [sparing.lets("a", float(now)) for now in range(0, 200, 10)]
+    assert [(10 * number, one) for number, one in enumerate(told) if one is not None] == [
+        (0, 0), (60, 5), (120, 5), (180, 5),
+    ]  # fmt: skip
+    assert sparing.lets("b", 190.0) == 0, "another kind is told at once"
+    assert sparing.rest() == {"a": 1} and sparing.rest() == {}
+    assert sparing.lets("a", 240.0) == 0
+
+
 # --- the plan --------------------------------------------------------------------------------------------------------
 
 
@@ -110,6 +121,31 @@ def test_a_bad_file_waits_for_longer_each_time_and_stops_nobody() -> None:
     assert take(plan, 0.9) == [] and plan.next_due(0.9) == pytest.approx(1.0, abs=0.001)
     assert take(plan, 1.0) == ["bad"] and plan.attempt("bad") == 2
     assert plan.failed("bad", "conflict", 1.0) == pytest.approx(3.0, abs=0.001)
+
+
+def test_a_file_with_failures_of_its_own_is_tried_once_an_hour_in_the_end() -> None:
+    plan = make(1, None, "bad")
+    tries, now = [], 0.0
+    while now < 86_400.0:
+        assert take(plan, now) == ["bad"]
+        tries.append(now)
+        now = plan.failed("bad", "unreadable", now)
+    assert [one for one in tries if one < 60.0] == pytest.approx([0.0, 1.0, 3.0, 7.0, 15.0, 31.0], abs=0.001)
+    assert [one - two for one, two in zip(tries[-10:], tries[-11:], strict=False)] == pytest.approx(
+        [3600.0] * 10, abs=1
+    )
+
+
+def test_only_failures_of_its_own_hold_a_file_up_for_so_long() -> None:
+    plan = make(1, None, "a")
+    now = 0.0
+    for _ in range(50):
+        assert take(plan, now) == ["a"]
+        due = plan.failed("a", "unreachable", now)
+        assert due - now <= 60.0
+        now = due
+    assert take(plan, now) == ["a"]
+    assert plan.failed("a", "unreadable", now) - now == pytest.approx(1.0, abs=0.001), "the first of its own"
 
 
 def test_while_the_target_fails_one_file_at_a_time_tries_it_and_not_always_the_same() -> None:
@@ -213,7 +249,7 @@ def test_everything_arrives_once_the_target_works(data: st.DataObject) -> None:
     shipped: list[str] = []
     while plan.backlog:
         due = plan.next_due(now)
-        assert due is not None and due - now <= 60.0
+        assert due is not None and due - now <= 3600.0
         now = due
         for name in take(plan, now):
             plan.settled(name, reached=True)

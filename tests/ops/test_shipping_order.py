@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dmsg.ops.shipping import FILE_REASONS, Backoff, Plan, Waiting
+from dmsg.ops.shipping import FILE_REASONS, OWN_PAUSES, Backoff, Plan, Waiting
 
 from .test_shipping import make
 
@@ -23,10 +23,12 @@ class Simple:
 
     def __init__(self, *, parallel: int, backoff: Backoff, uniform: Callable[[], float], give_up_after: int | None):
         self.parallel, self.backoff, self.uniform, self.limit = parallel, backoff, uniform, give_up_after or math.inf
+        self.own_backoff = Backoff(backoff.first_s, OWN_PAUSES * backoff.limit_s)
         self.files: dict[str, Waiting] = {}
         self.running: dict[str, int] = {}
         self.settled_since: set[str] = set()
         self.tries: dict[str, tuple[int, float]] = {}  # failures, and when the next attempt is due
+        self.own: dict[str, int] = {}  # failures for a reason of the file's own
         self.target_failures, self.target_due = 0, 0.0
 
     def scan_begins(self) -> None:
@@ -36,6 +38,7 @@ class Simple:
         running = {path: self.files[path] for path in self.running}
         self.files = {one.path: one for one in files if one.path not in self.settled_since} | running
         self.tries = {path: tries for path, tries in self.tries.items() if path in self.files}
+        self.own = {path: own for path, own in self.own.items() if path in self.files}
 
     def may(self) -> bool:
         limit = 1 if self.target_failures else self.parallel
@@ -58,6 +61,7 @@ class Simple:
     def settled(self, path: str, *, reached: bool) -> None:
         del self.running[path], self.files[path]
         self.tries.pop(path, None)
+        self.own.pop(path, None)
         self.settled_since.add(path)
         if reached:
             self.target_failures, self.target_due = 0, 0.0
@@ -67,8 +71,14 @@ class Simple:
             self.target_failures += 1
             self.target_due = now + self.backoff.delay_s(self.target_failures, self.uniform)
         failures = self.tries.get(path, (0, 0.0))[0] + 1
-        given_up = failures >= self.limit
-        due = math.inf if given_up else now + self.backoff.delay_s(failures, self.uniform)
+        if reason in FILE_REASONS:
+            self.own[path] = self.own.get(path, 0) + 1
+        if failures >= self.limit:
+            due = math.inf
+        elif reason in FILE_REASONS:
+            due = now + self.own_backoff.delay_s(self.own[path], self.uniform)
+        else:
+            due = now + self.backoff.delay_s(failures, self.uniform)
         self.tries[path] = (failures, due)
         return due
 
