@@ -79,13 +79,17 @@ def check_target(target: str, source: str, options: Mapping[str, Any]) -> None:
         if os.path.commonpath((ours, theirs)) in (ours, theirs):
             raise ConfigError("to", "must be neither the directory files are shipped from, nor inside or around it")
         return
-    if "::" in target or not urlsplit(target).netloc + urlsplit(target).path.strip("/"):
+    try:
+        parts = urlsplit(target)
+    except ValueError:  # brackets that are no IPv6 address
+        parts = urlsplit("")
+    if "::" in target or not parts.netloc + parts.path.strip("/"):
         raise ConfigError("to", "must be a directory or a URL such as s3://bucket/prefix")
     try:
         import fsspec
     except ImportError:
         raise ConfigError("to", "a target that is not local needs fsspec: install dmsg[ship] or dmsg[s3]") from None
-    scheme = urlsplit(target).scheme
+    scheme = parts.scheme
     try:
         fsspec.get_filesystem_class(scheme)
     except ValueError:

@@ -14,7 +14,6 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from heapq import heapify, heappop, heappush
 from typing import Final, NamedTuple
-from urllib.parse import urlsplit
 
 from dmsg.ops.lognames import DIGEST_DIGITS, LogFileName
 
@@ -32,6 +31,7 @@ _SAFE: Final = re.compile(r"[A-Za-z0-9._-]+")
 _FOLDER: Final = re.compile(r"role=[A-Za-z0-9._-]+/date=\d{4}-\d{2}-\d{2}/hour=\d{2}", re.ASCII)
 _QUERY: Final = re.compile(r"(\w://[^\s?]*)\?\S+")
 _USERINFO: Final = re.compile(r"(\w://)[^\s/]*@")
+_PASSWORD: Final = re.compile(r"\w://[^/?#:@]*:([^/?#]+)@")
 
 
 class Waiting(NamedTuple):
@@ -67,9 +67,9 @@ def redact(text: str) -> str:
 def clip(error: BaseException | None, url: str = "") -> str:
     """The first line of an error for a log: bounded, and without the password of ``url`` wherever it stands."""
     text = redact((str(error) or repr(error)).partition("\n")[0])
-    password = urlsplit(url).password
-    if password:
-        text = text.replace(password, "…")
+    password = _PASSWORD.search(url)  # urlsplit refuses some texts, and an error may well be about such a one
+    if password is not None:
+        text = text.replace(password[1], "…")
     return f"{type(error).__name__}: {text}"[:DETAIL_CHARACTERS]
 
 

@@ -53,6 +53,10 @@ def test_urls_are_shown_without_what_is_secret_in_them() -> None:
     assert redact("https://host/a?X-Signature=abc done") == "https://host/a?… done"
     error = ValueError("login sftp://u:hunter2@h/ with hunter2 failed\nTraceback: hunter2" + "x" * 900)
     assert clip(error, "sftp://u:hunter2@h/") == "ValueError: login sftp://…@h/ with … failed"
+    odd = "s3://me:hunter2@[bad/x?token=abc"  # no URL at all
+    assert redact(odd) == "s3://…@[bad/x?…"
+    assert clip(ValueError(f"hunter2: {odd}"), odd) == "ValueError: …: s3://…@[bad/x?…"
+    assert clip(ValueError("a:b@c"), "sftp://user:a:b@c@host/x") == "ValueError: …"
     assert len(clip(ValueError("x" * 900))) == 300
     assert clip(ValueError()) == "ValueError: ValueError()"
 
