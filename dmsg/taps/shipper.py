@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import math
 import os
 import random
 import sys
@@ -46,6 +47,9 @@ class ShipperService(RoleService):
     def __init__(self, reactor: Any, settings: ShipperSettings) -> None:
         if settings.verify not in ("auto", "read"):
             raise ConfigError("verify", f"must be auto or read, not {settings.verify!r}")
+        for name in ("poll_s", "retry_limit_s"):  # without a pause either would keep a core busy
+            if not 0 < getattr(settings, name) < math.inf:
+                raise ConfigError(name, "must be more than 0, and finite")
         self._source = str(settings.source)
         self._target = local_path(settings.target) or settings.target
         self._options = parse_options(settings.option)

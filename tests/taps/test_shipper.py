@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import random
 import signal
 import socket
@@ -13,9 +14,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from twisted.internet.task import Clock
 
+from dmsg.errors import ConfigError
 from dmsg.ops.compress import read_lines
 from dmsg.taps import shipper
+from dmsg.taps.settings import ShipperSettings
 
 from .conftest import Program
 from .test_options import parse, refusal
@@ -65,6 +69,8 @@ def test_settings_come_from_a_file(tmp_path: Path) -> None:
         ("--from /a --to s3://b --option secret=hunter2", "dmsg-shipper: option: secret: credentials are given in"),
         ("--from /a --to s3://b --option endpoint", "dmsg-shipper: option: must be name=value"),
         ("--from /a --to /b --verify maybe", "dmsg-shipper: verify: must be auto or read"),
+        ("--from /a --to /b --poll-s 0", "dmsg-shipper: poll_s: must be more than 0"),
+        ("--from /a --to /b --retry-limit-s 0", "dmsg-shipper: retry_limit_s: must be more than 0"),
         ("--from /a --to /b --once=yes", "dmsg-shipper: option --once must not have an argument"),
         ("--from /a --to /b --listen tcp:1", "dmsg-shipper: option --listen not recognized"),
     ],
@@ -72,6 +78,15 @@ def test_settings_come_from_a_file(tmp_path: Path) -> None:
 def test_mistakes_end_with_one_line(arguments: str, line: str) -> None:
     said = refusal(shipper, *arguments.split())
     assert said.startswith(line) and "hunter2" not in said
+
+
+@pytest.mark.parametrize("name", ["poll_s", "retry_limit_s"])
+@pytest.mark.parametrize("value", [0.0, -1.0, math.nan, math.inf])
+def test_no_pause_is_none_and_none_is_for_ever(name: str, value: float) -> None:
+    """Whoever makes the settings without options is told, too."""
+    settings = ShipperSettings(**{"source": Path("/a"), "target": "/b", name: value})
+    with pytest.raises(ConfigError, match=f"{name}: must be more than 0, and finite"):
+        shipper.ShipperService(Clock(), settings)
 
 
 def test_passwords_are_not_shown(tmp_path: Path) -> None:
