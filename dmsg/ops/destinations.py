@@ -42,7 +42,7 @@ _LOCAL_SCHEMES: Final = frozenset({"", "file", "local"})
 _OBJECT_STORES: Final = frozenset({"s3", "s3a", "gs", "gcs", "abfs", "abfss", "az", "oss", "oci", "tos", "obs"})
 _CONDITIONAL: Final = frozenset({"s3", "s3a"})
 #: File systems whose clients may be used by several threads at once.
-_PARALLEL: Final = _OBJECT_STORES | {"hdfs", "arrow_hdfs", "memory"}
+_PARALLEL: Final = _OBJECT_STORES | {"hdfs", "arrow_hdfs"}
 #: Words in the name of a storage option that is a credential.
 _SECRET_WORDS: Final = ("secret", "password", "passwd", "passphrase", "token", "credential", "private", "sas")
 _SECRET_NAMES: Final = frozenset({"key", "access_key", "account_key", "connection_string", "pkey"})
@@ -85,11 +85,13 @@ def check_target(target: str, source: str, options: Mapping[str, Any]) -> None:
         parts = urlsplit("")
     if "::" in target or not parts.netloc + parts.path.strip("/"):
         raise ConfigError("to", "must be a directory or a URL such as s3://bucket/prefix")
+    scheme = parts.scheme
+    if scheme == "memory":
+        raise ConfigError("to", "memory:// is the shipper's own memory: what is shipped there is lost when it ends")
     try:
         import fsspec
     except ImportError:
         raise ConfigError("to", "a target that is not local needs fsspec: install dmsg[ship] or dmsg[s3]") from None
-    scheme = parts.scheme
     try:
         fsspec.get_filesystem_class(scheme)
     except ValueError:

@@ -316,6 +316,7 @@ def test_exceptions_of_libraries_become_reasons(tmp_path: Path, content: tuple[s
         ("/var", "neither the directory"),
         ("file:///var/events", "neither the directory"),
         ("nonsense://host/x", "not known to fsspec"),
+        ("memory://landing", "is lost when it ends"),
         ("s3://", "must be a directory or a URL"),
         ("s3://[bad/x", "must be a directory or a URL"),
         ("sftp://me:hunter2@[fe80]/x", "must be a directory or a URL"),

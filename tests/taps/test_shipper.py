@@ -65,6 +65,7 @@ def test_settings_come_from_a_file(tmp_path: Path) -> None:
         ("--from /a", "dmsg-shipper: to: must be given"),
         ("--from /a --to /a/b", "dmsg-shipper: to: must be neither the directory files are shipped from"),
         ("--from /a --to gopher://x/y", "dmsg-shipper: to: gopher:// is not known to fsspec"),
+        ("--from /a --to memory://x", "dmsg-shipper: to: memory:// is the shipper's own memory"),
         ("--from /a --to s3://me:hunter2@[bad/x", "dmsg-shipper: to: must be a directory or a URL such as"),
         ("--from /a --to s3://b --option secret=hunter2", "dmsg-shipper: option: secret: credentials are given in"),
         ("--from /a --to s3://b --option endpoint", "dmsg-shipper: option: must be name=value"),
