@@ -8,6 +8,7 @@ shipper may remove files and empty folders whenever it likes.
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import os
 from collections.abc import Callable, Iterator
@@ -37,7 +38,11 @@ class Discarded(NamedTuple):
 
 
 def make_folder(root: str, relative: str) -> str:
-    """Make ``root`` and the folders ``relative`` below it so that a loss of power does not undo it; gives the path."""
+    """Make ``root`` and the folders ``relative`` below it so that a loss of power does not undo it; gives the path.
+
+    Raises ``OSError`` if one below ``root`` is a symbolic link: whoever looks for files, to ship them or to keep to the
+    limit, follows none, and would not see what lies behind it.
+    """
     os.makedirs(root, exist_ok=True)
     path = root
     for part in relative.split("/"):
@@ -45,6 +50,8 @@ def make_folder(root: str, relative: str) -> str:
         try:
             os.mkdir(path)
         except FileExistsError:
+            if os.path.islink(path):
+                raise OSError(errno.ELOOP, "must be a folder, not a symbolic link", path) from None
             continue
         sync_directory(parent)
     return path

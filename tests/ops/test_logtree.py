@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from twisted.logger import formatEvent, globalLogPublisher
 
 from dmsg.ops import logtree
 from dmsg.ops.compress import Compressor, read_lines
+from dmsg.ops.events import Drained
 from dmsg.ops.logfiles import Batch, DirectorySink
+from dmsg.ops.logs import EventLog
 from dmsg.ops.logtree import BLOCK_BYTES, Discarded, discard_oldest, make_folder, publish_leftovers, sync_directory
 
 PLACE = "role=server/date=2023-11-14/hour=22"
@@ -214,3 +219,44 @@ def test_folders_are_made_as_far_as_they_are_missing(tmp_path: Path) -> None:
         assert make_folder(str(tmp_path / "events"), PLACE) == str(tmp_path / "events" / PLACE)
     assert (tmp_path / "events" / PLACE).is_dir()
     sync_directory(str(tmp_path / "gone"))
+
+
+@pytest.mark.parametrize("part", ["role=server", "role=server/date=2023-11-14", PLACE])
+@pytest.mark.parametrize("there", [True, False])
+def test_a_folder_that_is_a_link_is_refused(tmp_path: Path, part: str, there: bool) -> None:
+    other = tmp_path / "other disk"
+    if there:
+        other.mkdir()
+    link = tmp_path / "events" / part
+    link.parent.mkdir(parents=True)
+    link.symlink_to(other)
+    with pytest.raises(OSError, match="must be a folder, not a symbolic link") as caught:
+        make_folder(str(tmp_path / "events"), PLACE)
+    assert (caught.value.errno, caught.value.filename) == (errno.ELOOP, str(link))
+    assert not list(tmp_path.glob("other disk/*"))
+
+
+def test_the_directory_itself_may_be_a_link(tmp_path: Path) -> None:
+    (tmp_path / "other disk").mkdir()
+    (tmp_path / "events").symlink_to(tmp_path / "other disk")
+    assert os.path.isdir(make_folder(str(tmp_path / "events"), PLACE))
+    assert (tmp_path / "other disk" / PLACE).is_dir()
+
+
+def test_an_event_log_says_that_it_cannot_be_written_behind_a_link(tmp_path: Path, logged_errors: Any) -> None:
+    """What it would write there would never be shipped, nor be counted for the limit."""
+    (tmp_path / "other disk").mkdir()
+    (tmp_path / "role=server").symlink_to(tmp_path / "other disk")
+    texts: list[str] = []
+    observe = lambda event: texts.append(formatEvent(event))  # noqa: E731
+    globalLogPublisher.addObserver(observe)
+    try:
+        log = EventLog.to_directory(tmp_path, role="server", node="n1", boot=BOOT)
+        log.emit(Drained(1.0, 0))
+        assert not log.close(), "the line is lost, and it says so"
+    finally:
+        globalLogPublisher.removeObserver(observe)
+    logged_errors.flush()
+    [text] = [text for text in texts if "the event log cannot be written" in text]
+    assert "must be a folder, not a symbolic link" in text and str(tmp_path / "role=server") in text
+    assert not list((tmp_path / "other disk").iterdir())
