@@ -51,7 +51,11 @@ class Standing(Enum):
 
 
 class LocalDestination:
-    """A directory on one of this machine's file systems. It must be there: a disk that is not mounted is none."""
+    """A directory on one of this machine's file systems. It must be there and is never made.
+
+    So a directory on a disk that is not mounted is a target that is down. The mount point itself is not: without its
+    disk it is an empty directory, and takes what comes.
+    """
 
     def __init__(self, root: str) -> None:
         self.root = root
