@@ -249,6 +249,14 @@ class _Batch:
     def _read(self, files: list[LandingFile]) -> DataFrame:
         return lines.read_lines(self._session, [each.path for each in files], tolerant=True)
 
+    def _texts(self, files: list[LandingFile]) -> DataFrame:
+        """The lines of files: what a task could read it reads again, in the same way, and Spark the others."""
+        whole = [each for each in files if each.uri not in self._by_line]
+        value = F.col("value").cast("string").alias("value")
+        told = self._work(whole, plain.texts, plain.TEXTS).select(value, "uri")
+        rest = [each for each in files if each.uri in self._by_line]
+        return told.unionByName(self._read(rest)) if rest else told
+
     def _earlier(self, boots: set[str] | None, words: DataFrame) -> DataFrame:
         """The keys of earlier batches in words that this one has. Only those of the same ``boots``, if these are known."""
         runs = [
@@ -292,7 +300,7 @@ class _Batch:
             few_tasks = others.coalesce(1 + count // _LINES_A_TASK)
             frames.append(self._shaped(keys.ruled_out(few_tasks.withColumn("again", F.lit(False)), ruled)))
         if texts:
-            parsed = keys.repeated(lines.parse(self._read(texts)))
+            parsed = keys.repeated(lines.parse(self._texts(texts)))
             frames.append(self._shaped(keys.ruled_out(parsed, ruled)))
         with workers() as pool:  # beside what Spark writes
             written = None
@@ -325,7 +333,8 @@ class _Batch:
                 odd += [F.lit(each.uri), F.lit(each.name)]
         cut = F.lit(None)
         if plain is not None:  # of bytes, because to count characters takes as long as to parse a short line
-            cut = F.substring(F.col("uri").cast("binary"), len(plain.uri) - len(plain.name) + 1, 2**20)
+            start = len(plain.uri.encode()) - len(plain.name.encode()) + 1
+            cut = F.substring(F.col("uri").cast("binary"), start, 2**20)
         cut = cut.cast("string")
         return F.coalesce(F.element_at(F.create_map(*odd), F.col("uri")), cut) if odd else cut
 
@@ -414,5 +423,8 @@ def _session(spark: SparkSession) -> SparkSession:
         # What is shuffled is words, not lines: so little that planning anew after every step takes longer than the step.
         "spark.sql.shuffle.partitions": str(spark.sparkContext.defaultParallelism),
         "spark.sql.adaptive.enabled": "false",
+        "spark.sql.ansi.enabled": "true",
+        # What follows from the rules for a fault is no use to any plan, and Spark takes minutes to think of all of it.
+        "spark.sql.constraintPropagation.enabled": "false",
     }
     return session_with(spark, settings)

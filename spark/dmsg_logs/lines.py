@@ -14,7 +14,7 @@ from typing import Final
 
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
-from pyspark.sql.types import StringType, StructField, StructType
+from pyspark.sql.types import DataType, DoubleType, LongType, StringType, StructField, StructType
 
 from dmsg_logs.schemas import EVENTS, LINE
 
@@ -22,8 +22,11 @@ from dmsg_logs.schemas import EVENTS, LINE
 MAX_LINE_BYTES: Final = 1024 * 1024
 #: So much of a line that is too long is kept.
 KEPT_CHARS: Final = 64 * 1024
-#: What is longer than this is not even read: Hadoop passes over it, and it shows as missing.
-MAX_READ_BYTES: Final = 256 * 1024 * 1024
+#: What is longer than this Hadoop, which reads the files that tasks cannot, passes over: it would not fit into memory.
+MAX_READ_BYTES: Final = 32 * 1024 * 1024
+#: Numbers beyond are mistakes, or worse: sums of them would overflow, and times be none. ``seq`` is not negative either.
+MAX_INT: Final = 2**53 - 1
+MAX_FLOAT: Final = 1e12
 #: Times outside of [EARLIEST, LATEST) are mistakes: 2000-01-01 and 2100-01-01, Unix seconds.
 EARLIEST_S: Final = 946_684_800.0
 LATEST_S: Final = 4_102_444_800.0
@@ -63,8 +66,8 @@ def parse(lines: DataFrame) -> DataFrame:
     """``value`` and other columns to the columns of ``schemas.LINE``, ``raw``, ``line``, ``fault`` and those others.
 
     ``fault`` is null for an event. Otherwise it is ``too_long``, ``blank``, ``not_an_object``, ``not_utf8``, ``torn``
-    (no whole JSON object, or more than one), ``wrong_type``, ``no_key`` (of node, boot, seq), ``no_event`` or
-    ``bad_time``, and ``line`` is the text.
+    (no whole JSON object, or more than one), ``wrong_type``, ``no_key`` (of node, boot, seq), ``no_event``,
+    ``bad_time`` or ``out_of_range`` (a number beyond :data:`MAX_INT` or :data:`MAX_FLOAT`), and ``line`` is the text.
     """
     others = [name for name in lines.columns if name != "value"]
     text = F.col("value")
@@ -109,7 +112,16 @@ def _fault() -> Column:
         .when(empty[0] | empty[1] | found["seq"].isNull(), "no_key")
         .when(F.coalesce(found["event"], F.lit("")) == "", "no_event")
         .when(~timely, "bad_time")
+        .when(_out_of_range(), "out_of_range")
     )
+
+
+def _out_of_range() -> Column:
+    """Whether a number is. Hidden in an array, since the optimizer takes for ever to simplify what it can see into."""
+    limits: dict[DataType, float] = {LongType(): MAX_INT, DoubleType(): MAX_FLOAT}
+    numbers = ((F.col("parsed")[each.name], limits.get(each.dataType)) for each in LINE.fields)
+    beyond = [F.abs(number.cast("double")) > limit for number, limit in numbers if limit is not None]
+    return F.coalesce(F.exists(F.array(*beyond, F.col("parsed.seq") < 0), lambda one: one), F.lit(False))
 
 
 def _unfamiliar() -> Column:

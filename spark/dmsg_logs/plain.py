@@ -1,12 +1,11 @@
 """Plain lines, which almost all of them are: told from others, and made into columns, by Python tasks over Arrow.
 
 A line is *plain* if it decodes strictly to an event we know: one JSON object in UTF-8, fields of that event only, of
-their types, with a key of no great length, a possible time, and a version we know. It cannot have a fault, and is all in
-our columns. What any other line is, :mod:`dmsg_logs.lines` finds out, in Spark, which takes longer.
+their types and in their range, with a key of no great length, a possible time, and a version we know. It cannot have a
+fault, and is all in our columns. What any other line is, :mod:`dmsg_logs.lines` finds out, in Spark, which takes longer.
 
-Tasks are handed whole files, as they are stored. What they cannot vouch for (a file that is cut off, or a line of more
-than a megabyte) they leave alone and say so. Pure functions; a task holds a file as it is stored and some
-:data:`_HELD_BYTES` of text.
+Tasks are handed whole files, as they are stored. What they cannot vouch for (a file that is cut off) they leave alone and
+say so. Pure functions; a task holds a file as it is stored and some :data:`_HELD_BYTES` of text, however long a line is.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import BinaryType, BooleanType, LongType, StringType, StructField, StructType
 
 from dmsg_logs import store
-from dmsg_logs.lines import EARLIEST_S, LATEST_S, MAX_LINE_BYTES
+from dmsg_logs.lines import EARLIEST_S, LATEST_S, MAX_FLOAT, MAX_INT, MAX_LINE_BYTES
 from dmsg_logs.schemas import ENVELOPE, EVENTS, event_struct
 
 #: A file is handed to a task whole if it is no larger; our writer begins a new one after 64 MiB.
@@ -58,8 +57,15 @@ COUNTED: Final = StructType(
     ]
 )
 _COUNTED: Final = to_arrow_schema(COUNTED)
-_INT: Final = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
-_TYPES: Final[dict[str, Any]] = {"str": str, "int": _INT, "float": float, "bool": bool}
+#: What :func:`texts` gives.
+TEXTS: Final = StructType([StructField("uri", StringType()), StructField("value", BinaryType())])
+_TEXTS: Final = to_arrow_schema(TEXTS)
+_TEXT_ROWS: Final = 1_000
+#: What ends a line of which the rest was cut off: it is no JSON, with this behind it or anywhere in it.
+_CUT: Final = b"\0"
+_INT: Final = Annotated[int, msgspec.Meta(ge=-MAX_INT, le=MAX_INT)]
+_FLOAT: Final = Annotated[float, msgspec.Meta(ge=-MAX_FLOAT, le=MAX_FLOAT)]
+_TYPES: Final[dict[str, Any]] = {"str": str, "int": _INT, "float": _FLOAT, "bool": bool}
 #: Names of programs and runs: a bound of what tasks hold for each key.
 _NAME: Final = Annotated[str, msgspec.Meta(min_length=1, max_length=256)]
 #: What :func:`tables` gives, before what says where a row belongs.
@@ -81,7 +87,8 @@ def _struct(name: str) -> type[msgspec.Struct]:
     """The class of an event. Fields of its own may be left out, as those that came later are in an older version."""
     event = EVENTS[name]
     strict = {
-        "v": Annotated[int, msgspec.Meta(ge=-(2**63), le=event.version)],
+        "v": Annotated[int, msgspec.Meta(ge=-MAX_INT, le=event.version)],
+        "seq": Annotated[int, msgspec.Meta(ge=0, le=MAX_INT)],
         "ts": Annotated[float, msgspec.Meta(ge=EARLIEST_S, lt=LATEST_S)],
         "node": _NAME,
         "boot": _NAME,
@@ -112,10 +119,10 @@ def is_plain(line: bytes) -> bool:
 
 
 def line_blocks(content: pa.Buffer, name: str) -> Iterator[list[bytes]]:
-    """The lines of a file, some at a time; ``name`` says by its end how it is compressed.
+    """The lines of a file, some at a time; ``name`` says by its end how it is compressed. Of a line longer than
+    ``lines.MAX_LINE_BYTES`` so much is left, and :data:`_CUT`.
 
-    Raises :class:`Unreadable` for a file that is damaged, has a line longer than ``lines.MAX_LINE_BYTES``, or begins
-    with a byte order mark.
+    Raises :class:`Unreadable` for a file that is damaged, or begins with a byte order mark.
     """
     source = pa.BufferReader(content)
     codec = _CODECS.get(name.rpartition(".")[2])
@@ -131,13 +138,26 @@ def line_blocks(content: pa.Buffer, name: str) -> Iterator[list[bytes]]:
         first = False
         if not block:
             break
-        found = (rest + block).split(b"\n")
+        found = block.split(b"\n")
+        found[0] = _bounded(rest + found[0])  # the others are within the block
         rest = found.pop()
-        if max(len(rest), len(found[0]) if found else 0) > MAX_LINE_BYTES:  # the others are within the block
-            raise Unreadable("line too long")
         yield found
     if rest:
         yield [rest]
+
+
+def _bounded(line: bytes) -> bytes:
+    """A line, or what is left of it: too long as before, and no event, whatever has been cut off. It may go on."""
+    return line if len(line) <= MAX_LINE_BYTES else line[:MAX_LINE_BYTES] + _CUT
+
+
+def texts(files: Iterable[File]) -> Iterator[pa.RecordBatch]:
+    """Files to their lines as they are, as :data:`TEXTS`."""
+    for uri, content in files:
+        for lines in line_blocks(content, uri):
+            for start in range(0, len(lines), _TEXT_ROWS):
+                values = pa.array(lines[start : start + _TEXT_ROWS], pa.binary())
+                yield pa.record_batch([pa.repeat(pa.scalar(uri), len(values)), values], schema=_TEXTS)
 
 
 def scan(files: Iterable[File]) -> Iterator[pa.RecordBatch]:

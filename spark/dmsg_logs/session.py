@@ -58,6 +58,8 @@ def build_session(name: str = "dmsg-logs", settings: Mapping[str, str] | None = 
         }
         chosen = {**defaults, **chosen}
     chosen.setdefault("spark.sql.session.timeZone", "UTC")
+    # A sum that overflows, of what only a forged log holds, is to be a wrong figure and not the end of every run.
+    chosen.setdefault("spark.sql.ansi.enabled", "false")
     # Otherwise the JVM is told the line in which each expression was made, and that takes most of the time of making it.
     chosen.setdefault("spark.python.sql.dataFrameDebugging.enabled", "false")
     for key, value in chosen.items():

@@ -13,8 +13,10 @@ from typing import Any
 import pytest
 from landing_files import START, LandingZone, event, line
 from pyspark.sql import SparkSession
+from pyspark.sql import functions as F
 
 from dmsg_logs import lease, paths, store
+from dmsg_logs import lines as lines_module
 from dmsg_logs.accounts import DAMAGED, TRUNCATED, IngestSummary
 from dmsg_logs.ingest import ingest
 from dmsg_logs.schemas import LINE
@@ -183,6 +185,19 @@ def test_files_that_somebody_put_together(spark: SparkSession, tmp_path: Path) -
     assert len(keys(spark, tables)) == len(set(keys(spark, tables))) == 310
 
 
+def test_a_line_as_long_as_memory_beside_keys_that_come_twice(spark: SparkSession, tmp_path: Path) -> None:
+    """Below a path that is not ASCII: whoever reads the file, each line counts once, and no more of it is held than that."""
+    zone, tables = LandingZone(tmp_path / "Länder ✓"), tmp_path / "tables"
+    endless = "x" * (lines_module.MAX_READ_BYTES + 1)
+    mixed = zone.file(lines=[*lines(*range(10)), endless, line(seq=3, new=1), line(seq=4) + endless])
+    plain = zone.raw("plain.jsonl", [*lines(0, boot="c" * 16), endless, line(seq=1, boot="c" * 16, new=1)])
+    summary = ingest(spark, str(zone.root), str(tables))
+    assert accounts(spark, tables) == {mixed: (13, 10, 1, 2, 0), plain: (3, 2, 0, 1, 0)}
+    assert counts(summary) == (2, 16, 12, 1, 3, 0)
+    faults = store.read_quarantine(spark, str(tables)).select("reason", F.length("line")).collect()
+    assert {tuple(row) for row in faults} == {("too_long", lines_module.KEPT_CHARS)}
+
+
 def test_any_mix_over_any_batches(spark: SparkSession, tmp_path: Path) -> None:
     """in = good + dup + corrupt, and good are the distinct keys of whole lines, however they are spread."""
     rng = random.Random(1)
@@ -192,7 +207,7 @@ def test_any_mix_over_any_batches(spark: SparkSession, tmp_path: Path) -> None:
     for _ in range(3):
         batch = Counter[str]()
         for _ in range(rng.randrange(1, 6)):
-            node, boot, start = rng.choice("mn") * 16, rng.choice("ab") * 16, rng.randrange(-70, 200)
+            node, boot, start = rng.choice("mn") * 16, rng.choice("ab") * 16, rng.randrange(0, 270)
             texts = []
             for seq in range(start, start + rng.randrange(90)):
                 text = line(seq=seq, node=node, boot=boot, ts=START + rng.choice((0, 0, 0, -86400)))

@@ -7,6 +7,8 @@ import shutil
 import subprocess
 
 import pytest
+from pyspark.sql import SparkSession
+from pyspark.sql import functions as F
 
 from dmsg_logs.session import JAVA_OPTIONS
 
@@ -21,3 +23,9 @@ def test_a_jvm_starts_with_our_options_and_says_nothing_of_them(more: tuple[str,
 
     assert done.returncode == 0, done.stderr
     assert not done.stdout and "warning" not in done.stderr
+
+
+def test_a_sum_that_overflows_ends_nothing(spark: SparkSession) -> None:
+    """Whoever may write lines can write a thousand of the largest numbers."""
+    huge = spark.range(3).select(F.lit(2**63 - 1).alias("n"))
+    assert huge.agg(F.sum("n"), F.sum(F.col("n") + F.col("n"))).collect()
