@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from report_frames import SINCE
 from report_pages import Outline
@@ -55,7 +55,7 @@ def test_a_linear_axis_is_round_and_not_too_high(most: float) -> None:
     assert [axis.place(axis.ticks[0]), axis.place(axis.ticks[-1])] == [0, 1]
 
 
-@given(st.lists(st.floats(min_value=2e-3, max_value=1e8), min_size=1))
+@given(st.lists(st.floats(min_value=2e-3, max_value=1e15), min_size=1))
 def test_a_logarithmic_axis_holds_its_values(values: list[float]) -> None:
     axis = plots.logarithmic(values)
 
@@ -63,6 +63,16 @@ def test_a_logarithmic_axis_holds_its_values(values: list[float]) -> None:
     assert max(values) <= axis.high
     assert 1 <= len(axis.ticks) <= 6
     assert all(0 <= axis.place(value) <= 1 + 1e-9 for value in values)
+
+
+@given(st.lists(st.floats(min_value=1e15)))
+@example([1e10])
+def test_however_large_values_are_a_logarithmic_axis_has_a_place_for_them(values: list[float]) -> None:
+    axis = plots.logarithmic(values)
+
+    assert axis.low < axis.high
+    assert 1 <= len(axis.ticks) <= 6
+    assert all(0 <= axis.y(value) <= plots.HEIGHT for value in values)
 
 
 @given(st.floats(), st.floats())

@@ -56,10 +56,11 @@ def linear(most: float) -> Axis:
 
 
 def logarithmic(values: Sequence[float]) -> Axis:
-    """From the 1, 2 or 5 below the least positive value to the one above the most."""
+    """From the 1, 2 or 5 below the least positive value to the one above the most. It ends somewhere, and what a log says
+    may be larger than any end; that stands at the edge."""
     positive = [value for value in values if value > 0] or [1.0]
-    steps = sorted(factor * 10.0**power for power in range(-3, 10) for factor in (1, 2, 5))
-    low = max((step for step in steps if step <= min(positive)), default=steps[0])
+    steps = sorted(factor * 10.0**power for power in range(-3, 16) for factor in (1, 2, 5))
+    low = max((step for step in steps[:-1] if step <= min(positive)), default=steps[0])  # below it is room for ``high``
     high = min((step for step in steps if step >= max(positive) and step > low), default=steps[-1])
     within = [step for step in steps if low <= step <= high]
     while len(within) > 6:
