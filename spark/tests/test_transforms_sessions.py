@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from event_rows import ALICE, BOB, BOOT, CAROL, DAY, OTHER_RELAY, RELAY, accounts, events, keys_of, node_of, rows_of
 from pyspark.sql import SparkSession
+from pyspark.sql import functions as F
 
 from dmsg_logs.transforms.connections import CONNECTIONS, connections
 from dmsg_logs.transforms.log_quality import LOG_QUALITY, log_quality
@@ -208,3 +209,30 @@ def test_log_quality(spark: SparkSession) -> None:
     client = rows[node_of(ALICE), BOOT]
     assert (client["key"], client["ended"], client["run_over"]) == (node_of(ALICE), None, False)
     assert rows["laptop", BOOT]["key"] == ALICE
+
+
+def test_a_run_with_lines_of_two_roles_is_counted_once(spark: SparkSession) -> None:
+    """Numbers count up within a run whatever the role, so they and its files say something of the run only."""
+    run = {"node": "twofold", "boot": BOOT}
+    lines = events(
+        spark,
+        [
+            ("events_dropped", {**run, "role": "server", "seq": 0, "count": 1}),
+            ("events_dropped", {**run, "role": "client", "seq": 2, "count": 10}),  # 1 is missing
+            ("events_dropped", {**run, "role": "client", "seq": 3, "count": 10}),
+            ("events_dropped", {**run, "role": "shipper", "seq": 6, "count": 100}),  # 4 and 5 are missing
+            ("events_dropped", {**run, "role": "server", "boot": LATER_BOOT, "seq": 0, "count": 1}),
+        ],
+    )
+    file = {**run, "role": "server", "file": "a", "lines": 9, "good": 4, "dup": 2, "corrupt": 3, "missing": 5}
+    of_run = ("files", "gaps", "gap_lines", "dup", "corrupt", "missing")
+
+    rows = rows_of(log_quality(lines, keys_of(lines), accounts(spark, [file])).where(F.col("boot") == BOOT))
+
+    assert {row["role"]: tuple(row[name] for name in of_run) for row in rows} == {
+        "client": (1, 2, 3, 2, 3, 5),
+        "server": (0, 0, 0, 0, 0, 0),
+        "shipper": (0, 0, 0, 0, 0, 0),
+    }
+    of_role = {row["role"]: (row["lines"], row["first_seq"], row["last_seq"], row["events_dropped"]) for row in rows}
+    assert of_role == {"client": (2, 2, 3, 20), "server": (1, 0, 0, 1), "shipper": (1, 6, 6, 100)}

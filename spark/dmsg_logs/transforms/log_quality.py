@@ -1,7 +1,9 @@
 """How complete each run's log is: gaps in its numbers, late lines, and what the files' accounts say.
 
-One row a run. The numbers ``seq`` of a run have no gap when they are written, so one here is a line that was lost on
-the way or is in quarantine. Lines a run still keeps to itself behind the last one seen cannot be told.
+One row a run, and one for each role where the lines of a run name several; what is known of the run as a whole, its
+gaps and its files, then stands in one of these rows only, so that sums hold. The numbers ``seq`` of a run have no gap
+when they are written, so one here is a line that was lost on the way or is in quarantine. Lines a run still keeps to
+itself behind the last one seen cannot be told.
 """
 
 from __future__ import annotations
@@ -69,20 +71,23 @@ def log_quality(events: DataFrame, keys: DataFrame, accounts: DataFrame) -> Data
         .join(_keys(events), list(RUN), "left")
         .join(files, ["node", "boot"], "full_outer")
     )
-    same_node = Window.partitionBy("role", "node")
+    same_node, same_run = Window.partitionBy("role", "node"), Window.partitionBy("node", "boot")
+    missing_numbers = F.max("last_seq").over(same_run) + 1 - F.sum("lines").over(same_run)
     return (
         joined.withColumn("role", F.coalesce("role", "role_of_files", F.lit("")))
         .withColumn("later", F.max("first_at").over(same_node) > F.col("first_at"))
         .withColumn("key", F.coalesce("key", F.max("key").over(same_node), F.nullif(F.col("node"), F.lit(""))))
         .withColumn("stopped", F.coalesce("stopped", F.lit(False)))
+        .withColumn("gap_lines", missing_numbers)
+        .withColumn("foremost", F.row_number().over(same_run.orderBy(F.desc("lines"), "role")) == 1)
         .select(
             *RUN,
-            *_zero("files", "lines"),
+            *_of_run("files"),
+            *_zero("lines"),
             "first_seq",
             "last_seq",
-            *_zero("gaps"),
-            F.coalesce(F.col("last_seq") + 1 - F.col("lines"), F.lit(0)).alias("gap_lines"),
-            *_zero("dup", "corrupt", "missing", "late_lines"),
+            *_of_run("gaps", "gap_lines", "dup", "corrupt", "missing"),
+            *_zero("late_lines"),
             "lateness_s_p50",
             "lateness_s_p99",
             "lateness_s_max",
@@ -98,6 +103,13 @@ def log_quality(events: DataFrame, keys: DataFrame, accounts: DataFrame) -> Data
 
 def _zero(*names: str) -> list[Expression]:
     return [F.coalesce(name, F.lit(0)).cast("long").alias(name) for name in names]
+
+
+def _of_run(*names: str) -> list[Expression]:
+    """What counts for a whole run, in the foremost of its rows; 0 in the others."""
+    return [
+        F.when(F.col("foremost"), F.coalesce(name, F.lit(0))).otherwise(0).cast("long").alias(name) for name in names
+    ]
 
 
 def _facts(events: DataFrame) -> DataFrame:
@@ -178,7 +190,9 @@ def _build(inputs: Inputs) -> DataFrame:
 
 LOG_QUALITY: Final = Table(
     "log_quality",
-    "One row for each run of a program: how complete its log is, and when it ran.",
+    "One row for each run of a program: how complete its log is, and when it ran. Where lines of one run name several "
+    "roles, each has a row, and files, gaps, gap_lines, dup, corrupt and missing of the run are told in the one with "
+    "most lines.",
     (
         Column("role", "string", "what wrote the lines: server, client, discovery or another program"),
         Column(
