@@ -12,7 +12,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import StructType
 
 from dmsg_logs.report import ReportData, collect, gather, queries, render
-from dmsg_logs.report.data import DAY_S, FRAMES, HOUR_S, TOP_KEYS, TOP_RELAYS, bucket_s
+from dmsg_logs.report.data import DAY_S, DAYS, FRAMES, HOUR_S, TOP_KEYS, TOP_RELAYS, bucket_s
 from dmsg_logs.tables import TABLES
 
 #: A Monday, 00:00 UTC.
@@ -227,6 +227,18 @@ def one(data: ReportData, frame: str, **where: Any) -> dict[str, Any]:
 def test_the_time_ends_with_the_last_hour_that_can_be_true(data: ReportData) -> None:
     assert (data.since, data.until, data.bucket_s) == (DAY, DAY + DAY_S + HOUR_S, HOUR_S)
     assert len(data.buckets()) == 25
+
+
+@pytest.mark.parametrize("landed_at", [0.0, 1.0, -1e9])
+def test_files_without_a_time_do_not_empty_the_report(spark: SparkSession, landed_at: float) -> None:
+    fleet = small_fleet()
+    accounts = [{**row, "landed_at": landed_at} for row in fleet["accounts"]]
+    forged = hour(OTHER_RELAY, 4_102_441_200, bytes=9)  # the last hour of 2099, far beyond the clock here
+    hours = [*fleet["relay_hourly"][:3], forged]
+
+    read = Tables(spark, {**fleet, "accounts": accounts, "relay_hourly": hours}).read
+
+    assert queries.window(read, DAYS) == (DAY, DAY + DAY_S + HOUR_S)
 
 
 def test_totals(data: ReportData) -> None:

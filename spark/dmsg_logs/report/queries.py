@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import time
 from collections.abc import Callable, Sequence
 from functools import reduce
 
@@ -25,33 +26,32 @@ from dmsg_logs.report.data import (
     Reader,
     as_date,
 )
-from dmsg_logs.transforms.common import percentiles, spread
+from dmsg_logs.transforms.common import credible_until, percentiles, spread
 from dmsg_logs.transforms.rank_evidence import KEY_PATTERN
 
 Frames = dict[str, pd.DataFrame]
 #: How many hex digits of a relay's key name it in its own log lines.
 NODE_DIGITS = 16
-#: Clocks of relays may run ahead of the one that stamps landed files by this much before their hours are left out.
-CLOCK_SLACK_S = HOUR_S
 
 
 def window(read: Reader, days: int) -> tuple[int, int]:
     """Unix seconds from midnight ``days - 1`` days before the last hour with data to that hour's end; (0, 0) if none.
 
-    An event cannot be younger than the file it came in: hours after the last landing come from clocks that are wrong,
-    and one such clock must not move the window to a year of its own.
+    Hours after the last landing come from clocks that are wrong, and are no data; see
+    :func:`~dmsg_logs.transforms.common.credible_until`.
     """
     at = F.unix_timestamp("hour")
     hours = read("relay_hourly").select("hour").unionByName(read("discovery_hourly").select("hour"))
     spans = hours.groupBy((F.floor(at / DAY_S) * DAY_S).alias("day")).agg(F.max(at).alias("last")).collect()
     landed = read("accounts").agg(F.max("landed_at")).first()
-    latest = float("inf") if landed is None or landed[0] is None else landed[0] + CLOCK_SLACK_S
+    earliest = min((row["day"] for row in spans), default=None)
+    latest = credible_until(earliest, landed[0] if landed is not None else None, time.time())
     ends = [min(row["last"], latest // HOUR_S * HOUR_S) for row in spans if row["day"] <= latest]
     if not ends:
         return 0, 0
     last = int(max(ends))
-    earliest = last // DAY_S * DAY_S - (days - 1) * DAY_S
-    return min(int(row["day"]) for row in spans if row["day"] >= earliest), last + HOUR_S
+    first = last // DAY_S * DAY_S - (days - 1) * DAY_S
+    return min(int(row["day"]) for row in spans if row["day"] >= first), last + HOUR_S
 
 
 def _hours(table: DataFrame, since: int, until: int) -> DataFrame:

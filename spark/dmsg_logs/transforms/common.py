@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Final
 
@@ -10,6 +11,8 @@ from pyspark.sql import functions as F
 
 #: What names one run of one program.
 RUN: Final = ("role", "node", "boot")
+#: Clocks of programs may run ahead of the one that stamps landed files by this much before what they tell is left out.
+CLOCK_SLACK_S: Final = 3600
 
 
 def only(events: DataFrame, *names: str) -> DataFrame:
@@ -30,6 +33,18 @@ def hour_of(ts: Column) -> Column:
 def at(ts: Column) -> list[Column]:
     """The columns ``hour`` and ``date`` of Unix seconds."""
     return [hour_of(ts).alias("hour"), date_of(ts).alias("date")]
+
+
+def credible_until(earliest: float | None, landed_at: float | None, now: float) -> float:
+    """The latest time that events can tell of themselves, the first of which tells ``earliest``; all in Unix seconds.
+
+    An event cannot be younger than the newest file, which landed at ``landed_at``. One that is comes from a clock that
+    is wrong, and one such clock must not move what is said of all others to a year of its own. But files that were
+    copied or unpacked may have kept no time worth the name: where everything would be younger than the newest file, the
+    clock of whoever reads, ``now``, takes its place, and where that is wrong, too, there is no limit.
+    """
+    limits = [at + CLOCK_SLACK_S for at in (landed_at, now) if at is not None]
+    return next((limit for limit in limits if earliest is None or earliest <= limit), math.inf)
 
 
 def total(column: Column | str) -> Column:
