@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import datetime
+import math
 from typing import Any
 
 import numpy as np
 import pytest
-from event_rows import DAY, OTHER_RELAY, RELAY
-from pyspark.sql import SparkSession
+from event_rows import DAY, OTHER_RELAY, RELAY, accounts
+from pyspark.sql import DataFrame, SparkSession
 
 from dmsg_logs.tables import TABLES
-from dmsg_logs.transforms.capacity_forecast import CAPACITY_FORECAST, capacity_forecast
+from dmsg_logs.transforms.capacity_forecast import AWAY_DAYS, CAPACITY_FORECAST, capacity_forecast
+from dmsg_logs.transforms.common import CLOCK_SLACK_S, credible_until
 from dmsg_logs.transforms.forecast_model import COVERAGE, GUESS_FACTOR, forecast, student_t90
 
 WEEK = range(1, 8)
@@ -105,3 +107,103 @@ def test_capacity_forecast(spark: SparkSession) -> None:
         ("bytes", 1001.0, 5010.0),
         ("connections", 10.0, 50.0),
     }
+
+
+#: The last second of the year 2099.
+FORGED = 4_102_444_799.0
+YEAR_2000 = 946_684_800.0
+Hour = tuple[str, float, int]
+
+
+class Given:
+    """What the table is made from: hours as (relay, time, connections), runs of servers as (first, last)."""
+
+    def __init__(
+        self, spark: SparkSession, hours: list[Hour], runs: list[tuple[float, float]], landed_at: float
+    ) -> None:
+        self._spark = spark
+        self._landed_at = landed_at
+        self._tables = {"relay_hourly": self._hours(hours), "log_quality": self._runs(runs)}
+
+    def _hours(self, hours: list[Hour]) -> DataFrame:
+        rows = []
+        for relay, at, connections in hours:
+            moment = datetime.datetime.fromtimestamp(at, datetime.timezone.utc)
+            rows.append((relay, moment, moment.date(), 100 * connections, connections))
+        schema = "relay string, hour timestamp, date date, bytes long, connections_opened long"
+        return self._spark.createDataFrame(rows, schema)
+
+    def _runs(self, runs: list[tuple[float, float]]) -> DataFrame:
+        rows = [("server", *run) for run in runs] + [("client", YEAR_2000, FORGED)]
+        return self._spark.createDataFrame(rows, "role string, first_at double, last_at double")
+
+    def events(self) -> DataFrame:
+        raise AssertionError("the lines are not read again")
+
+    keys = events
+
+    def accounts(self) -> DataFrame:
+        return accounts(self._spark, [{"file": "a", "landed_at": self._landed_at}, {"file": "b", "landed_at": 0}])
+
+    def table(self, name: str) -> DataFrame:
+        return self._tables[name]
+
+
+HEALTHY = [(RELAY, DAY + day * 86_400 + hour * 3600, 1) for day in range(10) for hour in (0, 12, 23)]
+#: Where they end, the day after, and two landings: shortly afterwards, and by a file without a time.
+END = HEALTHY[-1][1] + 1800
+NEXT = datetime.date(2026, 3, 12)
+LANDED = END + 60
+
+
+@pytest.mark.parametrize(
+    ("hours", "runs", "landed_at"),
+    [
+        pytest.param([], [(DAY, END)], LANDED, id="every clock is right"),
+        pytest.param([], [(DAY, END), (FORGED, FORGED)], LANDED, id="another relay ahead"),
+        pytest.param([(RELAY, FORGED - 3599, 9)], [(DAY, FORGED)], LANDED, id="its own clock ahead for a line"),
+        pytest.param([(RELAY, FORGED - 3599, 9)], [(DAY, FORGED)], 0.0, id="and files without a time"),
+        pytest.param([(RELAY, FORGED - 3599, 9)], [(DAY, FORGED)], -1.0, id="and files before all time"),
+        pytest.param([(RELAY, YEAR_2000, 9)], [(YEAR_2000, END)], LANDED, id="its own clock behind for a line"),
+    ],
+)
+def test_one_wrong_clock_changes_no_forecast(
+    spark: SparkSession, hours: list[Hour], runs: list[tuple[float, float]], landed_at: float
+) -> None:
+    found = CAPACITY_FORECAST.build(Given(spark, HEALTHY + hours, runs, landed_at)).where("metric = 'connections'")
+
+    rows = [tuple(row) for row in found.orderBy("day").collect()]
+    days = [NEXT + datetime.timedelta(days=step) for step in range(len(WEEK))]
+    assert rows == [(RELAY, "connections", day, *[pytest.approx(3.0)] * 3, 10, "level") for day in days]
+
+
+def test_a_forged_relay_has_no_forecast_and_without_any_hour_there_is_none(spark: SparkSession) -> None:
+    forged = Given(spark, [*HEALTHY, (OTHER_RELAY, FORGED, 1)], [(DAY, END), (FORGED, FORGED)], LANDED)
+    assert {row.relay for row in CAPACITY_FORECAST.build(forged).collect()} == {RELAY}
+    assert CAPACITY_FORECAST.build(Given(spark, [], [], LANDED)).collect() == []
+
+
+@pytest.mark.parametrize(("empty", "history_days"), [(AWAY_DAYS - 1, 10 + AWAY_DAYS - 1 + 8), (AWAY_DAYS, 8)])
+def test_a_relay_that_was_away_is_forecast_from_its_return(spark: SparkSession, empty: int, history_days: int) -> None:
+    back = [(RELAY, DAY + (10 + empty + day) * 86_400 + hour * 3600, 2) for day in range(8) for hour in (0, 23)]
+    end = back[-1][1] + 1800
+
+    found = CAPACITY_FORECAST.build(Given(spark, HEALTHY + back, [(DAY, end)], end)).where("metric = 'connections'")
+
+    assert {row.history_days for row in found.collect()} == {history_days}
+
+
+@pytest.mark.parametrize(
+    ("earliest", "landed_at", "until"),
+    [
+        (1000.0, 9000.0, 9000.0),
+        (None, 9000.0, 9000.0),
+        (9000.0 + CLOCK_SLACK_S, 9000.0, 9000.0),
+        (9001.0 + CLOCK_SLACK_S, 9000.0, 50_000.0),
+        (9000.0, None, 50_000.0),
+        (9000.0, -1.0, 50_000.0),
+        (90_000.0, 1.0, math.inf),
+    ],
+)
+def test_until_when_clocks_are_believed(earliest: float | None, landed_at: float | None, until: float) -> None:
+    assert credible_until(earliest, landed_at, 50_000.0) == until + CLOCK_SLACK_S
