@@ -7,6 +7,7 @@ missing or a data check failed, and ``--strict`` was given.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import sys
 import time
@@ -267,7 +268,8 @@ def _work(
         _fail(error, as_json, summary)
     finally:
         if spark is not None:
-            spark.stop()
+            with contextlib.suppress(Exception):  # without a JVM there is nothing to stop
+                spark.stop()
     summary["seconds"] = round(time.monotonic() - began, 3)
     _end(summary, as_json)
     if strict and (summary.get("missing") or summary.get("violations")):
@@ -289,11 +291,27 @@ def _end(summary: Mapping[str, Any], as_json: bool) -> None:
 
 def _fail(error: Exception, as_json: bool, summary: Mapping[str, Any] | None = None) -> NoReturn:
     """Say in one line what went wrong: a stack of the JVM's helps nobody who mistyped a path."""
-    text = str(error).strip().partition("\n")[0] or type(error).__name__
+    text = _text(error)
     click.echo(f"dmsg_logs: {type(error).__name__}: {text}", err=True)
     if as_json:
         click.echo(json.dumps({**(summary or {}), "error": text}, separators=(",", ":"), default=str))
     sys.exit(EXIT_FAILED)
+
+
+def _text(error: Exception) -> str:
+    """The first line of what an exception says; of one of Java's, its class and its own message.
+
+    Spark and py4j have the texts of Java's exceptions from the JVM, when they are asked for them: it may be gone by then.
+    """
+    try:
+        java = getattr(error, "java_exception", None)  # py4j's own text only names the method that was called
+        if java is None:
+            text = str(error)
+        else:
+            text = f"{java.getClass().getSimpleName()}: {java.getMessage() or 'no message'}"
+    except Exception:  # whatever comes of asking a dead JVM
+        return "the JVM of Spark does not answer any more; it may have been killed"
+    return text.strip().partition("\n")[0] or type(error).__name__
 
 
 if __name__ == "__main__":

@@ -103,8 +103,11 @@ class Commit:
 
     @classmethod
     def from_json(cls, text: str) -> Commit:
-        """The commit of :meth:`to_json`."""
+        """The commit of :meth:`to_json`, which may have more fields; ``ValueError`` for anything else."""
         fields = json.loads(text)
+        lacking = cls.__slots__ if type(fields) is not dict else [each for each in cls.__slots__ if each not in fields]
+        if lacking:
+            raise ValueError(f"a commit of the events has no {', '.join(lacking)}: it is of another program or version")
         return cls(**{each: fields[each] for each in cls.__slots__})
 
 

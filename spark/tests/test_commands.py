@@ -10,8 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from click.testing import CliRunner
+from click.testing import CliRunner, Result
+from pyspark.sql import SparkSession
 
+from dmsg_logs import session
 from dmsg_logs.__main__ import main
 
 _LINES = 1_000
@@ -123,3 +125,71 @@ def test_a_landing_zone_that_is_not_there_is_an_error_in_one_line(tmp_path: Path
     assert code == 1
     assert "nowhere" in summary["error"]
     assert [line for line in problems.splitlines() if line.startswith("dmsg_logs: ")]
+
+
+class _Lent:
+    """The session of the tests, lent to a command, which may not stop it."""
+
+    def __init__(self, spark: SparkSession) -> None:
+        self._spark = spark
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._spark, name)
+
+    def stop(self) -> None:
+        pass
+
+
+def _in_session(monkeypatch: pytest.MonkeyPatch, lent: Any, *arguments: str) -> Result:
+    monkeypatch.setattr(session, "build_session", lambda *_: lent)
+    return CliRunner().invoke(main, [*arguments, "--json"])
+
+
+class _Untold(Exception):
+    """An exception of Java's whose text the JVM was asked for too late."""
+
+    def __str__(self) -> str:
+        raise ConnectionRefusedError(111, "Connection refused")
+
+
+class _Dead:
+    """A session whose JVM has been killed."""
+
+    @property
+    def _jvm(self) -> Any:
+        raise _Untold
+
+    def stop(self) -> None:
+        raise ConnectionRefusedError(111, "Connection refused")
+
+
+def test_a_jvm_that_dies_is_an_error_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    result = _in_session(monkeypatch, _Dead(), "tables", "--tables", "t")
+    assert result.exit_code == 1 and isinstance(result.exception, SystemExit)
+    assert "JVM" in json.loads(result.stdout.splitlines()[-1])["error"]
+    assert len(result.stderr.splitlines()) == 1
+
+
+def test_an_error_of_java_says_what_it_is_about(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").write_text("not a directory")
+    result = _in_session(monkeypatch, _Lent(spark), "tables", "--tables", f"{tmp_path}/file")
+    assert result.exit_code == 1
+    error = json.loads(result.stdout.splitlines()[-1])["error"]
+    assert "Exception: " in error and f"{tmp_path}/file" in error and "calling" not in error
+    assert error in result.stderr and len(result.stderr.splitlines()) == 1
+
+
+def test_commits_of_another_format_are_an_error_in_one_line(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    commits = tmp_path / "events" / "commits"
+    commits.mkdir(parents=True)
+    commit = commits / "00000001.json"
+    for text, about in (("{}", "boots"), ("[1]", "boots"), ('{"batch":1,"run":"r","states":{},"files":[]}', "boots")):
+        commit.write_text(text)
+        result = _in_session(monkeypatch, _Lent(spark), "tables", "--tables", str(tmp_path))
+        assert result.exit_code == 1
+        error = json.loads(result.stdout.splitlines()[-1])["error"]
+        assert error.startswith("a commit of the events has no ") and about in error
