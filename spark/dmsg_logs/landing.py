@@ -202,7 +202,7 @@ class HadoopLanding(_InPlace):
             self._spark.read.format("binaryFile")
             .option("recursiveFileLookup", "true")
             .option("pathGlobFilter", "*.jsonl*")
-            .load(_literally(self._root))
+            .load(paths.literally(self._root))
         )
         columns = ("path", "length", F.unix_micros("modificationTime"))
         found = {path: (size, changed / 1e6) for path, size, changed in listed.select(*columns).collect()}
@@ -268,13 +268,8 @@ def _located(spark: SparkSession, root: str, files: list[LandingFile]) -> list[L
         plain = _PLAIN.fullmatch(each.name) is not None
         uri = f"{root_uri}/{each.name}" if plain else paths.spark_uri(spark, path)
         on_disk = "" if local is None else f"{local}/{each.name}"
-        located.append(replace(each, path=_literally(path), uri=uri, local=on_disk))
+        located.append(replace(each, path=paths.literally(path), uri=uri, local=on_disk))
     return located
-
-
-def _literally(path: str) -> str:
-    """Spark takes a path for a pattern."""
-    return "".join(f"\\{char}" if char in "*?[]{}\\" else char for char in path)
 
 
 def _changed_at(info: Mapping[str, Any]) -> float:

@@ -36,6 +36,11 @@ def join(base: str, *parts: str) -> str:
     return "/".join([base.rstrip("/"), *(each.strip("/") for each in parts)])
 
 
+def literally(path: str) -> str:
+    """``path`` for Spark's readers, which take one for a pattern. Writers and this module take it as it is."""
+    return "".join(f"\\{char}" if char in "*?[]{}\\" else char for char in path)
+
+
 def known(spark: SparkSession, path: str) -> bool:
     """Whether Hadoop has a file system for ``path``; one without a scheme always has."""
     scheme = urlsplit(path).scheme

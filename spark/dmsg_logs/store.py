@@ -153,7 +153,7 @@ def commits(spark: SparkSession, tables: str, known: Sequence[Commit] = ()) -> l
     if len(new) <= _FEW:
         texts = [paths.read_text(spark, each) for each in new]
     else:
-        texts = [row[0] for row in spark.read.text(new).collect()]
+        texts = [row[0] for row in spark.read.text([paths.literally(each) for each in new]).collect()]
     return sorted([*known, *map(Commit.from_json, texts)], key=lambda each: each.batch)
 
 
@@ -189,7 +189,7 @@ def read_runs(spark: SparkSession, tables: str, parts: list[tuple[str, str]]) ->
     if not parts:
         frame = local_frame(spark, [], schema)
     else:
-        directories = [paths.join(data_path(tables, run), f"state={state}") for run, state in parts]
+        directories = [paths.literally(paths.join(data_path(tables, run), f"state={state}")) for run, state in parts]
         frame = spark.read.schema(schema).option("basePath", data_path(tables)).parquet(*directories)
     return frame.withColumn("batch", F.substring("run", 1, BATCH_DIGITS).cast("long"))
 
@@ -198,7 +198,7 @@ def read_keys(spark: SparkSession, tables: str, runs: list[str]) -> DataFrame:
     """The keys of the good lines of some runs, see ``KEYS``; a word has a row in each run that has keys of it."""
     if not runs:
         return local_frame(spark, [], KEYS)
-    return spark.read.schema(KEYS).parquet(*(keys_path(tables, run) for run in runs))
+    return spark.read.schema(KEYS).parquet(*(paths.literally(keys_path(tables, run)) for run in runs))
 
 
 def read_good_keys(spark: SparkSession, tables: str) -> DataFrame:
@@ -214,5 +214,5 @@ def read_accounts(spark: SparkSession, tables: str) -> DataFrame:
     if not numbers:
         return local_frame(spark, [], ACCOUNT)
     schema = StructType([StructField("files", ArrayType(ACCOUNT))])
-    read = spark.read.schema(schema).json([commit_path(tables, each) for each in numbers])
+    read = spark.read.schema(schema).json([paths.literally(commit_path(tables, each)) for each in numbers])
     return read.select(F.inline("files"))

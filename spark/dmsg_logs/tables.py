@@ -330,7 +330,7 @@ def write_table(frame: DataFrame, table: Table, target: str) -> None:
 
 
 def _read(spark: SparkSession, path: str, table: Table) -> DataFrame:
-    return spark.read.schema(table.schema).parquet(path).select(*table.names)
+    return spark.read.schema(table.schema).parquet(paths.literally(path)).select(*table.names)
 
 
 def _sweep(spark: SparkSession, tables: str, manifest: Manifest) -> None:

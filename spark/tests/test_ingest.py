@@ -125,8 +125,9 @@ def test_files_of_every_kind(spark: SparkSession, tmp_path: Path) -> None:
 
 
 def test_batch_after_batch(spark: SparkSession, tmp_path: Path) -> None:
-    """Duplicates across batches, a whole file after a cut one, a file that grows, and runs with nothing to do."""
-    zone, tables = LandingZone(tmp_path / "landing"), tmp_path / "tables"
+    """Duplicates across batches, a whole file after a cut one, a file that grows, and runs with nothing to do; at a path
+    that would mean others if it were a pattern."""
+    zone, tables = LandingZone(tmp_path / "landing"), tmp_path / "t[a]b{l,e}\\s?*"
     zone.file(lines=lines(*range(50)), recorded=60, number=0)
     zone.file(lines=lines(0, 1, boot="c" * 16), boot="c" * 16)
     plain = zone.raw("plain.jsonl", lines(200, 201))
@@ -145,6 +146,17 @@ def test_batch_after_batch(spark: SparkSession, tmp_path: Path) -> None:
     rows = store.read_accounts(spark, str(tables)).where("file = 'plain.jsonl'").orderBy("batch").collect()
     assert [(row.batch, row.lines, row.good, row.dup) for row in rows] == [(1, 2, 2, 0), (3, 3, 1, 2)]
     assert rows[0].file == plain
+
+
+def test_many_commits_are_read_at_any_path(spark: SparkSession, tmp_path: Path) -> None:
+    tables = str(tmp_path / "t[a]{b,c}")
+    made = [store.Commit(batch, f"{batch:08d}-x", {"good": batch}, ["b"], []) for batch in range(1, 43)]
+    for each in made:
+        path = Path(store.commit_path(tables, each.batch))
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(each.to_json())
+    assert store.commits(spark, tables) == made
+    assert store.commits(spark, tables, made[:40]) == made
 
 
 def test_lines_that_seem_to_have_the_keys_of_others(spark: SparkSession, tmp_path: Path) -> None:

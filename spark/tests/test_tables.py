@@ -184,6 +184,7 @@ def few(spark: SparkSession) -> Lines:
 
 
 def test_generations_follow_each_other(spark: SparkSession, few: Lines, tmp_path: Path) -> None:
+    tmp_path = tmp_path / "t[a]{b,c}\\"  # which are not patterns here
     directory = str(tmp_path)
     with pytest.raises(NoTables):
         read_table(spark, directory, "relay_failures")
