@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import re
 import sys
 import time
 from collections.abc import Callable, Mapping
@@ -24,6 +25,25 @@ EXIT_FAILED: Final = 1
 EXIT_INCOMPLETE: Final = 3
 
 _SUMMARY: Final = ("files", "in", "good", "dup", "corrupt", "missing", "batches")
+#: How the URL of a file begins: its scheme and, after two slashes, a host.
+_URL: Final = re.compile(r"(?P<scheme>[A-Za-z][A-Za-z0-9+.-]*):(?://(?P<host>[^/]*))?(?=/)")
+
+
+def _path(context: click.Context, parameter: click.Parameter, value: str | None) -> str | None:
+    """Refuse what would become a path of the root directory when names are put behind it."""
+    if value == "":
+        raise click.BadParameter("a path is wanted, and this is empty", context, parameter)
+    return value
+
+
+def _local_path(context: click.Context, parameter: click.Parameter, value: str | None) -> str | None:
+    """A path of this machine, of which a ``file:`` URL is another spelling; as Hadoop has it, nothing is encoded."""
+    url = _URL.match(_path(context, parameter, value) or "")
+    if value is None or url is None:
+        return value
+    if url["scheme"].lower() != "file" or url["host"]:
+        raise click.BadParameter(f"{value}: this is written to a directory of this machine only", context, parameter)
+    return value[url.end() :]
 
 
 def _common(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -41,10 +61,19 @@ def _common(command: Callable[..., Any]) -> Callable[..., Any]:
     return command
 
 
-_landing = click.option("--landing", required=True, metavar="PATH", help="Landing zone: any Hadoop path or fsspec URL.")
-_tables = click.option("--tables", required=True, metavar="PATH", help="Where the tables are: any Hadoop path.")
-_ranks = click.option("--ranks", metavar="FILE", help="Write relay_ranks.json there; wants --key.")
-_key = click.option("--key", metavar="FILE", help="The operator's dmsg key, which signs the ranks.")
+_landing = click.option(
+    "--landing", required=True, callback=_path, metavar="PATH", help="Landing zone: any Hadoop path or fsspec URL."
+)
+_tables = click.option(
+    "--tables", required=True, callback=_path, metavar="PATH", help="Where the tables are: any Hadoop path."
+)
+_report: Final[dict[str, Any]] = {
+    "callback": _local_path,
+    "metavar": "DIR",
+    "help": "Write report.html and its pictures there, on this machine.",
+}
+_ranks = click.option("--ranks", callback=_path, metavar="FILE", help="Write relay_ranks.json there; wants --key.")
+_key = click.option("--key", callback=_path, metavar="FILE", help="The operator's dmsg key, which signs the ranks.")
 _now = click.option("--now", type=float, metavar="SECONDS", help="End of the window of the ranks (Unix time).")
 _strict = click.option("--strict", is_flag=True, help="End with 3 if lines are missing or a data check fails.")
 
@@ -56,7 +85,14 @@ def main() -> None:
 
 
 @main.command()
-@click.option("--out", required=True, metavar="DIR", type=click.Path(file_okay=False), help="Landing zone to write.")
+@click.option(
+    "--out",
+    required=True,
+    callback=_local_path,
+    metavar="DIR",
+    type=click.Path(file_okay=False),
+    help="Landing zone to write.",
+)
 @click.option("--events", type=click.IntRange(min=1), default=100_000, show_default=True, help="Lines in all.")
 @click.option("--corrupt", type=click.FloatRange(0, 0.5), default=0.0001, show_default=True, help="Share of bad lines.")
 @click.option("--duplicates", type=click.FloatRange(0, 0.5), default=0.01, show_default=True, help="Share sent twice.")
@@ -99,7 +135,7 @@ def prepare(as_json: bool) -> None:
 @main.command()
 @_landing
 @_tables
-@click.option("--report", metavar="DIR", help="Write report.html and its pictures there.")
+@click.option("--report", **_report)
 @_ranks
 @_key
 @_now
@@ -178,8 +214,12 @@ def make_tables(tables: str, strict: bool, **common: Any) -> None:
 
 @main.command(name="ranks")
 @_tables
-@click.option("--ranks", required=True, metavar="FILE", help="Where relay_ranks.json goes: any Hadoop path.")
-@click.option("--key", required=True, metavar="FILE", help="The operator's dmsg key, which signs the ranks.")
+@click.option(
+    "--ranks", required=True, callback=_path, metavar="FILE", help="Where relay_ranks.json goes: any Hadoop path."
+)
+@click.option(
+    "--key", required=True, callback=_path, metavar="FILE", help="The operator's dmsg key, which signs the ranks."
+)
 @_now
 @_common
 def make_ranks(tables: str, ranks: str, key: str, now: float | None, **common: Any) -> None:
@@ -198,8 +238,8 @@ def make_ranks(tables: str, ranks: str, key: str, now: float | None, **common: A
 
 @main.command()
 @_tables
-@click.option("--report", required=True, metavar="DIR", help="Write report.html and its pictures there.")
-@click.option("--ranks", metavar="FILE", help="A relay_ranks.json to show the scores of.")
+@click.option("--report", required=True, **_report)
+@click.option("--ranks", callback=_path, metavar="FILE", help="A relay_ranks.json to show the scores of.")
 @_common
 def report(tables: str, report: str, ranks: str | None, **common: Any) -> None:
     """Only write the report of the tables there are."""

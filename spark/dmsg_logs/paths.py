@@ -32,7 +32,10 @@ _CONDITIONAL: Final = "fs.option.create.conditional.overwrite"
 
 
 def join(base: str, *parts: str) -> str:
-    """``base`` and ``parts`` with exactly one slash between each."""
+    """``base`` and ``parts`` with exactly one slash between each; ``ValueError`` for an empty ``base``, behind which they
+    would be paths of the root directory."""
+    if not base:
+        raise ValueError("a path is empty")
     return "/".join([base.rstrip("/"), *(each.strip("/") for each in parts)])
 
 

@@ -53,14 +53,24 @@ def test_generate_then_run_and_run_again(tmp_path: Path) -> None:
     fleet = ["--days", "1", "--relays", "3", "--clients", "6", "--seed", "5"]
     flaws = ["--corrupt", "0.002", "--duplicates", "0.02", "--late", "0.01"]
     made = CliRunner().invoke(
-        main, ["generate", "--out", str(landing), "--events", str(_LINES), *fleet, *flaws, "--json"]
+        main, ["generate", "--out", f"file://{landing}", "--events", str(_LINES), *fleet, *flaws, "--json"]
     )
     assert made.exit_code == 0, made.output
     truth = json.loads(made.stdout.splitlines()[-1])
     assert truth["in"] == _LINES
 
     key = _key_file(tmp_path / "operator.key")
-    command = ("run", "--landing", str(landing), "--tables", str(tables), "--report", "report", *_SMALL, "--json")
+    command = (
+        "run",
+        "--landing",
+        str(landing),
+        "--tables",
+        str(tables),
+        *_SMALL,
+        "--json",
+        "--report",
+        f"file:{tmp_path}/report",
+    )
     code, summary, problems = _run(*command, "--ranks", "relay_ranks.json", "--key", str(key), cwd=tmp_path)
     assert code == 0, problems
     assert {name: summary[name] for name in ("in", "good", "dup", "corrupt")} == {
@@ -92,6 +102,15 @@ def test_generate_then_run_and_run_again(tmp_path: Path) -> None:
         ["run", "--landing", "l", "--tables", "t", "--conf", "no-equals-sign"],
         ["generate", "--out", "x", "--events", "0"],
         ["generate", "--out", "x", "--corrupt", "0.9"],
+        ["generate", "--out", "hdfs:///x"],
+        ["run", "--landing", "l", "--tables", ""],
+        ["run", "--landing", "", "--tables", "t"],
+        ["run", "--landing", "l", "--tables", "t", "--report", ""],
+        ["run", "--landing", "l", "--tables", "t", "--report", "hdfs://h/report"],
+        ["ranks", "--tables", "t", "--ranks", "", "--key", "k"],
+        ["ranks", "--tables", "t", "--ranks", "r", "--key", ""],
+        ["report", "--tables", "t", "--report", "s3a://bucket/report"],
+        ["report", "--tables", "t", "--report", "file://another/report"],
         ["no-such-command"],
     ],
 )

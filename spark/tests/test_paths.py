@@ -57,6 +57,9 @@ def test_names_existence_renaming_and_deletion(spark: SparkSession, tmp_path: Pa
 
 def test_what_a_path_is_called(spark: SparkSession) -> None:
     assert paths.join("s3a://b/x/", "/y/", "z") == "s3a://b/x/y/z"
+    assert paths.join("/", "y") == "/y"
+    with pytest.raises(ValueError, match="empty"):
+        paths.join("", "y")
     assert paths.qualified(spark, "/data/landing") == "file:/data/landing"
     assert paths.spark_uri(spark, "file:/a b/%") == "file:///a%20b/%25"
 
