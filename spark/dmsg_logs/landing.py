@@ -2,8 +2,9 @@
 
 A landing zone is a directory tree of ``*.jsonl``, ``*.jsonl.gz`` and ``*.jsonl.zst`` files that appear whole (by a
 rename, or as an object). Names that begin with ``.`` or ``_`` are never read, nor is what lies below them, nor are names
-that are not UTF-8. Where Hadoop has no file system for the scheme (``s3:`` without its jars), :class:`MirroredLanding`
-copies what is new to a local directory by fsspec, one batch at a time.
+that are not UTF-8. Nor is anything but plain files: a pipe would keep its reader waiting for good. Where Hadoop has no
+file system for the scheme (``s3:`` without its jars), :class:`MirroredLanding` copies what is new to a local directory by
+fsspec, one batch at a time.
 """
 
 from __future__ import annotations
@@ -12,8 +13,9 @@ import contextlib
 import os
 import re
 import shutil
+import stat
 import tempfile
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timezone
 from typing import Any, Final, NamedTuple, Protocol
@@ -132,10 +134,40 @@ def _unless_gone(error: OSError) -> None:
 
 
 def _is_ours(name: str) -> bool:
-    if not name.isascii() and name.encode(errors="replace").decode() != name:  # bytes that are no UTF-8
+    return all(map(_is_seen, name.split("/"))) and _SUFFIX.search(name) is not None
+
+
+def _is_seen(part: str) -> bool:
+    """Whether a file or directory of this name may be read."""
+    if not part.isascii() and part.encode(errors="replace").decode() != part:  # bytes that are no UTF-8
         return False
-    hidden = any(part.startswith((".", "_")) for part in name.split("/"))
-    return not hidden and _SUFFIX.search(name) is not None
+    return not part.startswith((".", "_"))
+
+
+def _directories(root: str) -> Iterator[tuple[str, list[str]]]:
+    """Every directory from ``root`` on that may be read, once, and the names of what is in it.
+
+    Symbolic links are followed last and in order, so that a directory which several lead to always has the same name:
+    its files would otherwise be taken for new ones. One that leads back is not followed at all.
+    """
+    found: set[tuple[int, int]] = set()
+    waiting = [root]
+    while waiting:
+        links = []
+        for directory, below, names in os.walk(waiting.pop(0), onerror=_unless_gone):
+            try:
+                status = os.stat(directory)
+            except FileNotFoundError:  # the retention was quicker
+                below.clear()
+                continue
+            if (status.st_dev, status.st_ino) in found:
+                below.clear()
+                continue
+            found.add((status.st_dev, status.st_ino))
+            below[:] = filter(_is_seen, below)
+            links += [path for each in below if os.path.islink(path := os.path.join(directory, each))]
+            yield directory, names
+        waiting += sorted(links)
 
 
 class Landing(Protocol):
@@ -182,14 +214,15 @@ class LocalLanding(_InPlace):
         """All files there are now."""
         root = paths.local(self._spark, self._root) or "/"
         found = []
-        for directory, _, names in os.walk(root, onerror=_unless_gone, followlinks=True):
+        for directory, names in _directories(root):
             for each in names:
                 path = os.path.join(directory, each)
                 name = os.path.relpath(path, root)
                 if _is_ours(name):
                     with contextlib.suppress(FileNotFoundError):  # the retention was quicker
                         status = os.stat(path)
-                        found.append(LandingFile(name, status.st_size, status.st_mtime))
+                        if stat.S_ISREG(status.st_mode):
+                            found.append(LandingFile(name, status.st_size, status.st_mtime))
         return found
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import uuid
 from pathlib import Path
 
@@ -64,6 +65,35 @@ def test_names_that_are_not_utf8_are_not_read(spark: SparkSession, tmp_path: Pat
     (tmp_path / "d\udcff.jsonl").write_text(line())
     (tmp_path / "gone.jsonl").symlink_to(tmp_path / "nothing")
     assert [each.name for each in open_landing(spark, str(tmp_path)).files()] == [name]
+
+
+def _names(spark: SparkSession, root: Path) -> list[str]:
+    return sorted(each.name for each in open_landing(spark, str(root)).files())
+
+
+def test_only_plain_files_are_listed(spark: SparkSession, tmp_path: Path) -> None:
+    zone = LandingZone(tmp_path)
+    name = zone.raw("plain.jsonl", [line()])
+    os.mkfifo(tmp_path / "pipe.jsonl")
+    (tmp_path / "directory.jsonl").mkdir()
+    assert _names(spark, tmp_path) == [name]
+
+
+def test_links_are_followed_but_never_to_the_same_directory_twice(spark: SparkSession, tmp_path: Path) -> None:
+    zone, other = LandingZone(tmp_path / "zone"), LandingZone(tmp_path / "other")
+    zone.raw("here.jsonl", [line()])
+    zone.raw("a/b/here.jsonl", [line()])
+    zone.raw(".hidden/there.jsonl", [line()])
+    other.raw("c/there.jsonl", [line()])
+    for link, target in (
+        *(("loop", "."), ("a/b/up", "../.."), ("again", "a"), ("seen", ".hidden"), ("broken", "nowhere")),
+        *(("x", other.root), ("d", other.root / "c"), ("y", other.root), ("x.jsonl", "here.jsonl")),
+    ):
+        (zone.root / link).symlink_to(target)
+    (other.root / "back").symlink_to(zone.root)
+    (tmp_path / "named").symlink_to(zone.root)
+    expected = ["a/b/here.jsonl", "d/there.jsonl", "here.jsonl", "seen/there.jsonl", "x.jsonl"]
+    assert _names(spark, zone.root) == _names(spark, tmp_path / "named") == expected
 
 
 def test_what_is_listed(spark: SparkSession, tmp_path: Path) -> None:
