@@ -2,9 +2,10 @@
 
 A landing zone is a directory tree of ``*.jsonl``, ``*.jsonl.gz`` and ``*.jsonl.zst`` files that appear whole (by a
 rename, or as an object). Names that begin with ``.`` or ``_`` are never read, nor is what lies below them, nor are names
-that are not UTF-8. Nor is anything but plain files: a pipe would keep its reader waiting for good. Where Hadoop has no
-file system for the scheme (``s3:`` without its jars), :class:`MirroredLanding` copies what is new to a local directory by
-fsspec, one batch at a time.
+that are not UTF-8, or have a ``:`` in their last part, which Hadoop takes for the end of a scheme (our writer's have
+none). Nor is anything but plain files: a pipe would keep its reader waiting for good. Where Hadoop has no file system for
+the scheme (``s3:`` without its jars), :class:`MirroredLanding` copies what is new to a local directory by fsspec, one
+batch at a time.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from pyspark.sql import functions as F
 
 from dmsg_logs import paths
 
-_SUFFIX: Final = re.compile(r"\.jsonl(\.zst|\.gz)?$")
+_SUFFIX: Final = re.compile(r"\.jsonl(\.zst|\.gz)?\Z")
 #: ``<node>-<boot>-<number>[-<lines>[-<digest>]]``, read from the right: a node may be any text.
 _NAME: Final = re.compile(
     r"^(?P<node>.+)-(?P<boot>[0-9a-f]{8,32})-(?P<number>\d{6,9})"
@@ -134,7 +135,8 @@ def _unless_gone(error: OSError) -> None:
 
 
 def _is_ours(name: str) -> bool:
-    return all(map(_is_seen, name.split("/"))) and _SUFFIX.search(name) is not None
+    parts = name.split("/")
+    return all(map(_is_seen, parts)) and ":" not in parts[-1] and _SUFFIX.search(name) is not None
 
 
 def _is_seen(part: str) -> bool:

@@ -98,15 +98,15 @@ def test_links_are_followed_but_never_to_the_same_directory_twice(spark: SparkSe
 
 def test_what_is_listed(spark: SparkSession, tmp_path: Path) -> None:
     zone = LandingZone(tmp_path)
-    for name in ("a.jsonl", "b/c.jsonl.gz", "d [x]{y} é%20?.jsonl", "role=s/e.jsonl.zst"):
+    names = ("a.jsonl", "b/c.jsonl.gz", "d [x]{y} é%20?.jsonl", "role=s/e.jsonl.zst", "12:00/f.jsonl")
+    for name in names:
         zone.raw(name, [line()])
     for name in ("_a.jsonl", ".b.jsonl", ".staging/c.jsonl", "_x/y.jsonl", "d.jsonl.part", "e.json", "f.jsonl.zst.tmp"):
         zone.raw(name, [line()])
+    for name in ("a:b.jsonl", "role=s/12:00.jsonl.zst", "g.jsonl\n"):
+        zone.raw(name, [line()])
     found = {each.name: each.size for each in open_landing(spark, str(tmp_path)).files()}
-    assert found == {
-        name: (tmp_path / name).stat().st_size
-        for name in ("a.jsonl", "b/c.jsonl.gz", "d [x]{y} é%20?.jsonl", "role=s/e.jsonl.zst")
-    }
+    assert found == {name: (tmp_path / name).stat().st_size for name in names}
     with pytest.raises(FileNotFoundError):
         open_landing(spark, f"{tmp_path}/nothing")
 
