@@ -45,6 +45,7 @@ def build_session(name: str = "dmsg-logs", settings: Mapping[str, str] | None = 
     chosen = dict(settings or {})
     if not submitted:
         os.environ.setdefault("SPARK_LOCAL_IP", _LOOPBACK)
+        os.environ.update(utf8_locale(os.environ))
         defaults = {
             "spark.master": "local[*]",
             "spark.driver.defaultJavaOptions": f"{_logging()} {class_archive.java_options()}",
@@ -68,6 +69,16 @@ def build_session(name: str = "dmsg-logs", settings: Mapping[str, str] | None = 
     session.sparkContext.setLogLevel("ERROR")
     look_up_by_cores(session)
     return session
+
+
+def utf8_locale(environment: Mapping[str, str]) -> dict[str, str]:
+    """What to set in ``environment`` before a JVM is started in it, so that it finds files whose names are not ASCII.
+
+    That is nothing unless the locale is the C one, as cron and many containers have it: Java 17 takes the encoding of names
+    from the locale, and no option changes that.
+    """
+    chosen = next((environment[name] for name in ("LC_ALL", "LC_CTYPE", "LANG") if environment.get(name)), "C")
+    return {"LC_ALL": "C.UTF-8"} if chosen in ("C", "POSIX") else {}
 
 
 def _logging() -> str:
