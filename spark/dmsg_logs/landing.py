@@ -42,6 +42,11 @@ _PLAIN: Final = re.compile(r"[A-Za-z0-9._=/-]*")
 MAX_BATCH_BYTES: Final = 8 * 1024**3
 #: Files in one batch: the driver keeps accounts of each.
 MAX_BATCH_FILES: Final = 5_000
+#: Object stores of fsspec. They have no directories: before its first object a landing zone is not to be told from a
+#: mistake.
+_OBJECT_STORES: Final = frozenset(
+    {"s3", "s3a", "gs", "gcs", "az", "abfs", "abfss", "adl", "oss", "oci", "ocilake", "obs", "cos", "tos", "b2", "r2"}
+)
 #: Our lines shrink about so much when they are compressed.
 _COMPRESSION: Final = 7
 
@@ -264,16 +269,20 @@ class MirroredLanding:
             raise ValueError(f"Hadoop has no file system for {scheme}: and a cluster cannot read a local mirror of it")
         self._spark = spark
         self._system, root = fsspec.core.url_to_fs(landing, **(options or {}))
+        self._landing = landing
         self._root = str(root).rstrip("/")
         self._mirror = ""
 
     def files(self) -> list[LandingFile]:
-        """All files there are now."""
+        """All files there are now; ``FileNotFoundError`` without a landing zone, where directories exist by themselves."""
         found = []
         for path, info in self._system.find(self._root, detail=True).items():
             name = path[len(self._root) :].lstrip("/")
             if _is_ours(name):
                 found.append(LandingFile(name, int(info["size"]), _changed_at(info)))
+        schemes = {urlsplit(each).scheme for each in self._landing.split("::")}  # simplecache::s3://bucket/landing
+        if not found and schemes.isdisjoint(_OBJECT_STORES) and not self._system.exists(self._root):
+            raise FileNotFoundError(f"no landing zone at {self._landing}")
         return found
 
     def fetch(self, files: list[LandingFile]) -> list[LandingFile]:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import fsspec
 import pytest
+from fsspec.implementations.memory import MemoryFileSystem
 from landing_files import START, LandingZone, line
 from pyspark.sql import SparkSession
 
@@ -127,6 +128,20 @@ def test_a_zone_only_fsspec_can_read(spark: SparkSession, tmp_path: Path) -> Non
     assert sorted(row.file for row in rows) == sorted(names)
     assert all(row.landed_at > START for row in rows)
     assert ingest(spark, f"memory:/{root}", tables).files == 0
+
+
+def test_a_zone_that_is_not_there(spark: SparkSession, tmp_path: Path) -> None:
+    """Through fsspec, for which there is no directory where it finds no file."""
+    (tmp_path / "empty").mkdir()
+    assert open_landing(spark, f"local://{tmp_path}/empty").files() == []
+    for landing in (f"local://{tmp_path}/nothing", f"memory://landing-{uuid.uuid4().hex}"):
+        with pytest.raises(FileNotFoundError, match=landing):
+            open_landing(spark, landing).files()
+
+
+def test_a_bucket_without_objects_is_an_empty_zone(spark: SparkSession) -> None:
+    fsspec.register_implementation("b2", MemoryFileSystem, clobber=True)
+    assert open_landing(spark, f"b2://landing-{uuid.uuid4().hex}/x").files() == []
 
 
 def test_accounts_balance_or_are_refused() -> None:
