@@ -230,11 +230,15 @@ def test_any_number_of_lines(tmp_path: Path, events: int) -> None:
 
 
 def test_what_makes_no_fleet_is_refused(tmp_path: Path) -> None:
-    """Wrong shares and sizes, and a directory that is in use."""
+    """Wrong shares and sizes, fleets that no memory holds, and a directory that is in use."""
     with pytest.raises(ValueError, match="corrupt"):
         generate(tmp_path / "a", events=100, corrupt=0.9)
     with pytest.raises(ValueError, match="relays"):
         generate(tmp_path / "a", events=100, relays=1)
+    for days in (39, 366):
+        with pytest.raises(ValueError, match="too many at once"):
+            generate(tmp_path / "c", events=300, relays=100, clients=1000, days=days)
+    assert not (tmp_path / "c").exists()
     (tmp_path / "b").mkdir()
     (tmp_path / "b" / "thing").touch()
     with pytest.raises(FileExistsError):

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from os import PathLike
 from pathlib import Path
+from typing import Final
 
 import numpy as np
 
@@ -22,6 +23,9 @@ from dmsg_logs.generate.truth import NAME, Truth, make_truth
 from dmsg_logs.generate.writer import FileMaker, write_files
 
 __all__ = ["NAME", "START", "Truth", "generate"]
+
+#: Sessions of a fleet, however few lines are wanted of them; each takes half a kilobyte of memory.
+MAX_SESSIONS: Final = 4_000_000
 
 
 def generate(
@@ -48,8 +52,8 @@ def generate(
     does not know. ``missing`` lines come on top: they stand in the names of a few files that were cut. ``start`` is the
     Unix time of the first day, of which there are ``days``. ``workers`` processes write the files.
 
-    The truth is also written to ``_truth.json``. ``ValueError`` for what makes no fleet, ``FileExistsError`` if there is
-    something in ``out`` already.
+    The truth is also written to ``_truth.json``. ``ValueError`` for what makes no fleet or one of more than
+    :data:`MAX_SESSIONS`, ``FileExistsError`` if there is something in ``out`` already.
     """
     if events < 1:
         raise ValueError("there is at least one line")
@@ -58,6 +62,11 @@ def generate(
     clients = default_clients if clients is None else clients
     if relays < 2 or clients < 4 or days < 1:
         raise ValueError("a fleet has at least 2 relays, 4 clients and 1 day")
+    if relays * clients * (days + 2) > MAX_SESSIONS:  # every client with every relay, anew about once a day
+        raise ValueError(
+            f"{relays} relays, {clients} clients and {days} days are too many at once: relays x clients x (days + 2) is at "
+            f"most {MAX_SESSIONS:,}"
+        )
     directory = Path(out)
     directory.mkdir(parents=True, exist_ok=True)
     if any(directory.iterdir()):

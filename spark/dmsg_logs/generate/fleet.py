@@ -201,7 +201,9 @@ def make_sessions(fleet: Fleet, rng: np.random.Generator) -> Sessions:
     """Who was connected to whom: every client to every relay whenever both run, except for breaks."""
     rows: list[tuple[int, int, float, float, int, bool]] = []
     abusers = set(fleet.abusers.tolist())
-    runs = [fleet.runs_of(node) for node in range(len(fleet.nodes))]
+    runs: list[list[Run]] = [[] for _ in fleet.nodes]
+    for run in fleet.runs:
+        runs[run.node].append(run)
     for client in range(fleet.relays, fleet.relays + fleet.clients):
         mean_s = 8 * HOUR_S if client in abusers else 30 * HOUR_S
         for relay in range(fleet.relays):
@@ -281,13 +283,14 @@ class RunIndex:
     """Finds the run of a node at a time."""
 
     def __init__(self, fleet: Fleet) -> None:
-        self._runs = sorted(fleet.runs, key=lambda run: (run.node, run.start))
+        places = sorted(range(len(fleet.runs)), key=lambda place: (fleet.runs[place].node, fleet.runs[place].start))
+        self._runs = [fleet.runs[place] for place in places]
         self._origin = fleet.start
         self._span = 2.0 * (fleet.end - fleet.start) + 1e6
         self._node = np.array([run.node for run in self._runs], np.int64)
         self._end = np.array([run.end for run in self._runs], np.float64)
         self._keys = self._node * self._span + np.array([run.start for run in self._runs]) - self._origin
-        self._places = np.array([fleet.runs.index(run) for run in self._runs], np.int64)
+        self._places = np.array(places, np.int64)
 
     def find(self, node: Ints, at: Floats, *, grace_s: float = 0.0) -> Ints:
         """Index (in ``fleet.runs``) of the run each node was in, or had left at most ``grace_s`` ago; -1 for none."""
