@@ -25,6 +25,8 @@ from dmsg.errors import DiscoveryUnavailable
 
 #: Longest head of an answer, with the 1xx heads before it.
 HEAD_LIMIT_BYTES: Final = 64 * 1024
+#: Most 1xx heads before an answer: there is hardly ever one, and each is a line in the log.
+INTERIM_LIMIT: Final = 16
 
 # Stricter than Twisted, which takes " +1_00" for a code: a head it skips must never count as the final one. The other
 # way round, a head that is not seen to be final only leaves the limit in force.
@@ -52,14 +54,17 @@ class HeadScanner:
         self._line = bytearray()
         self._in_status = True
         self._is_final = False
+        #: Why the limits have been passed; empty if they have not.
+        self.problem = ""
+        self._interim = 0
 
     def feed(self, data: bytes) -> bool:
-        """Take the next bytes; ``False`` once the limit has been passed before the end of the final head."""
-        if self.ended:
-            return True
+        """Take the next bytes; ``False`` once a limit has been passed before the end of the final head."""
+        if self.ended or self.problem:
+            return not self.problem
         data = data[: self._room + 1]  # the first byte over the limit decides
         position = 0
-        while position < len(data) and not self.ended:
+        while position < len(data) and not self.ended and not self.problem:
             newline = data.find(b"\n", position)
             end = len(data) if newline < 0 else newline
             self._line += data[position : min(end, position + _KEPT_BYTES - len(self._line))]
@@ -71,7 +76,8 @@ class HeadScanner:
         self._room -= position
         if self._room < 0:
             self.ended = False  # if it ended, then with the byte over the limit
-        return self._room >= 0
+            self.problem = f"the answer's head is longer than {self._limit_bytes} bytes"
+        return not self.problem
 
     def _line_received(self, line: bytes) -> None:
         if self._in_status:
@@ -80,6 +86,9 @@ class HeadScanner:
         elif not line:
             self._in_status = True  # of the answer that follows, if this was a 1xx
             self.ended = self._is_final
+            self._interim += not self._is_final
+            if self._interim > INTERIM_LIMIT:
+                self.problem = f"more than {INTERIM_LIMIT} heads came before the answer's"
 
 
 class _HeadLimiter(ProtocolWrapper):
@@ -118,7 +127,7 @@ class _HeadLimiter(ProtocolWrapper):
         if self._head.feed(data):
             ProtocolWrapper.dataReceived(self, data)
         else:
-            self._refusal = Failure(DiscoveryUnavailable(f"the answer's head is longer than {HEAD_LIMIT_BYTES} bytes"))
+            self._refusal = Failure(DiscoveryUnavailable(self._head.problem))
             self.loseConnection()
 
     def connectionLost(self, reason: Failure = connectionDone) -> None:

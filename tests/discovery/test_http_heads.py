@@ -32,10 +32,11 @@ from zope.interface import implementer
 from zope.interface.verify import verifyObject
 
 from dmsg.discovery.http_client import HttpCaller
-from dmsg.discovery.http_heads import HEAD_LIMIT_BYTES, HeadLimitedEndpoints, HeadScanner
+from dmsg.discovery.http_heads import HEAD_LIMIT_BYTES, INTERIM_LIMIT, HeadLimitedEndpoints, HeadScanner
 from dmsg.errors import DiscoveryUnavailable
 
 TOO_LONG = "the answer's head is longer than 65536 bytes"
+TOO_MANY = "more than 16 heads came before the answer's"
 #: What a server sends that would never end; after so much of it this one does, so that a caller without a limit does.
 FLOOD_BYTES = 1024 * 1024
 BODY_LIMIT_BYTES = 4 * 1024 * 1024
@@ -99,6 +100,16 @@ def test_the_next_answer_is_counted_anew() -> None:
         assert scanner.feed(b"more of it")
         scanner.restart()
     assert not scanner.feed(answer[:-2] + b"A: b")
+
+
+@pytest.mark.parametrize("size", [1, 7, 10_000])
+def test_a_few_heads_may_come_before_the_answer_s(size: int) -> None:
+    for count, wanted in ((INTERIM_LIMIT, True), (INTERIM_LIMIT + 1, False)):
+        stream = b"HTTP/1.1 103 Early Hints\r\nA: b\r\n\r\n" * count + b"HTTP/1.1 200 OK\r\n\r\n"
+        scanner = HeadScanner()
+        pieces = [stream[start : start + size] for start in range(0, len(stream), size)]
+        assert all(map(scanner.feed, pieces)) == wanted
+        assert scanner.ended == wanted and bool(scanner.problem) != wanted
 
 
 def test_a_scanner_keeps_next_to_nothing() -> None:
@@ -208,22 +219,22 @@ async def refusal_from(caller: HttpCaller, port: int, scheme: str = "http") -> s
 
 
 FLOODS = {
-    "headers": (b"HTTP/1.1 200 OK\r\n", b"A: " + b"x" * 1000 + b"\r\n"),
-    "folded": (b"HTTP/1.1 200 OK\r\nA: 1\r\n", b" " + b"x" * 1000 + b"\r\n"),
-    "small": (b"HTTP/1.1 200 OK\n", b"A:\n"),
-    "1xx": (b"", b"HTTP/1.1 100 Continue\r\n\r\n"),
-    "1xx with headers": (b"", b"HTTP/1.1 103 Early\r\nA: 1\r\n\r\n"),
-    "headers of a 1xx": (b"HTTP/1.1 102 Processing\r\n", b"A: 1\r\n"),
-    "code in disguise": (b"", b"HTTP/1.1 +1_00 Continue\r\n\r\n"),
+    "headers": (TOO_LONG, b"HTTP/1.1 200 OK\r\n", b"A: " + b"x" * 1000 + b"\r\n"),
+    "folded": (TOO_LONG, b"HTTP/1.1 200 OK\r\nA: 1\r\n", b" " + b"x" * 1000 + b"\r\n"),
+    "small": (TOO_LONG, b"HTTP/1.1 200 OK\n", b"A:\n"),
+    "1xx": (TOO_MANY, b"", b"HTTP/1.1 100 Continue\r\n\r\n"),
+    "1xx with headers": (TOO_MANY, b"", b"HTTP/1.1 103 Early\r\nA: 1\r\n\r\n"),
+    "headers of a 1xx": (TOO_LONG, b"HTTP/1.1 102 Processing\r\n", b"A: 1\r\n"),
+    "code in disguise": (TOO_MANY, b"", b"HTTP/1.1 +1_00 Continue\r\n\r\n"),
 }
 
 
 @pytest.mark.parametrize("kind", FLOODS)
 @pytest_twisted.ensureDeferred
 async def test_a_head_without_end_ends_the_call(served: Any, caller: HttpCaller, kind: str) -> None:
-    flood = Endless(*FLOODS[kind])
-    server = Server(flood)
-    assert await refusal_from(caller, served(server)) == str(DiscoveryUnavailable(TOO_LONG))
+    problem, begin, piece = FLOODS[kind]
+    server = Server(Endless(begin, piece))
+    assert await refusal_from(caller, served(server)) == str(DiscoveryUnavailable(problem))
     await server.gone
     assert server.connections == 1
 
@@ -235,7 +246,7 @@ async def test_answers_that_are_skipped_do_not_fill_the_log(served: Any, caller:
     def note(event: Any) -> None:
         told.append(str(event.get("log_format")))
 
-    server = Server(Endless(*FLOODS["1xx"]))
+    server = Server(Endless(*FLOODS["1xx"][1:]))
     port = served(server)
     globalLogPublisher.addObserver(note)
     try:
@@ -243,7 +254,7 @@ async def test_answers_that_are_skipped_do_not_fill_the_log(served: Any, caller:
         await server.gone
     finally:
         globalLogPublisher.removeObserver(note)
-    assert len(told) <= HEAD_LIMIT_BYTES // len(b"HTTP/1.1 100 Continue\r\n\r\n") + 10
+    assert len(told) <= INTERIM_LIMIT + 10
 
 
 @pytest.mark.parametrize("before", [b"", b"HTTP/1.1 100 Continue\r\n\r\n" * 3])
@@ -258,7 +269,7 @@ async def test_a_head_may_be_as_long_as_the_limit(served: Any, caller: HttpCalle
 
 @pytest_twisted.ensureDeferred
 async def test_each_answer_on_a_connection_kept_open_has_its_own_limit(served: Any, caller: HttpCaller) -> None:
-    server = Server(*[answer_of(b"%d" % n, 50_000) for n in range(4)], Endless(*FLOODS["headers"]))
+    server = Server(*[answer_of(b"%d" % n, 50_000) for n in range(4)], Endless(*FLOODS["headers"][1:]))
     port = served(server)
     for n in range(4):
         assert await body_from(caller, port) == b"%d" % n
@@ -383,7 +394,7 @@ def trusting_caller(reactor: Any, certificate: bytes) -> Any:
 @pytest_twisted.ensureDeferred
 async def test_tls_has_the_same_limit(served_by_tls: Any, trusting_caller: HttpCaller) -> None:
     body = b"\r\n" * 100_000
-    server = Server(answer_of(body, 50_000), answer_of(body, 50_000), Endless(*FLOODS["1xx"]))
+    server = Server(answer_of(body, 50_000), answer_of(body, 50_000), Endless(*FLOODS["headers"][1:]))
     port = served_by_tls(server)
     for _ in range(2):
         assert await body_from(trusting_caller, port, "https") == body
