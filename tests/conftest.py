@@ -8,6 +8,7 @@ test provokes), no delayed call or open socket left in the reactor, and a time l
 from __future__ import annotations
 
 import contextlib
+import datetime
 import faulthandler
 import functools
 import gc
@@ -24,6 +25,7 @@ import sys
 import traceback
 import urllib.parse
 import urllib.request
+from collections.abc import Callable
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -32,6 +34,9 @@ import greenlet
 import hypothesis
 import pytest
 import pytest_twisted
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
 from twisted.internet import defer, task
 from twisted.logger import LogLevel, globalLogPublisher
 
@@ -311,6 +316,33 @@ def reactor() -> Any:
     from twisted.internet import reactor
 
     return reactor
+
+
+@pytest.fixture(scope="session")
+def self_signed() -> Callable[[x509.GeneralName], bytes]:
+    """``self_signed(x509.DNSName("site"))``: a certificate for it that nobody else has signed, and its key, in PEM."""
+
+    def make(holder: x509.GeneralName) -> bytes:
+        key = ec.generate_private_key(ec.SECP256R1())
+        name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, str(holder.value))])
+        now = datetime.datetime.now(datetime.timezone.utc)
+        certificate = (
+            x509.CertificateBuilder()
+            .subject_name(name)
+            .issuer_name(name)
+            .public_key(key.public_key())
+            .serial_number(x509.random_serial_number())
+            .not_valid_before(now - datetime.timedelta(days=1))
+            .not_valid_after(now + datetime.timedelta(days=1))
+            .add_extension(x509.SubjectAlternativeName([holder]), critical=False)
+            .add_extension(x509.BasicConstraints(ca=True, path_length=None), critical=True)
+            .sign(key, hashes.SHA256())
+        )
+        return certificate.public_bytes(serialization.Encoding.PEM) + key.private_bytes(
+            serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+        )
+
+    return make
 
 
 @pytest.fixture(scope="session")

@@ -131,9 +131,10 @@ class RelayScores:
 
     def score(self, relay: PublicKey, now_s: float) -> float:
         """The score of ``relay`` now, in thousandths."""
-        told, count = self._unranked(relay, now_s), self.config.place_weight
+        told, count, fresh = 0.0, self.config.place_weight, 0.0 if self.ranks is None else self.freshness()
+        if fresh < 1.0:
+            told = self._unranked(relay, now_s)
         if self.ranks is not None:
-            fresh = self.freshness()
             told += (min(max(self.ranks(relay), 0.0), _BEST) - told) * fresh
             count += (self.config.rank_weight - count) * fresh
         mass, value, at_s = self._measured.get(relay, (0.0, 0.0, now_s))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import datetime
 import gc
 import ipaddress
 import itertools
@@ -13,9 +12,6 @@ from typing import Any
 import pytest
 import pytest_twisted
 from cryptography import x509
-from cryptography.hazmat.primitives import hashes, serialization
-from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.x509.oid import NameOID
 from hypothesis import example, given
 from hypothesis import strategies as st
 from twisted.internet import defer, task
@@ -349,27 +345,9 @@ async def test_what_is_sent_before_the_head_is_over_gives_it_no_more_room(reacto
 
 
 @pytest.fixture(scope="module")
-def certificate(request: pytest.FixtureRequest) -> bytes:
+def certificate(request: pytest.FixtureRequest, self_signed: Any) -> bytes:
     """A certificate of 127.0.0.1, or of another address, that nobody has signed but itself, and its key."""
-    address = ipaddress.ip_address(getattr(request, "param", "127.0.0.1"))
-    key = ec.generate_private_key(ec.SECP256R1())
-    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, str(address))])
-    now = datetime.datetime.now(datetime.timezone.utc)
-    signed = (
-        x509.CertificateBuilder()
-        .subject_name(name)
-        .issuer_name(name)
-        .public_key(key.public_key())
-        .serial_number(1)
-        .not_valid_before(now - datetime.timedelta(days=1))
-        .not_valid_after(now + datetime.timedelta(days=1))
-        .add_extension(x509.SubjectAlternativeName([x509.IPAddress(address)]), critical=False)
-        .add_extension(x509.BasicConstraints(ca=True, path_length=None), critical=True)
-        .sign(key, hashes.SHA256())
-    )
-    return signed.public_bytes(serialization.Encoding.PEM) + key.private_bytes(
-        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
-    )
+    return self_signed(x509.IPAddress(ipaddress.ip_address(getattr(request, "param", "127.0.0.1"))))
 
 
 @pytest.fixture

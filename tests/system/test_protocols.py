@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import datetime
 import hashlib
 
 import pytest
 import pytest_twisted
 from cryptography import x509
-from cryptography.hazmat.primitives import hashes, serialization
-from cryptography.hazmat.primitives.asymmetric import ec
 from twisted.cred.checkers import InMemoryUsernamePasswordDatabaseDontUse
 from twisted.cred.credentials import UsernamePassword
 from twisted.cred.portal import IRealm, Portal
@@ -155,28 +152,10 @@ async def test_amp(ends):
 
 
 @pytest.fixture(scope="module")
-def certificate():
+def certificate(self_signed):
     """A certificate for ``site.dmsg`` with its key, and without."""
-    key = ec.generate_private_key(ec.SECP256R1())
-    name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "site.dmsg")])
-    now = datetime.datetime.now(datetime.timezone.utc)
-    made = (
-        x509.CertificateBuilder()
-        .subject_name(name)
-        .issuer_name(name)
-        .public_key(key.public_key())
-        .serial_number(x509.random_serial_number())
-        .not_valid_before(now - datetime.timedelta(days=1))
-        .not_valid_after(now + datetime.timedelta(days=1))
-        .add_extension(x509.SubjectAlternativeName([x509.DNSName("site.dmsg")]), critical=False)
-        .add_extension(x509.BasicConstraints(ca=True, path_length=None), critical=True)
-        .sign(key, hashes.SHA256())
-    )
-    pem = made.public_bytes(serialization.Encoding.PEM)
-    secret = key.private_bytes(
-        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
-    )
-    return ssl.PrivateCertificate.loadPEM(pem + secret), ssl.Certificate.loadPEM(pem)
+    both = self_signed(x509.DNSName("site.dmsg"))
+    return ssl.PrivateCertificate.loadPEM(both), ssl.Certificate.loadPEM(both)
 
 
 class LoudEcho(Protocol):
