@@ -61,7 +61,7 @@ def arrow(root: Path) -> StagedDestination:
 
         return ArrowFSWrapper(LocalFileSystem(), skip_instance_cache=True), str(root)
 
-    return StagedDestination("hdfs://namenode/landing", connect, token="0011")
+    return StagedDestination("hdfs://namenode/landing", connect, token=os.urandom(8).hex())
 
 
 def plain(root: Path) -> StagedDestination:
@@ -73,7 +73,7 @@ def plain(root: Path) -> StagedDestination:
 
         return fsspec.filesystem("file", skip_instance_cache=True), str(root)
 
-    return StagedDestination("other://host/landing", connect, token="0022", one_at_a_time=True)
+    return StagedDestination("other://host/landing", connect, token=os.urandom(8).hex(), one_at_a_time=True)
 
 
 def objects(root: Path) -> ObjectDestination:
