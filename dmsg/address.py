@@ -9,7 +9,16 @@ from dataclasses import dataclass
 from dmsg.crypto.keys import PublicKey
 from dmsg.errors import InvalidAddress, InvalidKey
 
-__all__ = ["DmsgAddress", "HostPort", "PinnedServer", "PublicKey", "check_service_name"]
+__all__ = [
+    "DmsgAddress",
+    "HostPort",
+    "PinnedServer",
+    "PublicKey",
+    "address_group",
+    "check_service_name",
+    "is_global",
+    "network_group",
+]
 
 _LABEL = r"[A-Za-z0-9_]([A-Za-z0-9_-]{0,61}[A-Za-z0-9_])?"
 _HOST_NAME = re.compile(rf"(?=.{{1,253}}\Z){_LABEL}(\.{_LABEL})*\.?\Z")
@@ -65,6 +74,46 @@ class PinnedServer:
 
     def __str__(self) -> str:
         return f"{self.public_key}@{self.address}"
+
+
+def _ip(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
+    """The IP address ``host`` spells, with an IPv4 address mapped into IPv6 as IPv4; ``None`` for a name."""
+    try:
+        address = ipaddress.ip_address(host.partition("%")[0])
+    except ValueError:
+        return None
+    mapped = address.ipv4_mapped if isinstance(address, ipaddress.IPv6Address) else None
+    return mapped or address
+
+
+def address_group(host: str) -> str:
+    """What counts as one address for a limit: an IPv4 address, or the /64 that one IPv6 host chooses its address from.
+
+    A name counts as itself, in lower case.
+    """
+    address = _ip(host)
+    if address is None:
+        return host.lower()
+    return str(address) if address.version == 4 else f"{int(address) >> 64:016x}::/64"
+
+
+def network_group(host: str) -> str:
+    """The network that one operator gets in one piece: the /24 of an IPv4 address, the /48 of an IPv6 address.
+
+    All names together are one group: a name costs nothing, and what it resolves to is not known here.
+    """
+    address = _ip(host)
+    if address is None:
+        return "name"
+    if address.version == 4:
+        return f"{ipaddress.IPv4Address(int(address) >> 8 << 8)}/24"
+    return f"{ipaddress.IPv6Address(int(address) >> 80 << 80)}/48"
+
+
+def is_global(host: str) -> bool:
+    """Whether ``host`` is an IP address that can be reached from everywhere. A name is not known to be."""
+    address = _ip(host)
+    return address is not None and address.is_global and not address.is_multicast
 
 
 def check_service_name(name: str) -> str:

@@ -9,7 +9,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dmsg.address import DmsgAddress, HostPort, PinnedServer, check_service_name
+from dmsg.address import (
+    DmsgAddress,
+    HostPort,
+    PinnedServer,
+    address_group,
+    check_service_name,
+    is_global,
+    network_group,
+)
 from dmsg.crypto.keys import SecretKey
 from dmsg.errors import InvalidAddress
 
@@ -106,3 +114,35 @@ def test_ends_of_transports_print_what_they_know() -> None:
     assert str(DmsgAddress(KEY, "ssh", SERVER)) == f"dmsg:{KEY}/ssh via {SERVER}"
     assert DmsgAddress(KEY) == DmsgAddress(KEY, "", None)
     assert len({DmsgAddress(KEY), DmsgAddress(KEY), DmsgAddress(KEY, "x")}) == 2
+
+
+@pytest.mark.parametrize(
+    ("host", "address", "network"),
+    [
+        ("192.0.2.7", "192.0.2.7", "192.0.2.0/24"),
+        ("192.0.2.255", "192.0.2.255", "192.0.2.0/24"),
+        ("::ffff:192.0.2.7", "192.0.2.7", "192.0.2.0/24"),
+        ("2001:db8:1:2:3:4:5:6", "20010db800010002::/64", "2001:db8:1::/48"),
+        ("2001:db8:1:ffff::1", "20010db80001ffff::/64", "2001:db8:1::/48"),
+        ("fe80::1%eth0", "fe80000000000000::/64", "fe80::/48"),
+        ("Relay.example.org", "relay.example.org", "name"),
+        ("1.2.3", "1.2.3", "name"),
+    ],
+)
+def test_hosts_are_grouped_for_limits(host: str, address: str, network: str) -> None:
+    assert (address_group(host), network_group(host)) == (address, network)
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "10.1.2.3", "192.168.0.1", "169.254.1.1", "0.0.0.0", "::1", "fc00::1"])
+def test_an_address_of_a_closed_network_is_not_global(host: str) -> None:
+    assert not is_global(host)
+
+
+@pytest.mark.parametrize("host", ["224.0.0.1", "ff0e::1", "::ffff:10.0.0.1", "relay.example.org", ""])
+def test_neither_groups_of_hosts_nor_names_are_global(host: str) -> None:
+    assert not is_global(host)
+
+
+@pytest.mark.parametrize("host", ["9.9.9.9", "2620:fe::fe", "::ffff:9.9.9.9"])
+def test_an_address_that_everyone_can_reach_is_global(host: str) -> None:
+    assert is_global(host)

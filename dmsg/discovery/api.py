@@ -19,6 +19,7 @@ from twisted.web.resource import IResource, Resource
 from twisted.web.server import Request, Site
 from werkzeug.exceptions import HTTPException
 
+from dmsg.address import address_group
 from dmsg.crypto.keys import PublicKey
 from dmsg.discovery.entry import Entry
 from dmsg.discovery.http_limits import (
@@ -26,7 +27,6 @@ from dmsg.discovery.http_limits import (
     DiscoveryLimits,
     LimitedSite,
     LongAnswer,
-    address_group,
     message,
 )
 from dmsg.discovery.listing import ServerListing

@@ -11,7 +11,6 @@ import json
 from collections import Counter
 from dataclasses import dataclass
 from io import BytesIO
-from ipaddress import IPv6Address
 from typing import Any, Final
 
 from twisted.internet.interfaces import IAddress, IPullProducer
@@ -22,6 +21,7 @@ from twisted.web.resource import IResource, Resource
 from twisted.web.server import NOT_DONE_YET, Request, Site
 from zope.interface import implementer
 
+from dmsg.address import address_group
 from dmsg.discovery.entry import ENTRY_LIMIT_BYTES
 
 JSON_TYPE: Final = b"application/json"
@@ -67,18 +67,6 @@ class DiscoveryLimits:
 def message(text: str, status: int) -> bytes:
     """The body of every answer that is not an entry: the reference's ``HTTPMessage``."""
     return json.dumps({"message": text, "code": status}, separators=(",", ":")).encode()
-
-
-def address_group(host: str) -> str:
-    """What counts as one address: an IPv4 address (mapped into IPv6 or not), or the /64 an IPv6 host can choose from."""
-    if ":" not in host:
-        return host
-    try:
-        address = IPv6Address(host.partition("%")[0])
-    except ValueError:
-        return host
-    mapped = address.ipv4_mapped
-    return str(mapped) if mapped is not None else f"{int(address) >> 64:016x}::/64"
 
 
 class LongAnswer(Resource):

@@ -15,8 +15,8 @@ from twisted.web.http_headers import Headers
 from twisted.web.server import Site
 from zope.interface import implementer
 
+from dmsg.address import address_group
 from dmsg.discovery.api import DiscoveryApi, DiscoveryLimits, make_site
-from dmsg.discovery.http_limits import address_group
 from dmsg.discovery.store import MemoryStore
 from dmsg.errors import DiscoveryUnavailable
 from dmsg.interfaces import IEventLog
