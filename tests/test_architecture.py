@@ -57,6 +57,7 @@ PURE_MODULES = {
     "dmsg.errors",
     "dmsg.address",
     "dmsg.discovery.entry",
+    "dmsg.discovery.http_places",
     "dmsg.ops.events",
     "dmsg.ops.loglines",
     "dmsg.ops.lognames",

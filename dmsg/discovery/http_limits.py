@@ -2,13 +2,14 @@
 
 twisted.web on its own takes any body (a long one into a file), and its time-out starts anew at each byte. Here a body
 is refused as soon as it is known to be too long (by its ``Content-Length`` before the first byte, in chunks at the
-first byte over), and a request has to be complete within a time counted from its first byte.
+first byte over), a request has to be complete within a time counted from its first byte, and its answer taken within
+another. When all places are taken, idle connections make room (:mod:`dmsg.discovery.http_places`).
 """
 
 from __future__ import annotations
 
 import json
-from collections import Counter
+from collections import OrderedDict
 from dataclasses import dataclass
 from io import BytesIO
 from typing import Any, Final
@@ -21,8 +22,9 @@ from twisted.web.resource import IResource, Resource
 from twisted.web.server import NOT_DONE_YET, Request, Site
 from zope.interface import implementer
 
-from dmsg.address import address_group
+from dmsg.address import address_group, network_group
 from dmsg.discovery.entry import ENTRY_LIMIT_BYTES
+from dmsg.discovery.http_places import Places, Standing
 
 JSON_TYPE: Final = b"application/json"
 _PIECE_BYTES: Final = 64 * 1024
@@ -39,11 +41,16 @@ class DiscoveryLimits:
     #: A request line and headers, in bytes and in number. Ours take 300 bytes.
     headers_bytes: int = 8 * 1024
     headers: int = 64
+    #: From a new connection to the first byte of its first request, in seconds. Clients send it at once.
+    first_byte_timeout_s: float = 5.0
     #: From the first byte of a request to its last, in seconds.
     request_timeout_s: float = 10.0
-    #: A connection on which nothing happens, in seconds.
+    #: From the last byte of a request until the client has taken the answer, in seconds. It can have 4 MiB.
+    answer_timeout_s: float = 60.0
+    #: Between two requests on a connection, in seconds.
     idle_timeout_s: float = 60.0
-    #: Open connections, and of those from one address.
+    #: Open connections, and of those from one address. When all places are taken a new connection takes the place of
+    #: an idle one: of its own address above the second limit, of the network that holds the most above the first.
     connections: int = 4000
     connections_per_address: int = 250
     #: GETs from one address: per second in the long run, and at once.
@@ -177,69 +184,90 @@ class LimitedRequest(Request):
 
 
 class LimitedChannel(HTTPChannel):
-    """One connection: HTTP/1.1 requests, each complete within a time limit."""
+    """One connection: HTTP/1.1 requests, each complete within a time limit, and each answer taken within one."""
 
     site: LimitedSite
     transport: Any
-    _incomplete = False
     _refused = False
     _deadline: Any = None
-    _host = ""
-    _counted = False
+    _address = ""
 
     def connectionMade(self) -> None:
-        """Start to be counted."""
+        """Take a place."""
         limits = self.site.limits
         self.maxHeaders = limits.headers
         self.totalHeadersSize = self.MAX_LENGTH = limits.headers_bytes
-        self._host = address_group(getattr(self.transport.getPeer(), "host", ""))
-        self._counted = True
-        self.site.connections += 1
-        self.site.hosts[self._host] += 1
+        self._address = _host_of(self.transport.getPeer())
+        self.site.enter(self, self._address)
+        self._deadline = self.callLater(limits.first_byte_timeout_s, self._too_slow)  # type: ignore[no-untyped-call]
         super().connectionMade()  # type: ignore[no-untyped-call]
 
     def dataReceived(self, data: bytes) -> None:
         """Bytes from the client."""
-        if self._refused:
+        if self._refused or self._deadline is None:
             return
-        self._incomplete = True
+        limits = self.site.limits
+        if self.site.standing(self) is Standing.WAITING:
+            self._now(Standing.RECEIVING, limits.request_timeout_s)
         super().dataReceived(data)  # type: ignore[no-untyped-call]
-        if self._incomplete and self._deadline is None and not self._refused:
-            limit_s = self.site.limits.request_timeout_s
-            self._deadline = self.callLater(limit_s, self._too_slow)  # type: ignore[no-untyped-call]
+        # What is left may be the beginning of the next request.
+        begun = self._deadline is not None and bool(self.requests or self._buffer)
+        if begun and self.site.standing(self) is Standing.WAITING:
+            self._now(Standing.RECEIVING, limits.request_timeout_s)
 
     def allContentReceived(self) -> None:
         """A whole request is there."""
-        self._incomplete = False
-        self._no_deadline()
+        self._now(Standing.ANSWERING, self.site.limits.answer_timeout_s)
         super().allContentReceived()  # type: ignore[no-untyped-call]
 
-    def _no_deadline(self) -> None:
+    def requestDone(self, request: Any) -> None:
+        """An answer is complete; some of it may not have left yet."""
+        if self._waitingForTransport and (self._buffer or any(self._dataBuffer)):
+            # More requests are there, and their client does not read: making more answers would fill our memory.
+            self.persistent = 0
+        if self.persistent:
+            self._now(Standing.WAITING, self.site.limits.idle_timeout_s)
+        super().requestDone(request)  # type: ignore[no-untyped-call]
+
+    def loseConnection(self) -> None:
+        """Close when what was written has left, and at the latest when the time for an answer is over."""
+        self._now(Standing.ANSWERING, self.site.limits.answer_timeout_s)
+        super().loseConnection()  # type: ignore[no-untyped-call]
+
+    def _now(self, standing: Standing, limit_s: float) -> None:
+        self.site.move(self, standing)
         if self._deadline is not None:
-            deadline, self._deadline = self._deadline, None
-            deadline.cancel()
+            self._deadline.reset(limit_s)
 
     def _too_slow(self) -> None:
         self._deadline = None
         self.transport.abortConnection()
 
+    def evict(self) -> None:
+        """Give the place to another connection, at once."""
+        self._leave()
+        self.transport.abortConnection()
+
+    def _leave(self) -> None:
+        if self._deadline is not None:
+            deadline, self._deadline = self._deadline, None
+            deadline.cancel()
+        self.site.leave(self, self._address)
+
     def refuse(self, answer: bytes) -> None:
         """Write ``answer``, read no more, and close."""
         self._refused = True
-        self._no_deadline()
         self.transport.write(answer)
-        self.loseConnection()  # type: ignore[no-untyped-call]
+        self.loseConnection()
 
     def connectionLost(self, reason: Failure = connectionDone) -> None:
-        """Stop being counted."""
-        self._no_deadline()
-        if self._counted:
-            self._counted = False
-            self.site.connections -= 1
-            self.site.hosts[self._host] -= 1
-            if not self.site.hosts[self._host]:
-                del self.site.hosts[self._host]
+        """Leave the place to others."""
+        self._leave()
         super().connectionLost(reason)  # type: ignore[no-untyped-call]
+
+
+def _host_of(address: object) -> str:
+    return str(getattr(address, "host", ""))
 
 
 class LimitedSite(Site):
@@ -249,19 +277,68 @@ class LimitedSite(Site):
     requestFactory = LimitedRequest
 
     def __init__(self, resource: IResource, *, reactor: Any, limits: DiscoveryLimits) -> None:
-        super().__init__(resource, timeout=limits.idle_timeout_s, reactor=reactor)  # type: ignore[no-untyped-call]
+        # No timeout of Twisted's: the channel has its own, which write no line for each connection they end.
+        super().__init__(resource, timeout=None, reactor=reactor)  # type: ignore[no-untyped-call]
         self.limits = limits
         self.bodies = 0
-        self.connections = 0
-        self.hosts: Counter[str] = Counter()
+        #: Connections that were closed to make room for others, and those that were refused.
+        self.evicted = self.refused = 0
+        self._places: Places[LimitedChannel] = Places()
+        self._by_address: dict[str, OrderedDict[LimitedChannel, None]] = {}
+
+    @property
+    def connections(self) -> int:
+        """Open connections."""
+        return len(self._places)
 
     def buildProtocol(self, addr: IAddress | None) -> Any:
-        """A channel for a new connection, or ``None`` (which closes it) when there are too many."""
-        if self.connections >= self.limits.connections:
-            return None
-        if self.hosts[address_group(getattr(addr, "host", ""))] >= self.limits.connections_per_address:
+        """A channel for a new connection, or ``None`` (which closes it) when there is no place for it."""
+        if not self._make_room(_host_of(addr)):
+            self.refused += 1
             return None
         return super().buildProtocol(addr)  # type: ignore[no-untyped-call]
+
+    def _make_room(self, host: str) -> bool:
+        victim: LimitedChannel | None = None
+        neighbours = self._by_address.get(address_group(host), ())
+        if len(neighbours) >= self.limits.connections_per_address:
+            victim = next((one for one in neighbours if self.standing(one) is Standing.WAITING), None)
+        elif len(self._places) >= self.limits.connections:
+            victim = self._places.victim(network_group(host))
+        else:
+            return True
+        if victim is None:
+            return False
+        self.evicted += 1
+        victim.evict()
+        return True
+
+    # --- from the channels -------------------------------------------------------------------------------------------
+
+    def enter(self, channel: LimitedChannel, host: str) -> None:
+        """``channel`` takes a place; ``host`` is the other side's."""
+        self._places.add(channel, network_group(host))
+        self._by_address.setdefault(address_group(host), OrderedDict())[channel] = None
+
+    def leave(self, channel: LimitedChannel, host: str) -> None:
+        """``channel`` gives its place back; silent when it did already."""
+        self._places.discard(channel)
+        address = address_group(host)
+        neighbours = self._by_address.get(address)
+        if neighbours is not None:
+            neighbours.pop(channel, None)
+            if not neighbours:
+                del self._by_address[address]
+
+    def move(self, channel: LimitedChannel, standing: Standing) -> None:
+        """``channel`` does something else now."""
+        self._places.move(channel, standing)
+
+    def standing(self, channel: LimitedChannel) -> Standing:
+        """What ``channel``, which holds a place, is doing."""
+        return self._places.standing(channel)
+
+    # --- as a Site ---------------------------------------------------------------------------------------------------
 
     def acceptableProtocols(self) -> list[bytes]:
         """HTTP/1.1 only: the limits are those of its channel."""

@@ -118,10 +118,17 @@ class DiscoveryService(RoleService):
         return ""
 
     def gauges(self) -> dict[str, float]:
-        """Connections and request bodies under way; with ranks, how many relays they name, their age and weight."""
-        if self.site is None:
+        """Connections and request bodies under way, connections that were closed for others or refused for want of a
+        place; with ranks, how many relays they name, their age and weight."""
+        site = self.site
+        if site is None:
             return {}
-        gauges: dict[str, float] = {"connections": self.site.connections, "bodies": self.site.bodies}
+        gauges: dict[str, float] = {
+            "connections": site.connections,
+            "bodies": site.bodies,
+            "connections_evicted": site.evicted,
+            "connections_refused": site.refused,
+        }
         if self.ranks is not None:
             ranks, now_s = self.ranks.ranks, time.time()
             gauges["ranked_relays"] = len(ranks.scores) if ranks is not None else 0

@@ -483,8 +483,10 @@ async def test_headers_that_drip_are_cut_off(api: Harness) -> None:
 
 @pytest_twisted.ensureDeferred
 async def test_an_idle_connection_is_closed(api: Harness) -> None:
-    api.start(idle_timeout_s=0.05)
+    api.start(first_byte_timeout_s=0.05)
     assert await api.raw() == b""
+    api.start(idle_timeout_s=0.05)
+    assert b" 404 " in await api.raw(b"GET / HTTP/1.1\r\nHost: h\r\n\r\n")
 
 
 @pytest_twisted.ensureDeferred
@@ -501,20 +503,19 @@ async def test_headers_are_bounded_in_size_and_number(api: Harness) -> None:
 
 
 @pytest_twisted.ensureDeferred
-async def test_connections_are_bounded_in_all_and_per_address(api: Harness) -> None:
+async def test_above_either_number_of_connections_the_oldest_idle_one_makes_room(api: Harness) -> None:
     for limits in ({"connections": 2}, {"connections_per_address": 2}):
         api.start(**limits)
         kept = [await api.connect() for _ in range(2)]
         for one in kept:
             one.transport.write(b"GET / HTTP/1.1\r\nHost: h\r\n\r\n")
             await one.until(b"404")
-        assert await api.raw(b"GET / HTTP/1.1\r\nHost: h\r\n\r\n") == b""
-        kept[0].transport.write(b"GET / HTTP/1.1\r\nHost: h\r\nConnection: close\r\n\r\n")
-        await kept[0].lost
         again = await api.connect()
         again.transport.write(b"GET / HTTP/1.1\r\nHost: h\r\n\r\n")
         await again.until(b"404")
-        assert api.site.connections == 2
+        await kept[0].lost
+        assert (api.site.connections, api.site.evicted, api.site.refused) == (2, 1, 0)
+        assert kept[1].transport.connected
 
 
 @pytest_twisted.ensureDeferred

@@ -1,0 +1,220 @@
+"""Open connections of a discovery are bounded, and strangers who take all places cannot keep the next client out."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from twisted.internet.address import IPv4Address, IPv6Address
+from twisted.internet.protocol import connectionDone
+from twisted.internet.task import Clock
+from twisted.internet.testing import StringTransport
+from twisted.web.http import HTTPChannel
+from twisted.web.resource import Resource
+from twisted.web.server import NOT_DONE_YET
+
+from dmsg.discovery.api import DiscoveryApi, DiscoveryLimits, make_site
+from dmsg.discovery.http_places import Places, Standing
+from dmsg.discovery.store import MemoryStore
+
+GET = b"GET /discovery/available_servers HTTP/1.1\r\nHost: h\r\n\r\n"
+#: What a stranger sends on each of his connections: nothing, half a request, or a request of which he takes no answer.
+SILENT, HALF, FULL = b"", GET[:20], GET
+
+
+class Front:
+    """A discovery's site with shipped limits, and connections to it from any address."""
+
+    def __init__(self, clock: Clock, resource: Any = None, **limits: Any) -> None:
+        self.clock = clock
+        chosen = DiscoveryLimits(**limits)
+        if resource is None:
+            store = MemoryStore(random=random.Random(1))
+            now_ns = lambda: int((1_600_000_000 + clock.seconds()) * 1e9)  # noqa: E731
+            resource = DiscoveryApi(store, clock_ns=now_ns, random=random.Random(2), limits=chosen).resource()
+        self.site: Any = make_site(resource, reactor=clock, limits=chosen)
+
+    def connect(self, host: str, sent: bytes = b"") -> StringTransport | None:
+        """A connection from ``host`` on which ``sent`` was sent; ``None`` when it was refused."""
+        kind = IPv6Address if ":" in host else IPv4Address
+        address = kind("TCP", host, 1000)
+        channel = self.site.buildProtocol(address)
+        if channel is None:
+            return None
+        transport = Wire(peerAddress=address)
+        transport.channel = channel
+        channel.makeConnection(transport)
+        if sent:
+            channel.dataReceived(sent)
+        return transport
+
+    def answers(self, host: str) -> bool:
+        """Whether a client at ``host`` that connects and asks now is answered."""
+        transport = self.connect(host, GET)
+        answered = transport is not None and b"404" in transport.value()
+        if transport is not None and not transport.aborting:
+            transport.channel.connectionLost(connectionDone)
+        return answered
+
+
+class Wire(StringTransport):
+    """A connection in memory that knows whether it was aborted."""
+
+    channel: HTTPChannel
+    aborting = False
+
+    def abortConnection(self) -> None:
+        self.aborting = True
+        super().abortConnection()
+
+
+class Missing(Resource):
+    """Every answer is a 404."""
+
+    isLeaf = True
+
+    def render(self, request: Any) -> bytes:
+        request.setResponseCode(404)
+        return b""
+
+
+class Stuck(Resource):
+    """Answers are never complete."""
+
+    isLeaf = True
+
+    def render(self, request: Any) -> int:
+        return NOT_DONE_YET
+
+
+@pytest.mark.parametrize("sent", [SILENT, HALF, FULL], ids=["silent", "half a request", "idle after a request"])
+@pytest.mark.parametrize("network", ["10.{0}.0.1", "10.0.0.{0}", "2001:db8:{0}::1", "2001:db8:1:{0}::1"])
+def test_sixteen_addresses_with_250_connections_each_do_not_shut_it(clock: Clock, sent: bytes, network: str) -> None:
+    place = Front(clock, Missing())
+    strangers = [place.connect(network.format(n), sent) for n in range(16) for _ in range(250)]
+    assert all(strangers) and place.site.connections == 4000
+    for n in range(20):
+        assert place.answers(f"192.0.2.{n}")
+        for stranger in range(16):  # who come again at once
+            place.connect(network.format(stranger), sent)
+    assert place.site.connections <= 4000
+    for one in strangers:
+        one.channel.connectionLost(connectionDone)
+
+
+def test_connections_being_answered_make_room_for_a_network_that_has_fewer(clock: Clock) -> None:
+    place = Front(clock, Stuck(), connections=64, connections_per_address=16)
+    strangers = [place.connect(f"10.{n}.0.1", GET) for n in range(4) for _ in range(16)]
+    assert place.connect("192.0.2.1", GET) is not None
+    assert strangers[0].aborting
+    assert sum(one.aborting for one in strangers) == 1
+    # Whoever has as many as the largest takes nothing from others.
+    assert place.connect("10.2.0.2", GET) is None
+
+
+def test_a_new_connection_has_five_seconds_for_its_first_byte(clock: Clock) -> None:
+    place = Front(clock)
+    silent = place.connect("192.0.2.1")
+    asked = place.connect("192.0.2.2")
+    clock.advance(4.9)
+    asked.channel.dataReceived(GET)
+    clock.advance(0.2)
+    assert silent.aborting and not asked.aborting
+    # One that has asked is kept for the next request.
+    clock.advance(59)
+    assert not asked.aborting
+    clock.advance(1)
+    assert asked.aborting
+
+
+def test_a_request_has_ten_seconds_from_its_first_byte_to_its_last(clock: Clock) -> None:
+    place = Front(clock)
+    dripping = place.connect("192.0.2.1", GET + b"G")
+    for byte in GET[1:10]:
+        clock.advance(1)
+        dripping.channel.dataReceived(bytes([byte]))
+    assert not dripping.aborting
+    clock.advance(1)
+    assert dripping.aborting
+
+
+@pytest.mark.parametrize("request_", [GET, GET.replace(b"Host", b"Connection: close\r\nHost")], ids=["kept", "closed"])
+def test_an_answer_that_is_not_taken_costs_the_connection(clock: Clock, request_: bytes) -> None:
+    stuck, plain = Front(clock, Stuck()), Front(clock)
+    connections = [stuck.connect("192.0.2.1", request_), plain.connect("192.0.2.1", request_)]
+    assert plain.site.connections == 1
+    clock.advance(59)
+    assert not any(one.aborting for one in connections)
+    clock.advance(1)
+    assert all(one.aborting for one in connections)
+
+
+def test_a_client_that_asks_on_and_does_not_read_gets_no_more_answers(clock: Clock) -> None:
+    class Long(Resource):
+        isLeaf = True
+        asked = 0
+
+        def render(self, request: Any) -> bytes:
+            self.asked += 1
+            return b"x" * 20_000
+
+    resource = Long()
+    place = Front(clock, resource)
+    connection = place.connect("192.0.2.1", GET)
+    write = connection.write
+
+    def congested(data: bytes) -> None:
+        write(data)
+        if len(connection.value()) > 65_536 and connection.producer is not None:
+            connection.producer.pauseProducing()
+
+    connection.write = connection.writeSequence = lambda data: congested(  # type: ignore[method-assign]
+        data if isinstance(data, bytes) else b"".join(data)
+    )
+    connection.channel.dataReceived(GET * 1000)
+    assert 1 < resource.asked < 8
+    assert connection.disconnecting
+
+
+# --- the table ---------------------------------------------------------------------------------------------------------
+
+
+def _victim_by_looking_at_all(held: dict[int, tuple[str, Standing, int]], newcomer: str) -> set[int | None]:
+    """All that may be given: the oldest, in its standing, of a network that has the most of that standing."""
+    for standing in Standing:
+        sizes: dict[str, list[tuple[int, int]]] = {}
+        for item, (network, what, since) in held.items():
+            if what is standing:
+                sizes.setdefault(network, []).append((since, item))
+        if not sizes:
+            continue
+        most = max(map(len, sizes.values()))
+        if standing is Standing.ANSWERING and most <= sum(network == newcomer for network, _, _ in held.values()):
+            return {None}
+        return {min(items)[1] for items in sizes.values() if len(items) == most}
+    return {None}
+
+
+@given(st.lists(st.tuples(st.integers(0, 12), st.sampled_from(["a", "b", "c"]), st.sampled_from([*Standing, None]))))
+def test_the_table_agrees_with_looking_at_all(steps: list[tuple[int, str, Standing | None]]) -> None:
+    places: Places[int] = Places()
+    held: dict[int, tuple[str, Standing, int]] = {}
+    for at, (item, network, standing) in enumerate(steps):
+        if item not in held:
+            places.add(item, network)
+            held[item] = (network, Standing.WAITING, at)
+        elif standing is None:
+            places.discard(item)
+            del held[item]
+        else:
+            places.move(item, standing)
+            if held[item][1] is not standing:
+                held[item] = (held[item][0], standing, at)
+        assert len(places) == len(held)
+        assert places.victim(network) in _victim_by_looking_at_all(held, network)
+    places.discard(99)
+    places.move(99, Standing.ANSWERING)
+    assert all(places.standing(item) is what for item, (_, what, _) in held.items())
