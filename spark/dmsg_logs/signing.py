@@ -1,7 +1,8 @@
 """Signing of documents with an operator's dmsg key: key files, canonical JSON, recoverable secp256k1 signatures.
 
 The only module here that touches coincurve. A signature is dmsg's (protocol notes, section 8.3): r ‖ s ‖ recovery id, 65
-bytes in 130 hex digits, over the SHA-256 of the document's canonical JSON without its member ``signature``.
+bytes in 130 hex digits, over the SHA-256 of a domain tag, which names the kind of document, and of the document's canonical
+JSON without its member ``signature``.
 """
 
 from __future__ import annotations
@@ -82,17 +83,26 @@ def read_key_file(path: str | os.PathLike[str]) -> SecretKey:
 
 
 def canonical_json(document: Mapping[str, Any]) -> bytes:
-    """What a signature covers: the members but ``signature``, sorted at every level, no white space, ASCII only.
+    """The members but ``signature`` as JSON, sorted at every level, no white space, ASCII only.
 
     Raises ``SigningError`` for what JSON cannot say.
     """
     return _encode({name: value for name, value in document.items() if name != "signature"})
 
 
+def signed_text(document: Mapping[str, Any]) -> bytes:
+    """What the signature of ``document`` covers: its domain tag, which is ``format/version`` and a zero byte, and its
+    canonical JSON. So a signature under one kind of document is none under another, or under an entry of discovery.
+    """
+    return f"{document.get('format')}/{document.get('version')}\0".encode("utf-8", "surrogatepass") + canonical_json(
+        document
+    )
+
+
 def sign_document(document: Mapping[str, Any], key: SecretKey) -> str:
     """``document`` as canonical JSON text, with the ``issuer`` and its ``signature``."""
     issued = {**document, "issuer": key.public_key}
-    return _encode({**issued, "signature": key.sign(canonical_json(issued))}).decode("ascii")
+    return _encode({**issued, "signature": key.sign(signed_text(issued))}).decode("ascii")
 
 
 def verify_document_signature(document: Mapping[str, Any]) -> str:
@@ -100,7 +110,7 @@ def verify_document_signature(document: Mapping[str, Any]) -> str:
     issuer, signature = document.get("issuer"), document.get("signature")
     if not isinstance(issuer, str) or not isinstance(signature, str):
         raise SigningError("the document has no issuer or no signature")
-    if recover(signature, canonical_json(document)) != issuer:
+    if recover(signature, signed_text(document)) != issuer:
         raise SigningError("the signature is not the issuer's")
     return issuer
 

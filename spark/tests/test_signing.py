@@ -17,6 +17,7 @@ from dmsg_logs.signing import (
     read_key_file,
     recover,
     sign_document,
+    signed_text,
     verify_document_signature,
 )
 
@@ -28,7 +29,8 @@ def test_a_key_has_the_public_half_of_the_vectors() -> None:
 def test_a_document_is_signed_as_in_the_vectors() -> None:
     unsigned = json.loads(VECTORS["unsigned"])
     assert canonical_json(unsigned).decode() == VECTORS["unsigned"]
-    assert KEY.sign(canonical_json(unsigned)) == VECTORS["signature"]
+    assert signed_text(unsigned) == bytes.fromhex(VECTORS["tag"]) + canonical_json(unsigned)
+    assert KEY.sign(signed_text(unsigned)) == VECTORS["signature"]
     del unsigned["issuer"]
     assert sign_document(unsigned, KEY) == VECTORS["document"]
 
@@ -75,7 +77,17 @@ def test_malformed_signatures_are_refused(signature: str) -> None:
         recover(signature, VECTORS["unsigned"].encode())
 
 
-@pytest.mark.parametrize("name", ["high s", "altered score", "signed by another key", "no signature"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "high s",
+        "altered score",
+        "signed by another key",
+        "no signature",
+        "signed without a tag",
+        "signed as another kind",
+    ],
+)
 def test_spoiled_documents_are_refused(name: str) -> None:
     with pytest.raises(SigningError):
         verify_document_signature(json.loads(VECTORS["refused"][name]))

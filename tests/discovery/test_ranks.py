@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from dmsg.crypto.keys import SecretKey
 from dmsg.discovery import ranks as module
-from dmsg.discovery.ranks import DOCUMENT_LIMIT_BYTES, Ranks, RanksError, canonical, sign_ranks, weight
+from dmsg.discovery.ranks import DOCUMENT_LIMIT_BYTES, KIND, Ranks, RanksError, sign_ranks, weight
 
 NOW_S = 1_700_000_000
 OPERATOR = SecretKey(hashlib.sha256(b"operator").digest())
@@ -74,9 +74,9 @@ def test_the_signature_covers_the_canonical_form_whatever_form_it_came_in() -> N
 
 def test_the_canonical_form_is_fixed() -> None:
     unsigned = {"b": [1, {"d": "é", "c": None}], "a": True, "signature": "00"}
-    assert canonical(unsigned) == b'{"a":true,"b":[1,{"c":null,"d":"\\u00e9"}]}'
+    assert KIND.canonical(unsigned) == b'{"a":true,"b":[1,{"c":null,"d":"\\u00e9"}]}'
     text = json.loads(signed(1))
-    by_hand = OPERATOR.sign(canonical({name: value for name, value in text.items() if name != "signature"}))
+    by_hand = OPERATOR.sign(b"dmsg-relay-ranks/1\0" + KIND.canonical(text))
     assert text["signature"] == by_hand.hex()
 
 

@@ -18,6 +18,7 @@ import coincurve
 ORDER = 0xFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFEBAAEDCE6AF48A03BBFD25E8CD0364141
 ISSUED = 1_772_496_000
 LIFETIME_S = 172_800
+TAG = b"dmsg-relay-ranks/1\0"
 
 
 def secret(number: int) -> coincurve.PrivateKey:
@@ -33,8 +34,8 @@ def canonical(document: dict[str, Any]) -> str:
     return json.dumps(document, sort_keys=True, separators=(",", ":"), ensure_ascii=True)
 
 
-def sign(document: dict[str, Any], number: int) -> str:
-    digest = hashlib.sha256(canonical(document).encode()).digest()
+def sign(document: dict[str, Any], number: int, tag: bytes = TAG) -> str:
+    digest = hashlib.sha256(tag + canonical(document).encode()).digest()
     signature: bytes = secret(number).sign_recoverable(digest, hasher=None)
     return signature.hex()
 
@@ -87,6 +88,10 @@ def vectors() -> dict[str, Any]:
         "altered score": canonical({**good, "relays": {**relays, first: relay(931)}}),
         "altered time": canonical({**good, "issued": ISSUED + 1}),
         "signed by another key": canonical({**good, "signature": sign({**document, "issuer": public(1)}, 2)}),
+        "signed without a tag": canonical({**good, "signature": sign({**document, "issuer": public(1)}, 1, b"")}),
+        "signed as another kind": canonical(
+            {**good, "signature": sign({**document, "issuer": public(1)}, 1, b"dmsg-relay-list/1\0")}
+        ),
         "issuer nobody trusts": canonical(signed(document, 2)),
         "high s": canonical(high_s(good)),
         "no signature": canonical({name: value for name, value in good.items() if name != "signature"}),
@@ -131,6 +136,7 @@ def vectors() -> dict[str, Any]:
         "issuer": public(1),
         "now": ISSUED,
         "unsigned": canonical({**document, "issuer": public(1)}),
+        "tag": TAG.hex(),
         "signature": good["signature"],
         "document": canonical(good),
         "spaced": json.dumps(dict(reversed(good.items())), indent=2),
