@@ -26,6 +26,13 @@ _KEY_FILE_LIMIT_BYTES: Final = 4096
 Random = Callable[[int], bytes]
 
 
+def _check_point(raw: bytes) -> None:
+    try:
+        coincurve.PublicKey(raw)
+    except ValueError:
+        raise InvalidKey("the public key is not a point of the curve") from None
+
+
 class PublicKey:
     """A point of secp256k1 in its 33-byte compressed form: the name of an entity.
 
@@ -40,23 +47,42 @@ class PublicKey:
         raw = bytes(raw)
         if len(raw) != PUBLIC_KEY_BYTES or raw[0] not in (2, 3):
             raise InvalidKey("a public key is 33 bytes that begin with 02 or 03")
-        try:
-            coincurve.PublicKey(raw)
-        except ValueError:
-            raise InvalidKey("the public key is not a point of the curve") from None
+        _check_point(raw)
         object.__setattr__(self, "raw", raw)
 
     @classmethod
     def parse(cls, text: str) -> PublicKey:
         """Read 66 hex digits of either case; raises ``InvalidKey``."""
+        key = cls.parse_unchecked(text)
+        key.check_point()
+        return key
+
+    @classmethod
+    def parse_unchecked(cls, text: str) -> PublicKey:
+        """As :meth:`parse`, without looking whether the point is on the curve: that costs a square root, 6 µs.
+
+        For keys of which nothing is believed yet. ``InvalidKey`` unless ``text`` is 66 hex digits that begin with 02 or
+        03. Call :meth:`check_point` before the key is used or passed on.
+        """
         if not isinstance(text, str) or len(text) != 2 * PUBLIC_KEY_BYTES or not text.isascii():
             raise InvalidKey("a public key is written as 66 hex digits")
         try:
-            return cls(bytes.fromhex(text))
-        except InvalidKey:
-            raise
+            raw = bytes.fromhex(text)
         except ValueError:
             raise InvalidKey("a public key is written as 66 hex digits") from None
+        return cls._unchecked(raw)
+
+    @classmethod
+    def _unchecked(cls, raw: bytes) -> PublicKey:
+        if len(raw) != PUBLIC_KEY_BYTES or raw[0] not in (2, 3):
+            raise InvalidKey("a public key is 33 bytes that begin with 02 or 03")
+        key = cls.__new__(cls)
+        object.__setattr__(key, "raw", raw)
+        return key
+
+    def check_point(self) -> None:
+        """Raise ``InvalidKey`` unless this is a point of the curve: only news for :meth:`parse_unchecked`."""
+        _check_point(self.raw)
 
     def __setattr__(self, name: str, value: object) -> None:
         raise AttributeError("a PublicKey cannot be changed")
@@ -144,7 +170,7 @@ def recover(signature: bytes, message: bytes) -> PublicKey:
         point = coincurve.PublicKey.from_signature_and_message(
             bytes(signature), hashlib.sha256(message).digest(), hasher=None
         )
-        return PublicKey(point.format())
+        return PublicKey._unchecked(point.format())  # a recovered point is on the curve
     except Exception as error:  # coincurve raises bare Exception when recovery fails
         raise InvalidSignature("no key can be recovered from the signature") from error
 

@@ -1,13 +1,16 @@
 """A discovery entry: what an entity publishes about itself, signed. Pure.
 
 Wire facts: protocol notes, sections 8.2 (JSON), 8.3 (signature) and 8.4 (checks). The signature covers the canonical
-JSON without the ``signature`` member: Go's struct order, no spaces, Go's escaping, ``"port":""`` always there.
+JSON without the ``signature`` member: Go's struct order, no spaces, Go's escaping, ``"port":""`` always there. The
+implementation of 2023 signs the same way over other members (:ref:`spec-later-entries`); both forms are read, verified
+and written.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from typing import Any, Final
 
 from dmsg.address import HostPort
@@ -28,9 +31,15 @@ from dmsg.errors import (
     WrongTime,
 )
 
-#: Largest entry in bytes, as received and as we would write it. An honest one has a few hundred; the rest is room for
-#: a client on hundreds of relays.
-ENTRY_LIMIT_BYTES: Final = 64 * 1024
+#: Largest entry in bytes, as received and as we would write it. One with every relay it may name has 5 KiB; the rest is
+#: room for white space and for members that are not known here.
+ENTRY_LIMIT_BYTES: Final = 16 * 1024
+#: Most relays an entry may name. Clients hold a handful; each costs a reader a square root and a place in the store.
+DELEGATED_SERVERS_LIMIT: Final = 64
+#: Longest version in bytes of UTF-8: "0.0.1" has 5.
+VERSION_LIMIT_BYTES: Final = 32
+#: Keys of relays remembered as points of the curve: most entries name the same few.
+_KNOWN_POINTS: Final = 4096
 #: The version of entries that promise the base protocol only, and of those that promise end-to-end security.
 BASE_VERSION: Final = "0.0.1"
 SECURE_VERSION: Final = "0.1.0"
@@ -65,15 +74,23 @@ class ServerPart:
 
     ``port`` is almost always empty, with the port in ``address``. It is ``None`` when it was not received, which
     matters to the signature alone (D24).
+
+    ``later`` marks the form of 2023: ``availableSessions`` instead of ``available_connections``, no ``port``, and
+    ``server_type`` unless that is empty. A relay of that generation speaks another protocol than ours.
     """
 
     address: str
     available_connections: int
     port: str | None = ""
+    later: bool = False
+    server_type: str = ""
 
     def _json(self, with_port: bool) -> str:
-        port = f'"port":{json_text.quote(self.port or "")},' if with_port else ""
         address = json_text.quote(self.address)
+        if self.later:
+            kind = f',"serverType":{json_text.quote(self.server_type)}' if self.server_type else ""
+            return f'{{"address":{address},"availableSessions":{self.available_connections}{kind}}}'
+        port = f'"port":{json_text.quote(self.port or "")},' if with_port else ""
         return f'{{"address":{address},{port}"available_connections":{self.available_connections}}}'
 
     @property
@@ -88,7 +105,7 @@ class Entry:
 
     ``sequence`` counts iterations from 0 (unsigned, 64 bits), ``timestamp`` is Unix time in nanoseconds (signed, 64
     bits), ``static`` the entity's key, ``signature`` 130 hex digits or empty. At least one of ``client`` and ``server``
-    is there in a valid entry; an entity may be both.
+    is there in a valid entry; an entity may be both. ``client_type`` is of the form of 2023: empty when absent.
     """
 
     version: str
@@ -98,9 +115,12 @@ class Entry:
     client: ClientPart | None = None
     server: ServerPart | None = None
     signature: str = ""
+    client_type: str = ""
     # The two texts, made on first use: an entry is written far more often than made.
     _signed_text: bytes = field(default=b"", init=False, repr=False, compare=False)
     _whole_text: bytes = field(default=b"", init=False, repr=False, compare=False)
+    # Whether the signature covers the text without ``port``; ``None`` until that was looked at.
+    _without_port: bool | None = field(default=None, init=False, repr=False, compare=False)
 
     @property
     def delegated_servers(self) -> tuple[PublicKey, ...]:
@@ -115,7 +135,8 @@ class Entry:
 
         Members nobody knows are ignored and ``null`` counts as absent, as in Go. Raises :class:`~dmsg.errors.BadInput`
         for whatever is malformed, and the error of :meth:`validate` for an entry with the null key, which no ``Entry``
-        can hold (D30). The signature is not looked at: see :meth:`verify`.
+        can hold (D30). Neither the signature is looked at nor whether delegated servers are points of the curve: see
+        :meth:`verify`.
         """
         entry = cls.from_object(json_text.decode(data, ENTRY_LIMIT_BYTES))
         if len(data) * _GROWTH > ENTRY_LIMIT_BYTES and len(entry.to_json()) > ENTRY_LIMIT_BYTES:
@@ -127,6 +148,8 @@ class Entry:
         """As :meth:`parse`, from JSON already read by :func:`dmsg.discovery.json_text.decode`."""
         members = _members(value, _ENTRY_MEMBERS)
         version = members.get("version") or ""
+        if len(version.encode()) > VERSION_LIMIT_BYTES:
+            raise BadInput(f"the version is longer than {VERSION_LIMIT_BYTES} bytes")
         signature = members.get("signature") or ""
         client, server = members.get("client"), members.get("server")
         static = members.get("static")
@@ -141,6 +164,7 @@ class Entry:
             client=client,
             server=server,
             signature=signature,
+            client_type=members.get("client_type") or "",
         )
 
     # --- writing -------------------------------------------------------------------------------------------------
@@ -150,10 +174,11 @@ class Entry:
         if with_port and self._signed_text:
             return self._signed_text
         client = f',"client":{self.client._json()}' if self.client is not None else ""
+        kind = f',"client_type":{json_text.quote(self.client_type)}' if self.client_type else ""
         server = f',"server":{self.server._json(with_port)}' if self.server is not None else ""
         text = (
             f'{{"version":{json_text.quote(self.version)},"sequence":{self.sequence},"timestamp":{self.timestamp},'
-            f'"static":"{self.static}"{client}{server}}}'
+            f'"static":"{self.static}"{client}{kind}{server}}}'
         ).encode()
         if with_port:
             object.__setattr__(self, "_signed_text", text)
@@ -187,13 +212,17 @@ class Entry:
         """Raise ``Unauthorized`` unless the signature is that of ``static``.
 
         A server half that came without ``port`` may be signed with ``"port":""`` (as Go hashes it) or without (D24).
+        Only then, so that a forger does not get that work done for nothing, ``BadInput`` for a delegated server that is
+        no point of the curve: it would end a base client.
         """
         signature = self._signature_bytes()
-        if self._is_signature_over(signature, self.signed_json()):
-            return
-        without = self.server is not None and self.server.port is None
-        if not without or not self._is_signature_over(signature, self.signed_json(with_port=False)):
+        if not self._is_signature_over(signature, self.signed_json()) and not self._is_signed_without_port():
             raise Unauthorized
+        try:
+            for key in self.delegated_servers:
+                _check_point(key)
+        except InvalidKey as error:
+            raise BadInput(str(error)) from None
 
     def _signature_bytes(self) -> bytes:
         try:
@@ -212,10 +241,14 @@ class Entry:
     def _is_signed_without_port(self) -> bool:
         if self.server is None or self.server.port is not None:
             return False
-        try:
-            return self._is_signature_over(self._signature_bytes(), self.signed_json(with_port=False))
-        except Unauthorized:
-            return False
+        without = self._without_port
+        if without is None:
+            try:
+                without = self._is_signature_over(self._signature_bytes(), self.signed_json(with_port=False))
+            except Unauthorized:
+                without = False
+            object.__setattr__(self, "_without_port", without)
+        return without
 
     def validate(self) -> None:
         """Check the form, in the reference's order and with its errors: version, signature there, one half at least.
@@ -285,13 +318,13 @@ def _int64(value: Any) -> int:
     return value
 
 
-def _key(value: Any) -> PublicKey | None:
+def _key(value: Any, read: Callable[[str], PublicKey] = PublicKey.parse) -> PublicKey | None:
     if type(value) is not str:
         raise BadInput("a key is a text")
     if value in _NULL_KEY_TEXTS:
         return None
     try:
-        return PublicKey.parse(value)
+        return read(value)
     except InvalidKey as error:
         raise BadInput(str(error)) from None
 
@@ -299,9 +332,11 @@ def _key(value: Any) -> PublicKey | None:
 def _keys(value: Any) -> tuple[PublicKey, ...]:
     if type(value) is not list:
         raise BadInput("delegated_servers is a list")
+    if len(value) > DELEGATED_SERVERS_LIMIT:
+        raise BadInput(f"more than {DELEGATED_SERVERS_LIMIT} delegated servers")
     keys = []
     for one in value:
-        key = _key(one)
+        key = _key(one, PublicKey.parse_unchecked)
         if key is None:
             raise BadInput("a delegated server is the null key")
         keys.append(key)
@@ -314,8 +349,13 @@ def _client(value: Any) -> ClientPart:
 
 def _server(value: Any) -> ServerPart:
     members = _members(value, _SERVER_MEMBERS)
-    return ServerPart(members.get("address") or "", members.get("available_connections") or 0, port=members.get("port"))
+    address, sessions = members.get("address") or "", members.get("availablesessions")
+    if sessions is not None and "available_connections" not in members:
+        return ServerPart(address, sessions, later=True, server_type=members.get("servertype") or "")
+    return ServerPart(address, members.get("available_connections") or 0, port=members.get("port"))
 
+
+_check_point: Final = lru_cache(maxsize=_KNOWN_POINTS)(PublicKey.check_point)
 
 _Readers = dict[str, Callable[[Any], Any]]
 _ENTRY_MEMBERS: Final[_Readers] = {
@@ -324,11 +364,18 @@ _ENTRY_MEMBERS: Final[_Readers] = {
     "timestamp": _int64,
     "static": _key,
     "client": _client,
+    "client_type": _text,
     "server": _server,
     "signature": _text,
 }
 _CLIENT_MEMBERS: Final[_Readers] = {"delegated_servers": _keys}
-_SERVER_MEMBERS: Final[_Readers] = {"address": _text, "port": _text, "available_connections": _int64}
+_SERVER_MEMBERS: Final[_Readers] = {
+    "address": _text,
+    "port": _text,
+    "available_connections": _int64,
+    "availablesessions": _int64,
+    "servertype": _text,
+}
 
 
 def _members(value: Any, readers: _Readers) -> dict[str, Any]:

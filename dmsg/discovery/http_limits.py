@@ -36,7 +36,7 @@ class DiscoveryLimits:
 
     #: Largest request body in bytes: the largest entry.
     body_bytes: int = ENTRY_LIMIT_BYTES
-    #: Request bodies being received or worked on at one time: bounds their memory to 16 MiB.
+    #: Request bodies being received or worked on at one time: bounds their memory to 4 MiB.
     concurrent_bodies: int = 256
     #: A request line and headers, in bytes and in number. Ours take 300 bytes.
     headers_bytes: int = 8 * 1024

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Iterator
 from typing import Any, Final
 
 from dmsg.errors import BadInput
@@ -16,6 +17,9 @@ from dmsg.errors import BadInput
 DEPTH_LIMIT: Final = 16
 #: Longest number, in characters, that is read as one: "-9223372036854775808" has 20. Longer ones are never in range.
 _NUMBER_LIMIT: Final = 20
+#: How much of a list is looked at for its next element at first, in characters: most elements are much shorter.
+_WINDOW: Final = 2048
+_SPACE: Final = re.compile(r"[ \t\n\r]*")
 
 # A string without escapes, closed or cut off by the end of the text, or one bracket. Whatever the star stops at is
 # matched by what follows it, so there is no backtracking and the scan is linear in the size of the text. And the star is
@@ -82,6 +86,63 @@ def decode(data: bytes, limit_bytes: int) -> Any:
         raise
     except (ValueError, RecursionError, MemoryError) as error:
         raise BadInput(f"not JSON ({type(error).__name__})") from None
+
+
+def elements(data: bytes, limit_bytes: int, element_limit: int) -> Iterator[Any]:
+    """The elements of a JSON list of at most ``limit_bytes``, one by one: what is not asked for is not read.
+
+    ``null`` is a list without elements, as in Go. Raises :class:`~dmsg.errors.BadInput` as :func:`decode` does, for what
+    is no list, and for an element of more than ``element_limit`` characters; but only where it gets to it. Reading one
+    element takes time for at most ``element_limit`` characters.
+    """
+    if len(data) > limit_bytes:
+        raise BadInput(f"longer than {limit_bytes} bytes")
+    try:
+        text = data.decode("utf-8")
+    except ValueError:
+        raise BadInput("not JSON (UnicodeDecodeError)") from None
+    at = _skip_space(text, 0)
+    if text.startswith("null", at) and _skip_space(text, at + 4) == len(text):
+        return
+    if not text.startswith("[", at):
+        raise BadInput("not a list")
+    at = _skip_space(text, at + 1)
+    if not text.startswith("]", at):
+        while True:
+            value, at = _element(text, at, element_limit)
+            yield value
+            at = _skip_space(text, at)
+            if not text.startswith(",", at):
+                break
+            at = _skip_space(text, at + 1)
+    if not text.startswith("]", at) or _skip_space(text, at + 1) != len(text):
+        raise BadInput("not JSON (the list does not end)")
+
+
+def _skip_space(text: str, at: int) -> int:
+    match = _SPACE.match(text, at)
+    assert match is not None
+    return match.end()
+
+
+def _element(text: str, at: int, limit: int) -> tuple[Any, int]:
+    """The JSON value at ``at`` and where it ends; ``limit`` characters are looked at if a few are not enough."""
+    try:
+        return _value_in(text, at, min(_WINDOW, limit))
+    except BadInput:
+        return _value_in(text, at, limit)
+
+
+def _value_in(text: str, at: int, size: int) -> tuple[Any, int]:
+    window = text[at : at + size]
+    try:
+        _check_depth(window)
+        value, end = _decoder.raw_decode(window)
+    except BadInput:
+        raise
+    except (ValueError, RecursionError, MemoryError) as error:
+        raise BadInput(f"not JSON ({type(error).__name__})") from None
+    return value, at + end
 
 
 def _escape(match: re.Match[str]) -> str:

@@ -82,8 +82,9 @@ def check_first(entry: Entry) -> None:
 
 
 def is_available(entry: Entry) -> bool:
-    """Whether ``entry`` belongs among the available servers."""
-    return entry.server is not None and entry.server.available_connections > 0
+    """Whether ``entry`` belongs among the available servers: relays with room that speak our protocol."""
+    server = entry.server
+    return server is not None and server.available_connections > 0 and not server.later
 
 
 def expired(sequence: int, timestamp: int) -> EntryNotFound:

@@ -62,6 +62,19 @@ def make_entry() -> Any:
     return make
 
 
+@pytest.fixture
+def later_entry() -> Any:
+    """``later_entry(halves, sequence)``: an entry as the implementation of 2023 writes it, byte for byte."""
+
+    def make(halves: str, sequence: int = 0) -> bytes:
+        key = secret_key("later")
+        head = f'"version":"0.0.1","sequence":{sequence},"timestamp":{NOW_NS + sequence},"static":"{key.public_key}"'
+        text = f"{{{head},{halves}}}"
+        return f'{text[:-1]},"signature":"{key.sign(text.encode()).hex()}"}}'.encode()
+
+    return make
+
+
 @pytest.fixture(params=["memory", "sqlite", "redis"])
 def store_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     """The URL of an empty store of each kind."""

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import gzip
+import itertools
 import json
 import random
+import time
 from typing import Any
 
 import pytest
@@ -16,7 +18,7 @@ from twisted.web.server import NOT_DONE_YET, Site
 from zope.interface.verify import verifyObject
 
 from dmsg.discovery.api import DiscoveryApi, DiscoveryLimits, make_site
-from dmsg.discovery.client import HttpDiscovery
+from dmsg.discovery.client import LIST_LIMIT, LIST_LIMIT_BYTES, HttpDiscovery
 from dmsg.errors import (
     DISCOVERY_ERRORS,
     BadInput,
@@ -249,8 +251,50 @@ async def test_of_a_very_long_list_the_beginning_is_read(
     client: HttpDiscovery, script: Script, make_entry: Any
 ) -> None:
     one = make_entry("relay", address="10.0.0.1:80").to_json()
-    script.answer = b"[" + b",".join([one] * 5000) + b"]"
-    assert len(await client.available_servers()) == 256
+    script.answer = b"[" + b",".join([one] * 2000) + b"]"
+    assert len(await client.available_servers()) == LIST_LIMIT == DiscoveryLimits().available_servers
+
+
+def hostile_lists(make_entry: Any) -> dict[str, bytes]:
+    """Answers of a discovery that wants to keep a client busy, each as long as is read."""
+    relay = make_entry("relay", address="10.0.0.1:80", servers=tuple(f"r{n}" for n in range(64)), client=True).to_json()
+    small = b"[" + b",".join([b'{"a":1}'] * 1900) + b"]"
+    wide = (
+        b'{"static":"'
+        + b"02" * 33
+        + b'","client":{"delegated_servers":['
+        + b",".join([b'"02%064x"' % 1] * 220)
+        + b"]}}"
+    )
+    bodies = {"many keys": relay, "nested": small, "too many keys": wide, "one element": b'{"a":1},' * 130_000 + b"1"}
+    whole = {}
+    for name, body in bodies.items():
+        several = body if len(body) > 500_000 else b",".join([body] * ((LIST_LIMIT_BYTES - 2) // (len(body) + 1)))
+        whole[name] = b"[" + several + b"]"
+    whole["one string"] = b'["' + b'\\"[' * 300_000 + b'"]'
+    whole["white space"] = b"[" + b" " * (LIST_LIMIT_BYTES - 2) + b"]"
+    return whole
+
+
+@pytest.mark.parametrize("name", ["many keys", "nested", "too many keys", "one element", "one string", "white space"])
+@pytest_twisted.ensureDeferred
+async def test_a_hostile_list_does_not_block_the_client(
+    client: HttpDiscovery, script: Script, make_entry: Any, name: str
+) -> None:
+    script.answer = hostile_lists(make_entry)[name]
+    assert len(script.answer) <= LIST_LIMIT_BYTES
+    turns = [time.thread_time()]  # the processor's time, so that other programs on the machine do not count
+    beating = task.LoopingCall(lambda: turns.append(time.thread_time()))
+    beats = beating.start(0.0)
+    try:
+        await client.available_servers()
+    except DiscoveryUnavailable:
+        pass
+    finally:
+        turns.append(time.thread_time())
+        beating.stop()
+        await beats
+    assert max(after - before for before, after in itertools.pairwise(turns)) < 0.05
 
 
 @pytest_twisted.ensureDeferred
@@ -259,7 +303,7 @@ async def test_null_is_an_empty_list(client: HttpDiscovery, script: Script) -> N
     assert await client.available_servers() == []
 
 
-@pytest.mark.parametrize("body", [b"", b"{", b"[" * 60_000, b"{}", b"null", b"[]", b"\xff", b'{"message":"x"}'])
+@pytest.mark.parametrize("body", [b"", b"{", b"[" * 15_000, b"{}", b"null", b"[]", b"\xff", b'{"message":"x"}'])
 @pytest_twisted.ensureDeferred
 async def test_answers_that_are_no_entry(client: HttpDiscovery, script: Script, key_of: Any, body: bytes) -> None:
     script.answer = body
@@ -336,7 +380,7 @@ async def test_endless_answers_are_cut_off(client: HttpDiscovery, script: Script
     script.status = 200
     await refused(DiscoveryUnavailable, client.available_servers())
     await flood.stopped
-    assert flood.written > 4 * 1024 * 1024
+    assert flood.written > LIST_LIMIT_BYTES
 
 
 @pytest_twisted.ensureDeferred

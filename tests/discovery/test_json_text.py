@@ -128,3 +128,47 @@ print(high_water_bytes() - before)
 """
     grown_bytes = int(subprocess.run([sys.executable, "-c", source], stdout=subprocess.PIPE, check=True).stdout)
     assert grown_bytes < 100 * 2**20
+
+
+def elements_of(text: str, limit: int = ROOM) -> list[object]:
+    return list(json_text.elements(text.encode(), ROOM, limit))
+
+
+@given(
+    st.lists(nested().filter(lambda text: deepest(text) <= DEPTH_LIMIT), max_size=5),
+    st.sampled_from(["", " ", "\n\t\r "]),
+)
+def test_the_elements_of_a_list_are_those_json_has(texts: list[str], space: str) -> None:
+    whole = space + "[" + space + f"{space},{space}".join(texts) + space + "]" + space
+    assert elements_of(whole) == json.loads(whole)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "", "{", "{}", '"x"', "1", "nul", "nullx", "[", "[1", "[1,", "[1,]", "[,1]", "[1 2]", "[1]]", "[1]x", "[]x", '["',
+        "[" * 60_000, '[{"a":1,"a":2}]', "[NaN]",
+    ],
+)  # fmt: skip
+def test_what_is_no_list_is_bad_input(text: str) -> None:
+    with pytest.raises(BadInput):
+        elements_of(text)
+
+
+def test_elements_are_read_only_when_they_are_asked_for() -> None:
+    found = json_text.elements(b"[1, 2, [[[ what is this", ROOM, 100)
+    assert (next(found), next(found)) == (1, 2)
+    with pytest.raises(BadInput):
+        next(found)
+    assert elements_of(" null ") == []
+
+
+def test_a_list_and_its_elements_have_limits() -> None:
+    longest = '"' + "x" * 4998 + '"'
+    assert elements_of(f"[{longest}, 1]", 5000) == ["x" * 4998, 1]
+    with pytest.raises(BadInput):
+        elements_of(f"[{longest}, 1]", 4999)
+    with pytest.raises(BadInput, match="longer than 4 bytes"):
+        next(json_text.elements(b"[1,2]", 4, 4))
+    with pytest.raises(BadInput, match="UnicodeDecodeError"):
+        next(json_text.elements(b"[\xff]", 9, 9))

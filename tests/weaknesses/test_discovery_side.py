@@ -18,7 +18,7 @@ from dmsg.address import HostPort
 from dmsg.crypto.keys import SecretKey
 from dmsg.discovery.api import DiscoveryApi, make_site
 from dmsg.discovery.client import HttpDiscovery
-from dmsg.discovery.entry import ClientPart, Entry, ServerPart
+from dmsg.discovery.entry import DELEGATED_SERVERS_LIMIT, ClientPart, Entry, ServerPart
 from dmsg.discovery.store import MemoryStore
 from dmsg.errors import DialError, WrongSequence
 from dmsg.mux.server import DmsgServer
@@ -165,7 +165,7 @@ async def test_w20_an_entry_that_names_very_many_servers(world):
         async with serving(w.reactor, Site(hostile)) as discovery:
             client = await w.client(discovery=discovery, publish=False)
             target = SecretKey.generate()
-            servers = tuple(SecretKey.generate().public_key for _ in range(100))
+            servers = tuple(SecretKey.generate().public_key for _ in range(DELEGATED_SERVERS_LIMIT))
             hostile.answers[str(target.public_key)] = _entry(target, client=ClientPart(servers)).to_json()
             with pytest.raises(DialError) as caught:
                 await w.soon(client.dial(target.public_key))
