@@ -53,7 +53,7 @@ def serve(path: str, entries: int) -> None:
     from dmsg.discovery.store import StoreLimits, open_store
 
     store: Any = open_store(f"sqlite:{path}", reactor, limits=StoreLimits(server_ttl_s=None))
-    limits = DiscoveryLimits(get_rate_per_s=None, post_rate_per_s=None)
+    limits = DiscoveryLimits.unlimited_rates()
     api = DiscoveryApi(store, clock_ns=time.time_ns, random=random.Random(), limits=limits)
 
     async def main() -> None:

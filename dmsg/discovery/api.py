@@ -19,9 +19,9 @@ from twisted.web.resource import IResource, Resource
 from twisted.web.server import Request, Site
 from werkzeug.exceptions import HTTPException
 
-from dmsg.address import address_group
 from dmsg.crypto.keys import PublicKey
 from dmsg.discovery.entry import Entry
+from dmsg.discovery.entry_cache import EntryCache
 from dmsg.discovery.http_limits import (
     JSON_TYPE,
     DiscoveryLimits,
@@ -29,6 +29,7 @@ from dmsg.discovery.http_limits import (
     LongAnswer,
     message,
 )
+from dmsg.discovery.http_rates import FairRate, SharedRate
 from dmsg.discovery.listing import ServerListing
 from dmsg.discovery.ranks import Ranks
 from dmsg.discovery.store import NS_PER_S, Random, shielded
@@ -42,7 +43,6 @@ from dmsg.errors import (
 )
 from dmsg.interfaces import IEntryStore, IEventLog
 from dmsg.ops.events import DiscoveryRequest
-from dmsg.sansio.limits import RateLimiterTable
 
 __all__ = ["AFTER_TIMESTAMP_HEADER", "NEXT_SEQUENCE_HEADER", "DiscoveryApi", "DiscoveryLimits", "make_site"]
 
@@ -99,15 +99,15 @@ class DiscoveryApi:
         self._events: Any = events
         self._store_fails = False
         self._pending_writes = 0
-        self._get_rate = self._table(self.limits.get_rate_per_s, self.limits.get_burst)
-        self._post_rate = self._table(self.limits.post_rate_per_s, self.limits.post_burst)
-        self._ranks_rate = self._table(self.limits.ranks_rate_per_s, self.limits.ranks_burst)
+        self._cache = EntryCache()
+        self._rates = _rates(self.limits)
+        self._names: dict[tuple[bytes, ...], str] = {}
         self._app = Klein()
         self._add_routes()
 
     def resource(self) -> IResource:
         """The root resource: it answers all three families of paths, and 404 to everything else."""
-        return _Guarded(self._app.resource())
+        return _Guarded(self._app.resource(), self._before_routing)
 
     # --- routes --------------------------------------------------------------------------------------------------
 
@@ -129,18 +129,40 @@ class DiscoveryApi:
         async def handle(request: Request, key: str = "") -> bytes | IResource:
             return await self._answer(_Call(request, key), name, status_of, operation)
 
+        self._names[tuple(name.encode().split(b"/"))] = name
         self._app.route(path, methods=[method], endpoint=f"{method} {path}")(handle)
 
     def _not_routed(self, request: Any, failure: Any) -> bytes:
         status = failure.value.code
         return _respond(request, status if 400 <= status < 500 else 404, message("no such path or method", status))
 
+    def _before_routing(self, request: Any) -> bytes | None:
+        """The answer to a request that is over its rate, or whose entry was asked for a moment ago; ``None`` to others.
+
+        Klein's routing costs twice as much as the rest of a request: what can be answered without it is.
+        """
+        started_ns = self._clock_ns()
+        name = self._names.get(tuple(request.postpath[:2]), "")
+        if not self._rate_of(request, name).take(_host(request), started_ns / NS_PER_S):
+            status = RateLimitedByDiscovery.status
+            request.setHeader(b"retry-after", b"1")
+            if name:
+                self._emit(request, name, status, started_ns, RateLimitedByDiscovery.text, "")
+            return _respond(request, status, message(RateLimitedByDiscovery.text, status))
+        if request.method != b"GET" or len(request.postpath) != 3 or not name.endswith(("/entry", "/entries")):
+            return None
+        key = request.postpath[2].decode("latin-1")
+        body = self._cache.get(key, started_ns)
+        if body is not None:
+            self._emit(request, name, 200, started_ns, "", key)
+            return _respond(request, 200, body)
+        return None
+
     async def _answer(self, call: _Call, path: str, status_of: str, operation: _Operation) -> bytes | IResource:
         request = call.request
         started_ns = self._clock_ns()
         status, reason = 200, ""
         try:
-            self._check_rate(request, started_ns)
             answer = await operation(call)
             if isinstance(answer, bytes):
                 return _respond(request, status, answer)
@@ -161,10 +183,13 @@ class DiscoveryApi:
             self._log.failure("a discovery request failed")
             return _respond(request, status, message(reason, status))
         finally:
-            if self._events is not None:
-                elapsed_ms = (self._clock_ns() - started_ns) / 1e6
-                method = "POST" if request.method == b"POST" else "GET"
-                self._events.emit(DiscoveryRequest(method, path, status, elapsed_ms, reason, call.about))
+            self._emit(request, path, status, started_ns, reason, call.about)
+
+    def _emit(self, request: Any, path: str, status: int, started_ns: int, reason: str, about: str) -> None:
+        if self._events is not None:
+            elapsed_ms = (self._clock_ns() - started_ns) / 1e6
+            method = "POST" if request.method == b"POST" else "GET"
+            self._events.emit(DiscoveryRequest(method, path, status, elapsed_ms, reason, about))
 
     def _note_failure(self, error: DiscoveryError) -> None:
         """Log the beginning of a store's failure, not every request of it."""
@@ -181,7 +206,10 @@ class DiscoveryApi:
         except InvalidKey as error:
             raise BadInput(str(error)) from None
         call.about = str(public_key)
-        return await self._store.get_json(public_key, self._clock_ns())
+        now_ns, writes = self._clock_ns(), self._cache.writes
+        body: bytes = await self._store.get_json(public_key, now_ns)
+        self._cache.put(call.about, body, now_ns, writes)
+        return body
 
     async def _post_entry(self, call: _Call) -> bytes:
         body = call.request.content.read(self.limits.body_bytes + 1)
@@ -195,11 +223,13 @@ class DiscoveryApi:
             raise DiscoveryUnavailable("too many writes are under way")
         self._pending_writes += 1
         # Klein cancels what a handler waits for when its client goes away: the write must not be what is cancelled.
-        write = self._store.put(entry, self._clock_ns()).addBoth(self._written)
+        self._cache.forget(call.about)
+        write = self._store.put(entry, self._clock_ns()).addBoth(self._written, call.about)
         return _FIRST if await shielded(write) else _ITERATION
 
-    def _written(self, outcome: Any) -> Any:
+    def _written(self, outcome: Any, key: str) -> Any:
         self._pending_writes -= 1
+        self._cache.forget(key)
         return outcome
 
     async def _available_servers(self, call: _Call) -> bytes:
@@ -221,7 +251,8 @@ class DiscoveryApi:
             raise EntryNotFound
         if request.setETag(ranks.tag) is CACHED:
             return LongAnswer(b"")
-        self._check_table(self._ranks_rate, request, self._clock_ns())
+        if not self._rates["ranks"].take(_host(request), self._clock_ns() / NS_PER_S):
+            raise RateLimitedByDiscovery
         request.setResponseCode(200)
         request.setHeader(b"content-type", JSON_TYPE)
         request.setHeader(b"content-length", b"%d" % len(ranks.document))
@@ -229,17 +260,34 @@ class DiscoveryApi:
 
     # --- rates ---------------------------------------------------------------------------------------------------
 
-    def _table(self, rate_per_s: float | None, burst: float) -> RateLimiterTable[str] | None:
-        return None if rate_per_s is None else RateLimiterTable(rate_per_s, burst, self.limits.rate_addresses)
+    def _rate_of(self, request: Any, name: str) -> FairRate:
+        if request.method == b"POST":
+            return self._rates["post"]
+        return self._rates["servers" if name.endswith("/available_servers") else "get"]
 
-    def _check_rate(self, request: Request, now_ns: int) -> None:
-        self._check_table(self._post_rate if request.method == b"POST" else self._get_rate, request, now_ns)
 
-    @staticmethod
-    def _check_table(table: RateLimiterTable[str] | None, request: Any, now_ns: int) -> None:
-        group = address_group(getattr(request.getClientAddress(), "host", ""))
-        if table is not None and not table.take(group, now_ns / NS_PER_S):
-            raise RateLimitedByDiscovery
+def _rates(limits: DiscoveryLimits) -> dict[str, FairRate]:
+    each = limits.rate_addresses
+    gets = SharedRate(
+        (limits.total_get_rate_per_s, limits.total_get_burst),
+        (limits.reserved_get_rate_per_s, limits.reserved_get_burst),
+        each,
+    )
+    posts = SharedRate(
+        (limits.total_post_rate_per_s, limits.total_post_burst),
+        (limits.reserved_post_rate_per_s, limits.reserved_post_burst),
+        each,
+    )
+    return {
+        "get": FairRate((limits.get_rate_per_s, limits.get_burst), gets, each),
+        "servers": FairRate((limits.servers_rate_per_s, limits.servers_burst), gets, each),
+        "post": FairRate((limits.post_rate_per_s, limits.post_burst), posts, each),
+        "ranks": FairRate((limits.ranks_rate_per_s, limits.ranks_burst), None, each),
+    }
+
+
+def _host(request: Any) -> str:
+    return str(getattr(request.getClientAddress(), "host", ""))
 
 
 def _respond(request: Any, status: int, body: bytes) -> bytes:
@@ -250,16 +298,21 @@ def _respond(request: Any, status: int, body: bytes) -> bytes:
 
 
 class _Guarded(Resource):
-    """Keeps requests away from Klein on which its routing would fail with a traceback in the log."""
+    """Keeps requests away from Klein that ``first`` answers, or on which its routing would fail with a traceback in the
+    log."""
 
     isLeaf = True
 
-    def __init__(self, routed: Any) -> None:
+    def __init__(self, routed: Any, first: Callable[[Any], bytes | None]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._routed = routed
+        self._first = first
 
     def render(self, request: Any) -> Any:
         """Answer ``request``."""
+        answer = self._first(request)
+        if answer is not None:
+            return b"" if request.method == b"HEAD" else answer
         try:
             b"/".join([*request.prepath, *request.postpath, request.getRequestHostname()]).decode("utf-8")
             return self._routed.render(request)

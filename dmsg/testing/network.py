@@ -191,7 +191,7 @@ class LocalNetwork:
 
         random = StdlibRandom(0)
         # Everybody here has the same address.
-        limits = DiscoveryLimits(get_rate_per_s=None, post_rate_per_s=None)
+        limits = DiscoveryLimits.unlimited_rates()
         api = DiscoveryApi(MemoryStore(random=random), clock_ns=self.now_ns, random=random, limits=limits)
         site = make_site(api.resource(), reactor=self.reactor, limits=limits)
         self._http_port = self.reactor.listenTCP(0, site, interface=LOOPBACK)

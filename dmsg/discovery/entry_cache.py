@@ -1,0 +1,51 @@
+"""Entries that were asked for a moment ago, ready to be sent again: base clients ask once for each dial. Pure."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from typing import Final
+
+__all__ = ["ENTRIES_LIMIT", "ENTRY_LIMIT_BYTES", "LIFETIME_NS", "EntryCache"]
+
+#: An entry is given for one second. Writes through this process end it at once; others may write to the same store, and
+#: an entry that is a second old is what a slower network would have brought, too.
+LIFETIME_NS: Final = 1_000_000_000
+#: Entries held, and the largest of them: at most 8 MiB.
+ENTRIES_LIMIT: Final = 4096
+ENTRY_LIMIT_BYTES: Final = 2048
+
+
+class EntryCache:
+    """JSON of entries by the hex text of their key; the one that was put longest ago goes first."""
+
+    def __init__(self) -> None:
+        self._held: OrderedDict[str, tuple[bytes, int]] = OrderedDict()
+        #: Writes so far. What was read from the store before the last of them is not kept.
+        self.writes = 0
+
+    def __len__(self) -> int:
+        return len(self._held)
+
+    def get(self, key: str, now_ns: int) -> bytes | None:
+        """The JSON of ``key``'s entry if it was put less than a second ago."""
+        held = self._held.get(key)
+        if held is None:
+            return None
+        if not 0 <= now_ns - held[1] < LIFETIME_NS:
+            del self._held[key]
+            return None
+        return held[0]
+
+    def put(self, key: str, body: bytes, read_ns: int, writes: int) -> None:
+        """Keep ``body``, for which the store was asked at ``read_ns``, when there had been ``writes`` writes."""
+        if writes != self.writes or len(body) > ENTRY_LIMIT_BYTES:
+            return
+        self._held[key] = (body, read_ns)
+        self._held.move_to_end(key)
+        if len(self._held) > ENTRIES_LIMIT:
+            self._held.popitem(last=False)
+
+    def forget(self, key: str) -> None:
+        """``key``'s entry is being written, or was: what was read before is not given any more."""
+        self.writes += 1
+        self._held.pop(key, None)
