@@ -5,7 +5,7 @@ Pure; :mod:`dmsg.mux.switch` holds the rules, this module the state they work on
 
 from __future__ import annotations
 
-from collections import deque
+from collections import OrderedDict, deque
 from typing import TYPE_CHECKING, Final
 
 from dmsg.crypto.keys import PublicKey, Random
@@ -23,6 +23,8 @@ _DRAIN_BYTES: Final = 64 * 1024
 #: What one transport may send before the next has its turn.
 _QUANTUM_BYTES: Final = 16 * 1024
 _RECENT_IDS: Final = 4_096
+#: Small frames that wait are joined to pieces of this size: each piece costs some 50 bytes of memory beside its content.
+_PIECE_BYTES: Final = 1_024
 
 
 class Half:
@@ -113,23 +115,23 @@ class Half:
             port.remember(self.id)
 
     def enqueue(self, frame: bytes) -> None:
-        """Let ``frame`` wait until the port takes it."""
+        """Let ``frame`` wait until the port takes it; :class:`~dmsg.mux.queues.Queues` keeps the books."""
         if self.queue is None:
             self.queue = deque()
-        if not self.queue:
-            self.port.waiting.append(self)
-        self.queue.append(frame)
+        if not self.queue or not _joined(self.queue, frame):
+            self.queue.append(frame)
+        else:
+            self.port.frames_out += 1
         self.queued_bytes += len(frame)
         self.queue_peak_bytes = max(self.queue_peak_bytes, self.queued_bytes)
 
-    def drop_queue(self) -> int:
-        """Forget what waits for this side; gives how many bytes that was."""
-        size = self.queued_bytes
-        if self.queue:
-            self.queue.clear()
-            self.port.waiting.remove(self)
-        self.queued_bytes = 0
-        return size
+
+def _joined(pieces: list[bytes] | deque[bytes], frame: bytes) -> bool:
+    """Whether ``frame`` could be joined to the last of ``pieces``."""
+    if len(pieces[-1]) + len(frame) > _PIECE_BYTES:
+        return False
+    pieces[-1] += frame
+    return True
 
 
 class Port:
@@ -142,18 +144,23 @@ class Port:
         "bytes_in",
         "bytes_out",
         "congested",
+        "control_bytes",
         "direct",
         "dirty",
         "extended",
+        "feeding",
         "frames_in",
         "frames_out",
         "gone",
+        "group",
         "halves",
         "next_id",
         "out",
         "owner",
         "pending_requests",
+        "progressed",
         "queued_from",
+        "queued_to",
         "recent",
         "records",
         "remote",
@@ -163,12 +170,20 @@ class Port:
         "strays",
         "switch",
         "tail",
+        "took_at",
         "transports",
         "waiting",
     )
 
     def __init__(
-        self, switch: Switch, remote: PublicKey, records: RecordLayer, now: float, *, extended: bool = False
+        self,
+        switch: Switch,
+        remote: PublicKey,
+        records: RecordLayer,
+        now: float,
+        *,
+        extended: bool = False,
+        group: str = "",
     ) -> None:
         limits = switch.limits
         self.switch = switch
@@ -176,15 +191,19 @@ class Port:
         self.records = records
         self.since = now
         self.extended = extended  # whether its REQUEST and ACCEPT may carry more than two keys
+        self.group = group or remote.raw.hex()  # what counts as its address; unknown, the key stands for it
         self.owner: object | None = None  # the shell
         self.halves: dict[int, Half] = {}
-        self.waiting: deque[Half] = deque()
+        self.waiting: OrderedDict[Half, None] = OrderedDict()  # queues towards this client that are not empty
+        self.feeding: set[Half] = set()  # queues towards others that it has filled and that are not empty
         self.out: list[bytes] = []
         self.tail = b""
         self.direct = True
         self.congested = self.dirty = self.gone = False
         self.next_id: int | None = None
-        self.pending_requests = self.queued_from = 0
+        self.pending_requests = self.queued_from = self.queued_to = self.control_bytes = 0
+        self.progressed = False  # took something from its queues since this was last set to False
+        self.took_at = now  # when it did so last, or began to have queues; as exact as the last read of the relay
         self.bytes_in = self.bytes_out = self.frames_in = self.frames_out = self.transports = 0
         self.single = 0  # pieces of ``out`` that are a whole frame; the others are halves of one
         self.requests = TokenBucket(limits.requests_per_s, limits.request_burst, now)
@@ -207,8 +226,12 @@ class Port:
 
     def emit(self, frame: bytes) -> None:
         """Send a frame that is not data; it does not wait behind data."""
-        self.out.append(frame)
-        self.single += 1
+        self.control_bytes += len(frame)
+        if self.congested and self.out and _joined(self.out, frame):
+            self.frames_out += 1
+        else:
+            self.out.append(frame)
+            self.single += 1
         self.mark_dirty()
 
     def mark_dirty(self) -> None:
@@ -220,7 +243,7 @@ class Port:
     @property
     def control_backlog_bytes(self) -> int:
         """How much that is not data waits for a network that takes nothing."""
-        return sum(map(len, self.out)) if self.congested else 0
+        return self.control_bytes if self.congested else 0
 
     @property
     def wants_write(self) -> bool:
@@ -250,7 +273,7 @@ class Port:
         if not self.out:
             return b""
         self.frames_out += (len(self.out) + self.single) // 2
-        self.single = 0
+        self.single = self.control_bytes = 0
         plaintext = b"".join(self.out)
         self.out.clear()
         sealed = self.records.seal(plaintext)
@@ -260,8 +283,10 @@ class Port:
     def _drain(self) -> None:
         waiting = self.waiting
         budget = _DRAIN_BYTES
+        self.progressed = True
+        self.took_at = self.switch.now
         while waiting and budget > 0:
-            half = waiting[0]
+            half = next(iter(waiting))
             queue = half.queue
             assert queue
             share = 0
@@ -270,23 +295,19 @@ class Port:
                 share += len(frame)
                 self.out.append(frame)
                 self.single += 1
-            half.queued_bytes -= share
             half.progressed = True
-            self.switch.unqueued(half, share)
             budget -= share
-            if queue:
-                waiting.rotate(-1)
-            else:
-                waiting.popleft()
+            waiting.move_to_end(half)
+            self.switch.queues.took(half, share)
         if not waiting and not self.congested:
             self.direct = True
 
     def discard_output(self) -> None:
         """The connection is gone: forget everything that was to be sent."""
-        while self.waiting:
-            half = self.waiting[0]
-            self.switch.unqueued(half, half.drop_queue())
+        for half in list(self.waiting):
+            self.switch.queues.drop(half)
         self.out.clear()
+        self.control_bytes = 0
         self.direct = True
 
     # --- ids -------------------------------------------------------------------------------------------------------

@@ -20,7 +20,7 @@ from twisted.logger import Logger
 from twisted.python.failure import Failure
 
 import dmsg
-from dmsg.address import HostPort
+from dmsg.address import HostPort, address_group
 from dmsg.crypto.keys import Random, SecretKey
 from dmsg.errors import DmsgError, RemoteProtocolError, ServerDraining
 from dmsg.glue.fanout import flush_all
@@ -186,7 +186,6 @@ class DmsgServer(Service):
             "transports": self.switch.open_transports,
             "half_open": self._strangers,
             "queued_bytes": self.switch.queued_bytes,
-            "held_connections": len(self.switch.held),
         }
 
     # --- strangers -------------------------------------------------------------------------------------------------
@@ -254,15 +253,10 @@ class DmsgServer(Service):
         if shell.congested or not isinstance(shell.core, Port):
             shell.flush()  # writes what a handshake answers; stops reading from who takes no answers
         flush_all(self.switch.dirty)  # a port that has something to send is among them
-        if self.switch.held:
-            self._hold()
         self._arm()
 
     def flushed(self, shell: Shell) -> None:
         """See :class:`dmsg.glue.shell.Owner`."""
-        if self.switch.held:
-            for port in self.switch.released():
-                _shell_of(port).hold("queued_total_bytes", False)
 
     def connection_lost(self, shell: Shell, error: DmsgError | None, reason: Failure) -> None:
         """Forget a connection and tell its peers."""
@@ -305,7 +299,8 @@ class DmsgServer(Service):
             shell.say_last(self.switch.reject(done.records, refusal), RemoteProtocolError("admission", refusal))
             return
         extended = bool(self._hop_payload) and read_hop(done.peer_payload).extended
-        port, events = self.switch.add_port(done.remote, done.records, now, extended=extended)
+        group = address_group(shell.address)
+        port, events = self.switch.add_port(done.remote, done.records, now, extended=extended, group=group)
         port.owner = shell
         handshake_ms = (now - shell.opened_at) * 1000
         self._emit(ev.ConnectionOpened(shell.number, str(done.remote), shell.address, handshake_ms, extended))
@@ -358,10 +353,6 @@ class DmsgServer(Service):
                 self._report.add(_shell_of(port).number, str(port.remote), "request", reason)
             case PortDropped(port=port, reason=reason):
                 _shell_of(port).fail(RemoteProtocolError("connection", reason))
-
-    def _hold(self) -> None:
-        for port in self.switch.held:
-            _shell_of(port).hold("queued_total_bytes", True)
 
     def _arm(self) -> None:
         due = self.switch.next_timeout()

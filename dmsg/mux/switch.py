@@ -11,11 +11,11 @@ from __future__ import annotations
 import os
 from collections import deque
 from dataclasses import dataclass
-from typing import Final
 
 from dmsg.crypto.keys import PublicKey, Random
 from dmsg.errors import RemoteProtocolError
 from dmsg.mux.port import Half, Port
+from dmsg.mux.queues import Queues
 from dmsg.mux.record import RecordLayer
 from dmsg.mux.switch_events import PortDropped, RequestRefused, SwitchEvent, TransportEnded, TransportStarted
 from dmsg.mux.tlv import Tlv, encode_tlvs
@@ -66,7 +66,12 @@ class ServerLimits:
     queue_soft_bytes: int = 1024 * 1024
     queue_hard_bytes: int = 1280 * 1024
     slow_consumer_timeout_s: float = 10.0
-    #: Bytes waiting in all: above this new transports are refused and the heaviest senders are not read from.
+    #: A client whose network takes nothing at all of what waits for it loses the transports whose data that is.
+    queue_stall_timeout_s: float = 30.0
+    #: Bytes waiting for one connection, and bytes of one connection waiting for others: above it the largest queues are
+    #: closed. A quarter of the next, so that no two connections can fill that.
+    queued_per_connection_bytes: int = 64 * 1024 * 1024
+    #: Bytes waiting in all: above it the largest queues are closed, by groups of addresses.
     queued_total_bytes: int = 256 * 1024 * 1024
     #: Frames that are not data, waiting for one connection that takes nothing.
     control_backlog_bytes: int = 256 * 1024
@@ -79,22 +84,23 @@ class ServerLimits:
 class Switch:
     """All connections of a server and the transports between them."""
 
-    _HEAVY_SENDERS: Final = 4
-
     def __init__(self, limits: ServerLimits = ServerLimits(), *, random: Random = os.urandom) -> None:
         self.limits = limits
         self.ports: dict[bytes, Port] = {}
         #: Ports that have something to send; the shell takes the list, empties it, and flushes each.
         self.dirty: list[Port] = []
-        self.queued_bytes = 0
+        self.queues = Queues(limits)
         self.open_transports = 0
         self.draining = False
-        #: Ports that are not read from because of what they have queued.
-        self.held: set[Port] = set()
+        #: The time of the last read or timeout.
+        self.now = 0.0
         self._random = random
         self._pending: deque[tuple[float, Half]] = deque()
-        self._stuck: dict[Half, float] = {}
-        self._now = 0.0
+
+    @property
+    def queued_bytes(self) -> int:
+        """Bytes that wait for receivers, in all."""
+        return self.queues.queued_bytes
 
     # --- connections -----------------------------------------------------------------------------------------------
 
@@ -111,14 +117,15 @@ class Switch:
         return records.seal(encode_frame(OK, 0, encode_tlvs({Tlv.REASON: reason.encode()})))
 
     def add_port(
-        self, remote: PublicKey, records: RecordLayer, now: float, *, extended: bool = False
+        self, remote: PublicKey, records: RecordLayer, now: float, *, extended: bool = False, group: str = ""
     ) -> tuple[Port, list[SwitchEvent]]:
         """Admit a connection: OK is its first frame, and only then can it be reached (D1).
 
-        A connection that had the key before is dropped with its transports: the newest wins (D18).
+        ``group`` is the group of addresses it comes from (:func:`dmsg.address.address_group`); without one it is alone
+        in its group. A connection that had the key before is dropped with its transports: the newest wins (D18).
         """
         events: list[SwitchEvent] = []
-        port = Port(self, remote, records, now, extended=extended)
+        port = Port(self, remote, records, now, extended=extended, group=group)
         port.emit(encode_frame(OK, 0))
         older = self.ports.get(remote.raw)
         self.ports[remote.raw] = port
@@ -129,7 +136,7 @@ class Switch:
 
     def remove_port(self, port: Port, now: float) -> list[SwitchEvent]:
         """Forget a connection that is gone and tell its peers (D17). Harmless when it is forgotten already."""
-        self._now = now
+        self.now = now
         events: list[SwitchEvent] = []
         if self.ports.get(port.remote.raw) is port:
             del self.ports[port.remote.raw]
@@ -138,7 +145,6 @@ class Switch:
             half = next(iter(port.halves.values()))
             self._end(half, CloseReason.PEER_GONE, events, by=half.side, tell=half.other)
         port.discard_output()
-        self.held.discard(port)
         return events
 
     def drop_transports(self, reason: int) -> list[SwitchEvent]:
@@ -156,7 +162,7 @@ class Switch:
 
         Raises ``RemoteProtocolError`` when the connection must be dropped.
         """
-        self._now = now
+        self.now = now
         events: list[SwitchEvent] = []
         halves = port.halves
         dirty = self.dirty
@@ -190,33 +196,19 @@ class Switch:
 
     def _enqueue(self, half: Half, frame: bytes, events: list[SwitchEvent]) -> None:
         """Let a frame wait for a receiver that takes nothing now; ``half`` is the sending side (W8)."""
-        waiting = half.other
-        size = len(frame)
-        waiting.enqueue(frame)
-        half.port.queued_from += size
-        self.queued_bytes += size
-        if waiting.queued_bytes > self.limits.queue_hard_bytes:
-            self._end_both(half, CloseReason.SLOW_CONSUMER, events)
-        elif waiting.queued_bytes > self.limits.queue_soft_bytes and waiting not in self._stuck:
-            self._stuck[waiting] = self._now + self.limits.slow_consumer_timeout_s
-        if self.queued_bytes > self.limits.queued_total_bytes:
-            if not self.held:
-                heaviest = sorted(self.ports.values(), key=lambda port: port.queued_from, reverse=True)
-                self.held.update(port for port in heaviest[: self._HEAVY_SENDERS] if port.queued_from)
-            self.held.add(half.port)  # and whoever goes on: the limit has to hold
+        queue = half.other
+        self.queues.put(queue, frame, self.now)
+        while excess := self.queues.excess(queue, self.now):
+            for each in excess:
+                self._cut(each, events)
 
-    def unqueued(self, half: Half, size: int) -> None:
-        """Told by a port that ``size`` queued bytes towards ``half`` are on their way or dropped."""
-        self.queued_bytes -= size
-        half.target.queued_from -= size
-
-    def released(self) -> list[Port]:
-        """Held ports that may be read from again; empty while too much is queued."""
-        if not self.held or self.queued_bytes > self.limits.queued_total_bytes * 3 // 4:
-            return []
-        ports = list(self.held)
-        self.held.clear()
-        return ports
+    def _cut(self, queue: Half, events: list[SwitchEvent]) -> None:
+        """End the transport of a queue that is too long, or waits for too long, and drop what waits."""
+        if queue.port.halves.get(queue.id) is queue:
+            self._end_both(queue.other, CloseReason.SLOW_CONSUMER, events)
+        else:  # its peer closed it, and what came before the CLOSE was never taken
+            self.queues.drop(queue)
+            queue.port.emit(encode_close(queue.id, CloseReason.SLOW_CONSUMER))
 
     # --- everything but data ---------------------------------------------------------------------------------------
 
@@ -257,10 +249,10 @@ class Switch:
             return
         asking = Half(port, transport_id, initiator=True)
         asked = Half(target, target_id, initiator=False)
-        asking.join(asked, payload, self._now)
+        asking.join(asked, payload, self.now)
         port.pending_requests += 1
         self._forget_settled()
-        self._pending.append((self._now + self.limits.request_timeout_s, asking))
+        self._pending.append((self.now + self.limits.request_timeout_s, asking))
         target.emit(encode_frame(REQUEST, target_id, payload))
 
     def _refuse(self, port: Port, transport_id: int, reason: int, events: list[SwitchEvent]) -> None:
@@ -281,7 +273,7 @@ class Switch:
             return CloseReason.MALFORMED
         if self.draining:
             return CloseReason.SERVER_DRAINING
-        if not port.requests.take(self._now) or port.pending_requests >= limits.pending_requests:
+        if not port.requests.take(self.now) or port.pending_requests >= limits.pending_requests:
             return CloseReason.RATE_LIMITED
         target = self.ports.get(payload[33:REQUEST_BYTES])
         if target is None:
@@ -292,7 +284,6 @@ class Switch:
             len(port.halves) >= limits.transports_per_connection
             or len(target.halves) >= limits.transports_per_connection
             or target.control_backlog_bytes > limits.control_backlog_bytes
-            or self.queued_bytes > limits.queued_total_bytes
         ):
             return CloseReason.BUSY
         return None
@@ -300,7 +291,7 @@ class Switch:
     def _on_accept(self, half: Half, payload: bytes, events: list[SwitchEvent]) -> None:
         asking = half.other
         asking.port.pending_requests -= 1
-        asking.open_both(self._now)
+        asking.open_both(self.now)
         self.open_transports += 1
         asking.port.emit(encode_frame(ACCEPT, asking.id, payload))
         events.append(TransportStarted(asking))
@@ -314,7 +305,7 @@ class Switch:
             port.emit(encode_close(transport_id, CloseReason.NORMAL))
 
     def _count_stray(self, port: Port) -> None:
-        if not port.strays.take(self._now):
+        if not port.strays.take(self.now):
             raise RemoteProtocolError("frame", "abuse")
 
     # --- ends ------------------------------------------------------------------------------------------------------
@@ -337,27 +328,20 @@ class Switch:
         elif not asking.port.gone:
             asking.port.pending_requests -= 1
         events.append(TransportEnded(asking, reason, by, was_open=asking.open))
-        for side in (half, half.other):
-            side.forget()
-            self._stuck.pop(side, None)
+        half.forget()
+        half.other.forget()
         # The event needs the way from who asked to who was asked. Without the way back no cycle keeps a closed
         # transport in memory until the garbage collector comes by.
         del asking.other.other
-        dropped = half.drop_queue()
-        if dropped:
-            self.unqueued(half, dropped)
-        frame = encode_close(tell.id, reason) if payload is None else encode_frame(CLOSE, tell.id, payload)
+        self.queues.drop(half)
         if tell.port.gone or reason == CloseReason.SLOW_CONSUMER:
-            dropped = tell.drop_queue()
-            if dropped:
-                self.unqueued(tell, dropped)
+            self.queues.drop(tell)
         if tell.port.gone:
             return
+        frame = encode_close(tell.id, reason) if payload is None else encode_frame(CLOSE, tell.id, payload)
         if tell.queue:
-            tell.enqueue(frame)  # behind the data that came before it
-            half.port.queued_from += len(frame)
-            self.queued_bytes += len(frame)
-            self._stuck[tell] = self._now + self.limits.slow_consumer_timeout_s
+            self.queues.put(tell, frame, self.now)  # behind the data that came before it
+            self.queues.limit_time(tell, self.now)
         else:
             tell.port.emit(frame)
 
@@ -366,12 +350,11 @@ class Switch:
     def next_timeout(self) -> float | None:
         """When :meth:`handle_timeout` wants to be called."""
         self._forget_settled()
-        if not self._stuck:
-            return self._pending[0][0] if self._pending else None
-        times = list(self._stuck.values())
-        if self._pending:
-            times.append(self._pending[0][0])
-        return min(times)
+        due = self.queues.next_timeout()
+        if not self._pending:
+            return due
+        first = self._pending[0][0]
+        return first if due is None else min(first, due)
 
     def _forget_settled(self) -> None:
         """What was answered need not be kept until it would have timed out."""
@@ -380,25 +363,12 @@ class Switch:
 
     def handle_timeout(self, now: float) -> list[SwitchEvent]:
         """Close requests nobody answered (D14) and transports whose receiver takes nothing (W8)."""
-        self._now = now
+        self.now = now
         events: list[SwitchEvent] = []
         while self._pending and (self._pending[0][0] <= now or self._pending[0][1].settled):
             _, asking = self._pending.popleft()
             if not asking.settled:
                 self._end_both(asking, CloseReason.HANDSHAKE_TIMEOUT, events)
-        for half, deadline in list(self._stuck.items()):
-            is_over = half.port.halves.get(half.id) is not half
-            if half.queued_bytes <= (0 if is_over else self.limits.queue_soft_bytes):
-                del self._stuck[half]
-            elif half.progressed:
-                half.progressed = False
-                self._stuck[half] = now + self.limits.slow_consumer_timeout_s
-            elif deadline > now:
-                continue
-            elif is_over:  # its peer closed it, and what came before the CLOSE was never taken
-                del self._stuck[half]
-                self.unqueued(half, half.drop_queue())
-                half.port.emit(encode_close(half.id, CloseReason.SLOW_CONSUMER))
-            else:
-                self._end_both(half.other, CloseReason.SLOW_CONSUMER, events)
+        for queue in self.queues.expired(now):
+            self._cut(queue, events)
         return events

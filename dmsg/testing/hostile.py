@@ -173,11 +173,11 @@ class HostileSwitch(Switch):
         self._peers: dict[tuple[PublicKey, int], PublicKey] = {}
 
     def add_port(
-        self, remote: PublicKey, records: RecordLayer, now: float, *, extended: bool = False
+        self, remote: PublicKey, records: RecordLayer, now: float, *, extended: bool = False, group: str = ""
     ) -> tuple[Port, list[SwitchEvent]]:
         """Admit a connection, and listen in on it."""
         extended = extended and remote not in self.treat_as_base
-        return super().add_port(remote, _Tap(self, remote, records), now, extended=extended)
+        return super().add_port(remote, _Tap(self, remote, records), now, extended=extended, group=group)
 
     def pass_on(self, to: PublicKey, kind: int, transport_id: int, payload: bytes) -> list[RelayFrame]:
         """What is sent instead of one frame. The first rule that takes it decides."""

@@ -196,11 +196,6 @@ async def refused_as_busy(net: Net) -> BaseException:
     return await net.refusal()
 
 
-async def refused_as_busy_with_queued_bytes(net: Net) -> BaseException:
-    net.relay.switch.limits = replace(LIMITS, queued_total_bytes=-1)
-    return await net.refusal()
-
-
 async def refused_as_rate_limited(net: Net) -> BaseException:
     (port,) = [one for one in net.relay.switch.ports.values() if one.remote == net.alice.public_key]
     while port.requests.take(net.reactor.seconds()):
@@ -249,7 +244,6 @@ async def refused_because_the_peer_goes(net: Net) -> BaseException:
 REFUSALS: dict[str, tuple[Callable[[Net], Awaitable[BaseException]], type[BaseException]]] = {
     "unknown peer": (refused_as_unknown_peer, UnknownPeer),
     "busy: too many transports": (refused_as_busy, Busy),
-    "busy: too much queued": (refused_as_busy_with_queued_bytes, Busy),
     "rate limited": (refused_as_rate_limited, RateLimited),
     "rate limited: too many unanswered": (refused_as_rate_limited_for_unanswered_requests, RateLimited),
     "draining": (refused_as_draining, ServerDraining),

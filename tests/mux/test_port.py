@@ -152,9 +152,12 @@ def test_queues_are_measured_on_both_sides(line: Line) -> None:
     line.send(fwd(93), fwd(193))
     assert (line.asked.queued_bytes, line.asked.queue_peak_bytes) == (300, 300)
     assert (line.here.queued_from, line.switch.queued_bytes) == (300, 300)
-    assert line.asked.drop_queue() == 300
-    assert line.asked.drop_queue() == 0
+    assert (line.there.queued_to, line.here.feeding) == (300, {line.asked})
+    line.switch.queues.drop(line.asked)
+    line.switch.queues.drop(line.asked)
+    assert (line.asked.queued_bytes, line.here.queued_from, line.switch.queued_bytes) == (0, 0, 0)
     assert not line.there.waiting
+    assert not line.here.feeding
     assert line.asked.queue_peak_bytes == 300
 
 

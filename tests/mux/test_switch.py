@@ -111,9 +111,10 @@ class Bench:
         """Nothing is left over: no rule, no byte, no pending request."""
         switch = self.switch
         assert (switch.queued_bytes, switch.open_transports) == (0, 0)
-        assert not switch._stuck
+        assert switch.queues.next_timeout() is None
         for port in switch.ports.values():
-            assert (port.pending_requests, port.queued_from, len(port.halves), len(port.waiting)) == (0, 0, 0, 0)
+            assert (port.pending_requests, port.queued_from, port.queued_to) == (0, 0, 0)
+            assert (len(port.halves), len(port.waiting), len(port.feeding)) == (0, 0, 0)
 
 
 def close(transport_id: int, reason: int) -> Frame:
@@ -726,7 +727,7 @@ def test_queue_over_the_soft_limit_ends_the_transport_after_a_time_without_progr
     bob.port.pause()
     for n in range(9):
         alice.say(FWD, 2, data(1_000, n))
-    assert bench.switch.next_timeout() is None
+    assert bench.switch.next_timeout() == bench.now + 30.0, "the time of any queue"
     alice.say(FWD, 2, data(1_000, 9))
     alice.say(FWD, 2, data(1_000, 10))
     assert bench.switch.next_timeout() == bench.now + 10.0
@@ -858,44 +859,24 @@ def test_frames_that_are_no_data_overtake_what_waits() -> None:
     assert there
 
 
-def test_too_much_queued_in_all_holds_the_heaviest_senders_and_refuses_transports() -> None:
+def test_too_much_queued_in_all_closes_the_largest_queues_and_refuses_nobody() -> None:
     bench = Bench(queued_total_bytes=100_000)
     alice, bob, carol, dave = bench.connect(ALICE, BOB, CAROL, DAVE)
     alice.transport(2, bob)
+    alice.transport(4, bob)
     carol.transport(2, bob)
-    dave.transport(2, alice)
     bob.port.pause()
     carol.say(FWD, 2, data(10_000))
-    for n in range(9):
-        assert bench.switch.held == set()
+    for n in range(4):
         alice.say(FWD, 2, data(11_000, n))
-    assert bench.switch.held == {alice.port, carol.port}, "not dave, who has nothing queued"
-    dave.request(4, carol)
-    assert dave.frames() == [close(4, CloseReason.BUSY)]
-    assert bench.switch.released() == []
-    bob.port.resume()
-    bob.port.data_to_send()
-    assert bench.switch.queued_bytes <= 75_000
-    assert set(bench.switch.released()) == {alice.port, carol.port}
-    assert bench.switch.held == set()
-    assert bench.switch.released() == []
-
-
-def test_only_the_heaviest_are_held_until_another_goes_on() -> None:
-    bench = Bench(queued_total_bytes=100_000)
-    keys = [SecretKey(hashlib.sha256(bytes((n,))).digest()).public_key for n in range(7)]
-    bob, *senders = bench.connect(BOB, *keys)
-    for sender in senders:
-        sender.transport(2, bob)
-    bob.port.pause()
-    for n, sender in enumerate(senders):
-        sender.say(FWD, 2, data(10_000 + 1_000 * n))
-    senders[6].say(FWD, 2, data(10_000))
-    assert bench.switch.held == {sender.port for sender in senders[3:]}
-    senders[0].say(FWD, 2, data(1_000))
-    assert bench.switch.held == {sender.port for sender in [senders[0], *senders[3:]]}, "the limit has to hold"
-    senders[0].leave()
-    assert senders[0].port not in bench.switch.held
+        alice.say(FWD, 4, data(11_000, n))
+    assert bench.switch.open_transports == 3
+    [event] = alice.say(FWD, 4, data(11_000, 4))
+    assert (event.reason, event.by) == (CloseReason.SLOW_CONSUMER, "server")
+    assert alice.frames() == [close(4, CloseReason.SLOW_CONSUMER)], "the longer one"
+    assert carol.frames() == []
+    assert bench.switch.queued_bytes == 10_007 + 4 * 11_007
+    dave.transport(4, carol)
 
 
 def test_a_client_that_takes_no_answers_is_not_read_from() -> None:
@@ -1044,7 +1025,8 @@ def test_default_limits_are_those_of_the_extension() -> None:
     assert (limits.requests_per_s, limits.request_burst, limits.pending_requests) == (200.0, 500, 64)
     assert (limits.strays_per_s, limits.stray_burst) == (20.0, 100)
     assert (limits.queue_soft_bytes, limits.queue_hard_bytes) == (1 << 20, 5 << 18)
-    assert (limits.slow_consumer_timeout_s, limits.queued_total_bytes) == (10.0, 256 << 20)
+    assert (limits.slow_consumer_timeout_s, limits.queue_stall_timeout_s) == (10.0, 30.0)
+    assert (limits.queued_per_connection_bytes, limits.queued_total_bytes) == (64 << 20, 256 << 20)
     assert limits.bytes_per_s == 0
     assert limits.request_timeout_s == 10.0
     switch = Switch()
