@@ -30,7 +30,8 @@ GOODBYE_S: Final = 10.0
 def run(make: Main, out: Output, *, verbose: bool = False) -> int:
     """Run ``await make(reactor)`` and give the exit code; errors are told through ``out``.
 
-    SIGINT and SIGTERM cancel the coroutine, which then has :data:`GOODBYE_S` to clean up; a second one ends at once.
+    SIGINT, SIGTERM, SIGQUIT and SIGHUP (the terminal is gone) cancel the coroutine, which then has :data:`GOODBYE_S` to
+    clean up; a second one ends at once. One that is ignored, as nohup has SIGHUP, stays so.
     """
     from twisted.internet import reactor as installed
 
@@ -74,8 +75,9 @@ def run(make: Main, out: Output, *, verbose: bool = False) -> int:
 
     def start() -> None:
         # The reactor's own handlers would stop it before anybody could say goodbye; its SIGCHLD handler stays.
-        signal.signal(signal.SIGINT, on_signal)
-        signal.signal(signal.SIGTERM, on_signal)
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGQUIT, signal.SIGHUP):
+            if signal.getsignal(number) is not signal.SIG_IGN:
+                signal.signal(number, on_signal)
         running.append(Deferred.fromCoroutine(make(reactor)))
         running[0].addBoth(finished)
 

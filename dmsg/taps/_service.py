@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
-import signal
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable
-from types import FrameType
-from typing import Any, Final
+from typing import Any, Final, cast
 
 from twisted.application.service import Service
 from twisted.internet.address import IPv4Address, IPv6Address
 from twisted.internet.defer import Deferred, ensureDeferred, maybeDeferred
 from twisted.internet.endpoints import serverFromString
-from twisted.internet.error import CannotListenError, ReactorNotRunning
+from twisted.internet.error import CannotListenError
 from twisted.internet.interfaces import IAddress, IListeningPort, IProtocolFactory, IStreamServerEndpoint
 from twisted.internet.protocol import Factory
 from twisted.internet.task import deferLater
@@ -28,10 +28,24 @@ from dmsg.ops.events import Event
 from dmsg.ops.logs import EventLog, NullEventLog, check_directory, new_boot_id
 from dmsg.ops.metrics import CollectorRegistry, MetricsEventLog, add_gauges
 from dmsg.ops.tuning import settle_memory
+from dmsg.taps._signals import end_well_on_signals, note_signals
 from dmsg.taps.settings import CommonSettings
 
 _log = Logger()
 _DRAIN_POLL_S: Final = 0.05
+#: TCP connections that wait to be accepted, unless the endpoint string says how many. Twisted's 50 are full after one turn
+#: of a busy relay: the kernel then drops what clients send, who try again after a second. Linux has 4,096 at most.
+BACKLOG: Final = 1024
+_HAS_BACKLOG: Final = re.compile(r"(haproxy:)?(tcp|tcp6|ssl|unix):")
+_SAYS_BACKLOG: Final = re.compile(r"(?<!\\):backlog=")
+
+
+def _server_endpoint(reactor: Any, text: str) -> IStreamServerEndpoint:
+    """The endpoint of ``text``, with :data:`BACKLOG` unless it says otherwise; raises what the parser does."""
+    if _HAS_BACKLOG.match(text) and not _SAYS_BACKLOG.search(text):
+        with contextlib.suppress(TypeError):  # it is given by position, or all else is wrong and told below
+            return cast(IStreamServerEndpoint, serverFromString(reactor, f"{text}:backlog={BACKLOG}"))
+    return cast(IStreamServerEndpoint, serverFromString(reactor, text))
 
 
 class _Forwarding(Factory):
@@ -68,7 +82,7 @@ class BoundEndpoint:
         self._factory = _Forwarding(option)
         self._port: Deferred[IListeningPort] | None = None
         try:
-            self._endpoint = serverFromString(reactor, text)
+            self._endpoint = _server_endpoint(reactor, text)
         except Exception as error:  # every parser has its own
             raise ConfigError(option, f"{text!r} is no endpoint to listen on: {_reason(error)}") from None
 
@@ -214,10 +228,12 @@ class RoleService(Service, ABC):
     def privilegedStartService(self) -> None:
         """Take the ports, while the program may still have the right to."""
         super().privilegedStartService()  # type: ignore[no-untyped-call]
+        note_signals(self.reactor)  # not before: twistd sets handlers of its own
         self._or_exit(self._bind)
 
     def startService(self) -> None:
         """Start the log, then the role, then the admin site."""
+        note_signals(self.reactor)
         self._or_exit(self._bind)
         super().startService()  # type: ignore[no-untyped-call]
         self.started_at = self.reactor.seconds()
@@ -244,7 +260,7 @@ class RoleService(Service, ABC):
         await deferToThreadPool(self.reactor, self.reactor.getThreadPool(), self._events.log.close)
 
     def _running(self) -> None:
-        end_well_on_sigterm(self.reactor)
+        end_well_on_signals(self.reactor)
         settle_memory()
         _log.info("{tap_name} runs, {where}", tap_name=self.tap_name, where=self.where())
 
@@ -276,26 +292,6 @@ class RoleService(Service, ABC):
                 return False
             await deferLater(self.reactor, _DRAIN_POLL_S)
         return True
-
-
-def end_well_on_sigterm(reactor: Any) -> None:
-    """Make SIGTERM an ordinary way to end: drain, then exit with status 0.
-
-    Twisted drains, too, and then kills itself with the same signal, which looks like a crash to whoever started us. A
-    second SIGTERM changes nothing; SIGINT stays as Twisted has it.
-    """
-
-    def stop() -> None:
-        try:
-            reactor.stop()
-        except ReactorNotRunning:
-            _log.info("already stopping")
-
-    def on_signal(number: int, frame: FrameType | None) -> None:
-        reactor.callFromThread(stop)
-
-    if signal.getsignal(signal.SIGTERM) not in (signal.SIG_IGN, None):
-        signal.signal(signal.SIGTERM, on_signal)
 
 
 def address_text(port: IListeningPort) -> str:

@@ -70,7 +70,7 @@ async def test_a_local_network_and_everything_one_asks_of_it(start, tmp_path):
         assert len(ended[name][2].splitlines()) == 1, ended[name]
     assert not any("Traceback" in err for _, _, err in ended.values())
 
-    echo.send(signal.SIGINT)
+    echo.send(signal.SIGHUP)
     code, out, err = await echo.ended()
     assert (code, err) == (130, "")
     (opened,) = map(json.loads, out.splitlines())

@@ -55,6 +55,10 @@ class Program:
         self._process.send_signal(signal.SIGTERM)
         return self.wait()
 
+    def send(self, number: int) -> None:
+        """Send a signal."""
+        self._process.send_signal(number)
+
     def kill(self) -> None:
         """Send SIGKILL."""
         self._process.kill()

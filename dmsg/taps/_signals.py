@@ -1,0 +1,88 @@
+"""What a role does when it is sent a signal: end as on SIGTERM, or note it in its log and go on."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from collections.abc import Callable
+from types import FrameType
+from typing import Any, Final
+
+from twisted.internet.error import ReactorNotRunning
+from twisted.logger import Logger
+
+__all__ = ["end_well_on_signals", "note_signals"]
+
+_log = Logger()
+
+
+def _present(*names: str) -> tuple[int, ...]:
+    return tuple(int(getattr(signal, name)) for name in names if hasattr(signal, name))
+
+
+#: Asks the program to end, or tells it that it is about to be ended (processor time used up, power failing).
+ENDING: Final = _present("SIGTERM", "SIGINT", "SIGQUIT", "SIGXCPU", "SIGPWR")
+#: Would end a program that says nothing about it. Not among them: SIGKILL and SIGSTOP, which no program gets; SIGSEGV,
+#: SIGBUS, SIGFPE and SIGILL, after which the processor cannot go on; SIGPIPE and SIGXFSZ, which Python ignores.
+NOTED: Final = (
+    *_present(
+        "SIGHUP", "SIGUSR1", "SIGUSR2", "SIGALRM", "SIGVTALRM", "SIGPROF", "SIGIO", "SIGSTKFLT", "SIGABRT", "SIGTRAP",
+        "SIGSYS",
+    ),
+    *(range(signal.SIGRTMIN, signal.SIGRTMAX + 1) if hasattr(signal, "SIGRTMIN") else ()),
+)  # fmt: skip
+
+
+def note_signals(reactor: Any) -> None:
+    """Log a signal that would end the program, and go on.
+
+    A signal that has a handler keeps it (twistd's SIGUSR1 begins a new log file), and one that is ignored stays so.
+    Outside the main thread, where no handler can be set, nothing happens.
+    """
+    for number in NOTED:
+        if signal.getsignal(number) is signal.SIG_DFL:
+            _handle(number, lambda received: reactor.callFromThread(_note, received))
+
+
+def _note(number: int) -> None:
+    text = "{signal} changes nothing: settings are read when the program starts, and SIGTERM ends it"
+    _log.info(text, signal=_name(number))
+
+
+def _name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:  # the real-time signals between the first and the last
+        return f"SIGRTMIN+{number - signal.SIGRTMIN}"
+
+
+def end_well_on_signals(reactor: Any) -> None:
+    """Make SIGTERM, and what asks for the same, an ordinary way to end: drain, then exit with status 0.
+
+    Twisted drains, too, and then kills itself with the same signal, which looks like a crash to the program that
+    started this one. A second signal changes nothing. Call it when ``reactor`` runs, because starting it sets handlers.
+    """
+
+    def stop() -> None:
+        try:
+            reactor.stop()
+        except ReactorNotRunning:
+            _log.info("already stopping")
+
+    for number in ENDING:
+        handler = signal.getsignal(number)
+        ours = handler in (signal.SIG_DFL, signal.default_int_handler) or getattr(handler, "__self__", None) is reactor
+        if ours:
+            _handle(number, lambda received: reactor.callFromThread(stop))
+
+
+def _handle(number: int, action: Callable[[int], None]) -> None:
+    if threading.current_thread() is not threading.main_thread():
+        return
+
+    def on_signal(received: int, frame: FrameType | None) -> None:
+        action(received)
+
+    signal.signal(number, on_signal)
+    # Not only the main thread may be interrupted: what other threads wait for goes on.
+    signal.siginterrupt(number, False)
