@@ -37,6 +37,7 @@ MUX_SHELLS = {
     "feed",
     "incoming",
     "link",
+    "listed",
     "listener",
     "lookups",
     "pending",

@@ -180,7 +180,7 @@ class Settings:
                 key,
                 discovery=discovery,
                 servers=self.servers,
-                min_servers=int(listening),
+                min_servers=None if listening else 0,
                 publish=listening,
                 security=self.security,
                 events=events,

@@ -64,9 +64,11 @@ class ClientConfig:
 class DmsgClient(Service):
     """A dmsg client as a Twisted service.
 
-    ``servers`` are relays known without discovery; ``min_servers`` is how many sessions are kept up (0: only those that dials
-    need). The delegated servers are published while ``publish`` is true and there is a discovery. A discovery that hands
-    out relay ranks (:class:`~dmsg.interfaces.IRankedDiscovery`) is listened to when servers are chosen.
+    ``servers`` are relays known without discovery, which are kept connected. ``min_servers`` is how many sessions are kept up
+    (0: only those that dials need). By default two are, with relays of different network groups, where discovery lists relays
+    of more than one group and ``servers`` is empty; one is enough to be ready. The delegated servers are published while
+    ``publish`` is true and there is a discovery. A discovery that hands out relay ranks
+    (:class:`~dmsg.interfaces.IRankedDiscovery`) is listened to when servers are chosen.
     """
 
     def __init__(
@@ -76,7 +78,7 @@ class DmsgClient(Service):
         *,
         discovery: IDiscovery | None = None,
         servers: Sequence[PinnedServer] = (),
-        min_servers: int = 1,
+        min_servers: int | None = None,
         publish: bool = True,
         security: Security = Security.PREFER,
         config: ClientConfig | None = None,
@@ -166,11 +168,11 @@ class DmsgClient(Service):
             transport.abortConnection()
 
     def when_ready(self) -> Deferred[None]:
-        """Fires once ``min_servers`` sessions (or one for each pinned server) are up and published."""
+        """Fires once ``min_servers`` sessions, or one if no number was asked for, are up and published."""
         return ensureDeferred(self._when_ready())
 
     async def _when_ready(self) -> None:
-        while len(self.pool.sessions) < max(1, self._min_servers):
+        while len(self.pool.sessions) < max(1, self._min_servers or 0):
             waiter: Deferred[None] = Deferred()
             self._ready_waiters.append(waiter)
             await waiter

@@ -10,7 +10,8 @@ Client strings are ``dmsg:PUBLIC_KEY``, server strings ``dmsg:key=FILE``, both w
 ``service=``         the service to connect to or to listen for
 ``security=``        ``e2e``, ``prefer`` (the default) or ``hop``: see :class:`~dmsg.mux.negotiation.Security`
 ``timeout=``         seconds a connect may take in all, or a server until it can be reached (default: for ever)
-``min-servers=``     how many servers a client with a key stays connected to
+``min-servers=``     how many servers a client with a key stays connected to; without it, to two of different
+                     network groups, and to one if there is only one group
 ``ranks-key=``       whose relay ranks are believed: a public key, or several with commas in between
 ==================== =====================================================================================
 

@@ -1,32 +1,39 @@
 """The sessions of a client: made once however many want them, kept up as a goal, made again with patience.
 
-Protocol notes, section 9 (D32, D33) and weaknesses W20 to W23.
+Protocol notes, section 9 (D32, D33) and weaknesses W20 to W23. Which relays the goal tries is in :mod:`dmsg.mux.candidates`,
+how many at a time in :mod:`dmsg.mux.race`.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Final, cast
 from typing import Protocol as TypingProtocol
-from typing import cast
 
 from twisted.internet.defer import CancelledError, Deferred, DeferredList, ensureDeferred
 from twisted.internet.error import ConnectError, ConnectionRefusedError, DNSLookupError, TimeoutError
 from twisted.internet.interfaces import IDelayedCall, IReactorTime, IStreamClientEndpoint
 from twisted.internet.protocol import Factory
-from twisted.logger import Logger
 from twisted.python.failure import Failure
 
-from dmsg.address import HostPort
+from dmsg.address import HostPort, network_group
 from dmsg.crypto.keys import PublicKey
 from dmsg.errors import DiscoveryError, DmsgError, EntryNotFound, InvalidAddress, StageError
 from dmsg.interfaces import IDiscovery
+from dmsg.mux.candidates import Candidate, spread
+from dmsg.mux.listed import ListedRelays
+from dmsg.mux.race import Race, RaceConfig
 from dmsg.mux.rankwatch import RankWatch
 from dmsg.mux.scores import RelayScores
 from dmsg.mux.session import CLOSED, ServerSession
 
-_log = Logger()
+#: How many sessions a client keeps up if nothing else is said, each with a relay of another network group: whoever owns
+#: one network cannot cut it off.
+DEFAULT_GROUPS: Final = 2
+#: The goal is looked at again no sooner than this: times are added up, and a sum may fall short of what is due.
+_SHORTEST_PAUSE_S: Final = 0.001
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,8 +47,11 @@ class PoolConfig:
     backoff_limit_s: float = 60.0
     #: No pause is longer while transports wait for another path: their time is limited, and so is this haste.
     urgent_backoff_s: float = 1.0
-    #: How often discovery is asked for servers while too few are connected and none is left to try.
+    #: How often discovery is asked for servers while too few are connected.
     poll_s: float = 5.0
+    #: With one session up and only another group missing, the pause doubles up to this: there may be no other group.
+    poll_limit_s: float = 300.0
+    race: RaceConfig = field(default_factory=RaceConfig)
 
 
 class SessionFactory(TypingProtocol):
@@ -60,12 +70,24 @@ class _OneShell(Factory):
         return self._session.shell
 
 
+@dataclass(slots=True)
+class _Flight:
+    """An attempt to connect, and those who wait for it."""
+
+    attempt: Deferred[ServerSession] = field(default_factory=Deferred)
+    waiters: list[Deferred[ServerSession]] = field(default_factory=list)
+    #: Given up for no fault of the relay's: another one was faster.
+    spared: bool = False
+
+
 class ServerPool:
     """Sessions by server key.
 
-    ``goal`` is how many should be up; ``changed`` is called whenever the set of sessions changes. ``uniform`` gives random
-    numbers in [0, 1) for jitter and choice. ``urgent`` tells whether something waits for a session. ``scores`` is told how
-    connecting went, and says which servers to try first; ``now_s()`` is Unix time.
+    ``goal`` is how many should be up, each with a relay of another network group as far as there are groups; ``None`` means
+    :data:`DEFAULT_GROUPS`, and none beyond the first where there is only one group, or pinned servers. ``changed`` is
+    called whenever the set of sessions changes. ``uniform`` gives random numbers in [0, 1) for jitter and choice. ``urgent``
+    tells whether something waits for a session. ``scores`` is told how connecting went, and says which servers to try first;
+    ``now_s()`` is Unix time.
     """
 
     def __init__(
@@ -76,7 +98,7 @@ class ServerPool:
         *,
         discovery: IDiscovery | None,
         pinned: Iterable[tuple[PublicKey, HostPort]],
-        goal: int,
+        goal: int | None,
         config: PoolConfig,
         uniform: Callable[[], float],
         changed: Callable[[], None],
@@ -90,6 +112,7 @@ class ServerPool:
         self.goal = goal
         self.scores = scores if scores is not None else RelayScores()
         self._watch = RankWatch(clock, discovery, self.scores, now_s)
+        self._listed = ListedRelays(clock, discovery, self._watch, self.scores, self._nudge)
         self._clock = clock
         self._make_session = make_session
         self._endpoint_for = endpoint_for
@@ -99,20 +122,26 @@ class ServerPool:
         self._changed = changed
         self._went_down = went_down
         self._urgent = urgent
-        self._flights: dict[PublicKey, list[Deferred[ServerSession]]] = {}
-        self._attempts: dict[PublicKey, Deferred[ServerSession]] = {}
+        self._race = Race(config.race)
+        self._race_waiters: dict[PublicKey, Deferred[ServerSession]] = {}
+        #: The network group of each relay with a session or an attempt, once its address is known.
+        self._groups: dict[PublicKey, str] = {}
+        self._flights: dict[PublicKey, _Flight] = {}
         self._failures: dict[PublicKey, tuple[int, float]] = {}
-        self._goal_loop: Deferred[None] | None = None
-        self._wake: Deferred[None] | None = None
-        self._nudged = False
+        #: How often in a row discovery was asked with a session up and another group missing.
+        self._idle_looks = 0
+        self._look_jitter = 1.0
+        self._timer: IDelayedCall | None = None
+        self._stepping = self._nudged = False
         self._running = False
 
     # --- one session -----------------------------------------------------------------------------------------------
 
-    def get(self, server: PublicKey) -> Deferred[ServerSession]:
+    def get(self, server: PublicKey, candidate: Candidate | None = None) -> Deferred[ServerSession]:
         """The session with ``server``, made if there is none: however many ask, one connection is opened (W22).
 
-        Fails with a ``StageError``. Cancelling gives up waiting, not the connection (W23).
+        ``candidate`` is what is known of where it is. Fails with a ``StageError``. Cancelling gives up waiting, not the
+        connection (W23).
         """
         waiter: Deferred[ServerSession] = Deferred()
         session = self.sessions.get(server)
@@ -121,44 +150,51 @@ class ServerPool:
             return waiter
         flight = self._flights.get(server)
         if flight is None:
-            flight = self._flights[server] = []
-            attempt = ensureDeferred(self._connect(server))
-            self._attempts[server] = attempt
-            flight.append(waiter)
-            attempt.addBoth(self._landed, server)
+            flight = self._flights[server] = _Flight()
+            flight.attempt = ensureDeferred(self._connect(server, candidate or Candidate(server)))
+            flight.waiters.append(waiter)
+            flight.attempt.addBoth(self._landed, server, flight)
         else:
-            flight.append(waiter)
+            flight.waiters.append(waiter)
         return waiter
 
-    def _landed(self, result: ServerSession | Failure, server: PublicKey) -> None:
-        waiters = self._flights.pop(server, [])
-        self._attempts.pop(server, None)
+    def _landed(self, result: ServerSession | Failure, server: PublicKey, flight: _Flight) -> None:
+        del self._flights[server]
         if isinstance(result, Failure):
-            times, until = self._failures.get(server, (0, 0.0))
-            if until <= self._clock.seconds():
-                self._failures[server] = (times + 1, self._clock.seconds() + self._pause_s(times))
-            else:  # a dial did not mind the pause, and what it found is no reason for a longer one
-                times -= 1
-            if result.check(StageError) is None:
-                stage = "connect"
-                reason = "given up" if result.check(CancelledError) else type(result.value).__name__
-                result = Failure(StageError(stage, reason, result.value))
-            error = cast(StageError, result.value)
-            if error.stage != "discovery" and not isinstance(error.error, CancelledError):
-                self.scores.failed(server, self._clock.seconds())
-            if self._running:
-                self._went_down(server, error.reason, times + 1)
+            result = self._failed(result, server, flight)
         else:
             self._failures.pop(server, None)
-        for waiter in waiters:
+        for waiter in flight.waiters:
             if not waiter.called:
                 waiter.callback(result)
+        if server not in self.sessions:
+            self._groups.pop(server, None)
         self._nudge()
 
-    async def _connect(self, server: PublicKey) -> ServerSession:
-        address = self.pinned.get(server)
+    def _failed(self, failure: Failure, server: PublicKey, flight: _Flight) -> Failure:
+        cancelled = failure.check(CancelledError) is not None
+        if not isinstance(failure.value, StageError):
+            reason = "given up" if cancelled else type(failure.value).__name__
+            failure = Failure(StageError("connect", reason, failure.value))
+        if flight.spared:
+            return failure
+        error = cast(StageError, failure.value)
+        times, until = self._failures.get(server, (0, 0.0))
+        if until <= self._clock.seconds():
+            self._failures[server] = (times + 1, self._clock.seconds() + self._pause_s(times))
+        else:  # a dial did not mind the pause, and what it found is no reason for a longer one
+            times -= 1
+        if error.stage != "discovery" and self._running:
+            self.scores.failed(server, self._clock.seconds())
+        if self._running:
+            self._went_down(server, error.reason, times + 1)
+        return failure
+
+    async def _connect(self, server: PublicKey, candidate: Candidate) -> ServerSession:
+        address = self.pinned.get(server) or candidate.address
         if address is None:
             address = await self._look_up(server)
+        self._groups[server] = network_group(address.host)
         session = self._make_session(server)
         try:
             # a client's protocol object is its own; one connection, one shell
@@ -210,6 +246,9 @@ class ServerPool:
                 self.scores.failed(session.server, self._clock.seconds())
             # a server that has just gone is not asked again at once, by everybody at the same moment
             self._failures[session.server] = (1, self._clock.seconds() + self._pause_s(0))
+            if session.server not in self._flights:
+                self._groups.pop(session.server, None)
+            self._idle_looks = 0
             self._changed()
             self._nudge()
 
@@ -219,17 +258,16 @@ class ServerPool:
         """Begin to pursue the goal."""
         self._running = True
         self._watch.start()
-        self._goal_loop = ensureDeferred(self._pursue())
-        self._goal_loop.addErrback(lambda failure: failure.trap(CancelledError))
+        self._nudge()
 
     async def stop(self) -> None:
         """Give up what is being tried and close every session."""
         self._running = False
         self._watch.stop()
-        if self._goal_loop is not None:
-            self._goal_loop.cancel()
-        for attempt in list(self._attempts.values()):
-            attempt.cancel()
+        self._listed.stop()
+        self._wake_in(None)
+        for flight in list(self._flights.values()):
+            flight.attempt.cancel()
         for session in list(self.sessions.values()):
             session.close()
 
@@ -238,60 +276,142 @@ class ServerPool:
         pause = min(limit, self._config.backoff_first_s * 2.0 ** min(failures, 16))
         return pause * (0.5 + self._uniform() / 2)
 
-    async def _pursue(self) -> None:
-        while self._running:
-            self._nudged = False
-            missing = max(self.goal, len(self.pinned) if self.goal else 0) - len(self.sessions) - len(self._flights)
-            pause_s: float | None = None
-            if missing > 0:
-                candidates = await self._candidates()
-                now = self._clock.seconds()
-                rested = [one for one in candidates if self._failures.get(one, (0, 0.0))[1] <= now]
-                for server in rested[:missing]:
-                    self.get(server).addErrback(lambda failure: failure.trap(StageError))
-                if len(rested) < missing:
-                    wake_at = [self._failures[one][1] for one in candidates if one not in rested]
-                    pause_s = max(0.0, min(wake_at) - now) if wake_at else self._config.poll_s
-                    pause_s = min(pause_s, self._config.poll_s) * (0.75 + self._uniform() / 2)
-            await self._sleep(pause_s)
-
-    async def _candidates(self) -> list[PublicKey]:
-        """Servers to try: pinned ones first, then those discovery names, drawn at random with the better ones likelier."""
-        known = list(self.pinned)
-        if len(known) < self.goal and self._discovery is not None:
-            try:
-                entries = await self._discovery.available_servers()
-            except DiscoveryError as error:
-                _log.warn("Discovery gave no servers: {error}", error=error)
-            else:
-                await self._watch.first_look()
-                listed = [entry.static for entry in entries if entry.server is not None]
-                self.scores.listed(listed, self._clock.seconds())
-                others = [one for one in listed if one not in self.pinned]
-                known += self.scores.draw(others, self._uniform, self._clock.seconds())
-        return [one for one in known if one not in self.sessions and one not in self._flights]
-
-    async def _sleep(self, pause_s: float | None) -> None:
-        if self._nudged:
-            return  # something changed since the goal was looked at
-        self._wake = Deferred()
-        timer: IDelayedCall | None = None
-        if pause_s is not None:
-            timer = self._clock.callLater(pause_s, self._nudge)
-        try:
-            await self._wake
-        finally:
-            if timer is not None and timer.active():
-                timer.cancel()
-
     def _nudge(self) -> None:
+        """Look at the goal: something has changed, or it is time to."""
         self._nudged = True
-        if self._wake is not None and not self._wake.called:
-            self._wake.callback(None)
+        if self._stepping:
+            return
+        self._stepping = True
+        try:
+            while self._nudged and self._running:
+                self._nudged = False
+                self._wake_in(self._step())
+        finally:
+            self._stepping = False
+
+    def _wake_in(self, pause_s: float | None) -> None:
+        if self._timer is not None and self._timer.active():
+            self._timer.cancel()
+        self._timer = None if pause_s is None else self._clock.callLater(max(_SHORTEST_PAUSE_S, pause_s), self._nudge)
+
+    def _step(self) -> float | None:
+        """Start what there is room for and give up what is not wanted any more; how long until the next look."""
+        if self.goal == 0:
+            return None
+        wake_at = self._pursue_pinned()
+        missing = self._missing()
+        if missing <= 0:
+            self._give_up(self._race.all())
+        else:
+            self._give_up(self._race.unwanted(self._held_groups()))
+            wake_at += self._pursue_others(missing)
+        return min(wake_at, default=self._clock.seconds()) - self._clock.seconds() if wake_at else None
+
+    def _pursue_pinned(self) -> list[float]:
+        """Connect every pinned server; when to look again."""
+        now, wake_at = self._clock.seconds(), []
+        for server in self.pinned:
+            if server in self.sessions or server in self._flights:
+                continue
+            rested_at = self._failures.get(server, (0, 0.0))[1]
+            if rested_at <= now:
+                self.get(server).addErrback(lambda failure: failure.trap(StageError))
+            else:
+                wake_at.append(min(rested_at, now + self._config.poll_s * (0.75 + self._uniform() / 2)))
+        return wake_at
+
+    def _missing(self) -> int:
+        """How many sessions with relays that are not pinned are wanted beside those that are up."""
+        if self.goal is None:
+            return 0 if self.pinned else DEFAULT_GROUPS - len(self._held_groups())
+        pinned_under_way = sum(1 for server in self._flights if server in self.pinned)
+        return self.goal - len(self.sessions) - pinned_under_way if len(self.pinned) < self.goal else 0
+
+    def _held_groups(self) -> set[str]:
+        """The groups that are of no use to the goal any more: one relay of each is enough unless a number was asked for."""
+        return {self._groups[server] for server in self.sessions} if self.goal is None else set()
+
+    def _pursue_others(self, missing: int) -> list[float]:
+        """Race for ``missing`` sessions; when to look again."""
+        now, race = self._clock.seconds(), self._race
+        wake_at = [self._look_at(now)]
+        if wake_at[0] is not None and wake_at[0] <= now:
+            self._idle_looks = self._idle_looks + 1 if self.sessions else 0
+            self._look_jitter = 0.75 + self._uniform() / 2
+            self._listed.ask()
+            wake_at = [self._look_at(now)]
+        if self._listed.usable_at() > now:
+            return [self._listed.usable_at()]
+        of_a_group = 1 if self.goal is None else missing
+        waits = False
+        for one in self._candidates():
+            rested_at = self._failures.get(one.public_key, (0, 0.0))[1]
+            if rested_at > now:
+                wake_at.append(rested_at)
+            elif race.room(one.group, now, of_a_group=of_a_group, hurried=not self.sessions):
+                self._enter(one)
+            else:
+                waits = True
+        if waits:
+            wake_at.append(race.next_s(now))
+        return [at_s for at_s in wake_at if at_s is not None]
+
+    def _enter(self, candidate: Candidate) -> None:
+        """Let ``candidate`` run in the race; the oldest of too many makes room."""
+        server, oldest = candidate.public_key, self._race.surplus()
+        if oldest is not None:
+            self._give_up([oldest])
+        self._race.start(server, candidate.group, self._clock.seconds())
+        waiter = self._race_waiters[server] = self.get(server, candidate)
+        waiter.addBoth(self._ran, server)
+
+    def _ran(self, _: object, server: PublicKey) -> None:
+        self._race.end(server)
+        self._race_waiters.pop(server, None)
+
+    def _give_up(self, servers: Iterable[PublicKey]) -> None:
+        """Take attempts out of the race, and end each that nothing else waits for."""
+        now = self._clock.seconds()
+        for server in servers:
+            overtaken = self._race.overtaken(server, now)
+            self._race.end(server)
+            waiter, flight = self._race_waiters.pop(server, None), self._flights.get(server)
+            if waiter is not None:
+                waiter.cancel()
+            if flight is not None and all(one.called for one in flight.waiters):
+                flight.spared = not overtaken
+                flight.attempt.cancel()
+
+    def _look_at(self, now: float) -> float | None:
+        """When discovery is to be asked for relays; ``None`` while it is being asked, or if there is none."""
+        if self._discovery is None or self._listed.asking:
+            return None
+        if self._listed.asked_s is None:
+            return now
+        pause_s = self._config.poll_s
+        if self.goal is None and self.sessions:
+            pause_s = min(self._config.poll_limit_s, pause_s * 2.0 ** min(self._idle_looks, 16))
+        return self._listed.asked_s + pause_s * self._look_jitter
+
+    def _candidates(self) -> list[Candidate]:
+        """Relays that may be tried, the likelier ones first."""
+        held = self._held_groups()
+        known = [
+            one
+            for one in self._listed.relays
+            if one.public_key not in self.sessions
+            and one.public_key not in self._race
+            and one.public_key not in self.pinned
+            and one.group not in held
+        ]
+        now = self._clock.seconds()
+        drawn = spread(known, lambda keys: self.scores.draw(keys, self._uniform, now))
+        taken = {self._groups.get(server, "") for server in self.sessions}
+        return sorted(drawn, key=lambda one: one.group in taken)
 
     async def settled(self) -> None:
         """Wait until no connection is being made."""
-        await DeferredList(list(self._attempts.values()), consumeErrors=True)
+        await DeferredList([flight.attempt for flight in self._flights.values()], consumeErrors=True)
 
 
 def _timed_out(result: object, timeout_s: float) -> Failure:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any
 from typing import Protocol as TypingProtocol
 from weakref import WeakValueDictionary
 
@@ -22,9 +22,6 @@ from dmsg.interfaces import IDiscovery
 from dmsg.mux.client import DmsgClient
 from dmsg.mux.session import ServerSession
 from dmsg.mux.transport import DmsgTransport
-
-#: How many servers a client with a key keeps connections to if nothing else is said.
-DEFAULT_MIN_SERVERS: Final = 1
 
 MakeDiscovery = Callable[[str, Any, Collection[PublicKey]], Any]
 
@@ -59,8 +56,8 @@ class SharedSettings:
     """What a shared client is made from.
 
     ``key`` is ``None`` for a key that lives as long as the client; such a client is not published and keeps only the
-    sessions its transports need. ``discovery`` is a URL or "". ``min_servers``, and ``ranks_keys`` (whose relay ranks are
-    believed), are what the first user of a client says.
+    sessions its transports need. ``discovery`` is a URL or "". ``min_servers`` (``None``: as :class:`DmsgClient` does), and
+    ``ranks_keys`` (whose relay ranks are believed), are what the first user of a client says.
     """
 
     key: SecretKey | None = None
@@ -131,7 +128,6 @@ class SharedClient:
     def _start(self) -> None:
         settings, reactor = self.settings, self._registry.reactor
         lasting = settings.key is not None
-        minimum = DEFAULT_MIN_SERVERS if lasting else 0
         self._discovery = None
         if settings.discovery:
             self._discovery = self._registry.make_discovery(settings.discovery, reactor, settings.ranks_keys)
@@ -141,7 +137,7 @@ class SharedClient:
             settings.key or SecretKey.generate(),
             discovery=discovery,
             servers=settings.servers,
-            min_servers=minimum if settings.min_servers is None else settings.min_servers,
+            min_servers=settings.min_servers if lasting or settings.min_servers is not None else 0,
             publish=lasting,
         )
         self.client.shared = self

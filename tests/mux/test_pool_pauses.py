@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from twisted.internet.defer import fail
+from twisted.internet.defer import Deferred, fail
 from twisted.internet.error import ConnectionRefusedError
 
 from dmsg.address import HostPort
@@ -57,7 +57,7 @@ def make_pool(clock, network):
 
     yield make
     for pool in pools:
-        pool._goal_loop.cancel()
+        assert Deferred.fromCoroutine(pool.stop()).called
 
 
 def advance(clock, seconds):
@@ -78,7 +78,7 @@ def test_dials_in_a_pause_do_not_make_it_longer(clock, network, make_pool):
     advance(clock, 100)
     alone, network.asked_at = network.asked_at, []
     start = clock.seconds()
-    quiet._goal_loop.cancel()
+    assert Deferred.fromCoroutine(quiet.stop()).called
     busy = make_pool()
     dialled = []
     for _ in range(100):

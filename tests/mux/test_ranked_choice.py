@@ -115,9 +115,7 @@ def first_choice(clock):
         told = []
         pool = pool_of(clock, told.append, Silent(), discovery, seed, scores)
         pool.start()
-        pool._running = False
-        pool._watch.stop()
-        pool._goal_loop.cancel()
+        assert Deferred.fromCoroutine(pool.stop()).called
         return told[0]
 
     return choose

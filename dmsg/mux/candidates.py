@@ -1,0 +1,64 @@
+"""Relays a client may connect to, and the order in which it tries them: by network group first, then by score. Pure.
+
+A group is the network one operator gets in one piece (:func:`dmsg.address.network_group`). Keys and addresses within one
+cost nothing, so a group's relays share one place in each round of the order: a thousand relays in one /24 come up no earlier
+than a single one elsewhere.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from typing import Final
+
+from dmsg.address import HostPort, network_group
+from dmsg.crypto.keys import PublicKey
+
+__all__ = ["Candidate", "alternate", "spread"]
+
+#: Of three candidates raced, two are remembered ones and one is new: relays that served before are the likelier ones to
+#: serve, and a client that never tried a new one would stay with those it found first for ever.
+REMEMBERED_IN_TURN: Final = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """A relay to try. Without an ``address``, and for one that is only ``remembered``, discovery is asked for it first."""
+
+    public_key: PublicKey
+    address: HostPort | None = None
+    remembered: bool = False
+
+    @property
+    def group(self) -> str:
+        """The network group; a relay whose address is not known yet is a group of its own."""
+        return network_group(self.address.host) if self.address is not None else str(self.public_key)
+
+
+#: Puts keys in the order of a weighted draw.
+Draw = Callable[[Iterable[PublicKey]], list[PublicKey]]
+
+
+def spread(candidates: Iterable[Candidate], draw: Draw) -> list[Candidate]:
+    """All of ``candidates``: one of each group in the order of a draw, then a second one of each, and so on."""
+    known = {one.public_key: one for one in candidates}
+    groups: dict[str, list[PublicKey]] = {}
+    for key in draw(known):
+        groups.setdefault(known[key].group, []).append(key)
+    order: list[Candidate] = []
+    place = 0
+    while len(order) < len(known):
+        order += (known[key] for key in draw(keys[place] for keys in groups.values() if len(keys) > place))
+        place += 1
+    return order
+
+
+def alternate(remembered: Sequence[Candidate], others: Sequence[Candidate]) -> list[Candidate]:
+    """Both in turn: :data:`REMEMBERED_IN_TURN` remembered ones, one of the others, and so on until both are used up."""
+    first, second = iter(remembered), iter(others)
+    order: list[Candidate] = []
+    while len(order) < len(remembered) + len(others):
+        order += islice(first, REMEMBERED_IN_TURN)
+        order += islice(second, 1)
+    return order
