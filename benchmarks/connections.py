@@ -18,8 +18,19 @@ NAME: Final = "connections"
 _P99_TIMES_LIMIT: Final = 2.0
 _RATE_SHARE: Final = 0.98
 _IDLE_LIMIT_KIB: Final = 24.0
-#: The load comes from few addresses, and slowly it may be: neither is what is measured.
-_LIMITS: Final = {"half_open_per_address": 10_000, "half_open": 10_000, "connections_per_address": 10_000}
+#: The load comes from few addresses of one network, and slowly it may be: neither is what is measured.
+_LIMITS: Final = {
+    "half_open_per_address": 10_000,
+    "half_open": 10_000,
+    "connections_per_address": 10_000,
+    "first_byte_timeout_s": 5.0,
+    "handshakes_per_s_per_address": 10_000.0,
+    "handshake_burst_per_address": 100_000,
+    "handshakes_per_s_per_network": 10_000.0,
+    "handshake_burst_per_network": 100_000,
+    "handshakes_per_s": 10_000.0,
+    "handshake_burst": 100_000,
+}
 #: Idle connections are opened at this pace, which is not what is measured there.
 _FILL_PER_S: Final = 400.0
 _PATIENT: Final = {**_LIMITS, "handshake_timeout_s": 60.0}

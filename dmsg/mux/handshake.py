@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 from enum import Enum
 from typing import Final
+from typing import Protocol as TypingProtocol
 
 from dmsg.crypto.keys import PublicKey, Random, SecretKey
 from dmsg.crypto.noise import NoiseHandshake
@@ -19,6 +20,9 @@ from dmsg.mux.record import LENGTH_BYTES, RecordLayer
 #: Longest handshake message taken: three keys' worth and 1,024 bytes of payload. Base peers send 49 and 65.
 MESSAGE_LIMIT_BYTES: Final = 1_500
 HANDSHAKE_TIMEOUT_S: Final = 10.0
+#: A server's answer to message 1 that is this long is a cookie. A Noise message 2 has 49 bytes at least; and every Noise
+#: reader refuses what is shorter than a key (33 bytes), so that a base client ends its handshake and does nothing else.
+COOKIE_BYTES: Final = 32
 
 
 class Role(Enum):
@@ -28,23 +32,40 @@ class Role(Enum):
     SERVER = "server"
 
 
+class FirstMessageGate(TypingProtocol):
+    """What a server asks before the first message of a stranger costs a Diffie-Hellman."""
+
+    def judge(self, message: bytes, now: float) -> tuple[bytes, bytes]:
+        """The message to go on with and ``b""``, or ``b""`` and a cookie to be sent back behind the same message.
+
+        Raises ``RemoteProtocolError`` for a stranger that is turned away.
+        """
+
+
 class Handshake:
     """Bytes in, bytes out, one :class:`HandshakeDone` at the end.
 
     ``payload`` goes into message 2 (server) or 3 (client), the first that are both encrypted and authenticated; the
-    peer's is in the event. Base peers send none and discard ours.
+    peer's is in the event. Base peers send none and discard ours. A client with a payload is an extended one, and sends
+    its first message again with the cookie if a server under load asks for that (connection.rst, label ``cookie``).
+
+    A server's ``gate`` may ask for that. ``first_byte_timeout_s`` is how long its client may be silent at first.
     """
 
     __slots__ = (
         "_buffer",
         "_deadline",
+        "_first_message",
+        "_gate",
         "_noise",
         "_out",
         "_payload",
         "_peer_payload",
         "_role",
+        "_silent_until",
         "_step",
         "answer_due",
+        "challenged",
         "messages",
     )
 
@@ -57,6 +78,8 @@ class Handshake:
         now: float,
         payload: bytes = b"",
         timeout_s: float = HANDSHAKE_TIMEOUT_S,
+        first_byte_timeout_s: float | None = None,
+        gate: FirstMessageGate | None = None,
         random: Random = os.urandom,
     ) -> None:
         initiator = role is Role.CLIENT
@@ -71,6 +94,11 @@ class Handshake:
         self._buffer = b""
         self._out: list[bytes] = []
         self._deadline: float | None = now + timeout_s
+        self._silent_until = None if first_byte_timeout_s is None else now + first_byte_timeout_s
+        self._gate = gate
+        self._first_message = b""
+        #: Whether a cookie was sent (server) or received (client). It happens once at most.
+        self.challenged = False
         self._step = 0
         #: Whether the server's answer is still to be made. It costs as much as reading message 1 did, and is made when it
         #: is asked for, so that a busy server can do other things in between.
@@ -80,8 +108,13 @@ class Handshake:
         if initiator:
             self._write(b"")
 
+    def heard(self) -> None:
+        """The peer has sent something: it is not silent, even if that is taken in only later."""
+        self._silent_until = None
+
     def receive_data(self, data: bytes, now: float) -> list[Event]:
         """Take bytes from the network; raises ``RemoteProtocolError`` for anything that is not the handshake."""
+        self.heard()
         self._buffer += data
         while len(self._buffer) >= LENGTH_BYTES:
             size = int.from_bytes(self._buffer[:LENGTH_BYTES], "big")
@@ -91,12 +124,30 @@ class Handshake:
                 break
             message = self._buffer[LENGTH_BYTES : LENGTH_BYTES + size]
             self._buffer = self._buffer[LENGTH_BYTES + size :]
-            done = self._on_message(message)
+            if self._on_cookie(message):
+                continue
+            done = self._on_message(message, now)
             if done is not None:
                 return [done]
         return []
 
-    def _on_message(self, message: bytes) -> Event | None:
+    def _on_cookie(self, message: bytes) -> bool:
+        """Send message 1 again with the cookie, if this is an extended client and ``message`` is one."""
+        if self._role is not Role.CLIENT or len(message) != COOKIE_BYTES or not self._payload or self.challenged:
+            return False
+        self.challenged = True
+        self._send(self._first_message + message)
+        return True
+
+    def _on_message(self, message: bytes, now: float) -> Event | None:
+        if self._gate is not None and self._step == 0:
+            message, cookie = self._gate.judge(message, now)
+            if cookie:
+                if self.challenged:
+                    raise RemoteProtocolError("handshake", "no cookie")
+                self.challenged = True
+                self._send(cookie)
+                return None
         self.messages += 1
         if self.answer_due:
             raise RemoteProtocolError("handshake", "message out of turn")
@@ -119,7 +170,12 @@ class Handshake:
 
     def _write(self, payload: bytes) -> None:
         message = self._noise.write_message(payload)
+        if not self._step:
+            self._first_message = message
         self._step += 1
+        self._send(message)
+
+    def _send(self, message: bytes) -> None:
         self._out.append(len(message).to_bytes(LENGTH_BYTES, "big") + message)
 
     def data_to_send(self) -> bytes:
@@ -133,10 +189,15 @@ class Handshake:
 
     def next_timeout(self) -> float | None:
         """When :meth:`handle_timeout` wants to be called, or ``None``."""
-        return self._deadline
+        if self._silent_until is None or self._deadline is None:
+            return self._deadline
+        return min(self._silent_until, self._deadline)
 
     def handle_timeout(self, now: float) -> list[Event]:
-        """Raises ``RemoteProtocolError`` once the handshake has taken too long."""
+        """Raises ``RemoteProtocolError`` once the peer was silent, or the handshake has taken, too long."""
+        if self._silent_until is not None and now >= self._silent_until:
+            self._deadline = self._silent_until = None
+            raise RemoteProtocolError("handshake", "silent")
         if self._deadline is not None and now >= self._deadline:
             self._deadline = None
             raise RemoteProtocolError("handshake", "timeout")

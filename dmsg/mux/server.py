@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 import time
-from collections import Counter
 from collections.abc import Callable, Sequence
 from itertools import count
 from typing import Final
@@ -28,8 +27,10 @@ from dmsg.glue.pacer import Pacer
 from dmsg.glue.shell import Shell
 from dmsg.glue.throttle import ReadThrottle
 from dmsg.interfaces import IDiscovery, IEventLog
+from dmsg.mux.admission import Admission, Origin
 from dmsg.mux.events import HandshakeDone
 from dmsg.mux.handshake import Handshake, Role
+from dmsg.mux.handshake_budget import HandshakeBudget
 from dmsg.mux.hop import HopLimits, hop_payload, read_hop
 from dmsg.mux.port import Port
 from dmsg.mux.refusals import RefusalReport
@@ -87,9 +88,8 @@ class DmsgServer(Service):
         self._numbers = count(1)
         announced = HopLimits(limits.transports_per_connection, int(limits.requests_per_s), FRAME_PAYLOAD_LIMIT_BYTES)
         self._hop_payload = hop_payload(announced) if extended else b""
-        self._half_open: Counter[str] = Counter()
-        self._strangers = 0
-        self._by_address: Counter[str] = Counter()
+        self.admission: Admission[ServerShell] = Admission(limits, random=random)
+        self._budget = HandshakeBudget(limits, reactor.seconds(), random=random, cookies=extended)
         self._shells: set[ServerShell] = set()
         self._report = RefusalReport(reactor, self._emit)
         self._timer: IDelayedCall | None = None
@@ -184,57 +184,47 @@ class DmsgServer(Service):
         return {
             "connections": len(self.switch.ports),
             "transports": self.switch.open_transports,
-            "half_open": self._strangers,
+            "half_open": len(self.admission.strangers),
             "queued_bytes": self.switch.queued_bytes,
         }
 
     # --- strangers -------------------------------------------------------------------------------------------------
 
-    def build_shell(self, address: IAddress | None) -> Shell:
-        """A shell for a TCP connection that just came in."""
+    def build_shell(self, address: IAddress | None) -> Shell | None:
+        """A shell for a TCP connection that just came in, or ``None`` to close it: too many come from there."""
         now = self.reactor.seconds()
+        host = str(getattr(address, "host", address))
+        origin = Origin.of(host)
+        refusal = self._budget.connects(origin, now)
+        if refusal:
+            self._report.add(0, origin.address, "connection", refusal)
+            return None
         core = Handshake(
             Role.SERVER,
             self.key,
             now=now,
             payload=self._hop_payload,
             timeout_s=self.limits.handshake_timeout_s,
+            first_byte_timeout_s=self.limits.first_byte_timeout_s,
+            gate=self._budget.gate(origin),
             random=self._random,
         )
         shell = ServerShell(core, self, self.reactor)
         shell.server = self
         shell.number = next(self._numbers)
-        shell.address = str(getattr(address, "host", address))
+        shell.address = host
+        shell.origin = origin
         shell.opened_at = now
         return shell
 
-    def admit_stranger(self, shell: ServerShell) -> bool:
-        """Let a connection shake hands, unless too many do (W5, W9)."""
-        limits = self.limits
-        address = shell.address
-        reason = ""
-        if self._strangers >= limits.half_open:
-            reason = "half_open"
-        elif self._half_open[address] >= limits.half_open_per_address:
-            reason = "half_open_per_address"
-        elif self._by_address[address] >= limits.connections_per_address:
-            reason = "connections_per_address"
+    def take_stranger(self, shell: ServerShell) -> None:
+        """Let a connection shake hands; if too many do, another one has to go (W5, W9)."""
         self._shells.add(shell)
-        self._half_open[address] += 1
-        self._strangers += 1
-        self._by_address[address] += 1
-        if limits.bytes_per_s:
-            shell.throttle = ReadThrottle(shell, self.reactor, limits.bytes_per_s)
-        if reason:
-            self._report.add(0, address, "connection", reason)
-            shell.fail(RemoteProtocolError("accept", reason))
-        return not reason
-
-    def _left_handshake(self, shell: ServerShell) -> None:
-        if not shell.greeted:
-            shell.greeted = True
-            self._strangers -= 1
-            _uncount(self._half_open, shell.address)
+        if self.limits.bytes_per_s:
+            shell.throttle = ReadThrottle(shell, self.reactor, self.limits.bytes_per_s)
+        victim = self.admission.arrived(shell)
+        if victim is not None:
+            victim[0].fail(RemoteProtocolError("accept", victim[1]))
 
     # --- from the shells -------------------------------------------------------------------------------------------
 
@@ -243,7 +233,6 @@ class DmsgServer(Service):
         assert isinstance(shell, ServerShell)
         for event in events:
             if isinstance(event, HandshakeDone):
-                self._left_handshake(shell)
                 self._admit(shell, event)
             elif isinstance(event, SwitchEvent):
                 self._on_switch_event(event)
@@ -261,8 +250,7 @@ class DmsgServer(Service):
     def connection_lost(self, shell: Shell, error: DmsgError | None, reason: Failure) -> None:
         """Forget a connection and tell its peers."""
         assert isinstance(shell, ServerShell)
-        self._left_handshake(shell)
-        _uncount(self._by_address, shell.address)
+        self.admission.left(shell)
         self._shells.discard(shell)
         if shell.throttle is not None:
             shell.throttle.stop()
@@ -270,6 +258,8 @@ class DmsgServer(Service):
         port = shell.core
         if not isinstance(port, Port):
             stage, why = _why(error, "handshake")
+            if stage == "accept":
+                self._report.add(0, shell.origin.address, "connection", why)
             self._emit(ev.HandshakeFailed(shell.address, stage, why, (now - shell.opened_at) * 1000))
             return
         still_open = len(port.halves)
@@ -293,8 +283,14 @@ class DmsgServer(Service):
 
     def _admit(self, shell: ServerShell, done: HandshakeDone) -> None:
         now = self.reactor.seconds()
+        is_new = done.remote.raw not in self.switch.ports
+        if is_new:
+            self._make_room(shell)
         refusal = self.switch.refusal(done.remote)
+        if refusal is None and is_new and self.admission.is_full(shell.origin):
+            refusal = "connections_per_address"
         if refusal is not None:
+            self.admission.left(shell)
             self._report.add(shell.number, str(done.remote), "connection", refusal)
             shell.say_last(self.switch.reject(done.records, refusal), RemoteProtocolError("admission", refusal))
             return
@@ -302,11 +298,26 @@ class DmsgServer(Service):
         group = address_group(shell.address)
         port, events = self.switch.add_port(done.remote, done.records, now, extended=extended, group=group)
         port.owner = shell
+        self.admission.joined(shell)
         handshake_ms = (now - shell.opened_at) * 1000
         self._emit(ev.ConnectionOpened(shell.number, str(done.remote), shell.address, handshake_ms, extended))
         for event in events:
             self._on_switch_event(event)
         shell.become(port, done.leftover)
+
+    def _make_room(self, shell: ServerShell) -> None:
+        """End an idle connection if ``shell`` needs its place (W9)."""
+        while (victim := self.admission.victim(shell.origin)) is not None:
+            port = victim.core
+            assert isinstance(port, Port)
+            if port.halves:
+                self.admission.is_busy(victim)
+                continue
+            self.admission.left(victim)
+            self._report.add(victim.number, str(port.remote), "connection", "evicted")
+            self._act(self.switch.remove_port(port, self.reactor.seconds()))
+            victim.fail(RemoteProtocolError("connection", "evicted"))
+            return
 
     def _act(self, events: Sequence[SwitchEvent]) -> None:
         for event in events:
@@ -318,6 +329,8 @@ class DmsgServer(Service):
         server = str(self.key.public_key)
         match event:
             case TransportStarted(asking=half):
+                self.admission.carries(_shell_of(half.port))
+                self.admission.carries(_shell_of(half.other.port))
                 self._emit(
                     ev.TransportOpened(
                         _shell_of(half.port).number,
@@ -330,6 +343,9 @@ class DmsgServer(Service):
                     )
                 )
             case TransportEnded(asking=half):
+                for port in (half.port, half.other.port):
+                    if not port.halves:
+                        self.admission.rests(_shell_of(port))
                 self._emit(
                     ev.TransportClosed(
                         _shell_of(half.port).number,
@@ -352,6 +368,7 @@ class DmsgServer(Service):
             case RequestRefused(port=port, reason=reason):
                 self._report.add(_shell_of(port).number, str(port.remote), "request", reason)
             case PortDropped(port=port, reason=reason):
+                self.admission.left(_shell_of(port))
                 _shell_of(port).fail(RemoteProtocolError("connection", reason))
 
     def _arm(self) -> None:
@@ -379,12 +396,6 @@ def _shell_of(port: Port) -> ServerShell:
     shell = port.owner
     assert isinstance(shell, ServerShell)
     return shell
-
-
-def _uncount(counter: Counter[str], key: str) -> None:
-    counter[key] -= 1
-    if counter[key] <= 0:
-        del counter[key]
 
 
 def _why(error: DmsgError | None, stage: str) -> tuple[str, str]:

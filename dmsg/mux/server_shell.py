@@ -12,6 +12,7 @@ from dmsg.glue.throttle import ReadThrottle
 from dmsg.mux.handshake import Handshake
 
 if TYPE_CHECKING:
+    from dmsg.mux.admission import Origin
     from dmsg.mux.server import DmsgServer
 
 #: Why a stranger is not read from while what it sent waits for its turn.
@@ -24,17 +25,18 @@ class ServerShell(Shell):
     server: DmsgServer
     number: int
     address: str
+    origin: Origin
     opened_at: float
-    greeted = False
     answering = False
     throttle: ReadThrottle | None = None
 
     def connectionMade(self) -> None:
-        if self.server.admit_stranger(self):
-            super().connectionMade()
+        self.server.take_stranger(self)
+        super().connectionMade()
 
     def dataReceived(self, data: bytes) -> None:
         if isinstance(self.core, Handshake):
+            self.core.heard()
             if not self.server.pacer.submit(lambda: self._in_turn(data)):
                 # One read of each stranger waits and no more: it neither piles up nor is overtaken by what follows.
                 self.hold(_TURN, True)

@@ -277,11 +277,13 @@ class ServerSession:
             self._turns.stop()
         if not was_ready:
             if not self.ready.called:
-                short = (
-                    error.reason
-                    if isinstance(error, RemoteProtocolError | ConnectionRefusedByServer)
-                    else "connection lost"
-                )
+                core = self.shell.core
+                if isinstance(error, RemoteProtocolError | ConnectionRefusedByServer):
+                    short = error.reason
+                elif isinstance(core, Handshake) and core.challenged:
+                    short = "server under load"  # it asked for a cookie, and hung up on it
+                else:
+                    short = "connection lost"
                 self.ready.errback(StageError("handshake", short, error or reason.value))
             return
         self._user.session_lost(self, loss)

@@ -43,11 +43,22 @@ from dmsg.mux.wire import (
 class ServerLimits:
     """What a server allows; the defaults are those of the extension, section 7. Every refusal is counted."""
 
-    #: An unfinished handshake is dropped after this, or at once when there are too many.
+    #: A connection that is silent is dropped after the first, an unfinished handshake after the second.
+    first_byte_timeout_s: float = 1.0
     handshake_timeout_s: float = 5.0
+    #: Unfinished handshakes in all, and of those from one address (IPv6: from one /64); above, the oldest of the largest
+    #: network, or of the address, is dropped.
     half_open: int = 512
     half_open_per_address: int = 64
-    #: Connections in all, and of those (admitted or not) from one address; more are turned away.
+    #: Handshakes of one address, of one network (/24, /48) and of all, each half kept for clients that bring a cookie.
+    handshakes_per_s_per_address: float = 50.0
+    handshake_burst_per_address: int = 500
+    handshakes_per_s_per_network: float = 100.0
+    handshake_burst_per_network: int = 800
+    handshakes_per_s: float = 1_000.0
+    handshake_burst: int = 2_000
+    #: Clients in all, and of those from one address (IPv6: from one /64); above, one that is idle makes room, and without
+    #: any the newcomer is turned away.
     connections: int = 10_000
     connections_per_address: int = 1_000
     #: Open and requested transports of one connection; more are refused as busy.

@@ -42,16 +42,20 @@ class TokenBucket:
             self._tokens = min(self.burst, self._tokens + elapsed * self.rate_per_s)
         return self._tokens
 
-    def take(self, now: float, n: float = 1) -> bool:
+    def take(self, now: float, n: float = 1, *, keep: float = 0) -> bool:
         """Take ``n`` tokens if they are there: ``True`` lets the thing pass, ``False`` takes nothing.
 
-        More than ``burst`` at once never passes.
+        More than ``burst`` at once never passes. ``keep`` tokens have to be left: they are for those that ask for
+        less to be kept, who so come first when there are few.
         """
-        tokens = self._refill(now)
-        if n > tokens:
+        if not self.has(now, n, keep=keep):
             return False
-        self._tokens = tokens - n
+        self._tokens -= n
         return True
+
+    def has(self, now: float, n: float = 1, *, keep: float = 0) -> bool:
+        """Whether :meth:`take` would succeed."""
+        return n + keep <= self._refill(now)
 
     def wait_s(self, now: float, n: float = 1) -> float:
         """Seconds until ``take(n)`` can succeed: 0.0 when it would now, infinity when it never will."""
@@ -120,6 +124,10 @@ class RateLimiterTable(Generic[T]):
 
     def take(self, key: T, now: float, n: float = 1) -> bool:
         """Take ``n`` tokens from the bucket of ``key``: ``True`` lets the thing pass, ``False`` takes nothing."""
+        return self.bucket(key, now).take(now, n)
+
+    def bucket(self, key: T, now: float) -> TokenBucket:
+        """The bucket of ``key``, a full one if there is none; it counts as asked for."""
         bucket = self._buckets.get(key)
         if bucket is None:
             bucket = self._buckets[key] = TokenBucket(self.rate_per_s, self.burst, now)
@@ -127,7 +135,7 @@ class RateLimiterTable(Generic[T]):
                 self._buckets.popitem(last=False)
         else:
             self._buckets.move_to_end(key)
-        return bucket.take(now, n)
+        return bucket
 
     def forget(self, key: T) -> None:
         """Drop the bucket of ``key``; silent when there is none."""

@@ -86,3 +86,16 @@ def test_later_work_has_a_turn_of_its_own_even_when_asked_for_in_the_middle_of_w
     pacer.later(noting(done, "alone", expensive=True))
     clock.advance(1)
     assert done[-1] == "alone"
+
+
+def test_a_crowd_of_cheap_things_takes_many_turns() -> None:
+    clock, done = Turns(), list[str]()
+    pacer = Pacer(clock)
+    pacer.submit(noting(done, "expensive", expensive=True))
+    for number in range(20):
+        pacer.submit(noting(done, str(number), expensive=False))
+    progress = []
+    for _ in range(5):
+        clock.advance(1)
+        progress.append(len(done) - 1)
+    assert progress == [0, 8, 16, 20, 20]

@@ -153,3 +153,13 @@ def test_wait_s_is_infinite_for_what_never_passes():
     empty = TokenBucket(0.0, 5, 0.0)
     assert empty.take(0.0, 5)
     assert empty.wait_s(0.0) == math.inf
+
+
+def test_what_is_kept_is_there_for_those_who_keep_less():
+    bucket = TokenBucket(1.0, 10, 0.0)
+    assert [bucket.take(0.0, keep=5) for _ in range(6)] == [True] * 5 + [False]
+    assert bucket.has(0.0)
+    assert not bucket.has(0.0, keep=5)
+    assert [bucket.take(0.0) for _ in range(6)] == [True] * 5 + [False]
+    assert not bucket.take(5.0, keep=5)
+    assert bucket.take(6.0, keep=5)

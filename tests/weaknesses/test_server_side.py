@@ -166,12 +166,14 @@ async def test_w05_silent_connections(world, descriptors):
 
 @sync
 async def test_w05_half_open_connections_of_one_address_are_limited(world):
-    """The limits on strangers: so many from one address, so many in all; the rest is turned away at once."""
-    async with world(ServerLimits(half_open=12, half_open_per_address=8)) as w:
+    """The limits on strangers: above that of an address its oldest goes, above that of all the largest address's oldest."""
+    limits = ServerLimits(half_open=12, half_open_per_address=8, first_byte_timeout_s=5.0)
+    async with world(limits) as w:
         crowd = [await w.raw(source="127.0.0.2", shake=False) for _ in range(10)]
-        await w.until(lambda: sum(raw.lost_reason is not None for raw in crowd) == 2)
+        await w.until(lambda: [raw.lost_reason is not None for raw in crowd] == [True] * 2 + [False] * 8)
         others = [await w.raw(source="127.0.0.3", shake=False) for _ in range(6)]
-        await w.until(lambda: sum(raw.lost_reason is not None for raw in others) == 2)
+        await w.until(lambda: [raw.lost_reason is not None for raw in crowd] == [True] * 4 + [False] * 6)
+        assert all(raw.lost_reason is None for raw in others)
         assert w.server.stats()["half_open"] == 12
 
 
@@ -390,11 +392,21 @@ async def test_w08_what_is_queued_in_all_is_limited(world):
         await w.connect(await w.client(), await w.echoer())
 
 
+async def _busy_pair(w, **options):
+    """Two raw clients with a transport between them."""
+    asked, asking = await w.raw(**options), await w.raw(**options)
+    asking.send_request(asked.key.public_key, 2)
+    request = await w.soon(asked.next_frame(REQUEST))
+    asked.send_frame(ACCEPT, request.transport_id, request.payload)
+    await w.soon(asking.next_frame(ACCEPT))
+    return asked, asking
+
+
 @sync
 async def test_w09_connections_are_limited(world):
     """There was no limit on connections. Here: what is too much is told why, and turned away."""
-    async with world(ServerLimits(connections=3)) as w:
-        await w.raw()
+    async with world(ServerLimits(connections=4)) as w:
+        await _busy_pair(w)
         turned_away = await w.raw(ok=False)
         ok = await w.soon(turned_away.next_frame())
         assert decode_tlvs(ok.payload)[Tlv.REASON] == b"too many connections"
@@ -405,10 +417,12 @@ async def test_w09_connections_are_limited(world):
 @sync
 async def test_w09_connections_of_one_address_are_limited(world):
     """One address cannot take every place."""
-    async with world(ServerLimits(connections_per_address=5)) as w:
-        for _ in range(5):
-            await w.raw(source="127.0.0.2")
-        turned_away = await w.raw(source="127.0.0.2", shake=False)
+    async with world(ServerLimits(connections_per_address=4)) as w:
+        for _ in range(2):
+            await _busy_pair(w, source="127.0.0.2")
+        turned_away = await w.raw(source="127.0.0.2", ok=False)
+        ok = await w.soon(turned_away.next_frame())
+        assert decode_tlvs(ok.payload)[Tlv.REASON] == b"connections_per_address"
         await w.soon(turned_away.lost(), 2.0)
         await w.raw(source="127.0.0.3")
 
