@@ -1,6 +1,6 @@
 """How many handshakes a server does for strangers, and the cookies it asks for when that becomes too much.
 
-Pure. A handshake costs a server some 700 microseconds, three Diffie-Hellmans most of all, and the first message of one
+Pure. A handshake costs a server some 500 microseconds, three Diffie-Hellmans most of all, and the first message of one
 can be recorded and sent again by anybody. So each takes a token of its address group, its network group and the server
 before it costs the first Diffie-Hellman. The lower half of every bucket is kept for those that bring a cookie
 (``docs/spec/connection.rst``, label ``cookie``).

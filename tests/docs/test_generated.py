@@ -17,6 +17,8 @@ from dmsg.cli.exits import MEANINGS
 from dmsg.discovery.entry import ENTRY_LIMIT_BYTES
 from dmsg.mux import record, stream, tlv, wire
 from dmsg.mux.connection import ConnectionConfig
+from dmsg.mux.handshake import COOKIE_BYTES
+from dmsg.mux.handshake_budget import COOKIE_SLOT_S
 from dmsg.mux.switch import ServerLimits
 from dmsg.ops import events as ev
 from dmsg.ops.config import settings_of
@@ -175,6 +177,16 @@ NUMBERS = [
     ("explanation/flow-control.rst", f"cut off at {_CONFIG.pending_limit_bytes >> 20} MiB"),
     ("explanation/limits.rst", f"{_LIMITS.half_open}, {_LIMITS.half_open_per_address} from one address"),
     ("explanation/limits.rst", f"for {_LIMITS.handshake_timeout_s:g} seconds"),
+    ("explanation/limits.rst", f"and {_LIMITS.first_byte_timeout_s:g} second until the first byte"),
+    (
+        "explanation/limits.rst",
+        f"{_LIMITS.handshakes_per_s_per_address:g} handshakes a second for one address "
+        f"with {_LIMITS.handshake_burst_per_address} at once, {_LIMITS.handshakes_per_s_per_network:g} for one network "
+        f"with {_LIMITS.handshake_burst_per_network} at once, {_LIMITS.handshakes_per_s:,.0f} in all "
+        f"with {_LIMITS.handshake_burst:,} at once",
+    ),
+    ("spec/connection.rst", f"A cookie is exactly {COOKIE_BYTES} bytes long"),
+    ("spec/connection.rst", f"the time slot ({COOKIE_SLOT_S:g} seconds)"),
     ("explanation/limits.rst", f"{_LIMITS.connections:,} connections"),
     ("explanation/limits.rst", f"{_LIMITS.connections_per_address:,} from one address"),
     ("explanation/limits.rst", f"{_LIMITS.requests_per_s:g} requests a second, {_LIMITS.request_burst} at once"),

@@ -20,7 +20,18 @@ from dmsg_logs.transforms.dial_failures import ATTEMPTS
 #: A key is flagged at this score.
 FLAGGED: Final = 0.5
 #: Refused requests and connections that are the client's doing.
-OFFENCES: Final = ("rate_limited", "malformed", "bad_id", "abuse", "half_open_per_address", "connections_per_address")
+OFFENCES: Final = (
+    "rate_limited",
+    "malformed",
+    "bad_id",
+    "abuse",
+    "half_open_per_address",
+    "connections_per_address",
+    "connects_per_address",
+    "connects_per_network",
+    "handshakes_per_address",
+    "handshakes_per_network",
+)
 #: So many offences a day, on top of as many as there were transports, flag a key: a limit is met by accident, not 50 times.
 OFFENCE_ROOM: Final = 50
 #: So many connections a day ended for abuse flag a key: once may be a bug.

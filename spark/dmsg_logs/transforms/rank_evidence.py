@@ -60,7 +60,7 @@ UNANSWERED: Final = ("handshake_timeout", "busy")
 #: The relay says that it has no room, or is about to go.
 NO_ROOM: Final = ("too many connections", "server_draining")
 #: The same in the relay's own ``refused`` lines; limits for one client or one address are not among them.
-NO_ROOM_OWN: Final = ("too many connections", "half_open", "busy")
+NO_ROOM_OWN: Final = ("too many connections", "half_open", "handshakes", "busy")
 #: Sessions a client ends itself.
 OWN_ENDS: Final = ("closed", "given up")
 
