@@ -9,6 +9,7 @@ from collections import OrderedDict, deque
 from typing import TYPE_CHECKING, Final
 
 from dmsg.crypto.keys import PublicKey, Random
+from dmsg.mux.places import Places
 from dmsg.mux.wire import ACK, FWD, HEADER_BYTES, answers_request
 from dmsg.sansio.limits import RecentSet, TokenBucket
 
@@ -36,6 +37,7 @@ class Half:
 
     __slots__ = (
         "ack_prefix",
+        "active_at",
         "bytes",
         "fwd_prefix",
         "id",
@@ -49,6 +51,7 @@ class Half:
         "queue_peak_bytes",
         "queued_bytes",
         "request",
+        "sampled_bytes",
         "settled",
         "since",
         "target",
@@ -67,6 +70,8 @@ class Half:
         self.request = b""
         self.since = self.opened_at = 0.0
         self.bytes = 0  # received from this side
+        self.active_at = 0.0  # of the side that was asked: when bytes were last found to have passed, and how many
+        self.sampled_bytes = 0
         self.queue: deque[bytes] | None = None
         self.queued_bytes = self.queue_peak_bytes = 0
         self.progressed = False
@@ -90,6 +95,8 @@ class Half:
             here.port.halves[here.id] = here
             if here.port.recent:
                 here.port.recent.discard(here.id)
+        self.port.dials += 1
+        asked.port.unanswered.add(self.port)
 
     def accepts(self, payload: bytes) -> bool:
         """Whether an ACCEPT with ``payload`` from here is right: the first, from who was asked, unaltered (D12).
@@ -102,8 +109,11 @@ class Half:
         """Let data pass."""
         for side in (self, self.other):
             side.open = side.settled = True
-            side.opened_at = now
+            side.opened_at = side.active_at = now
             side.request = b""
+            if not side.initiator:
+                side.port.unanswered.remove(side.target)
+                side.port.incoming.add(side.target)
 
     def forget(self) -> None:
         """Take this half out of its port; late frames for it are no offence from now on."""
@@ -113,6 +123,10 @@ class Half:
             del port.halves[self.id]
             port.transports += 1
             port.remember(self.id)
+            if self.initiator:
+                port.dials -= 1
+            else:
+                (port.incoming if self.open else port.unanswered).remove(self.target)
 
     def enqueue(self, frame: bytes) -> None:
         """Let ``frame`` wait until the port takes it; :class:`~dmsg.mux.queues.Queues` keeps the books."""
@@ -145,6 +159,7 @@ class Port:
         "bytes_out",
         "congested",
         "control_bytes",
+        "dials",
         "direct",
         "dirty",
         "extended",
@@ -154,6 +169,7 @@ class Port:
         "gone",
         "group",
         "halves",
+        "incoming",
         "next_id",
         "out",
         "owner",
@@ -165,6 +181,7 @@ class Port:
         "records",
         "remote",
         "requests",
+        "sampled_at",
         "since",
         "single",
         "strays",
@@ -172,6 +189,7 @@ class Port:
         "tail",
         "took_at",
         "transports",
+        "unanswered",
         "waiting",
     )
 
@@ -194,6 +212,10 @@ class Port:
         self.group = group or remote.raw.hex()  # what counts as its address; unknown, the key stands for it
         self.owner: object | None = None  # the shell
         self.halves: dict[int, Half] = {}
+        self.dials = 0  # transports it opened, and requests of its own
+        self.incoming = Places()  # open transports that others opened to it
+        self.unanswered = Places()  # requests of others that it has not answered
+        self.sampled_at = now
         self.waiting: OrderedDict[Half, None] = OrderedDict()  # queues towards this client that are not empty
         self.feeding: set[Half] = set()  # queues towards others that it has filled and that are not empty
         self.out: list[bytes] = []

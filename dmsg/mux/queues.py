@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
     from dmsg.mux.port import Half, Port
-    from dmsg.mux.switch import ServerLimits
+    from dmsg.mux.switch import Switch
 
 #: A receiver that took something within this time counts as reading, and its queues go after those of the others.
 _READING_S: Final = 1.0
@@ -29,8 +29,8 @@ _receiver: Callable[[Half], Port] = attrgetter("port")
 class Queues:
     """The queues of a switch. A :class:`~dmsg.mux.port.Half` stands for the queue *towards* it."""
 
-    def __init__(self, limits: ServerLimits) -> None:
-        self.limits = limits
+    def __init__(self, switch: Switch) -> None:
+        self._switch = switch
         self.queued_bytes = 0
         # Deadlines, the earliest first: each is set to now and a fixed time when its entry goes to the end.
         self._stuck: OrderedDict[Half, float] = OrderedDict()
@@ -45,7 +45,7 @@ class Queues:
             if not receiver.waiting:
                 receiver.progressed = False
                 receiver.took_at = now
-                self._waiting[receiver] = now + self.limits.queue_stall_timeout_s
+                self._waiting[receiver] = now + self._switch.limits.queue_stall_timeout_s
             receiver.waiting[queue] = None
             sender.feeding.add(queue)
         queue.enqueue(frame)
@@ -53,7 +53,7 @@ class Queues:
         receiver.queued_to += size
         sender.queued_from += size
         self.queued_bytes += size
-        if queue.queued_bytes > self.limits.queue_soft_bytes and queue not in self._stuck:
+        if queue.queued_bytes > self._switch.limits.queue_soft_bytes and queue not in self._stuck:
             self.limit_time(queue, now)
 
     def took(self, queue: Half, size: int) -> None:
@@ -80,7 +80,7 @@ class Queues:
 
     def excess(self, queue: Half, now: float) -> Sequence[Half]:
         """The queues that have to go because of what was put in ``queue``: often none."""
-        limits = self.limits
+        limits = self._switch.limits
         receiver, sender = queue.port, queue.target
         if queue.queued_bytes > limits.queue_hard_bytes:
             return (queue,)
@@ -112,7 +112,7 @@ class Queues:
     def limit_time(self, queue: Half, now: float) -> None:
         """Give ``queue`` the time of a slow consumer from now on: it is too long, or its transport is over."""
         queue.progressed = False
-        self._stuck[queue] = now + self.limits.slow_consumer_timeout_s
+        self._stuck[queue] = now + self._switch.limits.slow_consumer_timeout_s
         self._stuck.move_to_end(queue)
 
     def next_timeout(self) -> float | None:
@@ -122,7 +122,7 @@ class Queues:
 
     def expired(self, now: float) -> list[Half]:
         """The queues whose receiver took nothing for too long."""
-        limits = self.limits
+        limits = self._switch.limits
         found: dict[Half, None] = {}
         while self._stuck:
             queue, deadline = next(iter(self._stuck.items()))

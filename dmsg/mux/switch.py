@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 from dmsg.crypto.keys import PublicKey, Random
 from dmsg.errors import RemoteProtocolError
+from dmsg.mux.places import PlaceRules
 from dmsg.mux.port import Half, Port
 from dmsg.mux.queues import Queues
 from dmsg.mux.record import RecordLayer
@@ -61,8 +62,14 @@ class ServerLimits:
     #: any the newcomer is turned away.
     connections: int = 10_000
     connections_per_address: int = 1_000
-    #: Open and requested transports of one connection; more are refused as busy.
+    #: Open and requested transports of one connection; more are refused as busy. Half of them are kept for its own dials.
     transports_per_connection: int = 1_024
+    #: When all places of a connection for transports that others open are taken, a newcomer whose address group, or within
+    #: the largest group whose key, has fewer than this gets one from the source that has the most; others are busy.
+    transports_per_source: int = 64
+    transports_per_pair: int = 64
+    #: REQUESTs towards one connection that it has not answered. They take no places; with more, the same rule holds.
+    unanswered_per_target: int = 256
     #: REQUEST frames of one connection, and how many may be unanswered at once; more are refused as rate_limited.
     requests_per_s: float = 200.0
     request_burst: int = 500
@@ -100,7 +107,8 @@ class Switch:
         self.ports: dict[bytes, Port] = {}
         #: Ports that have something to send; the shell takes the list, empties it, and flushes each.
         self.dirty: list[Port] = []
-        self.queues = Queues(limits)
+        self.queues = Queues(self)
+        self._places = PlaceRules(self)
         self.open_transports = 0
         self.draining = False
         #: The time of the last read or timeout.
@@ -258,6 +266,9 @@ class Switch:
         if target_id is None:
             self._refuse(port, transport_id, CloseReason.BUSY, events)
             return
+        yielding = self._places.request_for(port, target)
+        if yielding is not None:
+            self._end_both(yielding, CloseReason.BUSY, events)
         asking = Half(port, transport_id, initiator=True)
         asked = Half(target, target_id, initiator=False)
         asking.join(asked, payload, self.now)
@@ -291,16 +302,18 @@ class Switch:
             return CloseReason.UNKNOWN_PEER
         if len(payload) > REQUEST_BYTES and not target.extended:
             return CloseReason.UNSUPPORTED
-        if (
-            len(port.halves) >= limits.transports_per_connection
-            or len(target.halves) >= limits.transports_per_connection
-            or target.control_backlog_bytes > limits.control_backlog_bytes
-        ):
+        if target.control_backlog_bytes > limits.control_backlog_bytes:
             return CloseReason.BUSY
-        return None
+        return None if self._places.may_ask(port, target, self.now) else CloseReason.BUSY
 
     def _on_accept(self, half: Half, payload: bytes, events: list[SwitchEvent]) -> None:
         asking = half.other
+        if self._places.is_full(half.port):
+            # Only now: a stranger who asks and is refused by the client takes no place away from others.
+            yielding = self._places.transport_for(asking.port, half.port, self.now)
+            self._end_both(half if yielding is None else yielding, CloseReason.BUSY, events)
+            if yielding is None:
+                return
         asking.port.pending_requests -= 1
         asking.open_both(self.now)
         self.open_transports += 1

@@ -192,6 +192,11 @@ NUMBERS = [
     ("explanation/limits.rst", f"{_LIMITS.requests_per_s:g} requests a second, {_LIMITS.request_burst} at once"),
     ("explanation/limits.rst", f"{_LIMITS.pending_requests} unanswered"),
     ("explanation/limits.rst", f"{_LIMITS.transports_per_connection:,} transports"),
+    ("explanation/limits.rst", f"The other {_LIMITS.transports_per_connection // 2} places are lent"),
+    ("explanation/limits.rst", f"only up to {_LIMITS.transports_per_source} places"),
+    ("explanation/limits.rst", f"at most {_LIMITS.unanswered_per_target} unanswered ones"),
+    ("explanation/limits.rst", f"{_LIMITS.queue_stall_timeout_s:g} seconds in which nothing"),
+    ("explanation/limits.rst", f"{_LIMITS.queued_per_connection_bytes >> 20} MiB for one connection"),
     ("explanation/limits.rst", f"{_LIMITS.strays_per_s:g} a second, {_LIMITS.stray_burst} at once"),
     ("explanation/limits.rst", f"{_LIMITS.queued_total_bytes >> 20} MiB in all"),
 ]

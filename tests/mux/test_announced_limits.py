@@ -120,7 +120,7 @@ async def test_the_server_announces_what_it_enforces() -> None:
 @sync
 async def test_one_transport_too_many_is_refused_here() -> None:
     """``Busy`` by ourselves: the server is not even asked."""
-    async with Net(replace(LIMITS, transports_per_connection=3)) as net:
+    async with Net(announced=HopLimits(3, 200, FRAME_PAYLOAD_LIMIT_BYTES)) as net:
         transports = [await net.wait(net.alice.dial(net.bob.public_key)) for _ in range(3)]
         error = await net.refusal()
         assert isinstance(error, Busy)

@@ -366,27 +366,37 @@ def test_a_request_that_is_refused_while_the_client_gives_it_up_is_no_offence() 
     assert alice.frames() == [close(2 * n, CloseReason.UNKNOWN_PEER) for n in range(50)]
 
 
-@pytest.mark.parametrize("who", ["asking", "asked"])
-def test_transports_of_a_connection_are_limited_on_both_sides(who: str) -> None:
-    bench = Bench(transports_per_connection=2)
-    alice, bob, carol = bench.connect(ALICE, BOB, CAROL)
-    crowded, other = (alice, carol) if who == "asking" else (carol, alice)
-    crowded.transport(2, bob)
-    crowded.transport(4, bob)
-    if who == "asking":
-        crowded.request(6, other)
-        assert crowded.frames() == [close(6, CloseReason.BUSY)]
-    else:
-        other.request(6, crowded)
-        assert other.frames() == [close(6, CloseReason.BUSY)]
-    crowded.say(CLOSE, 2, b"\0")
+def test_dials_of_a_connection_are_limited() -> None:
+    bench = Bench(transports_per_connection=4)
+    alice, bob, carol, dave = bench.connect(ALICE, BOB, CAROL, DAVE)
+    for transport_id, other in ((2, bob), (4, bob), (6, carol), (8, carol)):
+        alice.transport(transport_id, other)
+    alice.request(10, dave)
+    assert alice.frames() == [close(10, CloseReason.BUSY)]
+    alice.say(CLOSE, 2, b"\0")
     bob.frames()
-    crowded.transport(8, other)
+    alice.transport(12, dave)
+
+
+@pytest.mark.parametrize(("own", "others"), [(0, 2), (2, 2), (3, 1), (4, 0)])
+def test_half_of_the_transports_of_a_connection_are_its_own(own: int, others: int) -> None:
+    bench = Bench(transports_per_connection=4)
+    alice, bob, carol, dave = bench.connect(ALICE, BOB, CAROL, DAVE)
+    for n in range(own):
+        alice.transport(2 * n, (bob, carol)[n % 2])
+    for n in range(others):
+        dave.transport(2 * n, alice)
+    dave.request(100, alice)
+    assert dave.frames() == [close(100, CloseReason.BUSY)]
+    alice.frames()
+    for n in range(own, 4 - others):
+        alice.transport(2 * n, dave if n < 2 else bob)
 
 
 def test_all_ids_taken_is_busy_at_once() -> None:
     """W7: no spinning."""
-    bench = Bench(transports_per_connection=1 << 20, pending_requests=1 << 20, request_burst=1 << 20)
+    many = 1 << 20
+    bench = Bench(transports_per_connection=many, pending_requests=many, request_burst=many, unanswered_per_target=many)
     alice, bob, carol = bench.connect(ALICE, BOB, CAROL)
     frames = b"".join(encode_frame(REQUEST, n, ALICE.raw + BOB.raw) for n in range(0, 1 << 16, 2))
     alice.say_plain(*(frames[at : at + 65_000] for at in range(0, len(frames), 65_000)))
@@ -1022,6 +1032,7 @@ def test_default_limits_are_those_of_the_extension() -> None:
     limits = ServerLimits()
     assert (limits.handshake_timeout_s, limits.half_open, limits.half_open_per_address) == (5.0, 512, 64)
     assert (limits.connections, limits.transports_per_connection) == (10_000, 1_024)
+    assert (limits.transports_per_source, limits.transports_per_pair, limits.unanswered_per_target) == (64, 64, 256)
     assert (limits.requests_per_s, limits.request_burst, limits.pending_requests) == (200.0, 500, 64)
     assert (limits.strays_per_s, limits.stray_burst) == (20.0, 100)
     assert (limits.queue_soft_bytes, limits.queue_hard_bytes) == (1 << 20, 5 << 18)

@@ -270,6 +270,7 @@ async def test_w07_all_ids_of_a_client_taken(world):
     limits = ServerLimits(
         transports_per_connection=70_000,
         pending_requests=70_000,
+        unanswered_per_target=70_000,
         requests_per_s=1e9,
         request_burst=10**9,
         request_timeout_s=60.0,
@@ -297,15 +298,21 @@ async def test_w07_all_ids_of_a_client_taken(world):
 
 @sync
 async def test_w07_transports_of_one_client_are_limited(world):
-    """Neither who asks nor who is asked can be made to hold more transports than the limit."""
-    async with world(ServerLimits(transports_per_connection=10, pending_requests=1_000)) as w:
-        victim, attacker, other = await w.raw(), await w.raw(), await w.raw()
+    """Neither who asks nor who is asked can be made to hold more transports than the limit, or more requests."""
+    async with world(ServerLimits(transports_per_connection=20, unanswered_per_target=10, pending_requests=1_000)) as w:
+        victim, attacker, other = await w.accepting_raw(), await w.raw(), await w.accepting_raw()
         for i in range(10):
-            attacker.send_request(victim.key.public_key, 2 * i)
-        for who, transport_id in ((attacker, 20), (other, 0)):
-            closed = await w.soon(who.request(victim.key.public_key, transport_id), 1.0)
-            assert (closed.kind, closed.payload) == (CLOSE, bytes([CloseReason.BUSY]))
-        closed = await w.soon(attacker.request(other.key.public_key, 22), 1.0)
+            assert (await w.soon(attacker.request(victim.key.public_key, 2 * i), 1.0)).kind == ACCEPT
+        closed = await w.soon(attacker.request(victim.key.public_key, 20), 1.0)
+        assert (closed.kind, closed.payload) == (CLOSE, bytes([CloseReason.BUSY]))
+        for i in range(10):
+            assert (await w.soon(attacker.request(other.key.public_key, 22 + 2 * i), 1.0)).kind == ACCEPT
+        closed = await w.soon(attacker.request(other.key.public_key, 42), 1.0)
+        assert (closed.kind, closed.payload) == (CLOSE, bytes([CloseReason.BUSY]))
+        asking, silent = await w.raw(), await w.raw()
+        for i in range(10):
+            asking.send_request(silent.key.public_key, 2 * i)
+        closed = await w.soon(asking.request(silent.key.public_key, 20), 1.0)
         assert (closed.kind, closed.payload) == (CLOSE, bytes([CloseReason.BUSY]))
 
 
@@ -716,7 +723,13 @@ async def test_w16_unknown_types_end_the_connection(world):
 @sync
 async def test_w19_ended_transports_leave_nothing(world, resident):
     """Rules were set to nil and never removed. Here: 5,000 transports later nothing of them is held."""
-    limits = ServerLimits(requests_per_s=1e6, request_burst=10**6, pending_requests=1_000, request_timeout_s=0.5)
+    limits = ServerLimits(
+        requests_per_s=1e6,
+        request_burst=10**6,
+        pending_requests=1_000,
+        unanswered_per_target=1_000,
+        request_timeout_s=0.5,
+    )
     async with world(limits) as w:
         dialler, listener = await w.raw(), await w.accepting_raw()
         switch = w.server.switch

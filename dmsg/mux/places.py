@@ -1,0 +1,131 @@
+"""Who holds the places at a member of a relay, and whose place a newcomer may take when there is none left.
+
+Pure. ``docs/spec/server.rst``, places. Places are lent: while there is room a source may take them all, so that a burst
+through one tunnel is served. When all are taken, a newcomer gets one from the source that holds the most. Sources are
+groups of addresses first and connections second, because keys are free and addresses are not.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from dmsg.mux.port import Half, Port
+    from dmsg.mux.switch import Switch
+
+#: How exactly the last activity of transports is known: the hot path only counts bytes, and these are looked at once in
+#: this time while most places are taken.
+_SAMPLE_S: Final = 5.0
+
+
+class Places:
+    """The places at one member: how many each source holds."""
+
+    __slots__ = ("_groups", "count")
+
+    def __init__(self) -> None:
+        self.count = 0
+        self._groups: dict[str, dict[Port, int]] = {}
+
+    def add(self, source: Port) -> None:
+        """Give ``source`` one place more."""
+        held = self._groups.setdefault(source.group, {})
+        held[source] = held.get(source, 0) + 1
+        self.count += 1
+
+    def remove(self, source: Port) -> None:
+        """Take one place of ``source`` back."""
+        held = self._groups[source.group]
+        held[source] -= 1
+        if not held[source]:
+            del held[source]
+            if not held:
+                del self._groups[source.group]
+        self.count -= 1
+
+    def __contains__(self, source: Port) -> bool:
+        return source in self._groups.get(source.group, ())
+
+    def yielding(self, newcomer: Port, *, per_source: int, per_pair: int) -> Port | None:
+        """The connection that has to give up a place for ``newcomer``, or ``None`` when none has to.
+
+        It is of the group with the most places, if that has at least two more than the newcomer's group (with one more
+        the two would only change places), and the newcomer's group has fewer than ``per_source``. Else it is the
+        connection with the most places in the newcomer's own group, by the same rule and with ``per_pair``.
+        """
+        own = self._groups.get(newcomer.group, {})
+        totals = {group: sum(held.values()) for group, held in self._groups.items()}
+        total = totals.get(newcomer.group, 0)
+        largest = max(totals, key=totals.__getitem__, default=newcomer.group)
+        if total < per_source and totals.get(largest, 0) >= total + 2:
+            return _most(self._groups[largest])
+        count = own.get(newcomer, 0)
+        if own and count < per_pair and own[_most(own)] >= count + 2:
+            return _most(own)
+        return None
+
+
+def _most(held: dict[Port, int]) -> Port:
+    return max(held, key=held.__getitem__)
+
+
+class PlaceRules:
+    """What the limits of a server say about places."""
+
+    def __init__(self, switch: Switch) -> None:
+        self._switch = switch
+
+    def may_ask(self, newcomer: Port, target: Port, now: float) -> bool:
+        """Whether a REQUEST of ``newcomer`` to ``target`` has a place, or another source has to give one up for it."""
+        if newcomer.dials + newcomer.incoming.count >= self._switch.limits.transports_per_connection:
+            return False
+        room = self._room(target)
+        if 4 * target.incoming.count >= 3 * room and now - target.sampled_at >= _SAMPLE_S:
+            _sample(target, now)
+        if target.incoming.count >= room and self._yielding(target.incoming, newcomer) is None:
+            return False
+        unanswered = target.unanswered
+        return (
+            unanswered.count < self._switch.limits.unanswered_per_target
+            or self._yielding(unanswered, newcomer) is not None
+        )
+
+    def request_for(self, newcomer: Port, target: Port) -> Half | None:
+        """The unanswered request that goes for one of ``newcomer``, which may ask: the oldest of who has to yield."""
+        if target.unanswered.count < self._switch.limits.unanswered_per_target:
+            return None
+        source = self._yielding(target.unanswered, newcomer)
+        halves = [half for half in target.halves.values() if not half.initiator and half.target is source]
+        return min((half for half in halves if not half.open), key=lambda half: half.since)
+
+    def is_full(self, target: Port) -> bool:
+        """Whether all places of ``target`` for transports that others open are taken."""
+        return target.incoming.count >= self._room(target)
+
+    def transport_for(self, newcomer: Port, target: Port, now: float) -> Half | None:
+        """The transport that goes for one of ``newcomer``: the longest idle of who has to yield, or ``None``."""
+        source = self._yielding(target.incoming, newcomer)
+        if source is None:
+            return None
+        _sample(target, now)
+        halves = [half for half in target.halves.values() if not half.initiator and half.target is source]
+        return min((half for half in halves if half.open), key=lambda half: half.active_at)
+
+    def _room(self, target: Port) -> int:
+        places = self._switch.limits.transports_per_connection
+        return min(places // 2, places - target.dials)
+
+    def _yielding(self, places: Places, newcomer: Port) -> Port | None:
+        limits = self._switch.limits
+        return places.yielding(newcomer, per_source=limits.transports_per_source, per_pair=limits.transports_per_pair)
+
+
+def _sample(target: Port, now: float) -> None:
+    """Note which transports to ``target`` carried anything since the last sample."""
+    target.sampled_at = now
+    for half in target.halves.values():
+        if not half.initiator and half.open:
+            size = half.bytes + half.other.bytes
+            if size != half.sampled_bytes:
+                half.sampled_bytes = size
+                half.active_at = now
