@@ -54,6 +54,8 @@ AFTER_TIMESTAMP_HEADER: Final = "Dmsg-After-Timestamp"
 
 #: What a status is called in the event log when the client did not wait for the answer.
 _CLIENT_GONE: Final = 499
+#: Between two lines of the log that say that the store fails.
+_TOLD_EVERY_NS: Final = 60 * NS_PER_S
 _FIRST: Final = message("wrote a new entry", 200)
 _ITERATION: Final = message("wrote new entry iteration", 200)
 
@@ -98,6 +100,7 @@ class DiscoveryApi:
         self._ranks = ranks
         self._events: Any = events
         self._store_fails = False
+        self._told_ns = -_TOLD_EVERY_NS
         self._pending_writes = 0
         self._cache = EntryCache()
         self._rates = _rates(self.limits)
@@ -192,9 +195,12 @@ class DiscoveryApi:
             self._events.emit(DiscoveryRequest(method, path, status, elapsed_ms, reason, about))
 
     def _note_failure(self, error: DiscoveryError) -> None:
-        """Log the beginning of a store's failure, not every request of it."""
+        """Log the beginning of a store's failure, not every request of it, and no more than one a minute: strangers who
+        fill the queue of writes would have a line for each time it was full."""
+        now_ns = self._clock_ns()
         failing = isinstance(error, DiscoveryUnavailable)
-        if failing and not self._store_fails:
+        if failing and not self._store_fails and not 0 <= now_ns - self._told_ns < _TOLD_EVERY_NS:
+            self._told_ns = now_ns
             self._log.error("the entry store fails: {error}", error=error)
         self._store_fails = failing
 

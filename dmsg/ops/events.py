@@ -122,13 +122,15 @@ class ConnectionClosed(Event):
 
 @dataclass(slots=True)
 class HandshakeFailed(Event):
-    """A connection ended before its handshake did."""
+    """A connection ended before its handshake did; above some lines a second, one line stands for several."""
 
     NAME = "handshake_failed"
-    address: Annotated[str, "network address of the other side"]
+    VERSION = 2
+    address: Annotated[str, "network address of the other side; empty if the line stands for several"]
     stage: Annotated[str, "how far it came"]
     reason: Annotated[str, "why, as a short fixed text"]
-    elapsed_ms: Annotated[float, "from the TCP connection to the failure"]
+    elapsed_ms: Annotated[float, "from the TCP connection to the failure; the mean if there were several"]
+    count: Annotated[int, "failures this line stands for"] = 1
 
 
 # --- transports ------------------------------------------------------------------------------------------------------
@@ -186,11 +188,11 @@ class TransportResumed(Event):
 
 @dataclass(slots=True)
 class Refused(Event):
-    """Something a client asked for was refused; written at most once a second for each client and reason."""
+    """Something a client asked for was refused, once a second for each client and reason; a busy line is for several."""
 
     NAME = "refused"
     conn: Annotated[int, "number of the connection in this run; 0 if it had none yet"]
-    remote: Annotated[str, "key of the client; empty if not known yet"]
+    remote: Annotated[str, "key of the client, or its address if the key is not known yet; empty if there were several"]
     what: Annotated[str, "what was refused: connection, request, frame or transport"]
     reason: Annotated[str, "which limit or rule, as a short fixed text"]
     count: Annotated[int, "refusals this line stands for"]
@@ -254,15 +256,17 @@ class EntryPublished(Event):
 
 @dataclass(slots=True)
 class DiscoveryRequest(Event):
-    """Discovery answered a request."""
+    """Discovery answered a request; above some lines a second, one line stands for several."""
 
     NAME = "discovery_request"
+    VERSION = 2
     method: Annotated[str, "HTTP method"]
     path: Annotated[str, "fixed name of the family of paths, never the path itself"]
     status: Annotated[int, "HTTP status of the answer"]
-    elapsed_ms: Annotated[float, "how long the answer took"]
+    elapsed_ms: Annotated[float, "how long the answer took; the mean if there were several"]
     reason: Annotated[str, "why it failed, as a short fixed text; empty on success"]
-    key: Annotated[str, "key the request is about; empty if there is none"]
+    key: Annotated[str, "key the request is about; empty if there is none, or several"]
+    count: Annotated[int, "requests this line stands for"] = 1
 
 
 @dataclass(slots=True)

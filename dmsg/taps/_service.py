@@ -25,6 +25,7 @@ from zope.interface import implementer
 from dmsg.errors import ConfigError
 from dmsg.ops.admin import Readiness, make_admin_site
 from dmsg.ops.events import Event
+from dmsg.ops.loglimit import LimitedEventLog
 from dmsg.ops.logs import EventLog, NullEventLog, check_directory, new_boot_id
 from dmsg.ops.metrics import CollectorRegistry, MetricsEventLog, add_gauges
 from dmsg.ops.tuning import settle_memory
@@ -147,7 +148,7 @@ class NoEndpoint(BoundEndpoint):
 class _Events:
     """Where a role's events go: nowhere, standard output or a directory; counted if there is an admin site."""
 
-    def __init__(self, settings: CommonSettings, role: str, node: str) -> None:
+    def __init__(self, reactor: Any, settings: CommonSettings, role: str, node: str) -> None:
         boot = new_boot_id(os.urandom)
         self.log: EventLog | NullEventLog
         self._directory: str | None = None
@@ -171,7 +172,9 @@ class _Events:
                 limit_bytes=settings.events_limit,
             )
         self.registry = CollectorRegistry()
-        self.sink = MetricsEventLog(self.log, self.registry) if settings.admin else self.log
+        #: Metrics count every event; the log gets no more lines of what strangers cause than it can keep.
+        self.limited = LimitedEventLog(self.log, reactor)
+        self.sink = MetricsEventLog(self.limited, self.registry) if settings.admin else self.limited
 
     def start(self) -> None:
         """Start writing; a directory that cannot be written to raises ``ConfigError``. Only now, as the user that a
@@ -196,7 +199,7 @@ class RoleService(Service, ABC):
         self.settings = settings
         self.endpoint = NoEndpoint() if listen is None else BoundEndpoint(reactor, "listen", listen)
         self._admin = BoundEndpoint(reactor, "admin", settings.admin) if settings.admin else None
-        self._events = _Events(settings, self.role, settings.node or node)
+        self._events = _Events(reactor, settings, self.role, settings.node or node)
         self.events: Any = self._events.sink
         self.started_at = 0.0
         self._made_in = os.getpid()
@@ -257,6 +260,7 @@ class RoleService(Service, ABC):
             _log.failure("{role} did not stop well", role=self.role)
         if self._admin is not None:
             await self._admin.close()
+        self._events.limited.tell()
         await deferToThreadPool(self.reactor, self.reactor.getThreadPool(), self._events.log.close)
 
     def _running(self) -> None:

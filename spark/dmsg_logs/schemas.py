@@ -67,8 +67,8 @@ EVENTS: Final[dict[str, EventSchema]] = {
         ),
     ),
     "handshake_failed": EventSchema(
-        1,
-        _columns("address:str stage:str reason:str elapsed_ms:float"),
+        2,
+        _columns("address:str stage:str reason:str elapsed_ms:float count:int"),
     ),
     "transport_opened": EventSchema(
         1,
@@ -107,8 +107,8 @@ EVENTS: Final[dict[str, EventSchema]] = {
         _columns("sequence:int kind:str elapsed_ms:float ok:bool reason:str"),
     ),
     "discovery_request": EventSchema(
-        1,
-        _columns("method:str path:str status:int elapsed_ms:float reason:str key:str"),
+        2,
+        _columns("method:str path:str status:int elapsed_ms:float reason:str key:str count:int"),
     ),
     "ranks_loaded": EventSchema(
         1,

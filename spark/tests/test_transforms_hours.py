@@ -54,7 +54,8 @@ def relay_lines(spark: SparkSession) -> DataFrame:
         *_connection(2, 20, 4000, "abuse"),
         *_connection(3, 60, None),
         *_connection(4, 70, None),
-        ("handshake_failed", {"ts": DAY + 80, "reason": "timeout"}),
+        ("handshake_failed", {"ts": DAY + 80, "reason": "timeout"}),  # of an older program: without a count
+        ("handshake_failed", {"ts": DAY + 81, "reason": "timeout", "address": "", "count": 40}),
         ("refused", {"ts": DAY + 90, "what": "request", "reason": "busy", "count": 5}),
         ("refused", {"ts": DAY + 91, "what": "request", "reason": "busy", "count": 2}),
         ("connection_closed", {"ts": DAY + 95, "conn": 9, "duration_s": 90.0, "reason": "server_draining"}),
@@ -86,7 +87,7 @@ def test_relay_hourly(spark: SparkSession, relay_lines: DataFrame) -> None:
     first, second, third = rows
     assert first == {
         "relay": RELAY, "hour": first["hour"], "connections_opened": 4, "connections_closed": 2,
-        "connections_open_max": 4, "handshakes_failed": 1, "handshake_ms_p50": 25.0, "handshake_ms_p95": 38.5,
+        "connections_open_max": 4, "handshakes_failed": 41, "handshake_ms_p50": 25.0, "handshake_ms_p95": 38.5,
         "handshake_ms_p99": pytest.approx(39.7), "transports_opened": 2, "transports_closed": 1, "transports_failed": 1,
         "refusals": 7, "bytes": 22, "accept_ms_p50": 3.0, "accept_ms_p95": pytest.approx(3.9),
         "accept_ms_p99": pytest.approx(3.98), "queue_bytes_p50": 2.0, "queue_bytes_p95": 2.0, "queue_bytes_p99": 2.0,
@@ -102,7 +103,7 @@ def test_relay_failures(spark: SparkSession, relay_lines: DataFrame) -> None:
     found = relay_failures(relay_lines, log_quality(relay_lines, keys_of(relay_lines), accounts(spark, [])))
     assert found.dtypes == RELAY_FAILURES.dtypes
     assert [tuple(row.values()) for row in rows_of(found.selectExpr("hour(hour)", "what", "reason", "count"))] == [
-        (0, "handshake", "timeout", 1),
+        (0, "handshake", "timeout", 41),
         (0, "refused", "busy", 7),
         (0, "transport", "code 1", 1),
         (1, "connection", "abuse", 1),
@@ -194,7 +195,8 @@ def test_discovery_dials_and_resumptions(spark: SparkSession) -> None:
                 ("discovery_request", {**asked, "status": status, "elapsed_ms": status / 100})
                 for status in (200, 404, 503)
             ],
-            ("discovery_request", {**asked, "method": "POST", "status": 200, "elapsed_ms": 1.0}),
+            ("discovery_request", {**asked, "method": "POST", "status": 200, "elapsed_ms": 1.0, "count": 1}),
+            ("discovery_request", {**asked, "method": "POST", "status": 429, "elapsed_ms": 1.0, "count": 900}),
             *[
                 ("transport_resumed", {**resumed, "transport_id": id_, "elapsed_ms": ms})
                 for id_, ms in ((2, 5.0), (2, 7.0))
@@ -215,7 +217,7 @@ def test_discovery_dials_and_resumptions(spark: SparkSession) -> None:
     columns = ("node", "method", "requests", "errors_4xx", "errors_5xx", "elapsed_ms_p50", "elapsed_ms_max", "date")
     assert [tuple(row.values()) for row in rows_of(requests, *columns)] == [
         ("discovery", "GET", 3, 1, 1, 4.04, 5.03, TODAY),
-        ("discovery", "POST", 1, 0, 0, 1.0, 1.0, TODAY),
+        ("discovery", "POST", 901, 900, 0, 1.0, 1.0, TODAY),
     ]
     went_on = resumptions(lines)
     assert went_on.dtypes == RESUMPTIONS.dtypes

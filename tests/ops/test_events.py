@@ -60,7 +60,7 @@ PROMISED = {
     "drained": "elapsed_ms transports",
     "connection_opened": "conn remote address handshake_ms extended",
     "connection_closed": "conn remote reason duration_s bytes_in bytes_out frames_in frames_out transports",
-    "handshake_failed": "address stage reason elapsed_ms",
+    "handshake_failed": "address stage reason elapsed_ms count",
     "transport_opened": "conn transport_id initiator responder server accept_ms security",
     "transport_closed": "conn transport_id initiator responder server reason code by duration_s bytes_in bytes_out"
     " queue_peak_bytes security opened_id opened_server",
@@ -70,7 +70,7 @@ PROMISED = {
     "session_up": "server reason duration_s attempt",
     "session_down": "server reason duration_s attempt",
     "entry_published": "sequence kind elapsed_ms ok reason",
-    "discovery_request": "method path status elapsed_ms reason key",
+    "discovery_request": "method path status elapsed_ms reason key count",
     "ranks_loaded": "ok reason issuer issued relays",
     "events_dropped": "count",
     "events_discarded": "files lines bytes",

@@ -139,6 +139,7 @@ class Scribe:
             "stage": [one[0] for one in whys],
             "reason": [one[1] for one in whys],
             "elapsed_ms": strangers.elapsed_ms[ref].tolist(),
+            "count": [1] * len(ref),
         }
 
     def _refused(self, ref: Ints) -> Columns:
@@ -366,6 +367,7 @@ class Scribe:
             "elapsed_ms": (dials.look_up_ms[ref] * 0.4).tolist(),
             "reason": np.where(missing, NOT_FOUND, "").tolist(),
             "key": target.tolist(),
+            "count": [1] * len(ref),
         }
 
     def _posted(self, ref: Ints) -> Columns:
@@ -378,6 +380,7 @@ class Scribe:
             "elapsed_ms": (entries.elapsed_ms[ref] * 0.5).tolist(),
             "reason": np.where(bad, WRONG_TIME, "").tolist(),
             "key": self._keys[entries.node[ref]].tolist(),
+            "count": [1] * len(ref),
         }
 
     def _servers_asked(self, ref: Ints) -> Columns:
@@ -386,6 +389,7 @@ class Scribe:
             "path": f"{FAMILY}/available_servers",
             "status": [200] * len(ref),
             "elapsed_ms": (self._world.sessions.handshake_ms[ref] * 0.11).tolist(),
+            "count": [1] * len(ref),
         }
 
     def _ranks_loaded(self, ref: Ints) -> Columns:

@@ -26,7 +26,7 @@ from dmsg_logs.report.data import (
     Reader,
     as_date,
 )
-from dmsg_logs.transforms.common import credible_until, percentiles, spread
+from dmsg_logs.transforms.common import credible_until, percentiles, spread, stands_for
 from dmsg_logs.transforms.rank_evidence import KEY_PATTERN
 
 Frames = dict[str, pd.DataFrame]
@@ -396,9 +396,9 @@ def request_paths(read: Reader, since: int, until: int) -> pd.DataFrame:
     """Requests by method and path, with exact percentiles."""
     requests = read("events").where(_days(since, until) & (F.col("event") == "discovery_request"))
     paths = requests.groupBy("method", "path").agg(
-        F.count("*").alias("requests"),
-        F.count(F.when(F.col("status").between(400, 499), 1)).alias("errors_4xx"),
-        F.count(F.when(F.col("status") >= 500, 1)).alias("errors_5xx"),
+        F.sum(stands_for()).alias("requests"),
+        F.coalesce(F.sum(F.when(F.col("status").between(400, 499), stands_for())), F.lit(0)).alias("errors_4xx"),
+        F.coalesce(F.sum(F.when(F.col("status") >= 500, stands_for())), F.lit(0)).alias("errors_5xx"),
         percentiles("elapsed_ms", *POINTS),
         F.max("elapsed_ms").alias("max"),
     )

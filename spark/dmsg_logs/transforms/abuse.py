@@ -14,7 +14,7 @@ from pyspark.sql import functions as F
 
 from dmsg_logs.tabledef import Column as TableColumn
 from dmsg_logs.tabledef import Inputs, Table
-from dmsg_logs.transforms.common import count_where, date_of, only, total
+from dmsg_logs.transforms.common import count_where, date_of, only, stands_for, total
 from dmsg_logs.transforms.dial_failures import ATTEMPTS
 
 #: A key is flagged at this score.
@@ -176,7 +176,9 @@ def _handshakes(events: DataFrame) -> DataFrame:
     address without both getting as far as to say who they are, so it is part of no score."""
     day = date_of(F.col("ts")).alias("date")
     servers = events.where(F.col("role") == "server")
-    failed = only(servers, "handshake_failed").groupBy(day, "node", "address").agg(F.count(F.lit(1)).alias("failures"))
+    # A line that stands for several has no address, and no key is known by that.
+    told = only(servers, "handshake_failed").where("address != ''")
+    failed = told.groupBy(day, "node", "address").agg(F.sum(stands_for()).alias("failures"))
     known = (
         only(servers, "connection_opened")
         .where(F.col("remote").rlike(_KEY))

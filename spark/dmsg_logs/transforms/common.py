@@ -52,6 +52,15 @@ def total(column: Column | str) -> Column:
     return F.coalesce(F.sum(column), F.lit(0))
 
 
+#: One line stands for at most this many events.
+STANDS_FOR_LIMIT: Final = 1_000_000
+
+
+def stands_for() -> Column:
+    """How many events a line stands for: its ``count``, and 1 where a line of an older version has none."""
+    return F.least(F.greatest(F.coalesce(F.col("count"), F.lit(1)), F.lit(1)), F.lit(STANDS_FOR_LIMIT))
+
+
 def count_where(condition: Column) -> Column:
     """How many rows a condition holds for; null counts as no."""
     return F.count(F.when(condition, F.lit(1)))

@@ -8,7 +8,7 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
 from dmsg_logs.tabledef import Column, Inputs, Table, percentile_columns
-from dmsg_logs.transforms.common import at, count_where, only, percentiles, spread
+from dmsg_logs.transforms.common import at, only, percentiles, spread, stands_for, total
 
 _POINTS: Final = (50, 95, 99)
 
@@ -17,12 +17,12 @@ def discovery_hourly(events: DataFrame) -> DataFrame:
     """The table ``discovery_hourly`` from the lines."""
     return (
         only(events, "discovery_request")
-        .select("node", *at(F.col("ts")), "method", "path", "status", "elapsed_ms")
+        .select("node", *at(F.col("ts")), "method", "path", "status", "elapsed_ms", stands_for().alias("times"))
         .groupBy("node", "hour", "date", "method", "path")
         .agg(
-            F.count(F.lit(1)).alias("requests"),
-            count_where(F.col("status").between(400, 499)).alias("errors_4xx"),
-            count_where(F.col("status") >= 500).alias("errors_5xx"),
+            total("times").alias("requests"),
+            total(F.when(F.col("status").between(400, 499), F.col("times"))).alias("errors_4xx"),
+            total(F.when(F.col("status") >= 500, F.col("times"))).alias("errors_5xx"),
             percentiles("elapsed_ms", *_POINTS),
             F.max("elapsed_ms").alias("elapsed_ms_max"),
         )

@@ -8,7 +8,7 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
 from dmsg_logs.tabledef import Column, Inputs, Table
-from dmsg_logs.transforms.common import RUN, at, only, total
+from dmsg_logs.transforms.common import RUN, at, only, stands_for, total
 from dmsg_logs.transforms.relay_hourly import relays_of
 
 #: Ends of a connection that are nobody's failure.
@@ -33,7 +33,7 @@ def relay_failures(events: DataFrame, runs: DataFrame) -> DataFrame:
             *at(F.col("ts")),
             what.alias("what"),
             F.coalesce("reason", F.lit("")).alias("reason"),
-            F.when(event == "refused", F.col("count")).otherwise(1).alias("count"),
+            F.when(event.isin("refused", "handshake_failed"), stands_for()).otherwise(1).alias("count"),
         )
         .where("what is not null")
         .join(relays_of(runs), list(RUN))

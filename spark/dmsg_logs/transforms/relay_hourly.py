@@ -10,7 +10,7 @@ from pyspark.sql import DataFrame, Window
 from pyspark.sql import functions as F
 
 from dmsg_logs.tabledef import Column, Inputs, Table, percentile_columns
-from dmsg_logs.transforms.common import RUN, hour_of, only, percentiles, spread, total
+from dmsg_logs.transforms.common import RUN, hour_of, only, percentiles, spread, stands_for, total
 
 _POINTS: Final = (50, 95, 99)
 _COUNTS: Final = (
@@ -44,8 +44,8 @@ def relay_hourly(events: DataFrame, connections: DataFrame, transports: DataFram
                 transports.where("opened_at is not null"), "opened_at", relays, _one("transports_opened"), "accept_ms"
             ),
             _facts(transports.where("closed_at is not null"), "closed_at", relays, *_ended()),
-            _facts(only(events, "handshake_failed"), "ts", relays, _one("handshakes_failed")),
-            _facts(only(events, "refused"), "ts", relays, F.col("count").alias("refusals")),
+            _facts(only(events, "handshake_failed"), "ts", relays, stands_for().alias("handshakes_failed")),
+            _facts(only(events, "refused"), "ts", relays, stands_for().alias("refusals")),
         ],
     )
     hourly = facts.groupBy("relay", "hour").agg(
