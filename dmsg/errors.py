@@ -200,7 +200,7 @@ class DeadlineExceeded(TransportClosed):
 
 
 class AccessDenied(TransportClosed):
-    """The listener's access policy does not admit this key."""
+    """The listener's access policy does not admit this key, or nothing listens there: strangers are not told which."""
 
     code, name = 16, "access_denied"
 

@@ -88,7 +88,23 @@ class IAccessPolicy(Interface):
     """Who may open a transport to a listener; asked before ACCEPT is sent."""
 
     def allow(remote: PublicKey, service: str) -> object:
-        """``True`` or ``False``, or a Deferred or coroutine of that, for a ``PublicKey`` and a service name."""
+        """``True`` or ``False``, or a Deferred or coroutine of that, for a ``PublicKey`` and a service name.
+
+        What is answered at once costs a stranger's offer no place; what takes its time is waited for in one.
+        """
+
+
+class IKeyPolicy(IAccessPolicy):
+    """An access policy that knows of some keys, without asking anybody, that they are never admitted.
+
+    A key that no listener of a client may admit is refused before anything is calculated for it.
+    """
+
+    def admits_key(remote: PublicKey) -> bool:
+        """``False`` when ``allow`` would refuse ``remote`` in any case; with ``True``, ``allow`` decides.
+
+        Answers from memory, for every offer of every stranger: no I/O, no Deferred.
+        """
 
 
 class IEventLog(Interface):

@@ -47,6 +47,7 @@ MUX_SHELLS = {
     "registrar",
     "server",
     "server_shell",
+    "services",
     "session",
     "sharing",
     "timers",

@@ -26,6 +26,7 @@ from dmsg.crypto.keys import SecretKey
 from dmsg.errors import DialError
 from dmsg.interfaces import IEventLog
 from dmsg.mux.client import DmsgClient
+from dmsg.mux.limits import ListenerLimits
 from dmsg.mux.negotiation import Security
 from dmsg.ops.events import Event, TransportResumed
 
@@ -231,7 +232,7 @@ class Role:
         """Connect and listen."""
         factory: Any = Factory.forProtocol(lambda: Streamer(self, None))
         factory.noisy = False
-        self.client.listen(factory, SERVICE, backlog=1_000)
+        self.client.listen(factory, SERVICE, limits=ListenerLimits(offers=1_000, offers_per_key=1_000))
         self.client.startService()
         await self.client.when_ready()
         self._pace.start(0.01)

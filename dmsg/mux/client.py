@@ -24,8 +24,8 @@ from dmsg.errors import Attempt, DialError, DmsgError, Refused
 from dmsg.interfaces import IAccessPolicy, IDiscovery, IEventLog
 from dmsg.mux.dialer import DialConfig, Dialer, Wish, attempts_json
 from dmsg.mux.incoming import IncomingTransport
-from dmsg.mux.limits import ConnectionConfig
-from dmsg.mux.listener import DEFAULT_BACKLOG, DmsgPort
+from dmsg.mux.limits import ConnectionConfig, ListenerLimits
+from dmsg.mux.listener import DmsgPort
 from dmsg.mux.negotiation import Security
 from dmsg.mux.pool import PoolConfig, ServerPool
 from dmsg.mux.refusals import RefusalReport
@@ -33,6 +33,7 @@ from dmsg.mux.registrar import EntryRegistrar
 from dmsg.mux.scores import RelayScores, ScoreConfig
 from dmsg.mux.secure import Resume
 from dmsg.mux.secure_stream import SecureStream
+from dmsg.mux.services import Services
 from dmsg.mux.session import ServerSession
 from dmsg.mux.stream import Stream
 from dmsg.mux.transport import DmsgTransport
@@ -49,6 +50,7 @@ class ClientConfig:
     pool: PoolConfig = field(default_factory=PoolConfig)
     dial: DialConfig = field(default_factory=DialConfig)
     scores: ScoreConfig = field(default_factory=ScoreConfig)
+    listener: ListenerLimits = field(default_factory=ListenerLimits)
     handshake_timeout_s: float = 10.0
     #: Whether to speak the extension with servers; without it carrier A is not to be had.
     extended: bool = True
@@ -94,12 +96,13 @@ class DmsgClient(Service):
         self.config = config or ClientConfig()
         self._events = events
         self._random = random
-        self._ports: dict[str, DmsgPort] = {}
+        self.services = Services(self.config.listener)
         self._ready_waiters: list[Deferred[None]] = []
         self._opened_at: dict[DmsgTransport, float] = {}
         #: Transport id and server a transport began with: after it was resumed they are the only trace of that.
         self._opened_as: dict[DmsgTransport, tuple[int, str]] = {}
-        self._tokens: dict[bytes, DmsgTransport] = {}
+        #: Those that a peer opened and may resume, by its key and their token.
+        self._resumable: dict[PublicKey, dict[bytes, DmsgTransport]] = {}
         self._searches: dict[DmsgTransport, Deferred[None]] = {}
         self._report = RefusalReport(reactor, self._emit)
         self._stopping = False
@@ -144,7 +147,7 @@ class DmsgClient(Service):
         return ensureDeferred(self._stop())
 
     async def _stop(self) -> None:
-        for port in list(self._ports.values()):
+        for port in self.services.ports():
             await port.stopListening()
         if self.registrar is not None:
             await self.registrar.close(withdraw=True)
@@ -231,35 +234,24 @@ class DmsgClient(Service):
         service: str = "",
         *,
         policy: IAccessPolicy | None = None,
-        backlog: int = DEFAULT_BACKLOG,
+        limits: ListenerLimits | None = None,
         security: Security | None = None,
     ) -> DmsgPort:
-        """Take transports for ``service`` ("" is the default one). Raises ``CannotListenError`` if that is taken."""
-        security = security or self.security
-        port = DmsgPort(self, factory, service, policy=policy, backlog=backlog, security=security)
+        """Take transports for ``service`` ("" is the default one). Raises ``CannotListenError`` if that is taken.
+
+        ``limits`` are those of the client's configuration unless given. So is ``security``, with one exception: under a
+        ``policy``, ``PREFER`` has to be asked for here. Otherwise it becomes ``E2E``, since in the clear a key is only
+        the relay's word.
+        """
+        if security is None:
+            listed = policy is not None and self.security is Security.PREFER
+            security = Security.E2E if listed else self.security
+        limits = limits or self.config.listener
+        port = DmsgPort(self, factory, service, policy=policy, limits=limits, security=security)
         port.startListening()
         return port
 
     # --- from ports and sessions -----------------------------------------------------------------------------------
-
-    def add_port(self, port: DmsgPort) -> None:
-        """Register a listening port; ``ValueError`` when its service is taken."""
-        if port.service in self._ports:
-            raise ValueError(f"service {port.service!r} is listened on already")
-        self._ports[port.service] = port
-
-    def remove_port(self, port: DmsgPort) -> None:
-        """Forget a listening port."""
-        if self._ports.get(port.service) is port:
-            del self._ports[port.service]
-
-    def port(self, service: str) -> DmsgPort | None:
-        """The listening port of a service."""
-        return self._ports.get(service)
-
-    def any_port(self) -> DmsgPort | None:
-        """Some listening port, if there is one."""
-        return next(iter(self._ports.values()), None)
 
     def promises(self, peer: PublicKey) -> Deferred[bool]:
         """Whether a peer must not be spoken to in the clear."""
@@ -280,8 +272,9 @@ class DmsgClient(Service):
         stream = transport.stream
         self._opened_as[transport] = stream.id, str(session.server)
         if isinstance(stream, SecureStream):
-            self._tokens[stream.token] = transport
             transport.token = stream.token
+            if not stream.initiator:
+                self._resumable.setdefault(stream.remote, {})[stream.token] = transport
         if self._events is not None:
             ends = (*self._ends(stream), str(session.server))
             self._emit(ev.TransportOpened(0, stream.id, *ends, transport.accept_ms, transport.security))
@@ -290,7 +283,10 @@ class DmsgClient(Service):
         """Note a transport that is over."""
         opened = self._opened_at.pop(transport, None)
         began = self._opened_as.pop(transport, (transport.stream.id, str(session.server)))
-        self._tokens.pop(transport.token, None)
+        self.services.closed(transport)
+        of_peer = self._resumable.get(transport.stream.remote, {})
+        if of_peer.pop(transport.token, None) is not None and not of_peer:
+            del self._resumable[transport.stream.remote]
         searching = self._searches.pop(transport, None)
         if searching is not None:
             searching.cancel()
@@ -319,10 +315,11 @@ class DmsgClient(Service):
 
     def resumable(self, token: bytes, peer: PublicKey) -> DmsgTransport | None:
         """The transport that ``peer`` opened and may go on with under ``token``."""
-        transport = self._tokens.get(token)
-        if transport is None or transport.stream.initiator or transport.stream.remote != peer:
-            return None
-        return transport
+        return self._resumable.get(peer, {}).get(token)
+
+    def may_resume(self, peer: PublicKey) -> bool:
+        """Whether ``peer`` opened any transport that it may go on with."""
+        return peer in self._resumable
 
     def path_lost(self, session: ServerSession, transport: DmsgTransport, error: DmsgError) -> float:
         """A transport needs another path: its initiator looks for one, its responder waits to be found."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 
 from twisted.internet.defer import CancelledError, Deferred, ensureDeferred
@@ -31,7 +31,7 @@ from dmsg.errors import (
     Unsupported,
 )
 from dmsg.interfaces import IDiscovery
-from dmsg.mux.lookups import Known, Lookups
+from dmsg.mux.lookups import CallerLimits, Known, Lookups
 from dmsg.mux.negotiation import Carrier, Security
 from dmsg.mux.pending import Opened
 from dmsg.mux.pool import ServerPool
@@ -60,6 +60,7 @@ class DialConfig:
     resume_look_up_s: float = 1.0
     #: Entries kept for that.
     entries: int = 1_024
+    callers: CallerLimits = field(default_factory=CallerLimits)
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +87,7 @@ class Dialer:
         self.config = config
         self._clock = clock
         self._pool = pool
-        self._lookups = Lookups(clock, discovery, config.entries) if discovery is not None else None
+        self._lookups = Lookups(clock, discovery, config.entries, config.callers) if discovery is not None else None
         self._uniform = uniform
 
     async def dial(self, wish: Wish, timeout_s: float | None, attempts: list[Attempt]) -> Opened:
@@ -112,21 +113,15 @@ class Dialer:
             raise
 
     async def promises(self, peer: PublicKey) -> bool:
-        """Whether the signed entry of ``peer`` promises end-to-end security.
+        """Whether the signed entry of a peer that asks in the clear promises end-to-end security.
 
-        Without discovery, when it cannot be reached, or when it says that there is no entry, it counts as promised:
-        nobody is spoken to in the clear because a look-up failed, or because discovery keeps an entry back (extension,
-        section 1). Base clients always have one.
+        Without discovery, when it cannot be reached, when it says that there is no entry, or when too much has been
+        asked already, it counts as promised: no peer is spoken to in the clear because a look-up failed, or because
+        discovery keeps an entry back (extension, section 1). Base clients always have one.
         """
         if self._lookups is None:
             return True
-        known = self._lookups.known(peer, self.config.entry_lifetime_s)
-        if known is not None:
-            return known.promised
-        try:
-            return (await self._lookups.ask(peer)).promised
-        except DiscoveryError:
-            return True
+        return await self._lookups.promised(peer, self.config.entry_lifetime_s)
 
     async def _run(self, race: _Race) -> Opened:
         race.known = await self._look_up(race)

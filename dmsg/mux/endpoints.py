@@ -8,11 +8,14 @@ Client strings are ``dmsg:PUBLIC_KEY``, server strings ``dmsg:key=FILE``, both w
 ``server=``          a pinned server, ``pk@host:port``, or several with commas in between; for more arguments
                      of the kind, number them (``server2=``): of two with one name Twisted keeps the last
 ``service=``         the service to connect to or to listen for
-``security=``        ``e2e``, ``prefer`` (the default) or ``hop``: see :class:`~dmsg.mux.negotiation.Security`
+``security=``        ``e2e``, ``prefer`` (the default) or ``hop``: see :class:`~dmsg.mux.negotiation.Security`. With
+                     ``allow=`` the default is ``e2e``
 ``timeout=``         seconds a connect may take in all, or a server until it can be reached (default: for ever)
 ``min-servers=``     how many servers a client with a key stays connected to; without it, to two of different
                      network groups, and to one if there is only one group
 ``ranks-key=``       whose relay ranks are believed: a public key, or several with commas in between
+``allow=``           a server admits these public keys only: one, or several with commas in between
+``idle-timeout=``    seconds after which a server closes a connection on which nothing moves (default: never)
 ==================== =====================================================================================
 
 A colon inside a value is written ``\\:``, as in all endpoint strings. What a string does not say comes from the environment:
@@ -51,7 +54,8 @@ from dmsg.crypto.keys import PublicKey, parse_public_keys, read_key_file
 from dmsg.errors import ConfigError, DialError, InvalidAddress, InvalidKey, SessionTimeout
 from dmsg.interfaces import IAccessPolicy
 from dmsg.mux.client import DmsgClient
-from dmsg.mux.listener import DEFAULT_BACKLOG, DmsgPort
+from dmsg.mux.limits import ListenerLimits
+from dmsg.mux.listener import AllowKeys, DmsgPort
 from dmsg.mux.negotiation import Security
 from dmsg.mux.sharing import Borrowed, ClientSource, SharedSettings, shared_clients
 from dmsg.mux.transport import DmsgTransport
@@ -60,6 +64,7 @@ __all__ = ["DmsgClientEndpoint", "DmsgConnectError", "DmsgServerEndpoint", "pars
 
 _log = Logger()
 _ARGUMENTS: Final = ("key", "discovery", "server", "service", "security", "timeout", "min-servers", "ranks-key")
+_SERVER_ONLY: Final = ("allow", "idle-timeout")
 _SERVER_ARGUMENT: Final = re.compile(r"server[0-9]*\Z")
 _SOURCE: Final = "a dmsg endpoint string"
 
@@ -159,9 +164,9 @@ def _attach(transport: DmsgTransport, factory: IProtocolFactory) -> IProtocol:
 class DmsgServerEndpoint:
     """Listens for ``service`` of the key of ``client``, which is as for :class:`DmsgClientEndpoint`.
 
-    ``policy`` says who may connect (all, if there is none), ``backlog`` how many may wait for its decision. ``timeout_s``
-    limits the wait until the client can be reached; without it, it goes on for ever. ``security`` says who may speak in
-    the clear (the client's unless given).
+    ``policy`` says who may connect (all, if there is none), ``limits`` how many may wait for its decision and be connected.
+    ``timeout_s`` limits the wait until the client can be reached; without it, it goes on for ever. ``security`` says who
+    may speak in the clear; without it, none under a ``policy``, else as the client does.
     """
 
     def __init__(
@@ -170,14 +175,14 @@ class DmsgServerEndpoint:
         service: str = "",
         *,
         policy: IAccessPolicy | None = None,
-        backlog: int = DEFAULT_BACKLOG,
+        limits: ListenerLimits | None = None,
         timeout_s: float | None = None,
         security: Security | None = None,
     ) -> None:
         self.security = security
         self.service = check_service_name(service)
         self.policy = policy
-        self.backlog = backlog
+        self.limits = limits
         self.timeout_s = timeout_s
         self._source = Borrowed(client) if isinstance(client, DmsgClient) else client
 
@@ -192,9 +197,7 @@ class DmsgServerEndpoint:
         client = await self._source.acquire()
         port: DmsgPort | None = None
         try:
-            port = client.listen(
-                factory, self.service, policy=self.policy, backlog=self.backlog, security=self.security
-            )
+            port = client.listen(factory, self.service, policy=self.policy, limits=self.limits, security=self.security)
             ready = client.when_ready()
             if self.timeout_s is not None:
                 ready.addTimeout(self.timeout_s, client.reactor, self._too_late)
@@ -246,7 +249,7 @@ def parse_client(reactor: Any, *args: str, **arguments: str) -> DmsgClientEndpoi
         public_key = PublicKey.parse(args[0])
     except InvalidKey as error:
         raise ConfigError("public key", str(error), _SOURCE) from None
-    read = _Arguments(arguments, os.environ)
+    read = _Arguments(arguments, os.environ, _ARGUMENTS)
     source = shared_clients(reactor).get(read.settings())
     return DmsgClientEndpoint(source, public_key, read.service, timeout_s=read.timeout_s, security=read.security)
 
@@ -254,14 +257,21 @@ def parse_client(reactor: Any, *args: str, **arguments: str) -> DmsgClientEndpoi
 def parse_server(reactor: Any, *args: str, **arguments: str) -> DmsgServerEndpoint:
     """The endpoint for ``dmsg:key=FILE:…``; raises ``ConfigError``, or ``KeyFileError`` for a bad key file."""
     _no_more(args)
-    read = _Arguments(arguments, os.environ)
+    read = _Arguments(arguments, os.environ, _ARGUMENTS + _SERVER_ONLY)
     settings = read.settings()
     if settings.key is None:
         raise ConfigError("key", "a server needs a key file: key=FILE, or DMSG_KEY in the environment", _SOURCE)
     if settings.min_servers == 0:
         raise ConfigError("min-servers", "a server needs at least one, or nobody finds it", _SOURCE)
     source = shared_clients(reactor).get(settings)
-    return DmsgServerEndpoint(source, read.service, timeout_s=read.timeout_s, security=read.security)
+    return DmsgServerEndpoint(
+        source,
+        read.service,
+        policy=AllowKeys(read.allowed) if read.allowed else None,
+        limits=ListenerLimits(idle_timeout_s=read.idle_timeout_s),
+        timeout_s=read.timeout_s,
+        security=read.security,
+    )
 
 
 def _no_more(args: tuple[str, ...]) -> None:
@@ -274,18 +284,20 @@ def _no_more(args: tuple[str, ...]) -> None:
 class _Arguments:
     """The arguments of a string, checked, with the environment behind them."""
 
-    def __init__(self, arguments: Mapping[str, str], environment: Mapping[str, str]) -> None:
+    def __init__(self, arguments: Mapping[str, str], environment: Mapping[str, str], expected: tuple[str, ...]) -> None:
         self._given = {name.replace("_", "-"): value for name, value in arguments.items()}
         self._environment = environment
         for name in self._given:
-            if name not in _ARGUMENTS and not _SERVER_ARGUMENT.match(name):
-                known = ", ".join(f"{one}=" for one in _ARGUMENTS)
+            if name not in expected and not _SERVER_ARGUMENT.match(name):
+                known = ", ".join(f"{one}=" for one in expected)
                 raise ConfigError(f"{name}=", f"unknown argument; there are {known}", _SOURCE)
         try:
             self.service = check_service_name(self._given.get("service", ""))
         except InvalidAddress as error:
             raise ConfigError("service", str(error), _SOURCE) from None
-        self.timeout_s = self._timeout_s()
+        self.timeout_s = self._seconds("timeout")
+        self.idle_timeout_s = self._seconds("idle-timeout") or 0.0
+        self.allowed = self._allowed()
         self.security = self._security()
 
     def settings(self) -> SharedSettings:
@@ -326,8 +338,17 @@ class _Arguments:
             raise ConfigError("service", "needs end-to-end security: the relay never sees the name", _SOURCE)
         return security
 
-    def _timeout_s(self) -> float | None:
-        text = self._given.get("timeout")
+    def _allowed(self) -> tuple[PublicKey, ...]:
+        text = self._given.get("allow")
+        if text is None:
+            return ()
+        try:
+            return parse_public_keys(text)
+        except InvalidKey as error:
+            raise ConfigError("allow", str(error), _SOURCE) from None
+
+    def _seconds(self, name: str) -> float | None:
+        text = self._given.get(name)
         if text is None:
             return None
         try:
@@ -335,7 +356,7 @@ class _Arguments:
         except ValueError:
             timeout_s = math.nan
         if not 0 < timeout_s < math.inf:
-            raise ConfigError("timeout", f"{text!r} is not a number of seconds", _SOURCE)
+            raise ConfigError(name, f"{text!r} is not a number of seconds", _SOURCE)
         return timeout_s
 
     def _ranks_keys(self) -> tuple[PublicKey, ...]:

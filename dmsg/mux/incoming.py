@@ -1,24 +1,26 @@
 """A transport that a peer asks for, from its REQUEST to the moment the application is told.
 
-What is decided in which order: may this peer speak in the clear (extension, section 1); which service does it want; is
-it a transport that goes on (section 8); does the access policy admit it; has it proved itself (section 2).
+What is decided in which order: may this key come in at all; may it speak in the clear (extension, section 1); which
+service does it want; is it a transport that goes on (section 8); does the access policy admit it; has it proved itself
+(section 2). While one of these is waited for, the offer holds a place (:mod:`dmsg.mux.offers`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Coroutine
 from typing import TYPE_CHECKING
 
-from twisted.internet.defer import CancelledError, Deferred, ensureDeferred, maybeDeferred
+from twisted.internet.defer import CancelledError, Deferred, ensureDeferred
 from twisted.internet.interfaces import IDelayedCall
 from twisted.logger import Logger
 from twisted.python.failure import Failure
 
 from dmsg.errors import DmsgError, TransportClosed
 from dmsg.mux.negotiation import Security
+from dmsg.mux.offers import Offers
 from dmsg.mux.pending import StreamOwner
 from dmsg.mux.secure import CONFIRM_TIMEOUT_S, Resume
 from dmsg.mux.secure_stream import SecureStream
+from dmsg.mux.services import ask
 from dmsg.mux.stream import Stream, StreamState
 from dmsg.mux.wire import CloseReason
 
@@ -39,7 +41,9 @@ class IncomingTransport(StreamOwner):
         self._client = client
         self._session = session
         self._inbound = session.inbound(stream)
+        self._services = client.services
         self._port: DmsgPort | None = None
+        self._place: Offers[IncomingTransport] | None = None
         self._resumed: DmsgTransport | None = None
         self._told_bytes = 0
         self._attempt = 0
@@ -54,30 +58,34 @@ class IncomingTransport(StreamOwner):
         if self.stream.state is StreamState.CLOSED:
             self._over = True  # taken back in the same read
             return
+        remote, services = self.stream.remote, self._services
+        if not services.may_admit(remote) and not self._client.may_resume(remote):
+            # Before the handshake is calculated: it costs next to nothing, and which service is meant shows in no way.
+            self._refuse(CloseReason.ACCESS_DENIED)
+            return
         if not self._inbound.is_plain:
             self._take_up(None)
             return
-        default = self._client.port("")
-        if default is not None and default.security is Security.HOP:
+        default = services.port("")
+        if default is None or default.security is Security.E2E or not default.may_admit(remote):
+            self._await_upgrade()  # in the clear there is no other service to ask for
+        elif default.security is Security.HOP:
             self._choose(default, plain=True)
-        elif default is not None and default.security is Security.PREFER:
-            self._decide(self._client.promises(self.stream.remote), self._promised)
-        else:
-            self._promised(True)
+        elif self._hold(services.arrivals):
+            self._decide(self._client.promises(remote), self._promised)
 
     def _promised(self, promised: object) -> None:
-        if not promised:
-            self._choose(self._client.port(""), plain=True)
-            return
-        # The service is not known yet; until it is, the wait counts for the default listener, or any there is.
-        port = self._client.port("") or self._client.any_port()
-        if port is None:
-            self._refuse(CloseReason.NO_SUCH_SERVICE)
-        elif port.waiting >= port.backlog:
-            self._refuse(CloseReason.BUSY)
+        if promised:
+            self._await_upgrade()
         else:
-            # who promises end-to-end security brings its handshake in the first FWD, or is not who it seems to be
-            self._port = port
+            self._leave()
+            self._choose(self._services.port(""), plain=True)
+
+    def _await_upgrade(self) -> None:
+        # what promises end-to-end security brings its handshake in the first FWD, or is not what it seems to be
+        if not self._services:
+            self._refuse(CloseReason.NO_SUCH_SERVICE)
+        elif self._hold(self._services.arrivals):
             self._session.connection.accept(self.stream, upgrade=True)
             self._await_peer()
             self._session.flush_soon()
@@ -91,9 +99,8 @@ class IncomingTransport(StreamOwner):
         if self._inbound.is_sealed:
             self._refuse(CloseReason.MALFORMED)
         else:
-            if self._stop_timer() and self._port is not None:
-                self._port.waiting -= 1
-            self._port = None
+            self._stop_timer()
+            self._leave()
             self._take_up(message)
 
     def _take_up(self, message: bytes | None) -> None:
@@ -105,13 +112,16 @@ class IncomingTransport(StreamOwner):
         if self._resume is not None:
             self._go_on(self._resume)
         else:
-            self._choose(self._client.port(service), plain=False)
+            self._choose(self._services.port(service), plain=False)
 
     def _go_on(self, resume: Resume) -> None:
         transport = self._client.resumable(resume.token, self.stream.remote)
         if transport is None:
-            # An answer that says nothing about resuming is the refusal: the relay cannot make that one up.
-            self._accept(None)
+            # What goes for a new transport goes for one that is not known: a made-up token opens no way past it.
+            if not self._services:
+                self._refuse(CloseReason.NO_SUCH_SERVICE)
+            elif self._hold(self._services.arrivals):
+                self._decide(ensureDeferred(self._services.admit(self.stream.remote)), self._unknown_admitted)
             return
         self._resumed = transport
         transport.attempts += 1
@@ -123,41 +133,51 @@ class IncomingTransport(StreamOwner):
         if isinstance(self.stream, SecureStream):
             self.stream.await_turn(earlier, self._told_bytes)
 
+    def _unknown_admitted(self, allowed: object) -> None:
+        if allowed is True:
+            # An answer that says nothing about resuming is the refusal: the relay cannot make that one up.
+            self._accept(None)
+        else:
+            self._refuse(CloseReason.ACCESS_DENIED)
+
     # --- the application's decision --------------------------------------------------------------------------------
 
     def _choose(self, port: DmsgPort | None, *, plain: bool) -> None:
+        remote = self.stream.remote
         if port is None:
-            self._refuse(CloseReason.NO_SUCH_SERVICE)
+            # A key that some listener keeps out is told the same as if it had asked for that one.
+            told = None if self._services.are_open_to(remote) else CloseReason.ACCESS_DENIED
+            self._refuse(CloseReason.NO_SUCH_SERVICE, told=told)
+        elif not port.may_admit(remote):
+            self._refuse(CloseReason.ACCESS_DENIED)
         elif plain and port.security is Security.E2E:
             self._refuse(CloseReason.DOWNGRADE)
-        elif port.waiting >= port.backlog:
+        elif not port.offers.has_room(self._share):
             self._refuse(CloseReason.BUSY)
-        elif port.policy is None:
-            self._port = port
-            self._admitted(True)
         else:
             self._port = port
-            port.waiting += 1
-            policy, remote, service = port.policy, self.stream.remote, port.service
-
-            def ask() -> object:
-                answer = policy.allow(remote, service)
-                return ensureDeferred(answer) if isinstance(answer, Coroutine) else answer
-
-            self._decide(maybeDeferred(ask), self._policy_answered)
-
-    def _policy_answered(self, allowed: object) -> None:
-        assert self._port is not None
-        self._port.waiting -= 1
-        self._admitted(allowed)
+            if port.policy is None:
+                self._admitted(True)
+                return
+            answer = ask(port, remote)
+            is_known = answer.called and not answer.paused
+            if is_known or self._hold(port.offers):
+                self._decide(answer, self._admitted)
+            else:
+                answer.cancel()
 
     def _admitted(self, allowed: object) -> None:
+        assert self._port is not None
         if allowed is not True:
             self._refuse(CloseReason.ACCESS_DENIED)
+        elif not self._port.make_room():
+            self._refuse(CloseReason.BUSY)
         elif self._inbound.is_sealed:
-            self._accept(None)
+            if self._hold(self._port.offers):
+                self._accept(None)
         else:
-            assert self._port is not None
+            self._over = True
+            self._leave()
             self._session.connection.accept(self.stream)
             self._session.flush_soon()
             self._port.open(self._session, self.stream)
@@ -176,8 +196,6 @@ class IncomingTransport(StreamOwner):
 
         def failed(failure: Failure) -> None:
             self._decision = None
-            if self._port is not None:
-                self._port.waiting -= 1
             if not self._over:
                 if failure.check(CancelledError) is None:
                     _log.failure("The access policy failed; access is denied", failure=failure)
@@ -201,17 +219,16 @@ class IncomingTransport(StreamOwner):
 
     def _await_peer(self) -> None:
         """Nothing is done for the application before the initiator has proved itself; not for ever, though."""
-        if self._port is not None:
-            self._port.waiting += 1
         self._confirm_timer = self._session.clock.callLater(CONFIRM_TIMEOUT_S, self._not_confirmed)
 
     def _not_confirmed(self) -> None:
         self._confirm_timer = None
-        self._refuse(CloseReason.HANDSHAKE_TIMEOUT, waited=True)
+        self._refuse(CloseReason.HANDSHAKE_TIMEOUT)
 
     def confirmed(self) -> None:
         """The initiator's first sealed frame opened."""
-        waited = self._stop_timer()
+        self._stop_timer()
+        self._leave()
         self._over = True
         if self._resumed is not None:
             assert isinstance(self.stream, SecureStream)
@@ -223,28 +240,57 @@ class IncomingTransport(StreamOwner):
             self._resumed.attempt = self._attempt
             self._resumed.move_to(self._session, self.stream, self._resume.received_bytes, self._told_bytes)
         elif self._port is not None:
-            self._port.waiting -= int(waited)
             self._port.open(self._session, self.stream)
         else:
             self._session.abort_stream(self.stream, CloseReason.REFUSED)
 
+    # --- places ----------------------------------------------------------------------------------------------------
+
+    @property
+    def _share(self) -> object:
+        # by relay, too: a hostile one that repeats what it has recorded takes nothing from the same key elsewhere
+        return self._session.server, self.stream.remote
+
+    def _hold(self, places: Offers[IncomingTransport]) -> bool:
+        """Hold one of ``places`` until all is decided; when its key has its share of them, the offer is refused."""
+        if self._place is places:
+            return True
+        self._leave()
+        if not places.has_room(self._share):
+            self._refuse(CloseReason.BUSY)
+            return False
+        self._place = places
+        oldest = places.add(self, self._share)
+        if oldest is not None:
+            oldest.crowded_out()
+        return True
+
+    def _leave(self) -> None:
+        places, self._place = self._place, None
+        if places is not None:
+            places.remove(self)
+
+    def crowded_out(self) -> None:
+        """A newer offer has taken the place of this one, which has waited longest."""
+        self._refuse(CloseReason.BUSY)
+
     # --- ends ------------------------------------------------------------------------------------------------------
 
-    def _stop_timer(self) -> bool:
+    def _stop_timer(self) -> None:
         timer, self._confirm_timer = self._confirm_timer, None
         if timer is not None:
             timer.cancel()
-        return timer is not None
 
-    def _refuse(self, code: int, *, waited: bool = False) -> None:
+    def _refuse(self, code: int, *, told: int | None = None) -> None:
+        """Refuse for the reason ``code``, and tell the peer that one, or ``told``."""
         self._client.refused(self.stream.remote, code)
-        self._end(waited=waited)
-        self._session.abort_stream(self.stream, code)
+        self._end()
+        self._session.abort_stream(self.stream, code if told is None else told)
 
-    def _end(self, *, waited: bool = False) -> None:
+    def _end(self) -> None:
         self._over = True
-        if (self._stop_timer() or waited) and self._port is not None:
-            self._port.waiting -= 1
+        self._stop_timer()
+        self._leave()
         if self._decision is not None:
             self._decision.cancel()
 

@@ -6,15 +6,18 @@ from typing import TYPE_CHECKING, cast
 
 from twisted.internet.defer import Deferred, succeed
 from twisted.internet.error import CannotListenError
-from twisted.internet.interfaces import IAddress, IListeningPort
+from twisted.internet.interfaces import IAddress, IDelayedCall, IListeningPort
 from twisted.internet.protocol import Factory
 from twisted.logger import Logger
 from zope.interface import implementer
 
 from dmsg.address import DmsgAddress, check_service_name
 from dmsg.crypto.keys import PublicKey
-from dmsg.interfaces import IAccessPolicy
+from dmsg.interfaces import IAccessPolicy, IKeyPolicy
+from dmsg.mux.limits import ListenerLimits
 from dmsg.mux.negotiation import Security
+from dmsg.mux.offers import Offers
+from dmsg.mux.opened import LOOK_S, OpenTransports
 from dmsg.mux.stream import Stream
 from dmsg.mux.wire import CloseReason
 
@@ -22,18 +25,23 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from dmsg.mux.client import DmsgClient
+    from dmsg.mux.incoming import IncomingTransport
     from dmsg.mux.session import ServerSession
+    from dmsg.mux.transport import DmsgTransport
 
-DEFAULT_BACKLOG = 20
 _log = Logger()
 
 
-@implementer(IAccessPolicy)
+@implementer(IKeyPolicy)
 class AllowKeys:
-    """An access policy that admits the keys it is given and nobody else."""
+    """An access policy that admits the keys it is given and no other."""
 
     def __init__(self, keys: Iterable[PublicKey]) -> None:
         self.keys = frozenset(keys)
+
+    def admits_key(self, remote: PublicKey) -> bool:
+        """Whether ``remote`` is on the list."""
+        return remote in self.keys
 
     def allow(self, remote: PublicKey, service: str) -> bool:
         """Whether ``remote`` is on the list."""
@@ -44,8 +52,7 @@ class AllowKeys:
 class DmsgPort:
     """Where transports for one service come in.
 
-    At most ``backlog`` wait at a time for the access policy or for their initiator to prove itself (D22); more are refused
-    as busy. ``security`` says who may come in the clear.
+    ``security`` says who may come in the clear, ``limits`` how many may wait (D22) and how many may be open.
     """
 
     def __init__(
@@ -55,17 +62,20 @@ class DmsgPort:
         service: str = "",
         *,
         policy: IAccessPolicy | None = None,
-        backlog: int = DEFAULT_BACKLOG,
+        limits: ListenerLimits | None = None,
         security: Security = Security.PREFER,
     ) -> None:
         self.client = client
         self.factory = factory
         self.service = check_service_name(service)
         self.policy = policy
-        self.backlog = backlog
+        self.limits = limits = limits or ListenerLimits()
         self.security = security
-        #: Transports that wait for a decision or a proof.
-        self.waiting = 0
+        #: Transports that wait for a decision or a proof, each in a place.
+        self.offers: Offers[IncomingTransport] = Offers(limits.offers, limits.offers_per_key)
+        self._key_policy = policy if IKeyPolicy.providedBy(policy) else None
+        self._opened: OpenTransports[DmsgTransport] = OpenTransports(limits)
+        self._look: IDelayedCall | None = None
         self._listening = False
 
     def startListening(self) -> None:
@@ -73,7 +83,7 @@ class DmsgPort:
         if self._listening:
             return
         try:
-            self.client.add_port(self)
+            self.client.services.add(self)
         except ValueError as error:
             raise CannotListenError("dmsg", self.service, error) from None
         self._listening = True
@@ -83,7 +93,7 @@ class DmsgPort:
         """Take no more transports; those that are open stay."""
         if self._listening:
             self._listening = False
-            self.client.remove_port(self)
+            self.client.services.remove(self)
             self.factory.doStop()
         return succeed(None)
 
@@ -91,8 +101,35 @@ class DmsgPort:
         """The key and the service that are listened on, as a ``DmsgAddress``."""
         return cast(IAddress, DmsgAddress(self.client.public_key, self.service))
 
+    # --- who may come in -------------------------------------------------------------------------------------------
+
+    def may_admit(self, remote: PublicKey) -> bool:
+        """Whether ``remote`` could be admitted, as far as its key alone can say: ``False`` is final."""
+        if self._key_policy is None:
+            return True
+        try:
+            return self._key_policy.admits_key(remote) is True
+        except Exception:  # an application's policy may raise anything: as when it is asked in full, access is denied
+            _log.failure("The access policy failed; access is denied")
+            return False
+
+    def is_open_to(self, remote: PublicKey) -> bool:
+        """Whether ``remote`` may know that there is this listener: it would be let in as far as can be said at once."""
+        return self.policy is None or (self._key_policy is not None and self.may_admit(remote))
+
+    def make_room(self) -> bool:
+        """Whether one more transport may be opened; closes an unused one for it if it must."""
+        if self._opened.is_full:
+            self._end(self._opened.unused(1, self.client.reactor.seconds(), 0.0), "unused, and the listener is full")
+        return not self._opened.is_full
+
+    # --- open transports -------------------------------------------------------------------------------------------
+
     def open(self, session: ServerSession, stream: Stream) -> None:
         """Give an open stream to the application."""
+        if self._opened.is_full:
+            session.abort_stream(stream, CloseReason.BUSY)
+            return
         peer = DmsgAddress(stream.remote, "", session.server)
         try:
             protocol = self.factory.buildProtocol(cast(IAddress, peer)) if self._listening else None
@@ -103,5 +140,28 @@ class DmsgPort:
             session.abort_stream(stream, CloseReason.REFUSED)
             return
         transport = session.transport(stream, self.service)
+        self._opened.add(transport, self.client.reactor.seconds())
+        self.client.services.opened(transport, self)
         self.client.transport_opened(session, transport)
+        self._watch()
         transport.attach(protocol)
+
+    def transport_closed(self, transport: DmsgTransport) -> None:
+        """One of the transports that came in here is over."""
+        self._opened.remove(transport)
+        if self._look is not None and not self._opened.needs_look:
+            self._look.cancel()
+            self._look = None
+
+    def _watch(self) -> None:
+        if self._look is None and self._opened.needs_look:
+            self._look = self.client.reactor.callLater(LOOK_S, self._end_idle)
+
+    def _end_idle(self) -> None:
+        self._look = None
+        self._end(self._opened.idle(self.client.reactor.seconds()), "idle for too long")
+        self._watch()
+
+    def _end(self, transports: Iterable[DmsgTransport], why: str) -> None:
+        for transport in transports:
+            transport.deadline_exceeded(why)

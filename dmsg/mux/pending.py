@@ -113,7 +113,11 @@ class PendingRequest(StreamOwner):
         """The peer or the server said no."""
         if self.done.called:
             return
-        wanted = f"nothing listens there as {self._outbound.service!r}" if code == CloseReason.NO_SUCH_SERVICE else ""
+        service, wanted = self._outbound.service, ""
+        if code == CloseReason.NO_SUCH_SERVICE:
+            wanted = f"nothing listens there as {service!r}"
+        elif code == CloseReason.ACCESS_DENIED and service:
+            wanted = f"{service!r} does not admit this key, or nothing listens there as that"
         error = close_error(code, wanted, by="local" if local else "peer")
         checked = local and code == CloseReason.MALFORMED
         reason = "accept check failed" if checked else (error.name if code else "request rejected")

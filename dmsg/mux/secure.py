@@ -24,7 +24,8 @@ UPGRADE_MAGIC: Final = hashlib.sha256(b"dmsg/0.1 e2e upgrade").digest()[:16]
 #: A KK message with an empty payload.
 KK_MESSAGE_BYTES: Final = 49
 TOKEN_BYTES: Final = 16
-CONFIRM_TIMEOUT_S: Final = 10.0
+#: The initiator has one round trip to prove itself; a replayed or forged message 1 holds a place for no longer than this.
+CONFIRM_TIMEOUT_S: Final = 3.0
 
 _PROLOGUE: Final = b"dmsg/0.1 e2e"
 _INITIATOR_TO_RESPONDER: Final = b"\x00"

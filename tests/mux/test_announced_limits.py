@@ -36,6 +36,7 @@ from dmsg.interfaces import IEventLog
 from dmsg.mux.client import ClientConfig, DmsgClient
 from dmsg.mux.dialer import DialConfig
 from dmsg.mux.hop import HopLimits, hop_payload
+from dmsg.mux.limits import ListenerLimits
 from dmsg.mux.negotiation import Carrier, Security
 from dmsg.mux.pool import PoolConfig
 from dmsg.mux.switch import ServerLimits
@@ -79,7 +80,7 @@ class Net(HostileNetwork):
         if self._announced is not None:
             self.relay._hop_payload = hop_payload(self._announced)
         self.bob = await self.client(config=CONFIG)
-        self.bob.listen(Factory.forProtocol(self.end), backlog=1_000)
+        self.bob.listen(Factory.forProtocol(self.end), limits=ListenerLimits(offers=1_000, offers_per_key=1_000))
         self.alice = await self.client(config=CONFIG)
 
     def end(self) -> Protocol:
@@ -175,7 +176,7 @@ async def test_a_session_lost_while_a_dial_waits_for_its_turn() -> None:
 async def test_frames_are_as_short_as_announced(announced: int, longest: int, security: Security) -> None:
     """A limit that leaves no room for anything is not obeyed."""
     async with Net(announced=HopLimits(100, 100, announced)) as net:
-        net.bob.port("").security = security  # type: ignore[union-attr]
+        net.bob.services.port("").security = security  # type: ignore[union-attr]
         transport = await net.wait(net.alice.dial(net.bob.public_key, security=security))
         transport.attach(ConformanceProtocol())
         transport.write(bytes(100_000))
@@ -292,7 +293,7 @@ async def test_a_connection_refused_by_a_server_that_is_going_down() -> None:
 async def test_a_receiver_that_takes_nothing_is_told_as_slow_consumer() -> None:
     """In the clear, so that nothing resumes."""
     async with Net() as net:
-        net.bob.port("").security = Security.HOP  # type: ignore[union-attr]
+        net.bob.services.port("").security = Security.HOP  # type: ignore[union-attr]
         transport = await net.wait(net.alice.dial(net.bob.public_key, security=Security.HOP))
         end = ConformanceProtocol()
         transport.attach(end)
@@ -308,7 +309,7 @@ async def test_a_receiver_that_takes_nothing_is_told_as_slow_consumer() -> None:
 async def test_a_client_that_is_dropped_for_abuse() -> None:
     """Frames of no transport, again and again: the connection ends, and its transports with it."""
     async with Net() as net:
-        net.bob.port("").security = Security.HOP  # type: ignore[union-attr]
+        net.bob.services.port("").security = Security.HOP  # type: ignore[union-attr]
         transport = await net.wait(net.alice.dial(net.bob.public_key, security=Security.HOP))
         end = ConformanceProtocol()
         transport.attach(end)

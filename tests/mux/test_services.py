@@ -15,6 +15,7 @@ from dmsg.address import DmsgAddress
 from dmsg.errors import AccessDenied, Busy, DialError, InvalidAddress, NoSuchService, Refused, Unsupported
 from dmsg.interfaces import IAccessPolicy
 from dmsg.mux.client import DmsgClient
+from dmsg.mux.limits import ListenerLimits
 from dmsg.mux.listener import AllowKeys
 from dmsg.mux.negotiation import Security
 from dmsg.testing.conformance import ConformanceProtocol
@@ -223,7 +224,7 @@ async def test_a_policy_may_take_its_time(extended: bool, allowed: bool) -> None
         dialling = Deferred.fromCoroutine(net.alice.dial(net.bob.public_key, "web"))
         net.reactor.advance(5.0)
         assert policy.asked == [(net.alice.public_key, "web")]
-        assert port.waiting == 1
+        assert len(port.offers) == 1
         assert not dialling.called
         policy.answers[0].callback(allowed)
         if allowed:
@@ -233,7 +234,7 @@ async def test_a_policy_may_take_its_time(extended: bool, allowed: bool) -> None
                 await net.wait(dialling)
             assert isinstance(caught.value.attempts[-1].error, AccessDenied)
         await net.settle()
-        assert port.waiting == 0
+        assert len(port.offers) == 0
         assert len(net.built) == allowed
 
 
@@ -247,15 +248,15 @@ async def test_a_dialler_that_gives_up_takes_its_question_back() -> None:
         assert attempt.server == str(net.relay.key.public_key)
         await net.settle()
         assert policy.cancelled == 1
-        assert port.waiting == 0
+        assert len(port.offers) == 0
         assert not net.built
 
 
 @sync
-async def test_more_than_the_backlog_is_busy() -> None:
+async def test_more_than_the_places_of_a_key_are_busy() -> None:
     async with Net() as net:
         policy = Slow()
-        net.serve("web", policy=policy, backlog=2)
+        net.serve("web", policy=policy, limits=ListenerLimits(offers_per_key=2))
         net.serve("ssh")
         dials = [Deferred.fromCoroutine(net.alice.dial(net.bob.public_key, "web")) for _ in range(2)]
         await net.settle()

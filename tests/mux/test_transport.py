@@ -552,7 +552,7 @@ async def _others_go_on(pair: Pair) -> None:
     other = Recorder()
     pair.there.events.clear()
     there = Recorder()
-    for port in list(pair.bob._ports.values()):
+    for port in pair.bob.services.ports():
         await port.stopListening()
     pair.bob.listen(Factory.forProtocol(lambda: there))
     await pair.network.wait(pair.alice.connect(Factory.forProtocol(lambda: other), pair.bob.public_key))

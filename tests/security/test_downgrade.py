@@ -13,6 +13,7 @@ import pytest_twisted
 from dmsg.crypto.keys import SecretKey
 from dmsg.discovery.entry import BASE_VERSION, SECURE_VERSION, ClientPart, Entry
 from dmsg.errors import DialError, DiscoveryUnavailable, DowngradeRefused
+from dmsg.mux.limits import ListenerLimits
 from dmsg.mux.negotiation import Security
 from dmsg.mux.secure import CONFIRM_TIMEOUT_S, UPGRADE_MAGIC
 from dmsg.mux.wire import ACCEPT, ACK, CLOSE, FWD, REQUEST, REQUEST_BYTES, SEQUENCE_BYTES, CloseReason
@@ -185,9 +186,9 @@ async def test_a_plain_request_that_is_never_upgraded(scene):
 
 @sync
 async def test_plain_requests_do_not_pile_up(scene):
-    """Requests that wait for their upgrade are bounded by the backlog as all others are."""
+    """Of one key, no more than its share of the places wait for their upgrade."""
     async with scene() as s:
-        await s.set()
+        await s.set(config=replace(s.CONFIG, listener=ListenerLimits(offers_per_key=20)))
         key = SecretKey.generate()
         await publish(s, key, SECURE_VERSION)
         raw = await s.raw(key)
