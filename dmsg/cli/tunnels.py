@@ -15,6 +15,7 @@ from twisted.python.failure import Failure
 
 from dmsg.cli.exits import CommandError, Exit, describe
 from dmsg.cli.output import tell_opened
+from dmsg.cli.redial import dial_patiently
 from dmsg.cli.settings import DIAL_TIMEOUT_S, PUBLIC_KEY, Invocation, common_options, service_option
 from dmsg.cli.splice import End, join
 from dmsg.crypto.keys import PublicKey
@@ -93,7 +94,7 @@ async def run_forward(call: Invocation, reactor: Any, peer: PublicKey, listen: s
     async with call.settings.open_client(reactor, listening=False) as client:
 
         async def connect() -> End:
-            transport = await client.dial(peer, service, timeout_s=DIAL_TIMEOUT_S)
+            transport = await dial_patiently(client, peer, service, timeout_s=DIAL_TIMEOUT_S, clock=reactor)
             end = End()
             transport.attach(end)
             return end

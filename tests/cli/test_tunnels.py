@@ -6,7 +6,7 @@ import os
 
 import pytest
 import pytest_twisted
-from twisted.internet.defer import Deferred
+from twisted.internet.defer import Deferred, DeferredList, gatherResults
 from twisted.internet.endpoints import TCP4ClientEndpoint, TCP4ServerEndpoint
 from twisted.internet.error import ConnectionDone, ConnectionLost
 from twisted.internet.protocol import Factory, Protocol
@@ -236,3 +236,25 @@ async def test_forwarding_to_nobody_ends_the_connection(bench):
     client = await connect(bench, port)
     assert isinstance(await client.lost, ConnectionLost)
     assert not forward.ended.called
+
+
+@pytest.mark.parametrize("connections", [32, 64, 128, 512])
+@pytest_twisted.ensureDeferred
+async def test_a_burst_of_short_connections(bench, connections):
+    """All at once through one pair of commands: none fails."""
+    target = Target(bench.reactor, Echo)
+    _, _, port = await tunnel(bench, target.endpoint)
+
+    async def short(number):
+        data = b"%08d" % number
+        client = await connect(bench, port, len(data))
+        client.transport.write(data)
+        received = await DeferredList([client.complete, client.lost], fireOnOneCallback=True)
+        client.transport.loseConnection()
+        if received[1] == 0:
+            await client.lost
+        return received[0] == data
+
+    came = await gatherResults([Deferred.fromCoroutine(short(number)) for number in range(connections)])
+    assert came.count(True) == connections
+    await target.port.stopListening()

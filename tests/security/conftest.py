@@ -14,6 +14,7 @@ from zope.interface import implementer
 
 from dmsg.interfaces import IEventLog
 from dmsg.mux.client import ClientConfig, DmsgClient
+from dmsg.mux.listener import AllowKeys
 from dmsg.mux.pool import PoolConfig
 from dmsg.ops import events as ev
 from dmsg.ops.metrics import MetricsEventLog
@@ -107,15 +108,21 @@ class Scene(HostileNetwork):
         self.listener = Listener()
 
     async def set(
-        self, *, relays: int = 1, extended: bool = True, config: ClientConfig = CONFIG, **options: Any
+        self,
+        *,
+        relays: int = 1,
+        extended: bool = True,
+        config: ClientConfig = CONFIG,
+        listed: bool = False,
+        **options: Any,
     ) -> None:
-        """Put relays and both clients in place; Bob listens."""
+        """Put relays and both clients in place; Bob listens, to Alice alone if she is ``listed``."""
         for _ in range(relays):
             self.relay = await self.add_relay(extended=extended)
         options = {"min_servers": relays, "config": config, **options}
         self.bob = await self.client(events=self.bob_log, **options)
         self.alice = await self.client(events=self.alice_log, **options)
-        self.bob.listen(self.listener)
+        self.bob.listen(self.listener, policy=AllowKeys([self.alice.public_key]) if listed else None)
 
     async def open(self, **options: Any) -> tuple[End, End]:
         """A transport from Alice to Bob."""
