@@ -106,7 +106,8 @@ async def run_receive(
     """``dmsg receive``; with ``once`` returns after, or fails with, the first sender's outcome."""
     async with call.settings.open_client(reactor, listening=True) as client:
         receiver = Receiver(call, reactor, rules)
-        port = client.listen(receiver, service, policy=AllowKeys(allow) if allow else None)
+        policy = AllowKeys(allow) if allow else None
+        port = client.listen(receiver, service, policy=policy, security=call.settings.security)
         try:
             key = str(client.public_key)
             call.out.result({"event": "ready", "public_key": key, "directory": str(rules.directory)}, key)

@@ -1,21 +1,25 @@
-"""Dialling again while the peer or the relay is busy."""
+"""Dials that wait for their turn, and try again while the peer or the relay is busy."""
 
 from __future__ import annotations
 
 import os
 from typing import Final
 
+from twisted.internet.defer import DeferredSemaphore
 from twisted.internet.interfaces import IReactorTime
 from twisted.internet.task import deferLater
+from twisted.python.failure import Failure
 
 from dmsg.crypto.keys import PublicKey, Random
-from dmsg.errors import Busy, DialError, RateLimited
+from dmsg.errors import Attempt, Busy, DialError, RateLimited
 from dmsg.mux.client import DmsgClient
 from dmsg.mux.transport import DmsgTransport
 from dmsg.sansio.jitter import Jitter
 
+#: Dials under way at one time: half of the requests that a relay lets one client have unanswered.
+DIALS_AT_ONCE: Final = 32
 #: The pause before the second dial, and the longest it doubles to, in seconds; each between half and one and a half times
-#: as long. A place is free again after one round trip, and a burst of 500 is through after 2.5 s at 200 requests a second.
+#: as long. A place at the peer is free again after one round trip.
 FIRST_PAUSE_S: Final = 0.1
 LONGEST_PAUSE_S: Final = 1.0
 
@@ -25,25 +29,52 @@ def is_busy(error: DialError) -> bool:
     return any(isinstance(attempt.error, Busy | RateLimited) for attempt in error.attempts)
 
 
-async def dial_patiently(
-    client: DmsgClient,
-    peer: PublicKey,
-    service: str,
-    *,
-    timeout_s: float,
-    clock: IReactorTime,
-    random: Random = os.urandom,
-) -> DmsgTransport:
-    """Dial, and dial again while it is busy there, for at most ``timeout_s`` in all. Raises the last ``DialError``."""
-    give_up_at = clock.seconds() + timeout_s
-    jitter = Jitter(random)
-    pause_s = FIRST_PAUSE_S
-    while True:
+class Redialer:
+    """Dials ``service`` of ``peer`` for many that want it at once; ``timeout_s`` is what each may wait in all."""
+
+    def __init__(
+        self,
+        client: DmsgClient,
+        peer: PublicKey,
+        service: str,
+        *,
+        timeout_s: float,
+        clock: IReactorTime,
+        random: Random = os.urandom,
+    ) -> None:
+        self._client = client
+        self._peer = peer
+        self._service = service
+        self._timeout_s = timeout_s
+        self._clock = clock
+        self._uniform = Jitter(random).random
+        self._turns = DeferredSemaphore(DIALS_AT_ONCE)
+
+    async def dial(self) -> DmsgTransport:
+        """An open transport. Raises the last ``DialError``; cancelling gives up."""
+        give_up_at = self._clock.seconds() + self._timeout_s
+        pause_s = FIRST_PAUSE_S
+        while True:
+            try:
+                return await self._dial_once(give_up_at)
+            except DialError as error:
+                wait_s = pause_s * (0.5 + self._uniform())
+                if not is_busy(error) or self._clock.seconds() + wait_s >= give_up_at:
+                    raise
+            await deferLater(self._clock, wait_s)
+            pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
+
+    async def _dial_once(self, give_up_at: float) -> DmsgTransport:
+        turn = self._turns.acquire()
+        if not turn.called:
+            turn.addTimeout(give_up_at - self._clock.seconds(), self._clock, self._too_late)
+        await turn
         try:
-            return await client.dial(peer, service, timeout_s=give_up_at - clock.seconds())
-        except DialError as error:
-            wait_s = pause_s * (0.5 + jitter.random())
-            if not is_busy(error) or clock.seconds() + wait_s >= give_up_at:
-                raise
-        await deferLater(clock, wait_s)
-        pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
+            left_s = max(0.0, give_up_at - self._clock.seconds())
+            return await self._client.dial(self._peer, self._service, timeout_s=left_s)
+        finally:
+            self._turns.release()
+
+    def _too_late(self, result: object, waited_s: float) -> Failure:
+        error = Busy("the dials before this one took all its time", by="local")
+        return Failure(DialError(str(self._peer), [Attempt("request", "", waited_s * 1000, error.name, error)]))

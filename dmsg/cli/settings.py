@@ -126,14 +126,14 @@ class _Events:
 @dataclass(frozen=True, slots=True)
 class Settings:
     """The settings of one run: a discovery URL or "", a key file or "", pinned servers, a directory for events or "",
-    what security is asked for, and whose relay ranks are believed.
+    what security is asked for (``None``: the default), and whose relay ranks are believed.
     """
 
     discovery: str = ""
     key_file: str = ""
     servers: tuple[PinnedServer, ...] = ()
     events: str = ""
-    security: Security = Security.PREFER
+    security: Security | None = None
     ranks_keys: tuple[PublicKey, ...] = ()
 
     def key(self) -> SecretKey:
@@ -182,7 +182,7 @@ class Settings:
                 servers=self.servers,
                 min_servers=None if listening else 0,
                 publish=listening,
-                security=self.security,
+                security=self.security or Security.PREFER,
                 events=events,
                 now_ns=time.time_ns,
             )
@@ -269,8 +269,8 @@ def common_options(function: F) -> F:
         "--security",
         type=click.Choice([one.value for one in Security]),
         envvar="DMSG_SECURITY",
-        default=Security.PREFER.value,
-        show_default=True,
+        default=None,
+        show_default="prefer; e2e with --allow",
         help="End to end, whatever that means for older peers; where the peer promises it; or only to the relay and on.",
     )
     @click.option(
@@ -291,11 +291,12 @@ def common_options(function: F) -> F:
         key_file: str,
         servers: tuple[PinnedServer, ...],
         events: str,
-        security: str,
+        security: str | None,
         ranks_keys: tuple[PublicKey, ...],
         **options: Any,
     ) -> Any:
-        settings = Settings(discovery, key_file, servers, events, Security.parse(security), ranks_keys)
+        asked = None if security is None else Security.parse(security)
+        settings = Settings(discovery, key_file, servers, events, asked, ranks_keys)
         return function(Invocation(settings, out, verbose), **options)
 
     return wrapped  # type: ignore[return-value]

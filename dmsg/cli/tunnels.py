@@ -7,7 +7,7 @@ from typing import Any, Final
 
 import click
 from twisted.internet.defer import CancelledError, Deferred, maybeDeferred
-from twisted.internet.endpoints import clientFromString, serverFromString
+from twisted.internet.endpoints import clientFromString
 from twisted.internet.error import CannotListenError
 from twisted.internet.interfaces import IStreamClientEndpoint
 from twisted.internet.protocol import Factory, connectionDone
@@ -15,14 +15,16 @@ from twisted.python.failure import Failure
 
 from dmsg.cli.exits import CommandError, Exit, describe
 from dmsg.cli.output import tell_opened
-from dmsg.cli.redial import dial_patiently
+from dmsg.cli.redial import Redialer
 from dmsg.cli.settings import DIAL_TIMEOUT_S, PUBLIC_KEY, Invocation, common_options, service_option
 from dmsg.cli.splice import End, join
 from dmsg.crypto.keys import PublicKey
+from dmsg.glue.listening import server_endpoint
+from dmsg.mux.limits import ListenerLimits
 from dmsg.mux.listener import AllowKeys
 
-#: Pairs at a time: each holds a socket and two windows of data.
-MAX_PAIRS: Final = 500
+#: Pairs at a time: each holds two windows of data and a socket, of which a process usually may have 1,024.
+MAX_PAIRS: Final = 900
 #: How long connecting to the exposed endpoint may take, in seconds.
 CONNECT_TIMEOUT_S: Final = 15.0
 
@@ -32,14 +34,24 @@ Open = Callable[[], Coroutine[Any, Any, End]]
 @click.command()
 @click.argument("endpoint")
 @click.option("--allow", metavar="PK", type=PUBLIC_KEY, multiple=True, help="Admit this peer only; may be repeated.")
+@click.option(
+    "--idle-timeout",
+    "idle_timeout_s",
+    metavar="SECONDS",
+    type=click.FloatRange(min=0),
+    default=0.0,
+    help="Close a connection on which nothing moves for so long; default: never.",
+)
 @common_options
 @service_option
-def expose(call: Invocation, endpoint: str, allow: tuple[PublicKey, ...], service: str) -> None:
+def expose(call: Invocation, endpoint: str, allow: tuple[PublicKey, ...], idle_timeout_s: float, service: str) -> None:
     """Accept transports and connect each to ENDPOINT, e.g. tcp:127.0.0.1:22.
 
     ENDPOINT is a Twisted client endpoint. Without --allow, anybody who knows the key is connected.
     """
-    call.execute(lambda reactor: run_expose(call, reactor, endpoint, allow=allow, service=service))
+    call.execute(
+        lambda reactor: run_expose(call, reactor, endpoint, allow=allow, idle_timeout_s=idle_timeout_s, service=service)
+    )
 
 
 @click.command()
@@ -56,7 +68,13 @@ def forward(call: Invocation, peer: PublicKey, listen: str, service: str) -> Non
 
 
 async def run_expose(
-    call: Invocation, reactor: Any, endpoint: str, *, allow: tuple[PublicKey, ...] = (), service: str = ""
+    call: Invocation,
+    reactor: Any,
+    endpoint: str,
+    *,
+    allow: tuple[PublicKey, ...] = (),
+    idle_timeout_s: float = 0.0,
+    service: str = "",
 ) -> None:
     """``dmsg expose``."""
     try:
@@ -72,9 +90,16 @@ async def run_expose(
     def opened(near: End, far: End) -> None:
         tell_opened(call.out, near.transport)
 
-    pairs = Pairs(connect, lambda error: call.out.note(f"{endpoint}: {describe(error)}"), opened)
+    # the listener has the limit: what it refuses is told that it is busy, and may try again
+    pairs = Pairs(connect, lambda error: call.out.note(f"{endpoint}: {describe(error)}"), opened, limit=None)
     async with call.settings.open_client(reactor, listening=True) as client:
-        port = client.listen(pairs, service, policy=AllowKeys(allow) if allow else None)
+        port = client.listen(
+            pairs,
+            service,
+            policy=AllowKeys(allow) if allow else None,
+            limits=ListenerLimits(open_transports=MAX_PAIRS, idle_timeout_s=idle_timeout_s),
+            security=call.settings.security,
+        )
         key = str(client.public_key)
         call.out.result({"event": "ready", "public_key": key, "endpoint": endpoint}, key)
         call.out.note(f"ready: connecting what comes to {endpoint}")
@@ -88,13 +113,14 @@ async def run_expose(
 async def run_forward(call: Invocation, reactor: Any, peer: PublicKey, listen: str, *, service: str = "") -> None:
     """``dmsg forward``."""
     try:
-        source = serverFromString(reactor, listen)
+        source = server_endpoint(reactor, listen)
     except Exception as error:  # as above
         raise CommandError(f"{listen!r} is not a server endpoint: {error}", Exit.USAGE) from None
     async with call.settings.open_client(reactor, listening=False) as client:
+        redialer = Redialer(client, peer, service, timeout_s=DIAL_TIMEOUT_S, clock=reactor)
 
         async def connect() -> End:
-            transport = await dial_patiently(client, peer, service, timeout_s=DIAL_TIMEOUT_S, clock=reactor)
+            transport = await redialer.dial()
             end = End()
             transport.attach(end)
             return end
@@ -107,7 +133,7 @@ async def run_forward(call: Invocation, reactor: Any, peer: PublicKey, listen: s
             port = await source.listen(pairs)
         except CannotListenError as error:
             raise CommandError(f"{listen}: {error.socketError}") from None
-        where = port.getHost()
+        where: Any = port.getHost()
         address = f"{where.host}:{where.port}" if hasattr(where, "port") else str(getattr(where, "name", where))
         call.out.result({"event": "ready", "peer": str(peer), "listening": address}, address)
         call.out.note(f"ready: {address} leads to {peer}")
@@ -121,23 +147,30 @@ async def run_forward(call: Invocation, reactor: Any, peer: PublicKey, listen: s
 class Pairs(Factory):
     """Joins each transport that comes in with one that ``connect`` opens for it; ``failed`` is told when it cannot.
 
-    ``opened`` is told of each pair: the end that came in, and the one that was opened for it.
+    ``opened`` is told of each pair: the end that came in, and the one that was opened for it. Above ``limit`` pairs what
+    comes in is closed at once.
     """
 
     noisy = False
 
     def __init__(
-        self, connect: Open, failed: Callable[[BaseException], object], opened: Callable[[End, End], object]
+        self,
+        connect: Open,
+        failed: Callable[[BaseException], object],
+        opened: Callable[[End, End], object],
+        *,
+        limit: int | None = MAX_PAIRS,
     ) -> None:
         self._connect = connect
         self._failed = failed
         self._joined = opened
+        self._limit = limit
         self._ends: set[End] = set()
         self._opening: dict[End, Deferred[End]] = {}
 
     def buildProtocol(self, addr: object) -> End | None:
         """The near end of one more pair, if there is room."""
-        if len(self._ends) >= MAX_PAIRS:
+        if self._limit is not None and len(self._ends) >= self._limit:
             return None
         end = _NearEnd(self._made, self._over)
         end.pairs = self._ends

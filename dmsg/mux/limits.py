@@ -46,7 +46,7 @@ class ListenerLimits:
     #: Open transports; above, an unused one (its peer has not sent a byte) is closed for a new one, and if there is none
     #: the new one is refused as busy.
     open_transports: int = 1_024
-    #: With more than this open, those that are unused and have been idle for ``crowd_idle_s`` are closed, of the key that
+    #: With more than this open, those that are unused and have been idle for so many seconds are closed, of the key that
     #: holds most first. Three quarters of what a relay lets in to one client: the rest stays for those who come.
     crowd: int = 384
     crowd_idle_s: float = 10.0

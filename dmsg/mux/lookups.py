@@ -27,7 +27,7 @@ class CallerLimits:
     take nothing from peers that have one.
     """
 
-    #: Answers kept. More than ``per_s`` and ``burst`` let through within the five seconds for which an answer counts.
+    #: Answers kept: more than look-ups are possible in the five seconds for which an answer counts.
     entries: int = 1_024
     #: Look-ups under way at one time; a second; and in a burst. Beyond that a caller is taken to promise end-to-end
     #: security, as when discovery does not answer. Both kinds together ask a tenth of what a discovery answers one client.

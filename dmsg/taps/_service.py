@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
-import re
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable
-from typing import Any, Final, cast
+from typing import Any, Final
 
 from twisted.application.service import Service
 from twisted.internet.address import IPv4Address, IPv6Address
 from twisted.internet.defer import Deferred, ensureDeferred, maybeDeferred
-from twisted.internet.endpoints import serverFromString
 from twisted.internet.error import CannotListenError
 from twisted.internet.interfaces import IAddress, IListeningPort, IProtocolFactory, IStreamServerEndpoint
 from twisted.internet.protocol import Factory
@@ -23,6 +20,7 @@ from twisted.python.failure import Failure
 from zope.interface import implementer
 
 from dmsg.errors import ConfigError
+from dmsg.glue.listening import server_endpoint
 from dmsg.ops.admin import Readiness, make_admin_site
 from dmsg.ops.events import Event
 from dmsg.ops.loglimit import LimitedEventLog
@@ -34,19 +32,6 @@ from dmsg.taps.settings import CommonSettings
 
 _log = Logger()
 _DRAIN_POLL_S: Final = 0.05
-#: TCP connections that wait to be accepted, unless the endpoint string says how many. Twisted's 50 are full after one turn
-#: of a busy relay: the kernel then drops what clients send, who try again after a second. Linux has 4,096 at most.
-BACKLOG: Final = 1024
-_HAS_BACKLOG: Final = re.compile(r"(haproxy:)?(tcp|tcp6|ssl|unix):")
-_SAYS_BACKLOG: Final = re.compile(r"(?<!\\):backlog=")
-
-
-def _server_endpoint(reactor: Any, text: str) -> IStreamServerEndpoint:
-    """The endpoint of ``text``, with :data:`BACKLOG` unless it says otherwise; raises what the parser does."""
-    if _HAS_BACKLOG.match(text) and not _SAYS_BACKLOG.search(text):
-        with contextlib.suppress(TypeError):  # it is given by position, or all else is wrong and told below
-            return cast(IStreamServerEndpoint, serverFromString(reactor, f"{text}:backlog={BACKLOG}"))
-    return cast(IStreamServerEndpoint, serverFromString(reactor, text))
 
 
 class _Forwarding(Factory):
@@ -83,7 +68,7 @@ class BoundEndpoint:
         self._factory = _Forwarding(option)
         self._port: Deferred[IListeningPort] | None = None
         try:
-            self._endpoint = _server_endpoint(reactor, text)
+            self._endpoint = server_endpoint(reactor, text)
         except Exception as error:  # every parser has its own
             raise ConfigError(option, f"{text!r} is no endpoint to listen on: {_reason(error)}") from None
 

@@ -248,6 +248,12 @@ def _client_part(field: str) -> Callable[[], type]:
     return find
 
 
+def _caller_limits() -> type:
+    from dmsg.mux.lookups import CallerLimits
+
+    return CallerLimits
+
+
 def _server_limits() -> type:
     from dmsg.mux.switch import ServerLimits
 
@@ -279,6 +285,8 @@ LIMITS: Final[dict[str, Callable[[], type]]] = {
     "ConnectionConfig": _client_part("connection"),
     "PoolConfig": _client_part("pool"),
     "DialConfig": _client_part("dial"),
+    "CallerLimits": _caller_limits,
+    "ListenerLimits": _client_part("listener"),
     "ScoreConfig": _client_part("scores"),
     "DiscoveryLimits": _discovery_limits,
     "StoreLimits": _store_limits,

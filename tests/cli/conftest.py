@@ -106,7 +106,7 @@ class Bench:
         write_key_file(path, key)
         return key, str(path)
 
-    def settings(self, key_file: str = "", security: Security = Security.PREFER, events: str = "") -> Settings:
+    def settings(self, key_file: str = "", security: Security | None = None, events: str = "") -> Settings:
         url = self.network.discovery_url
         return Settings(url, key_file, () if url else tuple(self.network.pinned), events, security=security)
 
@@ -115,7 +115,7 @@ class Bench:
         run: Callable[..., Coroutine[Any, Any, Any]],
         *args: Any,
         key_file: str = "",
-        security: Security = Security.PREFER,
+        security: Security | None = None,
         events: str = "",
         **options: Any,
     ) -> Command:

@@ -135,11 +135,11 @@ PEER = str(SecretKey.generate().public_key)
 @pytest.mark.parametrize(
     ("arguments", "environ", "expected"),
     [
-        ((), {}, [Security.PREFER, ""]),
+        ((), {}, [None, ""]),
         (("--security", "e2e"), {}, [Security.E2E, ""]),
         ((), {"DMSG_SECURITY": "hop"}, [Security.HOP, ""]),
         (("--security", "e2e"), {"DMSG_SECURITY": "hop"}, [Security.E2E, ""]),
-        (("--service", "x" * 255), {}, [Security.PREFER, "x" * 255]),
+        (("--service", "x" * 255), {}, [None, "x" * 255]),
     ],
 )
 @pytest.mark.parametrize("command", [("ping", PEER), ("echo",)])

@@ -14,7 +14,8 @@ import pytest_twisted
 from twisted.internet.defer import ensureDeferred
 
 from dmsg.errors import ConfigError
-from dmsg.taps._service import BACKLOG, BoundEndpoint
+from dmsg.glue.listening import BACKLOG
+from dmsg.taps._service import BoundEndpoint
 
 #: Where ``struct tcp_info`` of a listening socket has the length of its backlog (tcpi_sacked).
 _SACKED_AT = 28
