@@ -46,8 +46,8 @@ class Handshake:
     """Bytes in, bytes out, one :class:`HandshakeDone` at the end.
 
     ``payload`` goes into message 2 (server) or 3 (client), the first that are both encrypted and authenticated; the
-    peer's is in the event. Base peers send none and discard ours. A client with a payload is an extended one, and sends
-    its first message again with the cookie if a server under load asks for that (connection.rst, label ``cookie``).
+    peer's is in the event. Base peers send none and discard ours. A client that ``takes_cookie``, as a base one does not,
+    sends its first message again with the cookie of a server under load (``docs/spec/connection.rst``, label ``cookie``).
 
     A server's ``gate`` may ask for that. ``first_byte_timeout_s`` is how long its client may be silent at first.
     """
@@ -64,6 +64,7 @@ class Handshake:
         "_role",
         "_silent_until",
         "_step",
+        "_takes_cookie",
         "answer_due",
         "challenged",
         "messages",
@@ -80,6 +81,7 @@ class Handshake:
         timeout_s: float = HANDSHAKE_TIMEOUT_S,
         first_byte_timeout_s: float | None = None,
         gate: FirstMessageGate | None = None,
+        takes_cookie: bool = True,
         random: Random = os.urandom,
     ) -> None:
         initiator = role is Role.CLIENT
@@ -96,6 +98,7 @@ class Handshake:
         self._deadline: float | None = now + timeout_s
         self._silent_until = None if first_byte_timeout_s is None else now + first_byte_timeout_s
         self._gate = gate
+        self._takes_cookie = initiator and takes_cookie
         self._first_message = b""
         #: Whether a cookie was sent (server) or received (client). It happens once at most.
         self.challenged = False
@@ -132,8 +135,8 @@ class Handshake:
         return []
 
     def _on_cookie(self, message: bytes) -> bool:
-        """Send message 1 again with the cookie, if this is an extended client and ``message`` is one."""
-        if self._role is not Role.CLIENT or len(message) != COOKIE_BYTES or not self._payload or self.challenged:
+        """Send message 1 again with the cookie, if ``message`` is one and this is a client that takes it."""
+        if len(message) != COOKIE_BYTES or not self._takes_cookie or self.challenged:
             return False
         self.challenged = True
         self._send(self._first_message + message)

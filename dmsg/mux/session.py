@@ -115,6 +115,7 @@ class ServerSession:
             now=self.started_at,
             payload=hop_payload() if extended else b"",
             timeout_s=handshake_timeout_s,
+            takes_cookie=extended,
             random=random,
         )
         self.shell = Shell(core, self, clock)

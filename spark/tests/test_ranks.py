@@ -190,6 +190,7 @@ def test_whose_fault_a_failure_is(spark: SparkSession) -> None:
         ("handshake", "message 2 does not open"): "failed",
         ("handshake", "too many connections"): "refused",
         ("handshake", "server_draining"): "refused",
+        ("handshake", "server under load"): "refused",
         ("handshake", "you are banned"): "",
         ("request", "server connection lost"): "failed",
         ("request", "downgrade"): "ok",

@@ -103,7 +103,7 @@ def test_what_follows_the_handshake_is_handed_over(leftover: bytes) -> None:
 
 def stages() -> list[tuple[str, Handshake]]:
     """A core before each message it reads."""
-    waiting_client, fresh_server, later_server = client(), server(), server()
+    waiting_client, fresh_server, later_server = client(takes_cookie=False), server(), server()
     waiting_client.data_to_send()
     later_server.receive_data(client().data_to_send(), 0.0)
     later_server.data_to_send()

@@ -25,7 +25,7 @@ TIGHT = ServerLimits(handshakes_per_s_per_address=0.0, handshake_burst_per_addre
 
 def client(*, extended: bool = True) -> Handshake:
     payload = hop_payload() if extended else b""
-    return Handshake(Role.CLIENT, ALICE, SERVER.public_key, now=0.0, payload=payload)
+    return Handshake(Role.CLIENT, ALICE, SERVER.public_key, now=0.0, payload=payload, takes_cookie=extended)
 
 
 def server(budget: HandshakeBudget, origin: Origin = HOME, **options: float) -> Handshake:

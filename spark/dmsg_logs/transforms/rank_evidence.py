@@ -58,7 +58,7 @@ LOST: Final = "server connection lost"
 #: No answer came, or one that a relay and a peer can both give.
 UNANSWERED: Final = ("handshake_timeout", "busy")
 #: The relay says that it has no room, or is about to go.
-NO_ROOM: Final = ("too many connections", "server_draining")
+NO_ROOM: Final = ("too many connections", "server_draining", "server under load")
 #: The same in the relay's own ``refused`` lines; limits for one client or one address are not among them.
 NO_ROOM_OWN: Final = ("too many connections", "half_open", "handshakes", "busy")
 #: Sessions a client ends itself.
