@@ -19,7 +19,7 @@ from twisted.logger import Logger
 from twisted.python.failure import Failure
 
 import dmsg
-from dmsg.address import HostPort, address_group
+from dmsg.address import HostPort
 from dmsg.crypto.keys import Random, SecretKey
 from dmsg.errors import DmsgError, RemoteProtocolError, ServerDraining
 from dmsg.glue.fanout import flush_all
@@ -295,8 +295,9 @@ class DmsgServer(Service):
             shell.say_last(self.switch.reject(done.records, refusal), RemoteProtocolError("admission", refusal))
             return
         extended = bool(self._hop_payload) and read_hop(done.peer_payload).extended
-        group = address_group(shell.address)
-        port, events = self.switch.add_port(done.remote, done.records, now, extended=extended, group=group)
+        port, events = self.switch.add_port(
+            done.remote, done.records, now, extended=extended, group=shell.origin.address
+        )
         port.owner = shell
         self.admission.joined(shell)
         handshake_ms = (now - shell.opened_at) * 1000
