@@ -18,6 +18,9 @@ from dmsg.crypto.keys import Random
 from dmsg.mux.switch import ServerLimits
 from dmsg.sansio.tally import Tally
 
+#: A network that holds more than this part of all places with idle clients is expected to give the rest up: some 150 of
+#: 10,000, more than an honest /24 has that only listens.
+_FAIR_SHARE: Final = 1 / 64
 #: Idle connections drawn at random, of which the youngest goes. A connection that is older than three quarters of its
 #: group is chosen with a probability of 0.4 %, and newcomers of one group do not only drive out each other.
 _DRAWN: Final = 4
@@ -182,6 +185,11 @@ class Admission(Generic[M]):
         if self._quiet.networks.most > self.admitted.networks[origin.network] + 1:
             return self._quiet.drawn(self._quiet.largest(), self._random)
         return None
+
+    @property
+    def spare(self) -> int:
+        """Places that the network with the most fresh clients holds above a fair share, and gives up to others."""
+        return max(0, self._fresh.networks.most - int(self._limits.connections * _FAIR_SHARE))
 
     def joined(self, client: M) -> None:
         """``client`` was admitted."""

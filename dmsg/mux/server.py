@@ -176,8 +176,13 @@ class DmsgServer(Service):
 
     @property
     def available_connections(self) -> int:
-        """How many more clients would be admitted now."""
-        return 0 if self.switch.draining else max(0, self.limits.connections - len(self.switch.ports))
+        """How many more clients would be admitted now.
+
+        A server that one network has filled with idle clients is not full for others: discovery goes on listing it.
+        """
+        if self.switch.draining:
+            return 0
+        return max(self.limits.connections - len(self.switch.ports), self.admission.spare)
 
     def stats(self) -> dict[str, float]:
         """Gauges for the metrics: open connections and transports, half-open connections, queued bytes."""

@@ -104,6 +104,7 @@ def test_10000_idle_clients_of_few_networks_and_a_stream_of_newcomers() -> None:
     for each in [*listeners, *crowd]:
         assert table.victim(each.origin) is None
         table.joined(each)
+    assert table.spare == 9_900 - 10_000 // 64
     newcomers = [one(f"30.{number >> 8}.{number & 255}.1") for number in range(2_000)]
     gone = []
     for each in newcomers:

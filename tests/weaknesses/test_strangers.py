@@ -169,7 +169,7 @@ async def test_idle_connections_of_few_networks_fill_the_table():
     async with Attacked(ServerLimits(connections=40, drain_timeout_s=0.0)) as net:
         listener = await net.honest("20.0.0.1")
         crowd = [await net.honest(f"10.0.{number % 3}.{number}") for number in range(39)]
-        assert net.server.available_connections == 0
+        assert net.server.available_connections > 0, "discovery would not list it any more"
         newcomers = [await net.honest(source) for source, _ in zip(networks(30), range(12), strict=False)]
         net.memory.advance(0.2)
         assert all(one.lost_reason is None for one in [listener, *newcomers])
