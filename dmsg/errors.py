@@ -10,6 +10,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar
 
+from dmsg.foreign import quoted, refusal_reason
+
 
 class DmsgError(Exception):
     """Base of every error the package raises on purpose."""
@@ -231,20 +233,19 @@ def close_error(code: int, message: str = "", *, by: str = "peer") -> TransportC
 
 
 class ConnectionRefusedByServer(DmsgError):
-    """The relay finished the handshake and then refused the connection; ``reason`` is its own text (TLV ``reason``)."""
+    """The relay finished the handshake, then refused the connection: ``reason`` is :func:`dmsg.foreign.refusal_reason`."""
 
-    def __init__(self, reason: str) -> None:
-        super().__init__(f"the server refused the connection: {reason}")
-        self.reason = reason
+    def __init__(self, text: str) -> None:
+        self.reason = refusal_reason(text)
+        super().__init__(f"the server refused the connection: {text if text == self.reason else quoted(text)}")
 
 
 class ServerLost(DmsgError):
-    """The connection to the relay under a transport ended; ``server`` is its hex key, ``reason`` says how."""
+    """The connection to the relay ``server`` (hex) ended: ``reason`` is a fixed text, ``detail`` is for people."""
 
-    def __init__(self, server: str, reason: str) -> None:
-        super().__init__(f"the connection to server {server} was lost: {reason}")
-        self.server = server
-        self.reason = reason
+    def __init__(self, server: str, reason: str, detail: str = "") -> None:
+        super().__init__(f"the connection to server {server} was lost: {detail or reason}")
+        self.server, self.reason, self.detail = server, reason, detail
 
 
 class StageError(DmsgError):

@@ -57,6 +57,7 @@ PURE_PACKAGES = ("crypto", "sansio")
 PURE_MODULES = {
     "dmsg",
     "dmsg.errors",
+    "dmsg.foreign",
     "dmsg.address",
     "dmsg.discovery.entry",
     "dmsg.discovery.entry_cache",

@@ -26,7 +26,21 @@ def test_every_error_of_the_package_has_one_base() -> None:
         (errors.ConfigError("port", "too big", "x.toml"), "port: too big (in x.toml)", {"source": "x.toml"}),
         (errors.RemoteProtocolError("frame", "bad"), "frame: bad", {"stage": "frame", "reason": "bad"}),
         (errors.StageError("connect", "refused"), "connect: refused", {"stage": "connect", "error": None}),
-        (errors.ConnectionRefusedByServer("full"), "the server refused the connection: full", {"reason": "full"}),
+        (
+            errors.ConnectionRefusedByServer("too many connections"),
+            "the server refused the connection: too many connections",
+            {"reason": "too many connections"},
+        ),
+        (
+            errors.ConnectionRefusedByServer("\x1b]0;owned\x07\nvertrau mir \u202e"),
+            r"the server refused the connection: '\x1b]0;owned\x07\nvertrau mir \u202e'",
+            {"reason": "refused by server"},
+        ),
+        (
+            errors.ConnectionRefusedByServer("x" * 101),
+            f"the server refused the connection: '{'x' * 100}'…",
+            {"reason": "refused by server"},
+        ),
         (
             errors.ServerLost("02ab", "reset"),
             "the connection to server 02ab was lost: reset",

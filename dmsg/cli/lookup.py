@@ -8,6 +8,7 @@ from typing import Any
 import click
 
 from dmsg.cli.exits import CommandError, Exit
+from dmsg.cli.output import printable
 from dmsg.cli.settings import PUBLIC_KEY, Invocation, common_options
 from dmsg.crypto.keys import PublicKey
 from dmsg.discovery.entry import Entry
@@ -49,7 +50,7 @@ async def show_entry(call: Invocation, reactor: Any, public_key: PublicKey) -> N
         found: Entry = await discovery.get_entry(public_key)
     lines = [
         f"public key  {found.static}",
-        f"version     {found.version}",
+        f"version     {printable(found.version)}",
         f"sequence    {found.sequence}",
         f"timestamp   {found.timestamp}",
     ]

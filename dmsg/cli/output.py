@@ -20,6 +20,8 @@ from dmsg.cli.exits import as_json, describe
 
 #: A progress bar is drawn anew at most so often, in seconds: drawing costs more than moving the data.
 REDRAW_S: Final = 0.1
+#: Characters of a line that tells something; ours have some hundred.
+LINE_LIMIT: Final = 2_000
 _UNITS: Final = ("B", "KiB", "MiB", "GiB", "TiB")
 
 
@@ -35,6 +37,11 @@ def human_bytes(count: float) -> str:
 def printable(text: str) -> str:
     """``text`` without anything a terminal could take for an instruction."""
     return "".join(character if character.isprintable() else "�" for character in text)
+
+
+def _told(line: str) -> str:
+    """``line`` as people are told it: printable, and of a length that they read."""
+    return printable(line if len(line) <= LINE_LIMIT else line[:LINE_LIMIT] + "…")
 
 
 class Bar:
@@ -100,19 +107,20 @@ class Output:
                 self._write(self.results, line)
 
     def note(self, line: str) -> None:
-        """Something people may want to know meanwhile; programs do not get it."""
+        """Something people may want to know meanwhile, in one line or several; programs do not get it."""
         if not self.json:
-            self._write(self.errors, line)
+            for part in line.split("\n"):
+                self._write(self.errors, _told(part))
 
     def failure(self, error: BaseException) -> None:
         """The error a command ends with."""
         if self.json:
             self._write(self.errors, json.dumps(as_json(error), separators=(",", ":")))
         else:
-            first, *rest = describe(error).splitlines()
-            self._write(self.errors, printable(f"dmsg: {first}"))
+            first, *rest = describe(error).split("\n")
+            self._write(self.errors, _told(f"dmsg: {first}"))
             for line in rest:
-                self._write(self.errors, printable(line))
+                self._write(self.errors, _told(line))
 
     def table(self, title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
         """A table for people: drawn on a terminal, tab-separated lines elsewhere."""

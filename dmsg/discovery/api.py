@@ -102,7 +102,7 @@ class DiscoveryApi:
         self._store_fails = False
         self._told_ns = -_TOLD_EVERY_NS
         self._pending_writes = 0
-        self._cache = EntryCache()
+        self._cache = EntryCache(round(self.limits.cached_entry_lifetime_s * NS_PER_S))
         self._rates = _rates(self.limits)
         self._names: dict[tuple[bytes, ...], str] = {}
         self._app = Klein()

@@ -37,6 +37,7 @@ from dmsg.errors import (
     EntryRolledBack,
     Unauthorized,
 )
+from dmsg.foreign import quoted
 from dmsg.interfaces import IRankedDiscovery
 
 #: The 2019 reference's paths, which every base discovery answers; the seed's; the later reference's.
@@ -165,7 +166,7 @@ class HttpDiscovery:
             entry = Entry.parse(body)
             entry.validate()
         except DiscoveryError as error:
-            raise DiscoveryUnavailable(f"the entry handed out is not valid ({error})") from error
+            raise DiscoveryUnavailable(f"the entry handed out is not valid ({quoted(str(error))})") from error
         if entry.static != public_key:
             raise Unauthorized("discovery handed out the entry of another key")
         entry.verify()
@@ -202,7 +203,7 @@ class HttpDiscovery:
                     await deferLater(self._clock, 0.0)
                     began_s = self._clock.seconds()
         except BadInput as error:
-            raise DiscoveryUnavailable(f"the list of servers is {error.detail}") from None
+            raise DiscoveryUnavailable(f"the list of servers is {quoted(error.detail)}") from None
         return servers
 
     def _listed(self, value: Any) -> Entry | None:

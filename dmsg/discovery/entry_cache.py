@@ -5,20 +5,21 @@ from __future__ import annotations
 from collections import OrderedDict
 from typing import Final
 
-__all__ = ["ENTRIES_LIMIT", "ENTRY_LIMIT_BYTES", "LIFETIME_NS", "EntryCache"]
+__all__ = ["ENTRIES_LIMIT", "ENTRY_LIMIT_BYTES", "EntryCache"]
 
-#: An entry is given for one second. Writes through this process end it at once; others may write to the same store, and
-#: an entry that is a second old is what a slower network would have brought, too.
-LIFETIME_NS: Final = 1_000_000_000
 #: Entries held, and the largest of them: at most 8 MiB.
 ENTRIES_LIMIT: Final = 4096
 ENTRY_LIMIT_BYTES: Final = 2048
 
 
 class EntryCache:
-    """JSON of entries by the hex text of their key; the one that was put longest ago goes first."""
+    """JSON of entries by the hex text of their key; the one that was put longest ago goes first.
 
-    def __init__(self) -> None:
+    Each is given for ``lifetime_ns``; 0 keeps nothing.
+    """
+
+    def __init__(self, lifetime_ns: int) -> None:
+        self._lifetime_ns = lifetime_ns
         self._held: OrderedDict[str, tuple[bytes, int]] = OrderedDict()
         #: Writes so far. What was read from the store before the last of them is not kept.
         self.writes = 0
@@ -27,18 +28,18 @@ class EntryCache:
         return len(self._held)
 
     def get(self, key: str, now_ns: int) -> bytes | None:
-        """The JSON of ``key``'s entry if it was put less than a second ago."""
+        """The JSON of ``key``'s entry if it was put less than ``lifetime_ns`` ago."""
         held = self._held.get(key)
         if held is None:
             return None
-        if not 0 <= now_ns - held[1] < LIFETIME_NS:
+        if not 0 <= now_ns - held[1] < self._lifetime_ns:
             del self._held[key]
             return None
         return held[0]
 
     def put(self, key: str, body: bytes, read_ns: int, writes: int) -> None:
         """Keep ``body``, for which the store was asked at ``read_ns``, when there had been ``writes`` writes."""
-        if writes != self.writes or len(body) > ENTRY_LIMIT_BYTES:
+        if writes != self.writes or len(body) > ENTRY_LIMIT_BYTES or not self._lifetime_ns:
             return
         self._held[key] = (body, read_ns)
         self._held.move_to_end(key)

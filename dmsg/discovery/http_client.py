@@ -22,6 +22,7 @@ from zope.interface import implementer
 
 from dmsg.discovery.http_heads import HeadLimitedEndpoints
 from dmsg.errors import DiscoveryError, DiscoveryUnavailable
+from dmsg.foreign import quoted
 
 T = TypeVar("T")
 
@@ -190,4 +191,4 @@ def _translate(error: BaseException | None) -> DiscoveryError:
         if isinstance(reason, DiscoveryError):
             return reason
     inner = ", ".join(type(reason).__name__ for reason in reasons)
-    return DiscoveryUnavailable(f"{type(error).__name__} ({inner or error})")
+    return DiscoveryUnavailable(f"{type(error).__name__} ({inner or quoted(str(error))})")

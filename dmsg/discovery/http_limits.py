@@ -57,6 +57,9 @@ class DiscoveryLimits:
     #: and cannot know that it should wait; many may be behind one address.
     get_rate_per_s: float | None = 2_000.0
     get_burst: float = 10_000.0
+    #: An entry that was asked for is given again for so long, in seconds, without a look into the store; 0 for never. A
+    #: write through this process ends that at once, one by another process on the same store does not.
+    cached_entry_lifetime_s: float = 1.0
     #: GETs of the list of servers from one address. Its answer is fifty times as long, and serves for minutes.
     servers_rate_per_s: float | None = 200.0
     servers_burst: float = 400.0

@@ -372,7 +372,7 @@ class DmsgClient(Service):
     def session_lost(self, session: ServerSession, error: DmsgError) -> None:
         """A session that was up is down."""
         up_s = self.reactor.seconds() - session.ready_at
-        self._emit(ev.SessionDown(str(session.server), getattr(error, "reason", str(error)), up_s, 0))
+        self._emit(ev.SessionDown(str(session.server), getattr(error, "reason", type(error).__name__), up_s, 0))
         self.pool.lost(session, error)
 
     # --- inside ----------------------------------------------------------------------------------------------------

@@ -16,6 +16,7 @@ from dmsg.crypto.keys import PublicKey
 from dmsg.errors import (
     Attempt,
     Busy,
+    ConnectionRefusedByServer,
     DialError,
     DiscoveryError,
     DiscoveryUnavailable,
@@ -298,5 +299,15 @@ def _too_late(result: object, timeout_s: float) -> Failure:
 
 
 def attempts_json(attempts: list[Attempt]) -> str:
-    """The tree of attempts as the event log carries it."""
-    return json.dumps([one.as_dict() for one in attempts], separators=(",", ":"))
+    """The tree of attempts as the event log carries it: without a word that another side said."""
+    return json.dumps([one.as_dict() | {"detail": _detail(one.error)} for one in attempts], separators=(",", ":"))
+
+
+def _detail(error: BaseException | None) -> str:
+    if error is None:
+        return ""
+    if isinstance(error, DiscoveryError):
+        return error.text
+    if isinstance(error, ConnectionRefusedByServer):
+        return error.reason
+    return str(error)

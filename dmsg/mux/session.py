@@ -12,6 +12,7 @@ from typing import Final
 from typing import Protocol as TypingProtocol
 
 from twisted.internet.defer import Deferred
+from twisted.internet.error import ConnectionDone
 from twisted.internet.interfaces import IReactorTime
 from twisted.python.failure import Failure
 
@@ -25,6 +26,7 @@ from dmsg.errors import (
     ServerDraining,
     ServerLost,
     StageError,
+    TransportClosed,
 )
 from dmsg.glue.shell import Shell
 from dmsg.glue.turns import Turns
@@ -271,7 +273,7 @@ class ServerSession:
     def connection_lost(self, shell: Shell, error: DmsgError | None, reason: Failure) -> None:
         """End everything on this connection with the reason it ended for."""
         detail = str(error) if error is not None else reason.getErrorMessage()
-        loss = error if isinstance(error, ServerLost) else ServerLost(str(self.server), detail)
+        loss = error if isinstance(error, ServerLost) else ServerLost(str(self.server), _why(error, reason), detail)
         was_ready, self.is_ready = self.is_ready, False
         self._end_streams(loss)
         if self._turns is not None:
@@ -296,6 +298,17 @@ class ServerSession:
             self.connection.abort(stream)
             if stream.owner is not None:
                 _owner(stream).lost(loss, CloseReason.PEER_GONE)
+
+
+def _why(error: DmsgError | None, reason: Failure) -> str:
+    """Why a connection is lost, as a short fixed text."""
+    if error is None:
+        return "closed by server" if reason.check(ConnectionDone) else "connection lost"
+    if isinstance(error, TransportClosed):
+        return error.name
+    if isinstance(error, RemoteProtocolError | ConnectionRefusedByServer):
+        return error.reason
+    return type(error).__name__
 
 
 def _within(config: ConnectionConfig, hop: Hop) -> ConnectionConfig:

@@ -181,7 +181,7 @@ def test_an_absent_entry_is_looked_for_each_time(clock: Clock, make_entry: Any) 
 
 @pytest.mark.parametrize("now_ns", [-1, 1_000_000_000, 5_000_000_000])
 def test_the_cache_gives_nothing_of_another_time(now_ns: int) -> None:
-    cache = EntryCache()
+    cache = EntryCache(1_000_000_000)
     cache.put("key", b"body", 0, 0)
     assert cache.get("key", 999_999_999) == b"body"
     assert cache.get("key", now_ns) is None
@@ -189,10 +189,16 @@ def test_the_cache_gives_nothing_of_another_time(now_ns: int) -> None:
 
 
 def test_the_cache_is_bounded_in_number_and_size() -> None:
-    cache = EntryCache()
+    cache = EntryCache(1_000_000_000)
     for number in range(ENTRIES_LIMIT + 10):
         cache.put(str(number), b"x" * ENTRY_LIMIT_BYTES, 0, 0)
     assert len(cache) == ENTRIES_LIMIT
     assert cache.get("9", 0) is None and cache.get("10", 0) is not None
     cache.put("long", b"x" * (ENTRY_LIMIT_BYTES + 1), 0, 0)
     assert cache.get("long", 0) is None
+
+
+def test_a_cache_without_a_lifetime_keeps_nothing() -> None:
+    cache = EntryCache(0)
+    cache.put("key", b"body", 0, 0)
+    assert len(cache) == 0

@@ -58,7 +58,7 @@ class Place(HostileNetwork):
 
     async def start(self) -> None:
         self.store = LyingStore()
-        limits = DiscoveryLimits(get_rate_per_s=None, post_rate_per_s=None)
+        limits = replace(DiscoveryLimits.unlimited_rates(), cached_entry_lifetime_s=0.0)
         api = DiscoveryApi(self.store, clock_ns=self.now_ns, random=Random(0), limits=limits)
         site = make_site(api.resource(), reactor=self.reactor, limits=limits)
         self._http_port = self.reactor.listenTCP(0, site, interface="127.0.0.1")
