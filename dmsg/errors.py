@@ -390,7 +390,7 @@ class EntryRolledBack(DiscoveryError):
 
 
 class StoreFull(DiscoveryError):
-    """Discovery keeps as many keys as it may; known keys can go on, a new one is refused."""
+    """Discovery has no room for the entry, even if everything else of its kind went."""
 
     status, reference_status = 503, 503
 

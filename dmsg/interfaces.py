@@ -59,12 +59,14 @@ class IEntryStore(Interface):
     def get_json(public_key: PublicKey, now_ns: int) -> Deferred[bytes]:
         """As ``get``, but fires with the entry's canonical JSON (``bytes``), ready to be sent."""
 
-    def put(entry: Entry, now_ns: int) -> Deferred[bool]:
+    def put(entry: Entry, now_ns: int, poster: str = "") -> Deferred[bool]:
         """Check iteration against what is stored (expired entries and tombstones included) and replace it, in one step.
 
         Fires with ``True`` for a first entry, ``False`` for an iteration; fails with ``NonZeroSequence``,
-        ``WrongSequence`` or ``WrongTime``, and with ``StoreFull`` for a new key when there is no room. Signature and
-        form are the caller's business. Cancelling the Deferred does not stop the write.
+        ``WrongSequence`` or ``WrongTime``. ``poster`` is the address it was posted from, empty if that is not known: the
+        entry counts for its network when room is short, and it may bring new keys at a limited rate only
+        (``RateLimitedByDiscovery``). ``StoreFull`` means that there is no room even with nothing else of its kind in the
+        store. Signature and form are the caller's business. Cancelling the Deferred does not stop the write.
         """
 
     def available_servers(limit: int, now_ns: int) -> Deferred[list[Entry]]:

@@ -80,7 +80,7 @@ OWNERS = {
     "klein": {"dmsg.discovery.api"},
     "treq": {"dmsg.discovery.http_client"},
     "txredisapi": {"dmsg.discovery.store_redis"},
-    "sqlite3": {"dmsg.discovery.store_sqlite"},
+    "sqlite3": {"dmsg.discovery.store_table"},
     "prometheus_client": {"dmsg.ops.metrics"},
     "zstandard": {"dmsg.ops.compress"},
     "fsspec": {"dmsg.ops.destinations"},

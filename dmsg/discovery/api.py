@@ -229,8 +229,9 @@ class DiscoveryApi:
             raise DiscoveryUnavailable("too many writes are under way")
         self._pending_writes += 1
         # Klein cancels what a handler waits for when its client goes away: the write must not be what is cancelled.
+        poster = getattr(call.request.getClientAddress(), "host", "")
         self._cache.forget(call.about)
-        write = self._store.put(entry, self._clock_ns()).addBoth(self._written, call.about)
+        write = self._store.put(entry, self._clock_ns(), poster).addBoth(self._written, call.about)
         return _FIRST if await shielded(write) else _ITERATION
 
     def _written(self, outcome: Any, key: str) -> Any:

@@ -17,7 +17,7 @@ from zope.interface import implementer
 
 from dmsg.address import address_group
 from dmsg.discovery.api import DiscoveryApi, DiscoveryLimits, make_site
-from dmsg.discovery.store import MemoryStore
+from dmsg.discovery.store import MemoryStore, StoreLimits
 from dmsg.errors import DiscoveryUnavailable
 from dmsg.interfaces import IEventLog
 
@@ -55,11 +55,11 @@ class SlowStore(MemoryStore):
         self.waiting: list[defer.Deferred[None]] = []
         self.asked: defer.Deferred[None] = defer.Deferred()
 
-    def put(self, entry: Any, now_ns: int) -> Any:
+    def put(self, entry: Any, now_ns: int, poster: str = "") -> Any:
         gate: defer.Deferred[None] = defer.Deferred()
         self.waiting.append(gate)
         self.asked.callback(None)
-        return gate.addCallback(lambda _: super(SlowStore, self).put(entry, now_ns))
+        return gate.addCallback(lambda _: super(SlowStore, self).put(entry, now_ns, poster))
 
 
 class BrokenStore(MemoryStore):
@@ -527,6 +527,14 @@ async def test_pipelined_requests_are_answered_in_order(api: Harness, make_entry
     answer = await api.raw(post + get + b"\r\n" + get + b"Connection: close\r\n\r\n")
     assert [part.split(b" ")[0] for part in answer.split(b"HTTP/1.1 ")[1:]] == [b"200"] * 3
     assert answer.count(body) == 2
+
+
+@pytest_twisted.ensureDeferred
+async def test_new_keys_from_one_address_have_a_rate_of_their_own(api: Harness, make_entry: Any) -> None:
+    api.start(MemoryStore(limits=StoreLimits(new_keys_per_s=0.001, new_keys_burst=3)))
+    answers = [(await api.ask("POST", SEED, make_entry(f"key {n}").to_json()))[0] for n in range(5)]
+    assert answers == [200, 200, 200, 429, 429]
+    assert (await api.ask("POST", SEED, make_entry("key 0", 1).to_json()))[0] == 200
 
 
 # --- entries of 2023 ---------------------------------------------------------------------------------------------------

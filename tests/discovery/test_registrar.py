@@ -599,3 +599,55 @@ async def test_one_event_for_each_post(world: World, keys: Any) -> None:
         (0, "client", True, ""),
         (1, "server", True, ""),
     ]
+
+
+# --- entries that expire -----------------------------------------------------------------------------------------------
+
+
+@pytest_twisted.ensureDeferred
+async def test_a_client_is_posted_again_long_before_it_expires(world: World, keys: Any) -> None:
+    registrar = world.new(version="0.1.0")
+    registrar.set_client(keys[:1])
+    world.run(1.0)
+    life_s = StoreLimits().client_ttl_s
+    assert life_s is not None
+    world.run(3 * life_s, step=10.0)
+    assert (await world.stored()).client == ClientPart((keys[0],))
+    # Once an hour at the latest, and hardly more often: a look costs less than a post.
+    posts = len(world.discovery.posts)
+    assert 3 * life_s / 3900 <= posts <= 3 * life_s / 2700 + 1
+    gaps = [later.timestamp - earlier.timestamp for earlier, later in itertools.pairwise(world.discovery.posts)]
+    assert len(set(gaps)) > 3  # no two clients stay in step
+    assert max(gaps) <= life_s * 10**9 / 5
+
+
+@pytest_twisted.ensureDeferred
+async def test_five_posts_in_a_row_may_fail(world: World, keys: Any) -> None:
+    registrar = world.new(version="0.1.0")
+    registrar.set_client(keys[:1])
+    world.run(1.0)
+
+    def no_posts(call: str, what: Any) -> None:
+        if call == "post":
+            raise DiscoveryUnavailable("down")
+
+    world.discovery.trouble = no_posts
+    world.run(5.0 * 3600, step=10.0)
+    world.discovery.trouble = lambda call, what: None
+    world.run(600.0, step=10.0)
+    assert (await world.stored()).client == ClientPart((keys[0],))
+
+
+@pytest_twisted.ensureDeferred
+async def test_an_entry_of_an_earlier_process_is_renewed_when_it_is_due(world: World, keys: Any) -> None:
+    for age_s, posted in ((600, 0), (5 * 3600, 1), (-10 * 3600, 1)):  # the last one: from a clock that was ahead
+        world.discovery.store = MemoryStore()
+        timestamp = world.discovery.now_ns() - age_s * 10**9
+        entry = Entry("0.1.0", 0, timestamp, world.key.public_key, ClientPart((keys[0],))).sign(world.key)
+        await world.discovery.store.put(entry, world.discovery.now_ns())
+        before = len(world.discovery.posts)
+        registrar = world.new(version="0.1.0")
+        registrar.set_client(keys[:1])
+        world.run(900.0, step=1.0)
+        assert len(world.discovery.posts) - before == posted
+        await registrar.close()

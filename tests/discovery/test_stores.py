@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import signal
 import sqlite3
 import subprocess
@@ -16,14 +17,16 @@ from twisted.internet import defer
 from zope.interface.verify import verifyObject
 
 from dmsg.crypto.keys import PublicKey
-from dmsg.discovery.entry import Entry
+from dmsg.discovery.entry import ClientPart, Entry
 from dmsg.discovery.store import StoreLimits, open_store, shielded
 from dmsg.discovery.store_redis import RedisStore
+from dmsg.discovery.store_sqlite import SqliteStore
 from dmsg.errors import (
     ConfigError,
     DiscoveryUnavailable,
     EntryNotFound,
     NonZeroSequence,
+    RateLimitedByDiscovery,
     StoreFull,
     WrongSequence,
     WrongTime,
@@ -158,10 +161,34 @@ async def test_a_server_expires_unless_it_is_posted_again(store: Any, make_entry
 
 
 @pytest_twisted.ensureDeferred
-async def test_clients_do_not_expire(store: Any, make_entry: Any, now_ns: int) -> None:
-    alice = make_entry("alice")
-    await store.put(alice, now_ns)
-    assert await store.get(alice.static, now_ns + 10**6 * S) == alice
+async def test_a_client_expires_by_what_its_entry_promises(store: Any, make_entry: Any, now_ns: int) -> None:
+    ours, base = make_entry("ours", version="0.1.0"), make_entry("base")
+    await store.put(ours, now_ns)
+    await store.put(base, now_ns)
+    hours = 3600 * S
+    assert await store.get(ours.static, now_ns + 6 * hours - S) == ours
+    error = await refused(EntryNotFound, store.get(ours.static, now_ns + 6 * hours))
+    assert (error.next_sequence, error.after_timestamp) == (1, ours.timestamp)
+    assert await store.get(base.static, now_ns + 720 * hours - S) == base
+    await refused(EntryNotFound, store.get(base.static, now_ns + 720 * hours))
+
+
+@pytest_twisted.ensureDeferred
+async def test_a_client_that_posts_again_lives_on(store: Any, make_entry: Any, now_ns: int) -> None:
+    for sequence in range(4):
+        now = now_ns + sequence * 5 * 3600 * S
+        ours = make_entry("ours", sequence, version="0.1.0")
+        await store.put(ours, now)
+    assert await store.get(ours.static, now + 5 * 3600 * S) == ours
+
+
+@pytest_twisted.ensureDeferred
+async def test_without_a_time_to_live_clients_stay(store_url: str, opened: Any, make_entry: Any, now_ns: int) -> None:
+    store = opened(store_url, limits=StoreLimits(client_ttl_s=None, base_client_ttl_s=None))
+    for version in ("0.0.1", "0.1.0"):
+        alice = make_entry(f"alice {version}", version=version)
+        await store.put(alice, now_ns)
+        assert await store.get(alice.static, now_ns + 10**8 * S) == alice
 
 
 @pytest_twisted.ensureDeferred
@@ -197,39 +224,208 @@ async def test_without_a_time_to_live_servers_stay(store_url: str, opened: Any, 
 # --- bounds and failures -----------------------------------------------------------------------------------------------
 
 
-@pytest_twisted.ensureDeferred
-async def test_a_full_store_refuses_new_keys_only(store_url: str, opened: Any, make_entry: Any, now_ns: int) -> None:
-    store = opened(store_url, limits=StoreLimits(entries=3, tombstones=0))
-    refusals = 0
-    for n in range(8):
+async def there(store: Any, names: list[str], key_of: Any, now_ns: int) -> list[str]:
+    """Which of ``names`` have a live entry. (Looking counts as reading.)"""
+    found = []
+    for name in names:
         try:
-            await store.put(make_entry(f"client {n}"), now_ns)
-        except StoreFull:
-            refusals += 1
-    assert refusals >= 4  # one more or less: Redis counts its own keys, too
-    assert await store.put(make_entry("client 0", 1), now_ns) is False
+            await store.get(key_of(name).public_key, now_ns)
+        except EntryNotFound:
+            continue
+        found.append(name)
+    return found
+
+
+def poster(number: int) -> str:
+    """An address in a network of its own."""
+    return f"198.{18 + number // 256}.{number % 256}.7"
 
 
 @pytest_twisted.ensureDeferred
-async def test_tombstones_in_memory_are_bounded(opened: Any, make_entry: Any, now_ns: int) -> None:
-    store = opened("memory:", limits=StoreLimits(tombstones=2))
-    for n in range(5):
-        await store.put(make_entry(f"relay {n}", address="10.0.0.1:80"), now_ns + n)
-    later = now_ns + 400 * S
-    hints = []
-    for n in range(5):
-        error = await refused(EntryNotFound, store.get(make_entry(f"relay {n}").static, later))
-        hints.append(error.next_sequence)
-    assert hints == [None, None, None, 1, 1]
-
-
-@pytest.mark.parametrize("kind", ["memory", "sqlite"])
-@pytest_twisted.ensureDeferred
-async def test_tombstones_are_forgotten_in_the_end(
-    kind: str, opened: Any, make_entry: Any, now_ns: int, tmp_path: Path
+async def test_a_flood_of_one_network_evicts_itself(
+    store_url: str, opened: Any, make_entry: Any, key_of: Any, now_ns: int
 ) -> None:
-    url = "memory:" if kind == "memory" else f"sqlite:{tmp_path / 'x'}"
-    store = opened(url, limits=StoreLimits(tombstone_ttl_s=1000.0))
+    """An address with many keys fills the store: the few entries of other networks stay, and newcomers are taken."""
+    store = opened(store_url, limits=StoreLimits(clients=20))
+    honest = [f"honest {n}" for n in range(5)]
+    for n, name in enumerate(honest):
+        assert await store.put(make_entry(name), now_ns, poster(n)) is True
+    flood = [f"flood {n}" for n in range(100)]
+    for n, name in enumerate(flood):
+        await store.put(make_entry(name), now_ns + n * S, f"203.0.113.{n}")
+    for n in range(5, 10):
+        assert await store.put(make_entry(f"honest {n}"), now_ns + 200 * S, poster(n)) is True
+        honest.append(f"honest {n}")
+    later = now_ns + 300 * S
+    assert await there(store, honest, key_of, later) == honest
+    # No more than there may be, and no fewer: what was posted last is there.
+    assert await there(store, flood, key_of, later) == flood[-10:]
+    assert await store.put(make_entry("flood 99", 1), later, "203.0.113.9") is False
+
+
+@pytest_twisted.ensureDeferred
+async def test_what_is_read_outlives_what_never_was(
+    store_url: str, opened: Any, make_entry: Any, key_of: Any, now_ns: int
+) -> None:
+    store = opened(store_url, limits=StoreLimits(clients=6))
+    for n in range(6):
+        await store.put(make_entry(f"client {n}"), now_ns + n * S, "192.0.2.1")
+    hour = 3600 * S
+    for at, name in enumerate(("client 2", "client 0")):  # in this order, hours apart
+        now = now_ns + (1 + 2 * at) * hour
+        assert await there(store, [name], key_of, now) == [name]
+        # Reads are written down with a later write.
+        await store.put(make_entry("client 5", 1 + at), now + 20 * S, "192.0.2.1")
+    later = now_ns + 5 * hour
+    for n in range(5):
+        await store.put(make_entry(f"newcomer {n}"), later + n * S, "192.0.2.2")
+    # Five of the network had to go: those never read, and of them the oldest, which in the end is a newcomer.
+    names = [f"newcomer {n}" for n in range(5)]
+    assert await there(store, names, key_of, later + hour) == names[1:]
+    await store.put(make_entry("another"), later + hour + 20 * S, "192.0.2.3")
+    # By now all were read: the one went that was read longest ago.
+    assert await there(store, [f"client {n}" for n in range(6)], key_of, later + hour + 30 * S) == ["client 0"]
+
+
+@pytest.mark.parametrize("flooding", ["clients", "relays"])
+@pytest_twisted.ensureDeferred
+async def test_a_flood_of_one_kind_leaves_the_other_alone(
+    store_url: str, opened: Any, make_entry: Any, key_of: Any, now_ns: int, flooding: str
+) -> None:
+    store = opened(store_url, limits=StoreLimits(clients=10, relays=10))
+    clients, relays = [f"client {n}" for n in range(4)], [f"relay {n}" for n in range(4)]
+
+    def entry(name: str, relay: bool) -> Any:
+        return make_entry(name, address="10.0.0.1:80" if relay else "")
+
+    # All from one network: of one kind, they would be the first to go.
+    for client, relay in zip(clients, relays, strict=True):
+        await store.put(entry(client, False), now_ns, "192.0.2.1")
+        await store.put(entry(relay, True), now_ns, "192.0.2.1")
+    for n in range(60):
+        await store.put(entry(f"flood {n}", flooding == "relays"), now_ns + n * S, f"192.0.2.{n + 2}")
+    untouched = clients if flooding == "relays" else relays
+    assert await there(store, untouched, key_of, now_ns + 61 * S) == untouched
+    fresh = entry("fresh", flooding != "relays")
+    assert await store.put(fresh, now_ns + 61 * S, "192.0.2.1") is True
+    assert await there(store, untouched, key_of, now_ns + 61 * S) == untouched
+
+
+@pytest_twisted.ensureDeferred
+async def test_bytes_are_bounded_like_entries(
+    store_url: str, opened: Any, make_entry: Any, key_of: Any, now_ns: int
+) -> None:
+    small, large = make_entry("small 0"), make_entry("large 0", servers=tuple(f"relay {n}" for n in range(64)))
+    limits = StoreLimits(client_bytes=10 * (len(small.to_json()) + 256) + 3 * (len(large.to_json()) + 256))
+    store = opened(store_url, limits=limits)
+    names = [f"small {n}" for n in range(10)]
+    for n, name in enumerate(names):
+        await store.put(make_entry(name), now_ns, poster(n))
+    flood = [f"large {n}" for n in range(20)]
+    for n, name in enumerate(flood):
+        await store.put(make_entry(name, servers=tuple(f"relay {m}" for m in range(64))), now_ns + n * S, poster(99))
+    assert await there(store, names + flood, key_of, now_ns + 30 * S) == names + flood[-3:]
+    # An entry that grows makes room as a new one does; of its own network, if that has the most then.
+    grown = make_entry("small 0", 1, servers=tuple(f"relay {n}" for n in range(64)))
+    await store.put(grown, now_ns + 31 * S, poster(0))
+    assert await there(store, names + flood, key_of, now_ns + 32 * S) == names + flood[-2:]
+
+
+@pytest_twisted.ensureDeferred
+async def test_expired_entries_go_before_others(
+    store_url: str, opened: Any, make_entry: Any, key_of: Any, now_ns: int
+) -> None:
+    store = opened(store_url, limits=StoreLimits(clients=3))
+    await store.put(make_entry("short", version="0.1.0"), now_ns, poster(0))
+    for n in range(2):
+        await store.put(make_entry(f"long {n}"), now_ns, "192.0.2.1")
+    later = now_ns + 7 * 3600 * S
+    assert await store.put(make_entry("new"), later, "192.0.2.1") is True
+    names = ["long 0", "long 1", "new"]
+    assert await there(store, names, key_of, later) == names
+
+
+@pytest_twisted.ensureDeferred
+async def test_an_evicted_key_goes_on_where_it_was(store_url: str, opened: Any, make_entry: Any, now_ns: int) -> None:
+    store = opened(store_url, limits=StoreLimits(clients=2))
+    for sequence in range(3):
+        await store.put(make_entry("alice", sequence), now_ns)
+    for n in range(2):
+        await store.put(make_entry(f"other {n}"), now_ns + S)
+    error = await refused(EntryNotFound, store.get(make_entry("alice").static, now_ns + 2 * S))
+    assert error.next_sequence == 3
+    await refused(WrongSequence, store.put(make_entry("alice"), now_ns + 2 * S))  # an old one cannot be brought back
+    assert await store.put(make_entry("alice", 3), now_ns + 2 * S) is False
+
+
+@pytest_twisted.ensureDeferred
+async def test_where_no_entry_fits_a_new_one_is_refused(
+    store_url: str, opened: Any, make_entry: Any, now_ns: int
+) -> None:
+    store = opened(store_url, limits=StoreLimits(clients=0, relay_bytes=100))
+    await refused(StoreFull, store.put(make_entry("alice"), now_ns))
+    await refused(StoreFull, store.put(make_entry("relay", address="10.0.0.1:80"), now_ns))
+
+
+@pytest_twisted.ensureDeferred
+async def test_a_key_that_becomes_a_relay_needs_a_relays_place(
+    store_url: str, opened: Any, make_entry: Any, key_of: Any, now_ns: int
+) -> None:
+    store = opened(store_url, limits=StoreLimits(clients=1, relays=1))
+    await store.put(make_entry("one", address="10.0.0.1:80"), now_ns)
+    await store.put(make_entry("two"), now_ns + S)
+    await store.put(make_entry("two", 1, address="10.0.0.2:80"), now_ns + 2 * S)
+    await store.put(make_entry("three"), now_ns + 3 * S)
+    assert await there(store, ["one", "two", "three"], key_of, now_ns + 4 * S) == ["two", "three"]
+
+
+@pytest_twisted.ensureDeferred
+async def test_new_keys_have_a_rate_for_each_address_and_network(
+    store_url: str, opened: Any, make_entry: Any, now_ns: int
+) -> None:
+    limits = StoreLimits(new_keys_per_s=0.1, new_keys_burst=3, network_new_keys_per_s=0.2, network_new_keys_burst=5)
+    store = opened(store_url, limits=limits)
+    taken = 0
+    for host in ("192.0.2.1", "192.0.2.2", "192.0.2.3"):
+        for n in range(10):
+            try:
+                taken += await store.put(make_entry(f"{host} {n}"), now_ns, host)
+            except RateLimitedByDiscovery:
+                continue
+    assert taken == 5  # three of one address, two more of its network
+    assert await store.put(make_entry("192.0.2.1 0", 1), now_ns, "192.0.2.1") is False  # known keys go on
+    assert await store.put(make_entry("elsewhere"), now_ns, "192.0.3.1") is True
+    assert await store.put(make_entry("of our own"), now_ns) is True  # an address that is not known has no limit
+    assert await store.put(make_entry("later"), now_ns + 10 * S, "192.0.2.1") is True
+    for host in ("2001:db8::1", "2001:db8::2", "2001:db8:0:0:ffff::3"):
+        assert await store.put(make_entry(host), now_ns, host) is True
+    await refused(RateLimitedByDiscovery, store.put(make_entry("fourth"), now_ns, "2001:db8::4"))
+    unlimited = opened(store_url, limits=StoreLimits(new_keys_per_s=None, network_new_keys_per_s=None))
+    for n in range(10):
+        assert await unlimited.put(make_entry(f"unlimited {n}"), now_ns, "192.0.2.1") is True
+
+
+@pytest_twisted.ensureDeferred
+async def test_tombstones_are_bounded_and_fair(store_url: str, opened: Any, make_entry: Any, now_ns: int) -> None:
+    """A flood of keys that expire forgets its own tombstones, not those of a network with a few."""
+    store = opened(store_url, limits=StoreLimits(tombstones=4, new_keys_per_s=None))
+    await store.put(make_entry("honest", address="10.0.0.1:80"), now_ns, "192.0.2.1")
+    for n in range(9):
+        await store.put(make_entry(f"flood {n}", address="10.0.0.1:80"), now_ns + n * S, "203.0.113.1")
+    later = now_ns + 400 * S
+    for n in range(3):  # stores tidy up when something is written
+        await store.put(make_entry(f"tidy {n}", address="10.0.0.1:80"), later + n * 10 * S, "192.0.2.9")
+    hints = []
+    for name in ["honest", *(f"flood {n}" for n in range(9))]:
+        error = await refused(EntryNotFound, store.get(make_entry(name).static, later + 30 * S))
+        hints.append(error.next_sequence)
+    assert hints[0] == 1
+    assert hints.count(1) == 4
+
+
+@pytest_twisted.ensureDeferred
+async def test_tombstones_are_forgotten_in_the_end(store_url: str, opened: Any, make_entry: Any, now_ns: int) -> None:
+    store = opened(store_url, limits=StoreLimits(tombstone_ttl_s=1000.0))
     await store.put(make_entry("relay", address="10.0.0.1:80"), now_ns)
     for seconds in (400, 800, 1250):
         await store.put(make_entry(f"other {seconds}"), now_ns + seconds * S)
@@ -238,6 +434,49 @@ async def test_tombstones_are_forgotten_in_the_end(
     await store.put(make_entry("other"), now_ns + 1500 * S)
     error = await refused(EntryNotFound, store.get(make_entry("relay").static, now_ns + 1500 * S))
     assert error.next_sequence is None
+
+
+@pytest_twisted.ensureDeferred
+async def test_entries_of_different_sizes_kinds_and_networks_come_and_go(
+    store_url: str, opened: Any, make_entry: Any, key_of: Any, now_ns: int
+) -> None:
+    """Any mixture of operations leaves the limits kept: never a place lost, never one too many."""
+    rng = random.Random(5)
+    limits = StoreLimits(clients=8, relays=4, tombstones=5, client_ttl_s=500.0, base_client_ttl_s=2000.0)
+    store = opened(store_url, limits=limits)
+    names = [f"key {n}" for n in range(25)]
+    now = now_ns
+    for _ in range(120):
+        now += rng.randrange(60) * S
+        name = rng.choice(names)
+        try:
+            old = await store.get(key_of(name).public_key, now)
+            sequence, after = old.sequence + 1, old.timestamp + 1
+        except EntryNotFound as error:
+            sequence, after = error.next_sequence or 0, (error.after_timestamp or now) + 1
+        options: dict[str, Any] = {
+            "timestamp": after,
+            "address": rng.choice(["", "", "10.0.0.1:80"]),
+            "version": rng.choice(["0.0.1", "0.1.0"]),
+            "servers": tuple(names[: rng.randrange(9)]),
+        }
+        entry = make_entry(name, sequence, **options)
+        host = rng.choice(["", poster(1), poster(2), poster(3)])
+        try:
+            assert await store.put(entry, now, host) is (sequence == 0)
+        except NonZeroSequence:  # tidying up has forgotten the tombstone in between
+            entry = make_entry(name, 0, **options)
+            assert await store.put(entry, now, host) is True
+        assert await store.get(entry.static, now) == entry
+        live = [await store.get(key_of(one).public_key, now) for one in await there(store, names, key_of, now)]
+        assert sum(one.server is None for one in live) <= 8
+        assert sum(one.server is not None for one in live) <= 4
+    # Everything has expired: the whole room is there again.
+    now += 10**7 * S
+    fresh = [f"fresh {n}" for n in range(12)]
+    for n, name in enumerate(fresh):
+        await store.put(make_entry(name, address="10.0.0.1:80" if n < 4 else ""), now, poster(n))
+    assert await there(store, fresh, key_of, now) == fresh
 
 
 @pytest_twisted.ensureDeferred
@@ -291,6 +530,75 @@ async def test_a_file_is_opened_again(opened: Any, tmp_path: Path, make_entry: A
     assert await again.available_servers(1, now_ns) == [make_entry("relay", address="10.0.0.1:80")]
     await refused(WrongSequence, again.put(make_entry("relay", 0, timestamp=now_ns + 5), now_ns))
     assert await again.put(make_entry("relay", 1), now_ns) is False
+
+
+VERSION_1 = """
+CREATE TABLE entries (key BLOB PRIMARY KEY NOT NULL, sequence BLOB NOT NULL, timestamp INTEGER NOT NULL, body BLOB,
+    available INTEGER NOT NULL, slot INTEGER NOT NULL, expires_ns INTEGER);
+CREATE INDEX entries_available ON entries (slot) WHERE available = 1;
+CREATE INDEX entries_expiring ON entries (expires_ns) WHERE expires_ns IS NOT NULL AND body IS NOT NULL;
+CREATE INDEX entries_tombstones ON entries (expires_ns) WHERE body IS NULL;
+PRAGMA application_id = 1684894567;
+PRAGMA user_version = 1;
+"""
+
+
+@pytest_twisted.ensureDeferred
+async def test_a_file_of_version_1_is_brought_up_to_date(
+    reactor: Any, tmp_path: Path, make_entry: Any, key_of: Any, now_ns: int
+) -> None:
+    key = key_of("wide")
+    wide = Entry("0.0.1", 0, 1, key.public_key, ClientPart(tuple(key_of(f"r {n}").public_key for n in range(70)))).sign(
+        key
+    )
+    full = make_entry("full", address="10.0.0.2:80", available=0)
+    relay, ours, base = (
+        make_entry("relay", address="10.0.0.1:80"),
+        make_entry("ours", version="0.1.0"),
+        make_entry("base"),
+    )
+    gone = make_entry("gone", 4, address="10.0.0.3:80")
+    with sqlite3.connect(tmp_path / "entries") as old:
+        old.executescript(VERSION_1)
+        for entry in (relay, full, ours, base, wide, gone):
+            expires_ns = None if entry.server is None else now_ns + 300 * S
+            body = None if entry is gone else entry.to_json()
+            available = int(entry is relay)
+            row = (entry.static.raw, entry.sequence.to_bytes(8, "big"), entry.timestamp, body, available, 7, expires_ns)
+            old.execute("INSERT INTO entries VALUES (?, ?, ?, ?, ?, ?, ?)", row)
+    old.close()
+    for _ in range(2):  # the second time it is up to date
+        store = SqliteStore(
+            str(tmp_path / "entries"), reactor, limits=StoreLimits(clients=2, relays=2), now_ns=lambda: now_ns
+        )
+        assert await store.available_servers(5, now_ns) == [relay]
+        for entry in (relay, full, ours, base):
+            assert await store.get(entry.static, now_ns) == entry
+        for entry, following in ((gone, 5), (wide, 1)):  # more relays than an entry may name: it has to post again
+            error = await refused(EntryNotFound, store.get(entry.static, now_ns))
+            assert error.next_sequence == following
+        await refused(EntryNotFound, store.get(ours.static, now_ns + 6 * 3600 * S))  # as if it was posted just now
+        await store.close()
+    store = SqliteStore(str(tmp_path / "entries"), reactor, limits=StoreLimits(clients=2, relays=2))
+    assert await store.put(make_entry("ours", 1, version="0.1.0"), now_ns + S) is False
+    assert await store.put(make_entry("new"), now_ns + S, poster(2)) is True  # what was there is counted
+    assert await there(store, ["ours", "base", "new", "relay", "full"], key_of, now_ns + S) == [
+        "ours",
+        "new",
+        "relay",
+        "full",
+    ]
+    await store.close()
+
+
+@pytest_twisted.ensureDeferred
+async def test_a_file_of_a_later_version_is_refused(opened: Any, tmp_path: Path, reactor: Any) -> None:
+    await opened(f"sqlite:{tmp_path / 'entries'}").close()
+    with sqlite3.connect(tmp_path / "entries") as later:
+        later.execute("PRAGMA user_version = 99")
+    later.close()
+    with pytest.raises(ConfigError):
+        open_store(f"sqlite:{tmp_path / 'entries'}", reactor)
 
 
 @pytest_twisted.ensureDeferred
@@ -434,3 +742,34 @@ async def test_two_stores_share_a_redis(redis_url: str, opened: Any, make_entry:
     await refused(WrongSequence, one.put(make_entry("alice", 1, timestamp=now_ns + 9), now_ns))
     elsewhere = opened(redis_url + "/2")
     await refused(EntryNotFound, elsewhere.get(make_entry("alice").static, now_ns))
+
+
+@pytest_twisted.ensureDeferred
+async def test_a_redis_of_the_first_layout_is_brought_up_to_date(
+    reactor: Any, redis_url: str, opened: Any, make_entry: Any, key_of: Any, now_ns: int
+) -> None:
+    port = int(redis_url.rpartition(":")[2])
+    old = RedisStore("127.0.0.1", port, 4, reactor)
+    relay, ours, base = (
+        make_entry("relay", address="10.0.0.1:80"),
+        make_entry("ours", version="0.1.0"),
+        make_entry("base"),
+    )
+    for entry in (relay, ours, base, make_entry("gone", 4)):
+        expires = str(now_ns // 10**6 + 300_000) if entry is relay else ""
+        fields = {"s": str(entry.sequence), "t": f"{entry.timestamp + 2**63:020}", "x": expires}
+        if not entry.sequence:
+            fields["b"] = entry.to_json()
+        await old._redis.hmset(f"dmsg:entry:{entry.static}", fields)
+    await old._redis.zadd("dmsg:expiring", 1, f"dmsg:entry:{relay.static}")
+    await old._redis.zadd("dmsg:servers", now_ns // 10**6 + 300_000, f"dmsg:entry:{relay.static}")
+    await old.close()
+    store = opened(f"{redis_url}/4", limits=StoreLimits(clients=3))
+    for entry in (relay, ours, base):
+        assert await store.get(entry.static, now_ns) == entry
+    assert await store.put(make_entry("gone", 5), now_ns, poster(3)) is False
+    assert await store.put(make_entry("ours", 1, version="0.1.0"), now_ns + S) is False
+    assert await store.put(make_entry("new"), now_ns + 2 * S, poster(2)) is True
+    names = ["ours", "base", "new", "relay", "gone"]
+    assert await there(store, names, key_of, now_ns + 2 * S) == ["ours", "new", "relay", "gone"]
+    await refused(EntryNotFound, store.get(make_entry("new").static, now_ns + 31 * 24 * 3600 * S))
