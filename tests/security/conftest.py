@@ -12,9 +12,11 @@ from twisted.internet.error import ConnectionDone
 from twisted.internet.protocol import Factory
 from zope.interface import implementer
 
+from dmsg.crypto.keys import PublicKey
 from dmsg.interfaces import IEventLog
 from dmsg.mux.client import ClientConfig, DmsgClient
 from dmsg.mux.listener import AllowKeys
+from dmsg.mux.negotiation import Security
 from dmsg.mux.pool import PoolConfig
 from dmsg.ops import events as ev
 from dmsg.ops.metrics import MetricsEventLog
@@ -113,16 +115,21 @@ class Scene(HostileNetwork):
         relays: int = 1,
         extended: bool = True,
         config: ClientConfig = CONFIG,
-        listed: bool = False,
+        listed: PublicKey | bool = False,
+        asks: Security | None = None,
         **options: Any,
     ) -> None:
-        """Put relays and both clients in place; Bob listens, to Alice alone if she is ``listed``."""
+        """Put relays and both clients in place; Bob listens, to Alice alone if she is ``listed``, or to a key that is.
+
+        ``asks`` is the security his listener is given.
+        """
         for _ in range(relays):
             self.relay = await self.add_relay(extended=extended)
         options = {"min_servers": relays, "config": config, **options}
         self.bob = await self.client(events=self.bob_log, **options)
         self.alice = await self.client(events=self.alice_log, **options)
-        self.bob.listen(self.listener, policy=AllowKeys([self.alice.public_key]) if listed else None)
+        key = self.alice.public_key if listed is True else listed
+        self.bob.listen(self.listener, policy=AllowKeys([key]) if key else None, security=asks)
 
     async def open(self, **options: Any) -> tuple[End, End]:
         """A transport from Alice to Bob."""
