@@ -125,6 +125,26 @@ async def test_a_policy_refuses(reactor):
 
 
 @pytest_twisted.ensureDeferred
+async def test_a_string_with_a_list_of_keys(reactor, key_file):
+    """Who is on it gets in, end to end; the environment says nothing about who may."""
+    async with LocalNetwork(reactor, servers=1, discovery=None) as network:
+        alice, carol, stranger = [await network.client() for _ in range(3)]
+        bob = SecretKey.generate()
+        allowed = f"{alice.public_key},{carol.public_key}"
+        text = f"dmsg:key={key_file(bob)}:{network.endpoint_arguments}:allow={allowed}:idle-timeout=60"
+        factory = CountingFactory()
+        endpoint = serverFromString(reactor, text)
+        assert endpoint.limits.idle_timeout_s == 60
+        port = await endpoint.listen(factory)
+        for friend in (alice, carol):
+            assert await echo(DmsgClientEndpoint(friend, bob.public_key)) == b"hello"
+        with pytest.raises(DmsgConnectError) as caught:
+            await connectProtocol(DmsgClientEndpoint(stranger, bob.public_key), Talk())
+        assert caught.value.reason == "access_denied"
+        await port.stopListening()
+
+
+@pytest_twisted.ensureDeferred
 async def test_a_failed_connect_is_both_kinds_of_error(reactor):
     async with LocalNetwork(reactor, servers=1) as network:
         alice = await network.client()
@@ -303,6 +323,8 @@ def test_twisted_keeps_the_last_of_two_arguments_with_one_name(reactor):
         (f"dmsg:{NOBODY}:discovery=http\\://x:timeout=nan", "timeout", "number of seconds"),
         (f"dmsg:{NOBODY}:discovery=http\\://x:min-servers=-1", "min-servers", "number of servers"),
         (f"dmsg:{NOBODY}:discovery=http\\://x:service={'x' * 256}", "service", "255 bytes"),
+        (f"dmsg:{NOBODY}:discovery=http\\://x:allow={NOBODY}", "allow=", "unknown argument"),
+        (f"dmsg:{NOBODY}:discovery=http\\://x:idle-timeout=9", "idle-timeout=", "unknown argument"),
     ],
 )
 def test_what_is_wrong_with_a_client_string(reactor, text, option, says):
@@ -319,6 +341,9 @@ def test_what_is_wrong_with_a_client_string(reactor, text, option, says):
         ("key={key}:discovery=http\\://x:min-servers=0", "min-servers", "at least one"),
         ("key={key}:discovery=http\\://x:port=80", "port=", "unknown argument"),
         ("what:key={key}:discovery=http\\://x", "'what'", "not expected"),
+        ("key={key}:discovery=http\\://x:allow=", "allow", "no public key"),
+        ("key={key}:discovery=http\\://x:allow=02ab", "allow", "66 hex digits"),
+        ("key={key}:discovery=http\\://x:idle-timeout=0", "idle-timeout", "number of seconds"),
     ],
 )
 def test_what_is_wrong_with_a_server_string(reactor, key_file, arguments, option, says):

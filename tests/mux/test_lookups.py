@@ -13,7 +13,7 @@ from dmsg.discovery.entry import ClientPart, Entry
 from dmsg.errors import DialError, DiscoveryUnavailable, EntryNotFound, StageError
 from dmsg.interfaces import IDiscovery
 from dmsg.mux.dialer import DialConfig, Dialer, Wish
-from dmsg.mux.lookups import Lookups
+from dmsg.mux.lookups import CallerLimits, Lookups
 from dmsg.mux.negotiation import Security
 from dmsg.mux.scores import RelayScores
 from dmsg.mux.secure import Resume
@@ -167,3 +167,92 @@ async def test_many_transports_that_look_for_another_path_ask_once_and_those_tha
     discovery.questions[1].callback(entry(RELAYS[1]))
     await again
     assert len(discovery.questions) == 2
+
+
+# --- callers ----------------------------------------------------------------------------------------------------------
+
+STRANGERS = [SecretKey.generate().public_key for _ in range(100)]
+
+
+def promised(lookups, peer):
+    """Whether ``peer`` is taken to promise end-to-end security: a list with the answer, once there is one."""
+    answers = []
+    Deferred.fromCoroutine(lookups.promised(peer, 5.0)).addCallback(answers.append)
+    return answers
+
+
+@pytest.fixture
+def callers(clock, discovery):
+    return Lookups(clock, discovery, 2, CallerLimits(entries=50, at_once=4, per_s=2.0, burst=10))
+
+
+@pytest.mark.parametrize(("version", "expected"), [("0.0.1", False), ("0.1.0", True)])
+def test_what_is_known_of_a_caller_is_remembered_for_a_while(clock, discovery, callers, version, expected):
+    answers = promised(callers, PEER.public_key)
+    discovery.questions[0].callback(entry(version=version))
+    assert answers == promised(callers, PEER.public_key) == [expected]
+    assert len(discovery.questions) == 1
+    clock.advance(5.1)
+    assert promised(callers, PEER.public_key) == []
+    assert len(discovery.questions) == 2
+
+
+@pytest.mark.parametrize("error", [EntryNotFound, DiscoveryUnavailable])
+def test_a_caller_that_is_not_found_promises_and_is_remembered_too(clock, discovery, callers, error):
+    answers = promised(callers, PEER.public_key)
+    discovery.questions[0].errback(error())
+    assert answers == promised(callers, PEER.public_key) == [True]
+    clock.advance(5.1)
+    promised(callers, PEER.public_key)
+    assert len(discovery.questions) == 2
+
+
+def test_only_so_many_callers_are_looked_up_at_one_time(discovery, callers):
+    answers = [promised(callers, peer) for peer in STRANGERS[:6]]
+    assert len(discovery.questions) == 4
+    assert answers == [[], [], [], [], [True], [True]]
+    discovery.questions[0].errback(EntryNotFound())
+    assert promised(callers, STRANGERS[6]) == []
+
+
+def test_many_requests_of_one_caller_are_one_look_up(discovery, callers):
+    answers = [promised(callers, PEER.public_key) for _ in range(20)]
+    assert [promised(callers, peer) for peer in STRANGERS[:3]] == [[]] * 3, "they take one of the places at one time"
+    discovery.questions[0].callback(entry(version="0.0.1"))
+    assert answers == [[False]] * 20
+
+
+def test_only_so_many_callers_are_looked_up_in_a_second(clock, discovery, callers):
+    for peer in STRANGERS[:50]:
+        promised(callers, peer)
+        if discovery.questions and not discovery.questions[-1].called:
+            discovery.questions[-1].errback(EntryNotFound())
+    assert len(discovery.questions) == 10
+    clock.advance(1.0)
+    assert [promised(callers, peer) for peer in STRANGERS[50:53]] == [[], [], [True]]
+
+
+def test_strangers_take_nothing_from_callers_with_an_entry(clock, discovery, callers):
+    """Neither their turn nor their place in memory."""
+    promised(callers, PEER.public_key)
+    discovery.questions[0].callback(entry(version="0.0.1"))
+    for _ in range(20):
+        clock.advance(0.5)
+        for peer in [SecretKey.generate().public_key for _ in range(5)]:
+            promised(callers, peer)
+            if not discovery.questions[-1].called:
+                discovery.questions[-1].errback(EntryNotFound())
+    assert promised(callers, STRANGERS[0]) == [True], "there is no turn left for them"
+    answers = promised(callers, PEER.public_key)
+    discovery.questions[-1].callback(entry(version="0.0.1"))
+    assert answers == [False]
+
+
+def test_callers_do_not_push_out_what_was_dialled(discovery, callers):
+    callers.ask(PEER.public_key)
+    discovery.questions[0].callback(entry(*RELAYS))
+    for peer in STRANGERS[:10]:
+        promised(callers, peer)
+        discovery.questions[-1].errback(EntryNotFound())
+    assert callers.known(PEER.public_key, 5.0).servers == tuple(RELAYS)
+    assert promised(callers, PEER.public_key) == [True]

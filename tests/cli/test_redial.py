@@ -1,0 +1,131 @@
+"""Dials that wait for their turn, and try again while the other side is busy."""
+
+from __future__ import annotations
+
+import pytest
+from twisted.internet.defer import CancelledError, Deferred
+from twisted.internet.task import Clock
+
+from dmsg.cli.redial import DIALS_AT_ONCE, Redialer, is_busy
+from dmsg.crypto.keys import SecretKey
+from dmsg.errors import AccessDenied, Attempt, Busy, DialError, RateLimited, SessionTimeout
+
+PEER = SecretKey.generate().public_key
+
+
+def failure(*errors):
+    return DialError(str(PEER), [Attempt("accept", "02ab", 1.0, error.name, error) for error in errors])
+
+
+class Client:
+    """Gives one Deferred for each dial, and notes the time each may take."""
+
+    def __init__(self):
+        self.dials = []
+        self.timeouts = []
+
+    async def dial(self, peer, service, *, timeout_s):
+        assert (peer, service) == (PEER, "web")
+        self.timeouts.append(timeout_s)
+        self.dials.append(Deferred())
+        return await self.dials[-1]
+
+
+class Stage:
+    def __init__(self, timeout_s=10.0):
+        self.clock = Clock()
+        self.client = Client()
+        self.redialer = Redialer(
+            self.client,
+            PEER,
+            "web",
+            timeout_s=timeout_s,
+            clock=self.clock,
+            random=lambda size: b"\x80" + bytes(size - 1),
+        )
+        self.outcomes = []
+
+    def start(self):
+        dialling = Deferred.fromCoroutine(self.redialer.dial())
+        dialling.addCallbacks(self.outcomes.append, lambda failure: self.outcomes.append(failure.value))
+        return dialling
+
+
+@pytest.mark.parametrize(
+    ("errors", "expected"),
+    [
+        ([Busy("", by="local")], True),
+        ([RateLimited("", by="peer")], True),
+        ([AccessDenied("", by="peer")], False),
+        ([AccessDenied("", by="peer"), Busy("", by="peer")], True),
+        ([], False),
+    ],
+)
+def test_what_passes_by_itself(errors, expected):
+    assert is_busy(failure(*errors)) is expected
+
+
+def test_it_dials_again_with_longer_pauses_for_as_long_as_there_is_time():
+    stage = Stage()
+    stage.start()
+    at = []
+    while not stage.outcomes:
+        at.append(stage.clock.seconds())
+        stage.client.dials[-1].errback(failure(Busy("", by="peer")))
+        calls = stage.clock.getDelayedCalls()
+        if calls:
+            stage.clock.advance(calls[0].getTime() - stage.clock.seconds())
+    assert [round(one, 6) for one in at[:6]] == [0.0, 0.1, 0.3, 0.7, 1.5, 2.5]
+    assert 9.0 < at[-1] < 10.0
+    assert isinstance(stage.outcomes[0], DialError) and stage.outcomes[0].reason == "busy"
+    assert stage.client.timeouts == pytest.approx([10.0 - one for one in at])
+    assert not stage.clock.getDelayedCalls()
+
+
+def test_it_gets_through_in_the_end():
+    stage = Stage()
+    stage.start()
+    stage.client.dials[0].errback(failure(RateLimited("", by="peer")))
+    stage.clock.advance(0.1)
+    stage.client.dials[1].callback("a transport")
+    assert stage.outcomes == ["a transport"] and not stage.clock.getDelayedCalls()
+
+
+def test_what_does_not_pass_by_itself_is_told_at_once():
+    stage = Stage()
+    stage.start()
+    stage.client.dials[0].errback(failure(AccessDenied("", by="peer")))
+    assert [type(one) for one in stage.outcomes] == [DialError] and len(stage.client.dials) == 1
+
+
+def test_only_so_many_dial_at_one_time():
+    stage = Stage()
+    for _ in range(DIALS_AT_ONCE + 2):
+        stage.start()
+    assert len(stage.client.dials) == DIALS_AT_ONCE
+    stage.client.dials[0].callback("first")
+    stage.client.dials[1].errback(failure(Busy("", by="peer")))
+    assert len(stage.client.dials) == DIALS_AT_ONCE + 2, "one that waits to dial again keeps no turn"
+
+
+def test_waiting_for_a_turn_takes_time_too():
+    stage = Stage(timeout_s=3.0)
+    for _ in range(DIALS_AT_ONCE + 1):
+        stage.start()
+    stage.clock.advance(3.0)
+    (late,) = stage.outcomes
+    assert isinstance(late, DialError) and isinstance(late.attempts[0].error, Busy)
+    stage.client.dials[0].errback(DialError(str(PEER), [Attempt("accept", "", 1.0, "x", SessionTimeout("x", 3.0))]))
+    assert len(stage.client.dials) == DIALS_AT_ONCE
+
+
+def test_it_can_be_cancelled_at_any_time():
+    stage = Stage()
+    running = [stage.start() for _ in range(DIALS_AT_ONCE + 1)]
+    stage.client.dials[1].errback(failure(Busy("", by="peer")))
+    for number in (0, 1, DIALS_AT_ONCE):
+        running[number].cancel()
+        assert isinstance(stage.outcomes[-1], CancelledError)
+    assert not stage.clock.getDelayedCalls()
+    stage.start()
+    assert len(stage.client.dials) == DIALS_AT_ONCE + 2
