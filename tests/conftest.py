@@ -22,6 +22,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import traceback
 import urllib.parse
 import urllib.request
@@ -61,6 +62,9 @@ class TimeLimitExceeded(BaseException):
 
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", f"time_limit(seconds): how long the test may take ({TIME_LIMIT_S:g} by default)")
+    # What programs remember from one run to the next is not the user's own while they are tested.
+    directory = os.environ["XDG_STATE_HOME"] = tempfile.mkdtemp(prefix="dmsg-state-")
+    config.add_cleanup(functools.partial(shutil.rmtree, directory, ignore_errors=True))
 
 
 def pytest_collection_finish() -> None:

@@ -35,6 +35,7 @@ MUX_SHELLS = {
     "dialer",
     "endpoints",
     "feed",
+    "goal",
     "incoming",
     "link",
     "listed",
@@ -45,6 +46,7 @@ MUX_SHELLS = {
     "rankwatch",
     "refusals",
     "registrar",
+    "relaystate",
     "server",
     "server_shell",
     "services",
@@ -84,6 +86,7 @@ OWNERS = {
     "prometheus_client": {"dmsg.ops.metrics"},
     "zstandard": {"dmsg.ops.compress"},
     "fsspec": {"dmsg.ops.destinations"},
+    "platformdirs": {"dmsg.mux.relaystate"},
     "hypothesis": {"dmsg.testing.strategies"},
 }
 #: library -> the package it stays in.

@@ -46,6 +46,7 @@ class Role:
         root = str(Path(dmsg.__file__).resolve().parent.parent)
         # Whatever the environment says about dmsg is about another network.
         environment = {name: value for name, value in os.environ.items() if not name.startswith("DMSG_")}
+        environment["DMSG_STATE_DIR"] = "none"  # its keys end with it
         environment["PYTHONPATH"] = os.pathsep.join(filter(None, (root, environment.get("PYTHONPATH"))))
         with self.log.open("wb") as log, self.results.open("wb") as results:
             self.process = subprocess.Popen(

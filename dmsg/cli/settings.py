@@ -9,6 +9,7 @@ import time
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import click
@@ -25,6 +26,7 @@ from dmsg.errors import ConfigError, DiscoveryError, InvalidAddress, InvalidKey
 from dmsg.interfaces import IEventLog
 from dmsg.mux.client import DmsgClient
 from dmsg.mux.negotiation import Security
+from dmsg.mux.relaystate import NONE, state_file
 from dmsg.ops.events import Event, SessionDown
 from dmsg.ops.logs import EventLog, NullEventLog, check_directory, new_boot_id, short_node
 
@@ -126,7 +128,8 @@ class _Events:
 @dataclass(frozen=True, slots=True)
 class Settings:
     """The settings of one run: a discovery URL or "", a key file or "", pinned servers, a directory for events or "",
-    what security is asked for (``None``: the default), and whose relay ranks are believed.
+    what security is asked for (``None``: the default), whose relay ranks are believed, and where relays that worked are kept
+    (:func:`~dmsg.mux.relaystate.state_file`).
     """
 
     discovery: str = ""
@@ -135,10 +138,15 @@ class Settings:
     events: str = ""
     security: Security | None = None
     ranks_keys: tuple[PublicKey, ...] = ()
+    state_dir: str = NONE
 
     def key(self) -> SecretKey:
         """The key of the key file, or a new one that ends with the command. Raises ``KeyFileError``."""
         return read_key_file(self.key_file) if self.key_file else SecretKey.generate()
+
+    def relay_file(self, key: SecretKey) -> Path | None:
+        """Where relays that worked are kept; ``None`` for a key that ends with the command."""
+        return state_file(self.state_dir, key.public_key, self.discovery) if self.key_file else None
 
     def check(self) -> None:
         """Raise ``CommandError`` when there is no way to any server."""
@@ -184,6 +192,7 @@ class Settings:
                 publish=listening,
                 security=self.security or Security.PREFER,
                 events=events,
+                relay_file=self.relay_file(key),
                 now_ns=time.time_ns,
             )
             client.startService()
@@ -281,6 +290,13 @@ def common_options(function: F) -> F:
         default=(),
         help="Whose relay ranks to believe when choosing servers; default: nobody's.",
     )
+    @click.option(
+        "--state-dir",
+        metavar="DIR|none",
+        envvar="DMSG_STATE_DIR",
+        default="",
+        help="Where relays that worked are kept for a --key that listens; default: the user's directory for such things.",
+    )
     @click.option("--events", metavar="DIR", type=click.Path(file_okay=False), default="", help="Log events here.")
     @output_options
     @functools.wraps(function)
@@ -293,10 +309,11 @@ def common_options(function: F) -> F:
         events: str,
         security: str | None,
         ranks_keys: tuple[PublicKey, ...],
+        state_dir: str,
         **options: Any,
     ) -> Any:
         asked = None if security is None else Security.parse(security)
-        settings = Settings(discovery, key_file, servers, events, asked, ranks_keys)
+        settings = Settings(discovery, key_file, servers, events, asked, ranks_keys, state_dir)
         return function(Invocation(settings, out, verbose), **options)
 
     return wrapped  # type: ignore[return-value]

@@ -13,17 +13,19 @@ Client strings are ``dmsg:PUBLIC_KEY``, server strings ``dmsg:key=FILE``, both w
 ``timeout=``         seconds a connect may take in all, or a server until it can be reached (default: for ever)
 ``min-servers=``     how many servers a client with a key stays connected to; without it, to two of different
                      network groups, and to one if there is only one group
+``state-dir=``       the directory in which a client with a key keeps relays that worked, for its next start; ``none``
+                     for nowhere; without it, the user's own directory for such things
 ``ranks-key=``       whose relay ranks are believed: a public key, or several with commas in between
 ``allow=``           a server admits these public keys only: one, or several with commas in between
 ``idle-timeout=``    seconds after which a server closes a connection on which nothing moves (default: never)
 ==================== =====================================================================================
 
 A colon inside a value is written ``\\:``, as in all endpoint strings. What a string does not say comes from the environment:
-``DMSG_KEY``, ``DMSG_SECURITY``, ``DMSG_RANKS_KEY``, and, for a string with neither ``discovery=`` nor ``server=``,
-``DMSG_DISCOVERY`` and ``DMSG_SERVER``.
+``DMSG_KEY``, ``DMSG_SECURITY``, ``DMSG_RANKS_KEY``, ``DMSG_STATE_DIR``, and, for a string with neither ``discovery=`` nor
+``server=``, ``DMSG_DISCOVERY`` and ``DMSG_SERVER``.
 
 All strings of one process with the same key, discovery and servers share one client (:mod:`dmsg.mux.sharing`); what
-``min-servers=`` and ``ranks-key=`` say counts in the first of them.
+``min-servers=``, ``state-dir=`` and ``ranks-key=`` say counts in the first of them.
 """
 
 from __future__ import annotations
@@ -63,7 +65,17 @@ from dmsg.mux.transport import DmsgTransport
 __all__ = ["DmsgClientEndpoint", "DmsgConnectError", "DmsgServerEndpoint", "parse_client", "parse_server"]
 
 _log = Logger()
-_ARGUMENTS: Final = ("key", "discovery", "server", "service", "security", "timeout", "min-servers", "ranks-key")
+_ARGUMENTS: Final = (
+    "key",
+    "discovery",
+    "server",
+    "service",
+    "security",
+    "timeout",
+    "min-servers",
+    "state-dir",
+    "ranks-key",
+)
 _SERVER_ONLY: Final = ("allow", "idle-timeout")
 _SERVER_ARGUMENT: Final = re.compile(r"server[0-9]*\Z")
 _SOURCE: Final = "a dmsg endpoint string"
@@ -319,6 +331,7 @@ class _Arguments:
             servers=pinned,
             min_servers=self._min_servers(),
             ranks_keys=self._ranks_keys(),
+            state_dir=self._given.get("state-dir") or self._environment.get("DMSG_STATE_DIR", ""),
         )
 
     def _server_texts(self) -> list[str]:

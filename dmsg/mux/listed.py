@@ -24,7 +24,7 @@ _log = Logger()
 
 
 class ListedRelays:
-    """What ``discovery`` last answered when it was asked for relays; ``changed`` is called whenever it has answered.
+    """What ``discovery`` last answered when it was asked for relays.
 
     The first answer is held back until ranks were asked for (``watch``). A question that fails leaves the answer before.
     """
@@ -35,8 +35,9 @@ class ListedRelays:
         discovery: IDiscovery | None,
         watch: RankWatch,
         scores: RelayScores,
-        changed: Callable[[], None],
     ) -> None:
+        #: Called whenever discovery has answered.
+        self.changed: Callable[[], None] = lambda: None
         self.relays: tuple[Candidate, ...] = ()
         #: When discovery was last asked, on ``clock``; ``None`` before the first time.
         self.asked_s: float | None = None
@@ -44,15 +45,21 @@ class ListedRelays:
         self._discovery = discovery
         self._watch = watch
         self._scores = scores
-        self._changed = changed
-        self._answered_s = 0.0
+        self._answered_s: float | None = None
         self._asking: Deferred[None] | None = None
 
     def usable_at(self) -> float:
-        """When :attr:`relays` may be used: now, or later because a newer answer is about to come."""
-        if self._asking is None or self.asked_s is None or self.asked_s - self._answered_s < OLD_S:
+        """When :attr:`relays` may be used: 0.0 for now, or later because the first or a newer answer is about to come."""
+        if self._asking is None or self.asked_s is None:
+            return 0.0
+        if self._answered_s is not None and self.asked_s - self._answered_s < OLD_S:
             return 0.0
         return self.asked_s + WAIT_S
+
+    @property
+    def there(self) -> bool:
+        """Whether there is a discovery to ask."""
+        return self._discovery is not None
 
     @property
     def asking(self) -> bool:
@@ -96,4 +103,4 @@ class ListedRelays:
 
     def _answered(self, _: object) -> None:
         self._asking = None
-        self._changed()
+        self.changed()

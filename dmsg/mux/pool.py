@@ -1,7 +1,6 @@
 """The sessions of a client: made once however many want them, kept up as a goal, made again with patience.
 
-Protocol notes, section 9 (D32, D33) and weaknesses W20 to W23. Which relays the goal tries is in :mod:`dmsg.mux.candidates`,
-how many at a time in :mod:`dmsg.mux.race`.
+Protocol notes, section 9 (D32, D33) and weaknesses W20 to W23. How the goal is pursued is in :mod:`dmsg.mux.goal`.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ from typing import Protocol as TypingProtocol
 
 from twisted.internet.defer import CancelledError, Deferred, DeferredList, ensureDeferred
 from twisted.internet.error import ConnectError, ConnectionRefusedError, DNSLookupError, TimeoutError
-from twisted.internet.interfaces import IDelayedCall, IReactorTime, IStreamClientEndpoint
+from twisted.internet.interfaces import IReactorTime, IStreamClientEndpoint
 from twisted.internet.protocol import Factory
 from twisted.python.failure import Failure
 
@@ -22,18 +21,16 @@ from dmsg.address import HostPort, network_group
 from dmsg.crypto.keys import PublicKey
 from dmsg.errors import DiscoveryError, DmsgError, EntryNotFound, InvalidAddress, StageError
 from dmsg.interfaces import IDiscovery
-from dmsg.mux.candidates import Candidate, spread
-from dmsg.mux.listed import ListedRelays
-from dmsg.mux.race import Race, RaceConfig
+from dmsg.mux.candidates import Candidate
+from dmsg.mux.goal import SessionGoal
+from dmsg.mux.listed import WAIT_S, ListedRelays
+from dmsg.mux.race import RaceConfig
 from dmsg.mux.rankwatch import RankWatch
+from dmsg.mux.relaystate import RelayFile
 from dmsg.mux.scores import RelayScores
 from dmsg.mux.session import CLOSED, ServerSession
 
-#: How many sessions a client keeps up if nothing else is said, each with a relay of another network group: whoever owns
-#: one network cannot cut it off.
-DEFAULT_GROUPS: Final = 2
-#: The goal is looked at again no sooner than this: times are added up, and a sum may fall short of what is due.
-_SHORTEST_PAUSE_S: Final = 0.001
+_NO_SERVER: Final = "entry is not a server's"
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,11 +80,10 @@ class _Flight:
 class ServerPool:
     """Sessions by server key.
 
-    ``goal`` is how many should be up, each with a relay of another network group as far as there are groups; ``None`` means
-    :data:`DEFAULT_GROUPS`, and none beyond the first where there is only one group, or pinned servers. ``changed`` is
-    called whenever the set of sessions changes. ``uniform`` gives random numbers in [0, 1) for jitter and choice. ``urgent``
-    tells whether something waits for a session. ``scores`` is told how connecting went, and says which servers to try first;
-    ``now_s()`` is Unix time.
+    ``goal`` is how many should be up (:class:`~dmsg.mux.goal.SessionGoal`). ``changed`` is called whenever the set of
+    sessions changes. ``uniform`` gives random numbers in [0, 1) for jitter and choice. ``urgent`` tells whether something
+    waits for a session. ``scores`` is told how connecting went, and says which servers to try first; ``memory`` keeps those
+    that worked for the next run. ``now_s()`` is Unix time.
     """
 
     def __init__(
@@ -105,35 +101,40 @@ class ServerPool:
         went_down: Callable[[PublicKey, str, int], None],
         urgent: Callable[[], bool] = lambda: False,
         scores: RelayScores | None = None,
+        memory: RelayFile | None = None,
         now_s: Callable[[], float] = time.time,
     ) -> None:
         self.sessions: dict[PublicKey, ServerSession] = {}
         self.pinned = dict(pinned)
-        self.goal = goal
         self.scores = scores if scores is not None else RelayScores()
         self._watch = RankWatch(clock, discovery, self.scores, now_s)
-        self._listed = ListedRelays(clock, discovery, self._watch, self.scores, self._nudge)
         self._clock = clock
         self._make_session = make_session
         self._endpoint_for = endpoint_for
+        self._memory = memory
         self._discovery = discovery
         self._config = config
         self._uniform = uniform
         self._changed = changed
         self._went_down = went_down
         self._urgent = urgent
-        self._race = Race(config.race)
-        self._race_waiters: dict[PublicKey, Deferred[ServerSession]] = {}
-        #: The network group of each relay with a session or an attempt, once its address is known.
-        self._groups: dict[PublicKey, str] = {}
+        #: Where each relay with a session or an attempt is, once that is known.
+        self._addresses: dict[PublicKey, HostPort] = {}
         self._flights: dict[PublicKey, _Flight] = {}
         self._failures: dict[PublicKey, tuple[int, float]] = {}
-        #: How often in a row discovery was asked with a session up and another group missing.
-        self._idle_looks = 0
-        self._look_jitter = 1.0
-        self._timer: IDelayedCall | None = None
-        self._stepping = self._nudged = False
         self._running = False
+        self._goal = SessionGoal(
+            clock,
+            self,
+            goal,
+            listed=ListedRelays(clock, discovery, self._watch, self.scores),
+            memory=memory,
+            scores=self.scores,
+            uniform=uniform,
+            race=config.race,
+            poll_s=config.poll_s,
+            poll_limit_s=config.poll_limit_s,
+        )
 
     # --- one session -----------------------------------------------------------------------------------------------
 
@@ -168,8 +169,8 @@ class ServerPool:
             if not waiter.called:
                 waiter.callback(result)
         if server not in self.sessions:
-            self._groups.pop(server, None)
-        self._nudge()
+            self._addresses.pop(server, None)
+        self._goal.look()
 
     def _failed(self, failure: Failure, server: PublicKey, flight: _Flight) -> Failure:
         cancelled = failure.check(CancelledError) is not None
@@ -191,10 +192,7 @@ class ServerPool:
         return failure
 
     async def _connect(self, server: PublicKey, candidate: Candidate) -> ServerSession:
-        address = self.pinned.get(server) or candidate.address
-        if address is None:
-            address = await self._look_up(server)
-        self._groups[server] = network_group(address.host)
+        address = self._addresses[server] = await self._address(candidate)
         session = self._make_session(server)
         try:
             # a client's protocol object is its own; one connection, one shell
@@ -213,6 +211,24 @@ class ServerPool:
         self._admitted(session)
         return session
 
+    async def _address(self, candidate: Candidate) -> HostPort:
+        server, address = candidate.public_key, candidate.address
+        if server in self.pinned:
+            return self.pinned[server]
+        if address is not None and not candidate.remembered:
+            return address
+        looking = ensureDeferred(self._look_up(server))
+        if address is None:
+            return await looking
+        try:
+            return await looking.addTimeout(WAIT_S, self._clock, _unavailable)
+        except StageError as error:
+            if not isinstance(error.error, EntryNotFound | InvalidAddress) and error.reason != _NO_SERVER:
+                return address  # discovery is gone; what was right last time may still be
+            if self._memory is not None:
+                self._memory.forget(server)
+            raise
+
     async def _look_up(self, server: PublicKey) -> HostPort:
         if self._discovery is None:
             raise StageError("discovery", "server is not pinned and there is no discovery")
@@ -223,7 +239,7 @@ class ServerPool:
         except DiscoveryError as error:
             raise StageError("discovery", "unavailable", error) from None
         if entry.server is None:
-            raise StageError("discovery", "entry is not a server's")
+            raise StageError("discovery", _NO_SERVER)
         try:
             return entry.server.host_port
         except InvalidAddress as error:
@@ -247,171 +263,64 @@ class ServerPool:
             # a server that has just gone is not asked again at once, by everybody at the same moment
             self._failures[session.server] = (1, self._clock.seconds() + self._pause_s(0))
             if session.server not in self._flights:
-                self._groups.pop(session.server, None)
-            self._idle_looks = 0
+                self._addresses.pop(session.server, None)
             self._changed()
-            self._nudge()
-
-    # --- the goal --------------------------------------------------------------------------------------------------
-
-    def start(self) -> None:
-        """Begin to pursue the goal."""
-        self._running = True
-        self._watch.start()
-        self._nudge()
-
-    async def stop(self) -> None:
-        """Give up what is being tried and close every session."""
-        self._running = False
-        self._watch.stop()
-        self._listed.stop()
-        self._wake_in(None)
-        for flight in list(self._flights.values()):
-            flight.attempt.cancel()
-        for session in list(self.sessions.values()):
-            session.close()
+            self._goal.lost()
 
     def _pause_s(self, failures: int) -> float:
         limit = self._config.urgent_backoff_s if self._urgent() else self._config.backoff_limit_s
         pause = min(limit, self._config.backoff_first_s * 2.0 ** min(failures, 16))
         return pause * (0.5 + self._uniform() / 2)
 
-    def _nudge(self) -> None:
-        """Look at the goal: something has changed, or it is time to."""
-        self._nudged = True
-        if self._stepping:
-            return
-        self._stepping = True
-        try:
-            while self._nudged and self._running:
-                self._nudged = False
-                self._wake_in(self._step())
-        finally:
-            self._stepping = False
+    def give_up(self, server: PublicKey, *, blame: bool) -> None:
+        """End the attempt at ``server`` unless something waits for it. With ``blame`` it counts as one that failed."""
+        flight = self._flights.get(server)
+        if flight is not None and all(one.called for one in flight.waiters):
+            flight.spared = not blame
+            flight.attempt.cancel()
 
-    def _wake_in(self, pause_s: float | None) -> None:
-        if self._timer is not None and self._timer.active():
-            self._timer.cancel()
-        self._timer = None if pause_s is None else self._clock.callLater(max(_SHORTEST_PAUSE_S, pause_s), self._nudge)
+    def connecting(self, server: PublicKey) -> bool:
+        """Whether a connection to ``server`` is being made."""
+        return server in self._flights
 
-    def _step(self) -> float | None:
-        """Start what there is room for and give up what is not wanted any more; how long until the next look."""
-        if self.goal == 0:
-            return None
-        wake_at = self._pursue_pinned()
-        missing = self._missing()
-        if missing <= 0:
-            self._give_up(self._race.all())
-        else:
-            self._give_up(self._race.unwanted(self._held_groups()))
-            wake_at += self._pursue_others(missing)
-        return min(wake_at, default=self._clock.seconds()) - self._clock.seconds() if wake_at else None
+    def rested_at(self, server: PublicKey) -> float:
+        """When the goal may try ``server`` again after it has failed, in seconds on the clock."""
+        return self._failures.get(server, (0, 0.0))[1]
 
-    def _pursue_pinned(self) -> list[float]:
-        """Connect every pinned server; when to look again."""
-        now, wake_at = self._clock.seconds(), []
-        for server in self.pinned:
-            if server in self.sessions or server in self._flights:
-                continue
-            rested_at = self._failures.get(server, (0, 0.0))[1]
-            if rested_at <= now:
-                self.get(server).addErrback(lambda failure: failure.trap(StageError))
-            else:
-                wake_at.append(min(rested_at, now + self._config.poll_s * (0.75 + self._uniform() / 2)))
-        return wake_at
+    def address_of(self, server: PublicKey) -> HostPort:
+        """Where a relay with a session is."""
+        return self._addresses[server]
 
-    def _missing(self) -> int:
-        """How many sessions with relays that are not pinned are wanted beside those that are up."""
-        if self.goal is None:
-            return 0 if self.pinned else DEFAULT_GROUPS - len(self._held_groups())
-        pinned_under_way = sum(1 for server in self._flights if server in self.pinned)
-        return self.goal - len(self.sessions) - pinned_under_way if len(self.pinned) < self.goal else 0
+    def group_of(self, server: PublicKey) -> str:
+        """The network group of a relay with a session; "" for another one."""
+        address = self._addresses.get(server)
+        return network_group(address.host) if address is not None else ""
 
-    def _held_groups(self) -> set[str]:
-        """The groups that are of no use to the goal any more: one relay of each is enough unless a number was asked for."""
-        return {self._groups[server] for server in self.sessions} if self.goal is None else set()
+    # --- as a whole ------------------------------------------------------------------------------------------------
 
-    def _pursue_others(self, missing: int) -> list[float]:
-        """Race for ``missing`` sessions; when to look again."""
-        now, race = self._clock.seconds(), self._race
-        wake_at = [self._look_at(now)]
-        if wake_at[0] is not None and wake_at[0] <= now:
-            self._idle_looks = self._idle_looks + 1 if self.sessions else 0
-            self._look_jitter = 0.75 + self._uniform() / 2
-            self._listed.ask()
-            wake_at = [self._look_at(now)]
-        if self._listed.usable_at() > now:
-            return [self._listed.usable_at()]
-        of_a_group = 1 if self.goal is None else missing
-        waits = False
-        for one in self._candidates():
-            rested_at = self._failures.get(one.public_key, (0, 0.0))[1]
-            if rested_at > now:
-                wake_at.append(rested_at)
-            elif race.room(one.group, now, of_a_group=of_a_group, hurried=not self.sessions):
-                self._enter(one)
-            else:
-                waits = True
-        if waits:
-            wake_at.append(race.next_s(now))
-        return [at_s for at_s in wake_at if at_s is not None]
+    def start(self) -> None:
+        """Begin to pursue the goal."""
+        self._running = True
+        self._watch.start()
+        self._goal.start()
 
-    def _enter(self, candidate: Candidate) -> None:
-        """Let ``candidate`` run in the race; the oldest of too many makes room."""
-        server, oldest = candidate.public_key, self._race.surplus()
-        if oldest is not None:
-            self._give_up([oldest])
-        self._race.start(server, candidate.group, self._clock.seconds())
-        waiter = self._race_waiters[server] = self.get(server, candidate)
-        waiter.addBoth(self._ran, server)
-
-    def _ran(self, _: object, server: PublicKey) -> None:
-        self._race.end(server)
-        self._race_waiters.pop(server, None)
-
-    def _give_up(self, servers: Iterable[PublicKey]) -> None:
-        """Take attempts out of the race, and end each that nothing else waits for."""
-        now = self._clock.seconds()
-        for server in servers:
-            overtaken = self._race.overtaken(server, now)
-            self._race.end(server)
-            waiter, flight = self._race_waiters.pop(server, None), self._flights.get(server)
-            if waiter is not None:
-                waiter.cancel()
-            if flight is not None and all(one.called for one in flight.waiters):
-                flight.spared = not overtaken
-                flight.attempt.cancel()
-
-    def _look_at(self, now: float) -> float | None:
-        """When discovery is to be asked for relays; ``None`` while it is being asked, or if there is none."""
-        if self._discovery is None or self._listed.asking:
-            return None
-        if self._listed.asked_s is None:
-            return now
-        pause_s = self._config.poll_s
-        if self.goal is None and self.sessions:
-            pause_s = min(self._config.poll_limit_s, pause_s * 2.0 ** min(self._idle_looks, 16))
-        return self._listed.asked_s + pause_s * self._look_jitter
-
-    def _candidates(self) -> list[Candidate]:
-        """Relays that may be tried, the likelier ones first."""
-        held = self._held_groups()
-        known = [
-            one
-            for one in self._listed.relays
-            if one.public_key not in self.sessions
-            and one.public_key not in self._race
-            and one.public_key not in self.pinned
-            and one.group not in held
-        ]
-        now = self._clock.seconds()
-        drawn = spread(known, lambda keys: self.scores.draw(keys, self._uniform, now))
-        taken = {self._groups.get(server, "") for server in self.sessions}
-        return sorted(drawn, key=lambda one: one.group in taken)
+    async def stop(self) -> None:
+        """Give up what is being tried and close every session."""
+        self._running = False
+        self._watch.stop()
+        self._goal.stop()
+        for flight in list(self._flights.values()):
+            flight.attempt.cancel()
+        for session in list(self.sessions.values()):
+            session.close()
 
     async def settled(self) -> None:
         """Wait until no connection is being made."""
         await DeferredList([flight.attempt for flight in self._flights.values()], consumeErrors=True)
+
+
+def _unavailable(result: object, timeout_s: float) -> Failure:
+    return Failure(StageError("discovery", "unavailable"))
 
 
 def _timed_out(result: object, timeout_s: float) -> Failure:

@@ -20,6 +20,7 @@ from dmsg.crypto.keys import PublicKey, SecretKey
 from dmsg.errors import DmsgError
 from dmsg.interfaces import IDiscovery
 from dmsg.mux.client import DmsgClient
+from dmsg.mux.relaystate import NONE, state_file
 from dmsg.mux.session import ServerSession
 from dmsg.mux.transport import DmsgTransport
 
@@ -57,7 +58,8 @@ class SharedSettings:
 
     ``key`` is ``None`` for a key that lives as long as the client; such a client is not published and keeps only the
     sessions its transports need. ``discovery`` is a URL or "". ``min_servers`` (``None``: as :class:`DmsgClient` does), and
-    ``ranks_keys`` (whose relay ranks are believed), are what the first user of a client says.
+    ``ranks_keys`` (whose relay ranks are believed), are what the first user of a client says, and so is ``state_dir``, where a
+    client with a key keeps the relays that worked (:func:`~dmsg.mux.relaystate.state_file`).
     """
 
     key: SecretKey | None = None
@@ -65,6 +67,7 @@ class SharedSettings:
     servers: tuple[PinnedServer, ...] = ()
     min_servers: int | None = None
     ranks_keys: tuple[PublicKey, ...] = ()
+    state_dir: str = NONE
 
     @property
     def identity(self) -> object:
@@ -139,6 +142,9 @@ class SharedClient:
             servers=settings.servers,
             min_servers=settings.min_servers if lasting or settings.min_servers is not None else 0,
             publish=lasting,
+            relay_file=state_file(settings.state_dir, settings.key.public_key, settings.discovery)
+            if settings.key
+            else None,
         )
         self.client.shared = self
         self._registry.started(self)

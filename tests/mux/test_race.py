@@ -217,7 +217,7 @@ def test_losers_a_dial_waits_for_run_on_and_the_others_end_without_blame(make_po
     wanted = RELAYS[0]
     outcome = []
     pool.get(wanted).addErrback(outcome.append)
-    pool._give_up(pool._race.all())
+    pool._goal.give_up(pool._goal._race.all())
     assert [place.cancelled for place in places.values()] == [0, 1, 1]
     assert list(pool._flights)[:1] == [wanted] and not outcome
     assert pool.told == []  # the others were faster: that says nothing against these
@@ -228,7 +228,7 @@ def test_an_attempt_that_had_been_overtaken_counts_as_a_failure_when_it_is_given
     pool = make_pool(Listing(*places), places)
     clock.advance(1.5)
     before = pool.scores.score(RELAYS[0], clock.seconds())
-    pool._give_up(pool._race.all())
+    pool._goal.give_up(pool._goal._race.all())
     assert pool.told == [(RELAYS[0], "given up")]
     assert pool.scores.score(RELAYS[0], clock.seconds()) < before
 
@@ -291,7 +291,7 @@ async def test_sessions_are_held_with_two_groups_where_there_are_two(hosts, aske
         assert len(client.pool.sessions) == held
         assert len(world.memory.pipes) == held
         if asked_for is None:
-            assert len({client.pool._groups[server] for server in client.pool.sessions}) == held
+            assert len({client.pool.group_of(server) for server in client.pool.sessions}) == held
 
 
 @pytest_twisted.ensureDeferred

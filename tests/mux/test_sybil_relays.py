@@ -123,7 +123,7 @@ class Events:
 
 def groups_of(client):
     """The network groups of a client's open connections, by what the memory network has."""
-    return {client.pool._groups[server] for server in client.pool.sessions}
+    return {client.pool.group_of(server) for server in client.pool.sessions}
 
 
 @pytest.mark.parametrize("seed", range(3))
