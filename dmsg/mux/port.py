@@ -170,9 +170,11 @@ class Port:
         "group",
         "halves",
         "incoming",
+        "known",
         "next_id",
         "out",
         "owner",
+        "pairs",
         "pending_requests",
         "progressed",
         "queued_from",
@@ -215,6 +217,8 @@ class Port:
         self.dials = 0  # transports it opened, and requests of its own
         self.incoming = Places()  # open transports that others opened to it
         self.unanswered = Places()  # requests of others that it has not answered
+        self.known: RecentSet[bytes] | tuple[()] = ()  # the keys it accepted last
+        self.pairs: OrderedDict[bytes, TokenBucket] = OrderedDict()  # its rates towards clients that do not know it
         self.sampled_at = now
         self.waiting: OrderedDict[Half, None] = OrderedDict()  # queues towards this client that are not empty
         self.feeding: set[Half] = set()  # queues towards others that it has filled and that are not empty

@@ -18,6 +18,7 @@ from dmsg.mux.places import PlaceRules
 from dmsg.mux.port import Half, Port
 from dmsg.mux.queues import Queues
 from dmsg.mux.record import RecordLayer
+from dmsg.mux.request_rates import RequestRates
 from dmsg.mux.switch_events import PortDropped, RequestRefused, SwitchEvent, TransportEnded, TransportStarted
 from dmsg.mux.tlv import Tlv, encode_tlvs
 from dmsg.mux.wire import (
@@ -74,6 +75,16 @@ class ServerLimits:
     requests_per_s: float = 200.0
     request_burst: int = 500
     pending_requests: int = 64
+    #: REQUESTs towards one connection, as many at once, of all that have no transport to it and that it has not accepted
+    #: lately; they share it by address groups. More are refused as rate_limited.
+    stranger_requests_per_s: float = 100.0
+    stranger_request_burst: int = 512
+    #: And of these those of one connection: what is unanswered may come at once.
+    pair_requests_per_s: float = 10.0
+    pair_request_burst: int = 64
+    #: REQUESTs towards one connection of all that it knows: more than two of them send at their own limit.
+    known_requests_per_s: float = 400.0
+    known_request_burst: int = 1_024
     #: A REQUEST without ACCEPT is closed after this.
     request_timeout_s: float = 10.0
     #: Frames of no transport that a connection may send before it is dropped for abuse.
@@ -109,6 +120,7 @@ class Switch:
         self.dirty: list[Port] = []
         self.queues = Queues(self)
         self._places = PlaceRules(self)
+        self._rates = RequestRates(self)
         self.open_transports = 0
         self.draining = False
         #: The time of the last read or timeout.
@@ -164,6 +176,7 @@ class Switch:
             half = next(iter(port.halves.values()))
             self._end(half, CloseReason.PEER_GONE, events, by=half.side, tell=half.other)
         port.discard_output()
+        self._rates.forget(port)
         return events
 
     def drop_transports(self, reason: int) -> list[SwitchEvent]:
@@ -302,6 +315,8 @@ class Switch:
             return CloseReason.UNKNOWN_PEER
         if len(payload) > REQUEST_BYTES and not target.extended:
             return CloseReason.UNSUPPORTED
+        if not self._rates.take(port, target, self.now):
+            return CloseReason.RATE_LIMITED
         if target.control_backlog_bytes > limits.control_backlog_bytes:
             return CloseReason.BUSY
         return None if self._places.may_ask(port, target, self.now) else CloseReason.BUSY
@@ -315,6 +330,7 @@ class Switch:
             if yielding is None:
                 return
         asking.port.pending_requests -= 1
+        self._rates.accepted(asking.port, half.port)
         asking.open_both(self.now)
         self.open_transports += 1
         asking.port.emit(encode_frame(ACCEPT, asking.id, payload))

@@ -11,7 +11,7 @@ from collections import OrderedDict
 from collections.abc import Hashable
 from typing import Generic, TypeVar
 
-__all__ = ["RateLimiterTable", "RecentSet", "TokenBucket"]
+__all__ = ["FairBucket", "RateLimiterTable", "RecentSet", "TokenBucket"]
 
 T = TypeVar("T", bound=Hashable)
 
@@ -146,3 +146,58 @@ class RateLimiterTable(Generic[T]):
 
     def __len__(self) -> int:
         return len(self._buckets)
+
+
+class FairBucket(Generic[T]):
+    """A token bucket that many sources share: the less is left in it, the less a source may have taken of it lately.
+
+    What a source took is its debt; the debts of all sources that have one are paid back with the rate of the bucket, in
+    equal parts. A source passes while its debt is below what is left. So one source alone gets half the burst at once
+    and the whole rate; ``n`` sources that ask without end get equal parts of the rate, and always leave ``burst / (n +
+    1)`` tokens to a source that comes later. Sources must not be free of cost, else a stranger has as many as it likes.
+
+    The memory is bounded without forgetting a debt: only what was let through is remembered, until it is paid back.
+    """
+
+    __slots__ = ("_debts", "_paid", "_pruned", "_tokens", "_updated", "burst", "rate_per_s")
+
+    #: Paid debts are forgotten once in this time.
+    _PRUNE_S = 0.25
+
+    def __init__(self, rate_per_s: float, burst: float, now: float) -> None:
+        """Make a full bucket at the time ``now``; ``ValueError`` for numbers :class:`TokenBucket` refuses."""
+        TokenBucket(rate_per_s, burst, now)
+        self.rate_per_s = rate_per_s
+        self.burst = burst
+        self._tokens = float(burst)
+        self._updated = self._pruned = now
+        #: Source -> the value of ``_paid`` at which its debt is paid; ``_paid`` is what each source has paid so far.
+        self._debts: dict[T, float] = {}
+        self._paid = 0.0
+
+    def take(self, source: T, now: float) -> bool:
+        """Take a token for ``source``: ``True`` lets the thing pass, ``False`` takes nothing."""
+        self._refill(now)
+        debt = max(0.0, self._debts.get(source, 0.0) - self._paid)
+        if self._tokens < 1 or debt >= self._tokens:
+            return False
+        self._tokens -= 1
+        self._debts[source] = self._paid + debt + 1
+        return True
+
+    def idle(self, now: float) -> bool:
+        """Whether this bucket is as a new one is, so that it can be forgotten."""
+        self._refill(now)
+        return self._tokens >= self.burst
+
+    def _refill(self, now: float) -> None:
+        earned = max(0.0, now - self._updated) * self.rate_per_s  # a clock that jumps backwards earns nothing
+        self._updated = now
+        self._tokens = min(self.burst, self._tokens + earned)
+        self._paid += earned / max(1, len(self._debts))
+        if not 0 <= now - self._pruned < self._PRUNE_S:
+            self._pruned = now
+            self._debts = {source: mark for source, mark in self._debts.items() if mark > self._paid}
+
+    def __len__(self) -> int:
+        return len(self._debts)

@@ -192,6 +192,22 @@ NUMBERS = [
     ("explanation/limits.rst", f"{_LIMITS.requests_per_s:g} requests a second, {_LIMITS.request_burst} at once"),
     ("explanation/limits.rst", f"{_LIMITS.pending_requests} unanswered"),
     ("explanation/limits.rst", f"{_LIMITS.transports_per_connection:,} transports"),
+    (
+        "explanation/limits.rst",
+        f"{_LIMITS.stranger_requests_per_s:g} a second, {_LIMITS.stranger_request_burst} at once, from all strangers",
+    ),
+    (
+        "explanation/limits.rst",
+        f"at most {_LIMITS.stranger_request_burst + 8 * _LIMITS.stranger_requests_per_s:,.0f} that way",
+    ),
+    (
+        "explanation/limits.rst",
+        f"sends {_LIMITS.pair_requests_per_s:g} a second and {_LIMITS.pair_request_burst} at once",
+    ),
+    (
+        "explanation/limits.rst",
+        f"{_LIMITS.known_requests_per_s:g} a second and {_LIMITS.known_request_burst:,} at once",
+    ),
     ("explanation/limits.rst", f"The other {_LIMITS.transports_per_connection // 2} places are lent"),
     ("explanation/limits.rst", f"only up to {_LIMITS.transports_per_source} places"),
     ("explanation/limits.rst", f"at most {_LIMITS.unanswered_per_target} unanswered ones"),

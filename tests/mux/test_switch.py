@@ -396,7 +396,14 @@ def test_half_of_the_transports_of_a_connection_are_its_own(own: int, others: in
 def test_all_ids_taken_is_busy_at_once() -> None:
     """W7: no spinning."""
     many = 1 << 20
-    bench = Bench(transports_per_connection=many, pending_requests=many, request_burst=many, unanswered_per_target=many)
+    bench = Bench(
+        transports_per_connection=many,
+        pending_requests=many,
+        request_burst=many,
+        pair_request_burst=many,
+        stranger_request_burst=many,
+        unanswered_per_target=many,
+    )
     alice, bob, carol = bench.connect(ALICE, BOB, CAROL)
     frames = b"".join(encode_frame(REQUEST, n, ALICE.raw + BOB.raw) for n in range(0, 1 << 16, 2))
     alice.say_plain(*(frames[at : at + 65_000] for at in range(0, len(frames), 65_000)))
@@ -600,7 +607,7 @@ def test_what_was_under_way_at_the_end_is_no_offence(kind: int) -> None:
 
 
 def test_only_the_latest_ends_are_remembered() -> None:
-    bench = Bench(stray_burst=1, request_burst=10_000)
+    bench = Bench(stray_burst=1, request_burst=10_000, pair_request_burst=10_000, stranger_request_burst=10_000)
     alice, bob = bench.connect(ALICE, BOB)
     for n in range(4_097):
         alice.request(2 * n, bob)
@@ -1033,6 +1040,9 @@ def test_default_limits_are_those_of_the_extension() -> None:
     assert (limits.handshake_timeout_s, limits.half_open, limits.half_open_per_address) == (5.0, 512, 64)
     assert (limits.connections, limits.transports_per_connection) == (10_000, 1_024)
     assert (limits.transports_per_source, limits.transports_per_pair, limits.unanswered_per_target) == (64, 64, 256)
+    assert (limits.stranger_requests_per_s, limits.stranger_request_burst) == (100.0, 512)
+    assert (limits.pair_requests_per_s, limits.pair_request_burst) == (10.0, 64)
+    assert (limits.known_requests_per_s, limits.known_request_burst) == (400.0, 1_024)
     assert (limits.requests_per_s, limits.request_burst, limits.pending_requests) == (200.0, 500, 64)
     assert (limits.strays_per_s, limits.stray_burst) == (20.0, 100)
     assert (limits.queue_soft_bytes, limits.queue_hard_bytes) == (1 << 20, 5 << 18)

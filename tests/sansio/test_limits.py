@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dmsg.sansio.limits import RateLimiterTable, RecentSet, TokenBucket
+from dmsg.sansio.limits import FairBucket, RateLimiterTable, RecentSet, TokenBucket
 
 rates = st.floats(min_value=0.0, max_value=10_000.0)
 bursts = st.floats(min_value=0.5, max_value=10_000.0)
@@ -163,3 +163,74 @@ def test_what_is_kept_is_there_for_those_who_keep_less():
     assert [bucket.take(0.0) for _ in range(6)] == [True] * 5 + [False]
     assert not bucket.take(5.0, keep=5)
     assert bucket.take(6.0, keep=5)
+
+
+# --- fair buckets ------------------------------------------------------------------------------------------------------
+
+
+@given(rates, st.floats(1.0, 2_000.0), st.lists(st.tuples(st.floats(0.0, 10.0), st.integers(0, 5)), max_size=100))
+def test_a_fair_bucket_lets_no_more_through_than_promised(rate, burst, schedule):
+    bucket: FairBucket[int] = FairBucket(rate, burst, 0.0)
+    now, passed = 0.0, 0
+    for wait, source in schedule:
+        now += wait
+        passed += bucket.take(source, now)
+        assert passed <= (burst + rate * now) * (1 + 1e-9) + 1e-3
+
+
+def flood(bucket, sources, start, seconds, each_per_s=50):
+    """Everybody asks ``each_per_s`` times a second; how often each passed."""
+    passed = dict.fromkeys(sources, 0)
+    for tick in range(int(seconds * each_per_s)):
+        for source in sources:
+            passed[source] += bucket.take(source, start + tick / each_per_s)
+    return passed
+
+
+def test_one_source_alone_gets_half_the_burst_and_the_whole_rate():
+    bucket: FairBucket[int] = FairBucket(100.0, 512, 0.0)
+    assert sum(bucket.take(1, 0.0) for _ in range(600)) == 256
+    assert flood(bucket, [1], 0.0, 20.0, 200)[1] == pytest.approx(2_000, rel=0.02)
+
+
+@pytest.mark.parametrize("crowd", [1, 16, 100])
+def test_a_flood_leaves_something_for_who_comes_later(crowd):
+    bucket: FairBucket[int] = FairBucket(100.0, 512, 0.0)
+    flood(bucket, range(crowd), 0.0, 20.0)
+    least = int(512 / (crowd + 1)) // 2
+    assert all(bucket.take(-1, 20.0) for _ in range(least))
+
+
+def test_sources_that_ask_without_end_get_equal_parts():
+    bucket: FairBucket[int] = FairBucket(100.0, 512, 0.0)
+    flood(bucket, range(10), 0.0, 10.0)
+    passed = flood(bucket, range(20), 10.0, 20.0)
+    later = flood(bucket, range(20), 30.0, 20.0)
+    assert sum(later.values()) == pytest.approx(2_000, rel=0.05)
+    assert max(later.values()) <= 1.2 * min(later.values())
+    assert min(passed.values()) >= 50
+
+
+def test_a_fair_bucket_remembers_no_more_than_it_let_through():
+    """A crowd of sources that were refused, or have paid, leaves nothing behind."""
+    bucket: FairBucket[int] = FairBucket(100.0, 512, 0.0)
+    for tick in range(100):
+        for source in range(1_000):
+            bucket.take(1_000 * tick + source, tick / 10)
+        assert len(bucket) <= 2 * 512 + 25, "and what was let through since paid debts were last forgotten"
+    assert not bucket.idle(10.0)
+    assert bucket.idle(20.0)
+    assert len(bucket) == 0
+
+
+def test_a_fair_bucket_and_a_clock_that_jumps_backwards():
+    bucket: FairBucket[int] = FairBucket(1.0, 4, 1_000.0)
+    assert [bucket.take(1, 1_000.0) for _ in range(3)] == [True, True, False]
+    assert not bucket.take(1, 5.0)
+    assert bucket.take(2, 5.0)
+    assert bucket.take(1, 7.0)
+
+
+def test_fair_buckets_refuse_what_buckets_refuse():
+    with pytest.raises(ValueError):
+        FairBucket(-1.0, 1, 0.0)

@@ -271,6 +271,8 @@ async def test_w07_all_ids_of_a_client_taken(world):
         transports_per_connection=70_000,
         pending_requests=70_000,
         unanswered_per_target=70_000,
+        pair_request_burst=70_000,
+        stranger_request_burst=140_000,
         requests_per_s=1e9,
         request_burst=10**9,
         request_timeout_s=60.0,
@@ -728,6 +730,10 @@ async def test_w19_ended_transports_leave_nothing(world, resident):
         request_burst=10**6,
         pending_requests=1_000,
         unanswered_per_target=1_000,
+        pair_request_burst=1_000,
+        stranger_request_burst=2_000,
+        known_requests_per_s=1e6,
+        known_request_burst=10**6,
         request_timeout_s=0.5,
     )
     async with world(limits) as w:
