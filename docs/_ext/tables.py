@@ -278,12 +278,19 @@ def _store_limits() -> type:
     return StoreLimits
 
 
+def _race_config() -> type:
+    from dmsg.mux.race import RaceConfig
+
+    return RaceConfig
+
+
 #: Name -> the class, found when it is asked for.
 LIMITS: Final[dict[str, Callable[[], type]]] = {
     "ServerLimits": _server_limits,
     "ClientConfig": _client_config,
     "ConnectionConfig": _client_part("connection"),
     "PoolConfig": _client_part("pool"),
+    "RaceConfig": _race_config,
     "DialConfig": _client_part("dial"),
     "CallerLimits": _caller_limits,
     "ListenerLimits": _client_part("listener"),
