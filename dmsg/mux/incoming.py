@@ -131,6 +131,7 @@ class IncomingTransport(StreamOwner):
         self._told_bytes = earlier.resume_bytes
         self._accept(Resume(resume.token, self._told_bytes))
         if isinstance(self.stream, SecureStream):
+            self.stream.resumes = True
             self.stream.await_turn(earlier, self._told_bytes)
 
     def _unknown_admitted(self, allowed: object) -> None:

@@ -59,6 +59,7 @@ class SecureStream(Stream):
         "_told_bytes",
         "_unread",
         "_window_bytes",
+        "resumes",
         "skip_bytes",
         "token",
     )
@@ -77,6 +78,7 @@ class SecureStream(Stream):
         self._told_bytes = 0  # what the peer was told that we have when this path was made
         self._sent_before_bytes = 0  # how far the stream was sent on earlier paths; it may have to be sent again
         self._acknowledged_bytes = 0  # how much of the peer's stream our last ACK stood for
+        self.resumes = False  # whether it is another path of a transport that is open, offered by the peer
         self.skip_bytes = 0  # sent again by the peer although we have it: dropped, but hashed and acknowledged
         self._sender = CipherState(keys.send_key)
         self._receiver = CipherState(keys.receive_key)
@@ -228,7 +230,13 @@ class SecureStream(Stream):
         return HEADER.pack(ACK, self.id, len(sealed)) + sealed
 
     def close_frame(self, reason: int) -> bytes:
-        """A CLOSE whose reason is also there sealed, so that the peer knows it is no invention of the relay."""
+        """A CLOSE whose reason is also there sealed, so that the peer knows it is no invention of the relay.
+
+        Not so while a path that resumes waits for its proof: what goes wrong there may be the relay's doing, and must not
+        end a transport that can go on over another path.
+        """
+        if self.resumes and self.state is StreamState.CONFIRMING:
+            return super().close_frame(reason)
         code = bytes((reason,))
         payload = code + self._sender.seal(_CLOSE_AD, code)
         return HEADER.pack(CLOSE, self.id, len(payload)) + payload

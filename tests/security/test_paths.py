@@ -16,7 +16,7 @@ from dmsg.mux.negotiation import Carrier
 from dmsg.mux.secure import CONFIRM_TIMEOUT_S, Resume, SecureInitiator, SecureResponder
 from dmsg.mux.stream import StreamState
 from dmsg.mux.transport import TransportLost
-from dmsg.mux.wire import ACCEPT, CLOSE, FWD, REQUEST, REQUEST_BYTES, CloseReason
+from dmsg.mux.wire import ACCEPT, ACK, CLOSE, FWD, REQUEST, REQUEST_BYTES, CloseReason
 from dmsg.ops import events as ev
 from dmsg.testing.hostile import RelayFrame, alter, drop, repeat
 
@@ -293,3 +293,22 @@ async def test_a_request_with_a_malformed_resumption(scene, value, monkeypatch):
         assert [event.reason for event in s.bob_log.of(ev.Refused)] == ["integrity"]
         assert list(s.bob.pool.sessions.values()) == [session]
         assert not session.connection.streams
+
+
+@pytest.mark.parametrize("act", [drop, alter], ids=["kept back", "altered"])
+@sync
+async def test_a_resumption_whose_proof_does_not_arrive_costs_one_path_and_not_the_transport(scene, act):
+    """Alice has moved to the path that Bob has offered; the relay does something to her proof."""
+    async with scene() as s:
+        await s.set()
+        a, b = await s.open()
+        a.send(100)
+        await s.wait(b.when_received(100))
+        held = s.relay.rule(act, kind=ACK, to=s.bob.public_key, times=None)
+        s.relay.send(forged(s.relay.frames(FWD, s.bob.public_key)[0], b"\0"))
+        s.relay.send(forged(s.relay.frames(ACCEPT, s.alice.public_key)[0], b"\0"))
+        s.reactor.advance(CONFIRM_TIMEOUT_S + 0.5)
+        assert held.hits and not a.lost and not b.lost
+        s.relay.be_honest()
+        await both_ways(s, a, b)
+        await close_cleanly(s, a, b)
