@@ -14,11 +14,15 @@ import tables
 
 from dmsg import errors
 from dmsg.cli.exits import MEANINGS
+from dmsg.cli.redial import DIALS_AT_ONCE
+from dmsg.cli.tunnels import MAX_PAIRS
 from dmsg.discovery.entry import ENTRY_LIMIT_BYTES
 from dmsg.mux import record, stream, tlv, wire
-from dmsg.mux.connection import ConnectionConfig
 from dmsg.mux.handshake import COOKIE_BYTES
 from dmsg.mux.handshake_budget import COOKIE_SLOT_S
+from dmsg.mux.limits import ConnectionConfig, ListenerLimits
+from dmsg.mux.lookups import CallerLimits
+from dmsg.mux.secure import CONFIRM_TIMEOUT_S
 from dmsg.mux.switch import ServerLimits
 from dmsg.ops import events as ev
 from dmsg.ops.config import settings_of
@@ -155,6 +159,8 @@ def test_figures_are_included_as_they_were_printed(tmp_path: Path, monkeypatch: 
 
 _CONFIG = ConnectionConfig()
 _LIMITS = ServerLimits()
+_LISTENER = ListenerLimits()
+_CALLERS = CallerLimits()
 #: Page, what its text has to contain.
 NUMBERS = [
     ("spec/frames.rst", f"at most **{wire.FRAME_PAYLOAD_LIMIT_BYTES:,}** bytes"),
@@ -215,6 +221,19 @@ NUMBERS = [
     ("explanation/limits.rst", f"{_LIMITS.queued_per_connection_bytes >> 20} MiB for one connection"),
     ("explanation/limits.rst", f"{_LIMITS.strays_per_s:g} a second, {_LIMITS.stray_burst} at once"),
     ("explanation/limits.rst", f"{_LIMITS.queued_total_bytes >> 20} MiB in all"),
+    ("explanation/limits.rst", f"There are {_LISTENER.offers} places, one key has at most {_LISTENER.offers_per_key}"),
+    ("explanation/limits.rst", f"{_LISTENER.open_transports:,} transports may be open at one listener"),
+    (
+        "explanation/limits.rst",
+        f"Above {_LISTENER.crowd}, three quarters of the {_LIMITS.transports_per_connection // 2}",
+    ),
+    ("explanation/limits.rst", f"have not moved for {_LISTENER.crowd_idle_s:g} seconds"),
+    ("explanation/limits.rst", f"at most {_CALLERS.at_once} look-ups at one time and {_CALLERS.per_s:g} a second"),
+    ("explanation/limits.rst", f"An offer without a proof ends after {CONFIRM_TIMEOUT_S:g} seconds"),
+    ("explanation/limits.rst", f"carry {MAX_PAIRS} connections at one time"),
+    ("explanation/limits.rst", f"dials for {DIALS_AT_ONCE} of them at a time"),
+    ("spec/secure.rst", f"Without it within {CONFIRM_TIMEOUT_S:g} seconds"),
+    ("tutorial/access-policy.rst", f"one of {_LISTENER.offers} places"),
 ]
 
 
