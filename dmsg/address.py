@@ -5,6 +5,7 @@ from __future__ import annotations
 import ipaddress
 import re
 from dataclasses import dataclass
+from functools import lru_cache
 
 from dmsg.crypto.keys import PublicKey
 from dmsg.errors import InvalidAddress, InvalidKey
@@ -18,11 +19,14 @@ __all__ = [
     "check_service_name",
     "is_global",
     "network_group",
+    "parse_ip",
 ]
 
 _LABEL = r"[A-Za-z0-9_]([A-Za-z0-9_-]{0,61}[A-Za-z0-9_])?"
 _HOST_NAME = re.compile(rf"(?=.{{1,253}}\Z){_LABEL}(\.{_LABEL})*\.?\Z")
 SERVICE_NAME_LIMIT_BYTES = 255
+#: Addresses kept as they were read, because limits ask for the same ones again and again: 5 µs each.
+_PARSED_ADDRESSES = 4096
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -76,7 +80,8 @@ class PinnedServer:
         return f"{self.public_key}@{self.address}"
 
 
-def _ip(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
+@lru_cache(maxsize=_PARSED_ADDRESSES)
+def parse_ip(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
     """The IP address ``host`` spells, with an IPv4 address mapped into IPv6 as IPv4; ``None`` for a name."""
     try:
         address = ipaddress.ip_address(host.partition("%")[0])
@@ -86,23 +91,25 @@ def _ip(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
     return mapped or address
 
 
+@lru_cache(maxsize=_PARSED_ADDRESSES)
 def address_group(host: str) -> str:
     """What counts as one address for a limit: an IPv4 address, or the /64 that one IPv6 host chooses its address from.
 
     A name counts as itself, in lower case.
     """
-    address = _ip(host)
+    address = parse_ip(host)
     if address is None:
         return host.lower()
     return str(address) if address.version == 4 else f"{int(address) >> 64:016x}::/64"
 
 
+@lru_cache(maxsize=_PARSED_ADDRESSES)
 def network_group(host: str) -> str:
     """The network that one operator gets in one piece: the /24 of an IPv4 address, the /48 of an IPv6 address.
 
     All names together are one group: a name costs nothing, and what it resolves to is not known here.
     """
-    address = _ip(host)
+    address = parse_ip(host)
     if address is None:
         return "name"
     if address.version == 4:
@@ -112,7 +119,7 @@ def network_group(host: str) -> str:
 
 def is_global(host: str) -> bool:
     """Whether ``host`` is an IP address that can be reached from everywhere. A name is not known to be."""
-    address = _ip(host)
+    address = parse_ip(host)
     return address is not None and address.is_global and not address.is_multicast
 
 

@@ -389,6 +389,33 @@ class EntryRolledBack(DiscoveryError):
         self.entry = entry
 
 
+class AddressNotGlobal(DiscoveryError):
+    """A server's entry names an IP address that cannot be reached from everywhere, and this discovery wants global ones.
+
+    ``address`` is the host as the entry has it. A discovery on a private network is told to take such addresses
+    (``private_addresses``).
+    """
+
+    text, status, reference_status = "server address is not global", 422, 422
+
+    def __init__(self, address: str = "") -> None:
+        super().__init__(address)
+        self.address = address
+
+
+class ProofFailed(DmsgError):
+    """A relay did not prove that it is where its entry says, so discovery does not list it.
+
+    ``reason`` is a short fixed text: ``no_address`` (the name has none), ``not_global`` (an address that is not taken
+    here), ``refused``, ``unreachable``, ``timeout``, ``closed`` (no handshake came of the connection), ``wrong_key``
+    (the handshake does not open with the entry's key).
+    """
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(reason.replace("_", " "))
+        self.reason = reason
+
+
 class StoreFull(DiscoveryError):
     """Discovery has no room for the entry, even if everything else of its kind went."""
 
@@ -438,6 +465,7 @@ DISCOVERY_ERRORS: dict[str, type[DiscoveryError]] = {
         BadInput,
         Unauthorized,
         RateLimitedByDiscovery,
+        AddressNotGlobal,
         NoVersion,
         NoSignature,
         NoClientOrServer,

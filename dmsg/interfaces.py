@@ -9,6 +9,7 @@ from zope.interface import Attribute, Interface
 if TYPE_CHECKING:
     from twisted.internet.defer import Deferred
 
+    from dmsg.address import HostPort
     from dmsg.crypto.keys import PublicKey
     from dmsg.discovery.entry import Entry
     from dmsg.discovery.ranks import Ranks
@@ -84,6 +85,22 @@ class IRankedStore(IEntryStore):
 
     def servers_of(keys: list[bytes], now_ns: int) -> Deferred[list[Entry]]:
         """Fires with the entries of raw ``keys``, in that order, without those that are no available servers now."""
+
+
+class IRelayProver(Interface):
+    """How discovery finds out that a relay is where its entry says, and has the key its entry has."""
+
+    def resolve(host: str) -> Deferred[list[str]]:
+        """Fires with the IP addresses that a host name has now; an empty list when there are none.
+
+        It may take as long as name resolution takes: the caller has a time limit of its own, and does not cancel.
+        """
+
+    def prove(public_key: PublicKey, address: HostPort) -> Deferred[None]:
+        """Connect to ``address`` (an IP address and a port) and fire once the relay there has shown its key.
+
+        Fails with ``ProofFailed``. The connection is closed in every case; cancelling closes it, too.
+        """
 
 
 class IAccessPolicy(Interface):

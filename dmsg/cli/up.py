@@ -22,6 +22,9 @@ from dmsg.cli.output import Output
 from dmsg.cli.runner import run
 from dmsg.cli.settings import output_options
 from dmsg.crypto.keys import SecretKey, read_key_file, write_key_file
+from dmsg.discovery.relay_addresses import RelayAddresses
+from dmsg.discovery.relay_proofs import RelayProofs
+from dmsg.mux.prover import XkProver
 
 #: Nothing here is protected by more than this.
 LOOPBACK: Final = "127.0.0.1"
@@ -64,8 +67,9 @@ async def run_up(out: Output, reactor: Any, relays: int, *, port: int = 0, direc
         for path in spares.values():
             _key(path)
         store = "memory:" if directory is None else f"sqlite:{home / 'entries.sqlite'}"
-        url = await _start_discovery(stack, reactor, store, port)
+        url, proofs = await _start_discovery(stack, reactor, store, port)
         servers = [await _start_relay(stack, reactor, key, url) for key in keys]
+        await proofs.quiet().addTimeout(READY_TIMEOUT_S, reactor, _late)
         lines = [f"export DMSG_DISCOVERY={url}", f"# or: export DMSG_SERVER='{' '.join(servers)}'"]
         lines += [f"# key of {name}: {path}" for name, path in spares.items()]
         out.result(
@@ -89,17 +93,22 @@ def _key(path: Path) -> SecretKey:
     return key
 
 
-async def _start_discovery(stack: AsyncExitStack, reactor: Any, store_url: str, port: int) -> str:
+async def _start_discovery(stack: AsyncExitStack, reactor: Any, store_url: str, port: int) -> tuple[str, RelayProofs]:
     from dmsg.discovery.api import DiscoveryApi, make_site  # Klein installs the reactor
     from dmsg.discovery.store import open_store
 
     store = open_store(store_url, reactor)
     stack.push_async_callback(_close, store.close)
-    api = DiscoveryApi(store, clock_ns=time.time_ns, random=stdlib_random.SystemRandom())
+    dice = stdlib_random.SystemRandom()
+    addresses = RelayAddresses(private=True)
+    proofs = RelayProofs(store, XkProver(reactor), reactor, now_ns=time.time_ns, random=dice, addresses=addresses)
+    stack.push_async_callback(proofs.stop)
+    api = DiscoveryApi(store, clock_ns=time.time_ns, random=dice, addresses=addresses, proofs=proofs)
     site = make_site(api.resource(), reactor=reactor)
     listening = await TCP4ServerEndpoint(reactor, port, interface=LOOPBACK).listen(site)
     stack.push_async_callback(_close, listening.stopListening)
-    return f"http://{LOOPBACK}:{listening.getHost().port}"
+    proofs.start()
+    return f"http://{LOOPBACK}:{listening.getHost().port}", proofs
 
 
 async def _start_relay(stack: AsyncExitStack, reactor: Any, key: SecretKey, discovery_url: str) -> str:
@@ -129,12 +138,12 @@ async def _start_relay(stack: AsyncExitStack, reactor: Any, key: SecretKey, disc
     stack.push_async_callback(_close, server.stopService)
     await server.listening()
     assert server.registrar is not None
-
-    def late(result: object, timeout_s: float) -> None:
-        raise CommandError(f"a relay could not be registered within {timeout_s:g} s")
-
-    await Deferred.fromCoroutine(server.registrar.published()).addTimeout(READY_TIMEOUT_S, reactor, late)
+    await Deferred.fromCoroutine(server.registrar.published()).addTimeout(READY_TIMEOUT_S, reactor, _late)
     return str(PinnedServer(key.public_key, address))
+
+
+def _late(result: object, timeout_s: float) -> None:
+    raise CommandError(f"a relay could not be registered within {timeout_s:g} s")
 
 
 async def _close(action: Any) -> None:

@@ -32,6 +32,8 @@ from dmsg.discovery.http_limits import (
 from dmsg.discovery.http_rates import FairRate, SharedRate
 from dmsg.discovery.listing import ServerListing
 from dmsg.discovery.ranks import Ranks
+from dmsg.discovery.relay_addresses import RelayAddresses
+from dmsg.discovery.relay_proofs import RelayProofs
 from dmsg.discovery.store import NS_PER_S, Random, shielded
 from dmsg.errors import (
     BadInput,
@@ -76,7 +78,9 @@ class DiscoveryApi:
     """Answers requests from ``store`` (an :class:`~dmsg.interfaces.IEntryStore`).
 
     ``clock_ns()`` is Unix time in nanoseconds. ``random`` mixes the list of servers, by the weights of what ``ranks()``
-    gives: the document in force, or ``None``. ``limits`` are enforced here as far as they concern whole requests, and
+    gives: the document in force, or ``None``. ``addresses`` says which servers' addresses are taken (all, without it),
+    and with ``proofs`` only those are listed that are proved; starting and stopping it is the caller's business.
+    ``limits`` are enforced here as far as they concern whole requests, and
     by :func:`make_site` as far as they concern connections and bodies. ``events`` gets one
     :class:`~dmsg.ops.events.DiscoveryRequest` for each request.
     """
@@ -92,11 +96,15 @@ class DiscoveryApi:
         limits: DiscoveryLimits | None = None,
         events: IEventLog | None = None,
         ranks: Callable[[], Ranks | None] = lambda: None,
+        addresses: RelayAddresses | None = None,
+        proofs: RelayProofs | None = None,
     ) -> None:
         self.limits = limits or DiscoveryLimits()
         self._store = store
         self._clock_ns = clock_ns
-        self._listing = ServerListing(store, random, ranks)
+        self._listing = ServerListing(store, random, ranks, proofs)
+        self._addresses = addresses
+        self._proofs = proofs
         self._ranks = ranks
         self._events: Any = events
         self._store_fails = False
@@ -146,7 +154,7 @@ class DiscoveryApi:
         """
         started_ns = self._clock_ns()
         name = self._names.get(tuple(request.postpath[:2]), "")
-        if not self._rate_of(request, name).take(_host(request), started_ns / NS_PER_S):
+        if not self._rate_of(request, name).take(client_host(request), started_ns / NS_PER_S):
             status = RateLimitedByDiscovery.status
             request.setHeader(b"retry-after", b"1")
             if name:
@@ -225,14 +233,23 @@ class DiscoveryApi:
         call.about = str(entry.static)
         entry.validate()
         entry.verify()
+        if self._addresses is not None:
+            self._addresses.check(entry)
         if self._pending_writes >= self.limits.pending_writes:
             raise DiscoveryUnavailable("too many writes are under way")
         self._pending_writes += 1
         # Klein cancels what a handler waits for when its client goes away: the write must not be what is cancelled.
-        poster = getattr(call.request.getClientAddress(), "host", "")
+        poster = client_host(call.request)
         self._cache.forget(call.about)
         write = self._store.put(entry, self._clock_ns(), poster).addBoth(self._written, call.about)
+        if self._proofs is not None:
+            write.addCallback(self._registered, self._proofs, entry, poster)
         return _FIRST if await shielded(write) else _ITERATION
+
+    @staticmethod
+    def _registered(is_first: bool, proofs: RelayProofs, entry: Entry, source_host: str) -> bool:
+        proofs.offer(entry, source_host)
+        return is_first
 
     def _written(self, outcome: Any, key: str) -> Any:
         self._pending_writes -= 1
@@ -258,7 +275,7 @@ class DiscoveryApi:
             raise EntryNotFound
         if request.setETag(ranks.tag) is CACHED:
             return LongAnswer(b"")
-        if not self._rates["ranks"].take(_host(request), self._clock_ns() / NS_PER_S):
+        if not self._rates["ranks"].take(client_host(request), self._clock_ns() / NS_PER_S):
             raise RateLimitedByDiscovery
         request.setResponseCode(200)
         request.setHeader(b"content-type", JSON_TYPE)
@@ -293,7 +310,8 @@ def _rates(limits: DiscoveryLimits) -> dict[str, FairRate]:
     }
 
 
-def _host(request: Any) -> str:
+def client_host(request: Any) -> str:
+    """The IP address a request came from; "" when it came over no network."""
     return str(getattr(request.getClientAddress(), "host", ""))
 
 

@@ -1,25 +1,38 @@
-"""Which servers discovery names, and in which order: at most so many, at random, the better ranked ones likelier. Pure
-but for waiting for the store.
+"""Which servers discovery names, and in which order: at most so many, at random, by network first. Pure but for waiting.
 
-A draw without replacement in which each relay's chance to come next is its weight's share of what is left. With
-nothing ranked all weights are equal, and the store's own uniform draw does.
+A host can have as many keys as it likes, so a draw among keys is won by the host with most of them. Addresses in
+different networks (/24, /48) are what costs something: a list is drawn network by network, then relay by relay within
+each, and no network gets more than :data:`NETWORK_LIMIT` places. With relay ranks, the better ranked are likelier, and
+those without a rank share a fixed part of the list.
 """
 
 from __future__ import annotations
 
 import math
 from bisect import bisect
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from itertools import accumulate
-from typing import Final
+from typing import Final, Generic, TypeVar
 
+from dmsg.address import network_group
 from dmsg.discovery.entry import Entry
 from dmsg.discovery.ranks import RELAYS_LIMIT, Ranks, weight
+from dmsg.discovery.relay_proofs import RelayProofs
 from dmsg.discovery.store import NS_PER_S, Random
 from dmsg.interfaces import IEntryStore, IRankedStore
 
-#: How many of the available servers are looked at for a draw: as many as a document can name. When there are more,
-#: the store draws so many of them with equal chances first.
+T = TypeVar("T")
+
+#: Most places of one network in an answer: an eighth of a full list, so that a large operator is seen, and eight of them
+#: are needed to fill it.
+NETWORK_LIMIT: Final = 8
+#: The part of a list for relays that the ranks in force do not name: enough for a new relay to be found and measured,
+#: too little for made-up ones to be most of what a client sees.
+UNRANKED_PART: Final = 0.25
+#: Without proofs, how many servers of the store are looked at for a draw.
+SAMPLE_LIMIT: Final = 1024
+#: How many keys of the store are looked at for those that have a rank: as many as a document can name.
 ROSTER_LIMIT: Final = RELAYS_LIMIT
 #: A roster of more than so many servers is used again for a while, because making one means to look at all of them.
 CACHED_FROM: Final = 256
@@ -28,74 +41,207 @@ ROSTER_LIFETIME_NS: Final = 2 * NS_PER_S
 _SPARSE: Final = 8
 
 
-class Roster:
-    """Servers (raw public keys) and their weights, made to be drawn from again and again."""
+class Roster(Generic[T]):
+    """Things (relays, networks) and their weights, made to be drawn from again and again."""
 
-    def __init__(self, keys: Sequence[bytes], weights: Sequence[float]) -> None:
-        self._keys = keys
+    def __init__(self, things: Sequence[T], weights: Sequence[float]) -> None:
+        self._things = things
         self._weights = weights
         self._sums = list(accumulate(weights))
 
     def __len__(self) -> int:
-        return len(self._keys)
+        return len(self._things)
 
-    def draw(self, count: int, random: Random) -> list[bytes]:
-        """At most ``count`` different keys in the order in which they were drawn."""
-        if len(self._keys) > _SPARSE * count:
+    def draw(self, count: int, random: Random) -> list[T]:
+        """At most ``count`` different things in the order in which they were drawn."""
+        if len(self._things) > _SPARSE * count:
             return self._one_by_one(count, random)
         # The k-th smallest of exponential waiting times is the k-th of a weighted draw without replacement
-        # (Efraimidis and Spirakis); random() may be 0, never 1.
-        waits = [-math.log(1.0 - random.random()) / each for each in self._weights]
-        order = sorted(range(len(self._keys)), key=waits.__getitem__)
-        return [self._keys[at] for at in order[:count]]
+        # (Efraimidis and Spirakis).
+        waits = [_wait(each, random) for each in self._weights]
+        order = sorted(range(len(self._things)), key=waits.__getitem__)
+        return [self._things[at] for at in order[:count]]
 
-    def _one_by_one(self, count: int, random: Random) -> list[bytes]:
+    def _one_by_one(self, count: int, random: Random) -> list[T]:
         """The same distribution, drawing again what was drawn already: what is left is most of the weight."""
         drawn: dict[int, None] = {}
         total = self._sums[-1]
         while len(drawn) < count:
             drawn[min(bisect(self._sums, random.random() * total), len(self._sums) - 1)] = None
-        return [self._keys[at] for at in drawn]
+        return [self._things[at] for at in drawn]
+
+
+def _wait(weight: float, random: Random) -> float:
+    """An exponential waiting time; ``random()`` may be 0, never 1."""
+    return -math.log(1.0 - random.random()) / weight
+
+
+class NetworkRoster:
+    """Relays (raw public keys) by network, with weights. A network weighs as much as its best relay: numbers buy nothing."""
+
+    def __init__(self, networks: Mapping[str, Collection[bytes]], weigh: Callable[[bytes], float]) -> None:
+        self._weigh = weigh
+        self._relays = networks
+        #: Made on first use: most networks of a long list are not drawn before it is made anew.
+        self._rosters: dict[str, Roster[bytes]] = {}
+        self._networks = Roster(list(networks), [max(map(weigh, keys)) for keys in networks.values()])
+        #: How many relays can be drawn at once.
+        self.places = sum(min(NETWORK_LIMIT, len(keys)) for keys in networks.values())
+        self.size = sum(map(len, networks.values()))
+
+    def draw(self, count: int, random: Random, taken: Counter[str]) -> list[tuple[int, float, bytes]]:
+        """At most ``count`` relays: which of its network's each is (from 0), when it comes within those, and its key.
+
+        ``taken`` are the places networks have had before, and is brought up to date.
+        """
+        full = [name for name, places in taken.items() if places >= NETWORK_LIMIT]
+        names = [name for name in self._networks.draw(count + len(full), random) if name not in full]
+        wanted: Counter[str] = Counter()
+        left = count
+        while left > 0 and names:
+            names = [name for name in names if wanted[name] < self._room(name, taken)]
+            for name in names[:left]:
+                wanted[name] += 1
+            left -= len(names)
+        drawn = []
+        for name, places in wanted.items():
+            roster = self._rosters.get(name)
+            if roster is None:
+                roster = self._rosters[name] = _roster(self._relays[name], self._weigh)
+            for at, key in enumerate(roster.draw(places, random), taken[name]):
+                drawn.append((at, _wait(self._weigh(key), random), key))
+            taken[name] += places
+        return drawn
+
+    def _room(self, name: str, taken: Counter[str]) -> int:
+        return min(NETWORK_LIMIT - taken[name], len(self._relays[name]))
+
+
+def _roster(keys: Collection[bytes], weigh: Callable[[bytes], float]) -> Roster[bytes]:
+    return Roster(list(keys), [weigh(key) for key in keys])
+
+
+class _Candidates:
+    """All there is to draw a list from: relays that the ranks name, and the others."""
+
+    def __init__(self, networks: Mapping[str, Iterable[bytes]], ranks: Ranks | None, now_ns: int) -> None:
+        scores: Mapping[bytes, int] = ranks.scores if ranks is not None else {}
+        ranked: dict[str, list[bytes]] = {}
+        others: dict[str, list[bytes]] = {}
+        for name, keys in networks.items():
+            for key in keys:
+                (ranked if key in scores else others).setdefault(name, []).append(key)
+        self._ranked = NetworkRoster(ranked, _weigher(ranks, now_ns))
+        self._others = NetworkRoster(others, lambda key: 1.0)
+
+    @property
+    def size(self) -> int:
+        return self._ranked.size + self._others.size
+
+    def draw(self, limit: int, random: Random) -> list[bytes]:
+        """At most ``limit`` keys, in the order they are to be tried in: first one of each network, then a second, …"""
+        taken: Counter[str] = Counter()
+        part = limit
+        if self._ranked.size:  # ranks that name nobody who is there say nothing
+            part = min(math.floor(limit * UNRANKED_PART + random.random()), self._others.places)
+        drawn = self._ranked.draw(limit - part, random, taken)
+        drawn += self._others.draw(part, random, taken)
+        return [key for _, _, key in sorted(drawn)]
 
 
 class ServerListing:
     """Draws servers from ``store``; ``ranks()`` gives the document in force, or ``None``.
 
-    A store that is no :class:`~dmsg.interfaces.IRankedStore` draws with equal chances, and what it drew is put in an
-    order by rank.
+    With ``proofs``, only relays that are proved are drawn, by the network they were reached in. Without, all that the
+    store has, by the network of the address in their entry (all names count as one network), from a sample of
+    :data:`SAMPLE_LIMIT`.
     """
 
-    def __init__(self, store: IEntryStore, random: Random, ranks: Callable[[], Ranks | None] = lambda: None) -> None:
+    def __init__(
+        self,
+        store: IEntryStore,
+        random: Random,
+        ranks: Callable[[], Ranks | None] = lambda: None,
+        proofs: RelayProofs | None = None,
+    ) -> None:
         self._store = store
         self._random = random
         self._ranks = ranks
-        self._roster: Roster | None = None
-        self._made_for: tuple[Ranks, int] | None = None
+        self._proofs = proofs
+        self._candidates: _Candidates | None = None
+        self._made_for: tuple[Ranks | None, int | None, int] = (None, None, 0)
 
     async def servers(self, limit: int, now_ns: int) -> list[Entry]:
         """At most ``limit`` entries of available servers, in the order they are to be tried in."""
         ranks = self._ranks()
-        if ranks is None or not ranks.freshness(now_ns / NS_PER_S):
-            entries = await self._store.available_servers(limit, now_ns)
-            return self._random.sample(entries, len(entries))
-        if not IRankedStore.providedBy(self._store):
-            entries = await self._store.available_servers(limit, now_ns)
-            by_key = {entry.static.raw: entry for entry in entries}
-            return [by_key[key] for key in _roster(list(by_key), ranks, now_ns).draw(limit, self._random)]
+        if ranks is not None and not ranks.freshness(now_ns / NS_PER_S):
+            ranks = None
+        if self._proofs is not None:
+            await self._proofs.first_proofs()
+            version = self._proofs.version
+            candidates = self._current(ranks, version, now_ns)
+            if candidates is None:
+                candidates = self._remember(self._proofs.networks, ranks, version, now_ns)
+            drawn = await self._entries(candidates.draw(limit, self._random), now_ns)
+            return [entry for entry in drawn if self._proofs.holds_for(entry)]
+        # A plain store is asked for all it draws from, every time; so is one that has so few that it costs nothing.
+        candidates = self._current(ranks, None, now_ns)
+        if candidates is not None and IRankedStore.providedBy(self._store):
+            return await self._entries(candidates.draw(limit, self._random), now_ns)
+        entries = {entry.static.raw: entry for entry in await self._sample(ranks, now_ns)}
+        candidates = self._remember(_by_network(entries.values()), ranks, None, now_ns)
+        return [entries[key] for key in candidates.draw(limit, self._random)]
+
+    def _remember(
+        self, networks: Mapping[str, Collection[bytes]], ranks: Ranks | None, version: int | None, now_ns: int
+    ) -> _Candidates:
+        self._candidates = _Candidates(networks, ranks, now_ns)
+        self._made_for = (ranks, version, now_ns)
+        return self._candidates
+
+    def _current(self, ranks: Ranks | None, version: int | None, now_ns: int) -> _Candidates | None:
+        """What was made before, unless it is out of date: a long list may be so for a moment, a short one must not."""
+        made_ranks, made_version, made_ns = self._made_for
+        if self._candidates is None or made_ranks is not ranks or not 0 <= now_ns - made_ns < ROSTER_LIFETIME_NS:
+            return None
+        unchanged = version is not None and version == made_version
+        return self._candidates if unchanged or self._candidates.size > CACHED_FROM else None
+
+    async def _entries(self, keys: list[bytes], now_ns: int) -> list[Entry]:
+        """The entries of ``keys`` that are available now, in that order."""
+        if not keys:
+            return []
+        if IRankedStore.providedBy(self._store):
+            store: IRankedStore = self._store
+            return await store.servers_of(keys, now_ns)
+        found = await self._store.available_servers(ROSTER_LIMIT, now_ns)
+        by_key = {entry.static.raw: entry for entry in found}
+        return [by_key[key] for key in keys if key in by_key]
+
+    async def _sample(self, ranks: Ranks | None, now_ns: int) -> list[Entry]:
+        """Entries of at most :data:`SAMPLE_LIMIT` available servers; with ranks, better ones likelier."""
+        if ranks is None or not IRankedStore.providedBy(self._store):
+            return await self._store.available_servers(SAMPLE_LIMIT, now_ns)
         store: IRankedStore = self._store
-        roster = self._roster
-        if roster is None or not self._is_current(ranks, now_ns):
-            roster = _roster(await store.available_keys(ROSTER_LIMIT, now_ns), ranks, now_ns)
-            self._roster = roster if len(roster) > CACHED_FROM else None
-            self._made_for = (ranks, now_ns)
-        return await store.servers_of(roster.draw(limit, self._random), now_ns)
-
-    def _is_current(self, ranks: Ranks, now_ns: int) -> bool:
-        if self._made_for is None or self._made_for[0] is not ranks:
-            return False
-        return 0 <= now_ns - self._made_for[1] < ROSTER_LIFETIME_NS
+        keys = await store.available_keys(ROSTER_LIMIT, now_ns)
+        if len(keys) > SAMPLE_LIMIT:
+            ranked = _roster([key for key in keys if key in ranks.scores], _weigher(ranks, now_ns))
+            some = ranked.draw(math.floor(SAMPLE_LIMIT * (1 - UNRANKED_PART)), self._random) if len(ranked) else []
+            others = [key for key in keys if key not in ranks.scores]
+            keys = some + self._random.sample(others, min(len(others), SAMPLE_LIMIT - len(some)))
+        return await store.servers_of(keys, now_ns)
 
 
-def _roster(keys: Sequence[bytes], ranks: Ranks, now_ns: int) -> Roster:
-    now_s = now_ns / NS_PER_S
-    return Roster(keys, [weight(ranks.effective(key, now_s)) for key in keys])
+def _weigher(ranks: Ranks | None, now_ns: int) -> Callable[[bytes], float]:
+    if ranks is None:
+        return lambda key: 1.0
+    document, now_s = ranks, now_ns / NS_PER_S
+    return lambda key: weight(document.effective(key, now_s))
+
+
+def _by_network(entries: Iterable[Entry]) -> dict[str, list[bytes]]:
+    networks: dict[str, list[bytes]] = {}
+    for entry in entries:
+        if entry.server is not None:
+            networks.setdefault(network_group(entry.server.host_port.host), []).append(entry.static.raw)
+    return networks

@@ -57,6 +57,10 @@ class TokenBucket:
         """Whether :meth:`take` would succeed."""
         return n + keep <= self._refill(now)
 
+    def give_back(self, n: float = 1) -> None:
+        """Return ``n`` tokens that were taken for something that turned out to cost nothing."""
+        self._tokens = min(self.burst, self._tokens + n)
+
     def wait_s(self, now: float, n: float = 1) -> float:
         """Seconds until ``take(n)`` can succeed: 0.0 when it would now, infinity when it never will."""
         missing = n - self._refill(now)
@@ -136,6 +140,17 @@ class RateLimiterTable(Generic[T]):
         else:
             self._buckets.move_to_end(key)
         return bucket
+
+    def give_back(self, key: T, n: float = 1) -> None:
+        """Return ``n`` tokens to the bucket of ``key``; silent when there is none."""
+        bucket = self._buckets.get(key)
+        if bucket is not None:
+            bucket.give_back(n)
+
+    def wait_s(self, key: T, now: float, n: float = 1) -> float:
+        """Seconds until ``take(key, now, n)`` can succeed: 0.0 when it would now, infinity when it never will."""
+        bucket = self._buckets.get(key)
+        return 0.0 if bucket is None else bucket.wait_s(now, n)
 
     def forget(self, key: T) -> None:
         """Drop the bucket of ``key``; silent when there is none."""

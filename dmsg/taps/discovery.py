@@ -10,7 +10,10 @@ from urllib.parse import urlsplit
 import dmsg
 from dmsg.crypto.keys import parse_public_keys
 from dmsg.discovery.ranks_source import RanksSource
+from dmsg.discovery.relay_addresses import RelayAddresses
+from dmsg.discovery.relay_proofs import RelayProofs
 from dmsg.errors import ConfigError, InvalidKey
+from dmsg.mux.prover import XkProver
 from dmsg.ops.events import Drained, ServerStarted, ServerStopped
 from dmsg.taps._options import RoleOptions
 from dmsg.taps._service import RoleService, address_text
@@ -48,6 +51,12 @@ class DiscoveryService(RoleService):
         self.site: Any = None
         #: Where relay ranks come from, if anywhere.
         self.ranks = self._ranks_source(settings)
+        private = settings.private_addresses
+        if private is None and settings.list_unproven:
+            private = True
+        self._addresses = RelayAddresses(private)
+        #: What proves relays before they are listed, from the start on, unless that is switched off.
+        self.proofs: RelayProofs | None = None
 
     def _ranks_source(self, settings: DiscoverySettings) -> RanksSource | None:
         if settings.ranks is None:
@@ -78,6 +87,16 @@ class DiscoveryService(RoleService):
 
         settings = self.settings
         self.store = open_store(settings.store, self.reactor, limits=settings.store_limits)
+        if not settings.list_unproven:
+            self.proofs = RelayProofs(
+                self.store,
+                XkProver(self.reactor),
+                self.reactor,
+                now_ns=time.time_ns,
+                random=random.SystemRandom(),
+                addresses=self._addresses,
+                limits=settings.proof_limits,
+            )
         api = DiscoveryApi(
             self.store,
             clock_ns=time.time_ns,
@@ -85,6 +104,8 @@ class DiscoveryService(RoleService):
             limits=settings.limits,
             events=self.events,
             ranks=lambda: self.ranks.ranks if self.ranks is not None else None,
+            addresses=self._addresses,
+            proofs=self.proofs,
         )
         if self.ranks is not None:
             self.ranks.start()
@@ -92,6 +113,9 @@ class DiscoveryService(RoleService):
         self.endpoint.listen(self.site).addCallback(self._listening)
 
     def _listening(self, port: IListeningPort) -> None:
+        self._addresses.listens_on(getattr(port.getHost(), "host", ""))
+        if self.proofs is not None:
+            self.proofs.start()
         self.emit(ServerStarted("", address_text(port), dmsg.__version__))
 
     async def stop_role(self) -> None:
@@ -103,6 +127,8 @@ class DiscoveryService(RoleService):
         if self.site is not None:
             await self.wait_until(lambda: not self.site.bodies, self.settings.drain_timeout)
             self.emit(Drained((self.reactor.seconds() - began) * 1000, 0))
+        if self.proofs is not None:
+            await self.proofs.stop()
         if self.store is not None:
             await self.store.close()
             self.emit(ServerStopped("stopped", self.reactor.seconds() - self.started_at))
@@ -119,7 +145,8 @@ class DiscoveryService(RoleService):
 
     def gauges(self) -> dict[str, float]:
         """Connections and request bodies under way, connections that were closed for others or refused for want of a
-        place; with ranks, how many relays they name, their age and weight."""
+        place; with ranks, how many relays they name, their age and weight; with proofs, relays listed and known, and
+        how many proofs came to what."""
         site = self.site
         if site is None:
             return {}
@@ -129,6 +156,8 @@ class DiscoveryService(RoleService):
             "connections_evicted": site.evicted,
             "connections_refused": site.refused,
         }
+        if self.proofs is not None:
+            gauges |= self.proofs.stats()
         if self.ranks is not None:
             ranks, now_s = self.ranks.ranks, time.time()
             gauges["ranked_relays"] = len(ranks.scores) if ranks is not None else 0

@@ -11,6 +11,7 @@ from typing import Final
 
 from dmsg.address import HostPort
 from dmsg.discovery.http_limits import DiscoveryLimits
+from dmsg.discovery.proof_limits import ProofLimits
 from dmsg.discovery.ranks_source import REFRESH_S as RANKS_REFRESH_S
 from dmsg.discovery.store import StoreLimits
 from dmsg.mux.switch import ServerLimits
@@ -72,9 +73,19 @@ class DiscoverySettings(CommonSettings):
         "public key whose ranks are believed, or several with commas in between", default=None
     )
     ranks_refresh_s: float = setting("how often the ranks are read again, in seconds", default=RANKS_REFRESH_S)
+    list_unproven: bool = setting(
+        "list servers without connecting to them first; only where nobody else can register, as in a closed network",
+        default=False,
+        flag=True,
+    )
+    private_addresses: bool | None = setting(
+        "whether servers may be at addresses that are not global; none: if discovery listens on such an address",
+        default=None,
+    )
     drain_timeout: float = setting("seconds requests under way may take after SIGTERM", default=5.0)
     limits: DiscoveryLimits = field(default_factory=DiscoveryLimits)
     store_limits: StoreLimits = field(default_factory=StoreLimits)
+    proof_limits: ProofLimits = field(default_factory=ProofLimits)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -38,7 +38,6 @@ from dmsg.testing.pipe import Pipe
 
 __all__ = ["FULL", "FleetPlan", "FleetRun", "LoggedEvent", "Path", "RelayState", "relay_key", "run_fleet"]
 
-_HOST: Final = "10.0.0.1"
 _FIRST_PORT: Final = 8000
 #: How long discovery takes to answer, in seconds.
 _DISCOVERY_S: Final = 0.02
@@ -152,6 +151,11 @@ def _key(seed: int, name: str) -> SecretKey:
     return SecretKey(hashlib.sha256(f"{seed} {name}".encode()).digest())
 
 
+def _host(number: int) -> str:
+    """Where a relay is: in a network of its own, because no network gets more than a few places of a list."""
+    return f"10.0.{number}.1"
+
+
 @implementer(IEventLog)
 class _Log:
     """Notes events of one node."""
@@ -236,8 +240,8 @@ class _Fleet:
         return DmsgServer(
             self.network,
             key,
-            TCP4ServerEndpoint(self.network, port, interface=_HOST),
-            public_address=HostPort(_HOST, port),
+            TCP4ServerEndpoint(self.network, port, interface=_host(number)),
+            public_address=HostPort(_host(number), port),
             discovery=_Discovery(self),
             limits=self.plan.limits.get(number, replace(ServerLimits(), drain_timeout_s=0.0)),
             events=_Log(self, "server", key.public_key),
@@ -289,13 +293,13 @@ class _Fleet:
         """The relays are from now on what the plan says."""
         self._states = [states[min(part, len(states) - 1)] for states in self.plan.relays]
         for number, state in enumerate(self._states):
-            self.network.set_path(_HOST, _FIRST_PORT + number, state.path)
+            self.network.set_path(_host(number), _FIRST_PORT + number, state.path)
 
     def _break_things(self) -> None:
         for number, state in enumerate(self._states):
             if not state.breaks_per_hour and not state.stalls_per_hour:
                 continue
-            for connection in self.network.pipes_to(_FIRST_PORT + number, _HOST):
+            for connection in self.network.pipes_to(_FIRST_PORT + number, _host(number)):
                 fate = self._faults.random() * 3600
                 if fate < state.breaks_per_hour:
                     connection.cut()

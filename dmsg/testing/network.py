@@ -31,10 +31,13 @@ from zope.interface import implementer
 from dmsg.address import HostPort, PinnedServer
 from dmsg.crypto.keys import PublicKey, Random, SecretKey
 from dmsg.discovery.entry import Entry
+from dmsg.discovery.relay_addresses import RelayAddresses
+from dmsg.discovery.relay_proofs import RelayProofs
 from dmsg.discovery.store import MemoryStore
 from dmsg.errors import DiscoveryError
 from dmsg.interfaces import IDiscovery, IEntryStore, IEventLog
 from dmsg.mux.client import DmsgClient
+from dmsg.mux.prover import XkProver
 from dmsg.mux.server import DmsgServer
 from dmsg.mux.switch import ServerLimits
 from dmsg.testing.memory import MemoryNetwork
@@ -147,6 +150,7 @@ class LocalNetwork:
         self._events = events
         self._random = random
         self._http_port: IListeningPort | None = None
+        self._proofs: RelayProofs | None = None
 
     # --- from start to end -------------------------------------------------------------------------------------------
 
@@ -181,6 +185,8 @@ class LocalNetwork:
         if self._http_port is not None:
             await cast(Any, self.discovery).close()
             await maybeDeferred(self._http_port.stopListening)
+        if self._proofs is not None:
+            await self._proofs.stop()
         await self.settle(2)
 
     def _start_http(self) -> None:
@@ -192,9 +198,15 @@ class LocalNetwork:
         random = StdlibRandom(0)
         # Everybody here has the same address.
         limits = DiscoveryLimits.unlimited_rates()
-        api = DiscoveryApi(MemoryStore(random=random), clock_ns=self.now_ns, random=random, limits=limits)
+        store, addresses = MemoryStore(random=random), RelayAddresses(private=True)
+        prover = XkProver(self.reactor, random=self._random)
+        self._proofs = RelayProofs(store, prover, self.reactor, now_ns=self.now_ns, random=random, addresses=addresses)
+        api = DiscoveryApi(
+            store, clock_ns=self.now_ns, random=random, limits=limits, addresses=addresses, proofs=self._proofs
+        )
         site = make_site(api.resource(), reactor=self.reactor, limits=limits)
         self._http_port = self.reactor.listenTCP(0, site, interface=LOOPBACK)
+        self._proofs.start()
         self.discovery_url = f"http://{LOOPBACK}:{cast(Any, self._http_port).getHost().port}"
         self.discovery = HttpDiscovery.connect(self.discovery_url, self.reactor)
 
@@ -227,6 +239,8 @@ class LocalNetwork:
         await self.wait(server.listening())
         if server.registrar is not None:
             await self.wait(server.registrar.published())
+        if self._proofs is not None:
+            await self._proofs.quiet()
         return server
 
     async def stop_server(self, server: DmsgServer) -> None:

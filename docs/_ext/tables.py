@@ -272,6 +272,12 @@ def _discovery_limits() -> type:
     return DiscoveryLimits
 
 
+def _proof_limits() -> type:
+    from dmsg.discovery.proof_limits import ProofLimits
+
+    return ProofLimits
+
+
 def _store_limits() -> type:
     from dmsg.discovery.store import StoreLimits
 
@@ -297,6 +303,7 @@ LIMITS: Final[dict[str, Callable[[], type]]] = {
     "ScoreConfig": _client_part("scores"),
     "DiscoveryLimits": _discovery_limits,
     "StoreLimits": _store_limits,
+    "ProofLimits": _proof_limits,
 }
 
 

@@ -82,7 +82,7 @@ def test_the_worst_of_all_still_gets_a_64th_of_an_equal_share() -> None:
 @pytest.fixture
 def put(store: Any, make_entry: Any, now_ns: int) -> Any:
     async def put(count: int, **options: Any) -> list[Entry]:
-        entries = [make_entry(f"relay {at}", address=f"10.0.0.{at % 250}:80", **options) for at in range(count)]
+        entries = [make_entry(f"relay {at}", address=f"10.0.{at}.1:80", **options) for at in range(count)]
         for entry in entries:
             await store.put(entry, now_ns)
         return entries
@@ -111,7 +111,7 @@ async def test_better_ones_come_first_and_worse_ones_come_too(store: Any, put: A
 async def test_a_short_list_is_drawn_from_all_of_them(store: Any, put: Any, now_ns: int) -> None:
     entries = await put(30)
     best = entries[17].static.raw
-    ranks = ranks_of({best: 1000}, now_ns)
+    ranks = ranks_of({entry.static.raw: 500 for entry in entries} | {best: 1000}, now_ns)
     listing = ServerListing(store, random.Random(6), lambda: ranks)
     draws = 300
     seen: Counter[bytes] = Counter()
@@ -137,7 +137,7 @@ async def test_without_ranks_or_with_old_ones_all_are_equal(store: Any, put: Any
 @pytest_twisted.ensureDeferred
 async def test_ranks_bring_nobody_back_and_make_nobody_up(store: Any, put: Any, make_entry: Any, now_ns: int) -> None:
     entries = await put(3)
-    gone = make_entry("relay 0", 1, address="10.0.0.0:80", available=0)
+    gone = make_entry("relay 0", 1, address="10.0.0.1:80", available=0)
     await store.put(gone, now_ns)
     client = make_entry("somebody")
     await store.put(client, now_ns)
@@ -194,7 +194,7 @@ async def test_a_long_roster_is_used_again_for_a_while(
     monkeypatch.setattr(module, "CACHED_FROM", 4)
     store = CountingStore(random=random.Random(1))
     names = [f"relay {at}" for at in range(6)]
-    entries = [make_entry(name, address="10.0.0.1:80") for name in names]
+    entries = [make_entry(name, address=f"10.0.{at}.1:80") for at, name in enumerate(names)]
     for entry in entries[:3]:
         await store.put(entry, now_ns)
     ranks = ranks_of({}, now_ns)
@@ -229,12 +229,13 @@ class PlainStore:
 @pytest_twisted.ensureDeferred
 async def test_what_a_plain_store_draws_is_put_in_order(make_entry: Any, now_ns: int) -> None:
     inner = MemoryStore(random=random.Random(1))
-    entries = [make_entry(f"relay {at}", address="10.0.0.1:80") for at in range(4)]
+    entries = [make_entry(f"relay {at}", address=f"10.0.{at}.1:80") for at in range(4)]
     for entry in entries:
         await inner.put(entry, now_ns)
     best = entries[2].static.raw
     store: Any = PlainStore(inner)
-    listing = ServerListing(store, random.Random(1), lambda: ranks_of({best: 1000}, now_ns))
+    ranks = ranks_of({entry.static.raw: 500 for entry in entries} | {best: 1000}, now_ns)
+    listing = ServerListing(store, random.Random(1), lambda: ranks)
     firsts = Counter([(await listing.servers(9, now_ns))[0].static.raw for _ in range(500)])
     assert_share(firsts[best], 500, 8 / 11)
     assert len(await listing.servers(2, now_ns)) == 2

@@ -129,11 +129,12 @@ def test_ranks_make_dials_fail_less_often_and_take_less_long() -> None:
 
 
 def test_the_reference_ranks_tell_relays_apart() -> None:
-    plan = small([STEADY], [SLOW], [RelayState(stalls_per_hour=600.0)], clients=12)
+    plan = small([STEADY], [SLOW], [RelayState(stalls_per_hour=600.0)], clients=24)
     run = fleet.run_fleet(plan, measure=False)
     data = bench.reference_ranks(run.events, run.ended_at_s)
     ranks = Ranks.parse(data, {bench.OPERATOR.public_key}, run.ended_at_s)
-    steady, slow, failing = (ranks.scores[fleet.relay_key(plan, number).public_key.raw] for number in range(3))
+    # A slow relay loses the race with others when a client connects: it may be that none of them used it.
+    steady, slow, failing = (ranks.scores.get(fleet.relay_key(plan, number).public_key.raw, 0) for number in range(3))
     assert steady > 600
     assert max(slow, failing) < 400
 
