@@ -7,6 +7,7 @@ groups of addresses first and connections second, because keys are free and addr
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
@@ -21,30 +22,28 @@ _SAMPLE_S: Final = 5.0
 class Places:
     """The places at one member: how many each source holds."""
 
-    __slots__ = ("_groups", "count")
+    __slots__ = ("_held", "count")
 
     def __init__(self) -> None:
         self.count = 0
-        self._groups: dict[str, dict[Port, int]] = {}
+        self._held: dict[Port, int] = {}
 
     def add(self, source: Port) -> None:
         """Give ``source`` one place more."""
-        held = self._groups.setdefault(source.group, {})
-        held[source] = held.get(source, 0) + 1
+        self._held[source] = self._held.get(source, 0) + 1
         self.count += 1
 
     def remove(self, source: Port) -> None:
         """Take one place of ``source`` back."""
-        held = self._groups[source.group]
-        held[source] -= 1
-        if not held[source]:
-            del held[source]
-            if not held:
-                del self._groups[source.group]
+        held = self._held[source]
+        if held > 1:
+            self._held[source] = held - 1
+        else:
+            del self._held[source]
         self.count -= 1
 
     def __contains__(self, source: Port) -> bool:
-        return source in self._groups.get(source.group, ())
+        return source in self._held
 
     def yielding(self, newcomer: Port, *, per_source: int, per_pair: int) -> Port | None:
         """The connection that has to give up a place for ``newcomer``, or ``None`` when none has to.
@@ -53,20 +52,21 @@ class Places:
         the two would only change places), and the newcomer's group has fewer than ``per_source``. Else it is the
         connection with the most places in the newcomer's own group, by the same rule and with ``per_pair``.
         """
-        own = self._groups.get(newcomer.group, {})
-        totals = {group: sum(held.values()) for group, held in self._groups.items()}
-        total = totals.get(newcomer.group, 0)
-        largest = max(totals, key=totals.__getitem__, default=newcomer.group)
-        if total < per_source and totals.get(largest, 0) >= total + 2:
-            return _most(self._groups[largest])
-        count = own.get(newcomer, 0)
-        if own and count < per_pair and own[_most(own)] >= count + 2:
-            return _most(own)
-        return None
+        groups: Counter[str] = Counter()
+        for source, held in self._held.items():
+            groups[source.group] += held
+        own = newcomer.group
+        largest = max(groups, key=groups.__getitem__, default=own)
+        if groups[own] < per_source and groups[largest] >= groups[own] + 2:
+            return self._most(largest)
+        if own not in groups:
+            return None
+        most, held = self._most(own), self._held.get(newcomer, 0)
+        return most if held < per_pair and self._held[most] >= held + 2 else None
 
-
-def _most(held: dict[Port, int]) -> Port:
-    return max(held, key=held.__getitem__)
+    def _most(self, group: str) -> Port:
+        """The connection of ``group`` with the most places."""
+        return max((port for port in self._held if port.group == group), key=self._held.__getitem__)
 
 
 class PlaceRules:
@@ -77,18 +77,17 @@ class PlaceRules:
 
     def may_ask(self, newcomer: Port, target: Port, now: float) -> bool:
         """Whether a REQUEST of ``newcomer`` to ``target`` has a place, or another source has to give one up for it."""
-        if newcomer.dials + newcomer.incoming.count >= self._switch.limits.transports_per_connection:
+        limits = self._switch.limits
+        if newcomer.dials + newcomer.incoming.count >= limits.transports_per_connection:
             return False
-        room = self._room(target)
-        if 4 * target.incoming.count >= 3 * room and now - target.sampled_at >= _SAMPLE_S:
-            _sample(target, now)
-        if target.incoming.count >= room and self._yielding(target.incoming, newcomer) is None:
-            return False
+        room, taken = self._room(target), target.incoming.count
+        if 4 * taken >= 3 * room:
+            if now - target.sampled_at >= _SAMPLE_S:
+                _sample(target, now)
+            if taken >= room and self._yielding(target.incoming, newcomer) is None:
+                return False
         unanswered = target.unanswered
-        return (
-            unanswered.count < self._switch.limits.unanswered_per_target
-            or self._yielding(unanswered, newcomer) is not None
-        )
+        return unanswered.count < limits.unanswered_per_target or self._yielding(unanswered, newcomer) is not None
 
     def request_for(self, newcomer: Port, target: Port) -> Half | None:
         """The unanswered request that goes for one of ``newcomer``, which may ask: the oldest of who has to yield."""

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from dmsg.mux.record import RecordLayer
+    from dmsg.mux.request_rates import Rates
     from dmsg.mux.switch import Switch
 
 #: Taken from the queues at one go, then the network is asked again.
@@ -179,6 +180,7 @@ class Port:
         "progressed",
         "queued_from",
         "queued_to",
+        "rates",
         "recent",
         "records",
         "remote",
@@ -217,6 +219,7 @@ class Port:
         self.dials = 0  # transports it opened, and requests of its own
         self.incoming = Places()  # open transports that others opened to it
         self.unanswered = Places()  # requests of others that it has not answered
+        self.rates: Rates | None = None  # of REQUESTs towards it
         self.known: RecentSet[bytes] | tuple[()] = ()  # the keys it accepted last
         self.pairs: OrderedDict[bytes, TokenBucket] = OrderedDict()  # its rates towards clients that do not know it
         self.sampled_at = now

@@ -8,7 +8,8 @@ is known to it; all others are strangers. Each of the two kinds has a rate of it
 from __future__ import annotations
 
 from collections import OrderedDict
-from typing import TYPE_CHECKING, Final
+from itertools import islice
+from typing import TYPE_CHECKING, Final, TypeAlias
 
 from dmsg.sansio.limits import FairBucket, RecentSet, TokenBucket
 
@@ -16,8 +17,13 @@ if TYPE_CHECKING:
     from dmsg.mux.port import Port
     from dmsg.mux.switch import Switch
 
+#: Towards one client: the rate of strangers, and of those it knows.
+Rates: TypeAlias = tuple[FairBucket[str], FairBucket[str]]
 #: The clients that one stranger may ask at the same time without waiting for its rates towards them.
 _PAIRS: Final = 256
+#: Once in this time so many clients are looked at: more than are asked in it for the first time for a while.
+_LOOK_S: Final = 0.1
+_LOOKED_AT: Final = 256
 #: The keys that a client accepted last are known to it.
 _KNOWN_KEYS: Final = 256
 
@@ -27,15 +33,20 @@ class RequestRates:
 
     def __init__(self, switch: Switch) -> None:
         self._switch = switch
-        # Client and kind -> its bucket, the one that was asked longest ago first.
-        self._buckets: OrderedDict[tuple[Port, bool], FairBucket[str]] = OrderedDict()
+        #: The clients that have buckets, to be looked at in turn: full buckets are forgotten.
+        self._targets: OrderedDict[Port, None] = OrderedDict()
+        self._looked_at = 0.0
 
     def take(self, source: Port, target: Port, now: float) -> bool:
         """Whether a REQUEST of ``source`` may be passed on to ``target``."""
-        known = source in target.incoming or source.remote.raw in target.known
-        if not known and not self._take_of_pair(source, target, now):
-            return False
-        return self._bucket(target, known, now).take(source.group, now)
+        if not 0 <= now - self._looked_at < _LOOK_S:
+            self._forget_full(now)
+        rates = target.rates
+        if rates is None:
+            rates = self._add(target, now)
+        if source in target.incoming or source.remote.raw in target.known:
+            return rates[1].take(source.group, now)
+        return self._take_of_pair(source, target, now) and rates[0].take(source.group, now)
 
     def accepted(self, source: Port, target: Port) -> None:
         """Note that ``target`` accepted a REQUEST of ``source``."""
@@ -45,26 +56,26 @@ class RequestRates:
 
     def forget(self, target: Port) -> None:
         """Forget a client that is gone."""
-        for known in (False, True):
-            self._buckets.pop((target, known), None)
+        target.rates = None
+        self._targets.pop(target, None)
 
-    def _bucket(self, target: Port, known: bool, now: float) -> FairBucket[str]:
-        """The bucket towards ``target``, the latest in the line, from whose other end full ones are dropped."""
+    def _add(self, target: Port, now: float) -> Rates:
         limits = self._switch.limits
-        bucket = self._buckets.get((target, known))
-        if bucket is None:
-            rate, burst = limits.known_requests_per_s, limits.known_request_burst
-            if not known:
-                rate, burst = limits.stranger_requests_per_s, limits.stranger_request_burst
-            bucket = self._buckets[target, known] = FairBucket(rate, burst, now)
-        else:
-            self._buckets.move_to_end((target, known))
-        for _ in range(2):  # one more than is ever added
-            oldest, other = next(iter(self._buckets.items()))
-            if other is bucket or not other.idle(now):
-                break
-            del self._buckets[oldest]
-        return bucket
+        strangers = FairBucket[str](limits.stranger_requests_per_s, limits.stranger_request_burst, now)
+        known = FairBucket[str](limits.known_requests_per_s, limits.known_request_burst, now)
+        target.rates = strangers, known
+        self._targets[target] = None
+        return target.rates
+
+    def _forget_full(self, now: float) -> None:
+        self._looked_at = now
+        for port in list(islice(self._targets, _LOOKED_AT)):
+            assert port.rates is not None
+            strangers, known = port.rates
+            if strangers.idle(now) and known.idle(now):
+                self.forget(port)
+            else:
+                self._targets.move_to_end(port)
 
     def _take_of_pair(self, source: Port, target: Port, now: float) -> bool:
         """Whether a stranger keeps to its rate towards one client.
