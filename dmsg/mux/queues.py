@@ -17,8 +17,9 @@ if TYPE_CHECKING:
     from dmsg.mux.port import Half, Port
     from dmsg.mux.switch import Switch
 
-#: A receiver that took something within this time counts as reading, and its queues go after those of the others.
-_READING_S: Final = 1.0
+#: A receiver that took nothing for this time counts as stalled, and what waits for it counts as so many times as much.
+_STALLED_S: Final = 1.0
+_STALLED_WEIGHT: Final = 4
 #: The share of a limit that is freed beyond the excess, so that the search is not made for each frame.
 _FREED_SHARE: Final = 64
 
@@ -86,26 +87,24 @@ class Queues:
             return (queue,)
         limit = limits.queued_per_connection_bytes
         if receiver.queued_to > limit:
-            return _first_bytes(_ranked(receiver.waiting, _sender), receiver.queued_to - limit + limit // _FREED_SHARE)
+            queues = _ranked(receiver.waiting, _sender, now)
+            return _first_bytes(queues, receiver.queued_to - limit + limit // _FREED_SHARE)
         if sender.queued_from > limit:
-            queues = [one for one in sender.feeding if self._idle(one.port, now)] or sender.feeding
-            return _first_bytes(_ranked(queues, _receiver), sender.queued_from - limit + limit // _FREED_SHARE)
+            queues = _ranked(sender.feeding, _receiver, now)
+            return _first_bytes(queues, sender.queued_from - limit + limit // _FREED_SHARE)
         limit = limits.queued_total_bytes
         if self.queued_bytes > limit and self._waiting:
-            queues = _ranked(self._largest(now).waiting, _sender)
+            queues = _ranked(self._largest(now).waiting, _sender, now)
             return _first_bytes(queues, self.queued_bytes - limit + limit // _FREED_SHARE)
         return ()
 
-    def _idle(self, receiver: Port, now: float) -> bool:
-        return now - receiver.took_at >= _READING_S
-
     def _largest(self, now: float) -> Port:
-        """Of the receivers that do not read, or of all, the one with the most in the group with the most."""
-        receivers = [port for port in self._waiting if self._idle(port, now)] or list(self._waiting)
+        """The receiver for which the most waits, in the group for which the most waits."""
+        loads = {port: port.queued_to * _weight(port, now) for port in self._waiting}
         groups: Counter[str] = Counter()
-        for port in receivers:
-            groups[port.group] += port.queued_to
-        return max(receivers, key=lambda port: (groups[port.group], port.queued_to))
+        for port, load in loads.items():
+            groups[port.group] += load
+        return max(loads, key=lambda port: (groups[port.group], loads[port]))
 
     # --- too long --------------------------------------------------------------------------------------------------
 
@@ -149,21 +148,26 @@ class Queues:
         return list(found)
 
 
-def _ranked(queues: Collection[Half], end: Callable[[Half], Port]) -> list[Half]:
+def _weight(receiver: Port, now: float) -> int:
+    return _STALLED_WEIGHT if now - receiver.took_at >= _STALLED_S else 1
+
+
+def _ranked(queues: Collection[Half], end: Callable[[Half], Port], now: float) -> list[Half]:
     """``queues``, those of the largest group first, in it those of the largest connection, then the longest.
 
     ``end`` gives the connection of a queue that counts.
     """
+    loads = {queue: queue.queued_bytes * _weight(queue.port, now) for queue in queues}
     groups: Counter[str] = Counter()
     ports: Counter[Port] = Counter()
-    for queue in queues:
+    for queue, load in loads.items():
         port = end(queue)
-        groups[port.group] += queue.queued_bytes
-        ports[port] += queue.queued_bytes
+        groups[port.group] += load
+        ports[port] += load
 
     def rank(queue: Half) -> tuple[int, int, int]:
         port = end(queue)
-        return groups[port.group], ports[port], queue.queued_bytes
+        return groups[port.group], ports[port], loads[queue]
 
     return sorted(queues, key=rank, reverse=True)
 

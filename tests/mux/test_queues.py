@@ -111,6 +111,31 @@ def test_one_receiver_keeps_the_queue_of_a_friend(relay):
     assert bob.port.queued_to > MIB, "no more is closed than has to be"
 
 
+def test_who_reads_a_little_does_not_put_the_loss_on_who_stalls_for_a_moment(relay):
+    """Receivers that read 1 KiB of their 2 MiB each half second are closed before one that stalls with 100 KB."""
+    net = relay(queued_total_bytes=8 * MIB, queued_per_connection_bytes=3 * MIB, request_burst=10_000)
+    alice, bob = net.join("alice"), net.join("bob")
+    [kept] = alice.dial_many(bob, 1)
+    bob.pause()
+    alice.send(kept, 100_000)
+    pairs = []
+    for pair in range(4):
+        sender, slow = net.join(f"sender {pair}", "attacker"), net.join(f"slow {pair}", f"attacker {pair}")
+        pairs.append((sender, slow, sender.dial_many(slow, 4)))
+        slow.pause()
+    for _ in range(40):
+        net.advance(0.5)
+        for sender, slow, ids in pairs:
+            slow.read(1)
+            for transport_id in ids:
+                if transport_id in sender.port.halves:
+                    sender.send(transport_id, 64_000)
+    sender, slow, ids = pairs[0]
+    sender.read()
+    assert SLOW in sender.closed.values()
+    assert alice.is_open(kept)
+
+
 def test_small_frames_take_little_more_memory_than_they_count(relay):
     """9-byte frames, each an object of its own, would take six times what the limits count."""
     net = relay()
