@@ -10,7 +10,7 @@ ANALYTICS_STAMP := $(VENV)/.analytics-installed
 
 .DEFAULT_GOAL := help
 .PHONY: help venv demo test test-core test-analytics lint format bench soak analytics-demo bench-analytics docs news clean
-.PHONY: system-packages analytics-packages
+.PHONY: proof system-packages analytics-packages proof-packages
 
 help:
 	@echo "make demo    relays, discovery and clients on this machine, end to end"
@@ -18,6 +18,7 @@ help:
 	@echo "make test-core, make test-analytics: one half; the second with kills and a cluster, too"
 	@echo "make lint    the gates without the tests;  make format repairs what it can"
 	@echo "make bench   the figures of the README;    make soak  a long run under load"
+	@echo "make proof   the models of the protocol, checked with Spin"
 	@echo "make analytics-demo   real traffic, its event logs shipped, tables, report and ranks made of them"
 	@echo "make bench-analytics  the log pipeline beside DuckDB and Polars"
 	@echo "make docs    the documentation as HTML;    make news  a preview of NEWS.rst"
@@ -42,7 +43,7 @@ $(DOCS_STAMP): $(STAMP)
 	touch $@
 
 # What pip cannot install: venv itself (Debian's python3 comes without) and a Redis for the tests of that store; for the
-# log pipeline a Java to run Spark, and a Chromium in which its report is looked at. Nothing happens where all are there.
+# log pipeline a Java to run Spark, and a Chromium in which its report is looked at; for the proofs Spin and a C compiler. Nothing happens where all are there.
 system-packages:
 	@set -e; missing=""; \
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' \
@@ -55,6 +56,12 @@ analytics-packages:
 	@set -e; missing=""; \
 	command -v java >/dev/null || missing="$$missing default-jre-headless"; \
 	command -v chromium >/dev/null || missing="$$missing chromium"; \
+	$(INSTALL_MISSING)
+
+proof-packages:
+	@set -e; missing=""; \
+	command -v spin >/dev/null || missing="$$missing spin"; \
+	command -v cc >/dev/null || missing="$$missing gcc libc6-dev"; \
 	$(INSTALL_MISSING)
 
 define INSTALL_MISSING
@@ -97,6 +104,9 @@ format: venv
 
 bench: venv
 	$(BIN)/python -m benchmarks
+
+proof: proof-packages
+	$(PYTHON) proofs/check.py
 
 soak: venv
 	$(BIN)/python -m benchmarks soak
