@@ -111,6 +111,13 @@ CHECKS: Final = (
     ),
     Check(
         "resumption",
+        "honest numbers, with a later count that may be smaller",
+        (_property(2), "FAULTS=2", "FORGET_COUNT"),
+        _VIOLATED,
+        deadlocks=True,
+    ),
+    Check(
+        "resumption",
         "honest numbers, with confirmations in any order",
         (_property(2), "FAULTS=2", "ANY_ORDER"),
         _VIOLATED,

@@ -52,7 +52,7 @@ bit left_[8];                    /* end x has closed path p: left_[2 * p + x] */
 mtype state[2];
 byte path[2];                    /* in use */
 byte acked[2], next_[2], furthest[2];
-byte received[2], drop[2], acknowledged[2];
+byte received[2], drop[2], acknowledged[2], counted[2];
 bit end_here[2];                 /* the end of stream has come on the path in use */
 bit end_sent[2], end_acked[2], end_received[2], end_acknowledged[2];
 
@@ -101,8 +101,18 @@ inline take_over(x, p, claimed, told) {
   path[x] = p; state[x] = OPEN
 }
 
-/* What an end says it has: all of it, or, while it withholds acknowledgements, what its last one stood for. */
-inline count(x, v) { if :: v = received[x] :: v = acknowledged[x] fi }
+/* What an end says it has: all of it, or, while it withholds acknowledgements, what its last one stood for. Never less
+   than it has said before: the peer may have taken that over although its proof was lost. */
+inline count(x, v) {
+  if
+  :: v = received[x]
+  :: v = acknowledged[x];
+#ifndef FORGET_COUNT             /* variant: a later count may be smaller */
+     if :: counted[x] > v -> v = counted[x] :: else fi
+#endif
+  fi;
+  counted[x] = v
+}
 
 /* End 1 is convinced of path p. */
 inline move(p) {
