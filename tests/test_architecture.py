@@ -29,6 +29,8 @@ COMMON = {"dmsg.discovery.entry"}
 JOINTS = {
     # an endpoint string names its discovery by URL; imported only when one does
     ("dmsg.mux.sharing", "dmsg.discovery.client"),
+    # and its list of relays by file or URL; imported only when it does
+    ("dmsg.mux.sharing", "dmsg.discovery.relay_list_source"),
 }
 
 #: The parts of dmsg.mux that know Twisted. All other modules there are pure, and so is every new one until it is listed.

@@ -5,6 +5,8 @@ from __future__ import annotations
 from enum import IntEnum
 from typing import Any, Final
 
+from dmsg.discovery.relay_list import RelayListError
+from dmsg.discovery.signed import DocumentError
 from dmsg.errors import (
     CryptoError,
     DialError,
@@ -67,6 +69,8 @@ def exit_code(error: BaseException) -> Exit:
             return Exit.NOT_FOUND
         case Unauthorized() | EntryRolledBack() | InvalidSignature() | IntegrityError() | CryptoError():
             return Exit.UNVERIFIED
+        case DocumentError(reason="untrusted" | "bad_signature" | "rolled_back"):
+            return Exit.UNVERIFIED
         case DiscoveryUnavailable() | RateLimitedByDiscovery():
             return Exit.NO_DISCOVERY
         case DialError(attempts=attempts):
@@ -88,6 +92,8 @@ def describe(error: BaseException) -> str:
         return f"discovery: {error}"
     if isinstance(error, OSError) and error.strerror:
         return f"{error.filename}: {error.strerror}" if error.filename else error.strerror
+    if isinstance(error, RelayListError):
+        return f"the list of relays is not used: {error}"
     text = str(error).strip() or type(error).__name__
     return text if isinstance(error, DmsgError | ValueError | OSError) else f"{type(error).__name__}: {text}"
 

@@ -13,6 +13,7 @@ from dmsg.cli.filesend import send
 from dmsg.cli.keys import keygen, pubkey
 from dmsg.cli.lookup import entry, servers
 from dmsg.cli.ping import echo, ping
+from dmsg.cli.relays import relays
 from dmsg.cli.tunnels import expose, forward
 from dmsg.cli.up import up
 
@@ -27,7 +28,7 @@ def group() -> None:
     """
 
 
-for command in (keygen, pubkey, servers, entry, echo, ping, send, receive, expose, forward, up):
+for command in (keygen, pubkey, servers, entry, echo, ping, send, receive, expose, forward, relays, up):
     group.add_command(command)
 
 

@@ -26,7 +26,9 @@ from dmsg.errors import ConfigError, DiscoveryError, InvalidAddress, InvalidKey
 from dmsg.interfaces import IEventLog
 from dmsg.mux.client import DmsgClient
 from dmsg.mux.negotiation import Security
+from dmsg.mux.relaychoice import RelaysFrom
 from dmsg.mux.relaystate import NONE, state_file
+from dmsg.mux.sharing import open_relay_list
 from dmsg.ops.events import Event, SessionDown
 from dmsg.ops.logs import EventLog, NullEventLog, check_directory, new_boot_id, short_node
 
@@ -129,7 +131,7 @@ class _Events:
 class Settings:
     """The settings of one run: a discovery URL or "", a key file or "", pinned servers, a directory for events or "",
     what security is asked for (``None``: the default), whose relay ranks are believed, and where relays that worked are kept
-    (:func:`~dmsg.mux.relaystate.state_file`).
+    (:func:`~dmsg.mux.relaystate.state_file`), and an operator's list of relays.
     """
 
     discovery: str = ""
@@ -139,6 +141,7 @@ class Settings:
     security: Security | None = None
     ranks_keys: tuple[PublicKey, ...] = ()
     state_dir: str = NONE
+    relays: RelaysFrom | None = None
 
     def key(self) -> SecretKey:
         """The key of the key file, or a new one that ends with the command. Raises ``KeyFileError``."""
@@ -179,9 +182,13 @@ class Settings:
         """
         self.check()
         key = self.key()
-        async with self.open_discovery(reactor) as discovery, self._open_log(reactor, key) as log:
+        async with (
+            self.open_discovery(reactor) as discovery,
+            self._open_log(reactor, key) as log,
+            self._open_relays(reactor) as relays,
+        ):
             events = _Events(log)
-            if listening and discovery is not None:
+            if listening and self.relays is None and discovery is not None:
                 await self._check_servers(discovery)
             client = DmsgClient(
                 reactor,
@@ -193,6 +200,7 @@ class Settings:
                 security=self.security or Security.PREFER,
                 events=events,
                 relay_file=self.relay_file(key),
+                relays=relays,
                 now_ns=time.time_ns,
             )
             client.startService()
@@ -202,6 +210,25 @@ class Settings:
                 yield client
             finally:
                 await client.stopService()
+
+    @asynccontextmanager
+    async def _open_relays(self, reactor: Any) -> AsyncIterator[Any]:
+        """The operator's list, read once and looked at from then on; ``None`` without one.
+
+        Raises ``RelayListError`` when there is no list that is good and no other relays are to be used.
+        """
+        if self.relays is None:
+            yield None
+            return
+        source = open_relay_list(self.relays, reactor)
+        try:
+            await source.refresh()
+            if source.document is None and source.only:
+                raise source.error
+            source.start()
+            yield source
+        finally:
+            await source.stop()
 
     @asynccontextmanager
     async def _open_log(self, reactor: Any, key: SecretKey) -> AsyncIterator[EventLog | NullEventLog]:
@@ -291,6 +318,28 @@ def common_options(function: F) -> F:
         help="Whose relay ranks to believe when choosing servers; default: nobody's.",
     )
     @click.option(
+        "--relays",
+        "relays",
+        metavar="FILE|URL",
+        envvar="DMSG_RELAYS",
+        default="",
+        help="An operator's signed list of relays to use.",
+    )
+    @click.option(
+        "--relays-key",
+        metavar="PK[,PK]",
+        envvar="DMSG_RELAYS_KEY",
+        default="",
+        help="Who may have signed the list of --relays.",
+    )
+    @click.option(
+        "--relays-mode",
+        metavar="prefer|only",
+        envvar="DMSG_RELAYS_MODE",
+        default="",
+        help="Whether relays that are not on the list are used when none of the list is to be had; default: prefer.",
+    )
+    @click.option(
         "--state-dir",
         metavar="DIR|none",
         envvar="DMSG_STATE_DIR",
@@ -310,10 +359,17 @@ def common_options(function: F) -> F:
         security: str | None,
         ranks_keys: tuple[PublicKey, ...],
         state_dir: str,
+        relays: str,
+        relays_key: str,
+        relays_mode: str,
         **options: Any,
     ) -> Any:
         asked = None if security is None else Security.parse(security)
-        settings = Settings(discovery, key_file, servers, events, asked, ranks_keys, state_dir)
+        try:
+            listed = RelaysFrom.parse((relays, relays_key, relays_mode))
+        except ConfigError as error:
+            raise click.UsageError(f"--{error.option}: {error.problem}") from None
+        settings = Settings(discovery, key_file, servers, events, asked, ranks_keys, state_dir, listed)
         return function(Invocation(settings, out, verbose), **options)
 
     return wrapped  # type: ignore[return-value]

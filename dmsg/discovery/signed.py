@@ -55,6 +55,11 @@ class DocumentKind:
         """What stands before the canonical form in the text that is signed: ``format/version`` and a zero byte."""
         return b"%s/%d\0" % (self.format.encode("ascii"), self.version)
 
+    @property
+    def noun(self) -> str:
+        """What people call such a document."""
+        return self.format.removeprefix("dmsg-").replace("-", " ")
+
     def sign(self, document: Mapping[str, Any], key: SecretKey) -> bytes:
         """``document`` as the issuer hands it out: ``issuer`` and ``signature`` added, in canonical form."""
         issued = {**document, "issuer": str(key.public_key)}

@@ -30,6 +30,7 @@ from dmsg.mux.negotiation import Security
 from dmsg.mux.pool import PoolConfig, ServerPool
 from dmsg.mux.refusals import RefusalReport
 from dmsg.mux.registrar import EntryRegistrar
+from dmsg.mux.relaychoice import RelayChoice
 from dmsg.mux.relaystate import RelayFile
 from dmsg.mux.scores import RelayScores, ScoreConfig
 from dmsg.mux.secure import Resume
@@ -73,7 +74,8 @@ class DmsgClient(Service):
     ``publish`` is true and there is a discovery. A discovery that hands out relay ranks
     (:class:`~dmsg.interfaces.IRankedDiscovery`) is listened to when servers are chosen.
     ``relay_file`` is where relays that worked are kept for the next run (:class:`~dmsg.mux.relaystate.RelayFile`), one file for
-    each key and discovery; without it, nothing is kept.
+    each key and discovery; without it, nothing is kept. ``relays`` is an operator's list
+    (:class:`~dmsg.discovery.relay_list_source.RelayListSource`), started and stopped by the caller.
     """
 
     def __init__(
@@ -89,6 +91,7 @@ class DmsgClient(Service):
         config: ClientConfig | None = None,
         events: IEventLog | None = None,
         relay_file: str | os.PathLike[str] | None = None,
+        relays: RelayChoice | None = None,
         random: Random = os.urandom,
         endpoint_for: Callable[[HostPort], IStreamClientEndpoint] | None = None,
         now_ns: Callable[[], int] = time.time_ns,
@@ -135,6 +138,7 @@ class DmsgClient(Service):
             urgent=lambda: any(transport.detached for transport in self._opened_at),
             scores=RelayScores(self.config.scores),
             memory=RelayFile(relay_file, lambda: now_ns() / 1e9) if relay_file is not None else None,
+            operator=relays,
             now_s=lambda: now_ns() / 1e9,
         )
         self.dialer = Dialer(reactor, self.pool, discovery, self.config.dial, jitter.random)

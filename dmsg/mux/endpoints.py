@@ -15,6 +15,8 @@ Client strings are ``dmsg:PUBLIC_KEY``, server strings ``dmsg:key=FILE``, both w
                      network groups, and to one if there is only one group
 ``state-dir=``       the directory in which a client with a key keeps relays that worked, for its next start; ``none``
                      for nowhere; without it, the user's own directory for such things
+``relays=``          a file or URL with an operator's signed list of relays; with ``relays-key=``, who may have signed
+                     it, and ``relays-mode=``: ``prefer`` (the default) or ``only``
 ``ranks-key=``       whose relay ranks are believed: a public key, or several with commas in between
 ``allow=``           a server admits these public keys only: one, or several with commas in between
 ``idle-timeout=``    seconds after which a server closes a connection on which nothing moves (default: never)
@@ -22,7 +24,8 @@ Client strings are ``dmsg:PUBLIC_KEY``, server strings ``dmsg:key=FILE``, both w
 
 A colon inside a value is written ``\\:``, as in all endpoint strings. What a string does not say comes from the environment:
 ``DMSG_KEY``, ``DMSG_SECURITY``, ``DMSG_RANKS_KEY``, ``DMSG_STATE_DIR``, and, for a string with neither ``discovery=`` nor
-``server=``, ``DMSG_DISCOVERY`` and ``DMSG_SERVER``.
+``server=``, ``DMSG_DISCOVERY`` and ``DMSG_SERVER``; for one without ``relays=``, ``DMSG_RELAYS``, ``DMSG_RELAYS_KEY`` and
+``DMSG_RELAYS_MODE``.
 
 All strings of one process with the same key, discovery and servers share one client (:mod:`dmsg.mux.sharing`); what
 ``min-servers=``, ``state-dir=`` and ``ranks-key=`` say counts in the first of them.
@@ -59,6 +62,7 @@ from dmsg.mux.client import DmsgClient
 from dmsg.mux.limits import ListenerLimits
 from dmsg.mux.listener import AllowKeys, DmsgPort
 from dmsg.mux.negotiation import Security
+from dmsg.mux.relaychoice import RelaysFrom
 from dmsg.mux.sharing import Borrowed, ClientSource, SharedSettings, shared_clients
 from dmsg.mux.transport import DmsgTransport
 
@@ -74,6 +78,9 @@ _ARGUMENTS: Final = (
     "timeout",
     "min-servers",
     "state-dir",
+    "relays",
+    "relays-key",
+    "relays-mode",
     "ranks-key",
 )
 _SERVER_ONLY: Final = ("allow", "idle-timeout")
@@ -332,7 +339,15 @@ class _Arguments:
             min_servers=self._min_servers(),
             ranks_keys=self._ranks_keys(),
             state_dir=self._given.get("state-dir") or self._environment.get("DMSG_STATE_DIR", ""),
+            relays=self._relays(),
         )
+
+    def _relays(self) -> RelaysFrom | None:
+        given = [self._given.get(name, "") for name in ("relays", "relays-key", "relays-mode")]
+        if any(given):
+            return RelaysFrom.parse(given, _SOURCE)
+        named = [self._environment.get(name, "") for name in ("DMSG_RELAYS", "DMSG_RELAYS_KEY", "DMSG_RELAYS_MODE")]
+        return RelaysFrom.parse(named, "the environment")
 
     def _server_texts(self) -> list[str]:
         names = sorted(filter(_SERVER_ARGUMENT.match, self._given), key=lambda name: (len(name), name))

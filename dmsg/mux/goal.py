@@ -13,12 +13,13 @@ from twisted.internet.defer import Deferred
 from twisted.internet.interfaces import IDelayedCall, IReactorTime
 from twisted.python.failure import Failure
 
-from dmsg.address import HostPort
+from dmsg.address import HostPort, network_group
 from dmsg.crypto.keys import PublicKey
 from dmsg.errors import StageError
 from dmsg.mux.candidates import REMEMBERED_IN_TURN, Candidate, alternate, spread
 from dmsg.mux.listed import ListedRelays
 from dmsg.mux.race import Race, RaceConfig
+from dmsg.mux.relaychoice import RelayChoice
 from dmsg.mux.relaystate import RelayFile
 from dmsg.mux.scores import RelayScores
 
@@ -27,6 +28,8 @@ from dmsg.mux.scores import RelayScores
 DEFAULT_GROUPS: Final = 2
 #: The goal is looked at again no sooner than this, in seconds: times are added up, and a sum may fall short of what is due.
 SHORTEST_PAUSE_S: Final = 0.001
+#: Addresses remembered of relays an operator's list names without one: as many as a list may hold.
+LEARNED_LIMIT: Final = 1_000
 
 
 class Sessions(TypingProtocol):
@@ -40,8 +43,17 @@ class Sessions(TypingProtocol):
     def pinned(self) -> Mapping[PublicKey, HostPort]:
         """The relays that are always wanted."""
 
-    def get(self, server: PublicKey, candidate: Candidate | None = None) -> Deferred[Any]:
-        """The session with ``server``, made if there is none."""
+    def get(
+        self,
+        server: PublicKey,
+        candidate: Candidate | None = None,
+        *,
+        wanted_at: Callable[[HostPort], bool] | None = None,
+    ) -> Deferred[Any]:
+        """The session with ``server``, made if there is none.
+
+        ``wanted_at`` says whether it is wanted, once it is known where it is.
+        """
 
     def give_up(self, server: PublicKey, *, blame: bool) -> None:
         """End an attempt nothing waits for; with ``blame`` it counts as one that failed."""
@@ -63,7 +75,8 @@ class SessionGoal:
     """Pursues ``wanted`` sessions in ``pool``, each with a relay of another network group as far as there are groups.
 
     ``None`` means :data:`DEFAULT_GROUPS`, and none beyond the first where there is only one group, or pinned servers.
-    ``listed`` is what discovery lists, ``memory`` what worked in earlier runs. Discovery is asked every ``poll_s`` seconds
+    ``listed`` is what discovery lists, ``memory`` what worked in earlier runs, ``operator`` the list of relays an operator has
+    signed: while one of those can be tried, no other is. Discovery is asked every ``poll_s`` seconds
     while too few sessions are up; with one up and only another group missing, ever less often down to ``poll_limit_s``.
     """
 
@@ -75,6 +88,7 @@ class SessionGoal:
         *,
         listed: ListedRelays,
         memory: RelayFile | None,
+        operator: RelayChoice | None,
         scores: RelayScores,
         uniform: Callable[[], float],
         race: RaceConfig,
@@ -87,6 +101,11 @@ class SessionGoal:
         self._listed = listed
         listed.changed = self.look
         self._memory = memory
+        self._operator = operator
+        if operator is not None:
+            operator.changed = self.look
+        #: Where relays are whose addresses the operator's list does not tell.
+        self._learned: dict[PublicKey, HostPort] = {}
         self._scores = scores
         self._uniform = uniform
         self._race = Race(race)
@@ -201,7 +220,9 @@ class SessionGoal:
         if oldest is not None:
             self.give_up([oldest])
         self._race.start(server, candidate.group, self._clock.seconds())
-        waiter = self._waiters[server] = self._pool.get(server, candidate)
+        waiter = self._waiters[server] = self._pool.get(
+            server, candidate, wanted_at=lambda address: self._wanted_at(server, address)
+        )
         waiter.addBoth(self._ran, server)
 
     def _ran(self, result: object, server: PublicKey) -> None:
@@ -242,12 +263,34 @@ class SessionGoal:
             wanted = [one for one in relays if self._is_wanted(one)]
             return spread(wanted, lambda keys: self._scores.draw(keys, self._uniform, now))
 
+        named = {one.public_key: one for one in self._named()}
+        preferred = drawn(named.values())
+        if self._operator is not None:
+            ready = any(self._pool.rested_at(one.public_key) <= now for one in preferred)
+            running = any(one in named and not self._race.overtaken(one, now) for one in self._race.all())
+            if self._operator.only or ready or running:
+                return preferred
         if self._listed.usable_at() > now:
-            return drawn(remembered.values())[: max(0, REMEMBERED_IN_TURN - len(self._race))]
+            others = drawn(remembered.values())[: max(0, REMEMBERED_IN_TURN - len(self._race))]
+            return [*others, *preferred]
         kept = drawn(listed.get(key, one) for key, one in remembered.items())
         others = drawn(one for key, one in listed.items() if key not in remembered)
         taken = {self._pool.group_of(server) for server in self._pool.sessions}
-        return sorted(alternate(kept, others), key=lambda one: one.group in taken)
+        return [*sorted(alternate(kept, others), key=lambda one: one.group in taken), *preferred]
+
+    def _named(self) -> list[Candidate]:
+        """The relays of the operator's list."""
+        if self._operator is None:
+            return []
+        known = {**self._learned, **{one.public_key: one.address for one in self._listed.relays}}
+        named = self._operator.relays()
+        return [Candidate(one.public_key, one.address or known.get(one.public_key)) for one in named]
+
+    def _wanted_at(self, server: PublicKey, address: HostPort) -> bool:
+        if len(self._learned) >= LEARNED_LIMIT:
+            self._learned.clear()
+        self._learned[server] = address
+        return network_group(address.host) not in self._held_groups()
 
     def _is_wanted(self, one: Candidate) -> bool:
         """Whether the goal has a use for the relay at all."""

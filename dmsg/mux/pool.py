@@ -26,6 +26,7 @@ from dmsg.mux.goal import SessionGoal
 from dmsg.mux.listed import WAIT_S, ListedRelays
 from dmsg.mux.race import RaceConfig
 from dmsg.mux.rankwatch import RankWatch
+from dmsg.mux.relaychoice import RelayChoice
 from dmsg.mux.relaystate import RelayFile
 from dmsg.mux.scores import RelayScores
 from dmsg.mux.session import CLOSED, ServerSession
@@ -83,7 +84,7 @@ class ServerPool:
     ``goal`` is how many should be up (:class:`~dmsg.mux.goal.SessionGoal`). ``changed`` is called whenever the set of
     sessions changes. ``uniform`` gives random numbers in [0, 1) for jitter and choice. ``urgent`` tells whether something
     waits for a session. ``scores`` is told how connecting went, and says which servers to try first; ``memory`` keeps those
-    that worked for the next run. ``now_s()`` is Unix time.
+    that worked for the next run, ``operator`` is a list of those to be used only, or first. ``now_s()`` is Unix time.
     """
 
     def __init__(
@@ -102,6 +103,7 @@ class ServerPool:
         urgent: Callable[[], bool] = lambda: False,
         scores: RelayScores | None = None,
         memory: RelayFile | None = None,
+        operator: RelayChoice | None = None,
         now_s: Callable[[], float] = time.time,
     ) -> None:
         self.sessions: dict[PublicKey, ServerSession] = {}
@@ -112,6 +114,7 @@ class ServerPool:
         self._make_session = make_session
         self._endpoint_for = endpoint_for
         self._memory = memory
+        self._operator = operator
         self._discovery = discovery
         self._config = config
         self._uniform = uniform
@@ -129,6 +132,7 @@ class ServerPool:
             goal,
             listed=ListedRelays(clock, discovery, self._watch, self.scores),
             memory=memory,
+            operator=operator,
             scores=self.scores,
             uniform=uniform,
             race=config.race,
@@ -138,21 +142,30 @@ class ServerPool:
 
     # --- one session -----------------------------------------------------------------------------------------------
 
-    def get(self, server: PublicKey, candidate: Candidate | None = None) -> Deferred[ServerSession]:
+    def get(
+        self,
+        server: PublicKey,
+        candidate: Candidate | None = None,
+        *,
+        wanted_at: Callable[[HostPort], bool] | None = None,
+    ) -> Deferred[ServerSession]:
         """The session with ``server``, made if there is none: however many ask, one connection is opened (W22).
 
-        ``candidate`` is what is known of where it is. Fails with a ``StageError``. Cancelling gives up waiting, not the
-        connection (W23).
+        ``candidate`` is what is known of where it is; ``wanted_at`` says whether it is wanted, once that is known. Fails
+        with a ``StageError``. Cancelling gives up waiting, not the connection (W23).
         """
         waiter: Deferred[ServerSession] = Deferred()
         session = self.sessions.get(server)
         if session is not None and not (session.connection.worn and not session.connection.streams):
             waiter.callback(session)
             return waiter
+        if not self._is_allowed(server):
+            waiter.errback(StageError("connect", "not on the relay list"))
+            return waiter
         flight = self._flights.get(server)
         if flight is None:
             flight = self._flights[server] = _Flight()
-            flight.attempt = ensureDeferred(self._connect(server, candidate or Candidate(server)))
+            flight.attempt = ensureDeferred(self._connect(flight, candidate or Candidate(server), wanted_at))
             flight.waiters.append(waiter)
             flight.attempt.addBoth(self._landed, server, flight)
         else:
@@ -191,8 +204,21 @@ class ServerPool:
             self._went_down(server, error.reason, times + 1)
         return failure
 
-    async def _connect(self, server: PublicKey, candidate: Candidate) -> ServerSession:
+    def _is_allowed(self, server: PublicKey) -> bool:
+        """Whether ``server`` may be connected to at all: with an operator's list as the only choice, others may not."""
+        operator = self._operator
+        if operator is None or not operator.only or server in self.pinned:
+            return True
+        return any(one.public_key == server for one in operator.relays())
+
+    async def _connect(
+        self, flight: _Flight, candidate: Candidate, wanted_at: Callable[[HostPort], bool] | None
+    ) -> ServerSession:
+        server = candidate.public_key
         address = self._addresses[server] = await self._address(candidate)
+        if wanted_at is not None and not wanted_at(address) and len(flight.waiters) == 1:
+            flight.spared = True
+            raise StageError("connect", "network in use already")
         session = self._make_session(server)
         try:
             # a client's protocol object is its own; one connection, one shell

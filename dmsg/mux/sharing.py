@@ -6,6 +6,7 @@ same key must not make two clients.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import Any
@@ -17,9 +18,10 @@ from twisted.internet.interfaces import IReactorCore
 
 from dmsg.address import PinnedServer
 from dmsg.crypto.keys import PublicKey, SecretKey
-from dmsg.errors import DmsgError
+from dmsg.errors import ConfigError, DmsgError
 from dmsg.interfaces import IDiscovery
 from dmsg.mux.client import DmsgClient
+from dmsg.mux.relaychoice import RelaysFrom, RelaysMode
 from dmsg.mux.relaystate import NONE, state_file
 from dmsg.mux.session import ServerSession
 from dmsg.mux.transport import DmsgTransport
@@ -59,7 +61,8 @@ class SharedSettings:
     ``key`` is ``None`` for a key that lives as long as the client; such a client is not published and keeps only the
     sessions its transports need. ``discovery`` is a URL or "". ``min_servers`` (``None``: as :class:`DmsgClient` does), and
     ``ranks_keys`` (whose relay ranks are believed), are what the first user of a client says, and so is ``state_dir``, where a
-    client with a key keeps the relays that worked (:func:`~dmsg.mux.relaystate.state_file`).
+    client with a key keeps the relays that worked (:func:`~dmsg.mux.relaystate.state_file`). ``relays`` is where an operator's
+    list of relays is had from; all users of a client must say the same.
     """
 
     key: SecretKey | None = None
@@ -68,6 +71,7 @@ class SharedSettings:
     min_servers: int | None = None
     ranks_keys: tuple[PublicKey, ...] = ()
     state_dir: str = NONE
+    relays: RelaysFrom | None = None
 
     @property
     def identity(self) -> object:
@@ -88,6 +92,7 @@ class SharedClient:
         self._registry = registry
         self._holders = 0
         self._discovery: Any = None
+        self._relays: Any = None
         self._stopping: Deferred[None] | None = None
         self._waiting: list[Deferred[None]] = []
 
@@ -134,6 +139,7 @@ class SharedClient:
         self._discovery = None
         if settings.discovery:
             self._discovery = self._registry.make_discovery(settings.discovery, reactor, settings.ranks_keys)
+        self._relays = open_relay_list(settings.relays, reactor) if settings.relays is not None else None
         discovery: IDiscovery | None = self._discovery
         self.client = _HeldClient(
             reactor,
@@ -148,6 +154,8 @@ class SharedClient:
         )
         self.client.shared = self
         self._registry.started(self)
+        if self._relays is not None:
+            self._relays.start()
         self.client.startService()
 
     def stop(self) -> Deferred[None]:
@@ -164,11 +172,13 @@ class SharedClient:
 
     async def _stop(self, client: DmsgClient) -> None:
         await client.stopService()
+        if self._relays is not None:
+            await self._relays.stop()
         if self._discovery is not None:
             await self._discovery.close()
 
     def _note_stopped(self, result: Any) -> Any:
-        self.client = self._discovery = self._stopping = None
+        self.client = self._discovery = self._relays = self._stopping = None
         waiting, self._waiting = self._waiting, []
         if not self._holders:
             self._registry.stopped(self)
@@ -209,8 +219,13 @@ class SharedClients:
         self._closed = False
 
     def get(self, settings: SharedSettings) -> SharedClient:
-        """The one source for all ``settings`` of the same identity."""
+        """The one source for all ``settings`` of the same identity.
+
+        Raises ``ConfigError`` when the others have another list of relays: which one held would be up to chance.
+        """
         shared = self._known.get(settings.identity)
+        if shared is not None and shared.settings.relays != settings.relays:
+            raise ConfigError("relays", "another endpoint of the same key and discovery has another list of relays")
         if shared is None:
             shared = self._known[settings.identity] = SharedClient(self, settings)
         return shared
@@ -249,6 +264,14 @@ def shared_clients(reactor: Any) -> SharedClients:
     if registry is None:
         registry = _registries[id(reactor)] = SharedClients(reactor, _http_discovery)
     return registry
+
+
+def open_relay_list(relays: RelaysFrom, reactor: Any) -> Any:
+    """The source of an operator's list, not started."""
+    from dmsg.discovery.relay_list_source import RelayListSource  # only where there is a list
+
+    only = relays.mode is RelaysMode.ONLY
+    return RelayListSource(relays.location, relays.keys, reactor, only=only, now_s=time.time)
 
 
 def _http_discovery(url: str, reactor: Any, ranks_keys: Collection[PublicKey]) -> Any:

@@ -127,7 +127,18 @@ class ShipperSettings(CommonSettings):
 ROLES: Final = ("server", "discovery", "client", "shipper")
 #: Variables of the command-line client.
 CLIENT_VARIABLES: Final = frozenset(
-    {CONFIG_VARIABLE, "DMSG_KEY", "DMSG_DISCOVERY", "DMSG_SERVER", "DMSG_SECURITY", "DMSG_RANKS_KEY", "DMSG_STATE_DIR"}
+    {
+        CONFIG_VARIABLE,
+        "DMSG_KEY",
+        "DMSG_DISCOVERY",
+        "DMSG_SERVER",
+        "DMSG_SECURITY",
+        "DMSG_RANKS_KEY",
+        "DMSG_STATE_DIR",
+        "DMSG_RELAYS",
+        "DMSG_RELAYS_KEY",
+        "DMSG_RELAYS_MODE",
+    }
 )
 
 

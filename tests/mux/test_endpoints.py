@@ -21,6 +21,7 @@ from dmsg.crypto.keys import SecretKey
 from dmsg.errors import ConfigError, DialError, DmsgError, KeyFileError
 from dmsg.mux.endpoints import DmsgClientEndpoint, DmsgConnectError, DmsgServerEndpoint, parse_client, parse_server
 from dmsg.mux.listener import AllowKeys
+from dmsg.mux.relaychoice import RelaysFrom, RelaysMode
 from dmsg.mux.sharing import SharedClients, SharedSettings, shared_clients
 from dmsg.testing.memory import MemoryNetwork
 from dmsg.testing.network import LocalNetwork
@@ -323,6 +324,14 @@ def test_twisted_keeps_the_last_of_two_arguments_with_one_name(reactor):
         (f"dmsg:{NOBODY}:discovery=http\\://x:timeout=nan", "timeout", "number of seconds"),
         (f"dmsg:{NOBODY}:discovery=http\\://x:min-servers=-1", "min-servers", "number of servers"),
         (f"dmsg:{NOBODY}:discovery=http\\://x:service={'x' * 256}", "service", "255 bytes"),
+        (f"dmsg:{NOBODY}:discovery=http\\://x:relays=a.json", "relays-key", "whose list"),
+        (f"dmsg:{NOBODY}:discovery=http\\://x:relays-key={NOBODY}", "relays-key", "no list"),
+        (f"dmsg:{NOBODY}:discovery=http\\://x:relays=a:relays-key=02ab", "relays-key", "66 hex digits"),
+        (
+            f"dmsg:{NOBODY}:discovery=http\\://x:relays=a:relays-key={NOBODY}:relays-mode=all",
+            "relays-mode",
+            "prefer or only",
+        ),
         (f"dmsg:{NOBODY}:discovery=http\\://x:allow={NOBODY}", "allow=", "unknown argument"),
         (f"dmsg:{NOBODY}:discovery=http\\://x:idle-timeout=9", "idle-timeout=", "unknown argument"),
     ],
@@ -351,6 +360,22 @@ def test_what_is_wrong_with_a_server_string(reactor, key_file, arguments, option
     with pytest.raises(ConfigError, match=says) as caught:
         serverFromString(reactor, text)
     assert caught.value.option == option
+
+
+def test_two_strings_of_one_client_name_one_list_of_relays(reactor, monkeypatch):
+    listed = f"dmsg:{NOBODY}:discovery=http\\://x:relays=a.json:relays-key={NOBODY}"
+    first = clientFromString(reactor, listed)
+    assert first._source.settings.relays == RelaysFrom("a.json", (NOBODY,), RelaysMode.PREFER)
+    assert clientFromString(reactor, listed)._source is first._source
+    for other in (f"{listed}:relays-mode=only", f"dmsg:{NOBODY}:discovery=http\\://x"):
+        with pytest.raises(ConfigError, match="another list of relays"):
+            clientFromString(reactor, other)
+    monkeypatch.setenv("DMSG_RELAYS", "b.json")
+    monkeypatch.setenv("DMSG_RELAYS_KEY", str(NOBODY))
+    monkeypatch.setenv("DMSG_RELAYS_MODE", "only")
+    other = clientFromString(reactor, f"dmsg:{NOBODY}:discovery=http\\://y")
+    assert other._source.settings.relays == RelaysFrom("b.json", (NOBODY,), RelaysMode.ONLY)
+    assert clientFromString(reactor, listed)._source is first._source
 
 
 def test_a_key_file_is_read_at_once(reactor, tmp_path):

@@ -1,0 +1,179 @@
+"""Where a signed document is had from: a file or a URL, read again and again, the last good document kept."""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Callable, Collection
+from typing import Any, Final, Generic, TypeVar
+from typing import Protocol as TypingProtocol
+
+from twisted.internet.defer import CancelledError, Deferred
+from twisted.internet.interfaces import IDelayedCall, IReactorThreads
+from twisted.internet.threads import deferToThreadPool
+from twisted.logger import Logger
+
+from dmsg.crypto.keys import PublicKey
+from dmsg.discovery.signed import DocumentError, DocumentKind
+from dmsg.errors import DiscoveryError
+from dmsg.ops.shipping import redact
+
+#: How long a URL has to answer, in seconds, its body included.
+FETCH_TIMEOUT_S: Final = 30.0
+
+D = TypeVar("D")
+
+
+class Parse(TypingProtocol[D]):
+    """Reads and verifies a document; gives ``previous`` back when it says the same, raises a ``DocumentError``."""
+
+    def __call__(self, data: bytes, trusted: Collection[PublicKey], now_s: float, *, previous: D | None) -> D: ...
+
+
+async def parse_document(
+    reactor: Any, parse: Parse[D], data: bytes, trusted: Collection[PublicKey], now_s: float, previous: D | None
+) -> D:
+    """``parse(data, trusted, now_s, previous=previous)``, in a thread of ``reactor`` if it has any."""
+    if not IReactorThreads.providedBy(reactor):
+        return parse(data, trusted, now_s, previous=previous)
+    pool = reactor.getThreadPool()
+    found: D = await deferToThreadPool(reactor, pool, parse, data, trusted, now_s, previous=previous)
+    return found
+
+
+class SignedSource(Generic[D]):
+    """Keeps the newest good document of ``location``: the path of a file, or an ``http`` or ``https`` URL.
+
+    ``trusted`` are the keys whose documents are taken, ``now_s()`` is Unix time in seconds, ``refresh_s`` says how often
+    it is looked at (seconds on ``reactor``), and ``retry_s`` how soon after a look that gave nothing. ``caller`` is who asks
+    a URL (an ``HttpCaller``; its own by default).
+
+    Nothing that goes wrong here changes the document in force.
+    """
+
+    _log = Logger()
+
+    def __init__(
+        self,
+        location: str,
+        kind: DocumentKind,
+        parse: Parse[D],
+        trusted: Collection[PublicKey],
+        reactor: Any,
+        *,
+        now_s: Callable[[], float],
+        refresh_s: float,
+        retry_s: float | None = None,
+        timeout_s: float = FETCH_TIMEOUT_S,
+        caller: Any = None,
+    ) -> None:
+        self.location = location
+        self.document: D | None = None
+        #: Why the last look gave nothing new that is good; ``None`` if it did.
+        self.error: DocumentError | None = None
+        self._kind = kind
+        self._parse = parse
+        self._trusted = frozenset(trusted)
+        self._reactor = reactor
+        self._now_s = now_s
+        self._refresh_s = refresh_s
+        self._retry_s = refresh_s if retry_s is None else retry_s
+        self._timeout_s = timeout_s
+        self._caller = caller
+        self._timer: IDelayedCall | None = None
+        self._running: Deferred[None] | None = None
+        self._stopped = False
+
+    @property
+    def problem(self) -> str:
+        """Why the last look gave nothing new that is good: a ``DocumentError``'s reason; empty if it did."""
+        return "" if self.error is None else self.error.reason
+
+    def start(self) -> None:
+        """Look now, and from now on."""
+        self._timer = None
+        self._running = Deferred.fromCoroutine(self.refresh())
+        self._running.addErrback(self._unexpected).addCallback(self._again)
+
+    async def stop(self) -> None:
+        """Look no more."""
+        self._stopped = True
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if self._running is not None:
+            self._running.cancel()
+        if self._caller is not None:
+            await self._caller.close()
+
+    async def refresh(self) -> None:
+        """Look once; what goes wrong is logged, not raised."""
+        try:
+            data = await self._read()
+            found = await parse_document(self._reactor, self._parse, data, self._trusted, self._now_s(), self.document)
+        except DocumentError as error:
+            before, self.error = self.problem, error
+            if error.reason != before:  # said once, not every minute
+                self._refused(error)
+            return
+        self.error = None
+        if found is not self.document:
+            self.document = found
+            self._taken(found)
+
+    # --- inside ------------------------------------------------------------------------------------------------------
+
+    def _taken(self, document: D) -> None:
+        """A new document is in force."""
+
+    def _refused(self, error: DocumentError) -> None:
+        """There is a new reason for which no document is taken."""
+        self._log.warn(
+            "{what} from {location} not used: {error}",
+            what=self._kind.noun,
+            location=redact(self.location),
+            error=error,
+        )
+
+    async def _read(self) -> bytes:
+        limit_bytes = self._kind.limit_bytes
+        if not self.location.startswith(("http://", "https://")):
+            if not IReactorThreads.providedBy(self._reactor):
+                return self._read_file()
+            return await deferToThreadPool(self._reactor, self._reactor.getThreadPool(), self._read_file)
+        if self._caller is None:
+            from dmsg.discovery.http_client import HttpCaller  # treq installs the reactor when it is imported
+
+            self._caller = HttpCaller.connect(self._reactor, timeout_s=self._timeout_s)
+        try:
+            status, _, body = await self._caller.call("GET", self.location, limit_bytes=limit_bytes)
+        except DiscoveryError as error:
+            raise self._kind.error("unreadable", str(error)) from error
+        if status != 200:
+            raise self._kind.error("unreadable", f"HTTP status {status}")
+        answer: bytes = body
+        return answer
+
+    def _unexpected(self, failure: Any) -> None:
+        if not failure.check(CancelledError):
+            self._log.failure(f"{self._kind.noun} could not be looked at and will be again", failure)
+
+    def _again(self, _: object) -> None:
+        self._running = None
+        if not self._stopped:
+            pause_s = self._refresh_s if self.error is None else self._retry_s
+            self._timer = self._reactor.callLater(pause_s, self.start)
+
+    def _read_file(self) -> bytes:
+        """At most one byte more of the file than a document may have; ``DocumentError`` when it cannot be read."""
+        try:
+            descriptor = os.open(self.location, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+            try:
+                if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+                    raise self._kind.error("unreadable", "not a plain file")
+                with os.fdopen(descriptor, "rb", closefd=False) as file:
+                    return file.read(self._kind.limit_bytes + 1)
+            finally:
+                os.close(descriptor)
+        except OSError as error:
+            raise self._kind.error("unreadable", error.strerror or "cannot be read") from None

@@ -1,0 +1,76 @@
+"""An operator's list of relays, as a client is told of it: where it is, whose it is, and what it is for. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from typing import Protocol as TypingProtocol
+
+from dmsg.address import HostPort
+from dmsg.crypto.keys import PublicKey, parse_public_keys
+from dmsg.errors import ConfigError, InvalidKey
+
+__all__ = ["NamedRelay", "RelayChoice", "RelaysFrom", "RelaysMode"]
+
+
+class RelaysMode(Enum):
+    """What the list is for: its relays first, or no others at all."""
+
+    PREFER = "prefer"
+    ONLY = "only"
+
+
+class NamedRelay(TypingProtocol):
+    """A relay of the list; without an address it is looked up in discovery."""
+
+    @property
+    def public_key(self) -> PublicKey:
+        """Its key."""
+
+    @property
+    def address(self) -> HostPort | None:
+        """Where it is, if the list tells."""
+
+
+class RelayChoice(TypingProtocol):
+    """The list in force."""
+
+    only: bool
+    changed: Callable[[], None]
+
+    def relays(self) -> Sequence[NamedRelay]:
+        """Its relays; none while there is no list, or once it has expired."""
+
+
+@dataclass(frozen=True, slots=True)
+class RelaysFrom:
+    """A setting: the file or URL of a list, the keys it may be signed with, and what it is for."""
+
+    location: str
+    keys: tuple[PublicKey, ...]
+    mode: RelaysMode = RelaysMode.PREFER
+
+    @classmethod
+    def parse(cls, texts: Sequence[str], source: str = "") -> RelaysFrom | None:
+        """Of three settings, location, keys and mode, where "" stands for one that is not given; ``None`` without a location.
+
+        Raises ``ConfigError``, which names ``source`` as where they stood.
+        """
+        location, keys, mode = texts
+        if not location:
+            for name, value in (("relays-key", keys), ("relays-mode", mode)):
+                if value:
+                    raise ConfigError(name, "there is no list of relays it could be about: relays", source)
+            return None
+        if not keys:
+            raise ConfigError("relays-key", "say whose list of relays is believed: a public key", source)
+        try:
+            trusted = parse_public_keys(keys)
+        except InvalidKey as error:
+            raise ConfigError("relays-key", str(error), source) from None
+        try:
+            return cls(location, trusted, RelaysMode(mode or RelaysMode.PREFER.value))
+        except ValueError:
+            known = " or ".join(one.value for one in RelaysMode)
+            raise ConfigError("relays-mode", f"{mode!r} is not {known}", source) from None

@@ -1,0 +1,124 @@
+"""``dmsg relays``, and commands that are given a list of relays."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import pytest
+import pytest_twisted
+from click.testing import CliRunner
+
+from dmsg.cli.exits import Exit, describe, exit_code
+from dmsg.cli.main import group
+from dmsg.cli.ping import run_echo
+from dmsg.crypto.keys import PublicKey, SecretKey, write_key_file
+from dmsg.discovery.relay_list import RelayListError
+from dmsg.mux.relaychoice import RelaysFrom, RelaysMode
+
+RELAY = SecretKey.generate().public_key
+
+
+def dmsg(*arguments):
+    return CliRunner().invoke(group, list(map(str, arguments)))
+
+
+@pytest.fixture
+def operator(tmp_path):
+    key = SecretKey.generate()
+    write_key_file(tmp_path / "operator.key", key)
+    return key.public_key
+
+
+def test_a_list_is_signed_and_shown(tmp_path, operator):
+    other = SecretKey.generate().public_key
+    signed = dmsg("relays", "sign", "--key", tmp_path / "operator.key", "--days", 7, f"{RELAY}@192.0.2.1:80", other)
+    assert signed.exit_code == 0
+    path = tmp_path / "relays.json"
+    path.write_text(signed.stdout)
+    shown = dmsg("relays", "show", path, "--relays-key", operator)
+    assert sorted(shown.stdout.split()) == sorted([f"{RELAY}@192.0.2.1:80", str(other)])
+    told = json.loads(dmsg("relays", "show", "--json", path, "--relays-key", operator).stdout)
+    assert told["issuer"] == str(operator) and told["expires"] - told["issued"] == 7 * 24 * 3600
+    refused = dmsg("relays", "show", path, "--relays-key", other)
+    assert refused.exit_code == Exit.UNVERIFIED and "untrusted" in refused.stderr and not refused.stdout
+
+
+@pytest.mark.parametrize("arguments", [[], ["nonsense"], [f"{RELAY}@nowhere"]])
+def test_what_is_no_relay_is_not_signed(tmp_path, operator, arguments):
+    assert dmsg("relays", "sign", "--key", tmp_path / "operator.key", *arguments).exit_code == Exit.USAGE
+
+
+def test_without_a_key_file_nothing_is_signed(tmp_path):
+    refused = dmsg("relays", "sign", "--key", tmp_path / "none.key", RELAY)
+    assert refused.exit_code == Exit.FAILED and not refused.stdout
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        (["--relays", "list.json"], "--relays-key"),
+        (["--relays-mode", "only"], "--relays-mode"),
+        (["--relays", "list.json", "--relays-key", "02ab"], "66 hex digits"),
+        (["--relays", "list.json", "--relays-key", str(RELAY), "--relays-mode", "all"], "prefer or only"),
+    ],
+)
+def test_what_is_wrong_with_the_options_is_said(options, says):
+    refused = dmsg("echo", "--discovery", "http://127.0.0.1:1", *options)
+    assert refused.exit_code == Exit.USAGE and says in refused.stderr
+
+
+# --- commands that use one -------------------------------------------------------------------------------------------
+
+
+def given(bench, location, operator, mode=RelaysMode.ONLY):
+    """Let every command of the bench have a list."""
+    settings = bench.settings
+    relays = RelaysFrom(str(location), (operator,), mode)
+    bench.settings = lambda *options: replace(settings(*options), relays=relays)
+
+
+@pytest.mark.parametrize("bench", ["http"], indirect=True)
+@pytest_twisted.ensureDeferred
+async def test_a_command_listens_at_the_relays_of_its_list_only(bench, tmp_path, operator):
+    chosen = bench.network.pinned[-1]
+    await bench.network.add_server()
+    path = tmp_path / "relays.json"
+    path.write_text(dmsg("relays", "sign", "--key", tmp_path / "operator.key", chosen.public_key).stdout)
+    given(bench, path, operator)
+    for _ in range(3):
+        echo = bench.start(run_echo)
+        peer = PublicKey.parse((await echo.ready())["public_key"])
+        entry = await bench.network.discovery.get_entry(peer)
+        assert entry.client.delegated_servers == (chosen.public_key,)
+        await echo.stop()
+
+
+@pytest.mark.parametrize("bench", ["http"], indirect=True)
+@pytest.mark.parametrize(
+    ("spoil", "reason", "code"),
+    [("missing", "unreadable", Exit.FAILED), ("stranger", "untrusted", Exit.UNVERIFIED)],
+)
+@pytest_twisted.ensureDeferred
+async def test_without_a_good_list_a_command_says_why_and_uses_no_other_relay(
+    bench, tmp_path, operator, spoil, reason, code
+):
+    path = tmp_path / "relays.json"
+    if spoil == "stranger":
+        write_key_file(tmp_path / "stranger.key", SecretKey.generate())
+        path.write_text(dmsg("relays", "sign", "--key", tmp_path / "stranger.key", RELAY).stdout)
+    given(bench, path, operator)
+    with pytest.raises(RelayListError) as caught:
+        await bench.run(run_echo)
+    assert caught.value.reason == reason
+    assert exit_code(caught.value) is code
+    assert "the list of relays is not used" in describe(caught.value)
+
+
+@pytest.mark.parametrize("bench", ["http"], indirect=True)
+@pytest_twisted.ensureDeferred
+async def test_a_preferred_list_that_is_missing_stops_nothing(bench, tmp_path, operator):
+    given(bench, tmp_path / "none.json", operator, RelaysMode.PREFER)
+    peer = PublicKey.parse((await bench.start(run_echo).ready())["public_key"])
+    entry = await bench.network.discovery.get_entry(peer)
+    assert entry.client.delegated_servers == (bench.network.pinned[0].public_key,)
