@@ -37,18 +37,27 @@ def test_the_documentation_shows_the_table():
     assert rows == [(str(int(code)), meaning) for code, meaning in MEANINGS.items()]
 
 
+def commands(of, *before):
+    """Every command by its words, those of groups included."""
+    for name, command in of.commands.items():
+        if hasattr(command, "commands"):
+            yield from commands(command, *before, name)
+        else:
+            yield " ".join((*before, name)), command
+
+
 def test_the_documentation_names_every_command_and_option():
     text = DOCUMENT.read_text("utf-8")
-    for name, command in group.commands.items():
+    for name, command in commands(group):
         assert f"dmsg {name}" in text, name
         for parameter in command.params:
             for option in parameter.opts:
                 assert not option.startswith("--") or option in text, (name, option)
 
 
-@pytest.mark.parametrize("name", sorted(group.commands))
+@pytest.mark.parametrize("name", sorted(dict(commands(group))))
 def test_every_command_explains_itself(name):
-    result = CliRunner().invoke(group, [name, "--help"])
+    result = CliRunner().invoke(group, [*name.split(), "--help"])
     assert result.exit_code == 0 and "--json" in result.stdout
 
 
