@@ -17,9 +17,11 @@ from zope.interface import implementer
 
 from dmsg.address import address_group
 from dmsg.discovery.api import DiscoveryApi, DiscoveryLimits, make_site
+from dmsg.discovery.relay_addresses import RelayAddresses
+from dmsg.discovery.relay_proofs import RelayProofs
 from dmsg.discovery.store import MemoryStore, StoreLimits
-from dmsg.errors import DiscoveryUnavailable
-from dmsg.interfaces import IEventLog
+from dmsg.errors import DiscoveryUnavailable, ProofFailed
+from dmsg.interfaces import IEventLog, IRelayProver
 
 SEED, OLD, NEW = "/discovery/entries", "/messaging-discovery/entry", "/dmsg-discovery/entry"
 #: (path of entries, path of servers, whether the statuses are the seed's)
@@ -78,10 +80,18 @@ class Harness:
         self.events = Events()
         self.connections: list[Any] = []
 
-    def start(self, store: Any = None, **limits: Any) -> None:
+    def start(self, store: Any = None, *, proofs: Any = None, addresses: Any = None, **limits: Any) -> None:
         self.store = store if store is not None else MemoryStore(random=random.Random(11))
         chosen = DiscoveryLimits(**limits)
-        api = DiscoveryApi(self.store, clock_ns=self.time, random=random.Random(3), limits=chosen, events=self.events)
+        api = DiscoveryApi(
+            self.store,
+            clock_ns=self.time,
+            random=random.Random(3),
+            limits=chosen,
+            events=self.events,
+            proofs=proofs,
+            addresses=addresses,
+        )
         self.site: Any = make_site(api.resource(), reactor=self.reactor, limits=chosen)
         self.port = self.serve(self.site)
 
@@ -559,3 +569,41 @@ async def test_entries_of_2023_are_taken_and_given_out_as_they_were_signed(
         assert (await api.ask("GET", f"{family}/available_servers"))[0] == 404
     forged = later_entry(relay, 3).replace(b"2048", b"2049")
     assert (await api.ask("POST", "/dmsg-discovery/entry/", forged))[0] == 401
+
+
+# --- which servers are listed ------------------------------------------------------------------------------------------
+
+
+@implementer(IRelayProver)
+class Prover:
+    """Lets relays on port 80 pass."""
+
+    def resolve(self, host: str) -> defer.Deferred[list[str]]:
+        return defer.succeed([])
+
+    def prove(self, public_key: Any, address: Any) -> defer.Deferred[None]:
+        return defer.succeed(None) if address.port == 80 else defer.fail(ProofFailed("refused"))
+
+
+@pytest_twisted.ensureDeferred
+async def test_only_proved_servers_at_global_addresses_are_listed(api: Harness, make_entry: Any) -> None:
+    store, addresses = MemoryStore(random=random.Random(1)), RelayAddresses()
+    proofs = RelayProofs(store, Prover(), api.reactor, now_ns=api.time, random=random.Random(2), addresses=addresses)
+    api.start(store, proofs=proofs, addresses=addresses)
+    proofs.start()
+    try:
+        for entries, servers, _ in FAMILIES:
+            private = make_entry(f"private {entries}", address="192.168.0.1:80")
+            wanted = (422, {"message": "server address is not global", "code": 422})
+            assert (await api.ask("POST", entries, private.to_json()))[:2] == wanted
+            assert (await api.ask("GET", f"{entries}/{private.static}"))[0] == 404
+            for name, port in (("good", 80), ("dead", 81)):
+                entry = make_entry(f"{name} {entries}", address=f"20.0.0.1:{port}")
+                assert (await api.ask("POST", entries, entry.to_json()))[0] == 200
+                assert (await api.ask("GET", f"{entries}/{entry.static}"))[0] == 200, "it is looked up all the same"
+            _, body, _ = await api.ask("GET", servers)
+            assert {one["server"]["address"] for one in body} == {"20.0.0.1:80"}
+        [record] = {record.source_host for record in proofs._schedule._records.values()}
+        assert record == "127.0.0.1", "who registered it is known"
+    finally:
+        await proofs.stop()

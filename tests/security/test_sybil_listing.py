@@ -6,9 +6,13 @@ from typing import Any
 
 import pytest
 import pytest_twisted
+from twisted.internet.defer import Deferred, DeferredList, maybeDeferred
 from twisted.internet.task import deferLater
 
+from dmsg.crypto.keys import SecretKey
+from dmsg.discovery.client import HttpDiscovery
 from dmsg.discovery.proof_limits import ProofLimits
+from dmsg.mux.client import DmsgClient
 
 from .sybils import SYBIL_NETWORKS, SybilWorld
 
@@ -42,3 +46,30 @@ async def test_each_of_twenty_clients_is_told_of_all_honest_relays(reactor: Any)
             await deferLater(reactor, 0.05)
         listed = await world.discovery.available_servers()
         assert {entry.static for entry in listed} & honest == honest - {dead.key.public_key}
+
+
+@pytest.mark.time_limit(90)
+@pytest_twisted.ensureDeferred
+async def test_twenty_of_twenty_clients_connect_within_ten_seconds(reactor: Any) -> None:
+    """New clients with nothing but the discovery's URL; the sybils on their lists shake hands and then say nothing."""
+    async with SybilWorld(reactor) as world:
+        books = [HttpDiscovery.connect(world.url, reactor) for _ in range(CLIENTS)]
+        clients = [DmsgClient(reactor, SecretKey.generate(), discovery=book) for book in books]
+        honest = {server.key.public_key for server in world.honest}
+        try:
+            for client in clients:
+                client.startService()
+            ready = [Deferred.fromCoroutine(_ready(client)).addTimeout(LIMIT_S, reactor) for client in clients]
+            outcomes = await DeferredList(ready, consumeErrors=True)
+            assert [ok for ok, _ in outcomes] == [True] * CLIENTS
+            for client in clients:
+                assert honest & set(client.pool.sessions)
+        finally:
+            await DeferredList([maybeDeferred(client.stopService) for client in clients], consumeErrors=True)
+            for book in books:
+                await book.close()
+        assert world.third_party.connections <= 4
+
+
+async def _ready(client: DmsgClient) -> None:
+    await client.when_ready()
