@@ -13,6 +13,11 @@ class ProofLimits:
 
     #: A listed relay is proved again after so many seconds, up to a fifth more or less: a dead one is listed no longer.
     interval_s: float = 180.0
+    #: A listed relay that was not reached, but was not found to be gone either (its port closed, another key there), is
+    #: tried so often in all, with so many seconds in between, before it leaves the list: a flood of connections that
+    #: keeps it busy for a moment does not take it off.
+    attempts: int = 3
+    attempt_pause_s: float = 3.0
     #: One proof, name resolution, TCP and handshake: long enough for two lost SYNs.
     timeout_s: float = 4.0
     #: Proofs at one time, and started per second in the long run and at once: at 1 ms of work each, a tenth of a core.

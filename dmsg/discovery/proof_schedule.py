@@ -207,16 +207,23 @@ class ProofSchedule:
         if self._go_on(record):
             return
         self._unindex(record)
-        record.failures = record.postponements = 0
+        record.failures = record.postponements = record.misses = 0
         record.network = network_group(ip)
         self._unproved.pop(record.key, None)
         self._index(record)
         self._rest(record, now + self.limits.interval_s * (0.8 + 0.4 * self._random.random()))
 
-    def failed(self, record: RelayRecord, now: float) -> None:
-        """It has not. It leaves the list, and is tried again after a pause that grows with each failure."""
+    def failed(self, record: RelayRecord, now: float, *, certain: bool = True) -> None:
+        """It has not. It leaves the list, and is tried again after a pause that grows with each failure.
+
+        Without being ``certain``, a listed one is tried again soon, ``limits.attempts`` times in all, before it leaves.
+        """
         self._end_proof(record)
         if self._go_on(record):
+            return
+        if record.proved and not certain and record.misses < self.limits.attempts - 1:
+            record.misses += 1
+            self._rest(record, now + self.limits.attempt_pause_s * (0.8 + 0.4 * self._random.random()))
             return
         self._lose_proof(record)
         record.failures += 1
@@ -290,6 +297,7 @@ class ProofSchedule:
 
     def _lose_proof(self, record: RelayRecord) -> None:
         self._unindex(record)
+        record.misses = 0
         if record.proved:
             record.network = ""
             self._unproved[record.key] = record

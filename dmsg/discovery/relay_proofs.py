@@ -43,6 +43,8 @@ _LOG_RATE_PER_S: Final = 0.2
 _LOG_BURST: Final = 20.0
 #: What a proof can come to, besides the reasons of ``ProofFailed``.
 _OK: Final = "ok"
+#: Of these, what says that the relay is not there. The others may be bad luck, or a flood of connections to it.
+_CERTAIN: Final = ("refused", "wrong_key", "not_global")
 #: Every outcome, as metrics name them.
 RESULTS: Final = (_OK, "no_address", "not_global", "refused", "unreachable", "timeout", "closed", "wrong_key")
 
@@ -258,8 +260,8 @@ class RelayProofs:
         if result == _OK:
             self._schedule.succeeded(record, ip, self._clock.seconds())
             return
-        self._schedule.failed(record, self._clock.seconds())
-        if was_listed and self._log_rate.take(self._clock.seconds()):
+        self._schedule.failed(record, self._clock.seconds(), certain=result in _CERTAIN)
+        if was_listed and not record.proved and self._log_rate.take(self._clock.seconds()):
             self._log.info(
                 "relay {key} at {address} is listed no more: {reason}",
                 key=str(record.static),

@@ -50,6 +50,8 @@ class RelayRecord:
     target: str = ""
     network: str = ""
     failures: int = 0
+    #: Attempts in vain since the last good proof, while it is listed.
+    misses: int = 0
     #: How often it had its turn in vain since its last proof, because a budget was used up.
     postponements: int = 0
     available: bool = True

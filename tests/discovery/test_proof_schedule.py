@@ -273,6 +273,29 @@ def test_a_dead_relay_leaves_the_list_at_its_next_proof_and_comes_back() -> None
     assert driver.is_listed("relay")
 
 
+def test_a_listed_relay_has_three_attempts_unless_it_is_certainly_gone() -> None:
+    driver = Driver(good)
+    driver.offer("relay", "20.0.0.1:80")
+    driver.advance(1.0)
+    [record] = driver.schedule.networks["20.0.0.0/24"].values()
+    for attempt in range(LIMITS.attempts):
+        assert driver.is_listed("relay"), attempt
+        while driver.schedule.next(driver.now) is None:
+            driver.now += 0.5
+        assert driver.schedule.admit(record, "20.0.0.1", driver.now) == 0.0
+        began = driver.now
+        driver.schedule.failed(record, driver.now, certain=False)
+    assert not driver.is_listed("relay")
+    while driver.schedule.next(driver.now) is None:
+        driver.now += 0.5
+    assert driver.now - began >= 0.8 * LIMITS.retry_first_s
+    driver.schedule.succeeded(record, "20.0.0.1", driver.now)
+    while driver.schedule.next(driver.now) is None:
+        driver.now += 0.5
+    driver.schedule.failed(record, driver.now)
+    assert not driver.is_listed("relay")
+
+
 def test_pauses_grow_with_each_failure_and_a_new_registration_does_not_shorten_them() -> None:
     driver = Driver(dead)
     for _ in range(600):

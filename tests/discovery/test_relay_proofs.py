@@ -239,14 +239,15 @@ async def test_a_dead_relay_leaves_the_list_at_its_next_proof(memory_world: Worl
     world = memory_world
     world.store = MemoryStore(random=random.Random(1), limits=StoreLimits(server_ttl_s=None))
     proofs = world.discovery(interval_s=60.0)
-    for at in range(2):
+    for at in range(4):
         await world.register(proofs, make_entry(f"relay {at}", address=f"20.0.{at}.1:80"))
-    world.prover.fates["20.0.1.1"] = "refused"
-    await world.advance(60 * 1.2 + 1)
+    world.prover.fates |= {"20.0.1.1": "refused", "20.0.2.1": "closed", "20.0.3.1": None}
+    await world.advance(60 * 1.2 + 3 * (proofs.limits.timeout_s + 1.2 * proofs.limits.attempt_pause_s))
     assert await world.listed(proofs) == ["20.0.0.1:80"]
+    assert all(world.prover.asked[f"20.0.{at}.1"] >= 4 for at in (2, 3)), "one good proof, and three attempts"
     world.prover.fates.clear()
-    await world.until(lambda: proofs.stats()["relays_listed"] == 2)
-    assert len(await world.listed(proofs)) == 2
+    await world.until(lambda: proofs.stats()["relays_listed"] == 4)
+    assert len(await world.listed(proofs)) == 4
 
 
 @sync

@@ -234,3 +234,16 @@ def test_a_fair_bucket_and_a_clock_that_jumps_backwards():
 def test_fair_buckets_refuse_what_buckets_refuse():
     with pytest.raises(ValueError):
         FairBucket(-1.0, 1, 0.0)
+
+
+def test_what_is_given_back_can_be_taken_again_and_never_more_than_the_burst():
+    table = RateLimiterTable(0.5, 2, 10)
+    assert [table.take("a", 0.0) for _ in range(3)] == [True, True, False]
+    assert (table.wait_s("a", 0.0), table.wait_s("b", 0.0)) == (2.0, 0.0)
+    table.give_back("a")
+    assert table.wait_s("a", 0.0) == 0.0 and table.take("a", 0.0) and not table.take("a", 0.0)
+    for _ in range(5):
+        table.give_back("a")
+    table.give_back("never seen")
+    assert [table.take("a", 0.0) for _ in range(3)] == [True, True, False]
+    assert "never seen" not in table

@@ -140,3 +140,11 @@ sys.exit(", ".join(sorted(bad & set(sys.modules))) or 0)
 def test_loading_a_role_installs_no_reactor() -> None:
     code = "import sys, dmsg.taps.server, dmsg.taps.discovery; sys.exit('twisted.internet.reactor' in sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True, cwd=Path(__file__).parents[2])
+
+
+def test_a_discovery_proves_servers_unless_it_is_told_not_to() -> None:
+    assert not parse(discovery).list_unproven and parse(discovery).private_addresses is None
+    assert parse(discovery, "--list-unproven").list_unproven
+    assert parse(discovery, "--private-addresses", "yes").private_addresses is True
+    assert parse(discovery, DMSG_PRIVATE_ADDRESSES="no").private_addresses is False
+    assert parse(discovery, "--proof-limit-interval-s", "60").proof_limits.interval_s == 60.0
