@@ -50,13 +50,11 @@ from dmsg.mux.wire import (
     encode_frame,
     split_frames,
 )
-from dmsg.sansio.limits import RecentSet
+from dmsg.sansio.limits import RecentIds
 
 
 class Connection:
     """The client's end of a connection, from the end of the handshake on."""
-
-    _RECENT_IDS: Final = 4_096
 
     def __init__(
         self,
@@ -84,7 +82,7 @@ class Connection:
         self._control_bytes = 0
         self._acking: set[Stream] = set()
         self._sending: deque[Stream] = deque()
-        self._recent: RecentSet[int] = RecentSet(self._RECENT_IDS)
+        self._recent = RecentIds()
         self._next_id = int.from_bytes(random(2), "big") & ~1
         self._offered = 0
 

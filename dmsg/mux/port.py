@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final
 from dmsg.crypto.keys import PublicKey, Random
 from dmsg.mux.places import Places
 from dmsg.mux.wire import ACK, FWD, HEADER_BYTES, answers_request
-from dmsg.sansio.limits import RecentSet, TokenBucket
+from dmsg.sansio.limits import RecentIds, RecentSet, TokenBucket
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -24,7 +24,6 @@ if TYPE_CHECKING:
 _DRAIN_BYTES: Final = 64 * 1024
 #: What one transport may send before the next has its turn.
 _QUANTUM_BYTES: Final = 16 * 1024
-_RECENT_IDS: Final = 4_096
 #: Small frames that wait are joined to pieces of this size: each piece costs some 50 bytes of memory beside its content.
 _PIECE_BYTES: Final = 1_024
 
@@ -237,7 +236,7 @@ class Port:
         self.single = 0  # pieces of ``out`` that are a whole frame; the others are halves of one
         self.requests = TokenBucket(limits.requests_per_s, limits.request_burst, now)
         self.strays = TokenBucket(limits.strays_per_s, limits.stray_burst, now)
-        self.recent: RecentSet[int] | tuple[()] = ()
+        self.recent: RecentIds | tuple[()] = ()  # of transports that ended
 
     def receive_data(self, data: bytes, now: float) -> Sequence[object]:
         """See :meth:`dmsg.mux.switch.Switch.route`."""
@@ -354,8 +353,8 @@ class Port:
 
     def remember(self, transport_id: int) -> None:
         """Note that a transport ended or was refused: late frames for its id are no offence."""
-        if not isinstance(self.recent, RecentSet):
-            self.recent = RecentSet(_RECENT_IDS)
+        if not isinstance(self.recent, RecentIds):
+            self.recent = RecentIds()
         self.recent.add(transport_id)
 
 

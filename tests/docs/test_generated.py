@@ -26,6 +26,7 @@ from dmsg.mux.secure import CONFIRM_TIMEOUT_S
 from dmsg.mux.switch import ServerLimits
 from dmsg.ops import events as ev
 from dmsg.ops.config import settings_of
+from dmsg.sansio.limits import RecentIds
 from dmsg.sansio.window import AckGate
 from dmsg.taps.settings import DiscoverySettings, ServerSettings, ShipperSettings
 
@@ -220,6 +221,7 @@ NUMBERS = [
     ("explanation/limits.rst", f"{_LIMITS.queue_stall_timeout_s:g} seconds in which nothing"),
     ("explanation/limits.rst", f"{_LIMITS.queued_per_connection_bytes >> 20} MiB for one connection"),
     ("explanation/limits.rst", f"{_LIMITS.strays_per_s:g} a second, {_LIMITS.stray_burst} at once"),
+    ("explanation/limits.rst", f"at least the last {RecentIds.CAPACITY:,}"),
     ("explanation/limits.rst", f"{_LIMITS.queued_total_bytes >> 20} MiB in all"),
     ("explanation/limits.rst", f"There are {_LISTENER.offers} places, one key has at most {_LISTENER.offers_per_key}"),
     ("explanation/limits.rst", f"{_LISTENER.open_transports:,} transports may be open at one listener"),

@@ -34,6 +34,7 @@ from dmsg.mux.wire import (
     encode_frame,
     split_frames,
 )
+from dmsg.sansio.limits import RecentIds
 
 ALICE, BOB, CAROL = (SecretKey(hashlib.sha256(name).digest()).public_key for name in (b"alice", b"bob", b"carol"))
 ONE, OTHER = bytes(32), bytes(range(32))
@@ -715,7 +716,7 @@ def test_only_the_latest_ends_are_remembered() -> None:
     peer = Peer()
     first = peer.requested()
     peer.connection.abort(first)
-    for _ in range(Connection._RECENT_IDS):
+    for _ in range(2 * RecentIds.CAPACITY):
         peer.connection.abort(peer.requested())
     peer.all_sent()
     peer.say(FWD, first.id, ack(1))

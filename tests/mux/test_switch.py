@@ -36,6 +36,7 @@ from dmsg.mux.wire import (
     encode_frame,
     split_frames,
 )
+from dmsg.sansio.limits import RecentIds
 
 ALICE, BOB, CAROL, DAVE = (
     SecretKey(hashlib.sha256(name).digest()).public_key for name in (b"alice", b"bob", b"carol", b"dave")
@@ -607,12 +608,19 @@ def test_what_was_under_way_at_the_end_is_no_offence(kind: int) -> None:
 
 
 def test_only_the_latest_ends_are_remembered() -> None:
-    bench = Bench(stray_burst=1, request_burst=10_000, pair_request_burst=10_000, stranger_request_burst=10_000)
+    bench = Bench(stray_burst=1, request_burst=20_000, pair_request_burst=20_000, stranger_request_burst=20_000)
     alice, bob = bench.connect(ALICE, BOB)
-    for n in range(4_097):
-        alice.request(2 * n, bob)
-        alice.say(CLOSE, 2 * n, b"\0")
-    alice.say(FWD, 2, data(1))
+
+    def end(*ids: int) -> None:
+        for each in ids:
+            alice.request(each, bob)
+            alice.say(CLOSE, each, b"\0")
+
+    end(*range(0, 2 * RecentIds.CAPACITY, 2))
+    alice.say(FWD, 0, data(1))
+    assert alice.frames() == []
+    end(*range(2 * RecentIds.CAPACITY, 4 * RecentIds.CAPACITY + 2, 2))
+    alice.say(FWD, 2 * RecentIds.CAPACITY, data(1))
     assert alice.frames() == []
     alice.say(FWD, 0, data(1))
     assert alice.frames() == [close(0, 0)]

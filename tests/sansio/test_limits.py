@@ -5,10 +5,10 @@ from __future__ import annotations
 import math
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dmsg.sansio.limits import FairBucket, RateLimiterTable, RecentSet, TokenBucket
+from dmsg.sansio.limits import FairBucket, RateLimiterTable, RecentIds, RecentSet, TokenBucket
 
 rates = st.floats(min_value=0.0, max_value=10_000.0)
 bursts = st.floats(min_value=0.5, max_value=10_000.0)
@@ -120,6 +120,32 @@ def test_recent_set_is_the_newest_of_a_list(capacity, actions):
             recent.discard(item)
         assert [i for i in range(13) if i in recent] == sorted(model)
         assert len(recent) == len(model) <= capacity
+
+
+@given(
+    st.lists(st.sampled_from([(0, 2), (1, 2), (5, 16), (0, 31), (65_535, -7)]), min_size=1, max_size=4),
+    st.lists(st.integers(0, 20_000), max_size=20),
+)
+@settings(max_examples=30)
+def test_recent_ids_are_the_newest_of_a_list(runs, discarded):
+    recent = RecentIds()
+    order: dict[int, None] = {}
+    for start, step in runs:
+        for n in range(3_000):
+            item = (start + n * step) & 0xFFFF
+            recent.add(item)
+            order.pop(item, None)
+            order[item] = None
+    newest = list(order)[-RecentIds.CAPACITY :]
+    oldest = list(order)[: -2 * RecentIds.CAPACITY]
+    for at in discarded:
+        item = newest[at % len(newest)]
+        recent.discard(item)
+        recent.discard(item)
+        assert item not in recent
+    assert all(item in recent for item in newest if item not in {newest[at % len(newest)] for at in discarded})
+    assert not any(item in recent for item in oldest)
+    assert sum(item in recent for item in range(1 << 16)) <= 2 * RecentIds.CAPACITY
 
 
 @given(st.integers(1, 5), st.lists(st.tuples(st.integers(0, 8), st.floats(0, 5)), max_size=60))
