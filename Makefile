@@ -7,9 +7,13 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 DOCS_STAMP := $(VENV)/.docs-installed
 ANALYTICS_STAMP := $(VENV)/.analytics-installed
+FUZZ_STAMP := $(VENV)/.fuzz-installed
+# Seconds for each target, those of runs before included, and how many targets run at the same time.
+FUZZ_SECONDS ?= 60
+FUZZ_JOBS ?= 2
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo test test-core test-analytics lint format bench soak analytics-demo bench-analytics docs news clean
+.PHONY: help venv demo test test-core test-analytics lint format bench soak fuzz analytics-demo bench-analytics docs news clean
 .PHONY: proof system-packages analytics-packages proof-packages
 
 help:
@@ -19,6 +23,7 @@ help:
 	@echo "make lint    the gates without the tests;  make format repairs what it can"
 	@echo "make bench   the figures of the README;    make soak  a long run under load"
 	@echo "make proof   the models of the protocol, checked with Spin"
+	@echo "make fuzz    search for inputs that break a promise: make fuzz FUZZ_SECONDS=3600 goes on where it stopped"
 	@echo "make analytics-demo   real traffic, its event logs shipped, tables, report and ranks made of them"
 	@echo "make bench-analytics  the log pipeline beside DuckDB and Polars"
 	@echo "make docs    the documentation as HTML;    make news  a preview of NEWS.rst"
@@ -36,6 +41,10 @@ $(STAMP): setup.cfg | system-packages
 # The log pipeline brings Spark, several hundred megabytes: only what needs it installs it.
 $(ANALYTICS_STAMP): $(STAMP) spark/pyproject.toml | analytics-packages
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[ship,s3]' -e './spark[test,bench]'
+	touch $@
+
+$(FUZZ_STAMP): $(ANALYTICS_STAMP)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[fuzz]'
 	touch $@
 
 $(DOCS_STAMP): $(STAMP)
@@ -110,6 +119,9 @@ proof: proof-packages
 
 soak: venv
 	$(BIN)/python -m benchmarks soak
+
+fuzz: $(FUZZ_STAMP)
+	$(BIN)/python -m fuzz --seconds $(FUZZ_SECONDS) --jobs $(FUZZ_JOBS) --table docs/explanation/fuzzing.txt
 
 analytics-demo: $(ANALYTICS_STAMP)
 	rm -rf analytics-run

@@ -23,6 +23,8 @@ __all__ = [
 ]
 
 _LABEL = r"[A-Za-z0-9_]([A-Za-z0-9_-]{0,61}[A-Za-z0-9_])?"
+#: Which of a host's own networks an IPv6 address is in. The library takes any characters there, a terminal's included.
+_ZONE = re.compile(r"[A-Za-z0-9._-]{1,15}\Z")
 _HOST_NAME = re.compile(rf"(?=.{{1,253}}\Z){_LABEL}(\.{_LABEL})*\.?\Z")
 SERVICE_NAME_LIMIT_BYTES = 255
 #: Addresses kept as they were read, because limits ask for the same ones again and again: 5 µs each.
@@ -46,8 +48,11 @@ class HostPort:
             raise InvalidAddress(f"{text!r} has no port between 1 and 65535")
         if host.startswith("[") and host.endswith("]"):
             host = host[1:-1]
+            _, percent, zone = host.partition("%")
             try:
                 ipaddress.IPv6Address(host)
+                if percent and not _ZONE.match(zone):
+                    raise ValueError("no zone")
             except ValueError:
                 raise InvalidAddress(f"{text!r} has no IPv6 address between its brackets") from None
         elif not _HOST_NAME.match(host):

@@ -1,0 +1,67 @@
+"""What targets have in common in finding out whether a promise was kept."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from dmsg.crypto.keys import SecretKey
+
+#: Keys of fixed parties: inputs hold no keys that a search could not guess.
+KEYS = tuple(SecretKey(bytes((number,)) * 32) for number in range(1, 9))
+
+
+def outcome(call: Callable[[], Any], errors: type[Exception] | tuple[type[Exception], ...]) -> tuple[str, Any]:
+    """What ``call()`` gives, or the type of the allowed error it raised; another one is a finding and leaves."""
+    try:
+        return "value", call()
+    except errors as error:
+        return "error", type(error)
+
+
+def built_bytes(value: Any) -> int:
+    """The memory of ``value`` and everything in it, in bytes; what stands there twice counts once."""
+    seen: set[int] = set()
+    waiting, total = [value], 0
+    while waiting:
+        one = waiting.pop()
+        if id(one) in seen:
+            continue
+        seen.add(id(one))
+        total += sys.getsizeof(one)
+        if isinstance(one, Mapping):
+            waiting += [*one.keys(), *one.values()]
+        elif isinstance(one, (list, tuple, set, frozenset)):
+            waiting += one
+        elif hasattr(type(one), "__slots__"):
+            waiting += [getattr(one, name) for name in type(one).__slots__ if hasattr(one, name)]
+    return total
+
+
+def check_memory(value: Any, size: int, *, times: int = 64, base: int = 4_096) -> None:
+    """Fail when ``value``, made from ``size`` bytes, is larger than ``base`` and ``times`` as much."""
+    built = built_bytes(value)
+    assert built <= base + times * size, f"{built} bytes were made of {size}"
+
+
+class PlainRecords:
+    """Records that are not sealed, in place of a :class:`~dmsg.mux.record.RecordLayer`: inputs then are the frames."""
+
+    worn = False
+
+    def open(self, data: bytes) -> list[bytes]:
+        """What was received, as one record."""
+        return [data] if data else []
+
+    def seal(self, plaintext: bytes) -> bytes:
+        """What is to be sent."""
+        return plaintext
+
+
+def as_text(data: bytes) -> str:
+    """``data`` as a text that may be anything a text can be, half surrogate pairs included."""
+    try:
+        return data.decode("utf-8", "surrogatepass")
+    except UnicodeDecodeError:
+        return data.decode("latin-1")

@@ -1,0 +1,57 @@
+"""Address values: host and port, pinned servers, groups of addresses, lists of keys, names of services."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from dmsg.address import HostPort, PinnedServer, address_group, check_service_name, is_global, network_group
+from dmsg.crypto.keys import PublicKey, parse_public_keys
+from dmsg.errors import InvalidAddress, InvalidKey
+from dmsg.foreign import quoted, refusal_reason
+from fuzz.oracles import KEYS, as_text, outcome
+
+
+def one_input(data: bytes) -> None:
+    """The input is the text. What is read is printed so that it is read the same, on one line of printable ASCII."""
+    text = as_text(data)
+    for read in (HostPort.parse, PinnedServer.parse):
+        kind, value = outcome(lambda read=read: read(text), InvalidAddress)
+        if kind == "value":
+            printed = str(value)
+            assert read(printed) == value
+            assert printed.isascii() and printed.isprintable() and " " not in printed
+    for group in (address_group, network_group):
+        assert len(group(text)) <= max(64, 4 * len(text))
+    assert is_global(text) in (True, False)
+    kind, keys = outcome(lambda: parse_public_keys(text), InvalidKey)
+    if kind == "value":
+        assert parse_public_keys(",".join(map(str, keys))) == keys
+    kind, key = outcome(lambda: PublicKey.parse(text), InvalidKey)
+    if kind == "value":
+        assert PublicKey.parse(str(key)) == key and PublicKey(key.raw) == key
+    outcome(lambda: check_service_name(text), InvalidAddress)
+    shown = quoted(text)
+    assert shown.rstrip("…").isascii() and shown.isprintable() and len(shown) <= 1_100
+    assert refusal_reason(text).isascii()
+
+
+def seeds() -> Iterator[bytes]:
+    """Each form, and its borders."""
+    key = KEYS[0].public_key
+    for text in (
+        "192.0.2.1:80",
+        "[2001:db8::1]:65535",
+        "[::ffff:192.0.2.1]:1",
+        "[fe80::1%eth0]:80",
+        "relay.example.:443",
+        "a:0",
+        f"{key}@relay.example:443",
+        f"{key},{KEYS[1].public_key} {key}",
+        str(key).upper(),
+        "2001:db8::1",
+        "fe80::1%eth0",
+        "\x1b[31m",
+        "server_draining",
+        "ü" * 128,
+    ):
+        yield text.encode()

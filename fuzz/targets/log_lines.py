@@ -1,0 +1,82 @@
+"""Events of the log as lines, whatever stands in their fields."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+from dmsg.ops.events import EVENTS, describe_event
+from dmsg.ops.loglines import Encoder
+from fuzz.choices import Choices
+from fuzz.oracles import as_text
+
+_CLASSES = list(EVENTS.values())
+
+
+def one_input(data: bytes) -> None:
+    """The first bytes choose an event and values for its fields; the rest is the name of the node.
+
+    The line is one line of ASCII that says what was put in, each column of its declared type, however wrong the values.
+    """
+    choices = Choices(data)
+    cls = _CLASSES[choices.byte() % len(_CLASSES)]
+    fields = describe_event(cls).fields
+    values: dict[str, Any] = {each.name: _value(choices) for each in fields}
+    time = _value(choices)
+    node = as_text(choices.rest())
+    encoder = Encoder("server", node, "0" * 16)
+    line = encoder.encode(cls(**values), time if isinstance(time, (int, float)) and abs(time) < 1e12 else 0.0)
+    assert line.isascii() and line.endswith(b"\n") and line.count(b"\n") == 1 and encoder.seq == 1
+    read = json.loads(line, parse_constant=_refuse)
+    assert list(read)[: len(read) - len(fields)] == ["event", "v", "ts", "role", "node", "boot", "seq"]
+    assert read["node"] == node and read["event"] == cls.NAME
+    for each in fields:
+        found = read[each.name]
+        assert type(found) is each.type, (each.name, found)
+        assert not isinstance(found, int) or -(2**63) <= found < 2**63
+        if type(values[each.name]) is each.type is str:
+            assert found == values[each.name]
+
+
+def _refuse(text: str) -> None:
+    raise AssertionError(f"{text} is not JSON")
+
+
+class _Rude:
+    """Cannot be made anything of."""
+
+    def __str__(self) -> str:
+        raise RuntimeError("no")
+
+    __int__ = __float__ = __bool__ = __str__  # type: ignore[assignment]
+
+
+def _value(choices: Choices) -> Any:
+    match choices.below(9):
+        case 0:
+            return choices.chunk().decode("utf-8", "replace")
+        case 1:
+            return int.from_bytes(choices.chunk(20), "big", signed=True)
+        case 2:
+            return choices.below(256) / 7
+        case 3:
+            return choices.flag()
+        case 4:
+            return float(choices.pick(("nan", "inf", "-inf", "1e308", "-0.0", "5e-324")))
+        case 5:
+            return None
+        case 6:
+            return choices.chunk()
+        case 7:
+            return _Rude()
+        case _:
+            return "\ud800\x00\u2028\x1b" * (1 + choices.byte())
+
+
+def seeds() -> Iterator[bytes]:
+    """Each event with values of each kind."""
+    for number in range(len(_CLASSES)):
+        yield (
+            bytes((number,)) + b"".join(bytes((kind % 9, 3)) + b"abc" for kind in range(number, number + 12)) + b"node"
+        )

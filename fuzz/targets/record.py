@@ -1,0 +1,78 @@
+"""The record layer: what a network may do to records that were sealed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from dmsg.errors import RemoteProtocolError
+from dmsg.mux.record import LENGTH_BYTES, RecordLayer
+from fuzz.choices import Choices
+
+_KEYS = (bytes(32), b"\x01" * 32)
+#: A reader holds one incomplete packet at most.
+_PACKET_LIMIT_BYTES = LENGTH_BYTES + 0xFFFF
+
+
+def one_input(data: bytes) -> None:
+    """The first bytes say how the stream is cut, the others seal records and alter the stream; the rest is appended.
+
+    Only what was sealed is ever opened, in its order and from the first on, and the pieces make no difference.
+    """
+    choices = Choices(data)
+    sender = RecordLayer(*_KEYS)
+    cut = choices.byte()
+    sent: list[bytes] = []
+    stream = bytearray()
+    while choices.left and len(sent) < 64:
+        match choices.below(6):
+            case 0:
+                sent.append(choices.chunk())
+                stream += sender.seal(sent[-1])
+            case 1 if stream:
+                stream[choices.below(0x10000) % len(stream)] ^= choices.byte()
+            case 2 if stream:
+                stream += stream[choices.below(0x10000) % len(stream) :]
+            case 3:
+                del stream[choices.below(0x10000) :]
+            case 4:
+                sent.append(bytes(300 * choices.byte()))
+                stream += sender.seal(sent[-1])
+            case _:
+                stream += choices.chunk()
+    whole, whole_failed = _open([bytes(stream)])
+    size = 1 + (cut if len(stream) < 4_096 else 16 * cut)  # single bytes of large records take long
+    pieces, failed = _open([bytes(stream[at : at + size]) for at in range(0, len(stream), size)])
+    assert failed == whole_failed
+    assert b"".join(sent).startswith(b"".join(pieces))
+    assert whole == (pieces if not failed else [])
+    if bytes(stream) == _sealed(sent):
+        assert not failed and b"".join(pieces) == b"".join(sent)
+
+
+def _open(pieces: list[bytes]) -> tuple[list[bytes], bool]:
+    reader = RecordLayer(*_KEYS[::-1])
+    found: list[bytes] = []
+    for piece in pieces:
+        try:
+            found += reader.open(piece)
+        except RemoteProtocolError:
+            return found, True
+        assert len(reader._buffer) < _PACKET_LIMIT_BYTES
+    return found, False
+
+
+def _sealed(plaintexts: list[bytes]) -> bytes:
+    sender = RecordLayer(*_KEYS)
+    return b"".join(map(sender.seal, plaintexts))
+
+
+def seeds() -> Iterator[bytes]:
+    """Records in order, altered, repeated, cut, large, and garbage."""
+    two = b"\x00\x05hello\x00\x00"
+    for cut in (b"\x00", b"\x01", b"\x07", b"\xff"):
+        yield cut + two
+        yield cut + two + b"\x01\x00\x09\x80"
+        yield cut + two + b"\x02\x00\x00"
+        yield cut + two + b"\x03\x00\x12"
+        yield cut + b"\x04\xff\x04\xf0" + two
+        yield cut + two + b"\x05\x08\x00\x14\x00\x00\x00\x03ab"
