@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import re
+from collections import OrderedDict
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
 import click
 from twisted.internet.defer import CancelledError, Deferred
+from twisted.internet.interfaces import IDelayedCall
 from twisted.internet.protocol import Factory
 from twisted.logger import Logger
 from twisted.python.failure import Failure
@@ -16,7 +18,11 @@ from twisted.python.failure import Failure
 from dmsg.address import DmsgAddress
 from dmsg.cli.channel import Channel, TimedOut, TransportBroken
 from dmsg.cli.exits import CommandError
-from dmsg.cli.filestore import BLOCK_BYTES, PartFile, in_thread, is_same_file, storage_failure
+from dmsg.cli.filenames import check_name, local_name
+from dmsg.cli.fileparts import PartFile, PartStore
+from dmsg.cli.fileplaces import Places
+from dmsg.cli.filequota import KEEP_FREE, QUOTA, Quota
+from dmsg.cli.filestore import BLOCK_BYTES, in_thread, storage_failure
 from dmsg.cli.filetalk import HASH_TIMEOUT_S, IDLE_TIMEOUT_S, Conversation
 from dmsg.cli.filewire import (
     Done,
@@ -27,7 +33,6 @@ from dmsg.cli.filewire import (
     Offer,
     Start,
     TransferFailed,
-    check_name,
 )
 from dmsg.cli.output import human_bytes
 from dmsg.cli.settings import PUBLIC_KEY, Invocation, ParamType, common_options, service_option
@@ -35,8 +40,12 @@ from dmsg.crypto.keys import PublicKey
 from dmsg.mux.listener import AllowKeys
 
 MAX_SIZE: Final = "10GiB"
-#: Conversations at a time: each may keep a thread busy and holds a file open.
-MAX_TRANSFERS: Final = 16
+#: How long a new transport may say nothing: ``dmsg send`` offers its first file at once.
+FIRST_OFFER_TIMEOUT_S: Final = 10.0
+#: How often parts that are too old are looked for.
+SWEEP_INTERVAL_S: Final = 3600.0
+#: Files whose arrival is remembered, so that a sender which missed the word of it does not send them again.
+_REMEMBERED: Final = 1_024
 _SIZE: Final = re.compile(r"(\d{1,15})\s*([KMGT]i?B?|B)?\Z", re.IGNORECASE)
 _log = Logger()
 
@@ -65,6 +74,10 @@ class SizeType(ParamType):
 @click.option("--allow", metavar="PK", type=PUBLIC_KEY, multiple=True, help="Accept this sender only; may be repeated.")
 @click.option("--overwrite", is_flag=True, help="Replace files that are there already.")
 @click.option("--max-size", type=SizeType(), default=MAX_SIZE, show_default=True, help="Largest file accepted.")
+@click.option("--quota", type=SizeType(), default=QUOTA, show_default=True, help="What DIR may grow by meanwhile.")
+@click.option(
+    "--keep-free", type=SizeType(), default=KEEP_FREE, show_default=True, help="What stays free on DIR's file system."
+)
 @common_options
 @service_option
 def receive(
@@ -74,6 +87,8 @@ def receive(
     allow: tuple[PublicKey, ...],
     overwrite: bool,
     max_size: int,
+    quota: int,
+    keep_free: int,
     service: str,
 ) -> None:
     """Receive files into DIR until interrupted.
@@ -81,17 +96,20 @@ def receive(
     A file gets its name when it is complete and its SHA-256 is right. Without --allow, anybody who knows the key may
     send.
     """
-    rules = Rules(Path(directory), max_size, overwrite=overwrite)
+    rules = Rules(Path(directory), max_size, overwrite=overwrite, quota_bytes=quota, keep_free_bytes=keep_free)
     call.execute(lambda reactor: run_receive(call, reactor, rules, once=once, allow=allow, service=service))
 
 
 @dataclass(frozen=True, slots=True)
 class Rules:
-    """Where files go, how large they may be in bytes, and whether they may replace others."""
+    """Where files go, how large they may be, whether they may replace others, what the directory may grow by while they
+    are received, and what stays free on its file system. Sizes are in bytes."""
 
     directory: Path
     max_size_bytes: int
     overwrite: bool = False
+    quota_bytes: int = 64 * 1024**3
+    keep_free_bytes: int = 1024**3
 
 
 async def run_receive(
@@ -105,7 +123,7 @@ async def run_receive(
 ) -> None:
     """``dmsg receive``; with ``once`` returns after, or fails with, the first sender's outcome."""
     async with call.settings.open_client(reactor, listening=True) as client:
-        receiver = Receiver(call, reactor, rules)
+        receiver = Receiver(call, reactor, rules, listed=bool(allow))
         policy = AllowKeys(allow) if allow else None
         port = client.listen(receiver, service, policy=policy, security=call.settings.security)
         try:
@@ -125,7 +143,7 @@ async def run_receive(
 
 
 class Receiver(Factory):
-    """Makes a conversation of every transport.
+    """Makes a conversation of every transport. ``listed``: all senders are on a list of the owner's.
 
     ``finished`` fires with ``None`` when a sender says that it is done, with an error when a file of it failed. That a
     transport broke is no end: its sender will come again.
@@ -133,29 +151,50 @@ class Receiver(Factory):
 
     noisy = False
 
-    def __init__(self, call: Invocation, reactor: Any, rules: Rules) -> None:
+    def __init__(self, call: Invocation, reactor: Any, rules: Rules, *, listed: bool = False) -> None:
         self.finished: Deferred[CommandError | None] = Deferred()
         self._out = call.out
         self._reactor = reactor
         self._rules = rules
         self._running: dict[Channel, Deferred[None]] = {}
         self._writing: dict[tuple[str, str], Channel] = {}
+        self._places: Places[Channel] = Places()
+        self._arrived: OrderedDict[tuple[str, str, int, str], None] = OrderedDict()
+        self._parts = PartStore(rules.directory)
+        self._quota = Quota(
+            (rules.directory, self._parts.folder), rules.quota_bytes, rules.keep_free_bytes, shared=not listed
+        )
+        self._sweeping: IDelayedCall | None = None
+        self._sweep()
 
     def buildProtocol(self, addr: Any) -> Channel | None:
-        """A channel for one more sender, if there is room."""
-        return Channel(self._reactor, self._opened) if len(self._running) < MAX_TRANSFERS else None
+        """A channel for one more sender, if there is room for it."""
+        return Channel(self._reactor, self._opened) if self._places.is_open_to(str(addr.public_key)) else None
 
     def stop(self) -> None:
         """Break off everything; partial files stay for another time."""
+        if self._sweeping is not None:
+            self._sweeping.cancel()
+            self._sweeping = None
         for channel in list(self._running):
             self._break_off(channel)
 
+    def _sweep(self) -> None:
+        self._sweeping = self._reactor.callLater(SWEEP_INTERVAL_S, self._sweep)
+        sweeping = Deferred.fromCoroutine(in_thread(self._reactor, self._parts.sweep))
+        sweeping.addErrback(lambda failure: _log.failure("Removing old parts failed", failure=failure))
+
     def _opened(self, channel: Channel) -> None:
+        sender = str(channel.transport.getPeer().public_key)
+        loser = self._places.take(channel, sender, self._reactor.seconds())
+        if loser is not None:
+            self._break_off(loser)
         running = Deferred.fromCoroutine(self._converse(channel))
         self._running[channel] = running
 
         def ended(result: object) -> None:
             self._running.pop(channel, None)
+            self._places.leave(channel)
             channel.abort()
             if isinstance(result, Failure) and not result.check(CancelledError):
                 _log.failure("Receiving failed", failure=result)
@@ -166,9 +205,11 @@ class Receiver(Factory):
         talk = Conversation(channel)
         peer: DmsgAddress = channel.transport.getPeer()
         outcome: CommandError | None = None
+        timeout_s = FIRST_OFFER_TIMEOUT_S
         try:
             while True:
-                message = await talk.hear(IDLE_TIMEOUT_S)
+                message = await talk.hear(timeout_s)
+                timeout_s = IDLE_TIMEOUT_S
                 if isinstance(message, End):
                     break
                 if not isinstance(message, Offer):
@@ -188,19 +229,14 @@ class Receiver(Factory):
 
     async def _take(self, talk: Conversation, offer: Offer, peer: DmsgAddress) -> None:
         """Receive one file."""
-        name = check_name(offer.name)
+        name, sender = check_name(offer.name), str(peer.public_key)
         if offer.size > self._rules.max_size_bytes:
-            raise TransferFailed("too_big", name)
-        final = self._rules.directory / name
-        if final.is_symlink() or final.exists():
-            known = bool(offer.sha256)
-            # Only to a sender that knows the hash already is it any news that the file is here.
-            if known and await in_thread(self._reactor, lambda: is_same_file(final, offer.size, offer.sha256)):
-                await talk.say(Done())
-                return
-            if not self._rules.overwrite or not final.is_file():
-                raise TransferFailed("exists", name)
-        key = (str(peer.public_key), name)
+            raise TransferFailed("too_big", local_name(name))
+        # A sender that asks whether a file has arrived is told of what it has sent itself, and of no other file.
+        if (sender, name, offer.size, offer.sha256) in self._arrived:
+            await talk.say(Done())
+            return
+        key = (sender, name)
         older = self._writing.get(key)
         if older is not None:
             # Its sender has dialled again before we heard that the transport is gone.
@@ -220,31 +256,40 @@ class Receiver(Factory):
 
     async def _write(self, talk: Conversation, offer: Offer, peer: DmsgAddress) -> None:
         began = self._reactor.seconds()
+        sender = str(peer.public_key)
         part: PartFile | None = None
         try:
-            part = PartFile(self._rules.directory, offer.name, str(peer.public_key))
-            start = await self._agree(talk, offer, part)
-            await self._write_data(talk, offer, part)
+            part = self._parts.open(sender, offer.name)
+            start = await self._agree(talk, offer, part, sender)
+            await self._write_data(talk, offer, part, sender)
             finish = await talk.expect(Finish)
             if finish.sha256 != part.sha256:
-                raise TransferFailed("mismatch", offer.name)
+                raise TransferFailed("mismatch")
             publishing = part
-            await in_thread(self._reactor, lambda: publishing.publish(overwrite=self._rules.overwrite))
+            name = await in_thread(self._reactor, lambda: publishing.publish(overwrite=self._rules.overwrite))
+            self._quota.add(sender, 0, files=1)
         except OSError as error:
-            raise storage_failure(error, offer.name) from error
+            raise storage_failure(error, local_name(offer.name)) from error
         except TransferFailed as error:
-            if part is not None and error.code in ("mismatch", "source", "exists"):
+            if part is not None and error.code in ("mismatch", "source"):
                 part.discard()  # of no use to anybody any more
-            raise error.about(offer.name) from None
+            raise error.about(local_name(offer.name)) from None
         finally:
             if part is not None:
                 part.close()
-        self._tell(offer, part.sha256, peer, start, self._reactor.seconds() - began, talk)
+        self._remember(sender, offer, part.sha256)
+        self._tell(offer, name, part.sha256, peer, start, self._reactor.seconds() - began, talk)
         await talk.say(Done())
 
-    async def _agree(self, talk: Conversation, offer: Offer, part: PartFile) -> int:
-        """Say what is there, and make it what the sender goes on from."""
+    def _remember(self, sender: str, offer: Offer, sha256: str) -> None:
+        self._arrived[sender, offer.name, offer.size, sha256] = None
+        if len(self._arrived) > _REMEMBERED:
+            self._arrived.popitem(last=False)
+
+    async def _agree(self, talk: Conversation, offer: Offer, part: PartFile, sender: str) -> int:
+        """Say what is there, and make it what the sender goes on from. Raises ``TransferFailed`` without room for it."""
         await in_thread(self._reactor, lambda: part.load(offer.size))
+        await in_thread(self._reactor, lambda: self._quota.check(sender, offer.size - part.offset))
         await talk.say(Have(part.offset, part.sha256))
         start = (await talk.expect(Start, HASH_TIMEOUT_S)).offset
         if start != part.offset:
@@ -253,13 +298,20 @@ class Receiver(Factory):
             part.restart()
         return start
 
-    async def _write_data(self, talk: Conversation, offer: Offer, part: PartFile) -> None:
+    async def _write_data(self, talk: Conversation, offer: Offer, part: PartFile, sender: str) -> None:
+        name = local_name(offer.name)
         if offer.size - part.offset:
             sizes = f"{human_bytes(part.offset)} of {human_bytes(offer.size)}" if part.offset else ""
-            self._out.note(f"receiving {offer.name} ({sizes or human_bytes(offer.size)})")
-        bar = self._out.bar(offer.name, offer.size, part.offset)
+            self._out.note(f"receiving {name} ({sizes or human_bytes(offer.size)})")
+        bar = self._out.bar(name, offer.size, part.offset)
         left = offer.size - part.offset
         waiting = bytearray()
+
+        def keep(data: bytearray) -> None:
+            self._quota.check(sender, len(data))  # others have taken room since the offer
+            part.append(data)
+            self._quota.add(sender, len(data))
+
         try:
             while left or waiting:
                 if left and len(waiting) < BLOCK_BYTES:
@@ -268,18 +320,26 @@ class Receiver(Factory):
                         raise MalformedTransfer("something other than data, or too much of it")
                     waiting += piece
                     left -= len(piece)
+                    self._places.received(talk.channel, len(piece))
                     bar.advance(len(piece), self._reactor.seconds())
                     continue
                 block, waiting = waiting, bytearray()
-                await in_thread(self._reactor, lambda data=block: part.append(data))  # type: ignore[misc]
-        except (TransportBroken, TimedOut):
-            part.append(waiting)  # what came is not sent twice
+                await in_thread(self._reactor, lambda data=block: keep(data))  # type: ignore[misc]
+        except (TransportBroken, TimedOut, CancelledError):
+            keep(waiting)  # what came is not sent twice
             raise
         finally:
             bar.close()
 
     def _tell(
-        self, offer: Offer, sha256: str, peer: DmsgAddress, start: int, elapsed_s: float, talk: Conversation
+        self,
+        offer: Offer,
+        name: str,
+        sha256: str,
+        peer: DmsgAddress,
+        start: int,
+        elapsed_s: float,
+        talk: Conversation,
     ) -> None:
         rate = (offer.size - start) / max(elapsed_s, 1e-9)
         security = talk.channel.transport.security
@@ -287,8 +347,8 @@ class Receiver(Factory):
         self._out.result(
             {
                 "event": "received",
-                "file": offer.name,
-                "path": str(self._rules.directory / offer.name),
+                "file": name,
+                "path": str(self._rules.directory / name),
                 "size_bytes": offer.size,
                 "sha256": sha256,
                 "resumed_from": start,
@@ -298,7 +358,7 @@ class Receiver(Factory):
                 "server": str(server),
                 "security": security,
             },
-            f"received {offer.name}: {human_bytes(offer.size)} in {elapsed_s:.2f} s ({human_bytes(rate)}/s, {security})"
+            f"received {name}: {human_bytes(offer.size)} in {elapsed_s:.2f} s ({human_bytes(rate)}/s, {security})"
             f"  sha256 {sha256}",
         )
 

@@ -13,9 +13,10 @@ from twisted.internet.task import deferLater
 from dmsg.address import DmsgAddress
 from dmsg.cli.channel import Channel, TimedOut, TransportBroken
 from dmsg.cli.exits import CommandError, Exit
+from dmsg.cli.filenames import check_name
 from dmsg.cli.filestore import SourceFile, in_thread
 from dmsg.cli.filetalk import CLOSE_TIMEOUT_S, HASH_TIMEOUT_S, Conversation
-from dmsg.cli.filewire import Done, End, Finish, Have, MalformedTransfer, Offer, Start, TransferFailed, check_name
+from dmsg.cli.filewire import Done, End, Finish, Have, MalformedTransfer, Offer, Start, TransferFailed
 from dmsg.cli.output import human_bytes
 from dmsg.cli.settings import DIAL_TIMEOUT_S, PUBLIC_KEY, Invocation, common_options, service_option
 from dmsg.crypto.keys import PublicKey

@@ -20,7 +20,6 @@ import dataclasses
 import json
 import re
 import struct
-import unicodedata
 from dataclasses import dataclass
 from typing import Any, ClassVar, Final
 
@@ -34,8 +33,6 @@ PREFIX: Final = struct.Struct(">BI")
 HEADER_LIMIT_BYTES: Final = 4096
 #: Bounds what one unit announces; data is passed on as it comes, so it costs no memory.
 DATA_LIMIT_BYTES: Final = 1024 * 1024
-#: Leaves room for the ending of a partial file's name within the 255 bytes file systems allow.
-NAME_LIMIT_BYTES: Final = 200
 SIZE_LIMIT_BYTES: Final = 2**63 - 1
 PART_SUFFIX: Final = ".part"
 _SHA256: Final = re.compile(r"[0-9a-f]{64}\Z")
@@ -44,8 +41,8 @@ _SHA256: Final = re.compile(r"[0-9a-f]{64}\Z")
 REFUSALS: Final[dict[str, tuple[str, Exit]]] = {
     "bad_name": ("the name is not one a file may be received under", Exit.FAILED),
     "too_big": ("the file is larger than the receiver allows", Exit.FAILED),
-    "exists": ("the receiver has a file of that name already", Exit.FAILED),
     "busy": ("the receiver has too much to do, or another transfer of this file is under way", Exit.FAILED),
+    "quota": ("the receiver takes no more: its quota is used up", Exit.FAILED),
     "storage": ("the receiver could not write the file", Exit.FAILED),
     "no_space": ("the receiver has no space left", Exit.FAILED),
     "source": ("the sender could not read the file, or it became shorter meanwhile", Exit.FAILED),
@@ -238,28 +235,3 @@ class Decoder:
             else:
                 break
         return at
-
-
-def check_name(name: str) -> str:
-    """Give ``name`` back if a file may be received under it; raise ``TransferFailed`` (``bad_name``) otherwise.
-
-    It is one path component of at most :data:`NAME_LIMIT_BYTES` bytes of UTF-8, is not hidden, does not look like a
-    partial file, and holds no control, format or surrogate characters: nothing that means something to a file system,
-    a shell's eye or a terminal.
-    """
-    bad = (
-        not name
-        or name.startswith((".", "~"))
-        or name != name.strip()
-        or name.casefold().endswith(PART_SUFFIX)
-        or any(character in "/\\" or not _is_plain(character) for character in name)
-        or len(name.encode("utf-8", "surrogatepass")) > NAME_LIMIT_BYTES
-    )
-    if bad:
-        raise TransferFailed("bad_name", "".join(one if _is_plain(one) else "�" for one in name[:NAME_LIMIT_BYTES]))
-    return name
-
-
-def _is_plain(character: str) -> bool:
-    category = unicodedata.category(character)
-    return category[0] != "C" and category not in ("Zl", "Zp")

@@ -13,9 +13,10 @@ from twisted.internet.task import deferLater
 
 from dmsg.cli.channel import Channel, TransportBroken
 from dmsg.cli.exits import CommandError, Exit, exit_code
+from dmsg.cli.fileparts import FOLDER, PartStore
 from dmsg.cli.filereceive import Rules, SizeType, run_receive
 from dmsg.cli.filesend import run_send
-from dmsg.cli.filestore import PartFile
+from dmsg.cli.filestore import BLOCK_BYTES
 from dmsg.cli.filetalk import Conversation
 from dmsg.cli.filewire import (
     Done,
@@ -53,19 +54,40 @@ def source(tmp_path: Path, name: str, data: bytes) -> str:
     return str(tmp_path / name)
 
 
-async def receiver(bench, inbox, *, max_size=GIBIBYTE, overwrite=False, once=False, allow=(), **options):
-    rules = Rules(inbox, max_size, overwrite=overwrite)
+async def receiver(
+    bench,
+    inbox,
+    *,
+    max_size=GIBIBYTE,
+    overwrite=False,
+    once=False,
+    allow=(),
+    quota=64 * GIBIBYTE,
+    keep_free=0,
+    **options,
+):
+    rules = Rules(inbox, max_size, overwrite=overwrite, quota_bytes=quota, keep_free_bytes=keep_free)
     command = bench.start(run_receive, rules, once=once, allow=allow, **options)
     ready = await command.ready()
     return command, PublicKey.parse(ready["public_key"])
 
 
-async def talk_to(bench, peer) -> Conversation:
-    client = await bench.network.client()
+async def talk_to(bench, peer, client=None) -> Conversation:
+    client = client or await bench.network.client()
     transport = await client.dial(peer)
     channel = Channel(bench.reactor)
     transport.attach(channel)
     return Conversation(channel)
+
+
+async def upload(talk, name, data) -> None:
+    """Everything a sender says about a file, but for hearing what comes of it."""
+    await talk.say(Offer(name, len(data)))
+    await talk.expect(Have)
+    await talk.say(Start(0))
+    if data:
+        await talk.channel.write(data_prefix(len(data)) + data)
+    await talk.say(Finish(sha256(data)))
 
 
 @pytest_twisted.ensureDeferred
@@ -104,17 +126,32 @@ async def test_both_logs_call_the_end_of_a_transfer_normal(bench, inbox, tmp_pat
 
 @pytest_twisted.ensureDeferred
 async def test_a_file_that_is_there_is_kept_unless_it_may_be_overwritten(bench, inbox, tmp_path):
-    file = source(tmp_path, "a", b"new")
-    (inbox / "a").write_bytes(b"old")
-    _, peer = await receiver(bench, inbox)
-    with pytest.raises(TransferFailed) as caught:
-        await bench.run(run_send, peer, (file,), retries=3)
-    assert caught.value.code == "exists" and caught.value.data["file"] == "a"
-    assert (inbox / "a").read_bytes() == b"old"
+    file = source(tmp_path, "a.txt", b"new")
+    (inbox / "a.txt").write_bytes(b"old")
+    second = f"a-{sha256(b'new')[:16]}.txt"
+    receiving, peer = await receiver(bench, inbox)
+    for _ in range(2):  # the second time it is there under that name already
+        (sent,) = await bench.run(run_send, peer, (file,), retries=3)
+        assert sent["file"] == "a.txt"
+        assert {path.name: path.read_bytes() for path in inbox.iterdir()} == {"a.txt": b"old", second: b"new"}
+    told = await receiving.stdout.wait_for(event="received")
+    assert (told["file"], told["path"]) == (second, str(inbox / second))
+    (inbox / second).unlink()
     _, peer = await receiver(bench, inbox, overwrite=True)
     await bench.run(run_send, peer, (file,), retries=0)
-    assert (inbox / "a").read_bytes() == b"new"
-    assert [path.name for path in inbox.iterdir()] == ["a"]
+    assert {path.name: path.read_bytes() for path in inbox.iterdir()} == {"a.txt": b"new"}
+
+
+@pytest_twisted.ensureDeferred
+async def test_a_second_name_that_a_stranger_has_taken_costs_nobody_the_file(bench, inbox, tmp_path):
+    second = f"a-{sha256(b'new')[:16]}"
+    (inbox / "a").write_bytes(b"old")
+    (inbox / second).write_bytes(b"bad")
+    receiving, peer = await receiver(bench, inbox)
+    await bench.run(run_send, peer, (source(tmp_path, "a", b"new"),), retries=0)
+    told = await receiving.stdout.wait_for(event="received")
+    assert Path(told["path"]).read_bytes() == b"new" and told["file"] not in ("a", second)
+    assert sorted(path.read_bytes() for path in inbox.iterdir()) == [b"bad", b"new", b"old"]
 
 
 @pytest_twisted.ensureDeferred
@@ -123,9 +160,9 @@ async def test_a_directory_or_a_link_in_the_way_is_never_replaced(bench, inbox, 
     (inbox / "link").symlink_to(tmp_path / "elsewhere")
     _, peer = await receiver(bench, inbox, overwrite=True)
     for name in ("directory", "link"):
-        with pytest.raises(TransferFailed) as caught:
-            await bench.run(run_send, peer, (source(tmp_path, name, b"x"),), retries=0)
-        assert caught.value.code == "exists"
+        await bench.run(run_send, peer, (source(tmp_path, name, b"x"),), retries=0)
+        assert (inbox / f"{name}-{sha256(b'x')[:16]}").read_bytes() == b"x"
+    assert (inbox / "directory").is_dir() and (inbox / "link").is_symlink()
     assert not (tmp_path / "elsewhere").exists()
 
 
@@ -279,7 +316,7 @@ async def test_a_receiver_that_does_not_keep_to_the_protocol_is_given_up(bench, 
 async def test_a_partial_file_is_gone_on_with(bench, inbox, tmp_path):
     data = os.urandom(2_000_000)
     key, key_file = bench.key("sender")
-    part = PartFile(inbox, "a", str(key.public_key))
+    part = PartStore(inbox).open(str(key.public_key), "a")
     part.append(data[:1_234_567])
     part.close()
     receiving, peer = await receiver(bench, inbox)
@@ -295,7 +332,7 @@ async def test_a_partial_file_is_gone_on_with(bench, inbox, tmp_path):
 async def test_a_partial_file_of_something_else_is_not_used(bench, inbox, tmp_path, there):
     data = os.urandom(3000)
     key, key_file = bench.key("sender")
-    part = PartFile(inbox, "a", str(key.public_key))
+    part = PartStore(inbox).open(str(key.public_key), "a")
     part.append(there)
     part.close()
     _, peer = await receiver(bench, inbox)
@@ -308,19 +345,19 @@ async def test_a_partial_file_of_something_else_is_not_used(bench, inbox, tmp_pa
 async def test_what_another_sender_left_is_neither_used_nor_told(bench, inbox, tmp_path):
     data = os.urandom(3000)
     other, _ = bench.key("other")
-    part = PartFile(inbox, "a", str(other.public_key))
+    part = PartStore(inbox).open(str(other.public_key), "a")
     part.append(data[:1000])
     part.close()
     _, peer = await receiver(bench, inbox)
     sent = await bench.run(run_send, peer, (source(tmp_path, "a", data),), retries=0)
     assert sent[0]["resumed_from"] == 0
-    assert len(list(inbox.iterdir())) == 2
+    assert len(list((inbox / FOLDER).iterdir())) == 1
 
 
 @pytest_twisted.ensureDeferred
 async def test_a_partial_file_in_use_by_another_program_is_busy(bench, inbox, tmp_path):
     key, key_file = bench.key("sender")
-    part = PartFile(inbox, "a", str(key.public_key))
+    part = PartStore(inbox).open(str(key.public_key), "a")
     try:
         _, peer = await receiver(bench, inbox)
         with pytest.raises(TransferFailed) as caught:
@@ -335,7 +372,8 @@ async def test_a_link_in_place_of_the_partial_file_is_not_followed(bench, inbox,
     key, key_file = bench.key("sender")
     victim = tmp_path / "victim"
     victim.write_bytes(b"precious")
-    (inbox / f"a.{str(key.public_key)[:16]}.part").symlink_to(victim)
+    (inbox / FOLDER).mkdir(mode=0o700)
+    PartStore(inbox).path(str(key.public_key), "a").symlink_to(victim)
     _, peer = await receiver(bench, inbox)
     with pytest.raises(TransferFailed) as caught:
         await bench.run(run_send, peer, (source(tmp_path, "a", b"x"),), retries=0, key_file=key_file)
@@ -351,10 +389,10 @@ async def test_a_transfer_goes_on_when_the_connection_to_the_relay_breaks(bench,
     receiving, peer = await receiver(bench, inbox, once=True, security=security)
     sending = bench.start(run_send, peer, (file,), retries=8, security=security)
     switch = bench.network.servers[0].switch
-    part = next(iter(inbox.glob("*.part")), None)
+    part = next(iter(inbox.glob(f"{FOLDER}/*.part")), None)
     while part is None or part.stat().st_size < 2 * 1024 * 1024:
         await deferLater(bench.reactor, 0)
-        part = next(iter(inbox.glob("*.part")), None)
+        part = next(iter(inbox.glob(f"{FOLDER}/*.part")), None)
     sender_port = next(port for port in switch.ports.values() if port.remote != peer)
     sender_port.owner.transport.abortConnection()
     await sending.ended
@@ -390,16 +428,18 @@ async def test_an_acknowledgement_that_was_lost_is_asked_for_again(bench, inbox,
 
 
 @pytest_twisted.ensureDeferred
-async def test_a_receiver_confirms_a_file_it_has_to_a_sender_that_knows_its_hash(bench, inbox):
-    (inbox / "a").write_bytes(b"data")
+async def test_a_receiver_confirms_a_file_to_the_sender_it_has_it_from_and_to_no_other(bench, inbox):
     _, peer = await receiver(bench, inbox)
     talk = await talk_to(bench, peer)
+    await upload(talk, "a", b"data")
+    await talk.expect(Done)
     await talk.say(Offer("a", 4, sha256(b"data")))
     await talk.expect(Done)
     await talk.say(Offer("a", 4, sha256(b"atad")))
-    with pytest.raises(TransferFailed) as caught:
-        await talk.hear(5)
-    assert caught.value.code == "exists"
+    await talk.expect(Have)
+    stranger = await talk_to(bench, peer)
+    await stranger.say(Offer("a", 4, sha256(b"data")))
+    assert await stranger.expect(Have) == Have(0, sha256(b""))
 
 
 @pytest_twisted.ensureDeferred
@@ -452,15 +492,19 @@ async def test_only_allowed_senders_get_in(bench, inbox, tmp_path):
 async def test_an_interrupted_receiver_keeps_what_it_has(bench, inbox):
     receiving, peer = await receiver(bench, inbox)
     talk = await talk_to(bench, peer)
-    await talk.say(Offer("a", 10))
+    data = os.urandom(BLOCK_BYTES)
+    await talk.say(Offer("a", BLOCK_BYTES + 10))
     await talk.expect(Have)
     await talk.say(Start(0))
-    await talk.channel.write(data_prefix(4) + b"data")
+    await talk.channel.write(data_prefix(len(data)) + data)
+    (part,) = (inbox / FOLDER).iterdir()
+    while part.stat().st_size < len(data):
+        await deferLater(bench.reactor, 0)
+    await talk.channel.write(data_prefix(4) + b"more")
     await receiving.stop()
     with pytest.raises(TransportBroken):
         await talk.hear(5)
-    (left,) = inbox.iterdir()
-    assert left.name.endswith(".part")
+    assert part.read_bytes().removesuffix(b"more") == data
 
 
 @pytest.mark.parametrize(

@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from dmsg.cli.filenames import NAME_LIMIT_BYTES, check_name
 from dmsg.cli.filewire import (
     DATA_LIMIT_BYTES,
     HEADER_LIMIT_BYTES,
-    NAME_LIMIT_BYTES,
     REFUSALS,
     Decoder,
     Done,
@@ -24,7 +24,6 @@ from dmsg.cli.filewire import (
     Offer,
     Start,
     TransferFailed,
-    check_name,
     data_prefix,
     decode,
     encode,

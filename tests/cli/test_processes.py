@@ -119,7 +119,7 @@ async def test_a_transfer_survives_the_death_of_either_end(bench, start, tmp_pat
     part = None
     while part is None or part.stat().st_size < 1024 * 1024:
         await deferLater(bench.reactor, 0.001)
-        part = next(iter(inbox.glob("file.*.part")), None)
+        part = next(iter(inbox.glob(".dmsg-parts/*.part")), None)
     dying = receiver if victim == "receiver" else sender
     dying.send(signal.SIGKILL)
     assert (await dying.ended())[0] == -signal.SIGKILL

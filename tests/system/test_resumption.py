@@ -315,7 +315,7 @@ async def test_a_large_file_outlives_its_relay_within_one_transport(relay, react
             part = None
             while part is None or part.stat().st_size < size // 16:
                 await deferLater(reactor, 0.005)
-                part = next(iter((tmp_path / "inbox").glob("file.*.part")), None)
+                part = next(iter((tmp_path / "inbox").glob(".dmsg-parts/*.part")), None)
                 assert sender.poll() is None
             entry = await network.discovery.get_entry(PublicKey.parse(ready["public_key"]))
             (between,) = entry.client.delegated_servers

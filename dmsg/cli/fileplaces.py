@@ -1,0 +1,58 @@
+"""Which conversations a receiver holds at a time, and which one goes when all places are taken. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final, Generic, TypeVar
+
+T = TypeVar("T")
+
+#: Conversations at a time: each may hold a file open, keep a thread busy and have some 3 MiB in memory.
+MAX_TRANSFERS: Final = 32
+#: Of one sender: its transfer, and those of transports that are gone without our knowing yet.
+TRANSFERS_PER_SENDER: Final = 4
+
+
+@dataclass(slots=True)
+class _Place:
+    sender: str
+    began: float
+    received_bytes: int = 0
+
+
+class Places(Generic[T]):
+    """The places of conversations (``T``), by sender (hex key); times are in seconds.
+
+    A key costs a stranger nothing, so a sender that comes when all places are taken is let in, and the conversation with
+    the least received bytes a second ends for it: of those that have sent nothing, the oldest. To keep a sender out,
+    strangers have to send on every place faster than it does; what it has sent already it never sends twice.
+    """
+
+    def __init__(self) -> None:
+        self._places: dict[T, _Place] = {}
+
+    def is_open_to(self, sender: str) -> bool:
+        """Whether ``sender`` may have one more place."""
+        return sum(place.sender == sender for place in self._places.values()) < TRANSFERS_PER_SENDER
+
+    def take(self, who: T, sender: str, now: float) -> T | None:
+        """Give a place to ``who``; gives the conversation that has lost its own for that, if one has to."""
+        loser = None
+        if len(self._places) >= MAX_TRANSFERS:
+            loser = min(self._places, key=lambda one: self._worth(self._places[one], now))
+            del self._places[loser]
+        self._places[who] = _Place(sender, now)
+        return loser
+
+    def received(self, who: T, count_bytes: int) -> None:
+        """Count what came of a file."""
+        if who in self._places:
+            self._places[who].received_bytes += count_bytes
+
+    def leave(self, who: T) -> None:
+        """The conversation is over, or has lost its place already."""
+        self._places.pop(who, None)
+
+    @staticmethod
+    def _worth(place: _Place, now: float) -> tuple[float, float]:
+        return place.received_bytes / max(now - place.began, 0.001), place.began
