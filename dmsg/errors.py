@@ -29,7 +29,9 @@ class InvalidSignature(DmsgError, ValueError):
 
 
 class KeyFileError(DmsgError):
-    """A key file that cannot be used: missing, readable by group or world, malformed, or already there on creation."""
+    """A key file that cannot be used: missing, malformed, of another owner, readable by group or world, in a directory
+    where others may write, or already there on creation. ``problem`` says how to mend it.
+    """
 
     def __init__(self, path: str, problem: str) -> None:
         super().__init__(f"{path}: {problem}")

@@ -9,11 +9,12 @@ from __future__ import annotations
 import hashlib
 import os
 import stat
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Final
 
 import coincurve
 
+from dmsg.crypto.private_files import why_not_private, why_not_safe
 from dmsg.errors import InvalidKey, InvalidSignature, KeyFileError
 
 PUBLIC_KEY_BYTES: Final = 33
@@ -186,10 +187,14 @@ def parse_public_keys(text: str) -> tuple[PublicKey, ...]:
 def write_key_file(path: str | os.PathLike[str], key: SecretKey) -> None:
     """Create ``path`` (mode 0600, must not exist) with the key as 64 hex digits and a line end; fsynced.
 
-    Raises ``KeyFileError``; nothing is left behind when writing fails.
+    Raises ``KeyFileError``, also for a directory where others may write, because :func:`read_key_file` refuses that;
+    nothing is left behind when writing fails.
     """
     name = os.fspath(path)
     try:
+        problem = why_not_safe(os.path.dirname(os.path.realpath(name)))
+        if problem:
+            raise KeyFileError(name, problem)
         descriptor = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     except FileExistsError:
         raise KeyFileError(name, "already exists; a key file is never overwritten") from None
@@ -206,8 +211,11 @@ def write_key_file(path: str | os.PathLike[str], key: SecretKey) -> None:
         raise KeyFileError(name, error.strerror or "cannot be written") from None
 
 
-def read_key_file(path: str | os.PathLike[str]) -> SecretKey:
-    """Read a key file, or raise ``KeyFileError`` when it is missing, not a plain file, malformed, or open to others."""
+def read_key_file(path: str | os.PathLike[str], *, owners: Collection[int] = ()) -> SecretKey:
+    """Read a key file, or raise ``KeyFileError`` when it is missing, not a plain file, malformed, or open to others.
+
+    ``owners`` are uids that may own it beside this process's user and root: the one a role runs as later on.
+    """
     name = os.fspath(path)
     try:
         descriptor = os.open(name, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
@@ -217,8 +225,9 @@ def read_key_file(path: str | os.PathLike[str]) -> SecretKey:
         status = os.fstat(descriptor)
         if not stat.S_ISREG(status.st_mode):
             raise KeyFileError(name, "is not a plain file")
-        if status.st_mode & 0o077:
-            raise KeyFileError(name, f"can be read by others (mode {stat.S_IMODE(status.st_mode):04o}); chmod 600 it")
+        problem = why_not_private(name, status, owners)
+        if problem:
+            raise KeyFileError(name, problem)
         content = os.read(descriptor, _KEY_FILE_LIMIT_BYTES)
     except OSError as error:
         raise KeyFileError(name, error.strerror or "cannot be read") from None

@@ -63,6 +63,11 @@ class RoleOptions(usage.Options):
         except (usage.UsageError, ConfigError) as error:
             raise SystemExit(f"{self.tap_name}: {error}") from None
 
+    @property
+    def uid(self) -> int | None:
+        """What ``twistd --uid`` says, as which the role runs once it has started; ``None`` if it says nothing."""
+        return None if self.parent is None else self.parent.get("uid")
+
     def build(self, make: Callable[[], T]) -> T:
         """What ``make`` gives; a ``ConfigError`` becomes ``SystemExit`` with one line."""
         try:

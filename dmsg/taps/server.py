@@ -32,10 +32,11 @@ class RelayService(RoleService):
     tap_name = "dmsg-server"
     settings: ServerSettings
 
-    def __init__(self, reactor: Any, settings: ServerSettings) -> None:
+    def __init__(self, reactor: Any, settings: ServerSettings, *, uid: int | None = None) -> None:
+        """``uid`` is the user the process will run as when it has started as root, and may own the key file."""
         if settings.discovery and settings.public_address is None:
             raise ConfigError("public_address", "must be given with discovery: it is what clients are told to dial")
-        self._key = _read_key(settings)
+        self._key = _read_key(settings, uid)
         super().__init__(reactor, settings, node=short_node(self._key.public_key), listen=settings.listen)
         self._discovery = self._connect_discovery()
         #: The relay itself, from the start on.
@@ -82,9 +83,9 @@ class RelayService(RoleService):
         return self.server.stats() if self.server is not None else {}
 
 
-def _read_key(settings: ServerSettings) -> SecretKey:
+def _read_key(settings: ServerSettings, uid: int | None) -> SecretKey:
     try:
-        return read_key_file(settings.key)
+        return read_key_file(settings.key, owners=() if uid is None else (uid,))
     except KeyFileError as error:
         raise ConfigError("key", str(error)) from None
 
@@ -93,4 +94,4 @@ def makeService(options: Options) -> RelayService:
     """The service for parsed options; what cannot work raises ``SystemExit`` with one line."""
     from twisted.internet import reactor
 
-    return options.build(lambda: RelayService(reactor, options.settings))
+    return options.build(lambda: RelayService(reactor, options.settings, uid=options.uid))

@@ -7,9 +7,11 @@ JSON without its member ``signature``.
 
 from __future__ import annotations
 
+import grp
 import hashlib
 import json
 import os
+import pwd
 import stat
 from collections.abc import Mapping
 from typing import Any, Final
@@ -56,7 +58,8 @@ class SecretKey:
 def read_key_file(path: str | os.PathLike[str]) -> SecretKey:
     """The key in a file of 64 hex digits, as ``dmsg`` writes them.
 
-    Raises ``SigningError`` when the file is missing, no plain file, not a key, or when group or world may read it.
+    Raises ``SigningError`` when the file is missing, no plain file, not a key, of another owner, when group or world may
+    read it, or when it is in a directory where others may write.
     """
     name = os.fspath(path)
     try:
@@ -68,9 +71,9 @@ def read_key_file(path: str | os.PathLike[str]) -> SecretKey:
         status = os.fstat(descriptor)
         if not stat.S_ISREG(status.st_mode):
             raise SigningError(f"{name}: is not a plain file")
-        if status.st_mode & 0o077:
-            mode = stat.S_IMODE(status.st_mode)
-            raise SigningError(f"{name}: can be read by others (mode {mode:04o}); chmod 600 it")
+        problem = _why_not_private(name, status)
+        if problem:
+            raise SigningError(f"{name}: {problem}")
         content = os.read(descriptor, _KEY_FILE_LIMIT_BYTES)
     except OSError as error:
         raise SigningError(f"{name}: {error.strerror or 'cannot be read'}") from None
@@ -80,6 +83,35 @@ def read_key_file(path: str | os.PathLike[str]) -> SecretKey:
         return SecretKey(bytes.fromhex(content.decode("ascii").strip()))
     except ValueError:
         raise SigningError(f"{name}: does not hold a secret key (64 hex digits)") from None
+
+
+def _why_not_private(path: str, status: os.stat_result) -> str:
+    """What speaks against a file with a secret; "" if nothing does. The rules are those of ``dmsg``."""
+    trusted = {os.geteuid(), 0}
+    if status.st_uid not in trusted:
+        return f"belongs to uid {status.st_uid}, not to uid {os.geteuid()}; run as its owner, or chown it"
+    if status.st_mode & 0o077:
+        return f"can be read by others (mode {stat.S_IMODE(status.st_mode):04o}); chmod 600 it"
+    for each in dict.fromkeys((os.path.abspath(path), os.path.realpath(path))):
+        directory = os.path.dirname(each)
+        there = os.stat(directory)
+        mode = stat.S_IMODE(there.st_mode)
+        if there.st_uid not in trusted:
+            return f"is in {directory}, which belongs to uid {there.st_uid}; move it to a directory of your own"
+        # in a sticky directory only the owner of a file may rename or remove it
+        group_writes = mode & 0o020 and not _is_own_group(there.st_gid, there.st_uid)
+        if (mode & 0o002 or group_writes) and not mode & stat.S_ISVTX:
+            return f"is in {directory}, where others may write (mode {mode:04o}); chmod go-w {directory}"
+    return ""
+
+
+def _is_own_group(gid: int, uid: int) -> bool:
+    """Whether a group has the name of the user and no other member, as systems with a umask of 002 make them."""
+    try:
+        group, user = grp.getgrgid(gid), pwd.getpwuid(uid)
+    except KeyError:
+        return False
+    return group.gr_name == user.pw_name and set(group.gr_mem) <= {user.pw_name}
 
 
 def canonical_json(document: Mapping[str, Any]) -> bytes:

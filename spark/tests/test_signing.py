@@ -128,6 +128,27 @@ def test_a_key_file_others_can_use_is_refused(tmp_path: Path, mode: int) -> None
     assert VECTORS["secret_key"] not in str(caught.value)
 
 
+def test_a_key_file_of_another_owner_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path, fstat = key_file(tmp_path, VECTORS["secret_key"].encode()), os.fstat
+
+    def of_other(descriptor: int) -> os.stat_result:
+        status = fstat(descriptor)
+        return os.stat_result([*status[:4], 54_321, *status[5:]])
+
+    monkeypatch.setattr(os, "fstat", of_other)
+    with pytest.raises(SigningError, match="belongs to uid 54321"):
+        read_key_file(path)
+
+
+def test_a_key_file_where_others_may_put_another_is_refused(tmp_path: Path) -> None:
+    path = key_file(tmp_path, VECTORS["secret_key"].encode())
+    tmp_path.chmod(0o777)
+    with pytest.raises(SigningError, match="where others may write"):
+        read_key_file(path)
+    tmp_path.chmod(0o1777)
+    assert read_key_file(path).public_key == KEY.public_key
+
+
 @pytest.mark.parametrize("content", [b"", b"secret", b"00" * 32, b"11" * 31, b"11" * 5000, b"\xff" * 64])
 def test_a_file_without_a_key_is_refused(tmp_path: Path, content: bytes) -> None:
     with pytest.raises(SigningError, match="does not hold a secret key"):

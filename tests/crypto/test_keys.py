@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import grp
 import hashlib
 import os
+import pwd
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -259,3 +262,116 @@ def test_a_file_that_cannot_be_read_is_an_error_of_its_own(tmp_path: Path, monke
     monkeypatch.setattr(os, "read", broken)
     with pytest.raises(KeyFileError, match="Input/output error"):
         read_key_file(tmp_path / "key")
+
+
+# --- key files and other users ---------------------------------------------------------------------------------------
+
+#: A user that owns nothing here and runs no test.
+OTHER_UID = 54_321
+
+
+def owned(status: os.stat_result, uid: int) -> os.stat_result:
+    """The status with another owner; only root could change that of a file."""
+    return os.stat_result([*status[:4], uid, *status[5:]])
+
+
+@pytest.fixture
+def of_other(monkeypatch: pytest.MonkeyPatch) -> Callable[[Path], None]:
+    """Makes a file or directory look as if it belonged to another user."""
+    others: set[tuple[int, int]] = set()
+
+    def told(status: os.stat_result) -> os.stat_result:
+        return owned(status, OTHER_UID) if (status.st_dev, status.st_ino) in others else status
+
+    fstat, stat = os.fstat, os.stat
+    monkeypatch.setattr(os, "fstat", lambda descriptor: told(fstat(descriptor)))
+    monkeypatch.setattr(os, "stat", lambda path, **options: told(stat(path, **options)))
+
+    def change(path: Path) -> None:
+        status = stat(path)
+        others.add((status.st_dev, status.st_ino))
+
+    return change
+
+
+def test_a_key_file_of_another_owner_is_refused(tmp_path: Path, of_other: Callable[[Path], None]) -> None:
+    path = tmp_path / "key"
+    write_key_file(path, ALICE)
+    of_other(path)
+    with pytest.raises(KeyFileError, match=f"belongs to uid {OTHER_UID}, .* run as its owner, or chown it") as caught:
+        read_key_file(path)
+    assert (caught.value.path, caught.value.problem[:7]) == (str(path), "belongs")
+    assert bytes(read_key_file(path, owners=(OTHER_UID,))) == bytes(ALICE)
+
+
+@pytest.mark.parametrize("mode", [0o777, 0o757, 0o702])
+def test_a_key_file_where_others_may_put_another_is_refused(tmp_path: Path, mode: int) -> None:
+    path = tmp_path / "open" / "key"
+    path.parent.mkdir()
+    write_key_file(path, ALICE)
+    path.parent.chmod(mode)
+    with pytest.raises(KeyFileError, match=f"where others may write .* chmod go-w {path.parent}"):
+        read_key_file(path)
+    (tmp_path / "link").symlink_to(path)
+    with pytest.raises(KeyFileError, match="others may write"):
+        read_key_file(tmp_path / "link")
+    with pytest.raises(KeyFileError, match="others may write"):
+        write_key_file(path.parent / "new", ALICE)
+    assert not (path.parent / "new").exists()
+    path.parent.chmod(0o700)
+    assert bytes(read_key_file(tmp_path / "link")) == bytes(ALICE)
+
+
+def test_a_link_where_others_may_put_another_is_refused(tmp_path: Path) -> None:
+    write_key_file(tmp_path / "key", ALICE)
+    (tmp_path / "open").mkdir()
+    (tmp_path / "open" / "link").symlink_to(tmp_path / "key")
+    (tmp_path / "open").chmod(0o777)
+    with pytest.raises(KeyFileError, match="others may write"):
+        read_key_file(tmp_path / "open" / "link")
+
+
+def test_a_key_file_in_a_directory_of_another_owner_is_refused(
+    tmp_path: Path, of_other: Callable[[Path], None]
+) -> None:
+    path = tmp_path / "theirs" / "key"
+    path.parent.mkdir()
+    write_key_file(path, ALICE)
+    of_other(path.parent)
+    with pytest.raises(KeyFileError, match="a directory of your own"):
+        read_key_file(path)
+    assert bytes(read_key_file(path, owners=(OTHER_UID,))) == bytes(ALICE)
+
+
+def test_a_key_file_of_ours_in_a_sticky_directory_is_taken_and_no_other(
+    tmp_path: Path, of_other: Callable[[Path], None]
+) -> None:
+    (tmp_path / "tmp").mkdir()
+    (tmp_path / "tmp").chmod(0o1777)
+    for name in ("ours", "theirs"):
+        write_key_file(tmp_path / "tmp" / name, ALICE)
+    of_other(tmp_path / "tmp" / "theirs")
+    assert bytes(read_key_file(tmp_path / "tmp" / "ours")) == bytes(ALICE)
+    with pytest.raises(KeyFileError, match="belongs to"):
+        read_key_file(tmp_path / "tmp" / "theirs")
+
+
+def test_a_group_of_more_than_its_user_may_not_write_beside_a_key(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    user = pwd.getpwuid(os.geteuid()).pw_name
+    directory = tmp_path / "group"
+    directory.mkdir()
+    write_key_file(directory / "key", ALICE)
+    directory.chmod(0o770)
+
+    def group(name: str, members: list[str]) -> None:
+        monkeypatch.setattr(grp, "getgrgid", lambda gid: grp.struct_group((name, "x", gid, members)))
+
+    for members in ([], [user]):
+        group(user, members)
+        assert bytes(read_key_file(directory / "key")) == bytes(ALICE)
+    for name, members in ((user, [user, "mallory"]), ("staff", []), ("staff", [user])):
+        group(name, members)
+        with pytest.raises(KeyFileError, match="others may write"):
+            read_key_file(directory / "key")

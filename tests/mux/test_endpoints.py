@@ -283,6 +283,14 @@ async def test_a_discovery_in_the_environment_is_not_for_strings_with_servers(re
         parse_client(reactor, str(NOBODY))
 
 
+def test_a_key_file_where_others_may_put_another_is_refused(reactor, key_file, tmp_path):
+    (tmp_path / "open").mkdir()
+    file = key_file(SecretKey.generate(), "open/alice")
+    file.parent.chmod(0o777)
+    with pytest.raises(KeyFileError, match="others may write"):
+        serverFromString(reactor, f"dmsg:key={file}:discovery=http\\://x")
+
+
 @pytest_twisted.ensureDeferred
 async def test_several_servers(reactor, key_file):
     """Commas and numbers; each server is connected to, and any of them will do."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -13,7 +14,7 @@ from twisted.plugin import IPlugin
 from zope.interface.verify import verifyObject
 
 from dmsg.address import HostPort
-from dmsg.crypto.keys import SecretKey
+from dmsg.crypto.keys import SecretKey, write_key_file
 from dmsg.mux.switch import ServerLimits
 from dmsg.ops.config import settings_of
 from dmsg.taps import discovery, server
@@ -41,6 +42,28 @@ def _parsed(module: Any, *arguments: str, **environ: str) -> Any:
     options = module.Options(environ)
     options.parseOptions(list(arguments))
     return options
+
+
+def test_a_role_reads_the_key_of_the_user_it_is_going_to_be(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """``twistd --uid`` is root when the key file is read, and its user owns that file."""
+    path, uid, fstat = tmp_path / "key", 54_321, os.fstat
+
+    def of_the_user(descriptor: int) -> os.stat_result:
+        status = fstat(descriptor)
+        return os.stat_result([*status[:4], uid, *status[5:]])
+
+    write_key_file(path, KEY)
+    monkeypatch.setattr(os, "fstat", of_the_user)
+    arguments = ("--key", str(path), "--listen", "tcp:0")
+    assert "belongs to uid 54321" in refusal(server, *arguments)
+    for given, refused in (({"uid": None}, True), ({"uid": uid + 1}, True), ({"uid": uid}, False)):
+        options = _parsed(server, *arguments)
+        options.parent = given
+        if refused:
+            with pytest.raises(SystemExit):
+                server.makeService(options)
+        else:
+            assert server.makeService(options).readiness() == "not serving"
 
 
 def test_a_server_with_everything() -> None:

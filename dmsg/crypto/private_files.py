@@ -1,0 +1,65 @@
+"""Whether a file with a secret is its owner's alone: who owns it, who may read it, who may put another in its place."""
+
+from __future__ import annotations
+
+import grp
+import os
+import pwd
+import stat
+from collections.abc import Collection
+
+_ROOT = 0
+
+
+def why_not_private(path: str, status: os.stat_result, owners: Collection[int] = ()) -> str:
+    """What speaks against the file at ``path``, whose ``status`` is that of the open file; "" if nothing does.
+
+    Its owner must be this process's user, root, or one of ``owners`` (uids), and nobody else may read it. The directory
+    that holds it, and the one that holds it if ``path`` is a link, must pass :func:`why_not_safe`. Directories further up
+    are not looked at: to have another file taken one has to put one there that passes all of this. Raises ``OSError``.
+    """
+    trusted = {os.geteuid(), _ROOT, *owners}
+    if status.st_uid not in trusted:
+        ours = _user(os.geteuid())
+        return f"belongs to {_user(status.st_uid)}, not to {ours}; run as its owner, or chown it to {ours}"
+    if status.st_mode & 0o077:
+        return f"can be read by others (mode {stat.S_IMODE(status.st_mode):04o}); chmod 600 it"
+    for each in dict.fromkeys((os.path.abspath(path), os.path.realpath(path))):
+        problem = why_not_safe(os.path.dirname(each), trusted)
+        if problem:
+            return problem
+    return ""
+
+
+def why_not_safe(directory: str, owners: Collection[int] = ()) -> str:
+    """What speaks against keeping a secret in ``directory``; "" if nothing does. Raises ``OSError``.
+
+    Others who may write there may replace what is in it. A sticky directory (``/tmp``, and what container platforms mount
+    secrets as) is no such one, because only the owner of a file may rename or remove it there. Neither is one whose group
+    is its user's own, as systems with a umask of 002 make them.
+    """
+    status = os.stat(directory or ".")
+    mode = stat.S_IMODE(status.st_mode)
+    if status.st_uid not in {os.geteuid(), _ROOT, *owners}:
+        return f"is in {directory}, which belongs to {_user(status.st_uid)}; move it to a directory of your own"
+    if status.st_mode & stat.S_ISVTX:
+        return ""
+    if mode & 0o002 or (mode & 0o020 and not _is_own_group(status.st_gid, status.st_uid)):
+        return f"is in {directory}, where others may write (mode {mode:04o}); chmod go-w {directory}"
+    return ""
+
+
+def _is_own_group(gid: int, uid: int) -> bool:
+    """Whether a group has the name of the user and no other member."""
+    try:
+        group, user = grp.getgrgid(gid), pwd.getpwuid(uid)
+    except KeyError:
+        return False
+    return group.gr_name == user.pw_name and set(group.gr_mem) <= {user.pw_name}
+
+
+def _user(uid: int) -> str:
+    try:
+        return f"{pwd.getpwuid(uid).pw_name} (uid {uid})"
+    except KeyError:
+        return f"uid {uid}"
