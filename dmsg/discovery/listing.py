@@ -42,18 +42,20 @@ _SPARSE: Final = 8
 
 
 class Roster(Generic[T]):
-    """Things (relays, networks) and their weights, made to be drawn from again and again."""
+    """Things (relays, networks) and their weights, made to be drawn from again and again; without weights all are equal."""
 
-    def __init__(self, things: Sequence[T], weights: Sequence[float]) -> None:
+    def __init__(self, things: Sequence[T], weights: Sequence[float] | None) -> None:
         self._things = things
         self._weights = weights
-        self._sums = list(accumulate(weights))
+        self._sums = list(accumulate(weights or ()))
 
     def __len__(self) -> int:
         return len(self._things)
 
     def draw(self, count: int, random: Random) -> list[T]:
         """At most ``count`` different things in the order in which they were drawn."""
+        if self._weights is None:
+            return random.sample(self._things, min(count, len(self._things)))
         if len(self._things) > _SPARSE * count:
             return self._one_by_one(count, random)
         # The k-th smallest of exponential waiting times is the k-th of a weighted draw without replacement
@@ -77,14 +79,18 @@ def _wait(weight: float, random: Random) -> float:
 
 
 class NetworkRoster:
-    """Relays (raw public keys) by network, with weights. A network weighs as much as its best relay: numbers buy nothing."""
+    """Relays (raw public keys) by network. A network weighs as much as its best relay: numbers buy nothing.
 
-    def __init__(self, networks: Mapping[str, Collection[bytes]], weigh: Callable[[bytes], float]) -> None:
+    ``weigh`` gives the weight of a relay; without it all are equal.
+    """
+
+    def __init__(self, networks: Mapping[str, Sequence[bytes]], weigh: Callable[[bytes], float] | None) -> None:
         self._weigh = weigh
         self._relays = networks
         #: Made on first use: most networks of a long list are not drawn before it is made anew.
         self._rosters: dict[str, Roster[bytes]] = {}
-        self._networks = Roster(list(networks), [max(map(weigh, keys)) for keys in networks.values()])
+        best = None if weigh is None else [max(map(weigh, keys)) for keys in networks.values()]
+        self._networks = Roster(list(networks), best)
         #: How many relays can be drawn at once.
         self.places = sum(min(NETWORK_LIMIT, len(keys)) for keys in networks.values())
         self.size = sum(map(len, networks.values()))
@@ -94,7 +100,7 @@ class NetworkRoster:
 
         ``taken`` are the places networks have had before, and is brought up to date.
         """
-        full = [name for name, places in taken.items() if places >= NETWORK_LIMIT]
+        full = {name for name, places in taken.items() if places >= NETWORK_LIMIT}
         names = [name for name in self._networks.draw(count + len(full), random) if name not in full]
         wanted: Counter[str] = Counter()
         left = count
@@ -105,20 +111,24 @@ class NetworkRoster:
             left -= len(names)
         drawn = []
         for name, places in wanted.items():
-            roster = self._rosters.get(name)
-            if roster is None:
-                roster = self._rosters[name] = _roster(self._relays[name], self._weigh)
-            for at, key in enumerate(roster.draw(places, random), taken[name]):
-                drawn.append((at, _wait(self._weigh(key), random), key))
+            for at, key in enumerate(self._of(name, places, random), taken[name]):
+                drawn.append((at, _wait(1.0 if self._weigh is None else self._weigh(key), random), key))
             taken[name] += places
         return drawn
 
     def _room(self, name: str, taken: Counter[str]) -> int:
         return min(NETWORK_LIMIT - taken[name], len(self._relays[name]))
 
-
-def _roster(keys: Collection[bytes], weigh: Callable[[bytes], float]) -> Roster[bytes]:
-    return Roster(list(keys), [weigh(key) for key in keys])
+    def _of(self, name: str, count: int, random: Random) -> Sequence[bytes]:
+        """``count`` relays of a network, at random."""
+        relays = self._relays[name]
+        if len(relays) == 1:
+            return relays
+        roster = self._rosters.get(name)
+        if roster is None:
+            weights = None if self._weigh is None else [self._weigh(key) for key in relays]
+            roster = self._rosters[name] = Roster(relays, weights)
+        return roster.draw(count, random)
 
 
 class _Candidates:
@@ -131,8 +141,8 @@ class _Candidates:
         for name, keys in networks.items():
             for key in keys:
                 (ranked if key in scores else others).setdefault(name, []).append(key)
-        self._ranked = NetworkRoster(ranked, _weigher(ranks, now_ns))
-        self._others = NetworkRoster(others, lambda key: 1.0)
+        self._ranked = NetworkRoster(ranked, None if ranks is None else _weigher(ranks, now_ns))
+        self._others = NetworkRoster(others, None)
 
     @property
     def size(self) -> int:
@@ -225,18 +235,17 @@ class ServerListing:
         store: IRankedStore = self._store
         keys = await store.available_keys(ROSTER_LIMIT, now_ns)
         if len(keys) > SAMPLE_LIMIT:
-            ranked = _roster([key for key in keys if key in ranks.scores], _weigher(ranks, now_ns))
+            weigh, named = _weigher(ranks, now_ns), [key for key in keys if key in ranks.scores]
+            ranked = Roster(named, list(map(weigh, named)))
             some = ranked.draw(math.floor(SAMPLE_LIMIT * (1 - UNRANKED_PART)), self._random) if len(ranked) else []
             others = [key for key in keys if key not in ranks.scores]
             keys = some + self._random.sample(others, min(len(others), SAMPLE_LIMIT - len(some)))
         return await store.servers_of(keys, now_ns)
 
 
-def _weigher(ranks: Ranks | None, now_ns: int) -> Callable[[bytes], float]:
-    if ranks is None:
-        return lambda key: 1.0
-    document, now_s = ranks, now_ns / NS_PER_S
-    return lambda key: weight(document.effective(key, now_s))
+def _weigher(ranks: Ranks, now_ns: int) -> Callable[[bytes], float]:
+    now_s = now_ns / NS_PER_S
+    return lambda key: weight(ranks.effective(key, now_s))
 
 
 def _by_network(entries: Iterable[Entry]) -> dict[str, list[bytes]]:
