@@ -61,6 +61,10 @@ class TokenBucket:
         """Return ``n`` tokens that were taken for something that turned out to cost nothing."""
         self._tokens = min(self.burst, self._tokens + n)
 
+    def is_full(self, now: float) -> bool:
+        """Whether it is as good as a new one."""
+        return self._tokens + max(0.0, now - self._updated) * self.rate_per_s >= self.burst
+
     def wait_s(self, now: float, n: float = 1) -> float:
         """Seconds until ``take(n)`` can succeed: 0.0 when it would now, infinity when it never will."""
         missing = n - self._refill(now)
@@ -165,7 +169,8 @@ class RateLimiterTable(Generic[T]):
 
     At most ``capacity`` buckets are kept; the least recently asked for is dropped, and its key starts again with a full
     burst. So somebody with more than ``capacity`` keys gets ``burst`` for each: a limit over everybody has to stand
-    beside this one wherever keys cost nothing.
+    beside this one wherever keys cost nothing. A bucket that is full again is as good as none, so each new key makes the
+    table forget up to two such: its size follows the keys of the last ``burst / rate_per_s`` seconds.
     """
 
     __slots__ = ("_buckets", "burst", "capacity", "rate_per_s")
@@ -188,12 +193,21 @@ class RateLimiterTable(Generic[T]):
         """The bucket of ``key``, a full one if there is none; it counts as asked for."""
         bucket = self._buckets.get(key)
         if bucket is None:
+            self._forget_full(now)
             bucket = self._buckets[key] = TokenBucket(self.rate_per_s, self.burst, now)
             if len(self._buckets) > self.capacity:
                 self._buckets.popitem(last=False)
         else:
             self._buckets.move_to_end(key)
         return bucket
+
+    def _forget_full(self, now: float) -> None:
+        """Forget the two buckets that were asked for longest ago, if they are full: more than comes in at a time."""
+        for _ in range(2):
+            oldest = next(iter(self._buckets), None)
+            if oldest is None or not self._buckets[oldest].is_full(now):
+                return
+            del self._buckets[oldest]
 
     def give_back(self, key: T, n: float = 1) -> None:
         """Return ``n`` tokens to the bucket of ``key``; silent when there is none."""

@@ -155,13 +155,40 @@ def test_table_is_independent_buckets_in_lru_memory(capacity, schedule):
     now = 0.0
     for key, wait in schedule:
         now += wait
-        bucket = model.pop(key, None) or TokenBucket(0.5, 2, now)
+        bucket = model.pop(key, None)
+        if bucket is None:
+            bucket = TokenBucket(0.5, 2, now)
+            for oldest in list(model)[:2]:
+                if not model[oldest].is_full(now):
+                    break
+                del model[oldest]
         model[key] = bucket
         while len(model) > capacity:
             del model[next(iter(model))]
         assert table.take(key, now) == bucket.take(now)
         assert len(table) == len(model)
         assert [k for k in range(9) if k in table] == sorted(model)
+
+
+def test_a_table_follows_the_keys_of_the_time_a_bucket_takes_to_fill():
+    table: RateLimiterTable[int] = RateLimiterTable(0.1, 2, 65_536)
+    for number in range(20_000):
+        assert table.take(number, number / 10)
+    assert len(table) <= 110, "ten keys a second, each full again after 10 s"
+    for number in range(10_000):
+        table.take(number, 2000.0)
+    for number in range(10_000, 20_100):
+        table.take(number, 5000.0 + number)
+    assert len(table) <= 110, "two are forgotten for each that comes"
+
+
+@given(st.floats(0, 10), st.floats(0.5, 10), st.floats(0, 10), st.lists(st.floats(-5, 20), max_size=8))
+def test_a_full_bucket_is_as_good_as_a_new_one(rate, burst, n, waits):
+    bucket, now = TokenBucket(rate, burst, 0.0), 0.0
+    for wait in waits:
+        bucket.take(now, n)
+        now += wait
+        assert bucket.is_full(now) == (bucket.wait_s(now, burst) == 0.0)
 
 
 def test_forgotten_key_starts_afresh():
