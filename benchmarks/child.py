@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import importlib
 import json
 import os
+import signal
 import sys
 from typing import Any, Final, Protocol
 
+_PR_SET_PDEATHSIG: Final = 1
 #: Where the system knows no scheduling class for what only fills idle time.
 _OTHER_MACHINES_NICE: Final = 19
 
@@ -23,8 +26,23 @@ class Role(Protocol):
         """Carry out one command."""
 
 
+def end_with_parent() -> None:
+    """Let the kernel kill this process when the one that started it dies, even while it is stopped. Linux only."""
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def run_dmsg() -> None:
+    """Be the ``dmsg`` command with the arguments of this process."""
+    end_with_parent()
+    from dmsg.cli.main import main as dmsg
+
+    dmsg()
+
+
 def main() -> None:
     """Run one role until standard input ends."""
+    end_with_parent()
     module = importlib.import_module(f"benchmarks.roles.{sys.argv[1]}")
     options = json.loads(sys.argv[2])
     if getattr(module, "STANDS_FOR_OTHER_MACHINES", False):
@@ -75,6 +93,8 @@ def _run_twisted(module: Any, options: dict[str, Any], answers: Any) -> None:
     from twisted.protocols.basic import LineReceiver
     from twisted.python.failure import Failure
 
+    from benchmarks.census import census
+
     quiet = FilteringLogObserver(textFileLogObserver(sys.stderr), [LogLevelFilterPredicate(LogLevel.warn)])
     globalLogBeginner.beginLoggingTo([quiet], redirectStandardIO=False)
     role = module.Role(reactor, options)
@@ -88,7 +108,7 @@ def _run_twisted(module: Any, options: dict[str, Any], answers: Any) -> None:
         async def _carry_out(self, arguments: dict[str, Any]) -> None:
             command = arguments.pop("do")
             try:
-                answer = await role.do(command, arguments)
+                answer = census(role) if command == "census" else await role.do(command, arguments)
             except Exception as error:
                 answer = {"error": f"{command}: {type(error).__name__}: {error}"}
             _answer(answers, answer)

@@ -10,10 +10,11 @@ import json
 import os
 import resource
 import select
+import signal
 import subprocess
 import sys
 import time
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from contextlib import ExitStack, suppress
 from pathlib import Path
 from types import TracebackType
@@ -31,10 +32,10 @@ class ChildFailed(Exception):
 class Child:
     """One process running ``benchmarks.roles.<role>``, on certain ``cores`` if any are given.
 
-    ``facts`` is what it said once it was ready.
+    ``facts`` is what it said once it was ready. With ``wait`` false it may still be starting: see :meth:`ready`.
     """
 
-    def __init__(self, role: str, cores: Collection[int] = (), **options: Any) -> None:
+    def __init__(self, role: str, cores: Collection[int] = (), *, wait: bool = True, **options: Any) -> None:
         self.role = role
         self._process = subprocess.Popen(
             [sys.executable, "-m", "benchmarks.child", role, json.dumps(options)],
@@ -45,11 +46,18 @@ class Child:
         self.pid = self._process.pid
         if cores:
             os.sched_setaffinity(self.pid, cores)
+        self.facts: dict[str, Any] = {}
+        if wait:
+            self.ready()
+
+    def ready(self) -> dict[str, Any]:
+        """Wait until it is ready, once; gives its facts. Raises ``ChildFailed``."""
         try:
-            self.facts: dict[str, Any] = self._answer(_START_TIMEOUT_S)
+            self.facts = self._answer(_START_TIMEOUT_S)
         except BaseException:
             self.close()
             raise
+        return self.facts
 
     def send(self, command: str, **arguments: Any) -> None:
         """Give a command without waiting for the answer."""
@@ -91,6 +99,14 @@ class Child:
                 return int(line.split()[1])
         raise ChildFailed(f"{self.role} is gone")
 
+    def stop(self, seconds: float) -> None:
+        """SIGSTOP, and SIGCONT after so many seconds: a machine that hangs for a while."""
+        self._process.send_signal(signal.SIGSTOP)
+        try:
+            time.sleep(seconds)
+        finally:
+            self._process.send_signal(signal.SIGCONT)
+
     def kill(self) -> None:
         """SIGKILL: the process gets no chance to say goodbye to anybody."""
         self._process.kill()
@@ -124,11 +140,15 @@ class Cast:
     ) -> None:
         self._stack.close()
 
-    def start(self, role: str, cores: Collection[int] = (), **options: Any) -> Child:
+    def start(self, role: str, cores: Collection[int] = (), *, wait: bool = True, **options: Any) -> Child:
         """Start a child."""
-        child = Child(role, cores, **options)
-        self._stack.callback(child.close)
+        child = Child(role, cores, wait=wait, **options)
+        self.close_at_end(child.close)
         return child
+
+    def close_at_end(self, close: Callable[[], object]) -> None:
+        """Call ``close`` when the block is left."""
+        self._stack.callback(close)
 
 
 def process_cpu_s(pid: int) -> float:

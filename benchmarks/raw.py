@@ -69,14 +69,24 @@ class CheapHandshake:
 class RawConnection:
     """A connection to a server on a blocking socket: frames as they are, nothing done by itself."""
 
-    def __init__(self, port: int, server: PublicKey, *, receive_buffer_bytes: int = 0) -> None:
+    def __init__(
+        self,
+        port: int,
+        server: PublicKey,
+        *,
+        receive_buffer_bytes: int = 0,
+        source: str = "",
+        timeout_s: float = 20.0,
+    ) -> None:
         self.secret = SecretKey.generate()
         self.key = self.secret.public_key.raw
         handshake = CheapHandshake(server, self.secret)
         self.socket = socket.socket()
         if receive_buffer_bytes:
             self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_buffer_bytes)
-        self.socket.settimeout(20)
+        self.socket.settimeout(timeout_s)
+        if source:
+            self.socket.bind((source, 0))
         self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self.socket.connect(("127.0.0.1", port))
         self.socket.sendall(handshake.message_1)

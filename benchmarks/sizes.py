@@ -7,7 +7,7 @@ from typing import Final
 
 
 @dataclass(frozen=True, slots=True)
-class SoakSize:
+class KillsSize:
     """How long relays are killed, and under how much; times in seconds."""
 
     kills: int
@@ -20,6 +20,33 @@ class SoakSize:
     restart_s: float = 1.0
     #: How many of the relays each client stays connected to.
     min_servers: int = 2
+
+
+@dataclass(frozen=True, slots=True)
+class SoakSize:
+    """How long a network is loaded, with what, and how often something is done to it; times in seconds."""
+
+    seconds: float
+    fault_every_s: float
+    relays: int = 3
+    #: Long end-to-end transports: each sends a block so often, both ways; each tenth of them large ones.
+    streams: int = 20
+    interval_s: float = 0.1
+    block_bytes: int = 4_096
+    #: Short transports a second between our clients, between 2019 clients, from those to ours; half as many through the
+    #: tunnel.
+    short_per_s: float = 15.0
+    #: During the warm-up there are so many times as many, to fill what remembers a fixed number of the latest things.
+    warm_up_times: float = 4.0
+    lookups_per_s: float = 10.0
+    strangers_per_s: float = 10.0
+    #: Whether there are clients of the base protocol, and a tunnel of ``dmsg expose`` and ``dmsg forward``.
+    base_clients: bool = True
+    tunnel: bool = True
+    #: How long a receiver or discovery is stopped for.
+    stop_s: float = 5.0
+    sample_every_s: float = 5.0
+    count_every_s: float = 30.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +78,7 @@ class Sizes:
     stuck_s: float
     discovery_entries: int
     discovery_s: float
+    kills: KillsSize
     soak: SoakSize
     secure_bytes: int
     fleet: FleetSize
@@ -70,7 +98,8 @@ FULL: Final = Sizes(
     stuck_s=5.0,
     discovery_entries=50_000,
     discovery_s=5.0,
-    soak=SoakSize(kills=40, transports=50),
+    kills=KillsSize(kills=40, transports=50),
+    soak=SoakSize(seconds=600.0, fault_every_s=40.0, count_every_s=15.0),
     secure_bytes=128 * 1024 * 1024,
     fleet=FleetSize(clients=50, duration_s=500.0, dial_every_s=20.0, seeds=3),
 )
@@ -88,10 +117,13 @@ QUICK: Final = Sizes(
     stuck_s=2.0,
     discovery_entries=5_000,
     discovery_s=2.0,
-    soak=SoakSize(kills=8, transports=50),
+    kills=KillsSize(kills=8, transports=50),
+    soak=SoakSize(seconds=60.0, fault_every_s=15.0, sample_every_s=1.0, count_every_s=2.0),
     secure_bytes=32 * 1024 * 1024,
     fleet=FleetSize(clients=50, duration_s=500.0, dial_every_s=20.0),
 )
+#: ``make soak``: twice as many faults a minute as in ten minutes of ``make bench``.
+LONG_SOAK: Final = SoakSize(seconds=7_200.0, fault_every_s=20.0)
 TINY: Final = Sizes(
     repeats=1,
     relay_frames=200,
@@ -106,7 +138,18 @@ TINY: Final = Sizes(
     stuck_s=0.3,
     discovery_entries=50,
     discovery_s=0.2,
-    soak=SoakSize(kills=1, transports=4, kill_every_s=1.0, restart_s=0.2),
+    kills=KillsSize(kills=1, transports=4, kill_every_s=1.0, restart_s=0.2),
+    soak=SoakSize(
+        seconds=2.0,
+        fault_every_s=1.2,
+        relays=2,
+        streams=4,
+        base_clients=False,
+        tunnel=False,
+        stop_s=0.2,
+        sample_every_s=0.2,
+        count_every_s=0.5,
+    ),
     secure_bytes=256 * 1024,
     fleet=FleetSize(clients=20, duration_s=300.0, dial_every_s=20.0),
 )

@@ -130,7 +130,7 @@ class Streamer(Protocol):
 
     def _begin(self, stream: int, *, forth: bool) -> None:
         self.stream = stream
-        seed, sizes = self._role.seed, self._role.block_sizes
+        seed, sizes = self._role.seed, self._role.sizes_of(stream)
         self._blocks = Blocks(seed, stream, forth=forth, sizes=sizes)
         self.checker = Checker(Blocks(seed, stream, forth=not forth, sizes=sizes))
         self._path = self.transport.stream
@@ -192,7 +192,7 @@ class Streamer(Protocol):
 
 
 @implementer(IEventLog)
-class _Resumed:
+class ResumedOnly:
     """An event log that only notes how long transports were without a path."""
 
     def __init__(self, found_ms: list[float]) -> None:
@@ -219,14 +219,22 @@ class Role:
         self._over: Deferred[None] | None = None
         self._pace = LoopingCall(self._send)
         self._pace.clock = reactor
-        self.client = DmsgClient(
-            reactor,
+        self.client = self.make_client(options)
+
+    def make_client(self, options: dict[str, Any]) -> DmsgClient:
+        """The client everything goes through."""
+        return DmsgClient(
+            self.reactor,
             SecretKey.generate(),
-            discovery=connect_discovery(options["discovery"], reactor),
+            discovery=connect_discovery(options["discovery"], self.reactor),
             min_servers=options["min_servers"],
             security=Security.E2E,
-            events=_Resumed(self.resumed_ms),
+            events=ResumedOnly(self.resumed_ms),
         )
+
+    def sizes_of(self, stream: int) -> tuple[int, int]:
+        """The smallest and the largest block of a stream."""
+        return self.block_sizes
 
     async def start(self) -> dict[str, Any]:
         """Connect and listen."""
@@ -263,7 +271,9 @@ class Role:
         for number in range(count):
             while True:
                 try:
-                    transport = await self.client.dial(target, SERVICE, timeout_s=_DIAL_TIMEOUT_S)
+                    transport = await self.client.dial(
+                        target, SERVICE, security=Security.E2E, timeout_s=_DIAL_TIMEOUT_S
+                    )
                     break
                 except DialError:  # an entry may not be there yet
                     await deferLater(self.reactor, _DRAIN_POLL_S)

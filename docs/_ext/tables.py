@@ -18,6 +18,7 @@ from dmsg.ops.config import Setting, describe_default, settings_of
 
 ROOT: Final = Path(__file__).parents[2]
 BENCHMARKS: Final = ROOT / "docs" / "benchmarks.txt"
+SOAK: Final = ROOT / "docs" / "soak.txt"
 
 
 # --- reStructuredText ------------------------------------------------------------------------------------------------
@@ -431,9 +432,18 @@ def _indent(text: str, by: int) -> str:
 
 def benchmarks() -> str:
     """The table that ``python -m benchmarks`` printed, as it was kept."""
-    if not BENCHMARKS.exists():
-        return ".. note::\n\n   No figures are kept in ``docs/benchmarks.txt`` yet: ``make bench`` makes them.\n"
-    return f"::\n\n{_indent(BENCHMARKS.read_text(), 3)}\n"
+    return _kept(BENCHMARKS, "bench")
+
+
+def soak() -> str:
+    """The table that ``python -m benchmarks.soak`` wrote, as it was kept."""
+    return _kept(SOAK, "soak")
+
+
+def _kept(path: Path, target: str) -> str:
+    if not path.exists():
+        return f".. note::\n\n   No figures are kept in ``docs/{path.name}`` yet: ``make {target}`` makes them.\n"
+    return f"::\n\n{_indent(path.read_text(), 3)}\n"
 
 
 #: Name in the documentation -> function; names after it are its arguments.
@@ -454,6 +464,7 @@ GENERATORS: Final[dict[str, Callable[..., str]]] = {
         exit_codes,
         interfaces,
         benchmarks,
+        soak,
     )
 }
 

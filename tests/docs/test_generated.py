@@ -149,11 +149,14 @@ def test_metrics_have_their_names_as_they_are_scraped() -> None:
     assert "``dmsg_handshake_seconds``" in tables.metrics()
 
 
-def test_figures_are_included_as_they_were_printed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tables, "BENCHMARKS", tmp_path / "benchmarks.txt")
-    assert "make bench" in tables.benchmarks()
-    (tmp_path / "benchmarks.txt").write_text("bench  what\n-----  ----\n")
-    assert tables.benchmarks() == "::\n\n   bench  what\n   -----  ----\n"
+@pytest.mark.parametrize(("generator", "target"), [("benchmarks", "bench"), ("soak", "soak")])
+def test_figures_are_included_as_they_were_printed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, generator: str, target: str
+) -> None:
+    monkeypatch.setattr(tables, generator.upper(), tmp_path / f"{generator}.txt")
+    assert f"``make {target}``" in tables.GENERATORS[generator]()
+    (tmp_path / f"{generator}.txt").write_text("bench  what\n-----  ----\n")
+    assert tables.GENERATORS[generator]() == "::\n\n   bench  what\n   -----  ----\n"
 
 
 # --- sentences -------------------------------------------------------------------------------------------------------

@@ -18,9 +18,9 @@ from twisted.internet.protocol import Factory, Protocol
 from twisted.internet.task import deferLater
 from twisted.internet.threads import deferToThread
 
+from benchmarks.kills import P50_LIMIT_MS, P99_LIMIT_MS, run_kills
 from benchmarks.report import percentile
-from benchmarks.sizes import SoakSize
-from benchmarks.soak import P50_LIMIT_MS, P99_LIMIT_MS, soak
+from benchmarks.sizes import KillsSize
 from dmsg.address import HostPort, PinnedServer
 from dmsg.crypto.keys import PublicKey, SecretKey, write_key_file
 from dmsg.errors import DialError, ServerLost
@@ -204,7 +204,7 @@ async def listed(network, count):
 
 @pytest.mark.time_limit(60)
 def test_many_transports_outlive_relays_that_are_killed_one_after_another():
-    found = soak(SoakSize(kills=3, transports=10, kill_every_s=2.5, restart_s=0.5), seed=20)
+    found = run_kills(KillsSize(kills=3, transports=10, kill_every_s=2.5, restart_s=0.5), seed=20)
     assert not found.faults and found.lost_bytes == 0 and found.verified_bytes > 500_000
     assert found.kills == 3
     assert len(found.resumed_ms) >= 10 and len(found.gaps_ms) >= 20

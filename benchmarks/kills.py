@@ -7,7 +7,7 @@ the same key and port: all three in a random order, then again in another. Every
 
 The pause a kill costs is taken at the receivers, from the last data over the old path to the first over the new one: it
 holds the detection, the search, the handshake, what is sent again, and the time up to the sender's next block.
-``python -m benchmarks soak`` is the long run of the Makefile; ``SOAK_SEED`` repeats one.
+``SOAK_SEED`` repeats a run.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from typing import Any, Final
 
 from benchmarks.processes import Cast, Child
 from benchmarks.report import Row, percentile, row
-from benchmarks.sizes import Sizes, SoakSize
+from benchmarks.sizes import KillsSize, Sizes
 from dmsg.crypto.keys import SecretKey, write_key_file
 
-NAME: Final = "soak"
+NAME: Final = "kills"
 RELAYS: Final = 3
 P50_LIMIT_MS: Final = 1_500.0
 P99_LIMIT_MS: Final = 5_000.0
@@ -55,10 +55,10 @@ class Findings:
 def run(sizes: Sizes) -> list[Row]:
     """Rows of faults and of pauses."""
     seed = int(os.environ.get("SOAK_SEED", "0")) or random.SystemRandom().randrange(1, 1 << 31)
-    print(f"soak: SOAK_SEED={seed}", file=sys.stderr, flush=True)
-    found = soak(sizes.soak, seed)
+    print(f"kills: SOAK_SEED={seed}", file=sys.stderr, flush=True)
+    found = run_kills(sizes.kills, seed)
     for fault in found.faults:
-        print(f"soak: {fault}", file=sys.stderr)
+        print(f"kills: {fault}", file=sys.stderr)
     what = f"{found.transports} transports, {found.kills} kills of relays"
     rows = [
         row(NAME, f"{what}: streams with a fault", [len(found.faults)], "", at_most=0),
@@ -74,11 +74,11 @@ def run(sizes: Sizes) -> list[Row]:
     return rows
 
 
-def soak(size: SoakSize, seed: int) -> Findings:
+def run_kills(size: KillsSize, seed: int) -> Findings:
     """Run it once; nothing is left behind."""
     found = Findings(size.transports, seed=seed)
     chance = random.Random(seed)
-    with tempfile.TemporaryDirectory(prefix="dmsg-soak-") as directory, Cast() as cast:
+    with tempfile.TemporaryDirectory(prefix="dmsg-kills-") as directory, Cast() as cast:
         home = Path(directory)
         url = cast.start("discovery", store=f"sqlite:{home / 'entries.sqlite'}").facts["url"]
         relays = [_Relay(cast, url, home / f"relay-{number}.key") for number in range(RELAYS)]
@@ -109,7 +109,7 @@ def soak(size: SoakSize, seed: int) -> Findings:
         for client in (dialling, answering):
             client.answer(FINISH_LIMIT_S + 10)
         found.elapsed_s = time.monotonic() - began
-        _compare(dialling.ask("result"), answering.ask("result"), found)
+        compare(dialling.ask("result"), answering.ask("result"), found)
     return found
 
 
@@ -133,7 +133,8 @@ def _sleep_until(at_s: float) -> None:
     time.sleep(max(0.0, at_s - time.monotonic()))
 
 
-def _compare(dialling: dict[str, Any], answering: dict[str, Any], found: Findings) -> None:
+def compare(dialling: dict[str, Any], answering: dict[str, Any], found: Findings) -> None:
+    """Hold what one end of each stream sent against what the other received, and note it in ``found``."""
     found.resumed_ms = dialling["resumed_ms"] + answering["resumed_ms"]
     found.gaps_ms = dialling["gaps_ms"] + answering["gaps_ms"]
     for number in range(found.transports):
