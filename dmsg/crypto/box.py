@@ -10,6 +10,7 @@ from typing import Final
 from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
 
+from dmsg.crypto.aead import Aead
 from dmsg.errors import CryptoError, NonceExhausted
 
 BOX_OVERHEAD_BYTES: Final = 16
@@ -25,8 +26,8 @@ class CipherState:
 
     def __init__(self, key: bytes, nonce: int = 0) -> None:
         cipher = ChaCha20Poly1305(key)
-        self._encrypt = cipher.encrypt
-        self._decrypt = cipher.decrypt
+        self._encrypt: Aead = cipher.encrypt
+        self._decrypt: Aead = cipher.decrypt
         self.nonce = nonce
 
     def seal(self, associated: bytes, plaintext: bytes) -> bytes:
@@ -48,3 +49,12 @@ class CipherState:
             raise CryptoError("a sealed frame does not open") from None
         self.nonce = nonce + 1
         return plaintext
+
+    def erase(self) -> None:
+        """Drop the key. ``seal`` and ``open`` raise ``NonceExhausted`` from now on."""
+        self._encrypt = self._decrypt = _erased
+        self.nonce = NONCE_LIMIT
+
+
+def _erased(nonce: bytes, data: bytes, associated: bytes | None) -> bytes:
+    raise NonceExhausted("the key was erased")

@@ -32,6 +32,7 @@ from dmsg.mux.refusals import RefusalReport
 from dmsg.mux.registrar import EntryRegistrar
 from dmsg.mux.relaychoice import RelayChoice
 from dmsg.mux.relaystate import RelayFile
+from dmsg.mux.resumption import ResumeAttempts
 from dmsg.mux.scores import RelayScores, ScoreConfig
 from dmsg.mux.secure import Resume
 from dmsg.mux.secure_stream import SecureStream
@@ -61,6 +62,10 @@ class ClientConfig:
     #: The pause between two searches for a path: the first, and the longest it grows to.
     resume_pause_s: float = 0.2
     resume_pause_limit_s: float = 2.0
+    #: How often the peer may move a transport it opened, in the long run and at once. An honest one behind a relay that
+    #: cuts every second needs one a second; each costs this side two key agreements and up to a window sent again.
+    resume_rate_per_s: float = 2.0
+    resume_burst: int = 16
     #: What is written when the client stops has this long to arrive.
     stop_timeout_s: float = 2.0
 
@@ -329,6 +334,15 @@ class DmsgClient(Service):
     def may_resume(self, peer: PublicKey) -> bool:
         """Whether ``peer`` opened any transport that it may go on with."""
         return peer in self._resumable
+
+    def resume_attempts(self, transport: DmsgTransport) -> ResumeAttempts:
+        """The attempts of the peer of ``transport`` to resume it."""
+        if transport.attempts is None:
+            stream = transport.stream
+            assert isinstance(stream, SecureStream)
+            rate_per_s, burst = self.config.resume_rate_per_s, self.config.resume_burst
+            transport.attempts = ResumeAttempts(stream, rate_per_s=rate_per_s, burst=burst, now=self.reactor.seconds())
+        return transport.attempts
 
     def path_lost(self, session: ServerSession, transport: DmsgTransport, error: DmsgError) -> float:
         """A transport needs another path: its initiator looks for one, its responder waits to be found."""

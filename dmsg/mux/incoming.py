@@ -18,6 +18,7 @@ from dmsg.errors import DmsgError, TransportClosed
 from dmsg.mux.negotiation import Security
 from dmsg.mux.offers import Offers
 from dmsg.mux.pending import StreamOwner
+from dmsg.mux.resumption import ResumeAttempts
 from dmsg.mux.secure import CONFIRM_TIMEOUT_S, Resume
 from dmsg.mux.secure_stream import SecureStream
 from dmsg.mux.services import ask
@@ -46,7 +47,7 @@ class IncomingTransport(StreamOwner):
         self._place: Offers[IncomingTransport] | None = None
         self._resumed: DmsgTransport | None = None
         self._told_bytes = 0
-        self._attempt = 0
+        self._attempts: ResumeAttempts | None = None
         self._resume: Resume | None = None
         self._decision: Deferred[object] | None = None
         self._confirm_timer: IDelayedCall | None = None
@@ -123,16 +124,21 @@ class IncomingTransport(StreamOwner):
             elif self._hold(self._services.arrivals):
                 self._decide(ensureDeferred(self._services.admit(self.stream.remote)), self._unknown_admitted)
             return
+        attempts = self._client.resume_attempts(transport)
+        if not attempts.may_begin(self._session.server, self._session.clock.seconds()):
+            self._refuse(CloseReason.RATE_LIMITED)
+            return
         self._resumed = transport
-        transport.attempts += 1
-        self._attempt = transport.attempts
         earlier = transport.stream
         assert isinstance(earlier, SecureStream)
         self._told_bytes = earlier.resume_bytes
         self._accept(Resume(resume.token, self._told_bytes))
         if isinstance(self.stream, SecureStream):
             self.stream.resumes = True
-            self.stream.await_turn(earlier, self._told_bytes)
+            self._attempts = attempts
+            displaced = attempts.begin(self._session.server, self.stream, self._told_bytes)
+            if displaced is not None and isinstance(displaced.owner, IncomingTransport):
+                displaced.owner.crowded_out()
 
     def _unknown_admitted(self, allowed: object) -> None:
         if allowed is True:
@@ -234,11 +240,12 @@ class IncomingTransport(StreamOwner):
         if self._resumed is not None:
             assert isinstance(self.stream, SecureStream)
             assert self._resume is not None
-            if self._resumed.is_over or self._attempt < self._resumed.attempt:
+            if self._resumed.is_over or self.stream.is_late:
                 # the proof was long on its way: the initiator has given this path up for the one in use now
                 self._session.abort_stream(self.stream, CloseReason.PEER_GONE)
                 return
-            self._resumed.attempt = self._attempt
+            if self._attempts is not None:
+                self._attempts.moved(self._session.clock.seconds())
             self._resumed.move_to(self._session, self.stream, self._resume.received_bytes, self._told_bytes)
         elif self._port is not None:
             self._port.open(self._session, self.stream)
@@ -292,6 +299,8 @@ class IncomingTransport(StreamOwner):
         self._over = True
         self._stop_timer()
         self._leave()
+        if self._attempts is not None and isinstance(self.stream, SecureStream):
+            self._attempts.failed(self.stream)
         if self._decision is not None:
             self._decision.cancel()
 

@@ -13,6 +13,7 @@ from typing import Final
 
 from dmsg.crypto.box import BOX_OVERHEAD_BYTES, CipherState
 from dmsg.errors import CryptoError, NonceExhausted
+from dmsg.mux.resumption import ResumeAttempts
 from dmsg.mux.secure import SecureKeys
 from dmsg.mux.stream import FWD_OVERHEAD_BYTES, Stream, StreamFault, StreamState
 from dmsg.mux.wire import ACK, CLOSE, FWD, HEADER, SEQUENCE_BYTES, CloseReason
@@ -38,11 +39,14 @@ class SecureStream(Stream):
     """
 
     __slots__ = (
+        "__weakref__",
         "_ack_limit_bytes",
         "_acked_hash",
         "_acked_sequence",
         "_acknowledged_bytes",
-        "_earlier",
+        "_attempt",
+        "_attempts",
+        "_begun_at_bytes",
         "_end_acked",
         "_end_sent",
         "_end_wanted",
@@ -55,10 +59,10 @@ class SecureStream(Stream):
         "_send_hash",
         "_sender",
         "_sent_before_bytes",
-        "_successor",
         "_told_bytes",
         "_unread",
         "_window_bytes",
+        "is_late",
         "resumes",
         "skip_bytes",
         "token",
@@ -73,9 +77,11 @@ class SecureStream(Stream):
         self.state = base.state
         self.owner = base.owner
         self.token = keys.token
-        self._earlier: SecureStream | None = None  # whose transport this one takes over once it is confirmed
-        self._successor: SecureStream | None = None
+        self._attempts: ResumeAttempts | None = None  # while it waits for the proof that lets it take a transport over
+        self._attempt = 0
+        self.is_late = False  # proved behind a later attempt: what comes on it is dropped
         self._told_bytes = 0  # what the peer was told that we have when this path was made
+        self._begun_at_bytes = -1  # what had been received when this path took over; -1 before
         self._sent_before_bytes = 0  # how far the stream was sent on earlier paths; it may have to be sent again
         self._acknowledged_bytes = 0  # how much of the peer's stream our last ACK stood for
         self.resumes = False  # whether it is another path of a transport that is open, offered by the peer
@@ -249,7 +255,17 @@ class SecureStream(Stream):
             return False
 
     def discard(self) -> None:
-        """Nothing is forgotten: it may go on over another path."""
+        """The path is over: its keys go at once, what is not acknowledged stays for another path."""
+        self._sender.erase()
+        self._receiver.erase()
+
+    def let_go(self) -> None:
+        """Keep nothing but the counts: another path has taken over, or the transport is over."""
+        self.discard()
+        self.pending.clear()
+        self._outstanding.clear()
+        self._outstanding_bytes = 0
+        self._attempts = None
 
     def _open(self, associated: bytes, payload: bytes) -> bytes:
         try:
@@ -258,8 +274,13 @@ class SecureStream(Stream):
             raise StreamFault(CloseReason.INTEGRITY) from None
         if self.state is StreamState.CONFIRMING:
             self.move(StreamState.OPEN)  # only the initiator can have sealed it (section 2)
-            if self._earlier is not None:
-                self._receive_after(self._earlier)
+            if self._attempts is not None:
+                attempts, self._attempts = self._attempts, None
+                earlier = attempts.proved(self, self._attempt)
+                if earlier is None:
+                    self.is_late = True
+                else:
+                    self._receive_after(earlier)
         return inner
 
     # --- another path ----------------------------------------------------------------------------------------------
@@ -273,31 +294,29 @@ class SecureStream(Stream):
         """
         return self._acknowledged_bytes if self._unread > self._ack_limit_bytes else self.received_bytes
 
-    def await_turn(self, earlier: SecureStream, told_bytes: int) -> None:
-        """Receive behind what ``earlier`` has received, from the moment the initiator proves itself.
+    def await_turn(self, attempts: ResumeAttempts, number: int, told_bytes: int) -> None:
+        """Take over from the transport's path as soon as the initiator proves itself.
 
-        That has to be known here: the first data may come in the same read as the proof.
+        That has to be done here: the first data may come in the same read as the proof.
         """
-        self._earlier = earlier
+        self._attempts = attempts
+        self._attempt = number
         self._told_bytes = told_bytes
 
     def _receive_after(self, earlier: SecureStream) -> None:
-        while earlier._successor is not None:
-            earlier = earlier._successor
-        self.received_bytes = earlier.received_bytes
+        self.received_bytes = self._begun_at_bytes = earlier.received_bytes
         self.skip_bytes = earlier.received_bytes - self._told_bytes
         self._acknowledged_bytes = self._told_bytes
 
     def go_on_from(self, earlier: SecureStream, peer_received_bytes: int, told_bytes: int) -> None:
-        """Take over what ``earlier`` carried (section 8).
+        """Take over what ``earlier`` carried (section 8); ``earlier`` keeps nothing but its counts.
 
         The peer has ``peer_received_bytes`` of what was sent; we told it that we had ``told_bytes``, and may have got
         more on the old path since. Raises ``StreamFault`` when the peer claims what cannot be.
         """
-        if self._earlier is None:
+        if self._begun_at_bytes < 0:
             self._told_bytes = told_bytes
             self._receive_after(earlier)
-        earlier._successor = self
         self._sent_before_bytes = max(earlier._sent_before_bytes, earlier.sent_bytes)
         if not earlier.acked_bytes <= peer_received_bytes <= self._sent_before_bytes:
             raise StreamFault(CloseReason.INTEGRITY)
@@ -313,8 +332,10 @@ class SecureStream(Stream):
         while earlier.pending:
             self.pending.append(earlier.pending.take(1 << 20))
         self.sent_bytes = self.acked_bytes = peer_received_bytes
-        self._unread += earlier._unread
+        # what came on the old path behind the proof, in the same read, was dropped and will come again
+        self._unread += earlier._unread - (earlier.received_bytes - self._begun_at_bytes)
         if self._unread > self._ack_limit_bytes and not self.end_received:
             self.ack_due = False  # promised in the read that brought the proof, when only what is new was counted
         self._end_wanted = earlier._end_wanted
         self.blocked = earlier.blocked
+        earlier.let_go()

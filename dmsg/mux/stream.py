@@ -209,6 +209,10 @@ class Stream:
         """The stream is over: forget what waits to be sent."""
         self.pending.clear()
 
+    def let_go(self) -> None:
+        """The transport is over: keep nothing but the counts."""
+        self.pending.clear()
+
     def take_ack(self) -> bytes:
         """The cumulative ACK that is due; base streams have none."""
         return b""

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import replace
-from typing import cast
+from typing import Final, cast
 
 from twisted.internet.error import ConnectionAborted, ConnectionDone
 from twisted.internet.interfaces import (
@@ -30,6 +30,7 @@ from dmsg.errors import Busy, DeadlineExceeded, DmsgError, IntegrityError, Refus
 from dmsg.mux.feed import Feed
 from dmsg.mux.link import Link, TransportLost
 from dmsg.mux.pending import StreamOwner
+from dmsg.mux.resumption import ResumeAttempts
 from dmsg.mux.secure_stream import SecureStream
 from dmsg.mux.stream import Stream, StreamFault, StreamState
 from dmsg.mux.timers import Deadlines, TransportTimers
@@ -37,6 +38,8 @@ from dmsg.mux.wire import CloseReason
 
 classImplements(DmsgAddress, IAddress)
 _log = Logger()
+#: Owns the streams that no transport runs on any more.
+_DONE: Final = StreamOwner()
 
 
 @implementer(ITransport, IConsumer, IPushProducer)
@@ -64,8 +67,8 @@ class DmsgTransport(Deadlines, StreamOwner):
         self._pump_scheduled = False
         self._inbox: deque[bytes] = deque()
         self._timers = TransportTimers(self, link.clock)
-        #: Attempts of the peer's to resume: how many there were, and which of them the transport has moved to last.
-        self.attempts = self.attempt = 0
+        #: The peer's attempts to resume, if there were any.
+        self.attempts: ResumeAttempts | None = None
         #: From REQUEST to ACCEPT, at the side that asked; 0 at the other.
         self.accept_ms = 0.0
         self.token = b""  # under which it may be resumed; fixed by its first path
@@ -288,17 +291,18 @@ class DmsgTransport(Deadlines, StreamOwner):
         """
         old = self.stream
         assert isinstance(old, SecureStream)
+        old.owner = _DONE  # what still comes on the old path in this very read is dropped
+        if not self._detached:
+            self._link.connection.abort(old, CloseReason.PEER_GONE)
+            self._link.flush_soon()
         try:
             stream.go_on_from(old, peer_received_bytes, told_bytes)
         except StreamFault as fault:
             link.connection.abort(stream, fault.code)
             link.flush_soon()
+            stream.let_go()
             self.give_up(IntegrityError("the peer claims to have what was never sent", by="local"), fault.code)
             return
-        if not self._detached:
-            old.owner = StreamOwner()  # what still comes on the old path in this very read is nobody's concern
-            self._link.connection.abort(old, CloseReason.PEER_GONE)
-            self._link.flush_soon()
         self._detached = False
         self._resume_error = None
         self._timers.stop_grace()
@@ -427,6 +431,9 @@ class DmsgTransport(Deadlines, StreamOwner):
             self._told = True
             self._timers.stop()
             self._link.transport_closed(self, code, local=local)
+            self.attempts = None
+            self.stream.owner = _DONE
+            self.stream.let_go()
 
     def _end(self, reason: Failure) -> None:
         if self._ending is None:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import hashlib
+import tracemalloc
+import weakref
 
 import pytest
 from hypothesis import given, settings
@@ -11,13 +14,15 @@ from hypothesis import strategies as st
 from dmsg.crypto.box import BOX_OVERHEAD_BYTES, NONCE_LIMIT, CipherState
 from dmsg.crypto.keys import SecretKey
 from dmsg.errors import NonceExhausted
+from dmsg.mux.resumption import ResumeAttempts
 from dmsg.mux.secure import SecureKeys
 from dmsg.mux.secure_stream import NOTHING_YET, OUTSTANDING_LIMIT, SecureStream
 from dmsg.mux.stream import Stream, StreamFault, StreamState
 from dmsg.mux.switch import ServerLimits
-from dmsg.mux.wire import ACK, CLOSE, FWD, FWD_DATA_LIMIT_BYTES, HEADER, HEADER_BYTES, CloseReason
+from dmsg.mux.wire import ACK, CLOSE, FWD, FWD_DATA_LIMIT_BYTES, HEADER, HEADER_BYTES, SEQUENCE_BYTES, CloseReason
 
 REMOTE = SecretKey(b"\x07" * 32).public_key
+RELAY = SecretKey(b"\x08" * 32).public_key
 KEYS = (b"a" * 32, b"b" * 32)
 HASHES = (b"c" * 32, b"d" * 32)
 TOKEN = b"t" * 16
@@ -460,6 +465,7 @@ def test_any_cut_and_any_number_of_paths(data: st.DataObject) -> None:
     sender, receiver = pair(window=window, ack_limit=ack_limit)
     written = received = b""
     read = 0
+    attempts = ResumeAttempts(receiver, rate_per_s=0, burst=9, now=0.0)
     for path in range(1, data.draw(st.integers(2, 5))):
         for what in data.draw(st.lists(st.sampled_from(["write", "send", "ack", "read", "lose", "end"]), max_size=12)):
             if what == "write" and not sender.end_wanted:
@@ -485,7 +491,7 @@ def test_any_cut_and_any_number_of_paths(data: st.DataObject) -> None:
         assert sender.acked_bytes <= told <= receiver.received_bytes
         new_sender, new_receiver = pair(window=window, ack_limit=ack_limit, path=path)
         new_receiver.state = StreamState.CONFIRMING
-        new_receiver.await_turn(receiver, told)
+        attempts.begin(RELAY, new_receiver, told)
         new_sender.go_on_from(sender, told, 0)
         if data.draw(st.booleans()) and new_sender.sendable:
             received += carry(new_sender, new_receiver, 36)  # proof and data in one read
@@ -594,3 +600,148 @@ def test_a_stopped_reader_is_not_filled_up_by_one_path_after_the_other() -> None
         new_sender.go_on_from(sender, told, 0)
         new_receiver.go_on_from(receiver, 0, told)
         sender, receiver = new_sender, new_receiver
+
+
+def test_a_path_that_was_left_keeps_neither_data_nor_keys() -> None:
+    sender, receiver = half_acknowledged()
+    new = end(0, path=1)
+    new.go_on_from(sender, 6, 0)
+    assert not sender.pending and not sender._outstanding
+    assert (sender.sent_bytes, sender.acked_bytes) == (11, 6), "the counts stay"
+    with pytest.raises(NonceExhausted):
+        sender.take_ack()
+    assert code_of(sender.receive_ack, receiver.take_ack()[HEADER_BYTES:]) == CloseReason.INTEGRITY
+
+
+def test_a_path_that_is_over_keeps_no_keys_but_what_is_not_acknowledged() -> None:
+    sender, _ = half_acknowledged()
+    sender.discard()
+    with pytest.raises(NonceExhausted):
+        sender.take_ack()
+    new = end(0, path=1)
+    new.go_on_from(sender, 6, 0)
+    assert new.pending.take(100) == b"threefour"
+
+
+@pytest.mark.parametrize("claims_all", [True, False], ids=["claims to have it all", "claims to have nothing"])
+def test_600_paths_without_an_acknowledgement_hold_one_window(claims_all: bool) -> None:
+    """551 MB are sealed, sent and read; by reference counts alone no more than a window of them is kept."""
+    window_bytes = 1 << 20
+    sender = end(1)
+    chunk = bytes(65_536)
+    read_bytes = 0
+    tracemalloc.start()
+    gc.disable()
+    try:
+        for path in range(600):
+            while len(sender.pending) < window_bytes:
+                sender.pending.append(chunk)
+            while sender.sendable:
+                read_bytes += len(sender.next_fwd(65_000)[1]) - BOX_OVERHEAD_BYTES - SEQUENCE_BYTES
+            sender.discard()
+            new, old = end(1, path=1 + path % 200), weakref.ref(sender)
+            new.go_on_from(sender, sender.sent_bytes if claims_all else 0, 0)
+            sender = new
+            assert old() is None
+        size_bytes, _ = tracemalloc.get_traced_memory()
+    finally:
+        gc.enable()
+        tracemalloc.stop()
+    assert read_bytes > 551_000_000
+    assert size_bytes < 3 * window_bytes
+
+
+def test_proofs_of_two_paths_and_data_of_both_in_one_read() -> None:
+    """A relay that held the first back: what came on it is not taken a second time from the other."""
+    sender, receiver = pair()
+    attempts = ResumeAttempts(receiver, rate_per_s=0, burst=9, now=0.0)
+    sender.pending.append(b"abcdef")
+    paths = []
+    for path in (1, 2):
+        new_sender, new_receiver = pair(path=path)
+        new_receiver.state = StreamState.CONFIRMING
+        attempts.begin((REMOTE, RELAY)[path - 1], new_receiver, receiver.resume_bytes)
+        new_sender.go_on_from(sender, 0, 0)
+        sender = new_sender
+        paths.append((new_sender, new_receiver, new_sender.next_fwd(BOX_OVERHEAD_BYTES + 3 * path)[1]))
+    got = b""
+    for _, new_receiver, sealed in paths:
+        got += new_receiver.receive_fwd(sealed, 0, len(sealed))[0]
+    assert got == b"abcdef"
+    for _, new_receiver, _ in paths:
+        assert not new_receiver.is_late
+        new_receiver.go_on_from(receiver, 0, 0)
+        receiver = new_receiver
+    assert (receiver.received_bytes, receiver.unread_bytes) == (6, 6)
+
+
+def test_a_proof_that_comes_behind_that_of_a_later_attempt() -> None:
+    receiver = end(1)
+    attempts = ResumeAttempts(receiver, rate_per_s=0, burst=9, now=0.0)
+    ends = []
+    for path in (1, 2):
+        new_sender, new_receiver = pair(path=path)
+        new_receiver.state = StreamState.CONFIRMING
+        attempts.begin((REMOTE, RELAY)[path - 1], new_receiver, 0)
+        ends.append((new_sender, new_receiver))
+    for new_sender, new_receiver in ends[::-1]:
+        acknowledge(new_sender, new_receiver)
+    assert [receiver.is_late for _, receiver in ends] == [True, False]
+
+
+def test_what_came_on_the_old_path_behind_the_proof_does_not_count_as_unread() -> None:
+    sender, receiver = pair()
+    attempts = ResumeAttempts(receiver, rate_per_s=0, burst=9, now=0.0)
+    sender.pending.append(b"abcdef")
+    old = [sender.next_fwd(BOX_OVERHEAD_BYTES + 3)[1] for _ in range(2)]
+    assert receiver.receive_fwd(old[0], 0, len(old[0]))[0] == b"abc"
+    new_sender, new_receiver = pair(path=1)
+    new_receiver.state = StreamState.CONFIRMING
+    attempts.begin(RELAY, new_receiver, 3)
+    new_sender.go_on_from(sender, 3, 0)
+    acknowledge(new_sender, new_receiver)
+    receiver.receive_fwd(old[1], 0, len(old[1]))  # dropped by the transport: it has moved
+    new_receiver.go_on_from(receiver, 0, 3)
+    assert new_receiver.unread_bytes == 3
+    assert carry(new_sender, new_receiver) == b"def"
+    assert new_receiver.unread_bytes == 6
+
+
+# --- how often (label resume-attempts) -------------------------------------------------------------------------------
+
+
+def waiting(path: int) -> SecureStream:
+    stream = end(1, path=path)
+    stream.state = StreamState.CONFIRMING
+    return stream
+
+
+def test_attempts_that_were_proved_use_up_the_rate() -> None:
+    attempts = ResumeAttempts(end(1), rate_per_s=2, burst=3, now=0.0)
+    for path in range(3):
+        assert attempts.may_begin(RELAY, 0.0)
+        stream = waiting(path)
+        attempts.begin(RELAY, stream, 0)
+        assert attempts.proved(stream, path + 1) is not None
+        attempts.moved(0.0)
+    assert not attempts.may_begin(RELAY, 0.0)
+    assert not attempts.may_begin(RELAY, 0.4)
+    assert attempts.may_begin(RELAY, 0.5)
+
+
+def test_attempts_that_are_never_proved_use_up_nothing() -> None:
+    """A relay can play a REQUEST again as often as it likes: only the last one waits."""
+    attempts = ResumeAttempts(end(1), rate_per_s=0, burst=2, now=0.0)
+    last = None
+    for path in range(100):
+        assert attempts.may_begin(RELAY, 0.0)
+        stream = waiting(path)
+        assert attempts.begin(RELAY, stream, 0) is last
+        last = stream
+    assert attempts.may_begin(REMOTE, 0.0), "another relay has its place"
+    attempts.begin(REMOTE, waiting(100), 0)
+    assert not attempts.may_begin(SecretKey(b"\x09" * 32).public_key, 0.0), "a token for each of those that wait"
+    assert last is not None
+    attempts.failed(last)
+    attempts.failed(last)
+    assert attempts.may_begin(SecretKey(b"\x09" * 32).public_key, 0.0)
