@@ -9,7 +9,6 @@ frame of each stream in turn; ``receive_data`` does the reverse.
 from __future__ import annotations
 
 import os
-from collections import deque
 from typing import Final
 
 from dmsg.crypto.box import BOX_OVERHEAD_BYTES
@@ -28,11 +27,13 @@ from dmsg.mux.events import (
     StreamClosed,
     UpgradeReceived,
 )
+from dmsg.mux.hop import read_refusal
+from dmsg.mux.ids import TransportIds
 from dmsg.mux.limits import ConnectionConfig
+from dmsg.mux.outgoing import Outgoing
 from dmsg.mux.record import RecordLayer
 from dmsg.mux.secure import UPGRADE_MAGIC
 from dmsg.mux.stream import DATA_STATES, ConnectionState, Stream, StreamFault, StreamState
-from dmsg.mux.tlv import Tlv, decode_tlvs
 from dmsg.mux.wire import (
     ACCEPT,
     ACK,
@@ -50,7 +51,6 @@ from dmsg.mux.wire import (
     encode_frame,
     split_frames,
 )
-from dmsg.sansio.limits import RecentIds
 
 
 class Connection:
@@ -72,18 +72,12 @@ class Connection:
         self.config = config = config or ConnectionConfig()
         self.state = ConnectionState.WAITING
         self.streams: dict[int, Stream] = {}
-        #: Streams whose writer may go on; the shell empties this after every flush.
-        self.writable: list[Stream] = []
         self._records = records
         self._random = random
         self._deadline: float | None = now + config.ok_timeout_s
         self._tail = b""
-        self._control: list[bytes] = []
-        self._control_bytes = 0
-        self._acking: set[Stream] = set()
-        self._sending: deque[Stream] = deque()
-        self._recent = RecentIds()
-        self._next_id = int.from_bytes(random(2), "big") & ~1
+        self._out = Outgoing(config)
+        self._ids = TransportIds(int.from_bytes(random(2), "big"))
         self._offered = 0
 
     # --- what the application asks for -----------------------------------------------------------------------------
@@ -102,7 +96,7 @@ class Connection:
         if self.state is not ConnectionState.READY:
             raise LocalProtocolError("the server has not admitted this connection yet")
         request = self.identity.raw + remote.raw + message
-        stream = self._new_stream(self._free_id(), remote, request, initiator=True)
+        stream = self._new_stream(self._ids.take(self.streams), remote, request, initiator=True)
         self.emit(encode_frame(REQUEST, stream.id, request))
         return stream
 
@@ -124,16 +118,26 @@ class Connection:
 
     def go_on(self, stream: Stream) -> None:
         """A stream has taken over what another path left: send it, and let its writer go on if it may."""
-        self._queue(stream)
-        if stream.blocked and stream.pending.size <= self.config.resume_bytes:
-            stream.blocked = False
-            self.writable.append(stream)
+        self._out.queue(stream)
+        self._out.go_on(stream)
+
+    @property
+    def writable(self) -> list[Stream]:
+        """Streams whose writer may go on; the shell empties this after every flush."""
+        return self._out.writable
+
+    def take_writable(self) -> list[Stream]:
+        """Empty :attr:`writable` and give what was in it."""
+        streams = self._out.writable
+        if streams:
+            self._out.writable = []
+        return streams
 
     def end(self, stream: Stream) -> None:
         """Nothing more will be written to ``stream``: half-close. Base streams know no such thing."""
         if stream.state is StreamState.OPEN:
             stream.end()
-            self._queue(stream)
+            self._out.queue(stream)
 
     def send_data(self, stream: Stream, data: bytes) -> bool:
         """Queue ``data``; ``True`` asks the writer to pause until the stream shows up in :attr:`writable`.
@@ -144,7 +148,7 @@ class Connection:
             raise LocalProtocolError(f"{stream!r} takes no data")
         pending = stream.pending
         pending.append(data)
-        self._queue(stream)
+        self._out.queue(stream)
         if pending.size <= self.config.pause_bytes:
             return False
         if pending.size > self.config.pending_limit_bytes:
@@ -160,7 +164,7 @@ class Connection:
         if released:
             self.emit(released)
         elif stream.ack_due:
-            self._acking.add(stream)
+            self._out.acknowledge(stream)
         return bool(released) or stream.ack_due
 
     def close(self, stream: Stream) -> bool:
@@ -171,9 +175,11 @@ class Connection:
         if stream.state is StreamState.OPEN:
             stream.move(StreamState.CLOSING)
             stream.end()
-            self._queue(stream)
-        if stream.state is StreamState.CLOSING and stream.finished:
-            self._finish(stream, CloseReason.NORMAL)
+            self._out.queue(stream)
+        if stream.state is StreamState.CLOSING:
+            self._finish_if_through(stream)
+            if stream.ack_due:
+                self._out.acknowledge(stream)
         return stream.state is StreamState.CLOSED
 
     def abort(self, stream: Stream, reason: int = CloseReason.NORMAL) -> None:
@@ -186,45 +192,16 @@ class Connection:
     @property
     def wants_write(self) -> bool:
         """Whether :meth:`data_to_send` would give anything."""
-        return bool(self._control) or bool(self._sending) or bool(self._acking)
+        return bool(self._out)
 
     @property
     def overloaded(self) -> bool:
         """Whether so many answers wait for the network that reading should stop."""
-        return self._control_bytes > self.config.control_limit_bytes
+        return self._out.control_bytes > self.config.control_limit_bytes
 
     def data_to_send(self) -> bytes:
         """Sealed records with everything that answers the server, then FWDs of the streams in turn."""
-        parts = self._control
-        sending = self._sending
-        if self._acking:
-            for stream in self._acking:
-                if stream.ack_due and stream.state is not StreamState.CLOSED:
-                    parts.append(stream.take_ack())
-            self._acking.clear()
-        if not parts and not sending:
-            return b""
-        budget = self.config.flush_bytes - self._control_bytes
-        self._control = []
-        self._control_bytes = 0
-        limit = self.config.frame_data_bytes
-        resume = self.config.resume_bytes
-        while sending and budget > 0:
-            stream = sending.popleft()
-            if not stream.sendable or stream.state is StreamState.CLOSED:
-                stream.queued = False  # a sealed stream that is over keeps what it had, for another path
-                continue
-            head, data = stream.next_fwd(limit)
-            parts.append(head)
-            parts.append(data)
-            budget -= len(data)
-            if stream.sendable:
-                sending.append(stream)
-            else:
-                stream.queued = False
-            if stream.blocked and stream.pending.size <= resume:
-                stream.blocked = False
-                self.writable.append(stream)
+        parts = self._out.take()
         return self._records.seal(b"".join(parts)) if parts else b""
 
     # --- from the network ------------------------------------------------------------------------------------------
@@ -265,10 +242,11 @@ class Connection:
         if ack:
             self.emit(ack)
         elif stream.ack_due:
-            self._acking.add(stream)
+            self._out.acknowledge(stream)
         if stream.end_received and not data and stream.security == "e2e" and end - start <= _EMPTY_SEALED_BYTES:
             self._on_end(stream, events)
         elif stream.state is StreamState.CLOSING:
+            stream.drop()
             self.consumed(stream, len(data))
         elif stream.overfull(self.config.receive_limit_bytes):
             self._fail(stream, CloseReason.SLOW_CONSUMER, events)
@@ -285,10 +263,7 @@ class Connection:
             self._fail(stream, CloseReason.DOWNGRADE, events)
 
     def _on_end(self, stream: Stream, events: list[Event]) -> None:
-        if stream.state is StreamState.CLOSING and stream.finished:
-            self._finish(stream, CloseReason.NORMAL)
-            events.append(StreamClosed(stream, CloseReason.NORMAL, local=True))
-        else:
+        if not self._cut(stream, events) and not self._finish_if_through(stream, events):
             events.append(EndReceived(stream))
 
     def _on_ack(self, stream: Stream, payload: bytes, events: list[Event]) -> None:
@@ -305,13 +280,34 @@ class Connection:
             return
         if confirming:
             events.append(Confirmed(stream))
+        if stream.was_cut and self._cut(stream, events):
+            return
         if stream.end_acked and not was_acked:
             events.append(EndAcked(stream))
         if stream.sendable:
-            self._queue(stream)
-        elif stream.state is StreamState.CLOSING and stream.finished:
-            self._finish(stream, CloseReason.NORMAL)
+            self._out.queue(stream)
+        else:
+            self._finish_if_through(stream, events)
+
+    def _cut(self, stream: Stream, events: list[Event]) -> bool:
+        """End a stream whose peer did not take our data and has nothing more to say; ``True`` if it is one."""
+        if not stream.was_cut or not stream.end_received:
+            return False
+        self._fail(stream, CloseReason.REFUSED, events)
+        return True
+
+    def _finish_if_through(self, stream: Stream, events: list[Event] | None = None) -> bool:
+        """End a closing stream that has nothing left to wait for; ``True`` if it had not.
+
+        For our application that is a clean end, whatever the peer is told about its own data.
+        """
+        reason = stream.close_reason if stream.state is StreamState.CLOSING else None
+        if reason is None:
+            return False
+        self._finish(stream, reason)
+        if events is not None:
             events.append(StreamClosed(stream, CloseReason.NORMAL, local=True))
+        return True
 
     def _on_rare_frame(
         self, kind: int, stream_id: int, stream: Stream | None, payload: bytes, events: list[Event]
@@ -320,11 +316,11 @@ class Connection:
             self._on_ok(payload, events)
         elif kind == REQUEST:
             self._on_request(stream_id, stream, payload, events)
-        elif stream is None and self.state is ConnectionState.WAITING and stream_id not in self._recent:
+        elif stream is None and self.state is ConnectionState.WAITING and not self._ids.ended_lately(stream_id):
             raise RemoteProtocolError("frame", "frame before OK")
         elif stream is None:
             # A CLOSE is never answered with a CLOSE, nor is what was under way when we closed (D16).
-            if kind != CLOSE and stream_id not in self._recent:
+            if kind != CLOSE and not self._ids.ended_lately(stream_id):
                 self.emit(encode_close(stream_id, CloseReason.NORMAL))
         elif kind == CLOSE:
             proven = stream.proves_close(payload)
@@ -345,12 +341,9 @@ class Connection:
         if self.state is not ConnectionState.WAITING:
             raise RemoteProtocolError("frame", "second OK")
         self._deadline = None
-        try:
-            reason = decode_tlvs(payload).get(Tlv.REASON)
-        except RemoteProtocolError:
-            reason = None  # base peers do not look at the payload of OK, whatever it is
+        reason = read_refusal(payload)
         if reason is not None:
-            events.append(Rejected(reason.decode("utf-8", "replace")[:200]))
+            events.append(Rejected(reason))
             return
         self.state = ConnectionState.READY
         events.append(Ready())
@@ -373,7 +366,7 @@ class Connection:
         if self._offered >= self.config.offered_limit:
             self.emit(encode_close(stream_id, CloseReason.BUSY))
             return
-        self._recent.discard(stream_id)
+        self._ids.taken(stream_id)
         self._offered += 1
         events.append(RequestReceived(self._new_stream(stream_id, remote, payload, initiator=False)))
 
@@ -394,22 +387,7 @@ class Connection:
 
     def emit(self, frame: bytes) -> None:
         """Send a frame that is not data; it does not wait behind data."""
-        self._control.append(frame)
-        self._control_bytes += len(frame)
-
-    def _queue(self, stream: Stream) -> None:
-        if not stream.queued:
-            stream.queued = True
-            self._sending.append(stream)
-
-    def _free_id(self) -> int:
-        for _ in range(1 << 15):
-            stream_id = self._next_id
-            self._next_id = (stream_id + 2) & 0xFFFF
-            if stream_id not in self.streams:
-                self._recent.discard(stream_id)
-                return stream_id
-        raise Busy("all transport ids of this connection are taken", by="local")
+        self._out.control(frame)
 
     def _new_stream(self, stream_id: int, remote: PublicKey, request: bytes, *, initiator: bool) -> Stream:
         stream = Stream(
@@ -439,8 +417,9 @@ class Connection:
             self._offered -= 1
         stream.move(StreamState.CLOSED)
         stream.discard()
+        self._out.forget(stream)
         del self.streams[stream.id]
-        self._recent.add(stream.id)
+        self._ids.ended(stream.id)
 
 
 #: Payload of a sealed FWD without data: the end of a stream.

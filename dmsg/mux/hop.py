@@ -39,6 +39,18 @@ def hop_payload(limits: HopLimits | None = None) -> bytes:
     return encode_tlvs(values)
 
 
+def read_refusal(payload: bytes) -> str | None:
+    """Why the server refuses the connection, from the payload of its OK; ``None`` when it admits it.
+
+    Base peers do not look at that payload, whatever it is.
+    """
+    try:
+        reason = decode_tlvs(payload).get(Tlv.REASON)
+    except RemoteProtocolError:
+        return None
+    return None if reason is None else reason.decode("utf-8", "replace")[:200]
+
+
 def read_hop(payload: bytes) -> Hop:
     """What the peer's payload says. Base peers send none; whatever is not ours counts as none."""
     if not payload:

@@ -5,12 +5,15 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 from typing import Protocol as TypingProtocol
 
-from twisted.internet.error import ConnectionLost
+from twisted.internet.error import ConnectionDone, ConnectionLost
 from twisted.internet.interfaces import IReactorTime
+from twisted.python.failure import Failure
 
 from dmsg.crypto.keys import PublicKey
-from dmsg.errors import DmsgError
+from dmsg.errors import DmsgError, Refused, close_error
 from dmsg.mux.connection import Connection
+from dmsg.mux.stream import Stream
+from dmsg.mux.wire import CloseReason
 
 if TYPE_CHECKING:
     from dmsg.mux.transport import DmsgTransport
@@ -22,6 +25,18 @@ class TransportLost(ConnectionLost):
     def __init__(self, cause: DmsgError) -> None:
         super().__init__(str(cause))
         self.cause = cause
+
+
+def end_failure(stream: Stream, code: int, *, local: bool) -> Failure:
+    """What ``connectionLost`` is told for a transport that ended with ``code``."""
+    if code == CloseReason.NORMAL:
+        return Failure(ConnectionDone())
+    if stream.was_cut:
+        return Failure(TransportLost(Refused("the peer closed without taking all that was written")))
+    if code != CloseReason.REFUSED or local:
+        return Failure(TransportLost(close_error(code, by="local" if local else "peer")))
+    cut = f", which had {stream.cut_bytes} bytes to acknowledge" if stream.cut_bytes else ""
+    return Failure(TransportLost(Refused(f"the peer aborted the transport{cut}")))
 
 
 class Link(TypingProtocol):

@@ -16,7 +16,7 @@ from dmsg.errors import CryptoError, NonceExhausted
 from dmsg.mux.resumption import ResumeAttempts
 from dmsg.mux.secure import SecureKeys
 from dmsg.mux.stream import FWD_OVERHEAD_BYTES, Stream, StreamFault, StreamState
-from dmsg.mux.wire import ACK, CLOSE, FWD, HEADER, SEQUENCE_BYTES, CloseReason
+from dmsg.mux.wire import ACK, CLOSE, FWD, HEADER, SEQUENCE_BYTES, CloseReason, encode_close
 
 HASH_BYTES: Final = 4
 #: More would make a sequence ambiguous.
@@ -27,6 +27,8 @@ _FWD_AD: Final = bytes((FWD,))
 _ACK_AD: Final = bytes((ACK,))
 _CLOSE_AD: Final = bytes((CLOSE,))
 _ACK_BYTES: Final = SEQUENCE_BYTES + HASH_BYTES
+#: Behind the hash of an ACK: the receiver's application had closed and did not take everything.
+_DROPPED: Final = b"\x01"
 #: What a frame takes of the window besides its data, so that no more than a window ever waits at the relay, however
 #: small the writes are: above that the relay takes the sender for one that heeds no window, and ends the transport.
 _FRAME_COST_BYTES: Final = FWD_OVERHEAD_BYTES + BOX_OVERHEAD_BYTES
@@ -132,14 +134,20 @@ class SecureStream(Stream):
         return self._end_wanted
 
     @property
-    def finished(self) -> bool:
-        """Whether both ends of the stream are through: only then is a CLOSE clean."""
-        return self._end_acked and self.end_received
+    def close_reason(self) -> CloseReason | None:
+        """``normal`` once both ends of the stream are through: only then is a CLOSE clean."""
+        return CloseReason.NORMAL if self._end_acked and self.end_received else None
+
+    def drop(self) -> None:
+        """Data that came is not given to the application: every ACK says so from now on."""
+        if not self.dropped:
+            self.dropped = self.ack_due = True
 
     @property
     def complete(self) -> bool:
         """Whether nothing is missing on either side, even if the peer has not said that it knows our end."""
-        return self.end_received and not self.pending and not self._outstanding_bytes and self._end_wanted
+        sent = self._end_wanted and not self.pending and not self._outstanding_bytes and not self.was_cut
+        return sent and self.end_received
 
     def end(self) -> None:
         """Send the end of the stream behind what was written."""
@@ -163,7 +171,11 @@ class SecureStream(Stream):
         """Take a sealed cumulative ACK; the rolling hash in it must be ours (section 4)."""
         inner = self._open(_ACK_AD, payload)
         if len(inner) != _ACK_BYTES:
-            raise StreamFault(CloseReason.MALFORMED)
+            if len(inner) != _ACK_BYTES + 1 or inner[_ACK_BYTES:] != _DROPPED:
+                raise StreamFault(CloseReason.MALFORMED)
+            inner = inner[:_ACK_BYTES]
+            self.was_cut = True
+            self.pending.clear()  # the peer's application has closed: nothing more is sent for it to drop
         sequence = inner[0] << 8 | inner[1]
         claimed = inner[2:]
         if sequence == self._acked_sequence:
@@ -232,6 +244,8 @@ class SecureStream(Stream):
         self.ack_due = False
         self._acknowledged_bytes = self.received_bytes - self.skip_bytes
         inner = self._received_sequence.to_bytes(2, "big") + self._receive_hash[:HASH_BYTES]
+        if self.dropped:
+            inner += _DROPPED
         sealed = self._sender.seal(_ACK_AD, inner)
         return HEADER.pack(ACK, self.id, len(sealed)) + sealed
 
@@ -256,12 +270,14 @@ class SecureStream(Stream):
 
     def discard(self) -> None:
         """The path is over: its keys go at once, what is not acknowledged stays for another path."""
+        self.cut_bytes = self.pending.size + self._outstanding_bytes
         self._sender.erase()
         self._receiver.erase()
 
     def let_go(self) -> None:
         """Keep nothing but the counts: another path has taken over, or the transport is over."""
-        self.discard()
+        self._sender.erase()
+        self._receiver.erase()
         self.pending.clear()
         self._outstanding.clear()
         self._outstanding_bytes = 0
@@ -320,7 +336,20 @@ class SecureStream(Stream):
         self._sent_before_bytes = max(earlier._sent_before_bytes, earlier.sent_bytes)
         if not earlier.acked_bytes <= peer_received_bytes <= self._sent_before_bytes:
             raise StreamFault(CloseReason.INTEGRITY)
-        skip = peer_received_bytes - earlier.acked_bytes
+        self.dropped, self.was_cut = earlier.dropped, earlier.was_cut
+        if not self.was_cut:
+            self._send_again(earlier, peer_received_bytes - earlier.acked_bytes)
+        self.sent_bytes = self.acked_bytes = peer_received_bytes
+        # what came on the old path behind the proof, in the same read, was dropped and will come again
+        self._unread += earlier._unread - (earlier.received_bytes - self._begun_at_bytes)
+        if self._unread > self._ack_limit_bytes and not self.end_received:
+            self.ack_due = False  # promised in the read that brought the proof, when only what is new was counted
+        self._end_wanted = earlier._end_wanted
+        self.blocked = earlier.blocked
+        earlier.let_go()
+
+    def _send_again(self, earlier: SecureStream, skip: int) -> None:
+        """Queue what ``earlier`` had not got acknowledged, but for the first ``skip`` bytes."""
         for _, data, _ in earlier._outstanding:
             if skip >= len(data):
                 skip -= len(data)
@@ -331,11 +360,3 @@ class SecureStream(Stream):
             skip -= len(earlier.pending.take(skip))
         while earlier.pending:
             self.pending.append(earlier.pending.take(1 << 20))
-        self.sent_bytes = self.acked_bytes = peer_received_bytes
-        # what came on the old path behind the proof, in the same read, was dropped and will come again
-        self._unread += earlier._unread - (earlier.received_bytes - self._begun_at_bytes)
-        if self._unread > self._ack_limit_bytes and not self.end_received:
-            self.ack_due = False  # promised in the read that brought the proof, when only what is new was counted
-        self._end_wanted = earlier._end_wanted
-        self.blocked = earlier.blocked
-        earlier.let_go()

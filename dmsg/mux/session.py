@@ -264,9 +264,8 @@ class ServerSession:
     def flushed(self, shell: Shell) -> None:
         """Let writers go on that were told to pause."""
         connection = shell.core
-        if isinstance(connection, Connection) and connection.writable:
-            streams, connection.writable = connection.writable, []
-            for stream in streams:
+        if isinstance(connection, Connection):
+            for stream in connection.take_writable():
                 if isinstance(stream.owner, DmsgTransport):
                     stream.owner.writable()
 

@@ -70,6 +70,8 @@ class Stream:
         "ack_due",
         "acked_bytes",
         "blocked",
+        "cut_bytes",
+        "dropped",
         "end_received",
         "gate",
         "id",
@@ -82,6 +84,7 @@ class Stream:
         "request",
         "sent_bytes",
         "state",
+        "was_cut",
         "window",
     )
 
@@ -111,6 +114,9 @@ class Stream:
         self.ack_due = False  # whether it stands in the connection's list of streams with something to acknowledge
         self.end_received = False  # whether the peer said, provably, that nothing more comes
         self.sent_bytes = self.acked_bytes = self.received_bytes = 0
+        self.cut_bytes = 0  # written and not acknowledged when it ended
+        self.dropped = False  # whether data came that our application, which has closed, did not take
+        self.was_cut = False  # whether the peer said the same of its application and our data
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.id} {self.state.value} with {self.remote}>"
@@ -133,9 +139,14 @@ class Stream:
         return not self.pending and self.window.idle
 
     @property
-    def finished(self) -> bool:
-        """Whether a closing stream has nothing left to wait for, so that CLOSE may be sent."""
-        return self.drained
+    def close_reason(self) -> CloseReason | None:
+        """The reason of the CLOSE of a closing stream that has nothing left to wait for; ``None`` if it has to wait.
+
+        It is ``refused`` after :meth:`drop`, so that data that was cut does not look delivered.
+        """
+        if not self.drained:
+            return None
+        return CloseReason.REFUSED if self.dropped else CloseReason.NORMAL
 
     @property
     def end_acked(self) -> bool:
@@ -186,6 +197,10 @@ class Stream:
         """Received and not yet taken by the application."""
         return self.gate.unread_bytes
 
+    def drop(self) -> None:
+        """Data that came is not given to the application, because it has closed the stream."""
+        self.dropped = True
+
     def overfull(self, limit_bytes: int) -> bool:
         """Whether more has come than an honest peer would send to somebody who does not read.
 
@@ -207,6 +222,7 @@ class Stream:
 
     def discard(self) -> None:
         """The stream is over: forget what waits to be sent."""
+        self.cut_bytes = self.pending.size + self.window.outstanding_bytes
         self.pending.clear()
 
     def let_go(self) -> None:

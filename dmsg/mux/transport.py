@@ -26,9 +26,10 @@ from twisted.python.failure import Failure
 from zope.interface import classImplements, implementer
 
 from dmsg.address import DmsgAddress
-from dmsg.errors import Busy, DeadlineExceeded, DmsgError, IntegrityError, Refused, Unsupported, close_error
+from dmsg.errors import Busy, DeadlineExceeded, DmsgError, IntegrityError, Unsupported, close_error
+from dmsg.mux.endings import close_is_final, peers_reason
 from dmsg.mux.feed import Feed
-from dmsg.mux.link import Link, TransportLost
+from dmsg.mux.link import Link, TransportLost, end_failure
 from dmsg.mux.pending import StreamOwner
 from dmsg.mux.resumption import ResumeAttempts
 from dmsg.mux.secure_stream import SecureStream
@@ -238,7 +239,8 @@ class DmsgTransport(Deadlines, StreamOwner):
         """Everything written, and its end, has arrived."""
         if self.disconnecting:
             # the application is done; the peer may still be finishing its side
-            self._end(Failure(ConnectionDone()))
+            code = CloseReason.REFUSED if self.stream.was_cut else CloseReason.NORMAL
+            self._end(end_failure(self.stream, code, local=False))
         elif self._write_end_told:
             return  # on an earlier path
         elif self.protocol is not None and IHalfCloseableProtocol.providedBy(self.protocol):
@@ -247,22 +249,14 @@ class DmsgTransport(Deadlines, StreamOwner):
 
     def ended(self, code: int, *, local: bool, proven: bool = False) -> None:
         """The stream is over, with a CLOSE of ``code`` from the other side or from this one."""
-        if isinstance(self.stream, SecureStream) and not local:
-            if self.stream.end_acked and (self.disconnecting or self.stream.end_received):
-                code = CloseReason.NORMAL  # whatever the relay says now: both sides know that they have everything
-            elif not proven:
+        if not local:
+            if not close_is_final(self.stream, proven=proven, closing=self.disconnecting):
                 code = code or CloseReason.PEER_GONE  # a made-up "normal" is none
                 self.lost(close_error(code), code)
                 return
-            elif code == CloseReason.NORMAL and not self.stream.end_received:
-                code = CloseReason.REFUSED
+            code = peers_reason(self.stream, code, closing=self.disconnecting)
         self._tell(code, local=local)
-        if code == CloseReason.NORMAL:
-            self._end(Failure(ConnectionDone()))
-        elif code == CloseReason.REFUSED and not local:
-            self._end(Failure(TransportLost(Refused("the peer aborted the transport"))))
-        else:
-            self._end(Failure(TransportLost(close_error(code, by="local" if local else "peer"))))
+        self._end(end_failure(self.stream, code, local=local))
 
     def lost(self, error: DmsgError, code: int) -> None:
         """What carried the transport is gone: wait for another path, if there may be one."""
@@ -337,6 +331,8 @@ class DmsgTransport(Deadlines, StreamOwner):
     def _hand_over(self, data: bytes) -> None:
         if not self.disconnecting and self.connected:
             self.guarded(cast(IProtocol, self.protocol).dataReceived, data)
+        else:
+            self.stream.drop()
         self._consumed(len(data))
 
     def _consumed(self, size: int) -> None:
@@ -389,7 +385,8 @@ class DmsgTransport(Deadlines, StreamOwner):
     def _close(self) -> None:
         if self._ending is not None:
             return  # over already, and about to be told
-        while self._inbox:  # nobody will read it, but the peer's own close waits for the acknowledgement
+        while self._inbox:  # it will not be read, but the peer waits for the acknowledgement
+            self.stream.drop()
             self._consumed(len(self._inbox.popleft()))
         if self._detached:
             self.stream.end()

@@ -223,7 +223,7 @@ async def refused_as_unsupported(net: Net) -> BaseException:
 
 
 async def refused_as_bad_id(net: Net) -> BaseException:
-    net.session.connection._next_id = 1
+    net.session.connection._ids.next_id = 1
     return await net.refusal()
 
 

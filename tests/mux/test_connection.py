@@ -378,7 +378,7 @@ def test_ids_in_use_are_stepped_over() -> None:
     peer = Peer(first_id=2)
     first, second, third = (peer.requested() for _ in range(3))
     peer.connection.abort(second)
-    peer.connection._next_id = first.id
+    peer.connection._ids.next_id = first.id
     assert peer.requested().id == second.id
     assert peer.requested().id == third.id + 2
 
@@ -726,4 +726,4 @@ def test_only_the_latest_ends_are_remembered() -> None:
 def test_default_randomness_is_the_system_s() -> None:
     one = Connection(ALICE, RecordLayer(ONE, OTHER), now=0.0)
     assert one._random is os.urandom
-    assert one._next_id % 2 == 0
+    assert one._ids.next_id % 2 == 0

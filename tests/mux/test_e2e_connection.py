@@ -167,7 +167,7 @@ class Alice:
             assert stream.state is not StreamState.CLOSED
             assert stream.acked_bytes <= stream.sent_bytes
             assert stream.unread_bytes >= 0
-        assert all(stream.state is not StreamState.CLOSED or stream.queued for stream in connection._sending)
+        assert all(stream.state is not StreamState.CLOSED or stream.queued for stream in connection._out._sending)
 
 
 STATES: dict[str, tuple[Callable[[Alice], None], StreamState]] = {
@@ -455,7 +455,7 @@ def test_both_ends_are_through() -> None:
     (ack, _, payload), (close, _, reason) = alice.sent()
     assert (ack, close) == (ACK, CLOSE)
     far.receive_ack(payload)
-    assert far.finished and far.proves_close(reason)
+    assert far.close_reason is CloseReason.NORMAL and far.proves_close(reason)
 
 
 def test_a_peer_that_ignores_the_window_is_cut_off() -> None:

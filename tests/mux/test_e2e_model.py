@@ -504,8 +504,13 @@ class World(RuleBasedStateMachine):
         if not isinstance(app.lost, ConnectionDone):
             # who is through need not wait for the other side to hear of it; that side then cannot know
             assert isinstance(app.lost, ConnectionLost)
-            assert isinstance(peer.lost, ConnectionDone)
+            cut = [one for one in self.transports if one.stream.was_cut]
+            for one in cut:  # it wrote what the other side, which had closed, did not take
+                other = self.transports[1 - self.transports.index(one)]
+                assert other.disconnecting and other.stream.dropped
+            assert cut or isinstance(peer.lost, ConnectionDone), (app.side, app.lost, peer.lost)
             return
+        assert len(peer.got) == app.said or peer.lost is None or peer.closed, "what was not taken is never clean"
         peer_transport = self.transports[peer.side]
         if app.closed or not isinstance(app, HalfCloseApp):
             assert peer_transport.stream.received_bytes == app.said or peer.lost is not None

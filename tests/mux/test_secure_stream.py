@@ -370,14 +370,14 @@ def test_the_end_is_sent_once_and_behind_everything() -> None:
     assert sender.sendable and not sender.drained
     assert carry(sender, receiver) == b""
     assert receiver.end_received
-    assert not sender.sendable and not sender.drained and not sender.finished
+    assert not sender.sendable and not sender.drained and sender.close_reason is None
     acknowledge(receiver, sender)
-    assert sender.end_acked and sender.drained and not sender.finished
+    assert sender.end_acked and sender.drained and sender.close_reason is None
     receiver.end()
     carry(receiver, sender)
-    assert sender.finished and not receiver.finished
+    assert sender.close_reason == CloseReason.NORMAL and receiver.close_reason is None
     acknowledge(sender, receiver)
-    assert receiver.finished
+    assert receiver.close_reason == CloseReason.NORMAL
 
 
 @pytest.mark.parametrize("data", [b"", b"more"])

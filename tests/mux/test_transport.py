@@ -402,7 +402,7 @@ async def test_the_end_comes_behind_what_a_pause_has_held_back(connected):
 
 @pytest_twisted.ensureDeferred
 async def test_closing_while_paused_drops_what_was_not_read(connected):
-    """The side that closes does not want it; the other side's own close is not held up by it."""
+    """The side that closes does not want it; the other side is not held up by it, and is told that it was cut."""
     pair = await connected()
     pair.far.pauseProducing()
     pair.near.write(bytes(AckGate.THRESHOLD_BYTES + WINDOW))
@@ -411,7 +411,7 @@ async def test_closing_while_paused_drops_what_was_not_read(connected):
     pair.far.loseConnection()
     pair.settle()
     assert pair.here.received == b"bye"
-    assert isinstance(pair.here.reason, error.ConnectionDone)
+    assert isinstance(pair.here.reason, error.ConnectionLost)
     assert isinstance(pair.there.reason, error.ConnectionDone)
     assert pair.there.received == b""
 
