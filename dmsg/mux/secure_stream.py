@@ -16,7 +16,7 @@ from dmsg.errors import CryptoError, NonceExhausted
 from dmsg.mux.resumption import ResumeAttempts
 from dmsg.mux.secure import SecureKeys
 from dmsg.mux.stream import FWD_OVERHEAD_BYTES, Stream, StreamFault, StreamState
-from dmsg.mux.wire import ACK, CLOSE, FWD, HEADER, SEQUENCE_BYTES, CloseReason, encode_close
+from dmsg.mux.wire import ACK, CLOSE, FWD, HEADER, SEQUENCE_BYTES, CloseReason
 
 HASH_BYTES: Final = 4
 #: More would make a sequence ambiguous.
