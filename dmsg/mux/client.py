@@ -32,7 +32,6 @@ from dmsg.mux.refusals import RefusalReport
 from dmsg.mux.registrar import EntryRegistrar
 from dmsg.mux.relaychoice import RelayChoice
 from dmsg.mux.relaystate import RelayFile
-from dmsg.mux.resumption import ResumeAttempts
 from dmsg.mux.scores import RelayScores, ScoreConfig
 from dmsg.mux.secure import Resume
 from dmsg.mux.secure_stream import SecureStream
@@ -334,15 +333,6 @@ class DmsgClient(Service):
     def may_resume(self, peer: PublicKey) -> bool:
         """Whether ``peer`` opened any transport that it may go on with."""
         return peer in self._resumable
-
-    def resume_attempts(self, transport: DmsgTransport) -> ResumeAttempts:
-        """The attempts of the peer of ``transport`` to resume it."""
-        if transport.attempts is None:
-            stream = transport.stream
-            assert isinstance(stream, SecureStream)
-            rate_per_s, burst = self.config.resume_rate_per_s, self.config.resume_burst
-            transport.attempts = ResumeAttempts(stream, rate_per_s=rate_per_s, burst=burst, now=self.reactor.seconds())
-        return transport.attempts
 
     def path_lost(self, session: ServerSession, transport: DmsgTransport, error: DmsgError) -> float:
         """A transport needs another path: its initiator looks for one, its responder waits to be found."""

@@ -124,7 +124,7 @@ class IncomingTransport(StreamOwner):
             elif self._hold(self._services.arrivals):
                 self._decide(ensureDeferred(self._services.admit(self.stream.remote)), self._unknown_admitted)
             return
-        attempts = self._client.resume_attempts(transport)
+        attempts = self._attempts_at(transport)
         if not attempts.may_begin(self._session.server, self._session.clock.seconds()):
             self._refuse(CloseReason.RATE_LIMITED)
             return
@@ -139,6 +139,15 @@ class IncomingTransport(StreamOwner):
             displaced = attempts.begin(self._session.server, self.stream, self._told_bytes)
             if displaced is not None and isinstance(displaced.owner, IncomingTransport):
                 displaced.owner.crowded_out()
+
+    def _attempts_at(self, transport: DmsgTransport) -> ResumeAttempts:
+        if transport.attempts is None:
+            assert isinstance(transport.stream, SecureStream)
+            config, now = self._client.config, self._session.clock.seconds()
+            transport.attempts = ResumeAttempts(
+                transport.stream, rate_per_s=config.resume_rate_per_s, burst=config.resume_burst, now=now
+            )
+        return transport.attempts
 
     def _unknown_admitted(self, allowed: object) -> None:
         if allowed is True:
