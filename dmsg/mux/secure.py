@@ -16,14 +16,18 @@ from typing import Final
 from dmsg.crypto.keys import PublicKey, Random, SecretKey
 from dmsg.crypto.noise import HandshakeResult, NoiseHandshake
 from dmsg.errors import CryptoError, IntegrityError, RemoteProtocolError
-from dmsg.mux.tlv import Tlv, decode_tlvs, encode_tlvs
+from dmsg.mux.tlv import Tlv, decode_tlvs, encode_padded_tlvs
 
 VERSION: Final = "0.1.0"
 #: Announces carrier B in the first FWD of each direction.
 UPGRADE_MAGIC: Final = hashlib.sha256(b"dmsg/0.1 e2e upgrade").digest()[:16]
-#: A KK message with an empty payload.
+#: A KK message besides its list.
 KK_MESSAGE_BYTES: Final = 49
 TOKEN_BYTES: Final = 16
+#: What the lists of messages 1 and 2 are padded to: all that can stand in them fits, a service name of 255 bytes and a
+#: ``resume`` included, so that their length tells a relay nothing. Label ``kk-padding``.
+LIST_1_BYTES: Final = 320
+LIST_2_BYTES: Final = 64
 #: The initiator has one round trip to prove itself; a replayed or forged message 1 holds a place for no longer than this.
 CONFIRM_TIMEOUT_S: Final = 3.0
 
@@ -121,7 +125,7 @@ class SecureInitiator:
             values[Tlv.SERVICE] = service.encode()
         if resume is not None:
             values[Tlv.RESUME] = resume.encode()
-        self.message = self._noise.write_message(encode_tlvs(values))
+        self.message = self._noise.write_message(encode_padded_tlvs(values, LIST_1_BYTES))
 
     def finish(self, message: bytes) -> tuple[SecureKeys, Resume | None]:
         """Take message 2. Raises ``IntegrityError`` unless the responder itself made it for this handshake."""
@@ -178,6 +182,6 @@ class SecureResponder:
         values: dict[Tlv, bytes] = {Tlv.VERSION: VERSION.encode()}
         if resume is not None:
             values[Tlv.RESUME] = resume.encode()
-        message = self._noise.write_message(encode_tlvs(values))
+        message = self._noise.write_message(encode_padded_tlvs(values, LIST_2_BYTES))
         assert self._noise.result is not None
         return message, derive_keys(self._noise.result, initiator=False)

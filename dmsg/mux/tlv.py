@@ -9,6 +9,7 @@ from typing import Final
 from dmsg.errors import RemoteProtocolError
 
 LIST_LIMIT_BYTES: Final = 1_024
+_HEADER_BYTES: Final = 3
 
 
 class Tlv(IntEnum):
@@ -19,6 +20,7 @@ class Tlv(IntEnum):
     LIMITS = 3
     RESUME = 4
     REASON = 5
+    PADDING = 6
 
 
 _KNOWN: Final = frozenset(int(kind) for kind in Tlv)
@@ -29,6 +31,18 @@ def encode_tlvs(values: Mapping[Tlv, bytes]) -> bytes:
     return b"".join(bytes((kind,)) + len(value).to_bytes(2, "big") + value for kind, value in values.items())
 
 
+def encode_padded_tlvs(values: Mapping[Tlv, bytes], size_bytes: int) -> bytes:
+    """The list with a last entry of zeros that makes it exactly ``size_bytes`` long.
+
+    Raises ``ValueError`` when there is no room for that entry.
+    """
+    content = encode_tlvs(values)
+    missing = size_bytes - len(content) - _HEADER_BYTES
+    if missing < 0:
+        raise ValueError(f"the list does not fit {size_bytes} bytes")
+    return content + encode_tlvs({Tlv.PADDING: bytes(missing)})
+
+
 def decode_tlvs(data: bytes, stage: str = "tlv") -> dict[Tlv, bytes]:
     """The known entries of a list; raises ``RemoteProtocolError`` when it is cut, too long, or names one type twice."""
     if len(data) > LIST_LIMIT_BYTES:
@@ -36,7 +50,7 @@ def decode_tlvs(data: bytes, stage: str = "tlv") -> dict[Tlv, bytes]:
     found: dict[Tlv, bytes] = {}
     position = 0
     while position < len(data):
-        start = position + 3
+        start = position + _HEADER_BYTES
         end = start + int.from_bytes(data[position + 1 : start], "big")
         if start > len(data) or end > len(data):
             raise RemoteProtocolError(stage, "TLV list is cut")

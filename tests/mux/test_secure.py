@@ -17,6 +17,8 @@ from dmsg.crypto.noise import NoiseHandshake
 from dmsg.errors import DmsgError, IntegrityError, RemoteProtocolError
 from dmsg.mux.secure import (
     KK_MESSAGE_BYTES,
+    LIST_1_BYTES,
+    LIST_2_BYTES,
     TOKEN_BYTES,
     UPGRADE_MAGIC,
     Resume,
@@ -27,7 +29,7 @@ from dmsg.mux.secure import (
 )
 from dmsg.mux.secure_stream import SecureStream
 from dmsg.mux.stream import Stream, StreamState
-from dmsg.mux.tlv import Tlv, encode_tlvs
+from dmsg.mux.tlv import Tlv, encode_padded_tlvs, encode_tlvs
 from dmsg.mux.wire import HEADER_BYTES
 
 VECTORS = Path(__file__).parents[1] / "vectors"
@@ -343,3 +345,47 @@ def test_a_replayed_message_1_opens_and_gives_new_keys() -> None:
     first, second = (SecureResponder(BOB, ALICE.public_key, SERVER.public_key, message).answer() for _ in range(2))
     assert first[0] != second[0]
     assert first[1].send_key != second[1].send_key
+
+
+# --- what length and stolen keys give away ---------------------------------------------------------------------------
+
+RESUME = Resume(bytes(16), 1 << 63)
+
+
+@given(service=st.text(max_size=255).filter(lambda text: len(text.encode()) <= 255), resumes=st.booleans())
+def test_messages_have_the_same_length_whatever_they_ask_for(service: str, resumes: bool) -> None:
+    resume = RESUME if resumes else None
+    initiator, _, answer, _, _ = handshake(service=service, resume=resume, answer=resume)
+    assert len(initiator.message) == KK_MESSAGE_BYTES + LIST_1_BYTES == 369
+    assert len(answer) == KK_MESSAGE_BYTES + LIST_2_BYTES == 113
+
+
+def test_the_longest_name_and_a_resumption_fit_together() -> None:
+    initiator, responder, _, _, _ = handshake(service="x" * 255, resume=RESUME)
+    assert (responder.service, responder.resume) == ("x" * 255, RESUME)
+    assert len(initiator.message) == 369
+
+
+def test_a_longer_list_than_the_padding_is_an_error_here() -> None:
+    with pytest.raises(ValueError, match="does not fit"):
+        encode_padded_tlvs({Tlv.SERVICE: bytes(LIST_1_BYTES)}, LIST_1_BYTES)
+
+
+def test_the_responders_key_stolen_later_opens_message_1_and_nothing_else() -> None:
+    initiator, _, answer, _, theirs = handshake(service="secret-service")
+    thief = SecureResponder(BOB, ALICE.public_key, SERVER.public_key, initiator.message)
+    assert thief.service == "secret-service"
+    # all that the thief can go on with is an ephemeral key of its own, which is not the one of the session
+    forged, keys = thief.answer()
+    assert forged != answer
+    assert not {keys.send_key, keys.receive_key} & {theirs.send_key, theirs.receive_key}
+
+
+def test_the_initiators_key_stolen_later_does_not_open_message_1() -> None:
+    initiator, _, _, _, _ = handshake(service="secret-service")
+    ephemeral, sealed = initiator.message[:33], initiator.message[33:]
+    for static in (ALICE, MALLORY):  # neither the thief with Alice's key nor one without can take Bob's part
+        with pytest.raises(IntegrityError):
+            SecureResponder(static, BOB.public_key, SERVER.public_key, ephemeral + sealed)
+        with pytest.raises(IntegrityError):
+            SecureResponder(static, ALICE.public_key, SERVER.public_key, ephemeral + sealed)

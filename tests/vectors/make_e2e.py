@@ -92,6 +92,10 @@ def tlv(kind: int, value: bytes) -> bytes:
     return bytes((kind,)) + len(value).to_bytes(2, "big") + value
 
 
+def padded(values: bytes, size: int) -> bytes:
+    return values + tlv(6, bytes(size - len(values) - 3))
+
+
 def session(first_payload: bytes, second_payload: bytes) -> dict[str, Any]:
     """One handshake and a short conversation under its keys."""
     prologue = b"dmsg/0.1 e2e" + b"".join(public(fill) for fill in KEYS.values())
@@ -157,7 +161,7 @@ def carry(one: dict[str, Any]) -> dict[str, Any]:
 def make() -> dict[str, Any]:
     """All vectors."""
     version = tlv(1, b"0.1.0")
-    plain = session(version + tlv(2, b"web"), version)
+    plain = session(padded(version + tlv(2, b"web"), 320), padded(version, 64))
     token = bytes.fromhex(plain["token"])
     offered, answered = token + (1_000_000).to_bytes(8, "big"), token + (2**40).to_bytes(8, "big")
     limits = b"".join(number.to_bytes(4, "big") for number in (1_024, 200, 65_510))
@@ -168,7 +172,7 @@ def make() -> dict[str, Any]:
         "transport_ids": TRANSPORT_IDS,
         "session": plain,
         "carriers": carry(plain),
-        "resumed_session": session(version + tlv(4, offered), version + tlv(4, answered)),
+        "resumed_session": session(padded(version + tlv(4, offered), 320), padded(version + tlv(4, answered), 64)),
         "resume": {"initiator": offered.hex(), "responder": answered.hex()},
         "hop": {"client": version.hex(), "server": (version + tlv(3, limits)).hex()},
     }
