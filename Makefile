@@ -12,8 +12,14 @@ FUZZ_STAMP := $(VENV)/.fuzz-installed
 FUZZ_SECONDS ?= 60
 FUZZ_JOBS ?= 2
 
+# The lock files are of this version of Python on Linux; with another one pip chooses, within the bounds of setup.cfg.
+LOCKED := $(shell $(PYTHON) -c 'import sys; print("yes" if sys.version_info[:2] == (3, 11) and sys.platform == "linux" else "")' 2>/dev/null)
+LOCKING := --quiet --upgrade --strip-extras --allow-unsafe --generate-hashes --no-header --no-annotate \
+    --no-emit-index-url --no-emit-find-links --no-emit-trusted-host
+PIP := $(BIN)/python -m pip --quiet --disable-pip-version-check install
+
 .DEFAULT_GOAL := help
-.PHONY: help venv demo test test-core test-analytics lint format bench soak fuzz analytics-demo bench-analytics docs news clean
+.PHONY: help venv lock demo test test-core test-analytics lint format bench soak fuzz analytics-demo bench-analytics docs news clean
 .PHONY: proof system-packages analytics-packages proof-packages
 
 help:
@@ -28,28 +34,58 @@ help:
 	@echo "make bench-analytics  the log pipeline beside DuckDB and Polars"
 	@echo "make docs    the documentation as HTML;    make news  a preview of NEWS.rst"
 	@echo "make venv    only the virtual environment; make clean removes all of it"
+	@echo "make lock    the lock files anew, with the newest versions within the bounds"
 
 venv: $(STAMP)
 
-# Made anew when setup.cfg changes, so that it never holds what is no longer asked for.
-$(STAMP): setup.cfg | system-packages
+# Made anew when setup.cfg changes, so that it never holds what is no longer asked for. Each file that is installed is one
+# whose hash is in requirements.lock; our own package is built with what came from there.
+$(STAMP): setup.cfg requirements.lock | system-packages
 	rm -rf $(VENV)
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[redis,test,lint,bench]'
+ifeq ($(LOCKED),yes)
+	$(PIP) --require-hashes --only-binary :all: -r requirements.lock
+	$(PIP) --no-deps --no-build-isolation -e .
+else
+	$(PIP) -e '.[redis,test,lint,bench]'
+endif
 	touch $@
 
 # The log pipeline brings Spark, several hundred megabytes: only what needs it installs it.
-$(ANALYTICS_STAMP): $(STAMP) spark/pyproject.toml | analytics-packages
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[ship,s3]' -e './spark[test,bench]'
+$(ANALYTICS_STAMP): $(STAMP) spark/pyproject.toml requirements-analytics.lock | analytics-packages
+ifeq ($(LOCKED),yes)
+	$(PIP) --require-hashes -r requirements-analytics.lock
+	$(PIP) --no-deps --no-build-isolation -e ./spark
+else
+	$(PIP) -e '.[ship,s3]' -e './spark[test,bench]'
+endif
 	touch $@
 
-$(FUZZ_STAMP): $(ANALYTICS_STAMP)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[fuzz]'
+$(FUZZ_STAMP): $(ANALYTICS_STAMP) requirements-fuzz.lock
+ifeq ($(LOCKED),yes)
+	$(PIP) --require-hashes -r requirements-fuzz.lock
+else
+	$(PIP) -e '.[fuzz]'
+endif
 	touch $@
 
 $(DOCS_STAMP): $(STAMP)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[docs]'
+ifneq ($(LOCKED),yes)
+	$(PIP) -e '.[docs]'
+endif
 	touch $@
+
+# Newer versions, within the bounds: the lock files are written anew, with a venv of its own. Look at what changes.
+lock:
+	rm -rf .venv-lock
+	$(PYTHON) -m venv .venv-lock
+	.venv-lock/bin/python -m pip install --quiet --disable-pip-version-check pip-tools
+	.venv-lock/bin/pip-compile $(LOCKING) --extra all -o requirements.lock setup.cfg
+	.venv-lock/bin/pip-compile $(LOCKING) --extra test --extra bench -c requirements.lock \
+	    -o requirements-analytics.lock spark/pyproject.toml
+	.venv-lock/bin/pip-compile $(LOCKING) --extra fuzz -c requirements.lock -o requirements-fuzz.lock setup.cfg
+	sed -i '/^#/d; /^$$/d' requirements*.lock
+	rm -rf .venv-lock
 
 # What pip cannot install: venv itself (Debian's python3 comes without) and a Redis for the tests of that store; for the
 # log pipeline a Java to run Spark, and a Chromium in which its report is looked at; for the proofs Spin and a C compiler. Nothing happens where all are there.

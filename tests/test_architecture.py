@@ -91,6 +91,7 @@ OWNERS = {
     "noise": {"dmsg.crypto.noise"},
     "cryptography": {"dmsg.crypto.aead", "dmsg.crypto.box", "dmsg.crypto.noise"},
     "klein": {"dmsg.discovery.api"},
+    "werkzeug": {"dmsg.discovery.api"},
     "treq": {"dmsg.discovery.http_client"},
     "txredisapi": {"dmsg.discovery.store_redis"},
     "sqlite3": {"dmsg.discovery.store_table"},

@@ -1,0 +1,144 @@
+"""What is depended on: bounds on both sides, a lock file that keeps to them, and what of others' code we replace."""
+
+from __future__ import annotations
+
+import ast
+import configparser
+import hashlib
+import importlib.metadata
+import re
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+ROOT = Path(__file__).parents[2]
+LOCKS = ("requirements.lock", "requirements-analytics.lock")
+_PIN = re.compile(r"^([A-Za-z0-9._-]+)==([^ \\]+) \\$")
+
+
+def _setup_cfg() -> configparser.ConfigParser:
+    config = configparser.ConfigParser(interpolation=None)
+    config.read(ROOT / "setup.cfg")
+    return config
+
+
+def _requirements(text: str) -> list[Requirement]:
+    lines = (line.partition("#")[0].strip() for line in text.splitlines())
+    return [Requirement(line) for line in lines if line and not line.startswith("%(")]
+
+
+def _of_the_core() -> list[Requirement]:
+    config = _setup_cfg()
+    extras = dict(config["options.extras_require"])
+    extras.pop("all")
+    return _requirements("\n".join([config["options"]["install_requires"], *extras.values()]))
+
+
+def _of_the_pipeline() -> list[Requirement]:
+    text = (ROOT / "spark" / "pyproject.toml").read_text()
+    lists = re.findall(r"^(?:dependencies|test|bench) = (\[.*?\])$", text, re.MULTILINE | re.DOTALL)
+    assert len(lists) == 3
+    return [Requirement(each) for one in lists for each in ast.literal_eval(one)]
+
+
+def _pins(name: str) -> dict[str, str]:
+    """Name -> version of everything in a lock file; each has a hash."""
+    pins: dict[str, str] = {}
+    current = ""
+    for line in (ROOT / name).read_text().splitlines():
+        found = _PIN.match(line)
+        if found is not None:
+            current = canonicalize_name(found[1])
+            pins[current] = found[2]
+        else:
+            assert current and re.fullmatch(r"    --hash=sha256:[0-9a-f]{64}( \\)?", line), line
+    return pins
+
+
+@pytest.mark.parametrize("requirement", [*_of_the_core(), *_of_the_pipeline()], ids=str)
+def test_every_dependency_has_a_lower_and_an_upper_bound(requirement: Requirement) -> None:
+    operators = {one.operator for one in requirement.specifier}
+    assert operators in ({">=", "<"}, {"=="}), requirement
+
+
+def test_the_lock_files_keep_to_the_bounds() -> None:
+    core, pipeline = (_pins(name) for name in LOCKS)
+    for requirement in _of_the_core():
+        if requirement.marker is None or requirement.marker.evaluate({"python_version": "3.11"}):
+            assert requirement.specifier.contains(core[canonicalize_name(requirement.name)]), requirement
+    for requirement in _of_the_pipeline():
+        assert requirement.specifier.contains(pipeline[canonicalize_name(requirement.name)]), requirement
+    shared = core.keys() & pipeline.keys()
+    assert shared and {name: core[name] for name in shared} == {name: pipeline[name] for name in shared}
+
+
+@pytest.mark.parametrize("name", LOCKS)
+def test_a_lock_file_names_no_place_to_get_things_from(name: str) -> None:
+    text = (ROOT / name).read_text()
+    assert not re.search(r"://|--(extra-)?index-url|--find-links|--trusted-host|file:|@", text)
+
+
+def test_everything_that_is_imported_is_declared() -> None:
+    """A dependency of a dependency may leave with any release of that."""
+    declared = {canonicalize_name(one.name) for one in _of_the_core()}
+    distributions = importlib.metadata.packages_distributions()
+    ours = {"dmsg", *(path.stem for path in (ROOT / "dmsg").rglob("*.py"))}
+    missing = set()
+    for path in (ROOT / "dmsg").rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            names = [one.name for one in node.names] if isinstance(node, ast.Import) else []
+            names += [node.module or ""] if isinstance(node, ast.ImportFrom) and not node.level else []
+            for top in {name.partition(".")[0] for name in names} - ours:
+                found = {canonicalize_name(one) for one in distributions.get(top, ())}
+                if found and not found & declared:
+                    missing.add(f"{path.relative_to(ROOT)}: {top}")
+    assert not missing
+
+
+# --- noiseprotocol: no release since 2020, and most of it is replaced ----------------------------------------------------
+
+
+def test_noiseprotocol_is_the_one_release_we_know() -> None:
+    assert importlib.metadata.version("noiseprotocol") == "0.3.1"
+    [requirement] = [one for one in _of_the_core() if one.name == "noiseprotocol"]
+    assert str(requirement.specifier) == "==0.3.1"
+
+
+#: SHA-256 of the modules that dmsg/crypto/noise.py takes, or replaces a part of: it gives the backend another
+#: Diffie-Hellman, hash, HMAC, HKDF and cipher, and drives the state machine itself.
+READ_AND_JUDGED = {
+    "backends/default/backend.py": "8ff2bcb002036ed08f6851ceb39c7c5892de64163edc8b584f8e0c7c10a99e8b",
+    "backends/noise_backend.py": "02ed56bcdb8ac5760fa54f7a3a3b90b6caa5fcf667e80be82cd062b63a565586",
+    "constants.py": "618c9689191cf8df88392bb984f3bb892ac893978f05f5d354ae36b86bd027a8",
+    "exceptions.py": "a0b543f9bcddd9600f451e0c26a776270bb5a3123a8b4a5a605b30b4b4626a5d",
+    "functions/patterns.py": "f97e240f5394e115ff9a74d00f978eeae76aa42b70ae0ac51cd658133ceed91b",
+    "noise_protocol.py": "37abb8c458dce19514edfbbbe4b27716edb1d1afb9af462859c2a458be5114cd",
+    "patterns.py": "67942cf0c4ee0512b70a57aaee6886eb1941939ac0e76121e992a36196e82329",
+    "state.py": "6c042444e91e06bbe184bf4810e78241848e086ac776e769fdba38c9c31eaecd",
+}
+
+
+@pytest.mark.parametrize("module", READ_AND_JUDGED)
+def test_noiseprotocol_is_the_text_we_have_read(module: str) -> None:
+    """A release that works otherwise could go round what we replace without a word. Read it before this is changed."""
+    import noise
+
+    assert noise.__file__ is not None
+    text = (Path(noise.__file__).parent / module).read_bytes()
+    assert hashlib.sha256(text).hexdigest() == READ_AND_JUDGED[module]
+
+
+# --- txredisapi: kept up by few people -----------------------------------------------------------------------------------
+
+
+def test_what_is_used_of_txredisapi_is_public() -> None:
+    """dmsg/discovery/store_redis.py is the only module that imports it, and takes nothing with a leading underscore."""
+    tree = ast.parse((ROOT / "dmsg" / "discovery" / "store_redis.py").read_text())
+    used = {
+        node.attr
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "txredisapi"
+    }
+    assert used and not any(name.startswith("_") for name in used)
