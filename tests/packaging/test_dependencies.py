@@ -14,8 +14,8 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 ROOT = Path(__file__).parents[2]
-LOCKS = ("requirements.lock", "requirements-analytics.lock")
-_PIN = re.compile(r"^([A-Za-z0-9._-]+)==([^ \\]+) \\$")
+LOCKS = ("requirements.lock", "requirements-analytics.lock", "requirements-fuzz.lock")
+_PIN = re.compile(r"^([A-Za-z0-9._-]+)==([^ \\]+)(?: ; [^\\]+)? \\$")
 
 
 def _setup_cfg() -> configparser.ConfigParser:
@@ -33,7 +33,12 @@ def _of_the_core() -> list[Requirement]:
     config = _setup_cfg()
     extras = dict(config["options.extras_require"])
     extras.pop("all")
+    extras.pop("fuzz")
     return _requirements("\n".join([config["options"]["install_requires"], *extras.values()]))
+
+
+def _of_the_fuzzers() -> list[Requirement]:
+    return _requirements(_setup_cfg()["options.extras_require"]["fuzz"])
 
 
 def _of_the_pipeline() -> list[Requirement]:
@@ -57,21 +62,22 @@ def _pins(name: str) -> dict[str, str]:
     return pins
 
 
-@pytest.mark.parametrize("requirement", [*_of_the_core(), *_of_the_pipeline()], ids=str)
+@pytest.mark.parametrize("requirement", [*_of_the_core(), *_of_the_fuzzers(), *_of_the_pipeline()], ids=str)
 def test_every_dependency_has_a_lower_and_an_upper_bound(requirement: Requirement) -> None:
     operators = {one.operator for one in requirement.specifier}
     assert operators in ({">=", "<"}, {"=="}), requirement
 
 
 def test_the_lock_files_keep_to_the_bounds() -> None:
-    core, pipeline = (_pins(name) for name in LOCKS)
-    for requirement in _of_the_core():
-        if requirement.marker is None or requirement.marker.evaluate({"python_version": "3.11"}):
-            assert requirement.specifier.contains(core[canonicalize_name(requirement.name)]), requirement
-    for requirement in _of_the_pipeline():
-        assert requirement.specifier.contains(pipeline[canonicalize_name(requirement.name)]), requirement
-    shared = core.keys() & pipeline.keys()
-    assert shared and {name: core[name] for name in shared} == {name: pipeline[name] for name in shared}
+    core, pipeline, fuzzers = (_pins(name) for name in LOCKS)
+    needed = ((core, _of_the_core()), (pipeline, _of_the_pipeline()), (fuzzers, _of_the_fuzzers()))
+    for pins, requirements in needed:
+        for requirement in requirements:
+            if requirement.marker is None or requirement.marker.evaluate({"python_version": "3.11"}):
+                assert requirement.specifier.contains(pins[canonicalize_name(requirement.name)]), requirement
+    for other in (pipeline, fuzzers):
+        shared = core.keys() & other.keys()
+        assert shared and {name: core[name] for name in shared} == {name: other[name] for name in shared}
 
 
 @pytest.mark.parametrize("name", LOCKS)
