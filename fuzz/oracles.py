@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import atexit
+import os
+import shutil
 import sys
+import tempfile
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -65,3 +69,10 @@ def as_text(data: bytes) -> str:
         return data.decode("utf-8", "surrogatepass")
     except UnicodeDecodeError:
         return data.decode("latin-1")
+
+
+def scratch(name: str) -> str:
+    """The path of a file for what can only be read from one; it goes when the process ends."""
+    directory = tempfile.mkdtemp(prefix="dmsg-fuzz-")
+    atexit.register(shutil.rmtree, directory, ignore_errors=True)
+    return os.path.join(directory, name)

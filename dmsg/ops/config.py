@@ -300,7 +300,10 @@ def _load(path: str) -> dict[str, Any]:
         raise ConfigError("config", "is too long for a configuration file", path)
     try:
         return tomllib.loads(content.decode("utf-8"))
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except (
+        ValueError,
+        RecursionError,
+    ) as error:  # numbers of thousands of digits, nesting of hundreds of brackets, too
         raise ConfigError("config", f"is not TOML: {error}", path) from None
 
 

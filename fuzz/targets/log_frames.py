@@ -15,7 +15,7 @@ _compressor = Compressor()
 def one_input(data: bytes) -> None:
     """The first byte says whether the rest is a file, or what is packed into one and then altered.
 
-    Nothing is raised; the pieces change nothing; of a file that is whole every line is counted.
+    Nothing is raised; of a file that is whole the pieces change nothing, and every line is counted.
     """
     choices = Choices(data)
     how = choices.byte()
@@ -33,7 +33,8 @@ def one_input(data: bytes) -> None:
         file = choices.rest()
     whole = _read(file, len(file) or 1)
     single = _read(file, 1 + how)
-    assert whole == single
+    # Of a frame that has another length than it says libzstd knows only when it is handed the whole frame at once.
+    assert whole == single if not whole[0] else single[2] <= len(file)
     problem, lines, end, read = whole
     assert end <= len(file)
     if not problem:

@@ -165,6 +165,8 @@ def test_malformed_values_are_named_with_their_source(options: dict[str, str], m
         ("[server.limits]\nrate_per_s = true\n", "limit_rate_per_s", "must be a number"),
         ("[server.limits]\nconnections = []\n", "limit_connections", "must be a whole number"),
         ("[server\n", "config", "is not TOML"),
+        (f"[server.limits]\nconnections = {'9' * 5_000}\n", "config", "is not TOML"),
+        (f"a = {'[' * 2_000}", "config", "is not TOML"),
         ("\ud800", "config", "is not TOML"),
         (f'[server]\nsecret_key = "{KEY}"\n', "secret_key", "never inline"),
         (f'[server]\nkey = "{KEY}"\n', "key", "never inline"),

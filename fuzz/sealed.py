@@ -1,0 +1,87 @@
+"""Both ends of a sealed stream whose keys are known, and what is on the way between them."""
+
+from __future__ import annotations
+
+import hashlib
+from collections import deque
+
+from dmsg.mux.secure import SecureKeys
+from dmsg.mux.secure_stream import SecureStream
+from dmsg.mux.stream import Stream, StreamState
+from dmsg.mux.wire import ACK, FWD, HEADER, HEADER_BYTES
+from fuzz.oracles import KEYS
+
+WINDOW_BYTES = 2_000
+ACK_LIMIT_BYTES = 500
+#: What is written, so that it shows where a byte came from.
+TEXT = hashlib.shake_128(b"text").digest(1 << 16)
+
+
+def make_end(side: int, path: int, *, state: StreamState = StreamState.OPEN) -> SecureStream:
+    """The end of ``side`` (0 dialled) of the path of that number."""
+    keys, hashes = ([hashlib.sha256(b"%s %d %d" % (what, path, n)).digest() for n in (0, 1)] for what in (b"k", b"h"))
+    base = Stream(5, KEYS[0].public_key, b"", initiator=side == 0, window_bytes=1, first_sequence=0)
+    secure = SecureKeys(keys[side], keys[1 - side], hashes[side], hashes[1 - side], b"t" * 16)
+    stream = SecureStream(base, secure, window_bytes=WINDOW_BYTES, ack_limit_bytes=ACK_LIMIT_BYTES)
+    stream.state = state
+    return stream
+
+
+class Party:
+    """One application: what it wrote, what it was given, what it has read of that; and its frames on the way."""
+
+    def __init__(self, side: int) -> None:
+        self.side = side
+        self.stream = make_end(side, 0)
+        self.written = 0
+        self.received = b""
+        self.read = 0
+        self.sent: deque[bytes] = deque()
+
+    def write(self, size: int) -> None:
+        """Write the next bytes of the text."""
+        data = TEXT[self.written : self.written + size]
+        if data and not self.stream.end_wanted:
+            self.written += len(data)
+            self.stream.pending.append(data)
+
+    def consume(self, size: int) -> None:
+        """Read what was received."""
+        size = min(size, len(self.received) - self.read)
+        if size:
+            self.read += size
+            self.stream.consumed(size)
+
+    def send(self, limit: int) -> None:
+        """Put the next frame on its way: an ACK that is due, or a FWD."""
+        stream = self.stream
+        if stream.ack_due:
+            self.sent.append(stream.take_ack())
+        elif stream.sendable:
+            header, sealed = stream.next_fwd(limit)
+            assert len(sealed) <= limit + 2
+            self.sent.append(header + sealed)
+
+    def take(self, frame: bytes) -> None:
+        """Take a frame as a connection does; raises ``StreamFault``."""
+        kind, _, _ = HEADER.unpack_from(frame)
+        if kind == FWD:
+            data, answer = self.stream.receive_fwd(frame, HEADER_BYTES, len(frame))
+            assert not answer
+            self.received += data
+        elif kind == ACK:
+            self.stream.receive_ack(frame[HEADER_BYTES:])
+        else:
+            self.stream.proves_close(frame[HEADER_BYTES:])
+
+    def check(self, other: Party) -> None:
+        """What must hold between any two operations."""
+        stream = self.stream
+        assert TEXT.startswith(self.received) and len(self.received) <= other.written
+        assert stream.acked_bytes <= stream.sent_bytes <= self.written
+        assert stream.acked_bytes <= len(other.received)
+        assert stream.unread_bytes == len(self.received) - self.read
+        assert stream._outstanding_bytes == sum(len(data) for _, data, _ in stream._outstanding) <= WINDOW_BYTES
+        assert stream.unread_bytes <= WINDOW_BYTES + ACK_LIMIT_BYTES
+        assert not stream.end_received or (other.stream.end_wanted and len(self.received) == other.written)
+        assert stream.pending.size + stream.sent_bytes >= self.written or stream.sent_bytes <= self.written

@@ -1,0 +1,56 @@
+"""Settings of the roles: from options, the environment and a TOML file."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import cache
+
+from dmsg.errors import ConfigError
+from dmsg.ops.config import resolve, settings_of
+from dmsg.taps.settings import DiscoverySettings, ServerSettings
+from fuzz.choices import Choices
+from fuzz.oracles import as_text, scratch
+
+_ROLES = {"server": ServerSettings, "discovery": DiscoverySettings}
+
+
+def one_input(data: bytes) -> None:
+    """The first byte is the role, then come options and variables; the rest is the file. Only ``ConfigError`` leaves."""
+    choices = Choices(data)
+    role = ("server", "discovery")[choices.byte() & 1]
+    cls = _ROLES[role]
+    settings = settings_of(cls)
+    options: dict[str, str | None] = {}
+    environment: dict[str, str] = {}
+    for _ in range(choices.below(4)):
+        one = choices.pick(settings)
+        options[one.option] = as_text(choices.chunk())
+    for _ in range(choices.below(4)):
+        one = choices.pick(settings)
+        environment[one.variable if choices.flag() else "DMSG_" + as_text(choices.chunk(8))] = as_text(choices.chunk())
+    options["config"] = _file()
+    with open(_file(), "wb") as file:
+        file.write(choices.rest())
+    try:
+        made = resolve(cls, role, options, environment, roles=_ROLES)
+    except ConfigError as error:
+        assert error.option is not None and str(error)
+        return
+    assert isinstance(made, cls)
+
+
+@cache
+def _file() -> str:
+    return scratch("settings.toml")
+
+
+def seeds() -> Iterator[bytes]:
+    """Files of each role; borders of numbers; TOML that is nested, dated, long."""
+    server = b'[server]\nkey = "server.key"\npublic_address = "192.0.2.1:80"\n[server.limits]\nconnections = 10\n'
+    yield b"\x00\x00\x00" + server
+    yield b"\x01\x00\x00" + server + b'[discovery]\nstore = "sqlite:x.db"\nlisten = "tcp:1"\n'
+    for text in (b"nan", b"inf", b"-1", b"1e400", b"9" * 5_000, b"1979-05-27", b"[1]", b"true", b'"none"'):
+        yield b"\x00\x00\x00" + server + b"requests_per_s = " + text + b"\n"
+    yield b"\x00\x00\x00a = " + b"[" * 2_000 + b"]" * 2_000
+    yield b"\x00\x00\x00" + b"a." * 1_500 + b"b = 1"
+    yield b"\x00\x01\x06\x10" + b"x" * 16 + b"\x01\x08\x01\x03abc" + server
