@@ -76,7 +76,7 @@ def local_name(name: str) -> str:
         kept.append(safe if _is_safe(safe) else "_")
     local = re.sub(r" +", " ", "".join(kept)).replace(" -", "_-").rstrip(". ")
     local = _shortened(local, LOCAL_NAME_LIMIT_BYTES - 1)
-    if not local or local.startswith(_BAD_BEGINNINGS) or _is_reserved(local):
+    if not local or unicodedata.normalize("NFKC", local).startswith(_BAD_BEGINNINGS) or _is_reserved(local):
         local = f"_{local}"
     return local
 
@@ -99,6 +99,8 @@ def _is_safe(character: str) -> bool:
     if character in _DECEIVING or unicodedata.category(character) == "Me":
         return False
     likened = unicodedata.normalize("NFKC", character)
+    if "-" in likened:
+        return False  # an option, where it stands behind a space
     return all(one in _SAFE_ASCII if one.isascii() else one not in _DECEIVING for one in likened)
 
 

@@ -33,7 +33,7 @@ def one_input(data: bytes) -> None:
     text = as_text(choices.rest())
     try:
         _, given = _parse(text)
-    except (ValueError, IndexError):  # Twisted's own
+    except (ValueError, IndexError, RuntimeError):  # Twisted's own: a backslash at the end, too
         return
     if "key" in given:
         given["key"] = "/nonexistent/" + given["key"].replace("\0", "0").replace("/", "_")

@@ -23,8 +23,6 @@ def one_input(data: bytes) -> None:
     if not failed:
         assert pieces == whole
     for unit in pieces:
-        if isinstance(unit, Offer):
-            _check_name(unit.name)
         if isinstance(unit, Message):
             check_memory(unit, len(stream))
 
@@ -46,16 +44,6 @@ def _units(pieces: list[bytes]) -> tuple[list[Message | bytes], bool]:
             else:
                 found.append(unit)
     return found, False
-
-
-def _check_name(name: str) -> None:
-    try:
-        good = filewire.check_name(name)
-    except TransferFailed as error:
-        assert str(error).isprintable()
-        return
-    assert good == name and "/" not in name and "\0" not in name and name not in (".", "..")
-    assert name.isprintable() and len(name.encode()) <= filewire.NAME_LIMIT_BYTES
 
 
 def seeds() -> Iterator[bytes]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from itertools import islice
 
 import pyarrow as pa
 
@@ -11,6 +12,9 @@ from dmsg_logs import plain
 from dmsg_logs.lines import EARLIEST_S, LATEST_S, MAX_INT, MAX_LINE_BYTES
 from dmsg_logs.schemas import EVENTS
 from fuzz.choices import Choices
+
+#: Of a file that unpacks to very much this is looked at, in blocks of a mebibyte.
+_BLOCKS = 8
 
 
 def one_input(data: bytes) -> None:
@@ -22,7 +26,8 @@ def one_input(data: bytes) -> None:
     suffix = ("jsonl", "jsonl.zst", "jsonl.gz")[choices.byte() % 3]
     content = choices.rest()
     try:
-        lines = [line for block in plain.line_blocks(pa.py_buffer(content), f"file.{suffix}") for line in block]
+        blocks = islice(plain.line_blocks(pa.py_buffer(content), f"file.{suffix}"), _BLOCKS)
+        lines = [line for block in blocks for line in block]
     except plain.Unreadable:
         return
     if suffix == "jsonl":

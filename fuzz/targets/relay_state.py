@@ -32,7 +32,7 @@ def seeds() -> Iterator[bytes]:
         relay % (KEYS[1].public_key, "[2001:db8::1]:80", _NOW_S - 5),
         relay % (KEYS[2].public_key, "relay.example:80", 1),
     ]
-    good = '{"version": 1, "relays": [%s]}' % ", ".join(relays)
+    good = '{{"version": 1, "relays": [{}]}}'.format(", ".join(relays))
     yield good.encode()
     yield good.encode("utf-16")
     yield good.replace('"version": 1', '"version": 2').encode()
