@@ -24,6 +24,8 @@ _PAIRS: Final = 256
 #: Once in this time so many clients are looked at: more than are asked in it for the first time for a while.
 _LOOK_S: Final = 0.1
 _LOOKED_AT: Final = 256
+#: And so many buckets of pairs are forgotten: more than REQUESTs that a relay takes in that time.
+_FORGOTTEN_PAIRS: Final = 4_096
 #: The keys that a client accepted last are known to it.
 _KNOWN_KEYS: Final = 256
 
@@ -35,6 +37,8 @@ class RequestRates:
         self._switch = switch
         #: The clients that have buckets, to be looked at in turn: full buckets are forgotten.
         self._targets: OrderedDict[Port, None] = OrderedDict()
+        #: The strangers that have buckets of pairs, the same.
+        self._sources: OrderedDict[Port, None] = OrderedDict()
         self._looked_at = 0.0
 
     def take(self, source: Port, target: Port, now: float) -> bool:
@@ -54,8 +58,12 @@ class RequestRates:
             target.known = RecentSet(_KNOWN_KEYS)
         target.known.add(source.remote.raw)
 
-    def forget(self, target: Port) -> None:
+    def forget(self, port: Port) -> None:
         """Forget a client that is gone."""
+        self._forget_target(port)
+        self._sources.pop(port, None)
+
+    def _forget_target(self, target: Port) -> None:
         target.rates = None
         self._targets.pop(target, None)
 
@@ -73,9 +81,30 @@ class RequestRates:
             assert port.rates is not None
             strangers, known = port.rates
             if strangers.idle(now) and known.idle(now):
-                self.forget(port)
+                self._forget_target(port)
             else:
                 self._targets.move_to_end(port)
+        left = _FORGOTTEN_PAIRS
+        for port in list(islice(self._sources, _LOOKED_AT)):
+            left -= self._forget_full_pairs(port, now, left)
+            if port.pairs:
+                self._sources.move_to_end(port)
+            else:
+                del self._sources[port]
+            if left <= 0:
+                break
+
+    def _forget_full_pairs(self, source: Port, now: float, most: int) -> int:
+        """Forget up to ``most`` buckets of ``source`` that are full again, from the one used longest ago; gives how many."""
+        pairs, burst = source.pairs, self._switch.limits.pair_request_burst
+        for forgotten in range(most):
+            if not pairs:
+                return forgotten
+            oldest = next(iter(pairs))
+            if pairs[oldest].wait_s(now, burst) > 0:
+                return forgotten
+            del pairs[oldest]
+        return most
 
     def _take_of_pair(self, source: Port, target: Port, now: float) -> bool:
         """Whether a stranger keeps to its rate towards one client.
@@ -87,11 +116,10 @@ class RequestRates:
         pairs, key = source.pairs, target.remote.raw
         bucket = pairs.pop(key, None)
         if bucket is None:
-            if len(pairs) >= _PAIRS:
-                oldest = next(iter(pairs))
-                if pairs[oldest].wait_s(now, limits.pair_request_burst) > 0:
-                    return False
-                del pairs[oldest]
+            if len(pairs) >= _PAIRS and not self._forget_full_pairs(source, now, 1):
+                return False
+            if not pairs:
+                self._sources[source] = None
             bucket = TokenBucket(limits.pair_requests_per_s, limits.pair_request_burst, now)
         pairs[key] = bucket
         return bucket.take(now)

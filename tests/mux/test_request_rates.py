@@ -129,3 +129,21 @@ def test_little_is_remembered_of_floods_that_are_over(relay):
     assert [member for member in members if member.port.rates is not None] == [members[0]]
     net.switch.remove_port(members[0].port, net.now)
     assert not targets
+
+
+def test_strangers_that_ask_many_clients_take_little_memory(relay):
+    """10,000 free keys, each with buckets towards 256 clients: they are forgotten when they are full again."""
+    net = relay(requests_per_s=1e6, request_burst=10**6, pending_requests=1_000)
+    targets = [net.join(f"target {number}") for number in range(256)]
+    strangers = [net.join(f"stranger {number}") for number in range(20)]
+    for stranger in strangers:
+        for target in targets:
+            stranger.ask(target)
+    assert sum(len(stranger.port.pairs) for stranger in strangers) == 20 * 256
+    for _ in range(2):
+        net.advance(1.0)
+        targets[0].ask(targets[1])
+    assert sum(len(stranger.port.pairs) for stranger in strangers) == 0
+    strangers[0].ask(targets[0])
+    net.switch.remove_port(strangers[0].port, net.now)
+    assert set(net.switch._rates._sources) <= {targets[0].port}
