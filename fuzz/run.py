@@ -13,13 +13,17 @@ import re
 import subprocess
 import sys
 import threading
+import time
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Final
 
 from fuzz import corpus, targets
 
+#: What runs one target under the fuzzer; its name and libFuzzer's options follow.
+PROGRAM: Final = (sys.executable, "-m", "fuzz.drive")
 #: Seconds of one slice: what is lost at most when a run is stopped.
 SLICE_S: Final = 300
 #: A target with so many failures is left alone until somebody has looked at them.
@@ -49,16 +53,23 @@ class Figures:
 class Campaign:
     """Runs targets for ``seconds`` each, counting what they ran before, and at most ``jobs`` at the same time."""
 
-    def __init__(self, folder: Path, *, seconds: int, jobs: int) -> None:
+    def __init__(self, folder: Path, *, seconds: int, jobs: int, program: Sequence[str] = PROGRAM) -> None:
         self._folder = folder
+        self._program = program
         self._seconds = seconds
         self._jobs = jobs
         self._lock = threading.Lock()
         self._file = folder / "figures.json"
         folder.mkdir(parents=True, exist_ok=True)
         known = json.loads(self._file.read_text("utf-8")) if self._file.exists() else {}
-        self.figures = {name: Figures(**known.get(name, {})) for name in targets.names()}
+        #: By name. A failure counts for as long as its file lies there: it is removed by whoever has mended it.
+        self.figures = {
+            name: replace(Figures(**known.get(name, {})), crashes=self._count_crashes(name)) for name in targets.names()
+        }
         self._waiting: deque[str] = deque()
+
+    def _count_crashes(self, name: str) -> int:
+        return len(list((self._folder / "crashes" / name).glob("*")))
 
     def run(self, names: list[str]) -> None:
         """Run ``names`` until each has had its time. Each gets a slice in turn, so that all get some of a short time."""
@@ -93,7 +104,8 @@ class Campaign:
             folder.mkdir(parents=True, exist_ok=True)
         for _, data in corpus.inputs(name):
             (found / hashlib.sha1(data).hexdigest()).write_bytes(data)
-        before = len(list(crashes.iterdir()))
+        before = set(crashes.iterdir())
+        began = time.monotonic()
         options = [
             f"-max_total_time={seconds}",
             f"-max_len={corpus.INPUT_BYTES}",
@@ -103,7 +115,7 @@ class Campaign:
             "-print_final_stats=1",
             *self._dictionary(name),
         ]
-        command = [sys.executable, "-m", "fuzz.drive", name, *options, str(found)]
+        command = [*self._program, name, *options, str(found)]
         ended = subprocess.run(
             command,
             stdin=subprocess.DEVNULL,
@@ -114,7 +126,10 @@ class Campaign:
         )
         output = (ended.stderr + ended.stdout).decode("utf-8", "replace")
         (self._folder / f"{name}.log").write_text(output, "utf-8")
-        self._note(name, seconds, output, new_crashes=len(list(crashes.iterdir())) - before)
+        lasted = min(seconds, round(time.monotonic() - began)) if ended.returncode else seconds
+        self._note(name, lasted, output)
+        if ended.returncode and before == set(crashes.iterdir()):
+            raise RuntimeError(f"it failed as before; see {crashes}")
 
     def _dictionary(self, name: str) -> list[str]:
         words = getattr(targets.load(name), "DICTIONARY", ())
@@ -125,12 +140,13 @@ class Campaign:
         path.write_text("".join(f'"{line}"\n' for line in lines), "ascii")
         return [f"-dict={path}"]
 
-    def _note(self, name: str, seconds: int, output: str, *, new_crashes: int) -> None:
+    def _note(self, name: str, seconds: int, output: str) -> None:
         counted = _EXECUTIONS.findall(output) or _COUNT.findall(output)
         progress = _PROGRESS.findall(output)
-        if not counted or not progress:
+        if not counted:
             raise RuntimeError(output[-2_000:])
-        edges, features, inputs = (int(number) for number in progress[-1][:3])
+        # Without any progress the first input has failed.
+        edges, features, inputs = (int(number) for number in (progress or ["000"])[-1][:3])
         with self._lock:
             old = self.figures[name]
             self.figures[name] = new = replace(
@@ -140,7 +156,7 @@ class Campaign:
                 edges=max(old.edges, edges),
                 features=max(old.features, features),
                 inputs=inputs,
-                crashes=old.crashes + new_crashes,
+                crashes=self._count_crashes(name),
             )
             self._file.write_text(
                 json.dumps({one: asdict(each) for one, each in self.figures.items()}, indent=1), "utf-8"
@@ -153,7 +169,7 @@ class Campaign:
         smallest.mkdir(parents=True, exist_ok=True)
         for path in smallest.iterdir():
             path.unlink()
-        command = [sys.executable, "-m", "fuzz.drive", name, "-merge=1", str(smallest), str(found)]
+        command = [*self._program, name, "-merge=1", str(smallest), str(found)]
         subprocess.run(command, capture_output=True, cwd=corpus.FOLDER.parent, check=False)
         known = {data for what, data in corpus.inputs(name) if not what.startswith("line ")}
         merged = [path.read_bytes() for path in smallest.iterdir()]

@@ -130,18 +130,18 @@ class _World:
         """What the network takes; all of it is whole frames of the lengths that peers accept."""
         core = self.core
         data = core.data_to_send()
-        core.writable.clear()
+        core.take_writable()
         frames, used = split_frames(data)
         assert used == len(data), "a part of a frame was sent"
         for kind, _, start, end in frames:
             assert kind in (REQUEST, ACCEPT, CLOSE, FWD, ACK)
             assert kind != FWD or end - start <= 100 + 80
-        assert not core._control and not core._control_bytes and not core.overloaded
+        assert not core._out._control and not core._out.control_bytes and not core.overloaded
 
     def check(self) -> None:
         """What must hold between any two operations."""
         core = self.core
-        assert core._control_bytes == sum(map(len, core._control))
+        assert core._out.control_bytes == sum(map(len, core._out._control))
         assert core._offered == sum(one.state is StreamState.OFFERED for one in core.streams.values())
         assert core._offered <= _CONFIG.offered_limit
         assert len(core._tail) < 70_000
@@ -150,7 +150,7 @@ class _World:
             assert stream.unread_bytes <= _CONFIG.receive_limit_bytes
             assert 0 <= stream.window.outstanding_bytes <= _CONFIG.send_window_bytes
             assert stream.acked_bytes <= stream.sent_bytes
-            assert stream.queued == (stream in core._sending)
+            assert stream.queued == (stream in core._out._sending)
             assert not stream.sendable or stream.queued
         for stream in self.streams:
             assert (core.streams.get(stream.id) is stream) == (stream.state is not StreamState.CLOSED)
