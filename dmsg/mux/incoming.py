@@ -129,9 +129,7 @@ class IncomingTransport(StreamOwner):
             self._refuse(CloseReason.RATE_LIMITED)
             return
         self._resumed = transport
-        earlier = transport.stream
-        assert isinstance(earlier, SecureStream)
-        self._told_bytes = earlier.resume_bytes
+        self._told_bytes = attempts.tell_bytes()
         self._accept(Resume(resume.token, self._told_bytes))
         if isinstance(self.stream, SecureStream):
             self.stream.resumes = True

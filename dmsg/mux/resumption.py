@@ -22,19 +22,28 @@ class ResumeAttempts:
     for it and for each of those that wait for their proof. At most one attempt waits for each relay.
     """
 
-    __slots__ = ("_began", "_bucket", "_current", "_taken", "_waiting")
+    __slots__ = ("_began", "_bucket", "_current", "_taken", "_told_bytes", "_waiting")
 
     def __init__(self, current: SecureStream, *, rate_per_s: float, burst: float, now: float) -> None:
         self._current = current
         self._bucket = TokenBucket(rate_per_s, burst, now)
         self._began = 0
         self._taken = 0  # number of the latest attempt that was proved
+        self._told_bytes = 0
         self._waiting: dict[PublicKey, SecureStream] = {}
 
     def may_begin(self, server: PublicKey, now: float) -> bool:
         """Whether an attempt through ``server`` is to be answered at the time ``now``."""
         others = len(self._waiting) - (server in self._waiting)
         return self._bucket.wait_s(now, 1 + others) == 0
+
+    def tell_bytes(self) -> int:
+        """How many bytes to tell the peer that we have: never less than was told in an earlier attempt.
+
+        Its answer to that one may have been lost on the way, and then the peer counts what it was told as acknowledged.
+        """
+        self._told_bytes = max(self._told_bytes, self._current.resume_bytes)
+        return self._told_bytes
 
     def begin(self, server: PublicKey, stream: SecureStream, told_bytes: int) -> SecureStream | None:
         """``stream`` waits for its proof; gives the one that waited for the same relay, which is to be closed."""

@@ -707,6 +707,24 @@ def test_what_came_on_the_old_path_behind_the_proof_does_not_count_as_unread() -
     assert new_receiver.unread_bytes == 6
 
 
+def test_a_later_attempt_is_never_told_less_than_an_earlier_one() -> None:
+    """The answer to the first was taken and its proof lost, and the reader has stopped since: an honest count again."""
+    sender, receiver = pair(window=200, ack_limit=10)
+    attempts = ResumeAttempts(receiver, rate_per_s=0, burst=9, now=0.0)
+    sender.pending.append(bytes(100))
+    carry(sender, receiver, BOX_OVERHEAD_BYTES + 10)
+    told = attempts.tell_bytes()
+    assert told == 10
+    attempts.begin(RELAY, waiting(1), told)
+    carry(sender, receiver, BOX_OVERHEAD_BYTES + 50)  # the old path delivers on
+    assert receiver.resume_bytes == 0, "acknowledgements are withheld"
+    second = end(0, path=1)
+    second.go_on_from(sender, told, 0)
+    third = end(0, path=2)
+    third.go_on_from(second, attempts.tell_bytes(), 0)
+    assert third.acked_bytes == told
+
+
 # --- how often (label resume-attempts) -------------------------------------------------------------------------------
 
 
