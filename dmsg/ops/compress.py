@@ -18,6 +18,10 @@ LEVEL: Final = 3
 PIECE_BYTES: Final = 4096
 #: A line longer than this is none of an event log.
 LINE_LIMIT_BYTES: Final = 16 * 1024 * 1024
+#: Text for each byte of a file: the densest logs, a storm of refusals that differ in number and time alone, have 100.
+RATIO_LIMIT: Final = 250
+#: Text of a file: more than 64 MiB, after which a new one is begun, become of any log.
+TEXT_LIMIT_BYTES: Final = 8 * 1024**3
 _READ_BYTES: Final = 64 * 1024
 
 
@@ -33,12 +37,15 @@ class Compressor:
 
 
 class FrameReader:
-    """Decodes a file piece by piece and knows how much of it is whole; a hostile one costs at most 128 MiB of memory.
+    """Decodes a file piece by piece and knows how much of it is whole. A hostile one costs at most 128 MiB of memory, and
+    is read until it unpacks to more than :data:`TEXT_LIMIT_BYTES`, or :data:`RATIO_LIMIT` for ``size_bytes``, allow.
 
     Nothing is raised: after ``problem`` (a short text for people) further bytes are of no interest.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, size_bytes: int | None = None) -> None:
+        """``size_bytes`` is what the file has as a whole, if that is known."""
+        self._text_left = TEXT_LIMIT_BYTES if size_bytes is None else min(size_bytes * RATIO_LIMIT, TEXT_LIMIT_BYTES)
         #: Lines in whole frames so far.
         self.lines = 0
         #: Offset in the file behind the last whole frame that ends with a line.
@@ -75,12 +82,16 @@ class FrameReader:
             self._offset += len(piece) - len(rest)
             piece = rest
             self._count(text)
+            if self._text_left < 0:
+                self.problem = self.problem or "it unpacks to more than a log of its size can"
+                return
             if text:
                 yield text
             if self._frame.eof:
                 self._end_frame()
 
     def _count(self, text: bytes) -> None:
+        self._text_left -= len(text)
         self._frame_lines += text.count(b"\n")
         last = text.rfind(b"\n")
         self._line_bytes = len(text) - last - 1 + (self._line_bytes if last < 0 else 0)
@@ -98,7 +109,7 @@ class FrameReader:
 
 def look_through(descriptor: int) -> FrameReader:
     """Read an open file from its beginning to its end, or to its first problem. Raises ``OSError``."""
-    reader, offset = FrameReader(), 0
+    reader, offset = FrameReader(os.fstat(descriptor).st_size), 0
     while not reader.problem and (data := os.pread(descriptor, _READ_BYTES, offset)):
         offset += len(data)
         for _ in reader.feed(data):
@@ -109,8 +120,9 @@ def look_through(descriptor: int) -> FrameReader:
 
 def read_lines(path: str | os.PathLike[str]) -> Iterator[bytes]:
     """Every line of a finished file, without its end. Raises ``OSError``, and ``ValueError`` where it is not whole."""
-    reader, begun = FrameReader(), b""
+    begun = b""
     with open(path, "rb") as file:
+        reader = FrameReader(os.fstat(file.fileno()).st_size)
         while not reader.problem and (data := file.read(_READ_BYTES)):
             for text in reader.feed(data):
                 *lines, begun = (begun + text).split(b"\n")

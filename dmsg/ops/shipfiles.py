@@ -91,14 +91,15 @@ def examine(directory: str, path: str) -> Content:
     if name is None:
         raise ValueError(f"{path!r} is no finished file of an event log")
     full = os.path.join(directory, path)
-    sha256, md5, frames = hashlib.sha256(), hashlib.md5(usedforsecurity=False), FrameReader()
+    sha256, md5 = hashlib.sha256(), hashlib.md5(usedforsecurity=False)
     try:
         with _open(full) as file:
             status = os.fstat(file.fileno())
+            frames = FrameReader(status.st_size)
             while piece := file.read(_READ_BYTES):
                 sha256.update(piece)
                 md5.update(piece)
-                for _ in frames.feed(piece) if frames.lines <= name.lines else ():
+                for _ in frames.feed(piece) if frames.lines <= name.lines and not frames.problem else ():
                     pass
     except FileNotFoundError:
         raise

@@ -12,6 +12,9 @@ from dmsg_logs.landing import LandingFile, parse_name
 TRUNCATED: Final = "truncated"
 #: Reading the file fails; what could be read of it was taken.
 DAMAGED: Final = "damaged"
+#: The file unpacks to more than its size allows, or is a packed one larger than any of ours; one line that is in
+#: quarantine stands for what was not read of it.
+UNPACKS_TOO_FAR: Final = "unpacks_too_far"
 
 
 class AccountsError(Exception):
@@ -72,13 +75,15 @@ def make_accounts(
     written: Mapping[str, Written],
     damaged: Iterable[str],
     batch: int,
+    left: Iterable[str] = (),
 ) -> list[dict[str, Any]]:
-    """One account a file, as in the commit. ``lines``, ``written`` and ``damaged`` go by the file's name.
+    """One account a file, as in the commit. ``lines``, ``written``, ``damaged`` and ``left``, which are the files that
+    unpack too far, go by the file's name.
 
     ``AccountsError`` if the lines read as text are not those written, for any of the files.
     """
     accounts = []
-    broken = set(damaged)
+    problems = {**dict.fromkeys(damaged, DAMAGED), **dict.fromkeys(left, UNPACKS_TOO_FAR)}
     names = set()
     for each in files:
         names.add(each.name)
@@ -103,7 +108,7 @@ def make_accounts(
                 "missing": missing,
                 "batch": batch,
                 "landed_at": each.changed_at,
-                "problem": DAMAGED if each.name in broken else TRUNCATED if missing else None,
+                "problem": problems.get(each.name) or (TRUNCATED if missing else None),
                 "size": each.size,
                 "identity": each.identity,
             }

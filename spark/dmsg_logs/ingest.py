@@ -147,6 +147,7 @@ class _Batch:
         self._names: dict[str, str] = {}
         self._tasks = 1
         self._by_line: set[str] = set()  # URIs of files to be read as text
+        self._unread: set[str] = set()  # URIs of packed files that are not read at all, because they are too large
 
     def take(self, files: list[LandingFile]) -> list[dict[str, Any]] | None:
         """Make the batch of these files and commit it; its accounts, or ``None`` if another run was first."""
@@ -188,7 +189,10 @@ class _Batch:
         """Scan, write and check."""
         self._tell("scan", 0)
         small = [each for each in self._files if each.size <= plain.MAX_FILE_BYTES]
-        self._by_line = {each.uri for each in self._files if each.size > plain.MAX_FILE_BYTES}
+        large = [each for each in self._files if each.size > plain.MAX_FILE_BYTES]
+        # What a packed file becomes is bounded by tasks, which have it as a whole, and by nothing where Spark reads it.
+        self._unread = {each.uri for each in large if plain.is_packed(each.name)}
+        self._by_line = {each.uri for each in large} - self._unread
         with contextlib.ExitStack() as stack, workers() as pool:
             scanned = stack.enter_context(_kept(self._work(small, plain.scan, plain.COUNTED)))
             refused = pool.submit(scanned.where("not whole").select("uri").collect)
@@ -197,6 +201,7 @@ class _Batch:
                 self._by_line.update(row["uri"] for row in refused.result())
                 claims = self._claims(scanned, stack)
             lines_of = self._by_name(claims.found)
+            left = self._left(claims)
             earlier = self._earlier(_boots((row["boot"], row["last_boot"]) for row in claims.found), claims.claimed)
             self._tell("write", 0)
             self._renew()
@@ -204,7 +209,7 @@ class _Batch:
         self._tell("check", 0)
         with _kept(self._written()) as written:
             per_file, boots = _summed(written)
-            accounts = make_accounts(self._files, lines_of, per_file, self._damaged(lines_of), self._number)
+            accounts = make_accounts(self._files, lines_of, per_file, self._damaged(lines_of), self._number, left)
             contradictions = keys.contradictions(written, self._earlier(boots, written)).limit(1)
             with workers() as pool:
                 keys_written = pool.submit(self._write_keys, written)
@@ -233,12 +238,23 @@ class _Batch:
     def _claims(self, scanned: DataFrame, stack: contextlib.ExitStack) -> _Claims:
         """What files claim, those to be read by line included."""
         counted = scanned
+        if self._unread:
+            rest = bytearray(lines.REST_LEFT.encode())
+            left = [(uri, None, None, None, None, rest, 1, True) for uri in sorted(self._unread)]
+            counted = scanned = scanned.unionByName(local_frame(self._session, left, plain.COUNTED))
         if self._by_line:
             texts = keys.count_lines(self._read([each for each in self._files if each.uri in self._by_line]))
             counted = scanned.where(~F.col("uri").isin(list(self._by_line))).unionByName(texts)
         odd = stack.enter_context(_kept(keys.odd_lines(counted)))
         claimed = stack.enter_context(_kept(keys.claims(counted, odd)))
         return _Claims(odd, claimed, keys.by_file(claimed).collect())
+
+    def _left(self, claims: _Claims) -> list[str]:
+        """The names of files that unpack to more than they may."""
+        if not any(row["odd"] for row in claims.found):
+            return []
+        left = claims.odd.where(F.col("fault") == lines.UNPACKS_TOO_FAR).select("uri").distinct()
+        return [self._names[row["uri"]] for row in left.collect()]
 
     def _by_name(self, rows: Iterable[Any]) -> dict[str, int]:
         strangers = [row["uri"] for row in rows if row["uri"] not in self._names]
@@ -281,7 +297,7 @@ class _Batch:
         by_line = self._by_line | {row["uri"] for row in found if row["oddly"] or row["words"] > _MAX_WORDS}
         if not few:
             by_line |= {row["uri"] for row in ruled.select("uri").distinct().collect()}
-        full = {row["uri"] for row in found}
+        full = {row["uri"] for row in found} - self._unread
         texts = [each for each in self._files if each.uri in by_line & full]
         plain_ones = [each for each in self._files if each.uri in full - by_line]
         told = plain.Told(

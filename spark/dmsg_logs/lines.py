@@ -22,6 +22,10 @@ from dmsg_logs.schemas import EVENTS, LINE
 MAX_LINE_BYTES: Final = 1024 * 1024
 #: So much of a line that is too long is kept.
 KEPT_CHARS: Final = 64 * 1024
+#: Stands for what a reader left in a file that unpacks to more than it may; no JSON, so no program of ours writes it.
+REST_LEFT: Final = "\x1admsg_logs: the rest of this file was not unpacked"
+#: The fault of that line.
+UNPACKS_TOO_FAR: Final = "unpacks_too_far"
 #: What is longer than this Hadoop, which reads the files that tasks cannot, passes over: it would not fit into memory.
 MAX_READ_BYTES: Final = 32 * 1024 * 1024
 #: Numbers beyond are mistakes, or worse: sums of them would overflow, and times be none. ``seq`` is not negative either.
@@ -67,7 +71,8 @@ def parse(lines: DataFrame) -> DataFrame:
 
     ``fault`` is null for an event. Otherwise it is ``too_long``, ``blank``, ``not_an_object``, ``not_utf8``, ``torn``
     (no whole JSON object, or more than one), ``wrong_type``, ``no_key`` (of node, boot, seq), ``no_event``,
-    ``bad_time`` or ``out_of_range`` (a number beyond :data:`MAX_INT` or :data:`MAX_FLOAT`), and ``line`` is the text.
+    ``bad_time``, ``out_of_range`` (a number beyond :data:`MAX_INT` or :data:`MAX_FLOAT`) or :data:`UNPACKS_TOO_FAR` (the
+    line is :data:`REST_LEFT`), and ``line`` is the text.
     """
     others = [name for name in lines.columns if name != "value"]
     text = F.col("value")
@@ -106,6 +111,7 @@ def _fault() -> Column:
     timely = F.coalesce((found["ts"] >= EARLIEST_S) & (found["ts"] < LATEST_S), F.lit(False))
     return (
         F.when(F.octet_length(text) > MAX_LINE_BYTES, "too_long")
+        .when(text == REST_LEFT, UNPACKS_TOO_FAR)
         .when(F.isnull("parsed") | found[_FAULTY].isNotNull(), unparsed)
         .when(~whole, "torn")
         .when(~F.is_valid_utf8(text), "not_utf8")

@@ -24,11 +24,16 @@ from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import BinaryType, BooleanType, LongType, StringType, StructField, StructType
 
 from dmsg_logs import store
-from dmsg_logs.lines import EARLIEST_S, LATEST_S, MAX_FLOAT, MAX_INT, MAX_LINE_BYTES
+from dmsg_logs.lines import EARLIEST_S, LATEST_S, MAX_FLOAT, MAX_INT, MAX_LINE_BYTES, REST_LEFT
 from dmsg_logs.schemas import ENVELOPE, EVENTS, event_struct
 
 #: A file is handed to a task whole if it is no larger; our writer begins a new one after 64 MiB.
 MAX_FILE_BYTES: Final = 65 * 1024**2
+#: Text that a packed file may unpack to, for each byte of it. The densest logs of ours, a storm of refusals that differ in
+#: their number and time alone, pack to a 100th; so this cuts none of them, and bounds what a file made for it costs.
+MAX_RATIO: Final = 250
+#: Text that any packed file may unpack to: as much as a batch has.
+MAX_TEXT_BYTES: Final = 8 * 1024**3
 #: Text that waits for others of its kind, for a task.
 _HELD_BYTES: Final = 24 * 1024**2
 _BLOCK_BYTES: Final = MAX_LINE_BYTES
@@ -120,30 +125,61 @@ def is_plain(line: bytes) -> bool:
 
 def line_blocks(content: pa.Buffer, name: str) -> Iterator[list[bytes]]:
     """The lines of a file, some at a time; ``name`` says by its end how it is compressed. Of a line longer than
-    ``lines.MAX_LINE_BYTES`` so much is left, and :data:`_CUT`.
+    ``lines.MAX_LINE_BYTES`` so much is left, and :data:`_CUT`. A file that unpacks to more than :func:`text_limit` allows
+    is read that far; ``lines.REST_LEFT`` stands for the rest, the line begun included.
 
-    Raises :class:`Unreadable` for a file that is damaged, or begins with a byte order mark.
+    Raises :class:`Unreadable` for a file that is damaged, or begins with a byte order mark: others read these, so not for
+    one that unpacks to more than it may.
     """
-    source = pa.BufferReader(content)
-    codec = _CODECS.get(name.rpartition(".")[2])
-    stream = pa.CompressedInputStream(source, codec) if codec else source
     rest, first = b"", True
-    while True:
-        try:
-            block = stream.read(_BLOCK_BYTES)
-        except OSError as error:
-            raise Unreadable(str(error)) from None
-        if first and block.startswith(_BYTE_ORDER_MARK):
+    for block in _unpacked(content, name):
+        if block is None:
+            yield [REST_LEFT.encode()]
+            return
+        if first and block.startswith(_BYTE_ORDER_MARK) and None not in _unpacked(content, name):
             raise Unreadable("byte order mark")
         first = False
-        if not block:
-            break
         found = block.split(b"\n")
         found[0] = _bounded(rest + found[0])  # the others are within the block
         rest = found.pop()
         yield found
     if rest:
         yield [rest]
+
+
+def is_packed(name: str) -> bool:
+    """Whether a file is compressed, by the end of its name."""
+    return name.rpartition(".")[2] in _CODECS
+
+
+def text_limit(size: int) -> int:
+    """Bytes that a packed file of ``size`` bytes may unpack to."""
+    return min(size * MAX_RATIO, MAX_TEXT_BYTES)
+
+
+def _unpacked(content: pa.Buffer, name: str) -> Iterator[bytes | None]:
+    """The text of a file in blocks, none of them empty; ``None`` at the end if there is more than it may unpack to.
+
+    Raises :class:`Unreadable` where it is damaged.
+    """
+    source = pa.BufferReader(content)
+    packed = is_packed(name)
+    stream = pa.CompressedInputStream(source, _CODECS[name.rpartition(".")[2]]) if packed else source
+    left = text_limit(content.size) if packed else content.size
+    while True:
+        try:
+            block = stream.read(min(_BLOCK_BYTES, left + 1))
+        except OSError as error:
+            raise Unreadable(str(error)) from None
+        if not block:
+            return
+        if len(block) > left:
+            if left:
+                yield block[:left]
+            yield None
+            return
+        left -= len(block)
+        yield block
 
 
 def _bounded(line: bytes) -> bytes:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import os
 import random
 import subprocess
@@ -17,7 +18,8 @@ from pyspark.sql import functions as F
 
 from dmsg_logs import lease, paths, store
 from dmsg_logs import lines as lines_module
-from dmsg_logs.accounts import DAMAGED, TRUNCATED, IngestSummary
+from dmsg_logs import plain as plain_module
+from dmsg_logs.accounts import DAMAGED, TRUNCATED, UNPACKS_TOO_FAR, IngestSummary
 from dmsg_logs.ingest import ingest
 from dmsg_logs.schemas import LINE
 
@@ -197,10 +199,44 @@ def test_files_that_somebody_put_together(spark: SparkSession, tmp_path: Path) -
     assert len(keys(spark, tables)) == len(set(keys(spark, tables))) == 310
 
 
+def test_what_a_packed_file_becomes_is_bounded_and_what_is_left_counts(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One that unpacks to 100 MiB, one that does so as gzip behind a byte order mark, and one too large to be one of ours."""
+    zone, tables = LandingZone(tmp_path / "landing"), tmp_path / "tables"
+    fine = zone.file(lines=lines(*range(10)), number=0)
+    bomb = zone.file(lines=["{}" + " " * 1000] * 100_000, boot="c" * 16, number=0)
+    assert (zone.root / bomb).stat().st_size < 32_000
+    marked = zone.raw("marked.jsonl.gz", gzip.compress(b"\xef\xbb\xbf" + b"{}\n" * 10**7))
+    monkeypatch.setattr(plain_module, "MAX_FILE_BYTES", 100_000)
+    noise = random.Random(1).randbytes(100_000).hex()
+    large = zone.file(lines=[*lines(0, 1, boot="d" * 16), noise], boot="d" * 16, number=0)
+    unpacked = zone.raw("large.jsonl", [*lines(0, 1, boot="e" * 16), noise])
+    summary = ingest(spark, str(zone.root), str(tables))
+
+    found = accounts(spark, tables)
+    assert found[fine] == (10, 10, 0, 0, 0)
+    assert found[large] == (1, 0, 0, 1, 2)
+    assert found[unpacked] == (3, 2, 0, 1, 0)
+    for name, line_bytes in ((bomb, 1003), (marked, 3)):
+        size = (zone.root / name).stat().st_size
+        count, good, dup, corrupt, missing = found[name]
+        assert (good, dup, corrupt) == (0, 0, count) and count <= size * plain_module.MAX_RATIO // line_bytes + 2
+        assert missing == (100_000 - count if name == bomb else 0)
+    assert sorted(summary.missing_files) == sorted([bomb, marked, large])
+    problems = {row.file: row.problem for row in store.read_accounts(spark, str(tables)).collect() if row.problem}
+    assert problems == dict.fromkeys((bomb, marked, large), UNPACKS_TOO_FAR)
+    left = store.read_quarantine(spark, str(tables)).where("reason = 'unpacks_too_far'").collect()
+    assert sorted((row.file, row.line) for row in left) == sorted(
+        (name, lines_module.REST_LEFT) for name in (bomb, marked, large)
+    )
+    assert counts(ingest(spark, str(zone.root), str(tables))) == (0, 0, 0, 0, 0, 0)
+
+
 def test_a_line_as_long_as_memory_beside_keys_that_come_twice(spark: SparkSession, tmp_path: Path) -> None:
     """Below a path that is not ASCII: whoever reads the file, each line counts once, and no more of it is held than that."""
     zone, tables = LandingZone(tmp_path / "Länder ✓"), tmp_path / "tables"
-    endless = "x" * (lines_module.MAX_READ_BYTES + 1)
+    endless = random.Random(1).randbytes(lines_module.MAX_READ_BYTES // 2 + 1).hex()  # which packs to a half
     mixed = zone.file(lines=[*lines(*range(10)), endless, line(seq=3, new=1), line(seq=4) + endless])
     plain = zone.raw("plain.jsonl", [*lines(0, boot="c" * 16), endless, line(seq=1, boot="c" * 16, new=1)])
     summary = ingest(spark, str(zone.root), str(tables))

@@ -6,7 +6,7 @@ import gzip
 import json
 import random
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,7 @@ import zstandard
 from landing_files import START, event, line
 from pyspark.sql import SparkSession
 
-from dmsg_logs import lines, plain
+from dmsg_logs import landing, lines, plain
 from dmsg_logs.generate import generate
 from dmsg_logs.plain import Told, Unreadable, is_plain, line_blocks, scan, tables, texts
 from dmsg_logs.schemas import EVENTS, LINE
@@ -198,6 +198,33 @@ def test_a_file_that_cannot_be_vouched_for_is_left_alone(name: str, data: bytes)
     rows = counted(file(line(), uri="good.jsonl"), (name, pa.py_buffer(data)))
     assert [(row["uri"], row["n"]) for row in rows if row["whole"]][:1] == [("good.jsonl", 1)]
     assert [row["uri"] for row in rows if not row["whole"]] == [name]
+
+
+@pytest.mark.parametrize("pack", [zstandard.ZstdCompressor(level=19).compress, gzip.compress], ids=("zst", "gz"))
+@pytest.mark.parametrize("text", [b"\n", b"{}\n", b"x", b"\xef\xbb\xbf\n"], ids=("blank", "lines", "one line", "marks"))
+def test_a_small_file_that_unpacks_to_100_mib_is_not_read_on(text: bytes, pack: Callable[[bytes], bytes]) -> None:
+    bomb = pack(text * (100 * 1024**2 // len(text)))
+    name = f"x.jsonl.{'gz' if pack is gzip.compress else 'zst'}"
+    limit = plain.text_limit(len(bomb))
+    *blocks, last = line_blocks(pa.py_buffer(bomb), name)
+    assert last == [lines.REST_LEFT.encode()] and not is_plain(last[0])
+    read = sum(len(each) + 1 for some in blocks for each in some)
+    assert read <= limit < 100 * 1024**2
+    assert read >= limit - lines.MAX_LINE_BYTES - 4 or text == b"x"  # a line without an end is left with the rest
+    rows = counted((name, pa.py_buffer(bomb)))
+    assert all(row["whole"] for row in rows)
+    assert sum(row["n"] for row in rows) == sum(map(len, blocks)) + 1
+
+
+def test_a_file_may_unpack_to_no_more_than_a_batch_has() -> None:
+    assert plain.text_limit(plain.MAX_FILE_BYTES) == plain.MAX_TEXT_BYTES == landing.MAX_BATCH_BYTES
+    assert plain.text_limit(3218) == 3218 * plain.MAX_RATIO
+
+
+def test_a_file_with_a_byte_order_mark_that_unpacks_too_far_is_not_left_to_others() -> None:
+    bomb = zstandard.compress(b"\xef\xbb\xbf" + b"\n" * 10**8)
+    (first, *_), *_, last = line_blocks(pa.py_buffer(bomb), "x.jsonl.zst")
+    assert first == b"\xef\xbb\xbf" and last == [lines.REST_LEFT.encode()]
 
 
 def test_a_line_that_is_too_long_is_cut_off_and_counts(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -100,5 +100,35 @@ def test_a_bomb_costs_little_memory_and_is_no_line(tmp_path: Path, monkeypatch: 
         peak = tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()
-    assert (found.problem, found.end) == ("it has a line without end", 0)
-    assert peak < 64 * 1024 * 1024
+    assert (found.problem, found.end) == ("it unpacks to more than a log of its size can", 0)
+    assert peak < 16 * 1024 * 1024
+
+
+def test_a_line_without_end_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compress, "PIECE_BYTES", 64)
+    reader = FrameReader()
+    assert sum(map(len, reader.feed(zstandard.compress(bytes(256 * 1024 * 1024))))) < 32 * 1024 * 1024
+    assert reader.problem == "it has a line without end"
+
+
+def test_a_small_file_of_lines_that_unpacks_to_100_mib_is_not_read_on(tmp_path: Path) -> None:
+    bomb = zstandard.ZstdCompressor(level=19).compress(b"{}\n" * (100 * 1024 * 1024 // 3))
+    assert len(bomb) < 16 * 1024
+    (tmp_path / "file").write_bytes(bomb)
+    found = look(tmp_path / "file")
+    assert (found.problem, found.lines, found.end) == ("it unpacks to more than a log of its size can", 0, 0)
+    with pytest.raises(ValueError, match="unpacks to more"):
+        assert sum(1 for _ in read_lines(tmp_path / "file")) < compress.RATIO_LIMIT * len(bomb) / 3
+
+
+def test_the_densest_log_is_read(tmp_path: Path) -> None:
+    """Refusals that differ in nothing but time and number, in one frame."""
+    lines = [
+        b'{"event":"refused","v":1,"ts":%.6f,"role":"server","node":"%s","boot":"%s","seq":%d,"conn":0,"remote":"",'
+        b'"what":"request","reason":"rate","count":1}' % (1772323200 + seq / 100, b"n" * 16, b"b" * 16, seq)
+        for seq in range(50_000)
+    ]
+    (packed,) = pack([lines])
+    assert len(b"\n".join(lines)) > 50 * len(packed)
+    (tmp_path / "file").write_bytes(packed)
+    assert look(tmp_path / "file").lines == 50_000
