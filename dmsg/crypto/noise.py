@@ -11,6 +11,7 @@ import os
 from copy import copy
 from dataclasses import dataclass
 from typing import Final, Literal
+from weakref import proxy
 
 from noise.backends.default import DefaultNoiseBackend
 from noise.exceptions import NoiseHandshakeError, NoiseMaxNonceError, NoiseValueError
@@ -160,7 +161,9 @@ class NoiseHandshake:
             protocol.keypairs["rs"] = _KeyPair.from_public_bytes(remote_static)
         protocol.initialise_handshake_state()
         self._protocol = protocol
-        self._state = protocol.handshake_state
+        self._state = state = protocol.handshake_state
+        # The state holds the protocol. Held in turn, a handshake that is broken off would wait for the garbage collector.
+        protocol.handshake_state, protocol.symmetric_state = proxy(state), proxy(state.symmetric_state)
         self._pattern = pattern
         self._initiator = initiator
         self._our_turn = initiator

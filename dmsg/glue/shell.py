@@ -168,6 +168,7 @@ class Shell(Protocol):
     def fail(self, error: DmsgError) -> None:
         """End the connection at once, for ``error``."""
         if self.error is None and not self.lost:
+            _drop_frames(error)
             self.error = error
             self._send = None
             if self.transport is not None:
@@ -238,6 +239,16 @@ class Shell(Protocol):
         if events:
             self.owner.handle_events(self, events)
         self.flush()
+
+
+def _drop_frames(error: BaseException) -> None:
+    """Take the tracebacks off ``error`` and what led to it: their frames hold the shell that keeps the error, and what was
+    read, until the garbage collector comes.
+    """
+    one: BaseException | None = error
+    while one is not None:
+        one.__traceback__ = None
+        one = one.__cause__ or one.__context__
 
 
 class _LastWords:

@@ -283,6 +283,7 @@ class DmsgServer(Service):
                 still_open,
             )
         )
+        port.owner = None  # they hold each other: both go now, not when the garbage collector comes
 
     # --- inside ----------------------------------------------------------------------------------------------------
 
