@@ -19,7 +19,7 @@ _OUTSIDE: Final = (ModuleType, type, CodeType, FrameType, BuiltinFunctionType)
 def census(root: Any) -> dict[str, dict[str, int]]:
     """``objects``: instances of ours by class; ``tables``: entries in all tables of a name (``Class.attribute``).
 
-    Garbage that waits for the collector is not reached, so it is not counted.
+    Garbage that waits for the collector is not reached, so it is not counted there; ``collector`` tells of all it tracks.
     """
     objects: Counter[str] = Counter()
     tables: Counter[str] = Counter()
@@ -40,7 +40,8 @@ def census(root: Any) -> dict[str, dict[str, int]]:
                 continue  # the globals of a module
             following.append(one)
         level = following
-    return {"objects": dict(objects), "tables": dict(tables)}
+    # with what waits for the collector, and what is not ours
+    return {"objects": dict(objects), "tables": dict(tables), "collector": {"tracked": len(gc.get_objects())}}
 
 
 def _count_tables(one: Any, kind: type, tables: Counter[str]) -> None:

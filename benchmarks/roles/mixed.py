@@ -25,7 +25,6 @@ from dmsg.crypto.keys import SecretKey
 from dmsg.errors import DialError, DiscoveryError, EntryNotFound
 from dmsg.mux.client import ClientConfig, DmsgClient
 from dmsg.mux.negotiation import Security
-from dmsg.ops.tuning import settle_memory
 
 USES_TWISTED = True
 #: Each tenth stream carries bulk data; blocks of the others are as small as the options say.
@@ -111,7 +110,6 @@ class Role(streams.Role):
         factory.noisy = False
         self.client.listen(factory)
         facts = await super().start()
-        settle_memory()
         return facts
 
     async def do(self, command: str, arguments: dict[str, Any]) -> dict[str, Any]:

@@ -76,8 +76,8 @@ def test_the_warm_up_does_not_count_and_the_longest_life_does() -> None:
     assert late.bound_per_h == pytest.approx(0.01 * late.fit.mean)
 
 
-def test_one_descriptor_more_in_two_hours_is_no_leak_and_ten_are() -> None:
-    for number, flat in ((1, True), (10, False)):
+def test_four_descriptors_more_in_two_hours_are_no_leak_and_ten_are() -> None:
+    for number, flat in ((4, True), (10, False)):
         levels = levels_with([(at_s, 20 + number * at_s / 7200) for at_s, _ in noisy(0.0)], "descriptors")
         (verdict,) = levels.verdicts(warm_up_s=0.0)
         assert verdict.bound_per_h == pytest.approx(FLOORS["descriptors"] / verdict.fit.hours)
