@@ -23,6 +23,7 @@ html_theme = "alabaster"
 html_theme_options = {"description": "Encrypted relay messaging for Twisted", "page_width": "1100px"}
 html_show_sphinx = False
 html_copy_source = False
+html_static_path = ["_static"]
 
 autodoc_member_order = "bysource"
 autodoc_typehints = "signature"
