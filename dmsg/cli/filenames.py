@@ -75,9 +75,9 @@ def local_name(name: str) -> str:
         safe = " " if unicodedata.category(character) == "Zs" else character
         kept.append(safe if _is_safe(safe) else "_")
     local = re.sub(r" +", " ", "".join(kept)).replace(" -", "_-").rstrip(". ")
-    local = _shortened(local, LOCAL_NAME_LIMIT_BYTES - 1)
+    local = _shortened(local, LOCAL_NAME_LIMIT_BYTES)
     if not local or unicodedata.normalize("NFKC", local).startswith(_BAD_BEGINNINGS) or _is_reserved(local):
-        local = f"_{local}"
+        local = "_" + _shortened(local, LOCAL_NAME_LIMIT_BYTES - 1)
     return local
 
 

@@ -9,7 +9,7 @@ from typing import Protocol
 
 
 class Target(Protocol):
-    """A module of this package."""
+    """A module of this package. It may have a ``DICTIONARY``, too: words that inputs of its kind are made of."""
 
     def one_input(self, data: bytes) -> None:
         """Drive the code with one input. What an input means is the target's own affair, but any bytes are one."""

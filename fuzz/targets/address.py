@@ -10,6 +10,8 @@ from dmsg.errors import InvalidAddress, InvalidKey
 from dmsg.foreign import quoted, refusal_reason
 from fuzz.oracles import KEYS, as_text, outcome
 
+DICTIONARY = (b"[::ffff:", b"]:80", b"%eth0", b"@", b"0.0.0.0", b"02" * 33, b"02" + b"00" * 31 + b"01")
+
 
 def one_input(data: bytes) -> None:
     """The input is the text. What is read is printed so that it is read the same, on one line of printable ASCII."""

@@ -11,6 +11,18 @@ from dmsg.mux.endpoints import _ARGUMENTS, _SERVER_ONLY, _Arguments
 from fuzz.choices import Choices
 from fuzz.oracles import KEYS, as_text
 
+DICTIONARY = (
+    b"dmsg:",
+    b":server=",
+    b":discovery=",
+    b":service=",
+    b":security=hop",
+    b":timeout=",
+    b":allow=",
+    b"\\:",
+    b"http\\://",
+)
+
 _VARIABLES = (
     "DMSG_SECURITY",
     "DMSG_RANKS_KEY",

@@ -8,7 +8,10 @@ from dataclasses import replace
 
 from dmsg.discovery.entry import ENTRY_LIMIT_BYTES, ClientPart, Entry, ServerPart
 from dmsg.errors import DiscoveryError, InvalidKey
+from fuzz import words
 from fuzz.oracles import KEYS, check_memory, outcome
+
+DICTIONARY = words.ENTRY
 
 _OWNER = KEYS[0]
 

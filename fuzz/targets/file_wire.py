@@ -6,8 +6,28 @@ from collections.abc import Iterator
 
 from dmsg.cli import filewire
 from dmsg.cli.filewire import Decoder, Message, Offer, TransferFailed
+from fuzz import words
 from fuzz.choices import Choices
 from fuzz.oracles import check_memory
+
+DICTIONARY = words.members(
+    *(
+        "type",
+        "name",
+        "size",
+        "sha256",
+        "version",
+        "offset",
+        "code",
+        "offer",
+        "have",
+        "start",
+        "finish",
+        "done",
+        "failed",
+        "end",
+    )
+)
 
 _UNIT_LIMIT_BYTES = filewire.PREFIX.size + filewire.HEADER_LIMIT_BYTES
 

@@ -13,10 +13,13 @@ from dmsg.discovery.client import LIST_LIMIT, HttpDiscovery
 from dmsg.discovery.entry import ClientPart, Entry, ServerPart
 from dmsg.discovery.ranks import KIND, Ranks
 from dmsg.errors import DISCOVERY_ERRORS, DiscoveryError
+from fuzz import words
 from fuzz.choices import Choices
 from fuzz.memory_http import HostileAgent
 from fuzz.oracles import KEYS
 from fuzz.signing import ISSUER, NOW_S, signed
+
+DICTIONARY = (*words.HTTP, *words.ENTRY)
 
 _OWNER = KEYS[1]
 _CUTS = (1 << 20, 1, 7, 100)

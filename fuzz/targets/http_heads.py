@@ -10,7 +10,10 @@ from twisted.web._newclient import HTTPClientParser, HTTPParser, Request
 from twisted.web.http_headers import Headers
 
 from dmsg.discovery.http_heads import INTERIM_LIMIT, HeadScanner
+from fuzz import words
 from fuzz.choices import Choices
+
+DICTIONARY = words.HTTP
 
 _LIMIT_BYTES = 2_000
 

@@ -13,9 +13,12 @@ from twisted.python.failure import Failure
 
 from dmsg.discovery.entry import ClientPart, Entry, ServerPart
 from dmsg.discovery.http_limits import DiscoveryLimits
+from fuzz import words
 from fuzz.choices import Choices
 from fuzz.memory_http import Complaints, Transport
 from fuzz.oracles import KEYS
+
+DICTIONARY = (*words.HTTP, *words.ENTRY)
 
 _OWNER = KEYS[1]
 _LIMITS = DiscoveryLimits.unlimited_rates()

@@ -7,7 +7,10 @@ from collections.abc import Iterator
 
 from dmsg.discovery import json_text
 from dmsg.errors import BadInput
+from fuzz import words
 from fuzz.oracles import as_text, check_memory, outcome
+
+DICTIONARY = words.JSON
 
 _LIMIT_BYTES = 64 * 1024
 

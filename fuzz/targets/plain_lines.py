@@ -11,7 +11,10 @@ import pyarrow as pa
 from dmsg_logs import plain
 from dmsg_logs.lines import EARLIEST_S, LATEST_S, MAX_INT, MAX_LINE_BYTES
 from dmsg_logs.schemas import EVENTS
+from fuzz import words
 from fuzz.choices import Choices
+
+DICTIONARY = words.members("event", "v", "ts", "role", "node", "boot", "seq")
 
 #: Of a file that unpacks to very much this is looked at, in blocks of a mebibyte.
 _BLOCKS = 8

@@ -6,8 +6,11 @@ import json
 from collections.abc import Iterator
 
 from dmsg.discovery.ranks import KIND, WEIGHT_FLOOR, WEIGHT_LIMIT, Ranks, RanksError, weight
+from fuzz import words
 from fuzz.oracles import KEYS, check_memory
 from fuzz.signing import ISSUER, NOW_S, signed
+
+DICTIONARY = words.RANKS
 
 _TRUSTED = frozenset({ISSUER.public_key})
 

@@ -7,8 +7,11 @@ from collections.abc import Iterator
 
 from dmsg.discovery.relay_list import KIND, ListedRelay, RelayList, RelayListError, sign_relay_list
 from dmsg.errors import InvalidAddress, InvalidKey
+from fuzz import words
 from fuzz.oracles import KEYS, check_memory
 from fuzz.signing import ISSUER, NOW_S, signed
+
+DICTIONARY = words.DOCUMENT
 
 _TRUSTED = frozenset({ISSUER.public_key})
 

@@ -5,7 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from dmsg.mux import relaystate
+from fuzz import words
 from fuzz.oracles import KEYS, check_memory, outcome
+
+DICTIONARY = words.members("version", "relays", "public_key", "address", "connected")
 
 _NOW_S = 1_700_000_000
 

@@ -11,6 +11,18 @@ from dmsg.taps.settings import DiscoverySettings, ServerSettings
 from fuzz.choices import Choices
 from fuzz.oracles import as_text, scratch
 
+DICTIONARY = (
+    b"[server]\n",
+    b"[discovery]\n",
+    b"[server.limits]\n",
+    b" = ",
+    b"inf",
+    b"nan",
+    b"1e400",
+    b"0x",
+    b"1979-05-27T07:32:00Z",
+)
+
 _ROLES = {"server": ServerSettings, "discovery": DiscoverySettings}
 
 

@@ -9,8 +9,11 @@ from typing import Any
 from dmsg.discovery.ranks import KIND as RANKS
 from dmsg.discovery.relay_list import KIND as RELAYS
 from dmsg.discovery.signed import DocumentError, canonical
+from fuzz import words
 from fuzz.oracles import check_memory
 from fuzz.signing import ISSUER, signed
+
+DICTIONARY = words.DOCUMENT
 
 _TRUSTED = frozenset({ISSUER.public_key})
 

@@ -29,7 +29,7 @@ from dmsg.cli.filewire import TransferFailed
         "😀.png",
         "archive.tar.gz",
         "a~",
-        "x" * (LOCAL_NAME_LIMIT_BYTES - 1),
+        "x" * LOCAL_NAME_LIMIT_BYTES,
         "console.log",
         "a@b,c+d",
     ],
