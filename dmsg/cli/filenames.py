@@ -19,7 +19,7 @@ NAME_LIMIT_BYTES: Final = 255
 LOCAL_NAME_LIMIT_BYTES: Final = 200
 #: Accents on one letter: Hebrew and Thai use up to 3; more of them run over the lines above and below.
 MARKS_LIMIT: Final = 3
-#: Digits of a file's SHA-256 in the name of a second file of one name: 64 bits, so that nobody makes two that collide.
+#: Digits of a file's SHA-256 in the name of a second file of one name: 64 bits, far from what two files share by chance.
 _DIGEST_DIGITS: Final = 16
 #: An ending of at most this many characters is kept when a long name is cut.
 _ENDING_LIMIT: Final = 16

@@ -157,7 +157,7 @@ class PartStore:
         return self._index
 
     def _remove(self, path: Path) -> bool:
-        """Remove a part unless somebody works on it."""
+        """Remove a part unless a transfer holds its lock."""
         try:
             descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
         except FileNotFoundError:

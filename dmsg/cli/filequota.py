@@ -16,7 +16,7 @@ from dmsg.cli.filewire import TransferFailed
 QUOTA: Final = "64GiB"
 #: What stays free on the file system, in bytes, so that logs and other programs go on.
 KEEP_FREE: Final = "1GiB"
-#: A sender may use one part in so many of the quota within :data:`SHARE_PERIOD_S`, unless it is on a list.
+#: A sender may use this fraction (1/2) of the quota within :data:`SHARE_PERIOD_S`, unless it is on a list.
 SHARES: Final = 2
 SHARE_PERIOD_S: Final = 86_400.0
 #: Files the directory may gain: empty ones cost no bytes, but each costs an inode.

@@ -14,7 +14,7 @@ _ROOT = 0
 def why_not_private(path: str, status: os.stat_result, owners: Collection[int] = ()) -> str:
     """What speaks against the file at ``path``, whose ``status`` is that of the open file; "" if nothing does.
 
-    Its owner must be this process's user, root, or one of ``owners`` (uids), and nobody else may read it. The directory
+    Its owner must be this process's user, root, or one of ``owners`` (uids), and no other user may read it. The directory
     that holds it, and the one that holds it if ``path`` is a link, must pass :func:`why_not_safe`. Directories further up
     are not looked at: to have another file taken one has to put one there that passes all of this. Raises ``OSError``.
     """

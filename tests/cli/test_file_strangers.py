@@ -147,7 +147,7 @@ def test_space_that_stays_free_and_the_number_of_files_are_bounds_too(tmp_path):
 
 
 @pytest_twisted.ensureDeferred
-async def test_an_offer_makes_nobody_hash_a_part_again(bench, inbox):
+async def test_an_offer_does_not_make_the_receiver_hash_a_part_again(bench, inbox):
     _, peer = await receiver(bench, inbox)
     stranger = await bench.network.client()
     size, tries = 16 * 1024 * 1024, 10

@@ -143,7 +143,7 @@ async def test_a_file_that_is_there_is_kept_unless_it_may_be_overwritten(bench, 
 
 
 @pytest_twisted.ensureDeferred
-async def test_a_second_name_that_a_stranger_has_taken_costs_nobody_the_file(bench, inbox, tmp_path):
+async def test_a_second_name_that_a_stranger_has_taken_does_not_cost_the_file(bench, inbox, tmp_path):
     second = f"a-{sha256(b'new')[:16]}"
     (inbox / "a").write_bytes(b"old")
     (inbox / second).write_bytes(b"bad")
