@@ -17,6 +17,9 @@ BOX_OVERHEAD_BYTES: Final = 16
 #: Noise reserves the last value of the 64-bit counter.
 NONCE_LIMIT: Final = 2**64 - 1
 _NONCE_HEAD: Final = bytes(4)
+_KEY_BYTES: Final = 32
+_ZEROS: Final = bytes(_KEY_BYTES)
+_REKEY_NONCE: Final = _NONCE_HEAD + NONCE_LIMIT.to_bytes(8, "little")
 
 
 class CipherState:
@@ -49,6 +52,12 @@ class CipherState:
             raise CryptoError("a sealed frame does not open") from None
         self.nonce = nonce + 1
         return plaintext
+
+    def rekey(self) -> None:
+        """Go on with the next key: Noise's REKEY. It cannot be turned back; the counter goes on."""
+        cipher = ChaCha20Poly1305(self._encrypt(_REKEY_NONCE, _ZEROS, b"")[:_KEY_BYTES])
+        self._encrypt = cipher.encrypt
+        self._decrypt = cipher.decrypt
 
     def erase(self) -> None:
         """Drop the key. ``seal`` and ``open`` raise ``NonceExhausted`` from now on."""

@@ -32,7 +32,9 @@ from dmsg.mux.ids import TransportIds
 from dmsg.mux.limits import ConnectionConfig
 from dmsg.mux.outgoing import Outgoing
 from dmsg.mux.record import RecordLayer
+from dmsg.mux.rekeying import KeyTimer
 from dmsg.mux.secure import UPGRADE_MAGIC
+from dmsg.mux.secure_stream import SecureStream
 from dmsg.mux.stream import DATA_STATES, ConnectionState, Stream, StreamFault, StreamState
 from dmsg.mux.wire import (
     ACCEPT,
@@ -76,6 +78,8 @@ class Connection:
         self._random = random
         self._deadline: float | None = now + config.ok_timeout_s
         self._tail = b""
+        self._now = now
+        self._key_timer = KeyTimer(config.rekey_after_s)
         self._out = Outgoing(config)
         self._ids = TransportIds(int.from_bytes(random(2), "big"))
         self._offered = 0
@@ -115,6 +119,8 @@ class Connection:
         """Let ``successor`` stand for ``stream`` from now on; nothing more may go through the old one."""
         self.streams[stream.id] = successor
         stream.state = StreamState.CLOSED
+        if isinstance(successor, SecureStream):
+            self._key_timer.watch(successor, self._now)
 
     def go_on(self, stream: Stream) -> None:
         """A stream has taken over what another path left: send it, and let its writer go on if it may."""
@@ -209,6 +215,7 @@ class Connection:
     def receive_data(self, data: bytes, now: float) -> list[Event]:
         """Take bytes from the network. ``RemoteProtocolError`` means that the connection must be dropped."""
         events: list[Event] = []
+        self._now = now
         try:
             for record in self._records.open(data):
                 plaintext = self._tail + record if self._tail else record
@@ -373,14 +380,16 @@ class Connection:
     # --- time ------------------------------------------------------------------------------------------------------
 
     def next_timeout(self) -> float | None:
-        """When OK has been waited for too long."""
-        return self._deadline
+        """When OK has been waited for too long, then when a sealed stream needs a new key."""
+        return self._deadline if self._deadline is not None else self._key_timer.due_s
 
     def handle_timeout(self, now: float) -> list[Event]:
         """Raises ``RemoteProtocolError`` when no OK came in time (D1)."""
         if self._deadline is not None and now >= self._deadline:
             self._deadline = None
             raise RemoteProtocolError("handshake", "no OK in time")
+        for marker in self._key_timer.frames(self.streams.values(), now):
+            self.emit(marker)
         return []
 
     # --- bookkeeping -----------------------------------------------------------------------------------------------
@@ -418,6 +427,7 @@ class Connection:
         stream.move(StreamState.CLOSED)
         stream.discard()
         self._out.forget(stream)
+        self._key_timer.forget(stream.id)
         del self.streams[stream.id]
         self._ids.ended(stream.id)
 

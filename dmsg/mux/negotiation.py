@@ -147,7 +147,11 @@ def _secure(connection: Connection, stream: Stream, keys: SecureKeys, *, confirm
     """Go on sealed. Without ``confirmed``, data waits for the initiator's first sealed frame (section 2)."""
     config = connection.config
     secured = SecureStream(
-        stream, keys, window_bytes=config.secure_window_bytes, ack_limit_bytes=config.ack_limit_bytes
+        stream,
+        keys,
+        window_bytes=config.secure_window_bytes,
+        ack_limit_bytes=config.ack_limit_bytes,
+        rekey_after_frames=config.rekey_after_frames,
     )
     connection.replace(stream, secured)
     secured.state = StreamState.OPEN if confirmed else StreamState.CONFIRMING

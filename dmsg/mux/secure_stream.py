@@ -58,6 +58,9 @@ class SecureStream(Stream):
         "_receive_hash",
         "_received_sequence",
         "_receiver",
+        "_rekey_after_frames",
+        "_rekey_nonce",
+        "_rekeyed_nonce",
         "_send_hash",
         "_sender",
         "_sent_before_bytes",
@@ -72,7 +75,15 @@ class SecureStream(Stream):
 
     security = "e2e"
 
-    def __init__(self, base: Stream, keys: SecureKeys, *, window_bytes: int, ack_limit_bytes: int) -> None:
+    def __init__(
+        self,
+        base: Stream,
+        keys: SecureKeys,
+        *,
+        window_bytes: int,
+        ack_limit_bytes: int,
+        rekey_after_frames: int = 1 << 30,
+    ) -> None:
         super().__init__(
             base.id, base.remote, base.request, initiator=base.initiator, window_bytes=window_bytes, first_sequence=0
         )
@@ -90,6 +101,8 @@ class SecureStream(Stream):
         self.skip_bytes = 0  # sent again by the peer although we have it: dropped, but hashed and acknowledged
         self._sender = CipherState(keys.send_key)
         self._receiver = CipherState(keys.receive_key)
+        self._rekey_after_frames = self._rekey_nonce = rekey_after_frames
+        self._rekeyed_nonce = 0
         self._send_hash = keys.send_hash
         self._receive_hash = keys.receive_hash
         self._window_bytes = window_bytes
@@ -164,13 +177,17 @@ class SecureStream(Stream):
         self._outstanding.append((sequence, data, self._send_hash[:HASH_BYTES]))
         self._outstanding_bytes += len(data)
         self.sent_bytes += len(data)
+        marker = self.rekey() if self._sender.nonce >= self._rekey_nonce else b""
         sealed = self._sender.seal(_FWD_AD, sequence.to_bytes(2, "big") + data)
-        return HEADER.pack(FWD, self.id, len(sealed)), sealed
+        return marker + HEADER.pack(FWD, self.id, len(sealed)), sealed
 
     def receive_ack(self, payload: bytes) -> None:
         """Take a sealed cumulative ACK; the rolling hash in it must be ours (section 4)."""
         inner = self._open(_ACK_AD, payload)
         if len(inner) != _ACK_BYTES:
+            if not inner:
+                self._receiver.rekey()
+                return
             if len(inner) != _ACK_BYTES + 1 or inner[_ACK_BYTES:] != _DROPPED:
                 raise StreamFault(CloseReason.MALFORMED)
             inner = inner[:_ACK_BYTES]
@@ -246,7 +263,21 @@ class SecureStream(Stream):
         inner = self._received_sequence.to_bytes(2, "big") + self._receive_hash[:HASH_BYTES]
         if self.dropped:
             inner += _DROPPED
+        marker = self.rekey() if self._sender.nonce >= self._rekey_nonce else b""
         sealed = self._sender.seal(_ACK_AD, inner)
+        return marker + HEADER.pack(ACK, self.id, len(sealed)) + sealed
+
+    @property
+    def key_was_used(self) -> bool:
+        """Whether anything was sealed under the key in use."""
+        return self._sender.nonce > self._rekeyed_nonce
+
+    def rekey(self) -> bytes:
+        """The rekey marker, which is the last frame under the key in use; everything behind it is under the next one."""
+        sealed = self._sender.seal(_ACK_AD, b"")
+        self._sender.rekey()
+        self._rekeyed_nonce = self._sender.nonce
+        self._rekey_nonce = self._rekeyed_nonce + self._rekey_after_frames
         return HEADER.pack(ACK, self.id, len(sealed)) + sealed
 
     def close_frame(self, reason: int) -> bytes:

@@ -84,3 +84,34 @@ def test_no_nonce_is_used_twice_and_the_last_one_never() -> None:
         with pytest.raises(NonceExhausted):
             receiver.open(b"", box)
     assert sender.nonce == receiver.nonce == NONCE_LIMIT == 2**64 - 1
+
+
+def test_rekeying_is_noises_and_the_counter_goes_on() -> None:
+    sender, receiver = CipherState(KEY, 7), CipherState(KEY, 7)
+    following = ChaCha20Poly1305(KEY).encrypt(bytes(4) + b"\xff" * 8, bytes(32), b"")[:32]
+    for state in (sender, receiver):
+        state.rekey()
+    box = sender.seal(b"ad", b"plain")
+    assert ChaCha20Poly1305(following).decrypt(bytes(4) + bytes((7,)) + bytes(7), box, b"ad") == b"plain"
+    assert receiver.open(b"ad", box) == b"plain"
+    assert sender.nonce == 8
+
+
+def test_after_rekeying_nothing_of_before_opens() -> None:
+    sender, receiver = CipherState(KEY), CipherState(KEY)
+    box = sender.seal(b"", b"before")
+    receiver.rekey()
+    with pytest.raises(CryptoError):
+        receiver.open(b"", box)
+
+
+@pytest.mark.parametrize("what", ["seal", "open"])
+def test_an_erased_key_does_nothing_more(what: str) -> None:
+    state = CipherState(KEY)
+    box = CipherState(KEY).seal(b"", b"x")
+    state.erase()
+    with pytest.raises(NonceExhausted):
+        getattr(state, what)(b"", box)
+    state.nonce = 0
+    with pytest.raises(NonceExhausted):
+        getattr(state, what)(b"", box)

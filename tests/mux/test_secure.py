@@ -116,6 +116,15 @@ def test_frame_vectors(e2e: Any) -> None:
     back.pending.append(bytes(range(256)))
     made["responder_fwd_0"] = sealed = back.next_fwd(1_000)[1]
     assert out.receive_fwd(sealed, 0, len(sealed)) == (bytes(range(256)), b"")
+    back.drop()
+    made["responder_ack_2_not_taken"] = back.take_ack()[HEADER_BYTES:]
+    out.receive_ack(made["responder_ack_2_not_taken"])
+    assert out.was_cut
+    made["responder_rekey"] = back.rekey()[HEADER_BYTES:]
+    out.receive_ack(made["responder_rekey"])
+    back.pending.append(b"under the next key")
+    made["responder_fwd_1"] = sealed = back.next_fwd(1_000)[1]
+    assert out.receive_fwd(sealed, 0, len(sealed)) == (b"under the next key", b"")
     made["responder_close_refused"] = back.close_frame(1)[HEADER_BYTES:]
     assert out.proves_close(made["responder_close_refused"])
     assert {name: payload.hex() for name, payload in made.items()} == e2e["session"]["frames"]

@@ -305,7 +305,7 @@ def test_a_repeated_ack_with_another_hash() -> None:
     assert code_of(sender.receive_ack, forge_ack(sender, receiver, 2, b"nope")) == CloseReason.INTEGRITY
 
 
-@pytest.mark.parametrize("inner", [b"", b"\0\0", b"\0\0abc", b"\0\0abcde"])
+@pytest.mark.parametrize("inner", [b"\0", b"\0\0", b"\0\0abc", b"\0\0abcde", b"\0\0abcd\2", b"\0\0abcd\1\1"])
 def test_an_ack_of_another_length(inner: bytes) -> None:
     sender, receiver = three_sent()
     frame = receiver._sender.seal(bytes((ACK,)), inner)

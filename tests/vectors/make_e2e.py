@@ -83,6 +83,12 @@ class Direction:
         self.number += 1
         return sealed.hex()
 
+    def rekey(self) -> str:
+        """The marker, and the next key: Noise's REKEY. The counter goes on."""
+        marker = self.seal(ACK, b"")
+        self.key = ChaCha20Poly1305(self.key).encrypt(nonce(2**64 - 1), bytes(32), b"")[:32]
+        return marker
+
     def fwd(self, sequence: int, data: bytes) -> str:
         self.rolling = hashlib.sha256(self.rolling + data).digest()
         return self.seal(FWD, sequence.to_bytes(2, "big") + data)
@@ -122,6 +128,9 @@ def session(first_payload: bytes, second_payload: bytes) -> dict[str, Any]:
         "initiator_end_of_stream": out.fwd(2, b""),
         "responder_ack_2": back.seal(ACK, b"\x00\x02" + out.rolling[:4]),
         "responder_fwd_0": back.fwd(0, bytes(range(256))),
+        "responder_ack_2_not_taken": back.seal(ACK, b"\x00\x02" + out.rolling[:4] + b"\x01"),
+        "responder_rekey": back.rekey(),
+        "responder_fwd_1": back.fwd(1, b"under the next key"),
         "responder_close_refused": "01" + back.seal(CLOSE, b"\x01"),
     }
     return {
@@ -133,6 +142,7 @@ def session(first_payload: bytes, second_payload: bytes) -> dict[str, Any]:
         "handshake_hash": state.hash.hex(),
         "initiator_to_responder_key": keys[0].hex(),
         "responder_to_initiator_key": keys[1].hex(),
+        "responder_to_initiator_key_after_rekey": back.key.hex(),
         "initiator_to_responder_hash_0": out.start.hex(),
         "responder_to_initiator_hash_0": back.start.hex(),
         "token": hmac.digest(state.hash, b"resume", "sha256")[:16].hex(),
