@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 
 import atheris
@@ -14,7 +15,9 @@ def main(arguments: list[str]) -> None:
     name, *options = arguments
     with atheris.instrument_imports(include=["dmsg", "dmsg_logs", "fuzz.targets", "twisted.web"]):
         target = targets.load(name)
-    atheris.Setup([f"fuzz-{name}", *options], target.one_input)
+    # For a merge libFuzzer runs its own first argument in a shell.
+    again = f"{shlex.quote(sys.executable)} -m fuzz.drive {name}"
+    atheris.Setup([again, *options], target.one_input)
     atheris.Fuzz()
 
 

@@ -158,9 +158,9 @@ class Campaign:
                 inputs=inputs,
                 crashes=self._count_crashes(name),
             )
-            self._file.write_text(
-                json.dumps({one: asdict(each) for one, each in self.figures.items()}, indent=1), "utf-8"
-            )
+            written = self._file.with_suffix(".new")
+            written.write_text(json.dumps({one: asdict(each) for one, each in self.figures.items()}, indent=1), "utf-8")
+            written.replace(self._file)
             print(f"{name}: {describe(new)}", flush=True)
 
     def minimise(self, name: str) -> int:
