@@ -287,6 +287,7 @@ class LimitedChannel(HTTPChannel):
         """Leave the place to others."""
         self._leave()
         super().connectionLost(reason)  # type: ignore[no-untyped-call]
+        self._transferDecoder = None  # of half a body; it would hold this until the garbage collector comes
 
 
 def _host_of(address: object) -> str:

@@ -91,8 +91,9 @@ class _Lane:
             try:
                 results.append(job(self._connection))
             except DiscoveryError as error:
-                # The job refused before it wrote anything: its neighbours are not touched by that.
-                results.append(_Failed(error))
+                # The job refused before it wrote anything: its neighbours are not touched by that. Its traceback leads to
+                # this list, and both would wait for the garbage collector.
+                results.append(_Failed(error.with_traceback(None)))
         if self._transaction:
             self._connection.execute("COMMIT")
         return results

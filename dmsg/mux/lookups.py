@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
@@ -66,6 +67,14 @@ class _Table(Generic[T]):
 
     def discard(self, peer: PublicKey) -> None:
         self._things.pop(peer, None)
+
+    def forget(self, is_over: Callable[[T], bool]) -> None:
+        """Forget the two put in longest ago if they are over: more than come in at a time."""
+        for _ in range(2):
+            oldest = next(iter(self._things), None)
+            if oldest is None or not is_over(self._things[oldest]):
+                return
+            del self._things[oldest]
 
 
 class _Callers:
@@ -137,6 +146,7 @@ class Lookups:
             self._found.known.put(peer, known)
         except DiscoveryError:
             known = Known((), True, self._clock.seconds())
+            self._others.known.forget(lambda old: self._fresh(old, lifetime_s) is None)
             self._others.known.put(peer, known)
         finally:
             kind.asking -= begins

@@ -26,7 +26,7 @@ from dmsg.ops.events import Event
 from dmsg.ops.loglimit import LimitedEventLog
 from dmsg.ops.logs import EventLog, NullEventLog, check_directory, new_boot_id
 from dmsg.ops.metrics import CollectorRegistry, MetricsEventLog, add_gauges
-from dmsg.ops.tuning import settle_memory
+from dmsg.ops.tuning import GC_THRESHOLDS, settle_memory
 from dmsg.taps._signals import end_well_on_signals, note_signals
 from dmsg.taps.settings import CommonSettings
 
@@ -178,6 +178,8 @@ class RoleService(Service, ABC):
 
     role = ""
     tap_name = ""
+    #: When the garbage collector runs (:mod:`dmsg.ops.tuning`).
+    gc_thresholds = GC_THRESHOLDS
 
     def __init__(self, reactor: Any, settings: CommonSettings, *, node: str, listen: str | None) -> None:
         self.reactor = reactor
@@ -250,7 +252,7 @@ class RoleService(Service, ABC):
 
     def _running(self) -> None:
         end_well_on_signals(self.reactor)
-        settle_memory()
+        settle_memory(self.gc_thresholds)
         _log.info("{tap_name} runs, {where}", tap_name=self.tap_name, where=self.where())
 
     def _ready(self) -> str | Awaitable[str]:

@@ -15,6 +15,7 @@ from dmsg.discovery.relay_proofs import RelayProofs
 from dmsg.errors import ConfigError, InvalidKey
 from dmsg.mux.prover import XkProver
 from dmsg.ops.events import Drained, ServerStarted, ServerStopped
+from dmsg.ops.tuning import HTTP_GC_THRESHOLDS
 from dmsg.taps._options import RoleOptions
 from dmsg.taps._service import RoleService, address_text
 from dmsg.taps.settings import ROLES, DiscoverySettings, known_variables
@@ -42,6 +43,7 @@ class DiscoveryService(RoleService):
 
     role = "discovery"
     tap_name = "dmsg-discovery"
+    gc_thresholds = HTTP_GC_THRESHOLDS
     settings: DiscoverySettings
 
     def __init__(self, reactor: Any, settings: DiscoverySettings) -> None:

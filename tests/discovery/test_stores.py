@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import random
 import signal
 import sqlite3
@@ -60,6 +61,24 @@ async def test_an_unknown_key_is_not_found(store: Any, make_entry: Any, key_of: 
     error = await refused(EntryNotFound, store.get(key_of("bob").public_key, now_ns))
     assert error.next_sequence is None
     await refused(EntryNotFound, store.get_json(key_of("bob").public_key, now_ns))
+
+
+@pytest_twisted.ensureDeferred
+async def test_a_miss_in_sqlite_leaves_nothing_to_the_garbage_collector(
+    opened: Any, tmp_path: Path, key_of: Any, now_ns: int
+) -> None:
+    """Strangers ask for keys that are not there as often as they like."""
+    store = opened(f"sqlite:{tmp_path / 'entries.sqlite'}")
+    key = key_of("bob").public_key
+    gc.collect()
+    gc.disable()
+    try:
+        for _ in range(50):
+            assert await store.get(key, now_ns).addErrback(lambda failure: failure.trap(EntryNotFound))
+        left = sum(isinstance(one, EntryNotFound) for one in gc.get_objects())
+    finally:
+        gc.enable()
+    assert left < 10, "each thread of the pool may still hold its last"
 
 
 @pytest_twisted.ensureDeferred

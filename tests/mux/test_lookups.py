@@ -8,6 +8,7 @@ from twisted.internet.defer import CancelledError, Deferred
 from twisted.internet.task import Clock
 from zope.interface import implementer
 
+from benchmarks.census import census
 from dmsg.crypto.keys import SecretKey
 from dmsg.discovery.entry import ClientPart, Entry
 from dmsg.errors import DialError, DiscoveryUnavailable, EntryNotFound, StageError
@@ -205,6 +206,14 @@ def test_a_caller_that_is_not_found_promises_and_is_remembered_too(clock, discov
     clock.advance(5.1)
     promised(callers, PEER.public_key)
     assert len(discovery.questions) == 2
+
+
+def test_callers_that_were_not_found_are_forgotten_when_that_no_longer_counts(clock, discovery, callers):
+    for _ in range(40):
+        assert promised(callers, SecretKey.generate().public_key) == []
+        discovery.questions[-1].errback(EntryNotFound())
+        clock.advance(1.0)
+    assert census(callers)["tables"]["_Table._things"] <= 7
 
 
 def test_only_so_many_callers_are_looked_up_at_one_time(discovery, callers):
