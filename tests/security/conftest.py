@@ -100,7 +100,7 @@ class Scene(HostileNetwork):
     alice: DmsgClient
     bob: DmsgClient
 
-    End, Listener, CONFIG, MORTAL = End, Listener, CONFIG, MORTAL
+    End, Listener, Log, CONFIG, MORTAL = End, Listener, Log, CONFIG, MORTAL
 
     def __init__(self) -> None:
         self.log = Log()
