@@ -61,8 +61,8 @@ class Outcome:
 
     @property
     def ok_share(self) -> float:
-        """The part of the short transports that came to a good end."""
-        begun = sum(self.short.values())
+        """The part of the short transports that came to a good end; those held back were never begun."""
+        begun = sum(self.short.values()) - self.short["held back"]
         return self.short["ok"] / begun if begun else 0.0
 
     @property
