@@ -23,7 +23,7 @@ def one_input(data: bytes) -> None:
     cut = choices.byte()
     sent: list[bytes] = []
     stream = bytearray()
-    while choices.left and len(sent) < 64:
+    while choices.left and len(sent) < 64 and len(stream) < 80_000:
         match choices.below(6):
             case 0:
                 sent.append(choices.chunk())
