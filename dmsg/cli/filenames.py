@@ -71,9 +71,10 @@ def local_name(name: str) -> str:
             if marks <= MARKS_LIMIT and _is_safe(character):
                 kept.append(character)
             continue
-        marks = 0 if character.isalnum() else MARKS_LIMIT
         safe = " " if unicodedata.category(character) == "Zs" else character
-        kept.append(safe if _is_safe(safe) else "_")
+        safe = safe if _is_safe(safe) else "_"
+        marks = 0 if safe.isalnum() else MARKS_LIMIT  # accents stand on what is written, not on what was replaced
+        kept.append(safe)
     local = re.sub(r" +", " ", "".join(kept)).replace(" -", "_-").rstrip(". ")
     local = _shortened(local, LOCAL_NAME_LIMIT_BYTES)
     if not local or unicodedata.normalize("NFKC", local).startswith(_BAD_BEGINNINGS) or _is_reserved(local):
@@ -85,7 +86,8 @@ def second_name(name: str, sha256: str) -> str:
     """What a file is called if there is another one of its local name: with a part of its ``sha256`` (hex) in it."""
     stem, ending = _split(name)
     tag = f"-{sha256[:_DIGEST_DIGITS]}"
-    return _cut(stem, LOCAL_NAME_LIMIT_BYTES - len((tag + ending).encode())) + tag + ending
+    # Without the space before the tag, which would make an option of it.
+    return _cut(stem, LOCAL_NAME_LIMIT_BYTES - len((tag + ending).encode())).rstrip(". ") + tag + ending
 
 
 def _is_plain(character: str) -> bool:

@@ -59,6 +59,7 @@ def test_ordinary_names_stay_as_they_are(name):
         ("\uff04\uff08id\uff09", "_\uff08id\uff09"),
         ("a\uff0fb", "a_b"),
         ("\ufe63rf", "_rf"),
+        ("\u3164\u0306", "_"),
         ("a \uff0dc", "a _c"),
         ("\u2026", "_\u2026"),
         ("\uff20args", "_\uff20args"),
@@ -127,3 +128,7 @@ def test_a_shell_that_expands_what_was_received_runs_nothing(tmp_path):
         assert shlex.split(path.name)
     subprocess.run(["sh", "-c", "rm -- *"], cwd=tmp_path, check=True)
     assert not list(tmp_path.iterdir())
+
+
+def test_the_tag_of_a_second_file_is_no_option():
+    assert second_name("a .txt", "ab" * 32) == "a-abababababababab.txt"
