@@ -57,7 +57,7 @@ def tables(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Tab
 
 def test_every_line_is_good(tables: Tables) -> None:
     summary = tables.summary
-    assert (summary.files, summary.lines_in, summary.good, summary.missing) == (5, 58, 58, 0)
+    assert (summary.files, summary.lines_in, summary.good, summary.missing) == (5, 60, 60, 0)
     assert (tables.manifest.violations, tables.manifest.findings) == ({}, {})
 
 
@@ -70,13 +70,13 @@ def test_connections_of_a_relay_that_was_killed_are_open(tables: Tables) -> None
 def test_clients_see_one_transport_where_relays_see_two(tables: Tables) -> None:
     columns = "node initiator responder server state reason bytes_in bytes_out security"
     ends = [
-        (me[:16], initiator, BOB, DRAINED, "closed", "normal", size, size, "e2e")
-        for initiator, size in ((ALICE, 5_000), (CAROL, 2_000))
+        (me[:16], initiator, BOB, began_at, "closed", "normal", size, size, "e2e")
+        for initiator, began_at, size in ((ALICE, KILLED, 5_000), (CAROL, DRAINED, 2_000))
         for me in (initiator, BOB)
     ]
     tables.check("transports", columns, ends, "role = 'client'")
     relayed = [
-        (DRAINED, ALICE, BOB, "closed", "normal"),
+        (KILLED, ALICE, BOB, "closed", "normal"),
         (DRAINED, CAROL, BOB, "closed", "server_draining"),
         (KILLED, CAROL, BOB, "open", None),
         (DRAINED, ALICE, CAROL, "refused", "no_such_service"),
@@ -100,7 +100,7 @@ def test_dials_that_failed_say_where_and_why(tables: Tables) -> None:
     ]
     tables.check("dial_failures", "date relay stage reason attempts dials clients", rows)
     dials = [
-        (ALICE, BOB, DRAINED, 1, 1, 20.0),
+        (ALICE, BOB, KILLED, 1, 1, 20.0),
         (CAROL, BOB, DRAINED, 1, 1, 20.0),
         (ALICE, CAROL, "", 1, 0, 40.0),
         (ALICE, NOBODY, "", 1, 0, 0.0),
@@ -112,13 +112,13 @@ def test_an_hour_of_each_relay(tables: Tables) -> None:
     columns = (
         "relay hour connections_opened connections_closed connections_open_max transports_opened transports_closed"
     )
-    rows = [(DRAINED, HOUR, 3, 3, 3, 2, 2), (KILLED, HOUR, 3, 0, 3, 1, 0)]
+    rows = [(DRAINED, HOUR, 3, 3, 3, 1, 1), (KILLED, HOUR, 3, 0, 3, 2, 1)]
     tables.check("relay_hourly", columns, rows)
 
 
 def test_who_talked_and_whose_log_has_an_end(tables: Tables) -> None:
     columns = "role key lines gaps gap_lines dup corrupt missing events_dropped ended"
-    told = [("server", DRAINED, 16, True), ("server", KILLED, 7, False)]
-    told += [("client", ALICE, 12, None), ("client", BOB, 11, None), ("client", CAROL, 12, None)]
+    told = [("server", DRAINED, 14, True), ("server", KILLED, 9, False)]
+    told += [("client", ALICE, 12, None), ("client", BOB, 12, None), ("client", CAROL, 13, None)]
     tables.check("log_quality", columns, [(role, key, lines, 0, 0, 0, 0, 0, 0, end) for role, key, lines, end in told])
     assert tables.rows["top_talkers"] == 3
