@@ -15,13 +15,13 @@ from benchmarks.soak.fit import Fit, fit
 #: Growth an hour that counts as flat, as a share of the level: at 1 % a process that runs for a month doubles four times
 #: over 72 days, and restarts of machines come sooner.
 BOUND_SHARE: Final = 0.01
-#: Growth over the whole time that is looked at which counts as flat however low the level is: an arena of Python's
+#: Growth over the whole time that is looked at which counts as flat however low the level is: two arenas of Python's
 #: allocator, connections to another relay and to discovery, the threads of a reactor's pool (it starts them when they
 #: are first wanted), what comes and goes with the load, and two tables of the 256 keys a client accepted last, which
 #: strangers fill.
 FLOORS: Final = {
-    "rss": 1024.0,
-    "uss": 1024.0,
+    "rss": 2048.0,
+    "uss": 2048.0,
     "descriptors": 4.0,
     "threads": 10.0,
     "ids": 2.0,
