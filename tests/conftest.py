@@ -302,6 +302,17 @@ _errors_key = pytest.StashKey[LoggedErrors]()
 # --- fixtures --------------------------------------------------------------------------------------------------------
 
 
+@pytest.fixture(scope="session", autouse=True)
+def hangup_is_not_ignored() -> Any:
+    """Programs that tests start have SIGHUP as users do: one that nohup made us ignore would be ignored by them, too."""
+    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
+        yield
+        return
+    signal.signal(signal.SIGHUP, lambda number, frame: None)  # a handler, unlike SIG_IGN, is not inherited
+    yield
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+
+
 @pytest.fixture
 def logged_errors(guard: None, request: pytest.FixtureRequest) -> LoggedErrors:
     """The errors Twisted logged during this test; ``flush(*types)`` takes back the expected ones."""

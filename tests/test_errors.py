@@ -66,7 +66,7 @@ def test_data_is_in_attributes(error: Exception, text: str, attributes: dict[str
 
 
 def test_texts_of_discovery_have_one_class_each(vectors: Any) -> None:
-    assert len(errors.DISCOVERY_ERRORS) == 11
+    assert len(errors.DISCOVERY_ERRORS) == 12
     for text, error in errors.DISCOVERY_ERRORS.items():
         assert error.text == text
     assert json.dumps(vectors["discovery_messages"]).count("entry validation error") >= 6
