@@ -124,13 +124,16 @@ endef
 demo: venv
 	$(BIN)/python -m dmsg.cli.demo
 
-# The tests of the core come last: their closing line is the last line of all.
+# The tests of the core come last: their closing line is the last line of all. Each file stays in one process, because its
+# tests share fixtures that take long to make.
+CORE_TESTS = $(BIN)/python -m pytest --numprocesses auto --dist loadfile
+
 test: lint
 	cd spark && ../$(BIN)/python -m pytest -m "not cluster and not process"
-	$(BIN)/python -m pytest
+	$(CORE_TESTS)
 
 test-core: $(ANALYTICS_STAMP)
-	$(BIN)/python -m pytest
+	$(CORE_TESTS)
 
 # A process of its own, with one Spark session for all of its tests; here with a
 # standalone cluster, and with the tests that start and kill Spark in processes of their own, which take minutes.
