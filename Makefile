@@ -126,7 +126,7 @@ demo: venv
 
 # The tests of the core come last: their closing line is the last line of all. Each file stays in one process, because its
 # tests share fixtures that take long to make.
-CORE_TESTS = $(BIN)/python -m pytest --numprocesses auto --dist loadfile
+CORE_TESTS = $(BIN)/python -m pytest --numprocesses logical --dist loadfile
 
 test: lint
 	cd spark && ../$(BIN)/python -m pytest -m "not cluster and not process"
