@@ -26,6 +26,9 @@ from dmsg.mux.scores import RelayScores
 #: How many sessions a client keeps up if nothing else is said, each with a relay of another network group: the owner of one
 #: network cannot cut it off.
 DEFAULT_GROUPS: Final = 2
+#: A client that has lost its last session asks discovery at once, but no sooner than this after it asked before: a relay that
+#: drops its clients again and again makes them ask once a second at most.
+ALONE_PAUSE_S: Final = 1.0
 #: The goal is looked at again no sooner than this, in seconds: times are added up, and a sum may fall short of what is due.
 SHORTEST_PAUSE_S: Final = 0.001
 #: Addresses remembered of relays an operator's list names without one: as many as a list may hold.
@@ -115,6 +118,7 @@ class SessionGoal:
         #: How often in a row discovery was asked with a session up and another group missing.
         self._idle_looks = 0
         self._look_jitter = 1.0
+        self._alone_since: float | None = None  # when the last session was lost
         self._timer: IDelayedCall | None = None
         self._stepping = self._nudged = False
         self._running = False
@@ -135,6 +139,8 @@ class SessionGoal:
     def lost(self) -> None:
         """A session is over: another group is wanted soon."""
         self._idle_looks = 0
+        if not self._pool.sessions:
+            self._alone_since = self._clock.seconds()
         self.look()
 
     def look(self) -> None:
@@ -252,7 +258,10 @@ class SessionGoal:
         pause_s = self._poll_s
         if self.wanted is None and self._pool.sessions:
             pause_s = min(self._poll_limit_s, pause_s * 2.0 ** min(self._idle_looks, 16))
-        return self._listed.asked_s + pause_s * self._look_jitter
+        asked_s, alone_s = self._listed.asked_s, self._alone_since
+        if alone_s is not None and asked_s <= alone_s and not self._pool.sessions:
+            return max(alone_s, asked_s + ALONE_PAUSE_S)  # what was listed before may be what has just gone
+        return asked_s + pause_s * self._look_jitter
 
     def _candidates(self) -> list[Candidate]:
         """Relays that may be tried, the likelier ones first; remembered ones alone until discovery has answered."""
