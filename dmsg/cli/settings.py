@@ -337,7 +337,7 @@ def common_options(function: F) -> F:
         metavar="prefer|only",
         envvar="DMSG_RELAYS_MODE",
         default="",
-        help="Whether relays that are not on the list are used when none of the list is to be had; default: prefer.",
+        help="Whether relays that are not on the list are used when no relay of the list can be reached; default: prefer.",
     )
     @click.option(
         "--state-dir",

@@ -113,7 +113,7 @@ class Places(Generic[T]):
         return self._held[item][1]
 
     def victim(self, network: str) -> T | None:
-        """Which holder makes room for a newcomer of ``network``; ``None`` when the newcomer is to be refused.
+        """Which holder makes room for a newcomer of ``network``; ``None`` to refuse the newcomer.
 
         One that is being answered only goes if its network has more of those than the newcomer's has places at all.
         """

@@ -152,7 +152,7 @@ class _Candidates:
         """At most ``limit`` keys, in the order they are to be tried in: first one of each network, then a second, …"""
         taken: Counter[str] = Counter()
         part = limit
-        if self._ranked.size:  # ranks that name nobody who is there say nothing
+        if self._ranked.size:  # ranks that name no listed relay change nothing
             part = min(math.floor(limit * UNRANKED_PART + random.random()), self._others.places)
         drawn = self._ranked.draw(limit - part, random, taken)
         drawn += self._others.draw(part, random, taken)

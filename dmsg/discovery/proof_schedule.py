@@ -32,7 +32,7 @@ class Random(Protocol):
 
 
 class ProofSchedule:
-    """The relays a discovery knows of, those that are proved, and which is to be proved next.
+    """The relays a discovery knows of, those that are proved, and which one is proved next.
 
     A driver takes records from :meth:`next`, finds out the IP address, asks :meth:`admit` for leave, and reports with one
     of :meth:`succeeded`, :meth:`failed` and :meth:`postponed`.

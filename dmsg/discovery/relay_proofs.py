@@ -141,7 +141,7 @@ class RelayProofs:
     def holds_for(self, entry: Entry) -> bool:
         """Whether what was proved is what ``entry``, as the store has it now, says.
 
-        Another process may have taken a later entry with another address: that one is to be proved then.
+        Another process may have taken a later entry with another address: that one is proved then.
         """
         record = self._schedule.get(entry.static.raw)
         if record is None or entry.server is None:

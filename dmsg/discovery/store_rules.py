@@ -161,7 +161,7 @@ _known_entry: Final = lru_cache(maxsize=CACHED_ENTRIES)(Entry.parse)
 
 
 def stored_entry(body: bytes) -> Entry:
-    """An entry as a store wrote it; ``DiscoveryUnavailable`` if somebody else has been at it."""
+    """An entry as a store wrote it; ``DiscoveryUnavailable`` if another program has changed it."""
     try:
         return _known_entry(body) if len(body) <= CACHED_BODY_BYTES else Entry.parse(body)
     except DiscoveryError as error:
@@ -220,7 +220,7 @@ class ReadMarks:
 def shielded(running: Deferred[T]) -> Deferred[T]:
     """A Deferred with the outcome of ``running`` that can be cancelled without stopping it.
 
-    Somebody who asked for a write and went away must not leave half of it behind.
+    A client that asks for a write and goes away must not leave half of it behind.
     """
     outer: Deferred[T] = Deferred()
 

@@ -250,7 +250,7 @@ class SessionGoal:
             self._pool.give_up(server, blame=overtaken)
 
     def _look_at(self, now: float) -> float | None:
-        """When discovery is to be asked for relays; ``None`` while it is being asked, or if there is none."""
+        """When to ask discovery for relays; ``None`` while it is being asked, or if there is none."""
         if not self._listed.there or self._listed.asking:
             return None
         if self._listed.asked_s is None:

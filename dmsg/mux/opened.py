@@ -65,7 +65,7 @@ class OpenTransports(Generic[T]):
 
     @property
     def needs_look(self) -> bool:
-        """Whether :meth:`idle` is to be asked every :data:`LOOK_S`.
+        """Whether to call :meth:`idle` every :data:`LOOK_S`.
 
         From half of the crowd on, so that it is known who has been idle when there is one.
         """

@@ -125,7 +125,7 @@ class EntryRegistrar:
         #: The newest entry known to be in discovery.
         self._last: Entry | None = None
         self._last_timestamp = 0
-        #: When the entry is to be posted again though nothing has changed, on `clock`; `None` before it is known.
+        #: When to post the entry again although nothing has changed, on `clock`; `None` before it is known.
         self._renew_at_s: float | None = None
         self._wanted = self._done = 0
         self._failures = 0
