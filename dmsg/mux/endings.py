@@ -1,6 +1,6 @@
 """How a transport ends: what a CLOSE means for the application. Pure.
 
-Label ``clean-ends`` in docs/spec/secure.rst.
+:ref:`spec-clean-ends`.
 """
 
 from __future__ import annotations

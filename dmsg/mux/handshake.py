@@ -47,7 +47,7 @@ class Handshake:
 
     ``payload`` goes into message 2 (server) or 3 (client), the first that are both encrypted and authenticated; the
     peer's is in the event. Base peers send none and discard ours. A client that ``takes_cookie``, as a base one does not,
-    sends its first message again with the cookie of a server under load (``docs/spec/connection.rst``, label ``cookie``).
+    sends its first message again with the cookie of a server under load (:ref:`spec-cookie`).
 
     A server's ``gate`` may ask for that. ``first_byte_timeout_s`` is how long its client may be silent at first.
     """

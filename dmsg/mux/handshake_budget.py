@@ -3,7 +3,7 @@
 Pure. A handshake costs a server some 500 microseconds, three Diffie-Hellmans most of all, and the first message of one
 can be recorded and sent again by anybody. So each takes a token of its address group, its network group and the server
 before it costs the first Diffie-Hellman. The lower half of every bucket is kept for those that bring a cookie
-(``docs/spec/connection.rst``, label ``cookie``).
+(:ref:`spec-cookie`).
 """
 
 from __future__ import annotations

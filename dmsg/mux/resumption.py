@@ -1,6 +1,6 @@
 """A peer's attempts to resume one transport, at the end that is found: which may begin, and which one counts.
 
-Pure. Label ``resume-attempts`` in docs/spec/resumption.rst.
+Pure. :ref:`spec-resume-attempts`.
 """
 
 from __future__ import annotations

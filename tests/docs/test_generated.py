@@ -22,6 +22,7 @@ from dmsg.mux.handshake import COOKIE_BYTES
 from dmsg.mux.handshake_budget import COOKIE_SLOT_S
 from dmsg.mux.limits import ConnectionConfig, ListenerLimits
 from dmsg.mux.lookups import CallerLimits
+from dmsg.mux.pool import PoolConfig
 from dmsg.mux.secure import CONFIRM_TIMEOUT_S
 from dmsg.mux.switch import ServerLimits
 from dmsg.ops import events as ev
@@ -165,6 +166,7 @@ _CONFIG = ConnectionConfig()
 _LIMITS = ServerLimits()
 _LISTENER = ListenerLimits()
 _CALLERS = CallerLimits()
+_POOL = PoolConfig()
 #: Page, what its text has to contain.
 NUMBERS = [
     ("spec/frames.rst", f"at most **{wire.FRAME_PAYLOAD_LIMIT_BYTES:,}** bytes"),
@@ -182,6 +184,12 @@ NUMBERS = [
     ("spec/secure.rst", f"A list has at most {tlv.LIST_LIMIT_BYTES:,} bytes"),
     ("spec/secure.rst", f"Data is at most {wire.FWD_DATA_LIMIT_BYTES - 16:,} bytes"),
     ("spec/discovery.rst", f"413 for a body over {ENTRY_LIMIT_BYTES >> 10} KiB"),
+    (
+        "spec/discovery.rst",
+        f"after {_POOL.backoff_first_s:g} seconds, then twice as long each time up to {_POOL.backoff_limit_s:g}",
+    ),
+    ("spec/discovery.rst", f"for the list every {_POOL.poll_s:g} seconds"),
+    ("spec/discovery.rst", f"down to every {_POOL.poll_limit_s / 60:g} minutes"),
     ("explanation/flow-control.rst", f"Above {_CONFIG.pause_bytes >> 10} KiB the producer"),
     ("explanation/flow-control.rst", f"below {_CONFIG.resume_bytes >> 10} KiB"),
     ("explanation/flow-control.rst", f"cut off at {_CONFIG.pending_limit_bytes >> 20} MiB"),

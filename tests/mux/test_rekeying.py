@@ -1,4 +1,4 @@
-"""New keys inside a long path (label ``rekeying`` in docs/spec/secure.rst): after so many frames, or so much time."""
+"""New keys inside a long path (:ref:`spec-rekeying`): after so many frames, or so much time."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Data that did not arrive never looks like a clean close, in the hop or sealed, as a reset does not on TCP.
 
-Label ``clean-ends`` in docs/spec/secure.rst.
+:ref:`spec-clean-ends`.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """What the messages of a handshake tell the relay that carries them.
 
-Label ``kk-padding`` in docs/spec/secure.rst.
+:ref:`spec-padding`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A sealed transport that lives for days on one path, seen from outside (label ``rekeying`` in docs/spec/secure.rst)."""
+"""A sealed transport that lives for days on one path, seen from outside (:ref:`spec-rekeying`)."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """What the peer that opened a transport can do to the other end by resuming it again and again, and what a relay can.
 
-Labels ``resume-attempts`` and ``resume-memory`` in docs/spec/resumption.rst.
+:ref:`spec-resume-attempts` and :ref:`spec-resume-memory`.
 """
 
 from __future__ import annotations
