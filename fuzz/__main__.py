@@ -1,29 +1,34 @@
-"""``python -m fuzz [targets] [--seconds N] [--jobs N] [--table FILE] [--minimise]``"""
+"""``python -m fuzz [targets] [--seconds N | --more N] [--jobs N] [--table FILE] [--minimise]``"""
 
 from __future__ import annotations
 
 import argparse
 import os
-import platform
+import signal
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 
 from fuzz import targets
-from fuzz.run import Campaign, as_table, describe
+from fuzz.figures import FILE, Figures, as_table, describe, load, write
+from fuzz.run import Campaign
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run the targets named (all of them if none is); 1 when one of them failed or was not run."""
+    """Run the targets named (all of them if none is); 1 when one of them failed or has not had its time."""
     parser = argparse.ArgumentParser(
         prog="fuzz", description="Search for inputs that break a promise, guided by coverage."
     )
     parser.add_argument("names", nargs="*", metavar="target", help=f"of {', '.join(targets.names())}")
-    parser.add_argument("--seconds", type=int, default=60, help="for each target, with what it was run before (60)")
+    until = parser.add_mutually_exclusive_group()
+    until.add_argument("--seconds", type=float, help="CPU seconds for each target, with those of all earlier runs")
+    until.add_argument("--more", type=float, default=60, help="CPU seconds for each target besides those (60)")
     parser.add_argument("--jobs", type=int, default=2, help="targets at the same time (2)")
     parser.add_argument(
         "--folder", type=Path, default=Path(".fuzz"), help="where everything that is found lies (.fuzz)"
     )
-    parser.add_argument("--table", type=Path, help="write the figures there, too")
+    parser.add_argument("--figures", type=Path, default=FILE, help="the figures that are added to (fuzz/figures.json)")
+    parser.add_argument("--table", type=Path, help="write the figures there, too, for people")
     parser.add_argument(
         "--minimise", action="store_true", help="make the kept corpus of what was found; search nothing"
     )
@@ -32,23 +37,28 @@ def main(arguments: list[str] | None = None) -> int:
     if unknown:
         parser.error(f"no such target: {', '.join(unknown)}")
     names = options.names or targets.names()
-    campaign = Campaign(options.folder.absolute(), seconds=options.seconds, jobs=max(1, options.jobs))
+
+    def noted(figures: Mapping[str, Figures]) -> None:
+        if options.table:
+            write(options.table, as_table(figures))
+
+    campaign = Campaign(options.folder.absolute(), jobs=max(1, options.jobs), record=options.figures, noted=noted)
     if options.minimise:
         for name in names:
             print(f"{name}: {campaign.minimise(name):,} bytes are kept", flush=True)
         return 0
+    known = campaign.figures
+    goals = {name: options.seconds or known[name].seconds + options.more for name in names}
+    for one in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(one, lambda *_: campaign.stop())
     os.nice(10)
-    campaign.run(names)
-    machine = f"{platform.python_implementation()} {platform.python_version()}, {platform.machine()}, one core for each target."
-    table = as_table(campaign.figures, machine)
-    print(table)
-    if options.table:
-        options.table.write_text(table, "utf-8")
-    chosen = {name: campaign.figures[name] for name in names}
-    for name, figures in chosen.items():
-        if figures.crashes:
-            print(f"{name}: {describe(figures)}; see {options.folder}/crashes/{name}", file=sys.stderr)
-    return int(any(one.crashes or one.seconds < options.seconds for one in chosen.values()))
+    campaign.run(goals)
+    print(as_table(load(options.figures)))
+    figures = campaign.figures
+    for name in names:
+        if figures[name].crashes:
+            print(f"{name}: {describe(figures[name])}; see {options.folder}/crashes/{name}", file=sys.stderr)
+    return int(any(figures[name].crashes or figures[name].seconds < goals[name] for name in names))
 
 
 if __name__ == "__main__":

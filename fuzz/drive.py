@@ -4,10 +4,15 @@ from __future__ import annotations
 
 import shlex
 import sys
+import time
+from typing import Final
 
 import atheris
 
 from fuzz import targets
+
+#: CPU seconds one input may take. By the clock on the wall a busy machine would make inputs slow that are not.
+INPUT_CPU_S: Final = 5.0
 
 
 def main(arguments: list[str]) -> None:
@@ -15,9 +20,18 @@ def main(arguments: list[str]) -> None:
     name, *options = arguments
     with atheris.instrument_imports(include=["dmsg", "dmsg_logs", "fuzz.targets", "twisted.web"]):
         target = targets.load(name)
+
+    def one_input(data: bytes) -> None:
+        began = time.thread_time()
+        target.one_input(data)
+        took = time.thread_time() - began
+        assert took < INPUT_CPU_S, f"this input took {took:.1f} CPU seconds"
+
     # For a merge libFuzzer runs its own first argument in a shell.
     again = f"{shlex.quote(sys.executable)} -m fuzz.drive {name}"
-    atheris.Setup([again, *options], target.one_input)
+    atheris.Setup([again, *options], one_input)
+    # Read by fuzz.run. On a busy machine imports are most of what a slice uses, and they are not a search.
+    print(f"fuzz.drive: {time.process_time():.2f} CPU seconds before the search", file=sys.stderr, flush=True)
     atheris.Fuzz()
 
 

@@ -1,102 +1,147 @@
-"""One target after the other under the fuzzer, and what came of it: :mod:`fuzz.__main__` has the command line.
+"""The targets under the fuzzer, in slices, and what came of it: :mod:`fuzz.__main__` has the command line.
 
 What is found lies in a working directory from one run to the next: the growing corpus of each target, inputs that
-failed, and ``figures.json``. A target is run in slices, and its figures are written after each, so that a run that was
-stopped goes on where it was.
+failed, the log of the last slice. The figures are in a file of their own, :mod:`fuzz.figures`, and are added to after
+each slice, so that a run that was stopped goes on where it was.
 """
 
 from __future__ import annotations
 
 import hashlib
-import json
+import math
+import os
 import re
+import signal
 import subprocess
 import sys
 import threading
-import time
-from collections import deque
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
 from fuzz import corpus, targets
+from fuzz.figures import FILE, Figures, describe, load, save
 
 #: What runs one target under the fuzzer; its name and libFuzzer's options follow.
 PROGRAM: Final = (sys.executable, "-m", "fuzz.drive")
-#: Seconds of one slice: what is lost at most when a run is stopped.
-SLICE_S: Final = 300
-#: A target with so many failures is left alone until somebody has looked at them.
+#: Seconds of one slice by the clock on the wall: what is lost at most when the machine stops.
+SLICE_S: Final = 120
+#: A target with so many failures is left alone until they have been looked at.
 CRASHES_LIMIT: Final = 8
-#: One input may take so long, in seconds, and a target so much memory. Coverage makes everything some five times slower.
-INPUT_TIMEOUT_S: Final = 5
+#: An input that takes so long by the clock on the wall hangs. :mod:`fuzz.drive` has the limit in CPU seconds.
+HANG_S: Final = 300
+#: So much memory may a target take. Coverage makes everything some five times slower and larger.
 MEMORY_LIMIT_MB: Final = 1_024
-#: How many seconds a slice may take longer than it should before it is stopped.
-_GRACE_S: Final = 120
+#: A slice is so many seconds longer than the CPU seconds that are left, or the last ones would take many short slices.
+_MORE_S: Final = 5
+#: So many seconds may a process live longer than its slice: a busy machine takes its time for the start.
+_GRACE_S: Final = 1_800
+#: So many seconds after it was asked to end is a process killed.
+_STOP_S: Final = 10
+_START: Final = re.compile(r"^fuzz\.drive: ([\d.]+) CPU seconds before the search", re.MULTILINE)
 _PROGRESS: Final = re.compile(r"cov: (\d+) ft: (\d+) corp: (\d+)/(\d+)([KMG]?)b")
+_BEGAN: Final = re.compile(r"INITED cov: \d+ ft: (\d+) ")
 _EXECUTIONS: Final = re.compile(r"^stat::number_of_executed_units:\s*(\d+)", re.MULTILINE)
 _COUNT: Final = re.compile(r"^#(\d+)\s", re.MULTILINE)
+_MERGED: Final = re.compile(r"MERGE-OUTER: (\d+) new files with (\d+) new features added; (\d+) new coverage edges")
 
 
 @dataclass(frozen=True)
-class Figures:
-    """What is known of a target: seconds it was run, inputs tried, branches and features reached, inputs, failures."""
+class _Ended:
+    """What is left of a process: its exit status (negative for a signal), CPU seconds and output."""
 
-    seconds: int = 0
-    executions: int = 0
-    edges: int = 0
-    features: int = 0
-    inputs: int = 0
-    crashes: int = 0
+    status: int
+    cpu_s: float
+    output: str
 
 
 class Campaign:
-    """Runs targets for ``seconds`` each, counting what they ran before, and at most ``jobs`` at the same time."""
+    """Runs targets, at most ``jobs`` at the same time, until their figures have reached their CPU seconds.
 
-    def __init__(self, folder: Path, *, seconds: int, jobs: int, program: Sequence[str] = PROGRAM) -> None:
+    ``folder`` is the working directory, ``record`` the file with the figures, ``noted`` is called with all of them
+    after each change.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        jobs: int = 1,
+        record: Path = FILE,
+        program: Sequence[str] = PROGRAM,
+        noted: Callable[[Mapping[str, Figures]], None] = lambda _: None,
+    ) -> None:
         self._folder = folder
         self._program = program
-        self._seconds = seconds
         self._jobs = jobs
-        self._lock = threading.Lock()
-        self._file = folder / "figures.json"
+        self._record = record
+        self._noted = noted
+        # Signals interrupt the main thread anywhere, also where it holds the lock.
+        self._lock = threading.RLock()
+        self._goals: dict[str, float] = {}
+        self._running: dict[str, int] = {}
+        self._stopped = False
         folder.mkdir(parents=True, exist_ok=True)
-        known = json.loads(self._file.read_text("utf-8")) if self._file.exists() else {}
-        #: By name. A failure counts for as long as its file lies there: it is removed by whoever has mended it.
-        self.figures = {
-            name: replace(Figures(**known.get(name, {})), crashes=self._count_crashes(name)) for name in targets.names()
+
+    @property
+    def figures(self) -> dict[str, Figures]:
+        """Of each target that exists. A failure counts for as long as its file lies in the working directory."""
+        known = load(self._record)
+        return {
+            name: replace(known.get(name, Figures()), crashes=self._count_crashes(name)) for name in targets.names()
         }
-        self._waiting: deque[str] = deque()
 
     def _count_crashes(self, name: str) -> int:
         return len(list((self._folder / "crashes" / name).glob("*")))
 
-    def run(self, names: list[str]) -> None:
-        """Run ``names`` until each has had its time. Each gets a slice in turn, so that all get some of a short time."""
-        self._waiting.extend(names)
+    def run(self, goals: Mapping[str, float]) -> None:
+        """Run targets until each has its CPU seconds, those of earlier runs included, or :meth:`stop` is called.
+
+        The next slice is always of the target with the fewest seconds, so that a short time is shared evenly.
+        """
+        self._goals = dict(goals)
         workers = [threading.Thread(target=self._work, daemon=True) for _ in range(self._jobs)]
         for one in workers:
             one.start()
         for one in workers:
             one.join()
 
+    def stop(self) -> None:
+        """End what runs, soon; its figures count. May be called by a signal's handler."""
+        with self._lock:
+            self._stopped = True
+            for name in self._running:
+                self._end(name, signal.SIGTERM)
+
     def _work(self) -> None:
-        while True:
-            with self._lock:
-                if not self._waiting:
-                    return
-                name = self._waiting.popleft()
-            figures = self.figures[name]
-            left = self._seconds - figures.seconds
-            if left <= 0 or figures.crashes >= CRASHES_LIMIT:
-                continue
+        while (name := self._next()) is not None:
+            left = self._goals[name] - self.figures[name].seconds
             try:
-                self._slice(name, min(left, SLICE_S))
+                self._slice(name, min(SLICE_S, math.ceil(left) + _MORE_S))
             except Exception as error:  # the other targets go on
-                print(f"{name}: could not be run: {error}", file=sys.stderr, flush=True)
-                continue
-            with self._lock:
-                self._waiting.append(name)
+                with self._lock:
+                    del self._goals[name], self._running[name]
+                    if not self._stopped:
+                        print(f"{name}: could not be run: {error}", file=sys.stderr, flush=True)
+            else:
+                with self._lock:
+                    del self._running[name]
+
+    def _next(self) -> str | None:
+        """Choose a target that does not run and has not had its time; none is left when all have or run elsewhere."""
+        with self._lock:
+            known = self.figures
+            waiting = [
+                name
+                for name, goal in self._goals.items()
+                if name not in self._running and known[name].seconds < goal and known[name].crashes < CRASHES_LIMIT
+            ]
+            if self._stopped or not waiting:
+                return None
+            chosen = min(waiting, key=lambda name: (known[name].seconds, name))
+            self._running[chosen] = 0
+            return chosen
 
     def _slice(self, name: str, seconds: int) -> None:
         found, crashes = self._folder / "corpus" / name, self._folder / "crashes" / name
@@ -105,31 +150,58 @@ class Campaign:
         for _, data in corpus.inputs(name):
             (found / hashlib.sha1(data).hexdigest()).write_bytes(data)
         before = set(crashes.iterdir())
-        began = time.monotonic()
         options = [
             f"-max_total_time={seconds}",
             f"-max_len={corpus.INPUT_BYTES}",
-            f"-timeout={INPUT_TIMEOUT_S}",
+            f"-timeout={HANG_S}",
             f"-rss_limit_mb={MEMORY_LIMIT_MB}",
             f"-artifact_prefix={crashes}/",
             "-print_final_stats=1",
             *self._dictionary(name),
         ]
-        command = [*self._program, name, *options, str(found)]
-        ended = subprocess.run(
-            command,
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            timeout=seconds + _GRACE_S,
-            cwd=corpus.FOLDER.parent,
-            check=False,
-        )
-        output = (ended.stderr + ended.stdout).decode("utf-8", "replace")
-        (self._folder / f"{name}.log").write_text(output, "utf-8")
-        lasted = min(seconds, round(time.monotonic() - began)) if ended.returncode else seconds
-        self._note(name, lasted, output)
-        if ended.returncode and before == set(crashes.iterdir()):
-            raise RuntimeError(f"it failed as before; see {crashes}")
+        ended = self._execute(name, [*options, str(found)], seconds + HANG_S + _GRACE_S)
+        self._note_search(name, ended)
+        if ended.status and not self._stopped and before == set(crashes.iterdir()):
+            raise RuntimeError(f"it failed as before, or was killed ({ended.status}); see {crashes} and {name}.log")
+
+    def _execute(self, name: str, arguments: Sequence[str], limit_s: float) -> _Ended:
+        log = self._folder / f"{name}.log"
+        with log.open("wb") as output:
+            with self._lock:
+                if self._stopped:
+                    raise RuntimeError("stopped")
+                child = subprocess.Popen(
+                    [*self._program, name, *arguments],
+                    stdin=subprocess.DEVNULL,
+                    stdout=output,
+                    stderr=output,
+                    cwd=corpus.FOLDER.parent,
+                    # A signal of the terminal is for us; we pass it on.
+                    start_new_session=True,
+                )
+                self._running[name] = child.pid
+            timer = threading.Timer(limit_s, self._end, (name, signal.SIGKILL))
+            timer.daemon = True
+            timer.start()
+            try:
+                # The process keeps its number until it is not running for us any more: no signal meets another one.
+                os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
+            finally:
+                timer.cancel()
+                with self._lock:
+                    self._running[name] = 0
+                    _, status, used = os.wait4(child.pid, 0)
+                    child.returncode = os.waitstatus_to_exitcode(status)
+        return _Ended(child.returncode, used.ru_utime + used.ru_stime, log.read_text("utf-8", "replace"))
+
+    def _end(self, name: str, how: signal.Signals) -> None:
+        with self._lock:
+            if pid := self._running.get(name):
+                os.kill(pid, how)
+                if how != signal.SIGKILL:
+                    timer = threading.Timer(_STOP_S, self._end, (name, signal.SIGKILL))
+                    timer.daemon = True
+                    timer.start()
 
     def _dictionary(self, name: str) -> list[str]:
         words = getattr(targets.load(name), "DICTIONARY", ())
@@ -140,71 +212,55 @@ class Campaign:
         path.write_text("".join(f'"{line}"\n' for line in lines), "ascii")
         return [f"-dict={path}"]
 
-    def _note(self, name: str, seconds: int, output: str) -> None:
-        counted = _EXECUTIONS.findall(output) or _COUNT.findall(output)
-        progress = _PROGRESS.findall(output)
+    def _note_search(self, name: str, ended: _Ended) -> None:
+        counted = _EXECUTIONS.findall(ended.output) or _COUNT.findall(ended.output)
         if not counted:
-            raise RuntimeError(output[-2_000:])
+            raise RuntimeError(ended.output[-2_000:])
         # Without any progress the first input has failed.
-        edges, features, inputs = (int(number) for number in (progress or ["000"])[-1][:3])
+        edges, features, inputs = (int(number) for number in (_PROGRESS.findall(ended.output) or ["000"])[-1][:3])
+        began = _BEGAN.search(ended.output)
         with self._lock:
             old = self.figures[name]
-            self.figures[name] = new = replace(
-                old,
-                seconds=old.seconds + seconds,
-                executions=old.executions + int(counted[-1]),
-                edges=max(old.edges, edges),
-                features=max(old.features, features),
-                inputs=inputs,
-                crashes=self._count_crashes(name),
+            seconds = round(old.seconds + ended.cpu_s - sum(map(float, _START.findall(ended.output))), 1)
+            self._note(
+                name,
+                replace(
+                    old,
+                    seconds=seconds,
+                    last_new=seconds if began and features > int(began[1]) else old.last_new,
+                    executions=old.executions + int(counted[-1]),
+                    edges=max(old.edges, edges),
+                    features=max(old.features, features),
+                    inputs=inputs,
+                ),
             )
-            written = self._file.with_suffix(".new")
-            written.write_text(json.dumps({one: asdict(each) for one, each in self.figures.items()}, indent=1), "utf-8")
-            written.replace(self._file)
-            print(f"{name}: {describe(new)}", flush=True)
+
+    def _note(self, name: str, new: Figures) -> None:
+        known = load(self._record)
+        kept = {one: each for one, each in self.figures.items() if one in known} | {name: new}
+        save(self._record, kept)
+        self._noted(kept)
+        print(f"{name}: {describe(new)}", flush=True)
 
     def minimise(self, name: str) -> int:
-        """Make the kept corpus of a target anew from what is in the working directory; gives its length in bytes."""
+        """Make the kept corpus of a target anew from what is in the working directory; gives its length in bytes.
+
+        What the whole corpus reaches is noted in the figures. Nothing is searched, so no seconds are added.
+        """
         found, smallest = self._folder / "corpus" / name, self._folder / "minimised" / name
         smallest.mkdir(parents=True, exist_ok=True)
         for path in smallest.iterdir():
             path.unlink()
         command = [*self._program, name, "-merge=1", str(smallest), str(found)]
-        subprocess.run(command, capture_output=True, cwd=corpus.FOLDER.parent, check=False)
+        ended = subprocess.run(command, capture_output=True, cwd=corpus.FOLDER.parent, check=False)
         known = {data for what, data in corpus.inputs(name) if not what.startswith("line ")}
         merged = [path.read_bytes() for path in smallest.iterdir()]
-        if not merged:
+        reached = _MERGED.search(ended.stderr.decode("utf-8", "replace"))
+        if not merged or not reached:
             raise RuntimeError(f"{name}: nothing was merged; run it first")
-        return sum(map(len, corpus.keep(name, (data for data in merged if data not in known))))
-
-
-def describe(figures: Figures) -> str:
-    """One line for people."""
-    return (
-        f"{figures.seconds} s, {figures.executions:,} executions, {figures.edges} edges, {figures.features} features, "
-        f"{figures.inputs} inputs, {figures.crashes} failures"
-    )
-
-
-def as_table(figures: dict[str, Figures], machine: str) -> str:
-    """The table of the documentation."""
-    rows = [("target", "seconds", "executions", "edges", "features", "inputs", "failures")]
-    rows += [
-        (
-            name,
-            *(
-                f"{number:,}"
-                for number in (one.seconds, one.executions, one.edges, one.features, one.inputs, one.crashes)
-            ),
-        )
-        for name, one in figures.items()
-    ]
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    lines = [
-        "  ".join(
-            cell.ljust(width) if not at else cell.rjust(width)
-            for at, (cell, width) in enumerate(zip(row, widths, strict=True))
-        )
-        for row in rows
-    ]
-    return "\n".join([lines[0].rstrip(), "-" * (sum(widths) + 2 * len(widths) - 2), *lines[1:], "", machine, ""])
+        kept = corpus.keep(name, (data for data in merged if data not in known))
+        inputs, features, edges = (int(number) for number in reached.groups())
+        old = self.figures[name]
+        new = replace(old, edges=max(old.edges, edges), features=max(old.features, features), inputs=inputs)
+        self._note(name, new)
+        return sum(map(len, kept))
