@@ -1,6 +1,6 @@
 """A client that costs next to nothing, so that the server is what a bench measures.
 
-A second implementation of the handshake (protocol notes, section 1.2) on blocking or non-blocking sockets: what needs
+A second implementation of the handshake (:ref:`spec-handshake`) on blocking or non-blocking sockets: what needs
 no answer of the server is made beforehand, and one key serves as static and ephemeral key, which halves the rest. The
 server cannot tell and does its full work. For benches only: such a client has no forward secrecy.
 """

@@ -101,8 +101,8 @@ class NonceExhausted(LocalProtocolError):
 class TransportClosed(DmsgError):
     """Base of the reasons a transport or a request for one can end for; one subclass for each CLOSE code.
 
-    ``code`` is the byte of the CLOSE frame (extension, section 7), ``name`` its name there. ``by`` says who ended it:
-    ``"peer"`` (peer or relay: one cannot tell without end-to-end security), ``"local"``.
+    ``code`` is the byte of the CLOSE frame (:ref:`spec-close-reasons`), ``name`` its name there. ``by`` says who ended
+    it: ``"peer"`` (peer or relay: one cannot tell without end-to-end security), ``"local"``.
     """
 
     code: ClassVar[int] = 0
@@ -326,7 +326,8 @@ class DialError(DmsgError):
 class DiscoveryError(DmsgError):
     """Base of what discovery can answer. ``text`` is the reference's message, by which base clients tell them apart.
 
-    ``status`` is the HTTP status on the seed's paths; ``reference_status`` the one on the reference's paths.
+    ``status`` is the HTTP status on the paths described in 2019, ``reference_status`` the one on the reference's paths
+    (:ref:`spec-discovery-http`).
     """
 
     text: ClassVar[str] = "something unexpected happened"

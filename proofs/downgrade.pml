@@ -1,5 +1,5 @@
 /*
- * The rule against downgrades (docs/spec/secure.rst, "The rule" and "Carriers"): a peer whose signed entry promises 0.1
+ * The rule against downgrades (:ref:`spec-downgrade-rule`, :ref:`spec-carriers`): a peer whose signed entry promises 0.1
  * is never spoken to in the clear. The relay answers whatever it likes; discovery may keep an entry back. What neither
  * can do is make up a signed entry or a handshake message (handshake.pml).
  *

@@ -1,6 +1,5 @@
 /*
- * The end-to-end handshake (docs/spec/secure.rst, "End-to-end handshake" and "Confirmation") with an intruder who owns
- * both relays.
+ * The end-to-end handshake (:ref:`spec-e2e-handshake`, :ref:`spec-confirmation`) with an intruder who owns both relays.
  *
  * Two honest parties, A and B, and the intruder's own key M. Two initiator sessions (each of A or B, with any peer) and
  * two responder sessions (each of A or B) run in any order. The intruder sees every message, keeps it back, delivers it

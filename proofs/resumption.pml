@@ -1,5 +1,5 @@
 /*
- * Resumption (docs/spec/resumption.rst): both ends of a sealed transport, and relays that lose frames, die and return.
+ * Resumption (:ref:`spec-resumption`): both ends of a sealed transport, and relays that lose frames, die and return.
  *
  * End 0 has opened the transport and searches; end 1 waits to be found. Each has SIZE bytes, and then its end of stream
  * to send. A path is one REQUEST through one relay: two queues, in order. What a path carries is sealed, so the relay

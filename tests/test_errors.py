@@ -108,7 +108,7 @@ def test_a_dial_without_attempts_and_with_a_stage_nobody_knows() -> None:
 
 
 def test_close_codes_and_classes_belong_to_each_other() -> None:
-    """Extension, section 7: a class for each code from 1 to 17, a code and a name for each class."""
+    """:ref:`spec-close-reasons`: a class for each code from 1 to 17, a code and a name for each class."""
     classes = errors.TransportClosed.__subclasses__()
     assert sorted(errors.CLOSE_ERRORS) == sorted(cls.code for cls in classes) == list(range(1, 18))
     assert len({cls.name for cls in [errors.TransportClosed, *classes]}) == 18

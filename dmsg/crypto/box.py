@@ -1,6 +1,7 @@
 """One direction of an end-to-end channel: ChaCha20-Poly1305 with Noise's implicit counter nonce.
 
-Extension, section 3: no nonce is sent, so anything dropped, repeated, reordered, injected or altered fails to open.
+:ref:`spec-sealed-frames`: no nonce is sent, so anything dropped, repeated, reordered, injected or altered fails to
+open.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Identity: secp256k1 keys, recoverable signatures, key files.
 
-The only module that touches coincurve; everything malformed becomes :class:`~dmsg.errors.InvalidKey` or
-:class:`~dmsg.errors.InvalidSignature`. Wire facts: protocol notes, sections 1.2 (Diffie-Hellman) and 8.3 (signatures).
+:ref:`spec-diffie-hellman`, :ref:`spec-entry-signature`. The only module that touches coincurve; what is malformed
+raises :class:`~dmsg.errors.InvalidKey` or :class:`~dmsg.errors.InvalidSignature`.
 """
 
 from __future__ import annotations
@@ -144,7 +144,7 @@ class SecretKey:
         return f"<SecretKey of {self.public_key}>"
 
     def ecdh(self, public_key: bytes) -> bytes:
-        """SHA-256 of the compressed shared point, 32 bytes (section 1.2). Raises ``InvalidKey`` for a bad point."""
+        """SHA-256 of the compressed shared point, 32 bytes. Raises ``InvalidKey`` for a bad point."""
         if len(public_key) != PUBLIC_KEY_BYTES:
             raise InvalidKey("a public key is 33 bytes")
         try:

@@ -1,6 +1,7 @@
-"""Noise handshakes XK and KK over secp256k1, ChaCha20-Poly1305 and SHA-256 (protocol notes, section 1.2).
+"""Noise handshakes XK and KK over secp256k1, ChaCha20-Poly1305 and SHA-256.
 
-The only module that touches noiseprotocol; whatever goes wrong inside it becomes :class:`~dmsg.errors.CryptoError`.
+XK: :ref:`spec-key-derivation`. KK: :ref:`spec-e2e-handshake`. The only module that touches noiseprotocol; every error
+inside it becomes :class:`~dmsg.errors.CryptoError`.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ class _KeyPair:
 
 
 class _Secp256k1:
-    """The Diffie-Hellman of section 1.2: SHA-256 of the compressed shared point, then one zero byte."""
+    """:ref:`spec-diffie-hellman`: SHA-256 of the compressed shared point, then one zero byte."""
 
     dhlen = PUBLIC_KEY_BYTES
 

@@ -1,8 +1,8 @@
 """The HTTP side of a discovery: the owner of Klein, which installs the reactor when imported (import this late).
 
-One store behind three families of paths (protocol notes, section 8.1, D26): the seed's ``/discovery/…`` with the seed's
-status codes, and the reference's ``/messaging-discovery/…`` (2019) and ``/dmsg-discovery/…`` (2023) with the
-reference's. The texts are the reference's everywhere (section 8.4, D28).
+One store behind three families of paths (:ref:`spec-discovery-http`): ``/discovery/…`` with the status codes described
+in 2019, and the reference's ``/messaging-discovery/…`` (2019) and ``/dmsg-discovery/…`` (2023) with the reference's
+codes. The texts of errors are the reference's on all of them.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """A discovery reached over HTTP.
 
-Nothing is believed (protocol notes, sections 8.3 and 8.4): an entry must be well formed, signed by the key that was
-asked for, and not older than one seen before; relay ranks by a key that is trusted. Calls and their limits are those
-of :mod:`dmsg.discovery.http_client`.
+The client of :ref:`spec-discovery-http`. It believes nothing: an entry must be well formed, signed by the key that was
+asked for, and not older than one seen before; relay ranks must be signed by a trusted key. Calls and their limits are
+those of :mod:`dmsg.discovery.http_client`.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from dmsg.errors import (
 from dmsg.foreign import quoted
 from dmsg.interfaces import IRankedDiscovery
 
-#: The 2019 reference's paths, which every base discovery answers; the seed's; the later reference's.
+#: The reference's paths of 2019, which every base discovery answers; those described in 2019; the reference's of 2023.
 DEFAULT_PREFIX: Final = "messaging-discovery"
 SEED_PREFIX: Final = "discovery"
 #: Longest list of servers in bytes, as discovery's own limit; and how many of its entries are read and verified, as many
@@ -89,10 +89,10 @@ class _Pins:
 class HttpDiscovery:
     """The discovery at ``base_url`` (``http://host:port``), reached through ``agent``.
 
-    ``prefix`` chooses the paths (protocol notes, section 8.1): ``messaging-discovery`` (default) and
-    ``dmsg-discovery`` are the reference's, ``discovery`` the seed's. ``timeout_s`` limits each call, in seconds on
-    ``clock``. ``ranks_keys`` are those whose relay ranks are believed; without one, none are asked for. ``now_s()`` is
-    Unix time in seconds. Raises ``ConfigError`` for a URL that is not one.
+    ``prefix`` chooses the paths (:ref:`spec-discovery-http`): ``messaging-discovery`` (default) and
+    ``dmsg-discovery`` are the reference's, ``discovery`` those described in 2019. ``timeout_s`` limits each call, in
+    seconds on ``clock``. ``ranks_keys`` are those whose relay ranks are believed; without one, none are asked for.
+    ``now_s()`` is Unix time in seconds. Raises ``ConfigError`` for a URL that is not one.
 
     Whatever a call fails with is a ``DiscoveryError``: what discovery answered, told by its text, or
     ``DiscoveryUnavailable``.
@@ -253,7 +253,7 @@ class HttpDiscovery:
 
 
 def _refusal(status: int, headers: Headers, body: bytes) -> DiscoveryError:
-    """The error an answer other than 200 stands for: its text decides, not the status (section 8.4)."""
+    """The error of an answer other than 200: its text decides, not its status (:ref:`spec-discovery-http`)."""
     try:
         answer = json_text.decode(body, ENTRY_LIMIT_BYTES)
     except BadInput:

@@ -1,6 +1,6 @@
 """A discovery entry: what an entity publishes about itself, signed. Pure.
 
-Wire facts: protocol notes, sections 8.2 (JSON), 8.3 (signature) and 8.4 (checks). The signature covers the canonical
+:ref:`spec-entries`, :ref:`spec-entry-signature`, :ref:`spec-entry-checks`. The signature covers the canonical
 JSON without the ``signature`` member: Go's struct order, no spaces, Go's escaping, ``"port":""`` always there. The
 implementation of 2023 signs the same way over other members (:ref:`spec-later-entries`); both forms are read, verified
 and written.
@@ -73,7 +73,7 @@ class ServerPart:
     """What a relay publishes: its ``address`` and how many connections it has left.
 
     ``port`` is almost always empty, with the port in ``address``. It is ``None`` when it was not received, which
-    matters to the signature alone (D24).
+    matters to the signature alone (:ref:`spec-canonical-json`).
 
     ``later`` marks the form of 2023: ``availableSessions`` instead of ``available_connections``, no ``port``, and
     ``server_type`` unless that is empty. A relay of that generation speaks another protocol than ours.
@@ -95,7 +95,7 @@ class ServerPart:
 
     @property
     def host_port(self) -> HostPort:
-        """Where to connect. Raises ``InvalidAddress`` for anything but ASCII host and port (D25)."""
+        """Where to connect. Raises ``InvalidAddress`` for anything but ASCII host and port."""
         return HostPort.parse(f"{self.address}:{self.port}" if self.port else self.address)
 
 
@@ -133,10 +133,9 @@ class Entry:
     def parse(cls, data: bytes) -> Entry:
         """Read an entry as received: at most :data:`ENTRY_LIMIT_BYTES`, members in any order and letter case.
 
-        Members nobody knows are ignored and ``null`` counts as absent, as in Go. Raises :class:`~dmsg.errors.BadInput`
-        for whatever is malformed, and the error of :meth:`validate` for an entry with the null key, which no ``Entry``
-        can hold (D30). Neither the signature is looked at nor whether delegated servers are points of the curve: see
-        :meth:`verify`.
+        Unknown members are ignored and ``null`` counts as absent, as in Go. Raises :class:`~dmsg.errors.BadInput` for a
+        malformed entry, and the error of :meth:`validate` for one with the null key, which no ``Entry`` can hold. The
+        signature is not checked, nor whether delegated servers are points of the curve: see :meth:`verify`.
         """
         entry = cls.from_object(json_text.decode(data, ENTRY_LIMIT_BYTES))
         if len(data) * _GROWTH > ENTRY_LIMIT_BYTES and len(entry.to_json()) > ENTRY_LIMIT_BYTES:
@@ -211,9 +210,9 @@ class Entry:
     def verify(self) -> None:
         """Raise ``Unauthorized`` unless the signature is that of ``static``.
 
-        A server half that came without ``port`` may be signed with ``"port":""`` (as Go hashes it) or without (D24).
-        Only then, so that a forger does not get that work done for nothing, ``BadInput`` for a delegated server that is
-        no point of the curve: it would end a base client.
+        A server half that came without ``port`` may be signed with ``"port":""`` or without
+        (:ref:`spec-canonical-json`). Raise ``BadInput`` for a delegated server that is no point of the curve: it would
+        end a base client. That is checked after the signature, so that a forger does not get the work done for nothing.
         """
         signature = self._signature_bytes()
         if not self._is_signature_over(signature, self.signed_json()) and not self._is_signed_without_port():
@@ -253,7 +252,7 @@ class Entry:
     def validate(self) -> None:
         """Check the form, in the reference's order and with its errors: version, signature there, one half at least.
 
-        Last, an addition of ours (D25): a server's address must be ASCII ``host:port``, else ``BadInput``. Signature
+        Last, an addition of ours: a server's address must be ASCII ``host:port``, else ``BadInput``. Signature
         and sequence are not looked at. (The null key is refused by :meth:`parse` already.)
         """
         _validate(self.version, self.signature, self.client is None and self.server is None)
@@ -264,7 +263,7 @@ class Entry:
                 raise BadInput(str(error)) from None
 
     def check_iteration(self, old: Entry) -> None:
-        """Raise ``WrongSequence`` or ``WrongTime`` unless this entry may replace ``old`` (section 8.4, D31)."""
+        """Raise ``WrongSequence`` or ``WrongTime`` unless this entry may replace ``old`` (:ref:`spec-entry-checks`)."""
         check_iteration(self.sequence, self.timestamp, old.sequence, old.timestamp)
 
 

@@ -1,6 +1,6 @@
 """JSON as discovery needs it: reading what strangers send, and writing what Go would have written. Pure.
 
-Signatures cover a text (protocol notes, section 8.3), so both directions must be exact: a reader that is strict about
+Signatures cover a text (:ref:`spec-canonical-json`), so both directions must be exact: a reader that is strict about
 what it takes, and string quoting that follows Go's ``encoding/json`` to the byte.
 """
 

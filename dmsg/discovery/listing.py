@@ -1,9 +1,9 @@
 """Which servers discovery names, and in which order: at most so many, at random, by network first. Pure but for waiting.
 
-A host can have as many keys as it likes, so a draw among keys is won by the host with most of them. Addresses in
-different networks (/24, /48) are what costs something: a list is drawn network by network, then relay by relay within
-each, and no network gets more than :data:`NETWORK_LIMIT` places. With relay ranks, the better ranked are likelier, and
-those without a rank share a fixed part of the list.
+:ref:`spec-server-list`. A host can have as many keys as it likes, so a draw among keys is won by the host with most of
+them. Addresses in different networks (/24, /48) are what costs something: a list is drawn network by network, then
+relay by relay within each, and no network gets more than :data:`NETWORK_LIMIT` places. With relay ranks, the better
+ranked are likelier, and those without a rank share a fixed part of the list.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """Which relays are to be proved, when, and which have been: the bookkeeping of discovery's proofs. Pure.
 
-Time is an argument, in seconds on any clock. What is spent on strangers' words is bounded three ways: a turn for each
-source of registrations, a budget of failures for each target and each source, and a number of records.
+:ref:`spec-proofs`. Time is an argument, in seconds on any clock. What is spent on strangers' words is bounded three
+ways: a turn for each source of registrations, a budget of failures for each target and each source, and a number of
+records.
 """
 
 from __future__ import annotations

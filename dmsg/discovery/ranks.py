@@ -1,8 +1,8 @@
 """Relay ranks: a signed document that says how well each relay has served of late. Pure.
 
-The document is one of :mod:`dmsg.discovery.signed`. It is believed when it is signed by a key that is trusted, is no older
-than the one before, and is not from the future; what it says counts in full for the first half of its lifetime and then
-fades to "neutral".
+The document (:ref:`spec-relay-ranks`) is believed when it is signed by a key that is trusted, is no older than the one
+before, and is not from the future; what it says counts in full for the first half of its lifetime and then fades to
+"neutral".
 
 What a rank can do is bounded: it makes a relay come earlier or later in a draw, by the factor between
 :data:`WEIGHT_LIMIT` and :data:`WEIGHT_FLOOR`, and never leaves one out.

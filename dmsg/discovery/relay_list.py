@@ -1,8 +1,8 @@
 """An operator's list of relays: the ones its clients use only, or first. Pure.
 
-The document is one of :mod:`dmsg.discovery.signed`. It is believed when it is signed by a key that is trusted, is not from
-the future, has not expired, and is no older than the one before. Unlike ranks it does not fade: from ``expires`` on it
-says nothing.
+The document (:ref:`spec-relay-list`) is believed when it is signed by a key that is trusted, is not from the future,
+has not expired, and is no older than the one before. Unlike ranks it does not fade: from ``expires`` on it says
+nothing.
 """
 
 from __future__ import annotations

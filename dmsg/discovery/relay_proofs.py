@@ -1,8 +1,8 @@
 """Proves relays before they are listed: a TCP connection to the address of the entry and a handshake with its key.
 
-Otherwise a list could be filled with entries that cost nothing but keys, and clients be sent to whatever hosts a
-stranger names. :mod:`~dmsg.discovery.proof_schedule` decides who is proved when; this module does it, with an
-:class:`~dmsg.interfaces.IRelayProver`.
+:ref:`spec-proofs`. Otherwise a list could be filled with entries that cost nothing but keys, and clients be sent to
+whatever hosts a stranger names. :mod:`~dmsg.discovery.proof_schedule` decides who is proved when; this module does it,
+with an :class:`~dmsg.interfaces.IRelayProver`.
 """
 
 from __future__ import annotations

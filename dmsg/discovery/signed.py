@@ -2,7 +2,7 @@
 
 A signature covers the document's *domain tag* and then its *canonical form*: everything but ``signature``, members sorted,
 no white space, ASCII only. The tag names the kind of document and its version, so a signature under one kind is none
-under any other, and none under an entry, whose signed text begins with ``{`` (:doc:`/spec/documents`).
+under any other, and none under an entry, whose signed text begins with ``{`` (:ref:`spec-document-signature`).
 """
 
 from __future__ import annotations

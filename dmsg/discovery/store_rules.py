@@ -1,15 +1,15 @@
 """The rules every store of entries follows. Pure but for the Deferreds.
 
-Iterations (protocol notes, section 8.4, D27, D31, D32): the first entry of a key has sequence 0, each later one the
-sequence plus 1 and a later timestamp. Entries expire unless they are posted again in time. What an expired entry leaves
-behind is a tombstone, its sequence and timestamp: the next entry of that key must continue from there, so that an old
-one cannot be brought back.
+Iterations (:ref:`spec-entry-checks`, :ref:`spec-entry-expiry`): the first entry of a key has sequence 0, each later one
+the sequence plus 1 and a later timestamp. Entries expire unless they are posted again in time. What an expired entry
+leaves behind is a tombstone, its sequence and timestamp: the next entry of that key must continue from there, so that
+an old one cannot be brought back.
 
-Room: keys cost a stranger nothing, so a store will be full one day. Entries are of a *kind*, relays' or clients', and
-each kind has places and bytes of its own. Each row counts for the *network* it was last posted from
-(:func:`dmsg.address.network_group`). In a full kind, rows that have expired go first; then one of the network that has
-the most bytes, of which the newcomer's own counts as larger among equals; in that network the one never read for the
-longest time, then the one not read for the longest time. A newcomer is not refused, and a network that holds little
+Room (:ref:`spec-full-store`): keys cost a stranger nothing, so a store will be full one day. Entries are of a *kind*,
+relays' or clients', and each kind has places and bytes of its own. Each row counts for the *network* it was last posted
+from (:func:`dmsg.address.network_group`). In a full kind, rows that have expired go first; then one of the network that
+has the most bytes, of which the newcomer's own counts as larger among equals; in that network the one never read for
+the longest time, then the one not read for the longest time. A newcomer is not refused, and a network that holds little
 loses nothing to one that floods. What is evicted leaves a tombstone, and tombstones are bounded by the same rule.
 """
 

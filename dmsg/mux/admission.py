@@ -1,8 +1,8 @@
 """Who holds the places of a server, from where, and who gives one up when there are no more.
 
-Pure. Places are counted by address group (an IPv4 address, an IPv6 /64) and by network group (a /24, a /48), see
-:mod:`dmsg.address`. When there are too few, the network that holds the most gives one up: a stranger with many
-connections competes with itself, and a client that came alone stays.
+Pure. :ref:`spec-server-connections`. Places are counted by address group (an IPv4 address, an IPv6 /64) and by network
+group (a /24, a /48), see :mod:`dmsg.address`. When there are too few, the network that holds the most gives one up: a
+stranger with many connections competes with itself, and a client that came alone stays.
 """
 
 from __future__ import annotations

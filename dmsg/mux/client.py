@@ -56,7 +56,7 @@ class ClientConfig:
     handshake_timeout_s: float = 10.0
     #: Whether to speak the extension with servers; without it carrier A is not to be had.
     extended: bool = True
-    #: How long a transport may be without a path (extension, section 8); 0 switches resumption off.
+    #: How long a transport may be without a path (:ref:`spec-resumption`); 0 switches resumption off.
     resume_grace_s: float = 30.0
     #: The pause between two searches for a path: the first, and the longest it grows to.
     resume_pause_s: float = 0.2
@@ -324,7 +324,7 @@ class DmsgClient(Service):
             )
         )
 
-    # --- resumption (extension, section 8) -------------------------------------------------------------------------
+    # --- resumption ------------------------------------------------------------------------------------------------
 
     def resumable(self, token: bytes, peer: PublicKey) -> DmsgTransport | None:
         """The transport that ``peer`` opened and may go on with under ``token``."""

@@ -1,6 +1,6 @@
 """A client's sealed connection to a server: frames in, streams multiplexed, frames out.
 
-Protocol notes, sections 2 to 6.
+:ref:`spec-admission`, :ref:`spec-establishing`, :ref:`spec-data`, :ref:`spec-closing`.
 
 Pure. ``send_data`` queues, ``data_to_send`` turns what the windows allow into frames and packs them into records, one
 frame of each stream in turn; ``receive_data`` does the reverse.
@@ -94,8 +94,8 @@ class Connection:
     def open(self, remote: PublicKey, message: bytes = b"") -> Stream:
         """Send a REQUEST to ``remote``; :class:`Accepted` or :class:`StreamClosed` follows.
 
-        ``message`` is the end-to-end handshake (extension, section 2, carrier A). Raises ``Busy`` when all 32,768 ids
-        are taken (D10).
+        ``message`` is the end-to-end handshake (carrier A of :ref:`spec-carriers`). Raises ``Busy`` when all 32,768 ids
+        are taken.
         """
         if self.state is not ConnectionState.READY:
             raise LocalProtocolError("the server has not admitted this connection yet")
@@ -326,14 +326,14 @@ class Connection:
         elif stream is None and self.state is ConnectionState.WAITING and not self._ids.ended_lately(stream_id):
             raise RemoteProtocolError("frame", "frame before OK")
         elif stream is None:
-            # A CLOSE is never answered with a CLOSE, nor is what was under way when we closed (D16).
+            # A CLOSE is never answered with a CLOSE, nor is a frame that crossed ours (:ref:`spec-late-frames`).
             if kind != CLOSE and not self._ids.ended_lately(stream_id):
                 self.emit(encode_close(stream_id, CloseReason.NORMAL))
         elif kind == CLOSE:
             proven = stream.proves_close(payload)
             self._forget(stream)
             if stream.security == "e2e" and not proven:
-                # the relay may have told this end alone: the other one is to look for a new path, too (section 8)
+                # the relay may have told this end alone: both look for a new path (:ref:`spec-sealed-close`)
                 self.emit(encode_close(stream_id, CloseReason.PEER_GONE))
             events.append(StreamClosed(stream, close_reason(payload), local=False, proven=proven))
         elif kind == ACCEPT:
@@ -356,7 +356,7 @@ class Connection:
         events.append(Ready())
 
     def _on_request(self, stream_id: int, stream: Stream | None, payload: bytes, events: list[Event]) -> None:
-        # Legal before OK: a base server makes the client reachable before it says OK (D1, W12).
+        # Legal before OK: a base server makes the client reachable before it says OK (:ref:`spec-admission`).
         if stream is not None:
             raise RemoteProtocolError("frame", "REQUEST for an id in use")
         if stream_id % 2 == 0:
@@ -384,7 +384,7 @@ class Connection:
         return self._deadline if self._deadline is not None else self._key_timer.due_s
 
     def handle_timeout(self, now: float) -> list[Event]:
-        """Raises ``RemoteProtocolError`` when no OK came in time (D1)."""
+        """Raises ``RemoteProtocolError`` when no OK came in time (:ref:`spec-admission`)."""
         if self._deadline is not None and now >= self._deadline:
             self._deadline = None
             raise RemoteProtocolError("handshake", "no OK in time")

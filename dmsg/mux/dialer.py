@@ -1,4 +1,7 @@
-"""From a public key to an open stream: look up, race the servers, and if it fails say everything that was tried."""
+"""From a public key to an open stream: look up, race the servers, and if it fails say everything that was tried.
+
+:ref:`spec-dialling`.
+"""
 
 from __future__ import annotations
 
@@ -47,7 +50,7 @@ _RELAY_FAULTS: Final = (Busy, RateLimited, ServerDraining, HandshakeTimeout, Int
 class DialConfig:
     """Times of a dial, in seconds."""
 
-    #: For the whole of it (D14).
+    #: For the whole dial.
     timeout_s: float = 10.0
     #: The next server is tried when the one before has not answered for so long.
     stagger_s: float = 0.25
@@ -118,7 +121,7 @@ class Dialer:
 
         Without discovery, when it cannot be reached, when it says that there is no entry, or when too much has been
         asked already, it counts as promised: no peer is spoken to in the clear because a look-up failed, or because
-        discovery keeps an entry back (extension, section 1). Base clients always have one.
+        discovery keeps an entry back (:ref:`spec-downgrade-rule`). Base clients always have one.
         """
         if self._lookups is None:
             return True

@@ -1,4 +1,4 @@
-"""The XK handshake of a connection as a core (protocol notes, sections 1.1 and 1.2).
+"""The XK handshake of a connection as a core (:ref:`spec-handshake`).
 
 Three packets of ``u16 length ‖ message``. When the last one is through, :class:`HandshakeDone` hands over a
 :class:`~dmsg.mux.record.RecordLayer` and the bytes that came behind it; the handshake itself is then finished with.

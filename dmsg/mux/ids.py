@@ -11,7 +11,7 @@ from dmsg.sansio.limits import RecentIds
 class TransportIds:
     """Gives out even ids, in turn and around, and remembers those that ended lately.
 
-    Frames that were on their way when a transport ended are no offence (D16).
+    Frames that were on their way when a transport ended are no offence (:ref:`spec-late-frames`).
     """
 
     __slots__ = ("_recent", "next_id")
@@ -21,7 +21,7 @@ class TransportIds:
         self._recent = RecentIds()
 
     def take(self, used: Container[int]) -> int:
-        """The next id that is not in ``used``. Raises ``Busy`` when all 32,768 are (D10)."""
+        """The next id that is not in ``used`` (:ref:`spec-transport-ids`). Raises ``Busy`` when all 32,768 are."""
         for _ in range(1 << 15):
             stream_id = self.next_id
             self.next_id = (stream_id + 2) & 0xFFFF

@@ -1,8 +1,9 @@
 """A transport that a peer asks for, from its REQUEST to the moment the application is told.
 
-What is decided in which order: may this key come in at all; may it speak in the clear (extension, section 1); which
-service does it want; is it a transport that goes on (section 8); does the access policy admit it; has it proved itself
-(section 2). While one of these is waited for, the offer holds a place (:mod:`dmsg.mux.offers`).
+What is decided in which order: may this key come in at all; may it speak in the clear (:ref:`spec-downgrade-rule`);
+which service does it want; is it a transport that goes on (:ref:`spec-resume-exchange`); does the access policy admit
+it; has it proved itself (:ref:`spec-confirmation`). While one of these is waited for, the offer holds a place
+(:mod:`dmsg.mux.offers`).
 """
 
 from __future__ import annotations

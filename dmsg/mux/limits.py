@@ -9,7 +9,8 @@ from dataclasses import dataclass
 class ConnectionConfig:
     """Limits of a client's connection, each with its unit."""
 
-    #: Unacknowledged bytes a base stream may have under way (D20), and a sealed one (extension, section 4).
+    #: Unacknowledged bytes that a base stream may have under way (:ref:`spec-plain-acks`), and a sealed one
+    #: (:ref:`spec-sealed-acks`).
     send_window_bytes: int = 256 * 1024
     secure_window_bytes: int = 1024 * 1024
     #: With more than this unread, a sealed stream withholds its acknowledgements.
@@ -20,7 +21,7 @@ class ConnectionConfig:
     rekey_after_s: float = 3600.0
     #: Data in one FWD: two of them fill a record, and no stream waits long behind another.
     frame_data_bytes: int = 32_750
-    #: Unread bytes a stream may hold before its peer is closed as misbehaving (D19, W10).
+    #: Unread bytes that a stream may hold before its peer is closed as misbehaving (:ref:`spec-plain-acks`).
     receive_limit_bytes: int = 4 * 1024 * 1024
     #: Written and not yet framed: the writer is told to pause above the first and to go on below the second.
     pause_bytes: int = 64 * 1024
@@ -31,7 +32,7 @@ class ConnectionConfig:
     flush_bytes: int = 128 * 1024
     #: Frames that answer the server, waiting for the network: above this, reading stops.
     control_limit_bytes: int = 256 * 1024
-    #: The server's OK has to come within this (D1).
+    #: The server's OK has to come within this (:ref:`spec-admission`).
     ok_timeout_s: float = 10.0
     #: Offered streams that wait for a decision.
     offered_limit: int = 1_024
@@ -41,8 +42,8 @@ class ConnectionConfig:
 class ListenerLimits:
     """What a listener holds for its peers. A key costs a stranger nothing, so each bound is in all and not only by key."""
 
-    #: Offers that wait for the access policy or for their initiator's proof (D22). When all places are taken, the offer that
-    #: has waited longest loses its place to a new one.
+    #: Offers that wait for the access policy or for their initiator's proof (:ref:`spec-confirmation`). When all places
+    #: are taken, the offer that has waited longest loses its place to a new one.
     offers: int = 256
     #: Of those, offers of one key over one relay: half, so that no single key ever costs another one its place. More are
     #: refused as busy.

@@ -52,7 +52,7 @@ class AllowKeys:
 class DmsgPort:
     """Where transports for one service come in.
 
-    ``security`` says who may come in the clear, ``limits`` how many may wait (D22) and how many may be open.
+    ``security`` says who may come in the clear, ``limits`` how many may wait and how many may be open.
     """
 
     def __init__(

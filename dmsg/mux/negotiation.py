@@ -1,7 +1,7 @@
 """How a transport becomes secure: which carrier moves the end-to-end handshake, and when the clear is refused.
 
-Pure. Extension, sections 1 and 2. One object for each stream that is being opened; it is fed the connection's events and
-says what came of them. Errors are the typed reasons of CLOSE frames.
+Pure. :ref:`spec-downgrade-rule`, :ref:`spec-carriers`. One object for each stream that is being opened; it is fed the
+connection's events and says what came of them. Errors are the typed reasons of CLOSE frames.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from dmsg.mux.wire import FWD, REQUEST_BYTES, encode_frame
 
 
 class Security(Enum):
-    """What a dialer or listener asks for (section 1)."""
+    """What a dialer or listener asks for (:ref:`spec-downgrade-rule`)."""
 
     E2E = "e2e"  # never in the clear
     PREFER = "prefer"  # in the clear only with peers whose signed entry promises nothing better
@@ -144,7 +144,7 @@ def _send_upgrade(connection: Connection, stream: Stream, message: bytes) -> Non
 
 
 def _secure(connection: Connection, stream: Stream, keys: SecureKeys, *, confirmed: bool) -> SecureStream:
-    """Go on sealed. Without ``confirmed``, data waits for the initiator's first sealed frame (section 2)."""
+    """Go on sealed. Without ``confirmed``, data waits for the confirmation (:ref:`spec-confirmation`)."""
     config = connection.config
     secured = SecureStream(
         stream,

@@ -96,7 +96,7 @@ class PendingRequest(StreamOwner):
         self._succeed(stream)
 
     def deliver(self, data: bytes) -> None:
-        """Data in the clear where the handshake should have been (extension, section 2)."""
+        """Data in the clear where the handshake should have been (:ref:`spec-carriers`)."""
         if not self.done.called and not is_over(self._outbound.stream):
             self._refuse(DowngradeRefused("the peer answered in the clear", by="local"))
 

@@ -1,8 +1,8 @@
 """Who holds the places at a member of a relay, and whose place a newcomer may take when there is none left.
 
-Pure. ``docs/spec/server.rst``, places. Places are lent: while there is room a source may take them all, so that a burst
-through one tunnel is served. When all are taken, a newcomer gets one from the source that holds the most. Sources are
-groups of addresses first and connections second, because keys are free and addresses are not.
+Pure. :ref:`spec-places`. Places are lent: while there is room a source may take them all, so that a burst through one
+tunnel is served. When all are taken, a newcomer gets one from the source that holds the most. Sources are groups of
+addresses first and connections second, because keys are free and addresses are not.
 """
 
 from __future__ import annotations

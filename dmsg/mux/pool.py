@@ -1,6 +1,6 @@
 """The sessions of a client: made once however many want them, kept up as a goal, made again with patience.
 
-Protocol notes, section 9 (D32, D33) and weaknesses W20 to W23. How the goal is pursued is in :mod:`dmsg.mux.goal`.
+The pauses are those of :ref:`spec-reconnecting`. How the goal is pursued is in :mod:`dmsg.mux.goal`.
 """
 
 from __future__ import annotations
@@ -149,10 +149,10 @@ class ServerPool:
         *,
         wanted_at: Callable[[HostPort], bool] | None = None,
     ) -> Deferred[ServerSession]:
-        """The session with ``server``, made if there is none: however many ask, one connection is opened (W22).
+        """The session with ``server``, made if there is none; all that ask for it share one connection.
 
         ``candidate`` is what is known of where it is; ``wanted_at`` says whether it is wanted, once that is known. Fails
-        with a ``StageError``. Cancelling gives up waiting, not the connection (W23).
+        with a ``StageError``. Cancelling gives up waiting, not the connection.
         """
         waiter: Deferred[ServerSession] = Deferred()
         session = self.sessions.get(server)

@@ -99,7 +99,7 @@ class Half:
         asked.port.unanswered.add(self.port)
 
     def accepts(self, payload: bytes) -> bool:
-        """Whether an ACCEPT with ``payload`` from here is right: the first, from who was asked, unaltered (D12).
+        """Whether an ACCEPT with ``payload`` from here is right: the first, from who was asked, unaltered.
 
         An extended REQUEST is answered by an extended ACCEPT: the same two keys, then what the relay does not read.
         """
@@ -341,7 +341,7 @@ class Port:
     # --- ids -------------------------------------------------------------------------------------------------------
 
     def free_id(self, random: Random) -> int | None:
-        """An odd id that is not in use, the long way round (D10); ``None`` when all are taken."""
+        """An odd id that is not in use, the long way round (:ref:`spec-transport-ids`); ``None`` when all are taken."""
         if self.next_id is None:
             self.next_id = int.from_bytes(random(2), "big") | 1
         for _ in range(1 << 15):

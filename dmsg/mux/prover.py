@@ -1,4 +1,4 @@
-"""Proves to a discovery that a relay is at an address and has a key: the first two messages of a handshake with it."""
+"""Proves to a discovery that a relay is at an address and has a key (:ref:`spec-proofs`)."""
 
 from __future__ import annotations
 

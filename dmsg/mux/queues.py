@@ -1,9 +1,9 @@
 """What waits at a relay for receivers whose network takes nothing, and which of it has to go when it is too much.
 
-Pure. ``docs/spec/server.rst``, queues. Bytes are counted for each transport, for each connection in both directions,
-and in all. When a count exceeds its limit, the queues that go are those of the address group that has the most: a
-stranger with many keys or transports cannot make the queue of an honest one the largest. Nothing is refused because of
-what others have queued.
+Pure. :ref:`spec-queues`. Bytes are counted for each transport, for each connection in both directions, and in all.
+When a count exceeds its limit, the queues that go are those of the address group that has the most: a stranger with
+many keys or transports cannot make the queue of an honest one the largest. Nothing is refused because of what others
+have queued.
 """
 
 from __future__ import annotations

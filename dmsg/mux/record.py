@@ -1,6 +1,6 @@
 """Packets and sealed records: what a connection is once its handshake is done.
 
-Protocol notes, sections 1.1 and 1.3: ``u16 length ‖ u32 counter ‖ ChaCha20-Poly1305``; a counter for each direction
+:ref:`spec-packets`, :ref:`spec-records`: ``u16 length ‖ u32 counter ‖ ChaCha20-Poly1305``; a counter for each direction
 begins with 1 and is always one more than the last.
 """
 
@@ -16,7 +16,7 @@ LENGTH_BYTES: Final = 2
 COUNTER_BYTES: Final = 4
 TAG_BYTES: Final = 16
 RECORD_MIN_BYTES: Final = COUNTER_BYTES + TAG_BYTES
-#: The last counter ever used. A base peer wraps to 0 at 2^32 and would use nonces twice (D4): stop well before.
+#: The last counter ever used. A base peer wraps to 0 at 2^32 and would use nonces twice: stop well before.
 COUNTER_LIMIT: Final = 2**32 - 2**16
 #: From here on a client makes its connection anew at the first moment no transport is open on it.
 COUNTER_SOFT_LIMIT: Final = 2**31
@@ -46,8 +46,8 @@ class RecordLayer:
     def open(self, data: bytes) -> list[bytes]:
         """The plaintexts of all whole records in what has been received so far.
 
-        Raises ``RemoteProtocolError`` for a record that is too short, out of order, repeated, or does not open (D5,
-        D6); the connection is then to be dropped.
+        Raises ``RemoteProtocolError`` for a record that is too short, out of order, repeated, or does not open;
+        the connection is then to be dropped.
         """
         if self._buffer:
             data = self._buffer + data
@@ -78,7 +78,7 @@ class RecordLayer:
         return plaintexts
 
     def seal(self, plaintext: bytes) -> bytes:
-        """``plaintext`` in as few records as hold it; record borders mean nothing to a reader (section 1.4).
+        """``plaintext`` in as few records as hold it; record borders mean nothing to a reader.
 
         Raises ``NonceExhausted`` when the counter is used up.
         """

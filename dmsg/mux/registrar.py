@@ -1,9 +1,9 @@
 """Keeps one key's own entry in discovery as it should be.
 
-What the reference does there goes wrong in many ways (protocol notes, section 8.5, W20). Here: changes are gathered for
-a moment; an update is built on what discovery has, the half somebody else looks after included (D35); sequence 0 is
-posted only when discovery said that it knows no entry; nothing is dropped, and whatever fails is tried again for ever,
-with growing pauses. Entries are posted again while nothing changes, because they expire (D32).
+:ref:`spec-publishing`. Changes are gathered for a moment; an update is built on what discovery has, so the half that
+another program publishes stays as it is; sequence 0 is posted only when discovery said that it knows no entry; an
+update that fails is tried again without end, with growing pauses. Entries are posted again while nothing changes,
+because they expire (:ref:`spec-entry-expiry`). How the reference fails here: :ref:`W20 <weakness-entry-updates>`.
 """
 
 from __future__ import annotations

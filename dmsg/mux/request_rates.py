@@ -1,8 +1,8 @@
 """How many REQUESTs a relay passes on to one client.
 
-Pure. ``docs/spec/server.rst``, rates of REQUESTs. A REQUEST costs the client who gets it some hundred times what it
-costs the relay, so strangers must not decide how many it gets. Who has an open transport to it, or was accepted lately,
-is known to it; all others are strangers. Each of the two kinds has a rate of its own towards each client.
+Pure. :ref:`spec-request-rates`. A REQUEST costs the client who gets it some hundred times what it costs the relay, so
+strangers must not decide how many it gets. Who has an open transport to it, or was accepted lately, is known to it; all
+others are strangers. Each of the two kinds has a rate of its own towards each client.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""The end-to-end handshake of a transport: Noise KK between its two ends, whatever the relay (extension, section 2).
+"""The end-to-end handshake of a transport: Noise KK between its two ends, whatever the relay.
 
-Two state machines that know nothing of how their messages travel; a carrier moves them: A inside REQUEST and ACCEPT, B
-inside the first FWD of each direction.
+:ref:`spec-e2e-handshake`. Two state machines that know nothing of how their messages travel; a carrier moves them: A
+inside REQUEST and ACCEPT, B inside the first FWD of each direction.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ class SecureKeys:
 
 
 def derive_keys(result: HandshakeResult, *, initiator: bool) -> SecureKeys:
-    """Keys, the starts of the rolling hashes (section 4) and the resumption token (section 8)."""
+    """Keys, the starts of the rolling hashes (:ref:`spec-sealed-acks`) and the :ref:`token <spec-resume-token>`."""
     directions = (_INITIATOR_TO_RESPONDER, _RESPONDER_TO_INITIATOR)
     ours, theirs = directions if initiator else directions[::-1]
     binding = result.handshake_hash

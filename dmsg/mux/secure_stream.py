@@ -1,8 +1,8 @@
-"""A sealed stream (extension, sections 3 and 4).
+"""A sealed stream (:ref:`spec-sealed-frames`, :ref:`spec-sealed-acks`).
 
 FWD and ACK are sealed under one counter for each direction; acknowledgements are cumulative and carry a rolling hash of
 everything received; the end of the stream is a FWD without data. What is sent and not acknowledged is kept, so that it
-can be sent again on another path (section 8).
+can be sent again on another path (:ref:`spec-resume-offsets`).
 """
 
 from __future__ import annotations
@@ -182,7 +182,7 @@ class SecureStream(Stream):
         return marker + HEADER.pack(FWD, self.id, len(sealed)), sealed
 
     def receive_ack(self, payload: bytes) -> None:
-        """Take a sealed cumulative ACK; the rolling hash in it must be ours (section 4)."""
+        """Take a sealed cumulative ACK; the rolling hash in it must be ours (:ref:`spec-sealed-acks`)."""
         inner = self._open(_ACK_AD, payload)
         if len(inner) != _ACK_BYTES:
             if not inner:
@@ -320,7 +320,7 @@ class SecureStream(Stream):
         except (CryptoError, NonceExhausted):
             raise StreamFault(CloseReason.INTEGRITY) from None
         if self.state is StreamState.CONFIRMING:
-            self.move(StreamState.OPEN)  # only the initiator can have sealed it (section 2)
+            self.move(StreamState.OPEN)  # only the initiator can have sealed it (:ref:`spec-confirmation`)
             if self._attempts is not None:
                 attempts, self._attempts = self._attempts, None
                 earlier = attempts.proved(self, self._attempt)
@@ -356,7 +356,7 @@ class SecureStream(Stream):
         self._acknowledged_bytes = self._told_bytes
 
     def go_on_from(self, earlier: SecureStream, peer_received_bytes: int, told_bytes: int) -> None:
-        """Take over what ``earlier`` carried (section 8); ``earlier`` keeps nothing but its counts.
+        """Take over what ``earlier`` carried (:ref:`spec-resume-offsets`); ``earlier`` keeps nothing but its counts.
 
         The peer has ``peer_received_bytes`` of what was sent; we told it that we had ``told_bytes``, and may have got
         more on the old path since. Raises ``StreamFault`` when the peer claims what cannot be.

@@ -1,6 +1,6 @@
 """The server: accepts connections, admits them to the switch, and reports what happens there.
 
-Protocol notes, section 9, D11 to D19, D32 and D34; extension, section 7.
+:ref:`spec-server-connections`, :ref:`spec-publishing`, :ref:`spec-draining`.
 """
 
 from __future__ import annotations
@@ -223,7 +223,7 @@ class DmsgServer(Service):
         return shell
 
     def take_stranger(self, shell: ServerShell) -> None:
-        """Let a connection shake hands; if too many do, another one has to go (W5, W9)."""
+        """Let a connection shake hands; if too many do, another one has to go (:ref:`spec-server-connections`)."""
         self._shells.add(shell)
         if self.limits.bytes_per_s:
             shell.throttle = ReadThrottle(shell, self.reactor, self.limits.bytes_per_s)
@@ -313,7 +313,7 @@ class DmsgServer(Service):
         shell.become(port, done.leftover)
 
     def _make_room(self, shell: ServerShell) -> None:
-        """End an idle connection if ``shell`` needs its place (W9)."""
+        """End an idle connection if ``shell`` needs its place."""
         while (victim := self.admission.victim(shell.origin)) is not None:
             port = victim.core
             assert isinstance(port, Port)

@@ -1,7 +1,7 @@
 """Clients that several endpoints of one process share: started by the first use, stopped after the last.
 
-One key may have only one connection to a server (protocol notes, section 9, D18), so two endpoint strings that name the
-same key must not make two clients.
+One key may have only one connection to a server (:ref:`spec-newest-wins`), so two endpoint strings that name the same
+key must not make two clients.
 """
 
 from __future__ import annotations

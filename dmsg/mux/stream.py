@@ -1,8 +1,8 @@
 """The state of one transport at one of its ends: offsets and credits, not a socket.
 
-A stream is pure bookkeeping; :class:`~dmsg.mux.connection.Connection` moves its frames. ``owner`` is whatever object
-the shell wants to find again from a stream, usually the Twisted transport. :class:`Stream` speaks the base protocol,
-:class:`~dmsg.mux.secure_stream.SecureStream` the sealed one.
+:ref:`spec-stream-states`. A stream is pure bookkeeping; :class:`~dmsg.mux.connection.Connection` moves its frames.
+``owner`` is whatever object the shell wants to find again from a stream, usually the Twisted transport. :class:`Stream`
+speaks the base protocol, :class:`~dmsg.mux.secure_stream.SecureStream` the sealed one.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """The relay: which transport goes where, and what may pass.
 
-Pure. Protocol notes, section 9, D11 to D19; extension, section 7. :class:`Switch` holds a :class:`Port` for each client
-that is connected; every transport is two :class:`Half` objects that point at each other. ``Port.receive_data`` is the
-hot path: for a FWD or ACK of an open transport it does one look-up and appends two pieces to the other port's output;
-nothing is copied, logged or allocated besides.
+Pure. :ref:`spec-request-checks`, :ref:`spec-other-frames`, :ref:`spec-closing`. :class:`Switch` holds a :class:`Port`
+for each client that is connected; every transport is two :class:`Half` objects that point at each other.
+``Port.receive_data`` is the hot path: for a FWD or ACK of an open transport it does one look-up and appends two pieces
+to the other port's output; nothing is copied, logged or allocated besides.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ from dmsg.mux.wire import (
 
 @dataclass(frozen=True, slots=True)
 class ServerLimits:
-    """What a server allows; the defaults are those of the extension, section 7. Every refusal is counted."""
+    """What a server allows. Every refusal is counted."""
 
     #: A connection that is silent is dropped after the first, an unfinished handshake after the second.
     first_byte_timeout_s: float = 1.0
@@ -144,16 +144,16 @@ class Switch:
         return None
 
     def reject(self, records: RecordLayer, reason: str) -> bytes:
-        """The OK frame that carries a refusal (extension, section 5), sealed."""
+        """The OK frame that carries a refusal (:ref:`spec-admission`), sealed."""
         return records.seal(encode_frame(OK, 0, encode_tlvs({Tlv.REASON: reason.encode()})))
 
     def add_port(
         self, remote: PublicKey, records: RecordLayer, now: float, *, extended: bool = False, group: str = ""
     ) -> tuple[Port, list[SwitchEvent]]:
-        """Admit a connection: OK is its first frame, and only then can it be reached (D1).
+        """Admit a connection: OK is its first frame, and only then can it be reached (:ref:`spec-admission`).
 
         ``group`` is the group of addresses it comes from (:func:`dmsg.address.address_group`); without one it is alone
-        in its group. A connection that had the key before is dropped with its transports: the newest wins (D18).
+        in its group. A connection that had the key before is dropped with its transports (:ref:`spec-newest-wins`).
         """
         events: list[SwitchEvent] = []
         port = Port(self, remote, records, now, extended=extended, group=group)
@@ -166,7 +166,7 @@ class Switch:
         return port, events
 
     def remove_port(self, port: Port, now: float) -> list[SwitchEvent]:
-        """Forget a connection that is gone and tell its peers (D17). Harmless when it is forgotten already."""
+        """Forget a connection that is gone and tell its peers (:ref:`spec-connection-ends`). Doing it again is harmless."""
         self.now = now
         events: list[SwitchEvent] = []
         if self.ports.get(port.remote.raw) is port:
@@ -227,7 +227,7 @@ class Switch:
         return events
 
     def _enqueue(self, half: Half, frame: bytes, events: list[SwitchEvent]) -> None:
-        """Let a frame wait for a receiver that takes nothing now; ``half`` is the sending side (W8)."""
+        """Let a frame wait for a receiver that takes nothing now (:ref:`spec-queues`); ``half`` is the sending side."""
         queue = half.other
         self.queues.put(queue, frame, self.now)
         while excess := self.queues.excess(queue, self.now):
@@ -260,7 +260,7 @@ class Switch:
         elif kind == ACCEPT and half.accepts(payload):
             self._on_accept(half, payload, events)
         else:
-            # ACCEPT from the wrong side, twice or altered (D12), data before ACCEPT (D13), data without sequence (D8)
+            # ACCEPT from the wrong side, twice or altered, or data too early or too short (:ref:`spec-other-frames`)
             self._count_stray(port)
             self._end_both(half, CloseReason.MALFORMED, events)
 
@@ -341,7 +341,7 @@ class Switch:
         if transport_id in port.recent:
             return
         self._count_stray(port)
-        if kind != CLOSE:  # a CLOSE is never answered with a CLOSE (D16)
+        if kind != CLOSE:  # a CLOSE is never answered with a CLOSE (:ref:`spec-late-frames`)
             port.emit(encode_close(transport_id, CloseReason.NORMAL))
 
     def _count_stray(self, port: Port) -> None:
@@ -402,7 +402,7 @@ class Switch:
             self._pending.popleft()
 
     def handle_timeout(self, now: float) -> list[SwitchEvent]:
-        """Close requests nobody answered (D14) and transports whose receiver takes nothing (W8)."""
+        """Close transports whose REQUEST was not answered in time, and those whose receiver takes nothing."""
         self.now = now
         events: list[SwitchEvent] = []
         while self._pending and (self._pending[0][0] <= now or self._pending[0][1].settled):

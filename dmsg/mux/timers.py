@@ -16,7 +16,7 @@ LINGER_S: Final = 60.0
 
 
 class Deadlines:
-    """The deadlines of a transport, after Go's ``net.Conn`` (extension, section 6)."""
+    """The deadlines of a transport, after Go's ``net.Conn``."""
 
     _timers: TransportTimers
 

@@ -1,4 +1,4 @@
-"""TLV lists: ``type u8 ‖ length u16 ‖ value`` (extension, section 5). Unknown types are skipped."""
+"""TLV lists: ``type u8 ‖ length u16 ‖ value`` (:ref:`spec-tlv-lists`). Unknown types are skipped."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def encode_tlvs(values: Mapping[Tlv, bytes]) -> bytes:
 
 
 def encode_padded_tlvs(values: Mapping[Tlv, bytes], size_bytes: int) -> bytes:
-    """The list with a last entry of zeros that makes it exactly ``size_bytes`` long.
+    """The list with a last entry of zeros that makes it exactly ``size_bytes`` long (:ref:`spec-padding`).
 
     Raises ``ValueError`` when there is no room for that entry.
     """

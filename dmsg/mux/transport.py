@@ -48,8 +48,8 @@ class DmsgTransport(Deadlines, StreamOwner):
     """One end of a transport.
 
     ``stream`` tells how many bytes were sent, acknowledged by the peer, and received. Over end-to-end security the
-    transport outlives its path: while there is none, what is written waits and nothing is reported (extension,
-    section 8).
+    transport outlives its path: while there is none, what is written waits and nothing is reported
+    (:ref:`spec-resumption`).
     """
 
     def __init__(self, link: Link, stream: Stream, host: DmsgAddress, peer: DmsgAddress) -> None:
@@ -163,7 +163,7 @@ class DmsgTransport(Deadlines, StreamOwner):
                 self._link.connection.end(self.stream)
                 self._link.flush_soon()
 
-    # --- deadlines (extension, section 6) --------------------------------------------------------------------------
+    # --- deadlines -------------------------------------------------------------------------------------------------
 
     @property
     def is_over(self) -> bool:
@@ -271,7 +271,7 @@ class DmsgTransport(Deadlines, StreamOwner):
                 return
         self.give_up(error, code)
 
-    # --- another path (extension, section 8) -----------------------------------------------------------------------
+    # --- another path ----------------------------------------------------------------------------------------------
 
     @property
     def detached(self) -> bool:
@@ -401,7 +401,7 @@ class DmsgTransport(Deadlines, StreamOwner):
         self._link.flush_soon()
 
     def linger_over(self) -> None:
-        """The peer has taken nothing of what was written before the close for too long (W14, W17)."""
+        """The peer has taken nothing of what was written before the close for too long."""
         if self._ending is None:
             self.deadline_exceeded("the peer took nothing of what was written before the close")
         elif self.stream.state is not StreamState.CLOSED:  # the application was told; the peer never ended its side

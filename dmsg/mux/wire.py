@@ -1,4 +1,4 @@
-"""Frames: their types, layouts and limits (protocol notes, sections 1.4 and 1.5; extension, section 7).
+"""Frames: their types, layouts and limits (:ref:`spec-frames`).
 
 ``FRAMES`` is the frame table: tests hold every encoder against it and the protocol pages are generated from it.
 """
@@ -16,7 +16,7 @@ HEADER: Final = struct.Struct(">BHH")
 HEADER_BYTES: Final = 5
 #: Plaintext that fits one record: 65,535 less the 4-byte counter and the 16-byte tag.
 RECORD_PLAINTEXT_LIMIT_BYTES: Final = 65_515
-#: A longer frame would not fit one record and kills base clients that get it (W3b).
+#: A longer frame would not fit one record and kills base clients that get it (:ref:`spec-frame-sizes`).
 FRAME_PAYLOAD_LIMIT_BYTES: Final = RECORD_PLAINTEXT_LIMIT_BYTES - HEADER_BYTES
 SEQUENCE_BYTES: Final = 2
 FWD_DATA_LIMIT_BYTES: Final = FRAME_PAYLOAD_LIMIT_BYTES - SEQUENCE_BYTES
@@ -24,7 +24,7 @@ FWD_DATA_LIMIT_BYTES: Final = FRAME_PAYLOAD_LIMIT_BYTES - SEQUENCE_BYTES
 REQUEST_BYTES: Final = 66
 #: Longest CLOSE payload that is forwarded: a reason, and the same reason sealed by the peer.
 CLOSE_LIMIT_BYTES: Final = 1 + 1 + 16
-#: Longest REQUEST or ACCEPT between extended parties (extension, section 2).
+#: Longest REQUEST or ACCEPT between extended parties (:ref:`spec-frame-sizes`).
 EXTENDED_REQUEST_LIMIT_BYTES: Final = REQUEST_BYTES + 1_200
 
 
@@ -44,7 +44,7 @@ OK, REQUEST, ACCEPT, CLOSE, FWD, ACK = (int(kind) for kind in FrameType)
 
 
 class CloseReason(IntEnum):
-    """The byte a CLOSE carries; base peers send 0 and ignore ours (D15)."""
+    """The byte a CLOSE carries (:ref:`spec-close-reasons`); base peers send 0 and ignore ours."""
 
     NORMAL = 0
     REFUSED = 1

@@ -1,8 +1,7 @@
 """Rate limits and bounded memories: what keeps a stranger from using more than a fair share.
 
 Pure: the time is always an argument, in seconds on any clock. A clock that jumps backwards does no harm: the jump
-counts as no time at all. Which limit holds where, and its number, stands with the slice that enforces it (extension,
-section 7).
+counts as no time at all. Which limit holds where, and its number, stands with the slice that enforces it.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
-"""Flow control of a stream: what may still be sent, when what came is acknowledged (protocol notes, section 5)."""
+"""Flow control of a stream: what may still be sent, when what came is acknowledged (:ref:`spec-data`)."""
 
 from __future__ import annotations
 
 from typing import Final
 
 SEQUENCE_MODULUS: Final = 1 << 16
-#: With more than this outstanding a sequence would be in use twice (D21).
+#: With more than this outstanding a sequence would be in use twice.
 OUTSTANDING_LIMIT: Final = SEQUENCE_MODULUS - 1
 
 
@@ -47,7 +47,7 @@ class SendWindow:
 
 
 class AckGate:
-    """When a base receiver acknowledges (D19).
+    """When a base receiver acknowledges (:ref:`spec-plain-acks`).
 
     At once while no more than 65,535 delivered bytes are unread, the arriving ones included; else once reading has
     brought them *below* 65,535, and then everything that was held, in order.

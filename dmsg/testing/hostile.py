@@ -1,8 +1,8 @@
 """A relay that is not to be trusted: a real server that does to the frames of its clients what a test says.
 
-It is the adversary of end-to-end security (extension, sections 1 to 4): it reads every frame in the clear of the hop and
-may drop, repeat, reorder, alter, cut, hold back, redirect and make up any of them. What it may not do is break the
-cryptography, and tests show that this is all its clients rely on::
+It is the adversary of :ref:`spec-extension`: it reads every frame in the clear of the hop and may drop, repeat,
+reorder, alter, cut, hold back, redirect and make up any of them. What it may not do is break the cryptography, and
+tests show that this is all its clients rely on::
 
     relay = await network.add_relay()
     relay.rule(kind=FrameType.FWD, to=bob.public_key, skip=3, act=drop)

@@ -1,8 +1,9 @@
 """A client and a server that do what they are told: they shake hands and seal records, and send whatever bytes a test wants.
 
 For tests of how a dmsg server or client bears a peer that is broken, hostile or merely unusual. A
-:class:`RawConnection` speaks the protocol notes, sections 1.1 to 1.5, keeps none of the rules above them, and works over
-any endpoint, of real sockets or of :class:`~dmsg.testing.memory.MemoryNetwork`::
+:class:`RawConnection` speaks handshake, records and frames (:doc:`/spec/connection`, :doc:`/spec/frames`), keeps none
+of the rules above them, and works over any endpoint, of real sockets or of
+:class:`~dmsg.testing.memory.MemoryNetwork`::
 
     raw = await connect_raw(endpoint, server.key.public_key)
     await raw.next_frame(FrameType.OK)
@@ -43,7 +44,7 @@ class RawFrame:
 
 
 def packet(body: bytes) -> bytes:
-    """``body`` behind its length, as handshake messages and records travel (section 1.1)."""
+    """``body`` behind its length, as handshake messages and records travel (:ref:`spec-packets`)."""
     return len(body).to_bytes(LENGTH_BYTES, "big") + body
 
 

@@ -1,8 +1,8 @@
 """Signing of documents with an operator's dmsg key: key files, canonical JSON, recoverable secp256k1 signatures.
 
-The only module here that touches coincurve. A signature is dmsg's (protocol notes, section 8.3): r ‖ s ‖ recovery id, 65
-bytes in 130 hex digits, over the SHA-256 of a domain tag, which names the kind of document, and of the document's canonical
-JSON without its member ``signature``.
+The only module here that touches coincurve. A signature is dmsg's (:ref:`spec-document-signature`): r ‖ s ‖ recovery
+id, 65 bytes in 130 hex digits, over the SHA-256 of a domain tag, which names the kind of document, and of the
+document's canonical JSON without its member ``signature``.
 """
 
 from __future__ import annotations

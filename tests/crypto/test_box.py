@@ -1,4 +1,4 @@
-"""The counted cipher of an end-to-end channel (extension, section 3)."""
+"""The counted cipher of an end-to-end channel (:ref:`spec-sealed-frames`)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Keys, signatures and key files (protocol notes, sections 1.2 and 8.3)."""
+"""Keys (:ref:`spec-diffie-hellman`), signatures (:ref:`spec-entry-signature`) and key files."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ ORDER = 0xFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFEBAAEDCE6AF48A03BBFD25E8CD0364141
 
 
 def test_the_reference_s_public_keys(vectors: Any) -> None:
-    """Where the reference panics or takes zeros for a null key, ours says that it is no key (D30, W1)."""
+    """Where the reference panics or takes zeros for a null key, ours says that it is no key."""
     for case in vectors["pubkeys"]:
         good = case["NewPubKey(binary)"] == "ok"
         text = case["hex"]
@@ -119,7 +119,7 @@ def test_the_reference_s_key_pairs(vectors: Any) -> None:
 
 
 def test_the_reference_s_shared_secrets(vectors: Any) -> None:
-    """SHA-256 of the compressed shared point, and nothing else (section 1.2)."""
+    """SHA-256 of the compressed shared point, and nothing else."""
     assert len(vectors["ecdh"]) == 5
     for case in vectors["ecdh"]:
         shared = SecretKey(bytes.fromhex(case["sk"])).ecdh(bytes.fromhex(case["pk"]))

@@ -35,7 +35,7 @@ from dmsg.errors import (
 )
 
 PREFIX = "error: "
-#: Two vectors whose form Go takes and we do not (D25): an address that is none.
+#: Two vectors whose form Go takes and we do not: an address that is none.
 NO_ADDRESS = "server with HTML-escaped and non-ASCII characters"
 
 

@@ -313,7 +313,7 @@ async def test_a_discovery_that_is_down_is_asked_ever_less_often_and_never_given
     assert max(pauses) <= 61
     assert min(pauses[-4:]) >= 29
     assert len(asked) < 25
-    assert world.discovery.posts == []  # W20: no sequence 0 without discovery's word
+    assert world.discovery.posts == []  # no sequence 0 without discovery's word
     down[0] = False
     world.registrar.set_client(keys)
     world.run(61)

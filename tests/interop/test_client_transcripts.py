@@ -1,7 +1,7 @@
 """Our client in the place of the recorded ones: the recorded server's frames go in, the recorded client's must come out.
 
 First the core, on every recording; then the whole service, on the first of them. Ids and sequences begin where the
-recorded ones did. Differences are named in a table with the row of the protocol notes, section 9, that wants them.
+recorded ones did. Differences are in a table, each with the section of the specification that wants it.
 """
 
 from __future__ import annotations
@@ -187,12 +187,27 @@ SCRIPTS: dict[tuple[str, str], tuple[tuple[int, ...], dict[tuple[int, int], Step
 
 #: Our frames where they differ: (recording, client, counter there) -> (what ours sends in its place, why).
 DEVIATIONS: dict[tuple[str, str, int], tuple[tuple[bytes, ...], str]] = {
-    (ECHO, "alice", 5): ((), "D8: an empty write sends nothing"),
-    (BACKLOG, "bob", 21): ((encode_close(0x0129, CloseReason.BUSY),), "D15, D22: its own reason above the backlog"),
-    (ODD_FRAMES, "bob", 4): ((encode_close(0x0105, CloseReason.MALFORMED),), "D15: FWD without a sequence"),
-    (ODD_FRAMES, "bob", 6): ((encode_close(0x0107, CloseReason.MALFORMED),), "D15: ACK of 3 bytes"),
-    (ANSWERS, "alice", 3): ((encode_close(0x1002, CloseReason.MALFORMED),), "D15: ACCEPT with another payload"),
-    (ANSWERS, "alice", 5): ((encode_close(0x1004, CloseReason.MALFORMED),), "D15: FWD before ACCEPT"),
+    (ECHO, "alice", 5): ((), ":ref:`spec-frame-sizes`: an empty write sends nothing"),
+    (BACKLOG, "bob", 21): (
+        (encode_close(0x0129, CloseReason.BUSY),),
+        ":ref:`spec-close-reasons`: a reason of its own when all places are taken",
+    ),
+    (ODD_FRAMES, "bob", 4): (
+        (encode_close(0x0105, CloseReason.MALFORMED),),
+        ":ref:`spec-close-reasons`: FWD without a sequence",
+    ),
+    (ODD_FRAMES, "bob", 6): (
+        (encode_close(0x0107, CloseReason.MALFORMED),),
+        ":ref:`spec-close-reasons`: ACK of 3 bytes",
+    ),
+    (ANSWERS, "alice", 3): (
+        (encode_close(0x1002, CloseReason.MALFORMED),),
+        ":ref:`spec-close-reasons`: ACCEPT with another payload",
+    ),
+    (ANSWERS, "alice", 5): (
+        (encode_close(0x1004, CloseReason.MALFORMED),),
+        ":ref:`spec-close-reasons`: FWD before ACCEPT",
+    ),
 }
 
 #: Packets the reference sent in no fixed order (each by a goroutine of its own): ours keeps the order of the causes.
@@ -404,7 +419,7 @@ def test_the_service_as_alice(recordings: dict[str, Any], identities: dict[str, 
     assert server.heard() == [(4, expected[4][0])]
     server.say(told[5])
     transport.write(b"")
-    assert server.heard() == [], "D8: an empty write sends nothing"
+    assert server.heard() == [], "an empty write sends nothing"
     server.say(told[6])
     transport.loseConnection()
     assert server.heard() == [(5, expected[6][0])]
@@ -472,7 +487,7 @@ def _result(deferred: Deferred[Any]) -> Any:
 
 
 def test_ok_is_taken_whatever_its_id_and_payload(identities: dict[str, SecretKey]) -> None:
-    """The reference's client looks at neither (section 2); the vectors have such a frame."""
+    """The reference's client looks at neither; the vectors have such a frame."""
     program = Program("alice", identities, os.urandom)
     program.take(encode_frame(0, 5, b"ab"))
     assert program.ready

@@ -1,4 +1,4 @@
-"""Frames against the vectors of the reference implementation (protocol notes, section 1.5)."""
+"""Frames (:ref:`spec-frames`) against the vectors of the reference implementation."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_encoding(vectors: Any) -> None:
         if case["len"] <= wire.RECORD_PLAINTEXT_LIMIT_BYTES:
             kind, transport_id, start, end = split_frames(frame)[0][0]
             assert (kind, transport_id, end - start) == (case["type"], case["id"], case["payload_len_real"])
-        else:  # D7: what the reference makes of it kills whoever gets it
+        else:  # the reference makes frames of it that end the process they reach
             with pytest.raises(RemoteProtocolError, match="payload over the limit"):
                 split_frames(frame)
 

@@ -101,7 +101,7 @@ async def test_what_the_peer_closes(network: HostileNetwork, dialler: str, relay
 @pytest.mark.parametrize("dialler", ["ours", "base"])
 @sync
 async def test_a_base_peer_gets_an_acknowledgement_for_every_frame(dialler: str, relay: str) -> None:
-    """Base peers wait for every single ACK: none may be left out or stand for another (section 4)."""
+    """Base peers wait for every single ACK: none may be left out or stand for another (:ref:`spec-data`)."""
     async with HostileNetwork(MemoryNetwork(), servers=0) as net:
         a, b, server, dialling, listening = await transport(net, dialler, relay, "base")
         b.transport.write(pattern(SIZE))

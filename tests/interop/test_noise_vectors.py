@@ -1,6 +1,6 @@
 """Keys, Diffie-Hellman, handshakes and records against the vectors of the reference implementation.
 
-Wire facts: protocol notes, sections 1.1 to 1.3.
+:ref:`spec-diffie-hellman`, :ref:`spec-key-derivation`, :ref:`spec-swapped-keys`, :ref:`spec-records`.
 """
 
 from __future__ import annotations
@@ -192,8 +192,8 @@ def test_connection_handshake_is_the_recorded_one_byte_for_byte(vectors: Any, ke
 
 # --- what must not pass ----------------------------------------------------------------------------------------------
 
-#: Replay and reordering pass in the reference, which only logs them; ours drops the connection (D5). Where the reference
-#: panicked, ours has a typed error. Packets of 20 bytes are the shortest there are (D6).
+#: Replay and reordering pass in the reference, which only logs them; ours drops the connection. Where the reference
+#: panicked, ours has a typed error. Packets of 20 bytes are the shortest there are (:ref:`spec-records`).
 RECORDS = {
     "transport in order #1": "opens",
     "transport replay of #1": "out of sequence",
@@ -213,7 +213,7 @@ MESSAGE_1 = {
     "XK msg1 with ephemeral = 04 prefix",
     "XK msg1 with ephemeral x >= p (ff*32)",
 }
-#: plaintext size -> records it takes. The reference makes one packet whose length field has wrapped (W3).
+#: plaintext size -> records it takes. The reference makes one packet whose length field has wrapped.
 SEALED = {65514: 1, 65516: 2, 65520: 2, 65535: 2}
 OTHERS = {
     "XK msg1 bad tag and then the right msg1 on the same state",

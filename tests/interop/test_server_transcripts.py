@@ -1,8 +1,8 @@
 """The recorded clients talk to our server: what it answers must be what the reference's server answered.
 
 The bytes go through the service as it runs in production (shells, handshakes, switch) on a clock that stands still. Each
-difference is named in a table below with the row of the protocol notes, section 9, that wants it; all else must be equal,
-the record counters included.
+difference is in a table below with the section of the specification that wants it; all else must be equal, the record
+counters included.
 """
 
 from __future__ import annotations
@@ -138,16 +138,31 @@ def bench(identities: dict[str, SecretKey]) -> Iterator[Bench]:
 #: Our frames where they differ: (recording, destination, counter there) -> (what ours sends in its place, why).
 #: Nothing in its place: the frame is not sent at all.
 DEVIATIONS: dict[tuple[str, str, int], tuple[bytes | None, str]] = {
-    (UNKNOWN_PEER, "alice", 2): (encode_close(0x1000, CloseReason.UNKNOWN_PEER), "D15: own reasons"),
-    (ANSWERS, "alice", 3): (encode_close(0x1002, CloseReason.MALFORMED), "D12: altered ACCEPT is not forwarded"),
-    (ANSWERS, "bob", 4): (encode_close(0x0103, CloseReason.MALFORMED), "D12: CLOSE to both, at once"),
-    (ANSWERS, "alice", 4): (encode_close(0x1004, CloseReason.MALFORMED), "D13: FWD before ACCEPT is not forwarded"),
-    (ANSWERS, "bob", 6): (encode_close(0x0105, CloseReason.MALFORMED), "D13: CLOSE to both, at once"),
+    (UNKNOWN_PEER, "alice", 2): (
+        encode_close(0x1000, CloseReason.UNKNOWN_PEER),
+        ":ref:`spec-close-reasons`: a reason of its own",
+    ),
+    (ANSWERS, "alice", 3): (
+        encode_close(0x1002, CloseReason.MALFORMED),
+        ":ref:`spec-establishing`: an altered ACCEPT is not passed on",
+    ),
+    (ANSWERS, "bob", 4): (
+        encode_close(0x0103, CloseReason.MALFORMED),
+        ":ref:`spec-establishing`: CLOSE to both, at once",
+    ),
+    (ANSWERS, "alice", 4): (
+        encode_close(0x1004, CloseReason.MALFORMED),
+        ":ref:`spec-establishing`: FWD before ACCEPT is not passed on",
+    ),
+    (ANSWERS, "bob", 6): (
+        encode_close(0x0105, CloseReason.MALFORMED),
+        ":ref:`spec-establishing`: CLOSE to both, at once",
+    ),
 }
 
 #: Record counters where they differ: (recording, destination) -> (recorded counter -> ours, why).
 COUNTERS: dict[tuple[str, str], tuple[dict[int, int], str]] = {
-    (DELAYED_ACK, "alice"): ({7: 6, 8: 6, 9: 7}, "D9: three ACKs that came together leave together"),
+    (DELAYED_ACK, "alice"): ({7: 6, 8: 6, 9: 7}, ":ref:`spec-records`: three ACKs that came together leave together"),
 }
 
 
@@ -192,7 +207,7 @@ def test_each_answer_comes_with_the_read_that_caused_it(bench: Bench, recordings
         assert sum(len({counter for counter, _ in frames}) for frames in answers.values()) <= 2
         if packet.frames and packet.frames[0][0] in (REQUEST, FWD, ACK):
             kind = packet.frames[0][0]
-            late = (name, kind) == (ANSWERS, FWD)  # D13: CLOSE to both instead
+            late = (name, kind) == (ANSWERS, FWD)  # CLOSE to both instead
             got = [frame[0] for frames in answers.values() for _, frame in frames]
             assert got == ([CLOSE, CLOSE] if late else [kind] * len(packet.frames))
 
@@ -252,19 +267,39 @@ class OddFrames:
         return [
             ("FWD on an id never used", [], [encode_close(0x2000, 0)], ""),
             ("ACK on an id never used", [], [encode_close(0x2002, 0)], ""),
-            ("CLOSE on an id never used", [], [], "D16: a CLOSE is not answered with a CLOSE"),
+            ("CLOSE on an id never used", [], [], ":ref:`spec-late-frames`: a CLOSE is not answered with a CLOSE"),
             ("ACCEPT on an id never used", [], [encode_close(0x2006, 0)], ""),
-            ("REQUEST with a 65-byte payload", [], [encode_close(0x2008, reason.MALFORMED)], "D15"),
-            ("REQUEST with another's initiating key", [], [encode_close(0x200A, reason.MALFORMED)], "D15"),
-            ("REQUEST with an odd id (0x2001)", [], [encode_close(0x2001, reason.BAD_ID)], "D11: refused"),
+            (
+                "REQUEST with a 65-byte payload",
+                [],
+                [encode_close(0x2008, reason.MALFORMED)],
+                ":ref:`spec-request-checks`",
+            ),
+            (
+                "REQUEST with another's initiating key",
+                [],
+                [encode_close(0x200A, reason.MALFORMED)],
+                ":ref:`spec-request-checks`",
+            ),
+            (
+                "REQUEST with an odd id (0x2001)",
+                [],
+                [encode_close(0x2001, reason.BAD_ID)],
+                ":ref:`spec-request-checks`",
+            ),
             ("REQUEST id 0x2100", [request(0x101)], [accept(0x2100)], ""),
             (
                 "REQUEST id 0x2100 again (id in use)",
                 [encode_close(0x101, reason.BAD_ID)],
                 [encode_close(0x2100, reason.BAD_ID)],
-                "D11: refused, and the old peer is told",
+                ":ref:`spec-request-checks`: refused, and the old peer is told",
             ),
-            ("FWD with a 1-byte payload on 0x2100", [], [], "D11: that transport is over since the step before"),
+            (
+                "FWD with a 1-byte payload on 0x2100",
+                [],
+                [],
+                ":ref:`spec-request-checks`: that transport is over since the step before",
+            ),
             ("REQUEST id 0x2102", [request(0x103)], [accept(0x2102)], ""),
             (
                 "ACK with a 3-byte payload on 0x2102",
@@ -350,7 +385,7 @@ def test_odd_frames(bench: Bench, recordings: dict[str, Any], identities: dict[s
     alice.shell.connectionLost()
     bench.settle()
     gone = [encode_close(transport_id, CloseReason.PEER_GONE) for transport_id in (0x107, 0x109, 0x10B)]
-    assert [frame for _, frame in bob.take()] == gone, "D17: her peers are told"
+    assert [frame for _, frame in bob.take()] == gone, "her peers are told"
 
 
 def test_unknown_type_from_a_client_ends_the_connection(bench: Bench, recordings: dict[str, Any]) -> None:

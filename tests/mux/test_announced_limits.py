@@ -1,6 +1,6 @@
 """What a server announces is obeyed, and what it refuses is what the caller's exception says.
 
-Extension, sections 5 and 7.
+:ref:`spec-hop-list`, :ref:`spec-request-checks`.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """A client's connection: every frame in every state, limits, and the order things are sent in.
 
-Protocol notes, sections 2 to 6, and D1, D8 to D10, D13, D16, D19 to D22.
+:ref:`spec-admission`, :ref:`spec-establishing`, :ref:`spec-data`, :ref:`spec-closing`.
 """
 
 from __future__ import annotations
@@ -181,7 +181,7 @@ def test_a_frame_before_ok(kind: int) -> None:
 
 
 def test_a_request_before_ok_is_taken_and_may_be_used_at_once() -> None:
-    """A base server makes a client reachable before it says OK (D1, W12)."""
+    """A base server makes a client reachable before it says OK (:ref:`spec-admission`)."""
     peer = Peer(ready=False)
     stream = peer.offered()
     peer.connection.accept(stream)

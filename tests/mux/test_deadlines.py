@@ -1,4 +1,4 @@
-"""Deadlines after Go's net.Conn: an absolute time on the client's clock (extension, section 6)."""
+"""Deadlines after Go's net.Conn: an absolute time on the client's clock."""
 
 from __future__ import annotations
 

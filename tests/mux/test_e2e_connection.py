@@ -1,4 +1,4 @@
-"""A client's connection with sealed streams: every frame in every state (extension, sections 2 to 4)."""
+"""A client's connection with sealed streams: every frame in every state (:ref:`spec-sealed-frames`)."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Two clients, two relays, and everything that can go wrong between them: a secure transport is always one stream.
 
 The clients, sessions, transports, cores and switches are the real ones. The network is bytes in buffers that Hypothesis
-delivers, cuts and tampers with, on a clock that only it moves (extension, sections 2 to 4 and 8).
+delivers, cuts and tampers with, on a clock that only it moves (:ref:`spec-extension`, :ref:`spec-resumption`).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Ending one direction and going on with the other, provably (extension, section 4)."""
+"""Ending one direction and going on with the other, provably (:ref:`spec-end-of-stream`)."""
 
 from __future__ import annotations
 

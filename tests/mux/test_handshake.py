@@ -1,4 +1,4 @@
-"""The handshake of a connection as a core: chunks, payloads, limits, time (protocol notes, section 1.2; W1, W5)."""
+"""The handshake of a connection as a core: chunks, payloads, limits, time (:ref:`spec-handshake`)."""
 
 from __future__ import annotations
 

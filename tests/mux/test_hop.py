@@ -1,4 +1,4 @@
-"""What client and server tell each other in the handshake of a connection (extension, sections 1 and 5)."""
+"""What client and server tell each other in the handshake of a connection (:ref:`spec-hop-list`)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""How a stream becomes secure, with either carrier, through a real switch (extension, sections 1 and 2)."""
+"""How a stream becomes secure, with either carrier, through a real switch.
+
+:ref:`spec-downgrade-rule`, :ref:`spec-carriers`, :ref:`spec-confirmation`.
+"""
 
 from __future__ import annotations
 

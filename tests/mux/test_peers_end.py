@@ -1,4 +1,4 @@
-"""The peer's end of a stream is told when the application listens, whenever it came (extension, section 4)."""
+"""The peer's end of a stream is told when the application listens, whenever it came."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Places for transports at one member of a relay: attacks by strangers who take them all, and honest bursts.
 
-``docs/spec/server.rst``, places.
+:ref:`spec-places`.
 """
 
 from __future__ import annotations

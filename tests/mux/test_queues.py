@@ -1,6 +1,6 @@
 """What waits at a relay: attacks with receivers that do not read, and what honest ones may do.
 
-``docs/spec/server.rst``, queues.
+:ref:`spec-queues`.
 """
 
 from __future__ import annotations

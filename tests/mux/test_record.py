@@ -1,4 +1,4 @@
-"""Sealed records: any chunking opens to the same bytes, and nothing out of its place opens at all (D4 to D6, W2, W11)."""
+"""Sealed records (:ref:`spec-records`): any chunking opens to the same bytes; what is out of place does not open."""
 
 from __future__ import annotations
 

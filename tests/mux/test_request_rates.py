@@ -1,6 +1,6 @@
 """How many REQUESTs a relay passes on to one client: floods by strangers, and what friends notice of them.
 
-``docs/spec/server.rst``, rates of REQUESTs.
+:ref:`spec-request-rates`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The end-to-end handshake (extension, section 2), held against vectors made by a second implementation."""
+"""The end-to-end handshake (:ref:`spec-e2e-handshake`), held against vectors made by a second implementation."""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""A sealed stream (extension, sections 3, 4 and 8), held against a model that is just two byte strings."""
+"""A sealed stream, held against a model that is just two byte strings.
+
+:ref:`spec-sealed-frames`, :ref:`spec-sealed-acks`, :ref:`spec-sealed-close`, :ref:`spec-resume-offsets`.
+"""
 
 from __future__ import annotations
 
@@ -454,7 +457,7 @@ def test_only_a_frame_that_opens_confirms(kind: int) -> None:
     assert receiver.state is (StreamState.CONFIRMING if kind == CLOSE else StreamState.OPEN)
 
 
-# --- another path (section 8) ----------------------------------------------------------------------------------------
+# --- another path ----------------------------------------------------------------------------------------------------
 
 
 @settings(max_examples=200)

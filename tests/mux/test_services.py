@@ -1,4 +1,4 @@
-"""Many named services behind one key: who gets what, and who learns of the name (extension, sections 2 and 5)."""
+"""Many named services behind one key: who gets what, and who learns of the name (:ref:`spec-confirmation`)."""
 
 from __future__ import annotations
 

@@ -371,7 +371,7 @@ def test_a_receiver_that_does_not_read_stops_its_sender_and_nobody_else() -> Non
         bob.consume(free.other, free.other.unread)
     assert free.other.read == free.written
     limit = 65_535 + CONFIG.send_window_bytes
-    assert 65_535 <= len(stuck.other.read) <= limit, "what D19 lets through, and one window"
+    assert 65_535 <= len(stuck.other.read) <= limit, "what is acknowledged unread, and one window"
     assert stuck.stream.blocked and not free.stream.blocked
     bench.finish()
     assert stuck.other.read == stuck.written

@@ -1,4 +1,4 @@
-"""One end of a transport as bookkeeping (protocol notes, section 5)."""
+"""One end of a transport as bookkeeping (:ref:`spec-data`, :ref:`spec-stream-states`)."""
 
 from __future__ import annotations
 

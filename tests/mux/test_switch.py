@@ -1,6 +1,7 @@
 """The relay's rules, one test each.
 
-Protocol notes, section 9, D7, D8, D10 to D19, D34; extension, section 7; weaknesses W3b, W7 to W9, W13 to W16, W19.
+:ref:`spec-request-checks`, :ref:`spec-establishing`, :ref:`spec-other-frames`, :ref:`spec-closing`,
+:ref:`spec-newest-wins`.
 """
 
 from __future__ import annotations
@@ -134,7 +135,7 @@ def held_halves() -> int:
 
 
 def test_ok_is_first_and_only_then_can_a_client_be_reached() -> None:
-    """D1, W12: also when a REQUEST comes in before the first flush."""
+    """Also when a REQUEST comes in before the first flush (:ref:`spec-admission`)."""
     bench = Bench()
     [alice] = bench.connect(ALICE)
     records = RecordLayer(UP, DOWN)
@@ -145,7 +146,7 @@ def test_ok_is_first_and_only_then_can_a_client_be_reached() -> None:
 
 
 def test_connection_limit_is_answered_with_a_reason() -> None:
-    """D34; extension, section 5: a refusal is an OK that carries one. The same key may come again."""
+    """A refusal is an OK that carries one. The same key may come again."""
     bench = Bench(connections=1)
     bench.connect(ALICE)
     assert bench.switch.refusal(ALICE) is None
@@ -168,7 +169,7 @@ def test_ok_of_an_admission_has_no_reason() -> None:
 
 
 def test_newest_connection_of_a_key_wins() -> None:
-    """D18, W13: the older one is dropped, its peers are told, its end does not delete the new slot."""
+    """The older one is dropped, its peers are told, its end does not delete the new slot."""
     bench = Bench()
     old, bob = bench.connect(ALICE, BOB)
     there = old.transport(2, bob)
@@ -241,7 +242,6 @@ def test_request_contents_are_checked(payload: bytes, reason: int) -> None:
 
 
 def test_request_with_an_odd_id_is_refused() -> None:
-    """D11."""
     alice, bob = Bench().connect(ALICE, BOB)
     alice.request(0x2001, bob)
     assert alice.frames() == [close(0x2001, CloseReason.BAD_ID)]
@@ -250,7 +250,7 @@ def test_request_with_an_odd_id_is_refused() -> None:
 
 @pytest.mark.parametrize("accepted", [True, False])
 def test_request_for_an_id_in_use_ends_the_old_rule(accepted: bool) -> None:
-    """D11, W15: the old peer is told."""
+    """The old peer is told."""
     bench = Bench()
     alice, bob, carol = bench.connect(ALICE, BOB, CAROL)
     if accepted:
@@ -395,7 +395,6 @@ def test_half_of_the_transports_of_a_connection_are_its_own(own: int, others: in
 
 
 def test_all_ids_taken_is_busy_at_once() -> None:
-    """W7: no spinning."""
     many = 1 << 20
     bench = Bench(
         transports_per_connection=many,
@@ -469,7 +468,6 @@ def ended_both(alice: Client, bob: Client, there: int, reason: int = CloseReason
 
 @pytest.mark.parametrize("altered", [ALICE.raw + CAROL.raw, BOB.raw + ALICE.raw, b"", (ALICE.raw + BOB.raw)[:65]])
 def test_accept_with_another_payload(altered: bytes) -> None:
-    """D12, W16."""
     alice, bob, _, there = pending(Bench())
     bob.say(ACCEPT, there, altered)
     ended_both(alice, bob, there)
@@ -492,7 +490,6 @@ def test_accept_twice() -> None:
 @pytest.mark.parametrize("kind", [FWD, ACK])
 @pytest.mark.parametrize("who", ["asking", "asked"])
 def test_data_before_accept(kind: int, who: str) -> None:
-    """D13."""
     alice, bob, _, there = pending(Bench())
     if who == "asking":
         alice.say(kind, 2, b"\0\x01")
@@ -502,7 +499,6 @@ def test_data_before_accept(kind: int, who: str) -> None:
 
 
 def test_request_nobody_answers_is_closed_in_time() -> None:
-    """D14."""
     bench = Bench(request_timeout_s=10.0)
     alice, bob, payload, there = pending(bench)
     assert bench.switch.next_timeout() == bench.now + 10.0
@@ -554,7 +550,6 @@ def test_withdrawn_by_the_one_who_asked() -> None:
     [(b"", b""), (b"\0", b"\0"), (b"\x10", b"\x10"), (bytes(range(5, 40)), bytes(range(5, 23)))],
 )
 def test_close_is_passed_on_with_its_reason(payload: bytes, forwarded: bytes) -> None:
-    """D15."""
     bench = Bench()
     alice, bob = bench.connect(ALICE, BOB)
     there = alice.transport(2, bob)
@@ -566,7 +561,6 @@ def test_close_is_passed_on_with_its_reason(payload: bytes, forwarded: bytes) ->
 
 
 def test_close_to_an_id_nobody_knows_is_not_answered() -> None:
-    """D16."""
     [alice] = Bench().connect(ALICE)
     assert alice.say(CLOSE, 2, b"\0") == []
     assert alice.frames() == []
@@ -581,7 +575,7 @@ def test_anything_else_to_an_id_nobody_knows_is_answered_with_close(kind: int) -
 
 @pytest.mark.parametrize("kind", [ACCEPT, CLOSE, FWD, ACK])
 def test_frames_of_no_transport_are_limited(kind: int) -> None:
-    """W9: 200,000 of them a second were answered once."""
+    """The reference answered 200,000 of them a second."""
     bench = Bench(stray_burst=10, strays_per_s=2.0)
     [alice] = bench.connect(ALICE)
     for n in range(10):
@@ -639,7 +633,7 @@ def test_a_type_nobody_knows_drops_the_connection(kind: int) -> None:
 @pytest.mark.parametrize("kind", [FWD, ACK])
 @pytest.mark.parametrize("payload", [b"", b"\0"])
 def test_data_without_a_sequence_ends_the_transport(kind: int, payload: bytes) -> None:
-    """D8: what is shorter than a sequence is not passed on."""
+    """What is shorter than a sequence is not passed on."""
     alice, bob, accept, there = pending(Bench())
     bob.say(ACCEPT, there, accept)
     alice.frames()
@@ -659,7 +653,6 @@ def test_fwd_of_two_bytes_and_ack_of_three_are_passed_on() -> None:
 
 
 def test_peers_of_a_lost_connection_are_told_on_every_transport() -> None:
-    """D17, W14."""
     bench = Bench()
     alice, bob, carol = bench.connect(ALICE, BOB, CAROL)
     first, second = alice.transport(2, bob), alice.transport(4, carol)
@@ -690,7 +683,7 @@ def test_a_request_of_a_client_that_is_gone_does_not_time_out() -> None:
     assert bench.switch.next_timeout() is None
 
 
-# --- receivers that do not read (W8) ---------------------------------------------------------------------------------
+# --- receivers that do not read --------------------------------------------------------------------------------------
 
 
 def test_nobody_else_is_slowed_down() -> None:
@@ -916,7 +909,7 @@ def test_a_client_that_takes_no_answers_is_not_read_from() -> None:
     assert not alice.port.overloaded
 
 
-# --- frames over the limit (W3b) -------------------------------------------------------------------------------------
+# --- frames over the limit -------------------------------------------------------------------------------------------
 
 
 def test_the_longest_frame_passes_whole_or_in_pieces() -> None:

@@ -1,4 +1,4 @@
-"""TLV lists (extension, section 5)."""
+"""TLV lists (:ref:`spec-tlv-lists`)."""
 
 from __future__ import annotations
 

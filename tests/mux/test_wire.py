@@ -1,4 +1,4 @@
-"""Frames: layouts, codes, and taking a stream of bytes apart (protocol notes, sections 1.4 and 1.5)."""
+"""Frames: layouts, codes, and taking a stream of bytes apart (:ref:`spec-frames`)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Flow control of a stream: the window we send in, and when a base receiver acknowledges (D19 to D21)."""
+"""Flow control of a stream: the window we send in, and when a base receiver acknowledges (:ref:`spec-data`)."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def test_empty_frames_are_outstanding_too() -> None:
     st.lists(st.one_of(st.tuples(st.just("in"), st.integers(0, 65_508)), st.tuples(st.just("out"), st.floats(0, 1))))
 )
 def test_ack_gate_like_the_rule_in_words(steps: list[tuple[str, float]]) -> None:
-    """Section 5: B += n; at once if B <= 65535, else held; B -= m; all held ones, in order, if B < 65535."""
+    """:ref:`spec-plain-acks`: B += n; at once if B <= 65535, else held; B -= m; all held, in order, if B < 65535."""
     gate, unread, held = AckGate(), 0, []
     for sequence, (direction, amount) in enumerate(steps):
         if direction == "in":

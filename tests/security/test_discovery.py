@@ -1,5 +1,5 @@
 """A discovery that lies: entries are signed, so all it can do is hide them or hand out old ones, and neither leads into the
-clear (extension, section 1).
+clear (:ref:`spec-downgrade-rule`).
 
 Over HTTP on loopback: the client of the real discovery is what finds the lies out.
 """

@@ -1,6 +1,6 @@
-"""Nobody talks a client into the clear: not a relay, not discovery, not a peer that uses somebody's name.
+"""A client is not led into the clear: not by a relay, not by discovery, not by a peer that uses the name of another.
 
-Extension, sections 1 and 2.
+:ref:`spec-downgrade-rule`.
 """
 
 from __future__ import annotations

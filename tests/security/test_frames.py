@@ -1,6 +1,6 @@
 """What a relay may do to sealed frames: it is noticed, told as ``integrity``, counted, and nothing unverified is delivered.
 
-Extension, sections 3 and 4.
+:ref:`spec-sealed-frames`, :ref:`spec-sealed-acks`.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """What a relay may do to the end-to-end handshake: nothing is opened, and the dialler learns why.
 
-Extension, section 2.
+:ref:`spec-e2e-handshake`, :ref:`spec-carriers`, :ref:`spec-confirmation`.
 """
 
 from __future__ import annotations
@@ -366,7 +366,7 @@ async def test_a_client_that_wants_the_clear_gets_only_what_it_asked_for(scene):
 
 @sync
 async def test_names_of_errors_used_here_are_those_of_the_page():
-    """9, 11, 12 and 17 of the table in the extension, section 7."""
+    """9, 11, 12 and 17 of :ref:`spec-close-reasons`."""
     assert [error.code for error in (DowngradeRefused, HandshakeTimeout, IntegrityError, NoSuchService)] == [
         9,
         11,

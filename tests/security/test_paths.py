@@ -1,6 +1,6 @@
 """What a relay may say about the life of a transport: it can be a nuisance, and the stream heals or is known to be cut.
 
-Extension, sections 4 and 8.
+:ref:`spec-sealed-close`, :ref:`spec-clean-ends`, :ref:`spec-resumption`.
 """
 
 from __future__ import annotations

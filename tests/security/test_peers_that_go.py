@@ -1,6 +1,7 @@
 """What an application sees of a peer that is killed, that has a twin with its key, or that speaks in the clear.
 
-Rows W13, W14 and D37 of docs/explanation/differences.rst.
+:ref:`W13 <weakness-two-connections>`, :ref:`W14 <weakness-vanished-peer>`, and plain REQUESTs under
+:ref:`spec-downgrade-rule`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""End-to-end transports outlive their relays (extension, section 8): real relays, killed and told to go."""
+"""End-to-end transports outlive their relays (:ref:`spec-resumption`): real relays, killed and told to go."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Writes ``e2e.json``: golden vectors of the secure extension (sections 2 to 5 and 8).
+"""Writes ``e2e.json``: golden vectors of :ref:`spec-extension` and :ref:`spec-resumption`.
 
 A second implementation, from the text of the extension and of Noise alone: it shares no line with the package, so that
 the vectors say what the page says and not what the code does. Everything is fixed: keys, ephemerals, payloads. Run it

@@ -1,7 +1,7 @@
-"""The weaknesses of the reference (protocol notes, section 10) of clients, and those that need both sides.
+"""The weaknesses of the reference's clients, and those that need both sides.
 
-Real clients and servers on loopback, some of them raw ones that misbehave; bystanders on a healthy server must go on
-echoing.
+Tests are named by rows of the table in docs/explanation/differences.rst. Real clients and servers on loopback, some of
+them raw ones that misbehave; bystanders on a healthy server must go on echoing.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ async def _echoes(w, client, target):
     await w.soon(recorder.lost)
 
 
-# --- W1 to W3 --------------------------------------------------------------------------------------------------------
+# --- crashes ---------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("point", BAD_POINTS.values(), ids=BAD_POINTS.keys())
@@ -137,7 +137,7 @@ async def test_w03_awkward_sizes_through_a_server(world):
             assert await w.soon(recorder.got(size)) == data
 
 
-# --- W7, W10, W11 ----------------------------------------------------------------------------------------------------
+# --- what a server or a peer can use up ------------------------------------------------------------------------------
 
 
 @sync
@@ -266,7 +266,7 @@ async def test_w11_the_hard_end_of_the_counter(world, who):
         await _echoes(w, client, peer)
 
 
-# --- W12, W14, W17 ---------------------------------------------------------------------------------------------------
+# --- order and ends --------------------------------------------------------------------------------------------------
 
 
 @sync
@@ -430,7 +430,7 @@ async def test_w17_an_end_and_a_fault_in_one_read(world):
         assert all(event.opened_server == event.server for event in ended)
 
 
-# --- W18 -------------------------------------------------------------------------------------------------------------
+# --- busy waiting ----------------------------------------------------------------------------------------------------
 
 
 @sync
@@ -464,7 +464,7 @@ async def test_w18_round_trips(world):
         assert times[270] < 0.02
 
 
-# --- W21 to W24 ------------------------------------------------------------------------------------------------------
+# --- connecting and logging ------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("stage", ["connect", "handshake", "OK"])

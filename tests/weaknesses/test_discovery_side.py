@@ -110,7 +110,7 @@ def _entry(key: SecretKey, **halves: Any) -> Entry:
     return Entry("0.0.1", 0, time.time_ns(), key.public_key, **halves).sign(key)
 
 
-# --- W1: keys that are none ------------------------------------------------------------------------------------------
+# --- keys that are none ----------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("where", ["static", "delegated server", "server list"])
@@ -174,7 +174,7 @@ async def test_w20_an_entry_that_names_very_many_servers(world):
             await client.stopService()
 
 
-# --- W4: the other kind ----------------------------------------------------------------------------------------------
+# --- the other kind --------------------------------------------------------------------------------------------------
 
 
 @sync
@@ -207,7 +207,7 @@ async def test_w04_an_entry_of_the_other_kind(world):
             await client.stopService()
 
 
-# --- W20: discovery fails --------------------------------------------------------------------------------------------
+# --- discovery fails -------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.time_limit(60)

@@ -1,7 +1,7 @@
-"""The weaknesses of the reference (protocol notes, section 10) that a client can turn against a server.
+"""The weaknesses of the reference that a client can turn against a server.
 
-Every test runs a real server on loopback with two bystanders, who must go on echoing on their connections whatever
-happens to the guilty one.
+Tests are named by rows of the table in docs/explanation/differences.rst. Every test runs a real server on loopback with
+two bystanders, who must go on echoing on their connections whatever happens to the guilty one.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ BAD_POINTS = {
 }
 
 
-# --- W1 to W3: crashes of the whole process --------------------------------------------------------------------------
+# --- crashes of the whole process ------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("point", BAD_POINTS.values(), ids=BAD_POINTS.keys())
@@ -141,7 +141,7 @@ async def test_w03b_the_server_is_no_weapon_against_clients(world):
         assert await w.soon(received.got(65_508)) == payload[2:]
 
 
-# --- W5 to W9: denial of service -------------------------------------------------------------------------------------
+# --- denial of service -----------------------------------------------------------------------------------------------
 
 
 @sync
@@ -484,7 +484,7 @@ async def test_w09_bytes_per_second_are_limited(world):
         assert w.reactor.seconds() - began > 0.4
 
 
-# --- W11: records ----------------------------------------------------------------------------------------------------
+# --- records ---------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("attack", ["replay", "drop", "swap", "alter", "repeat the first"])
@@ -536,7 +536,7 @@ async def test_w11_counters_end_before_nonces_repeat(world):
         assert not receiving.take_frames()
 
 
-# --- W12 to W16: the rules of transports -----------------------------------------------------------------------------
+# --- the rules of transports -----------------------------------------------------------------------------------------
 
 
 @sync
@@ -718,7 +718,7 @@ async def test_w16_unknown_types_end_the_connection(world):
             await w.soon(raw.lost(), 2.0)
 
 
-# --- W19: what ends is forgotten -------------------------------------------------------------------------------------
+# --- what ends is forgotten ------------------------------------------------------------------------------------------
 
 
 @pytest.mark.time_limit(60)
