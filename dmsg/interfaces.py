@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING
 from zope.interface import Attribute, Interface
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from twisted.internet.defer import Deferred
 
     from dmsg.address import HostPort
@@ -85,6 +87,16 @@ class IRankedStore(IEntryStore):
 
     def servers_of(keys: list[bytes], now_ns: int) -> Deferred[list[Entry]]:
         """Fires with the entries of raw ``keys``, in that order, without those that are no available servers now."""
+
+
+class IWatchedStore(IRankedStore):
+    """A store that says what is put through it, so that discovery need not ask it anew for each list of servers."""
+
+    def watch(changed: Callable[[Entry, int], None]) -> None:
+        """Call ``changed(entry, now_ns)`` for each put from now on, before the Deferred of ``put`` fires.
+
+        Both are what ``put`` was called with. Refused entries are left out, and so is what other processes put.
+        """
 
 
 class IRelayProver(Interface):

@@ -78,6 +78,7 @@ PURE_MODULES = {
     "dmsg.discovery.proof_queue",
     "dmsg.discovery.proof_schedule",
     "dmsg.discovery.relay_addresses",
+    "dmsg.discovery.relay_cache",
     "dmsg.discovery.relay_record",
     "dmsg.ops.events",
     "dmsg.ops.loglines",

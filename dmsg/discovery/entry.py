@@ -267,6 +267,12 @@ class Entry:
         check_iteration(self.sequence, self.timestamp, old.sequence, old.timestamp)
 
 
+def is_available(entry: Entry) -> bool:
+    """Whether ``entry`` belongs among the available servers: relays with room that speak our protocol."""
+    server = entry.server
+    return server is not None and server.available_connections > 0 and not server.later
+
+
 def check_iteration(sequence: int, timestamp: int, old_sequence: int, old_timestamp: int) -> None:
     """The iteration rules: the sequence is the old one plus 1 (mod 2^64), then the timestamp is strictly later."""
     if sequence != next_sequence(old_sequence):

@@ -13,14 +13,15 @@ from bisect import bisect
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from itertools import accumulate
-from typing import Final, Generic, TypeVar
+from typing import Any, Final, Generic, TypeVar
 
 from dmsg.address import network_group
 from dmsg.discovery.entry import Entry
 from dmsg.discovery.ranks import RELAYS_LIMIT, Ranks, weight
+from dmsg.discovery.relay_cache import RelayCache
 from dmsg.discovery.relay_proofs import RelayProofs
 from dmsg.discovery.store import NS_PER_S, Random
-from dmsg.interfaces import IEntryStore, IRankedStore
+from dmsg.interfaces import IEntryStore, IRankedStore, IWatchedStore
 
 T = TypeVar("T")
 
@@ -34,9 +35,13 @@ UNRANKED_PART: Final = 0.25
 SAMPLE_LIMIT: Final = 1024
 #: How many keys of the store are looked at for those that have a rank: as many as a document can name.
 ROSTER_LIMIT: Final = RELAYS_LIMIT
-#: A roster of more than so many servers is used again for a while, because making one means to look at all of them.
+#: A roster of more than so many servers is used again for a while even when it has changed, because making one means to
+#: look at all of them.
 CACHED_FROM: Final = 256
-ROSTER_LIFETIME_NS: Final = 2 * NS_PER_S
+#: How long what the store said is believed: what other processes put into it is listed, or gone, that much later.
+ROSTER_LIFETIME_NS: Final = NS_PER_S
+#: From this age on, one request makes the roster anew, and those that come meanwhile use the old one.
+ROSTER_RENEWED_NS: Final = ROSTER_LIFETIME_NS // 2
 #: A roster this many times as long as what is wanted is drawn from by chance alone, a shorter one is sorted.
 _SPARSE: Final = 8
 
@@ -91,43 +96,57 @@ class NetworkRoster:
         self._rosters: dict[str, Roster[bytes]] = {}
         best = None if weigh is None else [max(map(weigh, keys)) for keys in networks.values()]
         self._networks = Roster(list(networks), best)
+        self._room = {name: min(NETWORK_LIMIT, len(keys)) for name, keys in networks.items()}
         #: How many relays can be drawn at once.
-        self.places = sum(min(NETWORK_LIMIT, len(keys)) for keys in networks.values())
+        self.places = sum(self._room.values())
         self.size = sum(map(len, networks.values()))
 
-    def draw(self, count: int, random: Random, taken: Counter[str]) -> list[tuple[int, float, bytes]]:
+    def draw(self, count: int, random: Random) -> list[bytes]:
+        """At most ``count`` keys: one of each network, then a second of each that has one, …"""
+        turns = self._turns(count, random, Counter())
+        drawn = self._of_turns(turns, random)
+        return [drawn[name][turn] for turn, names in enumerate(turns) for name in names]
+
+    def draw_part(self, count: int, random: Random, taken: Counter[str]) -> list[tuple[int, float, bytes]]:
         """At most ``count`` relays: which of its network's each is (from 0), when it comes within those, and its key.
 
         ``taken`` are the places networks have had before, and is brought up to date.
         """
+        part = []
+        for name, keys in self._of_turns(self._turns(count, random, taken), random).items():
+            for at, key in enumerate(keys, taken[name]):
+                part.append((at, _wait(1.0 if self._weigh is None else self._weigh(key), random), key))
+            taken[name] += len(keys)
+        return part
+
+    def _turns(self, count: int, random: Random, taken: Counter[str]) -> list[list[str]]:
+        """Which networks have the first place of theirs, which the second, …: ``count`` at most, at random."""
         full = {name for name, places in taken.items() if places >= NETWORK_LIMIT}
         names = [name for name in self._networks.draw(count + len(full), random) if name not in full]
-        wanted: Counter[str] = Counter()
-        left = count
-        while left > 0 and names:
-            names = [name for name in names if wanted[name] < self._room(name, taken)]
-            for name in names[:left]:
-                wanted[name] += 1
-            left -= len(names)
-        drawn = []
-        for name, places in wanted.items():
-            for at, key in enumerate(self._of(name, places, random), taken[name]):
-                drawn.append((at, _wait(1.0 if self._weigh is None else self._weigh(key), random), key))
-            taken[name] += places
-        return drawn
+        turns: list[list[str]] = []
+        while count > 0 and names:
+            turns.append(names[:count])
+            count -= len(names)
+            names = [name for name in names if len(turns) < min(self._room[name], NETWORK_LIMIT - taken.get(name, 0))]
+        return turns
 
-    def _room(self, name: str, taken: Counter[str]) -> int:
-        return min(NETWORK_LIMIT - taken[name], len(self._relays[name]))
+    def _of_turns(self, turns: list[list[str]], random: Random) -> dict[str, Sequence[bytes]]:
+        """As many keys of each network as it has turns."""
+        wanted: dict[str, int] = {}
+        for turn, names in enumerate(turns, 1):
+            wanted.update(dict.fromkeys(names, turn))
+        return {name: self._of(name, places, random) for name, places in wanted.items()}
 
     def _of(self, name: str, count: int, random: Random) -> Sequence[bytes]:
         """``count`` relays of a network, at random."""
         relays = self._relays[name]
         if len(relays) == 1:
             return relays
+        if self._weigh is None:
+            return [relays[int(random.random() * len(relays))]] if count == 1 else random.sample(relays, count)
         roster = self._rosters.get(name)
         if roster is None:
-            weights = None if self._weigh is None else [self._weigh(key) for key in relays]
-            roster = self._rosters[name] = Roster(relays, weights)
+            roster = self._rosters[name] = Roster(relays, list(map(self._weigh, relays)))
         return roster.draw(count, random)
 
 
@@ -150,12 +169,12 @@ class _Candidates:
 
     def draw(self, limit: int, random: Random) -> list[bytes]:
         """At most ``limit`` keys, in the order they are to be tried in: first one of each network, then a second, …"""
+        if not self._ranked.size:  # ranks that name no listed relay change nothing
+            return self._others.draw(limit, random)
         taken: Counter[str] = Counter()
-        part = limit
-        if self._ranked.size:  # ranks that name no listed relay change nothing
-            part = min(math.floor(limit * UNRANKED_PART + random.random()), self._others.places)
-        drawn = self._ranked.draw(limit - part, random, taken)
-        drawn += self._others.draw(part, random, taken)
+        part = min(math.floor(limit * UNRANKED_PART + random.random()), self._others.places)
+        drawn = self._ranked.draw_part(limit - part, random, taken)
+        drawn += self._others.draw_part(part, random, taken)
         return [key for _, _, key in sorted(drawn)]
 
 
@@ -165,6 +184,13 @@ class ServerListing:
     With ``proofs``, only relays that are proved are drawn, by the network they were reached in. Without, all that the
     store has, by the network of the address in their entry (all names count as one network), from a sample of
     :data:`SAMPLE_LIMIT`.
+
+    Each answer is drawn anew. What it is drawn from is remembered: an :class:`~dmsg.interfaces.IWatchedStore` is asked
+    at most once in :data:`ROSTER_RENEWED_NS` as long as nothing is put through it that makes a difference. A relay that
+    is put through ``store`` is listed at once among at most :data:`CACHED_FROM`, and within
+    :data:`ROSTER_LIFETIME_NS` among more; one that is not available any more, or loses its proof, is gone at once. What
+    another process puts into a store that several share, and the end of an entry's time, show within
+    :data:`ROSTER_LIFETIME_NS`. Of any other store, entries are read for each answer.
     """
 
     def __init__(
@@ -180,6 +206,12 @@ class ServerListing:
         self._proofs = proofs
         self._candidates: _Candidates | None = None
         self._made_for: tuple[Ranks | None, int | None, int] = (None, None, 0)
+        self._renewing = False
+        watched: Any = store
+        self._is_watched = IWatchedStore.providedBy(store)
+        self._cache = RelayCache(ROSTER_LIFETIME_NS if self._is_watched else 0)
+        if self._is_watched:
+            watched.watch(self._cache.changed)
 
     async def servers(self, limit: int, now_ns: int) -> list[Entry]:
         """At most ``limit`` entries of available servers, in the order they are to be tried in."""
@@ -194,13 +226,24 @@ class ServerListing:
                 candidates = self._remember(self._proofs.networks, ranks, version, now_ns)
             drawn = await self._entries(candidates.draw(limit, self._random), now_ns)
             return [entry for entry in drawn if self._proofs.holds_for(entry)]
-        # A plain store is asked for all it draws from, every time; so is one that has so few that it costs nothing.
-        candidates = self._current(ranks, None, now_ns)
-        if candidates is not None and IRankedStore.providedBy(self._store):
+        of_store = self._cache.version if self._is_watched else None
+        candidates = self._current(ranks, of_store, now_ns)
+        # A plain store is asked for all it draws from, every time.
+        if candidates is not None and not self._is_due(now_ns) and IRankedStore.providedBy(self._store):
             return await self._entries(candidates.draw(limit, self._random), now_ns)
-        entries = {entry.static.raw: entry for entry in await self._sample(ranks, now_ns)}
-        candidates = self._remember(_by_network(entries.values()), ranks, None, now_ns)
+        self._renewing = True
+        try:
+            with self._cache.reading():
+                entries = {entry.static.raw: entry for entry in await self._sample(ranks, now_ns)}
+        finally:
+            self._renewing = False
+        self._cache.fill((), entries.values(), now_ns)
+        candidates = self._remember(_by_network(entries.values()), ranks, of_store, now_ns)
         return [entries[key] for key in candidates.draw(limit, self._random)]
+
+    def _is_due(self, now_ns: int) -> bool:
+        """Whether this request is the one to make the roster anew before its time is over."""
+        return not self._renewing and now_ns - self._made_for[2] >= ROSTER_RENEWED_NS
 
     def _remember(
         self, networks: Mapping[str, Collection[bytes]], ranks: Ranks | None, version: int | None, now_ns: int
@@ -222,10 +265,15 @@ class ServerListing:
         if not keys:
             return []
         if IRankedStore.providedBy(self._store):
-            store: IRankedStore = self._store
-            return await store.servers_of(keys, now_ns)
-        found = await self._store.available_servers(ROSTER_LIMIT, now_ns)
-        by_key = {entry.static.raw: entry for entry in found}
+            by_key, unknown = self._cache.look_up(keys, now_ns)
+            if unknown:
+                store: IRankedStore = self._store
+                with self._cache.reading():
+                    read = await store.servers_of(unknown, now_ns)
+                self._cache.fill(unknown, read, now_ns)
+                by_key.update((entry.static.raw, entry) for entry in read)
+        else:
+            by_key = {one.static.raw: one for one in await self._store.available_servers(ROSTER_LIMIT, now_ns)}
         return [by_key[key] for key in keys if key in by_key]
 
     async def _sample(self, ranks: Ranks | None, now_ns: int) -> list[Entry]:

@@ -17,13 +17,12 @@ from twisted.logger import Logger
 
 from dmsg.address import HostPort
 from dmsg.crypto.keys import PublicKey
-from dmsg.discovery.entry import Entry
+from dmsg.discovery.entry import Entry, is_available
 from dmsg.discovery.proof_limits import ProofLimits
 from dmsg.discovery.proof_schedule import ProofSchedule, Random
 from dmsg.discovery.relay_addresses import RelayAddresses, is_ip
 from dmsg.discovery.relay_record import RelayRecord
 from dmsg.discovery.store import shielded
-from dmsg.discovery.store_rules import is_available
 from dmsg.errors import DiscoveryError, ProofFailed
 from dmsg.interfaces import IEntryStore, IRankedStore, IRelayProver
 from dmsg.sansio.limits import TokenBucket

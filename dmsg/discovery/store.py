@@ -20,19 +20,20 @@ from dmsg.discovery.store_rules import (
     Random,
     ReadMarks,
     StoreLimits,
+    Watchers,
     network_of,
     shielded,
     stored_entry,
 )
 from dmsg.errors import ConfigError, DiscoveryError
-from dmsg.interfaces import IEntryStore, IRankedStore
+from dmsg.interfaces import IEntryStore, IWatchedStore
 
 __all__ = ["NS_PER_S", "MemoryStore", "Random", "StoreLimits", "open_store", "shielded"]
 
 T = TypeVar("T")
 
 
-@implementer(IRankedStore)
+@implementer(IWatchedStore)
 class MemoryStore:
     """Entries in this process only: the table of the store in SQLite, without a file. Every Deferred has fired."""
 
@@ -44,6 +45,7 @@ class MemoryStore:
         self._table = store_table.EntryTable(limits)
         self._new_keys = NewKeys(limits)
         self._marks = ReadMarks()
+        self._watchers = Watchers()
         self._connection = store_table.connect(":memory:")
         store_table.prepare(self._connection, limits, 0)
         weakref.finalize(self, self._connection.close)
@@ -71,7 +73,12 @@ class MemoryStore:
         if marks:
             self._table.mark(self._connection, marks, now_ns)
         slot = self._random.randrange(store_table.SLOTS)
-        return self._table.put(self._connection, entry, network_of(poster), slot, now_ns)
+        is_first = self._table.put(self._connection, entry, network_of(poster), slot, now_ns)
+        return self._watchers.tell(is_first, entry, now_ns)
+
+    def watch(self, changed: Callable[[Entry, int], None]) -> None:
+        """See :class:`~dmsg.interfaces.IWatchedStore`."""
+        self._watchers.add(changed)
 
     def available_servers(self, limit: int, now_ns: int) -> Deferred[list[Entry]]:
         """See :class:`~dmsg.interfaces.IEntryStore`."""

@@ -10,22 +10,23 @@ replace are one script, so several processes may share a database. How durable i
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, Final
 
 from twisted.internet.defer import Deferred, DeferredLock
 from zope.interface import implementer
 
 from dmsg.crypto.keys import PublicKey
-from dmsg.discovery.entry import Entry
+from dmsg.discovery.entry import Entry, is_available
 from dmsg.discovery.store_rules import (
     NS_PER_S,
     ROW_BYTES,
     NewKeys,
     ReadMarks,
     StoreLimits,
+    Watchers,
     expired,
     hour_of,
-    is_available,
     kind_of,
     network_of,
     shielded,
@@ -41,7 +42,7 @@ from dmsg.errors import (
     WrongSequence,
     WrongTime,
 )
-from dmsg.interfaces import IRankedStore
+from dmsg.interfaces import IWatchedStore
 
 #: How long one operation may take, in seconds, the wait for a lost connection to come back included.
 OPERATION_TIMEOUT_S: Final = 5.0
@@ -234,7 +235,7 @@ _REFUSALS: Final[dict[bytes, type[DiscoveryError]]] = {
 }
 
 
-@implementer(IRankedStore)
+@implementer(IWatchedStore)
 class RedisStore:
     """Entries in database number ``database`` of the Redis at ``host`` and ``port``; it need not be there yet."""
 
@@ -258,6 +259,7 @@ class RedisStore:
         self._limits = limits or StoreLimits()
         self._new_keys = NewKeys(self._limits)
         self._marks = ReadMarks()
+        self._watchers = Watchers()
         self._reactor = reactor
         self._preparing = DeferredLock()
         self._prepared = False
@@ -358,7 +360,11 @@ class RedisStore:
         )
         if answer in _REFUSALS:
             raise _REFUSALS[answer]
-        return bool(answer == b"first")
+        return self._watchers.tell(bool(answer == b"first"), entry, now_ns)
+
+    def watch(self, changed: Callable[[Entry, int], None]) -> None:
+        """See :class:`~dmsg.interfaces.IWatchedStore`."""
+        self._watchers.add(changed)
 
     def available_servers(self, limit: int, now_ns: int) -> Deferred[list[Entry]]:
         """See :class:`~dmsg.interfaces.IEntryStore`."""

@@ -15,7 +15,7 @@ loses nothing to one that floods. What is evicted leaves a tombstone, and tombst
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, Final, Protocol, TypeVar
@@ -144,12 +144,6 @@ def check_first(entry: Entry) -> None:
         raise NonZeroSequence
 
 
-def is_available(entry: Entry) -> bool:
-    """Whether ``entry`` belongs among the available servers: relays with room that speak our protocol."""
-    server = entry.server
-    return server is not None and server.available_connections > 0 and not server.later
-
-
 def expired(sequence: int, timestamp: int) -> EntryNotFound:
     """What ``get`` fails with for a key of which only this sequence and timestamp are remembered."""
     return EntryNotFound(next_sequence=next_sequence(sequence), after_timestamp=timestamp)
@@ -191,6 +185,23 @@ class NewKeys:
 
 def _table(rate_per_s: float | None, burst: float) -> RateLimiterTable[str] | None:
     return None if rate_per_s is None else RateLimiterTable(rate_per_s, burst, _RATE_GROUPS)
+
+
+class Watchers:
+    """Those who are told what is put into a store, see :meth:`dmsg.interfaces.IWatchedStore.watch`."""
+
+    def __init__(self) -> None:
+        self._watching: list[Callable[[Entry, int], None]] = []
+
+    def add(self, changed: Callable[[Entry, int], None]) -> None:
+        """Tell ``changed`` from now on."""
+        self._watching.append(changed)
+
+    def tell(self, is_first: bool, entry: Entry, now_ns: int) -> bool:
+        """``entry`` was put at ``now_ns``; gives ``is_first`` back, so that it may be a callback."""
+        for changed in self._watching:
+            changed(entry, now_ns)
+        return is_first
 
 
 class ReadMarks:

@@ -21,9 +21,9 @@ from zope.interface import implementer
 from dmsg.crypto.keys import PublicKey
 from dmsg.discovery import store_table
 from dmsg.discovery.entry import Entry
-from dmsg.discovery.store_rules import NewKeys, Random, ReadMarks, StoreLimits, network_of, stored_entry
+from dmsg.discovery.store_rules import NewKeys, Random, ReadMarks, StoreLimits, Watchers, network_of, stored_entry
 from dmsg.errors import ConfigError, DiscoveryError, DiscoveryUnavailable
-from dmsg.interfaces import IRankedStore
+from dmsg.interfaces import IWatchedStore
 
 #: Most jobs done in one go: bounds how long a read or a transaction can keep those behind it waiting.
 BATCH_LIMIT: Final = 256
@@ -117,7 +117,7 @@ class _Lane:
         return done
 
 
-@implementer(IRankedStore)
+@implementer(IWatchedStore)
 class SqliteStore:
     """Entries in the SQLite file ``path``. Several processes may share the file.
 
@@ -143,6 +143,7 @@ class SqliteStore:
         self._table = store_table.EntryTable(limits)
         self._new_keys = NewKeys(limits)
         self._marks = ReadMarks()
+        self._watchers = Watchers()
         pool = pool if pool is not None else reactor.getThreadPool()
         writer = store_table.connect(path)
         try:
@@ -182,7 +183,11 @@ class SqliteStore:
                 self._table.mark(connection, marks, now_ns)
             return self._table.put(connection, entry, network, slot, now_ns)
 
-        return self._writes.submit(job)
+        return self._writes.submit(job).addCallback(self._watchers.tell, entry, now_ns)
+
+    def watch(self, changed: Callable[[Entry, int], None]) -> None:
+        """See :class:`~dmsg.interfaces.IWatchedStore`."""
+        self._watchers.add(changed)
 
     def available_servers(self, limit: int, now_ns: int) -> Deferred[list[Entry]]:
         """See :class:`~dmsg.interfaces.IEntryStore`."""

@@ -10,7 +10,7 @@ import sqlite3
 from typing import Final
 
 from dmsg.crypto.keys import PublicKey
-from dmsg.discovery.entry import Entry, check_iteration
+from dmsg.discovery.entry import Entry, check_iteration, is_available
 from dmsg.discovery.store_rules import (
     CLIENT,
     RELAY,
@@ -21,7 +21,6 @@ from dmsg.discovery.store_rules import (
     check_first,
     expired,
     hour_of,
-    is_available,
     kind_of,
     stored_entry,
 )

@@ -220,6 +220,23 @@ async def test_one_address_with_180_relays_that_answer_gets_eight_places(memory_
 
 
 @sync
+async def test_a_relay_that_loses_its_proof_is_gone_in_the_same_moment(world: World, make_entry: Any) -> None:
+    """One listing, asked all the time, so that it has the entry in mind."""
+    proofs = world.discovery(interval_s=5.0)
+    entries = [make_entry(f"relay {at}", address=f"20.0.{at}.1:80") for at in range(2)]
+    for entry in entries:
+        await world.register(proofs, entry)
+    await world.quiet(proofs)
+    listing = world.listing(proofs)
+    assert len(await listing.servers(64, world.now_ns())) == 2
+    world.prover.fates["20.0.0.1"] = "refused"
+    while proofs.is_proved(entries[0].static):
+        assert entries[0] in await listing.servers(64, world.now_ns())
+        world.clock.advance(0.1)
+    assert await listing.servers(64, world.now_ns()) == [entries[1]]
+
+
+@sync
 async def test_a_relay_is_listed_right_after_its_registration(world: World, make_entry: Any) -> None:
     proofs = world.discovery()
     assert await world.listed(proofs) == []

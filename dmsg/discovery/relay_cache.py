@@ -1,0 +1,113 @@
+"""Relays' entries as the store gave them a moment ago: lists are asked for far more often than relays change. Pure."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Final, NamedTuple
+
+from dmsg.discovery.entry import Entry, is_available
+
+__all__ = ["RELAYS_HELD", "RELAY_LIMIT_BYTES", "RelayCache"]
+
+#: Entries held, and the largest of them in bytes of JSON. Each has its JSON twice, with and without the signature: at
+#: most 8 MiB.
+RELAYS_HELD: Final = 2048
+RELAY_LIMIT_BYTES: Final = 2048
+
+
+class _Held(NamedTuple):
+    """``entry`` is ``None`` for a relay that was not available at ``read_ns``, or whose entry is too long to be held."""
+
+    entry: Entry | None
+    read_ns: int
+    timestamp: int
+
+
+class RelayCache:
+    """Entries of available relays by raw key; the one that was read longest ago goes first.
+
+    An entry is given for ``lifetime_ns`` after it was read: so long one may be listed that another process replaced, or
+    that has expired since. What is put through this process counts at once, see :meth:`changed`. 0 keeps nothing.
+    """
+
+    def __init__(self, lifetime_ns: int) -> None:
+        self._lifetime_ns = lifetime_ns
+        self._held: OrderedDict[bytes, _Held] = OrderedDict()
+        self._reads = 0
+        #: Goes up when an entry put through this process makes another set of relays, or gives one another address.
+        self.version = 0
+
+    def __len__(self) -> int:
+        return len(self._held)
+
+    def look_up(self, keys: Iterable[bytes], now_ns: int) -> tuple[dict[bytes, Entry], list[bytes]]:
+        """Of ``keys``, the entries of those that are available, and the keys that the store has to be asked for."""
+        found: dict[bytes, Entry] = {}
+        unknown: list[bytes] = []
+        held_of, lifetime_ns = self._held.get, self._lifetime_ns
+        for key in keys:
+            held = held_of(key)
+            if held is None or not 0 <= now_ns - held[1] < lifetime_ns:
+                unknown.append(key)
+            elif held[0] is not None:
+                found[key] = held[0]
+        return found, unknown
+
+    @contextmanager
+    def reading(self) -> Iterator[None]:
+        """Surrounds a question to the store: what is put meanwhile is later than the answer."""
+        self._reads += 1
+        try:
+            yield
+        finally:
+            self._reads -= 1
+
+    def fill(self, asked: Sequence[bytes], entries: Iterable[Entry], read_ns: int) -> None:
+        """The store, asked at ``read_ns`` for ``asked``, gave ``entries``. What was put meanwhile stays."""
+        if not self._lifetime_ns:
+            return
+        missing = dict.fromkeys(asked)
+        for entry in entries:
+            missing.pop(entry.static.raw, None)
+            held = self._held.get(entry.static.raw)
+            if held is None or held.timestamp <= entry.timestamp:
+                self._hold(entry, read_ns)
+        for key in missing:
+            held = self._held.get(key)
+            if held is None or held.read_ns < read_ns:
+                self._keep(key, _Held(None, read_ns, 0 if held is None else held.timestamp))
+
+    def changed(self, entry: Entry, now_ns: int) -> None:
+        """``entry`` was put through this process at ``now_ns``."""
+        held = self._held.get(entry.static.raw)
+        if not self._lifetime_ns or (held is not None and held.timestamp > entry.timestamp):
+            return
+        if held is not None and not 0 <= now_ns - held.read_ns < self._lifetime_ns:
+            before = None  # it may have expired since
+        else:
+            before = None if held is None else _address(held.entry)
+        after = _address(entry) if is_available(entry) else None
+        if after is not None or held is not None or self._reads:
+            self._hold(entry, now_ns)
+        if after != before:
+            self.version += 1
+
+    def _hold(self, entry: Entry, read_ns: int) -> None:
+        if len(entry.to_json()) > RELAY_LIMIT_BYTES:
+            held = _Held(None, read_ns - self._lifetime_ns, entry.timestamp)  # to be asked for, every time
+        else:
+            held = _Held(entry if is_available(entry) else None, read_ns, entry.timestamp)
+        self._keep(entry.static.raw, held)
+
+    def _keep(self, key: bytes, held: _Held) -> None:
+        self._held[key] = held
+        self._held.move_to_end(key)
+        if len(self._held) > RELAYS_HELD:
+            self._held.popitem(last=False)
+
+
+def _address(entry: Entry | None) -> tuple[str, str] | None:
+    server = None if entry is None else entry.server
+    return None if server is None else (server.address, server.port or "")
