@@ -137,7 +137,7 @@ class NoiseHandshake:
     """One side of a handshake: ``write_message`` and ``read_message`` in turn until ``result`` is there.
 
     After any :class:`CryptoError` the handshake is dead. XK gives the initiator the *second* key of the split to send
-    with, as the reference does (and the reverse of the Noise specification); KK the first.
+    with (:ref:`spec-swapped-keys`), KK the first.
     """
 
     __slots__ = ("_failed", "_initiator", "_our_turn", "_pattern", "_protocol", "_state", "result")

@@ -48,7 +48,8 @@ from dmsg.ops.events import DiscoveryRequest
 
 __all__ = ["AFTER_TIMESTAMP_HEADER", "NEXT_SEQUENCE_HEADER", "DiscoveryApi", "DiscoveryLimits", "make_site"]
 
-SEED_PREFIX: Final = "discovery"
+#: The path described in 2019, and those of the reference.
+DESCRIBED_PREFIX: Final = "discovery"
 REFERENCE_PREFIXES: Final = ("messaging-discovery", "dmsg-discovery")
 #: On the 404 of an expired key: what its next entry must have and be later than.
 NEXT_SEQUENCE_HEADER: Final = "Dmsg-Next-Sequence"
@@ -123,7 +124,9 @@ class DiscoveryApi:
     # --- routes --------------------------------------------------------------------------------------------------
 
     def _add_routes(self) -> None:
-        families: list[tuple[str, str, Literal["status", "reference_status"]]] = [(SEED_PREFIX, "entries", "status")]
+        families: list[tuple[str, str, Literal["status", "reference_status"]]] = [
+            (DESCRIBED_PREFIX, "entries", "status")
+        ]
         families += [(prefix, "entry", "reference_status") for prefix in REFERENCE_PREFIXES]
         for prefix, entries, status in families:
             path = f"/{prefix}/{entries}"

@@ -42,7 +42,7 @@ from dmsg.interfaces import IRankedDiscovery
 
 #: The reference's paths of 2019, which every base discovery answers; those described in 2019; the reference's of 2023.
 DEFAULT_PREFIX: Final = "messaging-discovery"
-SEED_PREFIX: Final = "discovery"
+DESCRIBED_PREFIX: Final = "discovery"
 #: Longest list of servers in bytes, as discovery's own limit; and how many of its entries are read and verified, as many
 #: as discovery hands out. Each costs a signature check, 70 µs.
 LIST_LIMIT_BYTES: Final = 1024 * 1024
@@ -113,9 +113,9 @@ class HttpDiscovery:
         base = _check_base_url(base_url)
         if not prefix or not prefix.replace("-", "").replace("_", "").isalnum() or not prefix.isascii():
             raise ConfigError("discovery prefix", "is one word of letters, digits and dashes")
-        seed = prefix == SEED_PREFIX
-        self._entry_url = f"{base}/{prefix}/{'entries' if seed else 'entry'}/"
-        self._post_url = self._entry_url.rstrip("/") if seed else self._entry_url
+        described = prefix == DESCRIBED_PREFIX
+        self._entry_url = f"{base}/{prefix}/{'entries' if described else 'entry'}/"
+        self._post_url = self._entry_url.rstrip("/") if described else self._entry_url
         self._servers_url = f"{base}/{prefix}/available_servers"
         self._ranks_url = f"{base}/{prefix}/relay_ranks"
         self._clock = clock

@@ -169,7 +169,7 @@ class Entry:
     # --- writing -------------------------------------------------------------------------------------------------
 
     def signed_json(self, *, with_port: bool = True) -> bytes:
-        """The text the signature covers. ``with_port=False`` leaves ``port`` out, as the written description has it."""
+        """The text that the signature covers (:ref:`spec-canonical-json`); ``with_port=False`` leaves ``port`` out."""
         if with_port and self._signed_text:
             return self._signed_text
         client = f',"client":{self.client._json()}' if self.client is not None else ""
@@ -186,8 +186,8 @@ class Entry:
     def to_json(self) -> bytes:
         """The whole entry in canonical JSON, signature included.
 
-        An entry received without ``port`` and signed that way is written without it again, so that whoever hashes what
-        they read finds the same text.
+        An entry received without ``port`` and signed that way is written without it again, so that its readers hash the
+        text that was signed.
         """
         if self._whole_text:
             return self._whole_text

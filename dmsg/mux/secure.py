@@ -37,7 +37,7 @@ _RESPONDER_TO_INITIATOR: Final = b"\x01"
 
 
 def promises_security(version: str) -> bool:
-    """Whether an entry's or hop's version string promises this extension: major.minor of at least 0.1."""
+    """Whether the version of an entry or a hop promises :ref:`spec-extension`: major.minor of at least 0.1."""
     parts = version.split(".")
     try:
         return len(parts) >= 2 and (int(parts[0]), int(parts[1])) >= (0, 1)
@@ -47,7 +47,7 @@ def promises_security(version: str) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Resume:
-    """TLV ``resume``: which transport, and how many of its bytes have been received here."""
+    """TLV ``resume`` (:ref:`spec-resume-exchange`): which transport, and how many of its bytes were received here."""
 
     token: bytes
     received_bytes: int
@@ -93,7 +93,7 @@ def derive_keys(result: HandshakeResult, *, initiator: bool) -> SecureKeys:
 
 
 def prologue(initiator: PublicKey, responder: PublicKey, server: PublicKey) -> bytes:
-    """What both ends must agree on: who asked, who was asked, and the relay in between."""
+    """The prologue of the handshake: who asked, who was asked, and the relay in between."""
     return _PROLOGUE + initiator.raw + responder.raw + server.raw
 
 

@@ -152,7 +152,7 @@ class SecureStream(Stream):
         return CloseReason.NORMAL if self._end_acked and self.end_received else None
 
     def drop(self) -> None:
-        """Data that came is not given to the application: every ACK says so from now on."""
+        """Data that came is not given to the application: every ACK says so from now on (:ref:`spec-clean-ends`)."""
         if not self.dropped:
             self.dropped = self.ack_due = True
 
@@ -163,7 +163,7 @@ class SecureStream(Stream):
         return sent and self.end_received
 
     def end(self) -> None:
-        """Send the end of the stream behind what was written."""
+        """Send the end of the stream behind what was written (:ref:`spec-end-of-stream`)."""
         self._end_wanted = True
 
     def next_fwd(self, limit_bytes: int) -> tuple[bytes, bytes]:
@@ -273,7 +273,7 @@ class SecureStream(Stream):
         return self._sender.nonce > self._rekeyed_nonce
 
     def rekey(self) -> bytes:
-        """The rekey marker, which is the last frame under the key in use; everything behind it is under the next one."""
+        """The marker of :ref:`spec-rekeying`: the last frame under the key in use."""
         sealed = self._sender.seal(_ACK_AD, b"")
         self._sender.rekey()
         self._rekeyed_nonce = self._sender.nonce
@@ -281,10 +281,10 @@ class SecureStream(Stream):
         return HEADER.pack(ACK, self.id, len(sealed)) + sealed
 
     def close_frame(self, reason: int) -> bytes:
-        """A CLOSE whose reason is also there sealed, so that the peer knows it is no invention of the relay.
+        """A CLOSE with its reason also sealed: the relay cannot make one up (:ref:`spec-sealed-close`).
 
-        Not so while a path that resumes waits for its proof: what goes wrong there may be the relay's doing, and must not
-        end a transport that can go on over another path.
+        While a path that resumes waits for its confirmation, the CLOSE is bare (:ref:`spec-resume-exchange`): a fault
+        there may be the relay's, and must not end a transport that can go on over another path.
         """
         if self.resumes and self.state is StreamState.CONFIRMING:
             return super().close_frame(reason)
@@ -293,20 +293,20 @@ class SecureStream(Stream):
         return HEADER.pack(CLOSE, self.id, len(payload)) + payload
 
     def proves_close(self, payload: bytes) -> bool:
-        """Whether the sealed reason is there, is the peer's, and is the reason given in the clear."""
+        """Whether ``payload`` has the peer's seal, over the reason in the clear (:ref:`spec-sealed-close`)."""
         try:
             return len(payload) > 1 and self._receiver.open(_CLOSE_AD, payload[1:]) == payload[:1]
         except (CryptoError, NonceExhausted):
             return False
 
     def discard(self) -> None:
-        """The path is over: its keys go at once, what is not acknowledged stays for another path."""
+        """The path is over: erase its keys, keep what is not acknowledged (:ref:`spec-resume-memory`)."""
         self.cut_bytes = self.pending.size + self._outstanding_bytes
         self._sender.erase()
         self._receiver.erase()
 
     def let_go(self) -> None:
-        """Keep nothing but the counts: another path has taken over, or the transport is over."""
+        """Another path has taken over, or the transport is over: keep the counts only (:ref:`spec-resume-memory`)."""
         self._sender.erase()
         self._receiver.erase()
         self.pending.clear()
@@ -334,7 +334,7 @@ class SecureStream(Stream):
 
     @property
     def resume_bytes(self) -> int:
-        """How much to tell the peer that we have when another path is made.
+        """How much to tell the peer that we have when another path is made (:ref:`spec-resume-offsets`).
 
         While acknowledgements are withheld no more than they stood for: what the application has not read goes on
         filling the peer's window, however many paths there are.

@@ -180,7 +180,7 @@ class Switch:
         return events
 
     def drop_transports(self, reason: int) -> list[SwitchEvent]:
-        """End every transport with CLOSE ``reason`` on both sides."""
+        """End every transport with CLOSE ``reason`` on both sides (:ref:`spec-draining`)."""
         events: list[SwitchEvent] = []
         for port in list(self.ports.values()):
             for half in list(port.halves.values()):

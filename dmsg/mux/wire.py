@@ -105,7 +105,7 @@ def encode_close(transport_id: int, reason: int) -> bytes:
 
 
 def answers_request(payload: bytes, request: bytes) -> bool:
-    """Whether an ACCEPT repeats the two keys of a REQUEST, and carries a handshake message exactly if that did."""
+    """Whether an ACCEPT repeats the keys of a REQUEST, and carries a message if that did (:ref:`spec-carriers`)."""
     if payload[:REQUEST_BYTES] != request[:REQUEST_BYTES]:
         return False
     if len(request) == REQUEST_BYTES:
@@ -114,7 +114,7 @@ def answers_request(payload: bytes, request: bytes) -> bool:
 
 
 def close_reason(payload: bytes) -> int:
-    """The reason in a CLOSE payload; base peers may send none at all."""
+    """The reason in a CLOSE payload: 0 when there is none (:ref:`spec-frame-sizes`)."""
     return payload[0] if payload else 0
 
 
