@@ -123,7 +123,7 @@ define INSTALL_MISSING
 endef
 
 demo: venv
-	$(BIN)/python -m dmsg.cli.demo
+	$(BIN)/python -m demos.network
 
 # The tests of the core come last: their closing line is the last line of all. Each file stays in one process, because its
 # tests share fixtures that take long to make.
@@ -169,7 +169,7 @@ fuzz: $(FUZZ_STAMP)
 
 analytics-demo: $(ANALYTICS_STAMP)
 	rm -rf analytics-run
-	$(BIN)/python -m dmsg.cli.demo_analytics --dir analytics-run
+	$(BIN)/python -m demos.analytics --dir analytics-run
 
 bench-analytics: $(ANALYTICS_STAMP)
 	cd spark && ../$(BIN)/python -m bench

@@ -24,16 +24,16 @@ from pathlib import Path
 from typing import Any, Final
 
 from benchmarks import report
+from benchmarks import simulated_fleet as fleet
 from benchmarks.report import Row, row
+from benchmarks.simulated_fleet import FleetPlan, FleetRun, LoggedEvent, RelayState
 from benchmarks.sizes import FULL as FULL_SIZES
 from benchmarks.sizes import QUICK, FleetSize, Sizes
 from dmsg.address import PublicKey
 from dmsg.crypto.keys import SecretKey
 from dmsg.discovery.ranks import sign_ranks
-from dmsg.ops import events as ev
-from dmsg.ops.logs import Encoder, short_node
-from dmsg.testing import fleet
-from dmsg.testing.fleet import FleetPlan, FleetRun, LoggedEvent, RelayState
+from dmsg.eventlog import schema as ev
+from dmsg.eventlog.log import Encoder, short_node
 
 NAME: Final = "fleet"
 OPERATOR: Final = SecretKey(bytes(31) + b"\x07")

@@ -16,9 +16,9 @@ from typing import Final
 from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
 
 from dmsg.crypto.keys import PublicKey, SecretKey
-from dmsg.mux.hop import HopLimits, hop_payload
-from dmsg.mux.record import RecordLayer
-from dmsg.mux.wire import encode_frame, split_frames
+from dmsg.mux.core.hello import HopLimits, hop_payload
+from dmsg.mux.core.record import RecordLayer
+from dmsg.mux.core.wire import encode_frame, split_frames
 
 #: What a server of ours answers message 1 with: length, key, tag, and the limits it announces.
 MESSAGE_2_BYTES: Final = 51 + len(hop_payload(HopLimits(0, 0, 0)))

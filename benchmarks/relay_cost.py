@@ -18,10 +18,10 @@ from benchmarks.processes import Cast
 from benchmarks.report import Row, row
 from benchmarks.sizes import Sizes
 from dmsg.crypto.keys import SecretKey
-from dmsg.mux.port import Port
-from dmsg.mux.record import RecordLayer
-from dmsg.mux.switch import Switch
-from dmsg.mux.wire import ACCEPT, FWD, HEADER, REQUEST, encode_frame
+from dmsg.mux.core.record import RecordLayer
+from dmsg.mux.core.wire import ACCEPT, FWD, HEADER, REQUEST, encode_frame
+from dmsg.mux.relay.member import Port
+from dmsg.mux.relay.switch import Switch
 
 NAME: Final = "relay_cost"
 #: Data bytes in a frame, and how many bases it may cost.

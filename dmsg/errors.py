@@ -1,6 +1,6 @@
 """Every exception of the package, and the tables that join wire codes and texts to them.
 
-Pure: Twisted's own reasons (``ConnectionDone``, ``ConnectionLost``) are joined to these in :mod:`dmsg.mux.transport`.
+Pure: Twisted's own reasons (``ConnectionDone``, ``ConnectionLost``) are joined to these in :mod:`dmsg.mux.client.transport`.
 All data of an error is in attributes; the message is only for people.
 """
 

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from dmsg.crypto.keys import PublicKey
     from dmsg.discovery.entry import Entry
     from dmsg.discovery.ranks import Ranks
-    from dmsg.ops.events import Event
+    from dmsg.eventlog.schema import Event
 
 
 class IDiscovery(Interface):
@@ -139,7 +139,7 @@ class IKeyPolicy(IAccessPolicy):
 
 
 class IEventLog(Interface):
-    """Where structured events go (:mod:`dmsg.ops.events` declares them)."""
+    """Where structured events go (:mod:`dmsg.eventlog.schema` declares them)."""
 
     def emit(event: Event) -> None:
         """Take one event; never blocks, never raises."""

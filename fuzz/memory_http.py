@@ -16,7 +16,7 @@ from twisted.web.client import Agent
 from twisted.web.iweb import IAgentEndpointFactory
 from zope.interface import implementer
 
-from dmsg.discovery.http_heads import _HeadLimitedEndpoint
+from dmsg.http.heads import _HeadLimitedEndpoint
 
 
 class Transport(StringTransport):

@@ -5,10 +5,10 @@ from __future__ import annotations
 import hashlib
 from collections import deque
 
-from dmsg.mux.secure import SecureKeys
-from dmsg.mux.secure_stream import SecureStream
-from dmsg.mux.stream import Stream, StreamState
-from dmsg.mux.wire import ACK, FWD, HEADER, HEADER_BYTES
+from dmsg.mux.core.e2e import SecureKeys
+from dmsg.mux.core.sealed_stream import SecureStream
+from dmsg.mux.core.stream import Stream, StreamState
+from dmsg.mux.core.wire import ACK, FWD, HEADER, HEADER_BYTES
 from fuzz.oracles import KEYS
 
 WINDOW_BYTES = 2_000

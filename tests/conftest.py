@@ -447,8 +447,8 @@ def event_file() -> Any:
 
     ``pad`` incompressible bytes are added to each line; ``says`` is what its name says it holds.
     """
-    from dmsg.ops.compress import Compressor
-    from dmsg.ops.lognames import LogFileName
+    from dmsg.eventlog.compress import Compressor
+    from dmsg.eventlog.names import LogFileName
 
     def write(
         directory: Path,
@@ -476,7 +476,7 @@ def event_file() -> Any:
 @pytest.fixture
 def landed() -> Any:
     """``landed(directory) -> {path: [seq, …]}``: the finished files of a landing zone and what is in them."""
-    from dmsg.ops.compress import read_lines
+    from dmsg.eventlog.compress import read_lines
 
     def read(directory: Path) -> dict[str, list[int]]:
         files = sorted(path for path in directory.rglob("*.jsonl.zst") if not path.name.startswith("."))
@@ -577,3 +577,18 @@ class Bucket:
 def bucket(s3_server: str, s3_environ: dict[str, str]) -> Bucket:
     """A new, empty bucket."""
     return Bucket(s3_server, f"landing-{os.urandom(6).hex()}")
+
+
+@pytest.fixture
+def served(reactor: Any) -> Any:
+    """``served(site)``: the port number it listens on, on loopback, until the test ends."""
+    ports = []
+
+    def serve(factory: Any) -> int:
+        port = reactor.listenTCP(0, factory, interface="127.0.0.1")
+        ports.append(port)
+        return int(port.getHost().port)
+
+    yield serve
+    for port in ports:
+        pytest_twisted.blockon(port.stopListening())

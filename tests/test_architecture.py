@@ -6,6 +6,7 @@ Files are found, not listed: a new one is held to all of this from its first day
 from __future__ import annotations
 
 import ast
+import re
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -21,85 +22,53 @@ LINE_LIMIT = 450
 #: Modules with a limit of their own: this one is a table, a class for each thing that can go wrong.
 LONGER = {"dmsg.errors": 600}
 
-#: Slices: one for each protocol. They know nothing of each other.
-SLICES = {"mux", "discovery"}
-#: Modules of a slice that any other may import: what an entry is, is common knowledge.
-COMMON = {"dmsg.discovery.entry"}
-#: The places where one slice hands over to another, each with its reason. None may be added without one.
+#: Floors, from the ground up: a module imports from its own floor and those below.
+FLOORS = (
+    {"", "errors", "foreign", "crypto", "address", "sansio"},
+    {"interfaces", "glue", "http", "eventlog"},
+    {"discovery", "relays", "endpoints", "ops", "shipping"},
+    {"mux", "messaging", "rmb"},
+    {"testing"},
+    {"taps", "cli"},
+)
+#: Floor of a package, by the package's name.
+FLOOR = {package: number for number, packages in enumerate(FLOORS) for package in packages}
+#: Protocols. They import nothing of each other: they meet in dmsg.taps and dmsg.cli.
+PROTOCOLS = {"mux", "messaging", "rmb"}
+#: Values that every floor may know, whatever floor they are declared on.
+COMMON = {"dmsg.discovery.entry", "dmsg.discovery.ranks", "dmsg.eventlog.schema"}
+#: The places where a floor still looks up. None may be added.
 JOINTS = {
-    # an endpoint string names its discovery by URL; imported only when one does
-    ("dmsg.mux.sharing", "dmsg.discovery.client"),
-    # and its list of relays by file or URL; imported only when it does
-    ("dmsg.mux.sharing", "dmsg.discovery.relay_list_source"),
+    ("dmsg.discovery.lookups", "dmsg.mux.core.e2e"),
+    ("dmsg.endpoints.sharing", "dmsg.mux"),
+    ("dmsg.endpoints.strings", "dmsg.mux"),
+    ("dmsg.relays.pool", "dmsg.mux.client.session"),
 }
-
-#: The parts of dmsg.mux that know Twisted. All other modules there are pure, and so is every new one until it is listed.
-MUX_SHELLS = {
-    "client",
-    "dialer",
-    "endpoints",
-    "feed",
-    "goal",
-    "incoming",
-    "link",
-    "listed",
-    "listener",
-    "lookups",
-    "pending",
-    "pool",
-    "prover",
-    "rankwatch",
-    "refusals",
-    "registrar",
-    "relaystate",
-    "server",
-    "server_shell",
-    "services",
-    "session",
-    "sharing",
-    "timers",
-    "transport",
-}
+#: The circles that are left. None may be added.
+CIRCLES = [
+    {f"dmsg.mux.client.{name}" for name in ("deadlines", "link", "pending", "producer", "session", "transport")},
+    {f"dmsg.mux.client.{name}" for name in ("incoming", "listener", "service", "services")},
+    {"dmsg.mux.core.resumption", "dmsg.mux.core.sealed_stream"},
+    {f"dmsg.mux.relay.{name}" for name in ("events", "member", "places", "queues", "request_rates", "switch")},
+    {"dmsg.mux.relay.server", "dmsg.mux.relay.shell"},
+]
+#: Pure packages, beside every package that is called core.
 PURE_PACKAGES = ("crypto", "sansio")
-PURE_MODULES = {
-    "dmsg",
-    "dmsg.errors",
-    "dmsg.foreign",
-    "dmsg.address",
-    "dmsg.discovery.entry",
-    "dmsg.discovery.entry_cache",
-    "dmsg.discovery.http_places",
-    "dmsg.discovery.http_rates",
-    "dmsg.discovery.ranks",
-    "dmsg.discovery.relay_list",
-    "dmsg.discovery.signed",
-    "dmsg.discovery.proof_budgets",
-    "dmsg.discovery.proof_limits",
-    "dmsg.discovery.proof_queue",
-    "dmsg.discovery.proof_schedule",
-    "dmsg.discovery.relay_addresses",
-    "dmsg.discovery.relay_cache",
-    "dmsg.discovery.relay_record",
-    "dmsg.ops.events",
-    "dmsg.ops.loglines",
-    "dmsg.ops.lognames",
-    "dmsg.ops.shipping",
-}
 
 #: library -> the modules that may import it.
 OWNERS = {
     "coincurve": {"dmsg.crypto.keys"},
     "noise": {"dmsg.crypto.noise"},
-    "cryptography": {"dmsg.crypto.aead", "dmsg.crypto.box", "dmsg.crypto.noise"},
+    "cryptography": {"dmsg.crypto.aead", "dmsg.crypto.cipher", "dmsg.crypto.noise"},
     "klein": {"dmsg.discovery.api"},
     "werkzeug": {"dmsg.discovery.api"},
-    "treq": {"dmsg.discovery.http_client"},
-    "txredisapi": {"dmsg.discovery.store_redis"},
-    "sqlite3": {"dmsg.discovery.store_table"},
+    "treq": {"dmsg.http.client"},
+    "txredisapi": {"dmsg.discovery.stores.redis"},
+    "sqlite3": {"dmsg.discovery.stores.table"},
     "prometheus_client": {"dmsg.ops.metrics"},
-    "zstandard": {"dmsg.ops.compress"},
-    "fsspec": {"dmsg.ops.destinations"},
-    "platformdirs": {"dmsg.mux.relaystate"},
+    "zstandard": {"dmsg.eventlog.compress"},
+    "fsspec": {"dmsg.shipping.destinations"},
+    "platformdirs": {"dmsg.relays.state"},
     "hypothesis": {"dmsg.testing.strategies"},
 }
 #: library -> the package it stays in.
@@ -115,7 +84,7 @@ class Module:
 
     @property
     def slice(self) -> str:
-        """``mux`` for ``dmsg.mux.wire``; the module's own name at the top level."""
+        """``mux`` for ``dmsg.mux.core.wire``; the module's own name at the top level."""
         return self.name.split(".")[1] if "." in self.name else ""
 
     @property
@@ -170,12 +139,11 @@ def rule(check: Check) -> Callable[[], None]:
     return test
 
 
-def _is_pure(name: str) -> bool:
-    _, _, rest = name.partition(".")
-    package, _, module = rest.partition(".")
-    if package in PURE_PACKAGES or name in PURE_MODULES:
-        return True
-    return package == "mux" and module not in MUX_SHELLS
+def _is_pure(module: Module) -> bool:
+    """By its place, or because its docstring says "Pure."."""
+    parts = module.name.split(".")
+    docstring = ast.get_docstring(module.tree) or ""
+    return module.slice in PURE_PACKAGES or "core" in parts[:-1] or bool(re.search(r"\bPure[.;:]", docstring))
 
 
 def _under(name: str, package: str) -> bool:
@@ -195,8 +163,8 @@ def _python(source: str) -> str:
 
 
 def test_pure_modules_do_without_twisted():
-    pure = sorted(name for name in NAMES if _is_pure(name))
-    assert {"dmsg.errors", "dmsg.crypto.keys", "dmsg.mux.wire", "dmsg.sansio.limits"} <= set(pure)
+    pure = sorted(module.name for module in MODULES if _is_pure(module))
+    assert {"dmsg.errors", "dmsg.crypto.keys", "dmsg.mux.core.wire", "dmsg.mux.relay.switch"} <= set(pure)
     source = f"""
 import importlib, sys
 
@@ -219,30 +187,31 @@ print(len({pure!r}), "imported")
     assert _python(source) == f"{len(pure)} imported\n"
 
 
-def test_shells_that_are_listed_are_there_and_need_to_be_listed():
-    for name in MUX_SHELLS:
-        assert f"dmsg.mux.{name}" in NAMES, f"dmsg.mux.{name} is listed as a shell and does not exist"
-
-
 @rule
 def test_pure_modules_ask_no_clock_and_no_dice(module: Module) -> Iterator[str]:
     """Clocks and randomness are arguments of pure modules, and what happens there is told by events."""
     forbidden = {"time", "random", "secrets", "socket", "asyncio", "threading", "logging", "select", "subprocess"}
     for name, node in module.imports():
-        if _is_pure(module.name) and name.partition(".")[0] in forbidden:
+        if _is_pure(module) and name.partition(".")[0] in forbidden:
             yield f"{module.path}:{node.lineno}: a pure module imports {name}"
 
 
 @rule
-def test_slices_know_nothing_of_each_other(module: Module) -> Iterator[str]:
-    """They meet in dmsg.taps, and at the joints."""
+def test_imports_go_down(module: Module) -> Iterator[str]:
+    """A floor knows its own modules and those below; protocols do not know each other."""
     for name, node in module.imports():
-        for other in SLICES - {module.slice}:
-            if module.slice in SLICES and _under(name, f"dmsg.{other}"):
-                common = any(_under(name, one) for one in COMMON)
-                joint = any(one == module.name and _under(name, target) for one, target in JOINTS)
-                if not common and not joint:
-                    yield f"{module.path}:{node.lineno}: {module.slice} imports {name}"
+        if not _under(name, "dmsg") or any(_under(name, one) for one in COMMON):
+            continue
+        package = ([*name.split("."), ""])[1]
+        joint = any(one == module.name and _under(name, target) for one, target in JOINTS)
+        looks_up = FLOOR.get(package, 0) > FLOOR[module.slice] and not joint
+        strangers = module.slice in PROTOCOLS and package in PROTOCOLS - {module.slice}
+        if looks_up or strangers:
+            yield f"{module.path}:{node.lineno}: {module.name} imports {name}"
+
+
+def test_every_package_has_a_floor():
+    assert {module.slice for module in MODULES} <= set(FLOOR)
 
 
 def test_joints_are_still_needed():
@@ -251,20 +220,43 @@ def test_joints_are_still_needed():
         assert any(_under(imported, target) for imported, _ in module.imports()), f"{name} no longer imports {target}"
 
 
+def circles(imports: dict[str, set[str]]) -> list[set[str]]:
+    """The sets of two and more modules each of which reaches the others by imports."""
+    reach: dict[str, set[str]] = {}
+    for start in imports:
+        seen: set[str] = set()
+        waiting = [start]
+        while waiting:
+            for name in imports[waiting.pop()] - seen:
+                seen.add(name)
+                waiting.append(name)
+        reach[start] = seen
+    found = {frozenset({name} | {other for other in reach[name] if name in reach[other]}) for name in imports}
+    return sorted((set(one) for one in found if len(one) > 1), key=sorted)
+
+
+def test_circles_are_found():
+    imports = {"a": {"b"}, "b": {"c"}, "c": {"a"}, "d": {"a", "e"}, "e": set()}
+    assert circles(imports) == [{"a", "b", "c"}]
+
+
+def test_no_module_imports_itself_through_others():
+    """Imports for type checking count: modules that need each other's types are one module, or need a third one."""
+    imports = {module.name: {name for name, _ in module.imports()} & NAMES - {module.name} for module in MODULES}
+    assert circles(imports) == CIRCLES
+
+
 @rule
-def test_lower_floors_do_not_look_up(module: Module) -> Iterator[str]:
-    """The common ground imports no slice; only entrances import entrances; only tests import the test kit."""
-    ground = module.slice in ("glue", "sansio", "crypto", "ops", "errors", "address")
+def test_pure_packages_import_pure_modules(module: Module) -> Iterator[str]:
+    """And the crypto and sansio packages nothing but themselves and errors."""
+    if module.slice not in PURE_PACKAGES and "core" not in module.name.split("."):
+        return
     for name, node in module.imports():
-        if not _under(name, "dmsg"):
-            continue
+        for other in MODULES:
+            if other.name == name and other.path.name != "__init__.py" and not _is_pure(other):
+                yield f"{module.path}:{node.lineno}: {module.name} imports {name}"
         package = ([*name.split("."), ""])[1]
-        if (
-            (ground and package in SLICES)
-            or (package in ("taps", "cli") and module.slice not in ("taps", "cli"))
-            or (package == "testing" and module.slice != "testing")
-            or (module.slice in PURE_PACKAGES and package not in (*PURE_PACKAGES, "errors", ""))
-        ):
+        if module.slice in PURE_PACKAGES and _under(name, "dmsg") and package not in (*PURE_PACKAGES, "errors", ""):
             yield f"{module.path}:{node.lineno}: {module.name} imports {name}"
 
 
@@ -331,9 +323,9 @@ def test_only_entrances_ask_for_the_reactor(module: Module) -> Iterator[str]:
 def test_importing_installs_no_reactor():
     """In one interpreter, one after the other: whoever installs one is named."""
     # What needs Klein or treq is imported by makeService and main only: these install a reactor when imported.
-    heavy = {f"dmsg.discovery.{name}" for name in ("api", "client", "http_client", "store_redis")}
+    heavy = {"dmsg.discovery.api", "dmsg.discovery.client", "dmsg.discovery.stores.redis", "dmsg.http.client"}
     names = sorted(name for name in NAMES - heavy if not _under(name, "dmsg.cli"))
-    assert "dmsg.mux.client" in names
+    assert "dmsg.mux.client.service" in names
     assert "dmsg.taps.server" in names
     source = f"""
 import importlib, sys
@@ -371,7 +363,7 @@ def test_there_is_one_socket_write():
     """All that a protocol sends leaves through the shell. Commands and tests are applications, and write as such."""
     writes = {m.name: lines for m in MODULES if m.slice not in ("cli", "testing") and (lines := _socket_writes(m))}
     # The refusal of an HTTP request whose head is not even complete: there is no request to answer through yet.
-    assert len(writes.pop("dmsg.discovery.http_limits", [0])) == 1
+    assert len(writes.pop("dmsg.http.server", [0])) == 1
     assert {name: len(lines) for name, lines in writes.items()} == {"dmsg.glue.shell": 1}
 
 
@@ -416,21 +408,30 @@ def test_everything_public_has_a_docstring(module: Module) -> Iterator[str]:
 # --- the rules themselves ----------------------------------------------------------------------------------------------
 
 OFFENCES = [
-    (test_pure_modules_ask_no_clock_and_no_dice, "dmsg.mux.new", "import time"),
+    (test_pure_modules_ask_no_clock_and_no_dice, "dmsg.mux.core.new", "import time"),
     (test_pure_modules_ask_no_clock_and_no_dice, "dmsg.sansio.new", "def f():\n    from random import Random"),
-    (test_slices_know_nothing_of_each_other, "dmsg.mux.new", "from dmsg.discovery import store"),
-    (test_slices_know_nothing_of_each_other, "dmsg.mux.new", "from ..discovery.client import HttpDiscovery"),
-    (test_slices_know_nothing_of_each_other, "dmsg.discovery.new", "def f():\n    import dmsg.mux.client"),
-    (test_lower_floors_do_not_look_up, "dmsg.glue.new", "from dmsg.mux.events import Opened"),
-    (test_lower_floors_do_not_look_up, "dmsg.mux.new", "from dmsg import testing"),
-    (test_lower_floors_do_not_look_up, "dmsg.mux.new", "from dmsg.taps import server"),
-    (test_lower_floors_do_not_look_up, "dmsg.crypto.new", "from dmsg.address import HostPort"),
+    (test_imports_go_down, "dmsg.glue.new", "from dmsg.mux.core.events import Opened"),
+    (test_imports_go_down, "dmsg.discovery.new", "def f():\n    import dmsg.mux.client.service"),
+    (test_imports_go_down, "dmsg.relays.new", "from ..mux.core import wire"),
+    (test_imports_go_down, "dmsg.mux.new", "from dmsg import testing"),
+    (test_imports_go_down, "dmsg.mux.new", "from dmsg.taps import server"),
+    (test_imports_go_down, "dmsg.mux.new", "from dmsg.messaging.core import link"),
+    (test_pure_packages_import_pure_modules, "dmsg.mux.core.new", "from dmsg.glue.shell import Shell"),
+    (test_pure_packages_import_pure_modules, "dmsg.crypto.new", "from dmsg.address import HostPort"),
     (test_libraries_have_one_owner, "dmsg.mux.new", "from coincurve.keys import PrivateKey"),
     (test_libraries_have_one_owner, "dmsg.cli.new", "import klein"),
     (test_libraries_have_one_owner, "dmsg.ops.new", "import click"),
-    (test_no_module_imports_the_reactor, "dmsg.mux.client", "from twisted.internet import defer, reactor"),
-    (test_no_module_imports_the_reactor, "dmsg.mux.client", "try:\n    import twisted.internet.reactor\nfinally: pass"),
-    (test_only_entrances_ask_for_the_reactor, "dmsg.mux.client", "def f():\n    from twisted.internet import reactor"),
+    (test_no_module_imports_the_reactor, "dmsg.mux.client.service", "from twisted.internet import defer, reactor"),
+    (
+        test_no_module_imports_the_reactor,
+        "dmsg.mux.client.service",
+        "try:\n    import twisted.internet.reactor\nfinally: pass",
+    ),
+    (
+        test_only_entrances_ask_for_the_reactor,
+        "dmsg.mux.client.service",
+        "def f():\n    from twisted.internet import reactor",
+    ),
     (test_modules_are_short, "dmsg.mux.new", "x = 1\n" * (LINE_LIMIT + 1)),
     (test_everything_public_has_a_docstring, "dmsg.mux.new", "x = 1"),
     (test_everything_public_has_a_docstring, "dmsg.mux.new", '"""Doc."""\ndef f(): pass'),

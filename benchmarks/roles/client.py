@@ -15,9 +15,9 @@ from benchmarks.processes import raise_open_files
 from benchmarks.report import percentile
 from dmsg.address import HostPort, PinnedServer, PublicKey
 from dmsg.crypto.keys import SecretKey
-from dmsg.mux.client import DmsgClient
-from dmsg.mux.negotiation import Security
-from dmsg.mux.transport import DmsgTransport
+from dmsg.mux.client.service import DmsgClient
+from dmsg.mux.client.transport import DmsgTransport
+from dmsg.mux.core.negotiation import Security
 
 USES_TWISTED = True
 

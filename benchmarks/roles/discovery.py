@@ -10,7 +10,7 @@ from twisted.internet.endpoints import TCP4ServerEndpoint
 from twisted.web.client import Agent, HTTPConnectionPool
 
 from dmsg.discovery.client import HttpDiscovery
-from dmsg.discovery.store import open_store
+from dmsg.discovery.stores.memory import open_store
 
 USES_TWISTED = True
 

@@ -23,8 +23,8 @@ from benchmarks.roles.exchanges import Exchange, Exchanges
 from dmsg.address import PublicKey
 from dmsg.crypto.keys import SecretKey
 from dmsg.errors import DialError, DiscoveryError, EntryNotFound
-from dmsg.mux.client import ClientConfig, DmsgClient
-from dmsg.mux.negotiation import Security
+from dmsg.mux.client.service import ClientConfig, DmsgClient
+from dmsg.mux.core.negotiation import Security
 
 USES_TWISTED = True
 #: Each tenth stream carries bulk data; blocks of the others are as small as the options say.

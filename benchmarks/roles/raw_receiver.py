@@ -8,7 +8,7 @@ from typing import Any
 
 from benchmarks.raw import RawConnection
 from dmsg.address import PublicKey
-from dmsg.mux.wire import ACCEPT, REQUEST
+from dmsg.mux.core.wire import ACCEPT, REQUEST
 
 USES_TWISTED = False
 

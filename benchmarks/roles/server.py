@@ -13,9 +13,9 @@ from twisted.internet.task import deferLater
 from benchmarks.processes import raise_open_files
 from dmsg.address import HostPort
 from dmsg.crypto.keys import SecretKey, read_key_file
-from dmsg.mux.server import DmsgServer
-from dmsg.mux.switch import ServerLimits
-from dmsg.ops.tuning import settle_memory
+from dmsg.mux.relay.server import DmsgServer
+from dmsg.mux.relay.switch import ServerLimits
+from dmsg.ops.gc import settle_memory
 
 USES_TWISTED = True
 

@@ -17,7 +17,7 @@ from benchmarks.processes import raise_open_files
 from benchmarks.raw import CheapHandshake, RawConnection
 from dmsg.address import PublicKey
 from dmsg.crypto.keys import SecretKey
-from dmsg.mux.wire import ACCEPT, ACK, CLOSE, FWD, REQUEST
+from dmsg.mux.core.wire import ACCEPT, ACK, CLOSE, FWD, REQUEST
 
 USES_TWISTED = False
 STANDS_FOR_OTHER_MACHINES = True

@@ -24,11 +24,11 @@ from benchmarks.roles.discovery import connect_discovery
 from dmsg.address import PublicKey
 from dmsg.crypto.keys import SecretKey
 from dmsg.errors import DialError
+from dmsg.eventlog.schema import Event, TransportResumed
 from dmsg.interfaces import IEventLog
-from dmsg.mux.client import DmsgClient
-from dmsg.mux.limits import ListenerLimits
-from dmsg.mux.negotiation import Security
-from dmsg.ops.events import Event, TransportResumed
+from dmsg.mux.client.service import DmsgClient
+from dmsg.mux.core.limits import ListenerLimits
+from dmsg.mux.core.negotiation import Security
 
 USES_TWISTED = True
 SERVICE: Final = "soak"

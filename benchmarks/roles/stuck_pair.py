@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from benchmarks.raw import RawConnection
 from dmsg.address import PublicKey
-from dmsg.mux.wire import ACCEPT, CLOSE, FWD, REQUEST
+from dmsg.mux.core.wire import ACCEPT, CLOSE, FWD, REQUEST
 
 USES_TWISTED = False
 STANDS_FOR_OTHER_MACHINES = True

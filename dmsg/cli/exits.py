@@ -5,7 +5,6 @@ from __future__ import annotations
 from enum import IntEnum
 from typing import Any, Final
 
-from dmsg.discovery.relay_list import RelayListError
 from dmsg.discovery.signed import DocumentError
 from dmsg.errors import (
     CryptoError,
@@ -20,6 +19,7 @@ from dmsg.errors import (
     RateLimitedByDiscovery,
     Unauthorized,
 )
+from dmsg.relays.operator_list import RelayListError
 
 
 class Exit(IntEnum):

@@ -8,8 +8,8 @@ import click
 
 import dmsg
 from dmsg.cli.exits import Exit, epilogue
-from dmsg.cli.filereceive import receive
-from dmsg.cli.filesend import send
+from dmsg.cli.files.receive import receive
+from dmsg.cli.files.send import send
 from dmsg.cli.keys import keygen, pubkey
 from dmsg.cli.lookup import entry, servers
 from dmsg.cli.ping import echo, ping

@@ -12,8 +12,8 @@ from twisted.python.failure import Failure
 
 from dmsg.crypto.keys import PublicKey, Random
 from dmsg.errors import Attempt, Busy, DialError, RateLimited
-from dmsg.mux.client import DmsgClient
-from dmsg.mux.transport import DmsgTransport
+from dmsg.mux.client.service import DmsgClient
+from dmsg.mux.client.transport import DmsgTransport
 from dmsg.sansio.jitter import Jitter
 
 #: Dials under way at one time: half of the requests that a relay lets one client have unanswered.

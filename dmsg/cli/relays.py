@@ -13,8 +13,8 @@ from dmsg.cli.exits import exit_code
 from dmsg.cli.output import Output
 from dmsg.cli.settings import KeysType, ParamType, output_options
 from dmsg.crypto.keys import PublicKey, read_key_file
-from dmsg.discovery.relay_list import DOCUMENT_LIMIT_BYTES, ListedRelay, RelayList, sign_relay_list
 from dmsg.errors import DmsgError, InvalidAddress, InvalidKey
+from dmsg.relays.operator_list import DOCUMENT_LIMIT_BYTES, ListedRelay, RelayList, sign_relay_list
 
 #: How long a list is believed if nothing else is said, in days: an operator that signs weekly may miss three weeks.
 DEFAULT_DAYS: Final = 30

@@ -22,15 +22,15 @@ from dmsg.cli.exits import CommandError, Exit
 from dmsg.cli.output import Output
 from dmsg.cli.runner import run
 from dmsg.crypto.keys import PublicKey, SecretKey, parse_public_keys, read_key_file
+from dmsg.endpoints.sharing import open_relay_list
 from dmsg.errors import ConfigError, DiscoveryError, InvalidAddress, InvalidKey
+from dmsg.eventlog.log import EventLog, NullEventLog, check_directory, new_boot_id, short_node
+from dmsg.eventlog.schema import Event, SessionDown
 from dmsg.interfaces import IEventLog
-from dmsg.mux.client import DmsgClient
-from dmsg.mux.negotiation import Security
-from dmsg.mux.relaychoice import RelaysFrom
-from dmsg.mux.relaystate import NONE, state_file
-from dmsg.mux.sharing import open_relay_list
-from dmsg.ops.events import Event, SessionDown
-from dmsg.ops.logs import EventLog, NullEventLog, check_directory, new_boot_id, short_node
+from dmsg.mux.client.service import DmsgClient
+from dmsg.mux.core.negotiation import Security
+from dmsg.relays.choice import RelaysFrom
+from dmsg.relays.state import NONE, state_file
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -131,7 +131,7 @@ class _Events:
 class Settings:
     """The settings of one run: a discovery URL or "", a key file or "", pinned servers, a directory for events or "",
     what security is asked for (``None``: the default), whose relay ranks are believed, and where relays that worked are kept
-    (:func:`~dmsg.mux.relaystate.state_file`), and an operator's list of relays.
+    (:func:`~dmsg.relays.state.state_file`), and an operator's list of relays.
     """
 
     discovery: str = ""

@@ -20,8 +20,8 @@ from dmsg.cli.settings import DIAL_TIMEOUT_S, PUBLIC_KEY, Invocation, common_opt
 from dmsg.cli.splice import End, join
 from dmsg.crypto.keys import PublicKey
 from dmsg.glue.listening import server_endpoint
-from dmsg.mux.limits import ListenerLimits
-from dmsg.mux.listener import AllowKeys
+from dmsg.mux.client.listener import AllowKeys
+from dmsg.mux.core.limits import ListenerLimits
 
 #: Pairs at a time: each holds two windows of data and a socket, of which a process usually may have 1,024.
 MAX_PAIRS: Final = 900

@@ -22,9 +22,9 @@ from dmsg.cli.output import Output
 from dmsg.cli.runner import run
 from dmsg.cli.settings import output_options
 from dmsg.crypto.keys import SecretKey, read_key_file, write_key_file
+from dmsg.discovery.proofs.prover import RelayProofs
 from dmsg.discovery.relay_addresses import RelayAddresses
-from dmsg.discovery.relay_proofs import RelayProofs
-from dmsg.mux.prover import XkProver
+from dmsg.mux.client.prover import XkProver
 
 #: Nothing here is protected by more than this.
 LOOPBACK: Final = "127.0.0.1"
@@ -95,7 +95,7 @@ def _key(path: Path) -> SecretKey:
 
 async def _start_discovery(stack: AsyncExitStack, reactor: Any, store_url: str, port: int) -> tuple[str, RelayProofs]:
     from dmsg.discovery.api import DiscoveryApi, make_site  # Klein installs the reactor
-    from dmsg.discovery.store import open_store
+    from dmsg.discovery.stores.memory import open_store
 
     store = open_store(store_url, reactor)
     stack.push_async_callback(_close, store.close)
@@ -113,8 +113,8 @@ async def _start_discovery(stack: AsyncExitStack, reactor: Any, store_url: str, 
 
 async def _start_relay(stack: AsyncExitStack, reactor: Any, key: SecretKey, discovery_url: str) -> str:
     from dmsg.discovery.client import HttpDiscovery
-    from dmsg.mux.server import DmsgServer
-    from dmsg.mux.switch import ServerLimits
+    from dmsg.mux.relay.server import DmsgServer
+    from dmsg.mux.relay.switch import ServerLimits
 
     discovery = HttpDiscovery.connect(discovery_url, reactor)
     stack.push_async_callback(discovery.close)

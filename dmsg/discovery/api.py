@@ -22,19 +22,11 @@ from werkzeug.exceptions import HTTPException
 from dmsg.crypto.keys import PublicKey
 from dmsg.discovery.entry import Entry
 from dmsg.discovery.entry_cache import EntryCache
-from dmsg.discovery.http_limits import (
-    JSON_TYPE,
-    DiscoveryLimits,
-    LimitedSite,
-    LongAnswer,
-    message,
-)
-from dmsg.discovery.http_rates import FairRate, SharedRate
 from dmsg.discovery.listing import ServerListing
+from dmsg.discovery.proofs.prover import RelayProofs
 from dmsg.discovery.ranks import Ranks
 from dmsg.discovery.relay_addresses import RelayAddresses
-from dmsg.discovery.relay_proofs import RelayProofs
-from dmsg.discovery.store import NS_PER_S, Random, shielded
+from dmsg.discovery.stores.memory import NS_PER_S, Random, shielded
 from dmsg.errors import (
     BadInput,
     DiscoveryError,
@@ -43,8 +35,16 @@ from dmsg.errors import (
     InvalidKey,
     RateLimitedByDiscovery,
 )
+from dmsg.eventlog.schema import DiscoveryRequest
+from dmsg.http.rates import FairRate, SharedRate
+from dmsg.http.server import (
+    JSON_TYPE,
+    DiscoveryLimits,
+    LimitedSite,
+    LongAnswer,
+    message,
+)
 from dmsg.interfaces import IEntryStore, IEventLog
-from dmsg.ops.events import DiscoveryRequest
 
 __all__ = ["AFTER_TIMESTAMP_HEADER", "NEXT_SEQUENCE_HEADER", "DiscoveryApi", "DiscoveryLimits", "make_site"]
 
@@ -83,7 +83,7 @@ class DiscoveryApi:
     and with ``proofs`` only those are listed that are proved; starting and stopping it is the caller's business.
     ``limits`` are enforced here as far as they concern whole requests, and
     by :func:`make_site` as far as they concern connections and bodies. ``events`` gets one
-    :class:`~dmsg.ops.events.DiscoveryRequest` for each request.
+    :class:`~dmsg.eventlog.schema.DiscoveryRequest` for each request.
     """
 
     _log = Logger()

@@ -2,7 +2,7 @@
 
 The client of :ref:`spec-discovery-http`. It believes nothing: an entry must be well formed, signed by the key that was
 asked for, and not older than one seen before; relay ranks must be signed by a trusted key. Calls and their limits are
-those of :mod:`dmsg.discovery.http_client`.
+those of :mod:`dmsg.http.client`.
 """
 
 from __future__ import annotations
@@ -22,9 +22,7 @@ from twisted.web.iweb import IAgent
 from zope.interface import implementer
 
 from dmsg.crypto.keys import PublicKey
-from dmsg.discovery import json_text
 from dmsg.discovery.entry import ENTRY_LIMIT_BYTES, Entry
-from dmsg.discovery.http_client import CALL_TIMEOUT_S, HttpCaller
 from dmsg.discovery.ranks import DOCUMENT_LIMIT_BYTES, Ranks, RanksError
 from dmsg.discovery.ranks_source import parse_ranks
 from dmsg.errors import (
@@ -38,6 +36,8 @@ from dmsg.errors import (
     Unauthorized,
 )
 from dmsg.foreign import quoted
+from dmsg.http import json_text
+from dmsg.http.client import CALL_TIMEOUT_S, HttpCaller
 from dmsg.interfaces import IRankedDiscovery
 
 #: The reference's paths of 2019, which every base discovery answers; those described in 2019; the reference's of 2023.

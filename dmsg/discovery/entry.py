@@ -15,7 +15,6 @@ from typing import Any, Final
 
 from dmsg.address import HostPort
 from dmsg.crypto.keys import SIGNATURE_BYTES, PublicKey, SecretKey, recover
-from dmsg.discovery import json_text
 from dmsg.errors import (
     BadInput,
     DiscoveryError,
@@ -30,6 +29,7 @@ from dmsg.errors import (
     WrongSequence,
     WrongTime,
 )
+from dmsg.http import json_text
 
 #: Largest entry in bytes, as received and as we would write it. One with every relay it may name has 5 KiB; the rest is
 #: room for white space and for members that are not known here.
@@ -144,7 +144,7 @@ class Entry:
 
     @classmethod
     def from_object(cls, value: Any) -> Entry:
-        """As :meth:`parse`, from JSON already read by :func:`dmsg.discovery.json_text.decode`."""
+        """As :meth:`parse`, from JSON already read by :func:`dmsg.http.json_text.decode`."""
         members = _members(value, _ENTRY_MEMBERS)
         version = members.get("version") or ""
         if len(version.encode()) > VERSION_LIMIT_BYTES:

@@ -17,10 +17,10 @@ from typing import Any, Final, Generic, TypeVar
 
 from dmsg.address import network_group
 from dmsg.discovery.entry import Entry
+from dmsg.discovery.proofs.prover import RelayProofs
 from dmsg.discovery.ranks import RELAYS_LIMIT, Ranks, weight
 from dmsg.discovery.relay_cache import RelayCache
-from dmsg.discovery.relay_proofs import RelayProofs
-from dmsg.discovery.store import NS_PER_S, Random
+from dmsg.discovery.stores.memory import NS_PER_S, Random
 from dmsg.interfaces import IEntryStore, IRankedStore, IWatchedStore
 
 T = TypeVar("T")

@@ -9,8 +9,8 @@ from dmsg.crypto.keys import PublicKey
 from dmsg.discovery.ranks import KIND, Ranks
 from dmsg.discovery.signed import DocumentError
 from dmsg.discovery.signed_source import SignedSource, parse_document
+from dmsg.eventlog.schema import RanksLoaded
 from dmsg.interfaces import IEventLog
-from dmsg.ops.events import RanksLoaded
 
 #: How often the file or URL is read again, in seconds.
 REFRESH_S: Final = 60.0
@@ -26,7 +26,7 @@ async def parse_ranks(
 class RanksSource(SignedSource[Ranks]):
     """A :class:`~dmsg.discovery.signed_source.SignedSource` of ranks; the one in force fades by itself.
 
-    ``events`` gets a :class:`~dmsg.ops.events.RanksLoaded` whenever a document is taken, and whenever there is a new
+    ``events`` gets a :class:`~dmsg.eventlog.schema.RanksLoaded` whenever a document is taken, and whenever there is a new
     reason for which none is.
     """
 

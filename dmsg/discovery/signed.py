@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from typing import Any, Final, NoReturn
 
 from dmsg.crypto.keys import PublicKey, SecretKey
-from dmsg.discovery import json_text
 from dmsg.errors import BadInput, DmsgError, InvalidKey, InvalidSignature
+from dmsg.http import json_text
 
 __all__ = ["AHEAD_S", "NUMBER_LIMIT", "DocumentError", "DocumentKind", "canonical"]
 

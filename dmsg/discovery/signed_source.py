@@ -16,7 +16,7 @@ from twisted.logger import Logger
 from dmsg.crypto.keys import PublicKey
 from dmsg.discovery.signed import DocumentError, DocumentKind
 from dmsg.errors import DiscoveryError
-from dmsg.ops.shipping import redact
+from dmsg.shipping.plan import redact
 
 #: How long a URL has to answer, in seconds, its body included.
 FETCH_TIMEOUT_S: Final = 30.0
@@ -142,7 +142,7 @@ class SignedSource(Generic[D]):
                 return self._read_file()
             return await deferToThreadPool(self._reactor, self._reactor.getThreadPool(), self._read_file)
         if self._caller is None:
-            from dmsg.discovery.http_client import HttpCaller  # treq installs the reactor when it is imported
+            from dmsg.http.client import HttpCaller  # treq installs the reactor when it is imported
 
             self._caller = HttpCaller.connect(self._reactor, timeout_s=self._timeout_s)
         try:

@@ -7,7 +7,7 @@ from collections import deque
 from twisted.internet.defer import Deferred
 from twisted.internet.interfaces import IDelayedCall, IReactorTime
 
-from dmsg.sansio.limits import TokenBucket
+from dmsg.sansio.rate import TokenBucket
 
 #: The line is never looked at again sooner than this, however little is missing: floats do not add up exactly.
 _SHORTEST_WAIT_S = 0.001

@@ -17,8 +17,8 @@ from prometheus_client.registry import Collector
 from twisted.logger import Logger
 from zope.interface import implementer
 
+from dmsg.eventlog import schema as ev
 from dmsg.interfaces import IEventLog
-from dmsg.ops import events as ev
 
 __all__ = ["CONTENT_TYPE_LATEST", "CollectorRegistry", "MetricsEventLog", "add_gauges", "exposition"]
 

@@ -20,13 +20,13 @@ from twisted.python.failure import Failure
 from zope.interface import implementer
 
 from dmsg.errors import ConfigError
+from dmsg.eventlog.limit import LimitedEventLog
+from dmsg.eventlog.log import EventLog, NullEventLog, check_directory, new_boot_id
+from dmsg.eventlog.schema import Event
 from dmsg.glue.listening import server_endpoint
 from dmsg.ops.admin import Readiness, make_admin_site
-from dmsg.ops.events import Event
-from dmsg.ops.loglimit import LimitedEventLog
-from dmsg.ops.logs import EventLog, NullEventLog, check_directory, new_boot_id
+from dmsg.ops.gc import GC_THRESHOLDS, settle_memory
 from dmsg.ops.metrics import CollectorRegistry, MetricsEventLog, add_gauges
-from dmsg.ops.tuning import GC_THRESHOLDS, settle_memory
 from dmsg.taps._signals import end_well_on_signals, note_signals
 from dmsg.taps.settings import CommonSettings
 
@@ -178,7 +178,7 @@ class RoleService(Service, ABC):
 
     role = ""
     tap_name = ""
-    #: When the garbage collector runs (:mod:`dmsg.ops.tuning`).
+    #: When the garbage collector runs (:mod:`dmsg.ops.gc`).
     gc_thresholds = GC_THRESHOLDS
 
     def __init__(self, reactor: Any, settings: CommonSettings, *, node: str, listen: str | None) -> None:

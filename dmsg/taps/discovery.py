@@ -9,13 +9,13 @@ from urllib.parse import urlsplit
 
 import dmsg
 from dmsg.crypto.keys import parse_public_keys
+from dmsg.discovery.proofs.prover import RelayProofs
 from dmsg.discovery.ranks_source import RanksSource
 from dmsg.discovery.relay_addresses import RelayAddresses
-from dmsg.discovery.relay_proofs import RelayProofs
 from dmsg.errors import ConfigError, InvalidKey
-from dmsg.mux.prover import XkProver
-from dmsg.ops.events import Drained, ServerStarted, ServerStopped
-from dmsg.ops.tuning import HTTP_GC_THRESHOLDS
+from dmsg.eventlog.schema import Drained, ServerStarted, ServerStopped
+from dmsg.mux.client.prover import XkProver
+from dmsg.ops.gc import HTTP_GC_THRESHOLDS
 from dmsg.taps._options import RoleOptions
 from dmsg.taps._service import RoleService, address_text
 from dmsg.taps.settings import ROLES, DiscoverySettings, known_variables
@@ -85,7 +85,7 @@ class DiscoveryService(RoleService):
     def start_role(self) -> None:
         """Open the store (only now: a daemon has forked, and threads do not survive that) and serve."""
         from dmsg.discovery.api import DiscoveryApi, make_site
-        from dmsg.discovery.store import open_store
+        from dmsg.discovery.stores.memory import open_store
 
         settings = self.settings
         self.store = open_store(settings.store, self.reactor, limits=settings.store_limits)

@@ -7,7 +7,7 @@ from typing import Any
 
 from dmsg.crypto.keys import SecretKey, read_key_file
 from dmsg.errors import ConfigError, KeyFileError
-from dmsg.ops.logs import short_node
+from dmsg.eventlog.log import short_node
 from dmsg.taps._options import RoleOptions
 from dmsg.taps._service import RoleService
 from dmsg.taps.settings import ROLES, ServerSettings, known_variables
@@ -51,7 +51,7 @@ class RelayService(RoleService):
 
     def start_role(self) -> None:
         """Serve, and register in discovery."""
-        from dmsg.mux.server import DmsgServer
+        from dmsg.mux.relay.server import DmsgServer
 
         limits = self.settings.limits
         if self.settings.drain_timeout is not None:

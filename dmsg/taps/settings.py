@@ -10,13 +10,13 @@ from pathlib import Path
 from typing import Final
 
 from dmsg.address import HostPort
-from dmsg.discovery.http_limits import DiscoveryLimits
-from dmsg.discovery.proof_limits import ProofLimits
+from dmsg.discovery.proofs.limits import ProofLimits
 from dmsg.discovery.ranks_source import REFRESH_S as RANKS_REFRESH_S
-from dmsg.discovery.store import StoreLimits
-from dmsg.mux.switch import ServerLimits
+from dmsg.discovery.stores.memory import StoreLimits
+from dmsg.eventlog.files import LIMIT_BYTES, ROTATE_BYTES, ROTATE_S
+from dmsg.http.server import DiscoveryLimits
+from dmsg.mux.relay.switch import ServerLimits
 from dmsg.ops.config import CONFIG_VARIABLE, setting, variables_of
-from dmsg.ops.logfiles import LIMIT_BYTES, ROTATE_BYTES, ROTATE_S
 
 _LISTEN_HELP = "endpoint to listen on, such as tcp:8080:interface=127.0.0.1 or systemd:domain=INET:index=0"
 _EVENTS_HELP = "where the event log goes: a directory, or - for standard output"

@@ -12,10 +12,10 @@ from typing import Any
 
 import dmsg
 from dmsg.errors import ConfigError
-from dmsg.ops.destinations import check_target, local_path, open_destination, parse_options
-from dmsg.ops.events import ServerStarted, ServerStopped
-from dmsg.ops.shipper import Shipper, ShipperConfig, in_daemon_thread
-from dmsg.ops.shipping import Backoff, Plan, redact
+from dmsg.eventlog.schema import ServerStarted, ServerStopped
+from dmsg.shipping.destinations import check_target, local_path, open_destination, parse_options
+from dmsg.shipping.plan import Backoff, Plan, redact
+from dmsg.shipping.shipper import Shipper, ShipperConfig, in_daemon_thread
 from dmsg.taps._options import RoleOptions
 from dmsg.taps._service import RoleService
 from dmsg.taps.settings import ROLES, ShipperSettings, known_variables

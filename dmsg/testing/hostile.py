@@ -19,12 +19,12 @@ from typing import Any, cast
 from twisted.internet.defer import Deferred
 
 from dmsg.crypto.keys import PublicKey, SecretKey
-from dmsg.mux.port import Port
-from dmsg.mux.record import RecordLayer
-from dmsg.mux.server import DmsgServer
-from dmsg.mux.switch import Switch
-from dmsg.mux.switch_events import SwitchEvent
-from dmsg.mux.wire import REQUEST_BYTES, FrameType, encode_frame, split_frames
+from dmsg.mux.core.record import RecordLayer
+from dmsg.mux.core.wire import REQUEST_BYTES, FrameType, encode_frame, split_frames
+from dmsg.mux.relay.events import SwitchEvent
+from dmsg.mux.relay.member import Port
+from dmsg.mux.relay.server import DmsgServer
+from dmsg.mux.relay.switch import Switch
 from dmsg.testing.network import LocalNetwork
 
 __all__ = [

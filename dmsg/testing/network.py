@@ -31,15 +31,15 @@ from zope.interface import implementer
 from dmsg.address import HostPort, PinnedServer
 from dmsg.crypto.keys import PublicKey, Random, SecretKey
 from dmsg.discovery.entry import Entry
+from dmsg.discovery.proofs.prover import RelayProofs
 from dmsg.discovery.relay_addresses import RelayAddresses
-from dmsg.discovery.relay_proofs import RelayProofs
-from dmsg.discovery.store import MemoryStore
+from dmsg.discovery.stores.memory import MemoryStore
 from dmsg.errors import DiscoveryError
 from dmsg.interfaces import IDiscovery, IEntryStore, IEventLog
-from dmsg.mux.client import DmsgClient
-from dmsg.mux.prover import XkProver
-from dmsg.mux.server import DmsgServer
-from dmsg.mux.switch import ServerLimits
+from dmsg.mux.client.prover import XkProver
+from dmsg.mux.client.service import DmsgClient
+from dmsg.mux.relay.server import DmsgServer
+from dmsg.mux.relay.switch import ServerLimits
 from dmsg.testing.memory import MemoryNetwork
 
 __all__ = ["LocalNetwork", "MemoryDiscovery"]
@@ -193,7 +193,7 @@ class LocalNetwork:
         # Klein and treq install the reactor when they are imported.
         from dmsg.discovery.api import DiscoveryApi, make_site
         from dmsg.discovery.client import HttpDiscovery
-        from dmsg.discovery.http_limits import DiscoveryLimits
+        from dmsg.http.server import DiscoveryLimits
 
         random = StdlibRandom(0)
         # Everybody here has the same address.
@@ -217,7 +217,7 @@ class LocalNetwork:
     ) -> DmsgServer:
         """One server more; returns when it listens and, if there is a discovery, can be found there.
 
-        ``options`` go to ``kind``, which is :class:`~dmsg.mux.server.DmsgServer` or a class like it.
+        ``options`` go to ``kind``, which is :class:`~dmsg.mux.relay.server.DmsgServer` or a class like it.
         """
         key = key or SecretKey.generate(self._random)
         factory = _Forwarding()
@@ -250,7 +250,7 @@ class LocalNetwork:
         await self.wait(server.stopService())
 
     async def client(self, *, key: SecretKey | None = None, min_servers: int = 1, **options: Any) -> DmsgClient:
-        """A client that is connected and can be dialled. ``options`` go to :class:`~dmsg.mux.client.DmsgClient`."""
+        """A client that is connected and can be dialled. ``options`` go to :class:`~dmsg.mux.client.service.DmsgClient`."""
         client = self.new_client(key=key, min_servers=min_servers, **options)
         client.startService()
         await self.wait(client.when_ready())

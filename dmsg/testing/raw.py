@@ -28,8 +28,8 @@ from twisted.python.failure import Failure
 from dmsg.address import HostPort, PinnedServer
 from dmsg.crypto.keys import PublicKey, Random, SecretKey
 from dmsg.crypto.noise import NoiseHandshake
-from dmsg.mux.record import LENGTH_BYTES, RecordLayer
-from dmsg.mux.wire import FrameType, encode_frame, split_frames
+from dmsg.mux.core.record import LENGTH_BYTES, RecordLayer
+from dmsg.mux.core.wire import FrameType, encode_frame, split_frames
 
 __all__ = ["ForgedKey", "RawConnection", "RawFrame", "RawServer", "connect_raw", "packet"]
 

@@ -10,7 +10,7 @@ from typing import Any, Final
 from hypothesis import strategies as st
 
 from dmsg.crypto.keys import PublicKey, SecretKey
-from dmsg.mux import wire
+from dmsg.mux.core import wire
 
 __all__ = [
     "cut_at",

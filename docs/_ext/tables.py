@@ -75,7 +75,7 @@ _SIZES: Final = {1: "u8", 2: "u16", 4: "u32", 8: "u64"}
 
 def frame_summary() -> str:
     """One row for each frame."""
-    from dmsg.mux.wire import FRAMES
+    from dmsg.mux.core.wire import FRAMES
 
     rows = []
     for frame in FRAMES:
@@ -86,7 +86,7 @@ def frame_summary() -> str:
 
 def frame_bytes() -> str:
     """The bytes of each frame, header and payload."""
-    from dmsg.mux.wire import FRAMES, HEADER_BYTES
+    from dmsg.mux.core.wire import FRAMES, HEADER_BYTES
 
     parts = []
     for frame in FRAMES:
@@ -117,7 +117,7 @@ def close_codes() -> str:
 
 def tlvs() -> str:
     """TLV types and their numbers."""
-    from dmsg.mux.tlv import Tlv
+    from dmsg.mux.core.tlv import Tlv
 
     return list_table(("type", "name"), [(str(int(one)), literal(one.name.lower())) for one in Tlv])
 
@@ -169,7 +169,7 @@ def state_diagram(transitions: Mapping[Enum, Iterable[Enum]]) -> str:
 
 def stream_states() -> str:
     """The states of a stream, drawn and listed."""
-    from dmsg.mux import stream
+    from dmsg.mux.core import stream
 
     comments = trailing_comments(stream.StreamState)
     return f"{state_diagram(stream.TRANSITIONS)}\n{state_table(stream.TRANSITIONS, comments)}"
@@ -242,7 +242,7 @@ def limits(name: str) -> str:
 
 def _client_part(field: str) -> Callable[[], type]:
     def find() -> type:
-        from dmsg.mux.client import ClientConfig
+        from dmsg.mux.client.service import ClientConfig
 
         return get_type_hints(ClientConfig)[field]  # type: ignore[no-any-return]
 
@@ -250,43 +250,43 @@ def _client_part(field: str) -> Callable[[], type]:
 
 
 def _caller_limits() -> type:
-    from dmsg.mux.lookups import CallerLimits
+    from dmsg.discovery.lookups import CallerLimits
 
     return CallerLimits
 
 
 def _server_limits() -> type:
-    from dmsg.mux.switch import ServerLimits
+    from dmsg.mux.relay.switch import ServerLimits
 
     return ServerLimits
 
 
 def _client_config() -> type:
-    from dmsg.mux.client import ClientConfig
+    from dmsg.mux.client.service import ClientConfig
 
     return ClientConfig
 
 
 def _discovery_limits() -> type:
-    from dmsg.discovery.http_limits import DiscoveryLimits
+    from dmsg.http.server import DiscoveryLimits
 
     return DiscoveryLimits
 
 
 def _proof_limits() -> type:
-    from dmsg.discovery.proof_limits import ProofLimits
+    from dmsg.discovery.proofs.limits import ProofLimits
 
     return ProofLimits
 
 
 def _store_limits() -> type:
-    from dmsg.discovery.store import StoreLimits
+    from dmsg.discovery.stores.memory import StoreLimits
 
     return StoreLimits
 
 
 def _race_config() -> type:
-    from dmsg.mux.race import RaceConfig
+    from dmsg.relays.race import RaceConfig
 
     return RaceConfig
 
@@ -335,7 +335,7 @@ def _setting(one: Setting, role: str, comment: str) -> tuple[str, str, str]:
 
 def events() -> str:
     """Every event of the log."""
-    from dmsg.ops import events as ev
+    from dmsg.eventlog import schema as ev
 
     parts = ["Every line", "^^^^^^^^^^", "", _columns(ev.ENVELOPE)]
     for event in ev.describe():
@@ -359,7 +359,7 @@ def _columns(fields: Iterable[Any]) -> str:
 
 def metrics() -> str:
     """Every metric that is counted from events."""
-    from dmsg.ops.logs import NullEventLog
+    from dmsg.eventlog.log import NullEventLog
     from dmsg.ops.metrics import CollectorRegistry, MetricsEventLog
 
     registry = CollectorRegistry()

@@ -6,12 +6,12 @@ from collections.abc import Iterator
 from typing import Any
 
 from dmsg.errors import Busy, RemoteProtocolError
-from dmsg.mux.connection import Connection
-from dmsg.mux.events import DataReceived, RequestReceived
-from dmsg.mux.limits import ConnectionConfig
-from dmsg.mux.stream import ConnectionState, Stream, StreamState
-from dmsg.mux.tlv import Tlv, encode_tlvs
-from dmsg.mux.wire import (
+from dmsg.mux.core.connection import Connection
+from dmsg.mux.core.events import DataReceived, RequestReceived
+from dmsg.mux.core.limits import ConnectionConfig
+from dmsg.mux.core.stream import ConnectionState, Stream, StreamState
+from dmsg.mux.core.tlv import Tlv, encode_tlvs
+from dmsg.mux.core.wire import (
     ACCEPT,
     ACK,
     CLOSE,

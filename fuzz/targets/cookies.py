@@ -6,10 +6,10 @@ from collections.abc import Iterator
 
 from dmsg.crypto.noise import XK_MESSAGE_BYTES
 from dmsg.errors import RemoteProtocolError
-from dmsg.mux.admission import Origin
-from dmsg.mux.handshake import COOKIE_BYTES
-from dmsg.mux.handshake_budget import COOKIE_SLOT_S, CookieJar, HandshakeBudget
-from dmsg.mux.switch import ServerLimits
+from dmsg.mux.core.handshake import COOKIE_BYTES
+from dmsg.mux.relay.admission import Origin
+from dmsg.mux.relay.handshake_budget import COOKIE_SLOT_S, CookieJar, HandshakeBudget
+from dmsg.mux.relay.switch import ServerLimits
 from fuzz.choices import Choices, repeatable
 
 _LIMITS = ServerLimits(

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 from dmsg.crypto.noise import NoiseHandshake
 from dmsg.errors import IntegrityError, RemoteProtocolError
-from dmsg.mux.secure import Resume, SecureInitiator, SecureResponder, prologue
-from dmsg.mux.tlv import Tlv, encode_tlvs
+from dmsg.mux.core.e2e import Resume, SecureInitiator, SecureResponder, prologue
+from dmsg.mux.core.tlv import Tlv, encode_tlvs
 from fuzz.choices import Choices, repeatable
 from fuzz.oracles import KEYS, check_memory
 

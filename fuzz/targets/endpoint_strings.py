@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 from twisted.internet.endpoints import _parse, quoteStringArgument
 
+from dmsg.endpoints.strings import _ARGUMENTS, _SERVER_ONLY, _Arguments
 from dmsg.errors import ConfigError, KeyFileError
-from dmsg.mux.endpoints import _ARGUMENTS, _SERVER_ONLY, _Arguments
 from fuzz.choices import Choices
 from fuzz.oracles import KEYS, as_text
 

@@ -6,8 +6,8 @@ import re
 import unicodedata
 from collections.abc import Iterator
 
-from dmsg.cli.filenames import LOCAL_NAME_LIMIT_BYTES, NAME_LIMIT_BYTES, check_name, local_name, second_name
-from dmsg.cli.filewire import TransferFailed
+from dmsg.cli.files.names import LOCAL_NAME_LIMIT_BYTES, NAME_LIMIT_BYTES, check_name, local_name, second_name
+from dmsg.cli.files.wire import TransferFailed
 from fuzz.oracles import as_text
 
 _DIGEST = "0123456789abcdef" * 4

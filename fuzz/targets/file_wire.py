@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from dmsg.cli import filewire
-from dmsg.cli.filewire import Decoder, Message, Offer, TransferFailed
+from dmsg.cli.files import wire as filewire
+from dmsg.cli.files.wire import Decoder, Message, Offer, TransferFailed
 from fuzz import words
 from fuzz.choices import Choices
 from fuzz.oracles import check_memory

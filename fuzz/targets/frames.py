@@ -5,7 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from dmsg.errors import RemoteProtocolError
-from dmsg.mux.wire import FRAME_PAYLOAD_LIMIT_BYTES, HEADER_BYTES, FrameType, encode_close, encode_frame, split_frames
+from dmsg.mux.core.wire import (
+    FRAME_PAYLOAD_LIMIT_BYTES,
+    HEADER_BYTES,
+    FrameType,
+    encode_close,
+    encode_frame,
+    split_frames,
+)
 from fuzz.oracles import check_memory
 
 

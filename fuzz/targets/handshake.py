@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from dmsg.errors import RemoteProtocolError
-from dmsg.mux.admission import Origin
-from dmsg.mux.events import HandshakeDone
-from dmsg.mux.handshake import LENGTH_BYTES, MESSAGE_LIMIT_BYTES, Handshake, Role
-from dmsg.mux.handshake_budget import HandshakeBudget
-from dmsg.mux.hop import hop_payload
-from dmsg.mux.switch import ServerLimits
+from dmsg.mux.core.events import HandshakeDone
+from dmsg.mux.core.handshake import LENGTH_BYTES, MESSAGE_LIMIT_BYTES, Handshake, Role
+from dmsg.mux.core.hello import hop_payload
+from dmsg.mux.relay.admission import Origin
+from dmsg.mux.relay.handshake_budget import HandshakeBudget
+from dmsg.mux.relay.switch import ServerLimits
 from fuzz.choices import Choices, repeatable
 from fuzz.oracles import KEYS
 

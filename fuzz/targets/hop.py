@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from dmsg.mux.hop import HopLimits, hop_payload, read_hop
-from dmsg.mux.tlv import Tlv, encode_tlvs
+from dmsg.mux.core.hello import HopLimits, hop_payload, read_hop
+from dmsg.mux.core.tlv import Tlv, encode_tlvs
 
 
 def one_input(data: bytes) -> None:

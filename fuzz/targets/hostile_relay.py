@@ -8,8 +8,8 @@ from typing import Any
 
 from dmsg.crypto.keys import SecretKey
 from dmsg.errors import IntegrityError, RemoteProtocolError
-from dmsg.mux.connection import Connection
-from dmsg.mux.events import (
+from dmsg.mux.core.connection import Connection
+from dmsg.mux.core.events import (
     Accepted,
     Confirmed,
     DataReceived,
@@ -18,11 +18,11 @@ from dmsg.mux.events import (
     StreamClosed,
     UpgradeReceived,
 )
-from dmsg.mux.limits import ConnectionConfig
-from dmsg.mux.negotiation import Carrier, Inbound, Outbound
-from dmsg.mux.secure_stream import SecureStream
-from dmsg.mux.stream import Stream, StreamState
-from dmsg.mux.wire import HEADER, HEADER_BYTES, OK, REQUEST, CloseReason, encode_frame, split_frames
+from dmsg.mux.core.limits import ConnectionConfig
+from dmsg.mux.core.negotiation import Carrier, Inbound, Outbound
+from dmsg.mux.core.sealed_stream import SecureStream
+from dmsg.mux.core.stream import Stream, StreamState
+from dmsg.mux.core.wire import HEADER, HEADER_BYTES, OK, REQUEST, CloseReason, encode_frame, split_frames
 from fuzz.choices import Choices, repeatable
 from fuzz.oracles import KEYS, PlainRecords
 from fuzz.sealed import TEXT

@@ -9,7 +9,7 @@ from twisted.internet.testing import StringTransport
 from twisted.web._newclient import HTTPClientParser, HTTPParser, Request
 from twisted.web.http_headers import Headers
 
-from dmsg.discovery.http_heads import INTERIM_LIMIT, HeadScanner
+from dmsg.http.heads import INTERIM_LIMIT, HeadScanner
 from fuzz import words
 from fuzz.choices import Choices
 

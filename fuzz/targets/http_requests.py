@@ -12,7 +12,7 @@ from twisted.internet.task import Clock
 from twisted.python.failure import Failure
 
 from dmsg.discovery.entry import ClientPart, Entry, ServerPart
-from dmsg.discovery.http_limits import DiscoveryLimits
+from dmsg.http.server import DiscoveryLimits
 from fuzz import words
 from fuzz.choices import Choices
 from fuzz.memory_http import Complaints, Transport
@@ -31,7 +31,7 @@ def one_input(data: bytes) -> None:
     connection is over nothing of it is left.
     """
     from dmsg.discovery.api import DiscoveryApi, make_site
-    from dmsg.discovery.store import MemoryStore
+    from dmsg.discovery.stores.memory import MemoryStore
 
     choices = Choices(data)
     how = choices.byte()

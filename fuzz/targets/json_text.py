@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 
-from dmsg.discovery import json_text
 from dmsg.errors import BadInput
+from dmsg.http import json_text
 from fuzz import words
 from fuzz.oracles import as_text, check_memory, outcome
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 
+from dmsg.mux.core.window import AckGate, SendWindow
 from dmsg.sansio.buffer import ByteQueue
-from dmsg.sansio.limits import FairBucket, RateLimiterTable, RecentSet, TokenBucket
+from dmsg.sansio.rate import FairBucket, RateLimiterTable, RecentSet, TokenBucket
 from dmsg.sansio.tally import Tally
-from dmsg.sansio.window import AckGate, SendWindow
 from fuzz.choices import Choices
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from dmsg.ops.compress import PIECE_BYTES, Compressor, FrameReader
+from dmsg.eventlog.compress import PIECE_BYTES, Compressor, FrameReader
 from fuzz.choices import Choices
 
 #: What 128 KiB blocks of one repeated byte take at the least; a frame may ask for no more than this for each byte of it.

@@ -6,8 +6,8 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
-from dmsg.ops.events import EVENTS, describe_event
-from dmsg.ops.loglines import Encoder
+from dmsg.eventlog.encode import Encoder
+from dmsg.eventlog.schema import EVENTS, describe_event
 from fuzz.choices import Choices
 from fuzz.oracles import as_text
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from dmsg.ops.lognames import FILE_SUFFIX, LogFileName, check_boot, folder, safe_name
-from dmsg.ops.shipping import clip, landing_path, recognise, redact
+from dmsg.eventlog.names import FILE_SUFFIX, LogFileName, check_boot, folder, safe_name
+from dmsg.shipping.plan import clip, landing_path, recognise, redact
 from fuzz.oracles import as_text
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from dmsg.errors import RemoteProtocolError
-from dmsg.mux.record import LENGTH_BYTES, RecordLayer
+from dmsg.mux.core.record import LENGTH_BYTES, RecordLayer
 from fuzz.choices import Choices
 
 _KEYS = (bytes(32), b"\x01" * 32)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from dmsg.mux import relaystate
+from dmsg.relays import state as relaystate
 from fuzz import words
 from fuzz.oracles import KEYS, check_memory, outcome
 

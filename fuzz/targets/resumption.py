@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from dmsg.mux.stream import StreamFault
+from dmsg.mux.core.stream import StreamFault
 from fuzz.choices import Choices
 from fuzz.sealed import ACK_LIMIT_BYTES, WINDOW_BYTES, Party, make_end
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from dmsg.mux.stream import StreamFault
-from dmsg.mux.wire import ACK, CLOSE, FWD, HEADER, HEADER_BYTES
+from dmsg.mux.core.stream import StreamFault
+from dmsg.mux.core.wire import ACK, CLOSE, FWD, HEADER, HEADER_BYTES
 from fuzz.choices import Choices
 from fuzz.sealed import Party
 

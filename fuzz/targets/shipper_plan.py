@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from dmsg.ops.shipping import FILE_REASONS, Backoff, Plan, Waiting
+from dmsg.shipping.plan import FILE_REASONS, Backoff, Plan, Waiting
 from fuzz.choices import Choices
 
 _REASONS = (*sorted(FILE_REASONS), "unreachable", "refused")

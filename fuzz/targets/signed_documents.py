@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from typing import Any
 
 from dmsg.discovery.ranks import KIND as RANKS
-from dmsg.discovery.relay_list import KIND as RELAYS
 from dmsg.discovery.signed import DocumentError, canonical
+from dmsg.relays.operator_list import KIND as RELAYS
 from fuzz import words
 from fuzz.oracles import check_memory
 from fuzz.signing import ISSUER, signed

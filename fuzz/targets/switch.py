@@ -6,10 +6,10 @@ from collections.abc import Iterator
 from typing import Any
 
 from dmsg.errors import RemoteProtocolError
-from dmsg.mux.port import Half, Port
-from dmsg.mux.switch import ServerLimits, Switch
-from dmsg.mux.switch_events import PortDropped
-from dmsg.mux.wire import ACCEPT, ACK, CLOSE, FWD, OK, REQUEST, REQUEST_BYTES, encode_frame, split_frames
+from dmsg.mux.core.wire import ACCEPT, ACK, CLOSE, FWD, OK, REQUEST, REQUEST_BYTES, encode_frame, split_frames
+from dmsg.mux.relay.events import PortDropped
+from dmsg.mux.relay.member import Half, Port
+from dmsg.mux.relay.switch import ServerLimits, Switch
 from fuzz.choices import Choices, repeatable
 from fuzz.oracles import KEYS, PlainRecords
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from dmsg.errors import RemoteProtocolError
-from dmsg.mux.tlv import LIST_LIMIT_BYTES, Tlv, decode_tlvs, encode_tlvs
+from dmsg.mux.core.tlv import LIST_LIMIT_BYTES, Tlv, decode_tlvs, encode_tlvs
 from fuzz.oracles import check_memory, outcome
 
 

@@ -247,8 +247,8 @@ def test_what_makes_no_fleet_is_refused(tmp_path: Path) -> None:
 
 _RE_ENCODE = """
 import json, sys
-from dmsg.ops.events import EVENTS
-from dmsg.ops.logs import Encoder
+from dmsg.eventlog.schema import EVENTS
+from dmsg.eventlog.log import Encoder
 
 for line in sys.stdin.buffer:
     value = json.loads(line)

@@ -1,6 +1,6 @@
 """The log of a real network of two relays and three clients, and what the tables say of it.
 
-It ran in memory and is told in dmsg's tests (``tests/ops/test_network_log.py``): Alice has 5,000 bytes echoed by Bob, then
+It ran in memory and is told in dmsg's tests (``tests/eventlog/test_network_log.py``): Alice has 5,000 bytes echoed by Bob, then
 dials Carol, who does not listen, and a key that nobody has; Carol's transport to Bob outlives its relay, which is
 drained; the other relay is killed at the end. A message takes 5 ms one way.
 """

@@ -15,7 +15,7 @@ from benchmarks.census import census
 from benchmarks.processes import ROOT
 from benchmarks.soak.fit import PARTS, fit
 from benchmarks.soak.levels import FLOORS, Levels
-from dmsg.mux.switch import Switch
+from dmsg.mux.relay.switch import Switch
 from dmsg.sansio.tally import Tally
 
 _STOPPED_CHILD = """

@@ -20,7 +20,7 @@ from twisted.internet.threads import deferToThread
 from dmsg.cli.output import Output
 from dmsg.cli.settings import Invocation, Settings
 from dmsg.crypto.keys import SecretKey, write_key_file
-from dmsg.mux.negotiation import Security
+from dmsg.mux.core.negotiation import Security
 from dmsg.testing.network import LocalNetwork
 
 ROOT = Path(__file__).parents[2]

@@ -12,7 +12,7 @@ from click.testing import CliRunner
 
 from dmsg import errors
 from dmsg.cli.exits import MEANINGS, CommandError, Exit, as_json, describe, exit_code
-from dmsg.cli.filewire import REFUSALS, TransferFailed
+from dmsg.cli.files.wire import REFUSALS, TransferFailed
 from dmsg.cli.main import group
 from dmsg.cli.output import Output, human_bytes, printable
 from dmsg.crypto.keys import SecretKey

@@ -175,19 +175,19 @@ def test_a_reader_that_has_gone_ends_nothing(tmp_path):
 
 @pytest_twisted.ensureDeferred
 async def test_the_demo_shows_that_everything_works(start, tmp_path):
-    demo = start("--size", "2", "--dir", str(tmp_path / "demo"), module="dmsg.cli.demo")
+    demo = start("--size", "2", "--dir", str(tmp_path / "demo"), module="demos.network")
     code, out, err = await demo.ended()
     assert code == 0, err
     assert "verified: 2.0 MiB" in out and "all well" in err
     rows = [line.split("\t") for line in out.splitlines() if "\t" in line]
     assert {row[0] for row in rows} == {"discovery", "relay-1", "relay-2", "receiver", "sender"}
     assert {"server_started", "discovery_request", "transport_opened", "dial_finished"} <= {row[2] for row in rows}
-    again = start("--dir", str(tmp_path / "demo"), module="dmsg.cli.demo")
+    again = start("--dir", str(tmp_path / "demo"), module="demos.network")
     assert (await again.ended())[0] == 2  # it is not empty any more
 
 
 def test_a_demo_that_fails_shows_the_log_of_what_failed(tmp_path, monkeypatch, capsys):
-    from dmsg.cli import demo
+    from demos import network as demo
     from dmsg.cli.output import Output
 
     broken = (sys.executable, "-c", "print('the reason'); raise SystemExit(7)")

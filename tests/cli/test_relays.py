@@ -13,8 +13,8 @@ from dmsg.cli.exits import Exit, describe, exit_code
 from dmsg.cli.main import group
 from dmsg.cli.ping import run_echo
 from dmsg.crypto.keys import PublicKey, SecretKey, write_key_file
-from dmsg.discovery.relay_list import RelayListError
-from dmsg.mux.relaychoice import RelaysFrom, RelaysMode
+from dmsg.relays.choice import RelaysFrom, RelaysMode
+from dmsg.relays.operator_list import RelayListError
 
 RELAY = SecretKey.generate().public_key
 

@@ -19,15 +19,15 @@ from dmsg.address import DmsgAddress
 from dmsg.cli import ping as ping_module
 from dmsg.cli.channel import TransportBroken
 from dmsg.cli.exits import Exit, describe, exit_code
-from dmsg.cli.filereceive import Rules, run_receive
-from dmsg.cli.filesend import run_send
+from dmsg.cli.files.receive import Rules, run_receive
+from dmsg.cli.files.send import run_send
 from dmsg.cli.main import group
 from dmsg.cli.output import Output, tell_opened
 from dmsg.cli.ping import run_echo, run_ping
 from dmsg.cli.tunnels import run_expose, run_forward
 from dmsg.crypto.keys import PublicKey, SecretKey
 from dmsg.errors import DialError, DowngradeRefused
-from dmsg.mux.negotiation import Security
+from dmsg.mux.core.negotiation import Security
 
 HTTP = pytest.mark.parametrize("bench", ["http"], indirect=True)
 

@@ -13,7 +13,7 @@ from twisted.web.client import Agent, HTTPConnectionPool
 
 from dmsg.crypto.keys import SecretKey
 from dmsg.discovery.entry import ClientPart, Entry, ServerPart
-from dmsg.discovery.store import open_store
+from dmsg.discovery.stores.memory import open_store
 
 NOW_NS = 1_600_000_000 * 10**9
 
@@ -104,21 +104,6 @@ def opened(reactor: Any) -> Any:
 def store(store_url: str, opened: Any) -> Any:
     """An empty store of each kind."""
     return opened(store_url)
-
-
-@pytest.fixture
-def served(reactor: Any) -> Any:
-    """``served(site)``: the port number it listens on, on loopback, until the test ends."""
-    ports = []
-
-    def serve(factory: Any) -> int:
-        port = reactor.listenTCP(0, factory, interface="127.0.0.1")
-        ports.append(port)
-        return int(port.getHost().port)
-
-    yield serve
-    for port in ports:
-        pytest_twisted.blockon(port.stopListening())
 
 
 @pytest.fixture

@@ -17,9 +17,9 @@ from zope.interface import implementer
 
 from dmsg.address import address_group
 from dmsg.discovery.api import DiscoveryApi, DiscoveryLimits, make_site
+from dmsg.discovery.proofs.prover import RelayProofs
 from dmsg.discovery.relay_addresses import RelayAddresses
-from dmsg.discovery.relay_proofs import RelayProofs
-from dmsg.discovery.store import MemoryStore, StoreLimits
+from dmsg.discovery.stores.memory import MemoryStore, StoreLimits
 from dmsg.errors import DiscoveryUnavailable, ProofFailed
 from dmsg.interfaces import IEventLog, IRelayProver
 

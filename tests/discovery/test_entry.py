@@ -10,7 +10,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dmsg.crypto.keys import PublicKey, SecretKey, recover
-from dmsg.discovery import json_text
 from dmsg.discovery.entry import (
     DELEGATED_SERVERS_LIMIT,
     ENTRY_LIMIT_BYTES,
@@ -33,6 +32,7 @@ from dmsg.errors import (
     Unauthorized,
     WrongSequence,
 )
+from dmsg.http import json_text
 
 PREFIX = "error: "
 #: Two vectors whose form Go takes and we do not: an address that is none.

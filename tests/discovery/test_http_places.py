@@ -17,8 +17,8 @@ from twisted.web.resource import Resource
 from twisted.web.server import NOT_DONE_YET
 
 from dmsg.discovery.api import DiscoveryApi, DiscoveryLimits, make_site
-from dmsg.discovery.http_places import Places, Standing
-from dmsg.discovery.store import MemoryStore
+from dmsg.discovery.stores.memory import MemoryStore
+from dmsg.http.places import Places, Standing
 
 GET = b"GET /discovery/available_servers HTTP/1.1\r\nHost: h\r\n\r\n"
 #: What a stranger sends on each of his connections: nothing, half a request, or a request of which he takes no answer.

@@ -14,8 +14,8 @@ from twisted.internet.testing import StringTransport
 
 from dmsg.discovery.api import DiscoveryApi, DiscoveryLimits, make_site
 from dmsg.discovery.entry_cache import ENTRIES_LIMIT, ENTRY_LIMIT_BYTES, EntryCache
-from dmsg.discovery.http_rates import FairRate, SharedRate
-from dmsg.discovery.store import MemoryStore
+from dmsg.discovery.stores.memory import MemoryStore
+from dmsg.http.rates import FairRate, SharedRate
 
 from .conftest import NOW_NS
 

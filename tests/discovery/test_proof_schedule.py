@@ -13,11 +13,11 @@ from hypothesis import strategies as st
 
 from dmsg.address import HostPort, network_group
 from dmsg.crypto.keys import PublicKey, SecretKey
-from dmsg.discovery.proof_limits import ProofLimits
-from dmsg.discovery.proof_queue import FairQueue
-from dmsg.discovery.proof_schedule import ProofSchedule
+from dmsg.discovery.proofs.limits import ProofLimits
+from dmsg.discovery.proofs.queue import FairQueue
+from dmsg.discovery.proofs.record import RelayRecord, RelayState
+from dmsg.discovery.proofs.schedule import ProofSchedule
 from dmsg.discovery.relay_addresses import RelayAddresses
-from dmsg.discovery.relay_record import RelayRecord, RelayState
 from dmsg.errors import AddressNotGlobal
 
 LIMITS = ProofLimits()

@@ -19,9 +19,9 @@ from dmsg.discovery import client as client_module
 from dmsg.discovery.api import DiscoveryApi, DiscoveryLimits, make_site
 from dmsg.discovery.client import HttpDiscovery
 from dmsg.discovery.ranks import Ranks
-from dmsg.discovery.store import MemoryStore
+from dmsg.discovery.stores.memory import MemoryStore
+from dmsg.eventlog.log import MemoryEventLog
 from dmsg.interfaces import IRankedDiscovery
-from dmsg.ops.logs import MemoryEventLog
 
 from .test_ranks import NOW_S, RELAYS, STRANGER, TRUSTED, relay, signed
 

@@ -14,7 +14,8 @@ from zope.interface import implementer
 
 from dmsg.address import HostPort
 from dmsg.discovery.entry import ClientPart, Entry
-from dmsg.discovery.store import MemoryStore, StoreLimits
+from dmsg.discovery.registrar import EntryRegistrar
+from dmsg.discovery.stores.memory import MemoryStore, StoreLimits
 from dmsg.errors import (
     DiscoveryUnavailable,
     EntryNotFound,
@@ -24,7 +25,6 @@ from dmsg.errors import (
     WrongSequence,
 )
 from dmsg.interfaces import IDiscovery
-from dmsg.mux.registrar import EntryRegistrar
 
 START_NS = 1_600_000_000 * 10**9
 RELAY = HostPort("10.0.0.1", 8080)

@@ -14,11 +14,11 @@ from zope.interface import implementer
 
 from dmsg.address import HostPort
 from dmsg.discovery.listing import NETWORK_LIMIT, ServerListing
-from dmsg.discovery.proof_limits import ProofLimits
+from dmsg.discovery.proofs.limits import ProofLimits
+from dmsg.discovery.proofs.prover import RESULTS, RelayProofs
 from dmsg.discovery.ranks import Ranks
 from dmsg.discovery.relay_addresses import RelayAddresses
-from dmsg.discovery.relay_proofs import RESULTS, RelayProofs
-from dmsg.discovery.store import MemoryStore, StoreLimits
+from dmsg.discovery.stores.memory import MemoryStore, StoreLimits
 from dmsg.errors import DiscoveryUnavailable, ProofFailed
 from dmsg.interfaces import IEntryStore, IRelayProver
 

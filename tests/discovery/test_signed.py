@@ -8,10 +8,11 @@ import json
 import pytest
 
 from dmsg.crypto.keys import SecretKey, recover
-from dmsg.discovery import ranks, relay_list
+from dmsg.discovery import ranks
 from dmsg.discovery.entry import ClientPart, Entry
-from dmsg.discovery.relay_list import ListedRelay, RelayList
 from dmsg.errors import Unauthorized
+from dmsg.relays import operator_list as relay_list
+from dmsg.relays.operator_list import ListedRelay, RelayList
 
 NOW_S = 1_700_000_000
 OPERATOR = SecretKey.generate()

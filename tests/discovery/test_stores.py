@@ -19,9 +19,9 @@ from zope.interface.verify import verifyObject
 
 from dmsg.crypto.keys import PublicKey
 from dmsg.discovery.entry import ClientPart, Entry
-from dmsg.discovery.store import StoreLimits, open_store, shielded
-from dmsg.discovery.store_redis import RedisStore
-from dmsg.discovery.store_sqlite import SqliteStore
+from dmsg.discovery.stores.memory import StoreLimits, open_store, shielded
+from dmsg.discovery.stores.redis import RedisStore
+from dmsg.discovery.stores.sqlite import SqliteStore
 from dmsg.errors import (
     ConfigError,
     DiscoveryUnavailable,
@@ -677,7 +677,7 @@ async def test_a_failing_file_is_a_typed_error_and_recovers(
 async def test_more_waiting_than_may_wait_fails_at_once(
     opened: Any, tmp_path: Path, make_entry: Any, now_ns: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("dmsg.discovery.store_sqlite.QUEUE_LIMIT", 3)
+    monkeypatch.setattr("dmsg.discovery.stores.sqlite.QUEUE_LIMIT", 3)
     store = opened(f"sqlite:{tmp_path / 'entries'}")
     writes = [store.put(make_entry(f"client {n}"), now_ns) for n in range(10)]
     outcomes = await defer.DeferredList(writes, consumeErrors=True)
@@ -690,7 +690,7 @@ import sys
 from twisted.internet import reactor, defer
 from dmsg.crypto.keys import SecretKey
 from dmsg.discovery.entry import ClientPart, Entry
-from dmsg.discovery.store import open_store
+from dmsg.discovery.stores.memory import open_store
 
 store = open_store("sqlite:" + sys.argv[1], reactor)
 
@@ -746,7 +746,7 @@ async def test_what_was_acknowledged_survives_sigkill(tmp_path: Path, opened: An
 async def test_a_redis_that_is_not_there_is_unavailable(
     reactor: Any, make_entry: Any, now_ns: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("dmsg.discovery.store_redis.OPERATION_TIMEOUT_S", 0.2)
+    monkeypatch.setattr("dmsg.discovery.stores.redis.OPERATION_TIMEOUT_S", 0.2)
     store = RedisStore("127.0.0.1", 1, 0, reactor)
     await refused(DiscoveryUnavailable, store.get(make_entry("alice").static, now_ns))
     await refused(DiscoveryUnavailable, store.put(make_entry("alice"), now_ns))

@@ -36,8 +36,8 @@ def test_the_documentation_builds(tmp_path: Path) -> None:
 
 
 BROKEN = {
-    "a function that is gone": ".. literalinclude:: {root}/dmsg/mux/switch.py\n   :pyobject: Switch.gone\n",
-    "a test that is gone": ":test:`mux/test_switch.py::test_gone`\n",
+    "a function that is gone": ".. literalinclude:: {root}/dmsg/mux/relay/switch.py\n   :pyobject: Switch.gone\n",
+    "a test that is gone": ":test:`mux/relay/test_switch.py::test_gone`\n",
     "a generator that is gone": ".. generated:: gone\n",
 }
 

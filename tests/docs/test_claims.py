@@ -11,7 +11,7 @@ from twisted.internet.task import Clock
 
 from dmsg.address import HostPort
 from dmsg.crypto.keys import SecretKey
-from dmsg.mux.pool import PoolConfig, ServerPool
+from dmsg.relays.pool import PoolConfig, ServerPool
 
 SERVER = SecretKey(b"\x21" * 32).public_key
 

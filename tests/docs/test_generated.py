@@ -17,18 +17,18 @@ from dmsg.cli.exits import MEANINGS
 from dmsg.cli.redial import DIALS_AT_ONCE
 from dmsg.cli.tunnels import MAX_PAIRS
 from dmsg.discovery.entry import ENTRY_LIMIT_BYTES
-from dmsg.mux import record, stream, tlv, wire
-from dmsg.mux.handshake import COOKIE_BYTES
-from dmsg.mux.handshake_budget import COOKIE_SLOT_S
-from dmsg.mux.limits import ConnectionConfig, ListenerLimits
-from dmsg.mux.lookups import CallerLimits
-from dmsg.mux.pool import PoolConfig
-from dmsg.mux.secure import CONFIRM_TIMEOUT_S
-from dmsg.mux.switch import ServerLimits
-from dmsg.ops import events as ev
+from dmsg.discovery.lookups import CallerLimits
+from dmsg.eventlog import schema as ev
+from dmsg.mux.core import record, stream, tlv, wire
+from dmsg.mux.core.e2e import CONFIRM_TIMEOUT_S
+from dmsg.mux.core.handshake import COOKIE_BYTES
+from dmsg.mux.core.limits import ConnectionConfig, ListenerLimits
+from dmsg.mux.core.window import AckGate
+from dmsg.mux.relay.handshake_budget import COOKIE_SLOT_S
+from dmsg.mux.relay.switch import ServerLimits
 from dmsg.ops.config import settings_of
-from dmsg.sansio.limits import RecentIds
-from dmsg.sansio.window import AckGate
+from dmsg.relays.pool import PoolConfig
+from dmsg.sansio.rate import RecentIds
 from dmsg.taps.settings import DiscoverySettings, ServerSettings, ShipperSettings
 
 from .conftest import DOCS, ROOT

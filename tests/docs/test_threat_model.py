@@ -7,15 +7,15 @@ import re
 import pytest
 import tables
 
-from dmsg.discovery.http_limits import DiscoveryLimits
 from dmsg.discovery.listing import NETWORK_LIMIT
-from dmsg.discovery.proof_limits import ProofLimits
-from dmsg.mux.limits import ConnectionConfig, ListenerLimits
-from dmsg.mux.lookups import CallerLimits
-from dmsg.mux.race import RaceConfig
-from dmsg.mux.relaystate import GROUP_LIMIT, RELAYS_LIMIT
-from dmsg.mux.secure import CONFIRM_TIMEOUT_S
-from dmsg.mux.switch import ServerLimits
+from dmsg.discovery.lookups import CallerLimits
+from dmsg.discovery.proofs.limits import ProofLimits
+from dmsg.http.server import DiscoveryLimits
+from dmsg.mux.core.e2e import CONFIRM_TIMEOUT_S
+from dmsg.mux.core.limits import ConnectionConfig, ListenerLimits
+from dmsg.mux.relay.switch import ServerLimits
+from dmsg.relays.race import RaceConfig
+from dmsg.relays.state import GROUP_LIMIT, RELAYS_LIMIT
 
 from .conftest import DOCS, ROOT
 

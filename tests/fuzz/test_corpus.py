@@ -57,7 +57,7 @@ def test_each_target_has_seeds_and_all_is_small() -> None:
 
 def test_a_broken_promise_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """The corpus is worth nothing if targets do not look: a decoder that loses a byte is noticed."""
-    from dmsg.mux.tlv import decode_tlvs
+    from dmsg.mux.core.tlv import decode_tlvs
 
     target, corpus = importlib.import_module("fuzz.targets.tlv"), importlib.import_module("fuzz.corpus")
     monkeypatch.setattr(target, "decode_tlvs", lambda data: {k: v + b"x" for k, v in decode_tlvs(data).items()})

@@ -18,14 +18,14 @@ from twisted.internet.testing import StringTransport
 
 from dmsg.address import HostPort, PinnedServer
 from dmsg.crypto.keys import PublicKey, SecretKey
-from dmsg.mux.client import ClientConfig, DmsgClient
-from dmsg.mux.connection import Connection
-from dmsg.mux.events import Accepted, DataReceived, HandshakeDone, Ready, RequestReceived, StreamClosed
-from dmsg.mux.handshake import Handshake, Role
-from dmsg.mux.negotiation import Security
-from dmsg.mux.record import RecordLayer
-from dmsg.mux.stream import Stream
-from dmsg.mux.wire import CloseReason, encode_close, encode_frame, split_frames
+from dmsg.mux.client.service import ClientConfig, DmsgClient
+from dmsg.mux.core.connection import Connection
+from dmsg.mux.core.events import Accepted, DataReceived, HandshakeDone, Ready, RequestReceived, StreamClosed
+from dmsg.mux.core.handshake import Handshake, Role
+from dmsg.mux.core.negotiation import Security
+from dmsg.mux.core.record import RecordLayer
+from dmsg.mux.core.stream import Stream
+from dmsg.mux.core.wire import CloseReason, encode_close, encode_frame, split_frames
 
 ECHO = "connect, dial, accept, echo, close"
 UNKNOWN_PEER = "request rejected: unknown peer"

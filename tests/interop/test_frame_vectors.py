@@ -9,10 +9,10 @@ import pytest
 
 from dmsg.crypto.keys import SecretKey
 from dmsg.errors import RemoteProtocolError
-from dmsg.mux import wire
-from dmsg.mux.connection import Connection
-from dmsg.mux.record import RecordLayer
-from dmsg.mux.wire import CloseReason, FrameType, encode_close, encode_frame, split_frames
+from dmsg.mux.core import wire
+from dmsg.mux.core.connection import Connection
+from dmsg.mux.core.record import RecordLayer
+from dmsg.mux.core.wire import CloseReason, FrameType, encode_close, encode_frame, split_frames
 
 
 def pattern(size: int) -> bytes:

@@ -14,10 +14,10 @@ from twisted.internet.defer import Deferred
 from twisted.internet.error import ConnectionDone
 from twisted.internet.protocol import Factory
 
-from dmsg.mux.client import ClientConfig
-from dmsg.mux.negotiation import Security
-from dmsg.mux.secure import UPGRADE_MAGIC
-from dmsg.mux.wire import ACK, FWD, REQUEST, REQUEST_BYTES
+from dmsg.mux.client.service import ClientConfig
+from dmsg.mux.core.e2e import UPGRADE_MAGIC
+from dmsg.mux.core.negotiation import Security
+from dmsg.mux.core.wire import ACK, FWD, REQUEST, REQUEST_BYTES
 from dmsg.testing.conformance import ConformanceProtocol, pattern
 from dmsg.testing.hostile import HostileNetwork
 from dmsg.testing.memory import MemoryNetwork

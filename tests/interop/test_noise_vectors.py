@@ -13,10 +13,10 @@ import pytest
 from dmsg.crypto.keys import PublicKey, SecretKey
 from dmsg.crypto.noise import NoiseHandshake
 from dmsg.errors import CryptoError, RemoteProtocolError
-from dmsg.mux.events import HandshakeDone
-from dmsg.mux.handshake import Handshake, Role
-from dmsg.mux.record import LENGTH_BYTES, RecordLayer
-from dmsg.mux.wire import RECORD_PLAINTEXT_LIMIT_BYTES
+from dmsg.mux.core.events import HandshakeDone
+from dmsg.mux.core.handshake import Handshake, Role
+from dmsg.mux.core.record import LENGTH_BYTES, RecordLayer
+from dmsg.mux.core.wire import RECORD_PLAINTEXT_LIMIT_BYTES
 
 PATTERNS = ("XK", "KK")
 

@@ -18,11 +18,22 @@ from twisted.internet.task import Clock
 from twisted.internet.testing import MemoryReactorClock, StringTransport
 
 from dmsg.crypto.keys import SecretKey
-from dmsg.mux.events import HandshakeDone
-from dmsg.mux.handshake import Handshake, Role
-from dmsg.mux.record import RecordLayer
-from dmsg.mux.server import DmsgServer
-from dmsg.mux.wire import ACCEPT, ACK, CLOSE, FWD, OK, REQUEST, CloseReason, encode_close, encode_frame, split_frames
+from dmsg.mux.core.events import HandshakeDone
+from dmsg.mux.core.handshake import Handshake, Role
+from dmsg.mux.core.record import RecordLayer
+from dmsg.mux.core.wire import (
+    ACCEPT,
+    ACK,
+    CLOSE,
+    FWD,
+    OK,
+    REQUEST,
+    CloseReason,
+    encode_close,
+    encode_frame,
+    split_frames,
+)
+from dmsg.mux.relay.server import DmsgServer
 
 ECHO = "connect, dial, accept, echo, close"
 UNKNOWN_PEER = "request rejected: unknown peer"

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from dmsg.crypto.keys import SecretKey
-from dmsg.mux.switch import ServerLimits, Switch
-from dmsg.mux.wire import ACCEPT, CLOSE, FWD, REQUEST, CloseReason, encode_frame, split_frames
+from dmsg.mux.core.wire import ACCEPT, CLOSE, FWD, REQUEST, CloseReason, encode_frame, split_frames
+from dmsg.mux.relay.switch import ServerLimits, Switch
 
 FRAME_DATA_BYTES = 16_000
 

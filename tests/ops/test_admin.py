@@ -16,9 +16,9 @@ from twisted.internet.defer import Deferred, succeed
 from twisted.internet.endpoints import TCP4ServerEndpoint
 from twisted.web.client import Agent
 
+from dmsg.eventlog.log import NullEventLog
+from dmsg.eventlog.schema import SessionUp
 from dmsg.ops.admin import make_admin_site, ready_when
-from dmsg.ops.events import SessionUp
-from dmsg.ops.logs import NullEventLog
 from dmsg.ops.metrics import CollectorRegistry, MetricsEventLog
 
 
@@ -103,5 +103,5 @@ async def test_readiness_that_fails_is_not_ready(reactor: Any, logged_errors: An
 
 
 def test_importing_it_installs_no_reactor() -> None:
-    code = "import sys, dmsg.ops.admin, dmsg.ops.logs; sys.exit('twisted.internet.reactor' in sys.modules)"
+    code = "import sys, dmsg.ops.admin, dmsg.eventlog.log; sys.exit('twisted.internet.reactor' in sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True)

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dmsg.ops import events as ev
-from dmsg.ops.logs import MemoryEventLog
+from dmsg.eventlog import schema as ev
+from dmsg.eventlog.log import MemoryEventLog
 from dmsg.ops.metrics import LABEL_VALUES, CollectorRegistry, MetricsEventLog, add_gauges, exposition
 
 

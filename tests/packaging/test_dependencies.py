@@ -140,8 +140,8 @@ def test_noiseprotocol_is_the_text_we_have_read(module: str) -> None:
 
 
 def test_what_is_used_of_txredisapi_is_public() -> None:
-    """dmsg/discovery/store_redis.py is the only module that imports it, and takes nothing with a leading underscore."""
-    tree = ast.parse((ROOT / "dmsg" / "discovery" / "store_redis.py").read_text())
+    """dmsg/discovery/stores/redis.py is the only module that imports it, and takes nothing with a leading underscore."""
+    tree = ast.parse((ROOT / "dmsg" / "discovery" / "stores" / "redis.py").read_text())
     used = {
         node.attr
         for node in ast.walk(tree)

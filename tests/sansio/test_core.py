@@ -8,9 +8,9 @@ import sys
 
 import pytest
 
-from dmsg.mux.connection import Connection
-from dmsg.mux.handshake import Handshake
-from dmsg.mux.port import Port
+from dmsg.mux.core.connection import Connection
+from dmsg.mux.core.handshake import Handshake
+from dmsg.mux.relay.member import Port
 from dmsg.sansio.core import Core
 
 METHODS = [name for name, value in vars(Core).items() if inspect.isfunction(value) and not name.startswith("_")]
@@ -22,18 +22,18 @@ PURE = [
     "dmsg.crypto.noise",
     "dmsg.sansio.buffer",
     "dmsg.sansio.core",
-    "dmsg.sansio.limits",
-    "dmsg.sansio.window",
-    "dmsg.mux.wire",
-    "dmsg.mux.tlv",
-    "dmsg.mux.record",
-    "dmsg.mux.handshake",
-    "dmsg.mux.events",
-    "dmsg.mux.stream",
-    "dmsg.mux.connection",
-    "dmsg.mux.port",
-    "dmsg.mux.switch",
-    "dmsg.mux.switch_events",
+    "dmsg.sansio.rate",
+    "dmsg.mux.core.window",
+    "dmsg.mux.core.wire",
+    "dmsg.mux.core.tlv",
+    "dmsg.mux.core.record",
+    "dmsg.mux.core.handshake",
+    "dmsg.mux.core.events",
+    "dmsg.mux.core.stream",
+    "dmsg.mux.core.connection",
+    "dmsg.mux.relay.member",
+    "dmsg.mux.relay.switch",
+    "dmsg.mux.relay.events",
 ]
 
 

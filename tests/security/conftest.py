@@ -13,13 +13,13 @@ from twisted.internet.protocol import Factory
 from zope.interface import implementer
 
 from dmsg.crypto.keys import PublicKey
+from dmsg.eventlog import schema as ev
 from dmsg.interfaces import IEventLog
-from dmsg.mux.client import ClientConfig, DmsgClient
-from dmsg.mux.listener import AllowKeys
-from dmsg.mux.negotiation import Security
-from dmsg.mux.pool import PoolConfig
-from dmsg.ops import events as ev
+from dmsg.mux.client.listener import AllowKeys
+from dmsg.mux.client.service import ClientConfig, DmsgClient
+from dmsg.mux.core.negotiation import Security
 from dmsg.ops.metrics import MetricsEventLog
+from dmsg.relays.pool import PoolConfig
 from dmsg.testing.conformance import ConformanceProtocol, pattern
 from dmsg.testing.hostile import HostileNetwork, HostileServer
 from dmsg.testing.memory import MemoryNetwork

@@ -20,17 +20,17 @@ from dmsg.crypto.keys import SecretKey
 from dmsg.discovery.api import DiscoveryApi, make_site
 from dmsg.discovery.client import HttpDiscovery
 from dmsg.discovery.entry import Entry, ServerPart
-from dmsg.discovery.http_limits import DiscoveryLimits
-from dmsg.discovery.proof_limits import ProofLimits
+from dmsg.discovery.proofs.limits import ProofLimits
+from dmsg.discovery.proofs.prover import RelayProofs
 from dmsg.discovery.relay_addresses import RelayAddresses
-from dmsg.discovery.relay_proofs import RelayProofs
-from dmsg.discovery.store import MemoryStore
+from dmsg.discovery.stores.memory import MemoryStore
 from dmsg.errors import DmsgError
 from dmsg.glue.shell import Shell
-from dmsg.mux.handshake import Handshake, Role
-from dmsg.mux.prover import XkProver
-from dmsg.mux.server import DmsgServer
-from dmsg.mux.switch import ServerLimits
+from dmsg.http.server import DiscoveryLimits
+from dmsg.mux.client.prover import XkProver
+from dmsg.mux.core.handshake import Handshake, Role
+from dmsg.mux.relay.server import DmsgServer
+from dmsg.mux.relay.switch import ServerLimits
 
 HONEST, SYBILS, SYBIL_NETWORKS, NAMING_THE_THIRD = 10, 10_000, 50, 180
 

@@ -14,10 +14,10 @@ from twisted.internet.defer import Deferred
 from twisted.internet.error import ConnectionDone, ConnectionLost
 
 from dmsg.errors import Refused
-from dmsg.mux.negotiation import Security
-from dmsg.mux.timers import LINGER_S
-from dmsg.mux.transport import TransportLost
-from dmsg.mux.wire import ACCEPT, ACK, CLOSE, FWD, REQUEST
+from dmsg.mux.client.deadlines import LINGER_S
+from dmsg.mux.client.transport import TransportLost
+from dmsg.mux.core.negotiation import Security
+from dmsg.mux.core.wire import ACCEPT, ACK, CLOSE, FWD, REQUEST
 
 sync = pytest_twisted.ensureDeferred
 MIB = 1 << 20

@@ -20,13 +20,13 @@ from dmsg.crypto.keys import SecretKey
 from dmsg.discovery.api import DiscoveryApi, make_site
 from dmsg.discovery.client import HttpDiscovery
 from dmsg.discovery.entry import BASE_VERSION, ClientPart, Entry
-from dmsg.discovery.http_limits import DiscoveryLimits
-from dmsg.discovery.store import MemoryStore
+from dmsg.discovery.stores.memory import MemoryStore
 from dmsg.errors import DialError, DiscoveryError, DiscoveryUnavailable, EntryNotFound, EntryRolledBack, Unauthorized
-from dmsg.mux.client import ClientConfig
-from dmsg.mux.dialer import DialConfig
-from dmsg.mux.negotiation import Security
-from dmsg.mux.wire import ACCEPT, CLOSE, FWD, REQUEST, REQUEST_BYTES, CloseReason
+from dmsg.http.server import DiscoveryLimits
+from dmsg.mux.client.dialer import DialConfig
+from dmsg.mux.client.service import ClientConfig
+from dmsg.mux.core.negotiation import Security
+from dmsg.mux.core.wire import ACCEPT, CLOSE, FWD, REQUEST, REQUEST_BYTES, CloseReason
 from dmsg.testing.conformance import ConformanceProtocol
 from dmsg.testing.hostile import HostileNetwork, HostileServer
 from dmsg.testing.raw import connect_raw

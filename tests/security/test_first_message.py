@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import pytest_twisted
 
-from dmsg.mux.wire import ACCEPT, CLOSE, FWD, REQUEST, REQUEST_BYTES
+from dmsg.mux.core.wire import ACCEPT, CLOSE, FWD, REQUEST, REQUEST_BYTES
 from dmsg.testing.hostile import RelayFrame
 
 sync = pytest_twisted.ensureDeferred

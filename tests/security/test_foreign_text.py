@@ -13,9 +13,9 @@ import pytest_twisted
 from dmsg.cli.exits import as_json, describe
 from dmsg.cli.output import LINE_LIMIT, Output
 from dmsg.errors import ConnectionRefusedByServer, DialError, DiscoveryUnavailable
-from dmsg.mux.tlv import Tlv, encode_tlvs
-from dmsg.mux.wire import FrameType
-from dmsg.ops import events as ev
+from dmsg.eventlog import schema as ev
+from dmsg.mux.core.tlv import Tlv, encode_tlvs
+from dmsg.mux.core.wire import FrameType
 from dmsg.ops.metrics import CollectorRegistry, MetricsEventLog, exposition
 from dmsg.testing.hostile import HostileNetwork
 

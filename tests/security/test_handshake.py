@@ -21,11 +21,11 @@ from dmsg.errors import (
     Malformed,
     NoSuchService,
 )
-from dmsg.mux.limits import ListenerLimits
-from dmsg.mux.negotiation import Security
-from dmsg.mux.secure import CONFIRM_TIMEOUT_S, UPGRADE_MAGIC, SecureInitiator
-from dmsg.mux.wire import ACCEPT, ACK, CLOSE, FWD, REQUEST, REQUEST_BYTES, SEQUENCE_BYTES, CloseReason
-from dmsg.ops import events as ev
+from dmsg.eventlog import schema as ev
+from dmsg.mux.core.e2e import CONFIRM_TIMEOUT_S, UPGRADE_MAGIC, SecureInitiator
+from dmsg.mux.core.limits import ListenerLimits
+from dmsg.mux.core.negotiation import Security
+from dmsg.mux.core.wire import ACCEPT, ACK, CLOSE, FWD, REQUEST, REQUEST_BYTES, SEQUENCE_BYTES, CloseReason
 from dmsg.testing.hostile import RelayFrame, alter, drop, repeat, truncate
 from dmsg.testing.raw import ForgedKey
 

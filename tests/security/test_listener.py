@@ -17,12 +17,12 @@ from twisted.internet.task import LoopingCall
 from dmsg.crypto.keys import SecretKey
 from dmsg.discovery.entry import BASE_VERSION, ClientPart, Entry
 from dmsg.errors import AccessDenied, DialError, NoSuchService
-from dmsg.mux.listener import AllowKeys
-from dmsg.mux.negotiation import Security
-from dmsg.mux.pending import StreamOwner
-from dmsg.mux.secure import Resume, SecureInitiator
-from dmsg.mux.switch import ServerLimits
-from dmsg.mux.wire import CLOSE, FWD, REQUEST, CloseReason
+from dmsg.mux.client.listener import AllowKeys
+from dmsg.mux.client.pending import StreamOwner
+from dmsg.mux.core.e2e import Resume, SecureInitiator
+from dmsg.mux.core.negotiation import Security
+from dmsg.mux.core.wire import CLOSE, FWD, REQUEST, CloseReason
+from dmsg.mux.relay.switch import ServerLimits
 from dmsg.testing.hostile import RelayFrame, drop
 from dmsg.testing.memory import Path
 from dmsg.testing.network import MemoryDiscovery

@@ -9,8 +9,8 @@ import pytest_twisted
 from twisted.internet.error import ConnectionDone
 
 from dmsg.errors import IntegrityError
-from dmsg.mux.wire import ACK
-from dmsg.ops import events as ev
+from dmsg.eventlog import schema as ev
+from dmsg.mux.core.wire import ACK
 from dmsg.testing.hostile import RelayFrame, drop, repeat
 
 sync = pytest_twisted.ensureDeferred

@@ -15,12 +15,12 @@ from twisted.internet.defer import Deferred
 
 from dmsg.crypto.keys import SecretKey
 from dmsg.errors import DialError, PeerGone, Refused, UnknownPeer
-from dmsg.mux.client import ClientConfig
-from dmsg.mux.negotiation import Security
-from dmsg.mux.secure import CONFIRM_TIMEOUT_S
-from dmsg.mux.transport import TransportLost
-from dmsg.mux.wire import ACCEPT, ACK, CLOSE, FWD, CloseReason
-from dmsg.ops import events as ev
+from dmsg.eventlog import schema as ev
+from dmsg.mux.client.service import ClientConfig
+from dmsg.mux.client.transport import TransportLost
+from dmsg.mux.core.e2e import CONFIRM_TIMEOUT_S
+from dmsg.mux.core.negotiation import Security
+from dmsg.mux.core.wire import ACCEPT, ACK, CLOSE, FWD, CloseReason
 
 sync = pytest_twisted.ensureDeferred
 TWIN = SecretKey(b"\x77" * 32)

@@ -18,11 +18,11 @@ from twisted.internet.interfaces import IPushProducer
 from zope.interface import implementer
 
 from dmsg.crypto.keys import SecretKey
-from dmsg.mux.secure import UPGRADE_MAGIC, Resume, SecureInitiator
-from dmsg.mux.secure_stream import SecureStream
-from dmsg.mux.stream import Stream, StreamState
-from dmsg.mux.wire import ACCEPT, ACK, CLOSE, FWD, HEADER_BYTES, REQUEST
-from dmsg.ops import events as ev
+from dmsg.eventlog import schema as ev
+from dmsg.mux.core.e2e import UPGRADE_MAGIC, Resume, SecureInitiator
+from dmsg.mux.core.sealed_stream import SecureStream
+from dmsg.mux.core.stream import Stream, StreamState
+from dmsg.mux.core.wire import ACCEPT, ACK, CLOSE, FWD, HEADER_BYTES, REQUEST
 from dmsg.testing.hostile import RelayFrame, drop
 
 sync = pytest_twisted.ensureDeferred

@@ -11,8 +11,8 @@ from twisted.internet.task import deferLater
 
 from dmsg.crypto.keys import SecretKey
 from dmsg.discovery.client import HttpDiscovery
-from dmsg.discovery.proof_limits import ProofLimits
-from dmsg.mux.client import DmsgClient
+from dmsg.discovery.proofs.limits import ProofLimits
+from dmsg.mux.client.service import DmsgClient
 
 from .sybils import SYBIL_NETWORKS, SybilWorld
 

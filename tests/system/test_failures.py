@@ -14,8 +14,8 @@ from twisted.protocols.wire import Echo
 
 from dmsg.address import HostPort, PinnedServer
 from dmsg.errors import DialError, PeerGone, ServerDraining, ServerLost
-from dmsg.mux.client import ClientConfig, DmsgClient
-from dmsg.mux.transport import TransportLost
+from dmsg.mux.client.service import ClientConfig, DmsgClient
+from dmsg.mux.client.transport import TransportLost
 from dmsg.testing.network import LocalNetwork
 
 pytestmark = [pytest.mark.system, pytest.mark.time_limit(90)]

@@ -24,10 +24,10 @@ from benchmarks.sizes import KillsSize
 from dmsg.address import HostPort, PinnedServer
 from dmsg.crypto.keys import PublicKey, SecretKey, write_key_file
 from dmsg.errors import DialError, ServerLost
-from dmsg.mux.client import ClientConfig
-from dmsg.mux.negotiation import Security
-from dmsg.ops.compress import read_lines
-from dmsg.ops.events import DialFinished, TransportClosed, TransportOpened, TransportResumed
+from dmsg.eventlog.compress import read_lines
+from dmsg.eventlog.schema import DialFinished, TransportClosed, TransportOpened, TransportResumed
+from dmsg.mux.client.service import ClientConfig
+from dmsg.mux.core.negotiation import Security
 from dmsg.testing.network import LocalNetwork
 
 pytestmark = pytest.mark.system

@@ -14,7 +14,7 @@ from dmsg.address import HostPort
 from dmsg.crypto.keys import SecretKey
 from dmsg.discovery.entry import Entry, ServerPart
 from dmsg.interfaces import IDiscovery
-from dmsg.mux.server import DmsgServer
+from dmsg.mux.relay.server import DmsgServer
 from dmsg.testing.network import LocalNetwork
 
 SYBIL_GROUPS, SYBILS_OF_A_GROUP, HONEST, CLIENTS = 50, 200, 10, 20

@@ -15,7 +15,7 @@ from zope.interface.verify import verifyObject
 
 from dmsg.address import HostPort
 from dmsg.crypto.keys import SecretKey, write_key_file
-from dmsg.mux.switch import ServerLimits
+from dmsg.mux.relay.switch import ServerLimits
 from dmsg.ops.config import settings_of
 from dmsg.taps import discovery, server
 from dmsg.taps._parsers import LazyClientParser, LazyServerParser

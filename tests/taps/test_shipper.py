@@ -17,7 +17,7 @@ import pytest
 from twisted.internet.task import Clock
 
 from dmsg.errors import ConfigError
-from dmsg.ops.compress import read_lines
+from dmsg.eventlog.compress import read_lines
 from dmsg.taps import shipper
 from dmsg.taps.settings import ShipperSettings
 

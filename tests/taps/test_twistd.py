@@ -14,8 +14,8 @@ import pytest
 from twisted.internet.interfaces import IStreamServerEndpoint
 
 from dmsg.crypto.keys import SecretKey
-from dmsg.ops.compress import read_lines
-from dmsg.ops.lognames import LogFileName, folder
+from dmsg.eventlog.compress import read_lines
+from dmsg.eventlog.names import LogFileName, folder
 
 from .conftest import Program
 

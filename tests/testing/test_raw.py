@@ -10,7 +10,7 @@ from twisted.internet.endpoints import TCP4ClientEndpoint, TCP4ServerEndpoint
 from twisted.internet.error import ConnectionDone
 
 from dmsg.crypto.keys import SecretKey
-from dmsg.mux.wire import FrameType
+from dmsg.mux.core.wire import FrameType
 from dmsg.testing.memory import MemoryNetwork
 from dmsg.testing.raw import RawFrame, RawServer, connect_raw
 

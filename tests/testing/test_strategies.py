@@ -7,7 +7,7 @@ from hypothesis import find, given, settings
 from hypothesis import strategies as st
 
 from dmsg.errors import InvalidKey, RemoteProtocolError
-from dmsg.mux import wire
+from dmsg.mux.core import wire
 from dmsg.testing import strategies
 
 

@@ -18,13 +18,13 @@ from zope.interface import implementer
 from dmsg.address import HostPort, PinnedServer
 from dmsg.crypto.keys import SecretKey
 from dmsg.interfaces import IEventLog
-from dmsg.mux.client import ClientConfig, DmsgClient
-from dmsg.mux.hop import HopLimits, hop_payload
-from dmsg.mux.negotiation import Security
-from dmsg.mux.pool import PoolConfig
-from dmsg.mux.server import DmsgServer
-from dmsg.mux.switch import ServerLimits
-from dmsg.mux.wire import FrameType
+from dmsg.mux.client.service import ClientConfig, DmsgClient
+from dmsg.mux.core.hello import HopLimits, hop_payload
+from dmsg.mux.core.negotiation import Security
+from dmsg.mux.core.wire import FrameType
+from dmsg.mux.relay.server import DmsgServer
+from dmsg.mux.relay.switch import ServerLimits
+from dmsg.relays.pool import PoolConfig
 from dmsg.testing.raw import RawConnection, RawServer, connect_raw
 
 HERE = Path(__file__).parent

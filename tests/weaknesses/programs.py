@@ -13,9 +13,9 @@ from twisted.internet.protocol import Factory, Protocol
 
 from dmsg.address import PinnedServer
 from dmsg.crypto.keys import SecretKey
-from dmsg.mux.client import DmsgClient
-from dmsg.mux.negotiation import Security
-from dmsg.mux.server import DmsgServer
+from dmsg.mux.client.service import DmsgClient
+from dmsg.mux.core.negotiation import Security
+from dmsg.mux.relay.server import DmsgServer
 
 
 def say(text: object) -> None:

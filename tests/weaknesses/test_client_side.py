@@ -20,14 +20,24 @@ from twisted.logger import globalLogPublisher
 
 from dmsg.crypto.keys import PublicKey, SecretKey
 from dmsg.errors import Busy, DialError, InvalidKey, SlowConsumer
-from dmsg.mux.client import ClientConfig
-from dmsg.mux.limits import ConnectionConfig
-from dmsg.mux.pool import PoolConfig
-from dmsg.mux.record import COUNTER_LIMIT, COUNTER_SOFT_LIMIT
-from dmsg.mux.switch import ServerLimits
-from dmsg.mux.transport import TransportLost
-from dmsg.mux.wire import ACCEPT, ACK, CLOSE, FRAME_PAYLOAD_LIMIT_BYTES, FWD, OK, REQUEST, CloseReason, encode_frame
-from dmsg.ops import events as ev
+from dmsg.eventlog import schema as ev
+from dmsg.mux.client.service import ClientConfig
+from dmsg.mux.client.transport import TransportLost
+from dmsg.mux.core.limits import ConnectionConfig
+from dmsg.mux.core.record import COUNTER_LIMIT, COUNTER_SOFT_LIMIT
+from dmsg.mux.core.wire import (
+    ACCEPT,
+    ACK,
+    CLOSE,
+    FRAME_PAYLOAD_LIMIT_BYTES,
+    FWD,
+    OK,
+    REQUEST,
+    CloseReason,
+    encode_frame,
+)
+from dmsg.mux.relay.switch import ServerLimits
+from dmsg.relays.pool import PoolConfig
 
 pytestmark = pytest.mark.system
 sync = pytest_twisted.ensureDeferred

@@ -16,9 +16,9 @@ from twisted.internet.protocol import Factory
 
 from dmsg.crypto.keys import SecretKey
 from dmsg.crypto.noise import NoiseHandshake
-from dmsg.mux.stream import StreamState
-from dmsg.mux.switch import ServerLimits
-from dmsg.mux.wire import ACCEPT, ACK, CLOSE, FWD, OK, REQUEST, encode_frame
+from dmsg.mux.core.stream import StreamState
+from dmsg.mux.core.wire import ACCEPT, ACK, CLOSE, FWD, OK, REQUEST, encode_frame
+from dmsg.mux.relay.switch import ServerLimits
 from dmsg.testing.raw import RawConnection, connect_raw, packet
 
 pytestmark = pytest.mark.system

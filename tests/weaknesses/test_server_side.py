@@ -19,11 +19,11 @@ from dmsg.address import PinnedServer
 from dmsg.crypto.keys import PublicKey, SecretKey
 from dmsg.crypto.noise import NoiseHandshake
 from dmsg.errors import InvalidKey, PeerGone
-from dmsg.mux.record import COUNTER_LIMIT, RecordLayer
-from dmsg.mux.switch import ServerLimits
-from dmsg.mux.tlv import Tlv, decode_tlvs
-from dmsg.mux.wire import ACCEPT, ACK, CLOSE, FWD, OK, REQUEST, CloseReason, encode_frame
-from dmsg.ops import events as ev
+from dmsg.eventlog import schema as ev
+from dmsg.mux.core.record import COUNTER_LIMIT, RecordLayer
+from dmsg.mux.core.tlv import Tlv, decode_tlvs
+from dmsg.mux.core.wire import ACCEPT, ACK, CLOSE, FWD, OK, REQUEST, CloseReason, encode_frame
+from dmsg.mux.relay.switch import ServerLimits
 from dmsg.testing.raw import ForgedKey, connect_raw, packet
 
 pytestmark = pytest.mark.system

@@ -15,16 +15,16 @@ import pytest_twisted
 from twisted.internet.endpoints import TCP4ClientEndpoint
 from twisted.internet.protocol import ClientFactory, Protocol
 
+from benchmarks.heapclock import HeapClock
 from dmsg.crypto.keys import SecretKey
 from dmsg.crypto.noise import NoiseHandshake
 from dmsg.errors import StageError
-from dmsg.mux.client import ClientConfig
-from dmsg.mux.handshake import COOKIE_BYTES
-from dmsg.mux.switch import ServerLimits
-from dmsg.mux.wire import ACCEPT, REQUEST
-from dmsg.ops import events as ev
-from dmsg.ops.logs import MemoryEventLog
-from dmsg.testing.heapclock import HeapClock
+from dmsg.eventlog import schema as ev
+from dmsg.eventlog.log import MemoryEventLog
+from dmsg.mux.client.service import ClientConfig
+from dmsg.mux.core.handshake import COOKIE_BYTES
+from dmsg.mux.core.wire import ACCEPT, REQUEST
+from dmsg.mux.relay.switch import ServerLimits
 from dmsg.testing.memory import MemoryNetwork
 from dmsg.testing.network import LocalNetwork
 from dmsg.testing.raw import RawConnection, connect_raw, packet

@@ -1,0 +1,1 @@
+"""``dmsg send`` and ``dmsg receive``: file transfer between two peers."""

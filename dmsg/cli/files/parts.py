@@ -1,0 +1,320 @@
+"""Files on their way in: where they lie, how many there may be, and how long. Everything here blocks, except closing.
+
+They lie in ``.dmsg-parts`` below the receiving directory, which only its owner may enter, as ``SENDER-DIGEST.part``: the
+sender's key and a digest of the offered name, so that no sender can learn or spoil what another one left there, and no
+name of a stranger's reaches the disk before its file is whole. A part is locked while it is worked on, synced, and then
+given its real name in one step.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import hashlib
+import os
+import stat
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+from dmsg.cli.files.names import local_name, second_name
+from dmsg.cli.files.store import HashedFile
+from dmsg.cli.files.wire import PART_SUFFIX, TransferFailed
+
+FOLDER: Final = ".dmsg-parts"
+#: A part that nothing was written to for this long is removed: three days, so that a weekend does not cost a transfer.
+KEPT_S: Final = 3 * 86_400.0
+#: Parts of one sender. With more, the one that was left alone for longest goes: a sender sends its files one by one.
+PARTS_PER_SENDER: Final = 16
+#: Parts of all senders. With more, the smallest goes, so that strangers push a part out only with larger ones.
+PARTS_LIMIT: Final = 1_024
+_NAME_DIGITS: Final = 32
+#: The directory may be removed, because it was empty, between making it and making a file in it.
+_TRIES: Final = 5
+
+
+class _Hashed(NamedTuple):
+    """A hash of the first ``offset`` bytes of a file, and what the file was like then."""
+
+    hash: Any
+    offset: int
+    size: int
+    inode: int
+    changed_ns: int
+
+    def is_of(self, status: os.stat_result) -> bool:
+        """Whether the file has not been changed since."""
+        return (self.size, self.inode, self.changed_ns) == (status.st_size, status.st_ino, status.st_mtime_ns)
+
+
+@dataclass(frozen=True, slots=True)
+class _Listed:
+    path: Path
+    size: int
+    changed_at: float
+
+    @property
+    def sender(self) -> str:
+        return self.path.name.partition("-")[0]
+
+
+class PartStore:
+    """The parts in ``directory``. ``clock`` gives Unix seconds, as the file system does."""
+
+    def __init__(self, directory: Path, *, clock: Callable[[], float] = time.time) -> None:
+        self.directory = directory
+        self.folder = directory / FOLDER
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._hashed: dict[Path, _Hashed] = {}
+        #: What lies in the folder; ``None`` until it has been looked at. The hourly sweep looks again.
+        self._index: dict[Path, _Listed] | None = None
+
+    def path(self, sender: str, name: str) -> Path:
+        """Where the part of a file offered as ``name`` by ``sender`` (hex key) lies."""
+        digest = hashlib.sha256(name.encode("utf-8", "surrogatepass")).hexdigest()[:_NAME_DIGITS]
+        return self.folder / f"{sender}-{digest}{PART_SUFFIX}"
+
+    def open(self, sender: str, name: str) -> PartFile:
+        """The part for a file, new or from before. Raises ``OSError``, or ``TransferFailed`` (``busy``, ``storage``)."""
+        path = self.path(sender, name)
+        with self._lock:
+            for left in reversed(range(_TRIES)):
+                self._make_folder(name)
+                if not path.exists():
+                    self._make_room(sender)
+                try:
+                    part = PartFile(self, path, name)
+                    self._listed().setdefault(path, _Listed(path, 0, self._clock()))
+                    return part
+                except FileNotFoundError:
+                    if not left:
+                        raise
+        raise AssertionError("the loop returns or raises")
+
+    def sweep(self) -> None:
+        """Remove the parts that are too old."""
+        with self._lock:
+            oldest = self._clock() - KEPT_S
+            self._index = None
+            for each in list(self._listed().values()):
+                if each.changed_at < oldest:
+                    self._remove(each.path)
+            self.tidy()
+
+    def tidy(self) -> None:
+        """Remove the folder if nothing is in it."""
+        with contextlib.suppress(OSError):
+            self.folder.rmdir()
+
+    def closed(self, path: Path, status: os.stat_result, hashed: Any, offset: int) -> None:
+        """A part stays. Its hash is kept, so that what was hashed once is not hashed again for an offer."""
+        self._listed()[path] = _Listed(path, status.st_size, status.st_mtime)
+        self._hashed.pop(path, None)
+        self._hashed[path] = _Hashed(hashed, offset, status.st_size, status.st_ino, status.st_mtime_ns)
+        if len(self._hashed) > PARTS_LIMIT:
+            del self._hashed[next(iter(self._hashed))]
+
+    def gone(self, path: Path) -> None:
+        """A part is no longer there."""
+        self._listed().pop(path, None)
+        self.tidy()
+
+    def recall(self, path: Path) -> _Hashed | None:
+        """The kept hash of a part, which is then no longer kept."""
+        return self._hashed.pop(path, None)
+
+    def _make_folder(self, name: str) -> None:
+        self.folder.mkdir(mode=0o700, exist_ok=True)
+        status = self.folder.lstat()
+        if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.geteuid() or status.st_mode & 0o022:
+            raise TransferFailed("storage", name)
+
+    def _make_room(self, sender: str) -> None:
+        listed = self._listed()
+        own = sorted((one for one in listed.values() if one.sender == sender), key=lambda one: one.changed_at)
+        for each in own[: max(0, len(own) + 1 - PARTS_PER_SENDER)]:
+            self._remove(each.path)
+        if len(listed) >= PARTS_LIMIT:
+            for each in sorted(listed.values(), key=lambda one: (one.size, one.changed_at)):
+                if self._remove(each.path):
+                    break
+
+    def _listed(self) -> dict[Path, _Listed]:
+        if self._index is None:
+            found: dict[Path, _Listed] = {}
+            with contextlib.suppress(FileNotFoundError), os.scandir(self.folder) as entries:
+                for entry in entries:
+                    with contextlib.suppress(FileNotFoundError):
+                        if entry.name.endswith(PART_SUFFIX) and entry.is_file(follow_symlinks=False):
+                            status, path = entry.stat(follow_symlinks=False), Path(entry.path)
+                            found[path] = _Listed(path, status.st_size, status.st_mtime)
+            self._index = found
+        return self._index
+
+    def _remove(self, path: Path) -> bool:
+        """Remove a part unless a transfer holds its lock."""
+        try:
+            descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+        except FileNotFoundError:
+            self._listed().pop(path, None)
+            return True
+        except OSError:
+            return False
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            os.unlink(path)
+        except OSError:
+            return False
+        finally:
+            os.close(descriptor)
+        self._hashed.pop(path, None)
+        self._listed().pop(path, None)
+        return True
+
+
+class PartFile(HashedFile):
+    """A file that is being received; :meth:`PartStore.open` makes it."""
+
+    def __init__(self, store: PartStore, path: Path, name: str) -> None:
+        self._store = store
+        self._path = path
+        self._local = local_name(name)
+        flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
+        super().__init__(os.open(path, flags, 0o666))
+        self._is_kept = self._is_ours = False
+        try:
+            fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            self.close()
+            raise TransferFailed("busy", name) from None
+        if not stat.S_ISREG(os.fstat(self._descriptor).st_mode):
+            self.close()
+            raise TransferFailed("storage", name)
+        self._is_kept = self._is_ours = True
+
+    def load(self, size: int) -> None:
+        """Hash what is there of a file of ``size`` bytes, unless its hash was kept from before.
+
+        More bytes than ``size`` cannot be of that file and are thrown away.
+        """
+        with self._lock:
+            status = os.fstat(self._fd())
+            kept = self._store.recall(self._path)
+            if status.st_size > size:
+                os.ftruncate(self._fd(), 0)
+            elif kept is not None and kept.is_of(status):
+                self._hash, self.offset = kept.hash, kept.offset
+        self.hash_to(size)
+
+    def restart(self) -> None:
+        """Throw away what is there."""
+        with self._lock:
+            os.ftruncate(self._fd(), 0)
+            self._hash = hashlib.sha256()
+            self.offset = 0
+
+    def append(self, data: bytes | bytearray) -> None:
+        """Write ``data`` behind what is there."""
+        with self._lock:
+            view = memoryview(data)
+            while view:
+                written = os.pwrite(self._fd(), view, self.offset)
+                self._hash.update(view[:written])
+                self.offset += written
+                view = view[written:]
+
+    def publish(self, *, overwrite: bool) -> str:
+        """Make it last and give it its name, which is returned.
+
+        If there is a file of its local name, it replaces that if it may ``overwrite``, and else gets
+        :func:`~dmsg.cli.files.names.second_name`. So no sender learns which files are there.
+        """
+        with self._lock:
+            os.ftruncate(self._fd(), self.offset)
+            os.fsync(self._fd())
+            directory = self._store.directory
+            name = self._local
+            final = directory / name
+            if overwrite and (not os.path.lexists(final) or _is_plain_file(final)):
+                os.replace(self._path, final)
+            elif not self._link(final):
+                name = self._link_otherwise()
+            self._is_kept = False
+            descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+            try:
+                os.fsync(descriptor)
+            finally:
+                os.close(descriptor)
+            return name
+
+    def _link_otherwise(self) -> str:
+        """Give it another name than its local one, which is taken."""
+        name = second_name(self._local, self.sha256)
+        final = self._store.directory / name
+        if self._link(final):
+            return name
+        if _is_same_file(final, self.offset, self.sha256):
+            os.unlink(self._path)  # sent once more: it is there already
+            return name
+        # A sender that knew what was coming has taken that name as well.
+        name = second_name(self._local, os.urandom(16).hex())
+        if not self._link(self._store.directory / name):
+            raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), name)
+        return name
+
+    def _link(self, final: Path) -> bool:
+        """Give it a name unless that is taken. A rename would replace a file that came up meanwhile; a link does not."""
+        try:
+            os.link(self._path, final)
+        except FileExistsError:
+            return False
+        except OSError as error:
+            if error.errno not in (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS):
+                raise
+            if os.path.lexists(final):  # a file system without links: as good as it gets
+                return False
+            os.rename(self._path, final)
+        else:
+            os.unlink(self._path)
+        return True
+
+    def discard(self) -> None:
+        """Remove it."""
+        with self._lock:
+            self._path.unlink(missing_ok=True)
+            self._is_kept = False
+
+    def _closing(self) -> None:
+        status = os.fstat(self._descriptor)
+        if self._is_kept and status.st_size:
+            self._store.closed(self._path, status, self._hash, self.offset)
+            return
+        if self._is_kept:
+            self._path.unlink(missing_ok=True)  # an offer alone leaves nothing behind
+        if self._is_ours:
+            self._store.gone(self._path)
+
+
+def _is_same_file(path: Path, size: int, sha256: str) -> bool:
+    """Whether a plain file with this size and SHA-256 is at ``path``."""
+    try:
+        existing = HashedFile(os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK))
+    except OSError:
+        return False
+    try:
+        status = os.stat(path, follow_symlinks=False)
+        if not stat.S_ISREG(status.st_mode) or status.st_size != size:
+            return False
+        existing.hash_to(size)
+        return existing.sha256 == sha256
+    finally:
+        existing.close()
+
+
+def _is_plain_file(path: Path) -> bool:
+    return stat.S_ISREG(path.lstat().st_mode)

@@ -1,0 +1,370 @@
+"""``dmsg receive``: files from peers into a directory."""
+
+from __future__ import annotations
+
+import re
+from collections import OrderedDict
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import click
+from twisted.internet.defer import CancelledError, Deferred
+from twisted.internet.interfaces import IDelayedCall
+from twisted.internet.protocol import Factory
+from twisted.logger import Logger
+from twisted.python.failure import Failure
+
+from dmsg.address import DmsgAddress
+from dmsg.cli.channel import Channel, TimedOut, TransportBroken
+from dmsg.cli.exits import CommandError
+from dmsg.cli.files.names import check_name, local_name
+from dmsg.cli.files.parts import PartFile, PartStore
+from dmsg.cli.files.places import Places
+from dmsg.cli.files.quota import KEEP_FREE, QUOTA, Quota
+from dmsg.cli.files.store import BLOCK_BYTES, in_thread, storage_failure
+from dmsg.cli.files.talk import HASH_TIMEOUT_S, IDLE_TIMEOUT_S, Conversation
+from dmsg.cli.files.wire import (
+    Done,
+    End,
+    Finish,
+    Have,
+    MalformedTransfer,
+    Offer,
+    Start,
+    TransferFailed,
+)
+from dmsg.cli.output import human_bytes
+from dmsg.cli.settings import PUBLIC_KEY, Invocation, ParamType, common_options, service_option
+from dmsg.crypto.keys import PublicKey
+from dmsg.mux.client.listener import AllowKeys
+
+MAX_SIZE: Final = "10GiB"
+#: How long a new transport may say nothing: ``dmsg send`` offers its first file at once.
+FIRST_OFFER_TIMEOUT_S: Final = 10.0
+#: How often parts that are too old are looked for.
+SWEEP_INTERVAL_S: Final = 3600.0
+#: Files whose arrival is remembered, so that a sender which missed the word of it does not send them again.
+_REMEMBERED: Final = 1_024
+_SIZE: Final = re.compile(r"(\d{1,15})\s*([KMGT]i?B?|B)?\Z", re.IGNORECASE)
+_log = Logger()
+
+
+class SizeType(ParamType):
+    """A number of bytes on the command line: ``1000``, ``64MiB``, ``2G``."""
+
+    name = "SIZE"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        """The number, or a usage error."""
+        if isinstance(value, int):
+            return value
+        match = _SIZE.match(value.strip())
+        if match is None:
+            self.fail(f"{value!r} is not a size such as 1000, 64MiB or 2G", param, ctx)
+        unit = (match[2] or "B").upper()
+        base = 1000 if len(unit) == 2 and unit != "B" else 1024
+        power = "BKMGT".index(unit[0])
+        return int(match[1]) * int(base**power)
+
+
+@click.command()
+@click.argument("directory", metavar="DIR", type=click.Path(exists=True, file_okay=False, writable=True))
+@click.option("--once", is_flag=True, help="End when the first sender is done with its files, or one of them failed.")
+@click.option("--allow", metavar="PK", type=PUBLIC_KEY, multiple=True, help="Accept this sender only; may be repeated.")
+@click.option("--overwrite", is_flag=True, help="Replace files that are there already.")
+@click.option("--max-size", type=SizeType(), default=MAX_SIZE, show_default=True, help="Largest file accepted.")
+@click.option("--quota", type=SizeType(), default=QUOTA, show_default=True, help="What DIR may grow by meanwhile.")
+@click.option(
+    "--keep-free", type=SizeType(), default=KEEP_FREE, show_default=True, help="What stays free on DIR's file system."
+)
+@common_options
+@service_option
+def receive(
+    call: Invocation,
+    directory: str,
+    once: bool,
+    allow: tuple[PublicKey, ...],
+    overwrite: bool,
+    max_size: int,
+    quota: int,
+    keep_free: int,
+    service: str,
+) -> None:
+    """Receive files into DIR until interrupted.
+
+    A file gets its name when it is complete and its SHA-256 is right. Without --allow, anybody who knows the key may
+    send.
+    """
+    rules = Rules(Path(directory), max_size, overwrite=overwrite, quota_bytes=quota, keep_free_bytes=keep_free)
+    call.execute(lambda reactor: run_receive(call, reactor, rules, once=once, allow=allow, service=service))
+
+
+@dataclass(frozen=True, slots=True)
+class Rules:
+    """Where files go, how large they may be, whether they may replace others, what the directory may grow by while they
+    are received, and what stays free on its file system. Sizes are in bytes."""
+
+    directory: Path
+    max_size_bytes: int
+    overwrite: bool = False
+    quota_bytes: int = 64 * 1024**3
+    keep_free_bytes: int = 1024**3
+
+
+async def run_receive(
+    call: Invocation,
+    reactor: Any,
+    rules: Rules,
+    *,
+    once: bool = False,
+    allow: tuple[PublicKey, ...] = (),
+    service: str = "",
+) -> None:
+    """``dmsg receive``; with ``once`` returns after, or fails with, the first sender's outcome."""
+    async with call.settings.open_client(reactor, listening=True) as client:
+        receiver = Receiver(call, reactor, rules, listed=bool(allow))
+        policy = AllowKeys(allow) if allow else None
+        port = client.listen(receiver, service, policy=policy, security=call.settings.security)
+        try:
+            key = str(client.public_key)
+            call.out.result({"event": "ready", "public_key": key, "directory": str(rules.directory)}, key)
+            call.out.note(f"ready: receiving into {rules.directory}")
+            while True:
+                receiver.finished = Deferred()
+                outcome = await receiver.finished
+                if once:
+                    if outcome is not None:
+                        raise outcome
+                    return
+        finally:
+            await port.stopListening()
+            receiver.stop()
+
+
+class Receiver(Factory):
+    """Makes a conversation of every transport. ``listed``: all senders are on a list of the owner's.
+
+    ``finished`` fires with ``None`` when a sender says that it is done, with an error when a file of it failed. That a
+    transport broke is no end: its sender will come again.
+    """
+
+    noisy = False
+
+    def __init__(self, call: Invocation, reactor: Any, rules: Rules, *, listed: bool = False) -> None:
+        self.finished: Deferred[CommandError | None] = Deferred()
+        self._out = call.out
+        self._reactor = reactor
+        self._rules = rules
+        self._running: dict[Channel, Deferred[None]] = {}
+        self._writing: dict[tuple[str, str], Channel] = {}
+        self._places: Places[Channel] = Places()
+        self._arrived: OrderedDict[tuple[str, str, int, str], None] = OrderedDict()
+        self._parts = PartStore(rules.directory)
+        self._quota = Quota(
+            (rules.directory, self._parts.folder), rules.quota_bytes, rules.keep_free_bytes, shared=not listed
+        )
+        self._sweeping: IDelayedCall | None = None
+        self._sweep()
+
+    def buildProtocol(self, addr: Any) -> Channel | None:
+        """A channel for one more sender, if there is room for it."""
+        return Channel(self._reactor, self._opened) if self._places.is_open_to(str(addr.public_key)) else None
+
+    def stop(self) -> None:
+        """Break off everything; partial files stay for another time."""
+        if self._sweeping is not None:
+            self._sweeping.cancel()
+            self._sweeping = None
+        for channel in list(self._running):
+            self._break_off(channel)
+
+    def _sweep(self) -> None:
+        self._sweeping = self._reactor.callLater(SWEEP_INTERVAL_S, self._sweep)
+        sweeping = Deferred.fromCoroutine(in_thread(self._reactor, self._parts.sweep))
+        sweeping.addErrback(lambda failure: _log.failure("Removing old parts failed", failure=failure))
+
+    def _opened(self, channel: Channel) -> None:
+        sender = str(channel.transport.getPeer().public_key)
+        loser = self._places.take(channel, sender, self._reactor.seconds())
+        if loser is not None:
+            self._break_off(loser)
+        running = Deferred.fromCoroutine(self._converse(channel))
+        self._running[channel] = running
+
+        def ended(result: object) -> None:
+            self._running.pop(channel, None)
+            self._places.leave(channel)
+            channel.abort()
+            if isinstance(result, Failure) and not result.check(CancelledError):
+                _log.failure("Receiving failed", failure=result)
+
+        running.addBoth(ended)
+
+    async def _converse(self, channel: Channel) -> None:
+        talk = Conversation(channel)
+        peer: DmsgAddress = channel.transport.getPeer()
+        outcome: CommandError | None = None
+        timeout_s = FIRST_OFFER_TIMEOUT_S
+        try:
+            while True:
+                message = await talk.hear(timeout_s)
+                timeout_s = IDLE_TIMEOUT_S
+                if isinstance(message, End):
+                    break
+                if not isinstance(message, Offer):
+                    raise MalformedTransfer("something other than offer")
+                await self._take(talk, message, peer)
+            await channel.close(IDLE_TIMEOUT_S)
+        except TransferFailed as error:
+            self._tell_failure(error, peer)
+            await talk.give_up(error)
+            outcome = error
+        except (TransportBroken, TimedOut) as error:
+            if not (isinstance(error, TransportBroken) and error.clean):
+                self._out.note(f"from {str(peer.public_key)[:16]}…: {error}")
+            return
+        if not self.finished.called:
+            self.finished.callback(outcome)
+
+    async def _take(self, talk: Conversation, offer: Offer, peer: DmsgAddress) -> None:
+        """Receive one file."""
+        name, sender = check_name(offer.name), str(peer.public_key)
+        if offer.size > self._rules.max_size_bytes:
+            raise TransferFailed("too_big", local_name(name))
+        # A sender that asks whether a file has arrived is told of what it has sent itself, and of no other file.
+        if (sender, name, offer.size, offer.sha256) in self._arrived:
+            await talk.say(Done())
+            return
+        key = (sender, name)
+        older = self._writing.get(key)
+        if older is not None:
+            # Its sender has dialled again before we heard that the transport is gone.
+            self._break_off(older)
+        self._writing[key] = talk.channel
+        try:
+            await self._write(talk, offer, peer)
+        finally:
+            if self._writing.get(key) is talk.channel:
+                del self._writing[key]
+
+    def _break_off(self, channel: Channel) -> None:
+        running = self._running.get(channel)
+        if running is not None:
+            running.cancel()  # which closes its partial file
+        channel.abort()
+
+    async def _write(self, talk: Conversation, offer: Offer, peer: DmsgAddress) -> None:
+        began = self._reactor.seconds()
+        sender = str(peer.public_key)
+        part: PartFile | None = None
+        try:
+            part = self._parts.open(sender, offer.name)
+            start = await self._agree(talk, offer, part, sender)
+            await self._write_data(talk, offer, part, sender)
+            finish = await talk.expect(Finish)
+            if finish.sha256 != part.sha256:
+                raise TransferFailed("mismatch")
+            publishing = part
+            name = await in_thread(self._reactor, lambda: publishing.publish(overwrite=self._rules.overwrite))
+            self._quota.add(sender, 0, files=1)
+        except OSError as error:
+            raise storage_failure(error, local_name(offer.name)) from error
+        except TransferFailed as error:
+            if part is not None and error.code in ("mismatch", "source"):
+                part.discard()  # of no use to anybody any more
+            raise error.about(local_name(offer.name)) from None
+        finally:
+            if part is not None:
+                part.close()
+        self._remember(sender, offer, part.sha256)
+        self._tell(offer, name, part.sha256, peer, start, self._reactor.seconds() - began, talk)
+        await talk.say(Done())
+
+    def _remember(self, sender: str, offer: Offer, sha256: str) -> None:
+        self._arrived[sender, offer.name, offer.size, sha256] = None
+        if len(self._arrived) > _REMEMBERED:
+            self._arrived.popitem(last=False)
+
+    async def _agree(self, talk: Conversation, offer: Offer, part: PartFile, sender: str) -> int:
+        """Say what is there, and make it what the sender goes on from. Raises ``TransferFailed`` without room for it."""
+        await in_thread(self._reactor, lambda: part.load(offer.size))
+        await in_thread(self._reactor, lambda: self._quota.check(sender, offer.size - part.offset))
+        await talk.say(Have(part.offset, part.sha256))
+        start = (await talk.expect(Start, HASH_TIMEOUT_S)).offset
+        if start != part.offset:
+            if start:
+                raise MalformedTransfer("a start that was not agreed on")
+            part.restart()
+        return start
+
+    async def _write_data(self, talk: Conversation, offer: Offer, part: PartFile, sender: str) -> None:
+        name = local_name(offer.name)
+        if offer.size - part.offset:
+            sizes = f"{human_bytes(part.offset)} of {human_bytes(offer.size)}" if part.offset else ""
+            self._out.note(f"receiving {name} ({sizes or human_bytes(offer.size)})")
+        bar = self._out.bar(name, offer.size, part.offset)
+        left = offer.size - part.offset
+        waiting = bytearray()
+
+        def keep(data: bytearray) -> None:
+            self._quota.check(sender, len(data))  # others have taken room since the offer
+            part.append(data)
+            self._quota.add(sender, len(data))
+
+        try:
+            while left or waiting:
+                if left and len(waiting) < BLOCK_BYTES:
+                    piece = await talk.hear(IDLE_TIMEOUT_S)
+                    if not isinstance(piece, bytes) or len(piece) > left:
+                        raise MalformedTransfer("something other than data, or too much of it")
+                    waiting += piece
+                    left -= len(piece)
+                    self._places.received(talk.channel, len(piece))
+                    bar.advance(len(piece), self._reactor.seconds())
+                    continue
+                block, waiting = waiting, bytearray()
+                await in_thread(self._reactor, lambda data=block: keep(data))  # type: ignore[misc]
+        except (TransportBroken, TimedOut, CancelledError):
+            keep(waiting)  # what came is not sent twice
+            raise
+        finally:
+            bar.close()
+
+    def _tell(
+        self,
+        offer: Offer,
+        name: str,
+        sha256: str,
+        peer: DmsgAddress,
+        start: int,
+        elapsed_s: float,
+        talk: Conversation,
+    ) -> None:
+        rate = (offer.size - start) / max(elapsed_s, 1e-9)
+        security = talk.channel.transport.security
+        server = talk.channel.transport.getPeer().server_public_key  # the transport may have moved
+        self._out.result(
+            {
+                "event": "received",
+                "file": name,
+                "path": str(self._rules.directory / name),
+                "size_bytes": offer.size,
+                "sha256": sha256,
+                "resumed_from": start,
+                "elapsed_s": round(elapsed_s, 6),
+                "bytes_per_s": round(rate, 1),
+                "peer": str(peer.public_key),
+                "server": str(server),
+                "security": security,
+            },
+            f"received {name}: {human_bytes(offer.size)} in {elapsed_s:.2f} s ({human_bytes(rate)}/s, {security})"
+            f"  sha256 {sha256}",
+        )
+
+    def _tell_failure(self, error: TransferFailed, peer: DmsgAddress) -> None:
+        key = str(peer.public_key)
+        file = error.data["file"]
+        self._out.result(
+            {"event": "failed", "file": file, "code": error.code, "peer": key}, f"from {key[:16]}…: {error}"
+        )

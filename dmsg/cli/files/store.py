@@ -1,0 +1,101 @@
+"""Files on both ends of a transfer. Everything here blocks: it is called in threads, through :func:`in_thread`."""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import os
+import stat
+import threading
+from collections.abc import Callable
+from typing import Any, Final, TypeVar
+
+from twisted.internet.threads import deferToThreadPool
+
+from dmsg.cli.files.wire import TransferFailed
+
+T = TypeVar("T")
+
+#: What is read, hashed and written at a time: large enough that going to a thread costs nothing beside it.
+BLOCK_BYTES: Final = 1024 * 1024
+
+
+async def in_thread(reactor: Any, work: Callable[[], T]) -> T:
+    """``work()`` in a thread of the reactor's pool."""
+    result: T = await deferToThreadPool(reactor, reactor.getThreadPool(), work)
+    return result
+
+
+class HashedFile:
+    """A descriptor and the hash of what went through it.
+
+    The lock makes closing wait for the block at hand: a transfer may be given up while a thread works for it.
+    """
+
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor = descriptor
+        self._lock = threading.Lock()
+        self._hash = hashlib.sha256()
+        #: How much of the file the hash covers, from its beginning.
+        self.offset = 0
+
+    @property
+    def sha256(self) -> str:
+        """Of the first ``offset`` bytes, in hex."""
+        return self._hash.hexdigest()
+
+    def close(self) -> None:
+        """Let go of the file; work under way in a thread ends with ``ValueError``."""
+        with self._lock:
+            if self._descriptor >= 0:
+                try:
+                    self._closing()
+                finally:
+                    os.close(self._descriptor)
+                    self._descriptor = -1
+
+    def _closing(self) -> None:
+        """What there is to do before the descriptor is gone."""
+
+    def hash_to(self, size: int) -> None:
+        """Read on to offset ``size`` and hash; stops early where the file ends."""
+        while self.offset < size and self.read_block(size):
+            pass
+
+    def read_block(self, size: int) -> bytes:
+        """The next block before offset ``size``, hashed; empty at the end of the file."""
+        with self._lock:
+            block = os.pread(self._fd(), min(BLOCK_BYTES, size - self.offset), self.offset)
+            self._hash.update(block)
+            self.offset += len(block)
+            return block
+
+    def _fd(self) -> int:
+        if self._descriptor < 0:
+            raise ValueError("the file was closed")
+        return self._descriptor
+
+
+class SourceFile(HashedFile):
+    """A file to be sent. Raises ``OSError`` when it cannot be opened, ``TransferFailed`` when it is no plain file."""
+
+    def __init__(self, path: str) -> None:
+        super().__init__(os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK))
+        self.name = os.path.basename(path)
+        status = os.fstat(self._descriptor)
+        if not stat.S_ISREG(status.st_mode):
+            self.close()
+            raise TransferFailed("source", self.name)
+        self.size = status.st_size
+
+    def rewind(self) -> None:
+        """Begin again from the start."""
+        with self._lock:
+            self._hash = hashlib.sha256()
+            self.offset = 0
+
+
+def storage_failure(error: OSError, name: str) -> TransferFailed:
+    """What the sender is told when the receiver's disk does not go along."""
+    full = error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+    return TransferFailed("no_space" if full else "storage", name)

@@ -1,0 +1,200 @@
+"""What discovery says of peers: asked for once however many want to know, and kept for a while."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+from twisted.internet.defer import Deferred, ensureDeferred
+from twisted.internet.interfaces import IReactorTime
+from twisted.python.failure import Failure
+
+from dmsg.crypto.keys import PublicKey
+from dmsg.errors import DiscoveryError
+from dmsg.interfaces import IDiscovery
+from dmsg.mux.core.e2e import promises_security
+from dmsg.sansio.rate import TokenBucket
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class CallerLimits:
+    """Look-ups of callers: peers that ask for a transport in the clear.
+
+    They hold twice: for callers of whom discovery had an entry before, and for all others. So strangers without an entry
+    take nothing from peers that have one.
+    """
+
+    #: Answers kept: more than look-ups are possible in the five seconds for which an answer counts.
+    entries: int = 1_024
+    #: Look-ups under way at one time; a second; and in a burst. Beyond that a caller is taken to promise end-to-end
+    #: security, as when discovery does not answer. Both kinds together ask a tenth of what a discovery answers one client.
+    at_once: int = 8
+    per_s: float = 10.0
+    burst: int = 25
+
+
+@dataclass(frozen=True, slots=True)
+class Known:
+    """What discovery said of a peer at ``at_s``: its relays, and whether it promises end-to-end security."""
+
+    servers: tuple[PublicKey, ...]
+    promised: bool
+    at_s: float = 0.0
+
+
+class _Table(Generic[T]):
+    """At most ``limit`` things by peer; the one put in longest ago goes first."""
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self._things: OrderedDict[PublicKey, T] = OrderedDict()
+
+    def __contains__(self, peer: PublicKey) -> bool:
+        return peer in self._things
+
+    def get(self, peer: PublicKey) -> T | None:
+        return self._things.get(peer)
+
+    def put(self, peer: PublicKey, thing: T) -> None:
+        self._things[peer] = thing
+        self._things.move_to_end(peer)
+        if len(self._things) > self._limit:
+            self._things.popitem(last=False)
+
+    def discard(self, peer: PublicKey) -> None:
+        self._things.pop(peer, None)
+
+    def forget(self, is_over: Callable[[T], bool]) -> None:
+        """Forget the two put in longest ago if they are over: more than come in at a time."""
+        for _ in range(2):
+            oldest = next(iter(self._things), None)
+            if oldest is None or not is_over(self._things[oldest]):
+                return
+            del self._things[oldest]
+
+
+class _Callers:
+    """One of the two kinds of callers: what is known of them, and how much may be asked about them."""
+
+    def __init__(self, limits: CallerLimits, now: float) -> None:
+        self.known: _Table[Known] = _Table(limits.entries)
+        self.asking = 0
+        self._at_once = limits.at_once
+        self._bucket = TokenBucket(limits.per_s, limits.burst, now)
+
+    def take(self, now: float) -> bool:
+        """Whether one more question may be asked now."""
+        return self.asking < self._at_once and self._bucket.take(now)
+
+
+class _Flight:
+    """One question under way, and those who wait for its answer."""
+
+    def __init__(self) -> None:
+        self.waiting: list[Deferred[Known]] = []
+        self.asking: Deferred[Known] | None = None
+
+
+class Lookups:
+    """The entries of at most ``limit`` peers that were dialled, each as it was when it was last asked for.
+
+    What callers are looked up for is kept apart, so that no stranger's request makes a dial ask again.
+    """
+
+    def __init__(
+        self, clock: IReactorTime, discovery: IDiscovery, limit: int, callers: CallerLimits = CallerLimits()
+    ) -> None:
+        self._clock = clock
+        self._discovery = discovery
+        self._known: _Table[Known] = _Table(limit)
+        self._found = _Callers(callers, clock.seconds())
+        self._others = _Callers(callers, clock.seconds())
+        self._flights: dict[PublicKey, _Flight] = {}
+
+    def known(self, peer: PublicKey, lifetime_s: float) -> Known | None:
+        """What was said of ``peer`` within the last ``lifetime_s`` seconds, if it was dialled then."""
+        return self._fresh(self._known.get(peer), lifetime_s)
+
+    def _fresh(self, known: Known | None, lifetime_s: float) -> Known | None:
+        return known if known is not None and known.at_s + lifetime_s >= self._clock.seconds() else None
+
+    def forget(self, peer: PublicKey) -> None:
+        """Ask anew next time."""
+        self._known.discard(peer)
+
+    async def promised(self, peer: PublicKey, lifetime_s: float) -> bool:
+        """Whether the entry of a caller promises end-to-end security, asked for unless known within ``lifetime_s``.
+
+        ``True`` also when there is no entry or no answer, which is remembered in the same way, and when too much has been
+        asked about callers (:class:`CallerLimits`).
+        """
+        for table in (self._known, self._found.known, self._others.known):
+            known = self._fresh(table.get(peer), lifetime_s)
+            if known is not None:
+                return known.promised
+        kind = self._found if peer in self._found.known or peer in self._known else self._others
+        begins = peer not in self._flights
+        if begins and not kind.take(self._clock.seconds()):
+            return True
+        kind.asking += begins
+        try:
+            known = await self._fly(peer)
+            self._found.known.put(peer, known)
+        except DiscoveryError:
+            known = Known((), True, self._clock.seconds())
+            self._others.known.forget(lambda old: self._fresh(old, lifetime_s) is None)
+            self._others.known.put(peer, known)
+        finally:
+            kind.asking -= begins
+        return known.promised
+
+    def ask(self, peer: PublicKey) -> Deferred[Known]:
+        """Ask discovery for a dial; fails with a ``DiscoveryError``.
+
+        A question is given up when nothing waits for its answer any more.
+        """
+
+        def keep(known: Known) -> Known:
+            self._known.put(peer, known)
+            return known
+
+        return self._fly(peer).addCallback(keep)
+
+    def _fly(self, peer: PublicKey) -> Deferred[Known]:
+        flight = self._flights.get(peer)
+        waiter: Deferred[Known] = Deferred(lambda waiter: self._leave(peer, waiter))
+        if flight is not None:
+            flight.waiting.append(waiter)
+            return waiter
+        flight = self._flights[peer] = _Flight()
+        flight.waiting.append(waiter)
+        flight.asking = ensureDeferred(self._ask(peer))
+        flight.asking.addBoth(self._answered, peer, flight)
+        return waiter
+
+    def _leave(self, peer: PublicKey, waiter: Deferred[Known]) -> None:
+        flight = self._flights.get(peer)
+        if flight is None or waiter not in flight.waiting:
+            return
+        flight.waiting.remove(waiter)
+        if not flight.waiting:
+            del self._flights[peer]
+            if flight.asking is not None:
+                flight.asking.cancel()
+
+    def _answered(self, answer: Known | Failure, peer: PublicKey, flight: _Flight) -> None:
+        if self._flights.get(peer) is flight:
+            del self._flights[peer]
+        waiting, flight.waiting = flight.waiting, []
+        for waiter in waiting:
+            if not waiter.called:  # one may have made another give up
+                waiter.callback(answer)
+
+    async def _ask(self, peer: PublicKey) -> Known:
+        entry = await self._discovery.get_entry(peer)
+        delegated = entry.client.delegated_servers if entry.client is not None else None
+        return Known(tuple(delegated or ()), promises_security(entry.version), self._clock.seconds())

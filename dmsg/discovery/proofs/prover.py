@@ -1,0 +1,340 @@
+"""Proves relays before they are listed: a TCP connection to the address of the entry and a handshake with its key.
+
+:ref:`spec-proofs`. Otherwise a list could be filled with entries that cost nothing but keys, and clients be sent to
+whatever hosts a stranger names. :mod:`~dmsg.discovery.proofs.schedule` decides who is proved when; this module does it,
+with an :class:`~dmsg.interfaces.IRelayProver`.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final
+
+from twisted.internet.defer import CancelledError, Deferred, DeferredList, TimeoutError
+from twisted.internet.interfaces import IReactorTime
+from twisted.logger import Logger
+
+from dmsg.address import HostPort
+from dmsg.crypto.keys import PublicKey
+from dmsg.discovery.entry import Entry, is_available
+from dmsg.discovery.proofs.limits import ProofLimits
+from dmsg.discovery.proofs.record import RelayRecord
+from dmsg.discovery.proofs.schedule import ProofSchedule, Random
+from dmsg.discovery.relay_addresses import RelayAddresses, is_ip
+from dmsg.discovery.stores.memory import shielded
+from dmsg.errors import DiscoveryError, ProofFailed
+from dmsg.interfaces import IEntryStore, IRankedStore, IRelayProver
+from dmsg.sansio.rate import TokenBucket
+
+__all__ = ["ProofLimits", "RelayProofs"]
+
+#: Records looked at in one turn of the reactor; the rest of a long queue waits for the next one.
+_PUMP_RECORDS: Final = 64
+#: Shortest pause before the queue is looked at again, in seconds.
+_SHORTEST_PAUSE_S: Final = 0.001
+#: Entries read from the store at a time.
+_SYNC_BATCH: Final = 250
+#: What is left for the connection after a slow name resolution is never less than this, in seconds.
+_SHORTEST_PROOF_S: Final = 0.5
+#: Log lines of relays that leave the list, per second in the long run and at once.
+_LOG_RATE_PER_S: Final = 0.2
+_LOG_BURST: Final = 20.0
+#: What a proof can come to, besides the reasons of ``ProofFailed``.
+_OK: Final = "ok"
+#: Of these, what says that the relay is not there. The others may be bad luck, or a flood of connections to it.
+_CERTAIN: Final = ("refused", "wrong_key", "not_global")
+#: Every outcome, as metrics name them.
+RESULTS: Final = (_OK, "no_address", "not_global", "refused", "unreachable", "timeout", "closed", "wrong_key")
+
+
+class RelayProofs:
+    """Knows which relays of ``store`` are where they say.
+
+    It proves what :meth:`offer` tells it of at once, and what other processes put into ``store`` when it finds it there;
+    then each again every ``limits.interval_s``. ``clock`` drives it, ``now_ns()`` is Unix time in nanoseconds for the
+    store. Several discoveries over one store each prove for themselves.
+    """
+
+    _log = Logger()
+
+    def __init__(
+        self,
+        store: IEntryStore,
+        prover: IRelayProver,
+        clock: IReactorTime,
+        *,
+        now_ns: Callable[[], int],
+        random: Random,
+        addresses: RelayAddresses,
+        limits: ProofLimits | None = None,
+    ) -> None:
+        self.limits = limits or ProofLimits()
+        #: How many proofs came to what: one of :data:`RESULTS`.
+        self.results: Counter[str] = Counter()
+        self._store = store
+        self._prover = prover
+        self._clock = clock
+        self._now_ns = now_ns
+        self._random = random
+        self._addresses = addresses
+        self._schedule = ProofSchedule(self.limits, random, clock.seconds())
+        self._proving: dict[RelayRecord, Deferred[None]] = {}
+        self._timer: Any = None
+        self._sync_timer: Any = None
+        self._syncing: Deferred[None] | None = None
+        self._synced_once = False
+        self._started_at = 0.0
+        self._waiters: list[Deferred[None]] = []
+        self._running = False
+        self._log_rate = TokenBucket(_LOG_RATE_PER_S, _LOG_BURST, clock.seconds())
+
+    # --- from start to end ---------------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Begin with what the store has."""
+        self._running = True
+        self._started_at = self._clock.seconds()
+        self._sync()
+
+    async def stop(self) -> None:
+        """Give up the proofs that are under way; returns when their connections are being closed."""
+        self._running = False
+        for name in ("_timer", "_sync_timer"):
+            timer = getattr(self, name)
+            setattr(self, name, None)
+            if timer is not None:
+                timer.cancel()
+        under_way = list(self._proving.values())
+        if self._syncing is not None:
+            under_way.append(self._syncing)
+        for one in under_way:
+            one.cancel()
+        self._wake_waiters()
+        await DeferredList(under_way, consumeErrors=True)
+
+    # --- what is told --------------------------------------------------------------------------------------------
+
+    def offer(self, entry: Entry, source_host: str = "") -> None:
+        """``entry`` was registered by ``source_host`` (an IP address, "" if it is not known): prove what is new in it."""
+        now = self._clock.seconds()
+        if is_available(entry) and entry.server is not None and self._addresses.takes(entry.server.host_port.host):
+            self._schedule.offer(entry.static, entry.server.host_port, source_host, now)
+            self._pump()
+        else:
+            self._schedule.withdraw(entry.static.raw)
+            self._check_waiters()
+
+    # --- what is asked -------------------------------------------------------------------------------------------
+
+    @property
+    def networks(self) -> Mapping[str, Mapping[bytes, object]]:
+        """The raw keys of proved relays that are available, by the network (/24, /48) they were reached in."""
+        return self._schedule.networks
+
+    @property
+    def version(self) -> int:
+        """Goes up with every change of :attr:`networks`."""
+        return self._schedule.version
+
+    def holds_for(self, entry: Entry) -> bool:
+        """Whether what was proved is what ``entry``, as the store has it now, says.
+
+        Another process may have taken a later entry with another address: that one is proved then.
+        """
+        record = self._schedule.get(entry.static.raw)
+        if record is None or entry.server is None:
+            return False
+        # The text is compared first: it is the same as a rule, and reading it costs ten times as much.
+        if str(record.address) != entry.server.address and record.address != entry.server.host_port:
+            self.offer(entry)
+        return record.proved
+
+    def is_proved(self, public_key: PublicKey) -> bool:
+        """Whether the relay is listed."""
+        record = self._schedule.get(public_key.raw)
+        return record is not None and record.proved and record.available
+
+    async def first_proofs(self) -> None:
+        """Wait for first proofs under way if that may change the answer much.
+
+        That is when nothing is listed, or discovery has just started; at most ``limits.first_proofs_s``.
+        """
+        just_started = self._clock.seconds() - self._started_at < self.limits.first_proofs_s
+        if self._running and (just_started or not self._schedule.networks) and not self._is_quiet():
+            await self.quiet().addTimeout(self.limits.first_proofs_s, self._clock, lambda *_: None)
+
+    def quiet(self) -> Deferred[None]:
+        """Fires when no relay is left whose first proof has no outcome. Cancelling gives up waiting."""
+        waiter: Deferred[None] = Deferred(self._give_up)
+        self._waiters.append(waiter)
+        self._check_waiters()
+        return waiter
+
+    def stats(self) -> dict[str, float]:
+        """Relays listed, relays known, records whose turn has not come; ``proofs_`` and a result: how many."""
+        schedule = self._schedule
+        numbers: dict[str, float] = {
+            "relays_listed": schedule.listed,
+            "relays_known": len(schedule),
+            "proofs_waiting": schedule.waiting,
+        }
+        return numbers | {f"proofs_{result}": self.results[result] for result in RESULTS}
+
+    # --- waiting -------------------------------------------------------------------------------------------------
+
+    def _is_quiet(self) -> bool:
+        return self._synced_once and not self._schedule.first_proofs
+
+    def _give_up(self, waiter: Deferred[None]) -> None:
+        if waiter in self._waiters:
+            self._waiters.remove(waiter)
+
+    def _check_waiters(self) -> None:
+        if self._is_quiet() or not self._running:
+            self._wake_waiters()
+
+    def _wake_waiters(self) -> None:
+        waiters, self._waiters = self._waiters, []
+        for waiter in waiters:
+            waiter.callback(None)
+
+    # --- proving -------------------------------------------------------------------------------------------------
+
+    def _pump(self) -> None:
+        """Begin as many proofs as may be under way."""
+        if not self._running:
+            return
+        now = self._clock.seconds()
+        wait_s: float | None = 0.0
+        for _ in range(_PUMP_RECORDS):
+            if len(self._proving) >= self.limits.concurrent:
+                return  # the end of one begins the next
+            record = self._schedule.next(now)
+            if record is None:
+                due = self._schedule.next_due(now)
+                wait_s = None if due is None else max(_SHORTEST_PAUSE_S, due - now)
+                break
+            proof = Deferred.fromCoroutine(self._prove(record, record.source))
+            if not proof.called:
+                self._proving[record] = proof
+            proof.addBoth(self._ended, record)
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if wait_s is not None:
+            self._timer = self._clock.callLater(wait_s, self._on_timer)
+        self._check_waiters()
+
+    def _on_timer(self) -> None:
+        self._timer = None
+        self._pump()
+
+    def _ended(self, outcome: Any, record: RelayRecord) -> None:
+        if self._proving.pop(record, None) is not None:
+            self._pump()
+
+    async def _prove(self, record: RelayRecord, source: str) -> None:
+        was_listed = record.proved
+        address, began = record.address, self._clock.seconds()
+        try:
+            ip = await self._ip_of(record, source)
+            wait_s = self._schedule.admit(record, ip, self._clock.seconds())
+            if wait_s > 0:
+                self._schedule.postponed(record, wait_s, self._clock.seconds())
+                return
+            left_s = self.limits.timeout_s - (self._clock.seconds() - began)
+            running = self._prover.prove(record.static, HostPort(ip, address.port))
+            await running.addTimeout(max(_SHORTEST_PROOF_S, left_s), self._clock)
+            result = _OK
+        except ProofFailed as error:
+            result = error.reason
+        except TimeoutError:
+            result = "timeout"
+        except CancelledError:
+            return
+        except Exception:  # a prover with a fault costs this one proof
+            self._log.failure("a relay could not be proved")
+            result = "unreachable"
+        self.results[result] += 1
+        if result == _OK:
+            self._schedule.succeeded(record, ip, self._clock.seconds())
+            return
+        self._schedule.failed(record, self._clock.seconds(), certain=result in _CERTAIN)
+        if was_listed and not record.proved and self._log_rate.take(self._clock.seconds()):
+            self._log.info(
+                "relay {key} at {address} is listed no more: {reason}",
+                key=str(record.static),
+                address=str(address),
+                reason=result,
+            )
+
+    async def _ip_of(self, record: RelayRecord, source: str) -> str:
+        """The IP address to connect to; each failure makes the next attempt take the next address of a name."""
+        host = record.address.host
+        if is_ip(host):
+            return host
+
+        def ended(outcome: Any) -> Any:
+            self._schedule.resolved(source)
+            return outcome
+
+        # A resolution cannot be stopped: it holds its thread until it ends, and counts until then.
+        running = self._prover.resolve(host).addBoth(ended)
+        found: Sequence[str] = await shielded(running).addTimeout(self.limits.timeout_s / 2, self._clock)
+        if not found:
+            raise ProofFailed("no_address")
+        if not all(map(self._addresses.takes, found)):
+            raise ProofFailed("not_global")
+        return found[record.failures % len(found)]
+
+    # --- what the store has --------------------------------------------------------------------------------------
+
+    def _sync(self) -> None:
+        self._sync_timer = None
+        self._syncing = Deferred.fromCoroutine(self._read_store())
+        self._syncing.addErrback(self._sync_failed).addBoth(self._synced)
+
+    def _sync_failed(self, failure: Any) -> None:
+        if not failure.check(CancelledError, DiscoveryError):
+            self._log.failure("relays could not be read from the store", failure)
+
+    def _synced(self, outcome: Any) -> None:
+        self._syncing = None
+        self._synced_once = True
+        if self._running:
+            self._sync_timer = self._clock.callLater(
+                self.limits.sync_s * (0.9 + 0.2 * self._random.random()), self._sync
+            )
+        self._pump()
+
+    async def _read_store(self) -> None:
+        began, most = self._clock.seconds(), self.limits.relays
+        if not IRankedStore.providedBy(self._store):
+            entries = await self._store.available_servers(most, self._now_ns())
+            if len(entries) < most:
+                self._schedule.retain({entry.static.raw for entry in entries}, began)
+            self._found([entry for entry in entries if self._is_news(entry.static.raw)])
+            return
+        store: IRankedStore = self._store
+        keys = await store.available_keys(most, self._now_ns())
+        if len(keys) < most:
+            self._schedule.retain(set(keys), began)
+        new = [key for key in keys if self._is_news(key)]
+        if self._synced_once:
+            del new[self.limits.sync_relays :]
+        for at in range(0, len(new), _SYNC_BATCH):
+            self._found(await store.servers_of(new[at : at + _SYNC_BATCH], self._now_ns()))
+
+    def _is_news(self, key: bytes) -> bool:
+        record = self._schedule.get(key)
+        return record is None or not record.available
+
+    def _found(self, entries: Sequence[Entry]) -> None:
+        now = self._clock.seconds()
+        for entry in entries:
+            if self._is_news(entry.static.raw) and entry.server is not None:
+                address = entry.server.host_port
+                if self._addresses.takes(address.host):
+                    self._schedule.offer(entry.static, address, "", now)
+        self._pump()

@@ -1,0 +1,352 @@
+"""Which relays are to be proved, when, and which have been: the bookkeeping of discovery's proofs. Pure.
+
+:ref:`spec-proofs`. Time is an argument, in seconds on any clock. What is spent on strangers' words is bounded three
+ways: a turn for each source of registrations, a budget of failures for each target and each source, and a number of
+records.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import Counter
+from collections.abc import Collection
+from itertools import count
+from typing import Protocol
+
+from dmsg.address import HostPort, network_group
+from dmsg.crypto.keys import PublicKey
+from dmsg.discovery.proofs.budgets import ProofBudgets
+from dmsg.discovery.proofs.limits import ProofLimits
+from dmsg.discovery.proofs.queue import FairQueue
+from dmsg.discovery.proofs.record import RelayRecord, RelayState
+from dmsg.discovery.relay_addresses import is_ip
+from dmsg.sansio.rate import TokenBucket
+
+__all__ = ["ProofSchedule"]
+
+
+class Random(Protocol):
+    """The part of :class:`random.Random` that is used here."""
+
+    def random(self) -> float:
+        """A float in [0, 1)."""
+
+
+class ProofSchedule:
+    """The relays a discovery knows of, those that are proved, and which one is proved next.
+
+    A driver takes records from :meth:`next`, finds out the IP address, asks :meth:`admit` for leave, and reports with one
+    of :meth:`succeeded`, :meth:`failed` and :meth:`postponed`.
+    """
+
+    def __init__(self, limits: ProofLimits, random: Random, now: float) -> None:
+        self.limits = limits
+        #: Raw keys of proved relays that are available, by the network they were proved in.
+        self.networks: dict[str, dict[bytes, RelayRecord]] = {}
+        #: Goes up with every change of ``networks``.
+        self.version = 0
+        self._random = random
+        self._records: dict[bytes, RelayRecord] = {}
+        self._targets: dict[str, dict[bytes, RelayRecord]] = {}
+        #: Not proved, the one that was registered longest ago first.
+        self._unproved: dict[bytes, RelayRecord] = {}
+        #: Of those, which have not had their first proof yet.
+        self._new: set[bytes] = set()
+        self._due: list[tuple[float, int, RelayRecord]] = []
+        self._ties = count()
+        self._again: FairQueue[RelayRecord] = FairQueue()
+        self._fresh: FairQueue[RelayRecord] = FairQueue()
+        self._names: FairQueue[RelayRecord] = FairQueue()
+        self._turn = 0
+        self._rate = TokenBucket(limits.proofs_per_s, limits.proof_burst, now)
+        self._budgets = ProofBudgets(limits)
+        self._resolving: Counter[str] = Counter()
+
+    # --- what is known -------------------------------------------------------------------------------------------
+
+    def __len__(self) -> int:
+        return len(self._records)
+
+    def __contains__(self, key: object) -> bool:
+        return key in self._records
+
+    @property
+    def waiting(self) -> int:
+        """Records whose turn has not come yet."""
+        return len(self._again) + len(self._fresh) + len(self._names)
+
+    @property
+    def first_proofs(self) -> int:
+        """Relays whose first proof has no outcome yet."""
+        return len(self._new)
+
+    @property
+    def listed(self) -> int:
+        """Relays that are proved and available."""
+        return sum(map(len, self.networks.values()))
+
+    def get(self, key: bytes) -> RelayRecord | None:
+        """The record of a raw public key."""
+        return self._records.get(key)
+
+    # --- from registrations --------------------------------------------------------------------------------------
+
+    def offer(self, static: PublicKey, address: HostPort, source_host: str, now: float) -> None:
+        """A relay says that it is at ``address`` and available; ``source_host`` is who registered it, "" if unknown."""
+        record = self._records.get(static.raw)
+        if record is None:
+            record = RelayRecord(static, address, source_host, now)
+            record.source, record.target = _source(source_host), _target(address.host)
+            if not self._make_room(record):
+                return
+            self._records[record.key] = record
+            self._targets.setdefault(record.target, {})[record.key] = record
+            self._unproved[record.key] = record
+            self._new.add(record.key)
+            self._enqueue(record)
+            return
+        record.offered_at = now
+        if source_host:
+            record.source_host, record.source = source_host, _source(source_host)
+        if not record.proved:
+            self._unproved[record.key] = self._unproved.pop(record.key)
+        if record.address != address:
+            self._move(record, address)
+        elif record.state is RelayState.WAITING:
+            self._enqueue(record)  # newest first, and by the source known now
+        if not record.available:
+            record.available = True
+            self._index(record)
+
+    def _move(self, record: RelayRecord, address: HostPort) -> None:
+        self._lose_proof(record)
+        record.address = address
+        target = _target(address.host)
+        if target != record.target:
+            self._leave_target(record)
+            record.target = target
+            self._targets.setdefault(target, {})[record.key] = record
+        if record.state is RelayState.PROVING:
+            record.moved = True
+        elif record.state is RelayState.WAITING or not record.failures:
+            if record.state is RelayState.RESTING:
+                record.move(RelayState.WAITING)
+            self._new.add(record.key)
+            self._enqueue(record)
+
+    def withdraw(self, key: bytes) -> None:
+        """A relay is not available any more. What was proved is remembered until its next proof is due."""
+        record = self._records.get(key)
+        if record is not None and record.available:
+            self._unindex(record)
+            record.available = False
+            self._new.discard(key)
+
+    def retain(self, keys: Collection[bytes], since: float) -> None:
+        """Withdraw all but ``keys`` that were last offered before ``since``: the store does not have them any more."""
+        for key in [one.key for one in self._records.values() if one.offered_at < since and one.key not in keys]:
+            self.withdraw(key)
+
+    # --- to the driver -------------------------------------------------------------------------------------------
+
+    def next(self, now: float) -> RelayRecord | None:
+        """The relay to be proved now, or ``None``; then :meth:`next_due` says when to ask again."""
+        self._wake(now)
+        if self._rate.wait_s(now) > 0:
+            return None
+        while (record := self._take()) is not None and not record.available:
+            self._forget(record)
+        if record is not None:
+            record.move(RelayState.PROVING)
+            if not is_ip(record.address.host):
+                self._resolving[record.source] += 1
+        return record
+
+    def _take(self) -> RelayRecord | None:
+        """The next of the three queues in turn, so that none of them waits for another to be empty."""
+        for _ in range(3):
+            self._turn = (self._turn + 1) % 3
+            if self._turn == 0:
+                record = self._again.take()
+            elif self._turn == 1:
+                record = self._fresh.take()
+            elif sum(self._resolving.values()) < self.limits.resolving:
+                most = self.limits.resolving_per_source
+                record = self._names.take({source for source, number in self._resolving.items() if number >= most})
+            else:
+                record = None
+            if record is not None:
+                return record
+        return None
+
+    def next_due(self, now: float) -> float | None:
+        """When :meth:`next` may have something, if nothing else happens before; ``None`` when there is nothing."""
+        if len(self._again) or len(self._fresh) or len(self._names):
+            wait_s = self._rate.wait_s(now)
+            if wait_s > 0:
+                return now + wait_s
+        return self._due[0][0] if self._due else None
+
+    def resolved(self, source: str) -> None:
+        """A name resolution for a record of ``source`` has come to its end, in time or not."""
+        self._resolving[source] -= 1
+        if not self._resolving[source]:
+            del self._resolving[source]
+
+    def admit(self, record: RelayRecord, ip: str, now: float) -> float:
+        """Whether to connect to ``ip`` for ``record``: 0 for yes, else how many seconds to wait."""
+        wait_s = self._budgets.take(record, ip, now)
+        if wait_s == 0:
+            self._rate.take(now)
+        return wait_s
+
+    # --- outcomes ------------------------------------------------------------------------------------------------
+
+    def succeeded(self, record: RelayRecord, ip: str, now: float) -> None:
+        """The relay at ``ip`` has shown its key."""
+        self._end_proof(record, give_back=True)
+        if self._go_on(record):
+            return
+        self._unindex(record)
+        record.failures = record.postponements = record.misses = 0
+        record.network = network_group(ip)
+        self._unproved.pop(record.key, None)
+        self._index(record)
+        self._rest(record, now + self.limits.interval_s * (0.8 + 0.4 * self._random.random()))
+
+    def failed(self, record: RelayRecord, now: float, *, certain: bool = True) -> None:
+        """It has not. It leaves the list, and is tried again after a pause that grows with each failure.
+
+        Without being ``certain``, a listed one is tried again soon, ``limits.attempts`` times in all, before it leaves.
+        """
+        self._end_proof(record)
+        if self._go_on(record):
+            return
+        if record.proved and not certain and record.misses < self.limits.attempts - 1:
+            record.misses += 1
+            self._rest(record, now + self.limits.attempt_pause_s * (0.8 + 0.4 * self._random.random()))
+            return
+        self._lose_proof(record)
+        record.failures += 1
+        record.postponements = 0
+        pause_s = min(self.limits.interval_s, self.limits.retry_first_s * 2.0 ** min(record.failures - 1, 30))
+        self._rest(record, now + pause_s * (0.8 + 0.4 * self._random.random()))
+
+    def postponed(self, record: RelayRecord, wait_s: float, now: float) -> None:
+        """It was not tried, because of what :meth:`admit` said."""
+        self._end_proof(record)
+        if not self._go_on(record):
+            self._rest(record, now + wait_s * (1.0 + 0.5 * self._random.random()))
+
+    def _end_proof(self, record: RelayRecord, *, give_back: bool = False) -> None:
+        self._budgets.end(record, give_back=give_back)
+        if record.state is not RelayState.GONE:
+            self._new.discard(record.key)
+
+    def _go_on(self, record: RelayRecord) -> bool:
+        """Whether the outcome is of no use any more."""
+        if record.state is RelayState.GONE:
+            return True
+        if not record.moved:
+            return False
+        record.moved = False
+        record.move(RelayState.WAITING)
+        self._enqueue(record)
+        return True
+
+    # --- inside --------------------------------------------------------------------------------------------------
+
+    def _enqueue(self, record: RelayRecord) -> None:
+        if record.state is RelayState.RESTING:
+            record.move(RelayState.WAITING)
+        for queue in (self._again, self._fresh, self._names):
+            queue.remove(record.key)
+        again = record.key not in self._new
+        if not is_ip(record.address.host):
+            self._names.put(record.key, record, record.source, record.target, again=again)
+        elif record.proved:
+            self._again.put(record.key, record, "", record.target, again=True)
+        else:
+            self._fresh.put(record.key, record, record.source, record.target, again=again)
+
+    def _rest(self, record: RelayRecord, due: float) -> None:
+        record.move(RelayState.RESTING)
+        record.due = due
+        heapq.heappush(self._due, (due, next(self._ties), record))
+
+    def _wake(self, now: float) -> None:
+        while self._due and self._due[0][0] <= now:
+            due, _, record = heapq.heappop(self._due)
+            if record.state is not RelayState.RESTING or record.due != due:
+                continue
+            if record.available:
+                self._enqueue(record)
+            else:
+                self._forget(record)
+
+    def _index(self, record: RelayRecord) -> None:
+        if record.proved and record.available:
+            self.networks.setdefault(record.network, {})[record.key] = record
+            self.version += 1
+
+    def _unindex(self, record: RelayRecord) -> None:
+        relays = self.networks.get(record.network)
+        if relays is not None and relays.pop(record.key, None) is not None:
+            self.version += 1
+            if not relays:
+                del self.networks[record.network]
+
+    def _lose_proof(self, record: RelayRecord) -> None:
+        self._unindex(record)
+        record.misses = 0
+        if record.proved:
+            record.network = ""
+            self._unproved[record.key] = record
+
+    def _leave_target(self, record: RelayRecord) -> None:
+        relays = self._targets[record.target]
+        del relays[record.key]
+        if not relays:
+            del self._targets[record.target]
+
+    def _forget(self, record: RelayRecord) -> None:
+        record.move(RelayState.GONE)
+        self._unindex(record)
+        self._leave_target(record)
+        for queue in (self._again, self._fresh, self._names):
+            queue.remove(record.key)
+        self._unproved.pop(record.key, None)
+        self._new.discard(record.key)
+        del self._records[record.key]
+
+    def _make_room(self, record: RelayRecord) -> bool:
+        """Whether there is a place for one record more: those that could not be proved lose theirs first."""
+        peers = self._targets.get(record.target, {})
+        if len(peers) >= self.limits.relays_per_network:
+            victim = next((one for one in peers.values() if one.failures), None)
+            victim = victim or next((one for one in peers.values() if not one.proved), None)
+        elif len(self._records) >= self.limits.relays:
+            victim = next(iter(self._unproved.values()), None)
+            if victim is None:
+                largest = max(self._targets.values(), key=len)
+                victim = next(iter(largest.values())) if len(largest) > len(peers) + 1 else None
+        else:
+            return True
+        if victim is not None:
+            self._forget(victim)
+        return victim is not None
+
+
+def _source(host: str) -> str:
+    """Whose turn a registration from ``host`` is: its network; "" for what is found in the store."""
+    return network_group(host) if host else ""
+
+
+def _target(host: str) -> str:
+    """What a relay at ``host`` counts to before it is proved: its network, or the domain of its name.
+
+    A domain is the last two labels: subdomains cost nothing.
+    """
+    if is_ip(host):
+        return network_group(host)
+    return ".".join(host.lower().rstrip(".").split(".")[-2:])

@@ -1,0 +1,1 @@
+"""The stores that hold a discovery's entries, and the rules all of them follow."""

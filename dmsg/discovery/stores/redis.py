@@ -1,0 +1,400 @@
+"""Entries in Redis: the owner of txredisapi, which is imported late because it installs the reactor.
+
+Each key has a hash ``dmsg:entry:HEX`` with ``s`` (sequence), ``t`` (timestamp, shifted to be positive and padded, so
+that texts compare as numbers do: numbers in Lua are doubles), ``b`` (body, missing in a tombstone), ``x`` (expiry in
+milliseconds, or empty), ``r`` (hour of the last read), and what it counts for: ``k`` (kind), ``w`` (network) and ``n``
+(bytes). Sorted sets: ``dmsg:servers``, ``dmsg:expiring:KIND`` and ``dmsg:tombstones`` by expiry; ``dmsg:networks:KIND`` by
+bytes; ``dmsg:of:KIND:NETWORK`` by last read, then by time of posting. ``dmsg:totals`` counts kinds. Compare, evict and
+replace are one script, so several processes may share a database. How durable it is depends on how Redis is configured.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Final
+
+from twisted.internet.defer import Deferred, DeferredLock
+from zope.interface import implementer
+
+from dmsg.crypto.keys import PublicKey
+from dmsg.discovery.entry import Entry, is_available
+from dmsg.discovery.stores.rules import (
+    NS_PER_S,
+    ROW_BYTES,
+    NewKeys,
+    ReadMarks,
+    StoreLimits,
+    Watchers,
+    expired,
+    hour_of,
+    kind_of,
+    network_of,
+    shielded,
+    stored_entry,
+)
+from dmsg.errors import (
+    ConfigError,
+    DiscoveryError,
+    DiscoveryUnavailable,
+    EntryNotFound,
+    NonZeroSequence,
+    StoreFull,
+    WrongSequence,
+    WrongTime,
+)
+from dmsg.interfaces import IWatchedStore
+
+#: How long one operation may take, in seconds, the wait for a lost connection to come back included.
+OPERATION_TIMEOUT_S: Final = 5.0
+#: Connections kept open.
+POOL_SIZE: Final = 2
+
+_ENTRY: Final = "dmsg:entry:"
+_SERVERS: Final = "dmsg:servers"
+_LAYOUT: Final = "dmsg:layout"
+_LAYOUT_VERSION: Final = b"2"
+#: Rows of the first layout that are brought up to date in one script.
+_ADOPTED: Final = 500
+_NS_PER_MS: Final = 1_000_000
+_TIMESTAMP_SHIFT: Final = 1 << 63
+
+# What a row counts for is changed by these functions only. Scores in `dmsg:of` are exact in a double: 19 bits of hours
+# and 32 of seconds.
+_LIBRARY: Final = f"""
+local DATE, ROW, TOMBSTONE = 4294967296, {ROW_BYTES}, 2
+local function total(field)
+    return tonumber(redis.call('HGET', 'dmsg:totals', field) or '0')
+end
+local function count(kind, network, rows, bytes)
+    redis.call('HINCRBY', 'dmsg:totals', 'e' .. kind, rows)
+    redis.call('HINCRBY', 'dmsg:totals', 'b' .. kind, bytes)
+    if tonumber(redis.call('ZINCRBY', 'dmsg:networks:' .. kind, bytes, network)) <= 0 then
+        redis.call('ZREM', 'dmsg:networks:' .. kind, network)
+    end
+end
+local function leave(key)
+    local row = redis.call('HMGET', key, 'k', 'w', 'n')
+    if row[1] then
+        count(row[1], row[2], -1, -tonumber(row[3]))
+        redis.call('ZREM', 'dmsg:of:' .. row[1] .. ':' .. row[2], key)
+        redis.call('ZREM', 'dmsg:expiring:' .. row[1], key)
+    end
+    redis.call('ZREM', 'dmsg:servers', key)
+    redis.call('ZREM', 'dmsg:tombstones', key)
+end
+local function enter(key, kind, network, bytes, score)
+    redis.call('HSET', key, 'k', kind, 'w', network, 'n', bytes)
+    count(kind, network, 1, bytes)
+    redis.call('ZADD', 'dmsg:of:' .. kind .. ':' .. network, score, key)
+end
+local function forget(key)
+    leave(key)
+    redis.call('DEL', key)
+end
+local function bury(key, now_ms, limit, ttl_ms)
+    local row = redis.call('HMGET', key, 'k', 'w')
+    local kind = tonumber(row[1]) + TOMBSTONE
+    leave(key)
+    redis.call('HDEL', key, 'b')
+    redis.call('HSET', key, 'r', 0)
+    enter(key, kind, row[2], ROW, math.floor(now_ms / 1000))
+    redis.call('ZADD', 'dmsg:tombstones', now_ms + ttl_ms, key)
+    while total('e' .. kind) > limit do
+        local largest = redis.call('ZREVRANGE', 'dmsg:networks:' .. kind, 0, 0)[1]
+        forget(redis.call('ZRANGE', 'dmsg:of:' .. kind .. ':' .. largest, 0, 0)[1])
+    end
+end
+local function victim(kind, network, key, size, now)
+    for _, found in ipairs(redis.call('ZRANGEBYSCORE', 'dmsg:expiring:' .. kind, '-inf', now, 'LIMIT', 0, 2)) do
+        if found ~= key then return found end
+    end
+    local names = redis.call('ZREVRANGE', 'dmsg:networks:' .. kind, 0, 1)
+    local own = redis.call('ZSCORE', 'dmsg:networks:' .. kind, network)
+    if own and own + size >= tonumber(redis.call('ZSCORE', 'dmsg:networks:' .. kind, names[1])) then
+        table.insert(names, 1, network)
+    end
+    for _, name in ipairs(names) do
+        for _, found in ipairs(redis.call('ZRANGE', 'dmsg:of:' .. kind .. ':' .. name, 0, 1)) do
+            if found ~= key then return found end
+        end
+    end
+end
+"""
+_PUT: Final = (
+    _LIBRARY
+    + """
+local key, now, kind, network, size = KEYS[1], ARGV[6], ARGV[8], ARGV[9], tonumber(ARGV[10])
+local now_ms, tombstones, ttl_ms = tonumber(now), tonumber(ARGV[13]), tonumber(ARGV[14])
+local old = redis.call('HMGET', key, 's', 't', 'k', 'n', 'r')
+if old[1] then
+    if old[1] ~= ARGV[1] then return 'sequence' end
+    if old[2] >= ARGV[3] then return 'time' end
+else
+    if ARGV[2] ~= '0' then return 'nonzero' end
+end
+local known = old[3] == kind
+local rows, bytes = known and 0 or 1, known and size - tonumber(old[4]) or size
+while total('e' .. kind) + rows > tonumber(ARGV[11]) or total('b' .. kind) + bytes > tonumber(ARGV[12]) do
+    local found = victim(kind, network, key, bytes, now)
+    if not found then return 'full' end
+    bury(found, now_ms, tombstones, ttl_ms)
+end
+leave(key)
+local read = tonumber(old[5] or '0')
+redis.call('HSET', key, 's', ARGV[2], 't', ARGV[3], 'b', ARGV[4], 'x', ARGV[5], 'r', read)
+enter(key, kind, network, size, read * DATE + math.floor(now_ms / 1000))
+if ARGV[5] ~= '' then
+    redis.call('ZADD', 'dmsg:expiring:' .. kind, ARGV[5], key)
+end
+if ARGV[7] == '1' then
+    redis.call('ZADD', 'dmsg:servers', ARGV[5] == '' and '+inf' or ARGV[5], key)
+end
+for one = 0, 1 do
+    for _, found in ipairs(redis.call('ZRANGEBYSCORE', 'dmsg:expiring:' .. one, '-inf', now, 'LIMIT', 0, 10)) do
+        bury(found, now_ms, tombstones, ttl_ms)
+    end
+end
+for _, found in ipairs(redis.call('ZRANGEBYSCORE', 'dmsg:tombstones', '-inf', now, 'LIMIT', 0, 20)) do
+    forget(found)
+end
+return old[1] and 'iteration' or 'first'
+"""
+)
+_MARK: Final = """
+for at = 2, #ARGV do
+    local row = redis.call('HMGET', ARGV[at], 'k', 'w')
+    if row[1] and tonumber(row[1]) < 2 then
+        local of = 'dmsg:of:' .. row[1] .. ':' .. row[2]
+        local posted = math.fmod(tonumber(redis.call('ZSCORE', of, ARGV[at])), 4294967296)
+        redis.call('HSET', ARGV[at], 'r', ARGV[1])
+        redis.call('ZADD', of, ARGV[1] * 4294967296 + posted, ARGV[at])
+    end
+end
+"""
+# Rows of the first layout counted for nothing, their clients had no expiry, and Redis itself forgot their tombstones.
+_ADOPT: Final = (
+    _LIBRARY
+    + """
+local now_ms = tonumber(ARGV[1])
+for at = 5, #ARGV do
+    local key = ARGV[at]
+    local row = redis.call('HMGET', key, 's', 'b', 'k', 'x')
+    if row[1] and not row[3] then
+        redis.call('PERSIST', key)
+        redis.call('HSET', key, 'r', 0)
+        local read, entry = pcall(cjson.decode, row[2] or '')
+        if not read then
+            enter(key, 3, '', ROW, math.floor(now_ms / 1000))
+            redis.call('ZADD', 'dmsg:tombstones', now_ms + tonumber(ARGV[4]), key)
+        else
+            local kind = (entry.server and entry.server ~= cjson.null) and 1 or 0
+            local expires = row[4]
+            if kind == 0 then
+                expires = entry.version == '0.1.0' and ARGV[2] or ARGV[3]
+                redis.call('HSET', key, 'x', expires)
+            end
+            enter(key, kind, '', #row[2] + ROW, math.floor(now_ms / 1000))
+            if expires ~= '' then
+                redis.call('ZADD', 'dmsg:expiring:' .. kind, expires, key)
+            end
+        end
+    end
+end
+"""
+)
+_AVAILABLE: Final = """
+redis.call('ZREMRANGEBYSCORE', KEYS[1], '-inf', ARGV[1])
+local bodies = {}
+for _, key in ipairs(redis.call('ZRANDMEMBER', KEYS[1], ARGV[2])) do
+    local body = redis.call('HGET', key, 'b')
+    if body then bodies[#bodies + 1] = body end
+end
+return bodies
+"""
+_KEYS: Final = """
+redis.call('ZREMRANGEBYSCORE', KEYS[1], '-inf', ARGV[1])
+return redis.call('ZRANDMEMBER', KEYS[1], ARGV[2])
+"""
+_SERVERS_OF: Final = """
+local now = tonumber(ARGV[1])
+local bodies = {}
+for at = 2, #ARGV do
+    local expires = redis.call('ZSCORE', KEYS[1], ARGV[at])
+    if expires and tonumber(expires) > now then
+        local body = redis.call('HGET', ARGV[at], 'b')
+        if body then bodies[#bodies + 1] = body end
+    end
+end
+return bodies
+"""
+_REFUSALS: Final[dict[bytes, type[DiscoveryError]]] = {
+    b"sequence": WrongSequence,
+    b"time": WrongTime,
+    b"nonzero": NonZeroSequence,
+    b"full": StoreFull,
+}
+
+
+@implementer(IWatchedStore)
+class RedisStore:
+    """Entries in database number ``database`` of the Redis at ``host`` and ``port``; it need not be there yet."""
+
+    durable = False
+
+    def __init__(
+        self,
+        host: str,
+        port: int,
+        database: int,
+        reactor: Any,
+        *,
+        username: str | None = None,
+        password: str | None = None,
+        limits: StoreLimits | None = None,
+    ) -> None:
+        try:
+            import txredisapi
+        except ImportError:
+            raise ConfigError("store", "Redis needs the package's extra: pip install dmsg[redis]") from None
+        self._limits = limits or StoreLimits()
+        self._new_keys = NewKeys(self._limits)
+        self._marks = ReadMarks()
+        self._watchers = Watchers()
+        self._reactor = reactor
+        self._preparing = DeferredLock()
+        self._prepared = False
+        self._redis = txredisapi.lazyConnectionPool(
+            host,
+            port,
+            dbid=database,
+            poolsize=POOL_SIZE,
+            charset=None,
+            username=username,
+            password=password,
+            connectTimeout=OPERATION_TIMEOUT_S,
+            replyTimeout=OPERATION_TIMEOUT_S,
+            convertNumbers=False,
+        )
+
+    async def _call(self, method: str, *arguments: Any) -> Any:
+        """One command. Whatever goes wrong between here and Redis is ``DiscoveryUnavailable``."""
+        try:
+            return await getattr(self._redis, method)(*arguments).addTimeout(OPERATION_TIMEOUT_S, self._reactor)
+        except Exception as error:
+            raise DiscoveryUnavailable(f"Redis failed ({type(error).__name__})") from error
+
+    def get(self, public_key: PublicKey, now_ns: int) -> Deferred[Entry]:
+        """See :class:`~dmsg.interfaces.IEntryStore`."""
+        return self.get_json(public_key, now_ns).addCallback(stored_entry)
+
+    def get_json(self, public_key: PublicKey, now_ns: int) -> Deferred[bytes]:
+        """See :class:`~dmsg.interfaces.IEntryStore`."""
+        return Deferred.fromCoroutine(self._get(public_key, now_ns))
+
+    async def _get(self, public_key: PublicKey, now_ns: int) -> bytes:
+        sequence, timestamp, body, expires_ms, read_hour = await self._call(
+            "hmget", f"{_ENTRY}{public_key}", ["s", "t", "b", "x", "r"]
+        )
+        if sequence is None:
+            raise EntryNotFound
+        if body is None or (expires_ms and int(expires_ms) <= now_ns // _NS_PER_MS):
+            raise expired(int(sequence), int(timestamp) - _TIMESTAMP_SHIFT)
+        self._marks.note(public_key.raw, int(read_hour or 0), now_ns)
+        return bytes(body)
+
+    def put(self, entry: Entry, now_ns: int, poster: str = "") -> Deferred[bool]:
+        """See :class:`~dmsg.interfaces.IEntryStore`."""
+        return shielded(Deferred.fromCoroutine(self._put(entry, now_ns, poster)))
+
+    async def _prepare(self, now_ns: int) -> None:
+        """Bring a database of the first layout up to date, before the first write. Doing it twice does no harm."""
+        await self._preparing.acquire()
+        try:
+            if self._prepared or await self._call("get", _LAYOUT) == _LAYOUT_VERSION:
+                self._prepared = True
+                return
+            ttls_s = (self._limits.client_ttl_s, self._limits.base_client_ttl_s)
+            times = [str(now_ns // _NS_PER_MS)]
+            times += ["" if ttl_s is None else str((now_ns + int(ttl_s * NS_PER_S)) // _NS_PER_MS) for ttl_s in ttls_s]
+            times.append(str(self._limits.tombstone_ttl_ns // _NS_PER_MS))
+            cursor: Any = 0
+            while True:
+                cursor, names = await self._call("scan", cursor, f"{_ENTRY}*", _ADOPTED)
+                await self._call("eval", _ADOPT, [], [*times, *(bytes(name).decode("ascii") for name in names)])
+                if not int(cursor):
+                    break
+            await self._call("delete", "dmsg:expiring")
+            await self._call("set", _LAYOUT, _LAYOUT_VERSION.decode())
+            self._prepared = True
+        finally:
+            self._preparing.release()
+
+    async def _put(self, entry: Entry, now_ns: int, poster: str) -> bool:
+        self._new_keys.check(entry, poster, now_ns)
+        if not self._prepared:
+            await self._prepare(now_ns)
+        marks = self._marks.take(now_ns)
+        if marks:
+            await self._call("eval", _MARK, [], [str(hour_of(now_ns)), *(f"{_ENTRY}{key.hex()}" for key in marks)])
+        expires_ns = self._limits.expires_ns(entry, now_ns)
+        body, kind = entry.to_json(), kind_of(entry)
+        answer = await self._call(
+            "eval",
+            _PUT,
+            [f"{_ENTRY}{entry.static}"],
+            [
+                str((entry.sequence - 1) % (1 << 64)),
+                str(entry.sequence),
+                f"{entry.timestamp + _TIMESTAMP_SHIFT:020}",
+                body,
+                "" if expires_ns is None else str(-(-expires_ns // _NS_PER_MS)),
+                str(now_ns // _NS_PER_MS),
+                str(int(is_available(entry))),
+                str(kind),
+                network_of(poster),
+                str(len(body) + ROW_BYTES),
+                *map(str, self._limits.room(kind)),
+                str(self._limits.tombstones),
+                str(self._limits.tombstone_ttl_ns // _NS_PER_MS),
+            ],
+        )
+        if answer in _REFUSALS:
+            raise _REFUSALS[answer]
+        return self._watchers.tell(bool(answer == b"first"), entry, now_ns)
+
+    def watch(self, changed: Callable[[Entry, int], None]) -> None:
+        """See :class:`~dmsg.interfaces.IWatchedStore`."""
+        self._watchers.add(changed)
+
+    def available_servers(self, limit: int, now_ns: int) -> Deferred[list[Entry]]:
+        """See :class:`~dmsg.interfaces.IEntryStore`."""
+        return Deferred.fromCoroutine(self._available_servers(limit, now_ns))
+
+    async def _available_servers(self, limit: int, now_ns: int) -> list[Entry]:
+        bodies = await self._call("eval", _AVAILABLE, [_SERVERS], [str(now_ns // _NS_PER_MS), str(limit)])
+        return [stored_entry(bytes(body)) for body in bodies]
+
+    def available_keys(self, limit: int, now_ns: int) -> Deferred[list[bytes]]:
+        """See :class:`~dmsg.interfaces.IRankedStore`."""
+        return Deferred.fromCoroutine(self._available_keys(limit, now_ns))
+
+    async def _available_keys(self, limit: int, now_ns: int) -> list[bytes]:
+        names = await self._call("eval", _KEYS, [_SERVERS], [str(now_ns // _NS_PER_MS), str(limit)])
+        try:
+            return [bytes.fromhex(bytes(name).decode("ascii").removeprefix(_ENTRY)) for name in names]
+        except ValueError:
+            raise DiscoveryUnavailable("a stored key is damaged") from None
+
+    def servers_of(self, keys: list[bytes], now_ns: int) -> Deferred[list[Entry]]:
+        """See :class:`~dmsg.interfaces.IRankedStore`."""
+        return Deferred.fromCoroutine(self._servers_of(keys, now_ns))
+
+    async def _servers_of(self, keys: list[bytes], now_ns: int) -> list[Entry]:
+        names = [f"{_ENTRY}{key.hex()}" for key in keys]
+        bodies = await self._call("eval", _SERVERS_OF, [_SERVERS], [str(now_ns // _NS_PER_MS), *names])
+        return [stored_entry(bytes(body)) for body in bodies]
+
+    def close(self) -> Deferred[None]:
+        """See :class:`~dmsg.interfaces.IEntryStore`."""
+        done: Deferred[None] = self._redis.disconnect()
+        return done.addCallback(lambda _: None)

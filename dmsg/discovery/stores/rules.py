@@ -1,0 +1,243 @@
+"""The rules every store of entries follows. Pure but for the Deferreds.
+
+Iterations (:ref:`spec-entry-checks`, :ref:`spec-entry-expiry`): the first entry of a key has sequence 0, each later one
+the sequence plus 1 and a later timestamp. Entries expire unless they are posted again in time. What an expired entry
+leaves behind is a tombstone, its sequence and timestamp: the next entry of that key must continue from there, so that
+an old one cannot be brought back.
+
+Room (:ref:`spec-full-store`): keys cost a stranger nothing, so a store will be full one day. Entries are of a *kind*,
+relays' or clients', and each kind has places and bytes of its own. Each row counts for the *network* it was last posted
+from (:func:`dmsg.address.network_group`). In a full kind, rows that have expired go first; then one of the network that
+has the most bytes, of which the newcomer's own counts as larger among equals; in that network the one never read for
+the longest time, then the one not read for the longest time. A newcomer is not refused, and a network that holds little
+loses nothing to one that floods. What is evicted leaves a tombstone, and tombstones are bounded by the same rule.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any, Final, Protocol, TypeVar
+
+from twisted.internet.defer import Deferred
+
+from dmsg.address import address_group, network_group
+from dmsg.discovery.entry import SECURE_VERSION, Entry, next_sequence
+from dmsg.errors import (
+    DiscoveryError,
+    DiscoveryUnavailable,
+    EntryNotFound,
+    NonZeroSequence,
+    RateLimitedByDiscovery,
+)
+from dmsg.sansio.rate import RateLimiterTable
+
+T = TypeVar("T")
+
+NS_PER_S: Final = 1_000_000_000
+HOUR_S: Final = 3600.0
+DAY_S: Final = 24 * HOUR_S
+_HOUR_NS: Final = 3600 * NS_PER_S
+#: Entries kept as they were read, and the largest of them in bytes: at most about 25 MiB.
+CACHED_ENTRIES: Final = 4096
+CACHED_BODY_BYTES: Final = 2048
+#: Kinds of rows. A tombstone's is its entry's plus 2.
+CLIENT: Final = 0
+RELAY: Final = 1
+TOMBSTONE: Final = 2
+#: What a row counts besides its JSON, in bytes: its key, columns and places in indexes.
+ROW_BYTES: Final = 256
+#: Reads waiting to be written down, at most; how many are written with one write, and how long they wait for that.
+READ_MARKS: Final = 16_384
+READ_MARKS_WRITTEN: Final = 1000
+READ_MARKS_INTERVAL_NS: Final = 10 * NS_PER_S
+#: Groups whose rate of new keys is remembered.
+_RATE_GROUPS: Final = 50_000
+
+
+class Random(Protocol):
+    """The part of :class:`random.Random` that discovery uses."""
+
+    def random(self) -> float:
+        """A float in [0, 1)."""
+
+    def randrange(self, stop: int, /) -> int:
+        """An integer in [0, stop)."""
+
+    def sample(self, population: Sequence[Any], k: int) -> list[Any]:
+        """``k`` different elements."""
+
+
+@dataclass(frozen=True, slots=True)
+class StoreLimits:
+    """How long things are kept and how many. A time to live of ``None`` means for ever, a rate of ``None`` no limit."""
+
+    #: How long an entry with a server half lives after it was posted, in seconds. Ours post every minute. The reference's
+    #: post once.
+    server_ttl_s: float | None = 300.0
+    #: The same for a client that promises end-to-end security, which only ours do: they post every hour, so five posts
+    #: in a row may fail.
+    client_ttl_s: float | None = 6 * HOUR_S
+    #: The same for any other client: the reference's post when they connect to a relay or lose one, and otherwise never.
+    base_client_ttl_s: float | None = 30 * DAY_S
+    #: How long the sequence of an entry that has expired is remembered, in seconds.
+    tombstone_ttl_s: float = 30 * DAY_S
+    #: Entries without a server half, and their bytes (their JSON and 256 bytes each). When one of the two is reached, the
+    #: entry never read for the longest time goes, of the network that has the most.
+    clients: int = 1_000_000
+    client_bytes: int = 1024 * 1024 * 1024
+    #: The same for entries with a server half: no flood of the one kind touches the other.
+    relays: int = 20_000
+    relay_bytes: int = 64 * 1024 * 1024
+    #: Tombstones of clients, and as many of relays. When full, the oldest goes, of the network that has the most.
+    tombstones: int = 1_000_000
+    #: Keys never seen before that are taken from one address (IPv6: /64): a second in the long run, and at once. Room for
+    #: a thousand clients behind one address that all start anew.
+    new_keys_per_s: float | None = 0.5
+    new_keys_burst: float = 1000.0
+    #: The same for one network (IPv4: /24, IPv6: /48).
+    network_new_keys_per_s: float | None = 2.0
+    network_new_keys_burst: float = 4000.0
+
+    def expires_ns(self, entry: Entry, now_ns: int) -> int | None:
+        """When ``entry``, posted at ``now_ns``, expires (Unix nanoseconds); ``None`` for never.
+
+        A stranger gains nothing by the version he writes: eviction does not look at when an entry would expire.
+        """
+        if entry.server is not None:
+            ttl_s = self.server_ttl_s
+        else:
+            ttl_s = self.client_ttl_s if entry.version == SECURE_VERSION else self.base_client_ttl_s
+        return None if ttl_s is None else now_ns + int(ttl_s * NS_PER_S)
+
+    @property
+    def tombstone_ttl_ns(self) -> int:
+        """``tombstone_ttl_s`` in nanoseconds."""
+        return int(self.tombstone_ttl_s * NS_PER_S)
+
+    def room(self, kind: int) -> tuple[int, int]:
+        """How many rows of ``kind`` there may be, and how many bytes of them."""
+        if kind >= TOMBSTONE:
+            return self.tombstones, self.tombstones * ROW_BYTES
+        return (self.relays, self.relay_bytes) if kind == RELAY else (self.clients, self.client_bytes)
+
+
+def kind_of(entry: Entry) -> int:
+    """:data:`RELAY` for an entry with a server half, else :data:`CLIENT`."""
+    return CLIENT if entry.server is None else RELAY
+
+
+def network_of(poster: str) -> str:
+    """The network that an entry posted from the address ``poster`` counts for; one for all whose address is not known."""
+    return network_group(poster) if poster else ""
+
+
+def hour_of(now_ns: int) -> int:
+    """The hour of ``now_ns``, as reads are dated: a key is written down once an hour, however often it is read."""
+    return max(1, now_ns // _HOUR_NS)
+
+
+def check_first(entry: Entry) -> None:
+    """Raise ``NonZeroSequence`` unless ``entry`` may be the first of its key."""
+    if entry.sequence != 0:
+        raise NonZeroSequence
+
+
+def expired(sequence: int, timestamp: int) -> EntryNotFound:
+    """What ``get`` fails with for a key of which only this sequence and timestamp are remembered."""
+    return EntryNotFound(next_sequence=next_sequence(sequence), after_timestamp=timestamp)
+
+
+#: Lists of servers are asked for much more often than servers change. The key of the cache is the content itself, so it
+#: cannot be out of date.
+_known_entry: Final = lru_cache(maxsize=CACHED_ENTRIES)(Entry.parse)
+
+
+def stored_entry(body: bytes) -> Entry:
+    """An entry as a store wrote it; ``DiscoveryUnavailable`` if another program has changed it."""
+    try:
+        return _known_entry(body) if len(body) <= CACHED_BODY_BYTES else Entry.parse(body)
+    except DiscoveryError as error:
+        raise DiscoveryUnavailable(f"a stored entry is damaged ({error})") from None
+
+
+class NewKeys:
+    """Bounds how many keys never seen before one address and one network bring.
+
+    Told by the sequence, which is 0 in the first entry of a key alone: known keys, expired ones included, are never held
+    up here.
+    """
+
+    def __init__(self, limits: StoreLimits) -> None:
+        self._by_address = _table(limits.new_keys_per_s, limits.new_keys_burst)
+        self._by_network = _table(limits.network_new_keys_per_s, limits.network_new_keys_burst)
+
+    def check(self, entry: Entry, poster: str, now_ns: int) -> None:
+        """Raise ``RateLimitedByDiscovery`` if ``entry``, posted from the address ``poster``, is a new key too many."""
+        if entry.sequence or not poster:
+            return
+        now_s = now_ns / NS_PER_S
+        for table, group in ((self._by_address, address_group(poster)), (self._by_network, network_group(poster))):
+            if table is not None and not table.take(group, now_s):
+                raise RateLimitedByDiscovery("too many new keys")
+
+
+def _table(rate_per_s: float | None, burst: float) -> RateLimiterTable[str] | None:
+    return None if rate_per_s is None else RateLimiterTable(rate_per_s, burst, _RATE_GROUPS)
+
+
+class Watchers:
+    """Those who are told what is put into a store, see :meth:`dmsg.interfaces.IWatchedStore.watch`."""
+
+    def __init__(self) -> None:
+        self._watching: list[Callable[[Entry, int], None]] = []
+
+    def add(self, changed: Callable[[Entry, int], None]) -> None:
+        """Tell ``changed`` from now on."""
+        self._watching.append(changed)
+
+    def tell(self, is_first: bool, entry: Entry, now_ns: int) -> bool:
+        """``entry`` was put at ``now_ns``; gives ``is_first`` back, so that it may be a callback."""
+        for changed in self._watching:
+            changed(entry, now_ns)
+        return is_first
+
+
+class ReadMarks:
+    """Keys that were read and whose rows do not say so yet: a read writes nothing, a later write takes them along.
+
+    What is not written yet when the process dies is forgotten, which only makes some entries look less read.
+    """
+
+    def __init__(self) -> None:
+        self._keys: set[bytes] = set()
+        self._taken_ns = 0
+
+    def note(self, key: bytes, read_hour: int, now_ns: int) -> None:
+        """``key`` was read, and its row is dated ``read_hour``."""
+        if read_hour < hour_of(now_ns) and len(self._keys) < READ_MARKS:
+            self._keys.add(key)
+
+    def take(self, now_ns: int) -> list[bytes]:
+        """Keys to be written down now: none, unless there are many or the last ones were long ago."""
+        waited = not 0 <= now_ns - self._taken_ns < READ_MARKS_INTERVAL_NS
+        if not self._keys or not (waited or len(self._keys) >= READ_MARKS_WRITTEN):
+            return []
+        self._taken_ns = now_ns
+        return [self._keys.pop() for _ in range(min(len(self._keys), READ_MARKS_WRITTEN))]
+
+
+def shielded(running: Deferred[T]) -> Deferred[T]:
+    """A Deferred with the outcome of ``running`` that can be cancelled without stopping it.
+
+    A client that asks for a write and goes away must not leave half of it behind.
+    """
+    outer: Deferred[T] = Deferred()
+
+    def finish(outcome: Any) -> None:
+        if not outer.called:
+            outer.callback(outcome)
+
+    running.addBoth(finish)
+    return outer

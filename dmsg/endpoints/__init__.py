@@ -1,0 +1,1 @@
+"""Endpoint strings and the clients they share."""

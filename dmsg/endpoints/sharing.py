@@ -1,0 +1,280 @@
+"""Clients that several endpoints of one process share: started by the first use, stopped after the last.
+
+One key may have only one connection to a server (:ref:`spec-newest-wins`), so two endpoint strings that name the same
+key must not make two clients.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+from typing import Any
+from typing import Protocol as TypingProtocol
+from weakref import WeakValueDictionary
+
+from twisted.internet.defer import Deferred, DeferredList, ensureDeferred, succeed
+from twisted.internet.interfaces import IReactorCore
+
+from dmsg.address import PinnedServer
+from dmsg.crypto.keys import PublicKey, SecretKey
+from dmsg.errors import ConfigError, DmsgError
+from dmsg.interfaces import IDiscovery
+from dmsg.mux.client.service import DmsgClient
+from dmsg.mux.client.session import ServerSession
+from dmsg.mux.client.transport import DmsgTransport
+from dmsg.relays.choice import RelaysFrom, RelaysMode
+from dmsg.relays.state import NONE, state_file
+
+MakeDiscovery = Callable[[str, Any, Collection[PublicKey]], Any]
+
+
+class ClientSource(TypingProtocol):
+    """Where an endpoint gets its client from."""
+
+    async def acquire(self) -> DmsgClient:
+        """A running client, held until :meth:`release`."""
+
+    def release(self) -> Deferred[None]:
+        """Give up one hold. Fires when the client has stopped, or at once if somebody else holds it."""
+
+
+class Borrowed:
+    """A :class:`ClientSource` over a client that is started and stopped by whoever made it."""
+
+    def __init__(self, client: DmsgClient) -> None:
+        self._client = client
+
+    async def acquire(self) -> DmsgClient:
+        """The client."""
+        return self._client
+
+    def release(self) -> Deferred[None]:
+        """Nothing."""
+        return succeed(None)
+
+
+@dataclass(frozen=True, slots=True)
+class SharedSettings:
+    """What a shared client is made from.
+
+    ``key`` is ``None`` for a key that lives as long as the client; such a client is not published and keeps only the
+    sessions its transports need. ``discovery`` is a URL or "". ``min_servers`` (``None``: as :class:`DmsgClient` does), and
+    ``ranks_keys`` (whose relay ranks are believed), are what the first user of a client says, and so is ``state_dir``, where a
+    client with a key keeps the relays that worked (:func:`~dmsg.relays.state.state_file`). ``relays`` is where an operator's
+    list of relays is had from; all users of a client must say the same.
+    """
+
+    key: SecretKey | None = None
+    discovery: str = ""
+    servers: tuple[PinnedServer, ...] = ()
+    min_servers: int | None = None
+    ranks_keys: tuple[PublicKey, ...] = ()
+    state_dir: str = NONE
+    relays: RelaysFrom | None = None
+
+    @property
+    def identity(self) -> object:
+        """What two settings must have in common for one client to serve both."""
+        key = None if self.key is None else self.key.public_key
+        return key, self.discovery, frozenset(self.servers)
+
+
+class SharedClient:
+    """A :class:`ClientSource` that makes its client when it is first held and stops it after the last release.
+
+    Held by listening ports, by dials under way and by open transports, accepted ones included.
+    """
+
+    def __init__(self, registry: SharedClients, settings: SharedSettings) -> None:
+        self.settings = settings
+        self.client: DmsgClient | None = None
+        self._registry = registry
+        self._holders = 0
+        self._discovery: Any = None
+        self._relays: Any = None
+        self._stopping: Deferred[None] | None = None
+        self._waiting: list[Deferred[None]] = []
+
+    async def acquire(self) -> DmsgClient:
+        """See :class:`ClientSource`. Raises ``DmsgError`` once the reactor shuts down."""
+        self.hold()
+        try:
+            if self._stopping is not None:
+                # The old client takes its entry back from discovery: that must not come after the new one's.
+                await self._stopped()
+            self._registry.check_open()
+            if self.client is None:
+                self._start()
+            assert self.client is not None
+            return self.client
+        except BaseException:
+            self.release()
+            raise
+
+    def hold(self) -> None:
+        """Count one holder more of a client that is held already."""
+        self._holders += 1
+
+    def release(self) -> Deferred[None]:
+        """See :class:`ClientSource`."""
+        self._holders -= 1
+        if self._holders:
+            return succeed(None)
+        done: Deferred[None] = Deferred()
+
+        def look() -> None:
+            if self._holders:
+                done.callback(None)  # somebody has taken it in the meantime
+            else:
+                self.stop().addBoth(lambda _: done.callback(None))
+
+        # Not now: what was the last holder may be in the middle of a call from this very client.
+        self._registry.reactor.callLater(0, look)
+        return done
+
+    def _start(self) -> None:
+        settings, reactor = self.settings, self._registry.reactor
+        lasting = settings.key is not None
+        self._discovery = None
+        if settings.discovery:
+            self._discovery = self._registry.make_discovery(settings.discovery, reactor, settings.ranks_keys)
+        self._relays = open_relay_list(settings.relays, reactor) if settings.relays is not None else None
+        discovery: IDiscovery | None = self._discovery
+        self.client = _HeldClient(
+            reactor,
+            settings.key or SecretKey.generate(),
+            discovery=discovery,
+            servers=settings.servers,
+            min_servers=settings.min_servers if lasting or settings.min_servers is not None else 0,
+            publish=lasting,
+            relay_file=state_file(settings.state_dir, settings.key.public_key, settings.discovery)
+            if settings.key
+            else None,
+        )
+        self.client.shared = self
+        self._registry.started(self)
+        if self._relays is not None:
+            self._relays.start()
+        self.client.startService()
+
+    def stop(self) -> Deferred[None]:
+        """Stop the client if it runs, whoever holds it; fires when it has stopped."""
+        if self._stopping is None:
+            if self.client is None:
+                self._registry.stopped(self)
+                return succeed(None)
+            self._stopping = ensureDeferred(self._stop(self.client))
+            self._stopping.addBoth(self._note_stopped)
+            if self._stopping is None:
+                return succeed(None)
+        return self._stopped()
+
+    async def _stop(self, client: DmsgClient) -> None:
+        await client.stopService()
+        if self._relays is not None:
+            await self._relays.stop()
+        if self._discovery is not None:
+            await self._discovery.close()
+
+    def _note_stopped(self, result: Any) -> Any:
+        self.client = self._discovery = self._relays = self._stopping = None
+        waiting, self._waiting = self._waiting, []
+        if not self._holders:
+            self._registry.stopped(self)
+        for waiter in waiting:
+            waiter.callback(None)
+        return result
+
+    def _stopped(self) -> Deferred[None]:
+        waiter: Deferred[None] = Deferred()
+        self._waiting.append(waiter)
+        return waiter
+
+
+class _HeldClient(DmsgClient):
+    """A client that is held by each of its transports until their protocols know that they are over."""
+
+    shared: SharedClient
+
+    def transport_opened(self, session: ServerSession, transport: DmsgTransport) -> None:
+        super().transport_opened(session, transport)
+        self.shared.hold()
+        transport.on_over = self.shared.release
+
+
+class SharedClients:
+    """All the shared clients on one reactor. They are stopped when it shuts down.
+
+    ``make_discovery(url, reactor, ranks_keys)`` gives an ``IDiscovery`` with a ``close``.
+    """
+
+    def __init__(self, reactor: Any, make_discovery: MakeDiscovery) -> None:
+        self.reactor = reactor
+        self.make_discovery = make_discovery
+        #: As long as somebody uses them: endpoints made from strings, and the clients that run.
+        self._known: WeakValueDictionary[object, SharedClient] = WeakValueDictionary()
+        self._running: set[SharedClient] = set()
+        self._trigger: object = None
+        self._closed = False
+
+    def get(self, settings: SharedSettings) -> SharedClient:
+        """The one source for all ``settings`` of the same identity.
+
+        Raises ``ConfigError`` when the others have another list of relays: which one held would be up to chance.
+        """
+        shared = self._known.get(settings.identity)
+        if shared is not None and shared.settings.relays != settings.relays:
+            raise ConfigError("relays", "another endpoint of the same key and discovery has another list of relays")
+        if shared is None:
+            shared = self._known[settings.identity] = SharedClient(self, settings)
+        return shared
+
+    def check_open(self) -> None:
+        """Raise ``DmsgError`` once the reactor shuts down."""
+        if self._closed:
+            raise DmsgError("the reactor is shutting down")
+
+    def started(self, shared: SharedClient) -> None:
+        """A client has been made."""
+        self._running.add(shared)
+        if self._trigger is None and IReactorCore.providedBy(self.reactor):
+            self._trigger = self.reactor.addSystemEventTrigger("before", "shutdown", self._shut_down)
+
+    def stopped(self, shared: SharedClient) -> None:
+        """A client is gone."""
+        self._running.discard(shared)
+        if not self._running and self._trigger is not None:
+            trigger, self._trigger = self._trigger, None
+            self.reactor.removeSystemEventTrigger(trigger)
+
+    def _shut_down(self) -> Deferred[Any]:
+        self._closed = True
+        self._trigger = None
+        return DeferredList([shared.stop() for shared in list(self._running)])
+
+
+#: By the identity of their reactors, which they keep alive while they live themselves.
+_registries: WeakValueDictionary[int, SharedClients] = WeakValueDictionary()
+
+
+def shared_clients(reactor: Any) -> SharedClients:
+    """The shared clients of this process on ``reactor``."""
+    registry = _registries.get(id(reactor))
+    if registry is None:
+        registry = _registries[id(reactor)] = SharedClients(reactor, _http_discovery)
+    return registry
+
+
+def open_relay_list(relays: RelaysFrom, reactor: Any) -> Any:
+    """The source of an operator's list, not started."""
+    from dmsg.relays.operator_list_source import RelayListSource  # only where there is a list
+
+    only = relays.mode is RelaysMode.ONLY
+    return RelayListSource(relays.location, relays.keys, reactor, only=only, now_s=time.time)
+
+
+def _http_discovery(url: str, reactor: Any, ranks_keys: Collection[PublicKey]) -> Any:
+    from dmsg.discovery.client import HttpDiscovery  # treq, which a program with pinned servers does without
+
+    return HttpDiscovery.connect(url, reactor, ranks_keys=ranks_keys)

@@ -1,0 +1,1 @@
+"""The structured event log: its schema, and the writer of its files."""

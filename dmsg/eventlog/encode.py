@@ -1,0 +1,92 @@
+"""Events to lines of JSON. Pure."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from json.encoder import encode_basestring_ascii
+from typing import Any, Final, NamedTuple
+
+from dmsg.eventlog.schema import Event, Primitive, describe_event
+
+_INT64: Final = 2**63
+
+
+class _Column(NamedTuple):
+    """How one column of an event is written: with ``key`` before it, and ``default`` where an event lacks it."""
+
+    name: str
+    key: str
+    type: type[Primitive]
+    default: Primitive
+    write: Callable[[Any], str]
+
+
+class Encoder:
+    """Makes lines of events; knows the envelope and counts ``seq``. ``encode`` never fails for an ``Event``.
+
+    A value that is not of its declared type is made so: a column must hold one type, or whoever reads the lines with a
+    schema would get nothing at all. The columns being known, this takes a third of the time ``json.dumps`` would.
+    """
+
+    def __init__(self, role: str, node: str, boot: str) -> None:
+        self._who = f',"role":{_write_text(role)},"node":{_write_text(node)},"boot":{_write_text(boot)},"seq":'
+        self._layouts: dict[type[Event], tuple[str, tuple[_Column, ...]]] = {}
+        self.seq = 0
+
+    def encode(self, event: Event, ts: float) -> bytes:
+        """One line with its end; ``TypeError`` for what is no declared event, and then no ``seq`` is used up."""
+        cls = type(event)
+        layout = self._layouts.get(cls)
+        if layout is None:
+            layout = self._layouts[cls] = _lay_out(cls)
+        beginning, columns = layout
+        parts = [beginning, _write_float(float(round(ts, 6))), self._who, str(self.seq)]
+        for name, key, kind, default, write in columns:
+            value = getattr(event, name, default)
+            parts.append(key)
+            parts.append(write(value if type(value) is kind else _coerce(value, kind)))
+        parts.append("}\n")
+        line = "".join(parts).encode("ascii")
+        self.seq += 1
+        return line
+
+
+def _lay_out(cls: type[Event]) -> tuple[str, tuple[_Column, ...]]:
+    columns = [
+        _Column(each.name, f',"{each.name}":', each.type, each.type(), _WRITERS[each.type])
+        for each in describe_event(cls).fields
+    ]
+    return f'{{"event":"{cls.NAME}","v":{cls.VERSION},"ts":', tuple(columns)
+
+
+def _coerce(value: Any, kind: type[Primitive]) -> Primitive:
+    """``value`` as ``kind``, or the empty value of ``kind`` if it cannot be that."""
+    try:
+        made: Primitive = kind(value)
+        return made
+    except Exception:  # whatever a stranger's type does when it is converted, the line keeps its shape
+        return kind()
+
+
+def _write_int(value: int) -> str:
+    """Integers fit 64 bits."""
+    return str(value) if -_INT64 <= value < _INT64 else str(-_INT64 if value < 0 else _INT64 - 1)
+
+
+def _write_float(value: float) -> str:
+    """JSON has no infinities and nothing that is no number."""
+    return float.__repr__(value) if -math.inf < value < math.inf else "0.0"
+
+
+def _write_bool(value: bool) -> str:
+    return "true" if value else "false"
+
+
+_write_text: Final[Callable[[str], str]] = encode_basestring_ascii
+_WRITERS: Final[dict[type[Primitive], Callable[[Any], str]]] = {
+    str: _write_text,
+    int: _write_int,
+    float: _write_float,
+    bool: _write_bool,
+}

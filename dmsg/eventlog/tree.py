@@ -1,0 +1,189 @@
+"""The folders files of the event log lie in: making them, publishing files, tidying up after killed runs, and a bound.
+
+Blocking; the log's thread only. A file being written is held with ``flock``, which dies with its process: a ``.part``
+file nobody holds is what a killed run left behind. Other processes may work in the same tree at the same time, and a
+shipper may remove files and empty folders whenever it likes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import os
+from collections.abc import Callable, Iterator
+from typing import Final, NamedTuple
+
+from dmsg.eventlog.compress import look_through
+from dmsg.eventlog.names import LogFileName
+
+#: What a file takes of a disk at least: without it a limit in bytes would not bound how many small files there are.
+BLOCK_BYTES: Final = 4096
+_LEVELS: Final = ("role=", "date=", "hour=")
+
+
+class Discarded(NamedTuple):
+    """What was deleted because of the limit."""
+
+    files: int = 0
+    lines: int = 0
+    bytes: int = 0
+
+    def plus(self, other: Discarded) -> Discarded:
+        """Both together."""
+        return Discarded(self.files + other.files, self.lines + other.lines, self.bytes + other.bytes)
+
+
+# --- publishing ------------------------------------------------------------------------------------------------------
+
+
+def make_folder(root: str, relative: str) -> str:
+    """Make ``root`` and the folders ``relative`` below it so that a loss of power does not undo it; gives the path.
+
+    Raises ``OSError`` if one below ``root`` is a symbolic link: whoever looks for files, to ship them or to keep to the
+    limit, follows none, and would not see what lies behind it.
+    """
+    os.makedirs(root, exist_ok=True)
+    path = root
+    for part in relative.split("/"):
+        parent, path = path, os.path.join(path, part)
+        try:
+            os.mkdir(path)
+        except FileExistsError:
+            if os.path.islink(path):
+                raise OSError(errno.ELOOP, "must be a folder, not a symbolic link", path) from None
+            continue
+        sync_directory(parent)
+    return path
+
+
+def publish(descriptor: int, part: str, name: LogFileName) -> str:
+    """Give a file that is complete its name, never over another one; gives the path, "" if the file is gone.
+
+    ``part`` is its path until now. If the name is taken the next free number is used.
+    """
+    os.fsync(descriptor)
+    folder = os.path.dirname(part)
+    while os.path.lexists(final := os.path.join(folder, name.format())):
+        name = name._replace(number=name.number + 1)
+    with contextlib.suppress(FileNotFoundError):  # someone removed it under us: nothing is left to publish
+        os.rename(part, final)
+        return final
+    return ""
+
+
+def sync_directory(directory: str) -> None:
+    """Make the names in a directory survive a loss of power; one that is gone has none."""
+    try:
+        descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def claim(descriptor: int, path: str) -> bool:
+    """Lock an open file for this process; false if another holds it or has renamed or removed it meanwhile."""
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        return os.path.samestat(os.fstat(descriptor), os.stat(path))
+    except (BlockingIOError, FileNotFoundError):
+        return False
+
+
+# --- what killed runs left -------------------------------------------------------------------------------------------
+
+
+def publish_leftovers(root: str) -> list[str]:
+    """Publish every ``.part`` file no living process holds, cut after its last whole frame; gives their new paths.
+
+    A file without one whole line is removed. A file that cannot be read or renamed is left alone.
+    """
+    published = []
+    for path, name in list(_files(root, LogFileName.parse_part)):
+        with contextlib.suppress(OSError):
+            descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+            try:
+                final = _publish_leftover(descriptor, path, name) if claim(descriptor, path) else ""
+            finally:
+                os.close(descriptor)
+            if final:
+                published.append(final)
+    for folder in sorted({os.path.dirname(path) for path in published}):
+        with contextlib.suppress(OSError):
+            sync_directory(folder)
+    return published
+
+
+def _publish_leftover(descriptor: int, path: str, name: LogFileName) -> str:
+    found = look_through(descriptor)
+    if not found.lines:
+        os.unlink(path)
+        return ""
+    os.ftruncate(descriptor, found.end)
+    return publish(descriptor, path, name._replace(lines=found.lines))
+
+
+# --- the bound -------------------------------------------------------------------------------------------------------
+
+
+def discard_oldest(root: str, limit_bytes: int) -> Discarded:
+    """Delete the oldest published files until all of them together take at most ``limit_bytes``; says what went.
+
+    What cannot be read or deleted stays and does not count as deleted.
+    """
+    files = []
+    total = 0
+    for path, name in _files(root, LogFileName.parse):
+        with contextlib.suppress(OSError):  # shipped meanwhile
+            status = os.lstat(path)
+            files.append((status.st_mtime_ns, path, status.st_size, name.lines))
+            total += _on_disk(status.st_size)
+    if total <= limit_bytes:
+        return Discarded()
+    gone = Discarded()
+    for _, path, size, lines in sorted(files):
+        if total <= limit_bytes:
+            break
+        try:
+            os.unlink(path)
+        except FileNotFoundError:  # shipped, or deleted by another process that is just doing the same
+            total -= _on_disk(size)
+        except OSError:
+            continue
+        else:
+            total -= _on_disk(size)
+            gone = gone.plus(Discarded(1, lines, size))
+            _remove_empty(os.path.dirname(path))
+    return gone
+
+
+def _on_disk(size: int) -> int:
+    return -(-size // BLOCK_BYTES) * BLOCK_BYTES
+
+
+def _remove_empty(folder: str) -> None:
+    """Remove the folder of an hour, and of its day, if nothing is in them any more."""
+    with contextlib.suppress(OSError):
+        os.rmdir(folder)
+        os.rmdir(os.path.dirname(folder))
+
+
+def _files(
+    folder: str, parse: Callable[[str], LogFileName | None], depth: int = 0
+) -> Iterator[tuple[str, LogFileName]]:
+    """Every file whose name ``parse`` knows, in the order of the names of folders; what cannot be read is left out."""
+    try:
+        with os.scandir(folder) as found:
+            entries = sorted(found, key=lambda one: one.name)
+    except OSError:
+        return
+    for entry in entries:
+        if depth == len(_LEVELS):
+            name = parse(entry.name)
+            if name is not None:
+                yield entry.path, name
+        elif entry.name.startswith(_LEVELS[depth]) and entry.is_dir(follow_symlinks=False):
+            yield from _files(entry.path, parse, depth + 1)

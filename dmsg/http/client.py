@@ -1,0 +1,194 @@
+"""HTTP requests to servers that are not believed: the owner of treq, which installs the reactor when imported.
+
+Every call has one time limit, the body included, and bodies are cut off at their limit while they come in. Heads are,
+too, on the connections of :meth:`HttpCaller.connect` (:mod:`dmsg.http.heads`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Coroutine, Mapping
+from http.cookiejar import CookieJar, DefaultCookiePolicy
+from typing import Any, Final, TypeVar
+
+from treq.client import HTTPClient
+from twisted.internet.defer import CancelledError, Deferred
+from twisted.internet.interfaces import IReactorTime
+from twisted.internet.protocol import Protocol, connectionDone
+from twisted.python.failure import Failure
+from twisted.web.client import Agent, HTTPConnectionPool, ResponseDone
+from twisted.web.http_headers import Headers
+from twisted.web.iweb import IAgent, IResponse
+from zope.interface import implementer
+
+from dmsg.errors import DiscoveryError, DiscoveryUnavailable
+from dmsg.foreign import quoted
+from dmsg.http.heads import HeadLimitedEndpoints
+
+T = TypeVar("T")
+
+#: How long one call may take in all, in seconds.
+CALL_TIMEOUT_S: Final = 10.0
+#: Connections kept open to one host, and for how long without use, in seconds: less than a server's idle time.
+POOL_CONNECTIONS: Final = 4
+POOL_IDLE_S: Final = 30.0
+#: Longest body of an answer that is not 200: it is read for its text only.
+REFUSAL_LIMIT_BYTES: Final = 64 * 1024
+
+
+class _Body(Protocol):
+    """Collects a body up to a limit; ``done`` fires with it. Cancelling ``done`` closes the connection."""
+
+    transport: Any
+
+    def __init__(self, limit_bytes: int) -> None:
+        self.done: Deferred[bytes] = Deferred(lambda _: self._abort())
+        self._room = limit_bytes
+        # Not a list of pieces: a server may send them as small as it likes, and each would be an object of its own.
+        self._received = bytearray()
+
+    def _abort(self) -> None:
+        if self.transport is not None:
+            self.transport.loseConnection()
+
+    def dataReceived(self, data: bytes) -> None:
+        """A piece of the body."""
+        self._room -= len(data)
+        if self._room >= 0:
+            self._received += data
+        elif not self.done.called:
+            self._received.clear()
+            self.done.errback(DiscoveryUnavailable("the answer is too long"))
+            self._abort()
+
+    def connectionLost(self, reason: Failure = connectionDone) -> None:
+        """The end of the body, or of the connection before it."""
+        if self.done.called:
+            return
+        if reason.check(ResponseDone):
+            self.done.callback(bytes(self._received))
+        else:
+            self.done.errback(DiscoveryUnavailable("the answer was cut off"))
+
+
+@implementer(IAgent)
+class _PlainAgent:
+    """Neither asks for compressed answers nor takes them: a few bytes could become very many."""
+
+    def __init__(self, agent: IAgent) -> None:
+        self._agent = agent
+
+    def request(
+        self, method: bytes, uri: bytes, headers: Headers | None = None, bodyProducer: Any = None
+    ) -> Deferred[IResponse]:
+        """Send a request."""
+        headers = headers.copy() if headers is not None else Headers()
+        headers.removeHeader(b"accept-encoding")
+        answer: Deferred[IResponse] = self._agent.request(method, uri, headers, bodyProducer)
+        return answer.addCallback(self._check)
+
+    def _check(self, response: IResponse) -> IResponse | Deferred[IResponse]:
+        if not response.headers.hasHeader(b"content-encoding"):
+            return response
+        unread = _Body(REFUSAL_LIMIT_BYTES)
+        response.deliverBody(unread)
+        refused: Deferred[Any] = unread.done.addCallback(self._refuse)
+        return refused
+
+    @staticmethod
+    def _refuse(_: bytes) -> IResponse:
+        raise DiscoveryUnavailable("the answer is encoded")
+
+
+class HttpCaller:
+    """Sends requests through ``agent``, each within ``timeout_s`` seconds on ``clock``; raises ``DiscoveryUnavailable``."""
+
+    def __init__(self, agent: IAgent, clock: IReactorTime, *, timeout_s: float = CALL_TIMEOUT_S) -> None:
+        self.agent = agent
+        self._clock = clock
+        self._timeout_s = timeout_s
+        self._pool: Any = None
+        # Nobody we ask has any business setting cookies, and a jar is a place to fill.
+        jar: Any = CookieJar(DefaultCookiePolicy(allowed_domains=[]))
+        self._http = HTTPClient(_PlainAgent(agent), jar)
+
+    @classmethod
+    def connect(cls, reactor: Any, *, timeout_s: float = CALL_TIMEOUT_S) -> HttpCaller:
+        """One with an agent and a pool of connections of its own, which :meth:`close` ends."""
+        pool: Any = HTTPConnectionPool(reactor, persistent=True)
+        pool.maxPersistentPerHost = POOL_CONNECTIONS
+        pool.cachedConnectionTimeout = POOL_IDLE_S
+        endpoints = HeadLimitedEndpoints(reactor, timeout_s=timeout_s)
+        caller = cls(Agent.usingEndpointFactory(reactor, endpoints, pool), reactor, timeout_s=timeout_s)
+        caller._pool = pool
+        return caller
+
+    async def close(self) -> None:
+        """Close the connections kept open."""
+        if self._pool is not None:
+            await self._pool.closeCachedConnections()
+
+    async def call(
+        self,
+        method: str,
+        url: str,
+        *,
+        limit_bytes: int,
+        body: bytes | None = None,
+        headers: Mapping[str, bytes] | None = None,
+    ) -> tuple[int, Headers, bytes]:
+        """Status, headers and body of the answer to one request; only a 200 may be ``limit_bytes`` long."""
+        sent = Headers({b"Accept": [b"application/json"]})
+        if body is not None:
+            sent.setRawHeaders(b"Content-Type", [b"application/json"])
+        for name, value in (headers or {}).items():
+            sent.setRawHeaders(name.encode("ascii"), [value])
+        clock: Any = self._clock  # treq would use the global reactor otherwise
+
+        async def exchange() -> tuple[int, Headers, bytes]:
+            response = await self._http.request(
+                method, url, headers=sent, data=body, allow_redirects=False, unbuffered=True, reactor=clock
+            )
+            collector = _Body(limit_bytes if response.code == 200 else REFUSAL_LIMIT_BYTES)
+            response.deliverBody(collector)
+            return response.code, response.headers, await collector.done
+
+        return await self._within(exchange())
+
+    def _within(self, work: Coroutine[Any, Any, T]) -> Deferred[T]:
+        """``work`` within the time limit. (Twisted's HTTP client gives its own names to being cancelled.)"""
+        running: Deferred[Any] = Deferred.fromCoroutine(work)
+
+        def stop(error: Exception) -> None:
+            done.errback(error)
+            running.cancel()
+
+        def too_late() -> None:
+            stop(DiscoveryUnavailable(f"no answer within {self._timeout_s:g} s"))
+
+        def finish(outcome: Any) -> None:
+            if timer.active():
+                timer.cancel()
+            if done.called:
+                return  # stopped: what became of it is nobody's concern
+            if isinstance(outcome, Failure) and not outcome.check(DiscoveryError):
+                done.errback(_translate(outcome.value))
+            else:
+                done.callback(outcome)
+
+        done: Deferred[T] = Deferred(lambda _: stop(CancelledError()))
+        timer = self._clock.callLater(self._timeout_s, too_late)
+        running.addBoth(finish)
+        return done
+
+
+def _translate(error: BaseException | None) -> DiscoveryError:
+    """What a failed call raises: our own reason for losing the connection, if Twisted's ``error`` is a wrapper of one.
+
+    Otherwise, connecting, TLS, HTTP: whatever the libraries call it, there is no answer.
+    """
+    reasons = [reason.value for reason in getattr(error, "reasons", None) or [] if isinstance(reason, Failure)]
+    for reason in reasons:
+        if isinstance(reason, DiscoveryError):
+            return reason
+    inner = ", ".join(type(reason).__name__ for reason in reasons)
+    return DiscoveryUnavailable(f"{type(error).__name__} ({inner or quoted(str(error))})")

@@ -1,0 +1,372 @@
+"""What HTTP requests from strangers may cost: connections, header sizes, bodies and time.
+
+twisted.web on its own takes any body (a long one into a file), and its time-out starts anew at each byte. Here a body
+is refused as soon as it is known to be too long (by its ``Content-Length`` before the first byte, in chunks at the
+first byte over), a request has to be complete within a time counted from its first byte, and its answer taken within
+another. When all places are taken, idle connections make room (:mod:`dmsg.http.places`).
+"""
+
+from __future__ import annotations
+
+import json
+from collections import OrderedDict
+from dataclasses import dataclass, fields
+from io import BytesIO
+from typing import Any, Final
+
+from twisted.internet.interfaces import IAddress, IPullProducer
+from twisted.internet.protocol import connectionDone
+from twisted.python.failure import Failure
+from twisted.web.http import RESPONSES, HTTPChannel
+from twisted.web.resource import IResource, Resource
+from twisted.web.server import NOT_DONE_YET, Request, Site
+from zope.interface import implementer
+
+from dmsg.address import address_group, network_group
+from dmsg.discovery.entry import ENTRY_LIMIT_BYTES
+from dmsg.http.places import Places, Standing
+
+JSON_TYPE: Final = b"application/json"
+_PIECE_BYTES: Final = 64 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class DiscoveryLimits:
+    """Everything a discovery's HTTP side limits. A rate of ``None`` means no limit."""
+
+    #: Largest request body in bytes: the largest entry.
+    body_bytes: int = ENTRY_LIMIT_BYTES
+    #: Request bodies being received or worked on at one time: bounds their memory to 4 MiB.
+    concurrent_bodies: int = 256
+    #: A request line and headers, in bytes and in number. Ours take 300 bytes.
+    headers_bytes: int = 8 * 1024
+    headers: int = 64
+    #: From a new connection to the first byte of its first request, in seconds. Clients send it at once.
+    first_byte_timeout_s: float = 5.0
+    #: From the first byte of a request to its last, in seconds.
+    request_timeout_s: float = 10.0
+    #: From the last byte of a request until the client has taken the answer, in seconds. It can have 4 MiB.
+    answer_timeout_s: float = 60.0
+    #: Between two requests on a connection, in seconds.
+    idle_timeout_s: float = 60.0
+    #: Open connections, and of those from one address. When all places are taken a new connection takes the place of
+    #: an idle one: of its own address above the second limit, of the network that holds the most above the first.
+    connections: int = 4000
+    connections_per_address: int = 250
+    #: GETs of entries from one address: per second in the long run, and at once. A base client asks once for each dial
+    #: and cannot know that it should wait; many may be behind one address.
+    get_rate_per_s: float | None = 2_000.0
+    get_burst: float = 10_000.0
+    #: An entry that was asked for is given again for so long, in seconds, without a look into the store; 0 for never. A
+    #: write through this process ends that at once, one by another process on the same store does not.
+    cached_entry_lifetime_s: float = 1.0
+    #: GETs of the list of servers from one address. Its answer is fifty times as long, and serves for minutes.
+    servers_rate_per_s: float | None = 200.0
+    servers_burst: float = 400.0
+    #: POSTs from one address. Each costs a signature check and a durable write.
+    post_rate_per_s: float | None = 50.0
+    post_burst: float = 200.0
+    #: GETs, and POSTs, from all addresses together: what one core does with room to spare.
+    total_get_rate_per_s: float | None = 4_000.0
+    total_get_burst: float = 20_000.0
+    total_post_rate_per_s: float | None = 1_000.0
+    total_post_burst: float = 2_000.0
+    #: GETs, and POSTs, that one network (a /24, or a /48 of IPv6) has answered even when others use up the total.
+    reserved_get_rate_per_s: float | None = 200.0
+    reserved_get_burst: float = 400.0
+    reserved_post_rate_per_s: float | None = 10.0
+    reserved_post_burst: float = 100.0
+    #: Addresses, and networks, whose rate is remembered.
+    rate_addresses: int = 50_000
+    #: Writes under way, whether somebody still waits for them or not.
+    pending_writes: int = 4096
+    #: Servers in one answer, and its length in bytes.
+    available_servers: int = 64
+    available_servers_bytes: int = 1024 * 1024
+    #: Times the relay ranks are sent to one address: per second in the long run, and at once. They can be 4 MiB.
+    ranks_rate_per_s: float | None = 0.2
+    ranks_burst: float = 20.0
+
+    @classmethod
+    def unlimited_rates(cls) -> DiscoveryLimits:
+        """Limits without any rate: where all requests come from one address, as they do in tests and behind a proxy."""
+        rates: dict[str, Any] = {each.name: None for each in fields(cls) if each.name.endswith("_rate_per_s")}
+        return cls(**rates)
+
+
+def message(text: str, status: int) -> bytes:
+    """The body of every answer that is not an entry: the reference's ``HTTPMessage``."""
+    return json.dumps({"message": text, "code": status}, separators=(",", ":")).encode()
+
+
+class LongAnswer(Resource):
+    """Sends ``body`` piece by piece, as fast as the client takes it: however many read, it is in memory once.
+
+    Status and headers must be set already.
+    """
+
+    isLeaf = True
+
+    def __init__(self, body: bytes) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._body = body
+
+    def render(self, request: Any) -> bytes | int:
+        """Begin to answer ``request``."""
+        if request.method == b"HEAD":
+            return b""
+        request.registerProducer(_Pieces(request, self._body), False)
+        return NOT_DONE_YET
+
+
+@implementer(IPullProducer)
+class _Pieces:
+    """Gives ``request`` the next piece of ``body`` whenever it wants one."""
+
+    def __init__(self, request: Any, body: bytes) -> None:
+        self._request = request
+        self._body = body
+        self._at = 0
+
+    def resumeProducing(self) -> None:
+        """The piece before has left."""
+        request = self._request
+        if request is None:
+            return
+        piece = self._body[self._at : self._at + _PIECE_BYTES]
+        self._at += len(piece)
+        if piece:
+            request.write(piece)
+        else:
+            self.stopProducing()
+            request.unregisterProducer()
+            request.finish()
+
+    def stopProducing(self) -> None:
+        """Nobody reads on."""
+        self._request = None
+
+
+class LimitedRequest(Request):
+    """A request whose body is bounded while it comes in."""
+
+    # Twisted's own annotations are of the classes these two are subclasses of.
+    channel: Any
+    content: Any
+    _refused = False
+    _counted = False
+
+    def gotLength(self, length: int | None) -> None:
+        """All headers are there; ``length`` is ``None`` for a chunked body, 0 for none."""
+        self.content = BytesIO()
+        site: LimitedSite = self.channel.site
+        if length == 0:
+            return
+        if length is not None and length > site.limits.body_bytes:
+            self._refuse(413, "error bad input")
+        elif site.bodies >= site.limits.concurrent_bodies:
+            self._refuse(503, "something unexpected happened")
+        else:
+            site.bodies += 1
+            self._counted = True
+
+    def handleContentChunk(self, data: bytes) -> None:
+        """A piece of the body."""
+        if self._refused:
+            return
+        if self.content.tell() + len(data) > self.channel.site.limits.body_bytes:
+            self._refuse(413, "error bad input")
+        else:
+            self.content.write(data)
+
+    def _refuse(self, status: int, text: str) -> None:
+        self._refused = True
+        body = message(text, status)
+        head = b"HTTP/1.1 %d %s\r\nContent-Type: %s\r\nContent-Length: %d\r\nConnection: close\r\n\r\n"
+        self.channel.refuse(head % (status, RESPONSES.get(status, b""), JSON_TYPE, len(body)) + body)
+
+    def requestReceived(self, command: bytes, path: bytes, version: bytes) -> None:
+        """All of the request is there."""
+        if not self._refused:
+            super().requestReceived(command, path, version)  # type: ignore[no-untyped-call]
+
+    def _release(self) -> None:
+        if self._counted:
+            self._counted = False
+            self.channel.site.bodies -= 1
+
+    def finish(self) -> None:
+        """The answer is complete."""
+        self._release()
+        super().finish()  # type: ignore[no-untyped-call]
+
+    def connectionLost(self, reason: Any) -> None:
+        """The connection ended before the answer did."""
+        self._release()
+        super().connectionLost(reason)  # type: ignore[no-untyped-call]
+
+
+class LimitedChannel(HTTPChannel):
+    """One connection: HTTP/1.1 requests, each complete within a time limit, and each answer taken within one."""
+
+    site: LimitedSite
+    transport: Any
+    _refused = False
+    _deadline: Any = None
+    _address = ""
+
+    def connectionMade(self) -> None:
+        """Take a place."""
+        limits = self.site.limits
+        self.maxHeaders = limits.headers
+        self.totalHeadersSize = self.MAX_LENGTH = limits.headers_bytes
+        self._address = _host_of(self.transport.getPeer())
+        self.site.enter(self, self._address)
+        self._deadline = self.callLater(limits.first_byte_timeout_s, self._too_slow)  # type: ignore[no-untyped-call]
+        super().connectionMade()  # type: ignore[no-untyped-call]
+
+    def dataReceived(self, data: bytes) -> None:
+        """Bytes from the client."""
+        if self._refused or self._deadline is None:
+            return
+        limits = self.site.limits
+        if self.site.standing(self) is Standing.WAITING:
+            self._now(Standing.RECEIVING, limits.request_timeout_s)
+        super().dataReceived(data)  # type: ignore[no-untyped-call]
+        # What is left may be the beginning of the next request.
+        begun = self._deadline is not None and bool(self.requests or self._buffer)
+        if begun and self.site.standing(self) is Standing.WAITING:
+            self._now(Standing.RECEIVING, limits.request_timeout_s)
+
+    def allContentReceived(self) -> None:
+        """A whole request is there."""
+        self._now(Standing.ANSWERING, self.site.limits.answer_timeout_s)
+        super().allContentReceived()  # type: ignore[no-untyped-call]
+
+    def requestDone(self, request: Any) -> None:
+        """An answer is complete; some of it may not have left yet."""
+        if self._waitingForTransport and (self._buffer or any(self._dataBuffer)):
+            # More requests are there, and their client does not read: making more answers would fill our memory.
+            self.persistent = 0
+        if self.persistent:
+            self._now(Standing.WAITING, self.site.limits.idle_timeout_s)
+        super().requestDone(request)  # type: ignore[no-untyped-call]
+
+    def loseConnection(self) -> None:
+        """Close when what was written has left, and at the latest when the time for an answer is over."""
+        self._now(Standing.ANSWERING, self.site.limits.answer_timeout_s)
+        super().loseConnection()  # type: ignore[no-untyped-call]
+
+    def _now(self, standing: Standing, limit_s: float) -> None:
+        self.site.move(self, standing)
+        if self._deadline is not None:
+            self._deadline.reset(limit_s)
+
+    def _too_slow(self) -> None:
+        self._deadline = None
+        self.transport.abortConnection()
+
+    def evict(self) -> None:
+        """Give the place to another connection, at once."""
+        self._leave()
+        self.transport.abortConnection()
+
+    def _leave(self) -> None:
+        if self._deadline is not None:
+            deadline, self._deadline = self._deadline, None
+            deadline.cancel()
+        self.site.leave(self, self._address)
+
+    def refuse(self, answer: bytes) -> None:
+        """Write ``answer``, read no more, and close."""
+        self._refused = True
+        self.transport.write(answer)
+        self.loseConnection()
+
+    def connectionLost(self, reason: Failure = connectionDone) -> None:
+        """Leave the place to others."""
+        self._leave()
+        super().connectionLost(reason)  # type: ignore[no-untyped-call]
+        self._transferDecoder = None  # of half a body; it would hold this until the garbage collector comes
+
+
+def _host_of(address: object) -> str:
+    return str(getattr(address, "host", ""))
+
+
+class LimitedSite(Site):
+    """Serves ``resource`` within ``limits``. Writes no access log: the event log has a line for each request."""
+
+    protocol: Any = LimitedChannel
+    requestFactory = LimitedRequest
+
+    def __init__(self, resource: IResource, *, reactor: Any, limits: DiscoveryLimits) -> None:
+        # No timeout of Twisted's: the channel has its own, which write no line for each connection they end.
+        super().__init__(resource, timeout=None, reactor=reactor)  # type: ignore[no-untyped-call]
+        self.limits = limits
+        self.bodies = 0
+        #: Connections that were closed to make room for others, and those that were refused.
+        self.evicted = self.refused = 0
+        self._places: Places[LimitedChannel] = Places()
+        self._by_address: dict[str, OrderedDict[LimitedChannel, None]] = {}
+
+    @property
+    def connections(self) -> int:
+        """Open connections."""
+        return len(self._places)
+
+    def buildProtocol(self, addr: IAddress | None) -> Any:
+        """A channel for a new connection, or ``None`` (which closes it) when there is no place for it."""
+        if not self._make_room(_host_of(addr)):
+            self.refused += 1
+            return None
+        return super().buildProtocol(addr)  # type: ignore[no-untyped-call]
+
+    def _make_room(self, host: str) -> bool:
+        victim: LimitedChannel | None = None
+        neighbours = self._by_address.get(address_group(host), ())
+        if len(neighbours) >= self.limits.connections_per_address:
+            victim = next((one for one in neighbours if self.standing(one) is Standing.WAITING), None)
+        elif len(self._places) >= self.limits.connections:
+            victim = self._places.victim(network_group(host))
+        else:
+            return True
+        if victim is None:
+            return False
+        self.evicted += 1
+        victim.evict()
+        return True
+
+    # --- from the channels -------------------------------------------------------------------------------------------
+
+    def enter(self, channel: LimitedChannel, host: str) -> None:
+        """``channel`` takes a place; ``host`` is the other side's."""
+        self._places.add(channel, network_group(host))
+        self._by_address.setdefault(address_group(host), OrderedDict())[channel] = None
+
+    def leave(self, channel: LimitedChannel, host: str) -> None:
+        """``channel`` gives its place back; silent when it did already."""
+        self._places.discard(channel)
+        address = address_group(host)
+        neighbours = self._by_address.get(address)
+        if neighbours is not None:
+            neighbours.pop(channel, None)
+            if not neighbours:
+                del self._by_address[address]
+
+    def move(self, channel: LimitedChannel, standing: Standing) -> None:
+        """``channel`` does something else now."""
+        self._places.move(channel, standing)
+
+    def standing(self, channel: LimitedChannel) -> Standing:
+        """What ``channel``, which holds a place, is doing."""
+        return self._places.standing(channel)
+
+    # --- as a Site ---------------------------------------------------------------------------------------------------
+
+    def acceptableProtocols(self) -> list[bytes]:
+        """HTTP/1.1 only: the limits are those of its channel."""
+        return [b"http/1.1"]
+
+    def log(self, request: object) -> None:
+        """Nothing."""

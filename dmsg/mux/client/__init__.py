@@ -1,0 +1,1 @@
+"""The dmsg protocol's client: sessions with relays, listeners, dials and transports."""

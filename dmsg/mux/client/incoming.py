@@ -1,0 +1,323 @@
+"""A transport that a peer asks for, from its REQUEST to the moment the application is told.
+
+What is decided in which order: may this key come in at all; may it speak in the clear (:ref:`spec-downgrade-rule`);
+which service does it want; is it a transport that goes on (:ref:`spec-resume-exchange`); does the access policy admit
+it; has it proved itself (:ref:`spec-confirmation`). While one of these is waited for, the offer holds a place
+(:mod:`dmsg.mux.client.offers`).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from twisted.internet.defer import CancelledError, Deferred, ensureDeferred
+from twisted.internet.interfaces import IDelayedCall
+from twisted.logger import Logger
+from twisted.python.failure import Failure
+
+from dmsg.errors import DmsgError, TransportClosed
+from dmsg.mux.client.offers import Offers
+from dmsg.mux.client.pending import StreamOwner
+from dmsg.mux.client.services import ask
+from dmsg.mux.core.e2e import CONFIRM_TIMEOUT_S, Resume
+from dmsg.mux.core.negotiation import Security
+from dmsg.mux.core.resumption import ResumeAttempts
+from dmsg.mux.core.sealed_stream import SecureStream
+from dmsg.mux.core.stream import Stream, StreamState
+from dmsg.mux.core.wire import CloseReason
+
+if TYPE_CHECKING:
+    from dmsg.mux.client.listener import DmsgPort
+    from dmsg.mux.client.service import DmsgClient
+    from dmsg.mux.client.session import ServerSession
+    from dmsg.mux.client.transport import DmsgTransport
+
+_log = Logger()
+
+
+class IncomingTransport(StreamOwner):
+    """The owner of an offered stream until it is open."""
+
+    def __init__(self, client: DmsgClient, session: ServerSession, stream: Stream) -> None:
+        self.stream = stream
+        self._client = client
+        self._session = session
+        self._inbound = session.inbound(stream)
+        self._services = client.services
+        self._port: DmsgPort | None = None
+        self._place: Offers[IncomingTransport] | None = None
+        self._resumed: DmsgTransport | None = None
+        self._told_bytes = 0
+        self._attempts: ResumeAttempts | None = None
+        self._resume: Resume | None = None
+        self._decision: Deferred[object] | None = None
+        self._confirm_timer: IDelayedCall | None = None
+        self._over = False
+        stream.owner = self
+
+    def start(self) -> None:
+        """Take the REQUEST up."""
+        if self.stream.state is StreamState.CLOSED:
+            self._over = True  # taken back in the same read
+            return
+        remote, services = self.stream.remote, self._services
+        if not services.may_admit(remote) and not self._client.may_resume(remote):
+            # Before the handshake is calculated: it costs next to nothing, and which service is meant shows in no way.
+            self._refuse(CloseReason.ACCESS_DENIED)
+            return
+        if not self._inbound.is_plain:
+            self._take_up(None)
+            return
+        default = services.port("")
+        if default is None or default.security is Security.E2E or not default.may_admit(remote):
+            self._await_upgrade()  # in the clear there is no other service to ask for
+        elif default.security is Security.HOP:
+            self._choose(default, plain=True)
+        elif self._hold(services.arrivals):
+            self._decide(self._client.promises(remote), self._promised)
+
+    def _promised(self, promised: object) -> None:
+        if promised:
+            self._await_upgrade()
+        else:
+            self._leave()
+            self._choose(self._services.port(""), plain=True)
+
+    def _await_upgrade(self) -> None:
+        # what promises end-to-end security brings its handshake in the first FWD, or is not what it seems to be
+        if not self._services:
+            self._refuse(CloseReason.NO_SUCH_SERVICE)
+        elif self._hold(self._services.arrivals):
+            self._session.connection.accept(self.stream, upgrade=True)
+            self._await_peer()
+            self._session.flush_soon()
+
+    # --- with a handshake message ----------------------------------------------------------------------------------
+
+    def upgraded(self, message: bytes) -> None:
+        """The handshake message came in the first FWD; a second one is nothing an honest peer sends."""
+        if self._over or self.stream.state is StreamState.CLOSED:
+            return  # closed behind it in the same read
+        if self._inbound.is_sealed:
+            self._refuse(CloseReason.MALFORMED)
+        else:
+            self._stop_timer()
+            self._leave()
+            self._take_up(message)
+
+    def _take_up(self, message: bytes | None) -> None:
+        try:
+            service, self._resume = self._inbound.read(message)
+        except TransportClosed as error:
+            self._refuse(error.code)
+            return
+        if self._resume is not None:
+            self._go_on(self._resume)
+        else:
+            self._choose(self._services.port(service), plain=False)
+
+    def _go_on(self, resume: Resume) -> None:
+        transport = self._client.resumable(resume.token, self.stream.remote)
+        if transport is None:
+            # What goes for a new transport goes for one that is not known: a made-up token opens no way past it.
+            if not self._services:
+                self._refuse(CloseReason.NO_SUCH_SERVICE)
+            elif self._hold(self._services.arrivals):
+                self._decide(ensureDeferred(self._services.admit(self.stream.remote)), self._unknown_admitted)
+            return
+        attempts = self._attempts_at(transport)
+        if not attempts.may_begin(self._session.server, self._session.clock.seconds()):
+            self._refuse(CloseReason.RATE_LIMITED)
+            return
+        self._resumed = transport
+        self._told_bytes = attempts.tell_bytes()
+        self._accept(Resume(resume.token, self._told_bytes))
+        if isinstance(self.stream, SecureStream):
+            self.stream.resumes = True
+            self._attempts = attempts
+            displaced = attempts.begin(self._session.server, self.stream, self._told_bytes)
+            if displaced is not None and isinstance(displaced.owner, IncomingTransport):
+                displaced.owner.crowded_out()
+
+    def _attempts_at(self, transport: DmsgTransport) -> ResumeAttempts:
+        if transport.attempts is None:
+            assert isinstance(transport.stream, SecureStream)
+            config, now = self._client.config, self._session.clock.seconds()
+            transport.attempts = ResumeAttempts(
+                transport.stream, rate_per_s=config.resume_rate_per_s, burst=config.resume_burst, now=now
+            )
+        return transport.attempts
+
+    def _unknown_admitted(self, allowed: object) -> None:
+        if allowed is True:
+            # An answer that says nothing about resuming is the refusal: the relay cannot make that one up.
+            self._accept(None)
+        else:
+            self._refuse(CloseReason.ACCESS_DENIED)
+
+    # --- the application's decision --------------------------------------------------------------------------------
+
+    def _choose(self, port: DmsgPort | None, *, plain: bool) -> None:
+        remote = self.stream.remote
+        if port is None:
+            # A key that some listener keeps out is told the same as if it had asked for that one.
+            told = None if self._services.are_open_to(remote) else CloseReason.ACCESS_DENIED
+            self._refuse(CloseReason.NO_SUCH_SERVICE, told=told)
+        elif not port.may_admit(remote):
+            self._refuse(CloseReason.ACCESS_DENIED)
+        elif plain and port.security is Security.E2E:
+            self._refuse(CloseReason.DOWNGRADE)
+        elif not port.offers.has_room(self._share):
+            self._refuse(CloseReason.BUSY)
+        else:
+            self._port = port
+            if port.policy is None:
+                self._admitted(True)
+                return
+            answer = ask(port, remote)
+            is_known = answer.called and not answer.paused
+            if is_known or self._hold(port.offers):
+                self._decide(answer, self._admitted)
+            else:
+                answer.cancel()
+
+    def _admitted(self, allowed: object) -> None:
+        assert self._port is not None
+        if allowed is not True:
+            self._refuse(CloseReason.ACCESS_DENIED)
+        elif not self._port.make_room():
+            self._refuse(CloseReason.BUSY)
+        elif self._inbound.is_sealed:
+            if self._hold(self._port.offers):
+                self._accept(None)
+        else:
+            self._over = True
+            self._leave()
+            self._session.connection.accept(self.stream)
+            self._session.flush_soon()
+            self._port.open(self._session, self.stream)
+
+    def _decide(self, decision: object, then: object) -> None:
+        """Call ``then`` with what ``decision`` (a value or a Deferred) comes to, unless the peer gives up before."""
+        if not isinstance(decision, Deferred):
+            then(decision)  # type: ignore[operator]
+            return
+        self._decision = decision
+
+        def answered(answer: object) -> None:
+            self._decision = None
+            if not self._over:
+                then(answer)  # type: ignore[operator]
+
+        def failed(failure: Failure) -> None:
+            self._decision = None
+            if not self._over:
+                if failure.check(CancelledError) is None:
+                    _log.failure("The access policy failed; access is denied", failure=failure)
+                self._refuse(CloseReason.ACCESS_DENIED)
+
+        decision.addCallbacks(answered, failed)
+
+    # --- sealed ----------------------------------------------------------------------------------------------------
+
+    def _accept(self, resume: Resume | None) -> None:
+        try:
+            if self.stream.state is StreamState.OFFERED:
+                self.stream = self._inbound.accept(resume)
+            else:
+                self.stream = self._inbound.accept_upgrade(resume)
+        except DmsgError as error:
+            self._refuse(getattr(error, "code", CloseReason.MALFORMED))
+            return
+        self._await_peer()
+        self._session.flush_soon()
+
+    def _await_peer(self) -> None:
+        """Nothing is done for the application before the initiator has proved itself; not for ever, though."""
+        self._confirm_timer = self._session.clock.callLater(CONFIRM_TIMEOUT_S, self._not_confirmed)
+
+    def _not_confirmed(self) -> None:
+        self._confirm_timer = None
+        self._refuse(CloseReason.HANDSHAKE_TIMEOUT)
+
+    def confirmed(self) -> None:
+        """The initiator's first sealed frame opened."""
+        self._stop_timer()
+        self._leave()
+        self._over = True
+        if self._resumed is not None:
+            assert isinstance(self.stream, SecureStream)
+            assert self._resume is not None
+            if self._resumed.is_over or self.stream.is_late:
+                # the proof was long on its way: the initiator has given this path up for the one in use now
+                self._session.abort_stream(self.stream, CloseReason.PEER_GONE)
+                return
+            if self._attempts is not None:
+                self._attempts.moved(self._session.clock.seconds())
+            self._resumed.move_to(self._session, self.stream, self._resume.received_bytes, self._told_bytes)
+        elif self._port is not None:
+            self._port.open(self._session, self.stream)
+        else:
+            self._session.abort_stream(self.stream, CloseReason.REFUSED)
+
+    # --- places ----------------------------------------------------------------------------------------------------
+
+    @property
+    def _share(self) -> object:
+        # by relay, too: a hostile one that repeats what it has recorded takes nothing from the same key elsewhere
+        return self._session.server, self.stream.remote
+
+    def _hold(self, places: Offers[IncomingTransport]) -> bool:
+        """Hold one of ``places`` until all is decided; when its key has its share of them, the offer is refused."""
+        if self._place is places:
+            return True
+        self._leave()
+        if not places.has_room(self._share):
+            self._refuse(CloseReason.BUSY)
+            return False
+        self._place = places
+        oldest = places.add(self, self._share)
+        if oldest is not None:
+            oldest.crowded_out()
+        return True
+
+    def _leave(self) -> None:
+        places, self._place = self._place, None
+        if places is not None:
+            places.remove(self)
+
+    def crowded_out(self) -> None:
+        """A newer offer has taken the place of this one, which has waited longest."""
+        self._refuse(CloseReason.BUSY)
+
+    # --- ends ------------------------------------------------------------------------------------------------------
+
+    def _stop_timer(self) -> None:
+        timer, self._confirm_timer = self._confirm_timer, None
+        if timer is not None:
+            timer.cancel()
+
+    def _refuse(self, code: int, *, told: int | None = None) -> None:
+        """Refuse for the reason ``code``, and tell the peer that one, or ``told``."""
+        self._client.refused(self.stream.remote, code)
+        self._end()
+        self._session.abort_stream(self.stream, code if told is None else told)
+
+    def _end(self) -> None:
+        self._over = True
+        self._stop_timer()
+        self._leave()
+        if self._attempts is not None and isinstance(self.stream, SecureStream):
+            self._attempts.failed(self.stream)
+        if self._decision is not None:
+            self._decision.cancel()
+
+    def ended(self, code: int, *, local: bool, proven: bool = False) -> None:
+        """The peer gave up, or what it sent was not what it should be."""
+        if local and not self._over:
+            self._client.refused(self.stream.remote, code)
+        self._end()
+
+    def lost(self, error: DmsgError, code: int) -> None:
+        """The connection is gone."""
+        self._end()

@@ -1,0 +1,135 @@
+"""Streams on their way to becoming transports: what we asked for, and what a peer asks of us."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from twisted.internet.defer import Deferred
+
+from dmsg.errors import DmsgError, DowngradeRefused, StageError, TransportClosed, Unsupported, close_error
+from dmsg.mux.core.e2e import Resume
+from dmsg.mux.core.negotiation import Carrier, Outbound
+from dmsg.mux.core.stream import Stream, StreamState
+from dmsg.mux.core.wire import CloseReason
+
+if TYPE_CHECKING:
+    from dmsg.mux.client.session import ServerSession
+
+
+class StreamOwner:
+    """What stands behind a stream. Every method is told a fact; the default is not to care."""
+
+    def deliver(self, data: bytes) -> None:
+        """Bytes came."""
+
+    def ended(self, code: int, *, local: bool, proven: bool = False) -> None:
+        """The stream is over; ``proven`` says that the peer itself signed off, not only the relay."""
+
+    def lost(self, error: DmsgError, code: int) -> None:
+        """What carried the stream is gone."""
+
+    def accepted(self, message: bytes) -> None:
+        """The peer accepted."""
+
+    def upgraded(self, message: bytes) -> None:
+        """The peer's handshake message came behind the ACCEPT."""
+
+    def confirmed(self) -> None:
+        """The peer has proved itself."""
+
+    def end_received(self) -> None:
+        """Nothing more will come."""
+
+    def end_acked(self) -> None:
+        """Everything that was sent has arrived, its end included."""
+
+    def writable(self) -> None:
+        """More may be written."""
+
+
+@dataclass(frozen=True, slots=True)
+class Opened:
+    """What a request came to: the session, the open stream, what the peer said about resuming, and how long it took."""
+
+    session: ServerSession
+    stream: Stream
+    resume: Resume | None = None
+    accept_ms: float = 0.0
+
+
+class PendingRequest(StreamOwner):
+    """The owner of a stream until the peer has answered our REQUEST. ``done`` fires once the stream is open."""
+
+    def __init__(self, session: ServerSession, outbound: Outbound) -> None:
+        self._session = session
+        self._outbound = outbound
+        self._since = session.clock.seconds()
+        self.done: Deferred[Opened] = Deferred(self._cancelled)
+        outbound.stream.owner = self
+
+    def _cancelled(self, _: Deferred[Opened]) -> None:
+        self._session.abort_stream(self._outbound.stream)  # a cancelled dial sends CLOSE
+
+    def accepted(self, message: bytes) -> None:
+        """The peer accepted: done, unless its handshake message is still to come."""
+        sealed = self._outbound.carrier is not Carrier.NONE
+        if self.done.called or (sealed and is_over(self._outbound.stream)):
+            return  # given up, or closed by the peer, while the answer was on its way through the events of one read
+        try:
+            stream = self._outbound.accepted(message)
+        except TransportClosed as error:
+            self._refuse(error)
+            return
+        if stream is not None:
+            self._succeed(stream)
+
+    def upgraded(self, message: bytes) -> None:
+        """The handshake message came."""
+        if self.done.called or is_over(self._outbound.stream):
+            return
+        try:
+            stream = self._outbound.upgraded(message)
+        except TransportClosed as error:
+            self._refuse(error)
+            return
+        self._succeed(stream)
+
+    def deliver(self, data: bytes) -> None:
+        """Data in the clear where the handshake should have been (:ref:`spec-carriers`)."""
+        if not self.done.called and not is_over(self._outbound.stream):
+            self._refuse(DowngradeRefused("the peer answered in the clear", by="local"))
+
+    def _succeed(self, stream: Stream) -> None:
+        self._session.flush_soon()
+        accept_ms = (self._session.clock.seconds() - self._since) * 1000
+        self.done.callback(Opened(self._session, stream, self._outbound.resume, accept_ms))
+
+    def _refuse(self, error: TransportClosed) -> None:
+        self._session.abort_stream(self._outbound.stream, error.code)
+        self.done.errback(StageError("accept", error.name, error))
+
+    def ended(self, code: int, *, local: bool, proven: bool = False) -> None:
+        """The peer or the server said no."""
+        if self.done.called:
+            return
+        service, wanted = self._outbound.service, ""
+        if code == CloseReason.NO_SUCH_SERVICE:
+            wanted = f"nothing listens there as {service!r}"
+        elif code == CloseReason.ACCESS_DENIED and service:
+            wanted = f"{service!r} does not admit this key, or nothing listens there as that"
+        error = close_error(code, wanted, by="local" if local else "peer")
+        checked = local and code == CloseReason.MALFORMED
+        reason = "accept check failed" if checked else (error.name if code else "request rejected")
+        stage = "request" if isinstance(error, Unsupported) else "accept"
+        self.done.errback(StageError(stage, reason, error))
+
+    def lost(self, error: DmsgError, code: int) -> None:
+        """The connection went before an answer came."""
+        if not self.done.called:
+            self.done.errback(StageError("accept", "server connection lost", error))
+
+
+def is_over(stream: Stream) -> bool:
+    """Whether a stream has ended."""
+    return stream.state is StreamState.CLOSED

@@ -1,0 +1,87 @@
+"""The services of a client: its listening ports by name, and what waits before it is known which of them is wanted."""
+
+from __future__ import annotations
+
+from collections.abc import Coroutine
+from typing import TYPE_CHECKING
+
+from twisted.internet.defer import Deferred, ensureDeferred, maybeDeferred
+
+from dmsg.crypto.keys import PublicKey
+from dmsg.mux.client.offers import Offers
+from dmsg.mux.core.limits import ListenerLimits
+
+if TYPE_CHECKING:
+    from dmsg.mux.client.incoming import IncomingTransport
+    from dmsg.mux.client.listener import DmsgPort
+    from dmsg.mux.client.transport import DmsgTransport
+
+
+class Services:
+    """The listening ports of a client. False while there is none."""
+
+    def __init__(self, limits: ListenerLimits) -> None:
+        self._ports: dict[str, DmsgPort] = {}
+        self._opened: dict[DmsgTransport, DmsgPort] = {}
+        #: Offers that have not said which service they are for: plain ones, and resumptions of unknown transports. They have
+        #: places of their own, so that they cost the offers of no listener one.
+        self.arrivals: Offers[IncomingTransport] = Offers(limits.offers, limits.offers_per_key)
+
+    def __bool__(self) -> bool:
+        return bool(self._ports)
+
+    def add(self, port: DmsgPort) -> None:
+        """Register a listening port; ``ValueError`` when its service is taken."""
+        if port.service in self._ports:
+            raise ValueError(f"service {port.service!r} is listened on already")
+        self._ports[port.service] = port
+
+    def remove(self, port: DmsgPort) -> None:
+        """Forget a listening port."""
+        if self._ports.get(port.service) is port:
+            del self._ports[port.service]
+
+    def port(self, service: str) -> DmsgPort | None:
+        """The listening port of a service."""
+        return self._ports.get(service)
+
+    def ports(self) -> list[DmsgPort]:
+        """Every listening port."""
+        return list(self._ports.values())
+
+    def opened(self, transport: DmsgTransport, port: DmsgPort) -> None:
+        """``transport`` has come in at ``port``."""
+        self._opened[transport] = port
+
+    def closed(self, transport: DmsgTransport) -> None:
+        """``transport`` is over: tell the port it came in at, which may not be listening any more."""
+        port = self._opened.pop(transport, None)
+        if port is not None:
+            port.transport_closed(transport)
+
+    def may_admit(self, remote: PublicKey) -> bool:
+        """Whether ``remote`` may ask at all: ``False`` when no listener could ever admit its key."""
+        return not self._ports or any(port.may_admit(remote) for port in self._ports.values())
+
+    def are_open_to(self, remote: PublicKey) -> bool:
+        """Whether ``remote`` may be told that a service does not exist: there is none that is kept from it."""
+        return all(port.is_open_to(remote) for port in self._ports.values())
+
+    async def admit(self, remote: PublicKey) -> bool:
+        """Whether any listener admits ``remote``; fails with what a policy fails with."""
+        for port in self.ports():
+            if port.policy is None or (port.may_admit(remote) and await ask(port, remote) is True):
+                return True
+        return False
+
+
+def ask(port: DmsgPort, remote: PublicKey) -> Deferred[object]:
+    """What the access policy of ``port`` says to ``remote``; it has one."""
+    policy = port.policy
+    assert policy is not None
+
+    def allow() -> object:
+        answer = policy.allow(remote, port.service)
+        return ensureDeferred(answer) if isinstance(answer, Coroutine) else answer
+
+    return maybeDeferred(allow)

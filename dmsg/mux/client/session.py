@@ -1,0 +1,324 @@
+"""A client's session with one server: from the TCP connection to the last transport on it.
+
+Owns the shell and the core; gives out streams as transports and tells the client what happens to them.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Final
+from typing import Protocol as TypingProtocol
+
+from twisted.internet.defer import Deferred
+from twisted.internet.error import ConnectionDone
+from twisted.internet.interfaces import IReactorTime
+from twisted.python.failure import Failure
+
+from dmsg.address import DmsgAddress
+from dmsg.crypto.keys import PublicKey, Random, SecretKey
+from dmsg.errors import (
+    Busy,
+    ConnectionRefusedByServer,
+    DmsgError,
+    RemoteProtocolError,
+    ServerDraining,
+    ServerLost,
+    StageError,
+    TransportClosed,
+)
+from dmsg.glue.shell import Shell
+from dmsg.glue.turns import Turns
+from dmsg.mux.client.pending import Opened, PendingRequest, StreamOwner
+from dmsg.mux.client.transport import DmsgTransport
+from dmsg.mux.core.connection import Connection
+from dmsg.mux.core.e2e import Resume
+from dmsg.mux.core.events import (
+    Accepted,
+    Confirmed,
+    DataReceived,
+    EndAcked,
+    EndReceived,
+    HandshakeDone,
+    Ready,
+    Rejected,
+    RequestReceived,
+    StreamClosed,
+    UpgradeReceived,
+)
+from dmsg.mux.core.handshake import Handshake, Role
+from dmsg.mux.core.hello import Hop, hop_payload, read_hop
+from dmsg.mux.core.limits import ConnectionConfig
+from dmsg.mux.core.negotiation import Carrier, Inbound, Outbound
+from dmsg.mux.core.stream import Stream
+from dmsg.mux.core.wire import SEQUENCE_BYTES, CloseReason
+
+#: A server that announces shorter frames than this is not obeyed: a REQUEST alone may be longer.
+_FRAME_FLOOR_BYTES: Final = 1_024
+#: After so many transports accepted in one read what they led to goes out, and the server and the peers begin with it
+#: while the rest is handled; otherwise many dials at once make everybody wait for everybody else in turn.
+_FLUSH_ANSWERS: Final = 8
+#: The reason of a session that this side ended because it was not needed any more.
+CLOSED: Final = "closed"
+
+
+class SessionUser(TypingProtocol):
+    """Who a session works for: the client."""
+
+    def session_lost(self, session: ServerSession, error: DmsgError) -> None:
+        """A session that was ready is over."""
+
+    def requested(self, session: ServerSession, stream: Stream) -> None:
+        """A peer asks for a transport."""
+
+    def transport_closed(self, session: ServerSession, transport: DmsgTransport, code: int, *, local: bool) -> None:
+        """A transport of this session is over."""
+
+    def path_lost(self, session: ServerSession, transport: DmsgTransport, error: DmsgError) -> float:
+        """A transport may go on over another path: gives the seconds it may wait for one, 0 if it may not."""
+
+
+class ServerSession:
+    """One connection to one server. ``ready`` fires once the server has admitted it, or fails with a ``StageError``."""
+
+    def __init__(
+        self,
+        server: PublicKey,
+        key: SecretKey,
+        user: SessionUser,
+        clock: IReactorTime,
+        *,
+        config: ConnectionConfig,
+        random: Random = os.urandom,
+        handshake_timeout_s: float = 10.0,
+        extended: bool = True,
+    ) -> None:
+        self.server = server
+        self.key = key
+        self.identity = key.public_key
+        self.hop = Hop()
+        self.clock = clock
+        self.connection: Connection
+        self.started_at = clock.seconds()
+        self.ready_at = 0.0
+        self.ready: Deferred[ServerSession] = Deferred(lambda _: self.abort())
+        self.is_ready = False
+        self._user = user
+        self._config = config
+        self._random = random
+        self._stage = "handshake"
+        self._turns: Turns | None = None
+        self._extended = extended
+        core = Handshake(
+            Role.CLIENT,
+            key,
+            server,
+            now=self.started_at,
+            payload=hop_payload() if extended else b"",
+            timeout_s=handshake_timeout_s,
+            takes_cookie=extended,
+            random=random,
+        )
+        self.shell = Shell(core, self, clock)
+
+    # --- what the client asks for ----------------------------------------------------------------------------------
+
+    def request(
+        self, target: PublicKey, carrier: Carrier = Carrier.NONE, *, service: str = "", resume: Resume | None = None
+    ) -> Deferred[Opened]:
+        """Ask ``target`` for a transport; cancelling sends CLOSE. Raises ``Busy`` when no id is free.
+
+        What the server announced is obeyed: too many transports are ``Busy`` here, requests are paced.
+        """
+        self._check_room()
+        turn = self._turns.take() if self._turns is not None else None
+        if turn is None:
+            return self._request(target, carrier, service, resume)
+        return turn.addCallback(lambda _: self._request(target, carrier, service, resume))
+
+    def _check_room(self) -> None:
+        limits = self.hop.limits
+        if limits is not None and len(self.connection.streams) >= limits.transports:
+            raise Busy("the server allows no more transports on this connection", by="local")
+
+    def _request(self, target: PublicKey, carrier: Carrier, service: str, resume: Resume | None) -> Deferred[Opened]:
+        if not self.is_ready:
+            raise StageError("request", "server connection lost")
+        self._check_room()
+        outbound = Outbound(
+            self.connection,
+            self.key,
+            self.server,
+            target,
+            carrier,
+            service=service,
+            resume=resume,
+            random=self._random,
+        )
+        pending = PendingRequest(self, outbound)
+        self.flush_soon()
+        return pending.done
+
+    def inbound(self, stream: Stream) -> Inbound:
+        """The negotiation of an offered stream."""
+        return Inbound(self.connection, self.key, self.server, stream, random=self._random)
+
+    def abort_stream(self, stream: Stream, code: int = CloseReason.NORMAL) -> None:
+        """End a stream at once, or refuse an offered one."""
+        self.connection.abort(stream, code)
+        self.flush_soon()
+
+    def transport(self, stream: Stream, service: str = "") -> DmsgTransport:
+        """The Twisted transport over an open stream."""
+        near, far = ("", service) if stream.initiator else (service, "")
+        here = DmsgAddress(self.identity, near, self.server)
+        return DmsgTransport(self, stream, here, DmsgAddress(stream.remote, far, self.server))
+
+    def flush_soon(self) -> None:
+        """See :class:`dmsg.mux.client.transport.Link`."""
+        self.shell.flush_soon()
+
+    def transport_closed(self, transport: DmsgTransport, code: int, *, local: bool) -> None:
+        """See :class:`dmsg.mux.client.transport.Link`."""
+        self._user.transport_closed(self, transport, code, local=local)
+        if self.is_ready and self.connection.worn and not self.connection.streams:
+            self.close()  # its record counters are far on; the goal makes a new one
+
+    def path_lost(self, transport: DmsgTransport, error: DmsgError) -> float:
+        """See :class:`dmsg.mux.client.transport.Link`."""
+        return self._user.path_lost(self, transport, error)
+
+    def abort(self, error: DmsgError | None = None) -> None:
+        """End the connection at once."""
+        self.shell.fail(error or ServerLost(str(self.server), "given up"))
+
+    def close(self) -> None:
+        """End the connection once everything queued is written; transports on it should be over."""
+        self.shell.flush()
+        self.shell.close(ServerLost(str(self.server), CLOSED))
+
+    # --- from the shell --------------------------------------------------------------------------------------------
+
+    def handle_events(self, shell: Shell, events: Sequence[object]) -> None:
+        """Pass on what the core found out."""
+        answers = 0
+        for event in events:
+            match event:
+                case DataReceived():
+                    event.stream.owner.deliver(event.data)  # type: ignore[attr-defined]
+                case StreamClosed():
+                    self._stream_closed(event)
+                case Accepted():
+                    _owner(event.stream).accepted(event.message)
+                    answers += 1
+                case UpgradeReceived():
+                    _owner(event.stream).upgraded(event.message)
+                case Confirmed():
+                    _owner(event.stream).confirmed()
+                case EndAcked():
+                    _owner(event.stream).end_acked()
+                case EndReceived():
+                    _owner(event.stream).end_received()
+                case RequestReceived():
+                    self._user.requested(self, event.stream)
+                    answers += 1
+                case HandshakeDone():
+                    self._stage = "admission"
+                    self._learn(read_hop(event.peer_payload) if self._extended else Hop())
+                    self.connection = Connection(
+                        self.identity,
+                        event.records,
+                        now=self.clock.seconds(),
+                        config=_within(self._config, self.hop),
+                        random=self._random,
+                        extended=self.hop.extended,
+                    )
+                    shell.become(self.connection, event.leftover)
+                case Ready():
+                    self.is_ready = True
+                    self.ready_at = self.clock.seconds()
+                    self.ready.callback(self)
+                case Rejected():
+                    error = ServerDraining() if event.reason == ServerDraining.name else None
+                    shell.fail(error or ConnectionRefusedByServer(event.reason))
+                case _:
+                    raise AssertionError(f"unexpected event {event!r}")
+            if answers == _FLUSH_ANSWERS:
+                answers = 0
+                shell.flush_between()
+
+    def _learn(self, hop: Hop) -> None:
+        self.hop = hop
+        if hop.limits is not None and hop.limits.requests_per_s:
+            self._turns = Turns(self.clock, hop.limits.requests_per_s)
+
+    def _stream_closed(self, event: StreamClosed) -> None:
+        if event.stream.owner is not None:
+            _owner(event.stream).ended(event.code, local=event.local, proven=event.proven)
+
+    def after_read(self, shell: Shell) -> None:
+        """Send what came of one read; only this connection is concerned."""
+        shell.flush()
+
+    def flushed(self, shell: Shell) -> None:
+        """Let writers go on that were told to pause."""
+        connection = shell.core
+        if isinstance(connection, Connection):
+            for stream in connection.take_writable():
+                if isinstance(stream.owner, DmsgTransport):
+                    stream.owner.writable()
+
+    def connection_lost(self, shell: Shell, error: DmsgError | None, reason: Failure) -> None:
+        """End everything on this connection with the reason it ended for."""
+        detail = str(error) if error is not None else reason.getErrorMessage()
+        loss = error if isinstance(error, ServerLost) else ServerLost(str(self.server), _why(error, reason), detail)
+        was_ready, self.is_ready = self.is_ready, False
+        self._end_streams(loss)
+        if self._turns is not None:
+            self._turns.stop()
+        if not was_ready:
+            if not self.ready.called:
+                core = self.shell.core
+                if isinstance(error, RemoteProtocolError | ConnectionRefusedByServer):
+                    short = error.reason
+                elif isinstance(core, Handshake) and core.challenged:
+                    short = "server under load"  # it asked for a cookie, and hung up on it
+                else:
+                    short = "connection lost"
+                self.ready.errback(StageError("handshake", short, error or reason.value))
+            return
+        self._user.session_lost(self, loss)
+
+    def _end_streams(self, loss: ServerLost) -> None:
+        if not isinstance(self.shell.core, Connection):
+            return
+        for stream in list(self.connection.streams.values()):
+            self.connection.abort(stream)
+            if stream.owner is not None:
+                _owner(stream).lost(loss, CloseReason.PEER_GONE)
+
+
+def _why(error: DmsgError | None, reason: Failure) -> str:
+    """Why a connection is lost, as a short fixed text."""
+    if error is None:
+        return "closed by server" if reason.check(ConnectionDone) else "connection lost"
+    if isinstance(error, TransportClosed):
+        return error.name
+    if isinstance(error, RemoteProtocolError | ConnectionRefusedByServer):
+        return error.reason
+    return type(error).__name__
+
+
+def _within(config: ConnectionConfig, hop: Hop) -> ConnectionConfig:
+    """``config`` with frames as short as the server wants them, though never so short that little but overhead is sent."""
+    if hop.limits is None:
+        return config
+    longest = max(_FRAME_FLOOR_BYTES, hop.limits.frame_payload_bytes) - SEQUENCE_BYTES
+    return replace(config, frame_data_bytes=min(config.frame_data_bytes, longest))
+
+
+def _owner(stream: Stream) -> StreamOwner:
+    owner = stream.owner
+    assert isinstance(owner, StreamOwner), stream
+    return owner

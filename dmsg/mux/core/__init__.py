@@ -1,0 +1,1 @@
+"""The dmsg protocol without sockets: frames, handshakes, streams. Pure."""

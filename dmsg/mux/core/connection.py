@@ -1,0 +1,436 @@
+"""A client's sealed connection to a server: frames in, streams multiplexed, frames out.
+
+:ref:`spec-admission`, :ref:`spec-establishing`, :ref:`spec-data`, :ref:`spec-closing`.
+
+Pure. ``send_data`` queues, ``data_to_send`` turns what the windows allow into frames and packs them into records, one
+frame of each stream in turn; ``receive_data`` does the reverse.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Final
+
+from dmsg.crypto.cipher import BOX_OVERHEAD_BYTES
+from dmsg.crypto.keys import PublicKey, Random
+from dmsg.errors import Busy, InvalidKey, LocalProtocolError, RemoteProtocolError
+from dmsg.mux.core.e2e import UPGRADE_MAGIC
+from dmsg.mux.core.events import (
+    Accepted,
+    Confirmed,
+    DataReceived,
+    EndAcked,
+    EndReceived,
+    Event,
+    Ready,
+    Rejected,
+    RequestReceived,
+    StreamClosed,
+    UpgradeReceived,
+)
+from dmsg.mux.core.hello import read_refusal
+from dmsg.mux.core.ids import TransportIds
+from dmsg.mux.core.limits import ConnectionConfig
+from dmsg.mux.core.outgoing import Outgoing
+from dmsg.mux.core.record import RecordLayer
+from dmsg.mux.core.rekeying import KeyTimer
+from dmsg.mux.core.sealed_stream import SecureStream
+from dmsg.mux.core.stream import DATA_STATES, ConnectionState, Stream, StreamFault, StreamState
+from dmsg.mux.core.wire import (
+    ACCEPT,
+    ACK,
+    CLOSE,
+    EXTENDED_REQUEST_LIMIT_BYTES,
+    FWD,
+    OK,
+    REQUEST,
+    REQUEST_BYTES,
+    SEQUENCE_BYTES,
+    CloseReason,
+    answers_request,
+    close_reason,
+    encode_close,
+    encode_frame,
+    split_frames,
+)
+
+
+class Connection:
+    """The client's end of a connection, from the end of the handshake on."""
+
+    def __init__(
+        self,
+        identity: PublicKey,
+        records: RecordLayer,
+        *,
+        now: float,
+        config: ConnectionConfig | None = None,
+        random: Random = os.urandom,
+        extended: bool = False,
+    ) -> None:
+        self.identity = identity
+        #: Whether the server knows the extension, so that REQUEST and ACCEPT may carry more than two keys.
+        self.extended = extended
+        self.config = config = config or ConnectionConfig()
+        self.state = ConnectionState.WAITING
+        self.streams: dict[int, Stream] = {}
+        self._records = records
+        self._random = random
+        self._deadline: float | None = now + config.ok_timeout_s
+        self._tail = b""
+        self._now = now
+        self._key_timer = KeyTimer(config.rekey_after_s)
+        self._out = Outgoing(config)
+        self._ids = TransportIds(int.from_bytes(random(2), "big"))
+        self._offered = 0
+
+    # --- what the application asks for -----------------------------------------------------------------------------
+
+    @property
+    def worn(self) -> bool:
+        """Whether the record counters are so far on that this connection should be replaced when idle."""
+        return self._records.worn
+
+    def open(self, remote: PublicKey, message: bytes = b"") -> Stream:
+        """Send a REQUEST to ``remote``; :class:`Accepted` or :class:`StreamClosed` follows.
+
+        ``message`` is the end-to-end handshake (carrier A of :ref:`spec-carriers`). Raises ``Busy`` when all 32,768 ids
+        are taken.
+        """
+        if self.state is not ConnectionState.READY:
+            raise LocalProtocolError("the server has not admitted this connection yet")
+        request = self.identity.raw + remote.raw + message
+        stream = self._new_stream(self._ids.take(self.streams), remote, request, initiator=True)
+        self.emit(encode_frame(REQUEST, stream.id, request))
+        return stream
+
+    def accept(self, stream: Stream, message: bytes = b"", *, upgrade: bool = False) -> None:
+        """Answer an offered stream with ACCEPT.
+
+        ``message`` is our part of the end-to-end handshake; with ``upgrade`` the peer's comes in its first FWD.
+        """
+        if stream.state is not StreamState.OFFERED:
+            raise LocalProtocolError(f"{stream!r} is not waiting for a decision")
+        stream.move(StreamState.UPGRADING if upgrade else StreamState.OPEN)
+        self._offered -= 1
+        self.emit(encode_frame(ACCEPT, stream.id, stream.request[:REQUEST_BYTES] + message))
+
+    def replace(self, stream: Stream, successor: Stream) -> None:
+        """Let ``successor`` stand for ``stream`` from now on; nothing more may go through the old one."""
+        self.streams[stream.id] = successor
+        stream.state = StreamState.CLOSED
+        if isinstance(successor, SecureStream):
+            self._key_timer.watch(successor, self._now)
+
+    def go_on(self, stream: Stream) -> None:
+        """A stream has taken over what another path left: send it, and let its writer go on if it may."""
+        self._out.queue(stream)
+        self._out.go_on(stream)
+
+    @property
+    def writable(self) -> list[Stream]:
+        """Streams whose writer may go on; the shell empties this after every flush."""
+        return self._out.writable
+
+    def take_writable(self) -> list[Stream]:
+        """Empty :attr:`writable` and give what was in it."""
+        streams = self._out.writable
+        if streams:
+            self._out.writable = []
+        return streams
+
+    def end(self, stream: Stream) -> None:
+        """Nothing more will be written to ``stream``: half-close. Base streams know no such thing."""
+        if stream.state is StreamState.OPEN:
+            stream.end()
+            self._out.queue(stream)
+
+    def send_data(self, stream: Stream, data: bytes) -> bool:
+        """Queue ``data``; ``True`` asks the writer to pause until the stream shows up in :attr:`writable`.
+
+        Raises ``Busy`` when the writer has not heeded that for ``pending_limit_bytes``.
+        """
+        if stream.state is not StreamState.OPEN:
+            raise LocalProtocolError(f"{stream!r} takes no data")
+        pending = stream.pending
+        pending.append(data)
+        self._out.queue(stream)
+        if pending.size <= self.config.pause_bytes:
+            return False
+        if pending.size > self.config.pending_limit_bytes:
+            raise Busy("more was written than may wait to be sent", by="local")
+        stream.blocked = True
+        return True
+
+    def consumed(self, stream: Stream, size: int) -> bool:
+        """The application took ``size`` bytes of what came; ``True`` if that is to be acknowledged."""
+        released = stream.consumed(size)
+        if stream.state is StreamState.CLOSED:
+            return False
+        if released:
+            self.emit(released)
+        elif stream.ack_due:
+            self._out.acknowledge(stream)
+        return bool(released) or stream.ack_due
+
+    def close(self, stream: Stream) -> bool:
+        """End ``stream`` once everything written is acknowledged; ``True`` if it is over right now.
+
+        Otherwise a :class:`StreamClosed` comes later. What arrives meanwhile is acknowledged and dropped.
+        """
+        if stream.state is StreamState.OPEN:
+            stream.move(StreamState.CLOSING)
+            stream.end()
+            self._out.queue(stream)
+        if stream.state is StreamState.CLOSING:
+            self._finish_if_through(stream)
+            if stream.ack_due:
+                self._out.acknowledge(stream)
+        return stream.state is StreamState.CLOSED
+
+    def abort(self, stream: Stream, reason: int = CloseReason.NORMAL) -> None:
+        """End ``stream`` now, or refuse an offer: what is not sent is dropped, CLOSE with ``reason`` goes out."""
+        if stream.state is not StreamState.CLOSED:
+            self._finish(stream, reason)
+
+    # --- towards the network ---------------------------------------------------------------------------------------
+
+    @property
+    def wants_write(self) -> bool:
+        """Whether :meth:`data_to_send` would give anything."""
+        return bool(self._out)
+
+    @property
+    def overloaded(self) -> bool:
+        """Whether so many answers wait for the network that reading should stop."""
+        return self._out.control_bytes > self.config.control_limit_bytes
+
+    def data_to_send(self) -> bytes:
+        """Sealed records with everything that answers the server, then FWDs of the streams in turn."""
+        parts = self._out.take()
+        return self._records.seal(b"".join(parts)) if parts else b""
+
+    # --- from the network ------------------------------------------------------------------------------------------
+
+    def receive_data(self, data: bytes, now: float) -> list[Event]:
+        """Take bytes from the network. ``RemoteProtocolError`` means that the connection must be dropped."""
+        events: list[Event] = []
+        self._now = now
+        try:
+            for record in self._records.open(data):
+                plaintext = self._tail + record if self._tail else record
+                frames, used = split_frames(plaintext)
+                self._tail = plaintext[used:]
+                for kind, stream_id, start, end in frames:
+                    stream = self.streams.get(stream_id)
+                    if kind == FWD and stream is not None:
+                        self._on_fwd(stream, plaintext, start, end, events)
+                    elif kind == ACK and stream is not None:
+                        self._on_ack(stream, plaintext[start:end], events)
+                    else:
+                        self._on_rare_frame(kind, stream_id, stream, plaintext[start:end], events)
+        except RemoteProtocolError as error:
+            error.events = events  # they have happened, whatever came after them
+            raise
+        return events
+
+    def _on_fwd(self, stream: Stream, frames: bytes, start: int, end: int, events: list[Event]) -> None:
+        if stream.state not in DATA_STATES:
+            self._on_early_fwd(stream, frames[start:end], events)
+            return
+        confirming = stream.state is StreamState.CONFIRMING
+        try:
+            data, ack = stream.receive_fwd(frames, start, end)
+        except StreamFault as fault:
+            self._fail(stream, fault.code, events)
+            return
+        if confirming:
+            events.append(Confirmed(stream))
+        if ack:
+            self.emit(ack)
+        elif stream.ack_due:
+            self._out.acknowledge(stream)
+        if stream.end_received and not data and stream.security == "e2e" and end - start <= _EMPTY_SEALED_BYTES:
+            self._on_end(stream, events)
+        elif stream.state is StreamState.CLOSING:
+            stream.drop()
+            self.consumed(stream, len(data))
+        elif stream.overfull(self.config.receive_limit_bytes):
+            self._fail(stream, CloseReason.SLOW_CONSUMER, events)
+        elif data:
+            events.append(DataReceived(stream, data))
+
+    def _on_early_fwd(self, stream: Stream, payload: bytes, events: list[Event]) -> None:
+        message = payload[SEQUENCE_BYTES:]
+        if stream.state is not StreamState.UPGRADING:
+            self._fail(stream, CloseReason.MALFORMED, events)
+        elif message.startswith(UPGRADE_MAGIC):
+            events.append(UpgradeReceived(stream, message[len(UPGRADE_MAGIC) :]))
+        else:
+            self._fail(stream, CloseReason.DOWNGRADE, events)
+
+    def _on_end(self, stream: Stream, events: list[Event]) -> None:
+        if not self._cut(stream, events) and not self._finish_if_through(stream, events):
+            events.append(EndReceived(stream))
+
+    def _on_ack(self, stream: Stream, payload: bytes, events: list[Event]) -> None:
+        was_acked = stream.end_acked
+        confirming = stream.state is StreamState.CONFIRMING
+        try:
+            if stream.state not in DATA_STATES:
+                # the upgrade is never acknowledged: whoever does took it for data
+                upgrading = stream.state is StreamState.UPGRADING
+                raise StreamFault(CloseReason.DOWNGRADE if upgrading else CloseReason.MALFORMED)
+            stream.receive_ack(payload)
+        except StreamFault as fault:
+            self._fail(stream, fault.code, events)
+            return
+        if confirming:
+            events.append(Confirmed(stream))
+        if stream.was_cut and self._cut(stream, events):
+            return
+        if stream.end_acked and not was_acked:
+            events.append(EndAcked(stream))
+        if stream.sendable:
+            self._out.queue(stream)
+        else:
+            self._finish_if_through(stream, events)
+
+    def _cut(self, stream: Stream, events: list[Event]) -> bool:
+        """End a stream whose peer did not take our data and has nothing more to say; ``True`` if it is one."""
+        if not stream.was_cut or not stream.end_received:
+            return False
+        self._fail(stream, CloseReason.REFUSED, events)
+        return True
+
+    def _finish_if_through(self, stream: Stream, events: list[Event] | None = None) -> bool:
+        """End a closing stream that has nothing left to wait for; ``True`` if it had not.
+
+        For our application that is a clean end, whatever the peer is told about its own data.
+        """
+        reason = stream.close_reason if stream.state is StreamState.CLOSING else None
+        if reason is None:
+            return False
+        self._finish(stream, reason)
+        if events is not None:
+            events.append(StreamClosed(stream, CloseReason.NORMAL, local=True))
+        return True
+
+    def _on_rare_frame(
+        self, kind: int, stream_id: int, stream: Stream | None, payload: bytes, events: list[Event]
+    ) -> None:
+        if kind == OK:
+            self._on_ok(payload, events)
+        elif kind == REQUEST:
+            self._on_request(stream_id, stream, payload, events)
+        elif stream is None and self.state is ConnectionState.WAITING and not self._ids.ended_lately(stream_id):
+            raise RemoteProtocolError("frame", "frame before OK")
+        elif stream is None:
+            # A CLOSE is never answered with a CLOSE, nor is a frame that crossed ours (:ref:`spec-late-frames`).
+            if kind != CLOSE and not self._ids.ended_lately(stream_id):
+                self.emit(encode_close(stream_id, CloseReason.NORMAL))
+        elif kind == CLOSE:
+            proven = stream.proves_close(payload)
+            self._forget(stream)
+            if stream.security == "e2e" and not proven:
+                # the relay may have told this end alone: both look for a new path (:ref:`spec-sealed-close`)
+                self.emit(encode_close(stream_id, CloseReason.PEER_GONE))
+            events.append(StreamClosed(stream, close_reason(payload), local=False, proven=proven))
+        elif kind == ACCEPT:
+            if stream.state is StreamState.REQUESTED and answers_request(payload, stream.request):
+                if len(stream.request) == REQUEST_BYTES:
+                    stream.move(StreamState.OPEN)
+                events.append(Accepted(stream, payload[REQUEST_BYTES:]))
+            else:
+                self._fail(stream, CloseReason.MALFORMED, events)
+
+    def _on_ok(self, payload: bytes, events: list[Event]) -> None:
+        if self.state is not ConnectionState.WAITING:
+            raise RemoteProtocolError("frame", "second OK")
+        self._deadline = None
+        reason = read_refusal(payload)
+        if reason is not None:
+            events.append(Rejected(reason))
+            return
+        self.state = ConnectionState.READY
+        events.append(Ready())
+
+    def _on_request(self, stream_id: int, stream: Stream | None, payload: bytes, events: list[Event]) -> None:
+        # Legal before OK: a base server makes the client reachable before it says OK (:ref:`spec-admission`).
+        if stream is not None:
+            raise RemoteProtocolError("frame", "REQUEST for an id in use")
+        if stream_id % 2 == 0:
+            self.emit(encode_close(stream_id, CloseReason.BAD_ID))
+            return
+        try:
+            longest = EXTENDED_REQUEST_LIMIT_BYTES if self.extended else REQUEST_BYTES
+            if not REQUEST_BYTES <= len(payload) <= longest or payload[33:REQUEST_BYTES] != self.identity.raw:
+                raise InvalidKey("not for us")
+            remote = PublicKey(payload[:33])
+        except InvalidKey:
+            self.emit(encode_close(stream_id, CloseReason.MALFORMED))
+            return
+        if self._offered >= self.config.offered_limit:
+            self.emit(encode_close(stream_id, CloseReason.BUSY))
+            return
+        self._ids.taken(stream_id)
+        self._offered += 1
+        events.append(RequestReceived(self._new_stream(stream_id, remote, payload, initiator=False)))
+
+    # --- time ------------------------------------------------------------------------------------------------------
+
+    def next_timeout(self) -> float | None:
+        """When OK has been waited for too long, then when a sealed stream needs a new key."""
+        return self._deadline if self._deadline is not None else self._key_timer.due_s
+
+    def handle_timeout(self, now: float) -> list[Event]:
+        """Raises ``RemoteProtocolError`` when no OK came in time (:ref:`spec-admission`)."""
+        if self._deadline is not None and now >= self._deadline:
+            self._deadline = None
+            raise RemoteProtocolError("handshake", "no OK in time")
+        for marker in self._key_timer.frames(self.streams.values(), now):
+            self.emit(marker)
+        return []
+
+    # --- bookkeeping -----------------------------------------------------------------------------------------------
+
+    def emit(self, frame: bytes) -> None:
+        """Send a frame that is not data; it does not wait behind data."""
+        self._out.control(frame)
+
+    def _new_stream(self, stream_id: int, remote: PublicKey, request: bytes, *, initiator: bool) -> Stream:
+        stream = Stream(
+            stream_id,
+            remote,
+            request,
+            initiator=initiator,
+            window_bytes=self.config.send_window_bytes,
+            first_sequence=int.from_bytes(self._random(2), "big"),
+        )
+        self.streams[stream_id] = stream
+        return stream
+
+    def _finish(self, stream: Stream, reason: int) -> None:
+        if stream.ack_due and stream.state in DATA_STATES:
+            self.emit(stream.take_ack())  # the peer's close may wait for it
+        frame = stream.close_frame(reason)
+        self._forget(stream)
+        self.emit(frame)
+
+    def _fail(self, stream: Stream, reason: int, events: list[Event]) -> None:
+        self._finish(stream, reason)
+        events.append(StreamClosed(stream, reason, local=True))
+
+    def _forget(self, stream: Stream) -> None:
+        if stream.state is StreamState.OFFERED:
+            self._offered -= 1
+        stream.move(StreamState.CLOSED)
+        stream.discard()
+        self._out.forget(stream)
+        self._key_timer.forget(stream.id)
+        del self.streams[stream.id]
+        self._ids.ended(stream.id)
+
+
+#: Payload of a sealed FWD without data: the end of a stream.
+_EMPTY_SEALED_BYTES: Final = SEQUENCE_BYTES + BOX_OVERHEAD_BYTES

@@ -1,0 +1,187 @@
+"""The end-to-end handshake of a transport: Noise KK between its two ends, whatever the relay.
+
+:ref:`spec-e2e-handshake`. Two state machines that know nothing of how their messages travel; a carrier moves them: A
+inside REQUEST and ACCEPT, B inside the first FWD of each direction.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from dmsg.crypto.keys import PublicKey, Random, SecretKey
+from dmsg.crypto.noise import HandshakeResult, NoiseHandshake
+from dmsg.errors import CryptoError, IntegrityError, RemoteProtocolError
+from dmsg.mux.core.tlv import Tlv, decode_tlvs, encode_padded_tlvs
+
+VERSION: Final = "0.1.0"
+#: Announces carrier B in the first FWD of each direction.
+UPGRADE_MAGIC: Final = hashlib.sha256(b"dmsg/0.1 e2e upgrade").digest()[:16]
+#: A KK message besides its list.
+KK_MESSAGE_BYTES: Final = 49
+TOKEN_BYTES: Final = 16
+#: What the lists of messages 1 and 2 are padded to: all that can stand in them fits, a service name of 255 bytes and a
+#: ``resume`` included, so that their length tells a relay nothing. Label ``kk-padding``.
+LIST_1_BYTES: Final = 320
+LIST_2_BYTES: Final = 64
+#: The initiator has one round trip to prove itself; a replayed or forged message 1 holds a place for no longer than this.
+CONFIRM_TIMEOUT_S: Final = 3.0
+
+_PROLOGUE: Final = b"dmsg/0.1 e2e"
+_INITIATOR_TO_RESPONDER: Final = b"\x00"
+_RESPONDER_TO_INITIATOR: Final = b"\x01"
+
+
+def promises_security(version: str) -> bool:
+    """Whether the version of an entry or a hop promises :ref:`spec-extension`: major.minor of at least 0.1."""
+    parts = version.split(".")
+    try:
+        return len(parts) >= 2 and (int(parts[0]), int(parts[1])) >= (0, 1)
+    except ValueError:
+        return False
+
+
+@dataclass(frozen=True, slots=True)
+class Resume:
+    """TLV ``resume`` (:ref:`spec-resume-exchange`): which transport, and how many of its bytes were received here."""
+
+    token: bytes
+    received_bytes: int
+
+    def encode(self) -> bytes:
+        """Token, then the count as u64."""
+        return self.token + self.received_bytes.to_bytes(8, "big")
+
+    @classmethod
+    def decode(cls, value: bytes) -> Resume:
+        """The reverse; raises ``RemoteProtocolError``."""
+        if len(value) != TOKEN_BYTES + 8:
+            raise RemoteProtocolError("e2e", "malformed resume")
+        return cls(value[:TOKEN_BYTES], int.from_bytes(value[TOKEN_BYTES:], "big"))
+
+
+@dataclass(frozen=True, slots=True)
+class SecureKeys:
+    """What a finished handshake gives a stream; ``send_hash`` and ``receive_hash`` begin the rolling hashes."""
+
+    send_key: bytes
+    receive_key: bytes
+    send_hash: bytes
+    receive_hash: bytes
+    token: bytes
+
+    def __repr__(self) -> str:
+        return "<SecureKeys>"
+
+
+def derive_keys(result: HandshakeResult, *, initiator: bool) -> SecureKeys:
+    """Keys, the starts of the rolling hashes (:ref:`spec-sealed-acks`) and the :ref:`token <spec-resume-token>`."""
+    directions = (_INITIATOR_TO_RESPONDER, _RESPONDER_TO_INITIATOR)
+    ours, theirs = directions if initiator else directions[::-1]
+    binding = result.handshake_hash
+    return SecureKeys(
+        result.send_key,
+        result.receive_key,
+        hashlib.sha256(binding + ours).digest(),
+        hashlib.sha256(binding + theirs).digest(),
+        hmac.digest(binding, b"resume", "sha256")[:TOKEN_BYTES],
+    )
+
+
+def prologue(initiator: PublicKey, responder: PublicKey, server: PublicKey) -> bytes:
+    """The prologue of the handshake: who asked, who was asked, and the relay in between."""
+    return _PROLOGUE + initiator.raw + responder.raw + server.raw
+
+
+class SecureInitiator:
+    """The side that dials: ``message`` goes out, ``finish`` takes the answer."""
+
+    __slots__ = ("_noise", "message")
+
+    def __init__(
+        self,
+        static: SecretKey,
+        responder: PublicKey,
+        server: PublicKey,
+        *,
+        service: str = "",
+        resume: Resume | None = None,
+        random: Random = os.urandom,
+    ) -> None:
+        self._noise = NoiseHandshake(
+            "KK",
+            initiator=True,
+            static=static,
+            remote_static=responder.raw,
+            prologue=prologue(static.public_key, responder, server),
+            random=random,
+        )
+        values: dict[Tlv, bytes] = {Tlv.VERSION: VERSION.encode()}
+        if service:
+            values[Tlv.SERVICE] = service.encode()
+        if resume is not None:
+            values[Tlv.RESUME] = resume.encode()
+        self.message = self._noise.write_message(encode_padded_tlvs(values, LIST_1_BYTES))
+
+    def finish(self, message: bytes) -> tuple[SecureKeys, Resume | None]:
+        """Take message 2. Raises ``IntegrityError`` unless the responder itself made it for this handshake."""
+        try:
+            values = decode_tlvs(self._noise.read_message(message), "e2e")
+            resume = Resume.decode(values[Tlv.RESUME]) if Tlv.RESUME in values else None
+        except (CryptoError, RemoteProtocolError) as error:
+            raise IntegrityError(f"the peer's answer is not authentic: {error}", by="local") from None
+        assert self._noise.result is not None
+        return derive_keys(self._noise.result, initiator=True), resume
+
+
+class SecureResponder:
+    """The side that is dialled. What message 1 says is known before the application decides; it may be a replay."""
+
+    __slots__ = ("_noise", "_values")
+
+    def __init__(
+        self,
+        static: SecretKey,
+        initiator: PublicKey,
+        server: PublicKey,
+        message: bytes,
+        *,
+        random: Random = os.urandom,
+    ) -> None:
+        """Take message 1. Raises ``IntegrityError`` unless it was made for this pair of keys and this relay."""
+        self._noise = NoiseHandshake(
+            "KK",
+            initiator=False,
+            static=static,
+            remote_static=initiator.raw,
+            prologue=prologue(initiator, static.public_key, server),
+            random=random,
+        )
+        try:
+            self._values: Mapping[Tlv, bytes] = decode_tlvs(self._noise.read_message(message), "e2e")
+        except (CryptoError, RemoteProtocolError) as error:
+            raise IntegrityError(f"the peer's request is not authentic: {error}", by="local") from None
+
+    @property
+    def service(self) -> str:
+        """The listener wanted; text that is not UTF-8 names none that exists."""
+        return self._values.get(Tlv.SERVICE, b"").decode("utf-8", "replace")
+
+    @property
+    def resume(self) -> Resume | None:
+        """The transport to go on with. Raises ``RemoteProtocolError`` when malformed."""
+        value = self._values.get(Tlv.RESUME)
+        return None if value is None else Resume.decode(value)
+
+    def answer(self, resume: Resume | None = None) -> tuple[bytes, SecureKeys]:
+        """Message 2 and the keys."""
+        values: dict[Tlv, bytes] = {Tlv.VERSION: VERSION.encode()}
+        if resume is not None:
+            values[Tlv.RESUME] = resume.encode()
+        message = self._noise.write_message(encode_padded_tlvs(values, LIST_2_BYTES))
+        assert self._noise.result is not None
+        return message, derive_keys(self._noise.result, initiator=False)

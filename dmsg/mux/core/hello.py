@@ -1,0 +1,66 @@
+"""What the two sides of a connection tell each other inside its handshake (:ref:`spec-hop-list`). Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from dmsg.errors import RemoteProtocolError
+from dmsg.mux.core.e2e import VERSION, promises_security
+from dmsg.mux.core.tlv import Tlv, decode_tlvs, encode_tlvs
+
+
+@dataclass(frozen=True, slots=True)
+class HopLimits:
+    """What a server announces so that a client can obey: open transports, requests a second, bytes of a frame."""
+
+    transports: int
+    requests_per_s: int
+    frame_payload_bytes: int
+
+    def encode(self) -> bytes:
+        """Three u32."""
+        numbers = (self.transports, self.requests_per_s, self.frame_payload_bytes)
+        return b"".join(min(number, 0xFFFFFFFF).to_bytes(4, "big") for number in numbers)
+
+
+@dataclass(frozen=True, slots=True)
+class Hop:
+    """What is known of the other side of a connection. A base peer is ``Hop()``."""
+
+    extended: bool = False
+    limits: HopLimits | None = None
+
+
+def hop_payload(limits: HopLimits | None = None) -> bytes:
+    """The payload of handshake message 2 (server, with its limits) or 3 (client)."""
+    values = {Tlv.VERSION: VERSION.encode()}
+    if limits is not None:
+        values[Tlv.LIMITS] = limits.encode()
+    return encode_tlvs(values)
+
+
+def read_refusal(payload: bytes) -> str | None:
+    """Why the server refuses the connection, from the payload of its OK; ``None`` when it admits it.
+
+    Base peers do not look at that payload, whatever it is.
+    """
+    try:
+        reason = decode_tlvs(payload).get(Tlv.REASON)
+    except RemoteProtocolError:
+        return None
+    return None if reason is None else reason.decode("utf-8", "replace")[:200]
+
+
+def read_hop(payload: bytes) -> Hop:
+    """What the peer's payload says. Base peers send none; whatever is not ours counts as none."""
+    if not payload:
+        return Hop()
+    try:
+        values = decode_tlvs(payload, "handshake")
+    except RemoteProtocolError:
+        return Hop()
+    if not promises_security(values.get(Tlv.VERSION, b"").decode("utf-8", "replace")):
+        return Hop()
+    raw = values.get(Tlv.LIMITS, b"")
+    limits = HopLimits(*(int.from_bytes(raw[at : at + 4], "big") for at in (0, 4, 8))) if len(raw) == 12 else None
+    return Hop(True, limits)

@@ -1,0 +1,60 @@
+"""The limits of a client's connections and listeners; those of a server stand in :mod:`dmsg.mux.relay.switch`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class ConnectionConfig:
+    """Limits of a client's connection, each with its unit."""
+
+    #: Unacknowledged bytes that a base stream may have under way (:ref:`spec-plain-acks`), and a sealed one
+    #: (:ref:`spec-sealed-acks`).
+    send_window_bytes: int = 256 * 1024
+    secure_window_bytes: int = 1024 * 1024
+    #: With more than this unread, a sealed stream withholds its acknowledgements.
+    ack_limit_bytes: int = 256 * 1024
+    #: A sealed stream gets a new key for what it sends after so many frames, or so long after it last did, whichever is
+    #: first. A key is then never near any bound of the cipher, and memory that is read gives up an hour at most.
+    rekey_after_frames: int = 1 << 30
+    rekey_after_s: float = 3600.0
+    #: Data in one FWD: two of them fill a record, and no stream waits long behind another.
+    frame_data_bytes: int = 32_750
+    #: Unread bytes that a stream may hold before its peer is closed as misbehaving (:ref:`spec-plain-acks`).
+    receive_limit_bytes: int = 4 * 1024 * 1024
+    #: Written and not yet framed: the writer is told to pause above the first and to go on below the second.
+    pause_bytes: int = 64 * 1024
+    resume_bytes: int = 32 * 1024
+    #: A writer that does not heed the pause is cut off here.
+    pending_limit_bytes: int = 64 * 1024 * 1024
+    #: Sealed at once; the network takes it before the next lot is made.
+    flush_bytes: int = 128 * 1024
+    #: Frames that answer the server, waiting for the network: above this, reading stops.
+    control_limit_bytes: int = 256 * 1024
+    #: The server's OK has to come within this (:ref:`spec-admission`).
+    ok_timeout_s: float = 10.0
+    #: Offered streams that wait for a decision.
+    offered_limit: int = 1_024
+
+
+@dataclass(frozen=True, slots=True)
+class ListenerLimits:
+    """What a listener holds for its peers. A key costs a stranger nothing, so each bound is in all and not only by key."""
+
+    #: Offers that wait for the access policy or for their initiator's proof (:ref:`spec-confirmation`). When all places
+    #: are taken, the offer that has waited longest loses its place to a new one.
+    offers: int = 256
+    #: Of those, offers of one key over one relay: half, so that no single key ever costs another one its place. More are
+    #: refused as busy.
+    offers_per_key: int = 128
+    #: Open transports; above, an unused one (its peer has not sent a byte) is closed for a new one, and if there is none
+    #: the new one is refused as busy.
+    open_transports: int = 1_024
+    #: With more than this open, those that are unused and have been idle for so many seconds are closed, of the key that
+    #: holds most first. Three quarters of what a relay lets in to one client: the rest stays for those who come.
+    crowd: int = 384
+    crowd_idle_s: float = 10.0
+    #: A transport on which nothing was received or acknowledged for this long is closed with ``deadline``; 0 is no limit,
+    #: because a shell or a subscription may rightly be silent for days.
+    idle_timeout_s: float = 0.0

@@ -1,0 +1,88 @@
+"""What a client's connection has to send: control frames, acknowledgements, and FWDs of its streams in turn. Pure.
+
+Hot path: frames are appended as pieces and joined once for a record.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+
+from dmsg.mux.core.limits import ConnectionConfig
+from dmsg.mux.core.stream import Stream, StreamState
+
+
+class Outgoing:
+    """Queues of one connection, emptied in lots of about ``flush_bytes``."""
+
+    __slots__ = ("_acking", "_config", "_control", "_sending", "control_bytes", "writable")
+
+    def __init__(self, config: ConnectionConfig) -> None:
+        #: Streams whose writer may go on; the shell empties this after every flush.
+        self.writable: list[Stream] = []
+        self.control_bytes = 0
+        self._config = config
+        self._control: list[bytes] = []
+        self._acking: set[Stream] = set()
+        self._sending: deque[Stream] = deque()
+
+    def __bool__(self) -> bool:
+        return bool(self._control) or bool(self._sending) or bool(self._acking)
+
+    def control(self, frame: bytes) -> None:
+        """Send a frame that is not data; it does not wait behind data."""
+        self._control.append(frame)
+        self.control_bytes += len(frame)
+
+    def acknowledge(self, stream: Stream) -> None:
+        """Send what ``stream`` has to acknowledge when everything of this read is taken in."""
+        self._acking.add(stream)
+
+    def queue(self, stream: Stream) -> None:
+        """Give ``stream`` its turn to send data."""
+        if not stream.queued:
+            stream.queued = True
+            self._sending.append(stream)
+
+    def go_on(self, stream: Stream) -> None:
+        """Let the writer of ``stream`` go on if little enough waits to be sent."""
+        if stream.blocked and stream.pending.size <= self._config.resume_bytes:
+            stream.blocked = False
+            self.writable.append(stream)
+
+    def forget(self, stream: Stream) -> None:
+        """``stream`` is over."""
+        self._acking.discard(stream)
+
+    def take(self) -> list[bytes]:
+        """The pieces of the next lot of frames; empty when there is nothing to send."""
+        parts = self._control
+        sending = self._sending
+        if self._acking:
+            for stream in self._acking:
+                if stream.ack_due and stream.state is not StreamState.CLOSED:
+                    parts.append(stream.take_ack())
+            self._acking.clear()
+        if not parts and not sending:
+            return parts
+        budget = self._config.flush_bytes - self.control_bytes
+        self._control = []
+        self.control_bytes = 0
+        limit = self._config.frame_data_bytes
+        resume = self._config.resume_bytes
+        while sending and budget > 0:
+            stream = sending.popleft()
+            if not stream.sendable or stream.state is StreamState.CLOSED:
+                stream.queued = False  # a sealed stream that is over keeps what it had, for another path
+                continue
+            head, data = stream.next_fwd(limit)
+            parts.append(head)
+            parts.append(data)
+            budget -= len(data)
+            if stream.sendable:
+                sending.append(stream)
+            else:
+                stream.queued = False
+            if stream.blocked and stream.pending.size <= resume:
+                stream.blocked = False
+                self.writable.append(stream)
+        return parts

@@ -1,0 +1,51 @@
+"""When the sealed streams of a connection get new keys because time has passed. Pure.
+
+:ref:`spec-rekeying`. The other reason, the number of frames, is looked after by the stream itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Final
+
+from dmsg.mux.core.sealed_stream import SecureStream
+from dmsg.mux.core.stream import StreamState
+
+#: Streams that are due within this share of the time get their keys together, so that many streams make few timers.
+_EARLY: Final = 1 / 60
+
+
+class KeyTimer:
+    """Has each sealed stream that sent something rekey after ``after_s`` seconds. ``due_s`` is when to look again."""
+
+    __slots__ = ("_after_s", "_due", "due_s")
+
+    def __init__(self, after_s: float) -> None:
+        self._after_s = after_s
+        self._due: dict[int, float] = {}  # by stream id
+        self.due_s: float | None = None
+
+    def watch(self, stream: SecureStream, now: float) -> None:
+        """``stream`` has new keys."""
+        self._due[stream.id] = due = now + self._after_s
+        if self.due_s is None or due < self.due_s:
+            self.due_s = due
+
+    def forget(self, stream_id: int) -> None:
+        """The stream is over."""
+        self._due.pop(stream_id, None)
+
+    def frames(self, streams: Iterable[object], now: float) -> list[bytes]:
+        """The rekey markers to send at the time ``now``, one for each of ``streams`` that is due."""
+        if self.due_s is None or now < self.due_s:
+            return []
+        made = []
+        limit = now + self._after_s * _EARLY
+        for stream in streams:
+            if not isinstance(stream, SecureStream) or self._due.get(stream.id, limit + 1) > limit:
+                continue
+            if stream.key_was_used and stream.state is not StreamState.CONFIRMING:
+                made.append(stream.rekey())
+            self._due[stream.id] = now + self._after_s
+        self.due_s = min(self._due.values(), default=None)
+        return made

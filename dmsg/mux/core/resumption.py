@@ -1,0 +1,77 @@
+"""A peer's attempts to resume one transport, at the end that is found: which may begin, and which one counts.
+
+Pure. :ref:`spec-resume-attempts`.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from dmsg.crypto.keys import PublicKey
+from dmsg.sansio.rate import TokenBucket
+
+if TYPE_CHECKING:
+    from dmsg.mux.core.sealed_stream import SecureStream
+
+
+class ResumeAttempts:
+    """The attempts to move one transport to another path.
+
+    A token of the bucket is taken for an attempt that was proved, not for its REQUEST: a relay can replay a REQUEST, and
+    must not use up what the transport needs to move to an honest one. An attempt may begin only while there is a token
+    for it and for each of those that wait for their proof. At most one attempt waits for each relay.
+    """
+
+    __slots__ = ("_began", "_bucket", "_current", "_taken", "_told_bytes", "_waiting")
+
+    def __init__(self, current: SecureStream, *, rate_per_s: float, burst: float, now: float) -> None:
+        self._current = current
+        self._bucket = TokenBucket(rate_per_s, burst, now)
+        self._began = 0
+        self._taken = 0  # number of the latest attempt that was proved
+        self._told_bytes = 0
+        self._waiting: dict[PublicKey, SecureStream] = {}
+
+    def may_begin(self, server: PublicKey, now: float) -> bool:
+        """Whether an attempt through ``server`` is to be answered at the time ``now``."""
+        others = len(self._waiting) - (server in self._waiting)
+        return self._bucket.wait_s(now, 1 + others) == 0
+
+    def tell_bytes(self) -> int:
+        """How many bytes to tell the peer that we have: never less than was told in an earlier attempt.
+
+        Its answer to that one may have been lost on the way, and then the peer counts what it was told as acknowledged.
+        """
+        self._told_bytes = max(self._told_bytes, self._current.resume_bytes)
+        return self._told_bytes
+
+    def begin(self, server: PublicKey, stream: SecureStream, told_bytes: int) -> SecureStream | None:
+        """``stream`` waits for its proof; gives the one that waited for the same relay, which is to be closed."""
+        displaced = self._waiting.pop(server, None)
+        self._began += 1
+        self._waiting[server] = stream
+        stream.await_turn(self, self._began, told_bytes)
+        return displaced
+
+    def proved(self, stream: SecureStream, number: int) -> SecureStream | None:
+        """Attempt ``number`` is proved: gives the path it takes over from, or ``None`` if a later one has done so."""
+        self._forget(stream)
+        if number < self._taken:
+            return None
+        self._taken = number
+        earlier, self._current = self._current, stream
+        return earlier
+
+    def moved(self, now: float) -> None:
+        """The transport has moved: take a token."""
+        self._bucket.take(now)
+
+    def failed(self, stream: SecureStream) -> None:
+        """``stream`` ended without a proof."""
+        self._forget(stream)
+
+    def _forget(self, stream: SecureStream) -> None:
+        for server, waiting in self._waiting.items():
+            if waiting is stream:
+                del self._waiting[server]
+                return

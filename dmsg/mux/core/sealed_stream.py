@@ -1,0 +1,393 @@
+"""A sealed stream (:ref:`spec-sealed-frames`, :ref:`spec-sealed-acks`).
+
+FWD and ACK are sealed under one counter for each direction; acknowledgements are cumulative and carry a rolling hash of
+everything received; the end of the stream is a FWD without data. What is sent and not acknowledged is kept, so that it
+can be sent again on another path (:ref:`spec-resume-offsets`).
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections import deque
+from typing import Final
+
+from dmsg.crypto.cipher import BOX_OVERHEAD_BYTES, CipherState
+from dmsg.errors import CryptoError, NonceExhausted
+from dmsg.mux.core.e2e import SecureKeys
+from dmsg.mux.core.resumption import ResumeAttempts
+from dmsg.mux.core.stream import FWD_OVERHEAD_BYTES, Stream, StreamFault, StreamState
+from dmsg.mux.core.wire import ACK, CLOSE, FWD, HEADER, SEQUENCE_BYTES, CloseReason
+
+HASH_BYTES: Final = 4
+#: More would make a sequence ambiguous.
+OUTSTANDING_LIMIT: Final = 32_767
+#: "Nothing yet": what an ACK acknowledges before the first FWD.
+NOTHING_YET: Final = 0xFFFF
+_FWD_AD: Final = bytes((FWD,))
+_ACK_AD: Final = bytes((ACK,))
+_CLOSE_AD: Final = bytes((CLOSE,))
+_ACK_BYTES: Final = SEQUENCE_BYTES + HASH_BYTES
+#: Behind the hash of an ACK: the receiver's application had closed and did not take everything.
+_DROPPED: Final = b"\x01"
+#: What a frame takes of the window besides its data, so that no more than a window ever waits at the relay, however
+#: small the writes are: above that the relay takes the sender for one that heeds no window, and ends the transport.
+_FRAME_COST_BYTES: Final = FWD_OVERHEAD_BYTES + BOX_OVERHEAD_BYTES
+
+
+class SecureStream(Stream):
+    """One end of an end-to-end transport on one path.
+
+    Made from a base stream once its handshake is through. ``resend`` and ``pending`` are what an earlier path leaves.
+    """
+
+    __slots__ = (
+        "__weakref__",
+        "_ack_limit_bytes",
+        "_acked_hash",
+        "_acked_sequence",
+        "_acknowledged_bytes",
+        "_attempt",
+        "_attempts",
+        "_begun_at_bytes",
+        "_end_acked",
+        "_end_sent",
+        "_end_wanted",
+        "_next_sequence",
+        "_outstanding",
+        "_outstanding_bytes",
+        "_receive_hash",
+        "_received_sequence",
+        "_receiver",
+        "_rekey_after_frames",
+        "_rekey_nonce",
+        "_rekeyed_nonce",
+        "_send_hash",
+        "_sender",
+        "_sent_before_bytes",
+        "_told_bytes",
+        "_unread",
+        "_window_bytes",
+        "is_late",
+        "resumes",
+        "skip_bytes",
+        "token",
+    )
+
+    security = "e2e"
+
+    def __init__(
+        self,
+        base: Stream,
+        keys: SecureKeys,
+        *,
+        window_bytes: int,
+        ack_limit_bytes: int,
+        rekey_after_frames: int = 1 << 30,
+    ) -> None:
+        super().__init__(
+            base.id, base.remote, base.request, initiator=base.initiator, window_bytes=window_bytes, first_sequence=0
+        )
+        self.state = base.state
+        self.owner = base.owner
+        self.token = keys.token
+        self._attempts: ResumeAttempts | None = None  # while it waits for the proof that lets it take a transport over
+        self._attempt = 0
+        self.is_late = False  # proved behind a later attempt: what comes on it is dropped
+        self._told_bytes = 0  # what the peer was told that we have when this path was made
+        self._begun_at_bytes = -1  # what had been received when this path took over; -1 before
+        self._sent_before_bytes = 0  # how far the stream was sent on earlier paths; it may have to be sent again
+        self._acknowledged_bytes = 0  # how much of the peer's stream our last ACK stood for
+        self.resumes = False  # whether it is another path of a transport that is open, offered by the peer
+        self.skip_bytes = 0  # sent again by the peer although we have it: dropped, but hashed and acknowledged
+        self._sender = CipherState(keys.send_key)
+        self._receiver = CipherState(keys.receive_key)
+        self._rekey_after_frames = self._rekey_nonce = rekey_after_frames
+        self._rekeyed_nonce = 0
+        self._send_hash = keys.send_hash
+        self._receive_hash = keys.receive_hash
+        self._window_bytes = window_bytes
+        self._ack_limit_bytes = ack_limit_bytes
+        self._next_sequence = 0
+        self._received_sequence = NOTHING_YET
+        self._acked_sequence = NOTHING_YET
+        self._acked_hash = keys.send_hash[:HASH_BYTES]
+        self._outstanding: deque[tuple[int, bytes, bytes]] = deque()  # sequence, data, rolling hash behind it
+        self._outstanding_bytes = 0
+        self._unread = 0
+        self._end_wanted = self._end_sent = self._end_acked = False
+
+    # --- sending ---------------------------------------------------------------------------------------------------
+
+    @property
+    def _room_bytes(self) -> int:
+        if len(self._outstanding) >= OUTSTANDING_LIMIT:
+            return 0
+        return self._window_bytes - self._outstanding_bytes - _FRAME_COST_BYTES * len(self._outstanding)
+
+    @property
+    def sendable(self) -> bool:
+        """Whether a FWD could go out now: data the window has room for, or the end of the stream."""
+        if self.pending.size:
+            return self._room_bytes > 0
+        return self._end_wanted and not self._end_sent and len(self._outstanding) < OUTSTANDING_LIMIT
+
+    @property
+    def drained(self) -> bool:
+        """Whether everything written, and the end if there is one, has been acknowledged."""
+        return not self.pending and not self._outstanding and self._end_wanted is self._end_acked
+
+    @property
+    def end_acked(self) -> bool:
+        """Whether the peer has acknowledged our end of the stream, and with it everything before."""
+        return self._end_acked
+
+    @property
+    def end_wanted(self) -> bool:
+        """Whether our side has nothing more to write."""
+        return self._end_wanted
+
+    @property
+    def close_reason(self) -> CloseReason | None:
+        """``normal`` once both ends of the stream are through: only then is a CLOSE clean."""
+        return CloseReason.NORMAL if self._end_acked and self.end_received else None
+
+    def drop(self) -> None:
+        """Data that came is not given to the application: every ACK says so from now on (:ref:`spec-clean-ends`)."""
+        if not self.dropped:
+            self.dropped = self.ack_due = True
+
+    @property
+    def complete(self) -> bool:
+        """Whether nothing is missing on either side, even if the peer has not said that it knows our end."""
+        sent = self._end_wanted and not self.pending and not self._outstanding_bytes and not self.was_cut
+        return sent and self.end_received
+
+    def end(self) -> None:
+        """Send the end of the stream behind what was written (:ref:`spec-end-of-stream`)."""
+        self._end_wanted = True
+
+    def next_fwd(self, limit_bytes: int) -> tuple[bytes, bytes]:
+        """The next FWD as (header, sealed payload); data as the window allows, else the end of the stream."""
+        data = self.pending.take(min(limit_bytes - BOX_OVERHEAD_BYTES, self._room_bytes)) if self.pending.size else b""
+        if not data:
+            self._end_sent = True
+        sequence = self._next_sequence
+        self._next_sequence = (sequence + 1) & 0xFFFF
+        self._send_hash = hashlib.sha256(self._send_hash + data).digest()
+        self._outstanding.append((sequence, data, self._send_hash[:HASH_BYTES]))
+        self._outstanding_bytes += len(data)
+        self.sent_bytes += len(data)
+        marker = self.rekey() if self._sender.nonce >= self._rekey_nonce else b""
+        sealed = self._sender.seal(_FWD_AD, sequence.to_bytes(2, "big") + data)
+        return marker + HEADER.pack(FWD, self.id, len(sealed)), sealed
+
+    def receive_ack(self, payload: bytes) -> None:
+        """Take a sealed cumulative ACK; the rolling hash in it must be ours (:ref:`spec-sealed-acks`)."""
+        inner = self._open(_ACK_AD, payload)
+        if len(inner) != _ACK_BYTES:
+            if not inner:
+                self._receiver.rekey()
+                return
+            if len(inner) != _ACK_BYTES + 1 or inner[_ACK_BYTES:] != _DROPPED:
+                raise StreamFault(CloseReason.MALFORMED)
+            inner = inner[:_ACK_BYTES]
+            self.was_cut = True
+            self.pending.clear()  # the peer's application has closed: nothing more is sent for it to drop
+        sequence = inner[0] << 8 | inner[1]
+        claimed = inner[2:]
+        if sequence == self._acked_sequence:
+            if claimed != self._acked_hash:
+                raise StreamFault(CloseReason.INTEGRITY)
+            return
+        outstanding = self._outstanding
+        if not outstanding or (sequence - outstanding[0][0]) & 0xFFFF >= len(outstanding):
+            raise StreamFault(CloseReason.INTEGRITY)
+        while True:
+            number, data, expected = outstanding.popleft()
+            self._outstanding_bytes -= len(data)
+            self.acked_bytes += len(data)
+            if not data:
+                self._end_acked = True
+            if number == sequence:
+                break
+        if claimed != expected:
+            raise StreamFault(CloseReason.INTEGRITY)
+        self._acked_sequence, self._acked_hash = sequence, expected
+
+    # --- receiving -------------------------------------------------------------------------------------------------
+
+    def receive_fwd(self, frames: bytes, start: int, end: int) -> tuple[bytes, bytes]:
+        """Take a sealed FWD. No data means that the peer has ended its stream."""
+        inner = self._open(_FWD_AD, frames[start:end])
+        if len(inner) < SEQUENCE_BYTES or self.end_received:
+            raise StreamFault(CloseReason.MALFORMED)
+        sequence = inner[0] << 8 | inner[1]
+        if sequence != (self._received_sequence + 1) & 0xFFFF:
+            raise StreamFault(CloseReason.INTEGRITY)
+        data = inner[SEQUENCE_BYTES:]
+        self._received_sequence = sequence
+        self._receive_hash = hashlib.sha256(self._receive_hash + data).digest()
+        if not data:
+            self.end_received = True
+        elif self.skip_bytes:
+            skipped = min(self.skip_bytes, len(data))
+            self.skip_bytes -= skipped
+            data = data[skipped:]
+        self.received_bytes += len(data)
+        self._unread += len(data)
+        # also takes back what an earlier FWD of the same read was promised: an ACK is for everything up to now
+        self.ack_due = self._unread <= self._ack_limit_bytes or self.end_received
+        return data, b""
+
+    def consumed(self, size: int) -> bytes:
+        """The application took ``size`` bytes: an ACK that was withheld becomes due."""
+        withheld = self._unread > self._ack_limit_bytes
+        self._unread -= size
+        if withheld and self._unread <= self._ack_limit_bytes:
+            self.ack_due = True
+        return b""
+
+    @property
+    def unread_bytes(self) -> int:
+        """Received and not yet taken by the application."""
+        return self._unread
+
+    def overfull(self, limit_bytes: int) -> bool:
+        """Whether more has come than an honest peer would send to somebody who does not read."""
+        return self._unread > limit_bytes
+
+    def take_ack(self) -> bytes:
+        """An ACK frame for everything received so far."""
+        self.ack_due = False
+        self._acknowledged_bytes = self.received_bytes - self.skip_bytes
+        inner = self._received_sequence.to_bytes(2, "big") + self._receive_hash[:HASH_BYTES]
+        if self.dropped:
+            inner += _DROPPED
+        marker = self.rekey() if self._sender.nonce >= self._rekey_nonce else b""
+        sealed = self._sender.seal(_ACK_AD, inner)
+        return marker + HEADER.pack(ACK, self.id, len(sealed)) + sealed
+
+    @property
+    def key_was_used(self) -> bool:
+        """Whether anything was sealed under the key in use."""
+        return self._sender.nonce > self._rekeyed_nonce
+
+    def rekey(self) -> bytes:
+        """The marker of :ref:`spec-rekeying`: the last frame under the key in use."""
+        sealed = self._sender.seal(_ACK_AD, b"")
+        self._sender.rekey()
+        self._rekeyed_nonce = self._sender.nonce
+        self._rekey_nonce = self._rekeyed_nonce + self._rekey_after_frames
+        return HEADER.pack(ACK, self.id, len(sealed)) + sealed
+
+    def close_frame(self, reason: int) -> bytes:
+        """A CLOSE with its reason also sealed: the relay cannot make one up (:ref:`spec-sealed-close`).
+
+        While a path that resumes waits for its confirmation, the CLOSE is bare (:ref:`spec-resume-exchange`): a fault
+        there may be the relay's, and must not end a transport that can go on over another path.
+        """
+        if self.resumes and self.state is StreamState.CONFIRMING:
+            return super().close_frame(reason)
+        code = bytes((reason,))
+        payload = code + self._sender.seal(_CLOSE_AD, code)
+        return HEADER.pack(CLOSE, self.id, len(payload)) + payload
+
+    def proves_close(self, payload: bytes) -> bool:
+        """Whether ``payload`` has the peer's seal, over the reason in the clear (:ref:`spec-sealed-close`)."""
+        try:
+            return len(payload) > 1 and self._receiver.open(_CLOSE_AD, payload[1:]) == payload[:1]
+        except (CryptoError, NonceExhausted):
+            return False
+
+    def discard(self) -> None:
+        """The path is over: erase its keys, keep what is not acknowledged (:ref:`spec-resume-memory`)."""
+        self.cut_bytes = self.pending.size + self._outstanding_bytes
+        self._sender.erase()
+        self._receiver.erase()
+
+    def let_go(self) -> None:
+        """Another path has taken over, or the transport is over: keep the counts only (:ref:`spec-resume-memory`)."""
+        self._sender.erase()
+        self._receiver.erase()
+        self.pending.clear()
+        self._outstanding.clear()
+        self._outstanding_bytes = 0
+        self._attempts = None
+
+    def _open(self, associated: bytes, payload: bytes) -> bytes:
+        try:
+            inner = self._receiver.open(associated, payload)
+        except (CryptoError, NonceExhausted):
+            raise StreamFault(CloseReason.INTEGRITY) from None
+        if self.state is StreamState.CONFIRMING:
+            self.move(StreamState.OPEN)  # only the initiator can have sealed it (:ref:`spec-confirmation`)
+            if self._attempts is not None:
+                attempts, self._attempts = self._attempts, None
+                earlier = attempts.proved(self, self._attempt)
+                if earlier is None:
+                    self.is_late = True
+                else:
+                    self._receive_after(earlier)
+        return inner
+
+    # --- another path ----------------------------------------------------------------------------------------------
+
+    @property
+    def resume_bytes(self) -> int:
+        """How much to tell the peer that we have when another path is made (:ref:`spec-resume-offsets`).
+
+        While acknowledgements are withheld no more than they stood for: what the application has not read goes on
+        filling the peer's window, however many paths there are.
+        """
+        return self._acknowledged_bytes if self._unread > self._ack_limit_bytes else self.received_bytes
+
+    def await_turn(self, attempts: ResumeAttempts, number: int, told_bytes: int) -> None:
+        """Take over from the transport's path as soon as the initiator proves itself.
+
+        That has to be done here: the first data may come in the same read as the proof.
+        """
+        self._attempts = attempts
+        self._attempt = number
+        self._told_bytes = told_bytes
+
+    def _receive_after(self, earlier: SecureStream) -> None:
+        self.received_bytes = self._begun_at_bytes = earlier.received_bytes
+        self.skip_bytes = earlier.received_bytes - self._told_bytes
+        self._acknowledged_bytes = self._told_bytes
+
+    def go_on_from(self, earlier: SecureStream, peer_received_bytes: int, told_bytes: int) -> None:
+        """Take over what ``earlier`` carried (:ref:`spec-resume-offsets`); ``earlier`` keeps nothing but its counts.
+
+        The peer has ``peer_received_bytes`` of what was sent; we told it that we had ``told_bytes``, and may have got
+        more on the old path since. Raises ``StreamFault`` when the peer claims what cannot be.
+        """
+        if self._begun_at_bytes < 0:
+            self._told_bytes = told_bytes
+            self._receive_after(earlier)
+        self._sent_before_bytes = max(earlier._sent_before_bytes, earlier.sent_bytes)
+        if not earlier.acked_bytes <= peer_received_bytes <= self._sent_before_bytes:
+            raise StreamFault(CloseReason.INTEGRITY)
+        self.dropped, self.was_cut = earlier.dropped, earlier.was_cut
+        if not self.was_cut:
+            self._send_again(earlier, peer_received_bytes - earlier.acked_bytes)
+        self.sent_bytes = self.acked_bytes = peer_received_bytes
+        # what came on the old path behind the proof, in the same read, was dropped and will come again
+        self._unread += earlier._unread - (earlier.received_bytes - self._begun_at_bytes)
+        if self._unread > self._ack_limit_bytes and not self.end_received:
+            self.ack_due = False  # promised in the read that brought the proof, when only what is new was counted
+        self._end_wanted = earlier._end_wanted
+        self.blocked = earlier.blocked
+        earlier.let_go()
+
+    def _send_again(self, earlier: SecureStream, skip: int) -> None:
+        """Queue what ``earlier`` had not got acknowledged, but for the first ``skip`` bytes."""
+        for _, data, _ in earlier._outstanding:
+            if skip >= len(data):
+                skip -= len(data)
+            else:
+                self.pending.append(data[skip:])
+                skip = 0
+        while skip:  # sent on a path before that one, and not yet again
+            skip -= len(earlier.pending.take(skip))
+        while earlier.pending:
+            self.pending.append(earlier.pending.take(1 << 20))

@@ -1,0 +1,216 @@
+"""Who holds the places of a server, from where, and who gives one up when there are no more.
+
+Pure. :ref:`spec-server-connections`. Places are counted by address group (an IPv4 address, an IPv6 /64) and by network
+group (a /24, a /48), see :mod:`dmsg.address`. When there are too few, the network that holds the most gives one up: a
+stranger with many connections competes with itself, and a client that came alone stays.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Final, Generic, TypeVar
+from typing import Protocol as TypingProtocol
+
+from dmsg.address import address_group, network_group
+from dmsg.crypto.keys import Random
+from dmsg.mux.relay.switch import ServerLimits
+from dmsg.sansio.tally import Tally
+
+#: A network that holds more than this part of all places with idle clients is expected to give the rest up: some 150 of
+#: 10,000, more than an honest /24 has that only listens.
+_FAIR_SHARE: Final = 1 / 64
+#: Idle connections drawn at random, of which the youngest goes. A connection that is older than three quarters of its
+#: group is chosen with a probability of 0.4 %, and newcomers of one group do not only drive out each other.
+_DRAWN: Final = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """Where a connection comes from."""
+
+    address: str
+    network: str
+
+    @staticmethod
+    @lru_cache(maxsize=4_096)  # a fifth of what it costs to turn a connection away
+    def of(host: str) -> Origin:
+        """The groups of ``host``, the text of an IP address (or anything else, which counts as one group)."""
+        return Origin(address_group(host), network_group(host))
+
+
+class Member(TypingProtocol):
+    """A connection: where it comes from, and its number in the order of arrival."""
+
+    @property
+    def origin(self) -> Origin:
+        """Its groups, which never change."""
+
+    @property
+    def number(self) -> int:
+        """Connections that came later have larger ones."""
+
+
+M = TypeVar("M", bound=Member)
+
+
+class Crowd(Generic[M]):
+    """Members by network and address group. All operations but :meth:`oldest` take constant time."""
+
+    __slots__ = ("_addresses", "_members", "_places", "networks")
+
+    def __init__(self) -> None:
+        #: How many members each network has.
+        self.networks: Tally[str] = Tally()
+        self._addresses: dict[str, Tally[str]] = {}
+        self._members: dict[str, list[M]] = {}
+        self._places: dict[M, int] = {}
+
+    def add(self, member: M) -> None:
+        """Take a new member in."""
+        origin = member.origin
+        self.networks.add(origin.network)
+        addresses = self._addresses.get(origin.network)
+        if addresses is None:
+            addresses = self._addresses[origin.network] = Tally()
+        addresses.add(origin.address)
+        members = self._members.setdefault(origin.address, [])
+        self._places[member] = len(members)
+        members.append(member)
+
+    def discard(self, member: M) -> bool:
+        """Take a member out; whether it was one."""
+        place = self._places.pop(member, None)
+        if place is None:
+            return False
+        origin = member.origin
+        members = self._members[origin.address]
+        last = members.pop()
+        if last is not member:
+            members[place] = last
+            self._places[last] = place
+        if not members:
+            del self._members[origin.address]
+        self.networks.remove(origin.network)
+        addresses = self._addresses[origin.network]
+        addresses.remove(origin.address)
+        if not addresses.most:
+            del self._addresses[origin.network]
+        return True
+
+    def count(self, address: str) -> int:
+        """How many members an address group has."""
+        return len(self._members.get(address, ()))
+
+    def largest(self) -> str:
+        """The address group with the most members in the network with the most; ``KeyError`` when nothing is in."""
+        return self._addresses[self.networks.largest()].largest()
+
+    def oldest(self, address: str) -> M:
+        """The member of an address group that came first. Takes time in proportion to the group."""
+        return min(self._members[address], key=_number)
+
+    def drawn(self, address: str, random: Random) -> M:
+        """The youngest of a few members of an address group, drawn at random."""
+        members = self._members[address]
+        draws = random(4 * _DRAWN)
+        picks = (int.from_bytes(draws[at : at + 4], "big") for at in range(0, len(draws), 4))
+        return max((members[pick % len(members)] for pick in picks), key=_number)
+
+    def __contains__(self, member: object) -> bool:
+        return member in self._places
+
+    def __len__(self) -> int:
+        return len(self._places)
+
+
+def _number(member: Member) -> int:
+    return member.number
+
+
+class Admission(Generic[M]):
+    """The places of strangers that shake hands, and of clients that were admitted.
+
+    An admitted client is *fresh* until it has carried a transport, and *quiet* when the last one it carried is over.
+    """
+
+    def __init__(self, limits: ServerLimits, *, random: Random = os.urandom) -> None:
+        self._limits = limits
+        self._random = random
+        self.strangers: Crowd[M] = Crowd()
+        self.admitted: Crowd[M] = Crowd()
+        self._fresh: Crowd[M] = Crowd()
+        # May hold clients that carry a transport again: taking them out at once would cost every transport time.
+        self._quiet: Crowd[M] = Crowd()
+
+    # --- strangers -------------------------------------------------------------------------------------------------
+
+    def arrived(self, stranger: M) -> tuple[M, str] | None:
+        """Give ``stranger`` a place; tells which stranger has to go for it, if one has to, and for which limit.
+
+        The oldest of the group goes, at the limit of all strangers the oldest of the largest group. What a group opens
+        without going on drives out itself; a handshake that goes on is over before it is the oldest.
+        """
+        address = stranger.origin.address
+        victim = None
+        if self.strangers.count(address) >= self._limits.half_open_per_address:
+            victim = self.strangers.oldest(address), "half_open_per_address"
+        elif len(self.strangers) >= self._limits.half_open:
+            victim = self.strangers.oldest(self.strangers.largest()), "half_open"
+        if victim is not None:
+            self.strangers.discard(victim[0])
+        self.strangers.add(stranger)
+        return victim
+
+    # --- clients ---------------------------------------------------------------------------------------------------
+
+    def is_full(self, origin: Origin) -> bool:
+        """Whether the address group has as many clients as it may."""
+        return self.admitted.count(origin.address) >= self._limits.connections_per_address
+
+    def victim(self, origin: Origin) -> M | None:
+        """The idle client that should go so that one from ``origin`` gets in, or ``None`` when there is no reason or none.
+
+        At the limit of an address group a fresh one of that group. At the limit of all a fresh one of the network that
+        has the most of them; without any, a quiet one of the network that has the most, if that network holds more than
+        the newcomer's. It may be busy again: say so with :meth:`is_busy` and ask again.
+        """
+        if self.is_full(origin):
+            return self._fresh.drawn(origin.address, self._random) if self._fresh.count(origin.address) else None
+        if len(self.admitted) < self._limits.connections:
+            return None
+        if len(self._fresh):
+            return self._fresh.drawn(self._fresh.largest(), self._random)
+        if self._quiet.networks.most > self.admitted.networks[origin.network] + 1:
+            return self._quiet.drawn(self._quiet.largest(), self._random)
+        return None
+
+    @property
+    def spare(self) -> int:
+        """Places that the network with the most fresh clients holds above a fair share, and gives up to others."""
+        return max(0, self._fresh.networks.most - int(self._limits.connections * _FAIR_SHARE))
+
+    def joined(self, client: M) -> None:
+        """``client`` was admitted."""
+        self.strangers.discard(client)
+        self.admitted.add(client)
+        self._fresh.add(client)
+
+    def carries(self, client: M) -> None:
+        """A transport of ``client`` was accepted."""
+        self._fresh.discard(client)
+
+    def rests(self, client: M) -> None:
+        """The last transport of ``client``, or request for one, is over."""
+        if client in self.admitted and client not in self._fresh and client not in self._quiet:
+            self._quiet.add(client)
+
+    def is_busy(self, client: M) -> None:
+        """What :meth:`victim` proposed carries a transport."""
+        self._quiet.discard(client)
+
+    def left(self, member: M) -> None:
+        """A connection is over, or is being ended."""
+        for crowd in (self.strangers, self.admitted, self._fresh, self._quiet):
+            crowd.discard(member)

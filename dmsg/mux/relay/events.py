@@ -1,0 +1,51 @@
+"""What the switch tells the server: facts for the event log and the metrics, never one for each frame. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from dmsg.mux.relay.member import Half, Port
+
+
+class SwitchEvent:
+    """Base of all switch events."""
+
+    __slots__ = ()
+
+
+@dataclass(slots=True)
+class TransportStarted(SwitchEvent):
+    """A transport was accepted; ``asking`` is the initiating half."""
+
+    asking: Half
+
+
+@dataclass(slots=True)
+class TransportEnded(SwitchEvent):
+    """A transport, or a request for one, is over.
+
+    ``by`` is ``initiator`` or ``responder`` (who closed it or is gone) or ``server`` (a rule of ours).
+    """
+
+    asking: Half
+    reason: int
+    by: str
+    was_open: bool
+
+
+@dataclass(slots=True)
+class RequestRefused(SwitchEvent):
+    """A REQUEST was answered with CLOSE by the relay itself."""
+
+    port: Port
+    reason: str
+
+
+@dataclass(slots=True)
+class PortDropped(SwitchEvent):
+    """The connection behind ``port`` has to be closed; the switch has forgotten it already."""
+
+    port: Port
+    reason: str

@@ -1,0 +1,139 @@
+"""How many handshakes a server does for strangers, and the cookies it asks for when that becomes too much.
+
+Pure. A handshake costs a server some 500 microseconds, three Diffie-Hellmans most of all, and the first message of one
+can be recorded and sent again by anybody. So each takes a token of its address group, its network group and the server
+before it costs the first Diffie-Hellman. The lower half of every bucket is kept for those that bring a cookie
+(:ref:`spec-cookie`).
+"""
+
+from __future__ import annotations
+
+import hmac
+import os
+from typing import Final
+
+from dmsg.crypto.keys import Random
+from dmsg.crypto.noise import XK_MESSAGE_BYTES
+from dmsg.errors import RemoteProtocolError
+from dmsg.mux.core.handshake import COOKIE_BYTES
+from dmsg.mux.relay.admission import Origin
+from dmsg.mux.relay.switch import ServerLimits
+from dmsg.sansio.rate import RateLimiterTable, TokenBucket
+
+#: A secret makes cookies for so long, and opens them for as long again: longer than a handshake may take.
+COOKIE_SLOT_S: Final = 16.0
+#: Connections a group may open for each handshake it may begin. Opening one costs a server a fifth of a first message.
+_CONNECTS_A_HANDSHAKE: Final = 4
+#: Groups that are remembered, in some 3 MB for each table. Those of one network share its bucket; with more networks
+#: than this an attacker has the limit of all before it.
+_GROUPS: Final = 8_192
+_SECRET_BYTES: Final = 32
+
+
+class CookieJar:
+    """Makes and opens cookies: a MAC over time slot, address group and first message under a secret of the time slot."""
+
+    def __init__(self, *, random: Random = os.urandom) -> None:
+        self._random = random
+        self._secrets: dict[int, bytes] = {}
+
+    def make(self, address: str, message: bytes, now: float) -> bytes:
+        """The cookie for a first message from an address group."""
+        slot = int(now // COOKIE_SLOT_S)
+        secret = self._secrets.get(slot)
+        if secret is None:
+            self._secrets = {at: key for at, key in self._secrets.items() if at == slot - 1}
+            secret = self._secrets[slot] = self._random(_SECRET_BYTES)
+        return _mac(secret, slot, address, message)
+
+    def opens(self, cookie: bytes, address: str, message: bytes, now: float) -> bool:
+        """Whether ``cookie`` was made here for the same message and address group, in this time slot or the last one."""
+        slot = int(now // COOKIE_SLOT_S)
+        return any(
+            hmac.compare_digest(cookie, _mac(self._secrets[at], at, address, message))
+            for at in (slot, slot - 1)
+            if at in self._secrets
+        )
+
+
+def _mac(secret: bytes, slot: int, address: str, message: bytes) -> bytes:
+    host = address.encode("utf-8", "surrogateescape")
+    text = b"dmsg/0.1 cookie" + slot.to_bytes(8, "big", signed=True) + len(host).to_bytes(2, "big") + host + message
+    return hmac.digest(secret, text, "sha256")
+
+
+def _table(rate_per_s: float, burst: float, *, times: int = 1) -> RateLimiterTable[str]:
+    return RateLimiterTable(times * rate_per_s, times * burst, _GROUPS)
+
+
+class HandshakeBudget:
+    """The token buckets of all strangers."""
+
+    def __init__(self, limits: ServerLimits, now: float, *, random: Random = os.urandom, cookies: bool = True) -> None:
+        self._cookies = CookieJar(random=random) if cookies else None
+        address = limits.handshakes_per_s_per_address, limits.handshake_burst_per_address
+        network = limits.handshakes_per_s_per_network, limits.handshake_burst_per_network
+        self._addresses = _table(*address)
+        self._networks = _table(*network)
+        self._all = TokenBucket(limits.handshakes_per_s, limits.handshake_burst, now)
+        self._address_connects = _table(*address, times=_CONNECTS_A_HANDSHAKE)
+        self._network_connects = _table(*network, times=_CONNECTS_A_HANDSHAKE)
+
+    def connects(self, origin: Origin, now: float) -> str:
+        """Count a TCP connection; the limit that turns it away, or ""."""
+        if not self._address_connects.take(origin.address, now):
+            return "connects_per_address"
+        if not self._network_connects.take(origin.network, now):
+            return "connects_per_network"
+        return ""
+
+    def gate(self, origin: Origin) -> Gate:
+        """What the handshake of a connection from ``origin`` asks."""
+        return Gate(self, origin)
+
+    def judge(self, origin: Origin, message: bytes, now: float) -> tuple[bytes, bytes]:
+        """The first message to go on with, or the cookie to answer it with. Raises ``RemoteProtocolError``.
+
+        A message that ends with a cookie of ours loses it; any other is passed on as it is.
+        """
+        proved = False
+        jar = self._cookies
+        bare = XK_MESSAGE_BYTES[0]
+        if jar is not None and len(message) == bare + COOKIE_BYTES:
+            proved = jar.opens(message[bare:], origin.address, message[:bare], now)
+            message = message[:bare] if proved else message
+        refusal = self._take(origin, now, proved=proved)
+        if not refusal:
+            return message, b""
+        if jar is None or proved:
+            raise RemoteProtocolError("accept", refusal)
+        return b"", jar.make(origin.address, message[:bare], now)
+
+    def _take(self, origin: Origin, now: float, *, proved: bool) -> str:
+        """Take a token of each bucket, or none; the limit that is reached, or ""."""
+        buckets = (
+            ("handshakes_per_address", self._addresses.bucket(origin.address, now)),
+            ("handshakes_per_network", self._networks.bucket(origin.network, now)),
+            ("handshakes", self._all),
+        )
+        kept = 0.0 if proved or self._cookies is None else 0.5
+        for name, bucket in buckets:
+            if not bucket.has(now, keep=kept * bucket.burst):
+                return name
+        for _, bucket in buckets:
+            bucket.take(now)
+        return ""
+
+
+class Gate:
+    """A :class:`HandshakeBudget` as seen by one connection."""
+
+    __slots__ = ("_budget", "_origin")
+
+    def __init__(self, budget: HandshakeBudget, origin: Origin) -> None:
+        self._budget = budget
+        self._origin = origin
+
+    def judge(self, message: bytes, now: float) -> tuple[bytes, bytes]:
+        """See :class:`dmsg.mux.core.handshake.FirstMessageGate`."""
+        return self._budget.judge(self._origin, message, now)

@@ -1,0 +1,362 @@
+"""A server's end of one connection, and the halves of the transports that run through it.
+
+Pure; :mod:`dmsg.mux.relay.switch` holds the rules, this module the state they work on.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict, deque
+from typing import TYPE_CHECKING, Final
+
+from dmsg.crypto.keys import PublicKey, Random
+from dmsg.mux.core.wire import ACK, FWD, HEADER_BYTES, answers_request
+from dmsg.mux.relay.places import Places
+from dmsg.sansio.rate import RecentIds, RecentSet, TokenBucket
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from dmsg.mux.core.record import RecordLayer
+    from dmsg.mux.relay.request_rates import Rates
+    from dmsg.mux.relay.switch import Switch
+
+#: Taken from the queues at one go, then the network is asked again.
+_DRAIN_BYTES: Final = 64 * 1024
+#: What one transport may send before the next has its turn.
+_QUANTUM_BYTES: Final = 16 * 1024
+#: Small frames that wait are joined to pieces of this size: each piece costs some 50 bytes of memory beside its content.
+_PIECE_BYTES: Final = 1_024
+
+
+class Half:
+    """One side of a transport: its id on its own port, and where what comes from it goes.
+
+    ``target``, ``fwd_prefix`` and ``ack_prefix`` describe the *other* side, so that the hot path needs one look-up.
+    The queue holds what waits to be sent *to* this side.
+    """
+
+    __slots__ = (
+        "ack_prefix",
+        "active_at",
+        "bytes",
+        "fwd_prefix",
+        "id",
+        "initiator",
+        "open",
+        "opened_at",
+        "other",
+        "port",
+        "progressed",
+        "queue",
+        "queue_peak_bytes",
+        "queued_bytes",
+        "request",
+        "sampled_bytes",
+        "settled",
+        "since",
+        "target",
+    )
+
+    #: The other side; once the transport is over only the half that asked still knows it.
+    other: Half
+    target: Port
+
+    def __init__(self, port: Port, transport_id: int, *, initiator: bool) -> None:
+        self.port = port
+        self.id = transport_id
+        self.initiator = initiator
+        self.open = False
+        self.settled = False  # accepted or over
+        self.request = b""
+        self.since = self.opened_at = 0.0
+        self.bytes = 0  # received from this side
+        self.active_at = 0.0  # of the side that was asked: when bytes were last found to have passed, and how many
+        self.sampled_bytes = 0
+        self.queue: deque[bytes] | None = None
+        self.queued_bytes = self.queue_peak_bytes = 0
+        self.progressed = False
+        self.fwd_prefix = self.ack_prefix = b""
+
+    @property
+    def side(self) -> str:
+        """Which end of the transport this is, as the event log names it."""
+        return "initiator" if self.initiator else "responder"
+
+    def join(self, asked: Half, request: bytes, now: float) -> None:
+        """Make a rule of this half, which asked, and ``asked``; it is not open before it is accepted."""
+        for here, there in ((self, asked), (asked, self)):
+            here.other = there
+            here.target = there.port
+            here.request = request
+            here.since = now
+            there_id = there.id.to_bytes(2, "big")
+            here.fwd_prefix = bytes((FWD,)) + there_id
+            here.ack_prefix = bytes((ACK,)) + there_id
+            here.port.halves[here.id] = here
+            if here.port.recent:
+                here.port.recent.discard(here.id)
+        self.port.dials += 1
+        asked.port.unanswered.add(self.port)
+
+    def accepts(self, payload: bytes) -> bool:
+        """Whether an ACCEPT with ``payload`` from here is right: the first, from who was asked, unaltered.
+
+        An extended REQUEST is answered by an extended ACCEPT: the same two keys, then what the relay does not read.
+        """
+        return not self.initiator and not self.settled and answers_request(payload, self.request)
+
+    def open_both(self, now: float) -> None:
+        """Let data pass."""
+        for side in (self, self.other):
+            side.open = side.settled = True
+            side.opened_at = side.active_at = now
+            side.request = b""
+            if not side.initiator:
+                side.port.unanswered.remove(side.target)
+                side.port.incoming.add(side.target)
+
+    def forget(self) -> None:
+        """Take this half out of its port; late frames for it are no offence from now on."""
+        self.settled = True
+        port = self.port
+        if port.halves.get(self.id) is self:
+            del port.halves[self.id]
+            port.transports += 1
+            port.remember(self.id)
+            if self.initiator:
+                port.dials -= 1
+            else:
+                (port.incoming if self.open else port.unanswered).remove(self.target)
+
+    def enqueue(self, frame: bytes) -> None:
+        """Let ``frame`` wait until the port takes it; :class:`~dmsg.mux.relay.queues.Queues` keeps the books."""
+        if self.queue is None:
+            self.queue = deque()
+        if not self.queue or not _joined(self.queue, frame):
+            self.queue.append(frame)
+        else:
+            self.port.frames_out += 1
+        self.queued_bytes += len(frame)
+        self.queue_peak_bytes = max(self.queue_peak_bytes, self.queued_bytes)
+
+
+def _joined(pieces: list[bytes] | deque[bytes], frame: bytes) -> bool:
+    """Whether ``frame`` could be joined to the last of ``pieces``."""
+    if len(pieces[-1]) + len(frame) > _PIECE_BYTES:
+        return False
+    pieces[-1] += frame
+    return True
+
+
+class Port:
+    """The core behind one client's connection (a :class:`~dmsg.sansio.core.Core`).
+
+    ``direct`` says that frames may go straight to :attr:`out`: the network takes them and nothing waits before them.
+    """
+
+    __slots__ = (
+        "bytes_in",
+        "bytes_out",
+        "congested",
+        "control_bytes",
+        "dials",
+        "direct",
+        "dirty",
+        "extended",
+        "feeding",
+        "frames_in",
+        "frames_out",
+        "gone",
+        "group",
+        "halves",
+        "incoming",
+        "known",
+        "next_id",
+        "out",
+        "owner",
+        "pairs",
+        "pending_requests",
+        "progressed",
+        "queued_from",
+        "queued_to",
+        "rates",
+        "recent",
+        "records",
+        "remote",
+        "requests",
+        "sampled_at",
+        "since",
+        "single",
+        "strays",
+        "switch",
+        "tail",
+        "took_at",
+        "transports",
+        "unanswered",
+        "waiting",
+    )
+
+    def __init__(
+        self,
+        switch: Switch,
+        remote: PublicKey,
+        records: RecordLayer,
+        now: float,
+        *,
+        extended: bool = False,
+        group: str = "",
+    ) -> None:
+        limits = switch.limits
+        self.switch = switch
+        self.remote = remote
+        self.records = records
+        self.since = now
+        self.extended = extended  # whether its REQUEST and ACCEPT may carry more than two keys
+        self.group = group or remote.raw.hex()  # what counts as its address; unknown, the key stands for it
+        self.owner: object | None = None  # the shell
+        self.halves: dict[int, Half] = {}
+        self.dials = 0  # transports it opened, and requests of its own
+        self.incoming = Places()  # open transports that others opened to it
+        self.unanswered = Places()  # requests of others that it has not answered
+        self.rates: Rates | None = None  # of REQUESTs towards it
+        self.known: RecentSet[bytes] | tuple[()] = ()  # the keys it accepted last
+        self.pairs: OrderedDict[bytes, TokenBucket] = OrderedDict()  # its rates towards clients that do not know it
+        self.sampled_at = now
+        self.waiting: OrderedDict[Half, None] = OrderedDict()  # queues towards this client that are not empty
+        self.feeding: set[Half] = set()  # queues towards others that it has filled and that are not empty
+        self.out: list[bytes] = []
+        self.tail = b""
+        self.direct = True
+        self.congested = self.dirty = self.gone = False
+        self.next_id: int | None = None
+        self.pending_requests = self.queued_from = self.queued_to = self.control_bytes = 0
+        self.progressed = False  # took something from its queues since this was last set to False
+        self.took_at = now  # when it did so last, or began to have queues; as exact as the last read of the relay
+        self.bytes_in = self.bytes_out = self.frames_in = self.frames_out = self.transports = 0
+        self.single = 0  # pieces of ``out`` that are a whole frame; the others are halves of one
+        self.requests = TokenBucket(limits.requests_per_s, limits.request_burst, now)
+        self.strays = TokenBucket(limits.strays_per_s, limits.stray_burst, now)
+        self.recent: RecentIds | tuple[()] = ()  # of transports that ended
+
+    def receive_data(self, data: bytes, now: float) -> Sequence[object]:
+        """See :meth:`dmsg.mux.relay.switch.Switch.route`."""
+        return self.switch.route(self, data, now)
+
+    def next_timeout(self) -> float | None:
+        """Never: the switch keeps the time for all ports."""
+        return None
+
+    def handle_timeout(self, now: float) -> Sequence[object]:
+        """Nothing to do."""
+        return ()
+
+    # --- towards the network ---------------------------------------------------------------------------------------
+
+    def emit(self, frame: bytes) -> None:
+        """Send a frame that is not data; it does not wait behind data."""
+        self.control_bytes += len(frame)
+        if self.congested and self.out and _joined(self.out, frame):
+            self.frames_out += 1
+        else:
+            self.out.append(frame)
+            self.single += 1
+        self.mark_dirty()
+
+    def mark_dirty(self) -> None:
+        """See to it that the shell asks for what is to be sent."""
+        if not self.dirty:
+            self.dirty = True
+            self.switch.dirty.append(self)
+
+    @property
+    def control_backlog_bytes(self) -> int:
+        """How much that is not data waits for a network that takes nothing."""
+        return self.control_bytes if self.congested else 0
+
+    @property
+    def wants_write(self) -> bool:
+        """Whether :meth:`data_to_send` would give anything."""
+        return bool(self.out) or bool(self.waiting)
+
+    @property
+    def overloaded(self) -> bool:
+        """Whether to stop reading until the network has taken what is to be sent: the client does not take answers."""
+        return self.control_backlog_bytes > self.switch.limits.control_backlog_bytes
+
+    def pause(self) -> None:
+        """The network takes nothing more: data waits in queues from now on."""
+        self.congested = True
+        self.direct = False
+
+    def resume(self) -> None:
+        """The network takes again."""
+        self.congested = False
+        self.direct = not self.waiting
+
+    def data_to_send(self) -> bytes:
+        """Everything that may go now, sealed: frames first come first, then what waited, a share of each in turn."""
+        self.dirty = False
+        if self.waiting:
+            self._drain()
+        if not self.out:
+            return b""
+        self.frames_out += (len(self.out) + self.single) // 2
+        self.single = self.control_bytes = 0
+        plaintext = b"".join(self.out)
+        self.out.clear()
+        sealed = self.records.seal(plaintext)
+        self.bytes_out += len(sealed)
+        return sealed
+
+    def _drain(self) -> None:
+        waiting = self.waiting
+        budget = _DRAIN_BYTES
+        self.progressed = True
+        self.took_at = self.switch.now
+        while waiting and budget > 0:
+            half = next(iter(waiting))
+            queue = half.queue
+            assert queue
+            share = 0
+            while queue and share < _QUANTUM_BYTES:
+                frame = queue.popleft()
+                share += len(frame)
+                self.out.append(frame)
+                self.single += 1
+            half.progressed = True
+            budget -= share
+            waiting.move_to_end(half)
+            self.switch.queues.took(half, share)
+        if not waiting and not self.congested:
+            self.direct = True
+
+    def discard_output(self) -> None:
+        """The connection is gone: forget everything that was to be sent."""
+        for half in list(self.waiting):
+            self.switch.queues.drop(half)
+        self.out.clear()
+        self.control_bytes = 0
+        self.direct = True
+
+    # --- ids -------------------------------------------------------------------------------------------------------
+
+    def free_id(self, random: Random) -> int | None:
+        """An odd id that is not in use, the long way round (:ref:`spec-transport-ids`); ``None`` when all are taken."""
+        if self.next_id is None:
+            self.next_id = int.from_bytes(random(2), "big") | 1
+        for _ in range(1 << 15):
+            transport_id = self.next_id
+            self.next_id = (transport_id + 2) & 0xFFFF
+            if transport_id not in self.halves:
+                return transport_id
+        return None
+
+    def remember(self, transport_id: int) -> None:
+        """Note that a transport ended or was refused: late frames for its id are no offence."""
+        if not isinstance(self.recent, RecentIds):
+            self.recent = RecentIds()
+        self.recent.add(transport_id)
+
+
+#: The size field and the payload of a frame are forwarded as they came: this many header bytes are made anew.
+REWRITTEN_HEADER_BYTES: Final = HEADER_BYTES - 2

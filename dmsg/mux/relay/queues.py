@@ -1,0 +1,181 @@
+"""What waits at a relay for receivers whose network takes nothing, and which of it has to go when it is too much.
+
+Pure. :ref:`spec-queues`. Bytes are counted for each transport, for each connection in both directions, and in all.
+When a count exceeds its limit, the queues that go are those of the address group that has the most: a stranger with
+many keys or transports cannot make the queue of an honest one the largest. Nothing is refused because of what others
+have queued.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Collection, Sequence
+from operator import attrgetter
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from dmsg.mux.relay.member import Half, Port
+    from dmsg.mux.relay.switch import Switch
+
+#: A receiver that took nothing for this time counts as stalled, and what waits for it counts as so many times as much.
+_STALLED_S: Final = 1.0
+_STALLED_WEIGHT: Final = 4
+#: The share of a limit that is freed beyond the excess, so that the search is not made for each frame.
+_FREED_SHARE: Final = 64
+
+_sender: Callable[[Half], Port] = attrgetter("target")
+_receiver: Callable[[Half], Port] = attrgetter("port")
+
+
+class Queues:
+    """The queues of a switch. A :class:`~dmsg.mux.relay.member.Half` stands for the queue *towards* it."""
+
+    def __init__(self, switch: Switch) -> None:
+        self._switch = switch
+        self.queued_bytes = 0
+        # Deadlines, the earliest first: each is set to now and a fixed time when its entry goes to the end.
+        self._stuck: OrderedDict[Half, float] = OrderedDict()
+        self._waiting: OrderedDict[Port, float] = OrderedDict()
+
+    # --- in and out ------------------------------------------------------------------------------------------------
+
+    def put(self, queue: Half, frame: bytes, now: float) -> None:
+        """Let ``frame`` wait for the port of ``queue``."""
+        receiver, sender = queue.port, queue.target
+        if not queue.queue:
+            if not receiver.waiting:
+                receiver.progressed = False
+                receiver.took_at = now
+                self._waiting[receiver] = now + self._switch.limits.queue_stall_timeout_s
+            receiver.waiting[queue] = None
+            sender.feeding.add(queue)
+        queue.enqueue(frame)
+        size = len(frame)
+        receiver.queued_to += size
+        sender.queued_from += size
+        self.queued_bytes += size
+        if queue.queued_bytes > self._switch.limits.queue_soft_bytes and queue not in self._stuck:
+            self.limit_time(queue, now)
+
+    def took(self, queue: Half, size: int) -> None:
+        """Note that ``size`` bytes of ``queue`` are on their way or dropped."""
+        receiver, sender = queue.port, queue.target
+        queue.queued_bytes -= size
+        receiver.queued_to -= size
+        sender.queued_from -= size
+        self.queued_bytes -= size
+        if not queue.queue:
+            receiver.waiting.pop(queue, None)
+            sender.feeding.discard(queue)
+            self._stuck.pop(queue, None)
+            if not receiver.waiting:
+                self._waiting.pop(receiver, None)
+
+    def drop(self, queue: Half) -> None:
+        """Forget what waits in ``queue``."""
+        if queue.queue:
+            queue.queue.clear()
+            self.took(queue, queue.queued_bytes)
+
+    # --- too much --------------------------------------------------------------------------------------------------
+
+    def excess(self, queue: Half, now: float) -> Sequence[Half]:
+        """The queues that have to go because of what was put in ``queue``: often none."""
+        limits = self._switch.limits
+        receiver, sender = queue.port, queue.target
+        if queue.queued_bytes > limits.queue_hard_bytes:
+            return (queue,)
+        limit = limits.queued_per_connection_bytes
+        if receiver.queued_to > limit:
+            queues = _ranked(receiver.waiting, _sender, now)
+            return _first_bytes(queues, receiver.queued_to - limit + limit // _FREED_SHARE)
+        if sender.queued_from > limit:
+            queues = _ranked(sender.feeding, _receiver, now)
+            return _first_bytes(queues, sender.queued_from - limit + limit // _FREED_SHARE)
+        limit = limits.queued_total_bytes
+        if self.queued_bytes > limit and self._waiting:
+            queues = _ranked(self._largest(now).waiting, _sender, now)
+            return _first_bytes(queues, self.queued_bytes - limit + limit // _FREED_SHARE)
+        return ()
+
+    def _largest(self, now: float) -> Port:
+        """The receiver for which the most waits, in the group for which the most waits."""
+        loads = {port: port.queued_to * _weight(port, now) for port in self._waiting}
+        groups: Counter[str] = Counter()
+        for port, load in loads.items():
+            groups[port.group] += load
+        return max(loads, key=lambda port: (groups[port.group], loads[port]))
+
+    # --- too long --------------------------------------------------------------------------------------------------
+
+    def limit_time(self, queue: Half, now: float) -> None:
+        """Give ``queue`` the time of a slow consumer from now on: it is too long, or its transport is over."""
+        queue.progressed = False
+        self._stuck[queue] = now + self._switch.limits.slow_consumer_timeout_s
+        self._stuck.move_to_end(queue)
+
+    def next_timeout(self) -> float | None:
+        """When :meth:`expired` may give something, or later."""
+        times = [next(iter(each.values())) for each in (self._stuck, self._waiting) if each]
+        return min(times) if times else None
+
+    def expired(self, now: float) -> list[Half]:
+        """The queues whose receiver took nothing for too long."""
+        limits = self._switch.limits
+        found: dict[Half, None] = {}
+        while self._stuck:
+            queue, deadline = next(iter(self._stuck.items()))
+            if deadline > now:
+                break
+            del self._stuck[queue]
+            is_over = queue.port.halves.get(queue.id) is not queue
+            if queue.queued_bytes <= (0 if is_over else limits.queue_soft_bytes):
+                continue
+            if queue.progressed:
+                self.limit_time(queue, now)
+            else:
+                found[queue] = None
+        while self._waiting:
+            port, deadline = next(iter(self._waiting.items()))
+            if deadline > now:
+                break
+            if port.progressed:
+                port.progressed = False
+            else:
+                found.update(dict.fromkeys(port.waiting))
+            self._waiting[port] = now + limits.queue_stall_timeout_s
+            self._waiting.move_to_end(port)
+        return list(found)
+
+
+def _weight(receiver: Port, now: float) -> int:
+    return _STALLED_WEIGHT if now - receiver.took_at >= _STALLED_S else 1
+
+
+def _ranked(queues: Collection[Half], end: Callable[[Half], Port], now: float) -> list[Half]:
+    """``queues``, those of the largest group first, in it those of the largest connection, then the longest.
+
+    ``end`` gives the connection of a queue that counts.
+    """
+    loads = {queue: queue.queued_bytes * _weight(queue.port, now) for queue in queues}
+    groups: Counter[str] = Counter()
+    ports: Counter[Port] = Counter()
+    for queue, load in loads.items():
+        port = end(queue)
+        groups[port.group] += load
+        ports[port] += load
+
+    def rank(queue: Half) -> tuple[int, int, int]:
+        port = end(queue)
+        return groups[port.group], ports[port], loads[queue]
+
+    return sorted(queues, key=rank, reverse=True)
+
+
+def _first_bytes(queues: list[Half], least_bytes: int) -> list[Half]:
+    """The first of ``queues`` that hold ``least_bytes``, or all."""
+    for at, queue in enumerate(queues):
+        least_bytes -= queue.queued_bytes
+        if least_bytes <= 0:
+            return queues[: at + 1]
+    return queues

@@ -1,0 +1,125 @@
+"""How many REQUESTs a relay passes on to one client.
+
+Pure. :ref:`spec-request-rates`. A REQUEST costs the client who gets it some hundred times what it costs the relay, so
+strangers must not decide how many it gets. Who has an open transport to it, or was accepted lately, is known to it; all
+others are strangers. Each of the two kinds has a rate of its own towards each client.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from itertools import islice
+from typing import TYPE_CHECKING, Final, TypeAlias
+
+from dmsg.sansio.rate import FairBucket, RecentSet, TokenBucket
+
+if TYPE_CHECKING:
+    from dmsg.mux.relay.member import Port
+    from dmsg.mux.relay.switch import Switch
+
+#: Towards one client: the rate of strangers, and of those it knows.
+Rates: TypeAlias = tuple[FairBucket[str], FairBucket[str]]
+#: The clients that one stranger may ask at the same time without waiting for its rates towards them.
+_PAIRS: Final = 256
+#: Once in this time so many clients are looked at: more than are asked in it for the first time for a while.
+_LOOK_S: Final = 0.1
+_LOOKED_AT: Final = 256
+#: And so many buckets of pairs are forgotten: more than REQUESTs that a relay takes in that time.
+_FORGOTTEN_PAIRS: Final = 4_096
+#: The keys that a client accepted last are known to it.
+_KNOWN_KEYS: Final = 256
+
+
+class RequestRates:
+    """The rates towards all clients of a relay."""
+
+    def __init__(self, switch: Switch) -> None:
+        self._switch = switch
+        #: The clients that have buckets, to be looked at in turn: full buckets are forgotten.
+        self._targets: OrderedDict[Port, None] = OrderedDict()
+        #: The strangers that have buckets of pairs, the same.
+        self._sources: OrderedDict[Port, None] = OrderedDict()
+        self._looked_at = 0.0
+
+    def take(self, source: Port, target: Port, now: float) -> bool:
+        """Whether a REQUEST of ``source`` may be passed on to ``target``."""
+        if not 0 <= now - self._looked_at < _LOOK_S:
+            self._forget_full(now)
+        rates = target.rates
+        if rates is None:
+            rates = self._add(target, now)
+        if source in target.incoming or source.remote.raw in target.known:
+            return rates[1].take(source.group, now)
+        return self._take_of_pair(source, target, now) and rates[0].take(source.group, now)
+
+    def accepted(self, source: Port, target: Port) -> None:
+        """Note that ``target`` accepted a REQUEST of ``source``."""
+        if not isinstance(target.known, RecentSet):
+            target.known = RecentSet(_KNOWN_KEYS)
+        target.known.add(source.remote.raw)
+
+    def forget(self, port: Port) -> None:
+        """Forget a client that is gone."""
+        self._forget_target(port)
+        self._sources.pop(port, None)
+
+    def _forget_target(self, target: Port) -> None:
+        target.rates = None
+        self._targets.pop(target, None)
+
+    def _add(self, target: Port, now: float) -> Rates:
+        limits = self._switch.limits
+        strangers = FairBucket[str](limits.stranger_requests_per_s, limits.stranger_request_burst, now)
+        known = FairBucket[str](limits.known_requests_per_s, limits.known_request_burst, now)
+        target.rates = strangers, known
+        self._targets[target] = None
+        return target.rates
+
+    def _forget_full(self, now: float) -> None:
+        self._looked_at = now
+        for port in list(islice(self._targets, _LOOKED_AT)):
+            assert port.rates is not None
+            strangers, known = port.rates
+            if strangers.idle(now) and known.idle(now):
+                self._forget_target(port)
+            else:
+                self._targets.move_to_end(port)
+        left = _FORGOTTEN_PAIRS
+        for port in list(islice(self._sources, _LOOKED_AT)):
+            left -= self._forget_full_pairs(port, now, left)
+            if port.pairs:
+                self._sources.move_to_end(port)
+            else:
+                del self._sources[port]
+            if left <= 0:
+                break
+
+    def _forget_full_pairs(self, source: Port, now: float, most: int) -> int:
+        """Forget up to ``most`` buckets of ``source`` that are full again, from the one used longest ago; gives how many."""
+        pairs, burst = source.pairs, self._switch.limits.pair_request_burst
+        for forgotten in range(most):
+            if not pairs:
+                return forgotten
+            oldest = next(iter(pairs))
+            if pairs[oldest].wait_s(now, burst) > 0:
+                return forgotten
+            del pairs[oldest]
+        return most
+
+    def _take_of_pair(self, source: Port, target: Port, now: float) -> bool:
+        """Whether a stranger keeps to its rate towards one client.
+
+        The table is the stranger's own, and a bucket is forgotten only when it is full again: a stranger that asks too many
+        clients at once has to wait.
+        """
+        limits = self._switch.limits
+        pairs, key = source.pairs, target.remote.raw
+        bucket = pairs.pop(key, None)
+        if bucket is None:
+            if len(pairs) >= _PAIRS and not self._forget_full_pairs(source, now, 1):
+                return False
+            if not pairs:
+                self._sources[source] = None
+            bucket = TokenBucket(limits.pair_requests_per_s, limits.pair_request_burst, now)
+        pairs[key] = bucket
+        return bucket.take(now)

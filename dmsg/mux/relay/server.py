@@ -1,0 +1,416 @@
+"""The server: accepts connections, admits them to the switch, and reports what happens there.
+
+:ref:`spec-server-connections`, :ref:`spec-publishing`, :ref:`spec-draining`.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Sequence
+from itertools import count
+from typing import Final
+
+from twisted.application.service import Service
+from twisted.internet.defer import CancelledError, Deferred, ensureDeferred, maybeDeferred
+from twisted.internet.interfaces import IAddress, IDelayedCall, IListeningPort, IReactorTime, IStreamServerEndpoint
+from twisted.internet.task import LoopingCall, deferLater
+from twisted.logger import Logger
+from twisted.python.failure import Failure
+
+import dmsg
+from dmsg.address import HostPort
+from dmsg.crypto.keys import Random, SecretKey
+from dmsg.discovery.registrar import EntryRegistrar
+from dmsg.errors import DmsgError, RemoteProtocolError, ServerDraining
+from dmsg.eventlog import schema as ev
+from dmsg.glue.fanout import flush_all
+from dmsg.glue.pacer import Pacer
+from dmsg.glue.shell import Shell
+from dmsg.glue.throttle import ReadThrottle
+from dmsg.interfaces import IDiscovery, IEventLog
+from dmsg.mux.client.refusals import RefusalReport
+from dmsg.mux.core.events import HandshakeDone
+from dmsg.mux.core.handshake import Handshake, Role
+from dmsg.mux.core.hello import HopLimits, hop_payload, read_hop
+from dmsg.mux.core.wire import FRAME_PAYLOAD_LIMIT_BYTES, CloseReason, reason_name
+from dmsg.mux.relay.admission import Admission, Origin
+from dmsg.mux.relay.events import PortDropped, RequestRefused, SwitchEvent, TransportEnded, TransportStarted
+from dmsg.mux.relay.handshake_budget import HandshakeBudget
+from dmsg.mux.relay.member import Port
+from dmsg.mux.relay.shell import ServerFactory, ServerShell
+from dmsg.mux.relay.switch import ServerLimits, Switch
+from dmsg.sansio.jitter import Jitter
+
+_log = Logger()
+#: How often a changed number of available connections is published at most.
+_PUBLISH_INTERVAL_S: Final = 5.0
+_DRAIN_POLL_S: Final = 0.05
+#: What is written when the server stops has this long to leave.
+_CLOSE_TIMEOUT_S: Final = 2.0
+#: Timeouts of the switch are kept to this precision.
+_TICK_S: Final = 0.25
+
+
+class DmsgServer(Service):
+    """A dmsg server as a Twisted service.
+
+    ``startService`` listens and registers; ``stopService`` drains: no new connections or transports, open ones may go on for
+    ``limits.drain_timeout_s``, then everything is closed with a reason. ``ready`` tells whether it is serving.
+    """
+
+    def __init__(
+        self,
+        reactor: IReactorTime,
+        key: SecretKey,
+        endpoint: IStreamServerEndpoint,
+        *,
+        public_address: HostPort | None = None,
+        discovery: IDiscovery | None = None,
+        limits: ServerLimits | None = None,
+        events: IEventLog | None = None,
+        random: Random = os.urandom,
+        now_ns: Callable[[], int] = time.time_ns,
+        extended: bool = True,
+    ) -> None:
+        self.reactor = reactor
+        self.key = key
+        self.limits = limits = limits or ServerLimits()
+        self.switch = Switch(limits, random=random)
+        self.pacer = Pacer(reactor)
+        self.ready = False
+        self.port: IListeningPort | None = None
+        self.registrar: EntryRegistrar | None = None
+        self._endpoint = endpoint
+        self._public_address = public_address
+        self._events = events
+        self._random = random
+        self._numbers = count(1)
+        announced = HopLimits(limits.transports_per_connection, int(limits.requests_per_s), FRAME_PAYLOAD_LIMIT_BYTES)
+        self._hop_payload = hop_payload(announced) if extended else b""
+        self.admission: Admission[ServerShell] = Admission(limits, random=random)
+        self._budget = HandshakeBudget(limits, reactor.seconds(), random=random, cookies=extended)
+        self._shells: set[ServerShell] = set()
+        self._report = RefusalReport(reactor, self._emit)
+        self._timer: IDelayedCall | None = None
+        self._started_at = 0.0
+        self._start_error: BaseException | None = None
+        self._publishing = LoopingCall(self._publish)
+        self._publishing.clock = reactor
+        self._factory = ServerFactory(self)
+        if discovery is not None and public_address is not None:
+            self.registrar = EntryRegistrar(
+                discovery, key, clock=reactor, random=Jitter(random), events=events, now_ns=now_ns
+            )
+
+    # --- service ---------------------------------------------------------------------------------------------------
+
+    def startService(self) -> None:
+        """Listen, then register in discovery and keep the entry fresh."""
+        super().startService()  # type: ignore[no-untyped-call]
+        self._started_at = self.reactor.seconds()
+        self._starting = ensureDeferred(self._start())
+        self._starting.addErrback(self._start_failed)
+
+    async def _start(self) -> None:
+        self.port = await self._endpoint.listen(self._factory)
+        self.ready = True
+        address = str(self._public_address) if self._public_address else str(self.port.getHost())
+        self._emit(ev.ServerStarted(str(self.key.public_key), address, dmsg.__version__))
+        if self.registrar is not None:
+            self._publishing.start(_PUBLISH_INTERVAL_S).addErrback(lambda f: _log.failure("Publishing stopped", f))
+
+    def _start_failed(self, failure: Failure) -> None:
+        self._start_error = failure.value
+        if failure.check(CancelledError) is None:
+            _log.failure("The server cannot listen", failure=failure)
+
+    def listening(self) -> Deferred[IListeningPort]:
+        """Fires with the port once the server listens, or fails as listening did."""
+
+        async def wait() -> IListeningPort:
+            await self._starting
+            if self._start_error is not None:
+                raise self._start_error
+            assert self.port is not None
+            return self.port
+
+        return ensureDeferred(wait())
+
+    def stopService(self) -> Deferred[None]:
+        """Drain, then close everything; fires when the last connection is gone."""
+        return ensureDeferred(self._stop())
+
+    async def _stop(self) -> None:
+        began = self.reactor.seconds()
+        self.ready = False
+        self.switch.draining = True
+        self._starting.cancel()
+        if self._publishing.running:
+            self._publishing.stop()
+        if self.port is not None:
+            await maybeDeferred(self.port.stopListening)
+        if self.registrar is not None:
+            await self.registrar.close(withdraw=True)
+        while self.switch.open_transports and self.reactor.seconds() - began < self.limits.drain_timeout_s:
+            await deferLater(self.reactor, _DRAIN_POLL_S)
+        left = self.switch.open_transports
+        self._act(self.switch.drop_transports(CloseReason.SERVER_DRAINING))
+        self.pacer.stop()
+        for shell in list(self._shells):
+            shell.close(ServerDraining())
+        give_up = self.reactor.seconds() + _CLOSE_TIMEOUT_S
+        while self._shells and self.reactor.seconds() < give_up:
+            await deferLater(self.reactor, _DRAIN_POLL_S)
+        for shell in list(self._shells):
+            shell.fail(ServerDraining())
+        while self._shells:
+            await deferLater(self.reactor, _DRAIN_POLL_S)
+        if self._timer is not None and self._timer.active():
+            self._timer.cancel()
+        self._report.close()
+        elapsed_ms = (self.reactor.seconds() - began) * 1000
+        self._emit(ev.Drained(elapsed_ms, left))
+        self._emit(ev.ServerStopped("stopped", self.reactor.seconds() - self._started_at))
+        super().stopService()  # type: ignore[no-untyped-call]
+
+    @property
+    def available_connections(self) -> int:
+        """How many more clients would be admitted now.
+
+        A server that one network has filled with idle clients is not full for others: discovery goes on listing it.
+        """
+        if self.switch.draining:
+            return 0
+        return max(self.limits.connections - len(self.switch.ports), self.admission.spare)
+
+    def stats(self) -> dict[str, float]:
+        """Gauges for the metrics: open connections and transports, half-open connections, queued bytes."""
+        return {
+            "connections": len(self.switch.ports),
+            "transports": self.switch.open_transports,
+            "half_open": len(self.admission.strangers),
+            "queued_bytes": self.switch.queued_bytes,
+        }
+
+    # --- strangers -------------------------------------------------------------------------------------------------
+
+    def build_shell(self, address: IAddress | None) -> Shell | None:
+        """A shell for a TCP connection that just came in, or ``None`` to close it: too many come from there."""
+        now = self.reactor.seconds()
+        host = str(getattr(address, "host", address))
+        origin = Origin.of(host)
+        refusal = self._budget.connects(origin, now)
+        if refusal:
+            self._report.add(0, origin.address, "connection", refusal)
+            return None
+        core = Handshake(
+            Role.SERVER,
+            self.key,
+            now=now,
+            payload=self._hop_payload,
+            timeout_s=self.limits.handshake_timeout_s,
+            first_byte_timeout_s=self.limits.first_byte_timeout_s,
+            gate=self._budget.gate(origin),
+            random=self._random,
+        )
+        shell = ServerShell(core, self, self.reactor)
+        shell.server = self
+        shell.number = next(self._numbers)
+        shell.address = host
+        shell.origin = origin
+        shell.opened_at = now
+        return shell
+
+    def take_stranger(self, shell: ServerShell) -> None:
+        """Let a connection shake hands; if too many do, another one has to go (:ref:`spec-server-connections`)."""
+        self._shells.add(shell)
+        if self.limits.bytes_per_s:
+            shell.throttle = ReadThrottle(shell, self.reactor, self.limits.bytes_per_s)
+        victim = self.admission.arrived(shell)
+        if victim is not None:
+            victim[0].fail(RemoteProtocolError("accept", victim[1]))
+
+    # --- from the shells -------------------------------------------------------------------------------------------
+
+    def handle_events(self, shell: Shell, events: Sequence[object]) -> None:
+        """Act on what the handshake or the switch found, then flush every connection that got something to send."""
+        assert isinstance(shell, ServerShell)
+        for event in events:
+            if isinstance(event, HandshakeDone):
+                self._admit(shell, event)
+            elif isinstance(event, SwitchEvent):
+                self._on_switch_event(event)
+
+    def after_read(self, shell: Shell) -> None:
+        """Send what came of one read to everybody it concerns."""
+        if shell.congested or not isinstance(shell.core, Port):
+            shell.flush()  # writes what a handshake answers; stops reading from who takes no answers
+        flush_all(self.switch.dirty)  # a port that has something to send is among them
+        self._arm()
+
+    def flushed(self, shell: Shell) -> None:
+        """See :class:`dmsg.glue.shell.Owner`."""
+
+    def connection_lost(self, shell: Shell, error: DmsgError | None, reason: Failure) -> None:
+        """Forget a connection and tell its peers."""
+        assert isinstance(shell, ServerShell)
+        self.admission.left(shell)
+        self._shells.discard(shell)
+        if shell.throttle is not None:
+            shell.throttle.stop()
+        now = self.reactor.seconds()
+        port = shell.core
+        if not isinstance(port, Port):
+            stage, why = _why(error, "handshake")
+            if stage == "accept":
+                self._report.add(0, shell.origin.address, "connection", why)
+            self._emit(ev.HandshakeFailed(shell.address, stage, why, (now - shell.opened_at) * 1000))
+            return
+        still_open = len(port.halves)
+        self._act(self.switch.remove_port(port, now))
+        _, why = _why(error, "connection")
+        self._emit(
+            ev.ConnectionClosed(
+                shell.number,
+                str(port.remote),
+                why,
+                now - port.since,
+                port.bytes_in,
+                port.bytes_out,
+                port.frames_in,
+                port.frames_out,
+                still_open,
+            )
+        )
+        port.owner = None  # they hold each other: both go now, not when the garbage collector comes
+
+    # --- inside ----------------------------------------------------------------------------------------------------
+
+    def _admit(self, shell: ServerShell, done: HandshakeDone) -> None:
+        now = self.reactor.seconds()
+        is_new = done.remote.raw not in self.switch.ports
+        if is_new:
+            self._make_room(shell)
+        refusal = self.switch.refusal(done.remote)
+        if refusal is None and is_new and self.admission.is_full(shell.origin):
+            refusal = "connections_per_address"
+        if refusal is not None:
+            self.admission.left(shell)
+            self._report.add(shell.number, str(done.remote), "connection", refusal)
+            shell.say_last(self.switch.reject(done.records, refusal), RemoteProtocolError("admission", refusal))
+            return
+        extended = bool(self._hop_payload) and read_hop(done.peer_payload).extended
+        port, events = self.switch.add_port(
+            done.remote, done.records, now, extended=extended, group=shell.origin.address
+        )
+        port.owner = shell
+        self.admission.joined(shell)
+        handshake_ms = (now - shell.opened_at) * 1000
+        self._emit(ev.ConnectionOpened(shell.number, str(done.remote), shell.address, handshake_ms, extended))
+        for event in events:
+            self._on_switch_event(event)
+        shell.become(port, done.leftover)
+
+    def _make_room(self, shell: ServerShell) -> None:
+        """End an idle connection if ``shell`` needs its place."""
+        while (victim := self.admission.victim(shell.origin)) is not None:
+            port = victim.core
+            assert isinstance(port, Port)
+            if port.halves:
+                self.admission.is_busy(victim)
+                continue
+            self.admission.left(victim)
+            self._report.add(victim.number, str(port.remote), "connection", "evicted")
+            self._act(self.switch.remove_port(port, self.reactor.seconds()))
+            victim.fail(RemoteProtocolError("connection", "evicted"))
+            return
+
+    def _act(self, events: Sequence[SwitchEvent]) -> None:
+        for event in events:
+            self._on_switch_event(event)
+        flush_all(self.switch.dirty)
+        self._arm()
+
+    def _on_switch_event(self, event: SwitchEvent) -> None:
+        server = str(self.key.public_key)
+        match event:
+            case TransportStarted(asking=half):
+                self.admission.carries(_shell_of(half.port))
+                self.admission.carries(_shell_of(half.other.port))
+                self._emit(
+                    ev.TransportOpened(
+                        _shell_of(half.port).number,
+                        half.id,
+                        str(half.port.remote),
+                        str(half.other.port.remote),
+                        server,
+                        (half.opened_at - half.since) * 1000,
+                        "unknown",
+                    )
+                )
+            case TransportEnded(asking=half):
+                for port in (half.port, half.other.port):
+                    if not port.halves:
+                        self.admission.rests(_shell_of(port))
+                self._emit(
+                    ev.TransportClosed(
+                        _shell_of(half.port).number,
+                        half.id,
+                        str(half.port.remote),
+                        str(half.other.port.remote),
+                        server,
+                        reason_name(event.reason),
+                        event.reason,
+                        event.by,
+                        self.reactor.seconds() - half.opened_at if event.was_open else 0.0,
+                        half.other.bytes,
+                        half.bytes,
+                        max(half.queue_peak_bytes, half.other.queue_peak_bytes),
+                        "unknown",
+                        half.id,
+                        server,
+                    )
+                )
+            case RequestRefused(port=port, reason=reason):
+                self._report.add(_shell_of(port).number, str(port.remote), "request", reason)
+            case PortDropped(port=port, reason=reason):
+                self.admission.left(_shell_of(port))
+                _shell_of(port).fail(RemoteProtocolError("connection", reason))
+
+    def _arm(self) -> None:
+        due = self.switch.next_timeout()
+        if due is None:
+            return
+        if self._timer is None or not self._timer.active():
+            self._timer = self.reactor.callLater(max(_TICK_S, due - self.reactor.seconds()), self._tick)
+        elif due < self._timer.getTime() - _TICK_S:  # what came later may have less time
+            self._timer.reset(max(_TICK_S, due - self.reactor.seconds()))
+
+    def _tick(self) -> None:
+        self._act(self.switch.handle_timeout(self.reactor.seconds()))
+
+    def _publish(self) -> None:
+        if self.registrar is not None and self._public_address is not None:
+            self.registrar.set_server(self._public_address, self.available_connections)
+
+    def _emit(self, event: ev.Event) -> None:
+        if self._events is not None:
+            self._events.emit(event)
+
+
+def _shell_of(port: Port) -> ServerShell:
+    shell = port.owner
+    assert isinstance(shell, ServerShell)
+    return shell
+
+
+def _why(error: DmsgError | None, stage: str) -> tuple[str, str]:
+    """Stage and reason of an end, as short fixed texts; without an error of ours the other side went."""
+    if error is None:
+        return stage, "closed by peer"
+    if isinstance(error, RemoteProtocolError):
+        return error.stage, error.reason
+    if isinstance(error, ServerDraining):
+        return stage, error.name
+    return stage, type(error).__name__

@@ -1,0 +1,1 @@
+"""Choosing relays and keeping connections to them, for the sessions of any protocol."""

@@ -1,0 +1,308 @@
+"""Keeps up the sessions a client wants: which relays it tries, when, and which attempts it ends again.
+
+The order of candidates is in :mod:`dmsg.relays.candidates`, how many run at a time in :mod:`dmsg.relays.race`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Mapping
+from typing import Any, Final
+from typing import Protocol as TypingProtocol
+
+from twisted.internet.defer import Deferred
+from twisted.internet.interfaces import IDelayedCall, IReactorTime
+from twisted.python.failure import Failure
+
+from dmsg.address import HostPort, network_group
+from dmsg.crypto.keys import PublicKey
+from dmsg.errors import StageError
+from dmsg.relays.candidates import REMEMBERED_IN_TURN, Candidate, alternate, spread
+from dmsg.relays.choice import RelayChoice
+from dmsg.relays.listed import ListedRelays
+from dmsg.relays.race import Race, RaceConfig
+from dmsg.relays.scores import RelayScores
+from dmsg.relays.state import RelayFile
+
+#: How many sessions a client keeps up if nothing else is said, each with a relay of another network group: the owner of one
+#: network cannot cut it off.
+DEFAULT_GROUPS: Final = 2
+#: A client that has lost its last session asks discovery at once, but no sooner than this after it asked before: a relay that
+#: drops its clients again and again makes them ask once a second at most.
+ALONE_PAUSE_S: Final = 1.0
+#: The goal is looked at again no sooner than this, in seconds: times are added up, and a sum may fall short of what is due.
+SHORTEST_PAUSE_S: Final = 0.001
+#: Addresses remembered of relays an operator's list names without one: as many as a list may hold.
+LEARNED_LIMIT: Final = 1_000
+
+
+class Sessions(TypingProtocol):
+    """The sessions there are, and how they are made: the pool."""
+
+    @property
+    def sessions(self) -> Collection[PublicKey]:
+        """The relays there is a session with."""
+
+    @property
+    def pinned(self) -> Mapping[PublicKey, HostPort]:
+        """The relays that are always wanted."""
+
+    def get(
+        self,
+        server: PublicKey,
+        candidate: Candidate | None = None,
+        *,
+        wanted_at: Callable[[HostPort], bool] | None = None,
+    ) -> Deferred[Any]:
+        """The session with ``server``, made if there is none.
+
+        ``wanted_at`` says whether it is wanted, once it is known where it is.
+        """
+
+    def give_up(self, server: PublicKey, *, blame: bool) -> None:
+        """End an attempt nothing waits for; with ``blame`` it counts as one that failed."""
+
+    def connecting(self, server: PublicKey) -> bool:
+        """Whether there is an attempt."""
+
+    def rested_at(self, server: PublicKey) -> float:
+        """When the relay may be tried again, by the clock."""
+
+    def group_of(self, server: PublicKey) -> str:
+        """The network group of a relay with a session; "" for another one."""
+
+    def address_of(self, server: PublicKey) -> HostPort:
+        """Where a relay with a session is."""
+
+
+class SessionGoal:
+    """Pursues ``wanted`` sessions in ``pool``, each with a relay of another network group as far as there are groups.
+
+    ``None`` means :data:`DEFAULT_GROUPS`, and none beyond the first where there is only one group, or pinned servers.
+    ``listed`` is what discovery lists, ``memory`` what worked in earlier runs, ``operator`` the list of relays an operator has
+    signed: while one of those can be tried, no other is. Discovery is asked every ``poll_s`` seconds
+    while too few sessions are up; with one up and only another group missing, ever less often down to ``poll_limit_s``.
+    """
+
+    def __init__(
+        self,
+        clock: IReactorTime,
+        pool: Sessions,
+        wanted: int | None,
+        *,
+        listed: ListedRelays,
+        memory: RelayFile | None,
+        operator: RelayChoice | None,
+        scores: RelayScores,
+        uniform: Callable[[], float],
+        race: RaceConfig,
+        poll_s: float,
+        poll_limit_s: float,
+    ) -> None:
+        self.wanted = wanted
+        self._clock = clock
+        self._pool = pool
+        self._listed = listed
+        listed.changed = self.look
+        self._memory = memory
+        self._operator = operator
+        if operator is not None:
+            operator.changed = self.look
+        #: Where relays are whose addresses the operator's list does not tell.
+        self._learned: dict[PublicKey, HostPort] = {}
+        self._scores = scores
+        self._uniform = uniform
+        self._race = Race(race)
+        self._poll_s = poll_s
+        self._poll_limit_s = poll_limit_s
+        self._waiters: dict[PublicKey, Deferred[Any]] = {}
+        #: How often in a row discovery was asked with a session up and another group missing.
+        self._idle_looks = 0
+        self._look_jitter = 1.0
+        self._alone_since: float | None = None  # when the last session was lost
+        self._timer: IDelayedCall | None = None
+        self._stepping = self._nudged = False
+        self._running = False
+
+    def start(self) -> None:
+        """Begin."""
+        self._running = True
+        self.look()
+
+    def stop(self) -> None:
+        """Start nothing more."""
+        self._running = False
+        self._listed.stop()
+        self._wake_in(None)
+        if self._memory is not None:
+            self._memory.save()
+
+    def lost(self) -> None:
+        """A session is over: another group is wanted soon."""
+        self._idle_looks = 0
+        if not self._pool.sessions:
+            self._alone_since = self._clock.seconds()
+        self.look()
+
+    def look(self) -> None:
+        """Look at the goal: something has changed, or it is time to."""
+        self._nudged = True
+        if self._stepping:
+            return
+        self._stepping = True
+        try:
+            while self._nudged and self._running:
+                self._nudged = False
+                self._wake_in(self._step())
+        finally:
+            self._stepping = False
+
+    def _wake_in(self, pause_s: float | None) -> None:
+        if self._timer is not None and self._timer.active():
+            self._timer.cancel()
+        self._timer = None if pause_s is None else self._clock.callLater(max(SHORTEST_PAUSE_S, pause_s), self.look)
+
+    def _step(self) -> float | None:
+        """Start what there is room for and give up what is not wanted any more; how long until the next look."""
+        if self.wanted == 0:
+            return None
+        wake_at = self._keep_pinned()
+        missing = self._missing()
+        if missing <= 0:
+            self.give_up(self._race.all())
+        else:
+            self.give_up(self._race.unwanted(self._held_groups()))
+            wake_at += self._run_race(missing)
+        return min(wake_at, default=self._clock.seconds()) - self._clock.seconds() if wake_at else None
+
+    def _keep_pinned(self) -> list[float]:
+        """Connect every pinned server; when to look again."""
+        now, wake_at = self._clock.seconds(), []
+        for server in self._pool.pinned:
+            if server in self._pool.sessions or self._pool.connecting(server):
+                continue
+            rested_at = self._pool.rested_at(server)
+            if rested_at <= now:
+                self._pool.get(server).addErrback(lambda failure: failure.trap(StageError))
+            else:
+                wake_at.append(min(rested_at, now + self._poll_s * (0.75 + self._uniform() / 2)))
+        return wake_at
+
+    def _missing(self) -> int:
+        """How many sessions with relays that are not pinned are wanted beside those that are up."""
+        if self.wanted is None:
+            return 0 if self._pool.pinned else DEFAULT_GROUPS - len(self._held_groups())
+        pinned_under_way = sum(1 for server in self._pool.pinned if self._pool.connecting(server))
+        return self.wanted - len(self._pool.sessions) - pinned_under_way if len(self._pool.pinned) < self.wanted else 0
+
+    def _held_groups(self) -> set[str]:
+        """The groups that are of no use to the goal any more: one relay of each is enough unless a number was asked for."""
+        return {self._pool.group_of(server) for server in self._pool.sessions} if self.wanted is None else set()
+
+    def _run_race(self, missing: int) -> list[float]:
+        """Race for ``missing`` sessions; when to look again."""
+        now, race = self._clock.seconds(), self._race
+        wake_at = [self._look_at(now)]
+        if wake_at[0] is not None and wake_at[0] <= now:
+            self._idle_looks = self._idle_looks + 1 if self._pool.sessions else 0
+            self._look_jitter = 0.75 + self._uniform() / 2
+            self._listed.ask()
+            wake_at = [self._look_at(now)]
+        of_a_group = 1 if self.wanted is None else missing
+        waits = False
+        for one in self._candidates():
+            rested_at = self._pool.rested_at(one.public_key)
+            if rested_at > now:
+                wake_at.append(rested_at)
+            elif race.room(one.group, now, of_a_group=of_a_group, hurried=not self._pool.sessions):
+                self._enter(one)
+            else:
+                waits = True
+        wake_at += [race.next_s(now) if waits else None, self._listed.usable_at() or None]
+        return [at_s for at_s in wake_at if at_s is not None]
+
+    def _enter(self, candidate: Candidate) -> None:
+        """Let ``candidate`` run in the race; the oldest of too many makes room."""
+        server, oldest = candidate.public_key, self._race.surplus()
+        if oldest is not None:
+            self.give_up([oldest])
+        self._race.start(server, candidate.group, self._clock.seconds())
+        waiter = self._waiters[server] = self._pool.get(
+            server, candidate, wanted_at=lambda address: self._wanted_at(server, address)
+        )
+        waiter.addBoth(self._ran, server)
+
+    def _ran(self, result: object, server: PublicKey) -> None:
+        self._race.end(server)
+        self._waiters.pop(server, None)
+        if self._memory is not None and not isinstance(result, Failure):
+            self._memory.worked(server, self._pool.address_of(server))
+            self._memory.save()
+
+    def give_up(self, servers: Iterable[PublicKey]) -> None:
+        """Take attempts out of the race, and end each that nothing else waits for."""
+        now = self._clock.seconds()
+        for server in servers:
+            overtaken = self._race.overtaken(server, now)
+            self._race.end(server)
+            waiter = self._waiters.pop(server, None)
+            if waiter is not None:
+                waiter.cancel()
+            self._pool.give_up(server, blame=overtaken)
+
+    def _look_at(self, now: float) -> float | None:
+        """When to ask discovery for relays; ``None`` while it is being asked, or if there is none."""
+        if not self._listed.there or self._listed.asking:
+            return None
+        if self._listed.asked_s is None:
+            return now
+        pause_s = self._poll_s
+        if self.wanted is None and self._pool.sessions:
+            pause_s = min(self._poll_limit_s, pause_s * 2.0 ** min(self._idle_looks, 16))
+        asked_s, alone_s = self._listed.asked_s, self._alone_since
+        if alone_s is not None and asked_s <= alone_s and not self._pool.sessions:
+            return max(alone_s, asked_s + ALONE_PAUSE_S)  # what was listed before may be what has just gone
+        return asked_s + pause_s * self._look_jitter
+
+    def _candidates(self) -> list[Candidate]:
+        """Relays that may be tried, the likelier ones first; remembered ones alone until discovery has answered."""
+        now, listed = self._clock.seconds(), {one.public_key: one for one in self._listed.relays}
+        remembered = {one.public_key: one for one in (self._memory.relays if self._memory is not None else ())}
+
+        def drawn(relays: Iterable[Candidate]) -> list[Candidate]:
+            wanted = [one for one in relays if self._is_wanted(one)]
+            return spread(wanted, lambda keys: self._scores.draw(keys, self._uniform, now))
+
+        named = {one.public_key: one for one in self._named()}
+        preferred = drawn(named.values())
+        if self._operator is not None:
+            ready = any(self._pool.rested_at(one.public_key) <= now for one in preferred)
+            running = any(one in named and not self._race.overtaken(one, now) for one in self._race.all())
+            if self._operator.only or ready or running:
+                return preferred
+        if self._listed.usable_at() > now:
+            others = drawn(remembered.values())[: max(0, REMEMBERED_IN_TURN - len(self._race))]
+            return [*others, *preferred]
+        kept = drawn(listed.get(key, one) for key, one in remembered.items())
+        others = drawn(one for key, one in listed.items() if key not in remembered)
+        taken = {self._pool.group_of(server) for server in self._pool.sessions}
+        return [*sorted(alternate(kept, others), key=lambda one: one.group in taken), *preferred]
+
+    def _named(self) -> list[Candidate]:
+        """The relays of the operator's list."""
+        if self._operator is None:
+            return []
+        known = {**self._learned, **{one.public_key: one.address for one in self._listed.relays}}
+        named = self._operator.relays()
+        return [Candidate(one.public_key, one.address or known.get(one.public_key)) for one in named]
+
+    def _wanted_at(self, server: PublicKey, address: HostPort) -> bool:
+        if len(self._learned) >= LEARNED_LIMIT:
+            self._learned.clear()
+        self._learned[server] = address
+        return network_group(address.host) not in self._held_groups()
+
+    def _is_wanted(self, one: Candidate) -> bool:
+        """Whether the goal has a use for the relay at all."""
+        server = one.public_key
+        known = server in self._pool.sessions or server in self._race or server in self._pool.pinned
+        return not known and one.group not in self._held_groups()

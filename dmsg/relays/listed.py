@@ -1,0 +1,106 @@
+"""The relays discovery lists, asked for in the background and kept until they are asked for again."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final
+
+from twisted.internet.defer import CancelledError, Deferred, ensureDeferred
+from twisted.internet.interfaces import IReactorTime
+from twisted.logger import Logger
+
+from dmsg.errors import DiscoveryError, InvalidAddress
+from dmsg.interfaces import IDiscovery
+from dmsg.relays.candidates import Candidate
+from dmsg.relays.rankwatch import RankWatch
+from dmsg.relays.scores import RelayScores
+
+#: An answer older than this many seconds is not used for so many seconds after discovery was asked again: the new one is
+#: probably at hand, and relays that have left are not in it. When discovery is silent, or gone, an old answer is used.
+OLD_S: Final = 10.0
+WAIT_S: Final = 1.0
+
+_log = Logger()
+
+
+class ListedRelays:
+    """What ``discovery`` last answered when it was asked for relays.
+
+    The first answer is held back until ranks were asked for (``watch``). A question that fails leaves the answer before.
+    """
+
+    def __init__(
+        self,
+        clock: IReactorTime,
+        discovery: IDiscovery | None,
+        watch: RankWatch,
+        scores: RelayScores,
+    ) -> None:
+        #: Called whenever discovery has answered.
+        self.changed: Callable[[], None] = lambda: None
+        self.relays: tuple[Candidate, ...] = ()
+        #: When discovery was last asked, on ``clock``; ``None`` before the first time.
+        self.asked_s: float | None = None
+        self._clock = clock
+        self._discovery = discovery
+        self._watch = watch
+        self._scores = scores
+        self._answered_s: float | None = None
+        self._asking: Deferred[None] | None = None
+
+    def usable_at(self) -> float:
+        """When :attr:`relays` may be used: 0.0 for now, or later because the first or a newer answer is about to come."""
+        if self._asking is None or self.asked_s is None:
+            return 0.0
+        if self._answered_s is not None and self.asked_s - self._answered_s < OLD_S:
+            return 0.0
+        return self.asked_s + WAIT_S
+
+    @property
+    def there(self) -> bool:
+        """Whether there is a discovery to ask."""
+        return self._discovery is not None
+
+    @property
+    def asking(self) -> bool:
+        """Whether an answer is still to come."""
+        return self._asking is not None
+
+    def ask(self) -> None:
+        """Ask discovery, if there is one and it is not being asked."""
+        if self._discovery is None or self._asking is not None:
+            return
+        self.asked_s = self._clock.seconds()
+        asking = self._asking = ensureDeferred(self._ask(self._discovery))
+        asking.addErrback(self._failed).addCallback(self._answered)
+
+    def stop(self) -> None:
+        """Give up a question that is under way."""
+        if self._asking is not None:
+            self._asking.cancel()
+
+    async def _ask(self, discovery: IDiscovery) -> None:
+        try:
+            entries = await discovery.available_servers()
+        except DiscoveryError as error:
+            _log.warn("Discovery gave no servers: {error}", error=error)
+            return
+        await self._watch.first_look()
+        relays = []
+        for entry in entries:
+            try:
+                if entry.server is not None:
+                    relays.append(Candidate(entry.static, entry.server.host_port))
+            except InvalidAddress:
+                continue
+        self.relays, self._answered_s = tuple(relays), self._clock.seconds()
+        self._scores.listed([one.public_key for one in relays], self._clock.seconds())
+
+    def _failed(self, failure: object) -> None:
+        error = getattr(failure, "value", None)
+        if not isinstance(error, CancelledError):  # an embedder's discovery may fail as it likes
+            _log.error("Discovery's servers cannot be used: {error!r}", error=error)
+
+    def _answered(self, _: object) -> None:
+        self._asking = None
+        self.changed()

@@ -1,0 +1,64 @@
+"""Where a client has its operator's list of relays from."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+from typing import Any, Final
+
+from dmsg.crypto.keys import PublicKey
+from dmsg.discovery.signed_source import SignedSource
+from dmsg.relays.operator_list import KIND, ListedRelay, RelayList
+
+#: How often the file or URL is read again, in seconds, and how soon after a look that gave nothing: every client does it.
+REFRESH_S: Final = 600.0
+RETRY_S: Final = 30.0
+#: How long a URL has to answer, in seconds, its body included: a command waits for the list before it connects.
+TIMEOUT_S: Final = 10.0
+
+
+class RelayListSource(SignedSource[RelayList]):
+    """A :class:`~dmsg.discovery.signed_source.SignedSource` of relay lists, as a client's pool wants it.
+
+    ``only``: no other relays are used. Otherwise they are used when none of the list can be had.
+    """
+
+    def __init__(
+        self,
+        location: str,
+        trusted: Collection[PublicKey],
+        reactor: Any,
+        *,
+        only: bool,
+        now_s: Callable[[], float],
+        refresh_s: float = REFRESH_S,
+        retry_s: float = RETRY_S,
+        caller: Any = None,
+    ) -> None:
+        super().__init__(
+            location,
+            KIND,
+            RelayList.parse,
+            trusted,
+            reactor,
+            now_s=now_s,
+            refresh_s=refresh_s,
+            retry_s=retry_s,
+            timeout_s=TIMEOUT_S,
+            caller=caller,
+        )
+        self.only = only
+        #: Called whenever another list is in force.
+        self.changed: Callable[[], None] = lambda: None
+
+    def relays(self) -> Sequence[ListedRelay]:
+        """The relays of the list in force; none while there is no list, or once it has expired."""
+        found = self.document
+        return () if found is None or found.expired(self._now_s()) else found.relays
+
+    def _taken(self, document: RelayList) -> None:
+        self._log.info(
+            "a list of {count} relays, issued by {issuer}, is in force",
+            count=len(document.relays),
+            issuer=document.issuer,
+        )
+        self.changed()

@@ -1,0 +1,361 @@
+"""The sessions of a client: made once however many want them, kept up as a goal, made again with patience.
+
+The pauses are those of :ref:`spec-reconnecting`. How the goal is pursued is in :mod:`dmsg.relays.goal`.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Final, cast
+from typing import Protocol as TypingProtocol
+
+from twisted.internet.defer import CancelledError, Deferred, DeferredList, ensureDeferred
+from twisted.internet.error import ConnectError, ConnectionRefusedError, DNSLookupError, TimeoutError
+from twisted.internet.interfaces import IReactorTime, IStreamClientEndpoint
+from twisted.internet.protocol import Factory
+from twisted.python.failure import Failure
+
+from dmsg.address import HostPort, network_group
+from dmsg.crypto.keys import PublicKey
+from dmsg.errors import DiscoveryError, DmsgError, EntryNotFound, InvalidAddress, StageError
+from dmsg.interfaces import IDiscovery
+from dmsg.mux.client.session import CLOSED, ServerSession
+from dmsg.relays.candidates import Candidate
+from dmsg.relays.choice import RelayChoice
+from dmsg.relays.goal import SessionGoal
+from dmsg.relays.listed import WAIT_S, ListedRelays
+from dmsg.relays.race import RaceConfig
+from dmsg.relays.rankwatch import RankWatch
+from dmsg.relays.scores import RelayScores
+from dmsg.relays.state import RelayFile
+
+_NO_SERVER: Final = "entry is not a server's"
+
+
+@dataclass(frozen=True, slots=True)
+class PoolConfig:
+    """How hard the goal is pursued; times in seconds."""
+
+    #: To connect one server, name resolution included.
+    connect_timeout_s: float = 10.0
+    #: The first pause after a failure, then twice as long each time, up to the second; each with up to half of jitter.
+    backoff_first_s: float = 3.0
+    backoff_limit_s: float = 60.0
+    #: No pause is longer while transports wait for another path: their time is limited, and so is this haste.
+    urgent_backoff_s: float = 1.0
+    #: How often discovery is asked for servers while too few are connected.
+    poll_s: float = 5.0
+    #: With one session up and only another group missing, the pause doubles up to this: there may be no other group.
+    poll_limit_s: float = 300.0
+    race: RaceConfig = field(default_factory=RaceConfig)
+
+
+class SessionFactory(TypingProtocol):
+    """Makes the session object for a server."""
+
+    def __call__(self, server: PublicKey) -> ServerSession: ...
+
+
+class _OneShell(Factory):
+    noisy = False
+
+    def __init__(self, session: ServerSession) -> None:
+        self._session = session
+
+    def buildProtocol(self, addr: object) -> object:  # type: ignore[override]
+        return self._session.shell
+
+
+@dataclass(slots=True)
+class _Flight:
+    """An attempt to connect, and those who wait for it."""
+
+    attempt: Deferred[ServerSession] = field(default_factory=Deferred)
+    waiters: list[Deferred[ServerSession]] = field(default_factory=list)
+    #: Given up for no fault of the relay's: another one was faster.
+    spared: bool = False
+
+
+class ServerPool:
+    """Sessions by server key.
+
+    ``goal`` is how many should be up (:class:`~dmsg.relays.goal.SessionGoal`). ``changed`` is called whenever the set of
+    sessions changes. ``uniform`` gives random numbers in [0, 1) for jitter and choice. ``urgent`` tells whether something
+    waits for a session. ``scores`` is told how connecting went, and says which servers to try first; ``memory`` keeps those
+    that worked for the next run, ``operator`` is a list of those to be used only, or first. ``now_s()`` is Unix time.
+    """
+
+    def __init__(
+        self,
+        clock: IReactorTime,
+        make_session: SessionFactory,
+        endpoint_for: Callable[[HostPort], IStreamClientEndpoint],
+        *,
+        discovery: IDiscovery | None,
+        pinned: Iterable[tuple[PublicKey, HostPort]],
+        goal: int | None,
+        config: PoolConfig,
+        uniform: Callable[[], float],
+        changed: Callable[[], None],
+        went_down: Callable[[PublicKey, str, int], None],
+        urgent: Callable[[], bool] = lambda: False,
+        scores: RelayScores | None = None,
+        memory: RelayFile | None = None,
+        operator: RelayChoice | None = None,
+        now_s: Callable[[], float] = time.time,
+    ) -> None:
+        self.sessions: dict[PublicKey, ServerSession] = {}
+        self.pinned = dict(pinned)
+        self.scores = scores if scores is not None else RelayScores()
+        self._watch = RankWatch(clock, discovery, self.scores, now_s)
+        self._clock = clock
+        self._make_session = make_session
+        self._endpoint_for = endpoint_for
+        self._memory = memory
+        self._operator = operator
+        self._discovery = discovery
+        self._config = config
+        self._uniform = uniform
+        self._changed = changed
+        self._went_down = went_down
+        self._urgent = urgent
+        #: Where each relay with a session or an attempt is, once that is known.
+        self._addresses: dict[PublicKey, HostPort] = {}
+        self._flights: dict[PublicKey, _Flight] = {}
+        self._failures: dict[PublicKey, tuple[int, float]] = {}
+        self._running = False
+        self._goal = SessionGoal(
+            clock,
+            self,
+            goal,
+            listed=ListedRelays(clock, discovery, self._watch, self.scores),
+            memory=memory,
+            operator=operator,
+            scores=self.scores,
+            uniform=uniform,
+            race=config.race,
+            poll_s=config.poll_s,
+            poll_limit_s=config.poll_limit_s,
+        )
+
+    # --- one session -----------------------------------------------------------------------------------------------
+
+    def get(
+        self,
+        server: PublicKey,
+        candidate: Candidate | None = None,
+        *,
+        wanted_at: Callable[[HostPort], bool] | None = None,
+    ) -> Deferred[ServerSession]:
+        """The session with ``server``, made if there is none; all that ask for it share one connection.
+
+        ``candidate`` is what is known of where it is; ``wanted_at`` says whether it is wanted, once that is known. Fails
+        with a ``StageError``. Cancelling gives up waiting, not the connection.
+        """
+        waiter: Deferred[ServerSession] = Deferred()
+        session = self.sessions.get(server)
+        if session is not None and not (session.connection.worn and not session.connection.streams):
+            waiter.callback(session)
+            return waiter
+        if not self._is_allowed(server):
+            waiter.errback(StageError("connect", "not on the relay list"))
+            return waiter
+        flight = self._flights.get(server)
+        if flight is None:
+            flight = self._flights[server] = _Flight()
+            flight.attempt = ensureDeferred(self._connect(flight, candidate or Candidate(server), wanted_at))
+            flight.waiters.append(waiter)
+            flight.attempt.addBoth(self._landed, server, flight)
+        else:
+            flight.waiters.append(waiter)
+        return waiter
+
+    def _landed(self, result: ServerSession | Failure, server: PublicKey, flight: _Flight) -> None:
+        del self._flights[server]
+        if isinstance(result, Failure):
+            result = self._failed(result, server, flight)
+        else:
+            self._failures.pop(server, None)
+        for waiter in flight.waiters:
+            if not waiter.called:
+                waiter.callback(result)
+        if server not in self.sessions:
+            self._addresses.pop(server, None)
+        self._goal.look()
+
+    def _failed(self, failure: Failure, server: PublicKey, flight: _Flight) -> Failure:
+        cancelled = failure.check(CancelledError) is not None
+        if not isinstance(failure.value, StageError):
+            reason = "given up" if cancelled else type(failure.value).__name__
+            failure = Failure(StageError("connect", reason, failure.value))
+        if flight.spared:
+            return failure
+        error = cast(StageError, failure.value)
+        times, until = self._failures.get(server, (0, 0.0))
+        if until <= self._clock.seconds():
+            self._failures[server] = (times + 1, self._clock.seconds() + self._pause_s(times))
+        else:  # a dial did not mind the pause, and what it found is no reason for a longer one
+            times -= 1
+        if error.stage != "discovery" and self._running:
+            self.scores.failed(server, self._clock.seconds())
+        if self._running:
+            self._went_down(server, error.reason, times + 1)
+        return failure
+
+    def _is_allowed(self, server: PublicKey) -> bool:
+        """Whether ``server`` may be connected to at all: with an operator's list as the only choice, others may not."""
+        operator = self._operator
+        if operator is None or not operator.only or server in self.pinned:
+            return True
+        return any(one.public_key == server for one in operator.relays())
+
+    async def _connect(
+        self, flight: _Flight, candidate: Candidate, wanted_at: Callable[[HostPort], bool] | None
+    ) -> ServerSession:
+        server = candidate.public_key
+        address = self._addresses[server] = await self._address(candidate)
+        if wanted_at is not None and not wanted_at(address) and len(flight.waiters) == 1:
+            flight.spared = True
+            raise StageError("connect", "network in use already")
+        session = self._make_session(server)
+        try:
+            # a client's protocol object is its own; one connection, one shell
+            await (
+                self._endpoint_for(address)
+                .connect(_OneShell(session))
+                .addTimeout(self._config.connect_timeout_s, self._clock, _timed_out)
+            )
+        except StageError:
+            raise
+        except ConnectError as error:
+            raise StageError("connect", _connect_reason(error), error) from None
+        except DNSLookupError as error:
+            raise StageError("connect", "host not found", error) from None
+        await session.ready
+        self._admitted(session)
+        return session
+
+    async def _address(self, candidate: Candidate) -> HostPort:
+        server, address = candidate.public_key, candidate.address
+        if server in self.pinned:
+            return self.pinned[server]
+        if address is not None and not candidate.remembered:
+            return address
+        looking = ensureDeferred(self._look_up(server))
+        if address is None:
+            return await looking
+        try:
+            return await looking.addTimeout(WAIT_S, self._clock, _unavailable)
+        except StageError as error:
+            if not isinstance(error.error, EntryNotFound | InvalidAddress) and error.reason != _NO_SERVER:
+                return address  # discovery is gone; what was right last time may still be
+            if self._memory is not None:
+                self._memory.forget(server)
+            raise
+
+    async def _look_up(self, server: PublicKey) -> HostPort:
+        if self._discovery is None:
+            raise StageError("discovery", "server is not pinned and there is no discovery")
+        try:
+            entry = await self._discovery.get_entry(server)
+        except EntryNotFound as error:
+            raise StageError("discovery", "server has no entry", error) from None
+        except DiscoveryError as error:
+            raise StageError("discovery", "unavailable", error) from None
+        if entry.server is None:
+            raise StageError("discovery", _NO_SERVER)
+        try:
+            return entry.server.host_port
+        except InvalidAddress as error:
+            raise StageError("discovery", "entry has no usable address", error) from None
+
+    def _admitted(self, session: ServerSession) -> None:
+        elapsed_ms = (session.ready_at - session.started_at) * 1000
+        self.scores.connected(session.server, elapsed_ms, self._clock.seconds())
+        older = self.sessions.get(session.server)
+        self.sessions[session.server] = session
+        if older is not None:
+            older.close()  # its counters were worn and nothing is open on it
+        self._changed()
+
+    def lost(self, session: ServerSession, error: DmsgError) -> None:
+        """A session is over."""
+        if self.sessions.get(session.server) is session:
+            del self.sessions[session.server]
+            if self._running and getattr(error, "reason", "") != CLOSED:
+                self.scores.failed(session.server, self._clock.seconds())
+            # a server that has just gone is not asked again at once, by everybody at the same moment
+            self._failures[session.server] = (1, self._clock.seconds() + self._pause_s(0))
+            if session.server not in self._flights:
+                self._addresses.pop(session.server, None)
+            self._changed()
+            self._goal.lost()
+
+    def _pause_s(self, failures: int) -> float:
+        limit = self._config.urgent_backoff_s if self._urgent() else self._config.backoff_limit_s
+        pause = min(limit, self._config.backoff_first_s * 2.0 ** min(failures, 16))
+        return pause * (0.5 + self._uniform() / 2)
+
+    def give_up(self, server: PublicKey, *, blame: bool) -> None:
+        """End the attempt at ``server`` unless something waits for it. With ``blame`` it counts as one that failed."""
+        flight = self._flights.get(server)
+        if flight is not None and all(one.called for one in flight.waiters):
+            flight.spared = not blame
+            flight.attempt.cancel()
+
+    def connecting(self, server: PublicKey) -> bool:
+        """Whether a connection to ``server`` is being made."""
+        return server in self._flights
+
+    def rested_at(self, server: PublicKey) -> float:
+        """When the goal may try ``server`` again after it has failed, in seconds on the clock."""
+        return self._failures.get(server, (0, 0.0))[1]
+
+    def address_of(self, server: PublicKey) -> HostPort:
+        """Where a relay with a session is."""
+        return self._addresses[server]
+
+    def group_of(self, server: PublicKey) -> str:
+        """The network group of a relay with a session; "" for another one."""
+        address = self._addresses.get(server)
+        return network_group(address.host) if address is not None else ""
+
+    # --- as a whole ------------------------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Begin to pursue the goal."""
+        self._running = True
+        self._watch.start()
+        self._goal.start()
+
+    async def stop(self) -> None:
+        """Give up what is being tried and close every session."""
+        self._running = False
+        self._watch.stop()
+        self._goal.stop()
+        for flight in list(self._flights.values()):
+            flight.attempt.cancel()
+        for session in list(self.sessions.values()):
+            session.close()
+
+    async def settled(self) -> None:
+        """Wait until no connection is being made."""
+        await DeferredList([flight.attempt for flight in self._flights.values()], consumeErrors=True)
+
+
+def _unavailable(result: object, timeout_s: float) -> Failure:
+    return Failure(StageError("discovery", "unavailable"))
+
+
+def _timed_out(result: object, timeout_s: float) -> Failure:
+    return Failure(StageError("connect", "timeout"))
+
+
+def _connect_reason(error: ConnectError) -> str:
+    if isinstance(error, ConnectionRefusedError):
+        return "connection refused"
+    if isinstance(error, TimeoutError):
+        return "timeout"
+    return "unreachable"

@@ -1,0 +1,1 @@
+"""Finished files of the event log on their way to where they are collected."""

@@ -1,0 +1,523 @@
+"""``dmsg send`` and ``dmsg receive`` in one process, and against senders and receivers that misbehave."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from pathlib import Path
+
+import pytest
+import pytest_twisted
+from twisted.internet.task import deferLater
+
+from dmsg.cli.channel import Channel, TransportBroken
+from dmsg.cli.exits import CommandError, Exit, exit_code
+from dmsg.cli.files.parts import FOLDER, PartStore
+from dmsg.cli.files.receive import Rules, SizeType, run_receive
+from dmsg.cli.files.send import run_send
+from dmsg.cli.files.store import BLOCK_BYTES
+from dmsg.cli.files.talk import Conversation
+from dmsg.cli.files.wire import (
+    Done,
+    End,
+    Finish,
+    Have,
+    MalformedTransfer,
+    Offer,
+    Start,
+    TransferFailed,
+    data_prefix,
+    encode,
+)
+from dmsg.crypto.keys import PublicKey
+from dmsg.errors import DialError
+from dmsg.eventlog.compress import read_lines
+from dmsg.mux.core.negotiation import Security
+
+GIBIBYTE = 1024**3
+
+
+def sha256(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()
+
+
+@pytest.fixture
+def inbox(tmp_path) -> Path:
+    path = tmp_path / "inbox"
+    path.mkdir()
+    return path
+
+
+def source(tmp_path: Path, name: str, data: bytes) -> str:
+    (tmp_path / name).write_bytes(data)
+    return str(tmp_path / name)
+
+
+async def receiver(
+    bench,
+    inbox,
+    *,
+    max_size=GIBIBYTE,
+    overwrite=False,
+    once=False,
+    allow=(),
+    quota=64 * GIBIBYTE,
+    keep_free=0,
+    **options,
+):
+    rules = Rules(inbox, max_size, overwrite=overwrite, quota_bytes=quota, keep_free_bytes=keep_free)
+    command = bench.start(run_receive, rules, once=once, allow=allow, **options)
+    ready = await command.ready()
+    return command, PublicKey.parse(ready["public_key"])
+
+
+async def talk_to(bench, peer, client=None) -> Conversation:
+    client = client or await bench.network.client()
+    transport = await client.dial(peer)
+    channel = Channel(bench.reactor)
+    transport.attach(channel)
+    return Conversation(channel)
+
+
+async def upload(talk, name, data) -> None:
+    """Everything a sender says about a file, but for hearing what comes of it."""
+    await talk.say(Offer(name, len(data)))
+    await talk.expect(Have)
+    await talk.say(Start(0))
+    if data:
+        await talk.channel.write(data_prefix(len(data)) + data)
+    await talk.say(Finish(sha256(data)))
+
+
+@pytest_twisted.ensureDeferred
+async def test_files_arrive(bench, inbox, tmp_path):
+    contents = {"empty": b"", "small.txt": b"hello", "larger.bin": os.urandom(3 * 1024 * 1024 + 17)}
+    files = tuple(source(tmp_path, name, data) for name, data in contents.items())
+    receiving, peer = await receiver(bench, inbox, once=True)
+    sent = await bench.run(run_send, peer, files, retries=0)
+    await receiving.ended
+    assert {path.name: path.read_bytes() for path in inbox.iterdir()} == contents
+    assert [(line["file"], line["size_bytes"], line["sha256"]) for line in sent] == [
+        (name, len(data), sha256(data)) for name, data in contents.items()
+    ]
+    larger = sent[-1]
+    assert larger["resumed_from"] == 0 and larger["sent_bytes"] == larger["size_bytes"] and larger["transports"] == 1
+    assert larger["server"] == str(bench.network.pinned[0].public_key)
+    assert larger["security"] in ("hop", "e2e")
+    received = receiving.stdout.objects()[1:]
+    assert [(line["event"], line["file"], line["sha256"]) for line in received] == [
+        ("received", name, sha256(data)) for name, data in contents.items()
+    ]
+    assert received[0]["path"] == str(inbox / "empty")
+
+
+@pytest_twisted.ensureDeferred
+async def test_both_logs_call_the_end_of_a_transfer_normal(bench, inbox, tmp_path):
+    logs = [tmp_path / "receiver", tmp_path / "sender"]
+    receiving, peer = await receiver(bench, inbox, once=True, events=str(logs[0]))
+    await bench.run(run_send, peer, (source(tmp_path, "x", b"hello"),), retries=0, events=str(logs[1]))
+    await receiving.ended
+    for log in logs:
+        written = [json.loads(line) for path in log.rglob("*.jsonl.zst") for line in read_lines(path)]
+        (closed,) = [one for one in written if one["event"] == "transport_closed"]
+        assert (closed["reason"], closed["code"]) == ("normal", 0)
+
+
+@pytest_twisted.ensureDeferred
+async def test_a_file_that_is_there_is_kept_unless_it_may_be_overwritten(bench, inbox, tmp_path):
+    file = source(tmp_path, "a.txt", b"new")
+    (inbox / "a.txt").write_bytes(b"old")
+    second = f"a-{sha256(b'new')[:16]}.txt"
+    receiving, peer = await receiver(bench, inbox)
+    for _ in range(2):  # the second time it is there under that name already
+        (sent,) = await bench.run(run_send, peer, (file,), retries=3)
+        assert sent["file"] == "a.txt"
+        assert {path.name: path.read_bytes() for path in inbox.iterdir()} == {"a.txt": b"old", second: b"new"}
+    told = await receiving.stdout.wait_for(event="received")
+    assert (told["file"], told["path"]) == (second, str(inbox / second))
+    (inbox / second).unlink()
+    _, peer = await receiver(bench, inbox, overwrite=True)
+    await bench.run(run_send, peer, (file,), retries=0)
+    assert {path.name: path.read_bytes() for path in inbox.iterdir()} == {"a.txt": b"new"}
+
+
+@pytest_twisted.ensureDeferred
+async def test_a_second_name_that_a_stranger_has_taken_does_not_cost_the_file(bench, inbox, tmp_path):
+    second = f"a-{sha256(b'new')[:16]}"
+    (inbox / "a").write_bytes(b"old")
+    (inbox / second).write_bytes(b"bad")
+    receiving, peer = await receiver(bench, inbox)
+    await bench.run(run_send, peer, (source(tmp_path, "a", b"new"),), retries=0)
+    told = await receiving.stdout.wait_for(event="received")
+    assert Path(told["path"]).read_bytes() == b"new" and told["file"] not in ("a", second)
+    assert sorted(path.read_bytes() for path in inbox.iterdir()) == [b"bad", b"new", b"old"]
+
+
+@pytest_twisted.ensureDeferred
+async def test_a_directory_or_a_link_in_the_way_is_never_replaced(bench, inbox, tmp_path):
+    (inbox / "directory").mkdir()
+    (inbox / "link").symlink_to(tmp_path / "elsewhere")
+    _, peer = await receiver(bench, inbox, overwrite=True)
+    for name in ("directory", "link"):
+        await bench.run(run_send, peer, (source(tmp_path, name, b"x"),), retries=0)
+        assert (inbox / f"{name}-{sha256(b'x')[:16]}").read_bytes() == b"x"
+    assert (inbox / "directory").is_dir() and (inbox / "link").is_symlink()
+    assert not (tmp_path / "elsewhere").exists()
+
+
+@pytest_twisted.ensureDeferred
+async def test_a_file_that_is_too_big_is_refused_before_a_byte_of_it_comes(bench, inbox, tmp_path):
+    receiving, peer = await receiver(bench, inbox, max_size=9, once=True)
+    with pytest.raises(TransferFailed) as caught:
+        await bench.run(run_send, peer, (source(tmp_path, "a", b"0123456789"),), retries=3)
+    assert caught.value.code == "too_big" and exit_code(caught.value) is Exit.FAILED
+    with pytest.raises(TransferFailed):
+        await receiving.ended
+    assert not list(inbox.iterdir())
+    failed = receiving.stdout.objects()[-1]
+    assert (failed["event"], failed["code"], failed["file"]) == ("failed", "too_big", "a")
+
+
+@pytest.mark.parametrize("name", ["../evil", "/tmp/evil", ".bashrc", "a\0b", "x\x1b[2J", "y.part"])
+@pytest_twisted.ensureDeferred
+async def test_a_name_that_could_do_harm_is_refused(bench, inbox, name):
+    receiving, peer = await receiver(bench, inbox)
+    talk = await talk_to(bench, peer)
+    await talk.say(Offer(name, 4))
+    with pytest.raises(TransferFailed) as caught:
+        await talk.hear(5)
+    assert caught.value.code == "bad_name"
+    await talk.channel.wait_closed(5)
+    assert not list(inbox.iterdir()) and not (inbox.parent / "evil").exists()
+    assert "\x1b" not in receiving.stdout.getvalue()
+
+
+@pytest_twisted.ensureDeferred
+async def test_a_bad_name_is_refused_by_the_sender_already(bench, tmp_path):
+    with pytest.raises(TransferFailed) as caught:
+        await bench.run(run_send, bench.key("x")[0].public_key, (source(tmp_path, ".hidden", b""),), retries=0)
+    assert caught.value.code == "bad_name"
+
+
+@pytest_twisted.ensureDeferred
+async def test_two_files_of_one_name_are_a_usage_error(bench, tmp_path):
+    (tmp_path / "sub").mkdir()
+    files = (source(tmp_path, "a", b"1"), source(tmp_path / "sub", "a", b"2"))
+    with pytest.raises(CommandError) as caught:
+        await bench.run(run_send, bench.key("x")[0].public_key, files, retries=0)
+    assert caught.value.exit is Exit.USAGE
+
+
+@pytest_twisted.ensureDeferred
+async def test_a_wrong_hash_is_found_and_nothing_is_left(bench, inbox):
+    receiving, peer = await receiver(bench, inbox, once=True)
+    talk = await talk_to(bench, peer)
+    await talk.say(Offer("a", 4))
+    assert await talk.expect(Have) == Have(0, sha256(b""))
+    await talk.say(Start(0))
+    await talk.channel.write(data_prefix(4) + b"data")
+    await talk.say(Finish(sha256(b"atad")))
+    with pytest.raises(TransferFailed) as caught:
+        await talk.hear(5)
+    assert caught.value.code == "mismatch"
+    with pytest.raises(TransferFailed) as outcome:
+        await receiving.ended
+    assert exit_code(outcome.value) is Exit.UNVERIFIED
+    assert not list(inbox.iterdir())
+
+
+@pytest_twisted.ensureDeferred
+async def test_a_sender_that_is_told_of_a_mismatch_fails_verification(bench, tmp_path):
+    async def lie(talk):
+        await talk.expect(Offer)
+        await talk.say(Have(0, sha256(b"")))
+        await talk.expect(Start)
+        assert await talk.hear(5) == b"data"
+        await talk.expect(Finish)
+        await talk.give_up(TransferFailed("mismatch"))
+
+    peer = await fake_receiver(bench, lie)
+    with pytest.raises(TransferFailed) as caught:
+        await bench.run(run_send, peer, (source(tmp_path, "a", b"data"),), retries=0)
+    assert exit_code(caught.value) is Exit.UNVERIFIED and "a: " in str(caught.value)
+
+
+async def fake_receiver(bench, *scripts):
+    """Plays one script for each transport that comes in."""
+    from twisted.internet.defer import Deferred
+    from twisted.internet.protocol import Factory
+
+    left = list(scripts)
+    client = await bench.network.client()
+
+    def opened(channel):
+        async def play():
+            try:
+                await left.pop(0)(Conversation(channel))
+            finally:
+                channel.abort()
+
+        Deferred.fromCoroutine(play())
+
+    factory = Factory.forProtocol(lambda: Channel(bench.reactor, opened))
+    factory.noisy = False
+    client.listen(factory)
+    return client.public_key
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [
+        b"\x00",
+        b"GET / HTTP/1.1\r\n\r\n",
+        encode(Start(0)),
+        encode(Finish("ab" * 32)),
+        encode(Done()),
+        data_prefix(1) + b"x",
+        encode(Offer("a", 4)) + encode(Finish("ab" * 32)),
+        encode(Offer("a", 4)) + encode(Start(2)),
+        encode(Offer("a", 4)) + encode(Start(0)) + data_prefix(5) + b"12345",
+        encode(Offer("a", 4)) + encode(Start(0)) + encode(Finish("ab" * 32)),
+        encode(Offer("a", 4)) + encode(Start(0)) + data_prefix(4) + b"1234" + data_prefix(1) + b"5",
+    ],
+)
+@pytest_twisted.ensureDeferred
+async def test_a_sender_that_does_not_keep_to_the_protocol_is_cut_off(bench, inbox, raw):
+    receiving, peer = await receiver(bench, inbox)
+    talk = await talk_to(bench, peer)
+    await talk.channel.write(raw)
+    with pytest.raises(TransferFailed) as caught:
+        while True:
+            assert isinstance(await talk.hear(5), Have)
+    assert caught.value.code == "malformed"
+    await talk.channel.wait_closed(5)
+    await receiving.stdout.wait_for(event="failed", code="malformed")
+    assert not (inbox / "a").exists()
+
+
+@pytest.mark.parametrize(
+    "answer", [encode(Done()), encode(Have(5, sha256(b""))), encode(End()), data_prefix(1) + b"x", b"\xff"]
+)
+@pytest_twisted.ensureDeferred
+async def test_a_receiver_that_does_not_keep_to_the_protocol_is_given_up(bench, tmp_path, answer):
+    async def play(talk):
+        await talk.expect(Offer)
+        await talk.channel.write(answer)
+        with pytest.raises(TransferFailed):
+            await talk.hear(5)
+
+    peer = await fake_receiver(bench, play)
+    with pytest.raises(MalformedTransfer):
+        await bench.run(run_send, peer, (source(tmp_path, "a", b"data"),), retries=0)
+
+
+@pytest_twisted.ensureDeferred
+async def test_a_partial_file_is_gone_on_with(bench, inbox, tmp_path):
+    data = os.urandom(2_000_000)
+    key, key_file = bench.key("sender")
+    part = PartStore(inbox).open(str(key.public_key), "a")
+    part.append(data[:1_234_567])
+    part.close()
+    receiving, peer = await receiver(bench, inbox)
+    sent = await bench.run(run_send, peer, (source(tmp_path, "a", data),), retries=0, key_file=key_file)
+    assert sent[0]["resumed_from"] == 1_234_567 and sent[0]["sent_bytes"] == len(data) - 1_234_567
+    assert (await receiving.stdout.wait_for(event="received"))["resumed_from"] == 1_234_567
+    assert (inbox / "a").read_bytes() == data
+    assert [path.name for path in inbox.iterdir()] == ["a"]
+
+
+@pytest.mark.parametrize("there", [b"not what was sent", b"x" * 5000])
+@pytest_twisted.ensureDeferred
+async def test_a_partial_file_of_something_else_is_not_used(bench, inbox, tmp_path, there):
+    data = os.urandom(3000)
+    key, key_file = bench.key("sender")
+    part = PartStore(inbox).open(str(key.public_key), "a")
+    part.append(there)
+    part.close()
+    _, peer = await receiver(bench, inbox)
+    sent = await bench.run(run_send, peer, (source(tmp_path, "a", data),), retries=0, key_file=key_file)
+    assert sent[0]["resumed_from"] == 0
+    assert (inbox / "a").read_bytes() == data
+
+
+@pytest_twisted.ensureDeferred
+async def test_what_another_sender_left_is_neither_used_nor_told(bench, inbox, tmp_path):
+    data = os.urandom(3000)
+    other, _ = bench.key("other")
+    part = PartStore(inbox).open(str(other.public_key), "a")
+    part.append(data[:1000])
+    part.close()
+    _, peer = await receiver(bench, inbox)
+    sent = await bench.run(run_send, peer, (source(tmp_path, "a", data),), retries=0)
+    assert sent[0]["resumed_from"] == 0
+    assert len(list((inbox / FOLDER).iterdir())) == 1
+
+
+@pytest_twisted.ensureDeferred
+async def test_a_partial_file_in_use_by_another_program_is_busy(bench, inbox, tmp_path):
+    key, key_file = bench.key("sender")
+    part = PartStore(inbox).open(str(key.public_key), "a")
+    try:
+        _, peer = await receiver(bench, inbox)
+        with pytest.raises(TransferFailed) as caught:
+            await bench.run(run_send, peer, (source(tmp_path, "a", b"x"),), retries=0, key_file=key_file)
+        assert caught.value.code == "busy"
+    finally:
+        part.close()
+
+
+@pytest_twisted.ensureDeferred
+async def test_a_link_in_place_of_the_partial_file_is_not_followed(bench, inbox, tmp_path):
+    key, key_file = bench.key("sender")
+    victim = tmp_path / "victim"
+    victim.write_bytes(b"precious")
+    (inbox / FOLDER).mkdir(mode=0o700)
+    PartStore(inbox).path(str(key.public_key), "a").symlink_to(victim)
+    _, peer = await receiver(bench, inbox)
+    with pytest.raises(TransferFailed) as caught:
+        await bench.run(run_send, peer, (source(tmp_path, "a", b"x"),), retries=0, key_file=key_file)
+    assert caught.value.code == "storage"
+    assert victim.read_bytes() == b"precious"
+
+
+@pytest.mark.parametrize("security", [Security.HOP, Security.E2E])
+@pytest_twisted.ensureDeferred
+async def test_a_transfer_goes_on_when_the_connection_to_the_relay_breaks(bench, inbox, tmp_path, security):
+    data = os.urandom(16 * 1024 * 1024)
+    file = source(tmp_path, "a", data)
+    receiving, peer = await receiver(bench, inbox, once=True, security=security)
+    sending = bench.start(run_send, peer, (file,), retries=8, security=security)
+    switch = bench.network.servers[0].switch
+    part = next(iter(inbox.glob(f"{FOLDER}/*.part")), None)
+    while part is None or part.stat().st_size < 2 * 1024 * 1024:
+        await deferLater(bench.reactor, 0)
+        part = next(iter(inbox.glob(f"{FOLDER}/*.part")), None)
+    sender_port = next(port for port in switch.ports.values() if port.remote != peer)
+    sender_port.owner.transport.abortConnection()
+    await sending.ended
+    await receiving.ended
+    (sent,) = sending.stdout.objects()
+    if security is Security.HOP:
+        assert sent["transports"] == 2 and 2 * 1024 * 1024 <= sent["resumed_from"] < len(data)
+    else:
+        assert sent["transports"] == 1 and sent["resumed_from"] == 0
+    assert (inbox / "a").read_bytes() == data
+
+
+@pytest_twisted.ensureDeferred
+async def test_an_acknowledgement_that_was_lost_is_asked_for_again(bench, inbox, tmp_path):
+    data = b"data"
+
+    async def take_and_vanish(talk):
+        await talk.expect(Offer)
+        await talk.say(Have(0, sha256(b"")))
+        await talk.expect(Start)
+        await talk.hear(5)
+        await talk.expect(Finish)
+
+    async def know_it(talk):
+        assert (await talk.expect(Offer)).sha256 == sha256(data)
+        await talk.say(Done())
+        await talk.expect(End)
+        await talk.channel.wait_closed(5)
+
+    peer = await fake_receiver(bench, take_and_vanish, know_it)
+    (sent,) = await bench.run(run_send, peer, (source(tmp_path, "a", data),), retries=1)
+    assert sent["sha256"] == sha256(data) and sent["transports"] == 2
+
+
+@pytest_twisted.ensureDeferred
+async def test_a_receiver_confirms_a_file_to_the_sender_it_has_it_from_and_to_no_other(bench, inbox):
+    _, peer = await receiver(bench, inbox)
+    talk = await talk_to(bench, peer)
+    await upload(talk, "a", b"data")
+    await talk.expect(Done)
+    await talk.say(Offer("a", 4, sha256(b"data")))
+    await talk.expect(Done)
+    await talk.say(Offer("a", 4, sha256(b"atad")))
+    await talk.expect(Have)
+    stranger = await talk_to(bench, peer)
+    await stranger.say(Offer("a", 4, sha256(b"data")))
+    assert await stranger.expect(Have) == Have(0, sha256(b""))
+
+
+@pytest_twisted.ensureDeferred
+async def test_dialling_again_has_an_end(bench, tmp_path):
+    tries = []
+
+    async def vanish(talk):
+        tries.append(await talk.expect(Offer))
+
+    peer = await fake_receiver(bench, vanish, vanish, vanish)
+    with pytest.raises(TransportBroken):
+        await bench.run(run_send, peer, (source(tmp_path, "a", b"x"),), retries=1)
+    assert len(tries) == 2
+
+
+@pytest_twisted.ensureDeferred
+async def test_a_file_that_became_shorter_fails_on_both_sides(bench, inbox, tmp_path):
+    file = source(tmp_path, "a", b"x" * 100)
+
+    async def shorten(talk):
+        await talk.expect(Offer)
+        os.truncate(file, 50)
+        await talk.say(Have(0, sha256(b"")))
+        await talk.expect(Start)
+        assert await talk.hear(5) == b"x" * 50
+        with pytest.raises(TransferFailed) as told:
+            await talk.hear(5)
+        assert told.value.code == "source"
+
+    peer = await fake_receiver(bench, shorten)
+    with pytest.raises(TransferFailed) as caught:
+        await bench.run(run_send, peer, (file,), retries=3)
+    assert caught.value.code == "source"
+
+
+@pytest_twisted.ensureDeferred
+async def test_only_allowed_senders_get_in(bench, inbox, tmp_path):
+    friend, friend_file = bench.key("friend")
+    _, peer = await receiver(bench, inbox, allow=(friend.public_key,))
+    file = source(tmp_path, "a", b"x")
+    with pytest.raises(DialError) as caught:
+        await bench.run(run_send, peer, (file,), retries=3)
+    assert exit_code(caught.value) is Exit.UNREACHABLE and caught.value.reason == "access_denied"
+    assert not list(inbox.iterdir())
+    await bench.run(run_send, peer, (file,), retries=0, key_file=friend_file)
+    assert (inbox / "a").read_bytes() == b"x"
+
+
+@pytest_twisted.ensureDeferred
+async def test_an_interrupted_receiver_keeps_what_it_has(bench, inbox):
+    receiving, peer = await receiver(bench, inbox)
+    talk = await talk_to(bench, peer)
+    data = os.urandom(BLOCK_BYTES)
+    await talk.say(Offer("a", BLOCK_BYTES + 10))
+    await talk.expect(Have)
+    await talk.say(Start(0))
+    await talk.channel.write(data_prefix(len(data)) + data)
+    (part,) = (inbox / FOLDER).iterdir()
+    while part.stat().st_size < len(data):
+        await deferLater(bench.reactor, 0)
+    await talk.channel.write(data_prefix(4) + b"more")
+    await receiving.stop()
+    with pytest.raises(TransportBroken):
+        await talk.hear(5)
+    assert part.read_bytes().removesuffix(b"more") == data
+
+
+@pytest.mark.parametrize(
+    ("text", "size"),
+    [("0", 0), ("1000", 1000), ("1k", 1024), ("1KB", 1000), ("64MiB", 64 * 1024**2), ("2 G", 2 * 1024**3), ("5B", 5)],
+)
+def test_sizes_are_read(text, size):
+    assert SizeType().convert(text, None, None) == size
+
+
+@pytest.mark.parametrize("text", ["", "x", "-1", "1.5M", "1XB", "9" * 16])
+def test_other_sizes_are_usage_errors(text):
+    import click
+
+    with pytest.raises(click.UsageError):
+        SizeType().convert(text, None, None)

@@ -1,0 +1,287 @@
+"""Strangers against ``dmsg receive``: its places, its disk, its processor, and what it lets them know."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+import pytest_twisted
+from twisted.internet.task import deferLater
+
+from dmsg.cli.files.parts import FOLDER, KEPT_S, PARTS_LIMIT, PARTS_PER_SENDER, PartStore
+from dmsg.cli.files.places import MAX_TRANSFERS, TRANSFERS_PER_SENDER, Places
+from dmsg.cli.files.quota import FILES_PER_SENDER, SHARE_PERIOD_S, Quota
+from dmsg.cli.files.send import run_send
+from dmsg.cli.files.wire import Done, Have, Offer, Start, TransferFailed, data_prefix
+from dmsg.errors import DmsgError
+
+from .test_files import GIBIBYTE, inbox, receiver, sha256, source, talk_to, upload
+
+__all__ = ["inbox"]
+
+
+def pread_bytes() -> int:
+    """What this process has read so far, by any system call."""
+    lines = Path("/proc/self/io").read_text("ascii").splitlines()
+    return int(next(line.split()[1] for line in lines if line.startswith("rchar:")))
+
+
+@pytest_twisted.ensureDeferred
+async def test_strangers_that_hold_every_place_do_not_keep_a_friend_out(bench, inbox, tmp_path):
+    _, peer = await receiver(bench, inbox)
+    for _ in range(MAX_TRANSFERS // TRANSFERS_PER_SENDER + 1):
+        stranger = await bench.network.client()
+        for number in range(TRANSFERS_PER_SENDER):
+            talk = await talk_to(bench, peer, stranger)
+            await talk.say(Offer(f"{number}", 1000))
+    (sent,) = await bench.run(run_send, peer, (source(tmp_path, "a", b"hello"),), retries=0)
+    assert sent["transports"] == 1
+    assert (inbox / "a").read_bytes() == b"hello"
+
+
+@pytest_twisted.ensureDeferred
+async def test_one_key_has_only_some_of_the_places(bench, inbox):
+    _, peer = await receiver(bench, inbox)
+    stranger = await bench.network.client()
+    answers = []
+    for number in range(TRANSFERS_PER_SENDER + 2):
+        try:
+            talk = await talk_to(bench, peer, stranger)
+            await talk.say(Offer(f"{number}", 1000))
+            answers.append(type(await talk.hear(5)))
+        except DmsgError:
+            answers.append(None)
+        except Exception as error:
+            answers.append(type(error))
+    assert answers[:TRANSFERS_PER_SENDER] == [Have] * TRANSFERS_PER_SENDER
+    assert Have not in answers[TRANSFERS_PER_SENDER:]
+
+
+def test_the_slowest_goes_for_a_newcomer():
+    places: Places[int] = Places()
+    for number in range(MAX_TRANSFERS):
+        assert places.take(number, f"key {number}", float(number)) is None
+        places.received(number, 1000 * (1 + number % 7))
+    places.received(3, 10**9)
+    assert places.take(100, "new", 100.0) == 0  # 1000 bytes in 100 s
+    assert places.take(101, "new", 200.0) == 100  # nothing at all
+    places.leave(101)
+    assert places.take(102, "new", 200.0) is None
+
+
+def test_a_sender_has_few_places():
+    places: Places[int] = Places()
+    for number in range(TRANSFERS_PER_SENDER):
+        assert places.is_open_to("new")
+        places.take(number, "new", 0.0)
+    assert not places.is_open_to("new") and places.is_open_to("other")
+
+
+@pytest_twisted.ensureDeferred
+async def test_one_sender_cannot_fill_the_quota(bench, inbox, tmp_path):
+    size = 1024 * 1024
+    _, peer = await receiver(bench, inbox, quota=size)
+    _, stranger = bench.key("stranger")
+    half = source(tmp_path, "half", os.urandom(size // 2))
+    await bench.run(run_send, peer, (half,), retries=0, key_file=stranger)
+    with pytest.raises(TransferFailed) as caught:
+        await bench.run(run_send, peer, (source(tmp_path, "one", b"x"),), retries=3, key_file=stranger)
+    assert caught.value.code == "quota"
+    await bench.run(run_send, peer, (source(tmp_path, "friend's", os.urandom(size // 2)),), retries=0)
+    with pytest.raises(TransferFailed) as caught:
+        await bench.run(run_send, peer, (source(tmp_path, "more", b"x"),), retries=3)
+    assert caught.value.code == "quota"
+    assert sorted(path.name for path in inbox.iterdir()) == ["friend_s", "half"]
+
+
+@pytest_twisted.ensureDeferred
+async def test_senders_on_a_list_may_use_all_of_the_quota(bench, inbox, tmp_path):
+    friend, friend_file = bench.key("friend")
+    _, peer = await receiver(bench, inbox, quota=1000, allow=(friend.public_key,))
+    await bench.run(run_send, peer, (source(tmp_path, "a", b"x" * 1000),), retries=0, key_file=friend_file)
+
+
+@pytest_twisted.ensureDeferred
+async def test_a_disk_is_never_filled(bench, inbox, tmp_path):
+    status = os.statvfs(inbox)
+    _, peer = await receiver(bench, inbox, keep_free=status.f_bavail * status.f_frsize + GIBIBYTE)
+    with pytest.raises(TransferFailed) as caught:
+        await bench.run(run_send, peer, (source(tmp_path, "a", b"x"),), retries=3)
+    assert caught.value.code == "no_space"
+    assert not list(inbox.iterdir())
+
+
+def test_a_quota_has_room_again_when_files_are_taken_away(tmp_path):
+    now = [0.0]
+    (tmp_path / "before").write_bytes(b"x" * 5000)
+    quota = Quota((tmp_path,), 1000, 0, shared=False, clock=lambda: now[0])
+    quota.check("a", 1000)
+    (tmp_path / "new").write_bytes(b"x" * 900)
+    quota.add("a", 900, files=1)
+    for sender in ("a", "b"):
+        with pytest.raises(TransferFailed):
+            quota.check(sender, 101)
+    (tmp_path / "new").unlink()
+    now[0] += 10.0
+    quota.check("a", 1000)
+    with pytest.raises(TransferFailed):
+        quota.check("a", 1001)
+
+
+def test_space_that_stays_free_and_the_number_of_files_are_bounds_too(tmp_path):
+    now = [0.0]
+    quota = Quota((tmp_path,), 10**9, 500, shared=True, clock=lambda: now[0], free=lambda path: 1000)
+    quota.check("a", 500)
+    with pytest.raises(TransferFailed) as caught:
+        quota.check("a", 501)
+    assert caught.value.code == "no_space"
+    for _ in range(FILES_PER_SENDER):
+        quota.add("a", 0, files=1)
+    with pytest.raises(TransferFailed) as caught:
+        quota.check("a", 0)
+    assert caught.value.code == "quota"
+    quota.check("b", 0)
+    now[0] += SHARE_PERIOD_S
+    quota.check("a", 0)
+
+
+@pytest_twisted.ensureDeferred
+async def test_an_offer_does_not_make_the_receiver_hash_a_part_again(bench, inbox):
+    _, peer = await receiver(bench, inbox)
+    stranger = await bench.network.client()
+    size, tries = 16 * 1024 * 1024, 10
+    talk = await talk_to(bench, peer, stranger)
+    await talk.say(Offer("a", size + 1))
+    await talk.expect(Have)
+    await talk.say(Start(0))
+    for _ in range(16):
+        await talk.channel.write(data_prefix(1024 * 1024) + bytes(1024 * 1024), 30)
+    part = next((inbox / FOLDER).iterdir())
+    while part.stat().st_size < size:
+        await wait(bench)
+    talk.channel.abort()
+    before = pread_bytes()
+    for _ in range(tries):
+        talk = await talk_to(bench, peer, stranger)
+        await talk.say(Offer("a", size + 1))
+        have = await talk.expect(Have)
+        assert have == Have(size, sha256(bytes(size)))
+        talk.channel.abort()
+        await talk.channel.wait_closed(5)
+    assert pread_bytes() - before < 2 * size  # it was ten times the part
+
+
+async def wait(bench):
+    await deferLater(bench.reactor, 0.001)
+
+
+def test_a_part_that_was_changed_meanwhile_is_hashed_again(tmp_path):
+    store = PartStore(tmp_path)
+    part = store.open("02ab", "a")
+    part.append(b"what came")
+    part.close()
+    store.path("02ab", "a").write_bytes(b"and now..")
+    part = store.open("02ab", "a")
+    part.load(100)
+    assert (part.offset, part.sha256) == (9, sha256(b"and now.."))
+    part.close()
+
+
+@pytest_twisted.ensureDeferred
+async def test_an_offer_alone_leaves_nothing_behind(bench, inbox):
+    _, peer = await receiver(bench, inbox)
+    stranger = await bench.network.client()
+    for number in range(20):
+        talk = await talk_to(bench, peer, stranger)
+        await talk.say(Offer(f"{number}", 1000))
+        await talk.expect(Have)
+        talk.channel.abort()
+        await talk.channel.wait_closed(5)
+    while list(inbox.iterdir()):
+        await wait(bench)
+
+
+def leave(store: PartStore, sender: str, name: str, data: bytes, changed_at: float = 0.0) -> None:
+    part = store.open(sender, name)
+    part.append(data)
+    part.close()
+    if changed_at:
+        os.utime(store.path(sender, name), (changed_at, changed_at))
+
+
+def test_parts_age_out(tmp_path):
+    now = 1_800_000_000.0
+    store = PartStore(tmp_path, clock=lambda: now)
+    leave(store, "02ab", "old", b"x", now - KEPT_S - 1)
+    leave(store, "02ab", "young", b"x", now - KEPT_S + 60)
+    busy = store.open("02ab", "busy")
+    busy.append(b"x")
+    os.utime(store.path("02ab", "busy"), (0, 0))
+    store.sweep()
+    assert [store.path("02ab", name).exists() for name in ("old", "young", "busy")] == [False, True, True]
+    busy.close()
+    store.sweep()
+    assert not store.path("02ab", "busy").exists()
+
+
+def test_parts_of_a_thousand_keys_push_a_larger_one_of_a_friend_not_out(tmp_path):
+    now = 1_800_000_000.0
+    store = PartStore(tmp_path)
+    leave(store, "friend", "a", b"x" * 100, now)
+    for number in range(PARTS_LIMIT + 20):
+        leave(store, f"{number:04x}", "a", b"x", now + number)
+    assert store.path("friend", "a").exists()
+    assert len(list(store.folder.iterdir())) == PARTS_LIMIT
+    for number in range(PARTS_PER_SENDER + 5):
+        leave(store, "one", f"{number}", b"y" * 50, now + number)
+    names = [path.name for path in store.folder.iterdir() if path.name.startswith("one-")]
+    assert len(names) == PARTS_PER_SENDER
+    assert not store.path("one", "4").exists() and store.path("one", "5").exists()
+
+
+def test_a_folder_of_parts_that_is_another_s_is_not_used(tmp_path):
+    (tmp_path / "inbox").mkdir()
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "inbox" / FOLDER).symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(TransferFailed) as caught:
+        PartStore(tmp_path / "inbox").open("02ab", "a")
+    assert caught.value.code == "storage"
+    assert not list((tmp_path / "elsewhere").iterdir())
+
+
+@pytest_twisted.ensureDeferred
+async def test_a_stranger_cannot_tell_which_files_are_there(bench, inbox):
+    (inbox / "there").write_bytes(b"data")
+    (inbox / "directory").mkdir()
+    _, peer = await receiver(bench, inbox)
+    heard = {}
+    for name in ("there", "directory", "not there"):
+        heard[name] = []
+        for digest in ("", sha256(b"data"), sha256(b"atad")):
+            talk = await talk_to(bench, peer)
+            await talk.say(Offer(name, 4, digest))
+            heard[name].append(await talk.hear(5))
+            talk.channel.abort()
+        talk = await talk_to(bench, peer)
+        await upload(talk, name, b"mine")
+        heard[name].append(await talk.hear(5))
+    assert heard["there"] == heard["directory"] == heard["not there"]
+    assert heard["there"][-1] == Done()
+    assert (inbox / "there").read_bytes() == b"data"
+
+
+@pytest.mark.parametrize(
+    "name", ["-rf", "--checkpoint-action=exec=sh", "*", "$(id)", "NUL", "z" + "\u0334\u0315\u031b\u0322" * 20]
+)
+@pytest_twisted.ensureDeferred
+async def test_a_name_that_programs_could_obey_is_received_under_another(bench, inbox, name):
+    receiving, peer = await receiver(bench, inbox)
+    talk = await talk_to(bench, peer)
+    await upload(talk, name, b"data")
+    await talk.expect(Done)
+    told = await receiving.stdout.wait_for(event="received")
+    (path,) = inbox.iterdir()
+    assert path.name == told["file"] != name
+    assert path.name.startswith("_") or path.name.startswith("z")
+    assert not set(path.name) & set("$*=") and len(path.name) <= 40

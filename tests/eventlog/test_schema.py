@@ -1,0 +1,94 @@
+"""The schema: complete, primitive, without clashes, and what it promised before."""
+
+import dataclasses
+import subprocess
+import sys
+
+import pytest
+
+from dmsg.eventlog import schema as events
+
+
+def test_every_event_is_described_with_a_meaning_for_it_and_for_each_column() -> None:
+    described = {doc.name: doc for doc in events.describe()}
+    assert described.keys() == events.EVENTS.keys()
+    for doc in described.values():
+        assert doc.meaning and doc.meaning.endswith(".")
+        assert doc.version >= 1
+        assert all(column.meaning for column in doc.fields)
+        assert {column.type for column in doc.fields} <= {str, int, float, bool}
+
+
+def test_no_column_hides_one_of_the_envelope() -> None:
+    envelope = {column.name for column in events.ENVELOPE}
+    assert envelope == {"event", "v", "ts", "role", "node", "boot", "seq"}
+    for doc in events.describe():
+        assert not envelope & {column.name for column in doc.fields}
+
+
+def test_one_name_always_has_one_type() -> None:
+    types: dict[str, set[type]] = {}
+    for doc in events.describe():
+        for column in doc.fields:
+            types.setdefault(column.name, set()).add(column.type)
+    assert {name: kinds for name, kinds in types.items() if len(kinds) > 1} == {}
+
+
+def test_events_have_slots_and_can_be_changed() -> None:
+    for cls in events.EVENTS.values():
+        event = cls(*[column.type() for column in events.describe_event(cls).fields])
+        assert not hasattr(event, "__dict__")
+        for column in events.describe_event(cls).fields:
+            setattr(event, column.name, column.type())
+
+
+def test_a_field_that_is_not_an_annotated_primitive_is_refused() -> None:
+    @dataclasses.dataclass
+    class Wrong(events.Event):
+        """Wrong."""
+
+        payload: bytes = b""
+
+    with pytest.raises(TypeError, match=r"Wrong\.payload"):
+        events.describe_event(Wrong)
+
+
+#: What readers of old logs rely on. Adding to this list is fine; changing a line of it is not.
+PROMISED = {
+    "server_started": "public_key address version",
+    "server_stopped": "reason duration_s",
+    "drained": "elapsed_ms transports",
+    "connection_opened": "conn remote address handshake_ms extended",
+    "connection_closed": "conn remote reason duration_s bytes_in bytes_out frames_in frames_out transports",
+    "handshake_failed": "address stage reason elapsed_ms count",
+    "transport_opened": "conn transport_id initiator responder server accept_ms security",
+    "transport_closed": "conn transport_id initiator responder server reason code by duration_s bytes_in bytes_out"
+    " queue_peak_bytes security opened_id opened_server",
+    "transport_resumed": "transport_id initiator responder server reason elapsed_ms",
+    "refused": "conn remote what reason count",
+    "dial_finished": "target server ok reason elapsed_ms attempts security initiator",
+    "session_up": "server reason duration_s attempt",
+    "session_down": "server reason duration_s attempt",
+    "entry_published": "sequence kind elapsed_ms ok reason",
+    "discovery_request": "method path status elapsed_ms reason key count",
+    "ranks_loaded": "ok reason issuer issued relays",
+    "events_dropped": "count",
+    "events_discarded": "files lines bytes",
+    "file_shipped": "name lines bytes elapsed_ms attempt ok reason",
+}
+
+
+def test_every_event_is_promised() -> None:
+    assert PROMISED.keys() == events.EVENTS.keys()
+
+
+@pytest.mark.parametrize("name", sorted(PROMISED))
+def test_columns_are_never_renamed_removed_or_moved(name: str) -> None:
+    columns = [column.name for column in events.describe_event(events.EVENTS[name]).fields]
+    promised = PROMISED[name].split()
+    assert columns[: len(promised)] == promised
+
+
+def test_the_schema_is_pure() -> None:
+    blocked = "import sys; sys.modules.update(dict.fromkeys(['twisted', 'zope', 'klein', 'treq', 'prometheus_client']))"
+    subprocess.run([sys.executable, "-c", f"{blocked}; import dmsg.eventlog.schema"], check=True)

@@ -1,0 +1,254 @@
+"""Ending one direction and going on with the other, provably (:ref:`spec-end-of-stream`)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import pytest_twisted
+from twisted.internet.error import ConnectionDone
+from twisted.internet.interfaces import IHalfCloseableProtocol
+from twisted.internet.protocol import Factory
+from zope.interface import implementer
+
+from dmsg.errors import Unsupported
+from dmsg.mux.client.service import ClientConfig, DmsgClient
+from dmsg.mux.client.transport import TransportLost
+from dmsg.mux.core.negotiation import Security
+from dmsg.mux.core.wire import FWD
+from dmsg.testing.hostile import HostileNetwork, HostileServer, drop
+from dmsg.testing.memory import MemoryNetwork
+from dmsg.testing.probes import ConformanceProtocol, PullProducer, PushProducer, pattern
+
+sync = pytest_twisted.ensureDeferred
+SIZE = 300_000
+
+
+@implementer(IHalfCloseableProtocol)
+class Half(ConformanceProtocol):
+    """Knows of half-closed connections; notes in which order things happen."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.heard: list[str] = []
+        self.on_read_end: Any = None
+
+    def readConnectionLost(self) -> None:
+        self.heard.append(f"read ended after {len(self.received)}")
+        if self.on_read_end is not None:
+            self.on_read_end()
+        self._check()
+
+    def writeConnectionLost(self) -> None:
+        self.heard.append("write ended")
+        self._check()
+
+    def connectionLost(self, reason: Any = None) -> None:
+        self.heard.append("lost")
+        super().connectionLost(reason)
+
+
+class Net(HostileNetwork):
+    relay: HostileServer
+    alice: DmsgClient
+    bob: DmsgClient
+
+    def __init__(self, a: Any = Half, b: Any = Half, *, extended: bool = True, **options: Any) -> None:
+        super().__init__(MemoryNetwork(), servers=0)
+        self.a: Any = a()
+        self.b: Any = b()
+        self._extended = extended
+        self._options = options
+
+    async def start(self) -> None:
+        await super().start()
+        self.relay = await self.add_relay(extended=self._extended)
+        self.bob = await self.client(**self._options)
+        self.alice = await self.client(**self._options)
+        self.bob.listen(Factory.forProtocol(lambda: self.b))
+        transport = await self.wait(self.alice.dial(self.bob.public_key))
+        transport.attach(self.a)
+        await self.wait(self.b.when(lambda: self.b.made > 0))
+
+    async def over(self) -> None:
+        await self.wait(self.a.when_lost())
+        await self.wait(self.b.when_lost())
+
+    def clean(self) -> bool:
+        return all(end.lost[0].check(ConnectionDone) for end in (self.a, self.b))
+
+
+@pytest.mark.parametrize("extended", [True, False], ids=["carrier A", "carrier B"])
+@pytest.mark.parametrize("first", ["initiator", "responder"])
+@sync
+async def test_one_side_ends_and_the_other_goes_on(first: str, extended: bool) -> None:
+    async with Net(extended=extended) as net:
+        ending, going = (net.a, net.b) if first == "initiator" else (net.b, net.a)
+        ending.transport.write(pattern(SIZE))
+        ending.transport.loseWriteConnection()
+        ending.transport.loseWriteConnection()  # the second time is silent
+        ending.transport.write(b"too late")
+        await net.wait(going.when(lambda: going.heard))
+        assert going.heard == [f"read ended after {SIZE}"]
+        assert going.received == pattern(SIZE)
+        await net.wait(ending.when(lambda: ending.heard))
+        assert ending.heard == ["write ended"]
+        for _ in range(5):
+            going.transport.write(pattern(SIZE))
+            await net.wait(ending.when_received(SIZE))
+            assert ending.received == pattern(SIZE)
+            ending.received.clear()
+        assert not net.a.lost + net.b.lost
+        going.transport.loseConnection()
+        await net.over()
+        assert net.clean()
+        assert ending.heard == ["write ended", "read ended after 0", "lost"]
+
+
+@sync
+async def test_both_sides_end_by_half() -> None:
+    """Both directions over: the transport is, too."""
+    async with Net() as net:
+        net.a.transport.write(pattern(100))
+        net.a.transport.loseWriteConnection()
+        net.b.on_read_end = lambda: (net.b.transport.write(pattern(200)), net.b.transport.loseWriteConnection())
+        await net.over()
+        assert net.clean()
+        assert net.a.received == pattern(200)
+        assert net.b.received == pattern(100)
+
+
+@sync
+async def test_both_sides_end_at_the_same_time() -> None:
+    async with Net() as net:
+        for end in (net.a, net.b):
+            end.transport.write(pattern(SIZE))
+            end.transport.loseWriteConnection()
+        await net.over()
+        assert net.clean()
+        assert net.a.received == net.b.received == pattern(SIZE)
+
+
+@sync
+async def test_a_peer_that_knows_no_halves_closes() -> None:
+    """As over TCP: its transport is closed once everything was delivered, what it wrote arrives."""
+    async with Net(b=ConformanceProtocol) as net:
+        net.b.transport.write(pattern(SIZE))
+        net.a.transport.write(pattern(100))
+        net.a.transport.loseWriteConnection()
+        await net.over()
+        assert net.clean()
+        assert net.b.received == pattern(100)
+        assert net.a.received == pattern(SIZE)
+        assert net.a.heard == ["write ended", f"read ended after {SIZE}", "lost"]
+
+
+@sync
+async def test_the_end_waits_for_a_reader_that_is_paused() -> None:
+    async with Net() as net:
+        net.b.transport.pauseProducing()
+        net.a.transport.write(pattern(1_000))
+        net.a.transport.loseWriteConnection()
+        await net.settle()
+        net.reactor.advance(5.0)
+        assert not net.b.heard
+        assert not net.b.received
+        net.b.transport.resumeProducing()
+        await net.wait(net.b.when(lambda: net.b.heard))
+        assert net.b.heard == ["read ended after 1000"]
+        net.b.transport.loseConnection()
+        await net.over()
+        assert net.clean()
+
+
+@pytest.mark.parametrize("kind", [PullProducer, PushProducer])
+@sync
+async def test_a_producer_goes_on_after_the_other_side_has_ended(kind: Any) -> None:
+    async with Net() as net:
+        net.a.transport.loseWriteConnection()
+        await net.wait(net.b.when(lambda: net.b.heard))
+        if kind is PullProducer:
+            producer: Any = PullProducer(net.b.transport, 300)
+            net.b.transport.registerProducer(producer, False)
+        else:
+            producer = PushProducer(net.b.transport, net.reactor, SIZE)
+            producer.on_end = net.b.transport.unregisterProducer
+            producer.start()
+        net.b.transport.loseConnection()
+        await net.over()
+        assert net.clean()
+        assert len(net.a.received) == SIZE
+
+
+@sync
+async def test_a_producer_that_cannot_finish_is_no_clean_end() -> None:
+    """A peer that knows no halves has a producer running when its reading ends: what is missing must not look complete."""
+    async with Net(b=ConformanceProtocol) as net:
+        producer = PushProducer(net.b.transport, net.reactor, 100_000_000)
+        net.a.transport.pauseProducing()
+        producer.start()
+        await net.settle()
+        net.a.transport.loseWriteConnection()
+        await net.wait(net.b.when_lost())
+        assert producer.stops == 1
+        net.a.transport.resumeProducing()
+        await net.wait(net.a.when_lost())
+        assert isinstance(net.a.lost[0].value, TransportLost)
+        assert not [one for one in net.a.heard if one.startswith("read ended")]
+        assert len(net.a.received) < 100_000_000
+
+
+@sync
+async def test_an_abort_after_a_half_is_unclean() -> None:
+    async with Net() as net:
+        net.a.transport.write(pattern(100))
+        net.a.transport.loseWriteConnection()
+        await net.wait(net.b.when(lambda: net.b.heard))
+        net.b.transport.write(pattern(100))
+        net.b.transport.abortConnection()
+        await net.over()
+        assert isinstance(net.a.lost[0].value, TransportLost)
+        assert not [one for one in net.a.heard if one.startswith("read ended")]
+
+
+@sync
+async def test_a_truncated_stream_never_ends_as_a_whole_one() -> None:
+    """The relay keeps the end back and cuts: neither ``readConnectionLost`` nor ``ConnectionDone``."""
+    async with Net(config=ClientConfig(resume_grace_s=0)) as net:
+        net.a.transport.write(pattern(100))
+        await net.wait(net.b.when_received(100))
+        net.relay.rule(drop, kind=FWD, to=net.bob.public_key, times=None)
+        net.a.transport.loseWriteConnection()
+        await net.settle()
+        net.relay.cut(net.bob.public_key)
+        await net.over()
+        assert net.b.heard == ["lost"]
+        assert net.a.heard == ["lost"], "nobody acknowledged the end"
+        assert not any(end.lost[0].check(ConnectionDone) for end in (net.a, net.b))
+
+
+@sync
+async def test_a_half_survives_its_path() -> None:
+    """The path goes right after the end was sent: it is sent again on the next one, and told once."""
+    async with Net() as net:
+        net.a.transport.write(pattern(100))
+        net.a.transport.loseWriteConnection()
+        await net.wait(net.b.when(lambda: net.b.heard))
+        net.relay.cut(net.alice.public_key)
+        net.b.transport.write(pattern(SIZE))
+        await net.wait(net.a.when_received(SIZE))
+        assert net.b.heard == ["read ended after 100"]
+        net.b.transport.loseConnection()
+        await net.over()
+        assert net.clean()
+        assert net.b.heard.count("read ended after 100") == 1
+        assert net.a.heard.count("write ended") == 1
+
+
+@sync
+async def test_there_is_no_half_in_the_clear() -> None:
+    async with Net(security=Security.HOP) as net:
+        with pytest.raises(Unsupported):
+            net.a.transport.loseWriteConnection()
+        net.a.transport.write(b"still whole")
+        await net.wait(net.b.when_received(11))

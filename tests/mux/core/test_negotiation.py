@@ -1,0 +1,226 @@
+"""How a stream becomes secure, with either carrier, through a real switch.
+
+:ref:`spec-downgrade-rule`, :ref:`spec-carriers`, :ref:`spec-confirmation`.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dmsg.crypto.keys import SecretKey
+from dmsg.errors import IntegrityError
+from dmsg.mux.core.connection import Connection
+from dmsg.mux.core.e2e import Resume
+from dmsg.mux.core.events import (
+    Accepted,
+    Confirmed,
+    DataReceived,
+    Event,
+    RequestReceived,
+    StreamClosed,
+    UpgradeReceived,
+)
+from dmsg.mux.core.negotiation import Carrier, Inbound, Outbound, Security
+from dmsg.mux.core.record import RecordLayer
+from dmsg.mux.core.sealed_stream import SecureStream
+from dmsg.mux.core.stream import Stream, StreamState
+from dmsg.mux.core.wire import ACCEPT, FWD, REQUEST, CloseReason, encode_frame, split_frames
+from dmsg.mux.relay.switch import Switch
+
+ALICE, BOB, SERVER, MALLORY = (SecretKey(bytes((n,)) * 32) for n in (0x11, 0x22, 0x33, 0x66))
+E2E: Any = json.loads((Path(__file__).parents[2] / "vectors" / "e2e.json").read_text("utf-8"))
+CARRIERS = [Carrier.REQUEST, Carrier.FORWARD]
+
+
+class Net:
+    """Alice and Bob on one switch."""
+
+    def __init__(self, *, extended: tuple[bool, bool] = (True, True), fixed: bool = False) -> None:
+        self.switch = Switch()
+        self.ends: list[Connection] = []
+        self.ports = []
+        self.frames: list[tuple[int, bytes]] = []
+        """Type and payload of what went to the switch."""
+        self.taps = []
+        sides = ("initiator", "responder")
+        for n, (key, side) in enumerate(zip((ALICE, BOB), sides, strict=True)):
+            up, down = os.urandom(32), os.urandom(32)
+            port, _ = self.switch.add_port(key.public_key, RecordLayer(down, up), 0, extended=extended[n])
+            # the first two bytes are the first id, the next the first sequence of a base stream
+            start = E2E["upgrade_sequences"][side].to_bytes(2, "big")
+            random = (lambda size, start=start: start[:size]) if fixed else os.urandom
+            self.ends.append(
+                Connection(key.public_key, RecordLayer(up, down), now=0, extended=extended[n], random=random)
+            )
+            self.ports.append(port)
+            self.taps.append(RecordLayer(down, up))
+        assert [len(events) for events in self.turn()] == [1, 1]
+
+    def turn(self) -> list[list[Event]]:
+        """Everything is delivered until there are events."""
+        events: list[list[Event]] = [[], []]
+        while not any(events):
+            moved = False
+            for end, port, tap in zip(self.ends, self.ports, self.taps, strict=True):
+                if data := end.data_to_send():
+                    moved = True
+                    for record in tap.open(data):
+                        self.frames += [(kind, record[a:b]) for kind, _, a, b in split_frames(record)[0]]
+                    port.receive_data(data, 0)
+            for n, port in enumerate(self.ports):
+                if data := port.data_to_send():
+                    moved = True
+                    events[n] += self.ends[n].receive_data(data, 0)
+            if not moved:
+                break
+        return events
+
+    def handshake(
+        self, carrier: Carrier, *, resume: Resume | None = None, answer: Resume | None = None, **randoms: Any
+    ) -> tuple[Outbound, Inbound, Stream, Stream]:
+        random = {side: {"random": randoms[side]} if randoms else {} for side in ("initiator", "responder")}
+        outbound = Outbound(
+            self.ends[0],
+            ALICE,
+            SERVER.public_key,
+            BOB.public_key,
+            carrier,
+            service="" if resume else "web",
+            resume=resume,
+            **random["initiator"],
+        )
+        [request] = self.turn()[1]
+        assert isinstance(request, RequestReceived)
+        inbound = Inbound(self.ends[1], BOB, SERVER.public_key, request.stream, **random["responder"])
+        assert inbound.is_plain is (carrier is not Carrier.REQUEST)
+        assert not inbound.is_sealed
+        if carrier is Carrier.REQUEST:
+            assert inbound.read() == ("" if resume else "web", resume)
+            theirs = inbound.accept(answer)
+        else:
+            self.ends[1].accept(request.stream, upgrade=True)
+        [accepted] = self.turn()[0]
+        assert isinstance(accepted, Accepted)
+        ours = outbound.accepted(accepted.message)
+        if carrier is Carrier.FORWARD:
+            assert ours is None
+            [upgrade] = self.turn()[1]
+            assert isinstance(upgrade, UpgradeReceived)
+            assert inbound.read(upgrade.message) == ("" if resume else "web", resume)
+            theirs = inbound.accept_upgrade(answer)
+            [upgrade] = self.turn()[0]
+            assert isinstance(upgrade, UpgradeReceived)
+            ours = outbound.upgraded(upgrade.message)
+        assert inbound.is_sealed
+        assert ours is not None
+        assert theirs.state is StreamState.CONFIRMING
+        assert self.turn() == [[], [Confirmed(theirs)]]
+        return outbound, inbound, ours, theirs
+
+
+@pytest.mark.parametrize("carrier", CARRIERS)
+def test_a_secure_stream_with_either_carrier(carrier: Carrier) -> None:
+    extended = (carrier is Carrier.REQUEST,) * 2
+    net = Net(extended=extended)
+    outbound, _, ours, theirs = net.handshake(carrier)
+    assert outbound.resume is None
+    assert isinstance(ours, SecureStream) and isinstance(theirs, SecureStream)
+    assert ours.security == theirs.security == "e2e"
+    assert ours.token == theirs.token
+    assert ours.remote == BOB.public_key and theirs.remote == ALICE.public_key
+    assert net.ends[0].streams == {ours.id: ours} and net.ends[1].streams == {theirs.id: theirs}
+    for sender, stream, receiver in ((0, ours, theirs), (1, theirs, ours)):
+        net.ends[sender].send_data(stream, b"there and back")
+        assert net.turn()[1 - sender] == [DataReceived(receiver, b"there and back")]
+    net.turn()
+    assert not any(b"there and back" in payload for _, payload in net.frames)
+    assert ours.drained and theirs.drained
+
+
+@pytest.mark.parametrize("carrier", CARRIERS)
+def test_both_sides_learn_what_the_other_has(carrier: Carrier) -> None:
+    asked, answered = Resume(b"t" * 16, 7), Resume(b"t" * 16, 2**50)
+    outbound, *_ = Net().handshake(carrier, resume=asked, answer=answered)
+    assert outbound.resume == answered
+
+
+@pytest.mark.parametrize("carrier", CARRIERS)
+def test_what_travels_is_what_the_vectors_say(carrier: Carrier) -> None:
+    net = Net(fixed=True)
+    net.frames.clear()
+    ephemerals = {side: bytes.fromhex(E2E["ephemerals"][side]) for side in ("initiator", "responder")}
+    net.handshake(carrier, **{side: (lambda size, v=value: v[:size]) for side, value in ephemerals.items()})
+    vector = E2E["carriers"][carrier.value]
+    sent = [(kind, payload.hex()) for kind, payload in net.frames]
+    expected = [(REQUEST, vector["request_payload"]), (ACCEPT, vector["accept_payload"])]
+    if carrier is Carrier.FORWARD:
+        expected += [(FWD, vector["initiator_fwd_payload"]), (FWD, vector["responder_fwd_payload"])]
+    assert sent[: len(expected)] == expected
+    assert sent[len(expected) :] == [(0xB, E2E["session"]["frames"]["initiator_ack_nothing_yet"])]
+
+
+def test_without_a_carrier_it_is_a_base_stream() -> None:
+    net = Net()
+    outbound = Outbound(net.ends[0], ALICE, SERVER.public_key, BOB.public_key, Carrier.NONE)
+    [request] = net.turn()[1]
+    assert isinstance(request, RequestReceived)
+    net.ends[1].accept(request.stream)
+    [accepted] = net.turn()[0]
+    assert isinstance(accepted, Accepted)
+    assert outbound.accepted(accepted.message) is outbound.stream
+    assert outbound.stream.security == "hop"
+    assert outbound.stream.state is StreamState.OPEN
+
+
+def test_an_extended_request_to_a_base_hop_is_unsupported() -> None:
+    net = Net(extended=(True, False))
+    outbound = Outbound(net.ends[0], ALICE, SERVER.public_key, BOB.public_key, Carrier.REQUEST)
+    assert net.turn()[0] == [StreamClosed(outbound.stream, CloseReason.UNSUPPORTED, local=False)]
+
+
+@pytest.mark.parametrize("first", [b"", b"hello", b"\xff" * 16 + b"almost"])
+def test_a_first_fwd_without_the_magic_is_a_downgrade(first: bytes) -> None:
+    net = Net()
+    stream = net.ends[0].open(BOB.public_key)
+    [request] = net.turn()[1]
+    assert isinstance(request, RequestReceived)
+    net.ends[1].accept(request.stream, upgrade=True)
+    net.turn()
+    net.ends[0].emit(encode_frame(FWD, stream.id, b"\0\0" + first))
+    assert net.turn() == [[], [StreamClosed(request.stream, CloseReason.DOWNGRADE, local=True)]]
+    assert net.turn()[0] == [StreamClosed(stream, CloseReason.DOWNGRADE, local=False)]
+
+
+@pytest.mark.parametrize("carrier", CARRIERS)
+def test_an_answer_that_is_not_the_peers(carrier: Carrier) -> None:
+    net = Net()
+    outbound = Outbound(net.ends[0], ALICE, SERVER.public_key, BOB.public_key, carrier)
+    with pytest.raises(IntegrityError):
+        (outbound.accepted if carrier is Carrier.REQUEST else outbound.upgraded)(bytes(49))
+    assert not isinstance(outbound.stream, SecureStream)
+
+
+def test_a_request_that_is_not_for_this_relay() -> None:
+    net = Net()
+    Outbound(net.ends[0], ALICE, MALLORY.public_key, BOB.public_key, Carrier.REQUEST)
+    [request] = net.turn()[1]
+    assert isinstance(request, RequestReceived)
+    inbound = Inbound(net.ends[1], BOB, SERVER.public_key, request.stream)
+    with pytest.raises(IntegrityError) as caught:
+        inbound.read()
+    assert caught.value.code == CloseReason.INTEGRITY
+
+
+@pytest.mark.parametrize("name", ["e2e", "prefer", "hop"])
+def test_settings_are_read_by_name(name: str) -> None:
+    assert Security.parse(name).value == name
+
+
+def test_no_other_setting_is_taken() -> None:
+    with pytest.raises(ValueError, match="sometimes"):
+        Security.parse("sometimes")

@@ -1,0 +1,163 @@
+"""Sealed records (:ref:`spec-records`): any chunking opens to the same bytes; what is out of place does not open."""
+
+from __future__ import annotations
+
+import pytest
+from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dmsg.errors import NonceExhausted, RemoteProtocolError
+from dmsg.mux.core.record import COUNTER_LIMIT, COUNTER_SOFT_LIMIT, RECORD_MIN_BYTES, RecordLayer
+from dmsg.mux.core.wire import RECORD_PLAINTEXT_LIMIT_BYTES
+
+ONE, OTHER = bytes(32), bytes(range(32))
+
+
+def pair() -> tuple[RecordLayer, RecordLayer]:
+    return RecordLayer(ONE, OTHER), RecordLayer(OTHER, ONE)
+
+
+def at(counter: int) -> tuple[RecordLayer, RecordLayer]:
+    """A pair that has sent and received ``counter`` records."""
+    sender, reader = pair()
+    sender._sent = reader._received = counter
+    return sender, reader
+
+
+plaintexts = st.lists(st.binary(max_size=50), max_size=8)
+
+
+@given(plaintexts, st.data())
+def test_any_chunking_opens_to_the_same_plaintexts(wanted: list[bytes], data: st.DataObject) -> None:
+    sender, reader = pair()
+    stream = b"".join(map(sender.seal, wanted))
+    cuts = sorted(data.draw(st.lists(st.integers(0, len(stream)), max_size=12)))
+    opened: list[bytes] = []
+    for start, end in zip([0, *cuts], [*cuts, len(stream)], strict=True):
+        opened += reader.open(stream[start:end])
+    assert opened == wanted
+
+
+@given(plaintexts)
+def test_byte_at_a_time(wanted: list[bytes]) -> None:
+    sender, reader = pair()
+    stream = b"".join(map(sender.seal, wanted))
+    assert [p for at in range(len(stream)) for p in reader.open(stream[at : at + 1])] == wanted
+
+
+@given(st.lists(st.binary(max_size=20), min_size=1, max_size=4), st.data())
+@settings(max_examples=200)
+def test_any_changed_bit_is_noticed(wanted: list[bytes], data: st.DataObject) -> None:
+    sender, reader = pair()
+    stream = bytearray(b"".join(map(sender.seal, wanted)))
+    bit = data.draw(st.integers(0, len(stream) * 8 - 1))
+    stream[bit // 8] ^= 1 << bit % 8
+    opened: list[bytes] = []
+    try:
+        for position in range(len(stream)):
+            opened += reader.open(bytes(stream[position : position + 1]))
+    except RemoteProtocolError as error:
+        assert error.stage == "record"
+    else:
+        # a length that grew: the reader waits for bytes that never come, and gave out nothing it should not have
+        assert len(opened) < len(wanted)
+    assert opened == wanted[: len(opened)]
+
+
+@given(st.integers(2, 6), st.data())
+def test_dropped_repeated_and_swapped_records_are_noticed(count: int, data: st.DataObject) -> None:
+    sender, reader = pair()
+    records = [sender.seal(bytes((n,))) for n in range(count)]
+    what = data.draw(st.sampled_from(["drop", "repeat", "swap"]))
+    at = data.draw(st.integers(0, count - 2))
+    if what == "drop":
+        del records[at]
+    elif what == "repeat":
+        records.insert(at, records[at])
+    else:
+        records[at], records[at + 1] = records[at + 1], records[at]
+    opened: list[bytes] = []
+    with pytest.raises(RemoteProtocolError, match="out of sequence"):
+        for record in records:
+            opened += reader.open(record)
+    assert opened == [bytes((n,)) for n in range(len(opened))]
+
+
+@given(st.binary(max_size=200))
+def test_any_bytes_raise_nothing_but_a_protocol_error(data: bytes) -> None:
+    _, reader = pair()
+    try:
+        assert reader.open(data) == []
+    except RemoteProtocolError as error:
+        assert error.stage == "record"
+
+
+@pytest.mark.parametrize("size", range(RECORD_MIN_BYTES))
+def test_packets_of_0_to_19_bytes(size: int) -> None:
+    _, reader = pair()
+    with pytest.raises(RemoteProtocolError, match="too short"):
+        reader.open(size.to_bytes(2, "big"))
+
+
+def test_layout() -> None:
+    sender, _ = pair()
+    record = sender.seal(b"plain")
+    assert record[:6].hex() == "0019" + "00000001"
+    nonce = bytes(4) + (1).to_bytes(8, "little")
+    assert ChaCha20Poly1305(ONE).decrypt(nonce, record[6:], None) == b"plain"
+    assert sender.seal(b"")[:6].hex() == "0014" + "00000002"
+
+
+def test_the_two_directions_have_keys_and_counters_of_their_own() -> None:
+    sender, reader = pair()
+    assert reader.open(sender.seal(b"there")) == [b"there"]
+    assert sender.open(reader.seal(b"back")) == [b"back"]
+    with pytest.raises(RemoteProtocolError, match="does not open"):
+        pair()[0].open(pair()[0].seal(b"reflected"))
+
+
+@pytest.mark.parametrize(
+    ("size", "records"),
+    [
+        (0, 1),
+        (RECORD_PLAINTEXT_LIMIT_BYTES, 1),
+        (RECORD_PLAINTEXT_LIMIT_BYTES + 1, 2),
+        (3 * RECORD_PLAINTEXT_LIMIT_BYTES, 3),
+    ],
+)
+def test_as_few_records_as_hold_it(size: int, records: int) -> None:
+    sender, reader = pair()
+    plaintext = bytes(size)
+    opened = reader.open(sender.seal(plaintext))
+    assert len(opened) == records
+    assert b"".join(opened) == plaintext
+
+
+def test_an_incomplete_packet_is_all_that_is_kept() -> None:
+    sender, reader = pair()
+    longest = sender.seal(bytes(RECORD_PLAINTEXT_LIMIT_BYTES))
+    assert len(longest) == 65_537
+    assert reader.open(longest[:-1]) == []
+    assert reader.open(longest[-1:] + sender.seal(b"next")) == [bytes(RECORD_PLAINTEXT_LIMIT_BYTES), b"next"]
+
+
+def test_the_counter_ends_before_it_wraps() -> None:
+    sender, reader = at(COUNTER_LIMIT - 1)
+    assert reader.open(sender.seal(b"last")) == [b"last"]
+    with pytest.raises(NonceExhausted):
+        sender.seal(b"one too many")
+    with pytest.raises(NonceExhausted):
+        sender.seal(bytes(2 * RECORD_PLAINTEXT_LIMIT_BYTES))
+    sender, reader = at(COUNTER_LIMIT)
+    nonce = bytes(4) + (COUNTER_LIMIT + 1).to_bytes(8, "little")
+    body = (COUNTER_LIMIT + 1).to_bytes(4, "big") + ChaCha20Poly1305(ONE).encrypt(nonce, b"", None)
+    with pytest.raises(RemoteProtocolError, match="out of sequence"):
+        reader.open(len(body).to_bytes(2, "big") + body)
+
+
+def test_worn_long_before_the_end() -> None:
+    sender, reader = at(COUNTER_SOFT_LIMIT - 1)
+    assert not sender.worn and not reader.worn
+    reader.open(sender.seal(b""))
+    assert sender.worn and reader.worn

@@ -1,0 +1,768 @@
+"""A sealed stream, held against a model that is just two byte strings.
+
+:ref:`spec-sealed-frames`, :ref:`spec-sealed-acks`, :ref:`spec-sealed-close`, :ref:`spec-resume-offsets`.
+"""
+
+from __future__ import annotations
+
+import gc
+import hashlib
+import tracemalloc
+import weakref
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dmsg.crypto.cipher import BOX_OVERHEAD_BYTES, NONCE_LIMIT, CipherState
+from dmsg.crypto.keys import SecretKey
+from dmsg.errors import NonceExhausted
+from dmsg.mux.core.e2e import SecureKeys
+from dmsg.mux.core.resumption import ResumeAttempts
+from dmsg.mux.core.sealed_stream import NOTHING_YET, OUTSTANDING_LIMIT, SecureStream
+from dmsg.mux.core.stream import Stream, StreamFault, StreamState
+from dmsg.mux.core.wire import ACK, CLOSE, FWD, FWD_DATA_LIMIT_BYTES, HEADER, HEADER_BYTES, SEQUENCE_BYTES, CloseReason
+from dmsg.mux.relay.switch import ServerLimits
+
+REMOTE = SecretKey(b"\x07" * 32).public_key
+RELAY = SecretKey(b"\x08" * 32).public_key
+KEYS = (b"a" * 32, b"b" * 32)
+HASHES = (b"c" * 32, b"d" * 32)
+TOKEN = b"t" * 16
+
+
+def end(side: int, *, window: int = 1 << 20, ack_limit: int = 1 << 18, path: int = 0) -> SecureStream:
+    keys, hashes = (tuple(hashlib.sha256(one + bytes((path,))).digest() for one in pair) for pair in (KEYS, HASHES))
+    ours, theirs = side, 1 - side
+    base = Stream(5, REMOTE, b"", initiator=side == 0, window_bytes=1, first_sequence=0)
+    secure = SecureKeys(keys[ours], keys[theirs], hashes[ours], hashes[theirs], TOKEN)
+    stream = SecureStream(base, secure, window_bytes=window, ack_limit_bytes=ack_limit)
+    stream.state = StreamState.OPEN
+    return stream
+
+
+def pair(*, window: int = 1 << 20, ack_limit: int = 1 << 18, path: int = 0) -> tuple[SecureStream, SecureStream]:
+    one, other = (end(side, window=window, ack_limit=ack_limit, path=path) for side in (0, 1))
+    return one, other
+
+
+def carry(sender: SecureStream, receiver: SecureStream, limit: int = 100) -> bytes:
+    header, sealed = sender.next_fwd(limit)
+    assert HEADER.unpack(header) == (FWD, 5, len(sealed))
+    data, answer = receiver.receive_fwd(b"xx" + sealed + b"yy", 2, 2 + len(sealed))
+    assert answer == b""
+    return data
+
+
+def acknowledge(receiver: SecureStream, sender: SecureStream) -> None:
+    frame = receiver.take_ack()
+    assert HEADER.unpack(frame[:HEADER_BYTES])[0] == ACK
+    sender.receive_ack(frame[HEADER_BYTES:])
+
+
+def forge_ack(sender: SecureStream, receiver: SecureStream, sequence: int, rolling: bytes) -> bytes:
+    """An ACK sealed with the right key: what only a broken or malicious peer could send."""
+    return receiver._sender.seal(bytes((ACK,)), sequence.to_bytes(2, "big") + rolling)
+
+
+def code_of(call: object, *arguments: object) -> int:
+    with pytest.raises(StreamFault) as caught:
+        call(*arguments)  # type: ignore[operator]
+    return caught.value.code
+
+
+# --- the model -------------------------------------------------------------------------------------------------------
+
+steps = st.lists(
+    st.one_of(
+        st.tuples(st.just("write"), st.integers(1, 300)),
+        st.tuples(st.just("send"), st.integers(40, 150)),
+        st.tuples(st.just("ack"), st.just(0)),
+        st.tuples(st.just("read"), st.integers(1, 300)),
+        st.tuples(st.just("end"), st.just(0)),
+    ),
+    max_size=60,
+)
+
+
+@settings(max_examples=200)
+@given(steps, st.integers(50, 400), st.integers(0, 200))
+def test_what_arrives_is_a_prefix_and_the_window_holds(
+    wanted: list[tuple[str, int]], window: int, ack_limit: int
+) -> None:
+    sender, receiver = pair(window=window, ack_limit=ack_limit)
+    written = received = b""
+    read = 0
+    for what, size in wanted:
+        if what == "write" and not sender.end_wanted:
+            data = bytes((len(written) + n) % 251 for n in range(size))
+            sender.pending.append(data)
+            written += data
+        elif what == "send" and sender.sendable:
+            received += carry(sender, receiver, size)
+        elif what == "ack" and receiver.ack_due:
+            acknowledge(receiver, sender)
+            assert sender.acked_bytes == len(received)
+        elif what == "read":
+            taken = min(size, len(received) - read)
+            read += taken
+            receiver.consumed(taken)
+        elif what == "end":
+            sender.end()
+        assert written.startswith(received)
+        assert len(received) == receiver.received_bytes == sender.sent_bytes
+        assert receiver.unread_bytes == len(received) - read
+        assert sender.sent_bytes - sender.acked_bytes <= window
+        assert receiver.unread_bytes <= window + ack_limit
+        assert len(written) == sender.sent_bytes + len(sender.pending)
+        assert not receiver.end_received or received == written
+        if receiver.ack_due:
+            assert receiver.unread_bytes <= ack_limit or receiver.end_received or what in ("send", "write", "end")
+    sender.end()
+    for _ in range(200):
+        receiver.consumed(len(received) - read)
+        read = len(received)
+        while sender.sendable:
+            received += carry(sender, receiver, 90)
+        if receiver.ack_due:
+            acknowledge(receiver, sender)
+    assert received == written
+    assert receiver.end_received and sender.end_acked and sender.drained
+
+
+@given(st.lists(st.binary(min_size=1, max_size=60), max_size=8), st.integers(17, 80))
+def test_any_chunking_of_writes_is_one_stream(writes: list[bytes], limit: int) -> None:
+    sender, receiver = pair()
+    received = b""
+    for data in writes:
+        sender.pending.append(data)
+    while sender.sendable:
+        received += carry(sender, receiver, limit)
+    assert received == b"".join(writes)
+
+
+# --- sequences -------------------------------------------------------------------------------------------------------
+
+
+def test_sequences_wrap_at_2_to_the_16() -> None:
+    sender, receiver = pair()
+    for number in range((1 << 16) + 40):
+        sender.pending.append(b"x")
+        assert carry(sender, receiver) == b"x"
+        receiver.consumed(1)
+        if number % 1000 == 0:
+            acknowledge(receiver, sender)
+    assert sender._next_sequence == 40
+    acknowledge(receiver, sender)
+    assert sender.drained
+    assert sender.acked_bytes == receiver.received_bytes == (1 << 16) + 40
+
+
+def test_at_most_32767_frames_are_unacknowledged() -> None:
+    sender, receiver = pair()
+    sender.pending.append(bytes(OUTSTANDING_LIMIT + 5))
+    for _ in range(OUTSTANDING_LIMIT):
+        assert sender.sendable
+        carry(sender, receiver, 17)  # one byte in each
+    assert not sender.sendable
+    sender.end()
+    assert not sender.sendable
+    receiver.consumed(OUTSTANDING_LIMIT)
+    acknowledge(receiver, sender)
+    assert sender.sendable
+    assert carry(sender, receiver) == bytes(5)
+
+
+def test_a_sequence_out_of_order_is_an_integrity_error() -> None:
+    sender, receiver = pair()
+    sealed = sender._sender.seal(bytes((FWD,)), b"\0\x01" + b"data")
+    assert code_of(receiver.receive_fwd, sealed, 0, len(sealed)) == CloseReason.INTEGRITY
+    assert receiver.received_bytes == 0
+
+
+@pytest.mark.parametrize("what", ["drop", "repeat", "swap", "alter", "reflect"])
+def test_what_a_relay_can_do_to_frames(what: str) -> None:
+    sender, receiver = pair()
+    frames = []
+    for data in (b"one", b"two", b"three"):
+        sender.pending.append(data)
+        frames.append(sender.next_fwd(100)[1])
+    if what == "drop":
+        del frames[1]
+    elif what == "repeat":
+        frames.insert(1, frames[0])
+    elif what == "swap":
+        frames[1], frames[2] = frames[2], frames[1]
+    elif what == "alter":
+        frames[1] = bytes((frames[1][0] ^ 1,)) + frames[1][1:]
+    else:
+        receiver.pending.append(b"mine")
+        frames[1] = receiver.next_fwd(100)[1]
+    got = b""
+
+    def take_all() -> None:
+        nonlocal got
+        for sealed in frames:
+            got += receiver.receive_fwd(sealed, 0, len(sealed))[0]
+
+    assert code_of(take_all) == CloseReason.INTEGRITY
+    assert got == b"one"
+
+
+def test_the_type_is_part_of_what_is_sealed() -> None:
+    sender, receiver = pair()
+    sender.pending.append(b"data")
+    sealed = sender.next_fwd(100)[1]
+    assert code_of(receiver.receive_ack, sealed) == CloseReason.INTEGRITY
+    sender, receiver = pair()
+    ack = sender.take_ack()[HEADER_BYTES:]
+    assert code_of(receiver.receive_fwd, ack, 0, len(ack)) == CloseReason.INTEGRITY
+
+
+def test_the_longest_frame_fits_one_record() -> None:
+    sender, receiver = pair()
+    sender.pending.append(bytes(100_000))
+    header, sealed = sender.next_fwd(FWD_DATA_LIMIT_BYTES)
+    assert len(header) + len(sealed) == 65_515
+    assert len(receiver.receive_fwd(sealed, 0, len(sealed))[0]) == 65_510 - 2 - 16
+
+
+@given(st.binary(max_size=60))
+def test_any_bytes_are_refused(payload: bytes) -> None:
+    assert code_of(end(0).receive_fwd, payload, 0, len(payload)) == CloseReason.INTEGRITY
+    assert code_of(end(0).receive_ack, payload) == CloseReason.INTEGRITY
+    assert not end(0).proves_close(payload)
+
+
+@pytest.mark.parametrize("inner", [b"", b"\0"])
+def test_a_sealed_fwd_without_a_sequence(inner: bytes) -> None:
+    sender, receiver = pair()
+    sealed = sender._sender.seal(bytes((FWD,)), inner)
+    assert code_of(receiver.receive_fwd, sealed, 0, len(sealed)) == CloseReason.MALFORMED
+
+
+# --- acknowledgements ------------------------------------------------------------------------------------------------
+
+
+def three_sent() -> tuple[SecureStream, SecureStream]:
+    sender, receiver = pair()
+    for data in (b"one", b"two", b"three"):
+        sender.pending.append(data)
+        carry(sender, receiver)
+    return sender, receiver
+
+
+def rolling(*pieces: bytes) -> bytes:
+    value = end(0)._send_hash
+    for piece in pieces:
+        value = hashlib.sha256(value + piece).digest()
+    return value[:4]
+
+
+def test_an_ack_is_for_everything_before_it() -> None:
+    sender, receiver = three_sent()
+    sender.receive_ack(forge_ack(sender, receiver, 1, rolling(b"one", b"two")))
+    assert (sender.acked_bytes, sender.drained) == (6, False)
+    acknowledge(receiver, sender)
+    assert (sender.acked_bytes, sender.drained) == (11, True)
+
+
+def test_nothing_yet_and_repeated_acks() -> None:
+    sender, receiver = pair()
+    acknowledge(receiver, sender)
+    acknowledge(receiver, sender)
+    assert sender.acked_bytes == 0
+    sender.pending.append(b"one")
+    carry(sender, receiver)
+    acknowledge(receiver, sender)
+    acknowledge(receiver, sender)
+    assert sender.acked_bytes == 3
+    frame = forge_ack(sender, receiver, NOTHING_YET, end(0)._send_hash[:4])
+    assert code_of(sender.receive_ack, frame) == CloseReason.INTEGRITY  # nothing goes back
+
+
+@pytest.mark.parametrize("sequence", [3, 4, 32_769, 65_534])
+def test_an_ack_for_what_was_never_sent(sequence: int) -> None:
+    sender, receiver = three_sent()
+    frame = forge_ack(sender, receiver, sequence, rolling(b"one", b"two", b"three"))
+    assert code_of(sender.receive_ack, frame) == CloseReason.INTEGRITY
+
+
+def test_an_ack_older_than_the_last_one() -> None:
+    sender, receiver = three_sent()
+    acknowledge(receiver, sender)
+    frame = forge_ack(sender, receiver, 1, rolling(b"one", b"two"))
+    assert code_of(sender.receive_ack, frame) == CloseReason.INTEGRITY
+
+
+@pytest.mark.parametrize("sequence", [0, 2, NOTHING_YET])
+def test_a_rolling_hash_of_something_else(sequence: int) -> None:
+    sender, receiver = three_sent()
+    frame = forge_ack(sender, receiver, sequence, rolling(b"one", b"tow"))
+    assert code_of(sender.receive_ack, frame) == CloseReason.INTEGRITY
+
+
+def test_a_repeated_ack_with_another_hash() -> None:
+    sender, receiver = three_sent()
+    acknowledge(receiver, sender)
+    assert code_of(sender.receive_ack, forge_ack(sender, receiver, 2, b"nope")) == CloseReason.INTEGRITY
+
+
+@pytest.mark.parametrize("inner", [b"\0", b"\0\0", b"\0\0abc", b"\0\0abcde", b"\0\0abcd\2", b"\0\0abcd\1\1"])
+def test_an_ack_of_another_length(inner: bytes) -> None:
+    sender, receiver = three_sent()
+    frame = receiver._sender.seal(bytes((ACK,)), inner)
+    assert code_of(sender.receive_ack, frame) == CloseReason.MALFORMED
+
+
+@pytest.mark.parametrize("size", [1, 64, 1_000, FWD_DATA_LIMIT_BYTES])
+def test_no_more_than_a_window_waits_at_the_relay_however_small_the_writes_are(size: int) -> None:
+    """Frames and all: above its limit a relay ends the transport at once, as that of somebody who heeds no window."""
+    sender, _ = pair()
+    sender.pending.append(bytes(2 << 20))
+    waiting = 0
+    while sender.sendable:
+        header, sealed = sender.next_fwd(size + BOX_OVERHEAD_BYTES)
+        waiting += len(header) + len(sealed)
+    assert waiting < (1 << 20) + size
+    assert waiting < ServerLimits().queue_hard_bytes
+
+
+def test_acks_are_withheld_while_too_much_is_unread() -> None:
+    sender, receiver = pair(window=100 + 5 * 23, ack_limit=10)  # each frame takes 23 bytes more than its data
+    sender.pending.append(bytes(200))
+    carry(sender, receiver, 26)  # ten bytes
+    assert receiver.ack_due
+    acknowledge(receiver, sender)
+    while sender.sendable:
+        carry(sender, receiver, 36)
+    assert not receiver.ack_due
+    assert receiver.unread_bytes == 110
+    assert not receiver.overfull(110) and receiver.overfull(109)
+    receiver.consumed(99)
+    assert not receiver.ack_due
+    receiver.consumed(1)
+    assert receiver.ack_due
+    acknowledge(receiver, sender)
+    assert sender.acked_bytes == 110
+    assert sender.sendable
+
+
+def test_the_end_is_acknowledged_however_much_is_unread() -> None:
+    sender, receiver = pair(ack_limit=0)
+    sender.pending.append(b"data")
+    sender.end()
+    carry(sender, receiver)
+    assert not receiver.ack_due
+    carry(sender, receiver)
+    assert receiver.ack_due
+    acknowledge(receiver, sender)
+    assert sender.end_acked
+
+
+# --- the end ---------------------------------------------------------------------------------------------------------
+
+
+def test_the_end_is_sent_once_and_behind_everything() -> None:
+    sender, receiver = pair()
+    sender.pending.append(b"data")
+    sender.end()
+    sender.end()
+    assert carry(sender, receiver) == b"data"
+    assert not receiver.end_received
+    assert sender.sendable and not sender.drained
+    assert carry(sender, receiver) == b""
+    assert receiver.end_received
+    assert not sender.sendable and not sender.drained and sender.close_reason is None
+    acknowledge(receiver, sender)
+    assert sender.end_acked and sender.drained and sender.close_reason is None
+    receiver.end()
+    carry(receiver, sender)
+    assert sender.close_reason == CloseReason.NORMAL and receiver.close_reason is None
+    acknowledge(sender, receiver)
+    assert receiver.close_reason == CloseReason.NORMAL
+
+
+@pytest.mark.parametrize("data", [b"", b"more"])
+def test_nothing_comes_after_the_end(data: bytes) -> None:
+    sender, receiver = pair()
+    sender.end()
+    carry(sender, receiver)
+    sealed = sender._sender.seal(bytes((FWD,)), b"\0\x01" + data)
+    assert code_of(receiver.receive_fwd, sealed, 0, len(sealed)) == CloseReason.MALFORMED
+
+
+# --- CLOSE -----------------------------------------------------------------------------------------------------------
+
+
+def test_a_close_is_proven_by_its_seal() -> None:
+    sender, receiver = three_sent()
+    frame = sender.close_frame(CloseReason.BUSY)
+    assert HEADER.unpack(frame[:HEADER_BYTES]) == (CLOSE, 5, 18)
+    assert frame[HEADER_BYTES] == CloseReason.BUSY
+    assert receiver.proves_close(frame[HEADER_BYTES:])
+
+
+@pytest.mark.parametrize("change", ["cut", "code", "seal", "plain", "empty", "longer", "replayed", "ack"])
+def test_a_close_that_is_not_the_peers(change: str) -> None:
+    sender, receiver = three_sent()
+    payload = sender.close_frame(CloseReason.BUSY)[HEADER_BYTES:]
+    if change == "replayed":
+        assert receiver.proves_close(payload)
+    payload = {
+        "cut": payload[:-1],
+        "code": b"\0" + payload[1:],
+        "seal": payload[:-1] + bytes((payload[-1] ^ 1,)),
+        "plain": payload[:1],
+        "empty": b"",
+        "longer": payload + b"\0",
+        "replayed": payload,
+        "ack": b"\x03" + sender.take_ack()[HEADER_BYTES:],
+    }[change]
+    assert not receiver.proves_close(payload)
+
+
+# --- nonces ----------------------------------------------------------------------------------------------------------
+
+
+def test_the_counters_end_before_they_wrap() -> None:
+    sender, receiver = pair()
+    sender._sender = CipherState(KEYS[0], NONCE_LIMIT)
+    sender.pending.append(b"data")
+    with pytest.raises(NonceExhausted):
+        sender.next_fwd(100)
+    receiver._receiver = CipherState(KEYS[0], NONCE_LIMIT)
+    assert code_of(receiver.receive_fwd, bytes(30), 0, 30) == CloseReason.INTEGRITY
+    assert code_of(receiver.receive_ack, bytes(30)) == CloseReason.INTEGRITY
+    assert not receiver.proves_close(bytes(18))
+
+
+# --- confirmation ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", [ACK, FWD, CLOSE])
+def test_only_a_frame_that_opens_confirms(kind: int) -> None:
+    sender, receiver = pair()
+    receiver.state = StreamState.CONFIRMING
+    with pytest.raises(StreamFault):
+        receiver.receive_ack(bytes(22))
+    assert receiver.state is StreamState.CONFIRMING
+    sender.pending.append(b"data")
+    if kind == ACK:
+        receiver.receive_ack(sender.take_ack()[HEADER_BYTES:])
+    elif kind == FWD:
+        carry(sender, receiver)
+    else:
+        receiver.proves_close(sender.close_frame(0)[HEADER_BYTES:])
+    assert receiver.state is (StreamState.CONFIRMING if kind == CLOSE else StreamState.OPEN)
+
+
+# --- another path ----------------------------------------------------------------------------------------------------
+
+
+@settings(max_examples=200)
+@given(st.data())
+def test_any_cut_and_any_number_of_paths(data: st.DataObject) -> None:
+    """Two ends go on over path after path; what was under way is lost each time."""
+    window, ack_limit = 120, 50
+    sender, receiver = pair(window=window, ack_limit=ack_limit)
+    written = received = b""
+    read = 0
+    attempts = ResumeAttempts(receiver, rate_per_s=0, burst=9, now=0.0)
+    for path in range(1, data.draw(st.integers(2, 5))):
+        for what in data.draw(st.lists(st.sampled_from(["write", "send", "ack", "read", "lose", "end"]), max_size=12)):
+            if what == "write" and not sender.end_wanted:
+                piece = bytes((len(written) + n) % 251 for n in range(33))
+                sender.pending.append(piece)
+                written += piece
+            elif what == "send" and sender.sendable:
+                received += carry(sender, receiver, 36)
+            elif what == "ack" and receiver.ack_due:
+                acknowledge(receiver, sender)
+            elif what == "read":
+                receiver.consumed(len(received) - read)
+                read = len(received)
+            elif what == "end":
+                sender.end()
+            elif what == "lose":
+                break
+        while data.draw(st.booleans()) and sender.sendable:
+            sender.next_fwd(36)  # on its way, and never to arrive
+        if receiver.ack_due and data.draw(st.booleans()):
+            receiver.take_ack()  # so is this
+        told = receiver.resume_bytes
+        assert sender.acked_bytes <= told <= receiver.received_bytes
+        new_sender, new_receiver = pair(window=window, ack_limit=ack_limit, path=path)
+        new_receiver.state = StreamState.CONFIRMING
+        attempts.begin(RELAY, new_receiver, told)
+        new_sender.go_on_from(sender, told, 0)
+        if data.draw(st.booleans()) and new_sender.sendable:
+            received += carry(new_sender, new_receiver, 36)  # proof and data in one read
+        else:
+            acknowledge(new_sender, new_receiver)
+        new_receiver.go_on_from(receiver, 0, told)
+        sender, receiver = new_sender, new_receiver
+        assert written.startswith(received)
+        assert receiver.received_bytes == len(received)
+        assert receiver.unread_bytes == len(received) - read <= window + ack_limit
+        assert sender.sent_bytes + len(sender.pending) == len(written)
+    sender.end()
+    for _ in range(60):
+        receiver.consumed(len(received) - read)
+        read = len(received)
+        while sender.sendable:
+            received += carry(sender, receiver, 36)
+        if receiver.ack_due:
+            acknowledge(receiver, sender)
+    assert received == written
+    assert receiver.end_received and sender.end_acked and sender.drained
+
+
+def half_acknowledged() -> tuple[SecureStream, SecureStream]:
+    """Six bytes acknowledged, eleven sent, fifteen written."""
+    sender, receiver = three_sent()
+    sender.receive_ack(forge_ack(sender, receiver, 1, rolling(b"one", b"two")))
+    sender.pending.append(b"four")
+    return sender, receiver
+
+
+@pytest.mark.parametrize(("claimed", "left"), [(6, b"threefour"), (8, b"reefour"), (11, b"four")])
+def test_what_is_sent_again(claimed: int, left: bytes) -> None:
+    sender, _ = half_acknowledged()
+    new = end(0, path=1)
+    new.go_on_from(sender, claimed, 0)
+    assert new.pending.take(100) == left
+    assert new.sent_bytes == new.acked_bytes == claimed
+
+
+@pytest.mark.parametrize("claimed", [0, 5, 12, 15, 2**64 - 1])
+def test_counts_that_cannot_be(claimed: int) -> None:
+    sender, _ = half_acknowledged()
+    assert code_of(end(0, path=1).go_on_from, sender, claimed, 0) == CloseReason.INTEGRITY
+    assert len(sender.pending) == 4  # nothing was taken from it
+
+
+def test_the_end_is_sent_again_and_taken_again() -> None:
+    sender, receiver = pair()
+    sender.pending.append(b"data")
+    sender.end()
+    carry(sender, receiver)
+    carry(sender, receiver)
+    acknowledge(receiver, sender)
+    new_sender, new_receiver = pair(path=1)
+    new_sender.go_on_from(sender, 4, 0)
+    new_receiver.go_on_from(receiver, 0, 4)
+    assert new_sender.sendable and not new_sender.drained and not new_receiver.end_received
+    assert carry(new_sender, new_receiver) == b""
+    assert new_receiver.end_received
+    acknowledge(new_receiver, new_sender)
+    assert new_sender.end_acked
+
+
+def test_what_came_on_the_old_path_meanwhile_is_not_taken_twice() -> None:
+    sender, receiver = pair()
+    sender.pending.append(b"abcdefgh")
+    assert carry(sender, receiver, 16 + 3) == b"abc"
+    told = receiver.resume_bytes
+    assert carry(sender, receiver, 16 + 3) == b"def"  # the old path was still good for something
+    new_sender, new_receiver = pair(path=1)
+    new_sender.go_on_from(sender, told, 0)
+    new_receiver.go_on_from(receiver, 0, told)
+    assert [carry(new_sender, new_receiver, 16 + 2) for _ in range(3)] == [b"", b"g", b"h"]
+    acknowledge(new_receiver, new_sender)
+    assert new_sender.drained and new_sender.acked_bytes == 8
+
+
+def test_what_came_on_a_path_before_the_last_one_need_not_be_sent_again() -> None:
+    sender, receiver = pair()
+    sender.pending.append(b"abcdefgh")
+    told = receiver.resume_bytes
+    assert carry(sender, receiver, 16 + 3) == b"abc"  # after it was told
+    second, second_receiver = pair(path=1)
+    second.go_on_from(sender, told, 0)
+    second_receiver.go_on_from(receiver, 0, told)
+    assert (second.sent_bytes, second_receiver.resume_bytes) == (0, 3)
+    third, third_receiver = pair(path=2)
+    third.go_on_from(second, 3, 0)
+    third_receiver.go_on_from(second_receiver, 0, 3)
+    assert carry(third, third_receiver) == b"defgh"
+    assert code_of(end(0, path=3).go_on_from, third, 9, 0) == CloseReason.INTEGRITY
+
+
+def test_a_stopped_reader_is_not_filled_up_by_one_path_after_the_other() -> None:
+    sender, receiver = pair(window=100, ack_limit=10)
+    sender.pending.append(bytes(10_000))
+    for path in range(1, 6):
+        while sender.sendable:
+            carry(sender, receiver, 36)
+            if receiver.ack_due:
+                acknowledge(receiver, sender)
+        assert receiver.unread_bytes <= 110 + 20
+        told = receiver.resume_bytes
+        new_sender, new_receiver = pair(window=100, ack_limit=10, path=path)
+        new_sender.go_on_from(sender, told, 0)
+        new_receiver.go_on_from(receiver, 0, told)
+        sender, receiver = new_sender, new_receiver
+
+
+def test_a_path_that_was_left_keeps_neither_data_nor_keys() -> None:
+    sender, receiver = half_acknowledged()
+    new = end(0, path=1)
+    new.go_on_from(sender, 6, 0)
+    assert not sender.pending and not sender._outstanding
+    assert (sender.sent_bytes, sender.acked_bytes) == (11, 6), "the counts stay"
+    with pytest.raises(NonceExhausted):
+        sender.take_ack()
+    assert code_of(sender.receive_ack, receiver.take_ack()[HEADER_BYTES:]) == CloseReason.INTEGRITY
+
+
+def test_a_path_that_is_over_keeps_no_keys_but_what_is_not_acknowledged() -> None:
+    sender, _ = half_acknowledged()
+    sender.discard()
+    with pytest.raises(NonceExhausted):
+        sender.take_ack()
+    new = end(0, path=1)
+    new.go_on_from(sender, 6, 0)
+    assert new.pending.take(100) == b"threefour"
+
+
+@pytest.mark.parametrize("claims_all", [True, False], ids=["claims to have it all", "claims to have nothing"])
+def test_600_paths_without_an_acknowledgement_hold_one_window(claims_all: bool) -> None:
+    """551 MB are sealed, sent and read; by reference counts alone no more than a window of them is kept."""
+    window_bytes = 1 << 20
+    sender = end(1)
+    chunk = bytes(65_536)
+    read_bytes = 0
+    tracemalloc.start()
+    gc.disable()
+    try:
+        for path in range(600):
+            while len(sender.pending) < window_bytes:
+                sender.pending.append(chunk)
+            while sender.sendable:
+                read_bytes += len(sender.next_fwd(65_000)[1]) - BOX_OVERHEAD_BYTES - SEQUENCE_BYTES
+            sender.discard()
+            new, old = end(1, path=1 + path % 200), weakref.ref(sender)
+            new.go_on_from(sender, sender.sent_bytes if claims_all else 0, 0)
+            sender = new
+            assert old() is None
+        size_bytes, _ = tracemalloc.get_traced_memory()
+    finally:
+        gc.enable()
+        tracemalloc.stop()
+    assert read_bytes > 551_000_000
+    assert size_bytes < 3 * window_bytes
+
+
+def test_proofs_of_two_paths_and_data_of_both_in_one_read() -> None:
+    """A relay that held the first back: what came on it is not taken a second time from the other."""
+    sender, receiver = pair()
+    attempts = ResumeAttempts(receiver, rate_per_s=0, burst=9, now=0.0)
+    sender.pending.append(b"abcdef")
+    paths = []
+    for path in (1, 2):
+        new_sender, new_receiver = pair(path=path)
+        new_receiver.state = StreamState.CONFIRMING
+        attempts.begin((REMOTE, RELAY)[path - 1], new_receiver, receiver.resume_bytes)
+        new_sender.go_on_from(sender, 0, 0)
+        sender = new_sender
+        paths.append((new_sender, new_receiver, new_sender.next_fwd(BOX_OVERHEAD_BYTES + 3 * path)[1]))
+    got = b""
+    for _, new_receiver, sealed in paths:
+        got += new_receiver.receive_fwd(sealed, 0, len(sealed))[0]
+    assert got == b"abcdef"
+    for _, new_receiver, _ in paths:
+        assert not new_receiver.is_late
+        new_receiver.go_on_from(receiver, 0, 0)
+        receiver = new_receiver
+    assert (receiver.received_bytes, receiver.unread_bytes) == (6, 6)
+
+
+def test_a_proof_that_comes_behind_that_of_a_later_attempt() -> None:
+    receiver = end(1)
+    attempts = ResumeAttempts(receiver, rate_per_s=0, burst=9, now=0.0)
+    ends = []
+    for path in (1, 2):
+        new_sender, new_receiver = pair(path=path)
+        new_receiver.state = StreamState.CONFIRMING
+        attempts.begin((REMOTE, RELAY)[path - 1], new_receiver, 0)
+        ends.append((new_sender, new_receiver))
+    for new_sender, new_receiver in ends[::-1]:
+        acknowledge(new_sender, new_receiver)
+    assert [receiver.is_late for _, receiver in ends] == [True, False]
+
+
+def test_what_came_on_the_old_path_behind_the_proof_does_not_count_as_unread() -> None:
+    sender, receiver = pair()
+    attempts = ResumeAttempts(receiver, rate_per_s=0, burst=9, now=0.0)
+    sender.pending.append(b"abcdef")
+    old = [sender.next_fwd(BOX_OVERHEAD_BYTES + 3)[1] for _ in range(2)]
+    assert receiver.receive_fwd(old[0], 0, len(old[0]))[0] == b"abc"
+    new_sender, new_receiver = pair(path=1)
+    new_receiver.state = StreamState.CONFIRMING
+    attempts.begin(RELAY, new_receiver, 3)
+    new_sender.go_on_from(sender, 3, 0)
+    acknowledge(new_sender, new_receiver)
+    receiver.receive_fwd(old[1], 0, len(old[1]))  # dropped by the transport: it has moved
+    new_receiver.go_on_from(receiver, 0, 3)
+    assert new_receiver.unread_bytes == 3
+    assert carry(new_sender, new_receiver) == b"def"
+    assert new_receiver.unread_bytes == 6
+
+
+def test_a_later_attempt_is_never_told_less_than_an_earlier_one() -> None:
+    """The answer to the first was taken and its proof lost, and the reader has stopped since: an honest count again."""
+    sender, receiver = pair(window=200, ack_limit=10)
+    attempts = ResumeAttempts(receiver, rate_per_s=0, burst=9, now=0.0)
+    sender.pending.append(bytes(100))
+    carry(sender, receiver, BOX_OVERHEAD_BYTES + 10)
+    told = attempts.tell_bytes()
+    assert told == 10
+    attempts.begin(RELAY, waiting(1), told)
+    carry(sender, receiver, BOX_OVERHEAD_BYTES + 50)  # the old path delivers on
+    assert receiver.resume_bytes == 0, "acknowledgements are withheld"
+    second = end(0, path=1)
+    second.go_on_from(sender, told, 0)
+    third = end(0, path=2)
+    third.go_on_from(second, attempts.tell_bytes(), 0)
+    assert third.acked_bytes == told
+
+
+# --- how often (label resume-attempts) -------------------------------------------------------------------------------
+
+
+def waiting(path: int) -> SecureStream:
+    stream = end(1, path=path)
+    stream.state = StreamState.CONFIRMING
+    return stream
+
+
+def test_attempts_that_were_proved_use_up_the_rate() -> None:
+    attempts = ResumeAttempts(end(1), rate_per_s=2, burst=3, now=0.0)
+    for path in range(3):
+        assert attempts.may_begin(RELAY, 0.0)
+        stream = waiting(path)
+        attempts.begin(RELAY, stream, 0)
+        assert attempts.proved(stream, path + 1) is not None
+        attempts.moved(0.0)
+    assert not attempts.may_begin(RELAY, 0.0)
+    assert not attempts.may_begin(RELAY, 0.4)
+    assert attempts.may_begin(RELAY, 0.5)
+
+
+def test_attempts_that_are_never_proved_use_up_nothing() -> None:
+    """A relay can play a REQUEST again as often as it likes: only the last one waits."""
+    attempts = ResumeAttempts(end(1), rate_per_s=0, burst=2, now=0.0)
+    last = None
+    for path in range(100):
+        assert attempts.may_begin(RELAY, 0.0)
+        stream = waiting(path)
+        assert attempts.begin(RELAY, stream, 0) is last
+        last = stream
+    assert attempts.may_begin(REMOTE, 0.0), "another relay has its place"
+    attempts.begin(REMOTE, waiting(100), 0)
+    assert not attempts.may_begin(SecretKey(b"\x09" * 32).public_key, 0.0), "a token for each of those that wait"
+    assert last is not None
+    attempts.failed(last)
+    attempts.failed(last)
+    assert attempts.may_begin(SecretKey(b"\x09" * 32).public_key, 0.0)

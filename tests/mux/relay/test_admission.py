@@ -1,0 +1,154 @@
+"""Places of a server by group: who goes when there are no more."""
+
+from __future__ import annotations
+
+import random as stdlib_random
+from collections import Counter
+from dataclasses import dataclass, field
+from itertools import count
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dmsg.mux.relay.admission import Admission, Crowd, Origin
+from dmsg.mux.relay.switch import ServerLimits
+
+_numbers = count(1)
+
+
+@dataclass(eq=False)
+class One:
+    """A connection."""
+
+    origin: Origin
+    number: int = field(default_factory=lambda: next(_numbers))
+
+
+def one(host: str) -> One:
+    return One(Origin.of(host))
+
+
+def seeded(seed: int = 0) -> Admission[One]:
+    return Admission(ServerLimits(), random=stdlib_random.Random(seed).randbytes)
+
+
+@given(st.lists(st.tuples(st.booleans(), st.integers(0, 2), st.integers(0, 2)), max_size=120), st.randoms())
+def test_a_crowd_against_a_list(steps: list[tuple[bool, int, int]], random: stdlib_random.Random) -> None:
+    crowd, model = Crowd[One](), list[One]()
+    for adds, network, host in steps:
+        if adds or not model:
+            member = one(f"10.0.{network}.{host}")
+            crowd.add(member)
+            model.append(member)
+        else:
+            member = random.choice(model)
+            assert crowd.discard(member)
+            assert not crowd.discard(member)
+            model.remove(member)
+        assert len(crowd) == len(model)
+        addresses = Counter(each.origin.address for each in model)
+        networks = Counter(each.origin.network for each in model)
+        assert all(crowd.count(address) == n for address, n in addresses.items())
+        assert crowd.networks.most == max(networks.values(), default=0)
+        if not model:
+            with pytest.raises(KeyError):
+                crowd.largest()
+            continue
+        largest = crowd.largest()
+        inside = [each for each in model if each.origin.address == largest]
+        largest_network = inside[0].origin.network
+        assert networks[largest_network] == crowd.networks.most
+        assert len(inside) == max(n for a, n in addresses.items() if a.rpartition(".")[0] in largest_network)
+        assert crowd.oldest(largest) is inside[0]
+        assert crowd.drawn(largest, random.randbytes) in inside
+
+
+@pytest.mark.parametrize(
+    ("host", "address", "network"),
+    [
+        ("192.0.2.7", "192.0.2.7", "192.0.2.0/24"),
+        ("::ffff:192.0.2.7", "192.0.2.7", "192.0.2.0/24"),
+        ("2001:db8:1:2:3:4:5:6", "20010db800010002::/64", "2001:db8:1::/48"),
+    ],
+)
+def test_the_groups_of_an_address(host: str, address: str, network: str) -> None:
+    assert Origin.of(host) == Origin(address, network)
+
+
+def test_at_the_limit_of_all_strangers_the_oldest_of_the_largest_address_of_the_largest_network_goes() -> None:
+    """512 strangers: 200 hosts of one /48 with one each, 100 of one /24 with two, and single ones."""
+    table = seeded()
+    for number in range(200):
+        table.arrived(one(f"2001:db8:1:{number:x}::1"))
+    pairs = [one(f"10.0.0.{number // 2}") for number in range(200)]
+    singles = [one(f"20.{number}.0.1") for number in range(112)]
+    for each in [*pairs, *singles]:
+        assert table.arrived(each) is None
+    victim = table.arrived(one("10.0.0.200"))  # /48 and /24 have 200 each: the one that had them first
+    assert victim is not None
+    assert victim[0].origin.network == "2001:db8:1::/48"
+    assert victim[1] == "half_open"
+    victim = table.arrived(one("30.0.0.1"))
+    assert victim is not None
+    assert victim[0] is pairs[0]
+    assert len(table.strangers) == 512
+
+
+def test_10000_idle_clients_of_few_networks_and_a_stream_of_newcomers() -> None:
+    """The table is full of 11 addresses' idle clients. 2,000 honest ones from as many networks come, and stay; so do 100
+    honest listeners that were there first."""
+    table = seeded()
+    listeners = [one(f"20.0.{number}.1") for number in range(100)]
+    crowd = [one(f"10.0.0.{number % 11}") for number in range(9_900)]
+    for each in [*listeners, *crowd]:
+        assert table.victim(each.origin) is None
+        table.joined(each)
+    assert table.spare == 9_900 - 10_000 // 64
+    newcomers = [one(f"30.{number >> 8}.{number & 255}.1") for number in range(2_000)]
+    gone = []
+    for each in newcomers:
+        victim = table.victim(each.origin)
+        assert victim is not None
+        table.left(victim)
+        gone.append(victim)
+        table.joined(each)
+    assert not {*gone} & {*listeners, *newcomers}
+    shares = Counter(each.origin.address for each in crowd if each not in {*gone})
+    assert max(shares.values()) - min(shares.values()) <= 1
+
+
+def test_in_one_group_those_that_were_there_long_are_preferred() -> None:
+    """1,000 idle clients behind one address, 300 newcomers: of the older half 95 % stay, of the newcomers half."""
+    table = seeded()
+    first = [one("10.0.0.1") for _ in range(1_000)]
+    for each in first:
+        table.joined(each)
+    newcomers = [one("10.0.0.1") for _ in range(300)]
+    for each in newcomers:
+        victim = table.victim(each.origin)
+        assert victim is not None
+        table.left(victim)
+        table.joined(each)
+    assert sum(each in table.admitted for each in first[:500]) >= 475
+    assert sum(each in table.admitted for each in newcomers) >= 150
+
+
+def test_who_has_no_idle_client_to_end_turns_the_newcomer_away() -> None:
+    table: Admission[One] = Admission(ServerLimits(connections=3, connections_per_address=2))
+    a, b, c = one("10.0.0.1"), one("10.0.0.1"), one("10.0.1.1")
+    for each in (a, b, c):
+        table.joined(each)
+        table.carries(each)
+    assert table.is_full(a.origin)
+    assert table.victim(a.origin) is None
+    assert table.victim(Origin.of("10.0.2.1")) is None
+    table.rests(a)  # its network has two clients quiet or busy, the newcomer's none
+    assert table.victim(Origin.of("10.0.2.1")) is None
+    table.rests(b)
+    assert table.victim(Origin.of("10.0.2.1")) in (a, b)
+    assert table.victim(Origin.of("10.0.1.2")) is None, "that network would have as many"
+    table.is_busy(a)
+    table.left(b)
+    table.rests(b)
+    assert table.victim(Origin.of("10.0.2.1")) is None

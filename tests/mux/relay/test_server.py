@@ -1,0 +1,97 @@
+"""The server as a service: what the tests of its rules and of its weaknesses do not touch."""
+
+from __future__ import annotations
+
+import pytest
+import pytest_twisted
+from twisted.internet.endpoints import TCP4ClientEndpoint, TCP4ServerEndpoint
+from twisted.internet.error import CannotListenError
+from twisted.internet.protocol import Factory, Protocol
+from twisted.internet.task import deferLater
+
+from dmsg.crypto.keys import SecretKey
+from dmsg.eventlog.log import MemoryEventLog
+from dmsg.eventlog.schema import SessionDown, SessionUp, TransportOpened
+from dmsg.mux.core.wire import CLOSE, REQUEST, encode_close, encode_frame
+from dmsg.mux.relay.server import DmsgServer
+from dmsg.mux.relay.switch import ServerLimits
+from dmsg.testing.memory import MemoryNetwork
+from dmsg.testing.network import LocalNetwork
+from dmsg.testing.raw import connect_raw
+
+
+@pytest_twisted.ensureDeferred
+async def test_listening_on_a_port_that_is_taken(reactor, logged_errors):
+    taken = await TCP4ServerEndpoint(reactor, 0, interface="127.0.0.1").listen(Factory())
+    endpoint = TCP4ServerEndpoint(reactor, taken.getHost().port, interface="127.0.0.1")
+    server = DmsgServer(reactor, SecretKey.generate(), endpoint)
+    server.startService()
+    with pytest.raises(CannotListenError):
+        await server.listening()
+    assert not server.ready
+    assert len(logged_errors.flush(CannotListenError)) == 1
+    await server.stopService()
+    await taken.stopListening()
+
+
+@pytest_twisted.ensureDeferred
+async def test_who_takes_no_answers_is_not_read_from():
+    """What waits for him stays within the limit and one read's answers; once he takes them he gets every one."""
+    pipe_bytes, limit_bytes, requests = 8_192, 2_000, 20_000
+    memory = MemoryNetwork(high_water_bytes=pipe_bytes)
+    limits = ServerLimits(requests_per_s=1e9, request_burst=10**9, control_backlog_bytes=limit_bytes)
+    async with LocalNetwork(memory, servers=1, discovery=None, limits=limits) as network:
+        [pinned] = network.pinned
+        endpoint = TCP4ClientEndpoint(memory, pinned.address.host, pinned.address.port)
+        raw = await network.wait(connect_raw(endpoint, pinned.public_key))
+        raw.pause()
+        payload = raw.key.public_key.raw + SecretKey.generate().public_key.raw
+        for first in range(0, requests, 100):
+            raw.send_frames((REQUEST, 2 * at, payload) for at in range(first, first + 100))
+            memory.advance(0)
+        [server] = network.servers
+        port = server.switch.ports[raw.key.public_key.raw]
+        answers_of_a_read = pipe_bytes // len(encode_frame(REQUEST, 0, payload)) * len(encode_close(0, 0))
+        assert limit_bytes < port.control_backlog_bytes <= limit_bytes + answers_of_a_read
+        assert port.frames_in < requests
+        raw.resume()
+        while port.frames_in < requests or port.control_backlog_bytes:
+            await network.settle()
+        await network.settle()
+        assert [(frame.kind, frame.transport_id) for frame in raw.take_frames()[1:]] == [
+            (CLOSE, 2 * at) for at in range(requests)
+        ]
+        raw.close()
+
+
+@pytest_twisted.ensureDeferred
+async def test_the_log_says_how_long_the_peer_took_to_accept():
+    """At the side that asked; the other answered at once."""
+    memory = MemoryNetwork(delay_s=0.25)
+    log = MemoryEventLog()
+    async with LocalNetwork(memory, servers=1, discovery=None, events=log) as network:
+        alice, bob = await network.client(), await network.client()
+        bob.listen(Factory.forProtocol(Protocol))
+        await network.wait(alice.connect(Factory.forProtocol(Protocol), bob.public_key))
+        memory.advance(1.0)  # Bob is told once Alice has proved herself
+        taken = sorted(event.accept_ms for event in log.of(TransportOpened) if event.security != "unknown")
+    # to the relay and on, and back the same way
+    assert taken == [0.0, pytest.approx(1_000.0)]
+
+
+@pytest_twisted.ensureDeferred
+async def test_the_log_of_a_client_tells_when_sessions_come_and_go():
+    memory = MemoryNetwork()
+    log = MemoryEventLog()
+    async with LocalNetwork(memory, servers=1, discovery=None) as network:
+        await network.client(events=log)
+        [server] = network.servers
+        for port in list(server.switch.ports.values()):
+            port.owner.transport.abortConnection()
+        await network.wait(deferLater(memory, 10.0))
+    server_key = str(server.key.public_key)
+    assert [(event.server, event.reason) for event in log.of(SessionUp)] == [
+        (server_key, "first"),
+        (server_key, "reconnect"),
+    ]
+    assert server_key in {event.server for event in log.of(SessionDown)}

@@ -1,0 +1,194 @@
+"""An operator's list of relays: they are used only, or first."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from random import Random
+from typing import Any
+
+import pytest
+import pytest_twisted
+from twisted.internet.endpoints import TCP4ServerEndpoint
+from zope.interface import implementer
+
+from dmsg.address import HostPort, PinnedServer
+from dmsg.crypto.keys import SecretKey
+from dmsg.discovery.entry import ClientPart, Entry, ServerPart
+from dmsg.errors import ConfigError, DialError, EntryNotFound, StageError
+from dmsg.interfaces import IDiscovery
+from dmsg.mux.relay.server import DmsgServer
+from dmsg.relays.choice import RelaysFrom, RelaysMode
+from dmsg.relays.operator_list import ListedRelay
+from dmsg.testing.memory import MemoryNetwork
+from dmsg.testing.network import LocalNetwork
+
+KEYS = [SecretKey.generate() for _ in range(8)]
+RELAYS = [key.public_key for key in KEYS]
+
+
+@dataclass
+class Choice:
+    """A list in force."""
+
+    named: list[ListedRelay]
+    only: bool
+    changed: Any = field(default=None)
+
+    def relays(self):
+        return self.named
+
+
+@implementer(IDiscovery)
+class Listing:
+    """Lists every relay of the world."""
+
+    def __init__(self):
+        self.entries = {}
+        self.looked_up = []
+
+    async def available_servers(self):
+        return list(self.entries.values())
+
+    async def get_entry(self, public_key):
+        self.looked_up.append(public_key)
+        if public_key not in self.entries:
+            raise EntryNotFound
+        return self.entries[public_key]
+
+
+class World:
+    """Eight relays of networks of their own, unless ``hosts`` says otherwise."""
+
+    def __init__(self, *hosts):
+        self.memory = MemoryNetwork(delay_s=0.005, random=Random(1))
+        self.network = LocalNetwork(self.memory, servers=0, discovery=None, random=Random(2).randbytes)
+        self.listing = Listing()
+        self.hosts = hosts or tuple(f"192.0.{number}.1" for number in range(8))
+
+    async def __aenter__(self):
+        for number, host in enumerate(self.hosts):
+            self.add(number, host)
+        return self
+
+    async def __aexit__(self, *_):
+        await self.network.stop()
+
+    def add(self, number, host):
+        endpoint = TCP4ServerEndpoint(self.memory, 80, interface=host)
+        server = DmsgServer(self.memory, KEYS[number], endpoint, now_ns=self.network.now_ns)
+        server.startService()
+        self.network.servers.append(server)
+        part = ServerPart(f"{host}:80", 5)
+        self.listing.entries[RELAYS[number]] = Entry("0.0.1", 0, 1, RELAYS[number], None, part).sign(KEYS[number])
+
+    def choice(self, *numbers, only=False, addresses=True):
+        return Choice(
+            [ListedRelay(RELAYS[one], HostPort(self.hosts[one], 80) if addresses else None) for one in numbers], only
+        )
+
+    def client(self, choice, **options):
+        client = self.network.new_client(discovery=self.listing, publish=False, relays=choice, **options)
+        client.startService()
+        return client
+
+    def held(self, client, after_s=10.0):
+        self.memory.advance(after_s)
+        return set(client.pool.sessions)
+
+
+@pytest.mark.parametrize("only", [False, True])
+@pytest.mark.parametrize("addresses", [False, True])
+@pytest_twisted.ensureDeferred
+async def test_relays_of_the_list_are_used(only, addresses):
+    async with World() as world:
+        for _ in range(4):
+            client = world.client(world.choice(1, 2, only=only, addresses=addresses))
+            assert world.held(client) == {RELAYS[1], RELAYS[2]}
+            await world.network.stop_client(client)
+
+
+@pytest.mark.parametrize("only", [False, True])
+@pytest_twisted.ensureDeferred
+async def test_others_are_used_when_none_of_a_preferred_list_is_to_be_had(only):
+    async with World() as world:
+        for host in world.hosts[:2]:
+            world.memory.silence(host, 80)
+        client = world.client(world.choice(0, 1, only=only))
+        held = world.held(client)
+        assert len(held) == (0 if only else 2)
+        world.memory.heal(world.hosts[0], 80)
+        world.memory.advance(120)
+        assert (RELAYS[0] in client.pool.sessions) == only
+
+
+@pytest_twisted.ensureDeferred
+async def test_a_list_alone_keeps_no_more_than_a_relay_of_each_network():
+    """Seven relays of one network, of which the list does not tell where they are: one session."""
+    async with World(*(f"192.0.2.{number}" for number in range(1, 8)), "192.0.3.1") as world:
+        client = world.client(world.choice(*range(7), only=True, addresses=False))
+        assert len(world.held(client, 60.0)) == 1
+        assert len(world.memory.pipes) == 1
+
+
+@pytest_twisted.ensureDeferred
+async def test_with_only_the_list_nothing_else_is_connected_to_not_even_by_a_dial():
+    async with World() as world:
+        choice = world.choice(1, only=True)
+        client = world.client(choice, servers=[PinnedServer(RELAYS[7], HostPort(world.hosts[7], 80))], min_servers=2)
+        assert world.held(client) == {RELAYS[1], RELAYS[7]}
+        caught = []
+        client.pool.get(RELAYS[3]).addErrback(caught.append)
+        assert caught[0].check(StageError) and caught[0].value.reason == "not on the relay list"
+        choice.named = [*choice.named, *world.choice(3).named]
+        await world.network.wait(client.pool.get(RELAYS[3]))
+
+
+@pytest_twisted.ensureDeferred
+async def test_a_dial_says_that_the_peers_relay_is_not_on_the_list():
+    async with World() as world:
+        peer = SecretKey.generate()
+        world.listing.entries[peer.public_key] = Entry(
+            "0.0.1", 0, 1, peer.public_key, ClientPart((RELAYS[5],)), None
+        ).sign(peer)
+        client = world.client(world.choice(1, only=True))
+        world.memory.advance(5)
+        with pytest.raises(DialError) as caught:
+            await world.network.wait(client.dial(peer.public_key))
+        assert [one.reason for one in caught.value.attempts] == ["not on the relay list"]
+
+
+@pytest.mark.parametrize("only", [False, True])
+@pytest_twisted.ensureDeferred
+async def test_a_list_that_comes_late_is_taken_up_and_one_that_expires_ends_no_session(only):
+    async with World() as world:
+        choice = Choice([], only)
+        client = world.client(choice)
+        assert len(world.held(client)) == (0 if only else 2)
+        if only:
+            choice.named = world.choice(1, 2).named
+            choice.changed()
+            assert world.held(client, 2.0) == {RELAYS[1], RELAYS[2]}
+            choice.named = []
+            assert world.held(client, 60.0) == {RELAYS[1], RELAYS[2]}
+
+
+@pytest.mark.parametrize(
+    ("texts", "option"),
+    [
+        (("", "", "only"), "relays-mode"),
+        (("", str(RELAYS[0]), ""), "relays-key"),
+        (("list.json", "", ""), "relays-key"),
+        (("list.json", "02ab", ""), "relays-key"),
+        (("list.json", str(RELAYS[0]), "both"), "relays-mode"),
+    ],
+)
+def test_what_is_wrong_with_the_settings_is_said(texts, option):
+    with pytest.raises(ConfigError) as caught:
+        RelaysFrom.parse(texts, "the environment")
+    assert (caught.value.option, caught.value.source) == (option, "the environment")
+
+
+def test_the_settings_of_a_list():
+    both = f"{RELAYS[0]},{RELAYS[1]}"
+    assert RelaysFrom.parse(("a", both, "only")) == RelaysFrom("a", (RELAYS[0], RELAYS[1]), RelaysMode.ONLY)
+    assert RelaysFrom.parse(("", "", "")) is None
