@@ -186,8 +186,10 @@ class LimitedRequest(Request):
         self.channel.refuse(head % (status, RESPONSES.get(status, b""), JSON_TYPE, len(body)) + body)
 
     def requestReceived(self, command: bytes, path: bytes, version: bytes) -> None:
-        """All of the request is there."""
+        """All of the request is there. What type its body is said to have counts for nothing: it is JSON or an error."""
         if not self._refused:
+            # Twisted would read the type with the parser for e-mail, and then forms, which costs as much as a signature.
+            self.requestHeaders.removeHeader(b"content-type")
             super().requestReceived(command, path, version)  # type: ignore[no-untyped-call]
 
     def _release(self) -> None:

@@ -401,6 +401,19 @@ def head(*headers: bytes) -> bytes:
     return b"\r\n".join([b"POST /discovery/entries HTTP/1.1", b"Host: h", *headers]) + b"\r\n\r\n"
 
 
+@pytest.mark.parametrize(
+    "kind", [b"text/plain", b"multipart/form-data", b"application/x-www-form-urlencoded", b"\xff;"]
+)
+@pytest_twisted.ensureDeferred
+async def test_a_body_is_json_whatever_its_type_says(api: Harness, make_entry: Any, kind: bytes) -> None:
+    """``curl --data`` calls everything a form; a form without a boundary ends no connection."""
+    api.start()
+    for body, status in ((make_entry("alice").to_json(), b"200"), (b"a=b&c=d", b"400")):
+        fields = (b"Content-Type: " + kind, b"Content-Length: %d" % len(body), b"Connection: close")
+        answer = await api.raw(head(*fields) + body)
+        assert answer.startswith(b"HTTP/1.1 " + status) and b'"code":' + status in answer
+
+
 @pytest_twisted.ensureDeferred
 async def test_a_body_too_long_is_refused_before_its_first_byte(api: Harness) -> None:
     api.start()
