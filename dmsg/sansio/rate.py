@@ -47,7 +47,7 @@ class TokenBucket:
         More than ``burst`` at once never passes. ``keep`` tokens have to be left: they are for those that ask for
         less to be kept, who so come first when there are few.
         """
-        if not self.has(now, n, keep=keep):
+        if n + keep > self._refill(now):
             return False
         self._tokens -= n
         return True
@@ -147,12 +147,14 @@ class RecentIds:
     def discard(self, item: int) -> None:
         """Forget ``item``; silent when it is not there."""
         number, at = divmod(item, self._PAGE_IDS)
-        for pages in (self._newer, self._older):
-            page = pages.get(number)
-            if page is not None and page[at >> 3] & 1 << (at & 7):
-                page[at >> 3] ^= 1 << (at & 7)
-                if pages is self._newer:
-                    self._count -= 1
+        bit = 1 << (at & 7)
+        page = self._newer.get(number)
+        if page is not None and page[at >> 3] & bit:
+            page[at >> 3] ^= bit
+            self._count -= 1
+        page = self._older.get(number)
+        if page is not None and page[at >> 3] & bit:
+            page[at >> 3] ^= bit
 
     def __contains__(self, item: int) -> bool:
         number, at = divmod(item, self._PAGE_IDS)
@@ -260,11 +262,12 @@ class FairBucket(Generic[T]):
     def take(self, source: T, now: float) -> bool:
         """Take a token for ``source``: ``True`` lets the thing pass, ``False`` takes nothing."""
         self._refill(now)
-        debt = max(0.0, self._debts.get(source, 0.0) - self._paid)
+        paid, mark = self._paid, self._debts.get(source, 0.0)
+        debt = mark - paid if mark > paid else 0.0
         if self._tokens < 1 or debt >= self._tokens:
             return False
         self._tokens -= 1
-        self._debts[source] = self._paid + debt + 1
+        self._debts[source] = paid + debt + 1
         return True
 
     def idle(self, now: float) -> bool:
@@ -273,10 +276,13 @@ class FairBucket(Generic[T]):
         return self._tokens >= self.burst
 
     def _refill(self, now: float) -> None:
-        earned = max(0.0, now - self._updated) * self.rate_per_s  # a clock that jumps backwards earns nothing
-        self._updated = now
-        self._tokens = min(self.burst, self._tokens + earned)
-        self._paid += earned / max(1, len(self._debts))
+        elapsed = now - self._updated
+        if elapsed:
+            self._updated = now
+        if elapsed > 0:  # a clock that jumps backwards earns nothing
+            earned = elapsed * self.rate_per_s
+            self._tokens = min(self.burst, self._tokens + earned)
+            self._paid += earned / (len(self._debts) or 1)
         if not 0 <= now - self._pruned < self._PRUNE_S:
             self._pruned = now
             self._debts = {source: mark for source, mark in self._debts.items() if mark > self._paid}

@@ -37,7 +37,7 @@ from dmsg.mux.core.wire import FRAME_PAYLOAD_LIMIT_BYTES, CloseReason, reason_na
 from dmsg.mux.relay.admission import Admission, Origin
 from dmsg.mux.relay.events import PortDropped, RequestRefused, SwitchEvent, TransportEnded, TransportStarted
 from dmsg.mux.relay.handshake_budget import HandshakeBudget
-from dmsg.mux.relay.member import Port
+from dmsg.mux.relay.member import Half, Port
 from dmsg.mux.relay.shell import ServerFactory, ServerShell
 from dmsg.mux.relay.switch import ServerLimits, Switch
 from dmsg.sansio.jitter import Jitter
@@ -333,50 +333,54 @@ class DmsgServer(Service):
         self._arm()
 
     def _on_switch_event(self, event: SwitchEvent) -> None:
-        server = str(self.key.public_key)
         match event:
             case TransportStarted(asking=half):
                 self.admission.carries(_shell_of(half.port))
                 self.admission.carries(_shell_of(half.other.port))
-                self._emit(
-                    ev.TransportOpened(
-                        _shell_of(half.port).number,
-                        half.id,
-                        str(half.port.remote),
-                        str(half.other.port.remote),
-                        server,
-                        (half.opened_at - half.since) * 1000,
-                        "unknown",
-                    )
-                )
+                if self._events is not None:
+                    self._emit(self._opened(half))
             case TransportEnded(asking=half):
                 for port in (half.port, half.other.port):
                     if not port.halves:
                         self.admission.rests(_shell_of(port))
-                self._emit(
-                    ev.TransportClosed(
-                        _shell_of(half.port).number,
-                        half.id,
-                        str(half.port.remote),
-                        str(half.other.port.remote),
-                        server,
-                        reason_name(event.reason),
-                        event.reason,
-                        event.by,
-                        self.reactor.seconds() - half.opened_at if event.was_open else 0.0,
-                        half.other.bytes,
-                        half.bytes,
-                        max(half.queue_peak_bytes, half.other.queue_peak_bytes),
-                        "unknown",
-                        half.id,
-                        server,
-                    )
-                )
+                if self._events is not None:
+                    self._emit(self._closed(event))
             case RequestRefused(port=port, reason=reason):
                 self._report.add(_shell_of(port).number, str(port.remote), "request", reason)
             case PortDropped(port=port, reason=reason):
                 self.admission.left(_shell_of(port))
                 _shell_of(port).fail(RemoteProtocolError("connection", reason))
+
+    def _opened(self, half: Half) -> ev.TransportOpened:
+        return ev.TransportOpened(
+            _shell_of(half.port).number,
+            half.id,
+            str(half.port.remote),
+            str(half.other.port.remote),
+            str(self.key.public_key),
+            (half.opened_at - half.since) * 1000,
+            "unknown",
+        )
+
+    def _closed(self, event: TransportEnded) -> ev.TransportClosed:
+        half, server = event.asking, str(self.key.public_key)
+        return ev.TransportClosed(
+            _shell_of(half.port).number,
+            half.id,
+            str(half.port.remote),
+            str(half.other.port.remote),
+            server,
+            reason_name(event.reason),
+            event.reason,
+            event.by,
+            self.reactor.seconds() - half.opened_at if event.was_open else 0.0,
+            half.other.bytes,
+            half.bytes,
+            max(half.queue_peak_bytes, half.other.queue_peak_bytes),
+            "unknown",
+            half.id,
+            server,
+        )
 
     def _arm(self) -> None:
         due = self.switch.next_timeout()
