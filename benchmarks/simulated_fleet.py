@@ -30,8 +30,8 @@ from dmsg.errors import DialError, DmsgError
 from dmsg.eventlog.schema import Event
 from dmsg.interfaces import IEventLog, IRankedDiscovery
 from dmsg.mux.client.service import ClientConfig, DmsgClient
+from dmsg.mux.relay.limits import RelayLimits
 from dmsg.mux.relay.server import DmsgServer
-from dmsg.mux.relay.switch import ServerLimits
 from dmsg.relays.scores import ScoreConfig
 from dmsg.testing.memory import MemoryNetwork, Path
 from dmsg.testing.pipe import Pipe
@@ -52,7 +52,7 @@ _SERVERS_LISTED: Final = 64
 STALL_S: Final = 75.0
 
 #: A relay that lets each connection have three transports and then one more every 20 s. It stays so for a whole run.
-FULL: Final = replace(ServerLimits(), requests_per_s=0.05, request_burst=3, drain_timeout_s=0.0)
+FULL: Final = replace(RelayLimits(), requests_per_s=0.05, request_burst=3, drain_timeout_s=0.0)
 
 
 @dataclass(frozen=True)
@@ -79,7 +79,7 @@ class FleetPlan:
     """
 
     relays: Sequence[Sequence[RelayState]]
-    limits: dict[int, ServerLimits] = field(default_factory=dict)
+    limits: dict[int, RelayLimits] = field(default_factory=dict)
     clients: int = 50
     duration_s: float = 1200.0
     dial_every_s: float = 15.0
@@ -243,7 +243,7 @@ class _Fleet:
             TCP4ServerEndpoint(self.network, port, interface=_host(number)),
             public_address=HostPort(_host(number), port),
             discovery=_Discovery(self),
-            limits=self.plan.limits.get(number, replace(ServerLimits(), drain_timeout_s=0.0)),
+            limits=self.plan.limits.get(number, replace(RelayLimits(), drain_timeout_s=0.0)),
             events=_Log(self, "server", key.public_key),
             random=Random(f"{self.plan.seed} server {number}").randbytes,
             now_ns=self.now_ns,

@@ -13,15 +13,15 @@ from twisted.internet.task import deferLater
 from benchmarks.processes import raise_open_files
 from dmsg.address import HostPort
 from dmsg.crypto.keys import SecretKey, read_key_file
+from dmsg.mux.relay.limits import RelayLimits
 from dmsg.mux.relay.server import DmsgServer
-from dmsg.mux.relay.switch import ServerLimits
 from dmsg.ops.gc import settle_memory
 
 USES_TWISTED = True
 
 
 class Role:
-    """Options: ``limits`` (fields of ServerLimits), ``discovery`` (a URL), ``key_file`` and ``port`` (else new ones)."""
+    """Options: ``limits`` (fields of RelayLimits), ``discovery`` (a URL), ``key_file`` and ``port`` (else new ones)."""
 
     def __init__(self, reactor: Any, options: dict[str, Any]) -> None:
         raise_open_files()
@@ -41,7 +41,7 @@ class Role:
             TCP4ServerEndpoint(reactor, self.port, backlog=1024, interface="127.0.0.1"),
             public_address=HostPort("127.0.0.1", self.port),
             discovery=discovery,
-            limits=dataclasses.replace(ServerLimits(), **options.get("limits", {})),
+            limits=dataclasses.replace(RelayLimits(), **options.get("limits", {})),
         )
 
     async def start(self) -> dict[str, Any]:

@@ -113,8 +113,8 @@ async def _start_discovery(stack: AsyncExitStack, reactor: Any, store_url: str, 
 
 async def _start_relay(stack: AsyncExitStack, reactor: Any, key: SecretKey, discovery_url: str) -> str:
     from dmsg.discovery.client import HttpDiscovery
+    from dmsg.mux.relay.limits import RelayLimits
     from dmsg.mux.relay.server import DmsgServer
-    from dmsg.mux.relay.switch import ServerLimits
 
     discovery = HttpDiscovery.connect(discovery_url, reactor)
     stack.push_async_callback(discovery.close)
@@ -131,7 +131,7 @@ async def _start_relay(stack: AsyncExitStack, reactor: Any, key: SecretKey, disc
         endpoint,
         public_address=address,
         discovery=discovery,
-        limits=ServerLimits(drain_timeout_s=DRAIN_TIMEOUT_S),
+        limits=RelayLimits(drain_timeout_s=DRAIN_TIMEOUT_S),
         now_ns=time.time_ns,
     )
     server.startService()

@@ -15,7 +15,7 @@ from dmsg.discovery.ranks_source import REFRESH_S as RANKS_REFRESH_S
 from dmsg.discovery.stores.memory import StoreLimits
 from dmsg.eventlog.files import LIMIT_BYTES, ROTATE_BYTES, ROTATE_S
 from dmsg.http.server import DiscoveryLimits
-from dmsg.mux.relay.switch import ServerLimits
+from dmsg.mux.relay.limits import RelayLimits
 from dmsg.ops.config import CONFIG_VARIABLE, setting, variables_of
 
 _LISTEN_HELP = "endpoint to listen on, such as tcp:8080:interface=127.0.0.1 or systemd:domain=INET:index=0"
@@ -49,7 +49,7 @@ class ServerSettings(CommonSettings):
     discovery: str | None = setting("URL of the discovery to register in, such as http://127.0.0.1:9090", default=None)
     discovery_prefix: str = setting("first part of discovery's paths", default="messaging-discovery")
     drain_timeout: float | None = setting("seconds open transports may go on after SIGTERM", default=None)
-    limits: ServerLimits = field(default_factory=ServerLimits)
+    limits: RelayLimits = field(default_factory=RelayLimits)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

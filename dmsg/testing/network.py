@@ -38,8 +38,8 @@ from dmsg.errors import DiscoveryError
 from dmsg.interfaces import IDiscovery, IEntryStore, IEventLog
 from dmsg.mux.client.prover import XkProver
 from dmsg.mux.client.service import DmsgClient
+from dmsg.mux.relay.limits import RelayLimits
 from dmsg.mux.relay.server import DmsgServer
-from dmsg.mux.relay.switch import ServerLimits
 from dmsg.testing.memory import MemoryNetwork
 
 __all__ = ["LocalNetwork", "MemoryDiscovery"]
@@ -132,7 +132,7 @@ class LocalNetwork:
         *,
         servers: int = 2,
         discovery: Literal["memory", "http"] | None = "memory",
-        limits: ServerLimits | None = None,
+        limits: RelayLimits | None = None,
         events: IEventLog | None = None,
         random: Random = os.urandom,
     ) -> None:
@@ -144,7 +144,7 @@ class LocalNetwork:
         self.pinned: list[PinnedServer] = []
         self.discovery: IDiscovery | None = None
         self.discovery_url = ""
-        self.limits = limits or replace(ServerLimits(), drain_timeout_s=DRAIN_TIMEOUT_S)
+        self.limits = limits or replace(RelayLimits(), drain_timeout_s=DRAIN_TIMEOUT_S)
         self._kind = discovery
         self._server_count = servers
         self._events = events

@@ -255,10 +255,10 @@ def _caller_limits() -> type:
     return CallerLimits
 
 
-def _server_limits() -> type:
-    from dmsg.mux.relay.switch import ServerLimits
+def _relay_limits() -> type:
+    from dmsg.mux.relay.limits import RelayLimits
 
-    return ServerLimits
+    return RelayLimits
 
 
 def _client_config() -> type:
@@ -293,7 +293,7 @@ def _race_config() -> type:
 
 #: Name -> the class, found when it is asked for.
 LIMITS: Final[dict[str, Callable[[], type]]] = {
-    "ServerLimits": _server_limits,
+    "RelayLimits": _relay_limits,
     "ClientConfig": _client_config,
     "ConnectionConfig": _client_part("connection"),
     "PoolConfig": _client_part("pool"),

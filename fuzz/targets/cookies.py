@@ -9,10 +9,10 @@ from dmsg.errors import RemoteProtocolError
 from dmsg.mux.core.handshake import COOKIE_BYTES
 from dmsg.mux.relay.admission import Origin
 from dmsg.mux.relay.handshake_budget import COOKIE_SLOT_S, CookieJar, HandshakeBudget
-from dmsg.mux.relay.switch import ServerLimits
+from dmsg.mux.relay.limits import RelayLimits
 from fuzz.choices import Choices, repeatable
 
-_LIMITS = ServerLimits(
+_LIMITS = RelayLimits(
     handshakes_per_s_per_address=1.0,
     handshake_burst_per_address=2,
     handshakes_per_s_per_network=2.0,

@@ -10,12 +10,12 @@ from dmsg.mux.core.handshake import LENGTH_BYTES, MESSAGE_LIMIT_BYTES, Handshake
 from dmsg.mux.core.hello import hop_payload
 from dmsg.mux.relay.admission import Origin
 from dmsg.mux.relay.handshake_budget import HandshakeBudget
-from dmsg.mux.relay.switch import ServerLimits
+from dmsg.mux.relay.limits import RelayLimits
 from fuzz.choices import Choices, repeatable
 from fuzz.oracles import KEYS
 
 _CLIENT, _SERVER = KEYS[:2]
-_BUSY = ServerLimits(handshake_burst_per_address=1, handshakes_per_s_per_address=0.5)
+_BUSY = RelayLimits(handshake_burst_per_address=1, handshakes_per_s_per_address=0.5)
 _ORIGIN = Origin("192.0.2.1", "192.0.2.0/24")
 
 

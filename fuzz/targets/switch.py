@@ -8,15 +8,16 @@ from typing import Any
 from dmsg.errors import RemoteProtocolError
 from dmsg.mux.core.wire import ACCEPT, ACK, CLOSE, FWD, OK, REQUEST, REQUEST_BYTES, encode_frame, split_frames
 from dmsg.mux.relay.events import PortDropped
+from dmsg.mux.relay.limits import RelayLimits
 from dmsg.mux.relay.member import Half, Port
-from dmsg.mux.relay.switch import ServerLimits, Switch
+from dmsg.mux.relay.switch import Switch
 from fuzz.choices import Choices, repeatable
 from fuzz.oracles import KEYS, PlainRecords
 
 _CLIENTS = [key.public_key for key in KEYS[:5]]
 _GROUPS = ("", "192.0.2.1", "192.0.2.2")
 #: Small, so that a short input reaches every one of them.
-_LIMITS = ServerLimits(
+_LIMITS = RelayLimits(
     connections=4,
     transports_per_connection=8,
     transports_per_source=2,

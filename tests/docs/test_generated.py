@@ -25,7 +25,7 @@ from dmsg.mux.core.handshake import COOKIE_BYTES
 from dmsg.mux.core.limits import ConnectionConfig, ListenerLimits
 from dmsg.mux.core.window import AckGate
 from dmsg.mux.relay.handshake_budget import COOKIE_SLOT_S
-from dmsg.mux.relay.switch import ServerLimits
+from dmsg.mux.relay.limits import RelayLimits
 from dmsg.ops.config import settings_of
 from dmsg.relays.pool import PoolConfig
 from dmsg.sansio.rate import RecentIds
@@ -98,7 +98,7 @@ def test_every_limit_has_its_row(name: str) -> None:
 
 
 def test_limits_come_with_the_comment_above_them() -> None:
-    groups = {name: group for group in tables.field_groups(ServerLimits) for name in group.names}
+    groups = {name: group for group in tables.field_groups(RelayLimits) for name in group.names}
     assert groups["queue_hard_bytes"] is groups["queue_soft_bytes"]
     assert groups["queue_soft_bytes"].comment.startswith("Bytes waiting for one transport's receiver")
     assert groups["connections"] is not groups["half_open"]
@@ -163,7 +163,7 @@ def test_figures_are_included_as_they_were_printed(
 # --- sentences -------------------------------------------------------------------------------------------------------
 
 _CONFIG = ConnectionConfig()
-_LIMITS = ServerLimits()
+_LIMITS = RelayLimits()
 _LISTENER = ListenerLimits()
 _CALLERS = CallerLimits()
 _POOL = PoolConfig()

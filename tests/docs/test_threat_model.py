@@ -13,7 +13,7 @@ from dmsg.discovery.proofs.limits import ProofLimits
 from dmsg.http.server import DiscoveryLimits
 from dmsg.mux.core.e2e import CONFIRM_TIMEOUT_S
 from dmsg.mux.core.limits import ConnectionConfig, ListenerLimits
-from dmsg.mux.relay.switch import ServerLimits
+from dmsg.mux.relay.limits import RelayLimits
 from dmsg.relays.race import RaceConfig
 from dmsg.relays.state import GROUP_LIMIT, RELAYS_LIMIT
 
@@ -27,7 +27,7 @@ ROWS = {
         r"^   \* - \*\*([a-z]+-\d+)\*\* (.*?)(?=^   \* - |^\S|\Z)", PAGE, re.MULTILINE | re.DOTALL
     )
 }
-_RELAY, _DISCOVERY, _LISTENER = ServerLimits(), DiscoveryLimits(), ListenerLimits()
+_RELAY, _DISCOVERY, _LISTENER = RelayLimits(), DiscoveryLimits(), ListenerLimits()
 _PROOFS, _RACE, _CALLERS = ProofLimits(), RaceConfig(), CallerLimits()
 
 

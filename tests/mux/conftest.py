@@ -10,7 +10,8 @@ import pytest
 
 from dmsg.crypto.keys import SecretKey
 from dmsg.mux.core.wire import ACCEPT, CLOSE, FWD, REQUEST, CloseReason, encode_frame, split_frames
-from dmsg.mux.relay.switch import ServerLimits, Switch
+from dmsg.mux.relay.limits import RelayLimits
+from dmsg.mux.relay.switch import Switch
 
 FRAME_DATA_BYTES = 16_000
 
@@ -121,7 +122,7 @@ class Relay:
         self.now = 1_000.0
         ids = iter(range(0x100, 1 << 40, 0x100))
         self.random: Callable[[int], bytes] = lambda size: (next(ids) & 0xFFFF).to_bytes(size, "big")
-        self.limits = ServerLimits(**limits)
+        self.limits = RelayLimits(**limits)
         self.switch = Switch(self.limits, random=self.random)
 
     def join(self, name: str, address: str = "") -> Member:

@@ -29,8 +29,8 @@ from dmsg.glue.shell import Shell
 from dmsg.http.server import DiscoveryLimits
 from dmsg.mux.client.prover import XkProver
 from dmsg.mux.core.handshake import Handshake, Role
+from dmsg.mux.relay.limits import RelayLimits
 from dmsg.mux.relay.server import DmsgServer
-from dmsg.mux.relay.switch import ServerLimits
 
 HONEST, SYBILS, SYBIL_NETWORKS, NAMING_THE_THIRD = 10, 10_000, 50, 180
 
@@ -187,7 +187,7 @@ class SybilWorld:
             endpoint,
             public_address=address,
             discovery=self.discovery,
-            limits=ServerLimits(drain_timeout_s=0.2),
+            limits=RelayLimits(drain_timeout_s=0.2),
             now_ns=time.time_ns,
         )
         server.startService()

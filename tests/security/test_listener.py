@@ -22,7 +22,7 @@ from dmsg.mux.client.pending import StreamOwner
 from dmsg.mux.core.e2e import Resume, SecureInitiator
 from dmsg.mux.core.negotiation import Security
 from dmsg.mux.core.wire import CLOSE, FWD, REQUEST, CloseReason
-from dmsg.mux.relay.switch import ServerLimits
+from dmsg.mux.relay.limits import RelayLimits
 from dmsg.testing.hostile import RelayFrame, drop
 from dmsg.testing.memory import Path
 from dmsg.testing.network import MemoryDiscovery
@@ -121,7 +121,7 @@ async def test_a_stranger_does_not_lock_a_listener(scene, message, keys, listed)
 async def test_a_thousand_keys_at_a_thousand_requests_a_second(scene, listed):
     """An offer has 256 ms then before its place goes to another one; a friend needs a round trip of 100."""
     async with scene() as s:
-        s.limits = ServerLimits(strays_per_s=1e9, stray_burst=10**9)  # it is the relay that makes the requests up
+        s.limits = RelayLimits(strays_per_s=1e9, stray_burst=10**9)  # it is the relay that makes the requests up
         await s.set(listed=listed)
         be_slow(s)
         bob, relay = s.bob.public_key, s.relay.key.public_key
@@ -223,7 +223,7 @@ class Asked(MemoryDiscovery):
 
 async def watched(s, **options):
     s.discovery = Asked(s.now_ns)
-    s.limits = ServerLimits(strays_per_s=1e9, stray_burst=10**9)
+    s.limits = RelayLimits(strays_per_s=1e9, stray_burst=10**9)
     await s.set(**options)
     s.discovery.peers.clear()
     return s.discovery

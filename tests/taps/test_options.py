@@ -15,7 +15,7 @@ from zope.interface.verify import verifyObject
 
 from dmsg.address import HostPort
 from dmsg.crypto.keys import SecretKey, write_key_file
-from dmsg.mux.relay.switch import ServerLimits
+from dmsg.mux.relay.limits import RelayLimits
 from dmsg.ops.config import settings_of
 from dmsg.taps import discovery, server
 from dmsg.taps._parsers import LazyClientParser, LazyServerParser
@@ -74,17 +74,17 @@ def test_a_server_with_everything() -> None:
     assert settings.public_address == HostPort("relay.example", 8080)
     assert (settings.listen, settings.discovery, settings.drain_timeout) == ("tcp:1", "http://d", 3.0)
     assert (settings.events, settings.admin, settings.node) == ("-", "tcp:2", "r1")
-    assert settings.limits == ServerLimits(connections=5)
+    assert settings.limits == RelayLimits(connections=5)
 
 
 def test_defaults_are_those_of_the_limits() -> None:
-    assert parse(server, "--key", "k").limits == ServerLimits()
+    assert parse(server, "--key", "k").limits == RelayLimits()
     assert parse(discovery) == DiscoverySettings()
 
 
 def test_every_limit_is_an_option() -> None:
     options = {one.option for one in settings_of(ServerSettings)}
-    assert {f"limit-{name.replace('_', '-')}" for name in ServerLimits.__dataclass_fields__} <= options
+    assert {f"limit-{name.replace('_', '-')}" for name in RelayLimits.__dataclass_fields__} <= options
     assert "store-limit-server-ttl-s" in {one.option for one in settings_of(DiscoverySettings)}
 
 

@@ -22,8 +22,8 @@ from dmsg.mux.client.service import ClientConfig, DmsgClient
 from dmsg.mux.core.hello import HopLimits, hop_payload
 from dmsg.mux.core.negotiation import Security
 from dmsg.mux.core.wire import FrameType
+from dmsg.mux.relay.limits import RelayLimits
 from dmsg.mux.relay.server import DmsgServer
-from dmsg.mux.relay.switch import ServerLimits
 from dmsg.relays.pool import PoolConfig
 from dmsg.testing.raw import RawConnection, RawServer, connect_raw
 
@@ -200,7 +200,7 @@ class World:
 
     Echo, Recorder, EAGER = Echo, Recorder, EAGER
 
-    def __init__(self, reactor: Any, limits: ServerLimits | None = None, *, bystanders: bool = True) -> None:
+    def __init__(self, reactor: Any, limits: RelayLimits | None = None, *, bystanders: bool = True) -> None:
         self.reactor = reactor
         self.log = Log()
         self.key = SecretKey.generate()

@@ -36,7 +36,7 @@ from dmsg.mux.core.wire import (
     CloseReason,
     encode_frame,
 )
-from dmsg.mux.relay.switch import ServerLimits
+from dmsg.mux.relay.limits import RelayLimits
 from dmsg.relays.pool import PoolConfig
 
 pytestmark = pytest.mark.system
@@ -337,7 +337,7 @@ async def test_w14_a_server_that_vanishes(world):
 async def test_w17_close_and_write_at_the_same_time(world):
     """A Write that met a close could hang for ever. Here: however they meet, both ends are told within a bound."""
     choose = random.Random(17)
-    limits = ServerLimits(requests_per_s=1e6, request_burst=10**6)
+    limits = RelayLimits(requests_per_s=1e6, request_burst=10**6)
     async with world(limits) as w:
         listener, dialler = await w.client(), await w.client()
         accepted = []

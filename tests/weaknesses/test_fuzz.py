@@ -18,14 +18,14 @@ from dmsg.crypto.keys import SecretKey
 from dmsg.crypto.noise import NoiseHandshake
 from dmsg.mux.core.stream import StreamState
 from dmsg.mux.core.wire import ACCEPT, ACK, CLOSE, FWD, OK, REQUEST, encode_frame
-from dmsg.mux.relay.switch import ServerLimits
+from dmsg.mux.relay.limits import RelayLimits
 from dmsg.testing.raw import RawConnection, connect_raw, packet
 
 pytestmark = pytest.mark.system
 sync = pytest_twisted.ensureDeferred
 
 #: Generous rates, so that garbage is judged for what it is and not for how much of it there is.
-LIMITS = ServerLimits(
+LIMITS = RelayLimits(
     requests_per_s=1e6, request_burst=10**6, stray_burst=10**6, half_open_per_address=500, handshake_timeout_s=2.0
 )
 

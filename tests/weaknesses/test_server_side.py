@@ -23,7 +23,7 @@ from dmsg.eventlog import schema as ev
 from dmsg.mux.core.record import COUNTER_LIMIT, RecordLayer
 from dmsg.mux.core.tlv import Tlv, decode_tlvs
 from dmsg.mux.core.wire import ACCEPT, ACK, CLOSE, FWD, OK, REQUEST, CloseReason, encode_frame
-from dmsg.mux.relay.switch import ServerLimits
+from dmsg.mux.relay.limits import RelayLimits
 from dmsg.testing.raw import ForgedKey, connect_raw, packet
 
 pytestmark = pytest.mark.system
@@ -150,7 +150,7 @@ async def test_w05_silent_connections(world, descriptors):
 
     Here: a new client gets in at once next to 100 of them, and they are gone after the handshake's time limit.
     """
-    async with world(ServerLimits(handshake_timeout_s=1.0)) as w:
+    async with world(RelayLimits(handshake_timeout_s=1.0)) as w:
         before = descriptors()
         silent = [await w.raw(source=f"127.0.0.{2 + i % 2}", shake=False) for i in range(100)]
         began = w.reactor.seconds()
@@ -167,7 +167,7 @@ async def test_w05_silent_connections(world, descriptors):
 @sync
 async def test_w05_half_open_connections_of_one_address_are_limited(world):
     """The limits on strangers: above that of an address its oldest goes, above that of all the largest address's oldest."""
-    limits = ServerLimits(half_open=12, half_open_per_address=8, first_byte_timeout_s=5.0)
+    limits = RelayLimits(half_open=12, half_open_per_address=8, first_byte_timeout_s=5.0)
     async with world(limits) as w:
         crowd = [await w.raw(source="127.0.0.2", shake=False) for _ in range(10)]
         await w.until(lambda: [raw.lost_reason is not None for raw in crowd] == [True] * 2 + [False] * 8)
@@ -207,7 +207,7 @@ async def test_w05_a_trickle_of_handshakes_starves_nobody(world):
 @sync
 async def test_w05_bytes_that_follow_a_handshake_keep_their_order(world):
     """What a client sends right behind its handshake must not overtake it while both wait for a crowd of strangers."""
-    async with world(ServerLimits(stray_burst=1_000)) as w:
+    async with world(RelayLimits(stray_burst=1_000)) as w:
         crowd = [await w.raw(shake=False) for _ in range(50)]
         firsts = [NoiseHandshake("XK", initiator=True, static=w.key, remote_static=w.key.public_key.raw) for _ in crowd]
         eager = await w.raw(shake=False)
@@ -267,7 +267,7 @@ async def test_w07_all_ids_of_a_client_taken(world):
 
     Here: the answer is an immediate CLOSE, and costs next to nothing.
     """
-    limits = ServerLimits(
+    limits = RelayLimits(
         transports_per_connection=70_000,
         pending_requests=70_000,
         unanswered_per_target=70_000,
@@ -301,7 +301,7 @@ async def test_w07_all_ids_of_a_client_taken(world):
 @sync
 async def test_w07_transports_of_one_client_are_limited(world):
     """Neither who asks nor who is asked can be made to hold more transports than the limit, or more requests."""
-    async with world(ServerLimits(transports_per_connection=20, unanswered_per_target=10, pending_requests=1_000)) as w:
+    async with world(RelayLimits(transports_per_connection=20, unanswered_per_target=10, pending_requests=1_000)) as w:
         victim, attacker, other = await w.accepting_raw(), await w.raw(), await w.accepting_raw()
         for i in range(10):
             assert (await w.soon(attacker.request(victim.key.public_key, 2 * i), 1.0)).kind == ACCEPT
@@ -338,7 +338,7 @@ async def test_w08_a_stuck_receiver_stops_nobody_else(world, pumping):
 
     Here: others are served within 100 ms all the while, and the transport to the stuck one ends with slow_consumer.
     """
-    limits = ServerLimits(slow_consumer_timeout_s=0.6)
+    limits = RelayLimits(slow_consumer_timeout_s=0.6)
     async with world(limits) as w:
         stuck, sender, third = await w.accepting_raw(), await w.raw(), await w.accepting_raw()
         other = await w.client()
@@ -379,7 +379,7 @@ async def test_w08_a_stuck_receiver_stops_nobody_else(world, pumping):
 @sync
 async def test_w08_what_is_queued_in_all_is_limited(world):
     """Stuck receivers cannot fill the server's memory, nor keep others from opening transports."""
-    limits = ServerLimits(queued_total_bytes=1 << 20, queue_soft_bytes=4 << 20, queue_hard_bytes=8 << 20)
+    limits = RelayLimits(queued_total_bytes=1 << 20, queue_soft_bytes=4 << 20, queue_hard_bytes=8 << 20)
     async with world(limits) as w:
         stuck = await w.accepting_raw()
         sender = await w.raw()
@@ -414,7 +414,7 @@ async def _busy_pair(w, **options):
 @sync
 async def test_w09_connections_are_limited(world):
     """There was no limit on connections. Here: what is too much is told why, and turned away."""
-    async with world(ServerLimits(connections=4)) as w:
+    async with world(RelayLimits(connections=4)) as w:
         await _busy_pair(w)
         turned_away = await w.raw(ok=False)
         ok = await w.soon(turned_away.next_frame())
@@ -426,7 +426,7 @@ async def test_w09_connections_are_limited(world):
 @sync
 async def test_w09_connections_of_one_address_are_limited(world):
     """One address cannot take every place."""
-    async with world(ServerLimits(connections_per_address=4)) as w:
+    async with world(RelayLimits(connections_per_address=4)) as w:
         for _ in range(2):
             await _busy_pair(w, source="127.0.0.2")
         turned_away = await w.raw(source="127.0.0.2", ok=False)
@@ -439,7 +439,7 @@ async def test_w09_connections_of_one_address_are_limited(world):
 @sync
 async def test_w09_requests_are_limited(world):
     """Nothing limited unanswered requests, their rate, or how long they wait. Here: rate_limited and a time limit."""
-    async with world(ServerLimits(pending_requests=5, request_timeout_s=0.5, request_burst=20, requests_per_s=1)) as w:
+    async with world(RelayLimits(pending_requests=5, request_timeout_s=0.5, request_burst=20, requests_per_s=1)) as w:
         victim, raw = await w.raw(), await w.raw()
         for i in range(0, 10, 2):
             raw.send_request(victim.key.public_key, i)
@@ -474,7 +474,7 @@ async def test_w09_a_flood_of_strays_is_abuse(world, kind):
 @sync
 async def test_w09_bytes_per_second_are_limited(world):
     """A connection may be held to a rate: it is read from more slowly, and loses nothing."""
-    async with world(ServerLimits(bytes_per_s=1_000_000)) as w:
+    async with world(RelayLimits(bytes_per_s=1_000_000)) as w:
         receiver, raw = await w.accepting_raw(), await w.raw()
         await w.soon(raw.request(receiver.key.public_key, 2))
         began = w.reactor.seconds()
@@ -542,7 +542,7 @@ async def test_w11_counters_end_before_nonces_repeat(world):
 @sync
 async def test_w12_ok_is_the_first_frame(world):
     """A client could be reached before it had been sent OK. Here: OK first, however eagerly others dial."""
-    limits = ServerLimits(requests_per_s=1e6, request_burst=10**6, pending_requests=1_000, stray_burst=10**6)
+    limits = RelayLimits(requests_per_s=1e6, request_burst=10**6, pending_requests=1_000, stray_burst=10**6)
     async with world(limits) as w:
         key = SecretKey.generate()
         eager = await w.raw()
@@ -641,7 +641,7 @@ async def test_w15_an_id_in_use_is_asked_for_again(world):
 
     Here: both lose the transport and are told; who keeps doing it is dropped.
     """
-    async with world(ServerLimits(stray_burst=5, strays_per_s=0.0)) as w:
+    async with world(RelayLimits(stray_burst=5, strays_per_s=0.0)) as w:
         first, second, raw = await w.accepting_raw(), await w.accepting_raw(), await w.raw()
         for _ in range(5):
             assert (await w.soon(raw.request(first.key.public_key, 2))).kind == ACCEPT
@@ -725,7 +725,7 @@ async def test_w16_unknown_types_end_the_connection(world):
 @sync
 async def test_w19_ended_transports_leave_nothing(world, resident):
     """Rules were set to nil and never removed. Here: 5,000 transports later nothing of them is held."""
-    limits = ServerLimits(
+    limits = RelayLimits(
         requests_per_s=1e6,
         request_burst=10**6,
         pending_requests=1_000,

@@ -24,7 +24,7 @@ from dmsg.eventlog.log import MemoryEventLog
 from dmsg.mux.client.service import ClientConfig
 from dmsg.mux.core.handshake import COOKIE_BYTES
 from dmsg.mux.core.wire import ACCEPT, REQUEST
-from dmsg.mux.relay.switch import ServerLimits
+from dmsg.mux.relay.limits import RelayLimits
 from dmsg.testing.memory import MemoryNetwork
 from dmsg.testing.network import LocalNetwork
 from dmsg.testing.raw import RawConnection, connect_raw, packet
@@ -59,7 +59,7 @@ class Silent(Protocol):
 class Attacked(LocalNetwork):
     """One server in memory, and strangers from any address."""
 
-    def __init__(self, limits: ServerLimits | None = None) -> None:
+    def __init__(self, limits: RelayLimits | None = None) -> None:
         self.memory = MemoryNetwork(HeapClock(1_000.0), delay_s=0.05)
         self.log = MemoryEventLog()
         super().__init__(self.memory, servers=1, discovery=None, limits=limits, events=self.log)
@@ -112,9 +112,9 @@ async def test_one_ipv6_host_with_all_its_addresses(first):
     async with Attacked() as net:
         crowd = [net.stranger(f"2001:db8:0:1::{number:x}", first) for number in range(1, 513)]
         net.memory.advance(0.1)
-        assert net.server.stats()["half_open"] == ServerLimits().half_open_per_address
+        assert net.server.stats()["half_open"] == RelayLimits().half_open_per_address
         await net.honest("2001:db8:0:2::1")
-        assert sum(not one.is_lost for one in crowd) == ServerLimits().half_open_per_address
+        assert sum(not one.is_lost for one in crowd) == RelayLimits().half_open_per_address
 
 
 @pytest.mark.system
@@ -166,7 +166,7 @@ async def test_strangers_of_one_address_drive_out_each_other_and_not_a_handshake
 @sync
 async def test_idle_connections_of_few_networks_fill_the_table():
     """Each newcomer takes the place of one of them; a listener that is as idle, but not one of many, stays."""
-    async with Attacked(ServerLimits(connections=40, drain_timeout_s=0.0)) as net:
+    async with Attacked(RelayLimits(connections=40, drain_timeout_s=0.0)) as net:
         listener = await net.honest("20.0.0.1")
         crowd = [await net.honest(f"10.0.{number % 3}.{number}") for number in range(39)]
         assert net.server.available_connections > 0, "discovery would not list it any more"
@@ -182,7 +182,7 @@ async def test_idle_connections_of_few_networks_fill_the_table():
 @sync
 async def test_idle_connections_that_had_a_transport_once_fill_the_table():
     """A transport to oneself costs a REQUEST. Such connections make room, too, if their network has more than others."""
-    async with Attacked(ServerLimits(connections=20, drain_timeout_s=0.0)) as net:
+    async with Attacked(RelayLimits(connections=20, drain_timeout_s=0.0)) as net:
         used = await net.honest("20.0.0.1")
         await with_itself(net, used)
         crowd = [await net.honest("10.0.0.1") for _ in range(19)]
@@ -209,7 +209,7 @@ async def with_itself(net: Attacked, raw: RawConnection) -> None:
 
 @sync
 async def test_a_connection_with_a_transport_is_never_ended_for_a_newcomer():
-    async with Attacked(ServerLimits(connections=4, drain_timeout_s=0.0)) as net:
+    async with Attacked(RelayLimits(connections=4, drain_timeout_s=0.0)) as net:
         crowd = [await net.honest("10.0.0.1") for _ in range(4)]
         for one in crowd:
             one.send_request(one.key.public_key, 2)
@@ -227,7 +227,7 @@ async def test_a_connection_with_a_transport_is_never_ended_for_a_newcomer():
 async def test_replayed_first_messages_of_one_network():
     """A recorded first message cost two Diffie-Hellmans each time. 300 a second of it for 6 seconds, from 4 addresses of
     one network: what is answered is bounded by the budget of that network, and others notice nothing."""
-    limits = ServerLimits()
+    limits = RelayLimits()
     async with Attacked() as net:
         first = net.recorded()
         crowd = []
@@ -252,7 +252,7 @@ async def test_replayed_first_messages_of_one_network():
 @sync
 async def test_a_flood_of_connections_of_one_network_is_not_even_accepted():
     """Beyond four connections for each handshake they may begin, those of a network are closed at once."""
-    limits = ServerLimits(handshake_burst_per_network=200, handshake_burst_per_address=200, drain_timeout_s=0.0)
+    limits = RelayLimits(handshake_burst_per_network=200, handshake_burst_per_address=200, drain_timeout_s=0.0)
     async with Attacked(limits) as net:
         for step in range(1_000):
             net.stranger(f"10.0.0.{1 + step % 200}")
@@ -264,7 +264,7 @@ async def test_a_flood_of_connections_of_one_network_is_not_even_accepted():
         await net.honest("20.0.0.1")
 
 
-LOADED = ServerLimits(handshakes_per_s_per_address=0.01, handshake_burst_per_address=20, drain_timeout_s=0.0)
+LOADED = RelayLimits(handshakes_per_s_per_address=0.01, handshake_burst_per_address=20, drain_timeout_s=0.0)
 
 
 @sync

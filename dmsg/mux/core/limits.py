@@ -1,4 +1,4 @@
-"""The limits of a client's connections and listeners; those of a server stand in :mod:`dmsg.mux.relay.switch`."""
+"""The limits of a client's connections and listeners; those of a relay stand in :mod:`dmsg.mux.relay.limits`."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ from typing import Protocol as TypingProtocol
 
 from dmsg.address import address_group, network_group
 from dmsg.crypto.keys import Random
-from dmsg.mux.relay.switch import ServerLimits
+from dmsg.mux.relay.limits import RelayLimits
 from dmsg.sansio.tally import Tally
 
 #: A network that holds more than this part of all places with idle clients is expected to give the rest up: some 150 of
@@ -135,7 +135,7 @@ class Admission(Generic[M]):
     An admitted client is *fresh* until it has carried a transport, and *quiet* when the last one it carried is over.
     """
 
-    def __init__(self, limits: ServerLimits, *, random: Random = os.urandom) -> None:
+    def __init__(self, limits: RelayLimits, *, random: Random = os.urandom) -> None:
         self._limits = limits
         self._random = random
         self.strangers: Crowd[M] = Crowd()

@@ -17,7 +17,7 @@ from dmsg.crypto.noise import XK_MESSAGE_BYTES
 from dmsg.errors import RemoteProtocolError
 from dmsg.mux.core.handshake import COOKIE_BYTES
 from dmsg.mux.relay.admission import Origin
-from dmsg.mux.relay.switch import ServerLimits
+from dmsg.mux.relay.limits import RelayLimits
 from dmsg.sansio.rate import RateLimiterTable, TokenBucket
 
 #: A secret makes cookies for so long, and opens them for as long again: longer than a handshake may take.
@@ -69,7 +69,7 @@ def _table(rate_per_s: float, burst: float, *, times: int = 1) -> RateLimiterTab
 class HandshakeBudget:
     """The token buckets of all strangers."""
 
-    def __init__(self, limits: ServerLimits, now: float, *, random: Random = os.urandom, cookies: bool = True) -> None:
+    def __init__(self, limits: RelayLimits, now: float, *, random: Random = os.urandom, cookies: bool = True) -> None:
         self._cookies = CookieJar(random=random) if cookies else None
         address = limits.handshakes_per_s_per_address, limits.handshake_burst_per_address
         network = limits.handshakes_per_s_per_network, limits.handshake_burst_per_network

@@ -37,9 +37,10 @@ from dmsg.mux.core.wire import FRAME_PAYLOAD_LIMIT_BYTES, CloseReason, reason_na
 from dmsg.mux.relay.admission import Admission, Origin
 from dmsg.mux.relay.events import PortDropped, RequestRefused, SwitchEvent, TransportEnded, TransportStarted
 from dmsg.mux.relay.handshake_budget import HandshakeBudget
+from dmsg.mux.relay.limits import RelayLimits
 from dmsg.mux.relay.member import Half, Port
 from dmsg.mux.relay.shell import ServerFactory, ServerShell
-from dmsg.mux.relay.switch import ServerLimits, Switch
+from dmsg.mux.relay.switch import Switch
 from dmsg.sansio.jitter import Jitter
 
 _log = Logger()
@@ -67,7 +68,7 @@ class DmsgServer(Service):
         *,
         public_address: HostPort | None = None,
         discovery: IDiscovery | None = None,
-        limits: ServerLimits | None = None,
+        limits: RelayLimits | None = None,
         events: IEventLog | None = None,
         random: Random = os.urandom,
         now_ns: Callable[[], int] = time.time_ns,
@@ -75,7 +76,7 @@ class DmsgServer(Service):
     ) -> None:
         self.reactor = reactor
         self.key = key
-        self.limits = limits = limits or ServerLimits()
+        self.limits = limits = limits or RelayLimits()
         self.switch = Switch(limits, random=random)
         self.pacer = Pacer(reactor)
         self.ready = False

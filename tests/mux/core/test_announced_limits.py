@@ -40,14 +40,14 @@ from dmsg.mux.core.hello import HopLimits, hop_payload
 from dmsg.mux.core.limits import ListenerLimits
 from dmsg.mux.core.negotiation import Carrier, Security
 from dmsg.mux.core.wire import FRAME_PAYLOAD_LIMIT_BYTES, FWD, REQUEST, CloseReason
-from dmsg.mux.relay.switch import ServerLimits
+from dmsg.mux.relay.limits import RelayLimits
 from dmsg.relays.pool import PoolConfig
 from dmsg.testing.conformance import ConformanceProtocol
 from dmsg.testing.hostile import HostileNetwork, HostileServer, drop
 from dmsg.testing.memory import MemoryNetwork
 
 sync = pytest_twisted.ensureDeferred
-LIMITS = ServerLimits(drain_timeout_s=0.2)
+LIMITS = RelayLimits(drain_timeout_s=0.2)
 CONFIG = ClientConfig(
     pool=PoolConfig(backoff_first_s=0.1, backoff_limit_s=0.2, poll_s=0.2), dial=DialConfig(timeout_s=60.0)
 )
@@ -69,7 +69,7 @@ class Net(HostileNetwork):
     alice: DmsgClient
     bob: DmsgClient
 
-    def __init__(self, limits: ServerLimits = LIMITS, announced: HopLimits | None = None) -> None:
+    def __init__(self, limits: RelayLimits = LIMITS, announced: HopLimits | None = None) -> None:
         self.log = Log()
         super().__init__(MemoryNetwork(), servers=0, discovery=None, limits=limits, events=self.log)
         self._announced = announced

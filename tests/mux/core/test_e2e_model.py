@@ -43,8 +43,9 @@ from dmsg.mux.core.limits import ConnectionConfig
 from dmsg.mux.core.negotiation import Security
 from dmsg.mux.core.sealed_stream import SecureStream
 from dmsg.mux.core.wire import ACCEPT, REQUEST, encode_close, encode_frame
+from dmsg.mux.relay.limits import RelayLimits
 from dmsg.mux.relay.member import Port
-from dmsg.mux.relay.switch import ServerLimits, Switch
+from dmsg.mux.relay.switch import Switch
 from dmsg.relays.pool import PoolConfig
 
 WINDOW_BYTES = 2_000
@@ -70,7 +71,7 @@ CONFIG = ClientConfig(
     resume_pause_s=0.05,
     resume_pause_limit_s=0.2,
 )
-LIMITS = ServerLimits(requests_per_s=1e6, request_burst=10**6, strays_per_s=1e6, stray_burst=10**6)
+LIMITS = RelayLimits(requests_per_s=1e6, request_burst=10**6, strays_per_s=1e6, stray_burst=10**6)
 #: A client stops writing to the network when so much is on the way.
 HIGH_WATER_BYTES = 1_500
 _STREAMS = {side: Random(side).randbytes(1 << 18) for side in (0, 1)}

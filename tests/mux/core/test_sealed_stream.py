@@ -22,7 +22,7 @@ from dmsg.mux.core.resumption import ResumeAttempts
 from dmsg.mux.core.sealed_stream import NOTHING_YET, OUTSTANDING_LIMIT, SecureStream
 from dmsg.mux.core.stream import Stream, StreamFault, StreamState
 from dmsg.mux.core.wire import ACK, CLOSE, FWD, FWD_DATA_LIMIT_BYTES, HEADER, HEADER_BYTES, SEQUENCE_BYTES, CloseReason
-from dmsg.mux.relay.switch import ServerLimits
+from dmsg.mux.relay.limits import RelayLimits
 
 REMOTE = SecretKey(b"\x07" * 32).public_key
 RELAY = SecretKey(b"\x08" * 32).public_key
@@ -325,7 +325,7 @@ def test_no_more_than_a_window_waits_at_the_relay_however_small_the_writes_are(s
         header, sealed = sender.next_fwd(size + BOX_OVERHEAD_BYTES)
         waiting += len(header) + len(sealed)
     assert waiting < (1 << 20) + size
-    assert waiting < ServerLimits().queue_hard_bytes
+    assert waiting < RelayLimits().queue_hard_bytes
 
 
 def test_acks_are_withheld_while_too_much_is_unread() -> None:

@@ -25,8 +25,9 @@ from dmsg.mux.core.limits import ConnectionConfig
 from dmsg.mux.core.stream import Stream, StreamState
 from dmsg.mux.core.wire import CloseReason
 from dmsg.mux.relay.events import TransportStarted
+from dmsg.mux.relay.limits import RelayLimits
 from dmsg.mux.relay.member import Port
-from dmsg.mux.relay.switch import ServerLimits, Switch
+from dmsg.mux.relay.switch import Switch
 
 SERVER, *CLIENTS = (SecretKey(hashlib.sha256(name).digest()) for name in (b"server", b"alice", b"bob"))
 CONFIG = ConnectionConfig(
@@ -150,7 +151,7 @@ class Client:
 class Bench:
     def __init__(self) -> None:
         self.switch = Switch(
-            ServerLimits(stray_burst=100_000, request_burst=100_000, pending_requests=1_000), random=self.random
+            RelayLimits(stray_burst=100_000, request_burst=100_000, pending_requests=1_000), random=self.random
         )
         self.serials = iter(range(1, 1 << 30))
         self.clients: list[Client] = []

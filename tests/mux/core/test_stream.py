@@ -11,7 +11,7 @@ from dmsg.mux.core.e2e import UPGRADE_MAGIC
 from dmsg.mux.core.limits import ConnectionConfig
 from dmsg.mux.core.stream import FWD_OVERHEAD_BYTES, TRANSITIONS, Stream, StreamFault, StreamState
 from dmsg.mux.core.wire import ACK, FWD, CloseReason, encode_frame
-from dmsg.mux.relay.switch import ServerLimits
+from dmsg.mux.relay.limits import RelayLimits
 
 BOB = SecretKey(hashlib.sha256(b"bob").digest()).public_key
 
@@ -77,7 +77,7 @@ def test_what_waits_at_the_relay_is_bounded_however_small_the_writes_are(size: i
     waiting = 0
     while one.sendable:
         waiting += sum(map(len, one.next_fwd(size)))
-    assert waiting < ServerLimits().queue_soft_bytes
+    assert waiting < RelayLimits().queue_soft_bytes
 
 
 def test_acknowledges_what_the_gate_lets_through() -> None:

@@ -15,12 +15,12 @@ from dmsg.mux.core.handshake import COOKIE_BYTES, Handshake, Role
 from dmsg.mux.core.hello import hop_payload
 from dmsg.mux.relay.admission import Origin
 from dmsg.mux.relay.handshake_budget import COOKIE_SLOT_S, CookieJar, HandshakeBudget
-from dmsg.mux.relay.switch import ServerLimits
+from dmsg.mux.relay.limits import RelayLimits
 
 ALICE, SERVER = (SecretKey(hashlib.sha256(name).digest()) for name in (b"alice", b"server"))
 HOME = Origin.of("192.0.2.1")
 #: Three handshakes of an address without a cookie, three more with one.
-TIGHT = ServerLimits(handshakes_per_s_per_address=0.0, handshake_burst_per_address=6)
+TIGHT = RelayLimits(handshakes_per_s_per_address=0.0, handshake_burst_per_address=6)
 
 
 def client(*, extended: bool = True) -> Handshake:
@@ -33,7 +33,7 @@ def server(budget: HandshakeBudget, origin: Origin = HOME, **options: float) -> 
     return Handshake(Role.SERVER, SERVER, now=0.0, payload=hop_payload(), gate=gate, **options)  # type: ignore[arg-type]
 
 
-def exhausted(times: int, limits: ServerLimits = TIGHT, *, cookies: bool = True) -> HandshakeBudget:
+def exhausted(times: int, limits: RelayLimits = TIGHT, *, cookies: bool = True) -> HandshakeBudget:
     """A budget of which ``times`` first messages without a cookie were taken."""
     budget = HandshakeBudget(limits, 0.0, cookies=cookies)
     for _ in range(times):
@@ -88,7 +88,7 @@ def test_secrets_are_drawn_anew_and_forgotten() -> None:
 
 
 def test_without_load_a_handshake_is_as_ever() -> None:
-    budget = HandshakeBudget(ServerLimits(), 0.0)
+    budget = HandshakeBudget(RelayLimits(), 0.0)
     one, other = client(), server(budget)
     assert shake(one, other) == [51 + len(hop_payload())]
     assert not one.challenged
@@ -161,7 +161,7 @@ def test_a_message_without_a_good_cookie_is_answered_once(again: str) -> None:
 
 def test_a_message_1_with_a_payload_of_a_cookies_length_is_no_cookie() -> None:
     """Message 1 has no payload, but a peer may try."""
-    budget = HandshakeBudget(ServerLimits(), 0.0)
+    budget = HandshakeBudget(RelayLimits(), 0.0)
     message = b"m" * (49 + COOKIE_BYTES)
     assert budget.judge(HOME, message, 0.0) == (message, b"")
 
@@ -174,7 +174,7 @@ def test_a_server_without_extension_asks_for_none_and_uses_the_whole_budget() ->
 
 def test_an_address_cannot_use_up_what_a_network_has_nor_a_network_what_all_have() -> None:
     """Each at its worst: a message a millisecond for 10 seconds, with a cookie each time."""
-    limits = ServerLimits()
+    limits = RelayLimits()
     budget = HandshakeBudget(limits, 0.0)
     passed = {"one address": 0, "one network": 0}
     for step in range(10_000):
@@ -194,7 +194,7 @@ def test_an_address_cannot_use_up_what_a_network_has_nor_a_network_what_all_have
 
 
 def test_connections_are_counted_by_address_and_network() -> None:
-    limits = ServerLimits(
+    limits = RelayLimits(
         handshakes_per_s_per_address=0.25,
         handshake_burst_per_address=2,
         handshakes_per_s_per_network=0.0,
@@ -211,7 +211,7 @@ def test_connections_are_counted_by_address_and_network() -> None:
 
 
 def test_a_silent_client_has_less_time_than_one_that_began() -> None:
-    budget = HandshakeBudget(ServerLimits(), 0.0)
+    budget = HandshakeBudget(RelayLimits(), 0.0)
     silent = server(budget, timeout_s=5.0, first_byte_timeout_s=1.0)
     assert silent.next_timeout() == 1.0
     assert silent.handle_timeout(0.9) == []

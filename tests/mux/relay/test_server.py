@@ -13,8 +13,8 @@ from dmsg.crypto.keys import SecretKey
 from dmsg.eventlog.log import MemoryEventLog
 from dmsg.eventlog.schema import SessionDown, SessionUp, TransportOpened
 from dmsg.mux.core.wire import CLOSE, REQUEST, encode_close, encode_frame
+from dmsg.mux.relay.limits import RelayLimits
 from dmsg.mux.relay.server import DmsgServer
-from dmsg.mux.relay.switch import ServerLimits
 from dmsg.testing.memory import MemoryNetwork
 from dmsg.testing.network import LocalNetwork
 from dmsg.testing.raw import connect_raw
@@ -39,7 +39,7 @@ async def test_who_takes_no_answers_is_not_read_from():
     """What waits for him stays within the limit and one read's answers; once he takes them he gets every one."""
     pipe_bytes, limit_bytes, requests = 8_192, 2_000, 20_000
     memory = MemoryNetwork(high_water_bytes=pipe_bytes)
-    limits = ServerLimits(requests_per_s=1e9, request_burst=10**9, control_backlog_bytes=limit_bytes)
+    limits = RelayLimits(requests_per_s=1e9, request_burst=10**9, control_backlog_bytes=limit_bytes)
     async with LocalNetwork(memory, servers=1, discovery=None, limits=limits) as network:
         [pinned] = network.pinned
         endpoint = TCP4ClientEndpoint(memory, pinned.address.host, pinned.address.port)

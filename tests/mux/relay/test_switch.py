@@ -35,8 +35,9 @@ from dmsg.mux.core.wire import (
     split_frames,
 )
 from dmsg.mux.relay.events import PortDropped, RequestRefused, TransportEnded, TransportStarted
+from dmsg.mux.relay.limits import RelayLimits
 from dmsg.mux.relay.member import Half, Port
-from dmsg.mux.relay.switch import ServerLimits, Switch
+from dmsg.mux.relay.switch import Switch
 from dmsg.sansio.rate import RecentIds
 
 ALICE, BOB, CAROL, DAVE = (
@@ -100,7 +101,7 @@ class Bench:
         self.now = 1_000.0
         ids = iter(range(0x100, 0x10000, 0x100))
         self.random: Callable[[int], bytes] = lambda size: next(ids).to_bytes(size, "big")
-        self.switch = Switch(ServerLimits(**limits), random=self.random)
+        self.switch = Switch(RelayLimits(**limits), random=self.random)
 
     def connect(self, *keys: PublicKey) -> list[Client]:
         return [Client(self, key) for key in keys]
@@ -1037,7 +1038,7 @@ def test_any_frames_from_anybody_leave_the_books_in_order(steps: list[Any]) -> N
 
 
 def test_default_limits_are_those_of_the_extension() -> None:
-    limits = ServerLimits()
+    limits = RelayLimits()
     assert (limits.handshake_timeout_s, limits.half_open, limits.half_open_per_address) == (5.0, 512, 64)
     assert (limits.connections, limits.transports_per_connection) == (10_000, 1_024)
     assert (limits.transports_per_source, limits.transports_per_pair, limits.unanswered_per_target) == (64, 64, 256)
