@@ -367,6 +367,32 @@ def test_there_is_one_socket_write():
     assert {name: len(lines) for name, lines in writes.items()} == {"dmsg.glue.shell": 1}
 
 
+# --- states ------------------------------------------------------------------------------------------------------------
+
+
+def _state_writes(tree: ast.AST, function: str = "") -> Iterator[int]:
+    """The lines that write an attribute ``state`` elsewhere than on ``self`` in ``__init__``, ``move`` or ``_move``."""
+    for node in ast.iter_child_nodes(tree):
+        if isinstance(node, ast.Attribute) and node.attr == "state" and isinstance(node.ctx, ast.Store | ast.Del):
+            own = isinstance(node.value, ast.Name) and node.value.id == "self"
+            if not own or function not in ("__init__", "move", "_move"):
+                yield node.lineno
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name | ast.Attribute):
+            called = node.func.id if isinstance(node.func, ast.Name) else node.func.attr
+            words = [one.value for one in node.args if isinstance(one, ast.Constant)]
+            if called in ("setattr", "delattr", "__setattr__", "__delattr__") and "state" in words:
+                yield node.lineno
+        is_function = isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda)
+        yield from _state_writes(node, getattr(node, "name", "") if is_function else function)
+
+
+@rule
+def test_states_have_one_writer(module: Module) -> Iterator[str]:
+    """``move`` looks into the table of transitions; nothing goes past it."""
+    for line in _state_writes(module.tree):
+        yield f"{module.path}:{line}: a state is written elsewhere than in move()"
+
+
 # --- modules for readers -------------------------------------------------------------------------------------------------
 
 
@@ -432,6 +458,10 @@ OFFENCES = [
         "dmsg.mux.client.service",
         "def f():\n    from twisted.internet import reactor",
     ),
+    (test_states_have_one_writer, "dmsg.mux.core.new", "def f(stream):\n    stream.state = None"),
+    (test_states_have_one_writer, "dmsg.mux.core.new", "class A:\n    def open(self):\n        self.state = 1"),
+    (test_states_have_one_writer, "dmsg.mux.core.new", "def move(stream):\n    stream.state, x = 1, 2"),
+    (test_states_have_one_writer, "dmsg.mux.core.new", "def f(stream):\n    setattr(stream, 'state', 1)"),
     (test_modules_are_short, "dmsg.mux.new", "x = 1\n" * (LINE_LIMIT + 1)),
     (test_everything_public_has_a_docstring, "dmsg.mux.new", "x = 1"),
     (test_everything_public_has_a_docstring, "dmsg.mux.new", '"""Doc."""\ndef f(): pass'),

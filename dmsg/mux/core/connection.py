@@ -118,7 +118,7 @@ class Connection:
     def replace(self, stream: Stream, successor: Stream) -> None:
         """Let ``successor`` stand for ``stream`` from now on; nothing more may go through the old one."""
         self.streams[stream.id] = successor
-        stream.state = StreamState.CLOSED
+        stream.move(StreamState.CLOSED)
         if isinstance(successor, SecureStream):
             self._key_timer.watch(successor, self._now)
 
@@ -352,7 +352,7 @@ class Connection:
         if reason is not None:
             events.append(Rejected(reason))
             return
-        self.state = ConnectionState.READY
+        self._move(ConnectionState.READY)
         events.append(Ready())
 
     def _on_request(self, stream_id: int, stream: Stream | None, payload: bytes, events: list[Event]) -> None:
@@ -393,6 +393,9 @@ class Connection:
         return []
 
     # --- bookkeeping -----------------------------------------------------------------------------------------------
+
+    def _move(self, state: ConnectionState) -> None:
+        self.state = state
 
     def emit(self, frame: bytes) -> None:
         """Send a frame that is not data; it does not wait behind data."""

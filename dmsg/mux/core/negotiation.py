@@ -152,9 +152,9 @@ def _secure(connection: Connection, stream: Stream, keys: SecureKeys, *, confirm
         window_bytes=config.secure_window_bytes,
         ack_limit_bytes=config.ack_limit_bytes,
         rekey_after_frames=config.rekey_after_frames,
+        state=StreamState.OPEN if confirmed else StreamState.CONFIRMING,
     )
     connection.replace(stream, secured)
-    secured.state = StreamState.OPEN if confirmed else StreamState.CONFIRMING
     if confirmed:
         connection.emit(secured.take_ack())
     return secured

@@ -99,12 +99,14 @@ class Stream:
         initiator: bool,
         window_bytes: int,
         first_sequence: int,
+        state: StreamState | None = None,
     ) -> None:
+        """Begin in ``state``: requested or offered, unless it stands for a stream that is further on."""
         self.id = stream_id
         self.remote = remote
         self.request = request  # as it was sent or came; its first 66 bytes stand in ACCEPT again
         self.initiator = initiator
-        self.state = StreamState.REQUESTED if initiator else StreamState.OFFERED
+        self.state = state or (StreamState.REQUESTED if initiator else StreamState.OFFERED)
         self.owner: object | None = None
         self.pending = ByteQueue()
         self.window = SendWindow(window_bytes, first_sequence)
