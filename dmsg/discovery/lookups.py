@@ -13,6 +13,7 @@ from twisted.python.failure import Failure
 
 from dmsg.crypto.keys import PublicKey
 from dmsg.errors import DiscoveryError
+from dmsg.glue.waiters import Waiters
 from dmsg.interfaces import IDiscovery
 from dmsg.mux.core.e2e import promises_security
 from dmsg.sansio.rate import TokenBucket
@@ -92,10 +93,10 @@ class _Callers:
 
 
 class _Flight:
-    """One question under way, and those who wait for its answer."""
+    """One question under way, and the Deferreds that wait for its answer."""
 
-    def __init__(self) -> None:
-        self.waiting: list[Deferred[Known]] = []
+    def __init__(self, abandoned: Callable[[], None]) -> None:
+        self.waiting: Waiters[Known] = Waiters(abandoned)
         self.asking: Deferred[Known] | None = None
 
 
@@ -166,33 +167,23 @@ class Lookups:
 
     def _fly(self, peer: PublicKey) -> Deferred[Known]:
         flight = self._flights.get(peer)
-        waiter: Deferred[Known] = Deferred(lambda waiter: self._leave(peer, waiter))
         if flight is not None:
-            flight.waiting.append(waiter)
-            return waiter
-        flight = self._flights[peer] = _Flight()
-        flight.waiting.append(waiter)
+            return flight.waiting.wait()
+        flight = self._flights[peer] = _Flight(lambda: self._give_up(peer))
+        waiter = flight.waiting.wait()
         flight.asking = ensureDeferred(self._ask(peer))
         flight.asking.addBoth(self._answered, peer, flight)
         return waiter
 
-    def _leave(self, peer: PublicKey, waiter: Deferred[Known]) -> None:
-        flight = self._flights.get(peer)
-        if flight is None or waiter not in flight.waiting:
-            return
-        flight.waiting.remove(waiter)
-        if not flight.waiting:
-            del self._flights[peer]
-            if flight.asking is not None:
-                flight.asking.cancel()
+    def _give_up(self, peer: PublicKey) -> None:
+        flight = self._flights.pop(peer)
+        if flight.asking is not None:
+            flight.asking.cancel()
 
     def _answered(self, answer: Known | Failure, peer: PublicKey, flight: _Flight) -> None:
         if self._flights.get(peer) is flight:
             del self._flights[peer]
-        waiting, flight.waiting = flight.waiting, []
-        for waiter in waiting:
-            if not waiter.called:  # one may have made another give up
-                waiter.callback(answer)
+        flight.waiting.fire(answer)
 
     async def _ask(self, peer: PublicKey) -> Known:
         entry = await self._discovery.get_entry(peer)

@@ -30,6 +30,7 @@ from dmsg.errors import (
     WrongTime,
 )
 from dmsg.eventlog.schema import EntryPublished
+from dmsg.glue.waiters import Waiters
 from dmsg.interfaces import IDiscovery, IEventLog
 
 #: How long to gather changes before they are published, in seconds.
@@ -131,7 +132,7 @@ class EntryRegistrar:
         self._failures = 0
         self._timer: Any = None
         self._running: Deferred[None] | None = None
-        self._waiters: list[Deferred[None]] = []
+        self._waiters: Waiters[None] = Waiters()
         self._closed = False
 
     @property
@@ -169,13 +170,7 @@ class EntryRegistrar:
             return
         if self._closed:
             raise DiscoveryUnavailable("the registrar is closed")
-        waiter: Deferred[None] = Deferred()
-        self._waiters.append(waiter)
-        try:
-            await waiter
-        finally:
-            if waiter in self._waiters:
-                self._waiters.remove(waiter)
+        await self._waiters.wait()
 
     async def close(self, *, withdraw: bool = False) -> None:
         """Stop. With ``withdraw``, first say that nothing is to be had here: no relays, no connections left.
@@ -188,9 +183,7 @@ class EntryRegistrar:
         self._cancel_timer()
         if self._running is not None:
             self._running.cancel()
-        waiters, self._waiters = self._waiters, []
-        for waiter in waiters:
-            waiter.errback(DiscoveryUnavailable("the registrar was closed"))
+        self._waiters.fail(DiscoveryUnavailable("the registrar was closed"))
         if withdraw and self._last is not None:
             if isinstance(self._client, ClientPart):
                 self._client = ClientPart(())
@@ -257,9 +250,7 @@ class EntryRegistrar:
         else:
             period_s = self._refresh_s if isinstance(self._server, ServerPart) else self._check_s
             self._start_in(period_s * (0.9 + self._random.random() / 10))
-            waiters, self._waiters = self._waiters, []
-            for waiter in waiters:
-                waiter.callback(None)
+            self._waiters.fire(None)
 
     # --- how -----------------------------------------------------------------------------------------------------
 

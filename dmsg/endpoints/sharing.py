@@ -19,6 +19,7 @@ from twisted.internet.interfaces import IReactorCore
 from dmsg.address import PinnedServer
 from dmsg.crypto.keys import PublicKey, SecretKey
 from dmsg.errors import ConfigError, DmsgError
+from dmsg.glue.waiters import Waiters
 from dmsg.interfaces import IDiscovery
 from dmsg.mux.client.service import DmsgClient
 from dmsg.mux.client.session import ServerSession
@@ -94,7 +95,7 @@ class SharedClient:
         self._discovery: Any = None
         self._relays: Any = None
         self._stopping: Deferred[None] | None = None
-        self._waiting: list[Deferred[None]] = []
+        self._waiting: Waiters[None] = Waiters()
 
     async def acquire(self) -> DmsgClient:
         """See :class:`ClientSource`. Raises ``DmsgError`` once the reactor shuts down."""
@@ -102,7 +103,7 @@ class SharedClient:
         try:
             if self._stopping is not None:
                 # The old client takes its entry back from discovery: that must not come after the new one's.
-                await self._stopped()
+                await self._waiting.wait()
             self._registry.check_open()
             if self.client is None:
                 self._start()
@@ -168,7 +169,7 @@ class SharedClient:
             self._stopping.addBoth(self._note_stopped)
             if self._stopping is None:
                 return succeed(None)
-        return self._stopped()
+        return self._waiting.wait()
 
     async def _stop(self, client: DmsgClient) -> None:
         await client.stopService()
@@ -179,17 +180,10 @@ class SharedClient:
 
     def _note_stopped(self, result: Any) -> Any:
         self.client = self._discovery = self._relays = self._stopping = None
-        waiting, self._waiting = self._waiting, []
         if not self._holders:
             self._registry.stopped(self)
-        for waiter in waiting:
-            waiter.callback(None)
+        self._waiting.fire(None)
         return result
-
-    def _stopped(self) -> Deferred[None]:
-        waiter: Deferred[None] = Deferred()
-        self._waiting.append(waiter)
-        return waiter
 
 
 class _HeldClient(DmsgClient):

@@ -18,7 +18,7 @@ import math
 import os
 import threading
 import time
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Callable, Iterable
 from itertools import chain
 from typing import Any, Final, TextIO
@@ -41,6 +41,7 @@ from dmsg.eventlog.files import (
 )
 from dmsg.eventlog.schema import Event, EventsDiscarded, EventsDropped
 from dmsg.eventlog.tree import Discarded
+from dmsg.glue.waiters import Waiters
 from dmsg.interfaces import IEventLog
 
 #: Events waiting to be written; at a few hundred bytes each this bounds memory to a few MiB.
@@ -340,17 +341,15 @@ class MemoryEventLog:
         self.events: deque[Event] = deque(maxlen=limit)
         #: Events that were pushed out by newer ones.
         self.dropped = 0
-        self._waiting: list[tuple[type[Event], Deferred[Any]]] = []
+        self._waiting: defaultdict[type[Event], Waiters[Any]] = defaultdict(Waiters)
 
     def emit(self, event: Event) -> None:
-        """Keep one event and wake whoever waits for its kind."""
+        """Keep one event, and fire what waits for its kind."""
         if len(self.events) == self.events.maxlen:
             self.dropped += 1
         self.events.append(event)
-        woken = [waiter for kind, waiter in self._waiting if isinstance(event, kind)]
-        self._waiting = [one for one in self._waiting if not isinstance(event, one[0])]
-        for waiter in woken:
-            waiter.callback(event)
+        for waiters in [waiters for kind, waiters in self._waiting.items() if isinstance(event, kind)]:
+            waiters.fire(event)
 
     def of(self, kind: type[Event]) -> list[Any]:
         """The kept events of one kind, oldest first."""
@@ -358,9 +357,7 @@ class MemoryEventLog:
 
     def next(self, kind: type[Event]) -> Deferred[Any]:
         """Fires with the next event of ``kind`` that is emitted from now on; may be cancelled."""
-        waiter: Deferred[Any] = Deferred(self._forget)
-        self._waiting.append((kind, waiter))
-        return waiter
+        return self._waiting[kind].wait()
 
     def start(self) -> None:
         """Do nothing."""
@@ -368,6 +365,3 @@ class MemoryEventLog:
     def close(self, timeout_s: float = CLOSE_TIMEOUT_S) -> bool:
         """Do nothing; true."""
         return True
-
-    def _forget(self, waiter: Deferred[Any]) -> None:
-        self._waiting = [one for one in self._waiting if one[1] is not waiter]

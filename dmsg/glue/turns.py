@@ -1,12 +1,11 @@
-"""Turns at a given rate: whoever has to wait waits in line, and can leave it."""
+"""Turns at a given rate. Those that have to wait stand in line, and may leave it."""
 
 from __future__ import annotations
-
-from collections import deque
 
 from twisted.internet.defer import Deferred
 from twisted.internet.interfaces import IDelayedCall, IReactorTime
 
+from dmsg.glue.waiters import Waiters
 from dmsg.sansio.rate import TokenBucket
 
 #: The line is never looked at again sooner than this, however little is missing: floats do not add up exactly.
@@ -19,25 +18,24 @@ class Turns:
     def __init__(self, clock: IReactorTime, rate_per_s: float) -> None:
         self._clock = clock
         self._bucket = TokenBucket(rate_per_s, max(1.0, rate_per_s), clock.seconds())
-        self._line: deque[Deferred[None]] = deque()
+        self._line: Waiters[None] = Waiters()
         self._call: IDelayedCall | None = None
 
     def take(self) -> Deferred[None] | None:
         """``None`` if it is one's turn right now, else what fires when it is. Cancelling leaves the line."""
         if not self._line and self._bucket.take(self._clock.seconds()):
             return None
-        turn: Deferred[None] = Deferred(self._line.remove)
-        self._line.append(turn)
+        turn = self._line.wait()
         self._arm()
         return turn
 
     def stop(self) -> None:
-        """There is nothing more to wait for: everybody in line is let go at once."""
+        """Let all in line go at once: there is nothing more to wait for."""
         if self._call is not None:
             self._call.cancel()
             self._call = None
         while self._line:
-            self._line.popleft().callback(None)
+            self._line.fire_first(None)
 
     def _arm(self) -> None:
         if self._call is None and self._line:
@@ -47,5 +45,5 @@ class Turns:
     def _due(self) -> None:
         self._call = None
         while self._line and self._bucket.take(self._clock.seconds()):
-            self._line.popleft().callback(None)
+            self._line.fire_first(None)
         self._arm()

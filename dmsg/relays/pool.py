@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Final, cast
 from typing import Protocol as TypingProtocol
 
-from twisted.internet.defer import CancelledError, Deferred, DeferredList, ensureDeferred
+from twisted.internet.defer import CancelledError, Deferred, DeferredList, ensureDeferred, fail, succeed
 from twisted.internet.error import ConnectError, ConnectionRefusedError, DNSLookupError, TimeoutError
 from twisted.internet.interfaces import IReactorTime, IStreamClientEndpoint
 from twisted.internet.protocol import Factory
@@ -20,6 +20,7 @@ from twisted.python.failure import Failure
 from dmsg.address import HostPort, network_group
 from dmsg.crypto.keys import PublicKey
 from dmsg.errors import DiscoveryError, DmsgError, EntryNotFound, InvalidAddress, StageError
+from dmsg.glue.waiters import Waiters
 from dmsg.interfaces import IDiscovery
 from dmsg.mux.client.session import CLOSED, ServerSession
 from dmsg.relays.candidates import Candidate
@@ -70,10 +71,12 @@ class _OneShell(Factory):
 
 @dataclass(slots=True)
 class _Flight:
-    """An attempt to connect, and those who wait for it."""
+    """An attempt to connect, and the Deferreds that wait for it."""
 
     attempt: Deferred[ServerSession] = field(default_factory=Deferred)
-    waiters: list[Deferred[ServerSession]] = field(default_factory=list)
+    waiters: Waiters[ServerSession] = field(default_factory=Waiters)
+    #: Asked for more than once: another dial wants it, wherever the relay turns out to be.
+    shared: bool = False
     #: Given up for no fault of the relay's: another one was faster.
     spared: bool = False
 
@@ -154,22 +157,19 @@ class ServerPool:
         ``candidate`` is what is known of where it is; ``wanted_at`` says whether it is wanted, once that is known. Fails
         with a ``StageError``. Cancelling gives up waiting, not the connection.
         """
-        waiter: Deferred[ServerSession] = Deferred()
         session = self.sessions.get(server)
         if session is not None and not (session.connection.worn and not session.connection.streams):
-            waiter.callback(session)
-            return waiter
+            return succeed(session)
         if not self._is_allowed(server):
-            waiter.errback(StageError("connect", "not on the relay list"))
-            return waiter
+            return fail(StageError("connect", "not on the relay list"))
         flight = self._flights.get(server)
-        if flight is None:
-            flight = self._flights[server] = _Flight()
-            flight.attempt = ensureDeferred(self._connect(flight, candidate or Candidate(server), wanted_at))
-            flight.waiters.append(waiter)
-            flight.attempt.addBoth(self._landed, server, flight)
-        else:
-            flight.waiters.append(waiter)
+        if flight is not None:
+            flight.shared = True
+            return flight.waiters.wait()
+        flight = self._flights[server] = _Flight()
+        waiter = flight.waiters.wait()
+        flight.attempt = ensureDeferred(self._connect(flight, candidate or Candidate(server), wanted_at))
+        flight.attempt.addBoth(self._landed, server, flight)
         return waiter
 
     def _landed(self, result: ServerSession | Failure, server: PublicKey, flight: _Flight) -> None:
@@ -178,9 +178,7 @@ class ServerPool:
             result = self._failed(result, server, flight)
         else:
             self._failures.pop(server, None)
-        for waiter in flight.waiters:
-            if not waiter.called:
-                waiter.callback(result)
+        flight.waiters.fire(result)
         if server not in self.sessions:
             self._addresses.pop(server, None)
         self._goal.look()
@@ -216,7 +214,7 @@ class ServerPool:
     ) -> ServerSession:
         server = candidate.public_key
         address = self._addresses[server] = await self._address(candidate)
-        if wanted_at is not None and not wanted_at(address) and len(flight.waiters) == 1:
+        if wanted_at is not None and not wanted_at(address) and not flight.shared:
             flight.spared = True
             raise StageError("connect", "network in use already")
         session = self._make_session(server)
@@ -301,7 +299,7 @@ class ServerPool:
     def give_up(self, server: PublicKey, *, blame: bool) -> None:
         """End the attempt at ``server`` unless something waits for it. With ``blame`` it counts as one that failed."""
         flight = self._flights.get(server)
-        if flight is not None and all(one.called for one in flight.waiters):
+        if flight is not None and not flight.waiters:
             flight.spared = not blame
             flight.attempt.cancel()
 

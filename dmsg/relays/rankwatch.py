@@ -10,6 +10,7 @@ from twisted.internet.interfaces import IDelayedCall, IReactorTime
 from twisted.logger import Logger
 
 from dmsg.errors import DiscoveryError
+from dmsg.glue.waiters import Waiters
 from dmsg.interfaces import IDiscovery, IRankedDiscovery
 from dmsg.relays.scores import NEUTRAL, RelayScores
 
@@ -42,7 +43,7 @@ class RankWatch:
         self._now_s = now_s
         self._looking: Deferred[None] | None = None
         self._timer: IDelayedCall | None = None
-        self._waiting: list[Deferred[None]] = []
+        self._waiting: Waiters[None] = Waiters()
         self._looked = False
         self._stopped = False
 
@@ -66,9 +67,7 @@ class RankWatch:
         """Wait until ranks were asked for once, at most :data:`FIRST_WAIT_S`."""
         if self._discovery is None or self._looked or self._stopped:
             return
-        waiter: Deferred[None] = Deferred()
-        self._waiting.append(waiter)
-        await waiter.addTimeout(FIRST_WAIT_S, self._clock, lambda *_: None)
+        await self._waiting.wait_at_most(FIRST_WAIT_S, self._clock)
 
     async def _look(self, discovery: IRankedDiscovery) -> None:
         ranks = await discovery.relay_ranks()
@@ -83,9 +82,6 @@ class RankWatch:
 
     def _done(self, _: object) -> None:
         self._looked, self._looking = True, None
-        waiting, self._waiting = self._waiting, []
-        for waiter in waiting:
-            if not waiter.called:
-                waiter.callback(None)
+        self._waiting.fire(None)
         if not self._stopped:
             self._timer = self._clock.callLater(LOOK_S, self.start)

@@ -24,6 +24,7 @@ from dmsg.discovery.proofs.schedule import ProofSchedule, Random
 from dmsg.discovery.relay_addresses import RelayAddresses, is_ip
 from dmsg.discovery.stores.memory import shielded
 from dmsg.errors import DiscoveryError, ProofFailed
+from dmsg.glue.waiters import Waiters
 from dmsg.interfaces import IEntryStore, IRankedStore, IRelayProver
 from dmsg.sansio.rate import TokenBucket
 
@@ -85,7 +86,7 @@ class RelayProofs:
         self._syncing: Deferred[None] | None = None
         self._synced_once = False
         self._started_at = 0.0
-        self._waiters: list[Deferred[None]] = []
+        self._waiters: Waiters[None] = Waiters()
         self._running = False
         self._log_rate = TokenBucket(_LOG_RATE_PER_S, _LOG_BURST, clock.seconds())
 
@@ -110,7 +111,7 @@ class RelayProofs:
             under_way.append(self._syncing)
         for one in under_way:
             one.cancel()
-        self._wake_waiters()
+        self._waiters.fire(None)
         await DeferredList(under_way, consumeErrors=True)
 
     # --- what is told --------------------------------------------------------------------------------------------
@@ -162,12 +163,11 @@ class RelayProofs:
         """
         just_started = self._clock.seconds() - self._started_at < self.limits.first_proofs_s
         if self._running and (just_started or not self._schedule.networks) and not self._is_quiet():
-            await self.quiet().addTimeout(self.limits.first_proofs_s, self._clock, lambda *_: None)
+            await self._waiters.wait_at_most(self.limits.first_proofs_s, self._clock)
 
     def quiet(self) -> Deferred[None]:
         """Fires when no relay is left whose first proof has no outcome. Cancelling gives up waiting."""
-        waiter: Deferred[None] = Deferred(self._give_up)
-        self._waiters.append(waiter)
+        waiter = self._waiters.wait()
         self._check_waiters()
         return waiter
 
@@ -186,18 +186,9 @@ class RelayProofs:
     def _is_quiet(self) -> bool:
         return self._synced_once and not self._schedule.first_proofs
 
-    def _give_up(self, waiter: Deferred[None]) -> None:
-        if waiter in self._waiters:
-            self._waiters.remove(waiter)
-
     def _check_waiters(self) -> None:
         if self._is_quiet() or not self._running:
-            self._wake_waiters()
-
-    def _wake_waiters(self) -> None:
-        waiters, self._waiters = self._waiters, []
-        for waiter in waiters:
-            waiter.callback(None)
+            self._waiters.fire(None)
 
     # --- proving -------------------------------------------------------------------------------------------------
 
