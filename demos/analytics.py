@@ -15,13 +15,14 @@ from pathlib import Path
 from typing import Any, Final
 
 from demos.network import Demo
-from demos.parts import DMSG, TWISTD, Role, RoleFailed, ask, demo_command, free_port, sha256, write_random
+from demos.parts import DMSG, TWISTD, Role, RoleFailed, ask, demo_command, sha256, write_random
 from dmsg.cli.exits import CommandError, Exit
 from dmsg.cli.files.wire import PART_SUFFIX
 from dmsg.cli.output import human_bytes
 from dmsg.crypto.keys import SecretKey
 from dmsg.eventlog.compress import read_lines
 from dmsg.eventlog.log import short_node
+from dmsg.testing.process import free_port
 
 PINGERS: Final = 3
 PINGS: Final = 40

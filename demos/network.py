@@ -14,11 +14,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
-from demos.parts import DMSG, TWISTD, Role, RoleFailed, ask, demo_command, free_port, sha256, write_random
+from demos.parts import DMSG, TWISTD, Role, RoleFailed, ask, demo_command, sha256, write_random
 from dmsg.cli.exits import CommandError, Exit
 from dmsg.cli.output import Output, human_bytes
 from dmsg.crypto.keys import SecretKey, write_key_file
 from dmsg.eventlog.compress import read_lines
+from dmsg.testing.process import free_port
 
 RELAYS: Final = 2
 #: How long each step may take, in seconds.

@@ -8,7 +8,6 @@ import json
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -84,13 +83,6 @@ class RoleFailed(CommandError):
     def __init__(self, role: Role, problem: str) -> None:
         super().__init__(f"{role.name}: {problem}")
         self.role = role
-
-
-def free_port() -> int:
-    """A TCP port of the loopback interface that nobody listened on just now."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def ask(url: str) -> tuple[int, Any]:

@@ -41,6 +41,8 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from twisted.internet import defer, task
 from twisted.logger import LogLevel, globalLogPublisher
 
+from dmsg.testing.process import free_port
+
 pytest_plugins = ["pytester"]
 
 TIME_LIMIT_S = 30.0
@@ -379,12 +381,6 @@ def key_file(tmp_path: Path) -> Any:
     return write
 
 
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
 REDIS_READY_S = 20.0
 
 
@@ -392,7 +388,7 @@ def _start_redis(program: str, directory: Path) -> tuple[subprocess.Popen[bytes]
     """Start one server and wait for the line that says it is ready; fails with its output when it is not."""
     output = b""
     for _ in range(5):
-        port = _free_port()
+        port = free_port()
         options = ["--port", str(port), "--bind", "127.0.0.1", "--save", "", "--appendonly", "no"]
         process = subprocess.Popen(
             [program, *options, "--dir", str(directory), "--daemonize", "no"],

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import random
-import socket
 import subprocess
 import sys
 import time
@@ -16,6 +15,7 @@ from benchmarks.processes import ROOT, Cast, Child, ChildFailed
 from benchmarks.sizes import SoakSize
 from benchmarks.soak.levels import Levels
 from dmsg.crypto.keys import SecretKey, write_key_file
+from dmsg.testing.process import free_port
 
 _START_TIMEOUT_S: Final = 40.0
 _END_TIMEOUT_S: Final = 5.0
@@ -29,8 +29,8 @@ class TwistdRole:
 
     def __init__(self, cast: Cast, levels: Levels, name: str, **options: Any) -> None:
         self.name = name
-        self.port = _free_port()
-        self._options = {"port": self.port, "admin": _free_port(), **options}
+        self.port = free_port()
+        self._options = {"port": self.port, "admin": free_port(), **options}
         self._cast = cast
         self._levels = levels
         self.process: Child
@@ -165,7 +165,7 @@ class Network:
         target = f"tcp:127.0.0.1:{tcp.facts['port']}"
         expose = Command(cast, levels, home, "dmsg expose", "expose", target, "--discovery", url)
         peer = expose.result["public_key"]
-        port = _free_port()
+        port = free_port()
         listen = f"tcp:{port}:interface=127.0.0.1"
         Command(cast, levels, home, "dmsg forward", "forward", peer, listen, "--discovery", url)
         return tcp, port
@@ -216,9 +216,3 @@ class Network:
             self.discovery.process.stop(self.size.stop_s)
             name = "stop discovery"
         return name
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])

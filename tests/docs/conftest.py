@@ -6,7 +6,6 @@ import os
 import re
 import selectors
 import signal
-import socket
 import subprocess
 import sys
 import textwrap
@@ -38,14 +37,6 @@ def runnable_blocks(page: Path) -> dict[str, str]:
 def commands(block: str) -> list[str]:
     """The command lines of a console block, continued lines joined."""
     return [line[2:] for line in block.replace("\\\n", " ").splitlines() if line.startswith("$ ")]
-
-
-def free_port() -> int:
-    """A port nothing listens on now."""
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        port: int = one.getsockname()[1]
-        return port
 
 
 class Terminal:

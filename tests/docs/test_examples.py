@@ -7,7 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from .conftest import DOCS, ROOT, Terminal, commands, free_port, runnable_blocks
+from dmsg.testing.process import free_port
+
+from .conftest import DOCS, ROOT, Terminal, commands, runnable_blocks
 
 pytestmark = [pytest.mark.system, pytest.mark.time_limit(180)]
 

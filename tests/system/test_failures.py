@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import signal
-import socket
 
 import pytest
 import pytest_twisted
@@ -17,6 +16,7 @@ from dmsg.errors import DialError, PeerGone, ServerDraining, ServerLost
 from dmsg.mux.client.service import ClientConfig, DmsgClient
 from dmsg.mux.client.transport import TransportLost
 from dmsg.testing.network import LocalNetwork
+from dmsg.testing.process import free_port
 
 pytestmark = [pytest.mark.system, pytest.mark.time_limit(90)]
 
@@ -60,9 +60,7 @@ async def connect(client, public_key) -> Talk:
 async def relay(start, secret_of, *options: str):
     """A relay in a process of its own, and how to reach it."""
     key_file, public_key = secret_of("relay")
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_port()
     listen = f"tcp:{port}:interface=127.0.0.1"
     arguments = ("--key", str(key_file), "--listen", listen, "--events", "-", *options)
     program = start("twist", "--log-format=text", "dmsg-server", *arguments)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import signal
-import socket
 
 import pytest
 import pytest_twisted
@@ -19,6 +18,7 @@ from zope.interface import implementer
 from dmsg.crypto.keys import PublicKey, SecretKey
 from dmsg.discovery.client import HttpDiscovery
 from dmsg.testing.network import LocalNetwork
+from dmsg.testing.process import free_port
 
 pytestmark = [pytest.mark.system, pytest.mark.time_limit(120)]
 
@@ -101,7 +101,7 @@ async def test_twist_web(reactor, start, secret_of, site, runner):
 @pytest_twisted.ensureDeferred
 async def test_everything_in_processes_of_its_own(reactor, start, secret_of, site):
     """Discovery, two relays and a web server as an operator starts them; then the web server leaves in good order."""
-    ports = _free_ports(3)
+    ports = [free_port() for _ in range(3)]
     discovery = start(*RUNNERS["twistd"], "dmsg-discovery", "--listen", f"tcp:{ports[0]}:interface=127.0.0.1")
     await discovery.saw(f"starting on {ports[0]}")
     url = f"http://127.0.0.1:{ports[0]}"
@@ -137,14 +137,3 @@ async def test_a_wrong_string_says_what_is_wrong(start):
     web = start(*RUNNERS["twist"], "web", "--listen", f"dmsg:{SecretKey.generate().public_key}")
     assert await web.ended() != 0
     assert r"a colon inside a value is written \:" in web.output
-
-
-def _free_ports(count: int) -> list[int]:
-    probes = [socket.socket() for _ in range(count)]
-    try:
-        for probe in probes:
-            probe.bind(("127.0.0.1", 0))
-        return [probe.getsockname()[1] for probe in probes]
-    finally:
-        for probe in probes:
-            probe.close()

@@ -12,9 +12,10 @@ import pytest
 
 from dmsg.crypto.keys import SecretKey
 from dmsg.discovery.entry import Entry, ServerPart
+from dmsg.testing.process import free_port
 
 from .conftest import Program
-from .test_twistd import free_port, get
+from .test_twistd import get
 
 
 def post(port: int, address: str) -> tuple[int, str]:

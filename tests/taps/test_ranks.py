@@ -13,9 +13,10 @@ import pytest
 from dmsg.crypto.keys import SecretKey
 from dmsg.discovery.ranks import sign_ranks
 from dmsg.taps.discovery import Options, makeService
+from dmsg.testing.process import free_port
 
 from .conftest import Program
-from .test_twistd import free_port, get
+from .test_twistd import get
 
 OPERATOR = SecretKey(b"\x21" * 32)
 KEY = str(OPERATOR.public_key)

@@ -20,10 +20,11 @@ from dmsg.errors import ConfigError
 from dmsg.eventlog.compress import read_lines
 from dmsg.taps import shipper
 from dmsg.taps.settings import ShipperSettings
+from dmsg.testing.process import free_port
 
 from .conftest import Program
 from .test_options import parse, refusal
-from .test_twistd import free_port, get
+from .test_twistd import get
 
 Start = Callable[..., Program]
 TWISTD = ("twistd", "-n", "--pidfile=", "dmsg-shipper")

@@ -11,9 +11,10 @@ import pytest
 
 from dmsg.crypto.keys import SecretKey
 from dmsg.taps._signals import ENDING, NOTED, end_well_on_signals, note_signals
+from dmsg.testing.process import free_port
 
 from .conftest import Program
-from .test_twistd import RUNNERS, free_port, get
+from .test_twistd import RUNNERS, get
 
 Start = Callable[..., Program]
 KEY = SecretKey(b"\x12" * 32)

@@ -16,6 +16,7 @@ from twisted.internet.interfaces import IStreamServerEndpoint
 from dmsg.crypto.keys import SecretKey
 from dmsg.eventlog.compress import read_lines
 from dmsg.eventlog.names import LogFileName, folder
+from dmsg.testing.process import free_port
 
 from .conftest import Program
 
@@ -23,12 +24,6 @@ pytestmark = [pytest.mark.system, pytest.mark.time_limit(90)]
 KEY = SecretKey(b"\x11" * 32)
 Start = Callable[..., Program]
 RUNNERS = [("twistd", "-n", "--pidfile="), ("twist", "--log-format=text")]
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def get(port: int, path: str) -> tuple[int, Any]:
