@@ -7,8 +7,9 @@ import re
 from dataclasses import dataclass
 from functools import lru_cache
 
+from dmsg.crypto.errors import InvalidKey
 from dmsg.crypto.keys import PublicKey
-from dmsg.errors import InvalidAddress, InvalidKey
+from dmsg.errors import InvalidAddress
 
 __all__ = [
     "DmsgAddress",

@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from dmsg.discovery.signed import DocumentError, DocumentKind
+from dmsg.discovery.errors import DocumentError
+from dmsg.discovery.signed import DocumentKind
 from fuzz.oracles import KEYS
 
 ISSUER = KEYS[0]

@@ -22,7 +22,8 @@ from benchmarks.roles.discovery import connect_discovery
 from benchmarks.roles.exchanges import Exchange, Exchanges
 from dmsg.address import PublicKey
 from dmsg.crypto.keys import SecretKey
-from dmsg.errors import DialError, DiscoveryError, EntryNotFound
+from dmsg.discovery.errors import DiscoveryError, EntryNotFound
+from dmsg.errors import DialError
 from dmsg.mux.client.service import ClientConfig, DmsgClient
 from dmsg.mux.core.negotiation import Security
 

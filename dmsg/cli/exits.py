@@ -5,21 +5,19 @@ from __future__ import annotations
 from enum import IntEnum
 from typing import Any, Final
 
-from dmsg.discovery.signed import DocumentError
-from dmsg.errors import (
-    CryptoError,
-    DialError,
+from dmsg.crypto.errors import CryptoError, InvalidSignature
+from dmsg.discovery.errors import (
     DiscoveryError,
     DiscoveryUnavailable,
-    DmsgError,
+    DocumentError,
     EntryNotFound,
     EntryRolledBack,
-    IntegrityError,
-    InvalidSignature,
     RateLimitedByDiscovery,
     Unauthorized,
 )
-from dmsg.relays.operator_list import RelayListError
+from dmsg.errors import DialError, DmsgError
+from dmsg.mux.core.errors import IntegrityError
+from dmsg.relays.errors import RelayListError
 
 
 class Exit(IntEnum):

@@ -9,8 +9,8 @@ import click
 from dmsg.cli.exits import exit_code
 from dmsg.cli.output import Output
 from dmsg.cli.settings import output_options
+from dmsg.crypto.errors import KeyFileError
 from dmsg.crypto.keys import SecretKey, read_key_file, write_key_file
-from dmsg.errors import KeyFileError
 
 
 @click.command()

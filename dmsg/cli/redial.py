@@ -11,9 +11,10 @@ from twisted.internet.task import deferLater
 from twisted.python.failure import Failure
 
 from dmsg.crypto.keys import PublicKey, Random
-from dmsg.errors import Attempt, Busy, DialError, RateLimited
+from dmsg.errors import Attempt, DialError
 from dmsg.mux.client.service import DmsgClient
 from dmsg.mux.client.transport import DmsgTransport
+from dmsg.mux.core.errors import Busy, RateLimited
 from dmsg.sansio.jitter import Jitter
 
 #: Dials under way at one time: half of the requests that a relay lets one client have unanswered.

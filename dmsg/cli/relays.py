@@ -12,8 +12,9 @@ import click
 from dmsg.cli.exits import exit_code
 from dmsg.cli.output import Output
 from dmsg.cli.settings import KeysType, ParamType, output_options
+from dmsg.crypto.errors import InvalidKey
 from dmsg.crypto.keys import PublicKey, read_key_file
-from dmsg.errors import DmsgError, InvalidAddress, InvalidKey
+from dmsg.errors import DmsgError, InvalidAddress
 from dmsg.relays.operator_list import DOCUMENT_LIMIT_BYTES, ListedRelay, RelayList, sign_relay_list
 
 #: How long a list is believed if nothing else is said, in days: an operator that signs weekly may miss three weeks.

@@ -21,9 +21,11 @@ from dmsg.address import HostPort, PinnedServer, check_service_name
 from dmsg.cli.exits import CommandError, Exit
 from dmsg.cli.output import Output
 from dmsg.cli.runner import run
+from dmsg.crypto.errors import InvalidKey
 from dmsg.crypto.keys import PublicKey, SecretKey, parse_public_keys, read_key_file
+from dmsg.discovery.errors import DiscoveryError
 from dmsg.endpoints.sharing import open_relay_list
-from dmsg.errors import ConfigError, DiscoveryError, InvalidAddress, InvalidKey
+from dmsg.errors import ConfigError, InvalidAddress
 from dmsg.eventlog.log import EventLog, NullEventLog, check_directory, new_boot_id, short_node
 from dmsg.eventlog.schema import Event, SessionDown
 from dmsg.interfaces import IEventLog

@@ -12,7 +12,7 @@ from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
 
 from dmsg.crypto.aead import Aead
-from dmsg.errors import CryptoError, NonceExhausted
+from dmsg.crypto.errors import CryptoError, NonceExhausted
 
 BOX_OVERHEAD_BYTES: Final = 16
 #: Noise reserves the last value of the 64-bit counter.

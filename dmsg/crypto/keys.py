@@ -1,7 +1,7 @@
 """Identity: secp256k1 keys, recoverable signatures, key files.
 
 :ref:`spec-diffie-hellman`, :ref:`spec-entry-signature`. The only module that touches coincurve; what is malformed
-raises :class:`~dmsg.errors.InvalidKey` or :class:`~dmsg.errors.InvalidSignature`.
+raises :class:`~dmsg.crypto.errors.InvalidKey` or :class:`~dmsg.crypto.errors.InvalidSignature`.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from typing import Final
 
 import coincurve
 
+from dmsg.crypto.errors import InvalidKey, InvalidSignature, KeyFileError
 from dmsg.crypto.private_files import why_not_private, why_not_safe
-from dmsg.errors import InvalidKey, InvalidSignature, KeyFileError
 
 PUBLIC_KEY_BYTES: Final = 33
 SECRET_KEY_BYTES: Final = 32

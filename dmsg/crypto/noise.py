@@ -1,7 +1,7 @@
 """Noise handshakes XK and KK over secp256k1, ChaCha20-Poly1305 and SHA-256.
 
 XK: :ref:`spec-key-derivation`. KK: :ref:`spec-e2e-handshake`. The only module that touches noiseprotocol; every error
-inside it becomes :class:`~dmsg.errors.CryptoError`.
+inside it becomes :class:`~dmsg.crypto.errors.CryptoError`.
 """
 
 from __future__ import annotations
@@ -19,8 +19,9 @@ from noise.exceptions import NoiseHandshakeError, NoiseMaxNonceError, NoiseValue
 from noise.noise_protocol import NoiseProtocol
 
 from dmsg.crypto.aead import DoesNotOpen, opener, sealer
+from dmsg.crypto.errors import CryptoError, InvalidKey
 from dmsg.crypto.keys import PUBLIC_KEY_BYTES, Random, SecretKey
-from dmsg.errors import CryptoError, InvalidKey, LocalProtocolError
+from dmsg.errors import LocalProtocolError
 
 Pattern = Literal["XK", "KK"]
 TAG_BYTES: Final = 16

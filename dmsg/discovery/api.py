@@ -19,22 +19,16 @@ from twisted.web.resource import IResource, Resource
 from twisted.web.server import Request, Site
 from werkzeug.exceptions import HTTPException
 
+from dmsg.crypto.errors import InvalidKey
 from dmsg.crypto.keys import PublicKey
 from dmsg.discovery.entry import Entry
 from dmsg.discovery.entry_cache import EntryCache
+from dmsg.discovery.errors import BadInput, DiscoveryError, DiscoveryUnavailable, EntryNotFound, RateLimitedByDiscovery
 from dmsg.discovery.listing import ServerListing
 from dmsg.discovery.proofs.prover import RelayProofs
 from dmsg.discovery.ranks import Ranks
 from dmsg.discovery.relay_addresses import RelayAddresses
 from dmsg.discovery.stores.memory import NS_PER_S, Random, shielded
-from dmsg.errors import (
-    BadInput,
-    DiscoveryError,
-    DiscoveryUnavailable,
-    EntryNotFound,
-    InvalidKey,
-    RateLimitedByDiscovery,
-)
 from dmsg.eventlog.schema import DiscoveryRequest
 from dmsg.http.rates import FairRate, SharedRate
 from dmsg.http.server import (

@@ -23,21 +23,22 @@ from zope.interface import implementer
 
 from dmsg.crypto.keys import PublicKey
 from dmsg.discovery.entry import ENTRY_LIMIT_BYTES, Entry
-from dmsg.discovery.ranks import DOCUMENT_LIMIT_BYTES, Ranks, RanksError
-from dmsg.discovery.ranks_source import parse_ranks
-from dmsg.errors import (
+from dmsg.discovery.errors import (
     DISCOVERY_ERRORS,
-    BadInput,
-    ConfigError,
     DiscoveryError,
     DiscoveryUnavailable,
     EntryNotFound,
     EntryRolledBack,
+    RanksError,
     Unauthorized,
 )
+from dmsg.discovery.ranks import DOCUMENT_LIMIT_BYTES, Ranks
+from dmsg.discovery.ranks_source import parse_ranks
+from dmsg.errors import ConfigError
 from dmsg.foreign import quoted
 from dmsg.http import json_text
 from dmsg.http.client import CALL_TIMEOUT_S, HttpCaller
+from dmsg.http.errors import MalformedJson, NoAnswer
 from dmsg.interfaces import IRankedDiscovery
 
 #: The reference's paths of 2019, which every base discovery answers; those described in 2019; the reference's of 2023.
@@ -157,9 +158,7 @@ class HttpDiscovery:
         Raises ``EntryNotFound`` (with hints, if discovery gave any), ``Unauthorized`` for an entry with a bad signature
         or of another key, ``EntryRolledBack`` for one older than one seen before.
         """
-        status, headers, body = await self._http.call(
-            "GET", f"{self._entry_url}{public_key}", limit_bytes=ENTRY_LIMIT_BYTES
-        )
+        status, headers, body = await self._call("GET", f"{self._entry_url}{public_key}", limit_bytes=ENTRY_LIMIT_BYTES)
         if status != 200:
             raise _refusal(status, headers, body)
         try:
@@ -175,7 +174,7 @@ class HttpDiscovery:
 
     async def post_entry(self, entry: Entry) -> None:
         """Register ``entry``; returns when discovery has acknowledged it."""
-        status, headers, body = await self._http.call(
+        status, headers, body = await self._call(
             "POST", self._post_url, body=entry.to_json(), limit_bytes=ENTRY_LIMIT_BYTES
         )
         if status != 200:
@@ -186,7 +185,7 @@ class HttpDiscovery:
 
         Of at most :data:`LIST_LIMIT`; those that are malformed, badly signed, rolled back or no servers are left out.
         """
-        status, headers, body = await self._http.call("GET", self._servers_url, limit_bytes=LIST_LIMIT_BYTES)
+        status, headers, body = await self._call("GET", self._servers_url, limit_bytes=LIST_LIMIT_BYTES)
         if status != 200:
             refusal = _refusal(status, headers, body)
             if isinstance(refusal, EntryNotFound):
@@ -202,8 +201,8 @@ class HttpDiscovery:
                 if self._clock.seconds() - began_s >= LIST_SLICE_S:
                     await deferLater(self._clock, 0.0)
                     began_s = self._clock.seconds()
-        except BadInput as error:
-            raise DiscoveryUnavailable(f"the list of servers is {quoted(error.detail)}") from None
+        except MalformedJson as error:
+            raise DiscoveryUnavailable(f"the list of servers is {quoted(str(error))}") from None
         return servers
 
     def _listed(self, value: Any) -> Entry | None:
@@ -240,7 +239,7 @@ class HttpDiscovery:
 
     async def _fetch_ranks(self) -> None:
         tag = self._ranks_tag
-        status, headers, body = await self._http.call(
+        status, headers, body = await self._call(
             "GET", self._ranks_url, limit_bytes=DOCUMENT_LIMIT_BYTES, headers={"If-None-Match": tag} if tag else {}
         )
         if status == 304:
@@ -251,12 +250,18 @@ class HttpDiscovery:
         tag = (headers.getRawHeaders(b"etag") or [b""])[0]
         self._ranks_tag = tag if len(tag) <= _TAG_LIMIT_BYTES else b""
 
+    async def _call(self, method: str, url: str, **options: Any) -> tuple[int, Headers, bytes]:
+        try:
+            return await self._http.call(method, url, **options)
+        except NoAnswer as error:
+            raise DiscoveryUnavailable(str(error)) from error
+
 
 def _refusal(status: int, headers: Headers, body: bytes) -> DiscoveryError:
     """The error of an answer other than 200: its text decides, not its status (:ref:`spec-discovery-http`)."""
     try:
         answer = json_text.decode(body, ENTRY_LIMIT_BYTES)
-    except BadInput:
+    except MalformedJson:
         answer = None
     text = answer.get("message") if isinstance(answer, dict) else None
     error = DISCOVERY_ERRORS.get(text) if isinstance(text, str) else None

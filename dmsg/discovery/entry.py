@@ -14,13 +14,11 @@ from functools import lru_cache
 from typing import Any, Final
 
 from dmsg.address import HostPort
+from dmsg.crypto.errors import InvalidKey, InvalidSignature
 from dmsg.crypto.keys import SIGNATURE_BYTES, PublicKey, SecretKey, recover
-from dmsg.errors import (
+from dmsg.discovery.errors import (
     BadInput,
     DiscoveryError,
-    InvalidAddress,
-    InvalidKey,
-    InvalidSignature,
     NilKeys,
     NoClientOrServer,
     NoSignature,
@@ -29,7 +27,9 @@ from dmsg.errors import (
     WrongSequence,
     WrongTime,
 )
+from dmsg.errors import InvalidAddress
 from dmsg.http import json_text
+from dmsg.http.errors import MalformedJson
 
 #: Largest entry in bytes, as received and as we would write it. One with every relay it may name has 5 KiB; the rest is
 #: room for white space and for members that are not known here.
@@ -133,11 +133,15 @@ class Entry:
     def parse(cls, data: bytes) -> Entry:
         """Read an entry as received: at most :data:`ENTRY_LIMIT_BYTES`, members in any order and letter case.
 
-        Unknown members are ignored and ``null`` counts as absent, as in Go. Raises :class:`~dmsg.errors.BadInput` for a
-        malformed entry, and the error of :meth:`validate` for one with the null key, which no ``Entry`` can hold. The
-        signature is not checked, nor whether delegated servers are points of the curve: see :meth:`verify`.
+        Unknown members are ignored and ``null`` counts as absent, as in Go. Raises ``BadInput`` for a malformed entry,
+        and the error of :meth:`validate` for one with the null key, which no ``Entry`` can hold. The signature is not
+        checked, nor whether delegated servers are points of the curve: see :meth:`verify`.
         """
-        entry = cls.from_object(json_text.decode(data, ENTRY_LIMIT_BYTES))
+        try:
+            value = json_text.decode(data, ENTRY_LIMIT_BYTES)
+        except MalformedJson as error:
+            raise BadInput(str(error)) from None
+        entry = cls.from_object(value)
         if len(data) * _GROWTH > ENTRY_LIMIT_BYTES and len(entry.to_json()) > ENTRY_LIMIT_BYTES:
             raise BadInput(f"longer than {ENTRY_LIMIT_BYTES} bytes when written out")
         return entry

@@ -16,7 +16,8 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from dmsg.crypto.keys import PublicKey, SecretKey
-from dmsg.discovery.signed import NUMBER_LIMIT, DocumentError, DocumentKind
+from dmsg.discovery.errors import RanksError
+from dmsg.discovery.signed import NUMBER_LIMIT, DocumentKind
 
 __all__ = [
     "DOCUMENT_LIMIT_BYTES",
@@ -24,7 +25,6 @@ __all__ = [
     "NEUTRAL",
     "RELAYS_LIMIT",
     "Ranks",
-    "RanksError",
     "sign_ranks",
     "weight",
 ]
@@ -47,10 +47,6 @@ WEIGHT_FLOOR: Final = 0.125
 _SCORES: Final = ("score", "success", "latency", "capacity", "drops")
 _COUNTS: Final = ("dials", "clients")
 _RELAY_KEY: Final = re.compile(r"0[23][0-9a-f]{64}\Z")
-
-
-class RanksError(DocumentError):
-    """A document of relay ranks that is not used, or cannot be had; whatever was known before stays in force."""
 
 
 #: What a document of ranks says it is, and what its signature is tagged with.

@@ -6,8 +6,8 @@ from collections.abc import Callable, Collection
 from typing import Any, Final
 
 from dmsg.crypto.keys import PublicKey
+from dmsg.discovery.errors import DocumentError
 from dmsg.discovery.ranks import KIND, Ranks
-from dmsg.discovery.signed import DocumentError
 from dmsg.discovery.signed_source import SignedSource, parse_document
 from dmsg.eventlog.schema import RanksLoaded
 from dmsg.interfaces import IEventLog

@@ -20,7 +20,7 @@ from twisted.logger import Logger
 from dmsg.address import HostPort
 from dmsg.crypto.keys import PublicKey, SecretKey
 from dmsg.discovery.entry import BASE_VERSION, ClientPart, Entry, ServerPart, next_sequence
-from dmsg.errors import (
+from dmsg.discovery.errors import (
     DiscoveryError,
     DiscoveryUnavailable,
     EntryNotFound,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dmsg.address import is_global, parse_ip
 from dmsg.discovery.entry import Entry
-from dmsg.errors import AddressNotGlobal
+from dmsg.discovery.errors import AddressNotGlobal
 
 __all__ = ["RelayAddresses", "is_ip"]
 

@@ -13,11 +13,13 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, NoReturn
 
+from dmsg.crypto.errors import InvalidKey, InvalidSignature
 from dmsg.crypto.keys import PublicKey, SecretKey
-from dmsg.errors import BadInput, DmsgError, InvalidKey, InvalidSignature
+from dmsg.discovery.errors import DocumentError
 from dmsg.http import json_text
+from dmsg.http.errors import MalformedJson
 
-__all__ = ["AHEAD_S", "NUMBER_LIMIT", "DocumentError", "DocumentKind", "canonical"]
+__all__ = ["AHEAD_S", "NUMBER_LIMIT", "DocumentKind", "canonical"]
 
 #: How far the issuer's clock may be ahead of ours, in seconds.
 AHEAD_S: Final = 300
@@ -25,20 +27,6 @@ AHEAD_S: Final = 300
 NUMBER_LIMIT: Final = 1 << 53
 
 _SIGNATURE: Final = re.compile(r"[0-9a-f]{130}\Z")
-
-
-class DocumentError(DmsgError):
-    """A signed document that is not used, or cannot be had; the one known before stays in force.
-
-    ``reason`` is a short fixed text: ``unreadable`` (the file or URL gives nothing), ``too_long``, ``not_json``,
-    ``wrong_format``, ``wrong_version``, ``bad_field``, ``too_many_relays``, ``untrusted`` (signed by no key that is
-    trusted), ``bad_signature``, ``from_the_future``, ``expired``, ``rolled_back`` (older than one seen before).
-    """
-
-    def __init__(self, reason: str, detail: str = "") -> None:
-        super().__init__(f"{reason.replace('_', ' ')}: {detail}" if detail else reason.replace("_", " "))
-        self.reason = reason
-        self.detail = detail
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,8 +72,8 @@ class DocumentKind:
             raise self.error("too_long", f"longer than {self.limit_bytes} bytes")
         try:
             document = json_text.decode(data, self.limit_bytes)
-        except BadInput as error:
-            raise self.error("not_json", error.detail) from None
+        except MalformedJson as error:
+            raise self.error("not_json", str(error)) from None
         if type(document) is not dict:
             raise self.error("wrong_format", "not an object")
         if document.get("format") != self.format:

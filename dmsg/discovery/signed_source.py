@@ -14,8 +14,9 @@ from twisted.internet.threads import deferToThreadPool
 from twisted.logger import Logger
 
 from dmsg.crypto.keys import PublicKey
-from dmsg.discovery.signed import DocumentError, DocumentKind
-from dmsg.errors import DiscoveryError
+from dmsg.discovery.errors import DocumentError
+from dmsg.discovery.signed import DocumentKind
+from dmsg.http.errors import NoAnswer
 from dmsg.shipping.plan import redact
 
 #: How long a URL has to answer, in seconds, its body included.
@@ -147,7 +148,7 @@ class SignedSource(Generic[D]):
             self._caller = HttpCaller.connect(self._reactor, timeout_s=self._timeout_s)
         try:
             status, _, body = await self._caller.call("GET", self.location, limit_bytes=limit_bytes)
-        except DiscoveryError as error:
+        except NoAnswer as error:
             raise self._kind.error("unreadable", str(error)) from error
         if status != 200:
             raise self._kind.error("unreadable", f"HTTP status {status}")

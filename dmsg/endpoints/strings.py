@@ -55,9 +55,10 @@ from twisted.python.failure import Failure
 from zope.interface import implementer
 
 from dmsg.address import DmsgAddress, PinnedServer, check_service_name
+from dmsg.crypto.errors import InvalidKey
 from dmsg.crypto.keys import PublicKey, parse_public_keys, read_key_file
 from dmsg.endpoints.sharing import Borrowed, ClientSource, SharedSettings, shared_clients
-from dmsg.errors import ConfigError, DialError, InvalidAddress, InvalidKey, SessionTimeout
+from dmsg.errors import ConfigError, DialError, InvalidAddress
 from dmsg.interfaces import IAccessPolicy
 from dmsg.mux.client.listener import AllowKeys, DmsgPort
 from dmsg.mux.client.service import DmsgClient
@@ -65,6 +66,7 @@ from dmsg.mux.client.transport import DmsgTransport
 from dmsg.mux.core.limits import ListenerLimits
 from dmsg.mux.core.negotiation import Security
 from dmsg.relays.choice import RelaysFrom
+from dmsg.relays.errors import SessionTimeout
 
 __all__ = ["DmsgClientEndpoint", "DmsgConnectError", "DmsgServerEndpoint", "parse_client", "parse_server"]
 

@@ -20,8 +20,8 @@ from twisted.web.http_headers import Headers
 from twisted.web.iweb import IAgent, IResponse
 from zope.interface import implementer
 
-from dmsg.errors import DiscoveryError, DiscoveryUnavailable
 from dmsg.foreign import quoted
+from dmsg.http.errors import NoAnswer
 from dmsg.http.heads import HeadLimitedEndpoints
 
 T = TypeVar("T")
@@ -57,7 +57,7 @@ class _Body(Protocol):
             self._received += data
         elif not self.done.called:
             self._received.clear()
-            self.done.errback(DiscoveryUnavailable("the answer is too long"))
+            self.done.errback(NoAnswer("the answer is too long"))
             self._abort()
 
     def connectionLost(self, reason: Failure = connectionDone) -> None:
@@ -67,7 +67,7 @@ class _Body(Protocol):
         if reason.check(ResponseDone):
             self.done.callback(bytes(self._received))
         else:
-            self.done.errback(DiscoveryUnavailable("the answer was cut off"))
+            self.done.errback(NoAnswer("the answer was cut off"))
 
 
 @implementer(IAgent)
@@ -96,11 +96,11 @@ class _PlainAgent:
 
     @staticmethod
     def _refuse(_: bytes) -> IResponse:
-        raise DiscoveryUnavailable("the answer is encoded")
+        raise NoAnswer("the answer is encoded")
 
 
 class HttpCaller:
-    """Sends requests through ``agent``, each within ``timeout_s`` seconds on ``clock``; raises ``DiscoveryUnavailable``."""
+    """Sends requests through ``agent``, each within ``timeout_s`` seconds on ``clock``; raises ``NoAnswer``."""
 
     def __init__(self, agent: IAgent, clock: IReactorTime, *, timeout_s: float = CALL_TIMEOUT_S) -> None:
         self.agent = agent
@@ -163,14 +163,14 @@ class HttpCaller:
             running.cancel()
 
         def too_late() -> None:
-            stop(DiscoveryUnavailable(f"no answer within {self._timeout_s:g} s"))
+            stop(NoAnswer(f"no answer within {self._timeout_s:g} s"))
 
         def finish(outcome: Any) -> None:
             if timer.active():
                 timer.cancel()
             if done.called:
                 return  # stopped: what became of it is nobody's concern
-            if isinstance(outcome, Failure) and not outcome.check(DiscoveryError):
+            if isinstance(outcome, Failure) and not outcome.check(NoAnswer):
                 done.errback(_translate(outcome.value))
             else:
                 done.callback(outcome)
@@ -181,14 +181,14 @@ class HttpCaller:
         return done
 
 
-def _translate(error: BaseException | None) -> DiscoveryError:
+def _translate(error: BaseException | None) -> NoAnswer:
     """What a failed call raises: our own reason for losing the connection, if Twisted's ``error`` is a wrapper of one.
 
     Otherwise, connecting, TLS, HTTP: whatever the libraries call it, there is no answer.
     """
     reasons = [reason.value for reason in getattr(error, "reasons", None) or [] if isinstance(reason, Failure)]
     for reason in reasons:
-        if isinstance(reason, DiscoveryError):
+        if isinstance(reason, NoAnswer):
             return reason
     inner = ", ".join(type(reason).__name__ for reason in reasons)
-    return DiscoveryUnavailable(f"{type(error).__name__} ({inner or quoted(str(error))})")
+    return NoAnswer(f"{type(error).__name__} ({inner or quoted(str(error))})")

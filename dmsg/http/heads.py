@@ -21,7 +21,7 @@ from twisted.web.error import SchemeNotSupported
 from twisted.web.iweb import IAgentEndpointFactory, IPolicyForHTTPS
 from zope.interface import implementer
 
-from dmsg.errors import DiscoveryUnavailable
+from dmsg.http.errors import NoAnswer
 
 #: Longest head of an answer, with the 1xx heads before it.
 HEAD_LIMIT_BYTES: Final = 64 * 1024
@@ -127,7 +127,7 @@ class _HeadLimiter(ProtocolWrapper):
         if self._head.feed(data):
             ProtocolWrapper.dataReceived(self, data)
         else:
-            self._refusal = Failure(DiscoveryUnavailable(self._head.problem))
+            self._refusal = Failure(NoAnswer(self._head.problem))
             self.loseConnection()
 
     def connectionLost(self, reason: Failure = connectionDone) -> None:
@@ -155,7 +155,7 @@ class _HeadLimitedEndpoint:
 class HeadLimitedEndpoints:
     """Connections for ``Agent.usingEndpointFactory``: like its own, but no head is longer than ``HEAD_LIMIT_BYTES``.
 
-    A longer one ends the connection with a ``DiscoveryUnavailable`` as the reason. Connecting may take ``timeout_s``
+    A longer one ends the connection with a ``NoAnswer`` as the reason. Connecting may take ``timeout_s``
     seconds on ``reactor``; ``policy`` says which certificates are good.
     """
 

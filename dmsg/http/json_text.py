@@ -1,4 +1,4 @@
-"""JSON as discovery needs it: reading what strangers send, and writing what Go would have written. Pure.
+"""Strict JSON: reading what strangers send, and writing what Go would have written. Pure.
 
 Signatures cover a text (:ref:`spec-canonical-json`), so both directions must be exact: a reader that is strict about
 what it takes, and string quoting that follows Go's ``encoding/json`` to the byte.
@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterator
 from typing import Any, Final
 
-from dmsg.errors import BadInput
+from dmsg.http.errors import MalformedJson
 
 #: Deepest nesting of arrays and objects; an entry needs 3, a list of entries 4. More only serves to exhaust a stack.
 DEPTH_LIMIT: Final = 16
@@ -40,13 +40,13 @@ def _integer(text: str) -> Any:
 
 
 def _constant(text: str) -> Any:
-    raise BadInput(f"{text} is not JSON")
+    raise MalformedJson(f"{text} is not JSON")
 
 
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     members = dict(pairs)
     if len(members) != len(pairs):
-        raise BadInput("an object has two members of one name")
+        raise MalformedJson("an object has two members of one name")
     return members
 
 
@@ -65,7 +65,7 @@ def _check_depth(text: str) -> None:
         if first in "[{":
             depth += 1
             if depth > DEPTH_LIMIT:
-                raise BadInput(f"nested deeper than {DEPTH_LIMIT}")
+                raise MalformedJson(f"nested deeper than {DEPTH_LIMIT}")
         elif first in "]}":
             depth -= 1
 
@@ -73,39 +73,39 @@ def _check_depth(text: str) -> None:
 def decode(data: bytes, limit_bytes: int) -> Any:
     """Read one JSON value of at most ``limit_bytes`` of UTF-8, with nothing but white space after it.
 
-    Raises :class:`~dmsg.errors.BadInput` and nothing else: too long, not UTF-8, not JSON, NaN or infinity, nested
-    deeper than :data:`DEPTH_LIMIT`, an object with the same member twice.
+    Raises :class:`~dmsg.http.errors.MalformedJson` and nothing else: too long, not UTF-8, not JSON, NaN or infinity,
+    nested deeper than :data:`DEPTH_LIMIT`, an object with the same member twice.
     """
     if len(data) > limit_bytes:
-        raise BadInput(f"longer than {limit_bytes} bytes")
+        raise MalformedJson(f"longer than {limit_bytes} bytes")
     try:
         text = data.decode("utf-8")
         _check_depth(text)
         return _decoder.decode(text)
-    except BadInput:
+    except MalformedJson:
         raise
     except (ValueError, RecursionError, MemoryError) as error:
-        raise BadInput(f"not JSON ({type(error).__name__})") from None
+        raise MalformedJson(f"not JSON ({type(error).__name__})") from None
 
 
 def elements(data: bytes, limit_bytes: int, element_limit: int) -> Iterator[Any]:
     """The elements of a JSON list of at most ``limit_bytes``, one by one: what is not asked for is not read.
 
-    ``null`` is a list without elements, as in Go. Raises :class:`~dmsg.errors.BadInput` as :func:`decode` does, for what
-    is no list, and for an element of more than ``element_limit`` characters; but only where it gets to it. Reading one
-    element takes time for at most ``element_limit`` characters.
+    ``null`` is a list without elements, as in Go. Raises :class:`~dmsg.http.errors.MalformedJson` as :func:`decode` does,
+    for what is no list, and for an element of more than ``element_limit`` characters; but only where it gets to it.
+    Reading one element takes time for at most ``element_limit`` characters.
     """
     if len(data) > limit_bytes:
-        raise BadInput(f"longer than {limit_bytes} bytes")
+        raise MalformedJson(f"longer than {limit_bytes} bytes")
     try:
         text = data.decode("utf-8")
     except ValueError:
-        raise BadInput("not JSON (UnicodeDecodeError)") from None
+        raise MalformedJson("not JSON (UnicodeDecodeError)") from None
     at = _skip_space(text, 0)
     if text.startswith("null", at) and _skip_space(text, at + 4) == len(text):
         return
     if not text.startswith("[", at):
-        raise BadInput("not a list")
+        raise MalformedJson("not a list")
     at = _skip_space(text, at + 1)
     if not text.startswith("]", at):
         while True:
@@ -116,7 +116,7 @@ def elements(data: bytes, limit_bytes: int, element_limit: int) -> Iterator[Any]
                 break
             at = _skip_space(text, at + 1)
     if not text.startswith("]", at) or _skip_space(text, at + 1) != len(text):
-        raise BadInput("not JSON (the list does not end)")
+        raise MalformedJson("not JSON (the list does not end)")
 
 
 def _skip_space(text: str, at: int) -> int:
@@ -129,7 +129,7 @@ def _element(text: str, at: int, limit: int) -> tuple[Any, int]:
     """The JSON value at ``at`` and where it ends; ``limit`` characters are looked at if a few are not enough."""
     try:
         return _value_in(text, at, min(_WINDOW, limit))
-    except BadInput:
+    except MalformedJson:
         return _value_in(text, at, limit)
 
 
@@ -138,10 +138,10 @@ def _value_in(text: str, at: int, size: int) -> tuple[Any, int]:
     try:
         _check_depth(window)
         value, end = _decoder.raw_decode(window)
-    except BadInput:
+    except MalformedJson:
         raise
     except (ValueError, RecursionError, MemoryError) as error:
-        raise BadInput(f"not JSON ({type(error).__name__})") from None
+        raise MalformedJson(f"not JSON ({type(error).__name__})") from None
     return value, at + end
 
 

@@ -8,8 +8,9 @@ from enum import Enum
 from typing import Protocol as TypingProtocol
 
 from dmsg.address import HostPort
+from dmsg.crypto.errors import InvalidKey
 from dmsg.crypto.keys import PublicKey, parse_public_keys
-from dmsg.errors import ConfigError, InvalidKey
+from dmsg.errors import ConfigError
 
 __all__ = ["NamedRelay", "RelayChoice", "RelaysFrom", "RelaysMode"]
 

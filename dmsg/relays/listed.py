@@ -9,7 +9,8 @@ from twisted.internet.defer import CancelledError, Deferred, ensureDeferred
 from twisted.internet.interfaces import IReactorTime
 from twisted.logger import Logger
 
-from dmsg.errors import DiscoveryError, InvalidAddress
+from dmsg.discovery.errors import DiscoveryError
+from dmsg.errors import InvalidAddress
 from dmsg.interfaces import IDiscovery
 from dmsg.relays.candidates import Candidate
 from dmsg.relays.rankwatch import RankWatch

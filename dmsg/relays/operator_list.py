@@ -12,11 +12,13 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from dmsg.address import HostPort
+from dmsg.crypto.errors import InvalidKey
 from dmsg.crypto.keys import PublicKey, SecretKey
-from dmsg.discovery.signed import NUMBER_LIMIT, DocumentError, DocumentKind
-from dmsg.errors import InvalidAddress, InvalidKey
+from dmsg.discovery.signed import NUMBER_LIMIT, DocumentKind
+from dmsg.errors import InvalidAddress
+from dmsg.relays.errors import RelayListError
 
-__all__ = ["KIND", "ListedRelay", "RelayList", "RelayListError", "sign_relay_list"]
+__all__ = ["KIND", "ListedRelay", "RelayList", "sign_relay_list"]
 
 #: Relays of a list: many more than a client tries before it is connected, few enough to be read in milliseconds.
 RELAYS_LIMIT: Final = 1_000
@@ -24,10 +26,6 @@ RELAYS_LIMIT: Final = 1_000
 DOCUMENT_LIMIT_BYTES: Final = 512 * 1024
 #: Longest lifetime in seconds, a year: a list that was stolen or withdrawn must not be believed for ever.
 LIFETIME_LIMIT_S: Final = 366 * 24 * 3600
-
-
-class RelayListError(DocumentError):
-    """A list of relays that is not used, or cannot be had; the one known before stays in force until it expires."""
 
 
 #: What a list says it is, and what its signature is tagged with.

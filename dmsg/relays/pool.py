@@ -19,7 +19,8 @@ from twisted.python.failure import Failure
 
 from dmsg.address import HostPort, network_group
 from dmsg.crypto.keys import PublicKey
-from dmsg.errors import DiscoveryError, DmsgError, EntryNotFound, InvalidAddress, StageError
+from dmsg.discovery.errors import DiscoveryError, EntryNotFound
+from dmsg.errors import DmsgError, InvalidAddress, StageError
 from dmsg.glue.waiters import Waiters
 from dmsg.interfaces import IDiscovery
 from dmsg.mux.client.session import CLOSED, ServerSession

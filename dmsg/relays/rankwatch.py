@@ -9,7 +9,7 @@ from twisted.internet.defer import CancelledError, Deferred, ensureDeferred
 from twisted.internet.interfaces import IDelayedCall, IReactorTime
 from twisted.logger import Logger
 
-from dmsg.errors import DiscoveryError
+from dmsg.discovery.errors import DiscoveryError
 from dmsg.glue.waiters import Waiters
 from dmsg.interfaces import IDiscovery, IRankedDiscovery
 from dmsg.relays.scores import NEUTRAL, RelayScores

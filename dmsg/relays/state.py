@@ -22,8 +22,9 @@ from typing import Any, Final
 from twisted.logger import Logger
 
 from dmsg.address import HostPort, network_group
+from dmsg.crypto.errors import InvalidKey
 from dmsg.crypto.keys import PublicKey
-from dmsg.errors import ConfigError, InvalidAddress, InvalidKey
+from dmsg.errors import ConfigError, InvalidAddress
 from dmsg.relays.candidates import Candidate
 
 #: Relays in a file, and of one network group: a client holds two, so this is several days of change, and no one network can

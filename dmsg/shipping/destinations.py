@@ -22,7 +22,8 @@ from collections.abc import Callable, Mapping
 from typing import Any, Final, Protocol
 from urllib.parse import urlsplit
 
-from dmsg.errors import ConfigError, ShippingError
+from dmsg.errors import ConfigError
+from dmsg.shipping.errors import ShippingError
 from dmsg.shipping.local import (
     PIECE_BYTES,
     STAGING_SUFFIX,

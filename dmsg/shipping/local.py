@@ -16,8 +16,8 @@ import shutil
 from enum import Enum
 from typing import BinaryIO, Final
 
-from dmsg.errors import ShippingError
 from dmsg.eventlog.tree import sync_directory
+from dmsg.shipping.errors import ShippingError
 from dmsg.shipping.plan import clip
 from dmsg.shipping.scan import Content
 

@@ -16,10 +16,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import BinaryIO, Final, NamedTuple
 
-from dmsg.errors import ShippingError
 from dmsg.eventlog.compress import FrameReader
 from dmsg.eventlog.names import PART_SUFFIX
 from dmsg.eventlog.tree import sync_directory
+from dmsg.shipping.errors import ShippingError
 from dmsg.shipping.plan import Waiting, landing_path, recognise
 
 #: Folders below the event directory for files that were set aside, and for shipped ones that are to be kept.

@@ -21,10 +21,10 @@ from twisted.internet.interfaces import IReactorTime
 from twisted.logger import Logger
 from twisted.python.failure import Failure
 
-from dmsg.errors import ShippingError
 from dmsg.eventlog.schema import FileShipped
 from dmsg.interfaces import IEventLog
 from dmsg.shipping.destinations import Destination
+from dmsg.shipping.errors import ShippingError
 from dmsg.shipping.plan import OWN_FOLDER, Plan, Sparing, Waiting, clip, landing_path, recognise
 from dmsg.shipping.scan import Found, examine, release, scan
 

@@ -8,11 +8,12 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 import dmsg
+from dmsg.crypto.errors import InvalidKey
 from dmsg.crypto.keys import parse_public_keys
 from dmsg.discovery.proofs.prover import RelayProofs
 from dmsg.discovery.ranks_source import RanksSource
 from dmsg.discovery.relay_addresses import RelayAddresses
-from dmsg.errors import ConfigError, InvalidKey
+from dmsg.errors import ConfigError
 from dmsg.eventlog.schema import Drained, ServerStarted, ServerStopped
 from dmsg.mux.client.prover import XkProver
 from dmsg.ops.gc import HTTP_GC_THRESHOLDS

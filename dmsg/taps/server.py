@@ -5,8 +5,9 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
+from dmsg.crypto.errors import KeyFileError
 from dmsg.crypto.keys import SecretKey, read_key_file
-from dmsg.errors import ConfigError, KeyFileError
+from dmsg.errors import ConfigError
 from dmsg.eventlog.log import short_node
 from dmsg.taps._options import RoleOptions
 from dmsg.taps._service import RoleService

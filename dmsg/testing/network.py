@@ -31,10 +31,10 @@ from zope.interface import implementer
 from dmsg.address import HostPort, PinnedServer
 from dmsg.crypto.keys import PublicKey, Random, SecretKey
 from dmsg.discovery.entry import Entry
+from dmsg.discovery.errors import DiscoveryError
 from dmsg.discovery.proofs.prover import RelayProofs
 from dmsg.discovery.relay_addresses import RelayAddresses
 from dmsg.discovery.stores.memory import MemoryStore
-from dmsg.errors import DiscoveryError
 from dmsg.interfaces import IDiscovery, IEntryStore, IEventLog
 from dmsg.mux.client.prover import XkProver
 from dmsg.mux.client.service import DmsgClient
@@ -58,7 +58,7 @@ _SERVERS_LISTED: Final = 64
 class MemoryDiscovery:
     """A discovery in this process, as strict as a real one. ``now_ns()`` is Unix time in nanoseconds.
 
-    Set ``failure`` to a :class:`~dmsg.errors.DiscoveryError` and every call raises it until it is ``None`` again.
+    Set ``failure`` to a :class:`~dmsg.discovery.errors.DiscoveryError` and every call raises it until it is ``None`` again.
     """
 
     def __init__(self, now_ns: Callable[[], int], store: IEntryStore | None = None) -> None:

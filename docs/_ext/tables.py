@@ -6,14 +6,15 @@ No Sphinx here: the tests call these functions as they are. :mod:`dmsg_docs` put
 from __future__ import annotations
 
 import dataclasses
+import importlib
 import inspect
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from enum import Enum
 from pathlib import Path
+from types import ModuleType
 from typing import Any, Final, get_type_hints
 
-from dmsg import errors
 from dmsg.ops.config import Setting, describe_default, settings_of
 
 ROOT: Final = Path(__file__).parents[2]
@@ -109,8 +110,10 @@ def frame_bytes() -> str:
 
 def close_codes() -> str:
     """CLOSE codes and the exceptions they become."""
+    from dmsg.mux.core.errors import CLOSE_ERRORS
+
     rows = [("0", literal("normal"), literal("ConnectionDone"), "An orderly end.")]
-    for code, cls in sorted(errors.CLOSE_ERRORS.items()):
+    for code, cls in sorted(CLOSE_ERRORS.items()):
         rows.append((str(code), literal(cls.name), literal(cls.__name__), summary(cls)))
     return list_table(("code", "name", "exception", "meaning"), rows, (8, 22, 22, 48))
 
@@ -374,7 +377,9 @@ def metrics() -> str:
 
 def discovery_errors() -> str:
     """What discovery answers, by text and status."""
-    classes = {**errors.DISCOVERY_ERRORS, errors.StoreFull.text: errors.StoreFull}
+    from dmsg.discovery.errors import DISCOVERY_ERRORS, StoreFull
+
+    classes = {**DISCOVERY_ERRORS, StoreFull.text: StoreFull}
     rows = [
         (literal(cls.text), str(cls.status), str(cls.reference_status), literal(cls.__name__))
         for cls in classes.values()
@@ -383,17 +388,35 @@ def discovery_errors() -> str:
     return list_table(header, rows, (50, 14, 12, 24))
 
 
+def error_modules() -> list[ModuleType]:
+    """The modules that hold exceptions: the base classes first, then by slice."""
+    names = {".".join(path.relative_to(ROOT).with_suffix("").parts) for path in (ROOT / "dmsg").rglob("errors.py")}
+    return [importlib.import_module(name) for name in sorted(names, key=lambda name: (name.count("."), name))]
+
+
+def own_errors(module: ModuleType) -> dict[str, type[Exception]]:
+    """The exceptions that ``module`` declares, in that order."""
+    return {
+        name: value
+        for name, value in vars(module).items()
+        if isinstance(value, type) and issubclass(value, Exception) and value.__module__ == module.__name__
+    }
+
+
 def error_classes() -> str:
-    """Every exception that is not one of a table of its own."""
-    special = set(errors.CLOSE_ERRORS.values())
-    rows = []
-    for name, cls in vars(errors).items():
-        if not isinstance(cls, type) or not issubclass(cls, Exception) or cls.__module__ != errors.__name__:
-            continue
-        if cls not in special:
-            base = "" if cls is errors.DmsgError else literal(cls.__bases__[0].__name__)
-            rows.append((literal(name), base, summary(cls)))
-    return list_table(("exception", "is a", "when"), rows, (27, 23, 50))
+    """Every exception, module by module, but those of the CLOSE codes, which have a table of their own."""
+    from dmsg.mux.core.errors import CLOSE_ERRORS
+
+    parts = []
+    for module in error_modules():
+        parts += [f"{literal(module.__name__)}: {summary(module).removesuffix(' Pure.')}", ""]
+        rows = [
+            (literal(name), literal(cls.__bases__[0].__name__), summary(cls))
+            for name, cls in own_errors(module).items()
+            if cls not in CLOSE_ERRORS.values()
+        ]
+        parts += [list_table(("exception", "is a", "when"), rows, (27, 23, 50)), ""]
+    return "\n".join(parts)
 
 
 def exit_codes() -> str:

@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from dmsg.address import HostPort, PinnedServer, address_group, check_service_name, is_global, network_group
+from dmsg.crypto.errors import InvalidKey
 from dmsg.crypto.keys import PublicKey, parse_public_keys
-from dmsg.errors import InvalidAddress, InvalidKey
-from dmsg.foreign import quoted, refusal_reason
+from dmsg.errors import InvalidAddress
+from dmsg.foreign import quoted
+from dmsg.mux.core.errors import refusal_reason
 from fuzz.oracles import KEYS, as_text, outcome
 
 DICTIONARY = (b"[::ffff:", b"]:80", b"%eth0", b"@", b"0.0.0.0", b"02" * 33, b"02" + b"00" * 31 + b"01")

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from dmsg.errors import Busy, RemoteProtocolError
+from dmsg.errors import RemoteProtocolError
 from dmsg.mux.core.connection import Connection
+from dmsg.mux.core.errors import Busy
 from dmsg.mux.core.events import DataReceived, RequestReceived
 from dmsg.mux.core.limits import ConnectionConfig
 from dmsg.mux.core.stream import ConnectionState, Stream, StreamState

@@ -6,8 +6,9 @@ from collections.abc import Iterator
 
 from twisted.internet.endpoints import _parse, quoteStringArgument
 
+from dmsg.crypto.errors import KeyFileError
 from dmsg.endpoints.strings import _ARGUMENTS, _SERVER_ONLY, _Arguments
-from dmsg.errors import ConfigError, KeyFileError
+from dmsg.errors import ConfigError
 from fuzz.choices import Choices
 from fuzz.oracles import KEYS, as_text
 

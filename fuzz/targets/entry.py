@@ -6,8 +6,9 @@ import json
 from collections.abc import Iterator
 from dataclasses import replace
 
+from dmsg.crypto.errors import InvalidKey
 from dmsg.discovery.entry import ENTRY_LIMIT_BYTES, ClientPart, Entry, ServerPart
-from dmsg.errors import DiscoveryError, InvalidKey
+from dmsg.discovery.errors import DiscoveryError
 from fuzz import words
 from fuzz.oracles import KEYS, check_memory, outcome
 

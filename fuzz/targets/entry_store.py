@@ -9,8 +9,8 @@ from functools import lru_cache
 from typing import Any
 
 from dmsg.discovery.entry import ClientPart, Entry, ServerPart
+from dmsg.discovery.errors import DiscoveryError
 from dmsg.discovery.stores.memory import NS_PER_S, MemoryStore, StoreLimits
-from dmsg.errors import DiscoveryError
 from fuzz.choices import Choices
 from fuzz.oracles import KEYS
 

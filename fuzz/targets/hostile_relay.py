@@ -7,8 +7,9 @@ from collections.abc import Iterator
 from typing import Any
 
 from dmsg.crypto.keys import SecretKey
-from dmsg.errors import IntegrityError, RemoteProtocolError
+from dmsg.errors import RemoteProtocolError
 from dmsg.mux.core.connection import Connection
+from dmsg.mux.core.errors import IntegrityError
 from dmsg.mux.core.events import (
     Accepted,
     Confirmed,

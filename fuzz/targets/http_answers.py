@@ -11,8 +11,8 @@ from twisted.internet.task import Clock
 
 from dmsg.discovery.client import LIST_LIMIT, HttpDiscovery
 from dmsg.discovery.entry import ClientPart, Entry, ServerPart
+from dmsg.discovery.errors import DISCOVERY_ERRORS, DiscoveryError
 from dmsg.discovery.ranks import KIND, Ranks
-from dmsg.errors import DISCOVERY_ERRORS, DiscoveryError
 from fuzz import words
 from fuzz.choices import Choices
 from fuzz.memory_http import HostileAgent

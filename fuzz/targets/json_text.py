@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 
-from dmsg.errors import BadInput
 from dmsg.http import json_text
+from dmsg.http.errors import MalformedJson
 from fuzz import words
 from fuzz.oracles import as_text, check_memory, outcome
 
@@ -16,9 +16,9 @@ _LIMIT_BYTES = 64 * 1024
 
 
 def one_input(data: bytes) -> None:
-    """The input is the text. Only ``BadInput`` leaves; what is taken is what Python's reader takes, too."""
-    kind, value = outcome(lambda: json_text.decode(data, _LIMIT_BYTES), BadInput)
-    each, elements = outcome(lambda: list(json_text.elements(data, _LIMIT_BYTES, _LIMIT_BYTES)), BadInput)
+    """The input is the text. Only ``MalformedJson`` leaves; what is taken is what Python's reader takes, too."""
+    kind, value = outcome(lambda: json_text.decode(data, _LIMIT_BYTES), MalformedJson)
+    each, elements = outcome(lambda: list(json_text.elements(data, _LIMIT_BYTES, _LIMIT_BYTES)), MalformedJson)
     if kind == "value":
         text = data.decode("utf-8")
         if not _has_long_number(value):

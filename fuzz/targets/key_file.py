@@ -6,8 +6,8 @@ import os
 from collections.abc import Iterator
 from functools import cache
 
+from dmsg.crypto.errors import KeyFileError
 from dmsg.crypto.keys import read_key_file
-from dmsg.errors import KeyFileError
 from fuzz.oracles import KEYS, scratch
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from dmsg.crypto.errors import InvalidKey, InvalidSignature
 from dmsg.crypto.keys import PUBLIC_KEY_BYTES, SECRET_KEY_BYTES, SIGNATURE_BYTES, PublicKey, SecretKey, recover
-from dmsg.errors import InvalidKey, InvalidSignature
 from fuzz.oracles import KEYS, outcome
 
 _OURS = KEYS[0]

@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 
-from dmsg.discovery.ranks import KIND, WEIGHT_FLOOR, WEIGHT_LIMIT, Ranks, RanksError, weight
+from dmsg.discovery.errors import RanksError
+from dmsg.discovery.ranks import KIND, WEIGHT_FLOOR, WEIGHT_LIMIT, Ranks, weight
 from fuzz import words
 from fuzz.oracles import KEYS, check_memory
 from fuzz.signing import ISSUER, NOW_S, signed

@@ -14,7 +14,7 @@ from dmsg.crypto.keys import PublicKey
 from dmsg.discovery.ranks import KIND, Ranks
 from dmsg.discovery.ranks_source import RanksSource
 from dmsg.discovery.signed import AHEAD_S
-from dmsg.errors import DiscoveryUnavailable
+from dmsg.http.errors import NoAnswer
 from fuzz.choices import Choices
 from fuzz.oracles import KEYS
 
@@ -30,7 +30,7 @@ class _Caller:
 
     async def call(self, method: str, url: str, *, limit_bytes: int) -> tuple[int, Headers, bytes]:
         if self.answer is None:
-            raise DiscoveryUnavailable("it does not answer")
+            raise NoAnswer("it does not answer")
         return self.answer[0], Headers(), self.answer[1]
 
     async def close(self) -> None:

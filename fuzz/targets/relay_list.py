@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 
-from dmsg.errors import InvalidAddress, InvalidKey
-from dmsg.relays.operator_list import KIND, ListedRelay, RelayList, RelayListError, sign_relay_list
+from dmsg.crypto.errors import InvalidKey
+from dmsg.errors import InvalidAddress
+from dmsg.relays.errors import RelayListError
+from dmsg.relays.operator_list import KIND, ListedRelay, RelayList, sign_relay_list
 from fuzz import words
 from fuzz.oracles import KEYS, check_memory
 from fuzz.signing import ISSUER, NOW_S, signed

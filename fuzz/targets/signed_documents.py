@@ -6,8 +6,9 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
+from dmsg.discovery.errors import DocumentError
 from dmsg.discovery.ranks import KIND as RANKS
-from dmsg.discovery.signed import DocumentError, canonical
+from dmsg.discovery.signed import canonical
 from dmsg.relays.operator_list import KIND as RELAYS
 from fuzz import words
 from fuzz.oracles import check_memory

@@ -10,13 +10,22 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from dmsg import errors
 from dmsg.cli.exits import MEANINGS, CommandError, Exit, as_json, describe, exit_code
 from dmsg.cli.files.wire import REFUSALS, TransferFailed
 from dmsg.cli.main import group
 from dmsg.cli.output import Output, human_bytes, printable
+from dmsg.crypto.errors import InvalidSignature, KeyFileError
 from dmsg.crypto.keys import SecretKey
+from dmsg.discovery.errors import (
+    DiscoveryUnavailable,
+    EntryNotFound,
+    EntryRolledBack,
+    RateLimitedByDiscovery,
+    Unauthorized,
+)
 from dmsg.errors import Attempt, DialError
+from dmsg.mux.core.errors import Busy, IntegrityError
+from dmsg.relays.errors import NoCommonServer, SessionTimeout
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "howto" / "cli.rst"
 
@@ -65,24 +74,24 @@ def dial_error(*attempts):
     return DialError("02" * 33, [Attempt(stage, server, 5.0, "reason", error) for stage, server, error in attempts])
 
 
-MISSING = errors.DiscoveryUnavailable("connection refused")
+MISSING = DiscoveryUnavailable("connection refused")
 
 
 @pytest.mark.parametrize(
     ("error", "code"),
     [
-        (errors.EntryNotFound(), 3),
-        (errors.Unauthorized(), 5),
-        (errors.EntryRolledBack(), 5),
-        (errors.InvalidSignature(), 5),
-        (errors.IntegrityError(), 5),
+        (EntryNotFound(), 3),
+        (Unauthorized(), 5),
+        (EntryRolledBack(), 5),
+        (InvalidSignature(), 5),
+        (IntegrityError(), 5),
         (MISSING, 6),
-        (errors.RateLimitedByDiscovery(), 6),
+        (RateLimitedByDiscovery(), 6),
         (dial_error(), 4),
-        (dial_error(("discovery", "", errors.EntryNotFound())), 4),
-        (dial_error(("discovery", "", MISSING), ("discovery", "", errors.NoCommonServer())), 6),
-        (dial_error(("discovery", "", MISSING), ("connect", "ab" * 33, errors.Busy())), 4),
-        (errors.KeyFileError("x", "y"), 1),
+        (dial_error(("discovery", "", EntryNotFound())), 4),
+        (dial_error(("discovery", "", MISSING), ("discovery", "", NoCommonServer())), 6),
+        (dial_error(("discovery", "", MISSING), ("connect", "ab" * 33, Busy())), 4),
+        (KeyFileError("x", "y"), 1),
         (CommandError("x", Exit.USAGE), 2),
         (OSError("x"), 1),
         (RuntimeError("x"), 1),
@@ -95,7 +104,7 @@ def test_errors_lead_to_codes(error, code):
 
 
 def test_a_failed_dial_is_told_as_a_tree():
-    error = dial_error(("discovery", "", MISSING), ("connect", "ab" * 33, errors.SessionTimeout("connect", 3.0)))
+    error = dial_error(("discovery", "", MISSING), ("connect", "ab" * 33, SessionTimeout("connect", 3.0)))
     stream = io.StringIO()
     Output(io.StringIO(), stream).failure(error)
     lines = stream.getvalue().splitlines()
@@ -109,7 +118,7 @@ def test_a_failed_dial_is_told_as_a_tree():
 
 
 @pytest.mark.parametrize(
-    "error", [errors.EntryNotFound(), MISSING, OSError(28, "No space left", "/x"), ValueError(""), KeyError("x")]
+    "error", [EntryNotFound(), MISSING, OSError(28, "No space left", "/x"), ValueError(""), KeyError("x")]
 )
 def test_an_error_is_one_line(error):
     assert describe(error).strip() and "\n" not in describe(error)

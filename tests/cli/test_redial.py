@@ -8,7 +8,9 @@ from twisted.internet.task import Clock
 
 from dmsg.cli.redial import DIALS_AT_ONCE, Redialer, is_busy
 from dmsg.crypto.keys import SecretKey
-from dmsg.errors import AccessDenied, Attempt, Busy, DialError, RateLimited, SessionTimeout
+from dmsg.errors import Attempt, DialError
+from dmsg.mux.core.errors import AccessDenied, Busy, RateLimited
+from dmsg.relays.errors import SessionTimeout
 
 PEER = SecretKey.generate().public_key
 

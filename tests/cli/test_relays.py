@@ -14,7 +14,7 @@ from dmsg.cli.main import group
 from dmsg.cli.ping import run_echo
 from dmsg.crypto.keys import PublicKey, SecretKey, write_key_file
 from dmsg.relays.choice import RelaysFrom, RelaysMode
-from dmsg.relays.operator_list import RelayListError
+from dmsg.relays.errors import RelayListError
 
 RELAY = SecretKey.generate().public_key
 

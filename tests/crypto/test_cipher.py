@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dmsg.crypto.cipher import BOX_OVERHEAD_BYTES, NONCE_LIMIT, CipherState
-from dmsg.errors import CryptoError, NonceExhausted
+from dmsg.crypto.errors import CryptoError, NonceExhausted
 
 KEY = bytes(range(32))
 plaintexts = st.lists(st.binary(max_size=40), min_size=1, max_size=8)

@@ -15,8 +15,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from dmsg.crypto.errors import InvalidKey, InvalidSignature, KeyFileError
 from dmsg.crypto.keys import PublicKey, SecretKey, read_key_file, recover, write_key_file
-from dmsg.errors import InvalidKey, InvalidSignature, KeyFileError
 
 ALICE, BOB = (SecretKey(hashlib.sha256(name).digest()) for name in (b"alice", b"bob"))
 ORDER = 0xFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFEBAAEDCE6AF48A03BBFD25E8CD0364141

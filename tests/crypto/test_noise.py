@@ -10,9 +10,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from dmsg.crypto.errors import CryptoError, InvalidKey
 from dmsg.crypto.keys import SecretKey
 from dmsg.crypto.noise import XK_MESSAGE_BYTES, NoiseHandshake
-from dmsg.errors import CryptoError, InvalidKey, LocalProtocolError
+from dmsg.errors import LocalProtocolError
 
 ALICE, BOB, CAROL = (SecretKey(hashlib.sha256(name).digest()) for name in (b"alice", b"bob", b"carol"))
 PATTERNS = ("XK", "KK")

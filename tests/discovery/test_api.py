@@ -17,10 +17,10 @@ from zope.interface import implementer
 
 from dmsg.address import address_group
 from dmsg.discovery.api import DiscoveryApi, DiscoveryLimits, make_site
+from dmsg.discovery.errors import DiscoveryUnavailable, ProofFailed
 from dmsg.discovery.proofs.prover import RelayProofs
 from dmsg.discovery.relay_addresses import RelayAddresses
 from dmsg.discovery.stores.memory import MemoryStore, StoreLimits
-from dmsg.errors import DiscoveryUnavailable, ProofFailed
 from dmsg.interfaces import IEventLog, IRelayProver
 
 SEED, OLD, NEW = "/discovery/entries", "/messaging-discovery/entry", "/dmsg-discovery/entry"

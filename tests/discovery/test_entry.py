@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from dmsg.crypto.errors import InvalidKey, InvalidSignature
 from dmsg.crypto.keys import PublicKey, SecretKey, recover
 from dmsg.discovery.entry import (
     DELEGATED_SERVERS_LIMIT,
@@ -19,13 +20,11 @@ from dmsg.discovery.entry import (
     check_iteration,
     next_sequence,
 )
-from dmsg.errors import (
+from dmsg.discovery.errors import (
     DISCOVERY_ERRORS,
     BadInput,
     DiscoveryError,
     EntryValidationError,
-    InvalidKey,
-    InvalidSignature,
     NilKeys,
     NoClientOrServer,
     NoVersion,

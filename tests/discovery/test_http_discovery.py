@@ -19,10 +19,9 @@ from zope.interface.verify import verifyObject
 
 from dmsg.discovery.api import DiscoveryApi, DiscoveryLimits, make_site
 from dmsg.discovery.client import LIST_LIMIT, LIST_LIMIT_BYTES, HttpDiscovery
-from dmsg.errors import (
+from dmsg.discovery.errors import (
     DISCOVERY_ERRORS,
     BadInput,
-    ConfigError,
     DiscoveryError,
     DiscoveryUnavailable,
     EntryNotFound,
@@ -33,6 +32,7 @@ from dmsg.errors import (
     WrongSequence,
     WrongTime,
 )
+from dmsg.errors import ConfigError
 from dmsg.interfaces import IDiscovery
 
 PREFIXES = ["messaging-discovery", "discovery", "dmsg-discovery"]

@@ -11,8 +11,9 @@ from zope.interface import implementer
 from benchmarks.census import census
 from dmsg.crypto.keys import SecretKey
 from dmsg.discovery.entry import ClientPart, Entry
+from dmsg.discovery.errors import DiscoveryUnavailable, EntryNotFound
 from dmsg.discovery.lookups import CallerLimits, Lookups
-from dmsg.errors import DialError, DiscoveryUnavailable, EntryNotFound, StageError
+from dmsg.errors import DialError, StageError
 from dmsg.interfaces import IDiscovery
 from dmsg.mux.client.dialer import DialConfig, Dialer, Wish
 from dmsg.mux.core.e2e import Resume

@@ -13,12 +13,12 @@ from hypothesis import strategies as st
 
 from dmsg.address import HostPort, network_group
 from dmsg.crypto.keys import PublicKey, SecretKey
+from dmsg.discovery.errors import AddressNotGlobal
 from dmsg.discovery.proofs.limits import ProofLimits
 from dmsg.discovery.proofs.queue import FairQueue
 from dmsg.discovery.proofs.record import RelayRecord, RelayState
 from dmsg.discovery.proofs.schedule import ProofSchedule
 from dmsg.discovery.relay_addresses import RelayAddresses
-from dmsg.errors import AddressNotGlobal
 
 LIMITS = ProofLimits()
 

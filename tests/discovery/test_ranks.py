@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 
 from dmsg.crypto.keys import SecretKey
 from dmsg.discovery import ranks as module
-from dmsg.discovery.ranks import DOCUMENT_LIMIT_BYTES, KIND, Ranks, RanksError, sign_ranks, weight
+from dmsg.discovery.errors import RanksError
+from dmsg.discovery.ranks import DOCUMENT_LIMIT_BYTES, KIND, Ranks, sign_ranks, weight
 
 NOW_S = 1_700_000_000
 OPERATOR = SecretKey(hashlib.sha256(b"operator").digest())

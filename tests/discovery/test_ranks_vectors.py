@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from dmsg.crypto.keys import PublicKey, SecretKey
-from dmsg.discovery.ranks import Ranks, RanksError, sign_ranks
+from dmsg.discovery.errors import RanksError
+from dmsg.discovery.ranks import Ranks, sign_ranks
 
 VECTORS: dict[str, Any] = json.loads((Path(__file__).parents[1] / "vectors" / "relay_ranks.json").read_text())
 ISSUER = PublicKey.parse(VECTORS["issuer"])

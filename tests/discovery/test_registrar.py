@@ -14,9 +14,7 @@ from zope.interface import implementer
 
 from dmsg.address import HostPort
 from dmsg.discovery.entry import ClientPart, Entry
-from dmsg.discovery.registrar import EntryRegistrar
-from dmsg.discovery.stores.memory import MemoryStore, StoreLimits
-from dmsg.errors import (
+from dmsg.discovery.errors import (
     DiscoveryUnavailable,
     EntryNotFound,
     EntryRolledBack,
@@ -24,6 +22,8 @@ from dmsg.errors import (
     Unauthorized,
     WrongSequence,
 )
+from dmsg.discovery.registrar import EntryRegistrar
+from dmsg.discovery.stores.memory import MemoryStore, StoreLimits
 from dmsg.interfaces import IDiscovery
 
 START_NS = 1_600_000_000 * 10**9

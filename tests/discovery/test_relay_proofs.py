@@ -13,13 +13,13 @@ from twisted.internet.task import Clock, deferLater
 from zope.interface import implementer
 
 from dmsg.address import HostPort
+from dmsg.discovery.errors import DiscoveryUnavailable, ProofFailed
 from dmsg.discovery.listing import NETWORK_LIMIT, ServerListing
 from dmsg.discovery.proofs.limits import ProofLimits
 from dmsg.discovery.proofs.prover import RESULTS, RelayProofs
 from dmsg.discovery.ranks import Ranks
 from dmsg.discovery.relay_addresses import RelayAddresses
 from dmsg.discovery.stores.memory import MemoryStore, StoreLimits
-from dmsg.errors import DiscoveryUnavailable, ProofFailed
 from dmsg.interfaces import IEntryStore, IRelayProver
 
 pytestmark = pytest.mark.usefixtures("logged_errors")

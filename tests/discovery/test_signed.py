@@ -10,7 +10,7 @@ import pytest
 from dmsg.crypto.keys import SecretKey, recover
 from dmsg.discovery import ranks
 from dmsg.discovery.entry import ClientPart, Entry
-from dmsg.errors import Unauthorized
+from dmsg.discovery.errors import Unauthorized
 from dmsg.relays import operator_list as relay_list
 from dmsg.relays.operator_list import ListedRelay, RelayList
 

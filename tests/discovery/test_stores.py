@@ -19,11 +19,7 @@ from zope.interface.verify import verifyObject
 
 from dmsg.crypto.keys import PublicKey
 from dmsg.discovery.entry import ClientPart, Entry
-from dmsg.discovery.stores.memory import StoreLimits, open_store, shielded
-from dmsg.discovery.stores.redis import RedisStore
-from dmsg.discovery.stores.sqlite import SqliteStore
-from dmsg.errors import (
-    ConfigError,
+from dmsg.discovery.errors import (
     DiscoveryUnavailable,
     EntryNotFound,
     NonZeroSequence,
@@ -32,6 +28,10 @@ from dmsg.errors import (
     WrongSequence,
     WrongTime,
 )
+from dmsg.discovery.stores.memory import StoreLimits, open_store, shielded
+from dmsg.discovery.stores.redis import RedisStore
+from dmsg.discovery.stores.sqlite import SqliteStore
+from dmsg.errors import ConfigError
 from dmsg.interfaces import IEntryStore
 
 S = 10**9

@@ -17,8 +17,8 @@ from twisted.internet import defer
 from dmsg.address import HostPort
 from dmsg.discovery.api import DiscoveryApi, make_site
 from dmsg.discovery.client import HttpDiscovery
+from dmsg.discovery.errors import EntryNotFound
 from dmsg.discovery.registrar import EntryRegistrar
-from dmsg.errors import EntryNotFound
 
 ROOT = Path(__file__).parents[2]
 

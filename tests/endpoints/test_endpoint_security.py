@@ -12,7 +12,8 @@ from twisted.internet.protocol import Factory, Protocol
 
 from dmsg.crypto.keys import SecretKey
 from dmsg.endpoints.strings import DmsgConnectError, parse_client, parse_server
-from dmsg.errors import ConfigError, DowngradeRefused
+from dmsg.errors import ConfigError
+from dmsg.mux.core.errors import DowngradeRefused
 from dmsg.mux.core.negotiation import Security
 from dmsg.testing.network import LocalNetwork
 

@@ -17,10 +17,11 @@ from zope.interface import implementer
 from zope.interface.verify import verifyObject
 
 from dmsg.address import DmsgAddress
+from dmsg.crypto.errors import KeyFileError
 from dmsg.crypto.keys import SecretKey
 from dmsg.endpoints.sharing import SharedClients, SharedSettings, shared_clients
 from dmsg.endpoints.strings import DmsgClientEndpoint, DmsgConnectError, DmsgServerEndpoint, parse_client, parse_server
-from dmsg.errors import ConfigError, DialError, DmsgError, KeyFileError
+from dmsg.errors import ConfigError, DialError, DmsgError
 from dmsg.mux.client.listener import AllowKeys
 from dmsg.relays.choice import RelaysFrom, RelaysMode
 from dmsg.testing.memory import MemoryNetwork

@@ -27,8 +27,8 @@ from twisted.web.iweb import IAgent, IAgentEndpointFactory, IResponse
 from zope.interface import implementer
 from zope.interface.verify import verifyObject
 
-from dmsg.errors import DiscoveryUnavailable
 from dmsg.http.client import HttpCaller
+from dmsg.http.errors import NoAnswer
 from dmsg.http.heads import HEAD_LIMIT_BYTES, INTERIM_LIMIT, HeadLimitedEndpoints, HeadScanner
 
 TOO_LONG = "the answer's head is longer than 65536 bytes"
@@ -209,7 +209,7 @@ async def body_from(caller: HttpCaller, port: int, scheme: str = "http") -> byte
 
 
 async def refusal_from(caller: HttpCaller, port: int, scheme: str = "http") -> str:
-    with pytest.raises(DiscoveryUnavailable) as caught:
+    with pytest.raises(NoAnswer) as caught:
         await body_from(caller, port, scheme)
     return str(caught.value)
 
@@ -230,7 +230,7 @@ FLOODS = {
 async def test_a_head_without_end_ends_the_call(served: Any, caller: HttpCaller, kind: str) -> None:
     problem, begin, piece = FLOODS[kind]
     server = Server(Endless(begin, piece))
-    assert await refusal_from(caller, served(server)) == str(DiscoveryUnavailable(problem))
+    assert await refusal_from(caller, served(server)) == str(NoAnswer(problem))
     await server.gone
     assert server.connections == 1
 
@@ -260,7 +260,7 @@ async def test_a_head_may_be_as_long_as_the_limit(served: Any, caller: HttpCalle
     assert answer_of(b"body", longest).index(b"\r\n\r\n") + 4 == longest
     port = served(Server(before + answer_of(b"body", longest), before + answer_of(b"body", longest + 1)))
     assert await body_from(caller, port) == b"body"
-    assert await refusal_from(caller, port) == str(DiscoveryUnavailable(TOO_LONG))
+    assert await refusal_from(caller, port) == str(NoAnswer(TOO_LONG))
 
 
 @pytest_twisted.ensureDeferred
@@ -269,7 +269,7 @@ async def test_each_answer_on_a_connection_kept_open_has_its_own_limit(served: A
     port = served(server)
     for n in range(4):
         assert await body_from(caller, port) == b"%d" % n
-    assert await refusal_from(caller, port) == str(DiscoveryUnavailable(TOO_LONG))
+    assert await refusal_from(caller, port) == str(NoAnswer(TOO_LONG))
     assert server.connections == 1
 
 
@@ -338,7 +338,7 @@ async def test_what_is_sent_before_the_head_is_over_gives_it_no_more_room(reacto
     asking = await endpoint.connect(Factory.forProtocol(Asking))
     received, reason = await asking.lost
     assert Asking.PART_BYTES <= received <= HEAD_LIMIT_BYTES
-    assert str(reason.value) == str(DiscoveryUnavailable(TOO_LONG))
+    assert str(reason.value) == str(NoAnswer(TOO_LONG))
 
 
 # --- TLS ---------------------------------------------------------------------------------------------------------------
@@ -376,7 +376,7 @@ async def test_tls_has_the_same_limit(served_by_tls: Any, trusting_caller: HttpC
     port = served_by_tls(server)
     for _ in range(2):
         assert await body_from(trusting_caller, port, "https") == body
-    assert await refusal_from(trusting_caller, port, "https") == str(DiscoveryUnavailable(TOO_LONG))
+    assert await refusal_from(trusting_caller, port, "https") == str(NoAnswer(TOO_LONG))
     await server.gone
     assert server.connections == 1
 

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from dmsg.errors import BadInput
 from dmsg.http import json_text
+from dmsg.http.errors import MalformedJson
 from dmsg.http.json_text import DEPTH_LIMIT
 
 ROOM = 10**7
@@ -43,7 +43,7 @@ def refused(text: str) -> str:
     """Why ``text`` is not read; empty if it is."""
     try:
         json_text.decode(text.encode(), ROOM)
-    except BadInput as error:
+    except MalformedJson as error:
         return str(error)
     return ""
 
@@ -151,14 +151,14 @@ def test_the_elements_of_a_list_are_those_json_has(texts: list[str], space: str)
     ],
 )  # fmt: skip
 def test_what_is_no_list_is_bad_input(text: str) -> None:
-    with pytest.raises(BadInput):
+    with pytest.raises(MalformedJson):
         elements_of(text)
 
 
 def test_elements_are_read_only_when_they_are_asked_for() -> None:
     found = json_text.elements(b"[1, 2, [[[ what is this", ROOM, 100)
     assert (next(found), next(found)) == (1, 2)
-    with pytest.raises(BadInput):
+    with pytest.raises(MalformedJson):
         next(found)
     assert elements_of(" null ") == []
 
@@ -166,9 +166,9 @@ def test_elements_are_read_only_when_they_are_asked_for() -> None:
 def test_a_list_and_its_elements_have_limits() -> None:
     longest = '"' + "x" * 4998 + '"'
     assert elements_of(f"[{longest}, 1]", 5000) == ["x" * 4998, 1]
-    with pytest.raises(BadInput):
+    with pytest.raises(MalformedJson):
         elements_of(f"[{longest}, 1]", 4999)
-    with pytest.raises(BadInput, match="longer than 4 bytes"):
+    with pytest.raises(MalformedJson, match="longer than 4 bytes"):
         next(json_text.elements(b"[1,2]", 4, 4))
-    with pytest.raises(BadInput, match="UnicodeDecodeError"):
+    with pytest.raises(MalformedJson, match="UnicodeDecodeError"):
         next(json_text.elements(b"[\xff]", 9, 9))

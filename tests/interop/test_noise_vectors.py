@@ -10,9 +10,10 @@ from typing import Any
 
 import pytest
 
+from dmsg.crypto.errors import CryptoError
 from dmsg.crypto.keys import PublicKey, SecretKey
 from dmsg.crypto.noise import NoiseHandshake
-from dmsg.errors import CryptoError, RemoteProtocolError
+from dmsg.errors import RemoteProtocolError
 from dmsg.mux.core.events import HandshakeDone
 from dmsg.mux.core.handshake import Handshake, Role
 from dmsg.mux.core.record import LENGTH_BYTES, RecordLayer

@@ -16,8 +16,9 @@ from zope.interface import implementer
 
 from dmsg.crypto.keys import SecretKey
 from dmsg.discovery.entry import ClientPart, Entry, ServerPart
-from dmsg.discovery.ranks import Ranks, RanksError, sign_ranks
-from dmsg.errors import DialError, DiscoveryUnavailable, StageError
+from dmsg.discovery.errors import DiscoveryUnavailable, RanksError
+from dmsg.discovery.ranks import Ranks, sign_ranks
+from dmsg.errors import DialError, StageError
 from dmsg.interfaces import IDiscovery, IRankedDiscovery
 from dmsg.mux.client.dialer import DialConfig, Dialer, Wish
 from dmsg.mux.client.service import ClientConfig

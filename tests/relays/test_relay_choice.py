@@ -14,7 +14,8 @@ from zope.interface import implementer
 from dmsg.address import HostPort, PinnedServer
 from dmsg.crypto.keys import SecretKey
 from dmsg.discovery.entry import ClientPart, Entry, ServerPart
-from dmsg.errors import ConfigError, DialError, EntryNotFound, StageError
+from dmsg.discovery.errors import EntryNotFound
+from dmsg.errors import ConfigError, DialError, StageError
 from dmsg.interfaces import IDiscovery
 from dmsg.mux.relay.server import DmsgServer
 from dmsg.relays.choice import RelaysFrom, RelaysMode

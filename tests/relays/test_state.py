@@ -18,7 +18,7 @@ from zope.interface import implementer
 from dmsg.address import HostPort
 from dmsg.crypto.keys import SecretKey
 from dmsg.discovery.entry import Entry, ServerPart
-from dmsg.errors import DiscoveryUnavailable, EntryNotFound
+from dmsg.discovery.errors import DiscoveryUnavailable, EntryNotFound
 from dmsg.interfaces import IDiscovery
 from dmsg.mux.relay.server import DmsgServer
 from dmsg.relays import state as module

@@ -12,9 +12,11 @@ import pytest_twisted
 
 from dmsg.crypto.keys import SecretKey
 from dmsg.discovery.entry import BASE_VERSION, SECURE_VERSION, ClientPart, Entry
-from dmsg.errors import DialError, DiscoveryUnavailable, DowngradeRefused
+from dmsg.discovery.errors import DiscoveryUnavailable
+from dmsg.errors import DialError
 from dmsg.eventlog import schema as ev
 from dmsg.mux.core.e2e import CONFIRM_TIMEOUT_S, UPGRADE_MAGIC
+from dmsg.mux.core.errors import DowngradeRefused
 from dmsg.mux.core.limits import ListenerLimits
 from dmsg.mux.core.negotiation import Security
 from dmsg.mux.core.wire import ACCEPT, ACK, CLOSE, FWD, REQUEST, REQUEST_BYTES, SEQUENCE_BYTES, CloseReason

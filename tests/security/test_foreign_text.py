@@ -12,8 +12,10 @@ import pytest_twisted
 
 from dmsg.cli.exits import as_json, describe
 from dmsg.cli.output import LINE_LIMIT, Output
-from dmsg.errors import ConnectionRefusedByServer, DialError, DiscoveryUnavailable
+from dmsg.discovery.errors import DiscoveryUnavailable
+from dmsg.errors import DialError
 from dmsg.eventlog import schema as ev
+from dmsg.mux.core.errors import ConnectionRefusedByServer
 from dmsg.mux.core.tlv import Tlv, encode_tlvs
 from dmsg.mux.core.wire import FrameType
 from dmsg.ops.metrics import CollectorRegistry, MetricsEventLog, exposition

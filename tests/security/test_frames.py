@@ -11,9 +11,9 @@ import pytest
 import pytest_twisted
 from twisted.internet.error import ConnectionDone
 
-from dmsg.errors import DeadlineExceeded, IntegrityError
 from dmsg.eventlog import schema as ev
 from dmsg.mux.client.transport import TransportLost
+from dmsg.mux.core.errors import DeadlineExceeded, IntegrityError
 from dmsg.mux.core.wire import ACK, CLOSE, FWD
 from dmsg.testing.hostile import Swap, alter, drop, insert, repeat, truncate
 

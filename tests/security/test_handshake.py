@@ -11,18 +11,12 @@ from itertools import count
 import pytest
 import pytest_twisted
 
+from dmsg.crypto.errors import InvalidKey
 from dmsg.crypto.keys import PublicKey, SecretKey
-from dmsg.errors import (
-    DialError,
-    DowngradeRefused,
-    HandshakeTimeout,
-    IntegrityError,
-    InvalidKey,
-    Malformed,
-    NoSuchService,
-)
+from dmsg.errors import DialError
 from dmsg.eventlog import schema as ev
 from dmsg.mux.core.e2e import CONFIRM_TIMEOUT_S, UPGRADE_MAGIC, SecureInitiator
+from dmsg.mux.core.errors import DowngradeRefused, HandshakeTimeout, IntegrityError, Malformed, NoSuchService
 from dmsg.mux.core.limits import ListenerLimits
 from dmsg.mux.core.negotiation import Security
 from dmsg.mux.core.wire import ACCEPT, ACK, CLOSE, FWD, REQUEST, REQUEST_BYTES, SEQUENCE_BYTES, CloseReason

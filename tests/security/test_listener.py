@@ -16,10 +16,11 @@ from twisted.internet.task import LoopingCall
 
 from dmsg.crypto.keys import SecretKey
 from dmsg.discovery.entry import BASE_VERSION, ClientPart, Entry
-from dmsg.errors import AccessDenied, DialError, NoSuchService
+from dmsg.errors import DialError
 from dmsg.mux.client.listener import AllowKeys
 from dmsg.mux.client.pending import StreamOwner
 from dmsg.mux.core.e2e import Resume, SecureInitiator
+from dmsg.mux.core.errors import AccessDenied, NoSuchService
 from dmsg.mux.core.negotiation import Security
 from dmsg.mux.core.wire import CLOSE, FWD, REQUEST, CloseReason
 from dmsg.mux.relay.limits import RelayLimits

@@ -8,8 +8,8 @@ import pytest
 import pytest_twisted
 from twisted.internet.error import ConnectionDone
 
-from dmsg.errors import IntegrityError
 from dmsg.eventlog import schema as ev
+from dmsg.mux.core.errors import IntegrityError
 from dmsg.mux.core.wire import ACK
 from dmsg.testing.hostile import RelayFrame, drop, repeat
 

@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from dmsg.errors import ConfigError, ShippingError
+from dmsg.errors import ConfigError
 from dmsg.shipping.destinations import (
     Destination,
     ObjectDestination,
@@ -25,6 +25,7 @@ from dmsg.shipping.destinations import (
     open_destination,
     parse_options,
 )
+from dmsg.shipping.errors import ShippingError
 from dmsg.shipping.local import LocalDestination, reason_of
 from dmsg.shipping.plan import landing_path
 from dmsg.shipping.scan import Content, examine

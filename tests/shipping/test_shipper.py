@@ -17,10 +17,10 @@ from twisted.internet.defer import Deferred, execute
 from twisted.internet.task import Clock
 from twisted.logger import LogLevel, formatEvent, globalLogPublisher
 
-from dmsg.errors import ShippingError
 from dmsg.eventlog.log import MemoryEventLog
 from dmsg.eventlog.schema import FileShipped
 from dmsg.shipping.destinations import Destination
+from dmsg.shipping.errors import ShippingError
 from dmsg.shipping.local import LocalDestination
 from dmsg.shipping.plan import Backoff, Plan
 from dmsg.shipping.scan import Content

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from dmsg.errors import ShippingError
+from dmsg.shipping.errors import ShippingError
 from dmsg.shipping.scan import EMPTY_FOLDER_S, examine, release, scan
 
 NOW = 2_000_000_000.0

@@ -23,10 +23,11 @@ from benchmarks.report import percentile
 from benchmarks.sizes import KillsSize
 from dmsg.address import HostPort, PinnedServer
 from dmsg.crypto.keys import PublicKey, SecretKey, write_key_file
-from dmsg.errors import DialError, ServerLost
+from dmsg.errors import DialError
 from dmsg.eventlog.compress import read_lines
 from dmsg.eventlog.schema import DialFinished, TransportClosed, TransportOpened, TransportResumed
 from dmsg.mux.client.service import ClientConfig
+from dmsg.mux.core.errors import ServerLost
 from dmsg.mux.core.negotiation import Security
 from dmsg.testing.network import LocalNetwork
 

@@ -9,7 +9,8 @@ from twisted.internet.protocol import Factory, Protocol
 from twisted.protocols.wire import Echo
 
 from dmsg.crypto.keys import SecretKey
-from dmsg.errors import DialError, DiscoveryUnavailable, EntryNotFound
+from dmsg.discovery.errors import DiscoveryUnavailable, EntryNotFound
+from dmsg.errors import DialError
 from dmsg.testing.memory import MemoryNetwork
 from dmsg.testing.network import LocalNetwork
 

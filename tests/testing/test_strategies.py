@@ -6,7 +6,8 @@ import pytest
 from hypothesis import find, given, settings
 from hypothesis import strategies as st
 
-from dmsg.errors import InvalidKey, RemoteProtocolError
+from dmsg.crypto.errors import InvalidKey
+from dmsg.errors import RemoteProtocolError
 from dmsg.mux.core import wire
 from dmsg.testing import strategies
 

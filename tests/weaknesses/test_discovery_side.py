@@ -19,8 +19,9 @@ from dmsg.crypto.keys import SecretKey
 from dmsg.discovery.api import DiscoveryApi, make_site
 from dmsg.discovery.client import HttpDiscovery
 from dmsg.discovery.entry import DELEGATED_SERVERS_LIMIT, ClientPart, Entry, ServerPart
+from dmsg.discovery.errors import WrongSequence
 from dmsg.discovery.stores.memory import MemoryStore
-from dmsg.errors import DialError, WrongSequence
+from dmsg.errors import DialError
 from dmsg.mux.relay.server import DmsgServer
 
 pytestmark = pytest.mark.system

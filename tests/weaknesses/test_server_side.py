@@ -16,10 +16,11 @@ from twisted.internet.protocol import Factory, Protocol
 from twisted.internet.task import deferLater
 
 from dmsg.address import PinnedServer
+from dmsg.crypto.errors import InvalidKey
 from dmsg.crypto.keys import PublicKey, SecretKey
 from dmsg.crypto.noise import NoiseHandshake
-from dmsg.errors import InvalidKey, PeerGone
 from dmsg.eventlog import schema as ev
+from dmsg.mux.core.errors import PeerGone
 from dmsg.mux.core.record import COUNTER_LIMIT, RecordLayer
 from dmsg.mux.core.tlv import Tlv, decode_tlvs
 from dmsg.mux.core.wire import ACCEPT, ACK, CLOSE, FWD, OK, REQUEST, CloseReason, encode_frame

@@ -18,12 +18,12 @@ from twisted.logger import Logger
 from dmsg.address import HostPort
 from dmsg.crypto.keys import PublicKey
 from dmsg.discovery.entry import Entry, is_available
+from dmsg.discovery.errors import DiscoveryError, ProofFailed
 from dmsg.discovery.proofs.limits import ProofLimits
 from dmsg.discovery.proofs.record import RelayRecord
 from dmsg.discovery.proofs.schedule import ProofSchedule, Random
 from dmsg.discovery.relay_addresses import RelayAddresses, is_ip
 from dmsg.discovery.stores.memory import shielded
-from dmsg.errors import DiscoveryError, ProofFailed
 from dmsg.glue.waiters import Waiters
 from dmsg.interfaces import IEntryStore, IRankedStore, IRelayProver
 from dmsg.sansio.rate import TokenBucket

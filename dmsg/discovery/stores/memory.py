@@ -13,6 +13,7 @@ from zope.interface import implementer
 
 from dmsg.crypto.keys import PublicKey
 from dmsg.discovery.entry import Entry
+from dmsg.discovery.errors import DiscoveryError
 from dmsg.discovery.stores import table as store_table
 from dmsg.discovery.stores.rules import (
     NS_PER_S,
@@ -25,7 +26,7 @@ from dmsg.discovery.stores.rules import (
     shielded,
     stored_entry,
 )
-from dmsg.errors import ConfigError, DiscoveryError
+from dmsg.errors import ConfigError
 from dmsg.interfaces import IEntryStore, IWatchedStore
 
 __all__ = ["NS_PER_S", "MemoryStore", "Random", "StoreLimits", "open_store", "shielded"]

@@ -18,6 +18,15 @@ from zope.interface import implementer
 
 from dmsg.crypto.keys import PublicKey
 from dmsg.discovery.entry import Entry, is_available
+from dmsg.discovery.errors import (
+    DiscoveryError,
+    DiscoveryUnavailable,
+    EntryNotFound,
+    NonZeroSequence,
+    StoreFull,
+    WrongSequence,
+    WrongTime,
+)
 from dmsg.discovery.stores.rules import (
     NS_PER_S,
     ROW_BYTES,
@@ -32,16 +41,7 @@ from dmsg.discovery.stores.rules import (
     shielded,
     stored_entry,
 )
-from dmsg.errors import (
-    ConfigError,
-    DiscoveryError,
-    DiscoveryUnavailable,
-    EntryNotFound,
-    NonZeroSequence,
-    StoreFull,
-    WrongSequence,
-    WrongTime,
-)
+from dmsg.errors import ConfigError
 from dmsg.interfaces import IWatchedStore
 
 #: How long one operation may take, in seconds, the wait for a lost connection to come back included.

@@ -24,7 +24,7 @@ from twisted.internet.defer import Deferred
 
 from dmsg.address import address_group, network_group
 from dmsg.discovery.entry import SECURE_VERSION, Entry, next_sequence
-from dmsg.errors import (
+from dmsg.discovery.errors import (
     DiscoveryError,
     DiscoveryUnavailable,
     EntryNotFound,

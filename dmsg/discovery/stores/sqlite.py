@@ -20,9 +20,10 @@ from zope.interface import implementer
 
 from dmsg.crypto.keys import PublicKey
 from dmsg.discovery.entry import Entry
+from dmsg.discovery.errors import DiscoveryError, DiscoveryUnavailable
 from dmsg.discovery.stores import table as store_table
 from dmsg.discovery.stores.rules import NewKeys, Random, ReadMarks, StoreLimits, Watchers, network_of, stored_entry
-from dmsg.errors import ConfigError, DiscoveryError, DiscoveryUnavailable
+from dmsg.errors import ConfigError
 from dmsg.interfaces import IWatchedStore
 
 #: Most jobs done in one go: bounds how long a read or a transaction can keep those behind it waiting.

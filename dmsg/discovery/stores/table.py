@@ -11,6 +11,7 @@ from typing import Final
 
 from dmsg.crypto.keys import PublicKey
 from dmsg.discovery.entry import Entry, check_iteration, is_available
+from dmsg.discovery.errors import DiscoveryError, EntryNotFound, StoreFull
 from dmsg.discovery.stores.rules import (
     CLIENT,
     RELAY,
@@ -24,7 +25,7 @@ from dmsg.discovery.stores.rules import (
     kind_of,
     stored_entry,
 )
-from dmsg.errors import ConfigError, DiscoveryError, EntryNotFound, StoreFull
+from dmsg.errors import ConfigError
 
 Connection = sqlite3.Connection
 SqlError = sqlite3.Error

@@ -16,30 +16,25 @@ from twisted.internet.interfaces import IDelayedCall, IReactorTime
 from twisted.python.failure import Failure
 
 from dmsg.crypto.keys import PublicKey
+from dmsg.discovery.errors import DiscoveryError, DiscoveryUnavailable, EntryNotFound
 from dmsg.discovery.lookups import CallerLimits, Known, Lookups
-from dmsg.errors import (
-    Attempt,
-    Busy,
-    ConnectionRefusedByServer,
-    DialError,
-    DiscoveryError,
-    DiscoveryUnavailable,
-    DowngradeRefused,
-    EntryNotFound,
-    HandshakeTimeout,
-    IntegrityError,
-    NoCommonServer,
-    RateLimited,
-    ServerDraining,
-    SessionTimeout,
-    StageError,
-    Unsupported,
-)
+from dmsg.errors import Attempt, DialError, StageError
 from dmsg.interfaces import IDiscovery
 from dmsg.mux.client.pending import Opened
 from dmsg.mux.client.session import ServerSession
 from dmsg.mux.core.e2e import Resume
+from dmsg.mux.core.errors import (
+    Busy,
+    ConnectionRefusedByServer,
+    DowngradeRefused,
+    HandshakeTimeout,
+    IntegrityError,
+    RateLimited,
+    ServerDraining,
+    Unsupported,
+)
 from dmsg.mux.core.negotiation import Carrier, Security
+from dmsg.relays.errors import NoCommonServer, SessionTimeout
 from dmsg.relays.pool import ServerPool
 
 #: What a request may fail with because of the relay; what else there is says something about the peer.

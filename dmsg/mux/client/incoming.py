@@ -15,11 +15,12 @@ from twisted.internet.interfaces import IDelayedCall
 from twisted.logger import Logger
 from twisted.python.failure import Failure
 
-from dmsg.errors import DmsgError, TransportClosed
+from dmsg.errors import DmsgError
 from dmsg.mux.client.offers import Offers
 from dmsg.mux.client.pending import StreamOwner
 from dmsg.mux.client.services import ask
 from dmsg.mux.core.e2e import CONFIRM_TIMEOUT_S, Resume
+from dmsg.mux.core.errors import TransportClosed
 from dmsg.mux.core.negotiation import Security
 from dmsg.mux.core.resumption import ResumeAttempts
 from dmsg.mux.core.sealed_stream import SecureStream

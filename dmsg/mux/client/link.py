@@ -10,8 +10,9 @@ from twisted.internet.interfaces import IReactorTime
 from twisted.python.failure import Failure
 
 from dmsg.crypto.keys import PublicKey
-from dmsg.errors import DmsgError, Refused, close_error
+from dmsg.errors import DmsgError
 from dmsg.mux.core.connection import Connection
+from dmsg.mux.core.errors import Refused, close_error
 from dmsg.mux.core.stream import Stream
 from dmsg.mux.core.wire import CloseReason
 

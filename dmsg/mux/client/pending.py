@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING
 
 from twisted.internet.defer import Deferred
 
-from dmsg.errors import DmsgError, DowngradeRefused, StageError, TransportClosed, Unsupported, close_error
+from dmsg.errors import DmsgError, StageError
 from dmsg.mux.core.e2e import Resume
+from dmsg.mux.core.errors import DowngradeRefused, TransportClosed, Unsupported, close_error
 from dmsg.mux.core.negotiation import Carrier, Outbound
 from dmsg.mux.core.stream import Stream, StreamState
 from dmsg.mux.core.wire import CloseReason

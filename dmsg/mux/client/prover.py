@@ -15,7 +15,8 @@ from zope.interface import implementer
 
 from dmsg.address import HostPort
 from dmsg.crypto.keys import PublicKey, Random, SecretKey
-from dmsg.errors import DmsgError, ProofFailed, RemoteProtocolError
+from dmsg.discovery.errors import ProofFailed
+from dmsg.errors import DmsgError, RemoteProtocolError
 from dmsg.glue import names
 from dmsg.glue.shell import Shell
 from dmsg.interfaces import IRelayProver

@@ -21,7 +21,7 @@ from dmsg.address import HostPort, PinnedServer, check_service_name
 from dmsg.crypto.keys import PublicKey, Random, SecretKey
 from dmsg.discovery.entry import BASE_VERSION, SECURE_VERSION
 from dmsg.discovery.registrar import EntryRegistrar
-from dmsg.errors import Attempt, DialError, DmsgError, Refused
+from dmsg.errors import Attempt, DialError, DmsgError
 from dmsg.eventlog import schema as ev
 from dmsg.interfaces import IAccessPolicy, IDiscovery, IEventLog
 from dmsg.mux.client.dialer import DialConfig, Dialer, Wish, attempts_json
@@ -32,6 +32,7 @@ from dmsg.mux.client.services import Services
 from dmsg.mux.client.session import ServerSession
 from dmsg.mux.client.transport import DmsgTransport
 from dmsg.mux.core.e2e import Resume
+from dmsg.mux.core.errors import Refused
 from dmsg.mux.core.limits import ConnectionConfig, ListenerLimits
 from dmsg.mux.core.negotiation import Security
 from dmsg.mux.core.sealed_stream import SecureStream

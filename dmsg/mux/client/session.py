@@ -18,22 +18,14 @@ from twisted.python.failure import Failure
 
 from dmsg.address import DmsgAddress
 from dmsg.crypto.keys import PublicKey, Random, SecretKey
-from dmsg.errors import (
-    Busy,
-    ConnectionRefusedByServer,
-    DmsgError,
-    RemoteProtocolError,
-    ServerDraining,
-    ServerLost,
-    StageError,
-    TransportClosed,
-)
+from dmsg.errors import DmsgError, RemoteProtocolError, StageError
 from dmsg.glue.shell import Shell
 from dmsg.glue.turns import Turns
 from dmsg.mux.client.pending import Opened, PendingRequest, StreamOwner
 from dmsg.mux.client.transport import DmsgTransport
 from dmsg.mux.core.connection import Connection
 from dmsg.mux.core.e2e import Resume
+from dmsg.mux.core.errors import Busy, ConnectionRefusedByServer, ServerDraining, ServerLost, TransportClosed
 from dmsg.mux.core.events import (
     Accepted,
     Confirmed,

@@ -26,12 +26,13 @@ from twisted.python.failure import Failure
 from zope.interface import classImplements, implementer
 
 from dmsg.address import DmsgAddress
-from dmsg.errors import Busy, DeadlineExceeded, DmsgError, IntegrityError, Unsupported, close_error
+from dmsg.errors import DmsgError
 from dmsg.mux.client.deadlines import Deadlines, TransportTimers
 from dmsg.mux.client.link import Link, TransportLost, end_failure
 from dmsg.mux.client.pending import StreamOwner
 from dmsg.mux.client.producer import Feed
 from dmsg.mux.core.endings import close_is_final, peers_reason
+from dmsg.mux.core.errors import Busy, DeadlineExceeded, IntegrityError, Unsupported, close_error
 from dmsg.mux.core.resumption import ResumeAttempts
 from dmsg.mux.core.sealed_stream import SecureStream
 from dmsg.mux.core.stream import Stream, StreamFault, StreamState

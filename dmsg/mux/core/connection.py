@@ -12,9 +12,11 @@ import os
 from typing import Final
 
 from dmsg.crypto.cipher import BOX_OVERHEAD_BYTES
+from dmsg.crypto.errors import InvalidKey
 from dmsg.crypto.keys import PublicKey, Random
-from dmsg.errors import Busy, InvalidKey, LocalProtocolError, RemoteProtocolError
+from dmsg.errors import LocalProtocolError, RemoteProtocolError
 from dmsg.mux.core.e2e import UPGRADE_MAGIC
+from dmsg.mux.core.errors import Busy
 from dmsg.mux.core.events import (
     Accepted,
     Confirmed,

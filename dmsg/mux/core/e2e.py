@@ -13,9 +13,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
+from dmsg.crypto.errors import CryptoError
 from dmsg.crypto.keys import PublicKey, Random, SecretKey
 from dmsg.crypto.noise import HandshakeResult, NoiseHandshake
-from dmsg.errors import CryptoError, IntegrityError, RemoteProtocolError
+from dmsg.errors import RemoteProtocolError
+from dmsg.mux.core.errors import IntegrityError
 from dmsg.mux.core.tlv import Tlv, decode_tlvs, encode_padded_tlvs
 
 VERSION: Final = "0.1.0"

@@ -11,9 +11,10 @@ from enum import Enum
 from typing import Final
 from typing import Protocol as TypingProtocol
 
+from dmsg.crypto.errors import CryptoError
 from dmsg.crypto.keys import PublicKey, Random, SecretKey
 from dmsg.crypto.noise import NoiseHandshake
-from dmsg.errors import CryptoError, LocalProtocolError, RemoteProtocolError
+from dmsg.errors import LocalProtocolError, RemoteProtocolError
 from dmsg.mux.core.events import Event, HandshakeDone
 from dmsg.mux.core.record import LENGTH_BYTES, RecordLayer
 

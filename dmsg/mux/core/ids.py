@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Container
 
-from dmsg.errors import Busy
+from dmsg.mux.core.errors import Busy
 from dmsg.sansio.rate import RecentIds
 
 

@@ -10,9 +10,10 @@ import os
 from enum import Enum
 
 from dmsg.crypto.keys import PublicKey, Random, SecretKey
-from dmsg.errors import IntegrityError, RemoteProtocolError
+from dmsg.errors import RemoteProtocolError
 from dmsg.mux.core.connection import Connection
 from dmsg.mux.core.e2e import UPGRADE_MAGIC, Resume, SecureInitiator, SecureKeys, SecureResponder
+from dmsg.mux.core.errors import IntegrityError
 from dmsg.mux.core.sealed_stream import SecureStream
 from dmsg.mux.core.stream import Stream, StreamState
 from dmsg.mux.core.wire import FWD, REQUEST_BYTES, encode_frame

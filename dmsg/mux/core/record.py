@@ -9,7 +9,8 @@ from __future__ import annotations
 from typing import Final
 
 from dmsg.crypto.aead import DoesNotOpen, opener, sealer
-from dmsg.errors import NonceExhausted, RemoteProtocolError
+from dmsg.crypto.errors import NonceExhausted
+from dmsg.errors import RemoteProtocolError
 from dmsg.mux.core.wire import RECORD_PLAINTEXT_LIMIT_BYTES
 
 LENGTH_BYTES: Final = 2

@@ -12,7 +12,7 @@ from collections import deque
 from typing import Final
 
 from dmsg.crypto.cipher import BOX_OVERHEAD_BYTES, CipherState
-from dmsg.errors import CryptoError, NonceExhausted
+from dmsg.crypto.errors import CryptoError, NonceExhausted
 from dmsg.mux.core.e2e import SecureKeys
 from dmsg.mux.core.resumption import ResumeAttempts
 from dmsg.mux.core.stream import FWD_OVERHEAD_BYTES, Stream, StreamFault, StreamState

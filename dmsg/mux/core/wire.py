@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from enum import IntEnum
 from typing import Final
 
-from dmsg.errors import CLOSE_ERRORS, RemoteProtocolError
+from dmsg.errors import RemoteProtocolError
 
 HEADER: Final = struct.Struct(">BHH")
 HEADER_BYTES: Final = 5
@@ -66,12 +66,12 @@ class CloseReason(IntEnum):
     NO_SUCH_SERVICE = 17
 
 
+_REASON_NAMES: Final = {int(reason): reason.name.lower() for reason in CloseReason}
+
+
 def reason_name(code: int) -> str:
     """The name of a CLOSE code as logs and metrics carry it; unknown codes are ``unknown``."""
-    if code == 0:
-        return "normal"
-    error = CLOSE_ERRORS.get(code)
-    return error.name if error is not None else "unknown"
+    return _REASON_NAMES.get(code, "unknown")
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,7 +22,7 @@ import dmsg
 from dmsg.address import HostPort
 from dmsg.crypto.keys import Random, SecretKey
 from dmsg.discovery.registrar import EntryRegistrar
-from dmsg.errors import DmsgError, RemoteProtocolError, ServerDraining
+from dmsg.errors import DmsgError, RemoteProtocolError
 from dmsg.eventlog import schema as ev
 from dmsg.glue.fanout import flush_all
 from dmsg.glue.pacer import Pacer
@@ -30,6 +30,7 @@ from dmsg.glue.shell import Shell
 from dmsg.glue.throttle import ReadThrottle
 from dmsg.interfaces import IDiscovery, IEventLog
 from dmsg.mux.client.refusals import RefusalReport
+from dmsg.mux.core.errors import ServerDraining
 from dmsg.mux.core.events import HandshakeDone
 from dmsg.mux.core.handshake import Handshake, Role
 from dmsg.mux.core.hello import HopLimits, hop_payload, read_hop

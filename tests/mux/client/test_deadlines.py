@@ -9,9 +9,9 @@ import pytest_twisted
 from twisted.internet.error import ConnectionDone
 from twisted.internet.protocol import Factory
 
-from dmsg.errors import DeadlineExceeded
 from dmsg.eventlog import schema as ev
 from dmsg.mux.client.service import ClientConfig, DmsgClient
+from dmsg.mux.core.errors import DeadlineExceeded
 from dmsg.mux.core.negotiation import Security
 from dmsg.mux.core.wire import ACK
 from dmsg.testing.conformance import ConformanceProtocol

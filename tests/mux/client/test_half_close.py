@@ -11,9 +11,9 @@ from twisted.internet.interfaces import IHalfCloseableProtocol
 from twisted.internet.protocol import Factory
 from zope.interface import implementer
 
-from dmsg.errors import Unsupported
 from dmsg.mux.client.service import ClientConfig, DmsgClient
 from dmsg.mux.client.transport import TransportLost
+from dmsg.mux.core.errors import Unsupported
 from dmsg.mux.core.negotiation import Security
 from dmsg.mux.core.wire import FWD
 from dmsg.testing.hostile import HostileNetwork, HostileServer, drop

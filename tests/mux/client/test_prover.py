@@ -12,7 +12,7 @@ from twisted.internet.protocol import Factory, Protocol
 
 from dmsg.address import HostPort
 from dmsg.crypto.keys import SecretKey
-from dmsg.errors import ProofFailed
+from dmsg.discovery.errors import ProofFailed
 from dmsg.eventlog import schema as ev
 from dmsg.glue.names import resolve
 from dmsg.interfaces import IRelayProver

@@ -12,10 +12,11 @@ from twisted.internet.protocol import Factory
 from zope.interface import implementer
 
 from dmsg.address import DmsgAddress
-from dmsg.errors import AccessDenied, Busy, DialError, InvalidAddress, NoSuchService, Refused, Unsupported
+from dmsg.errors import DialError, InvalidAddress
 from dmsg.interfaces import IAccessPolicy
 from dmsg.mux.client.listener import AllowKeys
 from dmsg.mux.client.service import DmsgClient
+from dmsg.mux.core.errors import AccessDenied, Busy, NoSuchService, Refused, Unsupported
 from dmsg.mux.core.limits import ListenerLimits
 from dmsg.mux.core.negotiation import Security
 from dmsg.testing.conformance import ConformanceProtocol

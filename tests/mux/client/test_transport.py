@@ -11,10 +11,10 @@ from twisted.internet.protocol import Factory, Protocol
 from zope.interface import implementer
 
 from dmsg.address import DmsgAddress
-from dmsg.errors import Busy, DeadlineExceeded, PeerGone, Refused, ServerDraining, ServerLost
 from dmsg.mux.client.deadlines import LINGER_S
 from dmsg.mux.client.service import ClientConfig
 from dmsg.mux.client.transport import TransportLost
+from dmsg.mux.core.errors import Busy, DeadlineExceeded, PeerGone, Refused, ServerDraining, ServerLost
 from dmsg.mux.core.limits import ConnectionConfig
 from dmsg.mux.core.negotiation import Security
 from dmsg.mux.core.window import AckGate

@@ -16,11 +16,15 @@ from twisted.internet.protocol import Factory, Protocol
 from zope.interface import implementer
 
 from dmsg.crypto.keys import SecretKey
-from dmsg.errors import (
+from dmsg.errors import DialError, StageError
+from dmsg.eventlog import schema as ev
+from dmsg.interfaces import IEventLog
+from dmsg.mux.client.dialer import DialConfig
+from dmsg.mux.client.service import ClientConfig, DmsgClient
+from dmsg.mux.core.errors import (
     BadTransportId,
     Busy,
     ConnectionRefusedByServer,
-    DialError,
     HandshakeTimeout,
     Malformed,
     PeerGone,
@@ -28,14 +32,9 @@ from dmsg.errors import (
     ServerDraining,
     ServerLost,
     SlowConsumer,
-    StageError,
     UnknownPeer,
     Unsupported,
 )
-from dmsg.eventlog import schema as ev
-from dmsg.interfaces import IEventLog
-from dmsg.mux.client.dialer import DialConfig
-from dmsg.mux.client.service import ClientConfig, DmsgClient
 from dmsg.mux.core.hello import HopLimits, hop_payload
 from dmsg.mux.core.limits import ListenerLimits
 from dmsg.mux.core.negotiation import Carrier, Security

@@ -14,9 +14,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from dmsg.crypto.errors import NonceExhausted
 from dmsg.crypto.keys import SecretKey
-from dmsg.errors import Busy, LocalProtocolError, NonceExhausted, RemoteProtocolError
+from dmsg.errors import LocalProtocolError, RemoteProtocolError
 from dmsg.mux.core.connection import Connection, ConnectionState
+from dmsg.mux.core.errors import Busy
 from dmsg.mux.core.events import Accepted, DataReceived, Event, Ready, Rejected, RequestReceived, StreamClosed
 from dmsg.mux.core.limits import ConnectionConfig
 from dmsg.mux.core.record import COUNTER_LIMIT, COUNTER_SOFT_LIMIT, RecordLayer

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from dmsg.crypto.keys import SecretKey
 from dmsg.crypto.noise import NoiseHandshake
-from dmsg.errors import DmsgError, IntegrityError, RemoteProtocolError
+from dmsg.errors import DmsgError, RemoteProtocolError
 from dmsg.mux.core.e2e import (
     KK_MESSAGE_BYTES,
     LIST_1_BYTES,
@@ -27,6 +27,7 @@ from dmsg.mux.core.e2e import (
     prologue,
     promises_security,
 )
+from dmsg.mux.core.errors import IntegrityError
 from dmsg.mux.core.sealed_stream import SecureStream
 from dmsg.mux.core.stream import Stream, StreamState
 from dmsg.mux.core.tlv import Tlv, encode_padded_tlvs, encode_tlvs

@@ -10,9 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dmsg.crypto.keys import SecretKey
-from dmsg.errors import LocalProtocolError, RemoteProtocolError, TransportClosed
+from dmsg.errors import LocalProtocolError, RemoteProtocolError
 from dmsg.mux.core.connection import Connection
 from dmsg.mux.core.e2e import UPGRADE_MAGIC, SecureInitiator, SecureResponder
+from dmsg.mux.core.errors import TransportClosed
 from dmsg.mux.core.events import (
     Accepted,
     Confirmed,

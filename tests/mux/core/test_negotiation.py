@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 
 from dmsg.crypto.keys import SecretKey
-from dmsg.errors import IntegrityError
 from dmsg.mux.core.connection import Connection
 from dmsg.mux.core.e2e import Resume
+from dmsg.mux.core.errors import IntegrityError
 from dmsg.mux.core.events import (
     Accepted,
     Confirmed,

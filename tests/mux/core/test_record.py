@@ -7,7 +7,8 @@ from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dmsg.errors import NonceExhausted, RemoteProtocolError
+from dmsg.crypto.errors import NonceExhausted
+from dmsg.errors import RemoteProtocolError
 from dmsg.mux.core.record import COUNTER_LIMIT, COUNTER_SOFT_LIMIT, RECORD_MIN_BYTES, RecordLayer
 from dmsg.mux.core.wire import RECORD_PLAINTEXT_LIMIT_BYTES
 

@@ -15,8 +15,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dmsg.crypto.cipher import BOX_OVERHEAD_BYTES, NONCE_LIMIT, CipherState
+from dmsg.crypto.errors import NonceExhausted
 from dmsg.crypto.keys import SecretKey
-from dmsg.errors import NonceExhausted
 from dmsg.mux.core.e2e import SecureKeys
 from dmsg.mux.core.resumption import ResumeAttempts
 from dmsg.mux.core.sealed_stream import NOTHING_YET, OUTSTANDING_LIMIT, SecureStream

@@ -6,8 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dmsg.errors import CLOSE_ERRORS, RemoteProtocolError, TransportClosed, close_error
+from dmsg.errors import RemoteProtocolError
 from dmsg.mux.core import wire
+from dmsg.mux.core.errors import CLOSE_ERRORS, TransportClosed, close_error
 from dmsg.mux.core.wire import (
     FRAME_PAYLOAD_LIMIT_BYTES,
     FRAMES,

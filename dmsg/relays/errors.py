@@ -1,0 +1,23 @@
+"""Why a relay, or a peer through one, could not be reached. Pure."""
+
+from __future__ import annotations
+
+from dmsg.discovery.errors import DocumentError
+from dmsg.errors import DmsgError
+
+
+class NoCommonServer(DmsgError):
+    """The peer's entry names no relay that could be tried."""
+
+
+class SessionTimeout(DmsgError, TimeoutError):
+    """A step of connecting or dialling took longer than its limit: ``stage`` names it, ``timeout_s`` is the limit."""
+
+    def __init__(self, stage: str, timeout_s: float) -> None:
+        super().__init__(f"{stage} took longer than {timeout_s:g} s")
+        self.stage = stage
+        self.timeout_s = timeout_s
+
+
+class RelayListError(DocumentError):
+    """A list of relays that is not used, or cannot be had; the one known before stays in force until it expires."""
