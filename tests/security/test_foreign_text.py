@@ -19,19 +19,15 @@ from dmsg.mux.core.errors import ConnectionRefusedByServer
 from dmsg.mux.core.tlv import Tlv, encode_tlvs
 from dmsg.mux.core.wire import FrameType
 from dmsg.ops.metrics import CollectorRegistry, MetricsEventLog, exposition
-from dmsg.testing.hostile import HostileNetwork
+from tests.worlds import AliceAndBob
 
 sync = pytest_twisted.ensureDeferred
 #: Sets the title of a terminal, clears it, and says something on a line of its own.
 EVIL = "\x1b]0;owned\x07\x1b[2J\nroot password:\u202e\x9b31m"
 
 
-class Place(HostileNetwork):
+class Place(AliceAndBob):
     """A network with one relay, which refuses every connection with EVIL from :meth:`turn` on."""
-
-    async def start(self) -> None:
-        self.relay = await self.add_relay()
-        self.bob = await self.client()
 
     def turn(self) -> None:
         self.relay.rule(

@@ -7,41 +7,28 @@ from typing import Any
 import pytest
 import pytest_twisted
 from twisted.internet.error import ConnectionDone
-from twisted.internet.protocol import Factory
 
 from dmsg.eventlog import schema as ev
-from dmsg.mux.client.service import ClientConfig, DmsgClient
+from dmsg.mux.client.service import ClientConfig
 from dmsg.mux.core.errors import DeadlineExceeded
 from dmsg.mux.core.negotiation import Security
 from dmsg.mux.core.wire import ACK
 from dmsg.testing.conformance import ConformanceProtocol
-from dmsg.testing.hostile import HostileNetwork, HostileServer, drop
-from dmsg.testing.memory import MemoryNetwork
+from dmsg.testing.hostile import drop
+from tests.worlds import AliceAndBob
 
 sync = pytest_twisted.ensureDeferred
 both = pytest.mark.parametrize("security", [Security.PREFER, Security.HOP], ids=["e2e", "hop"])
 
 
-class Net(HostileNetwork):
-    relay: HostileServer
-    alice: DmsgClient
-    bob: DmsgClient
-
+class Net(AliceAndBob):
     def __init__(self, security: Security = Security.PREFER, **options: Any) -> None:
-        super().__init__(MemoryNetwork(), servers=0)
-        self._options = {"security": security, "config": ClientConfig(**options)}
+        super().__init__(client={"security": security, "config": ClientConfig(**options)})
 
     async def start(self) -> None:
         await super().start()
-        self.relay = await self.add_relay()
-        self.bob = await self.client(**self._options)
-        self.alice = await self.client(**self._options)
-        self.b = ConformanceProtocol()
-        self.bob.listen(Factory.forProtocol(lambda: self.b))
-        self.a = ConformanceProtocol()
-        self.t = await self.wait(self.alice.dial(self.bob.public_key))
-        self.t.attach(self.a)
-        await self.wait(self.b.when(lambda: self.b.made > 0))
+        self.a, self.b = ConformanceProtocol(), ConformanceProtocol()
+        self.t = await self.connect(self.a, self.b)
 
     def pass_s(self, seconds: float) -> None:
         self.reactor.advance(seconds)

@@ -8,17 +8,16 @@ import pytest
 import pytest_twisted
 from twisted.internet.error import ConnectionDone
 from twisted.internet.interfaces import IHalfCloseableProtocol
-from twisted.internet.protocol import Factory
 from zope.interface import implementer
 
-from dmsg.mux.client.service import ClientConfig, DmsgClient
+from dmsg.mux.client.service import ClientConfig
 from dmsg.mux.client.transport import TransportLost
 from dmsg.mux.core.errors import Unsupported
 from dmsg.mux.core.negotiation import Security
 from dmsg.mux.core.wire import FWD
-from dmsg.testing.hostile import HostileNetwork, HostileServer, drop
-from dmsg.testing.memory import MemoryNetwork
+from dmsg.testing.hostile import drop
 from dmsg.testing.probes import ConformanceProtocol, PullProducer, PushProducer, pattern
+from tests.worlds import AliceAndBob, ended_cleanly
 
 sync = pytest_twisted.ensureDeferred
 SIZE = 300_000
@@ -48,34 +47,18 @@ class Half(ConformanceProtocol):
         super().connectionLost(reason)
 
 
-class Net(HostileNetwork):
-    relay: HostileServer
-    alice: DmsgClient
-    bob: DmsgClient
-
+class Net(AliceAndBob):
     def __init__(self, a: Any = Half, b: Any = Half, *, extended: bool = True, **options: Any) -> None:
-        super().__init__(MemoryNetwork(), servers=0)
+        super().__init__(extended=extended, client=options)
         self.a: Any = a()
         self.b: Any = b()
-        self._extended = extended
-        self._options = options
 
     async def start(self) -> None:
         await super().start()
-        self.relay = await self.add_relay(extended=self._extended)
-        self.bob = await self.client(**self._options)
-        self.alice = await self.client(**self._options)
-        self.bob.listen(Factory.forProtocol(lambda: self.b))
-        transport = await self.wait(self.alice.dial(self.bob.public_key))
-        transport.attach(self.a)
-        await self.wait(self.b.when(lambda: self.b.made > 0))
-
-    async def over(self) -> None:
-        await self.wait(self.a.when_lost())
-        await self.wait(self.b.when_lost())
+        await self.connect(self.a, self.b)
 
     def clean(self) -> bool:
-        return all(end.lost[0].check(ConnectionDone) for end in (self.a, self.b))
+        return ended_cleanly(self.a, self.b)
 
 
 @pytest.mark.parametrize("extended", [True, False], ids=["carrier A", "carrier B"])
@@ -100,7 +83,7 @@ async def test_one_side_ends_and_the_other_goes_on(first: str, extended: bool) -
             ending.received.clear()
         assert not net.a.lost + net.b.lost
         going.transport.loseConnection()
-        await net.over()
+        await net.over(net.a, net.b)
         assert net.clean()
         assert ending.heard == ["write ended", "read ended after 0", "lost"]
 
@@ -112,7 +95,7 @@ async def test_both_sides_end_by_half() -> None:
         net.a.transport.write(pattern(100))
         net.a.transport.loseWriteConnection()
         net.b.on_read_end = lambda: (net.b.transport.write(pattern(200)), net.b.transport.loseWriteConnection())
-        await net.over()
+        await net.over(net.a, net.b)
         assert net.clean()
         assert net.a.received == pattern(200)
         assert net.b.received == pattern(100)
@@ -124,7 +107,7 @@ async def test_both_sides_end_at_the_same_time() -> None:
         for end in (net.a, net.b):
             end.transport.write(pattern(SIZE))
             end.transport.loseWriteConnection()
-        await net.over()
+        await net.over(net.a, net.b)
         assert net.clean()
         assert net.a.received == net.b.received == pattern(SIZE)
 
@@ -136,7 +119,7 @@ async def test_a_peer_that_knows_no_halves_closes() -> None:
         net.b.transport.write(pattern(SIZE))
         net.a.transport.write(pattern(100))
         net.a.transport.loseWriteConnection()
-        await net.over()
+        await net.over(net.a, net.b)
         assert net.clean()
         assert net.b.received == pattern(100)
         assert net.a.received == pattern(SIZE)
@@ -157,7 +140,7 @@ async def test_the_end_waits_for_a_reader_that_is_paused() -> None:
         await net.wait(net.b.when(lambda: net.b.heard))
         assert net.b.heard == ["read ended after 1000"]
         net.b.transport.loseConnection()
-        await net.over()
+        await net.over(net.a, net.b)
         assert net.clean()
 
 
@@ -175,7 +158,7 @@ async def test_a_producer_goes_on_after_the_other_side_has_ended(kind: Any) -> N
             producer.on_end = net.b.transport.unregisterProducer
             producer.start()
         net.b.transport.loseConnection()
-        await net.over()
+        await net.over(net.a, net.b)
         assert net.clean()
         assert len(net.a.received) == SIZE
 
@@ -206,7 +189,7 @@ async def test_an_abort_after_a_half_is_unclean() -> None:
         await net.wait(net.b.when(lambda: net.b.heard))
         net.b.transport.write(pattern(100))
         net.b.transport.abortConnection()
-        await net.over()
+        await net.over(net.a, net.b)
         assert isinstance(net.a.lost[0].value, TransportLost)
         assert not [one for one in net.a.heard if one.startswith("read ended")]
 
@@ -221,7 +204,7 @@ async def test_a_truncated_stream_never_ends_as_a_whole_one() -> None:
         net.a.transport.loseWriteConnection()
         await net.settle()
         net.relay.cut(net.bob.public_key)
-        await net.over()
+        await net.over(net.a, net.b)
         assert net.b.heard == ["lost"]
         assert net.a.heard == ["lost"], "nobody acknowledged the end"
         assert not any(end.lost[0].check(ConnectionDone) for end in (net.a, net.b))
@@ -239,7 +222,7 @@ async def test_a_half_survives_its_path() -> None:
         await net.wait(net.a.when_received(SIZE))
         assert net.b.heard == ["read ended after 100"]
         net.b.transport.loseConnection()
-        await net.over()
+        await net.over(net.a, net.b)
         assert net.clean()
         assert net.b.heard.count("read ended after 100") == 1
         assert net.a.heard.count("write ended") == 1

@@ -20,32 +20,20 @@ from dmsg.mux.core.limits import ListenerLimits
 from dmsg.mux.core.negotiation import Carrier, Security
 from dmsg.mux.core.wire import CLOSE, REQUEST
 from dmsg.testing.conformance import ConformanceProtocol
-from dmsg.testing.hostile import HostileNetwork, HostileServer, drop
-from dmsg.testing.memory import MemoryNetwork
+from dmsg.testing.hostile import HostileServer, drop
+from tests.worlds import AliceAndBob
 
 sync = pytest_twisted.ensureDeferred
 UNKNOWN = Resume(b"no such token...", 0)
 
 
-class Net(HostileNetwork):
-    """Alice, Bob, Carol, and a relay; ``built`` are the ends at Bob's listener."""
-
-    def __init__(self) -> None:
-        super().__init__(MemoryNetwork(), servers=0)
-        self.relays: list[HostileServer] = []
-        self.built: list[ConformanceProtocol] = []
+class Net(AliceAndBob):
+    """With Carol; ``built`` are the ends at Bob's listener."""
 
     async def start(self) -> None:
         await super().start()
-        self.relays.append(await self.add_relay())
-        self.bob, self.alice, self.carol = [await self.client() for _ in range(3)]
-
-    def serve(self, name: str = "", **options: Any) -> Any:
-        def build() -> ConformanceProtocol:
-            self.built.append(ConformanceProtocol())
-            return self.built[-1]
-
-        return self.bob.listen(Factory.forProtocol(build), name, **options)
+        self.relays = [self.relay]
+        self.carol = await self.client()
 
     async def open(self, client: Any, *, data: bytes = b"") -> ConformanceProtocol:
         end = ConformanceProtocol()
@@ -57,9 +45,7 @@ class Net(HostileNetwork):
         return end
 
     async def error(self, client: Any, service: str = "") -> Any:
-        with pytest.raises(DialError) as caught:
-            await self.wait(client.dial(self.bob.public_key, service))
-        return caught.value.attempts[-1].error
+        return (await self.refusal(service, client)).attempts[-1].error
 
     def resume(self, client: Any) -> Deferred[Any]:
         """Ask Bob to go on with a transport he does not know."""

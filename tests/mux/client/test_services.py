@@ -20,8 +20,7 @@ from dmsg.mux.core.errors import AccessDenied, Busy, NoSuchService, Refused, Uns
 from dmsg.mux.core.limits import ListenerLimits
 from dmsg.mux.core.negotiation import Security
 from dmsg.testing.conformance import ConformanceProtocol
-from dmsg.testing.hostile import HostileNetwork, HostileServer
-from dmsg.testing.memory import MemoryNetwork
+from tests.worlds import AliceAndBob
 
 sync = pytest_twisted.ensureDeferred
 carriers = pytest.mark.parametrize("extended", [True, False], ids=["carrier A", "carrier B"])
@@ -39,28 +38,10 @@ class Named(ConformanceProtocol):
         super().connectionMade()
 
 
-class Net(HostileNetwork):
-    relay: HostileServer
-    alice: DmsgClient
-    bob: DmsgClient
-
-    def __init__(self, *, extended: bool = True) -> None:
-        super().__init__(MemoryNetwork(), servers=0)
-        self._extended = extended
-        self.built: list[Named] = []
-
-    async def start(self) -> None:
-        await super().start()
-        self.relay = await self.add_relay(extended=self._extended)
-        self.bob = await self.client()
-        self.alice = await self.client()
-
-    def serve(self, name: str, **options: Any) -> Any:
-        def build() -> Named:
-            self.built.append(Named(name))
-            return self.built[-1]
-
-        return self.bob.listen(Factory.forProtocol(build), name, **options)
+class Net(AliceAndBob):
+    def offer(self, name: str, **options: Any) -> Any:
+        """Serve ``name`` with ends that say so."""
+        return self.serve(name, lambda: Named(name), **options)
 
     async def greeting(self, service: str = "", client: DmsgClient | None = None) -> bytes:
         transport = await self.wait((client or self.alice).dial(self.bob.public_key, service))
@@ -69,13 +50,8 @@ class Net(HostileNetwork):
         await self.wait(end.when_received(9 if service else 8))
         await self.settle()
         transport.loseConnection()
-        await self.wait(end.when_lost())
+        await self.over(end)
         return bytes(end.received)
-
-    async def refusal(self, service: str = "", client: DmsgClient | None = None, **options: Any) -> Any:
-        with pytest.raises(DialError) as caught:
-            await self.wait((client or self.alice).dial(self.bob.public_key, service, **options))
-        return caught.value
 
 
 @carriers
@@ -84,7 +60,7 @@ async def test_each_name_has_its_own_listener(extended: bool) -> None:
     async with Net(extended=extended) as net:
         names = ["", "web", "ssh", "größe", "x" * 255, "web/2"]
         for name in names:
-            net.serve(name)
+            net.offer(name)
         for name in names:
             assert await net.greeting(name) == b"this is " + name.encode()
 
@@ -93,8 +69,8 @@ async def test_each_name_has_its_own_listener(extended: bool) -> None:
 @sync
 async def test_a_name_nobody_listens_on(extended: bool) -> None:
     async with Net(extended=extended) as net:
-        net.serve("")
-        net.serve("web")
+        net.offer("")
+        net.offer("web")
         error = await net.refusal("wbe")
         assert error.reason == "no_such_service"
         assert isinstance(error.attempts[-1].error, NoSuchService)
@@ -106,7 +82,7 @@ async def test_a_name_nobody_listens_on(extended: bool) -> None:
 @sync
 async def test_no_default_listener(extended: bool) -> None:
     async with Net(extended=extended) as net:
-        net.serve("web")
+        net.offer("web")
         assert isinstance((await net.refusal()).attempts[-1].error, NoSuchService)
         assert await net.greeting("web") == b"this is web"
 
@@ -123,7 +99,7 @@ async def test_nobody_listens_at_all(extended: bool) -> None:
 @sync
 async def test_the_relay_never_sees_the_name(extended: bool) -> None:
     async with Net(extended=extended) as net:
-        net.serve("a very secret service")
+        net.offer("a very secret service")
         await net.greeting("a very secret service")
         await net.refusal("another secret service")
         carried = b"".join(frame.payload for frame in net.relay.seen)
@@ -134,12 +110,12 @@ async def test_the_relay_never_sees_the_name(extended: bool) -> None:
 @sync
 async def test_a_name_is_taken_once() -> None:
     async with Net() as net:
-        port = net.serve("web")
+        port = net.offer("web")
         with pytest.raises(CannotListenError):
-            net.serve("web")
+            net.offer("web")
         await net.wait(port.stopListening())
         assert (await net.refusal("web")).reason == "no_such_service"
-        net.serve("web")
+        net.offer("web")
         assert await net.greeting("web") == b"this is web"
 
 
@@ -148,7 +124,7 @@ async def test_names_that_do_not_fit() -> None:
     async with Net() as net:
         for name in ("x" * 256, "ö" * 128):
             with pytest.raises(InvalidAddress):
-                net.serve(name)
+                net.offer(name)
             with pytest.raises(InvalidAddress):
                 await net.alice.dial(net.bob.public_key, name)
 
@@ -157,7 +133,7 @@ async def test_names_that_do_not_fit() -> None:
 async def test_a_service_in_the_clear_is_not_to_be_had() -> None:
     """The base protocol has no names."""
     async with Net() as net:
-        net.serve("web")
+        net.offer("web")
         error = await net.refusal("web", security=Security.HOP)
         assert isinstance(error.attempts[-1].error, Unsupported)
 
@@ -165,7 +141,7 @@ async def test_a_service_in_the_clear_is_not_to_be_had() -> None:
 @sync
 async def test_addresses_say_which_service() -> None:
     async with Net() as net:
-        net.serve("web")
+        net.offer("web")
         transport = await net.wait(net.alice.dial(net.bob.public_key, "web"))
         transport.attach(ConformanceProtocol())
         await net.settle()
@@ -204,9 +180,9 @@ class Slow:
 async def test_access_is_decided_for_each_service(extended: bool) -> None:
     async with Net(extended=extended) as net:
         carol = await net.client()
-        net.serve("", policy=AllowKeys([carol.public_key]))
-        net.serve("web")
-        net.serve("ssh", policy=AllowKeys([net.alice.public_key]))
+        net.offer("", policy=AllowKeys([carol.public_key]))
+        net.offer("web")
+        net.offer("ssh", policy=AllowKeys([net.alice.public_key]))
         assert isinstance((await net.refusal()).attempts[-1].error, AccessDenied)
         assert await net.greeting("web") == b"this is web"
         assert await net.greeting("ssh") == b"this is ssh"
@@ -221,7 +197,7 @@ async def test_access_is_decided_for_each_service(extended: bool) -> None:
 async def test_a_policy_may_take_its_time(extended: bool, allowed: bool) -> None:
     async with Net(extended=extended) as net:
         policy = Slow()
-        port = net.serve("web", policy=policy)
+        port = net.offer("web", policy=policy)
         dialling = Deferred.fromCoroutine(net.alice.dial(net.bob.public_key, "web"))
         net.reactor.advance(5.0)
         assert policy.asked == [(net.alice.public_key, "web")]
@@ -243,7 +219,7 @@ async def test_a_policy_may_take_its_time(extended: bool, allowed: bool) -> None
 async def test_a_dialler_that_gives_up_takes_its_question_back() -> None:
     async with Net() as net:
         policy = Slow()
-        port = net.serve("web", policy=policy)
+        port = net.offer("web", policy=policy)
         (attempt,) = (await net.refusal("web", timeout_s=2.0)).attempts
         assert (attempt.stage, attempt.reason) == ("accept", "timeout")
         assert attempt.server == str(net.relay.key.public_key)
@@ -257,8 +233,8 @@ async def test_a_dialler_that_gives_up_takes_its_question_back() -> None:
 async def test_more_than_the_places_of_a_key_are_busy() -> None:
     async with Net() as net:
         policy = Slow()
-        net.serve("web", policy=policy, limits=ListenerLimits(offers_per_key=2))
-        net.serve("ssh")
+        net.offer("web", policy=policy, limits=ListenerLimits(offers_per_key=2))
+        net.offer("ssh")
         dials = [Deferred.fromCoroutine(net.alice.dial(net.bob.public_key, "web")) for _ in range(2)]
         await net.settle()
         assert isinstance((await net.refusal("web")).attempts[-1].error, Busy)

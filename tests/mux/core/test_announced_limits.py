@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 import pytest_twisted
 from twisted.internet.defer import Deferred, DeferredList, ensureDeferred
-from twisted.internet.protocol import Factory, Protocol
 from zope.interface import implementer
 
 from dmsg.crypto.keys import SecretKey
@@ -20,7 +19,7 @@ from dmsg.errors import DialError, StageError
 from dmsg.eventlog import schema as ev
 from dmsg.interfaces import IEventLog
 from dmsg.mux.client.dialer import DialConfig
-from dmsg.mux.client.service import ClientConfig, DmsgClient
+from dmsg.mux.client.service import ClientConfig
 from dmsg.mux.core.errors import (
     BadTransportId,
     Busy,
@@ -42,8 +41,8 @@ from dmsg.mux.core.wire import FRAME_PAYLOAD_LIMIT_BYTES, FWD, REQUEST, CloseRea
 from dmsg.mux.relay.limits import RelayLimits
 from dmsg.relays.pool import PoolConfig
 from dmsg.testing.conformance import ConformanceProtocol
-from dmsg.testing.hostile import HostileNetwork, HostileServer, drop
-from dmsg.testing.memory import MemoryNetwork
+from dmsg.testing.hostile import HostileServer, drop
+from tests.worlds import AliceAndBob
 
 sync = pytest_twisted.ensureDeferred
 LIMITS = RelayLimits(drain_timeout_s=0.2)
@@ -61,30 +60,23 @@ class Log:
         self.events.append(event)
 
 
-class Net(HostileNetwork):
-    """One relay with given limits, Alice who dials and Bob who listens; no discovery, so that only the relay decides."""
-
-    relay: HostileServer
-    alice: DmsgClient
-    bob: DmsgClient
+class Net(AliceAndBob):
+    """A relay with given limits; no discovery, so that only the relay decides."""
 
     def __init__(self, limits: RelayLimits = LIMITS, announced: HopLimits | None = None) -> None:
         self.log = Log()
-        super().__init__(MemoryNetwork(), servers=0, discovery=None, limits=limits, events=self.log)
+        super().__init__(discovery=None, limits=limits, events=self.log, client={"config": CONFIG})
         self._announced = announced
-        self.ends: list[ConformanceProtocol] = []
+
+    async def add_relay(self, *arguments: Any, **options: Any) -> HostileServer:
+        relay = await super().add_relay(*arguments, **options)
+        if self._announced is not None:
+            relay._hop_payload = hop_payload(self._announced)
+        return relay
 
     async def start(self) -> None:
-        self.relay = await self.add_relay()
-        if self._announced is not None:
-            self.relay._hop_payload = hop_payload(self._announced)
-        self.bob = await self.client(config=CONFIG)
-        self.bob.listen(Factory.forProtocol(self.end), limits=ListenerLimits(offers=1_000, offers_per_key=1_000))
-        self.alice = await self.client(config=CONFIG)
-
-    def end(self) -> Protocol:
-        self.ends.append(ConformanceProtocol())
-        return self.ends[-1]
+        await super().start()
+        self.serve(limits=ListenerLimits(offers=1_000, offers_per_key=1_000))
 
     @property
     def session(self) -> Any:
@@ -95,7 +87,7 @@ class Net(HostileNetwork):
     def requests(self) -> int:
         return len(self.relay.frames(REQUEST, self.bob.public_key))
 
-    async def refusal(self, work: Awaitable[Any] | None = None) -> BaseException:
+    async def failure(self, work: Awaitable[Any] | None = None) -> BaseException:
         """What a dial of Alice's to Bob (or ``work``) fails with."""
         with pytest.raises((DialError, StageError)) as caught:
             await self.wait(work or self.alice.dial(self.bob.public_key))
@@ -122,7 +114,7 @@ async def test_one_transport_too_many_is_refused_here() -> None:
     """``Busy`` by ourselves: the server is not even asked."""
     async with Net(announced=HopLimits(3, 200, FRAME_PAYLOAD_LIMIT_BYTES)) as net:
         transports = [await net.wait(net.alice.dial(net.bob.public_key)) for _ in range(3)]
-        error = await net.refusal()
+        error = await net.failure()
         assert isinstance(error, Busy)
         assert error.by == "local"
         assert net.requests == 3
@@ -179,7 +171,7 @@ async def test_frames_are_as_short_as_announced(announced: int, longest: int, se
         transport = await net.wait(net.alice.dial(net.bob.public_key, security=security))
         transport.attach(ConformanceProtocol())
         transport.write(bytes(100_000))
-        await net.wait(net.ends[0].when_received(100_000))
+        await net.wait(net.built[0].when_received(100_000))
         sizes = [len(frame.payload) for frame in net.relay.frames(FWD, net.bob.public_key)]
         assert max(sizes) == longest
 
@@ -188,12 +180,12 @@ async def test_frames_are_as_short_as_announced(announced: int, longest: int, se
 
 
 async def refused_as_unknown_peer(net: Net) -> BaseException:
-    return await net.refusal(net.alice.dial(SecretKey.generate().public_key))
+    return await net.failure(net.alice.dial(SecretKey.generate().public_key))
 
 
 async def refused_as_busy(net: Net) -> BaseException:
     net.relay.switch.limits = replace(LIMITS, transports_per_connection=0)
-    return await net.refusal()
+    return await net.failure()
 
 
 async def refused_as_rate_limited(net: Net) -> BaseException:
@@ -201,44 +193,44 @@ async def refused_as_rate_limited(net: Net) -> BaseException:
     while port.requests.take(net.reactor.seconds()):
         pass
     net.relay.switch.limits = LIMITS
-    return await net.refusal()
+    return await net.failure()
 
 
 async def refused_as_rate_limited_for_unanswered_requests(net: Net) -> BaseException:
     net.relay.switch.limits = replace(LIMITS, pending_requests=0)
-    return await net.refusal()
+    return await net.failure()
 
 
 async def refused_as_draining(net: Net) -> BaseException:
     net.relay.switch.draining = True
-    return await net.refusal()
+    return await net.failure()
 
 
 async def refused_as_unsupported(net: Net) -> BaseException:
     """The peer's hop is base; a dial would go on with carrier B."""
     (port,) = [one for one in net.relay.switch.ports.values() if one.remote == net.bob.public_key]
     port.extended = False
-    return await net.refusal(net.session.request(net.bob.public_key, Carrier.REQUEST))
+    return await net.failure(net.session.request(net.bob.public_key, Carrier.REQUEST))
 
 
 async def refused_as_bad_id(net: Net) -> BaseException:
     net.session.connection._ids.next_id = 1
-    return await net.refusal()
+    return await net.failure()
 
 
 async def refused_as_malformed(net: Net) -> BaseException:
     net.session.connection.identity = SecretKey.generate().public_key
-    return await net.refusal(net.session.request(net.bob.public_key))
+    return await net.failure(net.session.request(net.bob.public_key))
 
 
 async def refused_because_nobody_answers(net: Net) -> BaseException:
     net.relay.rule(drop, kind=REQUEST, times=None)
-    return await net.refusal()
+    return await net.failure()
 
 
 async def refused_because_the_peer_goes(net: Net) -> BaseException:
     net.relay.rule(lambda frame: net.relay.cut(net.bob.public_key) or [], kind=REQUEST)
-    return await net.refusal(net.session.request(net.bob.public_key, Carrier.REQUEST))
+    return await net.failure(net.session.request(net.bob.public_key, Carrier.REQUEST))
 
 
 REFUSALS: dict[str, tuple[Callable[[Net], Awaitable[BaseException]], type[BaseException]]] = {
@@ -274,7 +266,7 @@ async def test_a_connection_refused_for_want_of_room() -> None:
     async with Net() as net:
         net.relay.switch.limits = replace(LIMITS, connections=2)
         client = net.new_client(config=CONFIG)
-        error = await net.refusal(client.dial(net.bob.public_key))
+        error = await net.failure(client.dial(net.bob.public_key))
         assert isinstance(error, ConnectionRefusedByServer)
         assert error.reason == "too many connections"
 
@@ -284,7 +276,7 @@ async def test_a_connection_refused_by_a_server_that_is_going_down() -> None:
     async with Net() as net:
         net.relay.switch.draining = True
         client = net.new_client(config=CONFIG)
-        assert isinstance(await net.refusal(client.dial(net.bob.public_key)), ServerDraining)
+        assert isinstance(await net.failure(client.dial(net.bob.public_key)), ServerDraining)
         net.relay.switch.draining = False
 
 
@@ -297,7 +289,7 @@ async def test_a_receiver_that_takes_nothing_is_told_as_slow_consumer() -> None:
         end = ConformanceProtocol()
         transport.attach(end)
         transport.write(b"x")
-        await net.wait(net.ends[0].when_received(1))
+        await net.wait(net.built[0].when_received(1))
         net.relay.switch.drop_transports(CloseReason.SLOW_CONSUMER)
         transport.write(b"y")
         await net.wait(end.when_lost())

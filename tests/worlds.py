@@ -1,0 +1,76 @@
+"""Networks that several test files stand on: a relay under the test's control, Alice who dials, and Bob who listens."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from twisted.internet.error import ConnectionDone
+from twisted.internet.protocol import Factory
+
+from dmsg.errors import DialError
+from dmsg.mux.client.service import DmsgClient
+from dmsg.testing.hostile import HostileNetwork, HostileServer
+from dmsg.testing.memory import MemoryNetwork
+from dmsg.testing.probes import ConformanceProtocol
+
+
+class AliceAndBob(HostileNetwork):
+    """One relay, and two clients on it; ``extended`` says whether the relay knows the extension.
+
+    All of it is in memory unless ``reactor`` is given. ``client`` are options for both clients, all other options those
+    of :class:`HostileNetwork`.
+    """
+
+    relay: HostileServer
+    alice: DmsgClient
+    bob: DmsgClient
+
+    def __init__(
+        self, reactor: Any = None, *, extended: bool = True, client: dict[str, Any] | None = None, **options: Any
+    ) -> None:
+        super().__init__(reactor or MemoryNetwork(), servers=0, **options)
+        self._extended = extended
+        self._client_options = client or {}
+        #: The ends Bob's listeners were given, in order.
+        self.built: list[Any] = []
+
+    async def start(self) -> None:
+        await super().start()
+        self.relay = await self.add_relay(extended=self._extended)
+        self.bob = await self.client(**self._client_options)
+        self.alice = await self.client(**self._client_options)
+
+    def serve(self, name: str = "", end: Callable[[], Any] = ConformanceProtocol, **options: Any) -> Any:
+        """Let Bob listen as ``name``; each transport meets a new ``end()``, which is added to ``built``."""
+
+        def build() -> Any:
+            self.built.append(end())
+            return self.built[-1]
+
+        return self.bob.listen(Factory.forProtocol(build), name, **options)
+
+    async def connect(self, a: Any, b: Any, **options: Any) -> Any:
+        """Let Alice dial Bob, where ``b`` answers; gives her transport once ``a`` and ``b`` are connected."""
+        self.serve(end=lambda: b)
+        transport = await self.wait(self.alice.dial(self.bob.public_key, **options))
+        transport.attach(a)
+        await self.wait(b.when(lambda: b.made > 0))
+        return transport
+
+    async def refusal(self, service: str = "", client: Any = None, **options: Any) -> DialError:
+        """What a dial of Alice's (or ``client``'s) to Bob fails with."""
+        with pytest.raises(DialError) as caught:
+            await self.wait((client or self.alice).dial(self.bob.public_key, service, **options))
+        return caught.value
+
+    async def over(self, *ends: Any) -> None:
+        """Wait until each of ``ends`` was told that its transport is over."""
+        for end in ends:
+            await self.wait(end.when_lost())
+
+
+def ended_cleanly(*ends: Any) -> bool:
+    """Whether each of ``ends`` was told that its transport ended as both sides wanted."""
+    return all(end.lost[0].check(ConnectionDone) for end in ends)
