@@ -6,6 +6,7 @@ import ipaddress
 import re
 from dataclasses import dataclass
 from functools import lru_cache
+from urllib.parse import urlsplit
 
 from dmsg.crypto.errors import InvalidKey
 from dmsg.crypto.keys import PublicKey
@@ -17,6 +18,7 @@ __all__ = [
     "PinnedServer",
     "PublicKey",
     "address_group",
+    "check_http_url",
     "check_service_name",
     "is_global",
     "network_group",
@@ -134,6 +136,29 @@ def check_service_name(name: str) -> str:
     if len(name.encode("utf-8", "surrogatepass")) > SERVICE_NAME_LIMIT_BYTES:
         raise InvalidAddress("a service name has at most 255 bytes")
     return name
+
+
+def check_http_url(text: str) -> str:
+    """``text`` without slashes at its end if it is an http or https URL; otherwise raise ``InvalidAddress``.
+
+    It has no user, password, query or fragment.
+    """
+    try:
+        parts = urlsplit(text)
+        usable = parts.scheme in ("http", "https") and parts.hostname and (parts.port is None or parts.port > 0)
+    except ValueError:
+        usable = None
+    if (
+        not usable
+        or not text.isascii()
+        or not text.isprintable()
+        or " " in text
+        or parts.query
+        or parts.fragment
+        or parts.username is not None
+    ):
+        raise InvalidAddress("must be http://host:port")
+    return text.rstrip("/")
 
 
 @dataclass(frozen=True, slots=True)

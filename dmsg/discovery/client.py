@@ -12,7 +12,6 @@ from collections import OrderedDict
 from collections.abc import Callable, Collection
 from itertools import islice
 from typing import Any, Final
-from urllib.parse import urlsplit
 
 from twisted.internet.interfaces import IReactorTime
 from twisted.internet.task import deferLater
@@ -21,6 +20,7 @@ from twisted.web.http_headers import Headers
 from twisted.web.iweb import IAgent
 from zope.interface import implementer
 
+from dmsg.address import check_http_url
 from dmsg.crypto.keys import PublicKey
 from dmsg.discovery.entry import ENTRY_LIMIT_BYTES, Entry
 from dmsg.discovery.errors import (
@@ -34,7 +34,7 @@ from dmsg.discovery.errors import (
 )
 from dmsg.discovery.ranks import DOCUMENT_LIMIT_BYTES, Ranks
 from dmsg.discovery.ranks_source import parse_ranks
-from dmsg.errors import ConfigError
+from dmsg.errors import ConfigError, InvalidAddress
 from dmsg.foreign import quoted
 from dmsg.http import json_text
 from dmsg.http.client import CALL_TIMEOUT_S, HttpCaller
@@ -284,10 +284,6 @@ def _hint(headers: Headers, name: str) -> int | None:
 
 def _check_base_url(text: str) -> str:
     try:
-        parts = urlsplit(text)
-        usable = parts.scheme in ("http", "https") and parts.hostname and (parts.port is None or parts.port > 0)
-    except ValueError:
-        usable = None
-    if not usable or not text.isascii() or parts.query or parts.fragment or parts.username is not None:
-        raise ConfigError("discovery", f"{text!r} is not http://host:port")
-    return text.rstrip("/")
+        return check_http_url(text)
+    except InvalidAddress:
+        raise ConfigError("discovery", f"{text!r} is not http://host:port") from None

@@ -1,10 +1,8 @@
-"""Settings: declared once, as the fields of a frozen dataclass; read from four places.
+"""Where settings have their values from: options, the environment, a TOML file, and defaults.
 
-A value on the command line wins over one in the environment (``DMSG_*``), that over one in the TOML file (``--config``,
-one table for each role), and that over the default. All three forms are derived from the field: ``public_address`` is
-``--public-address``, ``DMSG_PUBLIC_ADDRESS`` and ``public_address =``. A field that is itself a dataclass of limits is
-spread out: ``connections`` in ``limits`` is ``--limit-connections``, ``DMSG_LIMIT_CONNECTIONS`` and
-``connections =`` in ``[server.limits]``.
+A value on the command line, or in an endpoint string, wins over one in the environment (``DMSG_*``), that over one in the
+TOML file (``--config``, one table for each role), and that over the default. How it is written depends on its kind alone
+(:mod:`dmsg.ops.values`).
 
 Whatever is unknown or malformed is a :class:`~dmsg.errors.ConfigError` that names the setting and where it stood. Secret
 keys are given as files only: command lines and environments can be read by others.
@@ -14,18 +12,19 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
-import math
 import os
 import re
 import sys
-import types
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import MISSING, dataclass
 from pathlib import Path
-from typing import Any, Final, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import Any, Final, TypeVar, get_type_hints
 
-from dmsg.address import HostPort
-from dmsg.errors import ConfigError, InvalidAddress
+from dmsg.errors import ConfigError
+from dmsg.ops.settings import PREFIX, Setting, default_of, settings_of
+from dmsg.ops.toml_lines import line_of
+from dmsg.ops.values import NONE, has_kind
+from dmsg.shipping.plan import redact
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -34,213 +33,118 @@ else:  # the same module before it came into the standard library
 
 T = TypeVar("T")
 
-PREFIX: Final = "DMSG_"
 CONFIG_VARIABLE: Final = "DMSG_CONFIG"
-_METADATA: Final = "dmsg.setting"
+#: What stands for a secret where settings are shown.
+HIDDEN: Final = "(not shown)"
 _CONFIG_FILE_LIMIT_BYTES: Final = 1024 * 1024
 _LOOKS_LIKE_A_KEY: Final = re.compile(r"\s*(0x)?[0-9a-fA-F]{64}\s*\Z")
 _NAMES_OF_INLINE_KEYS: Final = frozenset({"secret_key", "private_key", "key_hex", "sk"})
 _SCHEME: Final = re.compile("[A-Za-z][A-Za-z0-9+.-]*:")
 _SQLITE: Final = "sqlite:"
-_TRUE: Final = frozenset({"yes", "true", "on", "1"})
-_FALSE: Final = frozenset({"no", "false", "off", "0"})
-
-
-@dataclass(frozen=True, slots=True)
-class _Meta:
-    help: str
-    secret: bool = False
-    key_file: bool = False
-    name: str = ""
-    flag: bool = False
-    may_be_path: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class Setting:
-    """One value that can be set: what is derived from one field.
-
-    ``name`` is its name in messages and, with dashes and in capitals, on the command line and in the environment;
-    ``path`` where it stands in the dataclass. A ``flag`` has no value on the command line.
-    """
-
-    name: str
-    path: tuple[str, ...]
-    type: Any
-    default: Any
-    help: str
-    secret: bool = False
-    key_file: bool = False
-    flag: bool = False
-    may_be_path: bool = False
-
-    @property
-    def place(self) -> tuple[str, ...]:
-        """Where it stands in the TOML table."""
-        return self.path if len(self.path) > 1 else (self.name,)
-
-    @property
-    def option(self) -> str:
-        """The name on the command line, without the leading dashes."""
-        return self.name.replace("_", "-")
-
-    @property
-    def variable(self) -> str:
-        """The name in the environment."""
-        return PREFIX + self.name.upper()
-
-    @property
-    def required(self) -> bool:
-        """Whether there is no default."""
-        return self.default is MISSING
-
-
-def setting(
-    help: str,
-    *,
-    default: Any = MISSING,
-    secret: bool = False,
-    key_file: bool = False,
-    name: str = "",
-    flag: bool = False,
-    may_be_path: bool = False,
-) -> Any:
-    """Declare a field: its one-line ``help``, its default (none: required).
-
-    The value of a ``secret`` setting, such as a URL with a password, is never repeated in a message. A ``key_file`` is
-    the path of a file, and an attempt to give the key itself is refused. ``name`` is for settings that cannot have their
-    own as a field; a ``flag`` is one that is off by default and switched on by its name alone on the command line. A
-    value that ``may_be_path`` is a text (:func:`from_directory`).
-    """
-    meta = _Meta(help, secret, key_file, name, flag, may_be_path)
-    return dataclasses.field(default=default, metadata={_METADATA: meta})
-
-
-def settings_of(cls: type) -> tuple[Setting, ...]:
-    """Every setting of a dataclass, those of the dataclasses in it included, in the order they are declared."""
-    hints = get_type_hints(cls)
-    found: list[Setting] = []
-    for each in dataclasses.fields(cls):
-        hint = hints[each.name]
-        if dataclasses.is_dataclass(hint) and hint is not HostPort:
-            found.extend(_group(each.name, hint))  # type: ignore[arg-type]
-            continue
-        meta: _Meta = each.metadata[_METADATA]
-        name = meta.name or each.name
-        marks = (meta.secret, meta.key_file, meta.flag, meta.may_be_path)
-        found.append(Setting(name, (each.name,), hint, each.default, meta.help, *marks))
-    return tuple(found)
-
-
-def _group(name: str, cls: type) -> list[Setting]:
-    """The settings of a dataclass of limits: any frozen dataclass with defaults will do."""
-    singular = name.removesuffix("s")
-    hints = get_type_hints(cls)
-    result = []
-    for each in dataclasses.fields(cls):
-        words = each.name.replace("_", " ")
-        help = each.metadata.get("help", f"{singular}: {words}")
-        result.append(Setting(f"{singular}_{each.name}", (name, each.name), hints[each.name], each.default, help))
-    return result
 
 
 # --- values ----------------------------------------------------------------------------------------------------------
 
 
-def _text(value: Any) -> str:
-    if not isinstance(value, str) or not value:
-        raise ValueError("must be a text that is not empty")
-    return value
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """Where a value comes from.
+
+    ``kind`` is ``default``, ``file``, ``environment``, ``option`` or ``argument`` (of an endpoint string); ``name`` is that of
+    the file, the variable, the option or the argument. In a file, it stands in ``table`` of the document ``text``, under
+    ``key``.
+    """
+
+    kind: str
+    name: str = ""
+    table: tuple[str, ...] = ()
+    key: str = ""
+    text: str = dataclasses.field(default="", repr=False)
+
+    @property
+    def place(self) -> str:
+        """``name``, and in a file the line if that is known."""
+        line = line_of(self.text, (*self.table, self.key)) if self.table else 0
+        return f"{self.name}:{line}" if line else self.name
+
+    def __str__(self) -> str:
+        match self.kind:
+            case "file":
+                return f"[{'.'.join(self.table)}] of {self.place}"
+            case "environment":
+                return f"variable {self.place}"
+            case "argument":
+                return f"{self.place} of an endpoint string"
+            case _:
+                return f"{self.kind} {self.place}".rstrip()
 
 
-def _path(value: Any) -> Path:
-    return Path(_text(value))
+_DEFAULT: Final = Origin("default")
 
 
-def _flag(value: Any) -> bool:
-    if isinstance(value, bool):
-        return value
-    word = str(value).lower()
-    if word not in _TRUE | _FALSE:
-        raise ValueError("must be yes or no")
-    return word in _TRUE
+@dataclass(frozen=True, slots=True)
+class Value:
+    """The value of one setting and where it comes from. That of a required one that is not given is ``MISSING``."""
 
+    setting: Setting
+    value: Any
+    origin: Origin
 
-def _integer(value: Any) -> int:
-    if isinstance(value, bool) or not isinstance(value, (str, int)):
-        raise ValueError("must be a whole number")
-    try:
-        number = int(value)
-    except ValueError:
-        raise ValueError("must be a whole number") from None
-    if number < 0:
-        raise ValueError("must not be negative")
-    return number
-
-
-def _number(value: Any) -> float:
-    if isinstance(value, bool) or not isinstance(value, (str, int, float)):
-        raise ValueError("must be a number")
-    try:
-        number = float(value)
-    except (ValueError, OverflowError):
-        raise ValueError("must be a number") from None
-    if not math.isfinite(number):
-        raise ValueError("must be a finite number")
-    if number < 0:
-        raise ValueError("must not be negative")
-    return number
-
-
-def _host_port(value: Any) -> HostPort:
-    try:
-        return HostPort.parse(value)
-    except InvalidAddress as error:
-        raise ValueError(f"must be host:port ({error})") from None
-
-
-_PARSERS: Final[dict[Any, Callable[[Any], Any]]] = {
-    str: _text,
-    Path: _path,
-    bool: _flag,
-    int: _integer,
-    float: _number,
-    HostPort: _host_port,
-}
-
-
-def _parse(hint: Any, value: Any) -> Any:
-    """``value``, a text or what TOML made of one, as ``hint``; ``ValueError`` if it is none. "none" is ``None``."""
-    if get_origin(hint) in (Union, types.UnionType):
-        if isinstance(value, str) and value.lower() == "none":
+    @property
+    def shown(self) -> Any:
+        """The value for people and programs: what may be secret in a text is left out of it."""
+        one, value = self.setting, self.value
+        if value is MISSING:
             return None
-        hint = next(one for one in get_args(hint) if one is not type(None))
-    return _PARSERS[hint](value)
+        if not isinstance(value, str):
+            return value
+        text = redact(value)
+        unclear = "://" not in text and ("@" in text or "?" in text)
+        return HIDDEN if one.marks.secret and unclear else text
+
+
+@dataclass(frozen=True, slots=True)
+class _Given:
+    raw: Any
+    origin: Origin
+    directory: str
 
 
 def from_directory(place: str, directory: str) -> str:
     """A text that may be a path, made absolute from ``directory`` if it is one, or ``sqlite:`` and one. What is not stays
-    as it is: URLs and whatever else begins with a scheme, and ``-``."""
+    as it is: URLs and whatever else begins with a scheme, ``-`` and ``none``. "~" is the home directory."""
     scheme = _SCHEME.match(place)
-    if place == "-" or (scheme and scheme[0] != _SQLITE):
+    if place in ("-", NONE) or (scheme and scheme[0] != _SQLITE):
         return place
     start = scheme.end() if scheme else 0
     path = place[start:]
-    return place[:start] + os.path.abspath(os.path.join(directory, path)) if path else place
+    return place[:start] + _absolute(path, directory) if path else place
 
 
-def _convert(one: Setting, value: Any, source: str, directory: str) -> Any:
-    """The value of one setting, paths made absolute from ``directory``; raises ``ConfigError``."""
-    if one.key_file and isinstance(value, str) and _LOOKS_LIKE_A_KEY.match(value):
+def _absolute(path: str, directory: str) -> str:
+    expanded = os.path.expanduser(path)
+    if path.startswith("~") and expanded == path:
+        raise ValueError("the home directory is not known")
+    return os.path.abspath(os.path.join(directory, expanded))
+
+
+def _convert(one: Setting, given: _Given) -> Any:
+    """The value of one setting, paths made absolute; raises ``ConfigError``."""
+    marks, value, source = one.marks, given.raw, str(given.origin)
+    if marks.key_file and isinstance(value, str) and _LOOKS_LIKE_A_KEY.match(value):
         raise ConfigError(one.name, "a key is given as the path of a key file, never inline", source)
     try:
-        made = _parse(one.type, value)
+        made = one.kind.parse(value)
+        if marks.check is not None and made is not None:
+            marks.check(made)
+        if isinstance(made, Path):
+            return Path(_absolute(str(made), given.directory))
+        return from_directory(made, given.directory) if marks.may_be_path and made is not None else made
+    except ConfigError as error:
+        raise ConfigError(one.name, error.problem, source) from None
     except ValueError as error:
-        shown = "" if one.secret or one.key_file else f", not {value!r}"
+        shown = "" if marks.secret or marks.key_file else f", not {redact(repr(value))}"
         raise ConfigError(one.name, f"{error}{shown}", source) from None
-    if isinstance(made, Path):
-        return Path(os.path.abspath(os.path.join(directory, made)))
-    return from_directory(made, directory) if one.may_be_path and made is not None else made
 
 
 # --- sources ---------------------------------------------------------------------------------------------------------
@@ -254,52 +158,58 @@ def _unknown(name: str, known: Iterable[str], source: str) -> ConfigError:
 
 
 def _from_environment(
-    settings: Iterable[Setting], environ: Mapping[str, str], elsewhere: Iterable[str]
-) -> dict[str, tuple[Any, str]]:
+    settings: Iterable[Setting], environ: Mapping[str, str], elsewhere: Collection[str] | None
+) -> Iterator[tuple[str, _Given]]:
     by_variable = {one.variable: one for one in settings}
-    others = {CONFIG_VARIABLE, *elsewhere}
-    found = {}
     for variable in sorted(environ):
         if variable in by_variable:
-            found[by_variable[variable].name] = (environ[variable], f"variable {variable}")
-        elif variable.startswith(PREFIX) and variable not in others:
-            raise _unknown(variable, [*by_variable, *others], "the environment")
-    return found
+            if environ[variable]:  # an empty one is one that is not set
+                yield (
+                    by_variable[variable].name,
+                    _Given(environ[variable], Origin("environment", variable), os.getcwd()),
+                )
+        elif elsewhere is not None and variable.startswith(PREFIX) and variable not in {CONFIG_VARIABLE, *elsewhere}:
+            raise _unknown(variable, [*by_variable, CONFIG_VARIABLE, *elsewhere], "the environment")
 
 
-def _from_file(settings: Iterable[Setting], role: str, path: str, roles: Iterable[str]) -> dict[str, tuple[Any, str]]:
-    document = _load(path)
+def _from_file(
+    settings: Iterable[Setting], role: str, path: str, roles: Collection[str]
+) -> Iterator[tuple[str, _Given]]:
+    text, document = _load(path)
     for name in document:
         if name not in roles:
             raise ConfigError(name, f"is no table; there are {', '.join(f'[{one}]' for one in sorted(roles))}", path)
-    table = document.get(role, {})
-    if not isinstance(table, dict):
-        raise ConfigError(role, "must be a table", path)
-    by_path = {one.place: one for one in settings}
-    groups = {one.path[0] for one in settings if len(one.path) > 1}
-    found = {}
-    for key, value in table.items():
-        if key in groups and not isinstance(value, dict):
-            raise ConfigError(f"{role}.{key}", "must be a table", path)
-        inner = {(key, name): one for name, one in value.items()} if key in groups else {(key,): value}
-        for place, one in inner.items():
-            if place not in by_path:
-                known = [each[-1] for each in by_path if each[:-1] == place[:-1]]
-                raise _unknown(place[-1], known, f"[{'.'.join((role, *place[:-1]))}] of {path}")
-            found[by_path[place].name] = (one, f"[{'.'.join((role, *place[:-1]))}] of {path}")
-    return found
+    by_place = {one.place: one for one in settings}
+    tables = {place[:length] for place in by_place for length in range(len(place))}
+
+    def look(table: Any, place: tuple[str, ...]) -> Iterator[tuple[str, _Given]]:
+        if not isinstance(table, dict):
+            raise ConfigError(".".join((role, *place)), "must be a table", path)
+        for key, value in table.items():
+            inner = (*place, key)
+            if inner in tables:
+                yield from look(value, inner)
+                continue
+            origin = Origin("file", path, (role, *place), key, text)
+            if inner not in by_place:
+                known = [each[-1] for each in (*by_place, *tables) if each and each[:-1] == place]
+                raise _unknown(key, known, str(origin))
+            yield by_place[inner].name, _Given(value, origin, os.path.dirname(path))
+
+    yield from look(document.get(role, {}), ())
 
 
-def _load(path: str) -> dict[str, Any]:
+def _load(path: str) -> tuple[str, dict[str, Any]]:
     try:
         with open(path, "rb") as file:
             content = file.read(_CONFIG_FILE_LIMIT_BYTES + 1)
-    except OSError as error:
-        raise ConfigError("config", error.strerror or "cannot be read", path) from None
+    except (OSError, ValueError) as error:  # ValueError: a path with a null character
+        raise ConfigError("config", getattr(error, "strerror", None) or "cannot be read", path) from None
     if len(content) > _CONFIG_FILE_LIMIT_BYTES:
         raise ConfigError("config", "is too long for a configuration file", path)
     try:
-        return tomllib.loads(content.decode("utf-8"))
+        text = content.decode("utf-8")
+        return text, tomllib.loads(text)
     except (
         ValueError,
         RecursionError,
@@ -307,65 +217,104 @@ def _load(path: str) -> dict[str, Any]:
         raise ConfigError("config", f"is not TOML: {error}", path) from None
 
 
-def resolve(
-    cls: type[T],
+def _gather(
+    settings: tuple[Setting, ...],
     role: str,
-    options: Mapping[str, str | None],
+    options: Mapping[str, Any],
     environ: Mapping[str, str],
-    *,
-    roles: Iterable[str] = (),
-    elsewhere: Iterable[str] = (),
-) -> T:
-    """An instance of ``cls`` from ``options`` (by :attr:`Setting.option`), ``environ``, the TOML file and the defaults.
-
-    ``role`` is the table in the file, ``roles`` are the tables that may stand beside it, ``elsewhere`` the ``DMSG_*``
-    variables that belong to somebody else. Raises ``ConfigError``.
-    """
-    settings = settings_of(cls)
-    directory = os.getcwd()
-    given: dict[str, tuple[Any, str, str]] = {}
+    roles: Collection[str],
+    elsewhere: Collection[str] | None,
+    view: str,
+    together: Iterable[Collection[str]],
+) -> dict[str, _Given]:
+    """Setting -> what is given of it where it counts."""
+    given: dict[str, _Given] = {}
     path = options.get("config") or environ.get(CONFIG_VARIABLE)
     if path:
-        path = os.path.abspath(path)
-        for name, (value, source) in _from_file(settings, role, path, {role, *roles}).items():
-            given[name] = (value, source, os.path.dirname(path))
-    for name, (value, source) in _from_environment(settings, environ, elsewhere).items():
-        given[name] = (value, source, directory)
-    for one in settings:
-        text = options.get(one.option)
-        if text is not None:
-            given[one.name] = (text, f"option --{one.option}", directory)
-    values: dict[tuple[str, ...], Any] = {}
+        given |= _from_file(settings, role, os.path.abspath(os.path.expanduser(path)), {role, *roles})
+    given |= _from_environment(settings, environ, elsewhere)
+    last = {one.name: one for one in settings if options.get(one.option) is not None}
+    for names in together:
+        if any(name in last for name in names):
+            given = {name: one for name, one in given.items() if name not in names}
+    for name, one in last.items():
+        place = f"{one.option}=" if view == "argument" else f"--{one.option}"
+        given[name] = _Given(options[one.option], Origin(view, place), os.getcwd())
+    return given
+
+
+def trace(
+    cls: type,
+    role: str,
+    options: Mapping[str, Any],
+    environ: Mapping[str, str],
+    *,
+    roles: Collection[str] = (),
+    elsewhere: Collection[str] | None = (),
+    view: str = "option",
+    together: Iterable[Collection[str]] = (),
+) -> tuple[Value, ...]:
+    """Every setting of ``cls`` with its value and where that comes from. Raises ``ConfigError``.
+
+    ``options`` are by :attr:`Setting.option`; ``view`` is what their origin is called, ``option`` or ``argument``.
+    ``role`` is the table in the file, ``roles`` are the tables that may stand beside it, ``elsewhere`` the ``DMSG_*``
+    variables that belong to others (``None``: any). ``together`` are sets of names: if an option gives one of them, none
+    of the set is taken from anywhere else.
+    """
+    settings = settings_of(cls)
+    given = _gather(settings, role, options, environ, roles, elsewhere, view, together)
+    values = []
     for one in settings:
         if one.name in given:
-            values[one.path] = _convert(one, *given[one.name])
-        elif one.required:
-            raise ConfigError(one.name, f"must be given (--{one.option}, {one.variable}, or [{role}] in --config)")
-    return _build(cls, values)
+            values.append(Value(one, _convert(one, given[one.name]), given[one.name].origin))
+        else:
+            values.append(Value(one, one.default, _DEFAULT))
+    return tuple(values)
 
 
-def _build(cls: type[T], values: Mapping[tuple[str, ...], Any]) -> T:
-    """The dataclass with ``values``; what a group itself does not accept is a ``ConfigError`` too."""
+def assemble(cls: type[T], role: str, values: Iterable[Value]) -> T:
+    """The instance of ``cls`` with ``values``. Raises ``ConfigError`` for a required one that is not given, and for what a
+    group of them does not accept."""
+    given = {one.setting.path: one for one in values if one.origin is not _DEFAULT or one.value is MISSING}
+    for missing in (one.setting for one in given.values() if one.value is MISSING):
+        where = f"--{missing.option}, {missing.variable}, or [{role}] in --config"
+        raise ConfigError(missing.name, f"must be given ({where})")
+    return _build(cls, None, (), given)
+
+
+def _build(cls: type[T], made: T | None, path: tuple[str, ...], given: Mapping[tuple[str, ...], Value]) -> T:
     hints = get_type_hints(cls)
-    groups = {path[0] for path in values if len(path) > 1}
-    arguments = {path[0]: value for path, value in values.items() if len(path) == 1}
+    arguments: dict[str, Any] = {}
     for each in dataclasses.fields(cls):  # type: ignore[arg-type]
-        if each.name in groups:
-            inner = {path[1]: value for path, value in values.items() if path[0] == each.name}
-            try:
-                arguments[each.name] = hints[each.name](**inner)
-            except ValueError as error:
-                raise ConfigError(each.name, str(error)) from None
-    return cls(**arguments)
+        here = (*path, each.name)
+        if here in given:
+            arguments[each.name] = given[here].value
+        elif not has_kind(hints[each.name]) and any(place[: len(here)] == here for place in given):
+            inner = getattr(made, each.name) if made is not None else default_of(each)
+            arguments[each.name] = _build(hints[each.name], inner, here, given)
+    try:
+        return cls(**arguments) if made is None else dataclasses.replace(made, **arguments)  # type: ignore[type-var]
+    except ConfigError:
+        raise
+    except ValueError as error:
+        origins = dict.fromkeys(str(one.origin) for place, one in given.items() if place[: len(path)] == path)
+        raise ConfigError(".".join(path), str(error), ", ".join(origins)) from None
 
 
-def variables_of(cls: type) -> frozenset[str]:
-    """The names in the environment of every setting of a dataclass."""
-    return frozenset(one.variable for one in settings_of(cls))
+def resolve(cls: type[T], role: str, options: Mapping[str, Any], environ: Mapping[str, str], **how: Any) -> T:
+    """An instance of ``cls`` from ``options``, ``environ``, the TOML file and the defaults; ``how`` as in :func:`trace`.
+    Raises ``ConfigError``."""
+    return assemble(cls, role, trace(cls, role, options, environ, **how))
 
 
-def describe_default(one: Setting) -> str:
-    """The default as help texts and tables show it."""
-    if one.required:
-        return "required"
-    return "none" if one.default is None else str(one.default)
+def check_values(settings: Any) -> None:
+    """Hold settings that were made without :func:`resolve` to their checks; raises ``ConfigError``."""
+    for one in settings_of(type(settings)):
+        value = settings
+        for name in one.path:
+            value = getattr(value, name)
+        try:
+            if one.marks.check is not None and value is not None:
+                one.marks.check(value)
+        except ValueError as error:
+            raise ConfigError(one.name, getattr(error, "problem", str(error))) from None

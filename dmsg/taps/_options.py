@@ -10,7 +10,8 @@ from twisted.python import usage
 
 import dmsg
 from dmsg.errors import ConfigError
-from dmsg.ops.config import describe_default, resolve, settings_of
+from dmsg.ops.config import resolve
+from dmsg.ops.settings import describe_default, settings_of
 
 T = TypeVar("T")
 

@@ -5,11 +5,8 @@ from __future__ import annotations
 import random
 import time
 from typing import TYPE_CHECKING, Any
-from urllib.parse import urlsplit
 
 import dmsg
-from dmsg.crypto.errors import InvalidKey
-from dmsg.crypto.keys import parse_public_keys
 from dmsg.discovery.proofs.prover import RelayProofs
 from dmsg.discovery.ranks_source import RanksSource
 from dmsg.discovery.relay_addresses import RelayAddresses
@@ -64,19 +61,11 @@ class DiscoveryService(RoleService):
     def _ranks_source(self, settings: DiscoverySettings) -> RanksSource | None:
         if settings.ranks is None:
             return None
-        if settings.ranks_key is None:
+        if not settings.ranks_key:
             raise ConfigError("ranks_key", "must be given with ranks: whose signature is believed")
-        try:
-            trusted = parse_public_keys(settings.ranks_key)
-        except InvalidKey as error:
-            raise ConfigError("ranks_key", str(error)) from None
-        if not settings.ranks_refresh_s:
-            raise ConfigError("ranks_refresh_s", "must be more than 0")
-        if _has_credentials(settings.ranks):
-            raise ConfigError("ranks", "a URL with a user or password is not asked; one that is signed may be")
         return RanksSource(
             settings.ranks,
-            trusted,
+            settings.ranks_key,
             self.reactor,
             now_s=time.time,
             refresh_s=settings.ranks_refresh_s,
@@ -167,13 +156,6 @@ class DiscoveryService(RoleService):
             gauges["ranks_age_s"] = now_s - ranks.issued if ranks is not None else 0
             gauges["ranks_freshness"] = ranks.freshness(now_s) if ranks is not None else 0
         return gauges
-
-
-def _has_credentials(location: str) -> bool:
-    try:
-        return "://" in location and "@" in urlsplit(location).netloc
-    except ValueError:
-        raise ConfigError("ranks", "is not a URL") from None
 
 
 def makeService(options: Options) -> DiscoveryService:

@@ -6,22 +6,45 @@ Importing this installs no reactor.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from enum import Enum
 from pathlib import Path
 from typing import Final
+from urllib.parse import urlsplit
 
 from dmsg.address import HostPort
+from dmsg.crypto.keys import PublicKey
 from dmsg.discovery.proofs.limits import ProofLimits
 from dmsg.discovery.ranks_source import REFRESH_S as RANKS_REFRESH_S
 from dmsg.discovery.stores.memory import StoreLimits
 from dmsg.eventlog.files import LIMIT_BYTES, ROTATE_BYTES, ROTATE_S
 from dmsg.http.server import DiscoveryLimits
 from dmsg.mux.relay.limits import RelayLimits
-from dmsg.ops.config import CONFIG_VARIABLE, setting, variables_of
+from dmsg.ops.config import CONFIG_VARIABLE
+from dmsg.ops.settings import setting, variables_of
+from dmsg.ops.values import DURATION, SIZE, URL, more_than_zero
+from dmsg.shipping.destinations import parse_options
 
 _LISTEN_HELP = "endpoint to listen on, such as tcp:8080:interface=127.0.0.1 or systemd:domain=INET:index=0"
 _EVENTS_HELP = "where the event log goes: a directory, or - for standard output"
 _ADMIN_HELP = "endpoint for /metrics, /livez and /readyz, such as tcp:9100:interface=127.0.0.1; never a public one"
 _NODE_HELP = "name in logs and metrics"
+
+
+class Verify(Enum):
+    """How a shipped file is checked."""
+
+    AUTO = "auto"
+    READ = "read"
+
+
+def _without_credentials(location: str) -> None:
+    """Raise ``ValueError`` for a URL with a user or password: logs of proxies would have it."""
+    try:
+        found = "://" in location and "@" in urlsplit(location).netloc
+    except ValueError:
+        raise ValueError("is not a URL") from None
+    if found:
+        raise ValueError("a URL with a user or password is not asked; one that is signed may be")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,6 +55,7 @@ class CommonSettings:
     events_limit: int = setting(
         "bytes that published files of events may take; beyond, the oldest are deleted; 0 for no limit",
         default=LIMIT_BYTES,
+        kind=SIZE,
     )
     events_rotate_bytes: int = setting("size, packed, at which a file of events is published", default=ROTATE_BYTES)
     events_rotate_s: float = setting("age in seconds at which a file of events is published", default=ROTATE_S)
@@ -46,9 +70,13 @@ class ServerSettings(CommonSettings):
     key: Path = setting("file with the server's secret key; dmsg keygen makes one", key_file=True)
     listen: str = setting(_LISTEN_HELP, default="tcp:8080")
     public_address: HostPort | None = setting("host:port under which clients reach the server", default=None)
-    discovery: str | None = setting("URL of the discovery to register in, such as http://127.0.0.1:9090", default=None)
+    discovery: str | None = setting(
+        "URL of the discovery to register in, such as http://127.0.0.1:9090", default=None, kind=URL
+    )
     discovery_prefix: str = setting("first part of discovery's paths", default="messaging-discovery")
-    drain_timeout: float | None = setting("seconds open transports may go on after SIGTERM", default=None)
+    drain_timeout: float | None = setting(
+        "seconds open transports may go on after SIGTERM", default=None, kind=DURATION
+    )
     limits: RelayLimits = field(default_factory=RelayLimits)
 
 
@@ -68,11 +96,12 @@ class DiscoverySettings(CommonSettings):
         default=None,
         secret=True,
         may_be_path=True,
+        check=_without_credentials,
     )
-    ranks_key: str | None = setting(
-        "public key whose ranks are believed, or several with commas in between", default=None
+    ranks_key: tuple[PublicKey, ...] = setting("public keys whose ranks are believed", default=())
+    ranks_refresh_s: float = setting(
+        "how often the ranks are read again, in seconds", default=RANKS_REFRESH_S, check=more_than_zero
     )
-    ranks_refresh_s: float = setting("how often the ranks are read again, in seconds", default=RANKS_REFRESH_S)
     list_unproven: bool = setting(
         "list servers without connecting to them first; only where nobody else can register, as in a closed network",
         default=False,
@@ -82,7 +111,7 @@ class DiscoverySettings(CommonSettings):
         "whether servers may be at addresses that are not global; none: if discovery listens on such an address",
         default=None,
     )
-    drain_timeout: float = setting("seconds requests under way may take after SIGTERM", default=5.0)
+    drain_timeout: float = setting("seconds requests under way may take after SIGTERM", default=5.0, kind=DURATION)
     limits: DiscoveryLimits = field(default_factory=DiscoveryLimits)
     store_limits: StoreLimits = field(default_factory=StoreLimits)
     proof_limits: ProofLimits = field(default_factory=ProofLimits)
@@ -103,24 +132,27 @@ class ShipperSettings(CommonSettings):
         "storage option of fsspec, such as endpoint_url=http://127.0.0.1:9000 or region=eu-central-1; may be repeated, "
         "or hold several separated by spaces; never a credential",
         default=None,
+        secret=True,
+        check=parse_options,
     )
     once: bool = setting(
         "ship what is there and end, with status 1 if anything is left or damaged", default=False, flag=True
     )
     keep: bool = setting("move shipped files into DIR/.shipped instead of removing them", default=False, flag=True)
-    verify: str = setting(
+    verify: Verify = setting(
         "auto: by the store's checksum where it tells one that fits, by reading back otherwise; read: always read back",
-        default="auto",
+        default=Verify.AUTO,
     )
-    poll_s: float = setting("seconds between two looks at the directory", default=10.0)
+    poll_s: float = setting("seconds between two looks at the directory", default=10.0, check=more_than_zero)
     parallel: int = setting("files that are shipped at a time", default=4)
     attempts: int = setting("failures after which --once leaves a file, or the target, alone", default=3)
     retry_limit_s: float = setting(
         "longest pause in seconds after failures, which doubles from one second; 60 times that for a file whose "
         "failures are its own",
         default=60.0,
+        check=more_than_zero,
     )
-    drain_timeout: float = setting("seconds uploads under way may take after SIGTERM", default=20.0)
+    drain_timeout: float = setting("seconds uploads under way may take after SIGTERM", default=20.0, kind=DURATION)
 
 
 #: The tables a configuration file may have, one for each role. The command-line client reads its own.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import atexit
-import math
 import os
 import random
 import sys
@@ -11,14 +10,14 @@ import time
 from typing import Any
 
 import dmsg
-from dmsg.errors import ConfigError
 from dmsg.eventlog.schema import ServerStarted, ServerStopped
+from dmsg.ops.config import check_values
 from dmsg.shipping.destinations import check_target, local_path, open_destination, parse_options
 from dmsg.shipping.plan import Backoff, Plan, redact
 from dmsg.shipping.shipper import Shipper, ShipperConfig, in_daemon_thread
 from dmsg.taps._options import RoleOptions
 from dmsg.taps._service import RoleService
-from dmsg.taps.settings import ROLES, ShipperSettings, known_variables
+from dmsg.taps.settings import ROLES, ShipperSettings, Verify, known_variables
 
 
 class Options(RoleOptions):
@@ -45,11 +44,7 @@ class ShipperService(RoleService):
     settings: ShipperSettings
 
     def __init__(self, reactor: Any, settings: ShipperSettings) -> None:
-        if settings.verify not in ("auto", "read"):
-            raise ConfigError("verify", f"must be auto or read, not {settings.verify!r}")
-        for name in ("poll_s", "retry_limit_s"):  # without a pause either would keep a core busy
-            if not 0 < getattr(settings, name) < math.inf:
-                raise ConfigError(name, "must be more than 0, and finite")
+        check_values(settings)  # without a pause the shipper would keep a core busy
         self._source = str(settings.source)
         self._target = local_path(settings.target) or settings.target
         self._options = parse_options(settings.option)
@@ -71,7 +66,9 @@ class ShipperService(RoleService):
         self.shipper = Shipper(
             self.reactor,
             self._source,
-            open_destination(self._target, self._options, read_back=settings.verify == "read", random=chance.randbytes),
+            open_destination(
+                self._target, self._options, read_back=settings.verify is Verify.READ, random=chance.randbytes
+            ),
             plan=plan,
             in_thread=in_daemon_thread(self.reactor),
             unix_time=time.time,

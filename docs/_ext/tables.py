@@ -15,7 +15,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, Final, get_type_hints
 
-from dmsg.ops.config import Setting, describe_default, settings_of
+from dmsg.ops.settings import Setting, describe_default, settings_of
 
 ROOT: Final = Path(__file__).parents[2]
 BENCHMARKS: Final = ROOT / "docs" / "benchmarks.txt"

@@ -6,7 +6,8 @@ from collections.abc import Iterator
 from functools import cache
 
 from dmsg.errors import ConfigError
-from dmsg.ops.config import resolve, settings_of
+from dmsg.ops.config import resolve
+from dmsg.ops.settings import settings_of
 from dmsg.taps.settings import DiscoverySettings, ServerSettings
 from fuzz.choices import Choices
 from fuzz.oracles import as_text, scratch

@@ -26,7 +26,7 @@ from dmsg.mux.core.limits import ConnectionConfig, ListenerLimits
 from dmsg.mux.core.window import AckGate
 from dmsg.mux.relay.handshake_budget import COOKIE_SLOT_S
 from dmsg.mux.relay.limits import RelayLimits
-from dmsg.ops.config import settings_of
+from dmsg.ops.settings import settings_of
 from dmsg.relays.pool import PoolConfig
 from dmsg.sansio.rate import RecentIds
 from dmsg.taps.settings import DiscoverySettings, ServerSettings, ShipperSettings

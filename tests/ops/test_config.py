@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 
 from dmsg.address import HostPort
 from dmsg.errors import ConfigError
-from dmsg.ops.config import describe_default, resolve, setting, settings_of, variables_of
+from dmsg.ops.config import resolve
+from dmsg.ops.settings import describe_default, setting, settings_of, variables_of
 
 KEY = "ab" * 32
 

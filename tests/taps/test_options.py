@@ -16,7 +16,7 @@ from zope.interface.verify import verifyObject
 from dmsg.address import HostPort
 from dmsg.crypto.keys import SecretKey, write_key_file
 from dmsg.mux.relay.limits import RelayLimits
-from dmsg.ops.config import settings_of
+from dmsg.ops.settings import settings_of
 from dmsg.taps import discovery, server
 from dmsg.taps._parsers import LazyClientParser, LazyServerParser
 from dmsg.taps.settings import DiscoverySettings, ServerSettings
@@ -117,7 +117,7 @@ def test_mistakes_end_with_one_line(module: Any, arguments: str, line: str) -> N
 
 def test_a_discovery_that_is_no_url_is_a_mistake_too(key_file: Any) -> None:
     where = f"--key {key_file(KEY)} --public-address 127.0.0.1:1 --discovery nowhere"
-    assert refusal(server, *where.split()).startswith("dmsg-server: discovery: 'nowhere' is not http://host:port")
+    assert refusal(server, *where.split()).startswith("dmsg-server: discovery: must be http://host:port, not 'nowhere'")
 
 
 def test_a_key_file_others_can_read_is_refused(key_file: Any) -> None:

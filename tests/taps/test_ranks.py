@@ -27,7 +27,7 @@ KEY = str(OPERATOR.public_key)
     [
         (["--ranks", "ranks.json"], "ranks_key: must be given with ranks"),
         (["--ranks", "ranks.json", "--ranks-key", "02ab"], "ranks_key: a public key is written as 66 hex digits"),
-        (["--ranks", "ranks.json", "--ranks-key", ", "], "ranks_key: no public key is given"),
+        (["--ranks", "ranks.json", "--ranks-key", ", "], "ranks_key: must not be an empty list"),
         (
             ["--ranks", "ranks.json", "--ranks-key", KEY, "--ranks-refresh-s", "0"],
             "ranks_refresh_s: must be more than 0",
@@ -41,8 +41,8 @@ KEY = str(OPERATOR.public_key)
 )
 def test_what_cannot_work_is_one_line(arguments: list[str], problem: str, tmp_path: Path) -> None:
     options = Options({})
-    options.parseOptions(["--listen", "tcp:0:interface=127.0.0.1", *arguments])
     with pytest.raises(SystemExit, match=problem):
+        options.parseOptions(["--listen", "tcp:0:interface=127.0.0.1", *arguments])
         makeService(options)
 
 

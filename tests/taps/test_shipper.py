@@ -19,7 +19,7 @@ from twisted.internet.task import Clock
 from dmsg.errors import ConfigError
 from dmsg.eventlog.compress import read_lines
 from dmsg.taps import shipper
-from dmsg.taps.settings import ShipperSettings
+from dmsg.taps.settings import ShipperSettings, Verify
 from dmsg.testing.process import free_port
 
 from .conftest import Program
@@ -43,7 +43,7 @@ def test_everything_can_be_said(tmp_path: Path) -> None:
     line = f"--from {tmp_path} --to s3://b/p --once --keep --verify read --parallel 2 --poll-s 5 --events - --node s1"
     more = "--option endpoint_url=http://127.0.0.1:9000 --option region=eu-central-1 --attempts 7 --drain-timeout 3"
     settings = parse(shipper, *line.split(), *more.split())
-    assert (settings.source, settings.target, settings.verify) == (tmp_path, "s3://b/p", "read")
+    assert (settings.source, settings.target, settings.verify) == (tmp_path, "s3://b/p", Verify.READ)
     assert settings.option == "endpoint_url=http://127.0.0.1:9000 region=eu-central-1"
     assert settings.once and settings.keep and (settings.parallel, settings.attempts) == (2, 7)
     settings = parse(shipper, "--from", "x", "--to", "y")
@@ -70,7 +70,7 @@ def test_settings_come_from_a_file(tmp_path: Path) -> None:
         ("--from /a --to s3://me:hunter2@[bad/x", "dmsg-shipper: to: must be a directory or a URL such as"),
         ("--from /a --to s3://b --option secret=hunter2", "dmsg-shipper: option: secret: credentials are given in"),
         ("--from /a --to s3://b --option endpoint", "dmsg-shipper: option: must be name=value"),
-        ("--from /a --to /b --verify maybe", "dmsg-shipper: verify: must be auto or read"),
+        ("--from /a --to /b --verify maybe", "dmsg-shipper: verify: must be one of auto, read"),
         ("--from /a --to /b --poll-s 0", "dmsg-shipper: poll_s: must be more than 0"),
         ("--from /a --to /b --retry-limit-s 0", "dmsg-shipper: retry_limit_s: must be more than 0"),
         ("--from /a --to /b --once=yes", "dmsg-shipper: option --once must not have an argument"),

@@ -1,0 +1,44 @@
+"""The line of a TOML document on which a value stands: the parser does not tell. Pure."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from typing import Any, Final
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:  # the same module before it came into the standard library
+    import tomli as tomllib
+
+#: Characters of a longest document that is searched, and lines that are looked at closely: each costs a parser's run.
+_LIMIT_CHARACTERS: Final = 64 * 1024
+_LIMIT_LINES: Final = 64
+
+
+def line_of(text: str, place: Sequence[str]) -> int:
+    """The line, from 1, on which the value at ``place`` begins; 0 if that is not known.
+
+    It is the last line with the name before which the document has no such value, and can be parsed, which no line inside
+    of a longer value allows.
+    """
+    if len(text) > _LIMIT_CHARACTERS:
+        return 0
+    lines = text.split("\n")
+    named = [number for number, line in enumerate(lines) if place[-1] in line]
+    for number in reversed(named[-_LIMIT_LINES:]):
+        try:
+            before: Any = tomllib.loads("\n".join(lines[:number]) + "\n")
+        except (ValueError, RecursionError):
+            continue
+        if not _has(before, place):
+            return number + 1
+    return 0
+
+
+def _has(found: Any, place: Sequence[str]) -> bool:
+    for name in place:
+        if not isinstance(found, dict) or name not in found:
+            return False
+        found = found[name]
+    return True
