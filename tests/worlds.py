@@ -1,18 +1,23 @@
-"""Networks that several test files stand on: a relay under the test's control, Alice who dials, and Bob who listens."""
+"""Networks that several test files stand on."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from random import Random
 from typing import Any
 
 import pytest
+from twisted.internet.endpoints import TCP4ServerEndpoint
 from twisted.internet.error import ConnectionDone
 from twisted.internet.protocol import Factory
 
+from dmsg.crypto.keys import SecretKey
 from dmsg.errors import DialError
 from dmsg.mux.client.service import DmsgClient
+from dmsg.mux.relay.server import DmsgServer
 from dmsg.testing.hostile import HostileNetwork, HostileServer
 from dmsg.testing.memory import MemoryNetwork
+from dmsg.testing.network import LocalNetwork
 from dmsg.testing.probes import ConformanceProtocol
 
 
@@ -74,3 +79,33 @@ class AliceAndBob(HostileNetwork):
 def ended_cleanly(*ends: Any) -> bool:
     """Whether each of ``ends`` was told that its transport ended as both sides wanted."""
     return all(end.lost[0].check(ConnectionDone) for end in ends)
+
+
+class ScatteredRelays:
+    """Relays at hosts of their own in a memory network, and clients that ask ``listing`` for them."""
+
+    def __init__(self, listing: Any, *, delay_s: float = 0.01, seed: int = 1) -> None:
+        self.memory = MemoryNetwork(delay_s=delay_s, random=Random(seed))
+        self.random = Random(seed + 1)
+        self.network = LocalNetwork(self.memory, servers=0, discovery=None, random=self.random.randbytes)
+        self.listing = listing
+
+    async def __aenter__(self) -> Any:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.network.stop()
+
+    def start_relay(self, key: SecretKey, host: str) -> DmsgServer:
+        """A relay at port 80 of ``host``; listing it is the test's business."""
+        endpoint = TCP4ServerEndpoint(self.memory, 80, interface=host)
+        relay = DmsgServer(self.memory, key, endpoint, random=self.random.randbytes, now_ns=self.network.now_ns)
+        relay.startService()
+        self.network.servers.append(relay)
+        return relay
+
+    def start_client(self, **options: Any) -> DmsgClient:
+        """A client that has just been started and knows only what ``listing`` tells it."""
+        client = self.network.new_client(discovery=self.listing, publish=False, **options)
+        client.startService()
+        return client

@@ -10,7 +10,6 @@ import pytest_twisted
 from hypothesis import given
 from hypothesis import strategies as st
 from twisted.internet.defer import Deferred, fail
-from twisted.internet.endpoints import TCP4ServerEndpoint
 from twisted.internet.error import ConnectionRefusedError
 from zope.interface import implementer
 
@@ -18,12 +17,10 @@ from dmsg.address import HostPort, PinnedServer, network_group
 from dmsg.crypto.keys import SecretKey
 from dmsg.discovery.entry import Entry, ServerPart
 from dmsg.interfaces import IDiscovery
-from dmsg.mux.relay.server import DmsgServer
 from dmsg.relays.candidates import Candidate, alternate, spread
 from dmsg.relays.pool import PoolConfig, ServerPool
 from dmsg.relays.race import Race, RaceConfig
-from dmsg.testing.memory import MemoryNetwork
-from dmsg.testing.network import LocalNetwork
+from tests.worlds import ScatteredRelays
 
 KEYS = [SecretKey.generate() for _ in range(12)]
 RELAYS = [key.public_key for key in KEYS]
@@ -236,35 +233,21 @@ def test_an_attempt_that_had_been_overtaken_counts_as_a_failure_when_it_is_given
 # --- how many sessions -----------------------------------------------------------------------------------------------
 
 
-class World:
-    """Relays at given hosts of a memory network, and clients that find them in a list."""
+class World(ScatteredRelays):
+    """Relays at given hosts, all of them listed."""
 
     def __init__(self, *hosts):
-        self.memory = MemoryNetwork(delay_s=0.01, random=Random(1))
-        self.network = LocalNetwork(self.memory, servers=0, discovery=None, random=Random(2).randbytes)
-        self.listing = Listing()
+        super().__init__(Listing())
         self.listing.clock = self.memory
-        self.hosts = hosts
-
-    async def __aenter__(self):
-        for host in self.hosts:
+        for host in hosts:
             self.add(host)
-        return self
-
-    async def __aexit__(self, *_):
-        await self.network.stop()
 
     def add(self, host):
-        key = KEYS[len(self.network.servers)]
-        endpoint = TCP4ServerEndpoint(self.memory, 80, interface=host)
-        server = DmsgServer(self.memory, key, endpoint, now_ns=self.network.now_ns)
-        server.startService()
-        self.network.servers.append(server)
+        self.start_relay(KEYS[len(self.network.servers)], host)
         self.listing.hosts.append(host)
 
     async def client(self, **options):
-        client = self.network.new_client(discovery=self.listing, publish=False, **options)
-        client.startService()
+        client = self.start_client(**options)
         await self.network.wait(client.when_ready())
         return client
 
@@ -323,7 +306,7 @@ async def test_a_lost_group_is_replaced_and_a_third_one_is_not_kept():
         client = await world.client()
         world.memory.advance(10)
         (lost, _) = client.pool.sessions
-        for pipe in world.memory.pipes_to(80, world.hosts[RELAYS.index(lost)]):
+        for pipe in world.memory.pipes_to(80, world.listing.hosts[RELAYS.index(lost)]):
             pipe.cut()
         world.memory.advance(15)
         assert len(client.pool.sessions) == 2

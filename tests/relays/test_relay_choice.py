@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from random import Random
 from typing import Any
 
 import pytest
 import pytest_twisted
-from twisted.internet.endpoints import TCP4ServerEndpoint
 from zope.interface import implementer
 
 from dmsg.address import HostPort, PinnedServer
@@ -17,11 +15,9 @@ from dmsg.discovery.entry import ClientPart, Entry, ServerPart
 from dmsg.discovery.errors import EntryNotFound
 from dmsg.errors import ConfigError, DialError, StageError
 from dmsg.interfaces import IDiscovery
-from dmsg.mux.relay.server import DmsgServer
 from dmsg.relays.choice import RelaysFrom, RelaysMode
 from dmsg.relays.operator_list import ListedRelay
-from dmsg.testing.memory import MemoryNetwork
-from dmsg.testing.network import LocalNetwork
+from tests.worlds import ScatteredRelays
 
 KEYS = [SecretKey.generate() for _ in range(8)]
 RELAYS = [key.public_key for key in KEYS]
@@ -57,30 +53,16 @@ class Listing:
         return self.entries[public_key]
 
 
-class World:
+class World(ScatteredRelays):
     """Eight relays of networks of their own, unless ``hosts`` says otherwise."""
 
     def __init__(self, *hosts):
-        self.memory = MemoryNetwork(delay_s=0.005, random=Random(1))
-        self.network = LocalNetwork(self.memory, servers=0, discovery=None, random=Random(2).randbytes)
-        self.listing = Listing()
+        super().__init__(Listing(), delay_s=0.005)
         self.hosts = hosts or tuple(f"192.0.{number}.1" for number in range(8))
-
-    async def __aenter__(self):
         for number, host in enumerate(self.hosts):
-            self.add(number, host)
-        return self
-
-    async def __aexit__(self, *_):
-        await self.network.stop()
-
-    def add(self, number, host):
-        endpoint = TCP4ServerEndpoint(self.memory, 80, interface=host)
-        server = DmsgServer(self.memory, KEYS[number], endpoint, now_ns=self.network.now_ns)
-        server.startService()
-        self.network.servers.append(server)
-        part = ServerPart(f"{host}:80", 5)
-        self.listing.entries[RELAYS[number]] = Entry("0.0.1", 0, 1, RELAYS[number], None, part).sign(KEYS[number])
+            self.start_relay(KEYS[number], host)
+            part = ServerPart(f"{host}:80", 5)
+            self.listing.entries[RELAYS[number]] = Entry("0.0.1", 0, 1, RELAYS[number], None, part).sign(KEYS[number])
 
     def choice(self, *numbers, only=False, addresses=True):
         return Choice(
@@ -88,9 +70,7 @@ class World:
         )
 
     def client(self, choice, **options):
-        client = self.network.new_client(discovery=self.listing, publish=False, relays=choice, **options)
-        client.startService()
-        return client
+        return self.start_client(relays=choice, **options)
 
     def held(self, client, after_s=10.0):
         self.memory.advance(after_s)

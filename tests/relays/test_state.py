@@ -6,13 +6,11 @@ import json
 import os
 import stat
 from pathlib import Path
-from random import Random
 
 import pytest
 import pytest_twisted
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from twisted.internet.endpoints import TCP4ServerEndpoint
 from zope.interface import implementer
 
 from dmsg.address import HostPort
@@ -20,11 +18,9 @@ from dmsg.crypto.keys import SecretKey
 from dmsg.discovery.entry import Entry, ServerPart
 from dmsg.discovery.errors import DiscoveryUnavailable, EntryNotFound
 from dmsg.interfaces import IDiscovery
-from dmsg.mux.relay.server import DmsgServer
 from dmsg.relays import state as module
 from dmsg.relays.state import RelayFile, state_file
-from dmsg.testing.memory import MemoryNetwork
-from dmsg.testing.network import LocalNetwork
+from tests.worlds import ScatteredRelays
 
 NOW_S = 1_700_000_000
 KEYS = [SecretKey.generate() for _ in range(40)]
@@ -241,27 +237,16 @@ class Listing:
             raise DiscoveryUnavailable("gone")
 
 
-class World:
+class World(ScatteredRelays):
     """Relays in groups of their own, and a client with a file."""
 
     def __init__(self, path):
-        self.memory = MemoryNetwork(delay_s=0.01, random=Random(1))
+        super().__init__(Listing())
         self.memory.clock.rightNow = float(NOW_S)
-        self.network = LocalNetwork(self.memory, servers=0, discovery=None, random=Random(2).randbytes)
-        self.listing = Listing()
         self.path = path
 
-    async def __aenter__(self):
-        return self
-
-    async def __aexit__(self, *_):
-        await self.network.stop()
-
     def add(self, number, *, listed=True):
-        endpoint = TCP4ServerEndpoint(self.memory, 80, interface=place(number).host)
-        server = DmsgServer(self.memory, KEYS[number], endpoint, now_ns=self.network.now_ns)
-        server.startService()
-        self.network.servers.append(server)
+        self.start_relay(KEYS[number], place(number).host)
         self.listing.add(KEYS[number], place(number), listed)
 
     def remember(self, *numbers):
@@ -271,9 +256,7 @@ class World:
         kept.save()
 
     def client(self, **options):
-        client = self.network.new_client(discovery=self.listing, publish=False, relay_file=self.path, **options)
-        client.startService()
-        return client
+        return self.start_client(relay_file=self.path, **options)
 
 
 @pytest.fixture

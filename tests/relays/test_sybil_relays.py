@@ -16,11 +16,9 @@ from dmsg.crypto.keys import SecretKey
 from dmsg.discovery.entry import Entry, ServerPart
 from dmsg.eventlog.schema import SessionDown
 from dmsg.interfaces import IDiscovery, IEventLog
-from dmsg.mux.relay.server import DmsgServer
 from dmsg.relays.race import RaceConfig
-from dmsg.testing.memory import MemoryNetwork
-from dmsg.testing.network import LocalNetwork
 from dmsg.testing.raw import RawServer
+from tests.worlds import ScatteredRelays
 
 SYBIL_GROUPS, SYBILS_OF_A_GROUP, HONEST, LISTED, CLIENTS = 50, 200, 10, 64, 20
 LIMIT_S = 10.0
@@ -76,40 +74,21 @@ class SybilListing:
         return next(entry for entry in self.entries.values() if entry.static == public_key)
 
 
-class SybilWorld:
-    """A network in memory with honest relays in groups of their own, and sybils in more."""
+class SybilWorld(ScatteredRelays):
+    """Honest relays in groups of their own, and sybils in more."""
 
     def __init__(self, seed):
-        self.memory = MemoryNetwork(delay_s=0.1, random=Random(seed))
-        self.random = Random(seed)
+        super().__init__(None, delay_s=0.1, seed=seed)
         self.listing = SybilListing(self.memory, self.random)
-        self.network = LocalNetwork(self.memory, servers=0, discovery=None, random=self.random.randbytes)
         self.events = Events()
-
-    async def __aenter__(self):
         for number in range(HONEST):
             address, key = HostPort(f"192.0.{number}.1", 80), SecretKey.generate(self.random.randbytes)
-            endpoint = TCP4ServerEndpoint(self.memory, 80, interface=address.host)
-            server = DmsgServer(self.memory, key, endpoint, random=self.random.randbytes, now_ns=self.network.now_ns)
-            server.startService()
-            self.network.servers.append(server)
+            self.start_relay(key, address.host)
             self.listing.add(key, address)
-        return self
-
-    async def __aexit__(self, *_):
-        await self.network.stop()
 
     def clients(self, count):
         """New clients that know nothing, started at once."""
-        made = [
-            self.network.new_client(
-                discovery=self.listing, publish=False, random=Random(number).randbytes, events=self.events
-            )
-            for number in range(count)
-        ]
-        for client in made:
-            client.startService()
-        return made
+        return [self.start_client(random=Random(number).randbytes, events=self.events) for number in range(count)]
 
 
 @implementer(IEventLog)
