@@ -12,11 +12,12 @@ import math
 from bisect import bisect
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from functools import lru_cache
 from itertools import accumulate
 from typing import Any, Final, Generic, TypeVar
 
 from dmsg.address import network_group
-from dmsg.discovery.entry import Entry
+from dmsg.discovery.entry import Entry, ServerPart
 from dmsg.discovery.proofs.prover import RelayProofs
 from dmsg.discovery.ranks import RELAYS_LIMIT, Ranks, weight
 from dmsg.discovery.relay_cache import RelayCache
@@ -41,7 +42,9 @@ CACHED_FROM: Final = 256
 #: How long what the store said is believed: what other processes put into it is listed, or gone, that much later.
 ROSTER_LIFETIME_NS: Final = NS_PER_S
 #: From this age on, one request makes the roster anew, and those that come meanwhile use the old one.
-ROSTER_RENEWED_NS: Final = ROSTER_LIFETIME_NS // 2
+ROSTER_RENEWED_NS: Final = 3 * ROSTER_LIFETIME_NS // 4
+#: Addresses whose network is remembered: finding it costs more than all else that is done with an entry here.
+_KNOWN_ADDRESSES: Final = 4 * SAMPLE_LIMIT
 #: A roster this many times as long as what is wanted is drawn from by chance alone, a shorter one is sorted.
 _SPARSE: Final = 8
 
@@ -300,5 +303,11 @@ def _by_network(entries: Iterable[Entry]) -> dict[str, list[bytes]]:
     networks: dict[str, list[bytes]] = {}
     for entry in entries:
         if entry.server is not None:
-            networks.setdefault(network_group(entry.server.host_port.host), []).append(entry.static.raw)
+            network = _network_of(entry.server.address, entry.server.port or "")
+            networks.setdefault(network, []).append(entry.static.raw)
     return networks
+
+
+@lru_cache(maxsize=_KNOWN_ADDRESSES)
+def _network_of(address: str, port: str) -> str:
+    return network_group(ServerPart(address, 0, port).host_port.host)

@@ -11,7 +11,7 @@ import pytest_twisted
 from twisted.internet.defer import Deferred
 
 from dmsg.discovery import relay_cache
-from dmsg.discovery.listing import CACHED_FROM, NETWORK_LIMIT, ROSTER_LIFETIME_NS, ServerListing
+from dmsg.discovery.listing import CACHED_FROM, NETWORK_LIMIT, ROSTER_LIFETIME_NS, ROSTER_RENEWED_NS, ServerListing
 from dmsg.discovery.relay_cache import RELAY_LIMIT_BYTES, RELAYS_HELD, RelayCache
 from dmsg.discovery.stores.memory import MemoryStore, StoreLimits
 
@@ -203,9 +203,9 @@ async def test_one_request_renews_the_list_and_the_others_do_not_wait_for_it(rel
     listing = ServerListing(store, random.Random(1))
     assert await addresses(listing, now_ns) == ["10.0.0.1:80"]
     store.slow = True
-    renewing = Deferred.fromCoroutine(addresses(listing, now_ns + ROSTER_LIFETIME_NS // 2))
+    renewing = Deferred.fromCoroutine(addresses(listing, now_ns + ROSTER_RENEWED_NS))
     assert not renewing.called and len(store.held) == 1
-    others = [Deferred.fromCoroutine(addresses(listing, now_ns + ROSTER_LIFETIME_NS // 2)) for _ in range(5)]
+    others = [Deferred.fromCoroutine(addresses(listing, now_ns + ROSTER_RENEWED_NS)) for _ in range(5)]
     assert [other.result for other in others] == [["10.0.0.1:80"]] * 5
     store.slow = False
     store.let_go()
@@ -219,10 +219,10 @@ async def test_a_request_that_gives_up_does_not_keep_the_list_from_being_renewed
     listing = ServerListing(store, random.Random(1))
     await addresses(listing, now_ns)
     store.slow = True
-    gone = Deferred.fromCoroutine(addresses(listing, now_ns + ROSTER_LIFETIME_NS // 2))
+    gone = Deferred.fromCoroutine(addresses(listing, now_ns + ROSTER_RENEWED_NS))
     gone.addErrback(lambda _: None)
     gone.cancel()
-    Deferred.fromCoroutine(addresses(listing, now_ns + ROSTER_LIFETIME_NS // 2)).addErrback(lambda _: None)
+    Deferred.fromCoroutine(addresses(listing, now_ns + ROSTER_RENEWED_NS)).addErrback(lambda _: None)
     assert len(store.held) == 2, "the next one asks again"
 
 
