@@ -44,7 +44,7 @@ JOINTS = {
 }
 #: The circles that are left. None may be added.
 CIRCLES = [
-    {f"dmsg.mux.client.{name}" for name in ("deadlines", "link", "pending", "producer", "session", "transport")},
+    {f"dmsg.mux.client.{name}" for name in ("pending", "session", "transport")},
     {f"dmsg.mux.client.{name}" for name in ("incoming", "listener", "service", "services")},
     {"dmsg.mux.core.resumption", "dmsg.mux.core.sealed_stream"},
     {f"dmsg.mux.relay.{name}" for name in ("events", "member", "places", "queues", "request_rates", "switch")},
@@ -241,7 +241,7 @@ def test_circles_are_found():
 def test_no_module_imports_itself_through_others():
     """Imports for type checking count: modules that need each other's types are one module, or need a third one."""
     imports = {module.name: {name for name, _ in module.imports()} & NAMES - {module.name} for module in MODULES}
-    assert circles(imports) == CIRCLES
+    assert circles(imports) == sorted(CIRCLES, key=sorted)
 
 
 @rule

@@ -13,8 +13,8 @@ import pytest_twisted
 from twisted.internet.defer import Deferred
 from twisted.internet.error import ConnectionDone, ConnectionLost
 
-from dmsg.mux.client.deadlines import LINGER_S
-from dmsg.mux.client.transport import TransportLost
+from dmsg.glue.deadlines import LINGER_S
+from dmsg.glue.stream_transport import TransportLost
 from dmsg.mux.core.errors import Refused
 from dmsg.mux.core.negotiation import Security
 from dmsg.mux.core.wire import ACCEPT, ACK, CLOSE, FWD, REQUEST

@@ -12,7 +12,7 @@ import pytest_twisted
 from twisted.internet.error import ConnectionDone
 
 from dmsg.eventlog import schema as ev
-from dmsg.mux.client.transport import TransportLost
+from dmsg.glue.stream_transport import TransportLost
 from dmsg.mux.core.errors import DeadlineExceeded, IntegrityError
 from dmsg.mux.core.wire import ACK, CLOSE, FWD
 from dmsg.testing.hostile import Swap, alter, drop, insert, repeat, truncate

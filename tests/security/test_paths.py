@@ -13,7 +13,7 @@ from twisted.internet.error import ConnectionDone
 
 from dmsg.errors import DialError
 from dmsg.eventlog import schema as ev
-from dmsg.mux.client.transport import TransportLost
+from dmsg.glue.stream_transport import TransportLost
 from dmsg.mux.core.e2e import CONFIRM_TIMEOUT_S, Resume, SecureInitiator, SecureResponder
 from dmsg.mux.core.errors import IntegrityError, Refused, close_error
 from dmsg.mux.core.negotiation import Carrier

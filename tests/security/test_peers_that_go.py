@@ -16,8 +16,8 @@ from twisted.internet.defer import Deferred
 from dmsg.crypto.keys import SecretKey
 from dmsg.errors import DialError
 from dmsg.eventlog import schema as ev
+from dmsg.glue.stream_transport import TransportLost
 from dmsg.mux.client.service import ClientConfig
-from dmsg.mux.client.transport import TransportLost
 from dmsg.mux.core.e2e import CONFIRM_TIMEOUT_S
 from dmsg.mux.core.errors import PeerGone, Refused, UnknownPeer
 from dmsg.mux.core.negotiation import Security

@@ -13,8 +13,8 @@ from twisted.protocols.wire import Echo
 
 from dmsg.address import HostPort, PinnedServer
 from dmsg.errors import DialError
+from dmsg.glue.stream_transport import TransportLost
 from dmsg.mux.client.service import ClientConfig, DmsgClient
-from dmsg.mux.client.transport import TransportLost
 from dmsg.mux.core.errors import PeerGone, ServerDraining, ServerLost
 from dmsg.testing.network import LocalNetwork
 from dmsg.testing.process import free_port

@@ -22,8 +22,8 @@ from dmsg.crypto.errors import InvalidKey
 from dmsg.crypto.keys import PublicKey, SecretKey
 from dmsg.errors import DialError
 from dmsg.eventlog import schema as ev
+from dmsg.glue.stream_transport import TransportLost
 from dmsg.mux.client.service import ClientConfig
-from dmsg.mux.client.transport import TransportLost
 from dmsg.mux.core.errors import Busy, SlowConsumer
 from dmsg.mux.core.limits import ConnectionConfig
 from dmsg.mux.core.record import COUNTER_LIMIT, COUNTER_SOFT_LIMIT

@@ -10,8 +10,8 @@ from twisted.internet.error import ConnectionDone
 from twisted.internet.interfaces import IHalfCloseableProtocol
 from zope.interface import implementer
 
+from dmsg.glue.stream_transport import TransportLost
 from dmsg.mux.client.service import ClientConfig
-from dmsg.mux.client.transport import TransportLost
 from dmsg.mux.core.errors import Unsupported
 from dmsg.mux.core.negotiation import Security
 from dmsg.mux.core.wire import FWD

@@ -11,9 +11,9 @@ from twisted.internet.protocol import Factory, Protocol
 from zope.interface import implementer
 
 from dmsg.address import DmsgAddress
-from dmsg.mux.client.deadlines import LINGER_S
+from dmsg.glue.deadlines import LINGER_S
+from dmsg.glue.stream_transport import TransportLost
 from dmsg.mux.client.service import ClientConfig
-from dmsg.mux.client.transport import TransportLost
 from dmsg.mux.core.errors import Busy, DeadlineExceeded, PeerGone, Refused, ServerDraining, ServerLost
 from dmsg.mux.core.limits import ConnectionConfig
 from dmsg.mux.core.negotiation import Security

@@ -1,60 +1,74 @@
-"""A transport's producer: who writes, and when it may."""
+"""A transport's producer: when it may write."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, cast
+from collections.abc import Callable
+from typing import Protocol as TypingProtocol
+from typing import cast
 
 from twisted.internet.interfaces import IProducer, IPullProducer, IPushProducer, IReactorTime
 
-if TYPE_CHECKING:
-    from dmsg.mux.client.transport import DmsgTransport
+
+class Sink(TypingProtocol):
+    """What a producer writes to: a transport."""
+
+    @property
+    def connected(self) -> bool:
+        """Whether the application has not been told of its end yet."""
+
+    @property
+    def blocked(self) -> bool:
+        """Whether the producer has to pause."""
+
+    def guarded(self, call: Callable[..., object], *arguments: object) -> None:
+        """Call the application, which may raise anything."""
 
 
-class Feed:
-    """Pauses the registered producer while the stream takes nothing, and asks a pull producer as long as it does."""
+class ProducerAdapter:
+    """Pauses the registered producer while the sink takes nothing, and asks a pull producer as long as it does."""
 
-    __slots__ = ("_clock", "_paused", "_streaming", "_transport", "producer")
+    __slots__ = ("_clock", "_paused", "_sink", "_streaming", "producer")
 
-    def __init__(self, transport: DmsgTransport, clock: IReactorTime) -> None:
+    def __init__(self, sink: Sink, clock: IReactorTime) -> None:
         self.producer: IProducer | None = None
-        self._transport = transport
+        self._sink = sink
         self._clock = clock
         self._streaming = False
         self._paused = False
 
     def register(self, producer: IProducer, streaming: bool) -> None:
-        """See :meth:`DmsgTransport.registerProducer`."""
+        """Let ``producer`` write; ``RuntimeError`` if another one is registered already."""
         if self.producer is not None:
             raise RuntimeError(f"cannot register {producer!r}: {self.producer!r} is still registered")
-        if not self._transport.connected:
+        if not self._sink.connected:
             producer.stopProducing()
             return
         self.producer = producer
         self._streaming = streaming
         self._paused = False
-        if self._transport.stream.blocked:
+        if self._sink.blocked:
             self.pause()
         elif not streaming:
             cast(IPullProducer, producer).resumeProducing()
             self._pull_again()
 
     def pause(self) -> None:
-        """The stream takes nothing more for now."""
+        """The sink takes nothing more for now."""
         if self.producer is not None and not self._paused:
             self._paused = True
             if self._streaming:
                 cast(IPushProducer, self.producer).pauseProducing()
 
-    def go_on(self) -> None:
-        """The stream takes again."""
+    def resume(self) -> None:
+        """The sink takes again."""
         if self.producer is not None and self._paused:
             self._paused = False
-            self._transport.guarded(cast(IPullProducer, self.producer).resumeProducing)
+            self._sink.guarded(cast(IPullProducer, self.producer).resumeProducing)
             if not self._streaming:
                 self._pull_again()
 
     def stop(self) -> None:
-        """The transport is over."""
+        """The sink is over."""
         producer, self.producer = self.producer, None
         if producer is not None:
             producer.stopProducing()
@@ -63,10 +77,10 @@ class Feed:
         self._clock.callLater(0, self._pull)
 
     def _pull(self) -> None:
-        if self.producer is None or self._streaming or not self._transport.connected or self._paused:
+        if self.producer is None or self._streaming or not self._sink.connected or self._paused:
             return
-        if self._transport.stream.blocked:
+        if self._sink.blocked:
             self._paused = True
         else:
-            self._transport.guarded(cast(IPullProducer, self.producer).resumeProducing)
+            self._sink.guarded(cast(IPullProducer, self.producer).resumeProducing)
             self._pull_again()

@@ -1,0 +1,107 @@
+"""The times a transport keeps: deadlines after Go's ``net.Conn``, and the linger of a close."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final
+from typing import Protocol as TypingProtocol
+
+from twisted.internet.interfaces import IDelayedCall, IReactorTime
+
+#: A closing transport whose peer acknowledges nothing for so long is cut off, in seconds.
+LINGER_S: Final = 60.0
+
+
+class Progress(TypingProtocol):
+    """How far a stream has come."""
+
+    @property
+    def acked_bytes(self) -> int:
+        """What the peer has acknowledged since the stream opened."""
+
+    @property
+    def drained(self) -> bool:
+        """Whether everything written has been acknowledged."""
+
+
+class Watched(TypingProtocol):
+    """A transport whose times are kept. Its stream may be another one from call to call."""
+
+    @property
+    def stream(self) -> Progress:
+        """The stream under the transport."""
+
+    def deadline_exceeded(self, what: str) -> None:
+        """A deadline has passed; ``what`` says for people which one."""
+
+    def linger_over(self) -> None:
+        """The peer has acknowledged nothing since the close for :data:`LINGER_S`."""
+
+
+class Deadlines:
+    """All deadlines of one transport; nothing is scheduled unless it is needed."""
+
+    __slots__ = ("_calls", "_clock", "_transport")
+
+    def __init__(self, transport: Watched, clock: IReactorTime) -> None:
+        self._transport = transport
+        self._clock = clock
+        self._calls: dict[str, IDelayedCall] = {}
+
+    def set_read(self, at_s: float | None) -> None:
+        """Call ``deadline_exceeded`` at ``at_s``, an absolute time on the clock; ``None`` takes the deadline back."""
+        self._cancel("read")
+        if at_s is not None:
+            self._set("read", at_s - self._clock.seconds(), self._transport.deadline_exceeded, "read deadline")
+
+    def set_write(self, at_s: float | None) -> None:
+        """The same, but only if something waits to be acknowledged then and nothing has been since the deadline was set.
+
+        When something has, the deadline is set once more for as long.
+        """
+        self._cancel("write")
+        if at_s is not None:
+            self._watch_writing(at_s - self._clock.seconds(), self._transport.stream.acked_bytes)
+
+    def linger(self, acked_bytes: int) -> None:
+        """Call ``linger_over`` once the peer has acknowledged nothing beyond ``acked_bytes`` for :data:`LINGER_S`."""
+        if "linger" not in self._calls:
+            self._set("linger", LINGER_S, self._check_linger, acked_bytes)
+
+    def stop(self) -> None:
+        """Take all of them back: the transport is over."""
+        for name in list(self._calls):
+            self._cancel(name)
+
+    def _watch_writing(self, delay_s: float, acked_bytes: int) -> None:
+        self._set("write", delay_s, self._check_writing, delay_s, acked_bytes)
+
+    def _check_writing(self, delay_s: float, acked_bytes: int) -> None:
+        stream = self._transport.stream
+        if stream.drained:
+            return
+        if stream.acked_bytes > acked_bytes:
+            self._watch_writing(delay_s, stream.acked_bytes)
+        else:
+            self._transport.deadline_exceeded("write deadline")
+
+    def _check_linger(self, acked_bytes: int) -> None:
+        now_acked = self._transport.stream.acked_bytes
+        if now_acked > acked_bytes:
+            self.linger(now_acked)
+        else:
+            self._transport.linger_over()
+
+    def _set(self, name: str, delay_s: float, call: Callable[..., None], *arguments: object) -> None:
+        self._cancel(name)
+
+        def due() -> None:
+            del self._calls[name]
+            call(*arguments)
+
+        self._calls[name] = self._clock.callLater(max(0.0, delay_s), due)
+
+    def _cancel(self, name: str) -> None:
+        call = self._calls.pop(name, None)
+        if call is not None:
+            call.cancel()

@@ -1,0 +1,436 @@
+"""A stream as a transport of Twisted: one end of a stream that an application's protocol runs on.
+
+Behaves as TCP's do: what was written before ``loseConnection`` arrives first, a second ``loseConnection`` is silent,
+data that comes before a protocol is attached waits for it, ``connectionLost`` is called once.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable
+from enum import Enum
+from typing import Any, Final, Generic, TypeVar, cast
+from typing import Protocol as TypingProtocol
+
+from twisted.internet.error import ConnectionAborted, ConnectionDone, ConnectionLost
+from twisted.internet.interfaces import (
+    IConsumer,
+    IHalfCloseableProtocol,
+    IProducer,
+    IProtocol,
+    IPushProducer,
+    IReactorTime,
+    ITransport,
+)
+from twisted.logger import Logger
+from twisted.python.failure import Failure
+from zope.interface import implementer
+
+from dmsg.errors import DmsgError, LocalProtocolError
+from dmsg.glue.deadlines import Deadlines, Progress
+from dmsg.glue.producer import ProducerAdapter
+from dmsg.glue.transport_state import CLOSED_HERE, IN_USE, OVER, TRANSITIONS, WRITABLE, TransportState
+
+_log = Logger()
+_OPEN: Final = TransportState.OPEN  # looked at for each write and each piece of data
+#: Stands in the inbox for the end of the peer's half; data is never empty.
+_END: Final = b""
+
+
+class TransportLost(ConnectionLost):
+    """A transport ended otherwise than by an orderly close. ``cause`` is the typed reason."""
+
+    def __init__(self, cause: DmsgError) -> None:
+        super().__init__(str(cause))
+        self.cause = cause
+
+
+class AbortReason(Enum):
+    """Why this side ends a stream at once."""
+
+    APPLICATION = "the application aborts, or has raised"
+    OVERFLOW = "more was written than may wait"
+    DEADLINE = "a deadline has passed"
+
+
+class TransportStream(Progress, TypingProtocol):
+    """What a transport looks at in the stream under it; :class:`StreamConnection` moves the bytes."""
+
+    @property
+    def blocked(self) -> bool:
+        """Whether the writer was told to pause."""
+
+    def drop(self) -> None:
+        """Data that came is not given to the application, because it has closed the transport."""
+
+
+S = TypeVar("S", bound=TransportStream)
+S_contra = TypeVar("S_contra", bound=TransportStream, contravariant=True)
+
+
+class StreamConnection(TypingProtocol[S_contra]):
+    """The connection that a stream belongs to: a pure core, which the transport flushes after it was called."""
+
+    def send_data(self, stream: S_contra, data: bytes) -> bool:
+        """Queue ``data``; ``True`` asks the writer to pause until :meth:`StreamTransport.writable` is called.
+
+        Raises ``LocalProtocolError`` when the stream takes no data, and another ``DmsgError`` when more waits to be sent
+        than may.
+        """
+
+    def consumed(self, stream: S_contra, size: int) -> bool:
+        """The application took ``size`` bytes of what came; ``True`` if something is to be sent because of that."""
+
+    def close(self, stream: S_contra) -> bool:
+        """End ``stream`` once everything written is acknowledged; ``True`` if it is over right now."""
+
+
+@implementer(ITransport, IConsumer, IPushProducer)
+class StreamTransport(Generic[S]):
+    """A transport over ``stream``, of which ``connection`` moves the bytes; ``flush_soon`` sends what was queued.
+
+    A subclass is the transport of one protocol. It gives the addresses, says what the errors are, and ends streams
+    (:meth:`_abort_stream`). The owner of the connection calls :meth:`deliver`, :meth:`writable`, :meth:`over` and, if
+    streams of the protocol can be closed by half, :meth:`end_received` and :meth:`end_acked`.
+    """
+
+    def __init__(
+        self,
+        stream: S,
+        connection: StreamConnection[S],
+        flush_soon: Callable[[], None],
+        clock: IReactorTime,
+    ) -> None:
+        self.stream = stream
+        self.state = _OPEN
+        self.protocol: IProtocol | None = None
+        #: Called once, after the protocol was told that it is over.
+        self.on_over: Callable[[], object] | None = None
+        self._connection = connection
+        self._flush_soon = flush_soon
+        self._clock = clock
+        self._writer = ProducerAdapter(self, clock)
+        self._deadlines = Deadlines(self, clock)
+        self._inbox: deque[bytes] = deque()
+        self._paused = False
+        self._pump_scheduled = False
+        self._reason = Failure(ConnectionDone())  # of the end, once it is known
+
+    def move(self, state: TransportState) -> None:
+        """Go to ``state``; going where ``TRANSITIONS`` does not lead is a bug of ours."""
+        assert state in TRANSITIONS[self.state], (self.state, state)
+        self.state = state
+
+    @property
+    def connected(self) -> bool:
+        """Whether the application has not been told of the end yet."""
+        return self.state is not TransportState.ENDED
+
+    @property
+    def disconnecting(self) -> bool:
+        """Whether the application has closed the transport, or has been told that it is over."""
+        return self.state in CLOSED_HERE
+
+    # --- ITransport ------------------------------------------------------------------------------------------------
+
+    def getPeer(self) -> Any:
+        """The address of the other end."""
+        raise NotImplementedError
+
+    def getHost(self) -> Any:
+        """The address of this end."""
+        raise NotImplementedError
+
+    def write(self, data: bytes) -> None:
+        """Send ``data``; everything written in one turn of the reactor goes out together."""
+        if not isinstance(data, bytes):
+            if isinstance(data, str):
+                raise TypeError("data must be bytes")
+            data = bytes(data)
+        if not data or (self.state is not _OPEN and self.state not in WRITABLE):
+            return
+        try:
+            pause = self._connection.send_data(self.stream, data)
+            self._flush_soon()
+        except LocalProtocolError:
+            pause = self._send_later(data)
+        except DmsgError as error:
+            self._overflow(error)
+            return
+        if pause:
+            self._writer.pause()
+
+    def writeSequence(self, data: Iterable[bytes]) -> None:
+        """Send the pieces of ``data`` in order."""
+        self.write(b"".join(data))
+
+    def loseConnection(self) -> None:
+        """Close once everything written has arrived; a registered producer is waited for. Silent the second time."""
+        if self.state is TransportState.ENDING:
+            self._tell_soon()
+        elif self.state in IN_USE:
+            if self.producer is not None and self.state in WRITABLE:
+                self.move(TransportState.FINISHING)
+            else:
+                self._close()
+
+    def abortConnection(self) -> None:
+        """Close now; what has not been sent yet is dropped."""
+        self._abort(Failure(ConnectionAborted()), AbortReason.APPLICATION)
+
+    # --- deadlines -------------------------------------------------------------------------------------------------
+
+    def set_deadline(self, at_s: float | None) -> None:
+        """Set both deadlines: an absolute time on the transport's clock, or ``None`` for none."""
+        self.set_read_deadline(at_s)
+        self.set_write_deadline(at_s)
+
+    def set_read_deadline(self, at_s: float | None) -> None:
+        """End the transport with ``DeadlineExceeded`` at ``at_s`` unless the deadline is moved before."""
+        if self.state not in OVER:
+            self._deadlines.set_read(at_s)
+
+    def set_write_deadline(self, at_s: float | None) -> None:
+        """End the transport with ``DeadlineExceeded`` when something waits to be acknowledged at ``at_s`` and nothing
+        has been since the deadline was set. A slow but moving transfer never trips it: it gets as long again.
+        """
+        if self.state not in OVER:
+            self._deadlines.set_write(at_s)
+
+    def deadline_exceeded(self, what: str) -> None:
+        """End the transport, because the deadline that ``what`` names has passed."""
+        raise NotImplementedError
+
+    def linger_over(self) -> None:
+        """The peer has acknowledged nothing of what was written before the close for too long."""
+        if self.state not in OVER:
+            self.deadline_exceeded("the peer took nothing of what was written before the close")
+
+    # --- IConsumer -------------------------------------------------------------------------------------------------
+
+    @property
+    def producer(self) -> IProducer | None:
+        """The registered producer."""
+        return self._writer.producer
+
+    @property
+    def blocked(self) -> bool:
+        """Whether a producer has to pause."""
+        return self.stream.blocked
+
+    def registerProducer(self, producer: IProducer, streaming: bool) -> None:
+        """Let ``producer`` write at the pace the peer takes it. ``RuntimeError`` if one is registered already."""
+        self._writer.register(producer, streaming)
+
+    def unregisterProducer(self) -> None:
+        """The producer is done; a close that waited for it goes on."""
+        self._writer.producer = None
+        if self.state is TransportState.FINISHING:
+            self._close()
+
+    # --- IPushProducer ---------------------------------------------------------------------------------------------
+
+    def pauseProducing(self) -> None:
+        """Deliver nothing until :meth:`resumeProducing`; the peer is slowed down once a window is full."""
+        self._paused = True
+
+    def resumeProducing(self) -> None:
+        """Deliver again, beginning with what came meanwhile."""
+        if self._paused:
+            self._paused = False
+            self._deliver_waiting()
+
+    def stopProducing(self) -> None:
+        """The same as :meth:`loseConnection`."""
+        self.loseConnection()
+
+    # --- from the owner of the connection --------------------------------------------------------------------------
+
+    def attach(self, protocol: IProtocol) -> None:
+        """Connect ``protocol``: ``connectionMade`` now, what has come already right after."""
+        self.protocol = protocol
+        self.guarded(protocol.makeConnection, self)
+        self._deliver_waiting()
+
+    def deliver(self, data: bytes) -> None:
+        """Take ``data`` from the stream, to the application if it reads."""
+        if (self._paused or self._inbox or self.protocol is None) and self.state not in CLOSED_HERE:
+            self._inbox.append(data)
+        else:
+            self._hand_over(data)
+
+    def writable(self) -> None:
+        """The stream takes more: let the producer go on."""
+        self._writer.resume()
+
+    def end_received(self) -> None:
+        """The peer has ended its half; to be told again is silent."""
+        if self.state in (_OPEN, TransportState.WRITE_ENDED) and not self._peer_end_waits:
+            self._inbox.append(_END)
+            self._pump_soon()
+
+    def end_acked(self) -> None:
+        """The peer has everything that was written, and knows that it is everything."""
+        if self.state not in CLOSED_HERE and IHalfCloseableProtocol.providedBy(self.protocol):
+            self.guarded(cast(IHalfCloseableProtocol, self.protocol).writeConnectionLost)
+
+    def over(self, reason: Failure) -> None:
+        """The stream is over: tell the application ``reason``, behind what came before. Silent the second time."""
+        if self.state in OVER:
+            return
+        self._reason = reason
+        if self.disconnecting:
+            self._tell_soon()
+            return
+        if self._peer_end_waits:
+            self._inbox.pop()
+        self.move(TransportState.ENDING)
+        self._pump_soon()
+
+    # --- what a subclass may use and has to give ---------------------------------------------------------------------
+
+    def _run_on(self, stream: S, connection: StreamConnection[S], flush_soon: Callable[[], None]) -> None:
+        """Go on over another stream."""
+        self.stream = stream
+        self._connection = connection
+        self._flush_soon = flush_soon
+
+    def _end_write(self) -> None:
+        """End this side's half and go on reading."""
+        if self.state is _OPEN:
+            self.move(TransportState.WRITE_ENDED)
+        elif self.state is TransportState.READ_ENDED:
+            self.move(TransportState.BOTH_ENDED)
+        else:
+            return
+        self._end_stream()
+
+    def _abort(self, reason: Failure, why: AbortReason) -> None:
+        """End the transport at once; the application is told ``reason``."""
+        if self.state is TransportState.ENDED:
+            return
+        self._reason = reason
+        self._tell_soon()
+        self._deadlines.stop()
+        self._abort_stream(why)
+
+    def _overflow(self, error: DmsgError) -> None:
+        """End the transport, because its writer did not pause."""
+        self._abort(Failure(TransportLost(error)), AbortReason.OVERFLOW)
+
+    def _send_later(self, data: bytes) -> bool:
+        """Take ``data`` that the stream does not take; ``True`` asks the writer to pause.
+
+        The stream has ended in this very read, and the transport is told next. A stream that may go on keeps ``data``.
+        """
+        return False
+
+    def _end_stream(self) -> None:
+        """Nothing more will be written to the stream."""
+        raise NotImplementedError
+
+    def _close_stream(self) -> None:
+        """Close the stream, once what was written has arrived."""
+        if self._connection.close(self.stream):
+            self.over(Failure(ConnectionDone()))
+        else:
+            self._deadlines.linger(self.stream.acked_bytes)
+        self._flush_soon()
+
+    def _abort_stream(self, why: AbortReason) -> None:
+        """End the stream at once, unless it is over already."""
+        raise NotImplementedError
+
+    # --- inside ----------------------------------------------------------------------------------------------------
+
+    @property
+    def _peer_end_waits(self) -> bool:
+        return bool(self._inbox) and not self._inbox[-1]
+
+    def guarded(self, call: Callable[..., object], *arguments: object) -> None:
+        """Call the application: its fault ends its own transport and nothing else, as the reactor does for sockets."""
+        try:
+            call(*arguments)
+        except Exception:  # an application may raise anything
+            self._failed(Failure())
+
+    def _failed(self, failure: Failure) -> None:
+        _log.failure("Unhandled error in {protocol}", failure=failure, protocol=self.protocol)
+        self._abort(failure, AbortReason.APPLICATION)
+
+    def _hand_over(self, data: bytes) -> None:
+        if self.state is _OPEN or self.state not in CLOSED_HERE:
+            try:
+                self.protocol.dataReceived(data)  # type: ignore[union-attr]
+            except Exception:  # as in guarded(), without a call more
+                self._failed(Failure())
+        else:
+            self.stream.drop()
+        if self._connection.consumed(self.stream, len(data)):
+            self._flush_soon()
+
+    def _deliver_waiting(self) -> None:
+        if self._inbox or self.state is TransportState.ENDING:
+            self._pump_soon()
+
+    def _pump_soon(self) -> None:
+        if not self._pump_scheduled:
+            self._pump_scheduled = True
+            self._clock.callLater(0, self._pump)
+
+    def _pump(self) -> None:
+        self._pump_scheduled = False
+        if self.protocol is None and not self.disconnecting:
+            return  # both what came and how it ended wait for the protocol
+        while self._inbox and not self._paused:
+            data = self._inbox.popleft()
+            if data:
+                self._hand_over(data)
+            else:
+                self._on_peer_end()
+        if self.state is TransportState.TELLING or (self.state is TransportState.ENDING and not self._inbox):
+            self._finish()
+
+    def _on_peer_end(self) -> None:
+        if self.state is _OPEN:
+            self.move(TransportState.READ_ENDED)
+        elif self.state is TransportState.WRITE_ENDED:
+            self.move(TransportState.BOTH_ENDED)
+        else:
+            return
+        if IHalfCloseableProtocol.providedBy(self.protocol):
+            self.guarded(cast(IHalfCloseableProtocol, self.protocol).readConnectionLost)
+            if self.state is TransportState.BOTH_ENDED:
+                self.loseConnection()
+        elif self.producer is not None:
+            # what it still had to say is cut off, and must not look complete to the peer
+            self._abort(Failure(ConnectionDone()), AbortReason.APPLICATION)
+        else:
+            self.loseConnection()
+
+    def _close(self) -> None:
+        self.move(TransportState.CLOSING)
+        while self._inbox:  # it will not be read, but the peer waits for the acknowledgement
+            data = self._inbox.popleft()
+            if data:
+                self.stream.drop()
+                if self._connection.consumed(self.stream, len(data)):
+                    self._flush_soon()
+        self._close_stream()
+
+    def _tell_soon(self) -> None:
+        """Nothing is delivered any more; the application is told of the end."""
+        self._inbox.clear()
+        if self.state is not TransportState.TELLING:
+            self.move(TransportState.TELLING)
+        self._pump_soon()
+
+    def _finish(self) -> None:
+        self.move(TransportState.ENDED)
+        self._writer.stop()
+        try:
+            if self.protocol is not None:
+                self.protocol.connectionLost(self._reason)
+        finally:
+            if self.on_over is not None:
+                self.on_over()
