@@ -20,7 +20,7 @@ from benchmarks.sizes import Sizes
 from dmsg.crypto.keys import SecretKey
 from dmsg.mux.core.record import RecordLayer
 from dmsg.mux.core.wire import ACCEPT, FWD, HEADER, REQUEST, encode_frame
-from dmsg.mux.relay.member import Port
+from dmsg.mux.relay.member import Member
 from dmsg.mux.relay.switch import Switch
 
 NAME: Final = "relay_cost"
@@ -71,12 +71,12 @@ def _pure(sizes: Sizes) -> dict[int, list[tuple[float, float]]]:
 
 def _switch_us(size: int, count: int) -> float:
     switch = Switch()
-    asking, asking_records = _port(switch)
-    asked, asked_records = _port(switch)
+    asking, asking_records = _member(switch)
+    asked, asked_records = _member(switch)
 
-    def sent_to(port: Port, records: RecordLayer) -> bytes:
+    def sent_to(member: Member, records: RecordLayer) -> bytes:
         switch.dirty.clear()
-        return b"".join(records.open(port.data_to_send()))
+        return b"".join(records.open(member.data_to_send()))
 
     sent_to(asking, asking_records), sent_to(asked, asked_records)
     keys = asking.remote.raw + asked.remote.raw
@@ -92,16 +92,16 @@ def _switch_us(size: int, count: int) -> float:
     began = time.process_time()
     for data in reads:
         switch.route(asking, data, 0)
-        for port in switch.dirty:
-            port.data_to_send()
+        for member in switch.dirty:
+            member.data_to_send()
         switch.dirty.clear()
     return (time.process_time() - began) / count * 1e6
 
 
-def _port(switch: Switch) -> tuple[Port, RecordLayer]:
+def _member(switch: Switch) -> tuple[Member, RecordLayer]:
     key, there, back = SecretKey.generate(), os.urandom(32), os.urandom(32)
-    port, _ = switch.add_port(key.public_key, RecordLayer(there, back), 0)
-    return port, RecordLayer(back, there)
+    member, _ = switch.add_member(key.public_key, RecordLayer(there, back), 0)
+    return member, RecordLayer(back, there)
 
 
 def _process(sizes: Sizes) -> dict[int, list[tuple[float, float]]]:

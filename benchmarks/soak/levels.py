@@ -39,7 +39,7 @@ NAMES: Final = {
     "entries": ("table entries", ""),
 }
 #: Tables that hold one entry for each transport id in use.
-_IDS: Final = ("Port.halves", "Connection.streams")
+_IDS: Final = ("Member.legs", "Connection.streams")
 #: Levels of the admin site that only ever rise, or that are told in other words already.
 _COUNTERS: Final = ("proofs_ok", "proofs_failed", "connections_evicted", "connections_refused")
 _ANSWER_TIMEOUT_S: Final = 30.0

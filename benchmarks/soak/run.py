@@ -33,7 +33,7 @@ _FINISH_LIMIT_S: Final = 60.0
 _FORGET_LIMIT_S: Final = 20.0
 _SLICE_S: Final = 4.0
 _TURN_S: Final = 0.2
-_IDS: Final = ("Port.halves", "Connection.streams")
+_IDS: Final = ("Member.legs", "Connection.streams")
 
 Tell = Callable[[str], None]
 

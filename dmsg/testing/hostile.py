@@ -22,7 +22,7 @@ from dmsg.crypto.keys import PublicKey, SecretKey
 from dmsg.mux.core.record import RecordLayer
 from dmsg.mux.core.wire import REQUEST_BYTES, FrameType, encode_frame, split_frames
 from dmsg.mux.relay.events import SwitchEvent
-from dmsg.mux.relay.member import Port
+from dmsg.mux.relay.member import Member
 from dmsg.mux.relay.server import DmsgServer
 from dmsg.mux.relay.switch import Switch
 from dmsg.testing.network import LocalNetwork
@@ -172,12 +172,12 @@ class HostileSwitch(Switch):
         self.waiters: list[_Waiter] = []
         self._peers: dict[tuple[PublicKey, int], PublicKey] = {}
 
-    def add_port(
+    def add_member(
         self, remote: PublicKey, records: RecordLayer, now: float, *, extended: bool = False, group: str = ""
-    ) -> tuple[Port, list[SwitchEvent]]:
+    ) -> tuple[Member, list[SwitchEvent]]:
         """Admit a connection, and listen in on it."""
         extended = extended and remote not in self.treat_as_base
-        return super().add_port(remote, _Tap(self, remote, records), now, extended=extended, group=group)
+        return super().add_member(remote, _Tap(self, remote, records), now, extended=extended, group=group)
 
     def pass_on(self, to: PublicKey, kind: int, transport_id: int, payload: bytes) -> list[RelayFrame]:
         """What is sent instead of one frame. The first rule that takes it decides."""
@@ -223,11 +223,11 @@ class HostileServer(DmsgServer):
 
     def send(self, frame: RelayFrame) -> None:
         """Send a frame of one's own making, or one of :attr:`seen` again, past all rules."""
-        port = self.switch.ports[frame.to.raw]
-        records = port.records
+        member = self.switch.members[frame.to.raw]
+        records = member.records
         assert isinstance(records, _Tap)
         plaintext = encode_frame(frame.kind, frame.transport_id, frame.payload)
-        cast(Any, port.owner).transport.write(records.inner.seal(plaintext))
+        cast(Any, member.owner).transport.write(records.inner.seal(plaintext))
 
     def frames(self, kind: int | None = None, to: PublicKey | None = None) -> list[RelayFrame]:
         """Those of :attr:`seen` of a kind, to a client."""
@@ -241,7 +241,7 @@ class HostileServer(DmsgServer):
 
     def cut(self, client: PublicKey) -> None:
         """Reset the connection of one client."""
-        cast(Any, self.switch.ports[client.raw].owner).transport.abortConnection()
+        cast(Any, self.switch.members[client.raw].owner).transport.abortConnection()
 
 
 class HostileNetwork(LocalNetwork):

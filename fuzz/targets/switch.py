@@ -7,9 +7,9 @@ from typing import Any
 
 from dmsg.errors import RemoteProtocolError
 from dmsg.mux.core.wire import ACCEPT, ACK, CLOSE, FWD, OK, REQUEST, REQUEST_BYTES, encode_frame, split_frames
-from dmsg.mux.relay.events import PortDropped
+from dmsg.mux.relay.events import MemberDropped
 from dmsg.mux.relay.limits import RelayLimits
-from dmsg.mux.relay.member import Half, Port
+from dmsg.mux.relay.member import Leg, Member
 from dmsg.mux.relay.switch import Switch
 from fuzz.choices import Choices, repeatable
 from fuzz.oracles import KEYS, PlainRecords
@@ -50,8 +50,8 @@ class _World:
         self.choices = choices
         self.now = 1_000.0
         self.switch = Switch(_LIMITS, random=repeatable(b"ids"))
-        self.ports: list[Port] = []
-        self.ids: dict[Port, list[tuple[int, bytes]]] = {}  # REQUESTs that a client got
+        self.members: list[Member] = []
+        self.ids: dict[Member, list[tuple[int, bytes]]] = {}  # REQUESTs that a client got
 
     def connect(self) -> None:
         key = self.choices.pick(_CLIENTS)
@@ -60,38 +60,38 @@ class _World:
             return
         records: Any = PlainRecords()
         group = _GROUPS[flags % 3]
-        port, events = self.switch.add_port(key, records, self.now, extended=bool(flags & 4), group=group)
+        member, events = self.switch.add_member(key, records, self.now, extended=bool(flags & 4), group=group)
         self.dropped(events)
-        self.ports.append(port)
-        self.ids[port] = []
+        self.members.append(member)
+        self.ids[member] = []
 
     def dropped(self, events: Any) -> None:
         for event in events:
-            if isinstance(event, PortDropped):
-                self.ports.remove(event.port)
+            if isinstance(event, MemberDropped):
+                self.members.remove(event.member)
 
-    def disconnect(self, port: Port) -> None:
-        self.switch.remove_port(port, self.now)
-        self.ports.remove(port)
+    def disconnect(self, member: Member) -> None:
+        self.switch.remove_member(member, self.now)
+        self.members.remove(member)
 
-    def feed(self, port: Port, data: bytes) -> None:
-        if port.overloaded:
+    def feed(self, member: Member, data: bytes) -> None:
+        if member.overloaded:
             return  # the shell does not read
         try:
-            self.dropped(port.receive_data(data, self.now))
+            self.dropped(member.receive_data(data, self.now))
         except RemoteProtocolError as error:
             self.dropped(error.events)
-            if port in self.ports:
-                self.disconnect(port)
+            if member in self.members:
+                self.disconnect(member)
 
-    def frame(self, port: Port) -> bytes:
+    def frame(self, member: Member) -> bytes:
         """A frame of a client that knows its transports, and lies."""
         choices = self.choices
         kind = choices.pick((FWD, REQUEST, ACCEPT, CLOSE, ACK, OK, choices.below(256)))
-        known = list(port.halves)
+        known = list(member.legs)
         payload: bytes | None = None
-        if kind == ACCEPT and self.ids[port] and choices.flag():
-            transport_id, payload = self.ids[port][choices.byte() % len(self.ids[port])]
+        if kind == ACCEPT and self.ids[member] and choices.flag():
+            transport_id, payload = self.ids[member][choices.byte() % len(self.ids[member])]
         elif known and choices.flag():
             transport_id = known[choices.byte() % len(known)]
         else:
@@ -100,68 +100,68 @@ class _World:
             return encode_frame(kind, transport_id, payload)
         match choices.below(4):
             case 0:
-                payload = port.remote.raw + choices.pick(_CLIENTS).raw + choices.chunk(64)
+                payload = member.remote.raw + choices.pick(_CLIENTS).raw + choices.chunk(64)
             case 1:
                 payload = bytes(2 + 16 * choices.byte())
             case _:
                 payload = choices.chunk()
         return encode_frame(kind, transport_id, payload)
 
-    def flush(self, port: Port) -> None:
+    def flush(self, member: Member) -> None:
         """What the shell writes when the network takes something."""
-        data = port.data_to_send()
+        data = member.data_to_send()
         frames, used = split_frames(data)
         assert used == len(data), "a part of a frame was sent"
         for kind, transport_id, start, end in frames:
             assert kind in (OK, REQUEST, ACCEPT, CLOSE, FWD, ACK)
             if kind == REQUEST:
-                assert transport_id % 2 and data[start + 33 : start + REQUEST_BYTES] == port.remote.raw
-                self.ids[port].append((transport_id, data[start:end]))
+                assert transport_id % 2 and data[start + 33 : start + REQUEST_BYTES] == member.remote.raw
+                self.ids[member].append((transport_id, data[start:end]))
 
     def flush_dirty(self) -> None:
         dirty, self.switch.dirty = list(self.switch.dirty), []
         self.switch.dirty = []
-        for port in dirty:
-            port.dirty = False
-            if not port.gone and not port.congested:
-                self.flush(port)
+        for member in dirty:
+            member.dirty = False
+            if not member.gone and not member.congested:
+                self.flush(member)
 
     # --- what must hold --------------------------------------------------------------------------------------------
 
     def check(self) -> None:
         switch = self.switch
-        assert set(switch.ports.values()) == set(self.ports)
-        assert len(self.ports) <= _LIMITS.connections
-        halves = [half for port in self.ports for half in port.halves.values()]
-        for half in halves:
-            assert half.port.halves[half.id] is half
-            assert half.other.other is half and half.other.port.halves[half.other.id] is half.other
-            assert half.target is half.other.port and half.open is half.other.open
-        assert switch.open_transports == sum(half.open for half in halves if half.initiator)
+        assert set(switch.members.values()) == set(self.members)
+        assert len(self.members) <= _LIMITS.connections
+        legs = [leg for member in self.members for leg in member.legs.values()]
+        for leg in legs:
+            assert leg.member.legs[leg.id] is leg
+            assert leg.other.other is leg and leg.other.member.legs[leg.other.id] is leg.other
+            assert leg.target is leg.other.member and leg.open is leg.other.open
+        assert switch.open_transports == sum(leg.open for leg in legs if leg.initiator)
         queued = 0
-        for port in self.ports:
-            self._check_places(port)
-            for queue in port.waiting:
-                assert queue.queue and queue.port is port
+        for member in self.members:
+            self._check_places(member)
+            for queue in member.waiting:
+                assert queue.queue and queue.member is member
                 assert queue.queued_bytes == sum(map(len, queue.queue)) <= _LIMITS.queue_hard_bytes
-            assert port.queued_to == sum(queue.queued_bytes for queue in port.waiting)
-            assert all(queue.target is port and queue.queue for queue in port.feeding)
-            assert port.queued_from == sum(queue.queued_bytes for queue in port.feeding)
-            assert port.queued_to <= _LIMITS.queued_per_connection_bytes + _CLOSE_SLACK_BYTES
-            assert port.queued_from <= _LIMITS.queued_per_connection_bytes + _CLOSE_SLACK_BYTES
-            assert port.control_backlog_bytes <= _LIMITS.control_backlog_bytes + 70_000
-            queued += port.queued_to
+            assert member.queued_to == sum(queue.queued_bytes for queue in member.waiting)
+            assert all(queue.target is member and queue.queue for queue in member.feeding)
+            assert member.queued_from == sum(queue.queued_bytes for queue in member.feeding)
+            assert member.queued_to <= _LIMITS.queued_per_connection_bytes + _CLOSE_SLACK_BYTES
+            assert member.queued_from <= _LIMITS.queued_per_connection_bytes + _CLOSE_SLACK_BYTES
+            assert member.control_backlog_bytes <= _LIMITS.control_backlog_bytes + 70_000
+            queued += member.queued_to
         assert switch.queued_bytes == queued <= _LIMITS.queued_total_bytes + _CLOSE_SLACK_BYTES
 
-    def _check_places(self, port: Port) -> None:
-        asked: list[Half] = [half for half in port.halves.values() if half.initiator]
-        incoming = [half for half in port.halves.values() if not half.initiator]
-        assert port.pending_requests == sum(not half.open for half in asked) <= _LIMITS.pending_requests
-        assert port.dials == len(asked)
-        assert port.incoming.count == sum(half.open for half in incoming)
-        assert port.unanswered.count == sum(not half.open for half in incoming) <= _LIMITS.unanswered_per_target
-        assert sum(half.open for half in port.halves.values()) <= _LIMITS.transports_per_connection
-        assert len(port.tail) < 70_000
+    def _check_places(self, member: Member) -> None:
+        asked: list[Leg] = [leg for leg in member.legs.values() if leg.initiator]
+        incoming = [leg for leg in member.legs.values() if not leg.initiator]
+        assert member.pending_requests == sum(not leg.open for leg in asked) <= _LIMITS.pending_requests
+        assert member.dials == len(asked)
+        assert member.incoming.count == sum(leg.open for leg in incoming)
+        assert member.unanswered.count == sum(not leg.open for leg in incoming) <= _LIMITS.unanswered_per_target
+        assert sum(leg.open for leg in member.legs.values()) <= _LIMITS.transports_per_connection
+        assert len(member.tail) < 70_000
 
 
 def one_input(data: bytes) -> None:
@@ -178,28 +178,28 @@ def one_input(data: bytes) -> None:
         if not choices.left:
             break
         operation = choices.below(10)
-        if operation == 0 or not world.ports:
+        if operation == 0 or not world.members:
             world.connect()
         else:
-            port = world.ports[choices.byte() % len(world.ports)]
+            member = world.members[choices.byte() % len(world.members)]
             match operation:
                 case 1:
-                    world.disconnect(port)
+                    world.disconnect(member)
                 case 2 | 3:
-                    world.feed(port, world.frame(port))
+                    world.feed(member, world.frame(member))
                 case 4:
-                    data = b"".join(world.frame(port) for _ in range(choices.below(6)))
+                    data = b"".join(world.frame(member) for _ in range(choices.below(6)))
                     cut = choices.below(0x10000) % (len(data) + 1)
-                    world.feed(port, data[:cut])
-                    if port in world.ports:
-                        world.feed(port, data[cut:])
+                    world.feed(member, data[:cut])
+                    if member in world.members:
+                        world.feed(member, data[cut:])
                 case 5:
-                    world.feed(port, choices.chunk())
+                    world.feed(member, choices.chunk())
                 case 6:
-                    port.pause()
+                    member.pause()
                 case 7:
-                    port.resume()
-                    world.flush(port)
+                    member.resume()
+                    world.flush(member)
                 case 8:
                     world.now += choices.byte() / 8
                     world.dropped(world.switch.handle_timeout(world.now))
@@ -209,8 +209,8 @@ def one_input(data: bytes) -> None:
         if choices.flag():
             world.flush_dirty()
         world.check()
-    for port in list(world.ports):
-        world.disconnect(port)
+    for member in list(world.members):
+        world.disconnect(member)
     assert not world.switch.queued_bytes and not world.switch.open_transports
     world.now += 1_000
     world.switch.handle_timeout(world.now)

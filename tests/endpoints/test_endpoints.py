@@ -222,7 +222,7 @@ async def test_a_cancelled_connect_takes_its_request_back(reactor):
         with pytest.raises(error.ConnectingCancelledError):
             await connecting
         [server] = network.servers
-        while server.switch.ports[alice.public_key.raw].halves:
+        while server.switch.members[alice.public_key.raw].legs:
             await deferLater(reactor, 0.005)
         assert talk.transport is None
         await port.stopListening()

@@ -141,7 +141,7 @@ def bench(identities: dict[str, SecretKey]) -> Iterator[Bench]:
         client.shell.connectionLost()
     assert bench.server.switch.open_transports == 0
     assert bench.server.switch.queued_bytes == 0
-    assert not bench.server.switch.ports
+    assert not bench.server.switch.members
 
 
 # --- everything but odd frames ---------------------------------------------------------------------------------------

@@ -26,14 +26,14 @@ class PlainRecords:
         return [data]
 
 
-class Member:
+class Client:
     """A client of the relay. It answers nothing by itself; ``taken`` keeps the data it received."""
 
     def __init__(self, relay: Relay, name: str, address: str) -> None:
         self.relay = relay
         self.key = SecretKey(hashlib.sha256(name.encode()).digest()).public_key
         group = {"group": address} if address else {}
-        self.port, _ = relay.switch.add_port(self.key, PlainRecords(), relay.now, **group)  # type: ignore[arg-type]
+        self.member, _ = relay.switch.add_member(self.key, PlainRecords(), relay.now, **group)  # type: ignore[arg-type]
         self.next_id = 0
         #: Transport id -> the reason it was closed with.
         self.closed: dict[int, int] = {}
@@ -42,23 +42,23 @@ class Member:
         self.taken: dict[int, int] = {}
 
     def say(self, kind: int, transport_id: int, payload: bytes = b"") -> None:
-        self.port.receive_data(encode_frame(kind, transport_id, payload), self.relay.now)
+        self.member.receive_data(encode_frame(kind, transport_id, payload), self.relay.now)
 
     def read(self, most_bytes: int = 1 << 60) -> None:
         """Take what waits: everything, or pieces until ``most_bytes`` are taken; a paused network stays paused."""
-        paused = self.port.congested
+        paused = self.member.congested
         if paused:
-            self.port.resume()
+            self.member.resume()
         tail = b""
-        while self.port.wants_write and most_bytes > 0:
-            data = tail + self.port.data_to_send()
+        while self.member.wants_write and most_bytes > 0:
+            data = tail + self.member.data_to_send()
             most_bytes -= len(data) - len(tail)
             frames, used = split_frames(data)
             tail = data[used:]
             for kind, transport_id, start, end in frames:
                 self._take(kind, transport_id, data[start:end])
         if paused:
-            self.port.pause()
+            self.member.pause()
 
     def _take(self, kind: int, transport_id: int, payload: bytes) -> None:
         if kind == REQUEST:
@@ -71,9 +71,9 @@ class Member:
             self.taken[transport_id] = self.taken.get(transport_id, 0) + len(payload) - 2
 
     def pause(self) -> None:
-        self.port.pause()
+        self.member.pause()
 
-    def ask(self, other: Member) -> int:
+    def ask(self, other: Client) -> int:
         """Send a REQUEST; gives its id."""
         transport_id, self.next_id = self.next_id, self.next_id + 2 & 0xFFFF
         self.say(REQUEST, transport_id, self.key.raw + other.key.raw)
@@ -85,7 +85,7 @@ class Member:
             self.say(ACCEPT, transport_id, payload)
         self.requests.clear()
 
-    def dial(self, other: Member) -> int | CloseReason:
+    def dial(self, other: Client) -> int | CloseReason:
         """The id of a transport that ``other`` accepts, or the reason of its refusal."""
         transport_id = self.ask(other)
         other.accept_all()
@@ -94,7 +94,7 @@ class Member:
             return transport_id
         return CloseReason(self.closed[transport_id])
 
-    def dial_many(self, other: Member, count: int) -> list[int]:
+    def dial_many(self, other: Client, count: int) -> list[int]:
         """``count`` transports, at the rate a relay allows."""
         ids = []
         for _ in range(count):
@@ -112,7 +112,7 @@ class Member:
 
     def is_open(self, transport_id: int) -> bool:
         self.read()
-        return transport_id in self.port.halves
+        return transport_id in self.member.legs
 
 
 class Relay:
@@ -125,11 +125,11 @@ class Relay:
         self.limits = RelayLimits(**limits)
         self.switch = Switch(self.limits, random=self.random)
 
-    def join(self, name: str, address: str = "") -> Member:
-        """A new member with the key and address group of these names."""
-        member = Member(self, name, address)
-        member.read()
-        return member
+    def join(self, name: str, address: str = "") -> Client:
+        """A new client with the key and address group of these names."""
+        client = Client(self, name, address)
+        client.read()
+        return client
 
     def advance(self, seconds: float) -> list[Any]:
         """Let time pass, and every timeout in it; gives the events."""

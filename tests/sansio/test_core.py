@@ -10,7 +10,7 @@ import pytest
 
 from dmsg.mux.core.connection import Connection
 from dmsg.mux.core.handshake import Handshake
-from dmsg.mux.relay.member import Port
+from dmsg.mux.relay.member import Member
 from dmsg.sansio.core import Core
 
 METHODS = [name for name, value in vars(Core).items() if inspect.isfunction(value) and not name.startswith("_")]
@@ -41,7 +41,7 @@ def test_the_contract_has_four_methods() -> None:
     assert set(METHODS) == {"receive_data", "data_to_send", "next_timeout", "handle_timeout"}
 
 
-@pytest.mark.parametrize("core", [Handshake, Connection, Port])
+@pytest.mark.parametrize("core", [Handshake, Connection, Member])
 @pytest.mark.parametrize("name", METHODS)
 def test_cores_have_the_methods_of_the_contract(core: type, name: str) -> None:
     wanted = list(inspect.signature(getattr(Core, name)).parameters)

@@ -128,10 +128,10 @@ async def test_the_relay_answers_itself(scene, extended):
         forged = SecureInitiator(mallory, s.alice.public_key, s.relay.key.public_key).message
 
         def answer(frame: RelayFrame) -> list[RelayFrame]:
-            (half,) = s.relay.switch.ports[s.alice.public_key.raw].halves.values()
+            (leg,) = s.relay.switch.members[s.alice.public_key.raw].legs.values()
             head = frame.payload[: HEADS[frame.kind]]
             kind = ACCEPT if frame.kind == REQUEST else FWD
-            s.relay.send(RelayFrame(s.alice.public_key, kind, half.id, head + forged))
+            s.relay.send(RelayFrame(s.alice.public_key, kind, leg.id, head + forged))
             return []
 
         rule = s.relay.rule(answer, kind=REQUEST if extended else FWD, to=s.bob.public_key)

@@ -130,9 +130,9 @@ async def test_a_thousand_keys_at_a_thousand_requests_a_second(scene, listed):
         requests = cycle(key.public_key.raw + bob.raw + SecureInitiator(key, bob, relay).message for key in keys)
 
         def attack():
-            port = s.relay.switch.ports[bob.raw]
+            member = s.relay.switch.members[bob.raw]
             for payload in islice(requests, 20):
-                s.relay.send(RelayFrame(bob, REQUEST, port.free_id(urandom), payload))
+                s.relay.send(RelayFrame(bob, REQUEST, member.free_id(urandom), payload))
 
         attacking = repeat(s, 0.02, attack)
         s.reactor.advance(0.5)
@@ -232,10 +232,10 @@ async def watched(s, **options):
 
 def ask_in_the_clear(s, *keys):
     """REQUESTs without a handshake, from the relay, as they would come in from as many clients."""
-    port = s.relay.switch.ports[s.bob.public_key.raw]
+    member = s.relay.switch.members[s.bob.public_key.raw]
     for key in keys:
         request = key.raw + s.bob.public_key.raw
-        s.relay.send(RelayFrame(s.bob.public_key, REQUEST, port.free_id(urandom), request))
+        s.relay.send(RelayFrame(s.bob.public_key, REQUEST, member.free_id(urandom), request))
 
 
 @sync
@@ -287,7 +287,7 @@ async def test_a_relay_that_speaks_for_a_listed_key_with_a_base_entry(scene, sec
         entry = Entry(BASE_VERSION, 0, s.now_ns(), listed.public_key, ClientPart((s.relay.key.public_key,)))
         await s.wait(s.discovery.post_entry(entry.sign(listed)))
         bob = s.bob.public_key
-        number = s.relay.switch.ports[bob.raw].free_id(urandom)
+        number = s.relay.switch.members[bob.raw].free_id(urandom)
         s.relay.rule(drop, kind=CLOSE, to=bob, times=None)  # what an honest switch says to an ACCEPT it has no rule for
         s.relay.send(RelayFrame(bob, REQUEST, number, listed.public_key.raw + bob.raw))
         await s.settle()

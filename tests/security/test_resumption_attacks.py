@@ -206,8 +206,8 @@ async def test_honest_transports_behind_a_relay_that_cuts_every_second(scene):
                 a.send(1_000)
                 b.send(1_000)
             for relay in s.servers:
-                port = relay.switch.ports.get(s.alice.public_key.raw)
-                if port is not None and second % 2 == s.servers.index(relay):
+                member = relay.switch.members.get(s.alice.public_key.raw)
+                if member is not None and second % 2 == s.servers.index(relay):
                     relay.cut(s.alice.public_key)
                 relay.seen.clear()
             s.reactor.advance(0.5)

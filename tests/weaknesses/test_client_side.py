@@ -240,13 +240,13 @@ async def test_w11_worn_connections_are_renewed_when_idle(world):
     async with world() as w:
         peer, client = await w.echoer(), await w.client()
         (first,) = client.pool.sessions.values()
-        port = w.server.switch.ports[client.public_key.raw]
-        first.connection._records._sent = port.records._received = COUNTER_SOFT_LIMIT + 5
+        member = w.server.switch.members[client.public_key.raw]
+        first.connection._records._sent = member.records._received = COUNTER_SOFT_LIMIT + 5
         recorder = await w.connect(client, peer)
         (second,) = client.pool.sessions.values()
         assert second is not first  # it was idle
-        port = w.server.switch.ports[client.public_key.raw]
-        second.connection._records._sent = port.records._received = COUNTER_SOFT_LIMIT + 5
+        member = w.server.switch.members[client.public_key.raw]
+        second.connection._records._sent = member.records._received = COUNTER_SOFT_LIMIT + 5
         recorder.transport.write(b"hello")
         assert await w.soon(recorder.got(5)) == b"hello"
         assert list(client.pool.sessions.values()) == [second]
@@ -264,7 +264,7 @@ async def test_w11_the_hard_end_of_the_counter(world, who):
         peer, client = await w.echoer(), await w.client()
         recorder = await w.connect(client, peer)
         (session,) = client.pool.sessions.values()
-        ours, theirs = session.connection._records, w.server.switch.ports[client.public_key.raw].records
+        ours, theirs = session.connection._records, w.server.switch.members[client.public_key.raw].records
         sender, receiver = (ours, theirs) if who == "client" else (theirs, ours)
         sender._sent = receiver._received = COUNTER_LIMIT - 4
         for i in range(20):
@@ -373,7 +373,7 @@ async def test_w17_close_and_write_at_the_same_time(world):
             await w.soon(gatherResults([ensureDeferred(one()) for _ in range(8)]))
         (session,) = dialler.pool.sessions.values()
         await w.until(
-            lambda: not session.connection.streams and not w.server.switch.ports[listener.public_key.raw].halves
+            lambda: not session.connection.streams and not w.server.switch.members[listener.public_key.raw].legs
         )
 
 

@@ -41,16 +41,16 @@ async def _finish(w: Any, raw: RawConnection) -> None:
 def _check_switch(w: Any) -> None:
     """Rules come in pairs, counters agree with them, nothing is queued."""
     switch = w.server.switch
-    halves = [half for port in switch.ports.values() for half in port.halves.values()]
-    for half in halves:
-        assert half.port.halves[half.id] is half
-        assert half.other.other is half
-        assert half.other.port.halves[half.other.id] is half.other
-        assert half.open is half.other.open
-    assert switch.open_transports == sum(half.open for half in halves if half.initiator)
-    for port in switch.ports.values():
-        waiting = [half for half in port.halves.values() if half.initiator and not half.open]
-        assert port.pending_requests == len(waiting)
+    legs = [leg for member in switch.members.values() for leg in member.legs.values()]
+    for leg in legs:
+        assert leg.member.legs[leg.id] is leg
+        assert leg.other.other is leg
+        assert leg.other.member.legs[leg.other.id] is leg.other
+        assert leg.open is leg.other.open
+    assert switch.open_transports == sum(leg.open for leg in legs if leg.initiator)
+    for member in switch.members.values():
+        waiting = [leg for leg in member.legs.values() if leg.initiator and not leg.open]
+        assert member.pending_requests == len(waiting)
     assert switch.queued_bytes == 0
 
 
@@ -109,7 +109,7 @@ async def test_server_every_byte_of_message_3_altered(world):
             raws.append(raw)
         await w.until(lambda: sum(raw.lost_reason is not None for raw in raws) >= 65)
         assert all(len(raw.received) == w.message_2_bytes for raw in raws)
-        assert len(w.server.switch.ports) == 2
+        assert len(w.server.switch.members) == 2
         for raw in raws:
             await _finish_all(w, raw)
 
@@ -154,7 +154,7 @@ async def test_server_random_bytes_for_records(world, seed):
             )
             raw.send_bytes(bad)
             await _finish(w, raw)
-        assert len(w.server.switch.ports) == 2
+        assert len(w.server.switch.members) == 2
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -208,7 +208,7 @@ async def test_server_random_frames(world, seed):
             if raw.lost_reason is None:
                 raw.close()
                 await w.soon(raw.lost())
-            await w.until(lambda raw=raw: raw.key.public_key.raw not in w.server.switch.ports)
+            await w.until(lambda raw=raw: raw.key.public_key.raw not in w.server.switch.members)
             _check_switch(w)
             accepting.take_frames()
         assert accepting.lost_reason is None

@@ -86,7 +86,7 @@ async def test_w02_short_packets(world):
             raw = await w.raw()
             raw.send_packet(bytes(size))
             await w.soon(raw.lost(), 2.0)
-        assert len(w.server.switch.ports) == 2
+        assert len(w.server.switch.members) == 2
 
 
 @sync
@@ -109,8 +109,8 @@ async def test_w03_frames_over_the_limit_in_split_records(world, size):
         assert (await w.soon(raw.request(peer.public_key, 2))).kind == ACCEPT
         raw.send_frame(FWD, 2, bytes(size), cuts=[5, 40_000])
         await w.soon(raw.lost(), 2.0)
-        await w.until(lambda: len(w.server.switch.ports) == 3)
-        assert not w.server.switch.ports[peer.public_key.raw].halves
+        await w.until(lambda: len(w.server.switch.members) == 3)
+        assert not w.server.switch.members[peer.public_key.raw].legs
 
 
 @sync
@@ -283,11 +283,11 @@ async def test_w07_all_ids_of_a_client_taken(world):
         victim, attacker, honest = await w.raw(), await w.raw(), await w.raw()
         victim.on_frame = lambda frame: True
         payload = attacker.key.public_key.raw + victim.key.public_key.raw
-        halves = w.server.switch.ports[victim.key.public_key.raw].halves
+        legs = w.server.switch.members[victim.key.public_key.raw].legs
         for first in range(0, 65_536, 2_048):
             attacker.send_frames((REQUEST, i, payload) for i in range(first, first + 2_048, 2))
-            await w.until(lambda wanted=first // 2 + 1_024: len(halves) == wanted)
-        assert len(halves) == 32_768
+            await w.until(lambda wanted=first // 2 + 1_024: len(legs) == wanted)
+        assert len(legs) == 32_768
         cpu = time.process_time()
         for i in range(0, 40, 2):
             closed = await w.soon(honest.request(victim.key.public_key, i), 1.0)
@@ -296,7 +296,7 @@ async def test_w07_all_ids_of_a_client_taken(world):
         honest.send_request(honest.key.public_key, 50)
         assert (await w.soon(honest.next_frame(), 1.0)).kind == REQUEST
         attacker.abort()
-        await w.until(lambda: not halves)
+        await w.until(lambda: not legs)
 
 
 @sync
@@ -519,8 +519,8 @@ async def test_w11_counters_end_before_nonces_repeat(world):
     """At 2^32 packets the counter wrapped and nonces were used twice. Here: the connection ends first, both ways."""
     async with world() as w:
         sending, receiving = await w.raw(), await w.raw()
-        port = w.server.switch.ports[sending.key.public_key.raw]
-        port.records._received = sending.records._sent = COUNTER_LIMIT - 1
+        member = w.server.switch.members[sending.key.public_key.raw]
+        member.records._received = sending.records._sent = COUNTER_LIMIT - 1
         sending.send_frame(FWD, 2, bytes(2))
         assert (await w.soon(sending.next_frame())).kind == CLOSE
         aead = sending.records._encrypt  # goes on where an honest sender stops
@@ -528,8 +528,8 @@ async def test_w11_counters_end_before_nonces_repeat(world):
         sealed = aead(bytes(4) + counter.to_bytes(8, "little"), encode_frame(FWD, 4, bytes(2)), None)
         sending.send_bytes(packet(counter.to_bytes(4, "big") + sealed))
         await w.soon(sending.lost(), 2.0)
-        port = w.server.switch.ports[receiving.key.public_key.raw]
-        port.records._sent = receiving.records._received = COUNTER_LIMIT - 1
+        member = w.server.switch.members[receiving.key.public_key.raw]
+        member.records._sent = receiving.records._received = COUNTER_LIMIT - 1
         receiving.send_frame(FWD, 2, bytes(2))
         assert (await w.soon(receiving.next_frame())).kind == CLOSE
         receiving.send_frame(FWD, 4, bytes(2))
@@ -753,8 +753,8 @@ async def test_w19_ended_transports_leave_nothing(world, resident):
             await w.until(lambda: switch.open_transports == baseline)
             listener.take_frames()
             after_first = after_first or resident()
-        ports = [switch.ports[raw.key.public_key.raw] for raw in (dialler, listener)]
-        assert all(not port.halves and not port.waiting and not port.pending_requests for port in ports)
+        members = [switch.members[raw.key.public_key.raw] for raw in (dialler, listener)]
+        assert all(not member.legs and not member.waiting and not member.pending_requests for member in members)
         assert resident() - after_first < 8 << 20
         await w.until(lambda: not switch._pending, 3.0)
         assert switch.queues.next_timeout() is None

@@ -40,7 +40,7 @@ class Origin:
         return Origin(address_group(host), network_group(host))
 
 
-class Member(TypingProtocol):
+class Holder(TypingProtocol):
     """A connection: where it comes from, and its number in the order of arrival."""
 
     @property
@@ -52,46 +52,46 @@ class Member(TypingProtocol):
         """Connections that came later have larger ones."""
 
 
-M = TypeVar("M", bound=Member)
+H = TypeVar("H", bound=Holder)
 
 
-class Crowd(Generic[M]):
-    """Members by network and address group. All operations but :meth:`oldest` take constant time."""
+class Crowd(Generic[H]):
+    """Holders by network and address group. All operations but :meth:`oldest` take constant time."""
 
-    __slots__ = ("_addresses", "_members", "_places", "networks")
+    __slots__ = ("_addresses", "_holders", "_places", "networks")
 
     def __init__(self) -> None:
-        #: How many members each network has.
+        #: How many holders each network has.
         self.networks: Tally[str] = Tally()
         self._addresses: dict[str, Tally[str]] = {}
-        self._members: dict[str, list[M]] = {}
-        self._places: dict[M, int] = {}
+        self._holders: dict[str, list[H]] = {}
+        self._places: dict[H, int] = {}
 
-    def add(self, member: M) -> None:
-        """Take a new member in."""
-        origin = member.origin
+    def add(self, holder: H) -> None:
+        """Take a new holder in."""
+        origin = holder.origin
         self.networks.add(origin.network)
         addresses = self._addresses.get(origin.network)
         if addresses is None:
             addresses = self._addresses[origin.network] = Tally()
         addresses.add(origin.address)
-        members = self._members.setdefault(origin.address, [])
-        self._places[member] = len(members)
-        members.append(member)
+        holders = self._holders.setdefault(origin.address, [])
+        self._places[holder] = len(holders)
+        holders.append(holder)
 
-    def discard(self, member: M) -> bool:
-        """Take a member out; whether it was one."""
-        place = self._places.pop(member, None)
+    def discard(self, holder: H) -> bool:
+        """Take a holder out; whether it was one."""
+        place = self._places.pop(holder, None)
         if place is None:
             return False
-        origin = member.origin
-        members = self._members[origin.address]
-        last = members.pop()
-        if last is not member:
-            members[place] = last
+        origin = holder.origin
+        holders = self._holders[origin.address]
+        last = holders.pop()
+        if last is not holder:
+            holders[place] = last
             self._places[last] = place
-        if not members:
-            del self._members[origin.address]
+        if not holders:
+            del self._holders[origin.address]
         self.networks.remove(origin.network)
         addresses = self._addresses[origin.network]
         addresses.remove(origin.address)
@@ -100,36 +100,36 @@ class Crowd(Generic[M]):
         return True
 
     def count(self, address: str) -> int:
-        """How many members an address group has."""
-        return len(self._members.get(address, ()))
+        """How many holders an address group has."""
+        return len(self._holders.get(address, ()))
 
     def largest(self) -> str:
-        """The address group with the most members in the network with the most; ``KeyError`` when nothing is in."""
+        """The address group with the most holders in the network with the most; ``KeyError`` when nothing is in."""
         return self._addresses[self.networks.largest()].largest()
 
-    def oldest(self, address: str) -> M:
-        """The member of an address group that came first. Takes time in proportion to the group."""
-        return min(self._members[address], key=_number)
+    def oldest(self, address: str) -> H:
+        """The holder of an address group that came first. Takes time in proportion to the group."""
+        return min(self._holders[address], key=_number)
 
-    def drawn(self, address: str, random: Random) -> M:
-        """The youngest of a few members of an address group, drawn at random."""
-        members = self._members[address]
+    def drawn(self, address: str, random: Random) -> H:
+        """The youngest of a few holders of an address group, drawn at random."""
+        holders = self._holders[address]
         draws = random(4 * _DRAWN)
         picks = (int.from_bytes(draws[at : at + 4], "big") for at in range(0, len(draws), 4))
-        return max((members[pick % len(members)] for pick in picks), key=_number)
+        return max((holders[pick % len(holders)] for pick in picks), key=_number)
 
-    def __contains__(self, member: object) -> bool:
-        return member in self._places
+    def __contains__(self, holder: object) -> bool:
+        return holder in self._places
 
     def __len__(self) -> int:
         return len(self._places)
 
 
-def _number(member: Member) -> int:
-    return member.number
+def _number(holder: Holder) -> int:
+    return holder.number
 
 
-class Admission(Generic[M]):
+class Admission(Generic[H]):
     """The places of strangers that shake hands, and of clients that were admitted.
 
     An admitted client is *fresh* until it has carried a transport, and *quiet* when the last one it carried is over.
@@ -138,15 +138,15 @@ class Admission(Generic[M]):
     def __init__(self, limits: RelayLimits, *, random: Random = os.urandom) -> None:
         self._limits = limits
         self._random = random
-        self.strangers: Crowd[M] = Crowd()
-        self.admitted: Crowd[M] = Crowd()
-        self._fresh: Crowd[M] = Crowd()
+        self.strangers: Crowd[H] = Crowd()
+        self.admitted: Crowd[H] = Crowd()
+        self._fresh: Crowd[H] = Crowd()
         # May hold clients that carry a transport again: taking them out at once would cost every transport time.
-        self._quiet: Crowd[M] = Crowd()
+        self._quiet: Crowd[H] = Crowd()
 
     # --- strangers -------------------------------------------------------------------------------------------------
 
-    def arrived(self, stranger: M) -> tuple[M, str] | None:
+    def arrived(self, stranger: H) -> tuple[H, str] | None:
         """Give ``stranger`` a place; tells which stranger has to go for it, if one has to, and for which limit.
 
         The oldest of the group goes, at the limit of all strangers the oldest of the largest group. What a group opens
@@ -169,7 +169,7 @@ class Admission(Generic[M]):
         """Whether the address group has as many clients as it may."""
         return self.admitted.count(origin.address) >= self._limits.connections_per_address
 
-    def victim(self, origin: Origin) -> M | None:
+    def victim(self, origin: Origin) -> H | None:
         """The idle client that should go so that one from ``origin`` gets in, or ``None`` when there is no reason or none.
 
         At the limit of an address group a fresh one of that group. At the limit of all a fresh one of the network that
@@ -191,26 +191,26 @@ class Admission(Generic[M]):
         """Places that the network with the most fresh clients holds above a fair share, and gives up to others."""
         return max(0, self._fresh.networks.most - int(self._limits.connections * _FAIR_SHARE))
 
-    def joined(self, client: M) -> None:
+    def joined(self, client: H) -> None:
         """``client`` was admitted."""
         self.strangers.discard(client)
         self.admitted.add(client)
         self._fresh.add(client)
 
-    def carries(self, client: M) -> None:
+    def carries(self, client: H) -> None:
         """A transport of ``client`` was accepted."""
         self._fresh.discard(client)
 
-    def rests(self, client: M) -> None:
+    def rests(self, client: H) -> None:
         """The last transport of ``client``, or request for one, is over."""
         if client in self.admitted and client not in self._fresh and client not in self._quiet:
             self._quiet.add(client)
 
-    def is_busy(self, client: M) -> None:
+    def is_busy(self, client: H) -> None:
         """What :meth:`victim` proposed carries a transport."""
         self._quiet.discard(client)
 
-    def left(self, member: M) -> None:
+    def left(self, holder: H) -> None:
         """A connection is over, or is being ended."""
         for crowd in (self.strangers, self.admitted, self._fresh, self._quiet):
-            crowd.discard(member)
+            crowd.discard(holder)

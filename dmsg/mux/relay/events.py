@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from dmsg.mux.relay.member import Half, Port
+    from dmsg.mux.relay.member import Leg, Member
 
 
 class SwitchEvent:
@@ -17,9 +17,9 @@ class SwitchEvent:
 
 @dataclass(slots=True)
 class TransportStarted(SwitchEvent):
-    """A transport was accepted; ``asking`` is the initiating half."""
+    """A transport was accepted; ``asking`` is the initiating leg."""
 
-    asking: Half
+    asking: Leg
 
 
 @dataclass(slots=True)
@@ -29,7 +29,7 @@ class TransportEnded(SwitchEvent):
     ``by`` is ``initiator`` or ``responder`` (who closed it or is gone) or ``server`` (a rule of ours).
     """
 
-    asking: Half
+    asking: Leg
     reason: int
     by: str
     was_open: bool
@@ -39,13 +39,13 @@ class TransportEnded(SwitchEvent):
 class RequestRefused(SwitchEvent):
     """A REQUEST was answered with CLOSE by the relay itself."""
 
-    port: Port
+    member: Member
     reason: str
 
 
 @dataclass(slots=True)
-class PortDropped(SwitchEvent):
-    """The connection behind ``port`` has to be closed; the switch has forgotten it already."""
+class MemberDropped(SwitchEvent):
+    """The connection behind ``member`` has to be closed; the switch has forgotten it already."""
 
-    port: Port
+    member: Member
     reason: str

@@ -1,4 +1,4 @@
-"""A server's end of one connection, and the halves of the transports that run through it.
+"""A server's end of one connection, and the legs of the transports that run through it.
 
 Pure; :mod:`dmsg.mux.relay.switch` holds the rules, this module the state they work on.
 """
@@ -28,8 +28,8 @@ _QUANTUM_BYTES: Final = 16 * 1024
 _PIECE_BYTES: Final = 1_024
 
 
-class Half:
-    """One side of a transport: its id on its own port, and where what comes from it goes.
+class Leg:
+    """One side of a transport: its id on its own member, and where what comes from it goes.
 
     ``target``, ``fwd_prefix`` and ``ack_prefix`` describe the *other* side, so that the hot path needs one look-up.
     The queue holds what waits to be sent *to* this side.
@@ -42,10 +42,10 @@ class Half:
         "fwd_prefix",
         "id",
         "initiator",
+        "member",
         "open",
         "opened_at",
         "other",
-        "port",
         "progressed",
         "queue",
         "queue_peak_bytes",
@@ -57,12 +57,12 @@ class Half:
         "target",
     )
 
-    #: The other side; once the transport is over only the half that asked still knows it.
-    other: Half
-    target: Port
+    #: The other side; once the transport is over only the leg that asked still knows it.
+    other: Leg
+    target: Member
 
-    def __init__(self, port: Port, transport_id: int, *, initiator: bool) -> None:
-        self.port = port
+    def __init__(self, member: Member, transport_id: int, *, initiator: bool) -> None:
+        self.member = member
         self.id = transport_id
         self.initiator = initiator
         self.open = False
@@ -82,21 +82,21 @@ class Half:
         """Which end of the transport this is, as the event log names it."""
         return "initiator" if self.initiator else "responder"
 
-    def join(self, asked: Half, request: bytes, now: float) -> None:
-        """Make a rule of this half, which asked, and ``asked``; it is not open before it is accepted."""
+    def join(self, asked: Leg, request: bytes, now: float) -> None:
+        """Make a rule of this leg, which asked, and ``asked``; it is not open before it is accepted."""
         for here, there in ((self, asked), (asked, self)):
             here.other = there
-            here.target = there.port
+            here.target = there.member
             here.request = request
             here.since = now
             there_id = there.id.to_bytes(2, "big")
             here.fwd_prefix = bytes((FWD,)) + there_id
             here.ack_prefix = bytes((ACK,)) + there_id
-            here.port.halves[here.id] = here
-            if here.port.recent:
-                here.port.recent.discard(here.id)
-        self.port.dials += 1
-        asked.port.unanswered.add(self.port)
+            here.member.legs[here.id] = here
+            if here.member.recent:
+                here.member.recent.discard(here.id)
+        self.member.dials += 1
+        asked.member.unanswered.add(self.member)
 
     def accepts(self, payload: bytes) -> bool:
         """Whether an ACCEPT with ``payload`` from here is right: the first, from who was asked, unaltered.
@@ -112,30 +112,30 @@ class Half:
             side.opened_at = side.active_at = now
             side.request = b""
             if not side.initiator:
-                side.port.unanswered.remove(side.target)
-                side.port.incoming.add(side.target)
+                side.member.unanswered.remove(side.target)
+                side.member.incoming.add(side.target)
 
     def forget(self) -> None:
-        """Take this half out of its port; late frames for it are no offence from now on."""
+        """Take this leg out of its member; late frames for it are no offence from now on."""
         self.settled = True
-        port = self.port
-        if port.halves.get(self.id) is self:
-            del port.halves[self.id]
-            port.transports += 1
-            port.remember(self.id)
+        member = self.member
+        if member.legs.get(self.id) is self:
+            del member.legs[self.id]
+            member.transports += 1
+            member.remember(self.id)
             if self.initiator:
-                port.dials -= 1
+                member.dials -= 1
             else:
-                (port.incoming if self.open else port.unanswered).remove(self.target)
+                (member.incoming if self.open else member.unanswered).remove(self.target)
 
     def enqueue(self, frame: bytes) -> None:
-        """Let ``frame`` wait until the port takes it; :class:`~dmsg.mux.relay.queues.Queues` keeps the books."""
+        """Let ``frame`` wait until the member takes it; :class:`~dmsg.mux.relay.queues.Queues` keeps the books."""
         if self.queue is None:
             self.queue = deque()
         if not self.queue or not _joined(self.queue, frame):
             self.queue.append(frame)
         else:
-            self.port.frames_out += 1
+            self.member.frames_out += 1
         self.queued_bytes += len(frame)
         self.queue_peak_bytes = max(self.queue_peak_bytes, self.queued_bytes)
 
@@ -148,7 +148,7 @@ def _joined(pieces: list[bytes] | deque[bytes], frame: bytes) -> bool:
     return True
 
 
-class Port:
+class Member:
     """The core behind one client's connection (a :class:`~dmsg.sansio.core.Core`).
 
     ``direct`` says that frames may go straight to :attr:`out`: the network takes them and nothing waits before them.
@@ -168,9 +168,9 @@ class Port:
         "frames_out",
         "gone",
         "group",
-        "halves",
         "incoming",
         "known",
+        "legs",
         "next_id",
         "out",
         "owner",
@@ -214,7 +214,7 @@ class Port:
         self.extended = extended  # whether its REQUEST and ACCEPT may carry more than two keys
         self.group = group or remote.raw.hex()  # what counts as its address; unknown, the key stands for it
         self.owner: object | None = None  # the shell
-        self.halves: dict[int, Half] = {}
+        self.legs: dict[int, Leg] = {}
         self.dials = 0  # transports it opened, and requests of its own
         self.incoming = Places()  # open transports that others opened to it
         self.unanswered = Places()  # requests of others that it has not answered
@@ -222,8 +222,8 @@ class Port:
         self.known: RecentSet[bytes] | tuple[()] = ()  # the keys it accepted last
         self.pairs: OrderedDict[bytes, TokenBucket] = OrderedDict()  # its rates towards clients that do not know it
         self.sampled_at = now
-        self.waiting: OrderedDict[Half, None] = OrderedDict()  # queues towards this client that are not empty
-        self.feeding: set[Half] = set()  # queues towards others that it has filled and that are not empty
+        self.waiting: OrderedDict[Leg, None] = OrderedDict()  # queues towards this client that are not empty
+        self.feeding: set[Leg] = set()  # queues towards others that it has filled and that are not empty
         self.out: list[bytes] = []
         self.tail = b""
         self.direct = True
@@ -243,7 +243,7 @@ class Port:
         return self.switch.route(self, data, now)
 
     def next_timeout(self) -> float | None:
-        """Never: the switch keeps the time for all ports."""
+        """Never: the switch keeps the time for all members."""
         return None
 
     def handle_timeout(self, now: float) -> Sequence[object]:
@@ -314,8 +314,8 @@ class Port:
         self.progressed = True
         self.took_at = self.switch.now
         while waiting and budget > 0:
-            half = next(iter(waiting))
-            queue = half.queue
+            leg = next(iter(waiting))
+            queue = leg.queue
             assert queue
             share = 0
             while queue and share < _QUANTUM_BYTES:
@@ -323,17 +323,17 @@ class Port:
                 share += len(frame)
                 self.out.append(frame)
                 self.single += 1
-            half.progressed = True
+            leg.progressed = True
             budget -= share
-            waiting.move_to_end(half)
-            self.switch.queues.took(half, share)
+            waiting.move_to_end(leg)
+            self.switch.queues.took(leg, share)
         if not waiting and not self.congested:
             self.direct = True
 
     def discard_output(self) -> None:
         """The connection is gone: forget everything that was to be sent."""
-        for half in list(self.waiting):
-            self.switch.queues.drop(half)
+        for leg in list(self.waiting):
+            self.switch.queues.drop(leg)
         self.out.clear()
         self.control_bytes = 0
         self.direct = True
@@ -347,7 +347,7 @@ class Port:
         for _ in range(1 << 15):
             transport_id = self.next_id
             self.next_id = (transport_id + 2) & 0xFFFF
-            if transport_id not in self.halves:
+            if transport_id not in self.legs:
                 return transport_id
         return None
 

@@ -11,7 +11,7 @@ from collections import Counter
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
-    from dmsg.mux.relay.member import Half, Port
+    from dmsg.mux.relay.member import Leg, Member
     from dmsg.mux.relay.switch import Switch
 
 #: How exactly the last activity of transports is known: the hot path only counts bytes, and these are looked at once in
@@ -26,14 +26,14 @@ class Places:
 
     def __init__(self) -> None:
         self.count = 0
-        self._held: dict[Port, int] = {}
+        self._held: dict[Member, int] = {}
 
-    def add(self, source: Port) -> None:
+    def add(self, source: Member) -> None:
         """Give ``source`` one place more."""
         self._held[source] = self._held.get(source, 0) + 1
         self.count += 1
 
-    def remove(self, source: Port) -> None:
+    def remove(self, source: Member) -> None:
         """Take one place of ``source`` back."""
         held = self._held[source]
         if held > 1:
@@ -42,10 +42,10 @@ class Places:
             del self._held[source]
         self.count -= 1
 
-    def __contains__(self, source: Port) -> bool:
+    def __contains__(self, source: Member) -> bool:
         return source in self._held
 
-    def yielding(self, newcomer: Port, *, per_source: int, per_pair: int) -> Port | None:
+    def yielding(self, newcomer: Member, *, per_source: int, per_pair: int) -> Member | None:
         """The connection that has to give up a place for ``newcomer``, or ``None`` when none has to.
 
         It is of the group with the most places, if that has at least two more than the newcomer's group (with one more
@@ -64,9 +64,9 @@ class Places:
         most, held = self._most(own), self._held.get(newcomer, 0)
         return most if held < per_pair and self._held[most] >= held + 2 else None
 
-    def _most(self, group: str) -> Port:
+    def _most(self, group: str) -> Member:
         """The connection of ``group`` with the most places."""
-        return max((port for port in self._held if port.group == group), key=self._held.__getitem__)
+        return max((member for member in self._held if member.group == group), key=self._held.__getitem__)
 
 
 class PlaceRules:
@@ -75,7 +75,7 @@ class PlaceRules:
     def __init__(self, switch: Switch) -> None:
         self._switch = switch
 
-    def may_ask(self, newcomer: Port, target: Port, now: float) -> bool:
+    def may_ask(self, newcomer: Member, target: Member, now: float) -> bool:
         """Whether a REQUEST of ``newcomer`` to ``target`` has a place, or another source has to give one up for it."""
         limits = self._switch.limits
         if newcomer.dials + newcomer.incoming.count >= limits.transports_per_connection:
@@ -89,42 +89,42 @@ class PlaceRules:
         unanswered = target.unanswered
         return unanswered.count < limits.unanswered_per_target or self._yielding(unanswered, newcomer) is not None
 
-    def request_for(self, newcomer: Port, target: Port) -> Half | None:
+    def request_for(self, newcomer: Member, target: Member) -> Leg | None:
         """The unanswered request that goes for one of ``newcomer``, which may ask: the oldest of who has to yield."""
         if target.unanswered.count < self._switch.limits.unanswered_per_target:
             return None
         source = self._yielding(target.unanswered, newcomer)
-        halves = [half for half in target.halves.values() if not half.initiator and half.target is source]
-        return min((half for half in halves if not half.open), key=lambda half: half.since)
+        legs = [leg for leg in target.legs.values() if not leg.initiator and leg.target is source]
+        return min((leg for leg in legs if not leg.open), key=lambda leg: leg.since)
 
-    def is_full(self, target: Port) -> bool:
+    def is_full(self, target: Member) -> bool:
         """Whether all places of ``target`` for transports that others open are taken."""
         return target.incoming.count >= self._room(target)
 
-    def transport_for(self, newcomer: Port, target: Port, now: float) -> Half | None:
+    def transport_for(self, newcomer: Member, target: Member, now: float) -> Leg | None:
         """The transport that goes for one of ``newcomer``: the longest idle of who has to yield, or ``None``."""
         source = self._yielding(target.incoming, newcomer)
         if source is None:
             return None
         _sample(target, now)
-        halves = [half for half in target.halves.values() if not half.initiator and half.target is source]
-        return min((half for half in halves if half.open), key=lambda half: half.active_at)
+        legs = [leg for leg in target.legs.values() if not leg.initiator and leg.target is source]
+        return min((leg for leg in legs if leg.open), key=lambda leg: leg.active_at)
 
-    def _room(self, target: Port) -> int:
+    def _room(self, target: Member) -> int:
         places = self._switch.limits.transports_per_connection
         return min(places // 2, places - target.dials)
 
-    def _yielding(self, places: Places, newcomer: Port) -> Port | None:
+    def _yielding(self, places: Places, newcomer: Member) -> Member | None:
         limits = self._switch.limits
         return places.yielding(newcomer, per_source=limits.transports_per_source, per_pair=limits.transports_per_pair)
 
 
-def _sample(target: Port, now: float) -> None:
+def _sample(target: Member, now: float) -> None:
     """Note which transports to ``target`` carried anything since the last sample."""
     target.sampled_at = now
-    for half in target.halves.values():
-        if not half.initiator and half.open:
-            size = half.bytes + half.other.bytes
-            if size != half.sampled_bytes:
-                half.sampled_bytes = size
-                half.active_at = now
+    for leg in target.legs.values():
+        if not leg.initiator and leg.open:
+            size = leg.bytes + leg.other.bytes
+            if size != leg.sampled_bytes:
+                leg.sampled_bytes = size
+                leg.active_at = now

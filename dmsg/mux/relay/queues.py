@@ -14,7 +14,7 @@ from operator import attrgetter
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
-    from dmsg.mux.relay.member import Half, Port
+    from dmsg.mux.relay.member import Leg, Member
     from dmsg.mux.relay.switch import Switch
 
 #: A receiver that took nothing for this time counts as stalled, and what waits for it counts as so many times as much.
@@ -23,25 +23,25 @@ _STALLED_WEIGHT: Final = 4
 #: The share of a limit that is freed beyond the excess, so that the search is not made for each frame.
 _FREED_SHARE: Final = 64
 
-_sender: Callable[[Half], Port] = attrgetter("target")
-_receiver: Callable[[Half], Port] = attrgetter("port")
+_sender: Callable[[Leg], Member] = attrgetter("target")
+_receiver: Callable[[Leg], Member] = attrgetter("member")
 
 
 class Queues:
-    """The queues of a switch. A :class:`~dmsg.mux.relay.member.Half` stands for the queue *towards* it."""
+    """The queues of a switch. A :class:`~dmsg.mux.relay.member.Leg` stands for the queue *towards* it."""
 
     def __init__(self, switch: Switch) -> None:
         self._switch = switch
         self.queued_bytes = 0
         # Deadlines, the earliest first: each is set to now and a fixed time when its entry goes to the end.
-        self._stuck: OrderedDict[Half, float] = OrderedDict()
-        self._waiting: OrderedDict[Port, float] = OrderedDict()
+        self._stuck: OrderedDict[Leg, float] = OrderedDict()
+        self._waiting: OrderedDict[Member, float] = OrderedDict()
 
     # --- in and out ------------------------------------------------------------------------------------------------
 
-    def put(self, queue: Half, frame: bytes, now: float) -> None:
-        """Let ``frame`` wait for the port of ``queue``."""
-        receiver, sender = queue.port, queue.target
+    def put(self, queue: Leg, frame: bytes, now: float) -> None:
+        """Let ``frame`` wait for the member of ``queue``."""
+        receiver, sender = queue.member, queue.target
         if not queue.queue:
             if not receiver.waiting:
                 receiver.progressed = False
@@ -57,9 +57,9 @@ class Queues:
         if queue.queued_bytes > self._switch.limits.queue_soft_bytes and queue not in self._stuck:
             self.limit_time(queue, now)
 
-    def took(self, queue: Half, size: int) -> None:
+    def took(self, queue: Leg, size: int) -> None:
         """Note that ``size`` bytes of ``queue`` are on their way or dropped."""
-        receiver, sender = queue.port, queue.target
+        receiver, sender = queue.member, queue.target
         queue.queued_bytes -= size
         receiver.queued_to -= size
         sender.queued_from -= size
@@ -71,7 +71,7 @@ class Queues:
             if not receiver.waiting:
                 self._waiting.pop(receiver, None)
 
-    def drop(self, queue: Half) -> None:
+    def drop(self, queue: Leg) -> None:
         """Forget what waits in ``queue``."""
         if queue.queue:
             queue.queue.clear()
@@ -79,10 +79,10 @@ class Queues:
 
     # --- too much --------------------------------------------------------------------------------------------------
 
-    def excess(self, queue: Half, now: float) -> Sequence[Half]:
+    def excess(self, queue: Leg, now: float) -> Sequence[Leg]:
         """The queues that have to go because of what was put in ``queue``: often none."""
         limits = self._switch.limits
-        receiver, sender = queue.port, queue.target
+        receiver, sender = queue.member, queue.target
         if queue.queued_bytes > limits.queue_hard_bytes:
             return (queue,)
         limit = limits.queued_per_connection_bytes
@@ -98,17 +98,17 @@ class Queues:
             return _first_bytes(queues, self.queued_bytes - limit + limit // _FREED_SHARE)
         return ()
 
-    def _largest(self, now: float) -> Port:
+    def _largest(self, now: float) -> Member:
         """The receiver for which the most waits, in the group for which the most waits."""
-        loads = {port: port.queued_to * _weight(port, now) for port in self._waiting}
+        loads = {member: member.queued_to * _weight(member, now) for member in self._waiting}
         groups: Counter[str] = Counter()
-        for port, load in loads.items():
-            groups[port.group] += load
-        return max(loads, key=lambda port: (groups[port.group], loads[port]))
+        for member, load in loads.items():
+            groups[member.group] += load
+        return max(loads, key=lambda member: (groups[member.group], loads[member]))
 
     # --- too long --------------------------------------------------------------------------------------------------
 
-    def limit_time(self, queue: Half, now: float) -> None:
+    def limit_time(self, queue: Leg, now: float) -> None:
         """Give ``queue`` the time of a slow consumer from now on: it is too long, or its transport is over."""
         queue.progressed = False
         self._stuck[queue] = now + self._switch.limits.slow_consumer_timeout_s
@@ -119,16 +119,16 @@ class Queues:
         times = [next(iter(each.values())) for each in (self._stuck, self._waiting) if each]
         return min(times) if times else None
 
-    def expired(self, now: float) -> list[Half]:
+    def expired(self, now: float) -> list[Leg]:
         """The queues whose receiver took nothing for too long."""
         limits = self._switch.limits
-        found: dict[Half, None] = {}
+        found: dict[Leg, None] = {}
         while self._stuck:
             queue, deadline = next(iter(self._stuck.items()))
             if deadline > now:
                 break
             del self._stuck[queue]
-            is_over = queue.port.halves.get(queue.id) is not queue
+            is_over = queue.member.legs.get(queue.id) is not queue
             if queue.queued_bytes <= (0 if is_over else limits.queue_soft_bytes):
                 continue
             if queue.progressed:
@@ -136,43 +136,43 @@ class Queues:
             else:
                 found[queue] = None
         while self._waiting:
-            port, deadline = next(iter(self._waiting.items()))
+            member, deadline = next(iter(self._waiting.items()))
             if deadline > now:
                 break
-            if port.progressed:
-                port.progressed = False
+            if member.progressed:
+                member.progressed = False
             else:
-                found.update(dict.fromkeys(port.waiting))
-            self._waiting[port] = now + limits.queue_stall_timeout_s
-            self._waiting.move_to_end(port)
+                found.update(dict.fromkeys(member.waiting))
+            self._waiting[member] = now + limits.queue_stall_timeout_s
+            self._waiting.move_to_end(member)
         return list(found)
 
 
-def _weight(receiver: Port, now: float) -> int:
+def _weight(receiver: Member, now: float) -> int:
     return _STALLED_WEIGHT if now - receiver.took_at >= _STALLED_S else 1
 
 
-def _ranked(queues: Collection[Half], end: Callable[[Half], Port], now: float) -> list[Half]:
+def _ranked(queues: Collection[Leg], end: Callable[[Leg], Member], now: float) -> list[Leg]:
     """``queues``, those of the largest group first, in it those of the largest connection, then the longest.
 
     ``end`` gives the connection of a queue that counts.
     """
-    loads = {queue: queue.queued_bytes * _weight(queue.port, now) for queue in queues}
+    loads = {queue: queue.queued_bytes * _weight(queue.member, now) for queue in queues}
     groups: Counter[str] = Counter()
-    ports: Counter[Port] = Counter()
+    members: Counter[Member] = Counter()
     for queue, load in loads.items():
-        port = end(queue)
-        groups[port.group] += load
-        ports[port] += load
+        member = end(queue)
+        groups[member.group] += load
+        members[member] += load
 
-    def rank(queue: Half) -> tuple[int, int, int]:
-        port = end(queue)
-        return groups[port.group], ports[port], loads[queue]
+    def rank(queue: Leg) -> tuple[int, int, int]:
+        member = end(queue)
+        return groups[member.group], members[member], loads[queue]
 
     return sorted(queues, key=rank, reverse=True)
 
 
-def _first_bytes(queues: list[Half], least_bytes: int) -> list[Half]:
+def _first_bytes(queues: list[Leg], least_bytes: int) -> list[Leg]:
     """The first of ``queues`` that hold ``least_bytes``, or all."""
     for at, queue in enumerate(queues):
         least_bytes -= queue.queued_bytes

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final, TypeAlias
 from dmsg.sansio.rate import FairBucket, RecentSet, TokenBucket
 
 if TYPE_CHECKING:
-    from dmsg.mux.relay.member import Port
+    from dmsg.mux.relay.member import Member
     from dmsg.mux.relay.switch import Switch
 
 #: Towards one client: the rate of strangers, and of those it knows.
@@ -36,12 +36,12 @@ class RequestRates:
     def __init__(self, switch: Switch) -> None:
         self._switch = switch
         #: The clients that have buckets, to be looked at in turn: full buckets are forgotten.
-        self._targets: OrderedDict[Port, None] = OrderedDict()
+        self._targets: OrderedDict[Member, None] = OrderedDict()
         #: The strangers that have buckets of pairs, the same.
-        self._sources: OrderedDict[Port, None] = OrderedDict()
+        self._sources: OrderedDict[Member, None] = OrderedDict()
         self._looked_at = 0.0
 
-    def take(self, source: Port, target: Port, now: float) -> bool:
+    def take(self, source: Member, target: Member, now: float) -> bool:
         """Whether a REQUEST of ``source`` may be passed on to ``target``."""
         if not 0 <= now - self._looked_at < _LOOK_S:
             self._forget_full(now)
@@ -52,22 +52,22 @@ class RequestRates:
             return rates[1].take(source.group, now)
         return self._take_of_pair(source, target, now) and rates[0].take(source.group, now)
 
-    def accepted(self, source: Port, target: Port) -> None:
+    def accepted(self, source: Member, target: Member) -> None:
         """Note that ``target`` accepted a REQUEST of ``source``."""
         if not isinstance(target.known, RecentSet):
             target.known = RecentSet(_KNOWN_KEYS)
         target.known.add(source.remote.raw)
 
-    def forget(self, port: Port) -> None:
+    def forget(self, member: Member) -> None:
         """Forget a client that is gone."""
-        self._forget_target(port)
-        self._sources.pop(port, None)
+        self._forget_target(member)
+        self._sources.pop(member, None)
 
-    def _forget_target(self, target: Port) -> None:
+    def _forget_target(self, target: Member) -> None:
         target.rates = None
         self._targets.pop(target, None)
 
-    def _add(self, target: Port, now: float) -> Rates:
+    def _add(self, target: Member, now: float) -> Rates:
         limits = self._switch.limits
         strangers = FairBucket[str](limits.stranger_requests_per_s, limits.stranger_request_burst, now)
         known = FairBucket[str](limits.known_requests_per_s, limits.known_request_burst, now)
@@ -77,24 +77,24 @@ class RequestRates:
 
     def _forget_full(self, now: float) -> None:
         self._looked_at = now
-        for port in list(islice(self._targets, _LOOKED_AT)):
-            assert port.rates is not None
-            strangers, known = port.rates
+        for member in list(islice(self._targets, _LOOKED_AT)):
+            assert member.rates is not None
+            strangers, known = member.rates
             if strangers.idle(now) and known.idle(now):
-                self._forget_target(port)
+                self._forget_target(member)
             else:
-                self._targets.move_to_end(port)
+                self._targets.move_to_end(member)
         left = _FORGOTTEN_PAIRS
-        for port in list(islice(self._sources, _LOOKED_AT)):
-            left -= self._forget_full_pairs(port, now, left)
-            if port.pairs:
-                self._sources.move_to_end(port)
+        for member in list(islice(self._sources, _LOOKED_AT)):
+            left -= self._forget_full_pairs(member, now, left)
+            if member.pairs:
+                self._sources.move_to_end(member)
             else:
-                del self._sources[port]
+                del self._sources[member]
             if left <= 0:
                 break
 
-    def _forget_full_pairs(self, source: Port, now: float, most: int) -> int:
+    def _forget_full_pairs(self, source: Member, now: float, most: int) -> int:
         """Forget up to ``most`` buckets of ``source`` that are full again, from the one used longest ago; gives how many."""
         pairs, burst = source.pairs, self._switch.limits.pair_request_burst
         for forgotten in range(most):
@@ -106,7 +106,7 @@ class RequestRates:
             del pairs[oldest]
         return most
 
-    def _take_of_pair(self, source: Port, target: Port, now: float) -> bool:
+    def _take_of_pair(self, source: Member, target: Member, now: float) -> bool:
         """Whether a stranger keeps to its rate towards one client.
 
         The table is the stranger's own, and a bucket is forgotten only when it is full again: a stranger that asks too many

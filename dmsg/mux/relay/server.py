@@ -36,10 +36,10 @@ from dmsg.mux.core.handshake import Handshake, Role
 from dmsg.mux.core.hello import HopLimits, hop_payload, read_hop
 from dmsg.mux.core.wire import FRAME_PAYLOAD_LIMIT_BYTES, CloseReason, reason_name
 from dmsg.mux.relay.admission import Admission, Origin
-from dmsg.mux.relay.events import PortDropped, RequestRefused, SwitchEvent, TransportEnded, TransportStarted
+from dmsg.mux.relay.events import MemberDropped, RequestRefused, SwitchEvent, TransportEnded, TransportStarted
 from dmsg.mux.relay.handshake_budget import HandshakeBudget
 from dmsg.mux.relay.limits import RelayLimits
-from dmsg.mux.relay.member import Half, Port
+from dmsg.mux.relay.member import Leg, Member
 from dmsg.mux.relay.shell import ServerFactory, ServerShell
 from dmsg.mux.relay.switch import Switch
 from dmsg.sansio.jitter import Jitter
@@ -184,12 +184,12 @@ class DmsgServer(Service):
         """
         if self.switch.draining:
             return 0
-        return max(self.limits.connections - len(self.switch.ports), self.admission.spare)
+        return max(self.limits.connections - len(self.switch.members), self.admission.spare)
 
     def stats(self) -> dict[str, float]:
         """Gauges for the metrics: open connections and transports, half-open connections, queued bytes."""
         return {
-            "connections": len(self.switch.ports),
+            "connections": len(self.switch.members),
             "transports": self.switch.open_transports,
             "half_open": len(self.admission.strangers),
             "queued_bytes": self.switch.queued_bytes,
@@ -246,9 +246,9 @@ class DmsgServer(Service):
 
     def after_read(self, shell: Shell) -> None:
         """Send what came of one read to everybody it concerns."""
-        if shell.congested or not isinstance(shell.core, Port):
+        if shell.congested or not isinstance(shell.core, Member):
             shell.flush()  # writes what a handshake answers; stops reading from who takes no answers
-        flush_all(self.switch.dirty)  # a port that has something to send is among them
+        flush_all(self.switch.dirty)  # a member that has something to send is among them
         self._arm()
 
     def flushed(self, shell: Shell) -> None:
@@ -262,36 +262,36 @@ class DmsgServer(Service):
         if shell.throttle is not None:
             shell.throttle.stop()
         now = self.reactor.seconds()
-        port = shell.core
-        if not isinstance(port, Port):
+        member = shell.core
+        if not isinstance(member, Member):
             stage, why = _why(error, "handshake")
             if stage == "accept":
                 self._report.add(0, shell.origin.address, "connection", why)
             self._emit(ev.HandshakeFailed(shell.address, stage, why, (now - shell.opened_at) * 1000))
             return
-        still_open = len(port.halves)
-        self._act(self.switch.remove_port(port, now))
+        still_open = len(member.legs)
+        self._act(self.switch.remove_member(member, now))
         _, why = _why(error, "connection")
         self._emit(
             ev.ConnectionClosed(
                 shell.number,
-                str(port.remote),
+                str(member.remote),
                 why,
-                now - port.since,
-                port.bytes_in,
-                port.bytes_out,
-                port.frames_in,
-                port.frames_out,
+                now - member.since,
+                member.bytes_in,
+                member.bytes_out,
+                member.frames_in,
+                member.frames_out,
                 still_open,
             )
         )
-        port.owner = None  # they hold each other: both go now, not when the garbage collector comes
+        member.owner = None  # they hold each other: both go now, not when the garbage collector comes
 
     # --- inside ----------------------------------------------------------------------------------------------------
 
     def _admit(self, shell: ServerShell, done: HandshakeDone) -> None:
         now = self.reactor.seconds()
-        is_new = done.remote.raw not in self.switch.ports
+        is_new = done.remote.raw not in self.switch.members
         if is_new:
             self._make_room(shell)
         refusal = self.switch.refusal(done.remote)
@@ -303,28 +303,28 @@ class DmsgServer(Service):
             shell.say_last(self.switch.reject(done.records, refusal), RemoteProtocolError("admission", refusal))
             return
         extended = bool(self._hop_payload) and read_hop(done.peer_payload).extended
-        port, events = self.switch.add_port(
+        member, events = self.switch.add_member(
             done.remote, done.records, now, extended=extended, group=shell.origin.address
         )
-        port.owner = shell
+        member.owner = shell
         self.admission.joined(shell)
         handshake_ms = (now - shell.opened_at) * 1000
         self._emit(ev.ConnectionOpened(shell.number, str(done.remote), shell.address, handshake_ms, extended))
         for event in events:
             self._on_switch_event(event)
-        shell.become(port, done.leftover)
+        shell.become(member, done.leftover)
 
     def _make_room(self, shell: ServerShell) -> None:
         """End an idle connection if ``shell`` needs its place."""
         while (victim := self.admission.victim(shell.origin)) is not None:
-            port = victim.core
-            assert isinstance(port, Port)
-            if port.halves:
+            member = victim.core
+            assert isinstance(member, Member)
+            if member.legs:
                 self.admission.is_busy(victim)
                 continue
             self.admission.left(victim)
-            self._report.add(victim.number, str(port.remote), "connection", "evicted")
-            self._act(self.switch.remove_port(port, self.reactor.seconds()))
+            self._report.add(victim.number, str(member.remote), "connection", "evicted")
+            self._act(self.switch.remove_member(member, self.reactor.seconds()))
             victim.fail(RemoteProtocolError("connection", "evicted"))
             return
 
@@ -336,51 +336,51 @@ class DmsgServer(Service):
 
     def _on_switch_event(self, event: SwitchEvent) -> None:
         match event:
-            case TransportStarted(asking=half):
-                self.admission.carries(_shell_of(half.port))
-                self.admission.carries(_shell_of(half.other.port))
+            case TransportStarted(asking=leg):
+                self.admission.carries(_shell_of(leg.member))
+                self.admission.carries(_shell_of(leg.other.member))
                 if self._events is not None:
-                    self._emit(self._opened(half))
-            case TransportEnded(asking=half):
-                for port in (half.port, half.other.port):
-                    if not port.halves:
-                        self.admission.rests(_shell_of(port))
+                    self._emit(self._opened(leg))
+            case TransportEnded(asking=leg):
+                for member in (leg.member, leg.other.member):
+                    if not member.legs:
+                        self.admission.rests(_shell_of(member))
                 if self._events is not None:
                     self._emit(self._closed(event))
-            case RequestRefused(port=port, reason=reason):
-                self._report.add(_shell_of(port).number, str(port.remote), "request", reason)
-            case PortDropped(port=port, reason=reason):
-                self.admission.left(_shell_of(port))
-                _shell_of(port).fail(RemoteProtocolError("connection", reason))
+            case RequestRefused(member=member, reason=reason):
+                self._report.add(_shell_of(member).number, str(member.remote), "request", reason)
+            case MemberDropped(member=member, reason=reason):
+                self.admission.left(_shell_of(member))
+                _shell_of(member).fail(RemoteProtocolError("connection", reason))
 
-    def _opened(self, half: Half) -> ev.TransportOpened:
+    def _opened(self, leg: Leg) -> ev.TransportOpened:
         return ev.TransportOpened(
-            _shell_of(half.port).number,
-            half.id,
-            str(half.port.remote),
-            str(half.other.port.remote),
+            _shell_of(leg.member).number,
+            leg.id,
+            str(leg.member.remote),
+            str(leg.other.member.remote),
             str(self.key.public_key),
-            (half.opened_at - half.since) * 1000,
+            (leg.opened_at - leg.since) * 1000,
             "unknown",
         )
 
     def _closed(self, event: TransportEnded) -> ev.TransportClosed:
-        half, server = event.asking, str(self.key.public_key)
+        leg, server = event.asking, str(self.key.public_key)
         return ev.TransportClosed(
-            _shell_of(half.port).number,
-            half.id,
-            str(half.port.remote),
-            str(half.other.port.remote),
+            _shell_of(leg.member).number,
+            leg.id,
+            str(leg.member.remote),
+            str(leg.other.member.remote),
             server,
             reason_name(event.reason),
             event.reason,
             event.by,
-            self.reactor.seconds() - half.opened_at if event.was_open else 0.0,
-            half.other.bytes,
-            half.bytes,
-            max(half.queue_peak_bytes, half.other.queue_peak_bytes),
+            self.reactor.seconds() - leg.opened_at if event.was_open else 0.0,
+            leg.other.bytes,
+            leg.bytes,
+            max(leg.queue_peak_bytes, leg.other.queue_peak_bytes),
             "unknown",
-            half.id,
+            leg.id,
             server,
         )
 
@@ -405,8 +405,8 @@ class DmsgServer(Service):
             self._events.emit(event)
 
 
-def _shell_of(port: Port) -> ServerShell:
-    shell = port.owner
+def _shell_of(member: Member) -> ServerShell:
+    shell = member.owner
     assert isinstance(shell, ServerShell)
     return shell
 

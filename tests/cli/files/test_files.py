@@ -393,8 +393,8 @@ async def test_a_transfer_goes_on_when_the_connection_to_the_relay_breaks(bench,
     while part is None or part.stat().st_size < 2 * 1024 * 1024:
         await deferLater(bench.reactor, 0)
         part = next(iter(inbox.glob(f"{FOLDER}/*.part")), None)
-    sender_port = next(port for port in switch.ports.values() if port.remote != peer)
-    sender_port.owner.transport.abortConnection()
+    sender = next(member for member in switch.members.values() if member.remote != peer)
+    sender.owner.transport.abortConnection()
     await sending.ended
     await receiving.ended
     (sent,) = sending.stdout.objects()

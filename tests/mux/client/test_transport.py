@@ -91,7 +91,7 @@ class Pair:
     def frames_sent(self) -> int:
         """How many frames the server has had from our side."""
         [server] = self.network.servers
-        return server.switch.ports[self.alice.public_key.raw].frames_in
+        return server.switch.members[self.alice.public_key.raw].frames_in
 
     def pipe_of(self, client):
         """The connection under one of the clients: the first client's is the first."""

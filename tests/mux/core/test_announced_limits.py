@@ -189,8 +189,8 @@ async def refused_as_busy(net: Net) -> BaseException:
 
 
 async def refused_as_rate_limited(net: Net) -> BaseException:
-    (port,) = [one for one in net.relay.switch.ports.values() if one.remote == net.alice.public_key]
-    while port.requests.take(net.reactor.seconds()):
+    (member,) = [one for one in net.relay.switch.members.values() if one.remote == net.alice.public_key]
+    while member.requests.take(net.reactor.seconds()):
         pass
     net.relay.switch.limits = LIMITS
     return await net.failure()
@@ -208,8 +208,8 @@ async def refused_as_draining(net: Net) -> BaseException:
 
 async def refused_as_unsupported(net: Net) -> BaseException:
     """The peer's hop is base; a dial would go on with carrier B."""
-    (port,) = [one for one in net.relay.switch.ports.values() if one.remote == net.bob.public_key]
-    port.extended = False
+    (member,) = [one for one in net.relay.switch.members.values() if one.remote == net.bob.public_key]
+    member.extended = False
     return await net.failure(net.session.request(net.bob.public_key, Carrier.REQUEST))
 
 

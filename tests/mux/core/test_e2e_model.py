@@ -44,7 +44,7 @@ from dmsg.mux.core.negotiation import Security
 from dmsg.mux.core.sealed_stream import SecureStream
 from dmsg.mux.core.wire import ACCEPT, REQUEST, encode_close, encode_frame
 from dmsg.mux.relay.limits import RelayLimits
-from dmsg.mux.relay.member import Port
+from dmsg.mux.relay.member import Member
 from dmsg.mux.relay.switch import Switch
 from dmsg.relays.pool import PoolConfig
 
@@ -89,7 +89,7 @@ class Wire:
         self.up, self.down = bytearray(), bytearray()
         self.client_sees = self.relay_sees = True
         self.shell: Any = None
-        self.core: Handshake | Port = Handshake(
+        self.core: Handshake | Member = Handshake(
             Role.SERVER, relay.key, now=world.clock.seconds(), payload=hop_payload(), random=world.random.randbytes
         )
         self.paused = False
@@ -126,8 +126,8 @@ class Wire:
         if self.relay_sees:
             self.relay_sees = False
             self.up.clear()
-            if isinstance(self.core, Port):
-                self.relay.switch.remove_port(self.core, 0)
+            if isinstance(self.core, Member):
+                self.relay.switch.remove_member(self.core, 0)
                 self.relay.flush()
 
     def deliver_up(self, size: int) -> None:
@@ -169,8 +169,8 @@ class Relay:
             for event in events:
                 assert isinstance(event, HandshakeDone)
                 extended = read_hop(event.peer_payload).extended
-                older = self.switch.ports.get(event.remote.raw)
-                wire.core, _ = self.switch.add_port(event.remote, event.records, 0, extended=extended)
+                older = self.switch.members.get(event.remote.raw)
+                wire.core, _ = self.switch.add_member(event.remote, event.records, 0, extended=extended)
                 for other in self.wires:
                     if other is not wire and other.core is older:
                         other.relay_sees = False
@@ -182,19 +182,19 @@ class Relay:
     def flush(self) -> None:
         self.switch.dirty.clear()
         for wire in self.wires:
-            if isinstance(wire.core, Port) and wire.relay_sees:
+            if isinstance(wire.core, Member) and wire.relay_sees:
                 while wire.core.wants_write:
                     self._note(wire.core)
                     wire.down += wire.core.data_to_send()
 
-    def _note(self, port: Port) -> None:
-        for frame in port.out:
+    def _note(self, member: Member) -> None:
+        for frame in member.out:
             if frame[0] in (REQUEST, ACCEPT) and len(frame) == 5 + int.from_bytes(frame[3:5], "big") > 71:
-                self.seen.append((frame[0], port.remote.raw, frame[5:]))
+                self.seen.append((frame[0], member.remote.raw, frame[5:]))
 
-    def port_of(self, raw: bytes) -> Port | None:
+    def member_of(self, raw: bytes) -> Member | None:
         for wire in self.wires:
-            if isinstance(wire.core, Port) and wire.relay_sees and wire.core.remote.raw == raw:
+            if isinstance(wire.core, Member) and wire.relay_sees and wire.core.remote.raw == raw:
                 return wire.core
         return None
 
@@ -455,11 +455,11 @@ class World(RuleBasedStateMachine):
     def relay_makes_up_a_close(self, side: int, reason: int, extra: bytes) -> None:
         transport = self.transports[side]
         for relay in self.relays:
-            port = relay.port_of(self.clients[side].public_key.raw)
-            if port is not None and relay.key.public_key == transport.getHost().server_public_key:  # type: ignore[attr-defined]
+            member = relay.member_of(self.clients[side].public_key.raw)
+            if member is not None and relay.key.public_key == transport.getHost().server_public_key:  # type: ignore[attr-defined]
                 self.one_sided = True  # a relay that tells only one side can let the other wait for ever
                 frame = encode_close(transport.stream.id, reason)
-                port.emit(frame[:3] + (1 + len(extra)).to_bytes(2, "big") + bytes((reason,)) + extra)
+                member.emit(frame[:3] + (1 + len(extra)).to_bytes(2, "big") + bytes((reason,)) + extra)
                 relay.flush()
 
     @rule(relay=st.sampled_from([0, 1]), choice=st.integers(0, 30), transport_id=st.integers(0, 3))
@@ -469,14 +469,14 @@ class World(RuleBasedStateMachine):
         requests = [(raw, payload) for kind, raw, payload in one.seen if kind == REQUEST]
         if requests:
             raw, payload = requests[choice % len(requests)]
-            port = one.port_of(raw)
+            member = one.member_of(raw)
             unused = 2 * transport_id + 1
             client = next(client for client in self.clients if client.public_key.raw == raw)
             session = client.pool.sessions.get(one.key.public_key)
-            if port is not None and session is not None and not session.connection.streams.get(unused):
-                if unused in port.halves:
+            if member is not None and session is not None and not session.connection.streams.get(unused):
+                if unused in member.legs:
                     return
-                port.emit(encode_frame(REQUEST, unused, payload))
+                member.emit(encode_frame(REQUEST, unused, payload))
                 one.flush()
 
     # --- what must hold --------------------------------------------------------------------------------------------

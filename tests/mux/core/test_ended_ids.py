@@ -16,7 +16,7 @@ def end_all(stranger, other, ids):
             encode_frame(REQUEST, each, request) + encode_frame(CLOSE, each, b"\0") for each in ids[at : at + 100]
         ]
         stranger.relay.now += 1.0
-        stranger.port.receive_data(b"".join(frames), stranger.relay.now)
+        stranger.member.receive_data(b"".join(frames), stranger.relay.now)
         for member in (stranger, other):
             member.read()
             member.requests.clear()

@@ -43,21 +43,21 @@ class Net:
     def __init__(self, *, extended: tuple[bool, bool] = (True, True), fixed: bool = False) -> None:
         self.switch = Switch()
         self.ends: list[Connection] = []
-        self.ports = []
+        self.members = []
         self.frames: list[tuple[int, bytes]] = []
         """Type and payload of what went to the switch."""
         self.taps = []
         sides = ("initiator", "responder")
         for n, (key, side) in enumerate(zip((ALICE, BOB), sides, strict=True)):
             up, down = os.urandom(32), os.urandom(32)
-            port, _ = self.switch.add_port(key.public_key, RecordLayer(down, up), 0, extended=extended[n])
+            member, _ = self.switch.add_member(key.public_key, RecordLayer(down, up), 0, extended=extended[n])
             # the first two bytes are the first id, the next the first sequence of a base stream
             start = E2E["upgrade_sequences"][side].to_bytes(2, "big")
             random = (lambda size, start=start: start[:size]) if fixed else os.urandom
             self.ends.append(
                 Connection(key.public_key, RecordLayer(up, down), now=0, extended=extended[n], random=random)
             )
-            self.ports.append(port)
+            self.members.append(member)
             self.taps.append(RecordLayer(down, up))
         assert [len(events) for events in self.turn()] == [1, 1]
 
@@ -66,14 +66,14 @@ class Net:
         events: list[list[Event]] = [[], []]
         while not any(events):
             moved = False
-            for end, port, tap in zip(self.ends, self.ports, self.taps, strict=True):
+            for end, member, tap in zip(self.ends, self.members, self.taps, strict=True):
                 if data := end.data_to_send():
                     moved = True
                     for record in tap.open(data):
                         self.frames += [(kind, record[a:b]) for kind, _, a, b in split_frames(record)[0]]
-                    port.receive_data(data, 0)
-            for n, port in enumerate(self.ports):
-                if data := port.data_to_send():
+                    member.receive_data(data, 0)
+            for n, member in enumerate(self.members):
+                if data := member.data_to_send():
                     moved = True
                     events[n] += self.ends[n].receive_data(data, 0)
             if not moved:

@@ -26,7 +26,7 @@ from dmsg.mux.core.stream import Stream, StreamState
 from dmsg.mux.core.wire import CloseReason
 from dmsg.mux.relay.events import TransportStarted
 from dmsg.mux.relay.limits import RelayLimits
-from dmsg.mux.relay.member import Port
+from dmsg.mux.relay.member import Member
 from dmsg.mux.relay.switch import Switch
 
 SERVER, *CLIENTS = (SecretKey(hashlib.sha256(name).digest()) for name in (b"server", b"alice", b"bob"))
@@ -74,9 +74,9 @@ class Client:
         self.up = self.down = b""
         # any records will do: those of a real handshake cost too much for so many examples
         here, there = bench.record_pair(key)
-        self.port: Port = bench.switch.add_port(key.public_key, there, 0.0)[0]
+        self.member: Member = bench.switch.add_member(key.public_key, there, 0.0)[0]
         self.connection = Connection(key.public_key, here, now=0.0, config=CONFIG, random=bench.random)
-        self.down = self.port.data_to_send()
+        self.down = self.member.data_to_send()
         assert [type(event) for event in self.receive(len(self.down))] == [Ready]
 
     # what an application does
@@ -143,7 +143,7 @@ class Client:
 
     def send(self, size: int) -> None:
         data, self.up = self.up[:size], self.up[size:]
-        for event in self.port.receive_data(data, 0.0):
+        for event in self.member.receive_data(data, 0.0):
             if isinstance(event, TransportStarted):
                 self.bench.join(event)
 
@@ -170,12 +170,12 @@ class Bench:
         secret = bytes(key)
         return RecordLayer(secret, secret[::-1]), RecordLayer(secret[::-1], secret)
 
-    def client_of(self, port: Port) -> Client:
-        return next(one for one in self.clients + self.gone if one.port is port)
+    def client_of(self, member: Member) -> Client:
+        return next(one for one in self.clients + self.gone if one.member is member)
 
     def join(self, event: TransportStarted) -> None:
-        asking = self.client_of(event.asking.port).by_id[event.asking.id]
-        asked = self.client_of(event.asking.other.port).by_id[event.asking.other.id]
+        asking = self.client_of(event.asking.member).by_id[event.asking.id]
+        asked = self.client_of(event.asking.other.member).by_id[event.asking.other.id]
         asking.other, asked.other = asked, asking
 
     def move(self) -> None:
@@ -184,12 +184,12 @@ class Bench:
             if client.connection.wants_write:
                 client.up += client.connection.data_to_send()
             client.connection.writable.clear()
-            while not client.port.congested and client.port.wants_write:
-                client.down += client.port.data_to_send()
+            while not client.member.congested and client.member.wants_write:
+                client.down += client.member.data_to_send()
 
     def lose(self, number: int) -> None:
         client = self.clients[number]
-        self.switch.remove_port(client.port, 0.0)
+        self.switch.remove_member(client.member, 0.0)
         for end in client.ends:
             if not end.over:
                 client.abort(end)
@@ -200,7 +200,7 @@ class Bench:
         """Everything is accepted, read and closed."""
         for _ in range(10_000):
             for client in self.clients:
-                client.port.resume()
+                client.member.resume()
                 for end in list(client.ends):
                     if end.stream.state is StreamState.OFFERED:
                         client.connection.accept(end.stream)
@@ -235,8 +235,8 @@ class Bench:
             assert not client.connection.streams
             assert client.connection._offered == 0
             assert all(end.over for end in client.ends)
-            port = client.port
-            assert (port.pending_requests, port.queued_from, len(port.halves), len(port.waiting)) == (0, 0, 0, 0)
+            member = client.member
+            assert (member.pending_requests, member.queued_from, len(member.legs), len(member.waiting)) == (0, 0, 0, 0)
 
 
 #: Each as often as it stands here: what leads to data under way comes often, what ends everything seldom.
@@ -286,9 +286,9 @@ def do(bench: Bench, action: str, who: int, choice: int, size: int) -> None:
         if (end := client.pick(choice, *set(StreamState) - {StreamState.CLOSED})) is not None:
             client.abort(end)
     elif action == "pause":
-        client.port.pause()
+        client.member.pause()
     elif action == "resume":
-        client.port.resume()
+        client.member.resume()
     elif action == "lose":
         if choice == 0:
             bench.lose(who)
@@ -325,8 +325,8 @@ def test_any_schedule(beginning: list[tuple[int, int]], wanted: list[tuple[str, 
     bench.switch.handle_timeout(1e9)
     assert bench.switch.next_timeout() is None
     for client in bench.clients:
-        bench.switch.remove_port(client.port, 0.0)
-    assert not bench.switch.ports
+        bench.switch.remove_member(client.member, 0.0)
+    assert not bench.switch.members
 
 
 def transfer(bench: Bench, size: int, paused: bool = False) -> tuple[End, End]:
@@ -336,7 +336,7 @@ def transfer(bench: Bench, size: int, paused: bool = False) -> tuple[End, End]:
     bench.finish()
     [end] = alice.ends
     if paused:
-        bob.port.pause()
+        bob.member.pause()
     alice.connection.send_data(end.stream, end.more(size))
     alice.close(end)
     bench.finish()
@@ -381,7 +381,7 @@ def test_a_receiver_that_does_not_read_stops_its_sender_and_nobody_else() -> Non
 def test_through_real_handshakes() -> None:
     """Handshake, admission, transport and close as bytes alone, each core fed by the one before it."""
     switch = Switch()
-    ends: list[tuple[Connection, Port]] = []
+    ends: list[tuple[Connection, Member]] = []
     for key in CLIENTS:
         client = Handshake(Role.CLIENT, key, SERVER.public_key, now=0.0)
         server = Handshake(Role.SERVER, SERVER, now=0.0)
@@ -390,10 +390,10 @@ def test_through_real_handshakes() -> None:
         [there] = server.receive_data(client.data_to_send(), 0.0)
         assert isinstance(done, HandshakeDone) and isinstance(there, HandshakeDone)
         assert there.remote == key.public_key
-        port, _ = switch.add_port(there.remote, there.records, 0.0)
+        member, _ = switch.add_member(there.remote, there.records, 0.0)
         connection = Connection(key.public_key, done.records, now=0.0, random=os.urandom)
-        assert connection.receive_data(port.data_to_send(), 0.0) == [Ready()]
-        ends.append((connection, port))
+        assert connection.receive_data(member.data_to_send(), 0.0) == [Ready()]
+        ends.append((connection, member))
     (alice, alice_port), (bob, bob_port) = ends
 
     def pass_on() -> tuple[list[Event], list[Event]]:

@@ -9,7 +9,7 @@ import pytest
 from dmsg.crypto.keys import SecretKey
 from dmsg.mux.core.record import RecordLayer
 from dmsg.mux.core.wire import ACK, CLOSE, FWD, HEADER_BYTES, OK, encode_close, encode_frame, split_frames
-from dmsg.mux.relay.member import REWRITTEN_HEADER_BYTES, Half, Port
+from dmsg.mux.relay.member import REWRITTEN_HEADER_BYTES, Leg, Member
 from dmsg.mux.relay.switch import Switch
 
 ALICE, BOB = (SecretKey(hashlib.sha256(name).digest()).public_key for name in (b"alice", b"bob"))
@@ -18,15 +18,15 @@ REQUEST = ALICE.raw + BOB.raw
 
 
 class Line:
-    """Two ports of a switch with one open transport between id 2 here and id 3 there."""
+    """Two members of a switch with one open transport between id 2 here and id 3 there."""
 
     def __init__(self) -> None:
         self.switch = Switch(random=lambda size: (3).to_bytes(size, "big"))
-        self.here = self.switch.add_port(ALICE, RecordLayer(DOWN, UP), 5.0)[0]
-        self.there = self.switch.add_port(BOB, RecordLayer(DOWN, UP), 5.0)[0]
+        self.here = self.switch.add_member(ALICE, RecordLayer(DOWN, UP), 5.0)[0]
+        self.there = self.switch.add_member(BOB, RecordLayer(DOWN, UP), 5.0)[0]
         self.sealer, self.reader = RecordLayer(UP, DOWN), RecordLayer(UP, DOWN)
         self.take()
-        asking, asked = Half(self.here, 2, initiator=True), Half(self.there, 3, initiator=False)
+        asking, asked = Leg(self.here, 2, initiator=True), Leg(self.there, 3, initiator=False)
         asking.join(asked, REQUEST, 5.0)
         asking.open_both(6.0)
         self.asking, self.asked = asking, asked
@@ -59,8 +59,8 @@ def test_halves_of_a_transport_know_each_other(line: Line) -> None:
 
 def test_only_the_first_accept_of_the_side_asked_is_right() -> None:
     switch = Switch()
-    here, there = (switch.add_port(key, RecordLayer(DOWN, UP), 0.0)[0] for key in (ALICE, BOB))
-    asking, asked = Half(here, 2, initiator=True), Half(there, 3, initiator=False)
+    here, there = (switch.add_member(key, RecordLayer(DOWN, UP), 0.0)[0] for key in (ALICE, BOB))
+    asking, asked = Leg(here, 2, initiator=True), Leg(there, 3, initiator=False)
     asking.join(asked, REQUEST, 0.0)
     assert not asking.accepts(REQUEST)
     assert not asked.accepts(REQUEST + b"\0")
@@ -74,13 +74,13 @@ def test_a_forgotten_half_is_remembered_by_its_id(line: Line) -> None:
     assert 3 not in line.there.recent
     line.asked.forget()
     line.asked.forget()
-    assert 3 in line.there.recent and 3 not in line.there.halves
+    assert 3 in line.there.recent and 3 not in line.there.legs
     assert line.there.transports == 1
-    again = Half(line.there, 3, initiator=False)
-    Half(line.here, 4, initiator=True).join(again, REQUEST, 8.0)
+    again = Leg(line.there, 3, initiator=False)
+    Leg(line.here, 4, initiator=True).join(again, REQUEST, 8.0)
     assert 3 not in line.there.recent
     line.asked.forget()
-    assert line.there.halves[3] is again, "an old half does not take a new one's place away"
+    assert line.there.legs[3] is again, "an old leg does not take a new one's place away"
 
 
 def test_frames_of_one_read_leave_as_one_record_with_new_ids(line: Line) -> None:
@@ -202,17 +202,17 @@ def test_more_than_fits_a_record_goes_out_in_several(line: Line) -> None:
 
 
 def test_ids_are_odd_and_none_is_left_when_all_are_taken(line: Line) -> None:
-    port = Port(line.switch, ALICE, RecordLayer(DOWN, UP), 0.0)
+    member = Member(line.switch, ALICE, RecordLayer(DOWN, UP), 0.0)
     drawn: list[int] = []
 
     def random(size: int) -> bytes:
         drawn.append(size)
         return b"\xff\xfe"
 
-    assert [port.free_id(random), port.free_id(random)] == [0xFFFF, 1]
+    assert [member.free_id(random), member.free_id(random)] == [0xFFFF, 1]
     assert drawn == [2], "drawn when first needed, once"
-    port.halves = dict.fromkeys(range(1, 1 << 16, 2), line.asking)
-    assert port.free_id(random) is None
+    member.legs = dict.fromkeys(range(1, 1 << 16, 2), line.asking)
+    assert member.free_id(random) is None
 
 
 def test_a_port_has_no_timers_of_its_own(line: Line) -> None:

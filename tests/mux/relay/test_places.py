@@ -39,7 +39,7 @@ def test_strangers_with_all_places_keep_nobody_out(relay, keys, addresses, activ
     for _ in range(8):
         if active:
             for stranger, transport_id in held:
-                if transport_id in stranger.port.halves:
+                if transport_id in stranger.member.legs:
                     stranger.say(FWD, transport_id, bytes(3))
         kept.append(friend.dial(victim))
         net.advance(10.0)
@@ -61,7 +61,7 @@ def test_a_stranger_on_the_friends_address_does_not_keep_it_out(relay):
     kept = friend.dial_many(victim, 20)
     assert stranger.dial(victim) == BUSY
     assert all(map(friend.is_open, kept))
-    assert len(stranger.port.halves) == 492
+    assert len(stranger.member.legs) == 492
 
 
 def test_a_burst_through_one_tunnel_gets_every_place(relay):
@@ -97,7 +97,7 @@ def test_a_source_with_its_share_displaces_no_more(relay):
     for number in range(20):
         stranger = net.join(f"stranger {number}", "attacker")
         taken += sum(not isinstance(stranger.dial(victim), CloseReason) for _ in range(5))
-    held = sum(len(port.halves) for port in net.switch.ports.values() if port.group == "attacker")
+    held = sum(len(member.legs) for member in net.switch.members.values() if member.group == "attacker")
     assert held == 10
     assert taken >= held
     assert sum(map(tunnel.is_open, ids)) == 90
@@ -132,8 +132,8 @@ def test_places_that_went_while_the_client_thought_are_not_taken_twice(relay):
     assert set(first.closed.values()) == {BUSY}
     assert set(first.closed) == {asked[0], asked[4], asked[5]}, "the last two, and one for the second"
     victim.read()
-    assert victim.port.incoming.count == 4
-    assert victim.port.unanswered.count == 0
+    assert victim.member.incoming.count == 4
+    assert victim.member.unanswered.count == 0
 
 
 def test_unanswered_requests_of_strangers_keep_nobody_out(relay):
@@ -159,6 +159,6 @@ def test_a_member_that_dials_itself_holds_a_place_like_any_other(relay):
         assert not isinstance(alice.dial(alice), CloseReason)
     assert alice.dial(alice) == BUSY
     assert not isinstance(friend.dial(alice), CloseReason)
-    net.switch.remove_port(alice.port, net.now)
-    assert alice.port.incoming.count == alice.port.unanswered.count == alice.port.dials == 0
-    assert friend.port.dials == 0
+    net.switch.remove_member(alice.member, net.now)
+    assert alice.member.incoming.count == alice.member.unanswered.count == alice.member.dials == 0
+    assert friend.member.dials == 0

@@ -34,7 +34,7 @@ def test_two_keys_do_not_stop_the_transports_of_others(relay):
         sender.send(transport_id, 990_000)
         net.advance(0.2)
         assert net.switch.queued_bytes <= net.limits.queued_total_bytes
-        assert stuck.port.queued_to <= net.limits.queued_per_connection_bytes
+        assert stuck.member.queued_to <= net.limits.queued_per_connection_bytes
         if at % 20 == 19:
             answers.append(alice.dial(bob))
     assert len(answers) == 15
@@ -89,7 +89,7 @@ def test_one_sender_with_many_receivers_has_one_budget(relay):
         slow.pause()
         sender.send(kept, 1_000)
         net.advance(1.0)
-        assert sender.port.queued_from <= net.limits.queued_per_connection_bytes
+        assert sender.member.queued_from <= net.limits.queued_per_connection_bytes
     assert sender.is_open(kept), "its receiver reads"
 
 
@@ -106,9 +106,9 @@ def test_one_receiver_keeps_the_queue_of_a_friend(relay):
     friend.send(kept, 500_000)
     for stranger, transport_id in ids:
         stranger.send(transport_id, 60_000)
-        assert bob.port.queued_to <= net.limits.queued_per_connection_bytes
+        assert bob.member.queued_to <= net.limits.queued_per_connection_bytes
     assert friend.is_open(kept)
-    assert bob.port.queued_to > MIB, "no more is closed than has to be"
+    assert bob.member.queued_to > MIB, "no more is closed than has to be"
 
 
 def test_who_reads_a_little_does_not_put_the_loss_on_who_stalls_for_a_moment(relay):
@@ -128,7 +128,7 @@ def test_who_reads_a_little_does_not_put_the_loss_on_who_stalls_for_a_moment(rel
         for sender, slow, ids in pairs:
             slow.read(1)
             for transport_id in ids:
-                if transport_id in sender.port.halves:
+                if transport_id in sender.member.legs:
                     sender.send(transport_id, 64_000)
     sender, slow, ids = pairs[0]
     sender.read()
@@ -144,26 +144,26 @@ def test_small_frames_take_little_more_memory_than_they_count(relay):
     stuck.pause()
     count = 20_000
     sender.send(transport_id, count, frame_bytes=1)
-    [queue] = stuck.port.waiting
+    [queue] = stuck.member.waiting
     held = sys.getsizeof(queue.queue) + sum(map(sys.getsizeof, queue.queue))
     assert held < 1.2 * queue.queued_bytes
     stuck.read()
     assert stuck.taken[queue.id] == count
-    assert stuck.port.frames_out == count + 2, "with OK and REQUEST: each is counted, and once"
+    assert stuck.member.frames_out == count + 2, "with OK and REQUEST: each is counted, and once"
 
 
 def test_answers_to_a_client_that_takes_none_take_little_memory(relay):
     net = relay(control_backlog_bytes=100_000)
     sender, nobody = net.join("sender"), net.join("nobody")
-    net.switch.remove_port(nobody.port, net.now)
+    net.switch.remove_member(nobody.member, net.now)
     sender.pause()
     for _ in range(10_000):
         sender.ask(nobody)
-    assert sender.port.control_backlog_bytes == 10_000 * 6
-    assert sum(map(sys.getsizeof, sender.port.out)) < 80_000
+    assert sender.member.control_backlog_bytes == 10_000 * 6
+    assert sum(map(sys.getsizeof, sender.member.out)) < 80_000
     sender.read()
     assert len(sender.closed) == 10_000
-    assert sender.port.frames_out == 10_001
+    assert sender.member.frames_out == 10_001
 
 
 # --- time without progress -------------------------------------------------------------------------------------------

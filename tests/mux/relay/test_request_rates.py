@@ -49,8 +49,8 @@ def test_a_flood_of_requests_reaches_the_client_at_a_rate(relay, keys, addresses
         if tick >= 20 and tick % 5 == 0:  # two a second are less than an equal part of the rate
             newcomer.ask(victim)
             arrived += refuse_all(victim)
-        for member in (newcomer, *strangers):
-            member.read()
+        for client in (newcomer, *strangers):
+            client.read()
         net.advance(0.1)
     assert sent == 38_000
     assert arrived <= 512 + 8 * 100
@@ -108,7 +108,7 @@ def test_strangers_to_many_clients_do_not_get_their_rates_forgotten(relay):
             refuse_all(other)
         stranger.read()
     assert arrived == net.limits.pair_request_burst
-    assert len(stranger.port.pairs) <= 256
+    assert len(stranger.member.pairs) <= 256
     net.advance(60.0)
     for other in others:
         assert not isinstance(stranger.dial(other), CloseReason)
@@ -118,16 +118,16 @@ def test_strangers_to_many_clients_do_not_get_their_rates_forgotten(relay):
 def test_little_is_remembered_of_floods_that_are_over(relay):
     net = relay(requests_per_s=1e6, request_burst=10**6, pending_requests=1_000)
     stranger = net.join("stranger")
-    members = [net.join(f"member {number}") for number in range(200)]
+    clients = [net.join(f"member {number}") for number in range(200)]
     targets = net.switch._rates._targets
-    for member in members:
-        stranger.ask(member)
-    assert set(targets) == {member.port for member in members}
+    for client in clients:
+        stranger.ask(client)
+    assert set(targets) == {client.member for client in clients}
     net.advance(10.0)
-    stranger.ask(members[0])
-    assert set(targets) == {members[0].port}
-    assert [member for member in members if member.port.rates is not None] == [members[0]]
-    net.switch.remove_port(members[0].port, net.now)
+    stranger.ask(clients[0])
+    assert set(targets) == {clients[0].member}
+    assert [client for client in clients if client.member.rates is not None] == [clients[0]]
+    net.switch.remove_member(clients[0].member, net.now)
     assert not targets
 
 
@@ -139,11 +139,11 @@ def test_strangers_that_ask_many_clients_take_little_memory(relay):
     for stranger in strangers:
         for target in targets:
             stranger.ask(target)
-    assert sum(len(stranger.port.pairs) for stranger in strangers) == 20 * 256
+    assert sum(len(stranger.member.pairs) for stranger in strangers) == 20 * 256
     for _ in range(2):
         net.advance(1.0)
         targets[0].ask(targets[1])
-    assert sum(len(stranger.port.pairs) for stranger in strangers) == 0
+    assert sum(len(stranger.member.pairs) for stranger in strangers) == 0
     strangers[0].ask(targets[0])
-    net.switch.remove_port(strangers[0].port, net.now)
-    assert set(net.switch._rates._sources) <= {targets[0].port}
+    net.switch.remove_member(strangers[0].member, net.now)
+    assert set(net.switch._rates._sources) <= {targets[0].member}

@@ -50,12 +50,12 @@ async def test_who_takes_no_answers_is_not_read_from():
             raw.send_frames((REQUEST, 2 * at, payload) for at in range(first, first + 100))
             memory.advance(0)
         [server] = network.servers
-        port = server.switch.ports[raw.key.public_key.raw]
+        member = server.switch.members[raw.key.public_key.raw]
         answers_of_a_read = pipe_bytes // len(encode_frame(REQUEST, 0, payload)) * len(encode_close(0, 0))
-        assert limit_bytes < port.control_backlog_bytes <= limit_bytes + answers_of_a_read
-        assert port.frames_in < requests
+        assert limit_bytes < member.control_backlog_bytes <= limit_bytes + answers_of_a_read
+        assert member.frames_in < requests
         raw.resume()
-        while port.frames_in < requests or port.control_backlog_bytes:
+        while member.frames_in < requests or member.control_backlog_bytes:
             await network.settle()
         await network.settle()
         assert [(frame.kind, frame.transport_id) for frame in raw.take_frames()[1:]] == [
@@ -86,8 +86,8 @@ async def test_the_log_of_a_client_tells_when_sessions_come_and_go():
     async with LocalNetwork(memory, servers=1, discovery=None) as network:
         await network.client(events=log)
         [server] = network.servers
-        for port in list(server.switch.ports.values()):
-            port.owner.transport.abortConnection()
+        for member in list(server.switch.members.values()):
+            member.owner.transport.abortConnection()
         await network.wait(deferLater(memory, 10.0))
     server_key = str(server.key.public_key)
     assert [(event.server, event.reason) for event in log.of(SessionUp)] == [

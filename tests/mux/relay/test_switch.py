@@ -34,9 +34,9 @@ from dmsg.mux.core.wire import (
     encode_frame,
     split_frames,
 )
-from dmsg.mux.relay.events import PortDropped, RequestRefused, TransportEnded, TransportStarted
+from dmsg.mux.relay.events import MemberDropped, RequestRefused, TransportEnded, TransportStarted
 from dmsg.mux.relay.limits import RelayLimits
-from dmsg.mux.relay.member import Half, Port
+from dmsg.mux.relay.member import Leg, Member
 from dmsg.mux.relay.switch import Switch
 from dmsg.sansio.rate import RecentIds
 
@@ -54,13 +54,13 @@ class Client:
         self.bench = bench
         self.key = key
         self.records = RecordLayer(UP, DOWN)
-        self.port, self.admission = bench.switch.add_port(key, RecordLayer(DOWN, UP), bench.now)
+        self.member, self.admission = bench.switch.add_member(key, RecordLayer(DOWN, UP), bench.now)
         assert self.frames() == [(OK, 0, b"")]
 
     def say_plain(self, *plaintexts: bytes) -> list[Any]:
         """Send records with ``plaintexts``; gives the events."""
         data = b"".join(map(self.records.seal, plaintexts))
-        return list(self.port.receive_data(data, self.bench.now))
+        return list(self.member.receive_data(data, self.bench.now))
 
     def say(self, kind: int, transport_id: int, payload: bytes = b"") -> list[Any]:
         return self.say_plain(encode_frame(kind, transport_id, payload))
@@ -68,8 +68,8 @@ class Client:
     def plaintexts(self) -> list[bytes]:
         """The records that are waiting, as the network takes them."""
         found = []
-        while self.port.wants_write:
-            found += self.records.open(self.port.data_to_send())
+        while self.member.wants_write:
+            found += self.records.open(self.member.data_to_send())
         return found
 
     def frames(self) -> list[Frame]:
@@ -93,7 +93,7 @@ class Client:
         return there
 
     def leave(self) -> list[Any]:
-        return list(self.bench.switch.remove_port(self.port, self.bench.now))
+        return list(self.bench.switch.remove_member(self.member, self.bench.now))
 
 
 class Bench:
@@ -115,9 +115,9 @@ class Bench:
         switch = self.switch
         assert (switch.queued_bytes, switch.open_transports) == (0, 0)
         assert switch.queues.next_timeout() is None
-        for port in switch.ports.values():
-            assert (port.pending_requests, port.queued_from, port.queued_to) == (0, 0, 0)
-            assert (len(port.halves), len(port.waiting), len(port.feeding)) == (0, 0, 0)
+        for member in switch.members.values():
+            assert (member.pending_requests, member.queued_from, member.queued_to) == (0, 0, 0)
+            assert (len(member.legs), len(member.waiting), len(member.feeding)) == (0, 0, 0)
 
 
 def close(transport_id: int, reason: int) -> Frame:
@@ -129,7 +129,7 @@ def data(size: int, sequence: int = 1) -> bytes:
 
 
 def held_halves() -> int:
-    return sum(isinstance(each, Half) for each in gc.get_objects())
+    return sum(isinstance(each, Leg) for each in gc.get_objects())
 
 
 # --- admission -------------------------------------------------------------------------------------------------------
@@ -140,7 +140,7 @@ def test_ok_is_first_and_only_then_can_a_client_be_reached() -> None:
     bench = Bench()
     [alice] = bench.connect(ALICE)
     records = RecordLayer(UP, DOWN)
-    bob, _ = bench.switch.add_port(BOB, RecordLayer(DOWN, UP), bench.now)
+    bob, _ = bench.switch.add_member(BOB, RecordLayer(DOWN, UP), bench.now)
     alice.say(REQUEST, 2, ALICE.raw + BOB.raw)
     [plaintext] = records.open(bob.data_to_send())
     assert [frame[0] for frame in split_frames(plaintext)[0]] == [OK, REQUEST]
@@ -165,8 +165,8 @@ def test_a_draining_server_admits_nobody() -> None:
 
 def test_ok_of_an_admission_has_no_reason() -> None:
     bench = Bench()
-    port, _ = bench.switch.add_port(ALICE, RecordLayer(DOWN, UP), bench.now)
-    assert Connection(ALICE, RecordLayer(UP, DOWN), now=0.0).receive_data(port.data_to_send(), 0.0) == [Ready()]
+    member, _ = bench.switch.add_member(ALICE, RecordLayer(DOWN, UP), bench.now)
+    assert Connection(ALICE, RecordLayer(UP, DOWN), now=0.0).receive_data(member.data_to_send(), 0.0) == [Ready()]
 
 
 def test_newest_connection_of_a_key_wins() -> None:
@@ -177,10 +177,10 @@ def test_newest_connection_of_a_key_wins() -> None:
     [new] = bench.connect(ALICE)
     ended, dropped = new.admission
     assert isinstance(ended, TransportEnded) and (ended.reason, ended.by) == (CloseReason.PEER_GONE, "initiator")
-    assert dropped == PortDropped(old.port, "replaced")
+    assert dropped == MemberDropped(old.member, "replaced")
     assert bob.frames() == [close(there, CloseReason.PEER_GONE)]
     assert old.leave() == []
-    assert bench.switch.ports[ALICE.raw] is new.port
+    assert bench.switch.members[ALICE.raw] is new.member
     bob.transport(4, new)
 
 
@@ -214,10 +214,10 @@ def test_ids_of_the_server_step_over_those_in_use_and_wrap() -> None:
     bench = Bench()
     alice, bob = bench.connect(ALICE, BOB)
     first = alice.transport(2, bob)
-    bob.port.next_id = 0xFFFF
+    bob.member.next_id = 0xFFFF
     assert alice.transport(4, bob) == 0xFFFF
     assert alice.transport(6, bob) == 1
-    bob.port.next_id = first
+    bob.member.next_id = first
     assert alice.transport(8, bob) == first + 2
 
 
@@ -236,7 +236,7 @@ def test_request_contents_are_checked(payload: bytes, reason: int) -> None:
     bench = Bench()
     alice, bob, _ = bench.connect(ALICE, BOB, CAROL)
     [event] = alice.say(REQUEST, 2, payload)
-    assert event == RequestRefused(alice.port, CloseReason(reason).name.lower())
+    assert event == RequestRefused(alice.member, CloseReason(reason).name.lower())
     assert alice.frames() == [close(2, reason)]
     assert bob.frames() == []
     bench.check_empty()
@@ -261,7 +261,7 @@ def test_request_for_an_id_in_use_ends_the_old_rule(accepted: bool) -> None:
         [(_, there, _)] = bob.frames()
     ended, refused = alice.say(REQUEST, 2, ALICE.raw + CAROL.raw)
     assert (ended.reason, ended.by, ended.was_open) == (CloseReason.BAD_ID, "server", accepted)
-    assert refused == RequestRefused(alice.port, "bad_id")
+    assert refused == RequestRefused(alice.member, "bad_id")
     assert alice.frames() == [close(2, CloseReason.BAD_ID)]
     assert bob.frames() == [close(there, CloseReason.BAD_ID)]
     assert carol.frames() == []
@@ -317,7 +317,7 @@ def test_the_end_of_a_connection_that_had_a_transport_to_itself() -> None:
     events = alice.leave()
     assert [event.was_open for event in events] == [True, False]
     assert alice.leave() == []
-    assert not alice.port.halves
+    assert not alice.member.legs
     bench.check_empty()
 
 
@@ -408,8 +408,8 @@ def test_all_ids_taken_is_busy_at_once() -> None:
     alice, bob, carol = bench.connect(ALICE, BOB, CAROL)
     frames = b"".join(encode_frame(REQUEST, n, ALICE.raw + BOB.raw) for n in range(0, 1 << 16, 2))
     alice.say_plain(*(frames[at : at + 65_000] for at in range(0, len(frames), 65_000)))
-    assert len(bob.port.halves) == 1 << 15
-    assert carol.say(REQUEST, 2, CAROL.raw + BOB.raw) == [RequestRefused(carol.port, "busy")]
+    assert len(bob.member.legs) == 1 << 15
+    assert carol.say(REQUEST, 2, CAROL.raw + BOB.raw) == [RequestRefused(carol.member, "busy")]
     assert carol.frames() == [close(2, CloseReason.BUSY)]
     assert len({transport_id for _, transport_id, _ in bob.frames()}) == 1 << 15
 
@@ -417,7 +417,7 @@ def test_all_ids_taken_is_busy_at_once() -> None:
 def test_requests_to_a_client_that_takes_none() -> None:
     bench = Bench(control_backlog_bytes=300, pending_requests=1000)
     alice, bob = bench.connect(ALICE, BOB)
-    bob.port.pause()
+    bob.member.pause()
     for n in range(10):
         alice.request(2 * n, bob)
     refused = alice.frames()
@@ -521,7 +521,7 @@ def test_answered_requests_have_no_timeout() -> None:
     assert bench.wait(5.0) == []
     assert bench.switch.next_timeout() == bench.now + 5.0
     [event] = bench.wait(5.0)
-    assert event.asking.port is carol.port
+    assert event.asking.member is carol.member
     assert bench.switch.open_transports == 1
 
 
@@ -692,7 +692,7 @@ def test_nobody_else_is_slowed_down() -> None:
     alice, bob, carol = bench.connect(ALICE, BOB, CAROL)
     alice.transport(2, bob)
     to_carol = alice.transport(4, carol)
-    bob.port.pause()
+    bob.member.pause()
     for n in range(20):
         alice.say(FWD, 2, data(1_000, n))
         alice.say(FWD, 4, data(10, n))
@@ -706,13 +706,13 @@ def test_what_waited_arrives_in_order_when_the_receiver_reads_again() -> None:
     alice, bob = bench.connect(ALICE, BOB)
     there = alice.transport(2, bob)
     alice.say(FWD, 2, data(10, 0))
-    bob.port.pause()
+    bob.member.pause()
     for n in range(1, 200):
         alice.say(FWD, 2, data(1_000, n))
-    bob.port.resume()
+    bob.member.resume()
     alice.say(FWD, 2, data(10, 200))
     assert [int.from_bytes(payload[:2], "big") for _, _, payload in bob.frames()] == list(range(201))
-    assert bob.port.direct
+    assert bob.member.direct
     alice.say(FWD, 2, data(10, 201))
     assert bob.frames() == [(FWD, there, data(10, 201))]
     alice.say(CLOSE, 2, b"\0")
@@ -724,7 +724,7 @@ def test_queue_over_the_hard_limit_ends_the_transport_at_once() -> None:
     bench = Bench(queue_soft_bytes=10_000, queue_hard_bytes=20_000)
     alice, bob = bench.connect(ALICE, BOB)
     there = alice.transport(2, bob)
-    bob.port.pause()
+    bob.member.pause()
     events = []
     for n in range(25):
         events += alice.say(FWD, 2, data(1_000, n))
@@ -732,7 +732,7 @@ def test_queue_over_the_hard_limit_ends_the_transport_at_once() -> None:
     assert (event.reason, event.by) == (CloseReason.SLOW_CONSUMER, "server")
     assert alice.frames() == [close(2, CloseReason.SLOW_CONSUMER)]
     assert bench.switch.queued_bytes == 0
-    bob.port.resume()
+    bob.member.resume()
     assert bob.frames() == [close(there, CloseReason.SLOW_CONSUMER)], "what waited is dropped"
     bench.check_empty()
     assert event.asking.other.queue_peak_bytes > 20_000
@@ -743,7 +743,7 @@ def test_queue_over_the_soft_limit_ends_the_transport_after_a_time_without_progr
     alice, bob = bench.connect(ALICE, BOB)
     there = alice.transport(2, bob)
     assert bench.wait(10.0) == []
-    bob.port.pause()
+    bob.member.pause()
     for n in range(9):
         alice.say(FWD, 2, data(1_000, n))
     assert bench.switch.next_timeout() == bench.now + 30.0, "the time of any queue"
@@ -754,7 +754,7 @@ def test_queue_over_the_soft_limit_ends_the_transport_after_a_time_without_progr
     [event] = bench.wait(1.0)
     assert event.reason == CloseReason.SLOW_CONSUMER
     assert alice.frames() == [close(2, CloseReason.SLOW_CONSUMER)]
-    bob.port.resume()
+    bob.member.resume()
     assert bob.frames() == [close(there, CloseReason.SLOW_CONSUMER)]
     bench.check_empty()
     assert bench.switch.next_timeout() is None
@@ -764,16 +764,16 @@ def test_a_slow_receiver_that_makes_progress_is_left_alone() -> None:
     bench = Bench(queue_soft_bytes=100_000, slow_consumer_timeout_s=10.0)
     alice, bob = bench.connect(ALICE, BOB)
     alice.transport(2, bob)
-    bob.port.pause()
+    bob.member.pause()
     for n in range(400):
         alice.say(FWD, 2, data(1_000, n))
     for _ in range(4):
-        bob.port.resume()
-        bob.records.open(bob.port.data_to_send())  # 64 KiB, then nothing more
-        bob.port.pause()
+        bob.member.resume()
+        bob.records.open(bob.member.data_to_send())  # 64 KiB, then nothing more
+        bob.member.pause()
         assert bench.wait(10.0) == []
     assert bench.switch.open_transports == 1
-    bob.port.resume()
+    bob.member.resume()
     bob.frames()
     assert bench.wait(10.0) == []
     assert bench.switch.next_timeout() is None, "caught up"
@@ -783,11 +783,11 @@ def test_close_goes_behind_the_data_that_came_before_it() -> None:
     bench = Bench()
     alice, bob = bench.connect(ALICE, BOB)
     there = alice.transport(2, bob)
-    bob.port.pause()
+    bob.member.pause()
     alice.say(FWD, 2, data(100))
     alice.say(CLOSE, 2, b"\0")
     assert bench.switch.open_transports == 0
-    bob.port.resume()
+    bob.member.resume()
     assert bob.frames() == [(FWD, there, data(100)), close(there, 0)]
     assert bench.wait(100.0) == []
     bench.check_empty()
@@ -797,10 +797,10 @@ def test_close_of_a_lost_connection_goes_behind_its_data_too() -> None:
     bench = Bench()
     alice, bob = bench.connect(ALICE, BOB)
     there = alice.transport(2, bob)
-    bob.port.pause()
+    bob.member.pause()
     alice.say(FWD, 2, data(100))
     alice.leave()
-    bob.port.resume()
+    bob.member.resume()
     assert bob.frames() == [(FWD, there, data(100)), close(there, CloseReason.PEER_GONE)]
     bench.wait(100.0)
     bench.check_empty()
@@ -810,13 +810,13 @@ def test_what_waits_for_a_receiver_after_the_end_is_dropped_in_time() -> None:
     bench = Bench(slow_consumer_timeout_s=10.0)
     alice, bob = bench.connect(ALICE, BOB)
     there = alice.transport(2, bob)
-    bob.port.pause()
+    bob.member.pause()
     alice.say(FWD, 2, data(100))
     alice.say(CLOSE, 2, b"\0")
     assert bench.switch.next_timeout() == bench.now + 10.0
     assert bench.wait(10.0) == []
     bench.check_empty()
-    bob.port.resume()
+    bob.member.resume()
     assert bob.frames() == [close(there, CloseReason.SLOW_CONSUMER)]
 
 
@@ -824,11 +824,11 @@ def test_what_waits_for_the_side_that_closes_is_dropped_at_once() -> None:
     bench = Bench()
     alice, bob = bench.connect(ALICE, BOB)
     there = alice.transport(2, bob)
-    bob.port.pause()
+    bob.member.pause()
     alice.say(FWD, 2, data(100))
     bob.say(CLOSE, there, b"\0")
     bench.check_empty()
-    bob.port.resume()
+    bob.member.resume()
     assert bob.frames() == []
     assert alice.frames() == [close(2, 0)]
 
@@ -838,7 +838,7 @@ def test_a_receiver_that_is_lost_takes_its_queues_with_it() -> None:
     alice, bob = bench.connect(ALICE, BOB)
     alice.transport(2, bob)
     alice.transport(4, bob)
-    bob.port.pause()
+    bob.member.pause()
     for transport_id in (2, 4):
         alice.say(FWD, transport_id, data(100))
     alice.say(CLOSE, 4, b"\0")  # what waits there belongs to no transport any more
@@ -846,18 +846,18 @@ def test_a_receiver_that_is_lost_takes_its_queues_with_it() -> None:
     assert alice.frames() == [close(2, CloseReason.PEER_GONE)]
     bench.wait(100.0)
     bench.check_empty()
-    assert not bob.port.wants_write
+    assert not bob.member.wants_write
 
 
 def test_transports_of_one_receiver_take_turns() -> None:
     bench = Bench(queue_hard_bytes=10_000_000)
     alice, bob = bench.connect(ALICE, BOB)
     ids = [alice.transport(2 * n, bob) for n in range(4)]
-    bob.port.pause()
+    bob.member.pause()
     for n in range(4):
         for _ in range(60 if n == 0 else 20):
             alice.say(FWD, 2 * n, data(2_000))
-    bob.port.resume()
+    bob.member.resume()
     order = [transport_id for _, transport_id, _ in bob.frames()]
     quantum = 9  # frames of 2,007 bytes in 16 KiB, the last of them over it
     assert order[: 4 * quantum] == [one for one in ids for _ in range(quantum)]
@@ -870,10 +870,10 @@ def test_frames_that_are_no_data_overtake_what_waits() -> None:
     bench = Bench()
     alice, bob, carol = bench.connect(ALICE, BOB, CAROL)
     there = alice.transport(2, bob)
-    bob.port.pause()
+    bob.member.pause()
     alice.say(FWD, 2, data(1_000))
     carol.request(2, bob)
-    bob.port.resume()
+    bob.member.resume()
     assert [kind for kind, *_ in bob.frames()] == [REQUEST, FWD]
     assert there
 
@@ -884,7 +884,7 @@ def test_too_much_queued_in_all_closes_the_largest_queues_and_refuses_nobody() -
     alice.transport(2, bob)
     alice.transport(4, bob)
     carol.transport(2, bob)
-    bob.port.pause()
+    bob.member.pause()
     carol.say(FWD, 2, data(10_000))
     for n in range(4):
         alice.say(FWD, 2, data(11_000, n))
@@ -903,11 +903,11 @@ def test_a_client_that_takes_no_answers_is_not_read_from() -> None:
     [alice] = bench.connect(ALICE)
     for n in range(9):
         alice.say(REQUEST, 2 * n, ALICE.raw + DAVE.raw)
-    assert not alice.port.overloaded, "its network takes everything"
-    alice.port.pause()
-    assert alice.port.overloaded
-    alice.port.resume()
-    assert not alice.port.overloaded
+    assert not alice.member.overloaded, "its network takes everything"
+    alice.member.pause()
+    assert alice.member.overloaded
+    alice.member.resume()
+    assert not alice.member.overloaded
 
 
 # --- frames over the limit -------------------------------------------------------------------------------------------
@@ -941,14 +941,14 @@ def test_the_switch_emits_no_record_over_the_limit(sizes: list[int], congested: 
     alice, bob = bench.connect(ALICE, BOB)
     there = alice.transport(2, bob)
     if congested:
-        bob.port.pause()
+        bob.member.pause()
     for n, size in enumerate(sizes):
         alice.say(FWD, 2, data(size, n))
     if congested:
-        bob.port.resume()
+        bob.member.resume()
     plaintexts = []
-    while bob.port.wants_write:
-        sealed = bob.port.data_to_send()
+    while bob.member.wants_write:
+        sealed = bob.member.data_to_send()
         position = 0
         while position < len(sealed):
             position += 2 + int.from_bytes(sealed[position : position + 2], "big")
@@ -1002,9 +1002,9 @@ def test_any_frames_from_anybody_leave_the_books_in_order(steps: list[Any]) -> N
                 clients[who] = Client(bench, keys[who])
             continue
         if step[0] == "pause":
-            client.port.pause()
+            client.member.pause()
         elif step[0] == "resume":
-            client.port.resume()
+            client.member.resume()
             client.frames()
         elif step[0] == "wait":
             bench.wait(6.0)
@@ -1012,28 +1012,28 @@ def test_any_frames_from_anybody_leave_the_books_in_order(steps: list[Any]) -> N
             client.leave()
             clients[who] = None
         elif step[0] == "flush":
-            if not client.port.congested:
+            if not client.member.congested:
                 client.frames()
         elif not isinstance(step[0], str):
             client.say(*step[1:])
-        live = [one.port for one in clients if one is not None]
-        assert {id(port) for port in bench.switch.ports.values()} == {id(port) for port in live}
-        queued = sum(half.queued_bytes for port in live for half in port.waiting)
+        live = [one.member for one in clients if one is not None]
+        assert {id(member) for member in bench.switch.members.values()} == {id(member) for member in live}
+        queued = sum(leg.queued_bytes for member in live for leg in member.waiting)
         assert bench.switch.queued_bytes == queued
-        halves = [half for port in live for half in port.halves.values()]
-        assert all(half.other.port.halves[half.other.id] is half.other for half in halves)
-        assert bench.switch.open_transports == sum(half.open and half.initiator for half in halves)
-        for port in live:
-            waits = sum(half.initiator and not half.open for half in port.halves.values())
-            assert port.pending_requests == waits
-            assert port.direct <= (not port.congested and not port.waiting)
-            assert len(port.waiting) == len(set(port.waiting))
+        legs = [leg for member in live for leg in member.legs.values()]
+        assert all(leg.other.member.legs[leg.other.id] is leg.other for leg in legs)
+        assert bench.switch.open_transports == sum(leg.open and leg.initiator for leg in legs)
+        for member in live:
+            waits = sum(leg.initiator and not leg.open for leg in member.legs.values())
+            assert member.pending_requests == waits
+            assert member.direct <= (not member.congested and not member.waiting)
+            assert len(member.waiting) == len(set(member.waiting))
     for client in clients:
         if client is not None:
             client.leave()
     bench.wait(100.0)
     bench.check_empty()
-    assert not bench.switch.ports
+    assert not bench.switch.members
     assert bench.switch.next_timeout() is None
 
 
@@ -1055,7 +1055,7 @@ def test_default_limits_are_those_of_the_extension() -> None:
     switch = Switch()
     assert switch.limits == limits
     assert switch._random is os.urandom
-    assert isinstance(switch.add_port(ALICE, RecordLayer(UP, DOWN), 0.0)[0], Port)
+    assert isinstance(switch.add_member(ALICE, RecordLayer(UP, DOWN), 0.0)[0], Member)
 
 
 # --- memory ----------------------------------------------------------------------------------------------------------
@@ -1083,10 +1083,10 @@ def test_a_transport_that_is_over_is_let_go_of_without_the_garbage_collector(end
             if end == "closed":
                 alice.say(CLOSE, transport_id, b"\0")
             elif end == "slow":
-                bob.port.pause()
+                bob.member.pause()
                 for sequence in range(1, 6):
                     alice.say(FWD, transport_id, data(1_000, sequence))
-                bob.port.resume()
+                bob.member.resume()
             alice.frames(), bob.frames()
         if end == "gone":
             bob.leave()
