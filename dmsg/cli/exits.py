@@ -15,7 +15,7 @@ from dmsg.discovery.errors import (
     RateLimitedByDiscovery,
     Unauthorized,
 )
-from dmsg.errors import DialError, DmsgError
+from dmsg.errors import ConfigError, DialError, DmsgError
 from dmsg.mux.core.errors import IntegrityError
 from dmsg.relays.errors import RelayListError
 
@@ -63,6 +63,8 @@ def exit_code(error: BaseException) -> Exit:
     match error:
         case CommandError():
             return error.exit
+        case ConfigError():
+            return Exit.USAGE
         case EntryNotFound():
             return Exit.NOT_FOUND
         case Unauthorized() | EntryRolledBack() | InvalidSignature() | IntegrityError() | CryptoError():

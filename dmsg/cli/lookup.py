@@ -7,6 +7,7 @@ from typing import Any
 
 import click
 
+from dmsg.cli.client import open_discovery
 from dmsg.cli.exits import CommandError, Exit
 from dmsg.cli.output import printable
 from dmsg.cli.settings import PUBLIC_KEY, Invocation, common_options
@@ -31,7 +32,7 @@ def entry(call: Invocation, public_key: PublicKey) -> None:
 
 async def list_servers(call: Invocation, reactor: Any) -> None:
     """``dmsg servers``."""
-    async with call.settings.open_discovery(reactor) as discovery:
+    async with open_discovery(call.settings, reactor) as discovery:
         _require(discovery)
         found = await discovery.available_servers()
     rows = [(str(one.static), one.server.address, one.server.available_connections) for one in found]
@@ -45,7 +46,7 @@ async def list_servers(call: Invocation, reactor: Any) -> None:
 
 async def show_entry(call: Invocation, reactor: Any, public_key: PublicKey) -> None:
     """``dmsg entry``."""
-    async with call.settings.open_discovery(reactor) as discovery:
+    async with open_discovery(call.settings, reactor) as discovery:
         _require(discovery)
         found: Entry = await discovery.get_entry(public_key)
     lines = [

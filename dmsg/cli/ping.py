@@ -14,10 +14,12 @@ from twisted.internet.task import deferLater
 from twisted.python.failure import Failure
 
 from dmsg.cli.channel import Channel
+from dmsg.cli.client import open_client
 from dmsg.cli.exits import CommandError, Exit
 from dmsg.cli.output import tell_opened
-from dmsg.cli.settings import DIAL_TIMEOUT_S, PUBLIC_KEY, Invocation, common_options, service_option
+from dmsg.cli.settings import PUBLIC_KEY, Invocation, ValueType, common_options, service_option
 from dmsg.crypto.keys import PublicKey
+from dmsg.ops.values import DURATION, SIZE
 
 #: A ping holds at least enough randomness to be told from others, and at most what two ends hold without waiting.
 PING_LIMIT_BYTES: Final = 1024 * 1024
@@ -60,8 +62,10 @@ def echo(call: Invocation, service: str) -> None:
 @click.command()
 @click.argument("peer", metavar="PK", type=PUBLIC_KEY)
 @click.option("--count", type=click.IntRange(1, 1_000_000), default=5, show_default=True, help="How many.")
-@click.option("--size", type=click.IntRange(1, PING_LIMIT_BYTES), default=64, show_default=True, help="Bytes in each.")
-@click.option("--interval", type=click.FloatRange(0, 3600), default=0.2, show_default=True, help="Seconds in between.")
+@click.option("--size", type=ValueType(SIZE, 1, PING_LIMIT_BYTES), default=64, show_default=True, help="Bytes in each.")
+@click.option(
+    "--interval", type=ValueType(DURATION, 0, 3600), default=0.2, show_default=True, help="Seconds in between."
+)
 @common_options
 @service_option
 def ping(call: Invocation, peer: PublicKey, count: int, size: int, interval: float, service: str) -> None:
@@ -75,7 +79,7 @@ async def run_echo(call: Invocation, reactor: Any, *, service: str = "") -> None
     """``dmsg echo``."""
     factory: Any = Factory.forProtocol(lambda: Echo(lambda transport: tell_opened(call.out, transport)))
     factory.noisy = False
-    async with call.settings.open_client(reactor, listening=True) as client:
+    async with open_client(call.settings, reactor, listening=True) as client:
         client.listen(factory, service)
         key = str(client.public_key)
         call.out.result({"event": "ready", "public_key": key}, key)
@@ -88,9 +92,9 @@ async def run_ping(
 ) -> None:
     """``dmsg ping``. Raises ``DialError``, and ``CommandError`` for an echo that is late or wrong."""
     round_trips: list[float] = []
-    async with call.settings.open_client(reactor, listening=False) as client:
+    async with open_client(call.settings, reactor, listening=False) as client:
         began = reactor.seconds()
-        transport = await client.dial(peer, service, timeout_s=DIAL_TIMEOUT_S)
+        transport = await client.dial(peer, service)
         dial_ms = (reactor.seconds() - began) * 1000
         server = str(transport.getPeer().server_public_key)
         channel = Channel(reactor)

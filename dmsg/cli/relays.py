@@ -11,10 +11,11 @@ import click
 
 from dmsg.cli.exits import exit_code
 from dmsg.cli.output import Output
-from dmsg.cli.settings import KeysType, ParamType, output_options
+from dmsg.cli.settings import ParamType, ValueType, output_options
 from dmsg.crypto.errors import InvalidKey
 from dmsg.crypto.keys import PublicKey, read_key_file
 from dmsg.errors import DmsgError, InvalidAddress
+from dmsg.ops.values import KEYS
 from dmsg.relays.operator_list import DOCUMENT_LIMIT_BYTES, ListedRelay, RelayList, sign_relay_list
 
 #: How long a list is believed if nothing else is said, in days: an operator that signs weekly may miss three weeks.
@@ -59,7 +60,7 @@ def sign(listed: tuple[ListedRelay, ...], key_file: str, days: int, out: Output,
 
 @relays.command()
 @click.argument("file", type=click.Path(exists=True, dir_okay=False, path_type=Path))
-@click.option("--relays-key", "keys", type=KeysType(), required=True, help="Who may have signed it.")
+@click.option("--relays-key", "keys", type=ValueType(KEYS), required=True, help="Who may have signed it.")
 @output_options
 def show(file: Path, keys: tuple[PublicKey, ...], out: Output, verbose: bool) -> None:
     """Verify the list in FILE and print what it says."""

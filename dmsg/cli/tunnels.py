@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Coroutine
 from typing import Any, Final
 
@@ -13,15 +14,16 @@ from twisted.internet.interfaces import IStreamClientEndpoint
 from twisted.internet.protocol import Factory, connectionDone
 from twisted.python.failure import Failure
 
+from dmsg.cli.client import open_client
 from dmsg.cli.exits import CommandError, Exit, describe
 from dmsg.cli.output import tell_opened
 from dmsg.cli.redial import Redialer
-from dmsg.cli.settings import DIAL_TIMEOUT_S, PUBLIC_KEY, Invocation, common_options, service_option
+from dmsg.cli.settings import PUBLIC_KEY, Invocation, ValueType, common_options, service_option
 from dmsg.cli.splice import End, join
 from dmsg.crypto.keys import PublicKey
 from dmsg.glue.listening import server_endpoint
 from dmsg.mux.client.listener import AllowKeys
-from dmsg.mux.core.limits import ListenerLimits
+from dmsg.ops.values import DURATION
 
 #: Pairs at a time: each holds two windows of data and a socket, of which a process usually may have 1,024.
 MAX_PAIRS: Final = 900
@@ -38,13 +40,14 @@ Open = Callable[[], Coroutine[Any, Any, End]]
     "--idle-timeout",
     "idle_timeout_s",
     metavar="SECONDS",
-    type=click.FloatRange(min=0),
-    default=0.0,
+    type=ValueType(DURATION),
     help="Close a connection on which nothing moves for so long; default: never.",
 )
 @common_options
 @service_option
-def expose(call: Invocation, endpoint: str, allow: tuple[PublicKey, ...], idle_timeout_s: float, service: str) -> None:
+def expose(
+    call: Invocation, endpoint: str, allow: tuple[PublicKey, ...], idle_timeout_s: float | None, service: str
+) -> None:
     """Accept transports and connect each to ENDPOINT, e.g. tcp:127.0.0.1:22.
 
     ENDPOINT is a Twisted client endpoint. Without --allow, anybody who knows the key is connected.
@@ -73,7 +76,7 @@ async def run_expose(
     endpoint: str,
     *,
     allow: tuple[PublicKey, ...] = (),
-    idle_timeout_s: float = 0.0,
+    idle_timeout_s: float | None = None,
     service: str = "",
 ) -> None:
     """``dmsg expose``."""
@@ -92,12 +95,15 @@ async def run_expose(
 
     # the listener has the limit: what it refuses is told that it is busy, and may try again
     pairs = Pairs(connect, lambda error: call.out.note(f"{endpoint}: {describe(error)}"), opened, limit=None)
-    async with call.settings.open_client(reactor, listening=True) as client:
+    limits = dataclasses.replace(call.settings.config.listener, open_transports=MAX_PAIRS)
+    if idle_timeout_s is not None:
+        limits = dataclasses.replace(limits, idle_timeout_s=idle_timeout_s)
+    async with open_client(call.settings, reactor, listening=True) as client:
         port = client.listen(
             pairs,
             service,
             policy=AllowKeys(allow) if allow else None,
-            limits=ListenerLimits(open_transports=MAX_PAIRS, idle_timeout_s=idle_timeout_s),
+            limits=limits,
             security=call.settings.security,
         )
         key = str(client.public_key)
@@ -116,8 +122,8 @@ async def run_forward(call: Invocation, reactor: Any, peer: PublicKey, listen: s
         source = server_endpoint(reactor, listen)
     except Exception as error:  # as above
         raise CommandError(f"{listen!r} is not a server endpoint: {error}", Exit.USAGE) from None
-    async with call.settings.open_client(reactor, listening=False) as client:
-        redialer = Redialer(client, peer, service, timeout_s=DIAL_TIMEOUT_S, clock=reactor)
+    async with open_client(call.settings, reactor, listening=False) as client:
+        redialer = Redialer(client, peer, service, timeout_s=call.settings.config.dial.timeout_s, clock=reactor)
 
         async def connect() -> End:
             transport = await redialer.dial()

@@ -139,7 +139,9 @@ def _url(value: Any) -> str:
 
 def _service(value: Any) -> str:
     try:
-        return check_service_name(_text(value))
+        if not isinstance(value, str):
+            raise ValueError("must be a text")
+        return check_service_name(value)
     except InvalidAddress as error:
         raise ValueError(str(error)) from None
 
@@ -214,6 +216,9 @@ def optional(kind: Kind[T]) -> Kind[T | None]:
 
 TEXT: Final = Kind("TEXT", _text)
 PATH: Final = Kind("FILE", _path)
+DIRECTORY: Final = Kind("DIR", _path)
+#: A text, because a path has no place for a URL.
+LOCATION: Final = Kind("FILE|URL", _text)
 FLAG: Final = Kind("yes|no", _flag, lambda value: "yes" if value else "no")
 COUNT: Final = Kind("NUMBER", _count)
 SIZE: Final = Kind("SIZE", _size, _size_text)

@@ -18,6 +18,7 @@ from dmsg.discovery.ranks_source import REFRESH_S as RANKS_REFRESH_S
 from dmsg.discovery.stores.memory import StoreLimits
 from dmsg.eventlog.files import LIMIT_BYTES, ROTATE_BYTES, ROTATE_S
 from dmsg.http.server import DiscoveryLimits
+from dmsg.mux.client.settings import ClientSettings
 from dmsg.mux.relay.limits import RelayLimits
 from dmsg.ops.config import CONFIG_VARIABLE
 from dmsg.ops.settings import setting, variables_of
@@ -155,26 +156,13 @@ class ShipperSettings(CommonSettings):
     drain_timeout: float = setting("seconds uploads under way may take after SIGTERM", default=20.0, kind=DURATION)
 
 
-#: The tables a configuration file may have, one for each role. The command-line client reads its own.
+#: The tables a configuration file may have, one for each role.
 ROLES: Final = ("server", "discovery", "client", "shipper")
-#: Variables of the command-line client.
-CLIENT_VARIABLES: Final = frozenset(
-    {
-        CONFIG_VARIABLE,
-        "DMSG_KEY",
-        "DMSG_DISCOVERY",
-        "DMSG_SERVER",
-        "DMSG_SECURITY",
-        "DMSG_RANKS_KEY",
-        "DMSG_STATE_DIR",
-        "DMSG_RELAYS",
-        "DMSG_RELAYS_KEY",
-        "DMSG_RELAYS_MODE",
-    }
-)
+#: Variables of the programs that make tables of event logs.
+LOG_VARIABLES: Final = frozenset({"DMSG_LOGS_CACHE", "DMSG_LOGS_DRIVER_MEMORY"})
 
 
 def known_variables() -> frozenset[str]:
     """Every ``DMSG_*`` variable that means something to some role: one environment may serve several."""
-    roles = variables_of(ServerSettings) | variables_of(DiscoverySettings) | variables_of(ShipperSettings)
-    return roles | CLIENT_VARIABLES
+    roles = (ServerSettings, DiscoverySettings, ShipperSettings, ClientSettings)
+    return LOG_VARIABLES.union({CONFIG_VARIABLE}, *map(variables_of, roles))

@@ -18,8 +18,9 @@ from twisted.internet.defer import CancelledError, Deferred
 from twisted.internet.threads import deferToThread
 
 from dmsg.cli.output import Output
-from dmsg.cli.settings import Invocation, Settings
+from dmsg.cli.settings import Invocation
 from dmsg.crypto.keys import SecretKey, write_key_file
+from dmsg.mux.client.settings import ClientSettings
 from dmsg.mux.core.negotiation import Security
 from dmsg.testing.network import LocalNetwork
 
@@ -106,9 +107,16 @@ class Bench:
         write_key_file(path, key)
         return key, str(path)
 
-    def settings(self, key_file: str = "", security: Security | None = None, events: str = "") -> Settings:
+    def settings(self, key_file: str = "", security: Security | None = None, events: str = "") -> ClientSettings:
         url = self.network.discovery_url
-        return Settings(url, key_file, () if url else tuple(self.network.pinned), events, security=security)
+        return ClientSettings(
+            key=Path(key_file) if key_file else None,
+            discovery=url or None,
+            servers=() if url else tuple(self.network.pinned),
+            security=security,
+            state_dir="none",
+            events=Path(events) if events else None,
+        )
 
     def start(
         self,

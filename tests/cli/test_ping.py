@@ -8,11 +8,12 @@ from twisted.internet.protocol import Factory, Protocol
 from twisted.internet.task import Clock
 
 from dmsg.cli.channel import Channel, TimedOut, TransportBroken
+from dmsg.cli.client import open_client
 from dmsg.cli.exits import CommandError, Exit, exit_code
 from dmsg.cli.ping import run_echo, run_ping, summarize
-from dmsg.cli.settings import Settings
 from dmsg.crypto.keys import PublicKey
-from dmsg.errors import DialError
+from dmsg.errors import ConfigError, DialError
+from dmsg.mux.client.settings import ClientSettings
 
 
 @pytest.mark.parametrize("size", [1, 64, 1024 * 1024])
@@ -32,7 +33,7 @@ async def test_ping_measures_what_echo_sends_back(bench, size):
 
 @pytest_twisted.ensureDeferred
 async def test_events_that_cannot_be_written_are_said_at_once(bench):
-    with pytest.raises(CommandError, match="--events: /dev/null/x cannot be used: Not a directory") as caught:
+    with pytest.raises(ConfigError, match="events: /dev/null/x cannot be used: Not a directory") as caught:
         await bench.run(run_echo, events="/dev/null/x")
     assert exit_code(caught.value) is Exit.USAGE
 
@@ -75,7 +76,7 @@ async def test_a_peer_that_is_not_there_is_unreachable(bench, stage):
 
 @pytest_twisted.ensureDeferred
 async def test_a_listener_without_a_server_says_what_it_tried(bench, monkeypatch):
-    monkeypatch.setattr("dmsg.cli.settings.CONNECT_TIMEOUT_S", 0.2)
+    monkeypatch.setattr("dmsg.cli.client.CONNECT_TIMEOUT_S", 0.2)
     gone = bench.network.pinned[0]
     await bench.network.stop_server(bench.network.servers[0])
     command = bench.start(run_echo)
@@ -83,9 +84,9 @@ async def test_a_listener_without_a_server_says_what_it_tried(bench, monkeypatch
     with pytest.raises(CommandError) as caught:
         await command.ended
     assert caught.value.exit is Exit.USAGE  # neither discovery nor a server was given
-    settings = Settings("", "", (gone,))
+    settings = ClientSettings(servers=(gone,))
     with pytest.raises(CommandError) as caught:
-        async with settings.open_client(bench.reactor, listening=True):
+        async with open_client(settings, bench.reactor, listening=True):
             pytest.fail("it is not connected")
     assert caught.value.exit is Exit.UNREACHABLE
     assert caught.value.data["servers"] == {str(gone.public_key): "connection refused"}

@@ -13,7 +13,7 @@ from dmsg.cli.exits import Exit, describe, exit_code
 from dmsg.cli.main import group
 from dmsg.cli.ping import run_echo
 from dmsg.crypto.keys import PublicKey, SecretKey, write_key_file
-from dmsg.relays.choice import RelaysFrom, RelaysMode
+from dmsg.relays.choice import RelaysMode
 from dmsg.relays.errors import RelayListError
 
 RELAY = SecretKey.generate().public_key
@@ -57,10 +57,10 @@ def test_without_a_key_file_nothing_is_signed(tmp_path):
 @pytest.mark.parametrize(
     ("options", "says"),
     [
-        (["--relays", "list.json"], "--relays-key"),
-        (["--relays-mode", "only"], "--relays-mode"),
+        (["--relays", "list.json"], "relays_key"),
+        (["--relays-mode", "only"], "relays_mode"),
         (["--relays", "list.json", "--relays-key", "02ab"], "66 hex digits"),
-        (["--relays", "list.json", "--relays-key", str(RELAY), "--relays-mode", "all"], "prefer or only"),
+        (["--relays", "list.json", "--relays-key", str(RELAY), "--relays-mode", "all"], "one of prefer, only"),
     ],
 )
 def test_what_is_wrong_with_the_options_is_said(options, says):
@@ -74,8 +74,9 @@ def test_what_is_wrong_with_the_options_is_said(options, says):
 def given(bench, location, operator, mode=RelaysMode.ONLY):
     """Let every command of the bench have a list."""
     settings = bench.settings
-    relays = RelaysFrom(str(location), (operator,), mode)
-    bench.settings = lambda *options: replace(settings(*options), relays=relays)
+    bench.settings = lambda *options: replace(
+        settings(*options), relays=str(location), relays_keys=(operator,), relays_mode=mode
+    )
 
 
 @pytest.mark.parametrize("bench", ["http"], indirect=True)

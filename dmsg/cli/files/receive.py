@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections import OrderedDict
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +16,7 @@ from twisted.python.failure import Failure
 
 from dmsg.address import DmsgAddress
 from dmsg.cli.channel import Channel, TimedOut, TransportBroken
+from dmsg.cli.client import open_client
 from dmsg.cli.exits import CommandError
 from dmsg.cli.files.names import check_name, local_name
 from dmsg.cli.files.parts import PartFile, PartStore
@@ -35,9 +35,10 @@ from dmsg.cli.files.wire import (
     TransferFailed,
 )
 from dmsg.cli.output import human_bytes
-from dmsg.cli.settings import PUBLIC_KEY, Invocation, ParamType, common_options, service_option
+from dmsg.cli.settings import PUBLIC_KEY, Invocation, ValueType, common_options, service_option
 from dmsg.crypto.keys import PublicKey
 from dmsg.mux.client.listener import AllowKeys
+from dmsg.ops.values import SIZE
 
 MAX_SIZE: Final = "10GiB"
 #: How long a new transport may say nothing: ``dmsg send`` offers its first file at once.
@@ -46,26 +47,7 @@ FIRST_OFFER_TIMEOUT_S: Final = 10.0
 SWEEP_INTERVAL_S: Final = 3600.0
 #: Files whose arrival is remembered, so that a sender which missed the word of it does not send them again.
 _REMEMBERED: Final = 1_024
-_SIZE: Final = re.compile(r"(\d{1,15})\s*([KMGT]i?B?|B)?\Z", re.IGNORECASE)
 _log = Logger()
-
-
-class SizeType(ParamType):
-    """A number of bytes on the command line: ``1000``, ``64MiB``, ``2G``."""
-
-    name = "SIZE"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
-        """The number, or a usage error."""
-        if isinstance(value, int):
-            return value
-        match = _SIZE.match(value.strip())
-        if match is None:
-            self.fail(f"{value!r} is not a size such as 1000, 64MiB or 2G", param, ctx)
-        unit = (match[2] or "B").upper()
-        base = 1000 if len(unit) == 2 and unit != "B" else 1024
-        power = "BKMGT".index(unit[0])
-        return int(match[1]) * int(base**power)
 
 
 @click.command()
@@ -73,10 +55,14 @@ class SizeType(ParamType):
 @click.option("--once", is_flag=True, help="End when the first sender is done with its files, or one of them failed.")
 @click.option("--allow", metavar="PK", type=PUBLIC_KEY, multiple=True, help="Accept this sender only; may be repeated.")
 @click.option("--overwrite", is_flag=True, help="Replace files that are there already.")
-@click.option("--max-size", type=SizeType(), default=MAX_SIZE, show_default=True, help="Largest file accepted.")
-@click.option("--quota", type=SizeType(), default=QUOTA, show_default=True, help="What DIR may grow by meanwhile.")
+@click.option("--max-size", type=ValueType(SIZE), default=MAX_SIZE, show_default=True, help="Largest file accepted.")
+@click.option("--quota", type=ValueType(SIZE), default=QUOTA, show_default=True, help="What DIR may grow by meanwhile.")
 @click.option(
-    "--keep-free", type=SizeType(), default=KEEP_FREE, show_default=True, help="What stays free on DIR's file system."
+    "--keep-free",
+    type=ValueType(SIZE),
+    default=KEEP_FREE,
+    show_default=True,
+    help="What stays free on DIR's file system.",
 )
 @common_options
 @service_option
@@ -122,7 +108,7 @@ async def run_receive(
     service: str = "",
 ) -> None:
     """``dmsg receive``; with ``once`` returns after, or fails with, the first sender's outcome."""
-    async with call.settings.open_client(reactor, listening=True) as client:
+    async with open_client(call.settings, reactor, listening=True) as client:
         receiver = Receiver(call, reactor, rules, listed=bool(allow))
         policy = AllowKeys(allow) if allow else None
         port = client.listen(receiver, service, policy=policy, security=call.settings.security)

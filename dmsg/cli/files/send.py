@@ -12,13 +12,14 @@ from twisted.internet.task import deferLater
 
 from dmsg.address import DmsgAddress
 from dmsg.cli.channel import Channel, TimedOut, TransportBroken
+from dmsg.cli.client import open_client
 from dmsg.cli.exits import CommandError, Exit
 from dmsg.cli.files.names import check_name
 from dmsg.cli.files.store import SourceFile, in_thread
 from dmsg.cli.files.talk import CLOSE_TIMEOUT_S, HASH_TIMEOUT_S, Conversation
 from dmsg.cli.files.wire import Done, End, Finish, Have, MalformedTransfer, Offer, Start, TransferFailed
 from dmsg.cli.output import human_bytes
-from dmsg.cli.settings import DIAL_TIMEOUT_S, PUBLIC_KEY, Invocation, common_options, service_option
+from dmsg.cli.settings import PUBLIC_KEY, Invocation, common_options, service_option
 from dmsg.crypto.keys import PublicKey
 from dmsg.errors import DialError
 from dmsg.mux.client.service import DmsgClient
@@ -62,7 +63,7 @@ async def run_send(
     try:
         for file in files:
             sources.append(SourceFile(file))
-        async with call.settings.open_client(reactor, listening=False) as client:
+        async with open_client(call.settings, reactor, listening=False) as client:
             await _Sending(call, reactor, client, DmsgAddress(peer, service), sources, retries).run()
     finally:
         for source in sources:
@@ -116,7 +117,7 @@ class _Sending:
 
     async def _deliver(self) -> None:
         """Send what can be sent over one transport."""
-        transport = await self._client.dial(self._peer, self._service, timeout_s=DIAL_TIMEOUT_S)
+        transport = await self._client.dial(self._peer, self._service)
         self._dialled = True
         channel = Channel(self._reactor)
         transport.attach(channel)

@@ -14,7 +14,7 @@ from twisted.internet.task import deferLater
 from dmsg.cli.channel import Channel, TransportBroken
 from dmsg.cli.exits import CommandError, Exit, exit_code
 from dmsg.cli.files.parts import FOLDER, PartStore
-from dmsg.cli.files.receive import Rules, SizeType, run_receive
+from dmsg.cli.files.receive import Rules, run_receive
 from dmsg.cli.files.send import run_send
 from dmsg.cli.files.store import BLOCK_BYTES
 from dmsg.cli.files.talk import Conversation
@@ -30,10 +30,12 @@ from dmsg.cli.files.wire import (
     data_prefix,
     encode,
 )
+from dmsg.cli.settings import ValueType
 from dmsg.crypto.keys import PublicKey
 from dmsg.errors import DialError
 from dmsg.eventlog.compress import read_lines
 from dmsg.mux.core.negotiation import Security
+from dmsg.ops.values import SIZE
 
 GIBIBYTE = 1024**3
 
@@ -512,12 +514,12 @@ async def test_an_interrupted_receiver_keeps_what_it_has(bench, inbox):
     [("0", 0), ("1000", 1000), ("1k", 1024), ("1KB", 1000), ("64MiB", 64 * 1024**2), ("2 G", 2 * 1024**3), ("5B", 5)],
 )
 def test_sizes_are_read(text, size):
-    assert SizeType().convert(text, None, None) == size
+    assert ValueType(SIZE).convert(text, None, None) == size
 
 
-@pytest.mark.parametrize("text", ["", "x", "-1", "1.5M", "1XB", "9" * 16])
+@pytest.mark.parametrize("text", ["", "x", "-1", "1.5M", "1XB", "9" * 20])
 def test_other_sizes_are_usage_errors(text):
     import click
 
     with pytest.raises(click.UsageError):
-        SizeType().convert(text, None, None)
+        ValueType(SIZE).convert(text, None, None)
