@@ -276,6 +276,19 @@ class StreamTransport(Generic[S]):
 
     def over(self, reason: Failure) -> None:
         """The stream is over: tell the application ``reason``, behind what came before. Silent the second time."""
+        self._deadlines.stop()
+        self._will_end(reason)
+
+    # --- what a subclass may use and has to give ---------------------------------------------------------------------
+
+    def _run_on(self, stream: S, connection: StreamConnection[S], flush_soon: Callable[[], None]) -> None:
+        """Go on over another stream."""
+        self.stream = stream
+        self._connection = connection
+        self._flush_soon = flush_soon
+
+    def _will_end(self, reason: Failure) -> None:
+        """Tell the application ``reason``, behind what came before, whether or not the stream is over by now."""
         if self.state in OVER:
             return
         self._reason = reason
@@ -286,14 +299,6 @@ class StreamTransport(Generic[S]):
             self._inbox.pop()
         self.move(TransportState.ENDING)
         self._pump_soon()
-
-    # --- what a subclass may use and has to give ---------------------------------------------------------------------
-
-    def _run_on(self, stream: S, connection: StreamConnection[S], flush_soon: Callable[[], None]) -> None:
-        """Go on over another stream."""
-        self.stream = stream
-        self._connection = connection
-        self._flush_soon = flush_soon
 
     def _end_write(self) -> None:
         """End this side's half and go on reading."""

@@ -143,6 +143,7 @@ def state_diagram(transitions: Mapping[Enum, Iterable[Enum]]) -> str:
     """The same as a drawing: states from top to bottom, ways down on the right, ways up on the left."""
     order = list(transitions)
     width, height, gap, left = 130, 30, 52, 150
+    right = 460
     ys = {state: 12 + position * gap for position, state in enumerate(order)}
     shapes = []
     for state, targets in transitions.items():
@@ -151,6 +152,7 @@ def state_diagram(transitions: Mapping[Enum, Iterable[Enum]]) -> str:
             span = abs(order.index(target) - order.index(state))
             x = left + width if down else left
             bend = (18 + 30 * span) * (1 if down else -1)
+            right = max(right, x + bend)
             start, end = ys[state] + height * (0.65 if down else 0.35), ys[target] + height * (0.35 if down else 0.65)
             way = f"M{x},{start:g} C{x + bend},{start:g} {x + bend},{end:g} {x + (4 if down else -4)},{end:g}"
             shapes.append(f'<path d="{way}" fill="none" stroke="#678" marker-end="url(#dmsg-arrow)"/>')
@@ -165,7 +167,7 @@ def state_diagram(transitions: Mapping[Enum, Iterable[Enum]]) -> str:
         '<path d="M0,0 L9,4 L0,8 z" fill="#678"/></marker></defs>'
     )
     total = 24 + len(order) * gap
-    drawing = f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 460 {total}" width="460">{arrow}'
+    drawing = f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {right} {total}" width="{right}">{arrow}'
     body = "".join(shapes)
     return f".. raw:: html\n\n   {drawing}{body}</svg>\n"
 
@@ -174,8 +176,25 @@ def stream_states() -> str:
     """The states of a stream, drawn and listed."""
     from dmsg.mux.core import stream
 
-    comments = trailing_comments(stream.StreamState)
-    return f"{state_diagram(stream.TRANSITIONS)}\n{state_table(stream.TRANSITIONS, comments)}"
+    return _states(stream.StreamState, stream.TRANSITIONS)
+
+
+def transport_states() -> str:
+    """The states of a transport as the application sees it, drawn and listed."""
+    from dmsg.glue import transport_state
+
+    return _states(transport_state.TransportState, transport_state.TRANSITIONS)
+
+
+def path_states() -> str:
+    """The states of the path of a mux transport, drawn and listed."""
+    from dmsg.mux.client import transport
+
+    return _states(transport.PathState, transport.PATH_TRANSITIONS)
+
+
+def _states(cls: type, transitions: Mapping[Enum, Iterable[Enum]]) -> str:
+    return f"{state_diagram(transitions)}\n{state_table(transitions, trailing_comments(cls))}"
 
 
 def trailing_comments(cls: type) -> dict[str, str]:
@@ -478,6 +497,8 @@ GENERATORS: Final[dict[str, Callable[..., str]]] = {
         close_codes,
         tlvs,
         stream_states,
+        transport_states,
+        path_states,
         limits,
         settings,
         events,

@@ -19,6 +19,8 @@ from dmsg.discovery.entry import ENTRY_LIMIT_BYTES
 from dmsg.discovery.errors import DISCOVERY_ERRORS
 from dmsg.discovery.lookups import CallerLimits
 from dmsg.eventlog import schema as ev
+from dmsg.glue import transport_state
+from dmsg.mux.client import transport
 from dmsg.mux.core import record, stream, tlv, wire
 from dmsg.mux.core.e2e import CONFIRM_TIMEOUT_S
 from dmsg.mux.core.handshake import COOKIE_BYTES
@@ -125,13 +127,24 @@ def test_every_event_and_column_is_there() -> None:
             assert f"``{column.name}``\n     - ``{column.type.__name__}``" in text[start:]
 
 
-def test_every_state_and_way_is_there() -> None:
-    table, drawing = tables.stream_states(), tables.state_diagram(stream.TRANSITIONS)
-    assert drawing.count("<rect") == len(stream.StreamState)
-    assert drawing.count("marker-end") == sum(map(len, stream.TRANSITIONS.values()))
-    for state, targets in stream.TRANSITIONS.items():
-        assert f">{state.name}</text>" in drawing
-        row = table.partition(f"   * - ``{state.name}``\n")[2].partition("   * - ")[0]
+@pytest.mark.parametrize(
+    ("text", "transitions"),
+    [
+        (tables.stream_states(), stream.TRANSITIONS),
+        (tables.transport_states(), transport_state.TRANSITIONS),
+        (tables.path_states(), transport.PATH_TRANSITIONS),
+    ],
+    ids=["stream", "transport", "path"],
+)
+def test_every_state_and_way_is_there(text: str, transitions: dict[Enum, frozenset[Enum]]) -> None:
+    assert set(transitions) == set(type(next(iter(transitions))))
+    assert text.count("<rect") == len(transitions)
+    assert text.count("marker-end") == sum(map(len, transitions.values()))
+    for state, targets in transitions.items():
+        assert f">{state.name}</text>" in text
+        row = text.partition(f"   * - ``{state.name}``\n")[2].partition("   * - ")[0]
+        meaning = row.partition("\n")[0].removeprefix("     - ")
+        assert meaning
         for target in targets:
             assert f"``{target.name}``" in row
 

@@ -137,7 +137,7 @@ class DmsgTransport(StreamTransport[Stream], StreamOwner):
         if self.disconnecting:
             # the application is done; the peer may still be finishing its side
             code = CloseReason.REFUSED if self.stream.was_cut else CloseReason.NORMAL
-            self.over(end_failure(self.stream, code, local=False))
+            self._will_end(end_failure(self.stream, code, local=False))
         elif not self._end_was_acked:
             self._end_was_acked = self.protocol is not None
             super().end_acked()

@@ -1,0 +1,130 @@
+"""The path of a transport: each of its states meets each thing that can happen to the transport."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import pytest_twisted
+from twisted.internet.protocol import Factory
+
+from dmsg.errors import DmsgError
+from dmsg.glue.transport_state import TransportState
+from dmsg.mux.client.service import ClientConfig, DmsgClient
+from dmsg.mux.client.transport import PATH_TRANSITIONS, DmsgTransport, PathState
+from dmsg.mux.core.wire import CloseReason
+from dmsg.testing.conformance import ConformanceProtocol
+from dmsg.testing.hostile import HostileNetwork, HostileServer
+from dmsg.testing.memory import MemoryNetwork
+
+sync = pytest_twisted.ensureDeferred
+GRACE_S = 5.0
+
+
+class Net(HostileNetwork):
+    """Two clients and a relay, with a transport in the middle of its life."""
+
+    relay: HostileServer
+    alice: DmsgClient
+    bob: DmsgClient
+    t: DmsgTransport
+
+    def __init__(self) -> None:
+        super().__init__(MemoryNetwork(), servers=0)
+
+    async def start(self) -> None:
+        await super().start()
+        self.relay = await self.add_relay()
+        config = ClientConfig(resume_grace_s=GRACE_S)
+        self.bob = await self.client(config=config)
+        self.alice = await self.client(config=config)
+        self.a, self.b = ConformanceProtocol(), ConformanceProtocol()
+        self.bob.listen(Factory.forProtocol(lambda: self.b))
+        self.t = await self.wait(self.alice.dial(self.bob.public_key))
+        self.t.attach(self.a)
+        await self.wait(self.b.when(lambda: self.b.made > 0))
+
+    def cut(self) -> None:
+        address = self.pinned[0].address
+        self.reactor.refuse(address.host, address.port)
+        self.relay.cut(self.alice.public_key)
+        self.reactor.advance(0.0)
+
+    def heal(self) -> None:
+        address = self.pinned[0].address
+        self.reactor.heal(address.host, address.port)
+
+
+def _abort(net: Net) -> None:
+    net.t.abortConnection()
+    net.reactor.advance(0.0)
+
+
+#: A way into each state.
+INTO: dict[PathState, Callable[[Net], object]] = {
+    PathState.CARRIED: lambda net: None,
+    PathState.LOST: Net.cut,
+    PathState.OVER: _abort,
+}
+
+EVENTS: dict[str, Callable[[Net], object]] = {
+    "written": lambda net: net.t.write(b"x" * 1_000),
+    "too much written": lambda net: [net.t.write(bytes(1 << 20)) for _ in range(70)],
+    "closed": lambda net: net.t.loseConnection(),
+    "closed by half": lambda net: net.t.loseWriteConnection(),
+    "aborted": lambda net: net.t.abortConnection(),
+    "a deadline passes": lambda net: net.t.deadline_exceeded("read deadline"),
+    "the linger passes": lambda net: net.t.linger_over(),
+    "given up": lambda net: net.t.detached and net.t.give_up(DmsgError("no path")),
+    "a search fails": lambda net: net.t.failed_to_resume(DmsgError("none found")),
+    "the peer ends": lambda net: net.t.end_received(),
+    "the end arrives": lambda net: net.t.end_acked(),
+    "closed by the relay alone": lambda net: (
+        net.t.path is PathState.CARRIED and net.t.ended(CloseReason.NORMAL, local=False)
+    ),
+    "the grace passes": lambda net: net.reactor.advance(GRACE_S),
+}
+
+
+@pytest.mark.parametrize("event", EVENTS)
+@pytest.mark.parametrize("state", PathState, ids=lambda state: state.name)
+@sync
+async def test_each_state_meets_each_event(state: PathState, event: str) -> None:
+    async with Net() as net:
+        INTO[state](net)
+        assert net.t.path is state
+        EVENTS[event](net)
+        assert net.t.path is state or net.t.path in PATH_TRANSITIONS[state]
+        net.heal()
+        net.t.abortConnection()
+        await net.wait(net.a.when_lost())
+        assert net.t.state is TransportState.ENDED
+        assert net.t.path in (PathState.OVER, PathState.CARRIED)
+        net.reactor.advance(200.0)
+        assert net.t.path is PathState.OVER
+        assert len(net.a.lost) == 1
+
+
+@sync
+async def test_a_lost_path_is_found_again() -> None:
+    async with Net() as net:
+        net.cut()
+        net.t.write(b"meanwhile")
+        assert net.t.path is PathState.LOST
+        assert net.t.state is TransportState.OPEN
+        net.heal()
+        await net.wait(net.b.when_received(9))
+        assert net.t.path is PathState.CARRIED
+
+
+@sync
+async def test_what_waits_for_a_path_is_bounded(logged_errors: Any) -> None:
+    async with Net() as net:
+        net.cut()
+        for _ in range(70):
+            net.t.write(bytes(1 << 20))
+        await net.wait(net.a.when_lost())
+        assert net.t.path is PathState.OVER
+        assert "more was written than may wait" in str(net.a.lost[0].value)
+        net.heal()
