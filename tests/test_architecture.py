@@ -47,7 +47,6 @@ CIRCLES = [
     {f"dmsg.mux.client.{name}" for name in ("pending", "session", "transport")},
     {f"dmsg.mux.client.{name}" for name in ("incoming", "listener", "service", "services")},
     {"dmsg.mux.core.resumption", "dmsg.mux.core.sealed_stream"},
-    {f"dmsg.mux.relay.{name}" for name in ("events", "member", "places", "queues", "request_rates", "switch")},
     {"dmsg.mux.relay.server", "dmsg.mux.relay.shell"},
 ]
 #: Pure packages, beside every package that is called core.

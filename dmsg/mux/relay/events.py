@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from dmsg.mux.relay.member import Leg, Member
+from dmsg.mux.relay.member import Leg, Member
 
 
 class SwitchEvent:

@@ -1,29 +1,23 @@
-"""A server's end of one connection, and the legs of the transports that run through it.
+"""A client's end at a relay, and the legs of the transports that run through it.
 
-Pure; :mod:`dmsg.mux.relay.switch` holds the rules, this module the state they work on.
+Pure. This module holds the state of one client; :mod:`dmsg.mux.relay.switch` decides what happens to it.
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict, deque
-from typing import TYPE_CHECKING, Final
+from collections.abc import Sequence
+from typing import Final, Protocol, TypeAlias
 
 from dmsg.crypto.keys import PublicKey, Random
+from dmsg.mux.core.record import RecordLayer
 from dmsg.mux.core.wire import ACK, FWD, HEADER_BYTES, answers_request
+from dmsg.mux.relay.limits import RelayLimits
 from dmsg.mux.relay.places import Places
-from dmsg.sansio.rate import RecentIds, RecentSet, TokenBucket
+from dmsg.sansio.rate import FairBucket, RecentIds, RecentSet, TokenBucket
 
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from dmsg.mux.core.record import RecordLayer
-    from dmsg.mux.relay.request_rates import Rates
-    from dmsg.mux.relay.switch import Switch
-
-#: Taken from the queues at one go, then the network is asked again.
-_DRAIN_BYTES: Final = 64 * 1024
-#: What one transport may send before the next has its turn.
-_QUANTUM_BYTES: Final = 16 * 1024
+#: The rates of REQUESTs towards one client: of strangers, and of those it knows.
+Rates: TypeAlias = tuple[FairBucket[str], FairBucket[str]]
 #: Small frames that wait are joined to pieces of this size: each piece costs some 50 bytes of memory beside its content.
 _PIECE_BYTES: Final = 1_024
 
@@ -148,6 +142,20 @@ def _joined(pieces: list[bytes] | deque[bytes], frame: bytes) -> bool:
     return True
 
 
+class Router(Protocol):
+    """What a member needs of the switch that it belongs to."""
+
+    limits: RelayLimits
+    #: Members that have something to send.
+    dirty: list[Member]
+
+    def route(self, member: Member, data: bytes, now: float) -> Sequence[object]:
+        """Take bytes that ``member`` received."""
+
+    def drain(self, member: Member) -> None:
+        """Put a share of what waits for ``member`` into its output."""
+
+
 class Member:
     """The core behind one client's connection (a :class:`~dmsg.sansio.core.Core`).
 
@@ -198,7 +206,7 @@ class Member:
 
     def __init__(
         self,
-        switch: Switch,
+        switch: Router,
         remote: PublicKey,
         records: RecordLayer,
         now: float,
@@ -216,8 +224,8 @@ class Member:
         self.owner: object | None = None  # the shell
         self.legs: dict[int, Leg] = {}
         self.dials = 0  # transports it opened, and requests of its own
-        self.incoming = Places()  # open transports that others opened to it
-        self.unanswered = Places()  # requests of others that it has not answered
+        self.incoming: Places[Member] = Places()  # open transports that others opened to it
+        self.unanswered: Places[Member] = Places()  # requests of others that it has not answered
         self.rates: Rates | None = None  # of REQUESTs towards it
         self.known: RecentSet[bytes] | tuple[()] = ()  # the keys it accepted last
         self.pairs: OrderedDict[bytes, TokenBucket] = OrderedDict()  # its rates towards clients that do not know it
@@ -297,7 +305,7 @@ class Member:
         """Everything that may go now, sealed: frames first come first, then what waited, a share of each in turn."""
         self.dirty = False
         if self.waiting:
-            self._drain()
+            self.switch.drain(self)
         if not self.out:
             return b""
         self.frames_out += (len(self.out) + self.single) // 2
@@ -308,32 +316,8 @@ class Member:
         self.bytes_out += len(sealed)
         return sealed
 
-    def _drain(self) -> None:
-        waiting = self.waiting
-        budget = _DRAIN_BYTES
-        self.progressed = True
-        self.took_at = self.switch.now
-        while waiting and budget > 0:
-            leg = next(iter(waiting))
-            queue = leg.queue
-            assert queue
-            share = 0
-            while queue and share < _QUANTUM_BYTES:
-                frame = queue.popleft()
-                share += len(frame)
-                self.out.append(frame)
-                self.single += 1
-            leg.progressed = True
-            budget -= share
-            waiting.move_to_end(leg)
-            self.switch.queues.took(leg, share)
-        if not waiting and not self.congested:
-            self.direct = True
-
     def discard_output(self) -> None:
-        """The connection is gone: forget everything that was to be sent."""
-        for leg in list(self.waiting):
-            self.switch.queues.drop(leg)
+        """Forget what was to be sent: the connection is gone."""
         self.out.clear()
         self.control_bytes = 0
         self.direct = True

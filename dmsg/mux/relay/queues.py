@@ -11,11 +11,15 @@ from __future__ import annotations
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Collection, Sequence
 from operator import attrgetter
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
-if TYPE_CHECKING:
-    from dmsg.mux.relay.member import Leg, Member
-    from dmsg.mux.relay.switch import Switch
+from dmsg.mux.relay.limits import RelayLimits
+from dmsg.mux.relay.member import Leg, Member
+
+#: Taken from the queues at one go, then the network is asked again.
+_DRAIN_BYTES: Final = 64 * 1024
+#: What one transport may send before the next has its turn.
+_QUANTUM_BYTES: Final = 16 * 1024
 
 #: A receiver that took nothing for this time counts as stalled, and what waits for it counts as so many times as much.
 _STALLED_S: Final = 1.0
@@ -30,8 +34,8 @@ _receiver: Callable[[Leg], Member] = attrgetter("member")
 class Queues:
     """The queues of a switch. A :class:`~dmsg.mux.relay.member.Leg` stands for the queue *towards* it."""
 
-    def __init__(self, switch: Switch) -> None:
-        self._switch = switch
+    def __init__(self, limits: RelayLimits) -> None:
+        self._limits = limits
         self.queued_bytes = 0
         # Deadlines, the earliest first: each is set to now and a fixed time when its entry goes to the end.
         self._stuck: OrderedDict[Leg, float] = OrderedDict()
@@ -46,7 +50,7 @@ class Queues:
             if not receiver.waiting:
                 receiver.progressed = False
                 receiver.took_at = now
-                self._waiting[receiver] = now + self._switch.limits.queue_stall_timeout_s
+                self._waiting[receiver] = now + self._limits.queue_stall_timeout_s
             receiver.waiting[queue] = None
             sender.feeding.add(queue)
         queue.enqueue(frame)
@@ -54,8 +58,31 @@ class Queues:
         receiver.queued_to += size
         sender.queued_from += size
         self.queued_bytes += size
-        if queue.queued_bytes > self._switch.limits.queue_soft_bytes and queue not in self._stuck:
+        if queue.queued_bytes > self._limits.queue_soft_bytes and queue not in self._stuck:
             self.limit_time(queue, now)
+
+    def drain(self, receiver: Member, now: float) -> None:
+        """Put what waits for ``receiver`` into its output: up to 64 KiB, up to 16 KiB of each transport in turn."""
+        waiting, out = receiver.waiting, receiver.out
+        budget = _DRAIN_BYTES
+        receiver.progressed = True
+        receiver.took_at = now
+        while waiting and budget > 0:
+            leg = next(iter(waiting))
+            queue = leg.queue
+            assert queue
+            share = 0
+            while queue and share < _QUANTUM_BYTES:
+                frame = queue.popleft()
+                share += len(frame)
+                out.append(frame)
+                receiver.single += 1
+            leg.progressed = True
+            budget -= share
+            waiting.move_to_end(leg)
+            self.took(leg, share)
+        if not waiting and not receiver.congested:
+            receiver.direct = True
 
     def took(self, queue: Leg, size: int) -> None:
         """Note that ``size`` bytes of ``queue`` are on their way or dropped."""
@@ -77,11 +104,16 @@ class Queues:
             queue.queue.clear()
             self.took(queue, queue.queued_bytes)
 
+    def drop_all(self, receiver: Member) -> None:
+        """Forget what waits for ``receiver``."""
+        for queue in list(receiver.waiting):
+            self.drop(queue)
+
     # --- too much --------------------------------------------------------------------------------------------------
 
     def excess(self, queue: Leg, now: float) -> Sequence[Leg]:
         """The queues that have to go because of what was put in ``queue``: often none."""
-        limits = self._switch.limits
+        limits = self._limits
         receiver, sender = queue.member, queue.target
         if queue.queued_bytes > limits.queue_hard_bytes:
             return (queue,)
@@ -111,7 +143,7 @@ class Queues:
     def limit_time(self, queue: Leg, now: float) -> None:
         """Give ``queue`` the time of a slow consumer from now on: it is too long, or its transport is over."""
         queue.progressed = False
-        self._stuck[queue] = now + self._switch.limits.slow_consumer_timeout_s
+        self._stuck[queue] = now + self._limits.slow_consumer_timeout_s
         self._stuck.move_to_end(queue)
 
     def next_timeout(self) -> float | None:
@@ -121,7 +153,7 @@ class Queues:
 
     def expired(self, now: float) -> list[Leg]:
         """The queues whose receiver took nothing for too long."""
-        limits = self._switch.limits
+        limits = self._limits
         found: dict[Leg, None] = {}
         while self._stuck:
             queue, deadline = next(iter(self._stuck.items()))

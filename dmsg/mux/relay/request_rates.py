@@ -9,16 +9,12 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from itertools import islice
-from typing import TYPE_CHECKING, Final, TypeAlias
+from typing import Final
 
+from dmsg.mux.relay.limits import RelayLimits
+from dmsg.mux.relay.member import Member, Rates
 from dmsg.sansio.rate import FairBucket, RecentSet, TokenBucket
 
-if TYPE_CHECKING:
-    from dmsg.mux.relay.member import Member
-    from dmsg.mux.relay.switch import Switch
-
-#: Towards one client: the rate of strangers, and of those it knows.
-Rates: TypeAlias = tuple[FairBucket[str], FairBucket[str]]
 #: The clients that one stranger may ask at the same time without waiting for its rates towards them.
 _PAIRS: Final = 256
 #: Once in this time so many clients are looked at: more than are asked in it for the first time for a while.
@@ -33,8 +29,8 @@ _KNOWN_KEYS: Final = 256
 class RequestRates:
     """The rates towards all clients of a relay."""
 
-    def __init__(self, switch: Switch) -> None:
-        self._switch = switch
+    def __init__(self, limits: RelayLimits) -> None:
+        self._limits = limits
         #: The clients that have buckets, to be looked at in turn: full buckets are forgotten.
         self._targets: OrderedDict[Member, None] = OrderedDict()
         #: The strangers that have buckets of pairs, the same.
@@ -68,7 +64,7 @@ class RequestRates:
         self._targets.pop(target, None)
 
     def _add(self, target: Member, now: float) -> Rates:
-        limits = self._switch.limits
+        limits = self._limits
         strangers = FairBucket[str](limits.stranger_requests_per_s, limits.stranger_request_burst, now)
         known = FairBucket[str](limits.known_requests_per_s, limits.known_request_burst, now)
         target.rates = strangers, known
@@ -96,7 +92,7 @@ class RequestRates:
 
     def _forget_full_pairs(self, source: Member, now: float, most: int) -> int:
         """Forget up to ``most`` buckets of ``source`` that are full again, from the one used longest ago; gives how many."""
-        pairs, burst = source.pairs, self._switch.limits.pair_request_burst
+        pairs, burst = source.pairs, self._limits.pair_request_burst
         for forgotten in range(most):
             if not pairs:
                 return forgotten
@@ -112,7 +108,7 @@ class RequestRates:
         The table is the stranger's own, and a bucket is forgotten only when it is full again: a stranger that asks too many
         clients at once has to wait.
         """
-        limits = self._switch.limits
+        limits = self._limits
         pairs, key = source.pairs, target.remote.raw
         bucket = pairs.pop(key, None)
         if bucket is None:

@@ -36,7 +36,7 @@ from dmsg.mux.core.wire import (
 from dmsg.mux.relay.events import MemberDropped, RequestRefused, SwitchEvent, TransportEnded, TransportStarted
 from dmsg.mux.relay.limits import RelayLimits
 from dmsg.mux.relay.member import Leg, Member
-from dmsg.mux.relay.places import PlaceRules
+from dmsg.mux.relay.place_rules import PlaceRules
 from dmsg.mux.relay.queues import Queues
 from dmsg.mux.relay.request_rates import RequestRates
 
@@ -45,13 +45,13 @@ class Switch:
     """All connections of a server and the transports between them."""
 
     def __init__(self, limits: RelayLimits | None = None, *, random: Random = os.urandom) -> None:
-        self.limits = limits or RelayLimits()
+        self.limits = limits = limits or RelayLimits()
         self.members: dict[bytes, Member] = {}
         #: Members that have something to send; the shell takes the list, empties it, and flushes each.
         self.dirty: list[Member] = []
-        self.queues = Queues(self)
-        self._places = PlaceRules(self)
-        self._rates = RequestRates(self)
+        self.queues = Queues(limits)
+        self._places = PlaceRules(limits)
+        self._rates = RequestRates(limits)
         self.open_transports = 0
         self.draining = False
         #: The time of the last read or timeout.
@@ -106,6 +106,7 @@ class Switch:
         while member.legs:
             leg = next(iter(member.legs.values()))
             self._end(leg, CloseReason.PEER_GONE, events, by=leg.side, tell=leg.other)
+        self.queues.drop_all(member)
         member.discard_output()
         self._rates.forget(member)
         return events
@@ -156,6 +157,10 @@ class Switch:
             error.events = events  # they have happened, whatever came after them
             raise
         return events
+
+    def drain(self, member: Member) -> None:
+        """Put a share of what waits for ``member`` into its output."""
+        self.queues.drain(member, self.now)
 
     def _enqueue(self, leg: Leg, frame: bytes, events: list[SwitchEvent]) -> None:
         """Let a frame wait for a receiver that takes nothing now (:ref:`spec-queues`); ``leg`` is the sending side."""

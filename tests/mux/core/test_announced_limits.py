@@ -184,7 +184,8 @@ async def refused_as_unknown_peer(net: Net) -> BaseException:
 
 
 async def refused_as_busy(net: Net) -> BaseException:
-    net.relay.switch.limits = replace(LIMITS, transports_per_connection=0)
+    (member,) = [one for one in net.relay.switch.members.values() if one.remote == net.alice.public_key]
+    member.dials = LIMITS.transports_per_connection
     return await net.failure()
 
 
