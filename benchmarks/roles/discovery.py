@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import random
+import os
 import time
 from typing import Any
 
@@ -11,6 +11,7 @@ from twisted.web.client import Agent, HTTPConnectionPool
 
 from dmsg.discovery.client import HttpDiscovery
 from dmsg.discovery.stores.memory import open_store
+from dmsg.sansio.jitter import Jitter
 
 USES_TWISTED = True
 
@@ -31,7 +32,7 @@ class Role:
         """Serve the HTTP API."""
         from dmsg.discovery.api import DiscoveryApi, make_site  # klein installs the reactor when it is imported
 
-        api = DiscoveryApi(self._store, clock_ns=time.time_ns, random=random.SystemRandom())
+        api = DiscoveryApi(self._store, clock_ns=time.time_ns, random=Jitter(os.urandom))
         site = make_site(api.resource(), reactor=self._reactor)
         port = await TCP4ServerEndpoint(self._reactor, 0, interface="127.0.0.1").listen(site)
         return {"url": f"http://127.0.0.1:{port.getHost().port}"}

@@ -15,14 +15,14 @@ from dmsg.errors import Attempt, DialError
 from dmsg.mux.client.service import DmsgClient
 from dmsg.mux.client.transport import DmsgTransport
 from dmsg.mux.core.errors import Busy, RateLimited
+from dmsg.sansio.backoff import Backoff
 from dmsg.sansio.jitter import Jitter
 
 #: Dials under way at one time: half of the requests that a relay lets one client have unanswered.
 DIALS_AT_ONCE: Final = 32
 #: The pause before the second dial, and the longest it doubles to, in seconds; each between half and one and a half times
 #: as long. A place at the peer is free again after one round trip.
-FIRST_PAUSE_S: Final = 0.1
-LONGEST_PAUSE_S: Final = 1.0
+PAUSES: Final = Backoff(0.1, 1.0, least=0.5, spread=1.0)
 
 
 def is_busy(error: DialError) -> bool:
@@ -54,16 +54,16 @@ class Redialer:
     async def dial(self) -> DmsgTransport:
         """An open transport. Raises the last ``DialError``; cancelling gives up."""
         give_up_at = self._clock.seconds() + self._timeout_s
-        pause_s = FIRST_PAUSE_S
+        failures = 0
         while True:
             try:
                 return await self._dial_once(give_up_at)
             except DialError as error:
-                wait_s = pause_s * (0.5 + self._uniform())
+                failures += 1
+                wait_s = PAUSES.pause_s(failures, self._uniform)
                 if not is_busy(error) or self._clock.seconds() + wait_s >= give_up_at:
                     raise
             await deferLater(self._clock, wait_s)
-            pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
 
     async def _dial_once(self, give_up_at: float) -> DmsgTransport:
         turn = self._turns.acquire()

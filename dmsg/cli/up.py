@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import random as stdlib_random
 import socket
 import sys
 import tempfile
@@ -25,6 +24,7 @@ from dmsg.crypto.keys import SecretKey, read_key_file, write_key_file
 from dmsg.discovery.proofs.prover import RelayProofs
 from dmsg.discovery.relay_addresses import RelayAddresses
 from dmsg.mux.client.prover import XkProver
+from dmsg.sansio.jitter import Jitter
 
 #: Nothing here is protected by more than this.
 LOOPBACK: Final = "127.0.0.1"
@@ -99,7 +99,7 @@ async def _start_discovery(stack: AsyncExitStack, reactor: Any, store_url: str, 
 
     store = open_store(store_url, reactor)
     stack.push_async_callback(_close, store.close)
-    dice = stdlib_random.SystemRandom()
+    dice = Jitter(os.urandom)
     addresses = RelayAddresses(private=True)
     proofs = RelayProofs(store, XkProver(reactor), reactor, now_ns=time.time_ns, random=dice, addresses=addresses)
     stack.push_async_callback(proofs.stop)

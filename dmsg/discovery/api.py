@@ -28,7 +28,7 @@ from dmsg.discovery.listing import ServerListing
 from dmsg.discovery.proofs.prover import RelayProofs
 from dmsg.discovery.ranks import Ranks
 from dmsg.discovery.relay_addresses import RelayAddresses
-from dmsg.discovery.stores.memory import NS_PER_S, Random, shielded
+from dmsg.discovery.stores.memory import NS_PER_S, shielded
 from dmsg.eventlog.schema import DiscoveryRequest
 from dmsg.http.rates import FairRate, SharedRate
 from dmsg.http.server import (
@@ -39,6 +39,7 @@ from dmsg.http.server import (
     message,
 )
 from dmsg.interfaces import IEntryStore, IEventLog
+from dmsg.sansio.jitter import RandomNumbers
 
 __all__ = ["AFTER_TIMESTAMP_HEADER", "NEXT_SEQUENCE_HEADER", "DiscoveryApi", "DiscoveryLimits", "make_site"]
 
@@ -87,7 +88,7 @@ class DiscoveryApi:
         store: IEntryStore,
         *,
         clock_ns: Callable[[], int],
-        random: Random,
+        random: RandomNumbers,
         limits: DiscoveryLimits | None = None,
         events: IEventLog | None = None,
         ranks: Callable[[], Ranks | None] = lambda: None,

@@ -21,8 +21,9 @@ from dmsg.discovery.entry import Entry, ServerPart
 from dmsg.discovery.proofs.prover import RelayProofs
 from dmsg.discovery.ranks import RELAYS_LIMIT, Ranks, weight
 from dmsg.discovery.relay_cache import RelayCache
-from dmsg.discovery.stores.memory import NS_PER_S, Random
+from dmsg.discovery.stores.memory import NS_PER_S
 from dmsg.interfaces import IEntryStore, IRankedStore, IWatchedStore
+from dmsg.sansio.jitter import RandomNumbers
 
 T = TypeVar("T")
 
@@ -60,7 +61,7 @@ class Roster(Generic[T]):
     def __len__(self) -> int:
         return len(self._things)
 
-    def draw(self, count: int, random: Random) -> list[T]:
+    def draw(self, count: int, random: RandomNumbers) -> list[T]:
         """At most ``count`` different things in the order in which they were drawn."""
         if self._weights is None:
             return random.sample(self._things, min(count, len(self._things)))
@@ -72,7 +73,7 @@ class Roster(Generic[T]):
         order = sorted(range(len(self._things)), key=waits.__getitem__)
         return [self._things[at] for at in order[:count]]
 
-    def _one_by_one(self, count: int, random: Random) -> list[T]:
+    def _one_by_one(self, count: int, random: RandomNumbers) -> list[T]:
         """The same distribution, drawing again what was drawn already: what is left is most of the weight."""
         drawn: dict[int, None] = {}
         total = self._sums[-1]
@@ -81,7 +82,7 @@ class Roster(Generic[T]):
         return [self._things[at] for at in drawn]
 
 
-def _wait(weight: float, random: Random) -> float:
+def _wait(weight: float, random: RandomNumbers) -> float:
     """An exponential waiting time; ``random()`` may be 0, never 1."""
     return -math.log(1.0 - random.random()) / weight
 
@@ -104,13 +105,13 @@ class NetworkRoster:
         self.places = sum(self._room.values())
         self.size = sum(map(len, networks.values()))
 
-    def draw(self, count: int, random: Random) -> list[bytes]:
+    def draw(self, count: int, random: RandomNumbers) -> list[bytes]:
         """At most ``count`` keys: one of each network, then a second of each that has one, …"""
         turns = self._turns(count, random, Counter())
         drawn = self._of_turns(turns, random)
         return [drawn[name][turn] for turn, names in enumerate(turns) for name in names]
 
-    def draw_part(self, count: int, random: Random, taken: Counter[str]) -> list[tuple[int, float, bytes]]:
+    def draw_part(self, count: int, random: RandomNumbers, taken: Counter[str]) -> list[tuple[int, float, bytes]]:
         """At most ``count`` relays: which of its network's each is (from 0), when it comes within those, and its key.
 
         ``taken`` are the places networks have had before, and is brought up to date.
@@ -122,7 +123,7 @@ class NetworkRoster:
             taken[name] += len(keys)
         return part
 
-    def _turns(self, count: int, random: Random, taken: Counter[str]) -> list[list[str]]:
+    def _turns(self, count: int, random: RandomNumbers, taken: Counter[str]) -> list[list[str]]:
         """Which networks have the first place of theirs, which the second, …: ``count`` at most, at random."""
         full = {name for name, places in taken.items() if places >= NETWORK_LIMIT}
         names = [name for name in self._networks.draw(count + len(full), random) if name not in full]
@@ -133,14 +134,14 @@ class NetworkRoster:
             names = [name for name in names if len(turns) < min(self._room[name], NETWORK_LIMIT - taken.get(name, 0))]
         return turns
 
-    def _of_turns(self, turns: list[list[str]], random: Random) -> dict[str, Sequence[bytes]]:
+    def _of_turns(self, turns: list[list[str]], random: RandomNumbers) -> dict[str, Sequence[bytes]]:
         """As many keys of each network as it has turns."""
         wanted: dict[str, int] = {}
         for turn, names in enumerate(turns, 1):
             wanted.update(dict.fromkeys(names, turn))
         return {name: self._of(name, places, random) for name, places in wanted.items()}
 
-    def _of(self, name: str, count: int, random: Random) -> Sequence[bytes]:
+    def _of(self, name: str, count: int, random: RandomNumbers) -> Sequence[bytes]:
         """``count`` relays of a network, at random."""
         relays = self._relays[name]
         if len(relays) == 1:
@@ -170,7 +171,7 @@ class _Candidates:
     def size(self) -> int:
         return self._ranked.size + self._others.size
 
-    def draw(self, limit: int, random: Random) -> list[bytes]:
+    def draw(self, limit: int, random: RandomNumbers) -> list[bytes]:
         """At most ``limit`` keys, in the order they are to be tried in: first one of each network, then a second, …"""
         if not self._ranked.size:  # ranks that name no listed relay change nothing
             return self._others.draw(limit, random)
@@ -199,7 +200,7 @@ class ServerListing:
     def __init__(
         self,
         store: IEntryStore,
-        random: Random,
+        random: RandomNumbers,
         ranks: Callable[[], Ranks | None] = lambda: None,
         proofs: RelayProofs | None = None,
     ) -> None:

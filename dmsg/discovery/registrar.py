@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from enum import Enum
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 from twisted.internet.defer import CancelledError, Deferred
 from twisted.internet.interfaces import IReactorTime
@@ -32,6 +32,8 @@ from dmsg.discovery.errors import (
 from dmsg.eventlog.schema import EntryPublished
 from dmsg.glue.waiters import Waiters
 from dmsg.interfaces import IDiscovery, IEventLog
+from dmsg.sansio.backoff import Backoff
+from dmsg.sansio.jitter import RandomNumbers
 
 #: How long to gather changes before they are published, in seconds.
 DEBOUNCE_S: Final = 0.2
@@ -55,13 +57,6 @@ WITHDRAW_TIMEOUT_S: Final = 5.0
 # sequences or sending our timestamps to the end of time.
 _HINT_SEQUENCE_LIMIT: Final = 1 << 48
 _HINT_AHEAD_NS: Final = 366 * 24 * 3600 * 1_000_000_000
-
-
-class Jitter(Protocol):
-    """The part of :class:`random.Random` that is used here."""
-
-    def random(self) -> float:
-        """A float in [0, 1)."""
 
 
 class _Unmanaged(Enum):
@@ -98,7 +93,7 @@ class EntryRegistrar:
         *,
         clock: IReactorTime,
         now_ns: Callable[[], int],
-        random: Jitter,
+        random: RandomNumbers,
         version: str = BASE_VERSION,
         debounce_s: float = DEBOUNCE_S,
         refresh_s: float = REFRESH_S,
@@ -118,8 +113,7 @@ class EntryRegistrar:
         self._refresh_s = refresh_s
         self._check_s = check_s
         self._client_refresh_s = client_refresh_s
-        self._retry_first_s = retry_first_s
-        self._retry_longest_s = retry_longest_s
+        self._backoff = Backoff(retry_first_s, retry_longest_s)
         self._events: Any = events
         self._client: ClientPart | _Unmanaged | None = _Unmanaged.HALF
         self._server: ServerPart | _Unmanaged | None = _Unmanaged.HALF
@@ -243,8 +237,7 @@ class EntryRegistrar:
         if self._closed:
             return
         if self._failures:
-            longest_s = min(self._retry_longest_s, self._retry_first_s * 2.0 ** min(self._failures - 1, 60))
-            self._start_in(longest_s * (0.5 + self._random.random() / 2))
+            self._start_in(self._backoff.pause_s(self._failures, self._random.random))
         elif self._done != self._wanted:
             self._start_in(self._debounce_s)
         else:

@@ -22,6 +22,7 @@ from dmsg.relays.listed import ListedRelays
 from dmsg.relays.race import Race, RaceConfig
 from dmsg.relays.scores import RelayScores
 from dmsg.relays.state import RelayFile
+from dmsg.sansio.backoff import Backoff
 
 #: How many sessions a client keeps up if nothing else is said, each with a relay of another network group: the owner of one
 #: network cannot cut it off.
@@ -113,7 +114,7 @@ class SessionGoal:
         self._uniform = uniform
         self._race = Race(race)
         self._poll_s = poll_s
-        self._poll_limit_s = poll_limit_s
+        self._idle_backoff = Backoff(poll_s, poll_limit_s)
         self._waiters: dict[PublicKey, Deferred[Any]] = {}
         #: How often in a row discovery was asked with a session up and another group missing.
         self._idle_looks = 0
@@ -257,7 +258,7 @@ class SessionGoal:
             return now
         pause_s = self._poll_s
         if self.wanted is None and self._pool.sessions:
-            pause_s = min(self._poll_limit_s, pause_s * 2.0 ** min(self._idle_looks, 16))
+            pause_s = self._idle_backoff.longest_s(self._idle_looks + 1)
         asked_s, alone_s = self._listed.asked_s, self._alone_since
         if alone_s is not None and asked_s <= alone_s and not self._pool.sessions:
             return max(alone_s, asked_s + ALONE_PAUSE_S)  # what was listed before may be what has just gone

@@ -32,6 +32,7 @@ from dmsg.relays.race import RaceConfig
 from dmsg.relays.rankwatch import RankWatch
 from dmsg.relays.scores import RelayScores
 from dmsg.relays.state import RelayFile
+from dmsg.sansio.backoff import Backoff
 
 _NO_SERVER: Final = "entry is not a server's"
 
@@ -121,6 +122,8 @@ class ServerPool:
         self._operator = operator
         self._discovery = discovery
         self._config = config
+        self._backoff = Backoff(config.backoff_first_s, config.backoff_limit_s)
+        self._urgent_backoff = Backoff(config.backoff_first_s, config.urgent_backoff_s)
         self._uniform = uniform
         self._changed = changed
         self._went_down = went_down
@@ -194,7 +197,7 @@ class ServerPool:
         error = cast(StageError, failure.value)
         times, until = self._failures.get(server, (0, 0.0))
         if until <= self._clock.seconds():
-            self._failures[server] = (times + 1, self._clock.seconds() + self._pause_s(times))
+            self._failures[server] = (times + 1, self._clock.seconds() + self._pause_s(times + 1))
         else:  # a dial did not mind the pause, and what it found is no reason for a longer one
             times -= 1
         if error.stage != "discovery" and self._running:
@@ -286,16 +289,15 @@ class ServerPool:
             if self._running and getattr(error, "reason", "") != CLOSED:
                 self.scores.failed(session.server, self._clock.seconds())
             # a server that has just gone is not asked again at once, by everybody at the same moment
-            self._failures[session.server] = (1, self._clock.seconds() + self._pause_s(0))
+            self._failures[session.server] = (1, self._clock.seconds() + self._pause_s(1))
             if session.server not in self._flights:
                 self._addresses.pop(session.server, None)
             self._changed()
             self._goal.lost()
 
     def _pause_s(self, failures: int) -> float:
-        limit = self._config.urgent_backoff_s if self._urgent() else self._config.backoff_limit_s
-        pause = min(limit, self._config.backoff_first_s * 2.0 ** min(failures, 16))
-        return pause * (0.5 + self._uniform() / 2)
+        backoff = self._urgent_backoff if self._urgent() else self._backoff
+        return backoff.pause_s(failures, self._uniform)
 
     def give_up(self, server: PublicKey, *, blame: bool) -> None:
         """End the attempt at ``server`` unless something waits for it. With ``blame`` it counts as one that failed."""

@@ -11,11 +11,12 @@ from __future__ import annotations
 import re
 from collections import deque
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from heapq import heapify, heappop, heappush
 from typing import Final, NamedTuple
 
 from dmsg.eventlog.names import DIGEST_DIGITS, LogFileName
+from dmsg.sansio.backoff import Backoff
 
 #: First part of the path of what a shipper itself writes. Shipping that is not an event: each file would make a line,
 #: that line a file, and so on for ever.
@@ -71,19 +72,6 @@ def clip(error: BaseException | None, url: str = "") -> str:
     if password is not None:
         text = text.replace(password[1], "…")
     return f"{type(error).__name__}: {text}"[:DETAIL_CHARACTERS]
-
-
-@dataclass(frozen=True, slots=True)
-class Backoff:
-    """Pauses after failures: doubled each time from ``first_s`` to ``limit_s``, and by chance down to half of that."""
-
-    first_s: float = 1.0
-    limit_s: float = 60.0
-
-    def delay_s(self, failures: int, uniform: Callable[[], float]) -> float:
-        """Seconds to wait after the ``failures``-th failure in a row; ``uniform()`` is in [0, 1)."""
-        longest = min(self.limit_s, self.first_s * 2.0 ** min(failures - 1, 62))
-        return longest * (0.5 + 0.5 * uniform())
 
 
 class Sparing:
@@ -241,13 +229,13 @@ class Plan:
         own = reason in FILE_REASONS
         if not own and failures_then == self._target_failures:  # one outage fails several at once
             self._target_failures += 1
-            self._target_due = now + self._backoff.delay_s(self._target_failures, self._uniform)
+            self._target_due = now + self._backoff.pause_s(self._target_failures, self._uniform)
         before = self._failures.get(path, _Failures())
         failures = self._failures[path] = _Failures(before.all + 1, before.own + own)
         if self._give_up_after is not None and failures.all >= self._give_up_after:
             return float("inf")
         backoff, count = (self._own_backoff, failures.own) if own else (self._backoff, failures.all)
-        due = now + backoff.delay_s(count, self._uniform)
+        due = now + backoff.pause_s(count, self._uniform)
         self._waiting.put(path, due)
         return due
 

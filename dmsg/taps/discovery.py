@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import random
+import os
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +14,7 @@ from dmsg.errors import ConfigError
 from dmsg.eventlog.schema import Drained, ServerStarted, ServerStopped
 from dmsg.mux.client.prover import XkProver
 from dmsg.ops.gc import HTTP_GC_THRESHOLDS
+from dmsg.sansio.jitter import Jitter
 from dmsg.taps._options import RoleOptions
 from dmsg.taps._service import RoleService, address_text
 from dmsg.taps.settings import ROLES, DiscoverySettings, known_variables
@@ -85,14 +86,14 @@ class DiscoveryService(RoleService):
                 XkProver(self.reactor),
                 self.reactor,
                 now_ns=time.time_ns,
-                random=random.SystemRandom(),
+                random=Jitter(os.urandom),
                 addresses=self._addresses,
                 limits=settings.proof_limits,
             )
         api = DiscoveryApi(
             self.store,
             clock_ns=time.time_ns,
-            random=random.SystemRandom(),
+            random=Jitter(os.urandom),
             limits=settings.limits,
             events=self.events,
             ranks=lambda: self.ranks.ranks if self.ranks is not None else None,

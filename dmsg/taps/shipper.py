@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import atexit
 import os
-import random
 import sys
 import time
 from typing import Any
@@ -12,8 +11,10 @@ from typing import Any
 import dmsg
 from dmsg.eventlog.schema import ServerStarted, ServerStopped
 from dmsg.ops.config import check_values
+from dmsg.sansio.backoff import Backoff
+from dmsg.sansio.jitter import Jitter
 from dmsg.shipping.destinations import check_target, local_path, open_destination, parse_options
-from dmsg.shipping.plan import Backoff, Plan, redact
+from dmsg.shipping.plan import Plan, redact
 from dmsg.shipping.shipper import Shipper, ShipperConfig, in_daemon_thread
 from dmsg.taps._options import RoleOptions
 from dmsg.taps._service import RoleService
@@ -56,19 +57,16 @@ class ShipperService(RoleService):
     def start_role(self) -> None:
         """Look for files and ship them (only now: a daemon has forked, and threads do not survive that)."""
         settings = self.settings
-        chance = random.SystemRandom()
         plan = Plan(
             parallel=settings.parallel,
             backoff=Backoff(limit_s=settings.retry_limit_s),
-            uniform=chance.random,
+            uniform=Jitter(os.urandom).random,
             give_up_after=max(1, settings.attempts) if settings.once else None,
         )
         self.shipper = Shipper(
             self.reactor,
             self._source,
-            open_destination(
-                self._target, self._options, read_back=settings.verify is Verify.READ, random=chance.randbytes
-            ),
+            open_destination(self._target, self._options, read_back=settings.verify is Verify.READ, random=os.urandom),
             plan=plan,
             in_thread=in_daemon_thread(self.reactor),
             unix_time=time.time,

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from dmsg.shipping.plan import FILE_REASONS, Backoff, Plan, Waiting
+from dmsg.sansio.backoff import Backoff
+from dmsg.shipping.plan import FILE_REASONS, Plan, Waiting
 from fuzz.choices import Choices
 
 _REASONS = (*sorted(FILE_REASONS), "unreachable", "refused")

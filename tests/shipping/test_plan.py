@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dmsg.shipping.plan import FILE_REASONS, Backoff, Plan, Sparing, Waiting, clip, landing_path, recognise, redact
+from dmsg.sansio.backoff import Backoff
+from dmsg.shipping.plan import FILE_REASONS, Plan, Sparing, Waiting, clip, landing_path, recognise, redact
 
 FOLDER = "role=server/date=2026-01-02/hour=05"
 NAME = "02c6047f9441ed7d-9f2c0011aabbccdd-000004-17.jsonl.zst"
@@ -59,16 +60,6 @@ def test_urls_are_shown_without_what_is_secret_in_them() -> None:
     assert clip(ValueError("a:b@c"), "sftp://user:a:b@c@host/x") == "ValueError: …"
     assert len(clip(ValueError("x" * 900))) == 300
     assert clip(ValueError()) == "ValueError: ValueError()"
-
-
-@given(st.integers(1, 10_000), st.floats(0, 1, exclude_max=True))
-def test_pauses_grow_to_a_limit(failures: int, chance: float) -> None:
-    backoff = Backoff(1.0, 60.0)
-    pause = backoff.delay_s(failures, lambda: chance)
-    assert 0.5 <= pause <= 60.0
-    longest = min(60.0, 2.0 ** min(failures - 1, 10))
-    assert longest / 2 <= pause <= longest
-    assert backoff.delay_s(failures + 1, lambda: chance) >= pause
 
 
 def test_of_many_of_a_kind_one_a_minute_is_told_and_the_others_are_counted() -> None:

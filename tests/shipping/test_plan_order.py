@@ -13,7 +13,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dmsg.shipping.plan import FILE_REASONS, OWN_PAUSES, Backoff, Plan, Waiting
+from dmsg.sansio.backoff import Backoff
+from dmsg.shipping.plan import FILE_REASONS, OWN_PAUSES, Plan, Waiting
 
 from .test_plan import make
 
@@ -69,16 +70,16 @@ class Simple:
     def failed(self, path: str, reason: str, now: float) -> float:
         if self.running.pop(path) == self.target_failures and reason not in FILE_REASONS:
             self.target_failures += 1
-            self.target_due = now + self.backoff.delay_s(self.target_failures, self.uniform)
+            self.target_due = now + self.backoff.pause_s(self.target_failures, self.uniform)
         failures = self.tries.get(path, (0, 0.0))[0] + 1
         if reason in FILE_REASONS:
             self.own[path] = self.own.get(path, 0) + 1
         if failures >= self.limit:
             due = math.inf
         elif reason in FILE_REASONS:
-            due = now + self.own_backoff.delay_s(self.own[path], self.uniform)
+            due = now + self.own_backoff.pause_s(self.own[path], self.uniform)
         else:
-            due = now + self.backoff.delay_s(failures, self.uniform)
+            due = now + self.backoff.pause_s(failures, self.uniform)
         self.tries[path] = (failures, due)
         return due
 

@@ -19,10 +19,11 @@ from twisted.logger import LogLevel, formatEvent, globalLogPublisher
 
 from dmsg.eventlog.log import MemoryEventLog
 from dmsg.eventlog.schema import FileShipped
+from dmsg.sansio.backoff import Backoff
 from dmsg.shipping.destinations import Destination
 from dmsg.shipping.errors import ShippingError
 from dmsg.shipping.local import LocalDestination
-from dmsg.shipping.plan import Backoff, Plan
+from dmsg.shipping.plan import Plan
 from dmsg.shipping.scan import Content
 from dmsg.shipping.shipper import STUCK_S, Shipper, ShipperConfig, in_daemon_thread
 

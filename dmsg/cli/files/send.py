@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import random as stdlib_random
+import os
 from collections import deque
 from pathlib import Path
 from typing import Any, Final
@@ -24,11 +24,12 @@ from dmsg.crypto.keys import PublicKey
 from dmsg.errors import DialError
 from dmsg.mux.client.service import DmsgClient
 from dmsg.mux.client.transport import DmsgTransport
+from dmsg.sansio.backoff import Backoff
+from dmsg.sansio.jitter import Jitter
 
 RETRIES: Final = 8
 #: The pause before the first new dial, in seconds; twice as long each time, up to the longest, with half of jitter.
-BACKOFF_FIRST_S: Final = 0.5
-BACKOFF_LONGEST_S: Final = 10.0
+BACKOFF: Final = Backoff(0.5, 10.0)
 
 
 @click.command()
@@ -110,10 +111,9 @@ class _Sending:
                 failures = 1 if (len(self._pending), self._furthest) != before else failures + 1
                 if failures > self._retries:
                     raise
-                pause_s = min(BACKOFF_LONGEST_S, BACKOFF_FIRST_S * 2 ** (failures - 1))
                 reason = error.reason if isinstance(error, DialError) else str(error)
                 self._out.note(f"{reason}; dialling again ({failures} of {self._retries})")
-                await deferLater(self._reactor, pause_s * (0.5 + stdlib_random.random() / 2))
+                await deferLater(self._reactor, BACKOFF.pause_s(failures, Jitter(os.urandom).random))
 
     async def _deliver(self) -> None:
         """Send what can be sent over one transport."""

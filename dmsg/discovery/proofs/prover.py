@@ -21,11 +21,12 @@ from dmsg.discovery.entry import Entry, is_available
 from dmsg.discovery.errors import DiscoveryError, ProofFailed
 from dmsg.discovery.proofs.limits import ProofLimits
 from dmsg.discovery.proofs.record import RelayRecord
-from dmsg.discovery.proofs.schedule import ProofSchedule, Random
+from dmsg.discovery.proofs.schedule import ProofSchedule
 from dmsg.discovery.relay_addresses import RelayAddresses, is_ip
 from dmsg.discovery.stores.memory import shielded
 from dmsg.glue.waiters import Waiters
 from dmsg.interfaces import IEntryStore, IRankedStore, IRelayProver
+from dmsg.sansio.jitter import RandomNumbers
 from dmsg.sansio.rate import TokenBucket
 
 __all__ = ["ProofLimits", "RelayProofs"]
@@ -66,7 +67,7 @@ class RelayProofs:
         clock: IReactorTime,
         *,
         now_ns: Callable[[], int],
-        random: Random,
+        random: RandomNumbers,
         addresses: RelayAddresses,
         limits: ProofLimits | None = None,
     ) -> None:

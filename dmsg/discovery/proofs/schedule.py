@@ -11,7 +11,6 @@ import heapq
 from collections import Counter
 from collections.abc import Collection
 from itertools import count
-from typing import Protocol
 
 from dmsg.address import HostPort, network_group
 from dmsg.crypto.keys import PublicKey
@@ -20,16 +19,11 @@ from dmsg.discovery.proofs.limits import ProofLimits
 from dmsg.discovery.proofs.queue import FairQueue
 from dmsg.discovery.proofs.record import RelayRecord, RelayState
 from dmsg.discovery.relay_addresses import is_ip
+from dmsg.sansio.backoff import Backoff
+from dmsg.sansio.jitter import RandomNumbers
 from dmsg.sansio.rate import TokenBucket
 
 __all__ = ["ProofSchedule"]
-
-
-class Random(Protocol):
-    """The part of :class:`random.Random` that is used here."""
-
-    def random(self) -> float:
-        """A float in [0, 1)."""
 
 
 class ProofSchedule:
@@ -39,13 +33,14 @@ class ProofSchedule:
     of :meth:`succeeded`, :meth:`failed` and :meth:`postponed`.
     """
 
-    def __init__(self, limits: ProofLimits, random: Random, now: float) -> None:
+    def __init__(self, limits: ProofLimits, random: RandomNumbers, now: float) -> None:
         self.limits = limits
         #: Raw keys of proved relays that are available, by the network they were proved in.
         self.networks: dict[str, dict[bytes, RelayRecord]] = {}
         #: Goes up with every change of ``networks``.
         self.version = 0
         self._random = random
+        self._backoff = Backoff(limits.retry_first_s, limits.interval_s, least=0.8, spread=0.4)
         self._records: dict[bytes, RelayRecord] = {}
         self._targets: dict[str, dict[bytes, RelayRecord]] = {}
         #: Not proved, the one that was registered longest ago first.
@@ -229,8 +224,7 @@ class ProofSchedule:
         self._lose_proof(record)
         record.failures += 1
         record.postponements = 0
-        pause_s = min(self.limits.interval_s, self.limits.retry_first_s * 2.0 ** min(record.failures - 1, 30))
-        self._rest(record, now + pause_s * (0.8 + 0.4 * self._random.random()))
+        self._rest(record, now + self._backoff.pause_s(record.failures, self._random.random))
 
     def postponed(self, record: RelayRecord, wait_s: float, now: float) -> None:
         """It was not tried, because of what :meth:`admit` said."""

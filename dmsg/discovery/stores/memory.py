@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import random as stdlib_random
+import os
 import weakref
 from collections.abc import Callable
 from typing import Any, TypeVar
@@ -18,7 +18,6 @@ from dmsg.discovery.stores import table as store_table
 from dmsg.discovery.stores.rules import (
     NS_PER_S,
     NewKeys,
-    Random,
     ReadMarks,
     StoreLimits,
     Watchers,
@@ -28,8 +27,9 @@ from dmsg.discovery.stores.rules import (
 )
 from dmsg.errors import ConfigError
 from dmsg.interfaces import IEntryStore, IWatchedStore
+from dmsg.sansio.jitter import Jitter, RandomNumbers
 
-__all__ = ["NS_PER_S", "MemoryStore", "Random", "StoreLimits", "open_store", "shielded"]
+__all__ = ["NS_PER_S", "MemoryStore", "StoreLimits", "open_store", "shielded"]
 
 T = TypeVar("T")
 
@@ -40,9 +40,9 @@ class MemoryStore:
 
     durable = False
 
-    def __init__(self, *, limits: StoreLimits | None = None, random: Random | None = None) -> None:
+    def __init__(self, *, limits: StoreLimits | None = None, random: RandomNumbers | None = None) -> None:
         limits = limits or StoreLimits()
-        self._random: Random = random or stdlib_random.SystemRandom()
+        self._random: RandomNumbers = random or Jitter(os.urandom)
         self._table = store_table.EntryTable(limits)
         self._new_keys = NewKeys(limits)
         self._marks = ReadMarks()
@@ -107,7 +107,7 @@ def _done(operation: Callable[[], T]) -> Deferred[T]:
 
 
 def open_store(
-    url: str, reactor: Any, *, limits: StoreLimits | None = None, random: Random | None = None
+    url: str, reactor: Any, *, limits: StoreLimits | None = None, random: RandomNumbers | None = None
 ) -> IEntryStore:
     """The store ``url`` names: ``memory:``, ``sqlite:PATH`` or ``redis://[user:password@]host[:port][/db]``.
 

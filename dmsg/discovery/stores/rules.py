@@ -15,10 +15,10 @@ loses nothing to one that floods. What is evicted leaves a tombstone, and tombst
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, Final, Protocol, TypeVar
+from typing import Any, Final, TypeVar
 
 from twisted.internet.defer import Deferred
 
@@ -54,19 +54,6 @@ READ_MARKS_WRITTEN: Final = 1000
 READ_MARKS_INTERVAL_NS: Final = 10 * NS_PER_S
 #: Groups whose rate of new keys is remembered.
 _RATE_GROUPS: Final = 50_000
-
-
-class Random(Protocol):
-    """The part of :class:`random.Random` that discovery uses."""
-
-    def random(self) -> float:
-        """A float in [0, 1)."""
-
-    def randrange(self, stop: int, /) -> int:
-        """An integer in [0, stop)."""
-
-    def sample(self, population: Sequence[Any], k: int) -> list[Any]:
-        """``k`` different elements."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ arrive at the same time share one transaction and one fsync, and are acknowledge
 from __future__ import annotations
 
 import contextlib
-import random as stdlib_random
+import os
 import time
 from collections import deque
 from collections.abc import Callable
@@ -22,9 +22,10 @@ from dmsg.crypto.keys import PublicKey
 from dmsg.discovery.entry import Entry
 from dmsg.discovery.errors import DiscoveryError, DiscoveryUnavailable
 from dmsg.discovery.stores import table as store_table
-from dmsg.discovery.stores.rules import NewKeys, Random, ReadMarks, StoreLimits, Watchers, network_of, stored_entry
+from dmsg.discovery.stores.rules import NewKeys, ReadMarks, StoreLimits, Watchers, network_of, stored_entry
 from dmsg.errors import ConfigError
 from dmsg.interfaces import IWatchedStore
+from dmsg.sansio.jitter import Jitter, RandomNumbers
 
 #: Most jobs done in one go: bounds how long a read or a transaction can keep those behind it waiting.
 BATCH_LIMIT: Final = 256
@@ -136,11 +137,11 @@ class SqliteStore:
         *,
         pool: Any = None,
         limits: StoreLimits | None = None,
-        random: Random | None = None,
+        random: RandomNumbers | None = None,
         now_ns: Callable[[], int] = time.time_ns,
     ) -> None:
         limits = limits or StoreLimits()
-        self._random: Random = random or stdlib_random.SystemRandom()
+        self._random: RandomNumbers = random or Jitter(os.urandom)
         self._table = store_table.EntryTable(limits)
         self._new_keys = NewKeys(limits)
         self._marks = ReadMarks()

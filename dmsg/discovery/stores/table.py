@@ -17,7 +17,6 @@ from dmsg.discovery.stores.rules import (
     RELAY,
     ROW_BYTES,
     TOMBSTONE,
-    Random,
     StoreLimits,
     check_first,
     expired,
@@ -26,6 +25,7 @@ from dmsg.discovery.stores.rules import (
     stored_entry,
 )
 from dmsg.errors import ConfigError
+from dmsg.sansio.jitter import RandomNumbers
 
 Connection = sqlite3.Connection
 SqlError = sqlite3.Error
@@ -229,7 +229,7 @@ def get(connection: Connection, public_key: PublicKey, now_ns: int) -> tuple[byt
     return bytes(body), read_hour
 
 
-def draw(connection: Connection, column: str, limit: int, now_ns: int, random: Random) -> list[bytes]:
+def draw(connection: Connection, column: str, limit: int, now_ns: int, random: RandomNumbers) -> list[bytes]:
     """``column`` of at most ``limit`` available servers, at random."""
     found = _walk(connection, column, 0, max(limit, DRAWN_FROM), now_ns)
     if len(found) < DRAWN_FROM:
