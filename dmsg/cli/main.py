@@ -7,6 +7,7 @@ import sys
 import click
 
 import dmsg
+from dmsg.cli.config import config
 from dmsg.cli.exits import Exit, epilogue
 from dmsg.cli.files.receive import receive
 from dmsg.cli.files.send import send
@@ -23,12 +24,12 @@ from dmsg.cli.up import up
 def group() -> None:
     """Talk to programs by public key alone, through relays that cannot be avoided and need not be trusted with names.
 
-    Discovery, key and servers may also come from the environment: DMSG_DISCOVERY, DMSG_KEY, DMSG_SERVER (several are
-    separated by spaces).
+    Settings may also come from the environment (DMSG_DISCOVERY, DMSG_KEY, DMSG_SERVER, …) and from the table [client] of
+    a TOML file (--config or DMSG_CONFIG); "dmsg config show" tells which.
     """
 
 
-for command in (keygen, pubkey, servers, entry, echo, ping, send, receive, expose, forward, relays, up):
+for command in (keygen, pubkey, servers, entry, echo, ping, send, receive, expose, forward, relays, up, config):
     group.add_command(command)
 
 

@@ -72,10 +72,10 @@ class Invocation:
         sys.exit(run(make, self.out, verbose=self.verbose))
 
 
-def setting_options(cls: type, role: str) -> Callable[[F], F]:
+def setting_options(cls: type, role: str, *, hidden: bool = False) -> Callable[[F], F]:
     """Add an option for each setting of ``cls``, and ``--config``; the function gets ``given``, by name of the option.
 
-    Settings of groups are not in the help: the manual lists them.
+    Settings of groups, and with ``hidden`` all, are not in the help: the manual lists them.
     """
     options = [
         click.option(
@@ -84,7 +84,7 @@ def setting_options(cls: type, role: str) -> Callable[[F], F]:
             metavar="FILE",
             help=f"TOML file with a table [{role}].",
         ),
-        *(_option(one) for one in settings_of(cls)),
+        *(_option(one, hidden=hidden) for one in settings_of(cls)),
     ]
 
     def decorate(function: F) -> F:
@@ -107,10 +107,10 @@ def setting_options(cls: type, role: str) -> Callable[[F], F]:
     return decorate
 
 
-def _option(one: Setting) -> Callable[[F], F]:
+def _option(one: Setting, *, hidden: bool) -> Callable[[F], F]:
     help = one.help[0].upper() + one.help[1:]
     names = (f"--{one.option}", f"{_PARAMETER}{one.name}")
-    hidden = len(one.path) > 1
+    hidden = hidden or len(one.path) > 1
     if one.flag:
         return click.option(*names, is_flag=True, help=help, hidden=hidden)
     return click.option(

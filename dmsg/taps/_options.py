@@ -1,4 +1,4 @@
-"""Command lines of twistd plugins, made from a dataclass of settings (:mod:`dmsg.ops.config`)."""
+"""Command lines of twistd plugins, made from a dataclass of settings (:mod:`dmsg.ops.settings`)."""
 
 from __future__ import annotations
 
@@ -11,9 +11,19 @@ from twisted.python import usage
 import dmsg
 from dmsg.errors import ConfigError
 from dmsg.ops.config import resolve
-from dmsg.ops.settings import describe_default, settings_of
+from dmsg.ops.settings import Setting, describe_default, settings_of
 
 T = TypeVar("T")
+
+
+def _repeatable(one: Setting) -> Callable[[Any, str], None]:
+    """A method that takes an option which may be given several times."""
+
+    def take(self: Any, value: str) -> None:
+        self[one.option] = [*(self[one.option] or ()), value]
+
+    take.__doc__ = f"{one.help}; may be repeated [{describe_default(one)}]"
+    return take
 
 
 class RoleOptions(usage.Options):
@@ -43,6 +53,8 @@ class RoleOptions(usage.Options):
             if one.flag:
                 cls.optFlags.append([one.option, None, one.help])
                 continue
+            if one.kind.many:
+                setattr(cls, f"opt_{one.name}", _repeatable(one))
             cls.optParameters.append([one.option, None, None, f"{one.help} [{describe_default(one)}]"])
 
     def __init__(self, environ: Mapping[str, str] | None = None) -> None:

@@ -156,13 +156,18 @@ class ShipperSettings(CommonSettings):
     drain_timeout: float = setting("seconds uploads under way may take after SIGTERM", default=20.0, kind=DURATION)
 
 
-#: The tables a configuration file may have, one for each role.
-ROLES: Final = ("server", "discovery", "client", "shipper")
+#: The tables a configuration file may have, one for each role, and what each declares.
+SETTINGS: Final[dict[str, type]] = {
+    "client": ClientSettings,
+    "server": ServerSettings,
+    "discovery": DiscoverySettings,
+    "shipper": ShipperSettings,
+}
+ROLES: Final = tuple(SETTINGS)
 #: Variables of the programs that make tables of event logs.
 LOG_VARIABLES: Final = frozenset({"DMSG_LOGS_CACHE", "DMSG_LOGS_DRIVER_MEMORY"})
 
 
 def known_variables() -> frozenset[str]:
     """Every ``DMSG_*`` variable that means something to some role: one environment may serve several."""
-    roles = (ServerSettings, DiscoverySettings, ShipperSettings, ClientSettings)
-    return LOG_VARIABLES.union({CONFIG_VARIABLE}, *map(variables_of, roles))
+    return LOG_VARIABLES.union({CONFIG_VARIABLE}, *map(variables_of, SETTINGS.values()))

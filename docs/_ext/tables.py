@@ -9,13 +9,14 @@ import dataclasses
 import importlib
 import inspect
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from enum import Enum
 from pathlib import Path
 from types import ModuleType
 from typing import Any, Final, get_type_hints
 
 from dmsg.ops.settings import Setting, describe_default, settings_of
+from dmsg.ops.values import has_kind
 
 ROOT: Final = Path(__file__).parents[2]
 BENCHMARKS: Final = ROOT / "docs" / "benchmarks.txt"
@@ -331,25 +332,32 @@ LIMITS: Final[dict[str, Callable[[], type]]] = {
 
 
 def settings(role: str) -> str:
-    """What can be set for a role under twistd: ``server``, ``discovery`` or ``shipper``."""
-    from dmsg.taps.settings import DiscoverySettings, ServerSettings, ShipperSettings
+    """What can be set for a role: ``client``, ``server``, ``discovery`` or ``shipper``."""
+    from dmsg.taps.settings import SETTINGS
 
-    cls = {"server": ServerSettings, "discovery": DiscoverySettings, "shipper": ShipperSettings}[role]
-    comments: dict[tuple[str, ...], str] = {}
-    hints = get_type_hints(cls)
-    for each in dataclasses.fields(cls):
-        if dataclasses.is_dataclass(hints[each.name]) and each.name.endswith("limits"):
-            for group in field_groups(hints[each.name]):
-                for name in group.names:
-                    comments[each.name, name] = group.comment
+    cls = SETTINGS[role]
+    comments = dict(_comments(cls, ()))
     rows = [_setting(one, role, comments.get(one.path, "")) for one in settings_of(cls)]
-    return list_table(("option, variable, TOML", "default", "meaning"), rows, (45, 15, 40))
+    names = "option, variable, TOML" if role != "client" else "option or argument, variable, TOML"
+    return list_table((names, "default", "meaning"), rows, (45, 15, 40))
+
+
+def _comments(cls: type, path: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], str]]:
+    """The comment of each field of the groups in ``cls``, by the path of the field."""
+    hints = get_type_hints(cls)
+    if path:
+        for group in field_groups(cls):
+            for name in group.names:
+                yield (*path, name), group.comment
+    for each in dataclasses.fields(cls):
+        if not has_kind(hints[each.name]):
+            yield from _comments(hints[each.name], (*path, each.name))
 
 
 def _setting(one: Setting, role: str, comment: str) -> tuple[str, str, str]:
     table = ".".join((role, *one.place[:-1]))
     names = f"| ``--{one.option}``\n| ``{one.variable}``\n| ``[{table}] {one.place[-1]}``"
-    return names, literal(describe_default(one)), comment or sentence(one.help)
+    return names, one.marks.unset or literal(describe_default(one)), comment or sentence(one.help)
 
 
 # --- events, metrics, errors, exit codes -----------------------------------------------------------------------------

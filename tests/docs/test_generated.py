@@ -31,7 +31,7 @@ from dmsg.mux.relay.limits import RelayLimits
 from dmsg.ops.settings import settings_of
 from dmsg.relays.pool import PoolConfig
 from dmsg.sansio.rate import RecentIds
-from dmsg.taps.settings import DiscoverySettings, ServerSettings, ShipperSettings
+from dmsg.taps.settings import SETTINGS
 
 from .conftest import DOCS, ROOT
 
@@ -108,15 +108,13 @@ def test_limits_come_with_the_comment_above_them() -> None:
     assert all(group.comment for group in groups.values())
 
 
-@pytest.mark.parametrize(
-    ("role", "cls"), [("server", ServerSettings), ("discovery", DiscoverySettings), ("shipper", ShipperSettings)]
-)
-def test_every_setting_has_its_row(role: str, cls: type) -> None:
+@pytest.mark.parametrize("role", sorted(SETTINGS))
+def test_every_setting_has_its_row(role: str) -> None:
     table = tables.settings(role)
-    for one in settings_of(cls):
+    for one in settings_of(SETTINGS[role]):
         assert f"``--{one.option}``" in table
         assert f"``{one.variable}``" in table
-        assert f".{one.path[-2]}] {one.path[-1]}``" in table if len(one.path) > 1 else f"[{role}] {one.name}``" in table
+        assert f"``[{'.'.join((role, *one.place[:-1]))}] {one.place[-1]}``" in table
 
 
 def test_every_event_and_column_is_there() -> None:

@@ -82,6 +82,13 @@ def test_defaults_are_those_of_the_limits() -> None:
     assert parse(discovery) == DiscoverySettings()
 
 
+def test_a_list_is_one_option_or_several() -> None:
+    keys = tuple(SecretKey(bytes([number]) * 32).public_key for number in (1, 2, 3))
+    one, two, three = map(str, keys)
+    assert parse(discovery, "--ranks-key", f"{one},{two}", "--ranks-key", three).ranks_key == keys
+    assert parse(discovery, DMSG_RANKS_KEY=f"{one} {two},{three}").ranks_key == keys
+
+
 def test_every_limit_is_an_option() -> None:
     options = {one.option for one in settings_of(ServerSettings)}
     assert {f"limit-{name.replace('_', '-')}" for name in RelayLimits.__dataclass_fields__} <= options
