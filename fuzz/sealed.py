@@ -6,8 +6,9 @@ import hashlib
 from collections import deque
 
 from dmsg.mux.core.e2e import SecureKeys
-from dmsg.mux.core.sealed_stream import SecureStream
-from dmsg.mux.core.stream import Stream, StreamState
+from dmsg.mux.core.plain_stream import PlainStream
+from dmsg.mux.core.sealed_stream import SealedStream
+from dmsg.mux.core.stream import StreamState
 from dmsg.mux.core.wire import ACK, FWD, HEADER, HEADER_BYTES
 from fuzz.oracles import KEYS
 
@@ -17,12 +18,12 @@ ACK_LIMIT_BYTES = 500
 TEXT = hashlib.shake_128(b"text").digest(1 << 16)
 
 
-def make_end(side: int, path: int, *, state: StreamState = StreamState.OPEN) -> SecureStream:
+def make_end(side: int, path: int, *, state: StreamState = StreamState.OPEN) -> SealedStream:
     """The end of ``side`` (0 dialled) of the path of that number."""
     keys, hashes = ([hashlib.sha256(b"%s %d %d" % (what, path, n)).digest() for n in (0, 1)] for what in (b"k", b"h"))
-    base = Stream(5, KEYS[0].public_key, b"", initiator=side == 0, window_bytes=1, first_sequence=0)
+    base = PlainStream(5, KEYS[0].public_key, b"", initiator=side == 0, window_bytes=1, first_sequence=0)
     secure = SecureKeys(keys[side], keys[1 - side], hashes[side], hashes[1 - side], b"t" * 16)
-    stream = SecureStream(base, secure, window_bytes=WINDOW_BYTES, ack_limit_bytes=ACK_LIMIT_BYTES)
+    stream = SealedStream(base, secure, window_bytes=WINDOW_BYTES, ack_limit_bytes=ACK_LIMIT_BYTES)
     stream.state = state
     return stream
 

@@ -44,9 +44,8 @@ JOINTS = {
 }
 #: The circles that are left. None may be added.
 CIRCLES = [
-    {f"dmsg.mux.client.{name}" for name in ("pending", "session", "transport")},
+    {f"dmsg.mux.client.{name}" for name in ("pending", "session")},
     {f"dmsg.mux.client.{name}" for name in ("incoming", "listener", "service", "services")},
-    {"dmsg.mux.core.resumption", "dmsg.mux.core.sealed_stream"},
     {"dmsg.mux.relay.server", "dmsg.mux.relay.shell"},
 ]
 #: Pure packages, beside every package that is called core.

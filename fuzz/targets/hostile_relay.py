@@ -21,7 +21,6 @@ from dmsg.mux.core.events import (
 )
 from dmsg.mux.core.limits import ConnectionConfig
 from dmsg.mux.core.negotiation import Carrier, Inbound, Outbound
-from dmsg.mux.core.sealed_stream import SecureStream
 from dmsg.mux.core.stream import Stream, StreamState
 from dmsg.mux.core.wire import HEADER, HEADER_BYTES, OK, REQUEST, CloseReason, encode_frame, split_frames
 from fuzz.choices import Choices, repeatable
@@ -85,7 +84,7 @@ class _End:
                 case Confirmed():
                     self.confirmed = True
                 case DataReceived(stream=stream, data=data):
-                    assert isinstance(stream, SecureStream), "data came in the clear"
+                    assert stream.resumable, "data came in the clear"
                     self.received += data
                     core.consumed(stream, len(data))
                 case EndReceived():
@@ -98,7 +97,7 @@ class _End:
 
     def act(self, choices: Choices) -> None:
         stream = self.stream
-        if stream is None or self.over or not isinstance(stream, SecureStream):
+        if stream is None or self.over or not stream.resumable:
             return
         what = choices.below(4)
         if what < 2 and stream.state is StreamState.OPEN and not stream.end_wanted:
@@ -185,13 +184,13 @@ def _check(dialler: _End, listener: _End) -> None:
         assert TEXT[: other.written].startswith(end.received)
         assert not end.ended or end.closed or len(end.received) == other.written
     if listener.confirmed:
-        assert listener.service == "chat" and isinstance(dialler.stream, SecureStream)
+        assert listener.service == "chat" and dialler.stream and dialler.stream.resumable
 
 
 def _finish(ends: tuple[_End, _End], ids: dict[int, int]) -> None:
     for _ in range(400):
         for end in ends:
-            if isinstance(end.stream, SecureStream) and end.stream.state is StreamState.OPEN:
+            if end.stream and end.stream.resumable and end.stream.state is StreamState.OPEN:
                 end.core.end(end.stream)
         moved = False
         for side, end in enumerate(ends):
@@ -202,7 +201,7 @@ def _finish(ends: tuple[_End, _End], ids: dict[int, int]) -> None:
         if not moved:
             break
     for end, other in (ends, ends[::-1]):
-        assert isinstance(end.stream, SecureStream) and not (end.over and not end.ended)
+        assert end.stream and end.stream.resumable and not (end.over and not end.ended)
         assert len(end.received) == other.written and end.ended
 
 

@@ -20,8 +20,9 @@ from zope.interface import implementer
 from dmsg.crypto.keys import SecretKey
 from dmsg.eventlog import schema as ev
 from dmsg.mux.core.e2e import UPGRADE_MAGIC, Resume, SecureInitiator
-from dmsg.mux.core.sealed_stream import SecureStream
-from dmsg.mux.core.stream import Stream, StreamState
+from dmsg.mux.core.plain_stream import PlainStream
+from dmsg.mux.core.sealed_stream import SealedStream
+from dmsg.mux.core.stream import StreamState
 from dmsg.mux.core.wire import ACCEPT, ACK, CLOSE, FWD, HEADER_BYTES, REQUEST
 from dmsg.testing.hostile import RelayFrame, drop
 
@@ -60,7 +61,7 @@ class Mallory:
         self.token = b""
         self.received_bytes = 0
         self.read_bytes = 0
-        self.stream: SecureStream | None = None
+        self.stream: SealedStream | None = None
         raw.on_frame = self.on_frame
 
     async def open(self, resume: Resume | None = None) -> bool:
@@ -81,8 +82,8 @@ class Mallory:
                 return False
         keys, answer = handshake.finish(frame.payload[2 + len(UPGRADE_MAGIC) :])
         assert (answer is not None) is (resume is not None)
-        base = Stream(transport_id, bob, b"", initiator=True, window_bytes=WINDOW_BYTES, first_sequence=0)
-        stream = SecureStream(base, keys, window_bytes=WINDOW_BYTES, ack_limit_bytes=WINDOW_BYTES)
+        base = PlainStream(transport_id, bob, b"", initiator=True, window_bytes=WINDOW_BYTES, first_sequence=0)
+        stream = SealedStream(base, keys, window_bytes=WINDOW_BYTES, ack_limit_bytes=WINDOW_BYTES)
         stream.state = StreamState.OPEN
         self.token = self.token or keys.token
         raw.send_frame(ACK, transport_id, stream.take_ack()[HEADER_BYTES:])
@@ -198,7 +199,7 @@ async def test_honest_transports_behind_a_relay_that_cuts_every_second(scene):
 
         def streams() -> int:
             gc.collect()
-            return sum(isinstance(one, SecureStream) for one in gc.get_objects())
+            return sum(isinstance(one, SealedStream) for one in gc.get_objects())
 
         counts = []
         for second in range(300):

@@ -17,13 +17,14 @@ from twisted.python.failure import Failure
 
 from dmsg.errors import DmsgError
 from dmsg.mux.client.offers import Offers
-from dmsg.mux.client.pending import StreamOwner
 from dmsg.mux.client.services import ask
 from dmsg.mux.core.e2e import CONFIRM_TIMEOUT_S, Resume
 from dmsg.mux.core.errors import TransportClosed
 from dmsg.mux.core.negotiation import Security
+from dmsg.mux.core.owner import StreamOwner
+from dmsg.mux.core.plain_stream import PlainStream
 from dmsg.mux.core.resumption import ResumeAttempts
-from dmsg.mux.core.sealed_stream import SecureStream
+from dmsg.mux.core.sealed_stream import SealedStream
 from dmsg.mux.core.stream import Stream, StreamState
 from dmsg.mux.core.wire import CloseReason
 
@@ -39,8 +40,10 @@ _log = Logger()
 class IncomingTransport(StreamOwner):
     """The owner of an offered stream until it is open."""
 
-    def __init__(self, client: DmsgClient, session: ServerSession, stream: Stream) -> None:
-        self.stream = stream
+    def __init__(self, client: DmsgClient, session: ServerSession, stream: PlainStream) -> None:
+        self.stream: Stream = stream
+        self._plain = stream
+        self._sealed: SealedStream | None = None
         self._client = client
         self._session = session
         self._inbound = session.inbound(stream)
@@ -132,17 +135,15 @@ class IncomingTransport(StreamOwner):
             return
         self._resumed = transport
         self._told_bytes = attempts.tell_bytes()
-        self._accept(Resume(resume.token, self._told_bytes))
-        if isinstance(self.stream, SecureStream):
-            self.stream.resumes = True
+        sealed = self._accept(Resume(resume.token, self._told_bytes))
+        if sealed is not None:
             self._attempts = attempts
-            displaced = attempts.begin(self._session.server, self.stream, self._told_bytes)
-            if displaced is not None and isinstance(displaced.owner, IncomingTransport):
+            displaced = sealed.await_turn(attempts, self._session.server, self._told_bytes)
+            if displaced is not None:
                 displaced.owner.crowded_out()
 
     def _attempts_at(self, transport: DmsgTransport) -> ResumeAttempts:
         if transport.attempts is None:
-            assert isinstance(transport.stream, SecureStream)
             config, now = self._client.config, self._session.clock.seconds()
             transport.attempts = ResumeAttempts(
                 transport.stream, rate_per_s=config.resume_rate_per_s, burst=config.resume_burst, now=now
@@ -221,17 +222,19 @@ class IncomingTransport(StreamOwner):
 
     # --- sealed ----------------------------------------------------------------------------------------------------
 
-    def _accept(self, resume: Resume | None) -> None:
+    def _accept(self, resume: Resume | None) -> SealedStream | None:
         try:
             if self.stream.state is StreamState.OFFERED:
-                self.stream = self._inbound.accept(resume)
+                self._sealed = self._inbound.accept(resume)
             else:
-                self.stream = self._inbound.accept_upgrade(resume)
+                self._sealed = self._inbound.accept_upgrade(resume)
         except DmsgError as error:
             self._refuse(getattr(error, "code", CloseReason.MALFORMED))
-            return
+            return None
+        self.stream = self._sealed
         self._await_peer()
         self._session.flush_soon()
+        return self._sealed
 
     def _await_peer(self) -> None:
         """Nothing is done for the application before the initiator has proved itself; not for ever, though."""
@@ -247,15 +250,15 @@ class IncomingTransport(StreamOwner):
         self._leave()
         self._over = True
         if self._resumed is not None:
-            assert isinstance(self.stream, SecureStream)
+            assert self._sealed is not None
             assert self._resume is not None
-            if self._resumed.is_over or self.stream.is_late:
+            if self._resumed.is_over or self._sealed.is_late:
                 # the proof was long on its way: the initiator has given this path up for the one in use now
                 self._session.abort_stream(self.stream, CloseReason.PEER_GONE)
                 return
             if self._attempts is not None:
                 self._attempts.moved(self._session.clock.seconds())
-            self._resumed.move_to(self._session, self.stream, self._resume.received_bytes, self._told_bytes)
+            self._resumed.move_to(self._session, self._sealed, self._resume.received_bytes, self._told_bytes)
         elif self._port is not None:
             self._port.open(self._session, self.stream)
         else:
@@ -308,7 +311,7 @@ class IncomingTransport(StreamOwner):
         self._over = True
         self._stop_timer()
         self._leave()
-        if self._attempts is not None and isinstance(self.stream, SecureStream):
+        if self._attempts is not None:
             self._attempts.failed(self.stream)
         if self._decision is not None:
             self._decision.cancel()

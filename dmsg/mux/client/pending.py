@@ -11,42 +11,12 @@ from dmsg.errors import DmsgError, StageError
 from dmsg.mux.core.e2e import Resume
 from dmsg.mux.core.errors import DowngradeRefused, TransportClosed, Unsupported, close_error
 from dmsg.mux.core.negotiation import Carrier, Outbound
+from dmsg.mux.core.owner import StreamOwner
 from dmsg.mux.core.stream import Stream, StreamState
 from dmsg.mux.core.wire import CloseReason
 
 if TYPE_CHECKING:
     from dmsg.mux.client.session import ServerSession
-
-
-class StreamOwner:
-    """What stands behind a stream. Every method is told a fact; the default is not to care."""
-
-    def deliver(self, data: bytes) -> None:
-        """Bytes came."""
-
-    def ended(self, code: int, *, local: bool, proven: bool = False) -> None:
-        """The stream is over; ``proven`` says that the peer itself signed off, not only the relay."""
-
-    def lost(self, error: DmsgError, code: int) -> None:
-        """What carried the stream is gone."""
-
-    def accepted(self, message: bytes) -> None:
-        """The peer accepted."""
-
-    def upgraded(self, message: bytes) -> None:
-        """The peer's handshake message came behind the ACCEPT."""
-
-    def confirmed(self) -> None:
-        """The peer has proved itself."""
-
-    def end_received(self) -> None:
-        """Nothing more will come."""
-
-    def end_acked(self) -> None:
-        """Everything that was sent has arrived, its end included."""
-
-    def writable(self) -> None:
-        """More may be written."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -35,7 +35,7 @@ from dmsg.mux.core.e2e import Resume
 from dmsg.mux.core.errors import Refused
 from dmsg.mux.core.limits import ConnectionConfig, ListenerLimits
 from dmsg.mux.core.negotiation import Security
-from dmsg.mux.core.sealed_stream import SecureStream
+from dmsg.mux.core.plain_stream import PlainStream
 from dmsg.mux.core.stream import Stream
 from dmsg.mux.core.wire import reason_name
 from dmsg.relays.choice import RelayChoice
@@ -271,7 +271,7 @@ class DmsgClient(Service):
         """Whether a peer must not be spoken to in the clear."""
         return ensureDeferred(self.dialer.promises(peer))
 
-    def requested(self, session: ServerSession, stream: Stream) -> None:
+    def requested(self, session: ServerSession, stream: PlainStream) -> None:
         """A peer asks for a transport."""
         IncomingTransport(self, session, stream).start()
 
@@ -285,10 +285,9 @@ class DmsgClient(Service):
         self._opened_at[transport] = self.reactor.seconds()
         stream = transport.stream
         self._opened_as[transport] = stream.id, str(session.server)
-        if isinstance(stream, SecureStream):
-            transport.token = stream.token
-            if not stream.initiator:
-                self._resumable.setdefault(stream.remote, {})[stream.token] = transport
+        transport.token = stream.token
+        if stream.resumable and not stream.initiator:
+            self._resumable.setdefault(stream.remote, {})[stream.token] = transport
         if self._events is not None:
             ends = (*self._ends(stream), str(session.server))
             self._emit(ev.TransportOpened(0, stream.id, *ends, transport.accept_ms, transport.security))
@@ -352,7 +351,6 @@ class DmsgClient(Service):
         attempts: list[Attempt] = []
         while transport.detached:
             stream = transport.stream
-            assert isinstance(stream, SecureStream)
             told_bytes = stream.resume_bytes
             wish = Wish(stream.remote, "", Security.E2E, Resume(transport.token, told_bytes))
             attempts.clear()
@@ -363,7 +361,6 @@ class DmsgClient(Service):
                 await deferLater(self.reactor, pause_s * (0.5 + self._uniform()))
                 pause_s = min(2 * pause_s, self.config.resume_pause_limit_s)
                 continue
-            assert isinstance(opened.stream, SecureStream)
             self._searches.pop(transport, None)
             if opened.resume is None or not transport.detached:
                 opened.session.abort_stream(opened.stream)

@@ -21,7 +21,7 @@ from dmsg.crypto.keys import PublicKey, Random, SecretKey
 from dmsg.errors import DmsgError, RemoteProtocolError, StageError
 from dmsg.glue.shell import Shell
 from dmsg.glue.turns import Turns
-from dmsg.mux.client.pending import Opened, PendingRequest, StreamOwner
+from dmsg.mux.client.pending import Opened, PendingRequest
 from dmsg.mux.client.transport import DmsgTransport
 from dmsg.mux.core.connection import Connection
 from dmsg.mux.core.e2e import Resume
@@ -43,6 +43,7 @@ from dmsg.mux.core.handshake import Handshake, Role
 from dmsg.mux.core.hello import Hop, hop_payload, read_hop
 from dmsg.mux.core.limits import ConnectionConfig
 from dmsg.mux.core.negotiation import Carrier, Inbound, Outbound
+from dmsg.mux.core.plain_stream import PlainStream
 from dmsg.mux.core.stream import Stream
 from dmsg.mux.core.wire import SEQUENCE_BYTES, CloseReason
 
@@ -61,7 +62,7 @@ class SessionUser(TypingProtocol):
     def session_lost(self, session: ServerSession, error: DmsgError) -> None:
         """A session that was ready is over."""
 
-    def requested(self, session: ServerSession, stream: Stream) -> None:
+    def requested(self, session: ServerSession, stream: PlainStream) -> None:
         """A peer asks for a transport."""
 
     def transport_closed(self, session: ServerSession, transport: DmsgTransport, code: int, *, local: bool) -> None:
@@ -152,7 +153,7 @@ class ServerSession:
         self.flush_soon()
         return pending.done
 
-    def inbound(self, stream: Stream) -> Inbound:
+    def inbound(self, stream: PlainStream) -> Inbound:
         """The negotiation of an offered stream."""
         return Inbound(self.connection, self.key, self.server, stream, random=self._random)
 
@@ -198,20 +199,20 @@ class ServerSession:
         for event in events:
             match event:
                 case DataReceived():
-                    event.stream.owner.deliver(event.data)  # type: ignore[attr-defined]
+                    event.stream.owner.deliver(event.data)
                 case StreamClosed():
-                    self._stream_closed(event)
+                    event.stream.owner.ended(event.code, local=event.local, proven=event.proven)
                 case Accepted():
-                    _owner(event.stream).accepted(event.message)
+                    event.stream.owner.accepted(event.message)
                     answers += 1
                 case UpgradeReceived():
-                    _owner(event.stream).upgraded(event.message)
+                    event.stream.owner.upgraded(event.message)
                 case Confirmed():
-                    _owner(event.stream).confirmed()
+                    event.stream.owner.confirmed()
                 case EndAcked():
-                    _owner(event.stream).end_acked()
+                    event.stream.owner.end_acked()
                 case EndReceived():
-                    _owner(event.stream).end_received()
+                    event.stream.owner.end_received()
                 case RequestReceived():
                     self._user.requested(self, event.stream)
                     answers += 1
@@ -245,10 +246,6 @@ class ServerSession:
         if hop.limits is not None and hop.limits.requests_per_s:
             self._turns = Turns(self.clock, hop.limits.requests_per_s)
 
-    def _stream_closed(self, event: StreamClosed) -> None:
-        if event.stream.owner is not None:
-            _owner(event.stream).ended(event.code, local=event.local, proven=event.proven)
-
     def after_read(self, shell: Shell) -> None:
         """Send what came of one read; only this connection is concerned."""
         shell.flush()
@@ -258,8 +255,7 @@ class ServerSession:
         connection = shell.core
         if isinstance(connection, Connection):
             for stream in connection.take_writable():
-                if isinstance(stream.owner, DmsgTransport):
-                    stream.owner.writable()
+                stream.owner.writable()
 
     def connection_lost(self, shell: Shell, error: DmsgError | None, reason: Failure) -> None:
         """End everything on this connection with the reason it ended for."""
@@ -287,8 +283,7 @@ class ServerSession:
             return
         for stream in list(self.connection.streams.values()):
             self.connection.abort(stream)
-            if stream.owner is not None:
-                _owner(stream).lost(loss, CloseReason.PEER_GONE)
+            stream.owner.lost(loss, CloseReason.PEER_GONE)
 
 
 def _why(error: DmsgError | None, reason: Failure) -> str:
@@ -308,9 +303,3 @@ def _within(config: ConnectionConfig, hop: Hop) -> ConnectionConfig:
         return config
     longest = max(_FRAME_FLOOR_BYTES, hop.limits.frame_payload_bytes) - SEQUENCE_BYTES
     return replace(config, frame_data_bytes=min(config.frame_data_bytes, longest))
-
-
-def _owner(stream: Stream) -> StreamOwner:
-    owner = stream.owner
-    assert isinstance(owner, StreamOwner), stream
-    return owner

@@ -18,18 +18,15 @@ from dmsg.crypto.keys import PublicKey
 from dmsg.errors import DmsgError
 from dmsg.glue.stream_transport import AbortReason, StreamTransport, TransportLost
 from dmsg.glue.transport_state import TransportState
-from dmsg.mux.client.pending import StreamOwner
 from dmsg.mux.core.connection import Connection
 from dmsg.mux.core.endings import close_is_final, peers_reason
 from dmsg.mux.core.errors import Busy, DeadlineExceeded, IntegrityError, Refused, Unsupported, close_error
+from dmsg.mux.core.owner import UNOWNED, StreamOwner
 from dmsg.mux.core.resumption import ResumeAttempts
-from dmsg.mux.core.sealed_stream import SecureStream
 from dmsg.mux.core.stream import Stream, StreamFault, StreamState
 from dmsg.mux.core.wire import CloseReason
 
 classImplements(DmsgAddress, IAddress)
-#: Owns the streams that no transport runs on any more.
-_DONE: Final = StreamOwner()
 #: The reasons that CLOSE gives the peer.
 _CODES: Final[Mapping[AbortReason, CloseReason]] = {
     AbortReason.APPLICATION: CloseReason.REFUSED,
@@ -110,7 +107,7 @@ class DmsgTransport(StreamTransport[Stream], StreamOwner):
 
     def loseWriteConnection(self) -> None:
         """End this side's stream and go on reading: half-close. Raises ``Unsupported`` without end-to-end security."""
-        if self.security != "e2e":
+        if not self.stream.half_closes:
             raise Unsupported("only end-to-end transports can be closed by half", by="local")
         self._end_write()
 
@@ -158,7 +155,7 @@ class DmsgTransport(StreamTransport[Stream], StreamOwner):
         if self.is_over or self.state in (TransportState.TELLING, TransportState.ENDED):
             self._release(code, local=True)
             return
-        if isinstance(self.stream, SecureStream) and not (self.disconnecting and self.stream.end_acked):
+        if self.stream.resumable and not (self.disconnecting and self.stream.end_acked):
             self._move_path(PathState.LOST)
             grace_s = self._link.path_lost(self, error)
             if grace_s > 0:
@@ -178,14 +175,13 @@ class DmsgTransport(StreamTransport[Stream], StreamOwner):
         """Whether nothing is left of it on the wire."""
         return self.path is PathState.OVER
 
-    def move_to(self, link: Link, stream: SecureStream, peer_received_bytes: int, told_bytes: int) -> None:
+    def move_to(self, link: Link, stream: Stream, peer_received_bytes: int, told_bytes: int) -> None:
         """Go on over another path: nothing is lost, nothing comes twice.
 
         ``peer_received_bytes`` is what the peer says it has, ``told_bytes`` what we told it that we have.
         """
         old = self.stream
-        assert isinstance(old, SecureStream)
-        old.owner = _DONE  # what still comes on the old path in this very read is dropped
+        old.owner = UNOWNED  # what still comes on the old path in this very read is dropped
         if not self.detached:
             self._link.connection.abort(old, CloseReason.PEER_GONE)
             self._flush_soon()
@@ -217,7 +213,7 @@ class DmsgTransport(StreamTransport[Stream], StreamOwner):
 
     def give_up(self, error: DmsgError, code: int = CloseReason.PEER_GONE) -> None:
         """No other path was found, or none may be looked for: the transport is lost."""
-        if isinstance(self.stream, SecureStream) and self.stream.complete:
+        if self.stream.complete:
             # only the news that the peer knows our end is missing, and nobody is left who could bring it
             self._release(CloseReason.NORMAL, local=True)
             self.over(Failure(ConnectionDone()))
@@ -247,7 +243,7 @@ class DmsgTransport(StreamTransport[Stream], StreamOwner):
         self._deadlines.stop()
         self._link.transport_closed(self, code, local=local)
         self.attempts = None
-        self.stream.owner = _DONE
+        self.stream.owner = UNOWNED
         self.stream.let_go()
 
     # --- the stream ------------------------------------------------------------------------------------------------
@@ -255,7 +251,7 @@ class DmsgTransport(StreamTransport[Stream], StreamOwner):
     @property
     def _may_go_on(self) -> bool:
         """Whether there is no path, or it has ended in this very read, and there may be another one."""
-        return self.stream.state is StreamState.CLOSED and self.security == "e2e"
+        return self.stream.state is StreamState.CLOSED and self.stream.resumable
 
     def _send_later(self, data: bytes) -> bool:
         stream = self.stream

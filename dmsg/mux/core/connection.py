@@ -34,9 +34,11 @@ from dmsg.mux.core.hello import read_refusal
 from dmsg.mux.core.ids import TransportIds
 from dmsg.mux.core.limits import ConnectionConfig
 from dmsg.mux.core.outgoing import Outgoing
+from dmsg.mux.core.owner import UNOWNED
+from dmsg.mux.core.plain_stream import PlainStream
 from dmsg.mux.core.record import RecordLayer
 from dmsg.mux.core.rekeying import KeyTimer
-from dmsg.mux.core.sealed_stream import SecureStream
+from dmsg.mux.core.sealed_stream import SealedStream
 from dmsg.mux.core.stream import DATA_STATES, ConnectionState, Stream, StreamFault, StreamState
 from dmsg.mux.core.wire import (
     ACCEPT,
@@ -93,7 +95,7 @@ class Connection:
         """Whether the record counters are so far on that this connection should be replaced when idle."""
         return self._records.worn
 
-    def open(self, remote: PublicKey, message: bytes = b"") -> Stream:
+    def open(self, remote: PublicKey, message: bytes = b"") -> PlainStream:
         """Send a REQUEST to ``remote``; :class:`Accepted` or :class:`StreamClosed` follows.
 
         ``message`` is the end-to-end handshake (carrier A of :ref:`spec-carriers`). Raises ``Busy`` when all 32,768 ids
@@ -117,12 +119,12 @@ class Connection:
         self._offered -= 1
         self.emit(encode_frame(ACCEPT, stream.id, stream.request[:REQUEST_BYTES] + message))
 
-    def replace(self, stream: Stream, successor: Stream) -> None:
+    def replace(self, stream: Stream, successor: SealedStream) -> None:
         """Let ``successor`` stand for ``stream`` from now on; nothing more may go through the old one."""
         self.streams[stream.id] = successor
         stream.move(StreamState.CLOSED)
-        if isinstance(successor, SecureStream):
-            self._key_timer.watch(successor, self._now)
+        stream.owner = UNOWNED
+        self._key_timer.watch(successor, self._now)
 
     def go_on(self, stream: Stream) -> None:
         """A stream has taken over what another path left: send it, and let its writer go on if it may."""
@@ -252,7 +254,7 @@ class Connection:
             self.emit(ack)
         elif stream.ack_due:
             self._out.acknowledge(stream)
-        if stream.end_received and not data and stream.security == "e2e" and end - start <= _EMPTY_SEALED_BYTES:
+        if stream.end_received and not data and end - start <= _EMPTY_SEALED_BYTES:
             self._on_end(stream, events)
         elif stream.state is StreamState.CLOSING:
             stream.drop()
@@ -334,7 +336,7 @@ class Connection:
         elif kind == CLOSE:
             proven = stream.proves_close(payload)
             self._forget(stream)
-            if stream.security == "e2e" and not proven:
+            if stream.resumable and not proven:
                 # the relay may have told this end alone: both look for a new path (:ref:`spec-sealed-close`)
                 self.emit(encode_close(stream_id, CloseReason.PEER_GONE))
             events.append(StreamClosed(stream, close_reason(payload), local=False, proven=proven))
@@ -390,7 +392,7 @@ class Connection:
         if self._deadline is not None and now >= self._deadline:
             self._deadline = None
             raise RemoteProtocolError("handshake", "no OK in time")
-        for marker in self._key_timer.frames(self.streams.values(), now):
+        for marker in self._key_timer.frames(now):
             self.emit(marker)
         return []
 
@@ -403,8 +405,8 @@ class Connection:
         """Send a frame that is not data; it does not wait behind data."""
         self._out.control(frame)
 
-    def _new_stream(self, stream_id: int, remote: PublicKey, request: bytes, *, initiator: bool) -> Stream:
-        stream = Stream(
+    def _new_stream(self, stream_id: int, remote: PublicKey, request: bytes, *, initiator: bool) -> PlainStream:
+        stream = PlainStream(
             stream_id,
             remote,
             request,

@@ -5,14 +5,13 @@
 
 from __future__ import annotations
 
-from dmsg.mux.core.sealed_stream import SecureStream
 from dmsg.mux.core.stream import Stream
 from dmsg.mux.core.wire import CloseReason
 
 
 def close_is_final(stream: Stream, *, proven: bool, closing: bool) -> bool:
     """Whether a CLOSE ends the transport, or only its path. ``closing``: the application has closed it in full."""
-    return not isinstance(stream, SecureStream) or proven or _both_know(stream, closing)
+    return not stream.resumable or proven or _both_know(stream, closing)
 
 
 def peers_reason(stream: Stream, code: int, *, closing: bool) -> int:
@@ -22,7 +21,7 @@ def peers_reason(stream: Stream, code: int, *, closing: bool) -> int:
     """
     if stream.was_cut:
         return CloseReason.REFUSED
-    if isinstance(stream, SecureStream):
+    if stream.half_closes:
         if _both_know(stream, closing):
             return CloseReason.NORMAL  # whatever is said now: both sides know that they have everything
         if code == CloseReason.NORMAL and not stream.end_received:
@@ -32,5 +31,5 @@ def peers_reason(stream: Stream, code: int, *, closing: bool) -> int:
     return code
 
 
-def _both_know(stream: SecureStream, closing: bool) -> bool:
+def _both_know(stream: Stream, closing: bool) -> bool:
     return stream.end_acked and (closing or stream.end_received)

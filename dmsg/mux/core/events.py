@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from dmsg.crypto.keys import PublicKey
+    from dmsg.mux.core.plain_stream import PlainStream
     from dmsg.mux.core.record import RecordLayer
     from dmsg.mux.core.stream import Stream
 
@@ -44,7 +45,7 @@ class Rejected(Event):
 class RequestReceived(Event):
     """A peer asks for a transport: accept or refuse ``stream``."""
 
-    stream: Stream
+    stream: PlainStream
 
 
 @dataclass(slots=True)

@@ -12,11 +12,12 @@ from enum import Enum
 from dmsg.crypto.keys import PublicKey, Random, SecretKey
 from dmsg.errors import RemoteProtocolError
 from dmsg.mux.core.connection import Connection
-from dmsg.mux.core.e2e import UPGRADE_MAGIC, Resume, SecureInitiator, SecureKeys, SecureResponder
+from dmsg.mux.core.e2e import Resume, SecureInitiator, SecureKeys, SecureResponder
 from dmsg.mux.core.errors import IntegrityError
-from dmsg.mux.core.sealed_stream import SecureStream
+from dmsg.mux.core.plain_stream import PlainStream
+from dmsg.mux.core.sealed_stream import SealedStream
 from dmsg.mux.core.stream import Stream, StreamState
-from dmsg.mux.core.wire import FWD, REQUEST_BYTES, encode_frame
+from dmsg.mux.core.wire import REQUEST_BYTES
 
 
 class Security(Enum):
@@ -63,7 +64,8 @@ class Outbound:
         if carrier is not Carrier.NONE:
             self._handshake = SecureInitiator(key, target, server, service=service, resume=resume, random=random)
         message = self._handshake.message if self._handshake and carrier is Carrier.REQUEST else b""
-        self.stream = connection.open(target, message)
+        self._plain = connection.open(target, message)
+        self.stream: Stream = self._plain
 
     def accepted(self, message: bytes) -> Stream | None:
         """The peer accepted: the stream to use, or ``None`` while its handshake message is still to come."""
@@ -71,8 +73,8 @@ class Outbound:
             return self.stream
         if self.carrier is Carrier.REQUEST:
             return self._finish(message)
-        self.stream.move(StreamState.UPGRADING)
-        _send_upgrade(self._connection, self.stream, self._handshake.message)
+        self._plain.move(StreamState.UPGRADING)
+        self._connection.emit(self._plain.upgrade_frame(self._handshake.message))
         return None
 
     def upgraded(self, message: bytes) -> Stream:
@@ -82,7 +84,7 @@ class Outbound:
     def _finish(self, message: bytes) -> Stream:
         assert self._handshake is not None
         keys, self.resume = self._handshake.finish(message)
-        self.stream = _secure(self._connection, self.stream, keys, confirmed=True)
+        self.stream = _secure(self._connection, self._plain, keys, confirmed=True)
         return self.stream
 
 
@@ -90,7 +92,13 @@ class Inbound:
     """The dialled side of one stream: what the peer wants is known before anything is decided."""
 
     def __init__(
-        self, connection: Connection, key: SecretKey, server: PublicKey, stream: Stream, *, random: Random = os.urandom
+        self,
+        connection: Connection,
+        key: SecretKey,
+        server: PublicKey,
+        stream: PlainStream,
+        *,
+        random: Random = os.urandom,
     ) -> None:
         self.stream = stream
         self._connection = connection
@@ -119,35 +127,27 @@ class Inbound:
         except RemoteProtocolError as error:
             raise IntegrityError(str(error), by="local") from None
 
-    def accept(self, resume: Resume | None = None) -> Stream:
+    def accept(self, resume: Resume | None = None) -> SealedStream:
         """Accept, sealed; the stream is open once its initiator has proved itself."""
         message, keys = self._answer(resume)
         self._connection.accept(self.stream, message)
-        self.stream = _secure(self._connection, self.stream, keys, confirmed=False)
-        return self.stream
+        return _secure(self._connection, self.stream, keys, confirmed=False)
 
-    def accept_upgrade(self, resume: Resume | None = None) -> Stream:
+    def accept_upgrade(self, resume: Resume | None = None) -> SealedStream:
         """The same for a stream accepted in the clear whose handshake came in its first FWD."""
         message, keys = self._answer(resume)
-        _send_upgrade(self._connection, self.stream, message)
-        self.stream = _secure(self._connection, self.stream, keys, confirmed=False)
-        return self.stream
+        self._connection.emit(self.stream.upgrade_frame(message))
+        return _secure(self._connection, self.stream, keys, confirmed=False)
 
     def _answer(self, resume: Resume | None) -> tuple[bytes, SecureKeys]:
         assert self._handshake is not None
         return self._handshake.answer(resume)
 
 
-def _send_upgrade(connection: Connection, stream: Stream, message: bytes) -> None:
-    """Send a handshake message in a FWD (carrier B). It is not acknowledged."""
-    sequence = stream.window.send(0).to_bytes(2, "big")
-    connection.emit(encode_frame(FWD, stream.id, sequence + UPGRADE_MAGIC + message))
-
-
-def _secure(connection: Connection, stream: Stream, keys: SecureKeys, *, confirmed: bool) -> SecureStream:
+def _secure(connection: Connection, stream: PlainStream, keys: SecureKeys, *, confirmed: bool) -> SealedStream:
     """Go on sealed. Without ``confirmed``, data waits for the confirmation (:ref:`spec-confirmation`)."""
     config = connection.config
-    secured = SecureStream(
+    secured = SealedStream(
         stream,
         keys,
         window_bytes=config.secure_window_bytes,

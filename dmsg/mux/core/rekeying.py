@@ -5,10 +5,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import Final
 
-from dmsg.mux.core.sealed_stream import SecureStream
+from dmsg.mux.core.sealed_stream import SealedStream
 from dmsg.mux.core.stream import StreamState
 
 #: Streams that are due within this share of the time get their keys together, so that many streams make few timers.
@@ -22,30 +21,31 @@ class KeyTimer:
 
     def __init__(self, after_s: float) -> None:
         self._after_s = after_s
-        self._due: dict[int, float] = {}  # by stream id
+        self._due: dict[int, tuple[SealedStream, float]] = {}  # by stream id
         self.due_s: float | None = None
 
-    def watch(self, stream: SecureStream, now: float) -> None:
+    def watch(self, stream: SealedStream, now: float) -> None:
         """``stream`` has new keys."""
-        self._due[stream.id] = due = now + self._after_s
+        due = now + self._after_s
+        self._due[stream.id] = stream, due
         if self.due_s is None or due < self.due_s:
             self.due_s = due
 
     def forget(self, stream_id: int) -> None:
-        """The stream is over."""
+        """The stream is over; silent when it is not watched."""
         self._due.pop(stream_id, None)
 
-    def frames(self, streams: Iterable[object], now: float) -> list[bytes]:
-        """The rekey markers to send at the time ``now``, one for each of ``streams`` that is due."""
+    def frames(self, now: float) -> list[bytes]:
+        """The rekey markers to send at the time ``now``, one for each stream that is due and has used its key."""
         if self.due_s is None or now < self.due_s:
             return []
         made = []
         limit = now + self._after_s * _EARLY
-        for stream in streams:
-            if not isinstance(stream, SecureStream) or self._due.get(stream.id, limit + 1) > limit:
+        for stream_id, (stream, due) in self._due.items():
+            if due > limit:
                 continue
             if stream.key_was_used and stream.state is not StreamState.CONFIRMING:
                 made.append(stream.rekey())
-            self._due[stream.id] = now + self._after_s
-        self.due_s = min(self._due.values(), default=None)
+            self._due[stream_id] = stream, now + self._after_s
+        self.due_s = min((due for _, due in self._due.values()), default=None)
         return made

@@ -5,13 +5,9 @@ Pure. :ref:`spec-resume-attempts`.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from dmsg.crypto.keys import PublicKey
+from dmsg.mux.core.stream import Stream
 from dmsg.sansio.rate import TokenBucket
-
-if TYPE_CHECKING:
-    from dmsg.mux.core.sealed_stream import SecureStream
 
 
 class ResumeAttempts:
@@ -24,13 +20,13 @@ class ResumeAttempts:
 
     __slots__ = ("_began", "_bucket", "_current", "_taken", "_told_bytes", "_waiting")
 
-    def __init__(self, current: SecureStream, *, rate_per_s: float, burst: float, now: float) -> None:
+    def __init__(self, current: Stream, *, rate_per_s: float, burst: float, now: float) -> None:
         self._current = current
         self._bucket = TokenBucket(rate_per_s, burst, now)
         self._began = 0
         self._taken = 0  # number of the latest attempt that was proved
         self._told_bytes = 0
-        self._waiting: dict[PublicKey, SecureStream] = {}
+        self._waiting: dict[PublicKey, Stream] = {}
 
     def may_begin(self, server: PublicKey, now: float) -> bool:
         """Whether an attempt through ``server`` is to be answered at the time ``now``."""
@@ -45,15 +41,14 @@ class ResumeAttempts:
         self._told_bytes = max(self._told_bytes, self._current.resume_bytes)
         return self._told_bytes
 
-    def begin(self, server: PublicKey, stream: SecureStream, told_bytes: int) -> SecureStream | None:
-        """``stream`` waits for its proof; gives the one that waited for the same relay, which is to be closed."""
+    def begin(self, server: PublicKey, stream: Stream) -> tuple[int, Stream | None]:
+        """``stream`` waits for its proof: gives its number, and the one that waited for the same relay, to be closed."""
         displaced = self._waiting.pop(server, None)
         self._began += 1
         self._waiting[server] = stream
-        stream.await_turn(self, self._began, told_bytes)
-        return displaced
+        return self._began, displaced
 
-    def proved(self, stream: SecureStream, number: int) -> SecureStream | None:
+    def proved(self, stream: Stream, number: int) -> Stream | None:
         """Attempt ``number`` is proved: gives the path it takes over from, or ``None`` if a later one has done so."""
         self._forget(stream)
         if number < self._taken:
@@ -66,11 +61,11 @@ class ResumeAttempts:
         """The transport has moved: take a token."""
         self._bucket.take(now)
 
-    def failed(self, stream: SecureStream) -> None:
+    def failed(self, stream: Stream) -> None:
         """``stream`` ended without a proof."""
         self._forget(stream)
 
-    def _forget(self, stream: SecureStream) -> None:
+    def _forget(self, stream: Stream) -> None:
         for server, waiting in self._waiting.items():
             if waiting is stream:
                 del self._waiting[server]

@@ -13,10 +13,12 @@ from typing import Final
 
 from dmsg.crypto.cipher import BOX_OVERHEAD_BYTES, CipherState
 from dmsg.crypto.errors import CryptoError, NonceExhausted
+from dmsg.crypto.keys import PublicKey
 from dmsg.mux.core.e2e import SecureKeys
 from dmsg.mux.core.resumption import ResumeAttempts
-from dmsg.mux.core.stream import FWD_OVERHEAD_BYTES, Stream, StreamFault, StreamState
-from dmsg.mux.core.wire import ACK, CLOSE, FWD, HEADER, SEQUENCE_BYTES, CloseReason
+from dmsg.mux.core.stream import FWD_OVERHEAD_BYTES, Backlog, Stream, StreamFault, StreamState
+from dmsg.mux.core.wire import ACK, CLOSE, FWD, HEADER, SEQUENCE_BYTES, CloseReason, encode_close
+from dmsg.sansio.buffer import ByteQueue
 
 HASH_BYTES: Final = 4
 #: More would make a sequence ambiguous.
@@ -34,7 +36,7 @@ _DROPPED: Final = b"\x01"
 _FRAME_COST_BYTES: Final = FWD_OVERHEAD_BYTES + BOX_OVERHEAD_BYTES
 
 
-class SecureStream(Stream):
+class SealedStream(Stream):
     """One end of an end-to-end transport on one path.
 
     Made from a base stream once its handshake is through. ``resend`` and ``pending`` are what an earlier path leaves.
@@ -70,10 +72,11 @@ class SecureStream(Stream):
         "is_late",
         "resumes",
         "skip_bytes",
-        "token",
     )
 
     security = "e2e"
+    resumable = True
+    half_closes = True
 
     def __init__(
         self,
@@ -86,15 +89,7 @@ class SecureStream(Stream):
         state: StreamState | None = None,
     ) -> None:
         """Stand for ``base``, in ``state`` or in the one it is in."""
-        super().__init__(
-            base.id,
-            base.remote,
-            base.request,
-            initiator=base.initiator,
-            window_bytes=window_bytes,
-            first_sequence=0,
-            state=state or base.state,
-        )
+        super().__init__(base.id, base.remote, base.request, initiator=base.initiator, state=state or base.state)
         self.owner = base.owner
         self.token = keys.token
         self._attempts: ResumeAttempts | None = None  # while it waits for the proof that lets it take a transport over
@@ -294,7 +289,7 @@ class SecureStream(Stream):
         there may be the relay's, and must not end a transport that can go on over another path.
         """
         if self.resumes and self.state is StreamState.CONFIRMING:
-            return super().close_frame(reason)
+            return encode_close(self.id, reason)
         code = bytes((reason,))
         payload = code + self._sender.seal(_CLOSE_AD, code)
         return HEADER.pack(CLOSE, self.id, len(payload)) + payload
@@ -341,60 +336,68 @@ class SecureStream(Stream):
 
     @property
     def resume_bytes(self) -> int:
-        """How much to tell the peer that we have when another path is made (:ref:`spec-resume-offsets`).
+        """What was received; while acknowledgements are withheld, no more than they stood for.
 
-        While acknowledgements are withheld no more than they stood for: what the application has not read goes on
-        filling the peer's window, however many paths there are.
+        What the application has not read goes on filling the peer's window, however many paths there are.
         """
         return self._acknowledged_bytes if self._unread > self._ack_limit_bytes else self.received_bytes
 
-    def await_turn(self, attempts: ResumeAttempts, number: int, told_bytes: int) -> None:
+    def backlog(self) -> Backlog:
+        """What another path has to take over."""
+        return Backlog(
+            [data for _, data, _ in self._outstanding],
+            max(self._sent_before_bytes, self.sent_bytes),
+            self._unread,
+            self._end_wanted,
+        )
+
+    def await_turn(self, attempts: ResumeAttempts, server: PublicKey, told_bytes: int) -> Stream | None:
         """Take over from the transport's path as soon as the initiator proves itself.
 
-        That has to be done here: the first data may come in the same read as the proof.
+        That has to be done here: the first data may come in the same read as the proof. Gives the path that waited for
+        the proof over the same ``server``, which is to be closed.
         """
+        self.resumes = True
         self._attempts = attempts
-        self._attempt = number
         self._told_bytes = told_bytes
+        self._attempt, displaced = attempts.begin(server, self)
+        return displaced
 
-    def _receive_after(self, earlier: SecureStream) -> None:
+    def _receive_after(self, earlier: Stream) -> None:
         self.received_bytes = self._begun_at_bytes = earlier.received_bytes
         self.skip_bytes = earlier.received_bytes - self._told_bytes
         self._acknowledged_bytes = self._told_bytes
 
-    def go_on_from(self, earlier: SecureStream, peer_received_bytes: int, told_bytes: int) -> None:
-        """Take over what ``earlier`` carried (:ref:`spec-resume-offsets`); ``earlier`` keeps nothing but its counts.
-
-        The peer has ``peer_received_bytes`` of what was sent; we told it that we had ``told_bytes``, and may have got
-        more on the old path since. Raises ``StreamFault`` when the peer claims what cannot be.
-        """
+    def go_on_from(self, earlier: Stream, peer_received_bytes: int, told_bytes: int) -> None:
+        """Queue again what the peer has not got (:ref:`spec-resume-offsets`)."""
         if self._begun_at_bytes < 0:
             self._told_bytes = told_bytes
             self._receive_after(earlier)
-        self._sent_before_bytes = max(earlier._sent_before_bytes, earlier.sent_bytes)
+        backlog = earlier.backlog()
+        self._sent_before_bytes = backlog.sent_bytes
         if not earlier.acked_bytes <= peer_received_bytes <= self._sent_before_bytes:
             raise StreamFault(CloseReason.INTEGRITY)
         self.dropped, self.was_cut = earlier.dropped, earlier.was_cut
         if not self.was_cut:
-            self._send_again(earlier, peer_received_bytes - earlier.acked_bytes)
+            self._send_again(backlog.unacknowledged, earlier.pending, peer_received_bytes - earlier.acked_bytes)
         self.sent_bytes = self.acked_bytes = peer_received_bytes
         # what came on the old path behind the proof, in the same read, was dropped and will come again
-        self._unread += earlier._unread - (earlier.received_bytes - self._begun_at_bytes)
+        self._unread += backlog.unread_bytes - (earlier.received_bytes - self._begun_at_bytes)
         if self._unread > self._ack_limit_bytes and not self.end_received:
             self.ack_due = False  # promised in the read that brought the proof, when only what is new was counted
-        self._end_wanted = earlier._end_wanted
+        self._end_wanted = backlog.end_wanted
         self.blocked = earlier.blocked
         earlier.let_go()
 
-    def _send_again(self, earlier: SecureStream, skip: int) -> None:
-        """Queue what ``earlier`` had not got acknowledged, but for the first ``skip`` bytes."""
-        for _, data, _ in earlier._outstanding:
+    def _send_again(self, unacknowledged: list[bytes], pending: ByteQueue, skip: int) -> None:
+        """Queue what was not acknowledged and what was not sent, but for the first ``skip`` bytes."""
+        for data in unacknowledged:
             if skip >= len(data):
                 skip -= len(data)
             else:
                 self.pending.append(data[skip:])
                 skip = 0
         while skip:  # sent on a path before that one, and not yet again
-            skip -= len(earlier.pending.take(skip))
-        while earlier.pending:
-            self.pending.append(earlier.pending.take(1 << 20))
+            skip -= len(pending.take(skip))
+        while pending:
+            self.pending.append(pending.take(1 << 20))

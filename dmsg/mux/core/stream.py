@@ -1,18 +1,21 @@
 """The state of one transport at one of its ends: offsets and credits, not a socket.
 
 :ref:`spec-stream-states`. A stream is pure bookkeeping; :class:`~dmsg.mux.core.connection.Connection` moves its frames.
-``owner`` is whatever object the shell wants to find again from a stream, usually the Twisted transport. :class:`Stream`
-speaks the base protocol, :class:`~dmsg.mux.core.sealed_stream.SecureStream` the sealed one.
+What both kinds have is here; :class:`~dmsg.mux.core.plain_stream.PlainStream` speaks the base protocol,
+:class:`~dmsg.mux.core.sealed_stream.SealedStream` the sealed one.
 """
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
 from enum import Enum
+from typing import ClassVar
 
 from dmsg.crypto.keys import PublicKey
-from dmsg.mux.core.e2e import UPGRADE_MAGIC
-from dmsg.mux.core.window import OUTSTANDING_LIMIT, AckGate, SendWindow
-from dmsg.mux.core.wire import ACK, FWD, HEADER, HEADER_BYTES, SEQUENCE_BYTES, CloseReason, encode_close
+from dmsg.errors import LocalProtocolError
+from dmsg.mux.core.owner import UNOWNED, StreamOwner
+from dmsg.mux.core.wire import HEADER_BYTES, SEQUENCE_BYTES, CloseReason
 from dmsg.sansio.buffer import ByteQueue
 
 
@@ -60,8 +63,20 @@ class StreamFault(Exception):
         self.code = code
 
 
-class Stream:
-    """One end of a transport.
+@dataclass(slots=True)
+class Backlog:
+    """What a path leaves to the next one of its transport (:ref:`spec-resume-offsets`)."""
+
+    #: Sent and not acknowledged, as it was framed; the offset of its first byte is that of the last byte acknowledged.
+    unacknowledged: list[bytes]
+    #: How far the stream was sent on this path and on those before it; some of that may be pending again.
+    sent_bytes: int
+    unread_bytes: int
+    end_wanted: bool
+
+
+class Stream(ABC):
+    """One end of a transport on one path.
 
     ``sent_bytes``, ``acked_bytes`` and ``received_bytes`` are offsets in the two byte streams since it opened.
     """
@@ -73,7 +88,6 @@ class Stream:
         "cut_bytes",
         "dropped",
         "end_received",
-        "gate",
         "id",
         "initiator",
         "owner",
@@ -84,22 +98,19 @@ class Stream:
         "request",
         "sent_bytes",
         "state",
+        "token",
         "was_cut",
-        "window",
     )
 
-    security = "hop"
+    #: ``"e2e"``, or ``"hop"``: encrypted on the way to the relay and from it.
+    security: ClassVar[str]
+    #: Whether its transport can go on over another path, and whether a CLOSE may be the relay's alone.
+    resumable: ClassVar[bool]
+    #: Whether each direction has an end of its own.
+    half_closes: ClassVar[bool]
 
     def __init__(
-        self,
-        stream_id: int,
-        remote: PublicKey,
-        request: bytes,
-        *,
-        initiator: bool,
-        window_bytes: int,
-        first_sequence: int,
-        state: StreamState | None = None,
+        self, stream_id: int, remote: PublicKey, request: bytes, *, initiator: bool, state: StreamState | None = None
     ) -> None:
         """Begin in ``state``: requested or offered, unless it stands for a stream that is further on."""
         self.id = stream_id
@@ -107,10 +118,9 @@ class Stream:
         self.request = request  # as it was sent or came; its first 66 bytes stand in ACCEPT again
         self.initiator = initiator
         self.state = state or (StreamState.REQUESTED if initiator else StreamState.OFFERED)
-        self.owner: object | None = None
+        self.owner: StreamOwner = UNOWNED
+        self.token = b""  # names the transport when it goes on over another path
         self.pending = ByteQueue()
-        self.window = SendWindow(window_bytes, first_sequence)
-        self.gate = AckGate()
         self.queued = False  # whether it stands in the connection's queue of streams with something to send
         self.blocked = False  # whether its writer was told to pause
         self.ack_due = False  # whether it stands in the connection's list of streams with something to acknowledge
@@ -131,109 +141,109 @@ class Stream:
     # --- sending ---------------------------------------------------------------------------------------------------
 
     @property
+    @abstractmethod
     def sendable(self) -> bool:
         """Whether a FWD could go out now."""
-        return self.pending.size > 0 and self.window.room_bytes > 0
 
     @property
+    @abstractmethod
     def drained(self) -> bool:
-        """Whether everything written has been acknowledged."""
-        return not self.pending and self.window.idle
+        """Whether everything written, and the end if there is one, has been acknowledged."""
 
     @property
+    @abstractmethod
     def close_reason(self) -> CloseReason | None:
-        """The reason of the CLOSE of a closing stream that has nothing left to wait for; ``None`` if it has to wait.
-
-        It is ``refused`` after :meth:`drop`, so that data that was cut does not look delivered.
-        """
-        if not self.drained:
-            return None
-        return CloseReason.REFUSED if self.dropped else CloseReason.NORMAL
+        """The reason of the CLOSE of a closing stream that has nothing left to wait for; ``None`` if it has to wait."""
 
     @property
     def end_acked(self) -> bool:
-        """Whether the peer has acknowledged the end of our stream. Base streams have no such end."""
+        """Whether the peer has acknowledged our end of the stream, and with it everything before."""
         return False
 
+    @property
+    def complete(self) -> bool:
+        """Whether nothing is missing on either side, even if the peer has not said that it knows our end."""
+        return False
+
+    @abstractmethod
     def end(self) -> None:
         """Nothing more will be written."""
 
+    @abstractmethod
     def next_fwd(self, limit_bytes: int) -> tuple[bytes, bytes]:
-        """The next FWD as (header and sequence, data); call only while :attr:`sendable`."""
-        data = self.pending.take(min(limit_bytes, self.window.room_bytes))
-        size = len(data)
-        self.sent_bytes += size
-        sequence = self.window.send(size)
-        return HEADER.pack(FWD, self.id, size + SEQUENCE_BYTES) + sequence.to_bytes(2, "big"), data
+        """The next FWD in two pieces, whose payload is at most ``limit_bytes``; call only while :attr:`sendable`."""
 
+    @abstractmethod
     def receive_ack(self, payload: bytes) -> None:
         """Take the payload of an ACK. Raises ``StreamFault``."""
-        if len(payload) != SEQUENCE_BYTES:
-            raise StreamFault(CloseReason.MALFORMED)
-        self.acked_bytes += self.window.acknowledge(payload[0] << 8 | payload[1])
 
     # --- receiving -------------------------------------------------------------------------------------------------
 
+    @abstractmethod
     def receive_fwd(self, frames: bytes, start: int, end: int) -> tuple[bytes, bytes]:
         """Take the payload of a FWD, which is ``frames[start:end]``.
 
         Gives its data and what is to be sent for it at once (an ACK frame or nothing). Raises ``StreamFault``.
         """
-        if end - start < SEQUENCE_BYTES:
-            raise StreamFault(CloseReason.MALFORMED)
-        data = frames[start + SEQUENCE_BYTES : end]
-        if not self.received_bytes and data.startswith(UPGRADE_MAGIC):
-            # a peer that trusts our entry more than this listener, which takes everybody in the clear
-            raise StreamFault(CloseReason.UNSUPPORTED)
-        self.received_bytes += len(data)
-        sequence = frames[start] << 8 | frames[start + 1]
-        return data, self.ack_frame(sequence) if self.gate.arrived(sequence, len(data)) else b""
 
+    @abstractmethod
     def consumed(self, size: int) -> bytes:
         """The application took ``size`` bytes; gives what is to be sent because of it."""
-        released = self.gate.consumed(size)
-        return b"".join([self.ack_frame(sequence) for sequence in released]) if released else b""
 
     @property
+    @abstractmethod
     def unread_bytes(self) -> int:
         """Received and not yet taken by the application."""
-        return self.gate.unread_bytes
 
+    @abstractmethod
     def drop(self) -> None:
         """Data that came is not given to the application, because it has closed the stream."""
-        self.dropped = True
 
+    @abstractmethod
     def overfull(self, limit_bytes: int) -> bool:
-        """Whether more has come than an honest peer would send to somebody who does not read.
+        """Whether more has come than an honest peer would send to somebody who does not read."""
 
-        Held acknowledgements cost memory however little data they stand for.
-        """
-        return self.gate.unread_bytes > limit_bytes or len(self.gate.held) > OUTSTANDING_LIMIT
-
-    def ack_frame(self, sequence: int) -> bytes:
-        """An ACK frame."""
-        return HEADER.pack(ACK, self.id, SEQUENCE_BYTES) + sequence.to_bytes(2, "big")
-
-    def close_frame(self, reason: int) -> bytes:
-        """The CLOSE frame of this stream."""
-        return encode_close(self.id, reason)
-
-    def proves_close(self, payload: bytes) -> bool:
-        """Whether the peer itself, and not only the relay, sent a CLOSE with ``payload``. Base peers cannot say."""
-        return False
-
-    def discard(self) -> None:
-        """The stream is over: forget what waits to be sent."""
-        self.cut_bytes = self.pending.size + self.window.outstanding_bytes
-        self.pending.clear()
-
-    def let_go(self) -> None:
-        """The transport is over: keep nothing but the counts."""
-        self.pending.clear()
-
+    @abstractmethod
     def take_ack(self) -> bytes:
         """The cumulative ACK that is due; base streams have none."""
-        return b""
+
+    # --- the end ---------------------------------------------------------------------------------------------------
+
+    @abstractmethod
+    def close_frame(self, reason: int) -> bytes:
+        """The CLOSE frame of this stream."""
+
+    @abstractmethod
+    def proves_close(self, payload: bytes) -> bool:
+        """Whether the peer itself, and not only the relay, sent a CLOSE with ``payload``."""
+
+    @abstractmethod
+    def discard(self) -> None:
+        """The path is over: count what is cut off, and keep only what another path may send."""
+
+    @abstractmethod
+    def let_go(self) -> None:
+        """The transport is over, or goes on elsewhere: keep nothing but the counts."""
+
+    # --- another path ----------------------------------------------------------------------------------------------
+
+    @property
+    def resume_bytes(self) -> int:
+        """How much to tell the peer that we have when another path is made (:ref:`spec-resume-offsets`)."""
+        return self.received_bytes
+
+    def backlog(self) -> Backlog:
+        """What another path has to take over. Raises ``LocalProtocolError`` unless :attr:`resumable`."""
+        raise LocalProtocolError(f"{self!r} cannot go on over another path")
+
+    def go_on_from(self, earlier: Stream, peer_received_bytes: int, told_bytes: int) -> None:
+        """Take over what ``earlier`` carried; ``earlier`` keeps nothing but its counts.
+
+        The peer has ``peer_received_bytes`` of what was sent; we told it that we had ``told_bytes``, and may have got
+        more on the old path since. Raises ``StreamFault`` when the peer claims what cannot be, and
+        ``LocalProtocolError`` unless :attr:`resumable`.
+        """
+        raise LocalProtocolError(f"{self!r} cannot go on from another path")
 
 
 #: What a FWD costs besides its data.

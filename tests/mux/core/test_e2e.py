@@ -28,8 +28,9 @@ from dmsg.mux.core.e2e import (
     promises_security,
 )
 from dmsg.mux.core.errors import IntegrityError
-from dmsg.mux.core.sealed_stream import SecureStream
-from dmsg.mux.core.stream import Stream, StreamState
+from dmsg.mux.core.plain_stream import PlainStream
+from dmsg.mux.core.sealed_stream import SealedStream
+from dmsg.mux.core.stream import StreamState
 from dmsg.mux.core.tlv import Tlv, encode_padded_tlvs, encode_tlvs
 from dmsg.mux.core.wire import HEADER_BYTES
 
@@ -93,8 +94,8 @@ def test_handshake_vectors(e2e: Any) -> None:
 def test_frame_vectors(e2e: Any) -> None:
     *_, ours, theirs = handshake(service="web", fixed=e2e["ephemerals"])
     out, back = (
-        SecureStream(
-            Stream(1, BOB.public_key, b"", initiator=True, window_bytes=1, first_sequence=0),
+        SealedStream(
+            PlainStream(1, BOB.public_key, b"", initiator=True, window_bytes=1, first_sequence=0),
             keys,
             window_bytes=10_000,
             ack_limit_bytes=10_000,

@@ -28,8 +28,9 @@ from dmsg.mux.core.events import (
 )
 from dmsg.mux.core.limits import ConnectionConfig
 from dmsg.mux.core.negotiation import Carrier, Inbound, Outbound
+from dmsg.mux.core.plain_stream import PlainStream
 from dmsg.mux.core.record import RecordLayer
-from dmsg.mux.core.sealed_stream import SecureStream
+from dmsg.mux.core.sealed_stream import SealedStream
 from dmsg.mux.core.stream import Stream, StreamState
 from dmsg.mux.core.wire import (
     ACCEPT,
@@ -66,7 +67,7 @@ class Alice:
             extended=True,
         )
         self.stream: Stream
-        self.far: SecureStream | None = None
+        self.far: SealedStream | None = None
         """Bob's end of a sealed stream."""
         assert isinstance(self.say((OK, 0, b""))[0], Ready)
 
@@ -84,10 +85,10 @@ class Alice:
         return found
 
     def bob(self, keys: Any, stream: Stream) -> None:
-        base = Stream(
+        base = PlainStream(
             stream.id, ALICE.public_key, b"", initiator=not stream.initiator, window_bytes=1, first_sequence=0
         )
-        self.far = SecureStream(base, keys, window_bytes=1 << 20, ack_limit_bytes=1 << 18)
+        self.far = SealedStream(base, keys, window_bytes=1 << 20, ack_limit_bytes=1 << 18)
         self.far.state = StreamState.OPEN
 
     # streams in each state

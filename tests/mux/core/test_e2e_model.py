@@ -41,7 +41,7 @@ from dmsg.mux.core.handshake import Handshake, Role
 from dmsg.mux.core.hello import hop_payload, read_hop
 from dmsg.mux.core.limits import ConnectionConfig
 from dmsg.mux.core.negotiation import Security
-from dmsg.mux.core.sealed_stream import SecureStream
+from dmsg.mux.core.sealed_stream import SealedStream
 from dmsg.mux.core.wire import ACCEPT, REQUEST, encode_close, encode_frame
 from dmsg.mux.relay.limits import RelayLimits
 from dmsg.mux.relay.member import Member
@@ -493,7 +493,7 @@ class World(RuleBasedStateMachine):
                 assert peer.half_closed or peer.closed or self.transports[peer.side].disconnecting
             transport = self.transports[app.side]
             stream = transport.stream
-            assert isinstance(stream, SecureStream)
+            assert isinstance(stream, SealedStream)
             assert stream._outstanding_bytes == sum(len(data) for _, data, _ in stream._outstanding)
             assert stream._outstanding_bytes <= WINDOW_BYTES
             assert stream.unread_bytes <= WINDOW_BYTES + ACK_LIMIT_BYTES, "the peer's window bounds what is unread"
@@ -575,7 +575,7 @@ def test_an_older_attempt_to_resume_that_is_confirmed_late_changes_nothing() -> 
     of(away, world.clients[1].public_key.raw).deliver_up(1 << 16)
     held.deliver_down(1 << 16)
     world.turn()
-    assert held.up and not first.detached and isinstance(first.stream, SecureStream)
+    assert held.up and not first.detached and isinstance(first.stream, SealedStream)
     proof, moved_to = bytes(held.up), second.stream
     # that one is lost as well before the proof is through, and a third is made
     held.up.clear()

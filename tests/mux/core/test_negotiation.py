@@ -27,7 +27,7 @@ from dmsg.mux.core.events import (
 )
 from dmsg.mux.core.negotiation import Carrier, Inbound, Outbound, Security
 from dmsg.mux.core.record import RecordLayer
-from dmsg.mux.core.sealed_stream import SecureStream
+from dmsg.mux.core.sealed_stream import SealedStream
 from dmsg.mux.core.stream import Stream, StreamState
 from dmsg.mux.core.wire import ACCEPT, FWD, REQUEST, CloseReason, encode_frame, split_frames
 from dmsg.mux.relay.switch import Switch
@@ -129,7 +129,7 @@ def test_a_secure_stream_with_either_carrier(carrier: Carrier) -> None:
     net = Net(extended=extended)
     outbound, _, ours, theirs = net.handshake(carrier)
     assert outbound.resume is None
-    assert isinstance(ours, SecureStream) and isinstance(theirs, SecureStream)
+    assert isinstance(ours, SealedStream) and isinstance(theirs, SealedStream)
     assert ours.security == theirs.security == "e2e"
     assert ours.token == theirs.token
     assert ours.remote == BOB.public_key and theirs.remote == ALICE.public_key
@@ -202,7 +202,7 @@ def test_an_answer_that_is_not_the_peers(carrier: Carrier) -> None:
     outbound = Outbound(net.ends[0], ALICE, SERVER.public_key, BOB.public_key, carrier)
     with pytest.raises(IntegrityError):
         (outbound.accepted if carrier is Carrier.REQUEST else outbound.upgraded)(bytes(49))
-    assert not isinstance(outbound.stream, SecureStream)
+    assert not isinstance(outbound.stream, SealedStream)
 
 
 def test_a_request_that_is_not_for_this_relay() -> None:

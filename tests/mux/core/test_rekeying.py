@@ -15,19 +15,20 @@ from dmsg.mux.core.connection import Connection
 from dmsg.mux.core.e2e import SecureKeys
 from dmsg.mux.core.limits import ConnectionConfig
 from dmsg.mux.core.negotiation import Carrier, Inbound, Outbound
+from dmsg.mux.core.plain_stream import PlainStream
 from dmsg.mux.core.record import RecordLayer
-from dmsg.mux.core.sealed_stream import SecureStream
-from dmsg.mux.core.stream import Stream, StreamFault, StreamState
+from dmsg.mux.core.sealed_stream import SealedStream
+from dmsg.mux.core.stream import StreamFault, StreamState
 from dmsg.mux.core.wire import ACCEPT, ACK, FWD, OK, REQUEST, CloseReason, encode_frame, split_frames
 
 ALICE, BOB, SERVER = (SecretKey(bytes((n,)) * 32) for n in (0x11, 0x22, 0x33))
 
 
-def end(side: int, after: int) -> SecureStream:
+def end(side: int, after: int) -> SealedStream:
     keys, hashes = ([hashlib.sha256(bytes((kind, n))).digest() for n in (side, 1 - side)] for kind in (0, 1))
-    base = Stream(5, BOB.public_key, b"", initiator=side == 0, window_bytes=1, first_sequence=0)
+    base = PlainStream(5, BOB.public_key, b"", initiator=side == 0, window_bytes=1, first_sequence=0)
     secure = SecureKeys(keys[0], keys[1], hashes[0], hashes[1], b"t" * 16)
-    stream = SecureStream(base, secure, window_bytes=400, ack_limit_bytes=100, rekey_after_frames=after)
+    stream = SealedStream(base, secure, window_bytes=400, ack_limit_bytes=100, rekey_after_frames=after)
     stream.state = StreamState.OPEN
     return stream
 
@@ -35,7 +36,7 @@ def end(side: int, after: int) -> SecureStream:
 class Wire:
     """Takes frames as a stream sends them; counts markers and what each key sealed."""
 
-    def __init__(self, receiver: SecureStream) -> None:
+    def __init__(self, receiver: SealedStream) -> None:
         self.receiver = receiver
         self.frames: list[tuple[int, bytes]] = []
         self.received = b""

@@ -18,9 +18,10 @@ from dmsg.crypto.cipher import BOX_OVERHEAD_BYTES, NONCE_LIMIT, CipherState
 from dmsg.crypto.errors import NonceExhausted
 from dmsg.crypto.keys import SecretKey
 from dmsg.mux.core.e2e import SecureKeys
+from dmsg.mux.core.plain_stream import PlainStream
 from dmsg.mux.core.resumption import ResumeAttempts
-from dmsg.mux.core.sealed_stream import NOTHING_YET, OUTSTANDING_LIMIT, SecureStream
-from dmsg.mux.core.stream import Stream, StreamFault, StreamState
+from dmsg.mux.core.sealed_stream import NOTHING_YET, OUTSTANDING_LIMIT, SealedStream
+from dmsg.mux.core.stream import StreamFault, StreamState
 from dmsg.mux.core.wire import ACK, CLOSE, FWD, FWD_DATA_LIMIT_BYTES, HEADER, HEADER_BYTES, SEQUENCE_BYTES, CloseReason
 from dmsg.mux.relay.limits import RelayLimits
 
@@ -31,22 +32,22 @@ HASHES = (b"c" * 32, b"d" * 32)
 TOKEN = b"t" * 16
 
 
-def end(side: int, *, window: int = 1 << 20, ack_limit: int = 1 << 18, path: int = 0) -> SecureStream:
+def end(side: int, *, window: int = 1 << 20, ack_limit: int = 1 << 18, path: int = 0) -> SealedStream:
     keys, hashes = (tuple(hashlib.sha256(one + bytes((path,))).digest() for one in pair) for pair in (KEYS, HASHES))
     ours, theirs = side, 1 - side
-    base = Stream(5, REMOTE, b"", initiator=side == 0, window_bytes=1, first_sequence=0)
+    base = PlainStream(5, REMOTE, b"", initiator=side == 0, window_bytes=1, first_sequence=0)
     secure = SecureKeys(keys[ours], keys[theirs], hashes[ours], hashes[theirs], TOKEN)
-    stream = SecureStream(base, secure, window_bytes=window, ack_limit_bytes=ack_limit)
+    stream = SealedStream(base, secure, window_bytes=window, ack_limit_bytes=ack_limit)
     stream.state = StreamState.OPEN
     return stream
 
 
-def pair(*, window: int = 1 << 20, ack_limit: int = 1 << 18, path: int = 0) -> tuple[SecureStream, SecureStream]:
+def pair(*, window: int = 1 << 20, ack_limit: int = 1 << 18, path: int = 0) -> tuple[SealedStream, SealedStream]:
     one, other = (end(side, window=window, ack_limit=ack_limit, path=path) for side in (0, 1))
     return one, other
 
 
-def carry(sender: SecureStream, receiver: SecureStream, limit: int = 100) -> bytes:
+def carry(sender: SealedStream, receiver: SealedStream, limit: int = 100) -> bytes:
     header, sealed = sender.next_fwd(limit)
     assert HEADER.unpack(header) == (FWD, 5, len(sealed))
     data, answer = receiver.receive_fwd(b"xx" + sealed + b"yy", 2, 2 + len(sealed))
@@ -54,13 +55,13 @@ def carry(sender: SecureStream, receiver: SecureStream, limit: int = 100) -> byt
     return data
 
 
-def acknowledge(receiver: SecureStream, sender: SecureStream) -> None:
+def acknowledge(receiver: SealedStream, sender: SealedStream) -> None:
     frame = receiver.take_ack()
     assert HEADER.unpack(frame[:HEADER_BYTES])[0] == ACK
     sender.receive_ack(frame[HEADER_BYTES:])
 
 
-def forge_ack(sender: SecureStream, receiver: SecureStream, sequence: int, rolling: bytes) -> bytes:
+def forge_ack(sender: SealedStream, receiver: SealedStream, sequence: int, rolling: bytes) -> bytes:
     """An ACK sealed with the right key: what only a broken or malicious peer could send."""
     return receiver._sender.seal(bytes((ACK,)), sequence.to_bytes(2, "big") + rolling)
 
@@ -244,7 +245,7 @@ def test_a_sealed_fwd_without_a_sequence(inner: bytes) -> None:
 # --- acknowledgements ------------------------------------------------------------------------------------------------
 
 
-def three_sent() -> tuple[SecureStream, SecureStream]:
+def three_sent() -> tuple[SealedStream, SealedStream]:
     sender, receiver = pair()
     for data in (b"one", b"two", b"three"):
         sender.pending.append(data)
@@ -494,7 +495,7 @@ def test_any_cut_and_any_number_of_paths(data: st.DataObject) -> None:
         assert sender.acked_bytes <= told <= receiver.received_bytes
         new_sender, new_receiver = pair(window=window, ack_limit=ack_limit, path=path)
         new_receiver.state = StreamState.CONFIRMING
-        attempts.begin(RELAY, new_receiver, told)
+        new_receiver.await_turn(attempts, RELAY, told)
         new_sender.go_on_from(sender, told, 0)
         if data.draw(st.booleans()) and new_sender.sendable:
             received += carry(new_sender, new_receiver, 36)  # proof and data in one read
@@ -518,7 +519,7 @@ def test_any_cut_and_any_number_of_paths(data: st.DataObject) -> None:
     assert receiver.end_received and sender.end_acked and sender.drained
 
 
-def half_acknowledged() -> tuple[SecureStream, SecureStream]:
+def half_acknowledged() -> tuple[SealedStream, SealedStream]:
     """Six bytes acknowledged, eleven sent, fifteen written."""
     sender, receiver = three_sent()
     sender.receive_ack(forge_ack(sender, receiver, 1, rolling(b"one", b"two")))
@@ -663,7 +664,7 @@ def test_proofs_of_two_paths_and_data_of_both_in_one_read() -> None:
     for path in (1, 2):
         new_sender, new_receiver = pair(path=path)
         new_receiver.state = StreamState.CONFIRMING
-        attempts.begin((REMOTE, RELAY)[path - 1], new_receiver, receiver.resume_bytes)
+        new_receiver.await_turn(attempts, (REMOTE, RELAY)[path - 1], receiver.resume_bytes)
         new_sender.go_on_from(sender, 0, 0)
         sender = new_sender
         paths.append((new_sender, new_receiver, new_sender.next_fwd(BOX_OVERHEAD_BYTES + 3 * path)[1]))
@@ -685,7 +686,7 @@ def test_a_proof_that_comes_behind_that_of_a_later_attempt() -> None:
     for path in (1, 2):
         new_sender, new_receiver = pair(path=path)
         new_receiver.state = StreamState.CONFIRMING
-        attempts.begin((REMOTE, RELAY)[path - 1], new_receiver, 0)
+        new_receiver.await_turn(attempts, (REMOTE, RELAY)[path - 1], 0)
         ends.append((new_sender, new_receiver))
     for new_sender, new_receiver in ends[::-1]:
         acknowledge(new_sender, new_receiver)
@@ -700,7 +701,7 @@ def test_what_came_on_the_old_path_behind_the_proof_does_not_count_as_unread() -
     assert receiver.receive_fwd(old[0], 0, len(old[0]))[0] == b"abc"
     new_sender, new_receiver = pair(path=1)
     new_receiver.state = StreamState.CONFIRMING
-    attempts.begin(RELAY, new_receiver, 3)
+    new_receiver.await_turn(attempts, RELAY, 3)
     new_sender.go_on_from(sender, 3, 0)
     acknowledge(new_sender, new_receiver)
     receiver.receive_fwd(old[1], 0, len(old[1]))  # dropped by the transport: it has moved
@@ -718,7 +719,7 @@ def test_a_later_attempt_is_never_told_less_than_an_earlier_one() -> None:
     carry(sender, receiver, BOX_OVERHEAD_BYTES + 10)
     told = attempts.tell_bytes()
     assert told == 10
-    attempts.begin(RELAY, waiting(1), told)
+    waiting(1).await_turn(attempts, RELAY, told)
     carry(sender, receiver, BOX_OVERHEAD_BYTES + 50)  # the old path delivers on
     assert receiver.resume_bytes == 0, "acknowledgements are withheld"
     second = end(0, path=1)
@@ -731,7 +732,7 @@ def test_a_later_attempt_is_never_told_less_than_an_earlier_one() -> None:
 # --- how often (label resume-attempts) -------------------------------------------------------------------------------
 
 
-def waiting(path: int) -> SecureStream:
+def waiting(path: int) -> SealedStream:
     stream = end(1, path=path)
     stream.state = StreamState.CONFIRMING
     return stream
@@ -742,7 +743,7 @@ def test_attempts_that_were_proved_use_up_the_rate() -> None:
     for path in range(3):
         assert attempts.may_begin(RELAY, 0.0)
         stream = waiting(path)
-        attempts.begin(RELAY, stream, 0)
+        stream.await_turn(attempts, RELAY, 0)
         assert attempts.proved(stream, path + 1) is not None
         attempts.moved(0.0)
     assert not attempts.may_begin(RELAY, 0.0)
@@ -757,10 +758,10 @@ def test_attempts_that_are_never_proved_use_up_nothing() -> None:
     for path in range(100):
         assert attempts.may_begin(RELAY, 0.0)
         stream = waiting(path)
-        assert attempts.begin(RELAY, stream, 0) is last
+        assert stream.await_turn(attempts, RELAY, 0) is last
         last = stream
     assert attempts.may_begin(REMOTE, 0.0), "another relay has its place"
-    attempts.begin(REMOTE, waiting(100), 0)
+    waiting(100).await_turn(attempts, REMOTE, 0)
     assert not attempts.may_begin(SecretKey(b"\x09" * 32).public_key, 0.0), "a token for each of those that wait"
     assert last is not None
     attempts.failed(last)

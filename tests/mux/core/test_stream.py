@@ -9,6 +9,7 @@ import pytest
 from dmsg.crypto.keys import SecretKey
 from dmsg.mux.core.e2e import UPGRADE_MAGIC
 from dmsg.mux.core.limits import ConnectionConfig
+from dmsg.mux.core.plain_stream import PlainStream
 from dmsg.mux.core.stream import FWD_OVERHEAD_BYTES, TRANSITIONS, Stream, StreamFault, StreamState
 from dmsg.mux.core.wire import ACK, FWD, CloseReason, encode_frame
 from dmsg.mux.relay.limits import RelayLimits
@@ -17,7 +18,7 @@ BOB = SecretKey(hashlib.sha256(b"bob").digest()).public_key
 
 
 def stream(*, initiator: bool = True, window_bytes: int = 1000, first_sequence: int = 0xFFFF) -> Stream:
-    return Stream(6, BOB, b"", initiator=initiator, window_bytes=window_bytes, first_sequence=first_sequence)
+    return PlainStream(6, BOB, b"", initiator=initiator, window_bytes=window_bytes, first_sequence=first_sequence)
 
 
 def test_begins_as_what_it_is() -> None:
@@ -90,7 +91,7 @@ def test_acknowledges_what_the_gate_lets_through() -> None:
 
 
 def test_repr_names_peer_and_state() -> None:
-    assert repr(stream()) == f"<Stream 6 requested with {BOB}>"
+    assert repr(stream()) == f"<PlainStream 6 requested with {BOB}>"
 
 
 def test_an_upgrade_is_no_data_for_a_listener_in_the_clear() -> None:
