@@ -31,7 +31,7 @@ from dmsg.eventlog.schema import Event
 from dmsg.interfaces import IEventLog, IRankedDiscovery
 from dmsg.mux.client.service import ClientConfig, DmsgClient
 from dmsg.mux.relay.limits import RelayLimits
-from dmsg.mux.relay.server import DmsgServer
+from dmsg.mux.relay.service import DmsgRelay
 from dmsg.relays.scores import ScoreConfig
 from dmsg.testing.memory import MemoryNetwork, Path
 from dmsg.testing.pipe import Pipe
@@ -235,9 +235,9 @@ class _Fleet:
 
     # --- who takes part ----------------------------------------------------------------------------------------------
 
-    def _server(self, number: int) -> DmsgServer:
+    def _server(self, number: int) -> DmsgRelay:
         key, port = relay_key(self.plan, number), _FIRST_PORT + number
-        return DmsgServer(
+        return DmsgRelay(
             self.network,
             key,
             TCP4ServerEndpoint(self.network, port, interface=_host(number)),

@@ -46,7 +46,6 @@ JOINTS = {
 CIRCLES = [
     {f"dmsg.mux.client.{name}" for name in ("pending", "session")},
     {f"dmsg.mux.client.{name}" for name in ("incoming", "listener", "service", "services")},
-    {"dmsg.mux.relay.server", "dmsg.mux.relay.shell"},
 ]
 #: Pure packages, beside every package that is called core.
 PURE_PACKAGES = ("crypto", "sansio")

@@ -14,7 +14,7 @@ from twisted.internet.protocol import Factory
 from dmsg.crypto.keys import SecretKey
 from dmsg.errors import DialError
 from dmsg.mux.client.service import DmsgClient
-from dmsg.mux.relay.server import DmsgServer
+from dmsg.mux.relay.service import DmsgRelay
 from dmsg.testing.hostile import HostileNetwork, HostileServer
 from dmsg.testing.memory import MemoryNetwork
 from dmsg.testing.network import LocalNetwork
@@ -96,10 +96,10 @@ class ScatteredRelays:
     async def __aexit__(self, *_: object) -> None:
         await self.network.stop()
 
-    def start_relay(self, key: SecretKey, host: str) -> DmsgServer:
+    def start_relay(self, key: SecretKey, host: str) -> DmsgRelay:
         """A relay at port 80 of ``host``; listing it is the test's business."""
         endpoint = TCP4ServerEndpoint(self.memory, 80, interface=host)
-        relay = DmsgServer(self.memory, key, endpoint, random=self.random.randbytes, now_ns=self.network.now_ns)
+        relay = DmsgRelay(self.memory, key, endpoint, random=self.random.randbytes, now_ns=self.network.now_ns)
         relay.startService()
         self.network.servers.append(relay)
         return relay

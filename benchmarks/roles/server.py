@@ -14,7 +14,7 @@ from benchmarks.processes import raise_open_files
 from dmsg.address import HostPort
 from dmsg.crypto.keys import SecretKey, read_key_file
 from dmsg.mux.relay.limits import RelayLimits
-from dmsg.mux.relay.server import DmsgServer
+from dmsg.mux.relay.service import DmsgRelay
 from dmsg.ops.gc import settle_memory
 
 USES_TWISTED = True
@@ -35,7 +35,7 @@ class Role:
             from benchmarks.roles.discovery import connect_discovery  # HTTP takes long to import and most need none
 
             discovery = connect_discovery(options["discovery"], reactor)
-        self.server = DmsgServer(
+        self.server = DmsgRelay(
             reactor,
             self.key,
             TCP4ServerEndpoint(reactor, self.port, backlog=1024, interface="127.0.0.1"),

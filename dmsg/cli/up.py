@@ -114,7 +114,7 @@ async def _start_discovery(stack: AsyncExitStack, reactor: Any, store_url: str, 
 async def _start_relay(stack: AsyncExitStack, reactor: Any, key: SecretKey, discovery_url: str) -> str:
     from dmsg.discovery.client import HttpDiscovery
     from dmsg.mux.relay.limits import RelayLimits
-    from dmsg.mux.relay.server import DmsgServer
+    from dmsg.mux.relay.service import DmsgRelay
 
     discovery = HttpDiscovery.connect(discovery_url, reactor)
     stack.push_async_callback(discovery.close)
@@ -125,7 +125,7 @@ async def _start_relay(stack: AsyncExitStack, reactor: Any, key: SecretKey, disc
         chosen.setblocking(False)
         address = HostPort(LOOPBACK, chosen.getsockname()[1])
         endpoint = AdoptedStreamServerEndpoint(reactor, os.dup(chosen.fileno()), socket.AF_INET)
-    server = DmsgServer(
+    server = DmsgRelay(
         reactor,
         key,
         endpoint,

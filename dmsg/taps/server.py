@@ -52,12 +52,12 @@ class RelayService(RoleService):
 
     def start_role(self) -> None:
         """Serve, and register in discovery."""
-        from dmsg.mux.relay.server import DmsgServer
+        from dmsg.mux.relay.service import DmsgRelay
 
         limits = self.settings.limits
         if self.settings.drain_timeout is not None:
             limits = dataclasses.replace(limits, drain_timeout_s=self.settings.drain_timeout)
-        self.server = DmsgServer(
+        self.server = DmsgRelay(
             self.reactor,
             self._key,
             self.endpoint,

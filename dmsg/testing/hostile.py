@@ -23,7 +23,7 @@ from dmsg.mux.core.record import RecordLayer
 from dmsg.mux.core.wire import REQUEST_BYTES, FrameType, encode_frame, split_frames
 from dmsg.mux.relay.events import SwitchEvent
 from dmsg.mux.relay.member import Member
-from dmsg.mux.relay.server import DmsgServer
+from dmsg.mux.relay.service import DmsgRelay
 from dmsg.mux.relay.switch import Switch
 from dmsg.testing.network import LocalNetwork
 
@@ -197,8 +197,8 @@ class HostileSwitch(Switch):
         return [frame]
 
 
-class HostileServer(DmsgServer):
-    """A server under a test's control: honest until told otherwise. Takes what :class:`DmsgServer` takes."""
+class HostileServer(DmsgRelay):
+    """A server under a test's control: honest until told otherwise. Takes what :class:`DmsgRelay` takes."""
 
     switch: HostileSwitch
 

@@ -39,7 +39,7 @@ from dmsg.interfaces import IDiscovery, IEntryStore, IEventLog
 from dmsg.mux.client.prover import XkProver
 from dmsg.mux.client.service import DmsgClient
 from dmsg.mux.relay.limits import RelayLimits
-from dmsg.mux.relay.server import DmsgServer
+from dmsg.mux.relay.service import DmsgRelay
 from dmsg.testing.memory import MemoryNetwork
 
 __all__ = ["LocalNetwork", "MemoryDiscovery"]
@@ -139,7 +139,7 @@ class LocalNetwork:
         if discovery == "http" and isinstance(reactor, MemoryNetwork):
             raise ValueError("Twisted's HTTP client does not live on a fake clock alone: take the memory discovery")
         self.reactor = reactor
-        self.servers: list[DmsgServer] = []
+        self.servers: list[DmsgRelay] = []
         self.clients: list[DmsgClient] = []
         self.pinned: list[PinnedServer] = []
         self.discovery: IDiscovery | None = None
@@ -213,11 +213,11 @@ class LocalNetwork:
     # --- what is in it -----------------------------------------------------------------------------------------------
 
     async def add_server(
-        self, key: SecretKey | None = None, *, kind: type[DmsgServer] = DmsgServer, **options: Any
-    ) -> DmsgServer:
+        self, key: SecretKey | None = None, *, kind: type[DmsgRelay] = DmsgRelay, **options: Any
+    ) -> DmsgRelay:
         """One server more; returns when it listens and, if there is a discovery, can be found there.
 
-        ``options`` go to ``kind``, which is :class:`~dmsg.mux.relay.server.DmsgServer` or a class like it.
+        ``options`` go to ``kind``, which is :class:`~dmsg.mux.relay.service.DmsgRelay` or a class like it.
         """
         key = key or SecretKey.generate(self._random)
         factory = _Forwarding()
@@ -243,7 +243,7 @@ class LocalNetwork:
             await self._proofs.quiet()
         return server
 
-    async def stop_server(self, server: DmsgServer) -> None:
+    async def stop_server(self, server: DmsgRelay) -> None:
         """Stop one of the servers: drained, withdrawn, its connections closed."""
         self.pinned = [one for one in self.pinned if one.public_key != server.key.public_key]
         self.servers.remove(server)

@@ -33,7 +33,7 @@ from dmsg.mux.core.wire import (
     encode_frame,
     split_frames,
 )
-from dmsg.mux.relay.server import DmsgServer
+from dmsg.mux.relay.service import DmsgRelay
 
 ECHO = "connect, dial, accept, echo, close"
 UNKNOWN_PEER = "request rejected: unknown peer"
@@ -109,7 +109,7 @@ class Bench:
         # First transport ids: each client's are drawn when it is asked for the first time.
         self._ids: Iterator[int] = iter((0x0101, 0x0201, 0x0301))
         endpoint = TCP4ServerEndpoint(MemoryReactorClock(), 1)
-        self.server = DmsgServer(self.clock, keys["server"], endpoint, random=self._random)
+        self.server = DmsgRelay(self.clock, keys["server"], endpoint, random=self._random)
 
     def ephemeral(self, side: str) -> Any:
         return lambda size: bytes(self.keys[f"{side}_ephemeral"])

@@ -30,7 +30,7 @@ from dmsg.http.server import DiscoveryLimits
 from dmsg.mux.client.prover import XkProver
 from dmsg.mux.core.handshake import Handshake, Role
 from dmsg.mux.relay.limits import RelayLimits
-from dmsg.mux.relay.server import DmsgServer
+from dmsg.mux.relay.service import DmsgRelay
 
 HONEST, SYBILS, SYBIL_NETWORKS, NAMING_THE_THIRD = 10, 10_000, 50, 180
 
@@ -98,7 +98,7 @@ class SybilWorld:
             addresses=self.addresses,
             limits=limits,
         )
-        self.honest: list[DmsgServer] = []
+        self.honest: list[DmsgRelay] = []
         self.third_party = Factory.forProtocol(ThirdParty)
         self.third_party.connections = 0
         self.third_party.noisy = False
@@ -181,7 +181,7 @@ class SybilWorld:
 
     async def _add_honest(self, host: str) -> None:
         endpoint, address = self.endpoint(host)
-        server = DmsgServer(
+        server = DmsgRelay(
             self.reactor,
             SecretKey.generate(),
             endpoint,

@@ -14,7 +14,7 @@ from dmsg.address import HostPort
 from dmsg.crypto.keys import SecretKey
 from dmsg.discovery.entry import Entry, ServerPart
 from dmsg.interfaces import IDiscovery
-from dmsg.mux.relay.server import DmsgServer
+from dmsg.mux.relay.service import DmsgRelay
 from dmsg.testing.network import LocalNetwork
 
 SYBIL_GROUPS, SYBILS_OF_A_GROUP, HONEST, CLIENTS = 50, 200, 10, 20
@@ -61,7 +61,7 @@ async def test_twenty_new_clients_are_connected_within_ten_seconds(reactor):
     try:
         for number in range(HONEST):
             host, key = f"127.2.{number}.1", SecretKey.generate()
-            server = DmsgServer(reactor, key, TCP4ServerEndpoint(reactor, 0, interface=host))
+            server = DmsgRelay(reactor, key, TCP4ServerEndpoint(reactor, 0, interface=host))
             server.startService()
             network.servers.append(server)
             await server.listening()

@@ -23,7 +23,7 @@ from dmsg.mux.core.hello import HopLimits, hop_payload
 from dmsg.mux.core.negotiation import Security
 from dmsg.mux.core.wire import FrameType
 from dmsg.mux.relay.limits import RelayLimits
-from dmsg.mux.relay.server import DmsgServer
+from dmsg.mux.relay.service import DmsgRelay
 from dmsg.relays.pool import PoolConfig
 from dmsg.testing.raw import RawConnection, RawServer, connect_raw
 
@@ -206,7 +206,7 @@ class World:
         self.key = SecretKey.generate()
         endpoint = TCP4ServerEndpoint(reactor, 0, interface="127.0.0.1")
         self.message_2_bytes = MESSAGE_2_BYTES
-        self.server = DmsgServer(reactor, self.key, endpoint, limits=limits, events=self.log)
+        self.server = DmsgRelay(reactor, self.key, endpoint, limits=limits, events=self.log)
         self.pinned: PinnedServer
         self._with_bystanders = bystanders
         self.pinger: Pinger | None = None

@@ -15,7 +15,7 @@ from dmsg.address import PinnedServer
 from dmsg.crypto.keys import SecretKey
 from dmsg.mux.client.service import DmsgClient
 from dmsg.mux.core.negotiation import Security
-from dmsg.mux.relay.server import DmsgServer
+from dmsg.mux.relay.service import DmsgRelay
 
 
 def say(text: object) -> None:
@@ -30,7 +30,7 @@ class Echo(Protocol):
 async def server(descriptors: str) -> None:
     """Serve with at most so many descriptors; says ``pk@host:port``."""
     key = SecretKey.generate()
-    relay = DmsgServer(reactor, key, TCP4ServerEndpoint(reactor, 0, interface="127.0.0.1"))
+    relay = DmsgRelay(reactor, key, TCP4ServerEndpoint(reactor, 0, interface="127.0.0.1"))
     relay.startService()
     port = (await relay.listening()).getHost().port
     resource.setrlimit(resource.RLIMIT_NOFILE, (int(descriptors), int(descriptors)))

@@ -22,7 +22,7 @@ from dmsg.discovery.entry import DELEGATED_SERVERS_LIMIT, ClientPart, Entry, Ser
 from dmsg.discovery.errors import WrongSequence
 from dmsg.discovery.stores.memory import MemoryStore
 from dmsg.errors import DialError
-from dmsg.mux.relay.server import DmsgServer
+from dmsg.mux.relay.service import DmsgRelay
 
 pytestmark = pytest.mark.system
 sync = pytest_twisted.ensureDeferred
@@ -98,7 +98,7 @@ async def serving(reactor: Any, site: Site) -> Any:
 async def relay(w: Any, key: SecretKey, discovery: Any) -> Any:
     """Another server, registered in ``discovery``."""
     endpoint = TCP4ServerEndpoint(w.reactor, 0, interface="127.0.0.1")
-    server = DmsgServer(w.reactor, key, endpoint, public_address=HostPort("127.0.0.1", 9), discovery=discovery)
+    server = DmsgRelay(w.reactor, key, endpoint, public_address=HostPort("127.0.0.1", 9), discovery=discovery)
     server.startService()
     await w.soon(server.listening())
     try:

@@ -137,12 +137,12 @@ async def test_cancelling_closes_the_connection(memory: MemoryNetwork, connected
 @sync
 async def test_over_real_sockets(reactor: Any, interface: str) -> None:
     """A relay is proved over IPv4 and IPv6, and sees a handshake that was given up."""
-    from dmsg.mux.relay.server import DmsgServer
+    from dmsg.mux.relay.service import DmsgRelay
 
     key = SecretKey.generate()
     endpoint: Any = TCP4ServerEndpoint(reactor, 0, interface=interface)
     log: Any = Log()
-    server = DmsgServer(reactor, key, endpoint, events=log)
+    server = DmsgRelay(reactor, key, endpoint, events=log)
     server.startService()
     port = await server.listening()
     try:

@@ -17,12 +17,12 @@ from dmsg.eventlog.schema import ConnectionClosed, HandshakeFailed
 from dmsg.mux.core.handshake import Handshake, Role
 from dmsg.mux.core.wire import REQUEST
 from dmsg.mux.relay.member import Member
-from dmsg.mux.relay.shell import ServerShell
+from dmsg.mux.relay.shell import RelayShell
 from dmsg.testing.network import LocalNetwork
 from dmsg.testing.raw import connect_raw
 
 STRANGERS = 20
-KINDS = (ServerShell, Member, Handshake, NoiseProtocol)
+KINDS = (RelayShell, Member, Handshake, NoiseProtocol)
 
 
 def held() -> dict[str, int]:

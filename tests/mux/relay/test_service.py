@@ -14,7 +14,7 @@ from dmsg.eventlog.log import MemoryEventLog
 from dmsg.eventlog.schema import SessionDown, SessionUp, TransportOpened
 from dmsg.mux.core.wire import CLOSE, REQUEST, encode_close, encode_frame
 from dmsg.mux.relay.limits import RelayLimits
-from dmsg.mux.relay.server import DmsgServer
+from dmsg.mux.relay.service import DmsgRelay
 from dmsg.testing.memory import MemoryNetwork
 from dmsg.testing.network import LocalNetwork
 from dmsg.testing.raw import connect_raw
@@ -24,7 +24,7 @@ from dmsg.testing.raw import connect_raw
 async def test_listening_on_a_port_that_is_taken(reactor, logged_errors):
     taken = await TCP4ServerEndpoint(reactor, 0, interface="127.0.0.1").listen(Factory())
     endpoint = TCP4ServerEndpoint(reactor, taken.getHost().port, interface="127.0.0.1")
-    server = DmsgServer(reactor, SecretKey.generate(), endpoint)
+    server = DmsgRelay(reactor, SecretKey.generate(), endpoint)
     server.startService()
     with pytest.raises(CannotListenError):
         await server.listening()

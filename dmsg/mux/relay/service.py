@@ -14,7 +14,7 @@ from typing import Final
 from twisted.application.service import Service
 from twisted.internet.defer import CancelledError, Deferred, ensureDeferred, maybeDeferred
 from twisted.internet.interfaces import IAddress, IDelayedCall, IListeningPort, IReactorTime, IStreamServerEndpoint
-from twisted.internet.task import LoopingCall, deferLater
+from twisted.internet.task import LoopingCall
 from twisted.logger import Logger
 from twisted.python.failure import Failure
 
@@ -28,6 +28,7 @@ from dmsg.glue.fanout import flush_all
 from dmsg.glue.pacer import Pacer
 from dmsg.glue.shell import Shell
 from dmsg.glue.throttle import ReadThrottle
+from dmsg.glue.waiters import Waiters
 from dmsg.interfaces import IDiscovery, IEventLog
 from dmsg.mux.client.refusals import RefusalReport
 from dmsg.mux.core.errors import ServerDraining
@@ -40,21 +41,20 @@ from dmsg.mux.relay.events import MemberDropped, RequestRefused, SwitchEvent, Tr
 from dmsg.mux.relay.handshake_budget import HandshakeBudget
 from dmsg.mux.relay.limits import RelayLimits
 from dmsg.mux.relay.member import Leg, Member
-from dmsg.mux.relay.shell import ServerFactory, ServerShell
+from dmsg.mux.relay.shell import RelayFactory, RelayShell
 from dmsg.mux.relay.switch import Switch
 from dmsg.sansio.jitter import Jitter
 
 _log = Logger()
 #: How often a changed number of available connections is published at most.
 _PUBLISH_INTERVAL_S: Final = 5.0
-_DRAIN_POLL_S: Final = 0.05
 #: What is written when the server stops has this long to leave.
 _CLOSE_TIMEOUT_S: Final = 2.0
 #: Timeouts of the switch are kept to this precision.
 _TICK_S: Final = 0.25
 
 
-class DmsgServer(Service):
+class DmsgRelay(Service):
     """A dmsg server as a Twisted service.
 
     ``startService`` listens and registers; ``stopService`` drains: no new connections or transports, open ones may go on for
@@ -90,16 +90,18 @@ class DmsgServer(Service):
         self._numbers = count(1)
         announced = HopLimits(limits.transports_per_connection, int(limits.requests_per_s), FRAME_PAYLOAD_LIMIT_BYTES)
         self._hop_payload = hop_payload(announced) if extended else b""
-        self.admission: Admission[ServerShell] = Admission(limits, random=random)
+        self.admission: Admission[RelayShell] = Admission(limits, random=random)
         self._budget = HandshakeBudget(limits, reactor.seconds(), random=random, cookies=extended)
-        self._shells: set[ServerShell] = set()
+        self._shells: set[RelayShell] = set()
+        self._idle: Waiters[None] = Waiters()  # for the end of the last transport while it drains
+        self._emptied: Waiters[None] = Waiters()  # for the end of the last connection while it stops
         self._report = RefusalReport(reactor, self._emit)
         self._timer: IDelayedCall | None = None
         self._started_at = 0.0
         self._start_error: BaseException | None = None
         self._publishing = LoopingCall(self._publish)
         self._publishing.clock = reactor
-        self._factory = ServerFactory(self)
+        self._factory = RelayFactory(self.build_shell)
         if discovery is not None and public_address is not None:
             self.registrar = EntryRegistrar(
                 discovery, key, clock=reactor, random=Jitter(random), events=events, now_ns=now_ns
@@ -154,20 +156,18 @@ class DmsgServer(Service):
             await maybeDeferred(self.port.stopListening)
         if self.registrar is not None:
             await self.registrar.close(withdraw=True)
-        while self.switch.open_transports and self.reactor.seconds() - began < self.limits.drain_timeout_s:
-            await deferLater(self.reactor, _DRAIN_POLL_S)
+        await self._wait_until_idle(began + self.limits.drain_timeout_s)
         left = self.switch.open_transports
         self._act(self.switch.drop_transports(CloseReason.SERVER_DRAINING))
         self.pacer.stop()
         for shell in list(self._shells):
             shell.close(ServerDraining())
-        give_up = self.reactor.seconds() + _CLOSE_TIMEOUT_S
-        while self._shells and self.reactor.seconds() < give_up:
-            await deferLater(self.reactor, _DRAIN_POLL_S)
+        if self._shells:
+            await self._emptied.wait_at_most(_CLOSE_TIMEOUT_S, self.reactor)
         for shell in list(self._shells):
             shell.fail(ServerDraining())
-        while self._shells:
-            await deferLater(self.reactor, _DRAIN_POLL_S)
+        if self._shells:
+            await self._emptied.wait()
         if self._timer is not None and self._timer.active():
             self._timer.cancel()
         self._report.close()
@@ -175,6 +175,19 @@ class DmsgServer(Service):
         self._emit(ev.Drained(elapsed_ms, left))
         self._emit(ev.ServerStopped("stopped", self.reactor.seconds() - self._started_at))
         super().stopService()  # type: ignore[no-untyped-call]
+
+    async def _wait_until_idle(self, deadline: float) -> None:
+        """Wait until no transport is open. One that was requested before may still open meanwhile."""
+        while self.switch.open_transports and (left_s := deadline - self.reactor.seconds()) > 0:
+            await self._idle.wait_at_most(left_s, self.reactor)
+
+    def _tell_waiters(self) -> None:
+        """Let a relay that stops go on. Call it last: what comes next may be the end of the service."""
+        if self.switch.draining:
+            if not self.switch.open_transports:
+                self._idle.fire(None)
+            if not self._shells:
+                self._emptied.fire(None)
 
     @property
     def available_connections(self) -> int:
@@ -197,7 +210,7 @@ class DmsgServer(Service):
 
     # --- strangers -------------------------------------------------------------------------------------------------
 
-    def build_shell(self, address: IAddress | None) -> Shell | None:
+    def build_shell(self, address: IAddress | None) -> RelayShell | None:
         """A shell for a TCP connection that just came in, or ``None`` to close it: too many come from there."""
         now = self.reactor.seconds()
         host = str(getattr(address, "host", address))
@@ -216,15 +229,9 @@ class DmsgServer(Service):
             gate=self._budget.gate(origin),
             random=self._random,
         )
-        shell = ServerShell(core, self, self.reactor)
-        shell.server = self
-        shell.number = next(self._numbers)
-        shell.address = host
-        shell.origin = origin
-        shell.opened_at = now
-        return shell
+        return RelayShell(core, self, self.reactor, number=next(self._numbers), address=host)
 
-    def take_stranger(self, shell: ServerShell) -> None:
+    def take_stranger(self, shell: RelayShell) -> None:
         """Let a connection shake hands; if too many do, another one has to go (:ref:`spec-server-connections`)."""
         self._shells.add(shell)
         if self.limits.bytes_per_s:
@@ -237,7 +244,7 @@ class DmsgServer(Service):
 
     def handle_events(self, shell: Shell, events: Sequence[object]) -> None:
         """Act on what the handshake or the switch found, then flush every connection that got something to send."""
-        assert isinstance(shell, ServerShell)
+        assert isinstance(shell, RelayShell)
         for event in events:
             if isinstance(event, HandshakeDone):
                 self._admit(shell, event)
@@ -250,25 +257,33 @@ class DmsgServer(Service):
             shell.flush()  # writes what a handshake answers; stops reading from who takes no answers
         flush_all(self.switch.dirty)  # a member that has something to send is among them
         self._arm()
+        self._tell_waiters()
 
     def flushed(self, shell: Shell) -> None:
         """See :class:`dmsg.glue.shell.Owner`."""
 
     def connection_lost(self, shell: Shell, error: DmsgError | None, reason: Failure) -> None:
         """Forget a connection and tell its peers."""
-        assert isinstance(shell, ServerShell)
+        assert isinstance(shell, RelayShell)
         self.admission.left(shell)
         self._shells.discard(shell)
         if shell.throttle is not None:
             shell.throttle.stop()
+        if isinstance(shell.core, Member):
+            self._member_lost(shell, shell.core, error)
+        else:
+            self._stranger_lost(shell, error)
+        self._tell_waiters()
+
+    def _stranger_lost(self, shell: RelayShell, error: DmsgError | None) -> None:
+        stage, why = _why(error, "handshake")
+        if stage == "accept":
+            self._report.add(0, shell.origin.address, "connection", why)
+        after_ms = (self.reactor.seconds() - shell.opened_at) * 1000
+        self._emit(ev.HandshakeFailed(shell.address, stage, why, after_ms))
+
+    def _member_lost(self, shell: RelayShell, member: Member, error: DmsgError | None) -> None:
         now = self.reactor.seconds()
-        member = shell.core
-        if not isinstance(member, Member):
-            stage, why = _why(error, "handshake")
-            if stage == "accept":
-                self._report.add(0, shell.origin.address, "connection", why)
-            self._emit(ev.HandshakeFailed(shell.address, stage, why, (now - shell.opened_at) * 1000))
-            return
         still_open = len(member.legs)
         self._act(self.switch.remove_member(member, now))
         _, why = _why(error, "connection")
@@ -289,7 +304,7 @@ class DmsgServer(Service):
 
     # --- inside ----------------------------------------------------------------------------------------------------
 
-    def _admit(self, shell: ServerShell, done: HandshakeDone) -> None:
+    def _admit(self, shell: RelayShell, done: HandshakeDone) -> None:
         now = self.reactor.seconds()
         is_new = done.remote.raw not in self.switch.members
         if is_new:
@@ -314,7 +329,7 @@ class DmsgServer(Service):
             self._on_switch_event(event)
         shell.become(member, done.leftover)
 
-    def _make_room(self, shell: ServerShell) -> None:
+    def _make_room(self, shell: RelayShell) -> None:
         """End an idle connection if ``shell`` needs its place."""
         while (victim := self.admission.victim(shell.origin)) is not None:
             member = victim.core
@@ -395,6 +410,7 @@ class DmsgServer(Service):
 
     def _tick(self) -> None:
         self._act(self.switch.handle_timeout(self.reactor.seconds()))
+        self._tell_waiters()
 
     def _publish(self) -> None:
         if self.registrar is not None and self._public_address is not None:
@@ -405,9 +421,9 @@ class DmsgServer(Service):
             self._events.emit(event)
 
 
-def _shell_of(member: Member) -> ServerShell:
+def _shell_of(member: Member) -> RelayShell:
     shell = member.owner
-    assert isinstance(shell, ServerShell)
+    assert isinstance(shell, RelayShell)
     return shell
 
 
