@@ -50,7 +50,8 @@ def serve(path: str, entries: int) -> None:
     from twisted.internet import defer, endpoints, reactor, task
 
     from dmsg.discovery.api import DiscoveryApi, DiscoveryLimits, make_site
-    from dmsg.discovery.stores.memory import StoreLimits, open_store
+    from dmsg.discovery.stores.open import open_store
+    from dmsg.discovery.stores.rules import StoreLimits
 
     store: Any = open_store(f"sqlite:{path}", reactor, limits=StoreLimits(server_ttl_s=None))
     limits = DiscoveryLimits.unlimited_rates()

@@ -37,7 +37,6 @@ PROTOCOLS = {"mux", "messaging", "rmb"}
 COMMON = {"dmsg.discovery.entry", "dmsg.discovery.ranks", "dmsg.eventlog.schema"}
 #: The places where a floor still looks up. None may be added.
 JOINTS = {
-    ("dmsg.discovery.lookups", "dmsg.mux.core.e2e"),
     ("dmsg.endpoints.sharing", "dmsg.mux"),
     ("dmsg.endpoints.strings", "dmsg.mux"),
     ("dmsg.relays.pool", "dmsg.mux.client.session"),

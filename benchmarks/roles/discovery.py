@@ -10,7 +10,7 @@ from twisted.internet.endpoints import TCP4ServerEndpoint
 from twisted.web.client import Agent, HTTPConnectionPool
 
 from dmsg.discovery.client import HttpDiscovery
-from dmsg.discovery.stores.memory import open_store
+from dmsg.discovery.stores.open import open_store
 from dmsg.sansio.jitter import Jitter
 
 USES_TWISTED = True

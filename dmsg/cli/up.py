@@ -95,7 +95,7 @@ def _key(path: Path) -> SecretKey:
 
 async def _start_discovery(stack: AsyncExitStack, reactor: Any, store_url: str, port: int) -> tuple[str, RelayProofs]:
     from dmsg.discovery.api import DiscoveryApi, make_site  # Klein installs the reactor
-    from dmsg.discovery.stores.memory import open_store
+    from dmsg.discovery.stores.open import open_store
 
     store = open_store(store_url, reactor)
     stack.push_async_callback(_close, store.close)

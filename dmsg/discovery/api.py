@@ -24,16 +24,16 @@ from dmsg.crypto.keys import PublicKey
 from dmsg.discovery.entry import Entry
 from dmsg.discovery.entry_cache import EntryCache
 from dmsg.discovery.errors import BadInput, DiscoveryError, DiscoveryUnavailable, EntryNotFound, RateLimitedByDiscovery
+from dmsg.discovery.limits import DiscoveryLimits
 from dmsg.discovery.listing import ServerListing
 from dmsg.discovery.proofs.prover import RelayProofs
 from dmsg.discovery.ranks import Ranks
 from dmsg.discovery.relay_addresses import RelayAddresses
-from dmsg.discovery.stores.memory import NS_PER_S, shielded
+from dmsg.discovery.stores.rules import NS_PER_S, shielded
 from dmsg.eventlog.schema import DiscoveryRequest
 from dmsg.http.rates import FairRate, SharedRate
 from dmsg.http.server import (
     JSON_TYPE,
-    DiscoveryLimits,
     LimitedSite,
     LongAnswer,
     message,

@@ -52,6 +52,15 @@ _NULL_KEY_TEXTS: Final = ("", "0" * 66)
 _GROWTH: Final = 6
 
 
+def promises_security(version: str) -> bool:
+    """Whether the version of an entry or a hello promises :ref:`spec-extension`: major.minor of at least 0.1."""
+    parts = version.split(".")
+    try:
+        return len(parts) >= 2 and (int(parts[0]), int(parts[1])) >= (0, 1)
+    except ValueError:
+        return False
+
+
 @dataclass(frozen=True, slots=True)
 class ClientPart:
     """What a client publishes: the relays it can be reached through.

@@ -21,7 +21,7 @@ from dmsg.discovery.entry import Entry, ServerPart
 from dmsg.discovery.proofs.prover import RelayProofs
 from dmsg.discovery.ranks import RELAYS_LIMIT, Ranks, weight
 from dmsg.discovery.relay_cache import RelayCache
-from dmsg.discovery.stores.memory import NS_PER_S
+from dmsg.discovery.stores.rules import NS_PER_S
 from dmsg.interfaces import IEntryStore, IRankedStore, IWatchedStore
 from dmsg.sansio.jitter import RandomNumbers
 

@@ -12,10 +12,10 @@ from twisted.internet.interfaces import IReactorTime
 from twisted.python.failure import Failure
 
 from dmsg.crypto.keys import PublicKey
+from dmsg.discovery.entry import promises_security
 from dmsg.discovery.errors import DiscoveryError
 from dmsg.glue.waiters import Waiters
 from dmsg.interfaces import IDiscovery
-from dmsg.mux.core.e2e import promises_security
 from dmsg.sansio.rate import TokenBucket
 
 T = TypeVar("T")

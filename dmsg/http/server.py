@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import json
 from collections import OrderedDict
-from dataclasses import dataclass, fields
 from io import BytesIO
 from typing import Any, Final
 
@@ -23,75 +22,11 @@ from twisted.web.server import NOT_DONE_YET, Request, Site
 from zope.interface import implementer
 
 from dmsg.address import address_group, network_group
-from dmsg.discovery.entry import ENTRY_LIMIT_BYTES
+from dmsg.http.limits import HttpLimits
 from dmsg.http.places import Places, Standing
 
 JSON_TYPE: Final = b"application/json"
 _PIECE_BYTES: Final = 64 * 1024
-
-
-@dataclass(frozen=True, slots=True)
-class DiscoveryLimits:
-    """Everything a discovery's HTTP side limits. A rate of ``None`` means no limit."""
-
-    #: Largest request body in bytes: the largest entry.
-    body_bytes: int = ENTRY_LIMIT_BYTES
-    #: Request bodies being received or worked on at one time: bounds their memory to 4 MiB.
-    concurrent_bodies: int = 256
-    #: A request line and headers, in bytes and in number. Ours take 300 bytes.
-    headers_bytes: int = 8 * 1024
-    headers: int = 64
-    #: From a new connection to the first byte of its first request, in seconds. Clients send it at once.
-    first_byte_timeout_s: float = 5.0
-    #: From the first byte of a request to its last, in seconds.
-    request_timeout_s: float = 10.0
-    #: From the last byte of a request until the client has taken the answer, in seconds. It can have 4 MiB.
-    answer_timeout_s: float = 60.0
-    #: Between two requests on a connection, in seconds.
-    idle_timeout_s: float = 60.0
-    #: Open connections, and of those from one address. When all places are taken a new connection takes the place of
-    #: an idle one: of its own address above the second limit, of the network that holds the most above the first.
-    connections: int = 4000
-    connections_per_address: int = 250
-    #: GETs of entries from one address: per second in the long run, and at once. A base client asks once for each dial
-    #: and cannot know that it should wait; many may be behind one address.
-    get_rate_per_s: float | None = 2_000.0
-    get_burst: float = 10_000.0
-    #: An entry that was asked for is given again for so long, in seconds, without a look into the store; 0 for never. A
-    #: write through this process ends that at once, one by another process on the same store does not.
-    cached_entry_lifetime_s: float = 1.0
-    #: GETs of the list of servers from one address. Its answer is fifty times as long, and serves for minutes.
-    servers_rate_per_s: float | None = 200.0
-    servers_burst: float = 400.0
-    #: POSTs from one address. Each costs a signature check and a durable write.
-    post_rate_per_s: float | None = 50.0
-    post_burst: float = 200.0
-    #: GETs, and POSTs, from all addresses together: what one core does with room to spare.
-    total_get_rate_per_s: float | None = 4_000.0
-    total_get_burst: float = 20_000.0
-    total_post_rate_per_s: float | None = 1_000.0
-    total_post_burst: float = 2_000.0
-    #: GETs, and POSTs, that one network (a /24, or a /48 of IPv6) has answered even when others use up the total.
-    reserved_get_rate_per_s: float | None = 200.0
-    reserved_get_burst: float = 400.0
-    reserved_post_rate_per_s: float | None = 10.0
-    reserved_post_burst: float = 100.0
-    #: Addresses, and networks, whose rate is remembered.
-    rate_addresses: int = 50_000
-    #: Writes under way, whether somebody still waits for them or not.
-    pending_writes: int = 4096
-    #: Servers in one answer, and its length in bytes.
-    available_servers: int = 64
-    available_servers_bytes: int = 1024 * 1024
-    #: Times the relay ranks are sent to one address: per second in the long run, and at once. They can be 4 MiB.
-    ranks_rate_per_s: float | None = 0.2
-    ranks_burst: float = 20.0
-
-    @classmethod
-    def unlimited_rates(cls) -> DiscoveryLimits:
-        """Limits without any rate: where all requests come from one address, as they do in tests and behind a proxy."""
-        rates: dict[str, Any] = {each.name: None for each in fields(cls) if each.name.endswith("_rate_per_s")}
-        return cls(**rates)
 
 
 def message(text: str, status: int) -> bytes:
@@ -302,7 +237,7 @@ class LimitedSite(Site):
     protocol: Any = LimitedChannel
     requestFactory = LimitedRequest
 
-    def __init__(self, resource: IResource, *, reactor: Any, limits: DiscoveryLimits) -> None:
+    def __init__(self, resource: IResource, *, reactor: Any, limits: HttpLimits) -> None:
         # No timeout of Twisted's: the channel has its own, which write no line for each connection they end.
         super().__init__(resource, timeout=None, reactor=reactor)  # type: ignore[no-untyped-call]
         self.limits = limits

@@ -76,7 +76,7 @@ class DiscoveryService(RoleService):
     def start_role(self) -> None:
         """Open the store (only now: a daemon has forked, and threads do not survive that) and serve."""
         from dmsg.discovery.api import DiscoveryApi, make_site
-        from dmsg.discovery.stores.memory import open_store
+        from dmsg.discovery.stores.open import open_store
 
         settings = self.settings
         self.store = open_store(settings.store, self.reactor, limits=settings.store_limits)

@@ -13,11 +13,11 @@ from urllib.parse import urlsplit
 
 from dmsg.address import HostPort
 from dmsg.crypto.keys import PublicKey
+from dmsg.discovery.limits import DiscoveryLimits
 from dmsg.discovery.proofs.limits import ProofLimits
 from dmsg.discovery.ranks_source import REFRESH_S as RANKS_REFRESH_S
-from dmsg.discovery.stores.memory import StoreLimits
+from dmsg.discovery.stores.rules import StoreLimits
 from dmsg.eventlog.files import LIMIT_BYTES, ROTATE_BYTES, ROTATE_S
-from dmsg.http.server import DiscoveryLimits
 from dmsg.mux.client.settings import ClientSettings
 from dmsg.mux.relay.limits import RelayLimits
 from dmsg.ops.config import CONFIG_VARIABLE

@@ -193,7 +193,7 @@ class LocalNetwork:
         # Klein and treq install the reactor when they are imported.
         from dmsg.discovery.api import DiscoveryApi, make_site
         from dmsg.discovery.client import HttpDiscovery
-        from dmsg.http.server import DiscoveryLimits
+        from dmsg.discovery.limits import DiscoveryLimits
 
         random = StdlibRandom(0)
         # Everybody here has the same address.

@@ -216,8 +216,12 @@ class FieldGroup:
 
 
 def field_groups(cls: type) -> tuple[FieldGroup, ...]:
-    """The fields of a dataclass of limits, each with the comment above it (or above its neighbours before it)."""
+    """The fields of a dataclass of limits, each with the comment above it (or above its neighbours before it).
+
+    Those it inherits come first; one that it declares again has the later comment.
+    """
     known = {each.name for each in dataclasses.fields(cls)}
+    inherited = [group for base in cls.__bases__ if dataclasses.is_dataclass(base) for group in field_groups(base)]
     groups: list[tuple[list[str], list[str]]] = []
     comment: list[str] = []
     for line in inspect.getsource(cls).splitlines():
@@ -231,7 +235,8 @@ def field_groups(cls: type) -> tuple[FieldGroup, ...]:
                 groups.append((comment, []))
                 comment = []
             groups[-1][1].append(match[1])
-    result = tuple(FieldGroup(sentence(" ".join(words)), tuple(names)) for words, names in groups)
+    own = {tuple(names): FieldGroup(sentence(" ".join(words)), tuple(names)) for words, names in groups}
+    result = (*(own.pop(group.names, group) for group in inherited), *own.values())
     if [name for group in result for name in group.names] != [each.name for each in dataclasses.fields(cls)]:
         raise ValueError(f"{cls.__name__}: the source does not show every field")
     return result
@@ -291,7 +296,7 @@ def _client_config() -> type:
 
 
 def _discovery_limits() -> type:
-    from dmsg.http.server import DiscoveryLimits
+    from dmsg.discovery.limits import DiscoveryLimits
 
     return DiscoveryLimits
 
@@ -303,7 +308,7 @@ def _proof_limits() -> type:
 
 
 def _store_limits() -> type:
-    from dmsg.discovery.stores.memory import StoreLimits
+    from dmsg.discovery.stores.rules import StoreLimits
 
     return StoreLimits
 

@@ -10,7 +10,8 @@ from typing import Any
 
 from dmsg.discovery.entry import ClientPart, Entry, ServerPart
 from dmsg.discovery.errors import DiscoveryError
-from dmsg.discovery.stores.memory import NS_PER_S, MemoryStore, StoreLimits
+from dmsg.discovery.stores.memory import MemoryStore
+from dmsg.discovery.stores.rules import NS_PER_S, StoreLimits
 from fuzz.choices import Choices
 from fuzz.oracles import KEYS
 

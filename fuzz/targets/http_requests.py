@@ -12,7 +12,7 @@ from twisted.internet.task import Clock
 from twisted.python.failure import Failure
 
 from dmsg.discovery.entry import ClientPart, Entry, ServerPart
-from dmsg.http.server import DiscoveryLimits
+from dmsg.discovery.limits import DiscoveryLimits
 from fuzz import words
 from fuzz.choices import Choices
 from fuzz.memory_http import Complaints, Transport

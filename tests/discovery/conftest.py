@@ -13,7 +13,7 @@ from twisted.web.client import Agent, HTTPConnectionPool
 
 from dmsg.crypto.keys import SecretKey
 from dmsg.discovery.entry import ClientPart, Entry, ServerPart
-from dmsg.discovery.stores.memory import open_store
+from dmsg.discovery.stores.open import open_store
 
 NOW_NS = 1_600_000_000 * 10**9
 

@@ -20,7 +20,8 @@ from dmsg.discovery.api import DiscoveryApi, DiscoveryLimits, make_site
 from dmsg.discovery.errors import DiscoveryUnavailable, ProofFailed
 from dmsg.discovery.proofs.prover import RelayProofs
 from dmsg.discovery.relay_addresses import RelayAddresses
-from dmsg.discovery.stores.memory import MemoryStore, StoreLimits
+from dmsg.discovery.stores.memory import MemoryStore
+from dmsg.discovery.stores.rules import StoreLimits
 from dmsg.interfaces import IEventLog, IRelayProver
 
 SEED, OLD, NEW = "/discovery/entries", "/messaging-discovery/entry", "/dmsg-discovery/entry"

@@ -19,6 +19,7 @@ from dmsg.discovery.entry import (
     ServerPart,
     check_iteration,
     next_sequence,
+    promises_security,
 )
 from dmsg.discovery.errors import (
     DISCOVERY_ERRORS,
@@ -525,3 +526,23 @@ def test_available_connections_decide_when_both_are_there(make_entry: Any) -> No
     entry = Entry.parse(body.replace(b'"port"', b'"availableSessions":5,"serverType":"x","port"'))
     entry.verify()
     assert entry.to_json() == body
+
+
+@pytest.mark.parametrize(
+    ("version", "promised"),
+    [
+        ("0.0.1", False),
+        ("0.1.0", True),
+        ("0.1", True),
+        ("0.2.7", True),
+        ("1.0.0", True),
+        ("0.10.0", True),
+        ("", False),
+        ("1", False),
+        ("0.x", False),
+        ("a.b.c", False),
+        ("0.1x.0", False),
+    ],
+)
+def test_what_a_version_promises(version: str, promised: bool) -> None:
+    assert promises_security(version) is promised

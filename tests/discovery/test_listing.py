@@ -13,7 +13,8 @@ from twisted.internet.defer import Deferred
 from dmsg.discovery import relay_cache
 from dmsg.discovery.listing import CACHED_FROM, NETWORK_LIMIT, ROSTER_LIFETIME_NS, ROSTER_RENEWED_NS, ServerListing
 from dmsg.discovery.relay_cache import RELAY_LIMIT_BYTES, RELAYS_HELD, RelayCache
-from dmsg.discovery.stores.memory import MemoryStore, StoreLimits
+from dmsg.discovery.stores.memory import MemoryStore
+from dmsg.discovery.stores.rules import StoreLimits
 
 NS = 10**9
 sync = pytest_twisted.ensureDeferred

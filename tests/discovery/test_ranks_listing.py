@@ -151,7 +151,7 @@ async def test_ranks_bring_nobody_back_and_make_nobody_up(store: Any, put: Any, 
 
 @pytest_twisted.ensureDeferred
 async def test_servers_for_ever_are_drawn_too(store_url: str, opened: Any, make_entry: Any, now_ns: int) -> None:
-    from dmsg.discovery.stores.memory import StoreLimits
+    from dmsg.discovery.stores.rules import StoreLimits
 
     store = opened(store_url, limits=StoreLimits(server_ttl_s=None))
     relay = make_entry("relay", address="10.0.0.1:80")

@@ -23,7 +23,8 @@ from dmsg.discovery.errors import (
     WrongSequence,
 )
 from dmsg.discovery.registrar import EntryRegistrar
-from dmsg.discovery.stores.memory import MemoryStore, StoreLimits
+from dmsg.discovery.stores.memory import MemoryStore
+from dmsg.discovery.stores.rules import StoreLimits
 from dmsg.interfaces import IDiscovery
 
 START_NS = 1_600_000_000 * 10**9

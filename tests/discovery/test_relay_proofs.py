@@ -19,7 +19,8 @@ from dmsg.discovery.proofs.limits import ProofLimits
 from dmsg.discovery.proofs.prover import RESULTS, RelayProofs
 from dmsg.discovery.ranks import Ranks
 from dmsg.discovery.relay_addresses import RelayAddresses
-from dmsg.discovery.stores.memory import MemoryStore, StoreLimits
+from dmsg.discovery.stores.memory import MemoryStore
+from dmsg.discovery.stores.rules import StoreLimits
 from dmsg.interfaces import IEntryStore, IRelayProver
 
 pytestmark = pytest.mark.usefixtures("logged_errors")

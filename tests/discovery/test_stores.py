@@ -28,8 +28,9 @@ from dmsg.discovery.errors import (
     WrongSequence,
     WrongTime,
 )
-from dmsg.discovery.stores.memory import StoreLimits, open_store, shielded
+from dmsg.discovery.stores.open import open_store
 from dmsg.discovery.stores.redis import RedisStore
+from dmsg.discovery.stores.rules import StoreLimits, shielded
 from dmsg.discovery.stores.sqlite import SqliteStore
 from dmsg.errors import ConfigError
 from dmsg.interfaces import IEntryStore
@@ -690,7 +691,7 @@ import sys
 from twisted.internet import reactor, defer
 from dmsg.crypto.keys import SecretKey
 from dmsg.discovery.entry import ClientPart, Entry
-from dmsg.discovery.stores.memory import open_store
+from dmsg.discovery.stores.open import open_store
 
 store = open_store("sqlite:" + sys.argv[1], reactor)
 

@@ -20,13 +20,13 @@ from dmsg.crypto.keys import SecretKey
 from dmsg.discovery.api import DiscoveryApi, make_site
 from dmsg.discovery.client import HttpDiscovery
 from dmsg.discovery.entry import Entry, ServerPart
+from dmsg.discovery.limits import DiscoveryLimits
 from dmsg.discovery.proofs.limits import ProofLimits
 from dmsg.discovery.proofs.prover import RelayProofs
 from dmsg.discovery.relay_addresses import RelayAddresses
 from dmsg.discovery.stores.memory import MemoryStore
 from dmsg.errors import DmsgError
 from dmsg.glue.shell import Shell
-from dmsg.http.server import DiscoveryLimits
 from dmsg.mux.client.prover import XkProver
 from dmsg.mux.core.handshake import Handshake, Role
 from dmsg.mux.relay.limits import RelayLimits

@@ -21,9 +21,9 @@ from dmsg.discovery.api import DiscoveryApi, make_site
 from dmsg.discovery.client import HttpDiscovery
 from dmsg.discovery.entry import BASE_VERSION, ClientPart, Entry
 from dmsg.discovery.errors import DiscoveryError, DiscoveryUnavailable, EntryNotFound, EntryRolledBack, Unauthorized
+from dmsg.discovery.limits import DiscoveryLimits
 from dmsg.discovery.stores.memory import MemoryStore
 from dmsg.errors import DialError
-from dmsg.http.server import DiscoveryLimits
 from dmsg.mux.client.dialer import DialConfig
 from dmsg.mux.client.service import ClientConfig
 from dmsg.mux.core.negotiation import Security

@@ -23,7 +23,7 @@ from dmsg.discovery.proofs.limits import ProofLimits
 from dmsg.discovery.proofs.record import RelayRecord
 from dmsg.discovery.proofs.schedule import ProofSchedule
 from dmsg.discovery.relay_addresses import RelayAddresses, is_ip
-from dmsg.discovery.stores.memory import shielded
+from dmsg.discovery.stores.rules import shielded
 from dmsg.glue.waiters import Waiters
 from dmsg.interfaces import IEntryStore, IRankedStore, IRelayProver
 from dmsg.sansio.jitter import RandomNumbers

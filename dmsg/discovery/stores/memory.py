@@ -1,12 +1,11 @@
-"""The store of entries in memory, and :func:`open_store`. The rules are in :mod:`dmsg.discovery.stores.rules`."""
+"""The store of entries in memory. The rules are in :mod:`dmsg.discovery.stores.rules`."""
 
 from __future__ import annotations
 
 import os
 import weakref
 from collections.abc import Callable
-from typing import Any, TypeVar
-from urllib.parse import unquote, urlsplit
+from typing import TypeVar
 
 from twisted.internet.defer import Deferred, fail, succeed
 from zope.interface import implementer
@@ -16,20 +15,15 @@ from dmsg.discovery.entry import Entry
 from dmsg.discovery.errors import DiscoveryError
 from dmsg.discovery.stores import table as store_table
 from dmsg.discovery.stores.rules import (
-    NS_PER_S,
     NewKeys,
     ReadMarks,
     StoreLimits,
     Watchers,
     network_of,
-    shielded,
     stored_entry,
 )
-from dmsg.errors import ConfigError
-from dmsg.interfaces import IEntryStore, IWatchedStore
+from dmsg.interfaces import IWatchedStore
 from dmsg.sansio.jitter import Jitter, RandomNumbers
-
-__all__ = ["NS_PER_S", "MemoryStore", "StoreLimits", "open_store", "shielded"]
 
 T = TypeVar("T")
 
@@ -104,40 +98,3 @@ def _done(operation: Callable[[], T]) -> Deferred[T]:
         return succeed(operation())
     except DiscoveryError as error:
         return fail(error)
-
-
-def open_store(
-    url: str, reactor: Any, *, limits: StoreLimits | None = None, random: RandomNumbers | None = None
-) -> IEntryStore:
-    """The store ``url`` names: ``memory:``, ``sqlite:PATH`` or ``redis://[user:password@]host[:port][/db]``.
-
-    A SQLite file is made if it is not there. Raises :class:`~dmsg.errors.ConfigError` for a URL that is none of these,
-    a file that cannot be used, or a missing Redis client library. Redis itself need not be there yet.
-    """
-    scheme, _, rest = url.partition(":")
-    if url == "memory:":
-        return MemoryStore(limits=limits, random=random)
-    if scheme == "sqlite" and rest:
-        from dmsg.discovery.stores.sqlite import SqliteStore
-
-        return SqliteStore(rest, reactor, limits=limits, random=random)
-    if scheme == "redis":
-        try:
-            parts = urlsplit(url)
-            host, port, database = parts.hostname, parts.port or 6379, int(parts.path.strip("/") or 0)
-        except ValueError as error:
-            raise ConfigError("store", f"not a Redis URL ({error})") from None
-        if not host or parts.query or parts.fragment or not 0 <= database < 1 << 16:
-            raise ConfigError("store", "a Redis URL is redis://host:port/db")
-        from dmsg.discovery.stores.redis import RedisStore
-
-        return RedisStore(
-            host,
-            port,
-            database,
-            reactor,
-            username=unquote(parts.username) if parts.username else None,
-            password=unquote(parts.password) if parts.password else None,
-            limits=limits,
-        )
-    raise ConfigError("store", "a store is memory:, sqlite:PATH or redis://host:port/db")

@@ -38,15 +38,6 @@ _INITIATOR_TO_RESPONDER: Final = b"\x00"
 _RESPONDER_TO_INITIATOR: Final = b"\x01"
 
 
-def promises_security(version: str) -> bool:
-    """Whether the version of an entry or a hop promises :ref:`spec-extension`: major.minor of at least 0.1."""
-    parts = version.split(".")
-    try:
-        return len(parts) >= 2 and (int(parts[0]), int(parts[1])) >= (0, 1)
-    except ValueError:
-        return False
-
-
 @dataclass(frozen=True, slots=True)
 class Resume:
     """TLV ``resume`` (:ref:`spec-resume-exchange`): which transport, and how many of its bytes were received here."""

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from dmsg.discovery.entry import promises_security
 from dmsg.errors import RemoteProtocolError
-from dmsg.mux.core.e2e import VERSION, promises_security
+from dmsg.mux.core.e2e import VERSION
 from dmsg.mux.core.tlv import Tlv, decode_tlvs, encode_tlvs
 
 

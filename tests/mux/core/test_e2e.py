@@ -25,7 +25,6 @@ from dmsg.mux.core.e2e import (
     SecureInitiator,
     SecureResponder,
     prologue,
-    promises_security,
 )
 from dmsg.mux.core.errors import IntegrityError
 from dmsg.mux.core.plain_stream import PlainStream
@@ -173,26 +172,6 @@ def test_a_resume_is_24_bytes(value: bytes) -> None:
         assert len(value) != 24
     else:
         assert resume.encode() == value
-
-
-@pytest.mark.parametrize(
-    ("version", "promised"),
-    [
-        ("0.0.1", False),
-        ("0.1.0", True),
-        ("0.1", True),
-        ("0.2.7", True),
-        ("1.0.0", True),
-        ("0.10.0", True),
-        ("", False),
-        ("1", False),
-        ("0.x", False),
-        ("a.b.c", False),
-        ("0.1x.0", False),
-    ],
-)
-def test_what_a_version_promises(version: str, promised: bool) -> None:
-    assert promises_security(version) is promised
 
 
 # --- what is refused -------------------------------------------------------------------------------------------------

@@ -1,0 +1,58 @@
+"""What a discovery's HTTP side limits: the numbers. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from typing import Any
+
+from dmsg.discovery.entry import ENTRY_LIMIT_BYTES
+from dmsg.http.limits import HttpLimits
+
+__all__ = ["DiscoveryLimits"]
+
+
+@dataclass(frozen=True, slots=True)
+class DiscoveryLimits(HttpLimits):
+    """Everything a discovery's HTTP side limits. A rate of ``None`` means no limit."""
+
+    #: Largest request body in bytes: the largest entry.
+    body_bytes: int = ENTRY_LIMIT_BYTES
+    #: GETs of entries from one address: per second in the long run, and at once. A base client asks once for each dial
+    #: and cannot know that it should wait; many may be behind one address.
+    get_rate_per_s: float | None = 2_000.0
+    get_burst: float = 10_000.0
+    #: An entry that was asked for is given again for so long, in seconds, without a look into the store; 0 for never. A
+    #: write through this process ends that at once, one by another process on the same store does not.
+    cached_entry_lifetime_s: float = 1.0
+    #: GETs of the list of servers from one address. Its answer is fifty times as long, and serves for minutes.
+    servers_rate_per_s: float | None = 200.0
+    servers_burst: float = 400.0
+    #: POSTs from one address. Each costs a signature check and a durable write.
+    post_rate_per_s: float | None = 50.0
+    post_burst: float = 200.0
+    #: GETs, and POSTs, from all addresses together: what one core does with room to spare.
+    total_get_rate_per_s: float | None = 4_000.0
+    total_get_burst: float = 20_000.0
+    total_post_rate_per_s: float | None = 1_000.0
+    total_post_burst: float = 2_000.0
+    #: GETs, and POSTs, that one network (a /24, or a /48 of IPv6) has answered even when others use up the total.
+    reserved_get_rate_per_s: float | None = 200.0
+    reserved_get_burst: float = 400.0
+    reserved_post_rate_per_s: float | None = 10.0
+    reserved_post_burst: float = 100.0
+    #: Addresses, and networks, whose rate is remembered.
+    rate_addresses: int = 50_000
+    #: Writes under way, whether somebody still waits for them or not.
+    pending_writes: int = 4096
+    #: Servers in one answer, and its length in bytes.
+    available_servers: int = 64
+    available_servers_bytes: int = 1024 * 1024
+    #: Times the relay ranks are sent to one address: per second in the long run, and at once. They can be 4 MiB.
+    ranks_rate_per_s: float | None = 0.2
+    ranks_burst: float = 20.0
+
+    @classmethod
+    def unlimited_rates(cls) -> DiscoveryLimits:
+        """Limits without any rate: where all requests come from one address, as they do in tests and behind a proxy."""
+        rates: dict[str, Any] = {each.name: None for each in fields(cls) if each.name.endswith("_rate_per_s")}
+        return cls(**rates)

@@ -1,0 +1,49 @@
+"""The store of entries that a URL names."""
+
+from __future__ import annotations
+
+from typing import Any
+from urllib.parse import unquote, urlsplit
+
+from dmsg.discovery.stores.memory import MemoryStore
+from dmsg.discovery.stores.rules import StoreLimits
+from dmsg.errors import ConfigError
+from dmsg.interfaces import IEntryStore
+from dmsg.sansio.jitter import RandomNumbers
+
+
+def open_store(
+    url: str, reactor: Any, *, limits: StoreLimits | None = None, random: RandomNumbers | None = None
+) -> IEntryStore:
+    """The store ``url`` names: ``memory:``, ``sqlite:PATH`` or ``redis://[user:password@]host[:port][/db]``.
+
+    A SQLite file is made if it is not there. Raises :class:`~dmsg.errors.ConfigError` for a URL that is none of these,
+    a file that cannot be used, or a missing Redis client library. Redis itself need not be there yet.
+    """
+    scheme, _, rest = url.partition(":")
+    if url == "memory:":
+        return MemoryStore(limits=limits, random=random)
+    if scheme == "sqlite" and rest:
+        from dmsg.discovery.stores.sqlite import SqliteStore
+
+        return SqliteStore(rest, reactor, limits=limits, random=random)
+    if scheme == "redis":
+        try:
+            parts = urlsplit(url)
+            host, port, database = parts.hostname, parts.port or 6379, int(parts.path.strip("/") or 0)
+        except ValueError as error:
+            raise ConfigError("store", f"not a Redis URL ({error})") from None
+        if not host or parts.query or parts.fragment or not 0 <= database < 1 << 16:
+            raise ConfigError("store", "a Redis URL is redis://host:port/db")
+        from dmsg.discovery.stores.redis import RedisStore
+
+        return RedisStore(
+            host,
+            port,
+            database,
+            reactor,
+            username=unquote(parts.username) if parts.username else None,
+            password=unquote(parts.password) if parts.password else None,
+            limits=limits,
+        )
+    raise ConfigError("store", "a store is memory:, sqlite:PATH or redis://host:port/db")
