@@ -16,12 +16,16 @@ from functools import lru_cache
 from itertools import accumulate
 from typing import Any, Final, Generic, TypeVar
 
+from twisted.python.failure import Failure
+
 from dmsg.address import network_group
 from dmsg.discovery.entry import Entry, ServerPart
+from dmsg.discovery.errors import DiscoveryError
 from dmsg.discovery.proofs.prover import RelayProofs
 from dmsg.discovery.ranks import RELAYS_LIMIT, Ranks, weight
 from dmsg.discovery.relay_cache import RelayCache
 from dmsg.discovery.stores.rules import NS_PER_S
+from dmsg.glue.waiters import Waiters
 from dmsg.interfaces import IEntryStore, IRankedStore, IWatchedStore
 from dmsg.sansio.jitter import RandomNumbers
 
@@ -211,6 +215,7 @@ class ServerListing:
         self._candidates: _Candidates | None = None
         self._made_for: tuple[Ranks | None, int | None, int] = (None, None, 0)
         self._renewing = False
+        self._waiting: Waiters[None] = Waiters()
         watched: Any = store
         self._is_watched = IWatchedStore.providedBy(store)
         self._cache = RelayCache(ROSTER_LIFETIME_NS if self._is_watched else 0)
@@ -230,19 +235,36 @@ class ServerListing:
                 candidates = self._remember(self._proofs.networks, ranks, version, now_ns)
             drawn = await self._entries(candidates.draw(limit, self._random), now_ns)
             return [entry for entry in drawn if self._proofs.holds_for(entry)]
-        of_store = self._cache.version if self._is_watched else None
-        candidates = self._current(ranks, of_store, now_ns)
+        wanted = self._version_of_store
+        candidates = self._current(ranks, wanted, now_ns)
+        while candidates is None and self._renewing and self._is_watched:
+            await self._waiting.wait()
+            candidates = self._current(ranks, wanted, now_ns)
         # A plain store is asked for all it draws from, every time.
         if candidates is not None and not self._is_due(now_ns) and IRankedStore.providedBy(self._store):
             return await self._entries(candidates.draw(limit, self._random), now_ns)
         self._renewing = True
+        failure: Failure | None = None
         try:
-            with self._cache.reading():
-                entries = {entry.static.raw: entry for entry in await self._sample(ranks, now_ns)}
-        finally:
+            return await self._drawn_anew(limit, ranks, now_ns)
+        except DiscoveryError as error:
+            failure = Failure(error)
+            raise
+        finally:  # those that wait share the failure; when this request was given up, one of them goes on
             self._renewing = False
+            self._waiting.fire(failure)
+
+    @property
+    def _version_of_store(self) -> int | None:
+        return self._cache.version if self._is_watched else None
+
+    async def _drawn_anew(self, limit: int, ranks: Ranks | None, now_ns: int) -> list[Entry]:
+        """The list, from a roster made now."""
+        version = self._version_of_store
+        with self._cache.reading():
+            entries = {entry.static.raw: entry for entry in await self._sample(ranks, now_ns)}
         self._cache.fill((), entries.values(), now_ns)
-        candidates = self._remember(_by_network(entries.values()), ranks, of_store, now_ns)
+        candidates = self._remember(_by_network(entries.values()), ranks, version, now_ns)
         return [entries[key] for key in candidates.draw(limit, self._random)]
 
     def _is_due(self, now_ns: int) -> bool:
@@ -257,11 +279,14 @@ class ServerListing:
         return self._candidates
 
     def _current(self, ranks: Ranks | None, version: int | None, now_ns: int) -> _Candidates | None:
-        """What was made before, unless it is out of date: a long list may be so for a moment, a short one must not."""
+        """What was made before, unless it is out of date: a long list may be so for a moment, a short one must not.
+
+        ``version`` is the one there was when it was asked for, so that what was made meanwhile will do.
+        """
         made_ranks, made_version, made_ns = self._made_for
         if self._candidates is None or made_ranks is not ranks or not 0 <= now_ns - made_ns < ROSTER_LIFETIME_NS:
             return None
-        unchanged = version is not None and version == made_version
+        unchanged = version is not None and made_version is not None and version <= made_version
         return self._candidates if unchanged or self._candidates.size > CACHED_FROM else None
 
     async def _entries(self, keys: list[bytes], now_ns: int) -> list[Entry]:

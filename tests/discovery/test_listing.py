@@ -11,6 +11,7 @@ import pytest_twisted
 from twisted.internet.defer import Deferred
 
 from dmsg.discovery import relay_cache
+from dmsg.discovery.errors import DiscoveryUnavailable
 from dmsg.discovery.listing import CACHED_FROM, NETWORK_LIMIT, ROSTER_LIFETIME_NS, ROSTER_RENEWED_NS, ServerListing
 from dmsg.discovery.relay_cache import RELAY_LIMIT_BYTES, RELAYS_HELD, RelayCache
 from dmsg.discovery.stores.memory import MemoryStore
@@ -225,6 +226,70 @@ async def test_a_request_that_gives_up_does_not_keep_the_list_from_being_renewed
     gone.cancel()
     Deferred.fromCoroutine(addresses(listing, now_ns + ROSTER_RENEWED_NS)).addErrback(lambda _: None)
     assert len(store.held) == 2, "the next one asks again"
+
+
+@sync
+async def test_requests_that_find_nothing_wait_for_one_answer_of_the_store(relay: Any, now_ns: int) -> None:
+    store = SlowStore()
+    for number in range(3):
+        await store.put(relay(number), now_ns)
+    listing = ServerListing(store, random.Random(1))
+    store.slow = True
+    asked = [Deferred.fromCoroutine(addresses(listing, now_ns)) for _ in range(20)]
+    assert len(store.held) == 1
+    store.let_go()
+    answers = [await one for one in asked]
+    assert {tuple(sorted(answer)) for answer in answers} == {("10.0.0.1:80", "10.0.1.1:80", "10.0.2.1:80")}
+    assert len({tuple(answer) for answer in answers}) > 1, "and each is drawn anew"
+
+
+@sync
+async def test_a_request_after_a_put_does_not_take_an_answer_from_before_it(relay: Any, now_ns: int) -> None:
+    store = SlowStore()
+    await store.put(relay(0), now_ns)
+    listing = ServerListing(store, random.Random(1))
+    store.slow = True
+    before = Deferred.fromCoroutine(addresses(listing, now_ns))
+    await store.put(relay(1), now_ns)
+    after = [Deferred.fromCoroutine(addresses(listing, now_ns)) for _ in range(5)]
+    store.let_go()
+    assert await before == ["10.0.0.1:80"]
+    assert len(store.held) == 1, "one asks again, for all of them"
+    store.let_go()
+    for one in after:
+        assert sorted(await one) == ["10.0.0.1:80", "10.0.1.1:80"]
+
+
+@sync
+async def test_a_failure_of_the_store_is_that_of_all_who_wait(relay: Any, now_ns: int) -> None:
+    store = SlowStore()
+    await store.put(relay(0), now_ns)
+    listing = ServerListing(store, random.Random(1))
+    store.slow = True
+    asked = [Deferred.fromCoroutine(addresses(listing, now_ns)) for _ in range(5)]
+    ((waited_for, _),) = store.held
+    waited_for.errback(DiscoveryUnavailable("gone"))
+    for one in asked:
+        with pytest.raises(DiscoveryUnavailable):
+            await one
+    store.slow = False
+    assert await addresses(listing, now_ns) == ["10.0.0.1:80"]
+
+
+@sync
+async def test_when_the_one_that_asks_gives_up_another_one_asks(relay: Any, now_ns: int) -> None:
+    store = SlowStore()
+    await store.put(relay(0), now_ns)
+    listing = ServerListing(store, random.Random(1))
+    store.slow = True
+    asked = [Deferred.fromCoroutine(addresses(listing, now_ns)) for _ in range(5)]
+    for gone in (asked[0], asked[3]):
+        gone.addErrback(lambda _: None)
+        gone.cancel()
+    ((_, _), (waited_for, answer)) = store.held
+    waited_for.callback(answer)
+    for at in (1, 2, 4):
+        assert await asked[at] == ["10.0.0.1:80"]
 
 
 # --- bounds ------------------------------------------------------------------------------------------------------------
