@@ -53,7 +53,7 @@ PURE_PACKAGES = ("crypto", "sansio")
 OWNERS = {
     "coincurve": {"dmsg.crypto.keys"},
     "noise": {"dmsg.crypto.noise"},
-    "cryptography": {"dmsg.crypto.aead", "dmsg.crypto.cipher", "dmsg.crypto.noise"},
+    "cryptography": {"dmsg.crypto.aead"},
     "klein": {"dmsg.discovery.api"},
     "werkzeug": {"dmsg.discovery.api"},
     "treq": {"dmsg.http.client"},

@@ -18,13 +18,12 @@ from noise.backends.default import DefaultNoiseBackend
 from noise.exceptions import NoiseHandshakeError, NoiseMaxNonceError, NoiseValueError
 from noise.noise_protocol import NoiseProtocol
 
-from dmsg.crypto.aead import DoesNotOpen, opener, sealer
+from dmsg.crypto.aead import DoesNotOpen, nonce, opener, sealer
 from dmsg.crypto.errors import CryptoError, InvalidKey
 from dmsg.crypto.keys import PUBLIC_KEY_BYTES, Random, SecretKey
 from dmsg.errors import LocalProtocolError
 
 Pattern = Literal["XK", "KK"]
-TAG_BYTES: Final = 16
 #: Body sizes of the XK messages with empty payloads.
 XK_MESSAGE_BYTES: Final = (49, 49, 65)
 _DH_SUFFIX: Final = b"\x00"  # the shared secret is mixed in as 33 bytes: a SHA-256 and a zero
@@ -94,10 +93,10 @@ class _ChaChaPoly:
         pass
 
     def encrypt(self, k: bytes, n: int, ad: bytes, plaintext: bytes) -> bytes:
-        return sealer(k)(bytes(4) + n.to_bytes(8, "little"), plaintext, ad)
+        return sealer(k)(nonce(n), plaintext, ad)
 
     def decrypt(self, k: bytes, n: int, ad: bytes, ciphertext: bytes) -> bytes:
-        return opener(k)(bytes(4) + n.to_bytes(8, "little"), ciphertext, ad)
+        return opener(k)(nonce(n), ciphertext, ad)
 
 
 class _Backend(DefaultNoiseBackend):  # type: ignore[misc]

@@ -7,7 +7,8 @@ from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dmsg.crypto.cipher import BOX_OVERHEAD_BYTES, NONCE_LIMIT, CipherState
+from dmsg.crypto.aead import NONCE_LIMIT, TAG_BYTES
+from dmsg.crypto.cipher import CipherState
 from dmsg.crypto.errors import CryptoError, NonceExhausted
 
 KEY = bytes(range(32))
@@ -18,7 +19,7 @@ plaintexts = st.lists(st.binary(max_size=40), min_size=1, max_size=8)
 def test_what_is_sealed_in_order_opens_in_order(wanted: list[bytes], associated: bytes) -> None:
     sender, receiver = CipherState(KEY), CipherState(KEY)
     sealed = [sender.seal(associated, plaintext) for plaintext in wanted]
-    assert [len(box) - BOX_OVERHEAD_BYTES for box in sealed] == [len(plaintext) for plaintext in wanted]
+    assert [len(box) - TAG_BYTES for box in sealed] == [len(plaintext) for plaintext in wanted]
     assert [receiver.open(associated, box) for box in sealed] == wanted
     assert sender.nonce == receiver.nonce == len(wanted)
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 from typing import Final
 
-from dmsg.crypto.cipher import BOX_OVERHEAD_BYTES
+from dmsg.crypto.aead import TAG_BYTES
 from dmsg.crypto.errors import InvalidKey
 from dmsg.crypto.keys import PublicKey, Random
 from dmsg.errors import LocalProtocolError, RemoteProtocolError
@@ -440,4 +440,4 @@ class Connection:
 
 
 #: Payload of a sealed FWD without data: the end of a stream.
-_EMPTY_SEALED_BYTES: Final = SEQUENCE_BYTES + BOX_OVERHEAD_BYTES
+_EMPTY_SEALED_BYTES: Final = SEQUENCE_BYTES + TAG_BYTES

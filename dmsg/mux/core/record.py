@@ -8,20 +8,18 @@ from __future__ import annotations
 
 from typing import Final
 
-from dmsg.crypto.aead import DoesNotOpen, opener, sealer
+from dmsg.crypto.aead import TAG_BYTES, DoesNotOpen, nonce, opener, sealer
 from dmsg.crypto.errors import NonceExhausted
 from dmsg.errors import RemoteProtocolError
 from dmsg.mux.core.wire import RECORD_PLAINTEXT_LIMIT_BYTES
 
 LENGTH_BYTES: Final = 2
 COUNTER_BYTES: Final = 4
-TAG_BYTES: Final = 16
 RECORD_MIN_BYTES: Final = COUNTER_BYTES + TAG_BYTES
 #: The last counter ever used. A base peer wraps to 0 at 2^32 and would use nonces twice: stop well before.
 COUNTER_LIMIT: Final = 2**32 - 2**16
 #: From here on a client makes its connection anew at the first moment no transport is open on it.
 COUNTER_SOFT_LIMIT: Final = 2**31
-_NONCE_HEAD: Final = bytes(4)
 
 
 class RecordLayer:
@@ -70,7 +68,7 @@ class RecordLayer:
             if data[start:body] != counter.to_bytes(4, "big") or counter > COUNTER_LIMIT:
                 raise RemoteProtocolError("record", "out of sequence")
             try:
-                plaintexts.append(decrypt(_NONCE_HEAD + counter.to_bytes(8, "little"), data[body:end], None))
+                plaintexts.append(decrypt(nonce(counter), data[body:end], None))
             except DoesNotOpen:
                 raise RemoteProtocolError("record", "does not open") from None
             position = end
@@ -90,5 +88,5 @@ class RecordLayer:
         if counter > COUNTER_LIMIT:
             raise NonceExhausted("the record counter is used up")
         self._sent = counter
-        sealed = self._encrypt(_NONCE_HEAD + counter.to_bytes(8, "little"), plaintext, None)
+        sealed = self._encrypt(nonce(counter), plaintext, None)
         return (len(sealed) + COUNTER_BYTES << 32 | counter).to_bytes(6, "big") + sealed

@@ -11,7 +11,8 @@ import hashlib
 from collections import deque
 from typing import Final
 
-from dmsg.crypto.cipher import BOX_OVERHEAD_BYTES, CipherState
+from dmsg.crypto.aead import TAG_BYTES
+from dmsg.crypto.cipher import CipherState
 from dmsg.crypto.errors import CryptoError, NonceExhausted
 from dmsg.crypto.keys import PublicKey
 from dmsg.mux.core.e2e import SecureKeys
@@ -33,7 +34,7 @@ _ACK_BYTES: Final = SEQUENCE_BYTES + HASH_BYTES
 _DROPPED: Final = b"\x01"
 #: What a frame takes of the window besides its data, so that no more than a window ever waits at the relay, however
 #: small the writes are: above that the relay takes the sender for one that heeds no window, and ends the transport.
-_FRAME_COST_BYTES: Final = FWD_OVERHEAD_BYTES + BOX_OVERHEAD_BYTES
+_FRAME_COST_BYTES: Final = FWD_OVERHEAD_BYTES + TAG_BYTES
 
 
 class SealedStream(Stream):
@@ -170,7 +171,7 @@ class SealedStream(Stream):
 
     def next_fwd(self, limit_bytes: int) -> tuple[bytes, bytes]:
         """The next FWD as (header, sealed payload); data as the window allows, else the end of the stream."""
-        data = self.pending.take(min(limit_bytes - BOX_OVERHEAD_BYTES, self._room_bytes)) if self.pending.size else b""
+        data = self.pending.take(min(limit_bytes - TAG_BYTES, self._room_bytes)) if self.pending.size else b""
         if not data:
             self._end_sent = True
         sequence = self._next_sequence

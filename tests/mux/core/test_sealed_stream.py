@@ -14,7 +14,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dmsg.crypto.cipher import BOX_OVERHEAD_BYTES, NONCE_LIMIT, CipherState
+from dmsg.crypto.aead import NONCE_LIMIT, TAG_BYTES
+from dmsg.crypto.cipher import CipherState
 from dmsg.crypto.errors import NonceExhausted
 from dmsg.crypto.keys import SecretKey
 from dmsg.mux.core.e2e import SecureKeys
@@ -323,7 +324,7 @@ def test_no_more_than_a_window_waits_at_the_relay_however_small_the_writes_are(s
     sender.pending.append(bytes(2 << 20))
     waiting = 0
     while sender.sendable:
-        header, sealed = sender.next_fwd(size + BOX_OVERHEAD_BYTES)
+        header, sealed = sender.next_fwd(size + TAG_BYTES)
         waiting += len(header) + len(sealed)
     assert waiting < (1 << 20) + size
     assert waiting < RelayLimits().queue_hard_bytes
@@ -641,7 +642,7 @@ def test_600_paths_without_an_acknowledgement_hold_one_window(claims_all: bool) 
             while len(sender.pending) < window_bytes:
                 sender.pending.append(chunk)
             while sender.sendable:
-                read_bytes += len(sender.next_fwd(65_000)[1]) - BOX_OVERHEAD_BYTES - SEQUENCE_BYTES
+                read_bytes += len(sender.next_fwd(65_000)[1]) - TAG_BYTES - SEQUENCE_BYTES
             sender.discard()
             new, old = end(1, path=1 + path % 200), weakref.ref(sender)
             new.go_on_from(sender, sender.sent_bytes if claims_all else 0, 0)
@@ -667,7 +668,7 @@ def test_proofs_of_two_paths_and_data_of_both_in_one_read() -> None:
         new_receiver.await_turn(attempts, (REMOTE, RELAY)[path - 1], receiver.resume_bytes)
         new_sender.go_on_from(sender, 0, 0)
         sender = new_sender
-        paths.append((new_sender, new_receiver, new_sender.next_fwd(BOX_OVERHEAD_BYTES + 3 * path)[1]))
+        paths.append((new_sender, new_receiver, new_sender.next_fwd(TAG_BYTES + 3 * path)[1]))
     got = b""
     for _, new_receiver, sealed in paths:
         got += new_receiver.receive_fwd(sealed, 0, len(sealed))[0]
@@ -697,7 +698,7 @@ def test_what_came_on_the_old_path_behind_the_proof_does_not_count_as_unread() -
     sender, receiver = pair()
     attempts = ResumeAttempts(receiver, rate_per_s=0, burst=9, now=0.0)
     sender.pending.append(b"abcdef")
-    old = [sender.next_fwd(BOX_OVERHEAD_BYTES + 3)[1] for _ in range(2)]
+    old = [sender.next_fwd(TAG_BYTES + 3)[1] for _ in range(2)]
     assert receiver.receive_fwd(old[0], 0, len(old[0]))[0] == b"abc"
     new_sender, new_receiver = pair(path=1)
     new_receiver.state = StreamState.CONFIRMING
@@ -716,11 +717,11 @@ def test_a_later_attempt_is_never_told_less_than_an_earlier_one() -> None:
     sender, receiver = pair(window=200, ack_limit=10)
     attempts = ResumeAttempts(receiver, rate_per_s=0, burst=9, now=0.0)
     sender.pending.append(bytes(100))
-    carry(sender, receiver, BOX_OVERHEAD_BYTES + 10)
+    carry(sender, receiver, TAG_BYTES + 10)
     told = attempts.tell_bytes()
     assert told == 10
     waiting(1).await_turn(attempts, RELAY, told)
-    carry(sender, receiver, BOX_OVERHEAD_BYTES + 50)  # the old path delivers on
+    carry(sender, receiver, TAG_BYTES + 50)  # the old path delivers on
     assert receiver.resume_bytes == 0, "acknowledgements are withheld"
     second = end(0, path=1)
     second.go_on_from(sender, told, 0)
