@@ -52,7 +52,7 @@ def check_memory(value: Any, size: int, *, times: int = 64, base: int = 4_096) -
 class PlainRecords:
     """Records that are not sealed, in place of a :class:`~dmsg.mux.core.record.RecordLayer`: inputs then are the frames."""
 
-    worn = False
+    near_exhaustion = False
 
     def open(self, data: bytes) -> list[bytes]:
         """What was received, as one record."""

@@ -162,7 +162,7 @@ class ServerPool:
         with a ``StageError``. Cancelling gives up waiting, not the connection.
         """
         session = self.sessions.get(server)
-        if session is not None and not (session.connection.worn and not session.connection.streams):
+        if session is not None and not (session.connection.near_exhaustion and not session.connection.streams):
             return succeed(session)
         if not self._is_allowed(server):
             return fail(StageError("connect", "not on the relay list"))
@@ -279,7 +279,7 @@ class ServerPool:
         older = self.sessions.get(session.server)
         self.sessions[session.server] = session
         if older is not None:
-            older.close()  # its counters were worn and nothing is open on it
+            older.close()  # its counters were far on and nothing is open on it
         self._changed()
 
     def lost(self, session: ServerSession, error: DmsgError) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dmsg.errors import RemoteProtocolError
 from dmsg.mux.core.events import HandshakeDone
 from dmsg.mux.core.handshake import LENGTH_BYTES, MESSAGE_LIMIT_BYTES, Handshake, Role
-from dmsg.mux.core.hello import hop_payload
+from dmsg.mux.core.hello import hello_payload
 from dmsg.mux.relay.admission import Origin
 from dmsg.mux.relay.handshake_budget import HandshakeBudget
 from dmsg.mux.relay.limits import RelayLimits
@@ -72,7 +72,7 @@ def one_input(data: bytes) -> None:
             _CLIENT,
             _SERVER.public_key if not kind & 4 else KEYS[2].public_key,
             now=0.0,
-            payload=hop_payload(),
+            payload=hello_payload(),
             takes_cookie=not kind & 8,
             random=repeatable(b"client"),
         )
@@ -82,7 +82,7 @@ def one_input(data: bytes) -> None:
             Role.SERVER,
             _SERVER,
             now=0.0,
-            payload=choices.chunk() if kind & 16 else hop_payload(),
+            payload=choices.chunk() if kind & 16 else hello_payload(),
             first_byte_timeout_s=1.0 if kind & 32 else None,
             gate=gate,
             random=repeatable(b"server"),

@@ -18,12 +18,14 @@ def figures(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 def test_the_table_has_a_row_for_each_target(figures: Any) -> None:
-    table = figures.as_table({"hop": figures.Figures(), "frames": figures.Figures(3_600.4, 60.2, 123_456, 34, 5, 6, 1)})
+    table = figures.as_table(
+        {"hello": figures.Figures(), "frames": figures.Figures(3_600.4, 60.2, 123_456, 34, 5, 6, 1)}
+    )
     header, line, first, second = (row.split() for row in table.splitlines())
     assert " ".join(header) == "target CPU seconds last new after executions edges features inputs failures"
     assert set("".join(line)) == {"-"}
     assert first == ["frames", "3,600", "60", "123,456", "34", "5", "6", "1"]
-    assert second == ["hop", *"0000000"]
+    assert second == ["hello", *"0000000"]
 
 
 def test_what_was_saved_is_loaded_and_sorted(figures: Any, tmp_path: Path) -> None:

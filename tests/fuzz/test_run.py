@@ -120,11 +120,16 @@ def test_cpu_seconds_of_the_fuzzer_are_counted(run: Any, tmp_path: Path) -> None
 
 def test_figures_add_up_over_runs_and_checkouts(run: Any, tmp_path: Path) -> None:
     first = campaign(run, tmp_path, jobs=2)
-    first.run({"frames": 0.3, "hop": 0.1})
+    first.run({"frames": 0.3, "hello": 0.1})
     known = first.figures
     assert known["frames"].seconds >= 0.3 and known["frames"].executions == 2_000
-    assert known["hop"].seconds >= 0.1 and known["hop"].executions == 1_000
-    assert (known["hop"].edges, known["hop"].features, known["hop"].inputs, known["hop"].crashes) == (12, 34, 5, 0)
+    assert known["hello"].seconds >= 0.1 and known["hello"].executions == 1_000
+    assert (known["hello"].edges, known["hello"].features, known["hello"].inputs, known["hello"].crashes) == (
+        12,
+        34,
+        5,
+        0,
+    )
     campaign(run, tmp_path).run({"frames": 0.3})
     assert campaign(run, tmp_path).figures == known  # it has had its time
     record = tmp_path / "figures.json"
@@ -133,8 +138,8 @@ def test_figures_add_up_over_runs_and_checkouts(run: Any, tmp_path: Path) -> Non
     elsewhere.run({"frames": known["frames"].seconds + 0.1})
     assert elsewhere.figures["frames"].executions == 3_000
     assert elsewhere.figures["frames"].seconds > known["frames"].seconds
-    assert elsewhere.figures["hop"] == known["hop"]
-    assert list(json.loads(record.read_text())) == ["frames", "hop"]
+    assert elsewhere.figures["hello"] == known["hello"]
+    assert list(json.loads(record.read_text())) == ["frames", "hello"]
 
 
 def test_it_is_noted_when_the_last_new_feature_was_found(run: Any, tmp_path: Path) -> None:
@@ -149,27 +154,27 @@ def test_it_is_noted_when_the_last_new_feature_was_found(run: Any, tmp_path: Pat
 
 def test_the_target_with_the_fewest_seconds_is_next(run: Any, tmp_path: Path) -> None:
     record, figures = tmp_path / "figures.json", importlib.import_module("fuzz.figures")
-    figures.save(record, {"frames": figures.Figures(seconds=0.5), "hop": figures.Figures()})
+    figures.save(record, {"frames": figures.Figures(seconds=0.5), "hello": figures.Figures()})
     states = [figures.load(record)]
 
     def noted(now: Mapping[str, Any]) -> None:
         states.append(dict(now))
 
-    campaign(run, tmp_path, noted=noted).run({"frames": 0.8, "hop": 0.8})
+    campaign(run, tmp_path, noted=noted).run({"frames": 0.8, "hello": 0.8})
     order = []
     for before, after in itertools.pairwise(states):
         (name,) = (name for name in after if after[name] != before[name])
         assert before[name].seconds == min(one.seconds for one in before.values())
         order.append(name)
-    assert order[0] == "hop" and set(order) == {"frames", "hop"}
+    assert order[0] == "hello" and set(order) == {"frames", "hello"}
     assert all(one.seconds >= 0.8 for one in states[-1].values())
 
 
 def test_failures_are_counted_until_they_are_removed(run: Any, tmp_path: Path, capsys: Any) -> None:
     failing = campaign(run, tmp_path, jobs=2)
-    failing.run({"tlv": 10.0, "hop": 0.1})
+    failing.run({"tlv": 10.0, "hello": 0.1})
     assert failing.figures["tlv"].crashes == 1 and failing.figures["tlv"].seconds < 10
-    assert failing.figures["hop"].crashes == 0 and failing.figures["hop"].seconds >= 0.1
+    assert failing.figures["hello"].crashes == 0 and failing.figures["hello"].seconds >= 0.1
     assert "tlv: could not be run: it failed as before" in capsys.readouterr().err
     (tmp_path / "work" / "crashes" / "tlv" / "crash-1").unlink()
     assert campaign(run, tmp_path).figures["tlv"].crashes == 0

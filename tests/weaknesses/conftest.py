@@ -19,7 +19,7 @@ from dmsg.address import HostPort, PinnedServer
 from dmsg.crypto.keys import SecretKey
 from dmsg.interfaces import IEventLog
 from dmsg.mux.client.service import ClientConfig, DmsgClient
-from dmsg.mux.core.hello import HopLimits, hop_payload
+from dmsg.mux.core.hello import AnnouncedLimits, hello_payload
 from dmsg.mux.core.negotiation import Security
 from dmsg.mux.core.wire import FrameType
 from dmsg.mux.relay.limits import RelayLimits
@@ -30,7 +30,7 @@ from dmsg.testing.raw import RawConnection, RawServer, connect_raw
 HERE = Path(__file__).parent
 #: How long anything that ought to happen may take on a busy machine.
 #: What a server answers message 1 with: length, key, tag, and what it announces.
-MESSAGE_2_BYTES = 51 + len(hop_payload(HopLimits(0, 0, 0)))
+MESSAGE_2_BYTES = 51 + len(hello_payload(AnnouncedLimits(0, 0, 0)))
 PATIENCE_S = 10.0
 #: Pause between two rounds of the bystanders.
 PING_PAUSE_S = 0.005

@@ -40,7 +40,7 @@ from dmsg.mux.core.events import (
     UpgradeReceived,
 )
 from dmsg.mux.core.handshake import Handshake, Role
-from dmsg.mux.core.hello import Hop, hop_payload, read_hop
+from dmsg.mux.core.hello import Capabilities, hello_payload, read_hello
 from dmsg.mux.core.limits import ConnectionConfig
 from dmsg.mux.core.negotiation import Carrier, Inbound, Outbound
 from dmsg.mux.core.plain_stream import PlainStream
@@ -90,7 +90,7 @@ class ServerSession:
         self.server = server
         self.key = key
         self.identity = key.public_key
-        self.hop = Hop()
+        self.capabilities = Capabilities()
         self.clock = clock
         self.connection: Connection
         self.started_at = clock.seconds()
@@ -108,7 +108,7 @@ class ServerSession:
             key,
             server,
             now=self.started_at,
-            payload=hop_payload() if extended else b"",
+            payload=hello_payload() if extended else b"",
             timeout_s=handshake_timeout_s,
             takes_cookie=extended,
             random=random,
@@ -131,7 +131,7 @@ class ServerSession:
         return turn.addCallback(lambda _: self._request(target, carrier, service, resume))
 
     def _check_room(self) -> None:
-        limits = self.hop.limits
+        limits = self.capabilities.limits
         if limits is not None and len(self.connection.streams) >= limits.transports:
             raise Busy("the server allows no more transports on this connection", by="local")
 
@@ -175,7 +175,7 @@ class ServerSession:
     def transport_closed(self, transport: DmsgTransport, code: int, *, local: bool) -> None:
         """See :class:`dmsg.mux.client.transport.Link`."""
         self._user.transport_closed(self, transport, code, local=local)
-        if self.is_ready and self.connection.worn and not self.connection.streams:
+        if self.is_ready and self.connection.near_exhaustion and not self.connection.streams:
             self.close()  # its record counters are far on; the goal makes a new one
 
     def path_lost(self, transport: DmsgTransport, error: DmsgError) -> float:
@@ -218,14 +218,14 @@ class ServerSession:
                     answers += 1
                 case HandshakeDone():
                     self._stage = "admission"
-                    self._learn(read_hop(event.peer_payload) if self._extended else Hop())
+                    self._learn(read_hello(event.peer_payload) if self._extended else Capabilities())
                     self.connection = Connection(
                         self.identity,
                         event.records,
                         now=self.clock.seconds(),
-                        config=_within(self._config, self.hop),
+                        config=_within(self._config, self.capabilities),
                         random=self._random,
-                        extended=self.hop.extended,
+                        extended=self.capabilities.extended,
                     )
                     shell.become(self.connection, event.leftover)
                 case Ready():
@@ -241,10 +241,10 @@ class ServerSession:
                 answers = 0
                 shell.flush_between()
 
-    def _learn(self, hop: Hop) -> None:
-        self.hop = hop
-        if hop.limits is not None and hop.limits.requests_per_s:
-            self._turns = Turns(self.clock, hop.limits.requests_per_s)
+    def _learn(self, capabilities: Capabilities) -> None:
+        self.capabilities = capabilities
+        if capabilities.limits is not None and capabilities.limits.requests_per_s:
+            self._turns = Turns(self.clock, capabilities.limits.requests_per_s)
 
     def after_read(self, shell: Shell) -> None:
         """Send what came of one read; only this connection is concerned."""
@@ -297,9 +297,9 @@ def _why(error: DmsgError | None, reason: Failure) -> str:
     return type(error).__name__
 
 
-def _within(config: ConnectionConfig, hop: Hop) -> ConnectionConfig:
+def _within(config: ConnectionConfig, capabilities: Capabilities) -> ConnectionConfig:
     """``config`` with frames as short as the server wants them, though never so short that little but overhead is sent."""
-    if hop.limits is None:
+    if capabilities.limits is None:
         return config
-    longest = max(_FRAME_FLOOR_BYTES, hop.limits.frame_payload_bytes) - SEQUENCE_BYTES
+    longest = max(_FRAME_FLOOR_BYTES, capabilities.limits.frame_payload_bytes) - SEQUENCE_BYTES
     return replace(config, frame_data_bytes=min(config.frame_data_bytes, longest))

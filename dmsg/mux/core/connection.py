@@ -91,9 +91,9 @@ class Connection:
     # --- what the application asks for -----------------------------------------------------------------------------
 
     @property
-    def worn(self) -> bool:
+    def near_exhaustion(self) -> bool:
         """Whether the record counters are so far on that this connection should be replaced when idle."""
-        return self._records.worn
+        return self._records.near_exhaustion
 
     def open(self, remote: PublicKey, message: bytes = b"") -> PlainStream:
         """Send a REQUEST to ``remote``; :class:`Accepted` or :class:`StreamClosed` follows.
@@ -105,7 +105,7 @@ class Connection:
             raise LocalProtocolError("the server has not admitted this connection yet")
         request = self.identity.raw + remote.raw + message
         stream = self._new_stream(self._ids.take(self.streams), remote, request, initiator=True)
-        self.emit(encode_frame(REQUEST, stream.id, request))
+        self.send_control(encode_frame(REQUEST, stream.id, request))
         return stream
 
     def accept(self, stream: Stream, message: bytes = b"", *, upgrade: bool = False) -> None:
@@ -117,7 +117,7 @@ class Connection:
             raise LocalProtocolError(f"{stream!r} is not waiting for a decision")
         stream.move(StreamState.UPGRADING if upgrade else StreamState.OPEN)
         self._offered -= 1
-        self.emit(encode_frame(ACCEPT, stream.id, stream.request[:REQUEST_BYTES] + message))
+        self.send_control(encode_frame(ACCEPT, stream.id, stream.request[:REQUEST_BYTES] + message))
 
     def replace(self, stream: Stream, successor: SealedStream) -> None:
         """Let ``successor`` stand for ``stream`` from now on; nothing more may go through the old one."""
@@ -172,7 +172,7 @@ class Connection:
         if stream.state is StreamState.CLOSED:
             return False
         if released:
-            self.emit(released)
+            self.send_control(released)
         elif stream.ack_due:
             self._out.acknowledge(stream)
         return bool(released) or stream.ack_due
@@ -251,7 +251,7 @@ class Connection:
         if confirming:
             events.append(Confirmed(stream))
         if ack:
-            self.emit(ack)
+            self.send_control(ack)
         elif stream.ack_due:
             self._out.acknowledge(stream)
         if stream.end_received and not data and end - start <= _EMPTY_SEALED_BYTES:
@@ -332,13 +332,13 @@ class Connection:
         elif stream is None:
             # A CLOSE is never answered with a CLOSE, nor is a frame that crossed ours (:ref:`spec-late-frames`).
             if kind != CLOSE and not self._ids.ended_lately(stream_id):
-                self.emit(encode_close(stream_id, CloseReason.NORMAL))
+                self.send_control(encode_close(stream_id, CloseReason.NORMAL))
         elif kind == CLOSE:
             proven = stream.proves_close(payload)
             self._forget(stream)
             if stream.resumable and not proven:
                 # the relay may have told this end alone: both look for a new path (:ref:`spec-sealed-close`)
-                self.emit(encode_close(stream_id, CloseReason.PEER_GONE))
+                self.send_control(encode_close(stream_id, CloseReason.PEER_GONE))
             events.append(StreamClosed(stream, close_reason(payload), local=False, proven=proven))
         elif kind == ACCEPT:
             if stream.state is StreamState.REQUESTED and answers_request(payload, stream.request):
@@ -364,7 +364,7 @@ class Connection:
         if stream is not None:
             raise RemoteProtocolError("frame", "REQUEST for an id in use")
         if stream_id % 2 == 0:
-            self.emit(encode_close(stream_id, CloseReason.BAD_ID))
+            self.send_control(encode_close(stream_id, CloseReason.BAD_ID))
             return
         try:
             longest = EXTENDED_REQUEST_LIMIT_BYTES if self.extended else REQUEST_BYTES
@@ -372,10 +372,10 @@ class Connection:
                 raise InvalidKey("not for us")
             remote = PublicKey(payload[:33])
         except InvalidKey:
-            self.emit(encode_close(stream_id, CloseReason.MALFORMED))
+            self.send_control(encode_close(stream_id, CloseReason.MALFORMED))
             return
         if self._offered >= self.config.offered_limit:
-            self.emit(encode_close(stream_id, CloseReason.BUSY))
+            self.send_control(encode_close(stream_id, CloseReason.BUSY))
             return
         self._ids.taken(stream_id)
         self._offered += 1
@@ -393,7 +393,7 @@ class Connection:
             self._deadline = None
             raise RemoteProtocolError("handshake", "no OK in time")
         for marker in self._key_timer.frames(now):
-            self.emit(marker)
+            self.send_control(marker)
         return []
 
     # --- bookkeeping -----------------------------------------------------------------------------------------------
@@ -401,7 +401,7 @@ class Connection:
     def _move(self, state: ConnectionState) -> None:
         self.state = state
 
-    def emit(self, frame: bytes) -> None:
+    def send_control(self, frame: bytes) -> None:
         """Send a frame that is not data; it does not wait behind data."""
         self._out.control(frame)
 
@@ -419,10 +419,10 @@ class Connection:
 
     def _finish(self, stream: Stream, reason: int) -> None:
         if stream.ack_due and stream.state in DATA_STATES:
-            self.emit(stream.take_ack())  # the peer's close may wait for it
+            self.send_control(stream.take_ack())  # the peer's close may wait for it
         frame = stream.close_frame(reason)
         self._forget(stream)
-        self.emit(frame)
+        self.send_control(frame)
 
     def _fail(self, stream: Stream, reason: int, events: list[Event]) -> None:
         self._finish(stream, reason)

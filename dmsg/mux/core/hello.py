@@ -11,7 +11,7 @@ from dmsg.mux.core.tlv import Tlv, decode_tlvs, encode_tlvs
 
 
 @dataclass(frozen=True, slots=True)
-class HopLimits:
+class AnnouncedLimits:
     """What a server announces so that a client can obey: open transports, requests a second, bytes of a frame."""
 
     transports: int
@@ -25,14 +25,14 @@ class HopLimits:
 
 
 @dataclass(frozen=True, slots=True)
-class Hop:
-    """What is known of the other side of a connection. A base peer is ``Hop()``."""
+class Capabilities:
+    """What is known of the other side of a connection. A base peer is ``Capabilities()``."""
 
     extended: bool = False
-    limits: HopLimits | None = None
+    limits: AnnouncedLimits | None = None
 
 
-def hop_payload(limits: HopLimits | None = None) -> bytes:
+def hello_payload(limits: AnnouncedLimits | None = None) -> bytes:
     """The payload of handshake message 2 (server, with its limits) or 3 (client)."""
     values = {Tlv.VERSION: VERSION.encode()}
     if limits is not None:
@@ -52,16 +52,16 @@ def read_refusal(payload: bytes) -> str | None:
     return None if reason is None else reason.decode("utf-8", "replace")[:200]
 
 
-def read_hop(payload: bytes) -> Hop:
+def read_hello(payload: bytes) -> Capabilities:
     """What the peer's payload says. Base peers send none; whatever is not ours counts as none."""
     if not payload:
-        return Hop()
+        return Capabilities()
     try:
         values = decode_tlvs(payload, "handshake")
     except RemoteProtocolError:
-        return Hop()
+        return Capabilities()
     if not promises_security(values.get(Tlv.VERSION, b"").decode("utf-8", "replace")):
-        return Hop()
+        return Capabilities()
     raw = values.get(Tlv.LIMITS, b"")
-    limits = HopLimits(*(int.from_bytes(raw[at : at + 4], "big") for at in (0, 4, 8))) if len(raw) == 12 else None
-    return Hop(True, limits)
+    limits = AnnouncedLimits(*(int.from_bytes(raw[at : at + 4], "big") for at in (0, 4, 8))) if len(raw) == 12 else None
+    return Capabilities(True, limits)

@@ -74,7 +74,7 @@ class Outbound:
         if self.carrier is Carrier.REQUEST:
             return self._finish(message)
         self._plain.move(StreamState.UPGRADING)
-        self._connection.emit(self._plain.upgrade_frame(self._handshake.message))
+        self._connection.send_control(self._plain.upgrade_frame(self._handshake.message))
         return None
 
     def upgraded(self, message: bytes) -> Stream:
@@ -136,7 +136,7 @@ class Inbound:
     def accept_upgrade(self, resume: Resume | None = None) -> SealedStream:
         """The same for a stream accepted in the clear whose handshake came in its first FWD."""
         message, keys = self._answer(resume)
-        self._connection.emit(self.stream.upgrade_frame(message))
+        self._connection.send_control(self.stream.upgrade_frame(message))
         return _secure(self._connection, self.stream, keys, confirmed=False)
 
     def _answer(self, resume: Resume | None) -> tuple[bytes, SecureKeys]:
@@ -157,5 +157,5 @@ def _secure(connection: Connection, stream: PlainStream, keys: SecureKeys, *, co
     )
     connection.replace(stream, secured)
     if confirmed:
-        connection.emit(secured.take_ack())
+        connection.send_control(secured.take_ack())
     return secured

@@ -38,7 +38,7 @@ class RecordLayer:
         self._buffer = b""
 
     @property
-    def worn(self) -> bool:
+    def near_exhaustion(self) -> bool:
         """Whether a counter is so far on that the connection should be made anew when that hurts nobody."""
         return self._sent >= COUNTER_SOFT_LIMIT or self._received >= COUNTER_SOFT_LIMIT
 

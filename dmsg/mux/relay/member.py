@@ -260,7 +260,7 @@ class Member:
 
     # --- towards the network ---------------------------------------------------------------------------------------
 
-    def emit(self, frame: bytes) -> None:
+    def send_control(self, frame: bytes) -> None:
         """Send a frame that is not data; it does not wait behind data."""
         self.control_bytes += len(frame)
         if self.congested and self.out and _joined(self.out, frame):

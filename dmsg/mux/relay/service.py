@@ -34,7 +34,7 @@ from dmsg.mux.client.refusals import RefusalReport
 from dmsg.mux.core.errors import ServerDraining
 from dmsg.mux.core.events import HandshakeDone
 from dmsg.mux.core.handshake import Handshake, Role
-from dmsg.mux.core.hello import HopLimits, hop_payload, read_hop
+from dmsg.mux.core.hello import AnnouncedLimits, hello_payload, read_hello
 from dmsg.mux.core.wire import FRAME_PAYLOAD_LIMIT_BYTES, CloseReason, reason_name
 from dmsg.mux.relay.admission import Admission, Origin
 from dmsg.mux.relay.events import MemberDropped, RequestRefused, SwitchEvent, TransportEnded, TransportStarted
@@ -88,8 +88,10 @@ class DmsgRelay(Service):
         self._events = events
         self._random = random
         self._numbers = count(1)
-        announced = HopLimits(limits.transports_per_connection, int(limits.requests_per_s), FRAME_PAYLOAD_LIMIT_BYTES)
-        self._hop_payload = hop_payload(announced) if extended else b""
+        announced = AnnouncedLimits(
+            limits.transports_per_connection, int(limits.requests_per_s), FRAME_PAYLOAD_LIMIT_BYTES
+        )
+        self._hello = hello_payload(announced) if extended else b""
         self.admission: Admission[RelayShell] = Admission(limits, random=random)
         self._budget = HandshakeBudget(limits, reactor.seconds(), random=random, cookies=extended)
         self._shells: set[RelayShell] = set()
@@ -223,7 +225,7 @@ class DmsgRelay(Service):
             Role.SERVER,
             self.key,
             now=now,
-            payload=self._hop_payload,
+            payload=self._hello,
             timeout_s=self.limits.handshake_timeout_s,
             first_byte_timeout_s=self.limits.first_byte_timeout_s,
             gate=self._budget.gate(origin),
@@ -317,7 +319,7 @@ class DmsgRelay(Service):
             self._report.add(shell.number, str(done.remote), "connection", refusal)
             shell.say_last(self.switch.reject(done.records, refusal), RemoteProtocolError("admission", refusal))
             return
-        extended = bool(self._hop_payload) and read_hop(done.peer_payload).extended
+        extended = bool(self._hello) and read_hello(done.peer_payload).extended
         member, events = self.switch.add_member(
             done.remote, done.records, now, extended=extended, group=shell.origin.address
         )

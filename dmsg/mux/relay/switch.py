@@ -88,7 +88,7 @@ class Switch:
         """
         events: list[SwitchEvent] = []
         member = Member(self, remote, records, now, extended=extended, group=group)
-        member.emit(encode_frame(OK, 0))
+        member.send_control(encode_frame(OK, 0))
         older = self.members.get(remote.raw)
         self.members[remote.raw] = member
         if older is not None:
@@ -176,7 +176,7 @@ class Switch:
             self._end_both(queue.other, CloseReason.SLOW_CONSUMER, events)
         else:  # its peer closed it, and what came before the CLOSE was never taken
             self.queues.drop(queue)
-            queue.member.emit(encode_close(queue.id, CloseReason.SLOW_CONSUMER))
+            queue.member.send_control(encode_close(queue.id, CloseReason.SLOW_CONSUMER))
 
     # --- everything but data ---------------------------------------------------------------------------------------
 
@@ -224,11 +224,11 @@ class Switch:
         member.pending_requests += 1
         self._forget_settled()
         self._pending.append((self.now + self.limits.request_timeout_s, asking))
-        target.emit(encode_frame(REQUEST, target_id, payload))
+        target.send_control(encode_frame(REQUEST, target_id, payload))
 
     def _refuse(self, member: Member, transport_id: int, reason: int, events: list[SwitchEvent]) -> None:
         member.remember(transport_id)  # the client may have given up meanwhile: its CLOSE is no offence
-        member.emit(encode_close(transport_id, reason))
+        member.send_control(encode_close(transport_id, reason))
         events.append(RequestRefused(member, reason_name(reason)))
 
     def _refuse_request(self, member: Member, leg: Leg | None, transport_id: int, payload: bytes) -> int | None:
@@ -269,7 +269,7 @@ class Switch:
         self._rates.accepted(asking.member, leg.member)
         asking.open_both(self.now)
         self.open_transports += 1
-        asking.member.emit(encode_frame(ACCEPT, asking.id, payload))
+        asking.member.send_control(encode_frame(ACCEPT, asking.id, payload))
         events.append(TransportStarted(asking))
 
     def _on_stray(self, member: Member, kind: int, transport_id: int) -> None:
@@ -278,7 +278,7 @@ class Switch:
             return
         self._count_stray(member)
         if kind != CLOSE:  # a CLOSE is never answered with a CLOSE (:ref:`spec-late-frames`)
-            member.emit(encode_close(transport_id, CloseReason.NORMAL))
+            member.send_control(encode_close(transport_id, CloseReason.NORMAL))
 
     def _count_stray(self, member: Member) -> None:
         if not member.strays.take(self.now):
@@ -290,7 +290,7 @@ class Switch:
         if leg.member.legs.get(leg.id) is not leg:
             return  # over already: a client's transport to itself has both legs on one member
         self._end(leg, reason, events, by="server", tell=leg.other)
-        leg.member.emit(encode_close(leg.id, reason))
+        leg.member.send_control(encode_close(leg.id, reason))
 
     def _end(
         self, leg: Leg, reason: int, events: list[SwitchEvent], *, by: str, tell: Leg, payload: bytes | None = None
@@ -319,7 +319,7 @@ class Switch:
             self.queues.put(tell, frame, self.now)  # behind the data that came before it
             self.queues.limit_time(tell, self.now)
         else:
-            tell.member.emit(frame)
+            tell.member.send_control(frame)
 
     # --- time ------------------------------------------------------------------------------------------------------
 

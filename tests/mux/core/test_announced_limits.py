@@ -34,7 +34,7 @@ from dmsg.mux.core.errors import (
     UnknownPeer,
     Unsupported,
 )
-from dmsg.mux.core.hello import HopLimits, hop_payload
+from dmsg.mux.core.hello import AnnouncedLimits, hello_payload
 from dmsg.mux.core.limits import ListenerLimits
 from dmsg.mux.core.negotiation import Carrier, Security
 from dmsg.mux.core.wire import FRAME_PAYLOAD_LIMIT_BYTES, FWD, REQUEST, CloseReason
@@ -63,7 +63,7 @@ class Log:
 class Net(AliceAndBob):
     """A relay with given limits; no discovery, so that only the relay decides."""
 
-    def __init__(self, limits: RelayLimits = LIMITS, announced: HopLimits | None = None) -> None:
+    def __init__(self, limits: RelayLimits = LIMITS, announced: AnnouncedLimits | None = None) -> None:
         self.log = Log()
         super().__init__(discovery=None, limits=limits, events=self.log, client={"config": CONFIG})
         self._announced = announced
@@ -71,7 +71,7 @@ class Net(AliceAndBob):
     async def add_relay(self, *arguments: Any, **options: Any) -> HostileServer:
         relay = await super().add_relay(*arguments, **options)
         if self._announced is not None:
-            relay._hop_payload = hop_payload(self._announced)
+            relay._hello = hello_payload(self._announced)
         return relay
 
     async def start(self) -> None:
@@ -105,14 +105,14 @@ class Net(AliceAndBob):
 @sync
 async def test_the_server_announces_what_it_enforces() -> None:
     async with Net(replace(LIMITS, transports_per_connection=7, requests_per_s=3.0)) as net:
-        assert net.session.hop.extended
-        assert net.session.hop.limits == HopLimits(7, 3, FRAME_PAYLOAD_LIMIT_BYTES)
+        assert net.session.capabilities.extended
+        assert net.session.capabilities.limits == AnnouncedLimits(7, 3, FRAME_PAYLOAD_LIMIT_BYTES)
 
 
 @sync
 async def test_one_transport_too_many_is_refused_here() -> None:
     """``Busy`` by ourselves: the server is not even asked."""
-    async with Net(announced=HopLimits(3, 200, FRAME_PAYLOAD_LIMIT_BYTES)) as net:
+    async with Net(announced=AnnouncedLimits(3, 200, FRAME_PAYLOAD_LIMIT_BYTES)) as net:
         transports = [await net.wait(net.alice.dial(net.bob.public_key)) for _ in range(3)]
         error = await net.failure()
         assert isinstance(error, Busy)
@@ -139,7 +139,7 @@ async def test_requests_are_sent_at_the_rate_announced() -> None:
 
 @sync
 async def test_a_dial_given_up_while_it_waits_for_its_turn_asks_nobody() -> None:
-    async with Net(announced=HopLimits(100, 1, FRAME_PAYLOAD_LIMIT_BYTES)) as net:
+    async with Net(announced=AnnouncedLimits(100, 1, FRAME_PAYLOAD_LIMIT_BYTES)) as net:
         await net.wait(net.alice.dial(net.bob.public_key))
         waiting = ensureDeferred(net.alice.dial(net.bob.public_key))
         await net.settle()
@@ -152,7 +152,7 @@ async def test_a_dial_given_up_while_it_waits_for_its_turn_asks_nobody() -> None
 
 @sync
 async def test_a_session_lost_while_a_dial_waits_for_its_turn() -> None:
-    async with Net(announced=HopLimits(100, 1, FRAME_PAYLOAD_LIMIT_BYTES)) as net:
+    async with Net(announced=AnnouncedLimits(100, 1, FRAME_PAYLOAD_LIMIT_BYTES)) as net:
         await net.wait(net.alice.dial(net.bob.public_key))
         waiting: Deferred[Any] = net.session.request(net.bob.public_key, Carrier.REQUEST)
         net.session.abort()
@@ -166,7 +166,7 @@ async def test_a_session_lost_while_a_dial_waits_for_its_turn() -> None:
 @sync
 async def test_frames_are_as_short_as_announced(announced: int, longest: int, security: Security) -> None:
     """A limit that leaves no room for anything is not obeyed."""
-    async with Net(announced=HopLimits(100, 100, announced)) as net:
+    async with Net(announced=AnnouncedLimits(100, 100, announced)) as net:
         net.bob.services.port("").security = security  # type: ignore[union-attr]
         transport = await net.wait(net.alice.dial(net.bob.public_key, security=security))
         transport.attach(ConformanceProtocol())
@@ -306,7 +306,7 @@ async def test_a_client_that_is_dropped_for_abuse() -> None:
         end = ConformanceProtocol()
         transport.attach(end)
         for number in range(LIMITS.stray_burst + 10):
-            net.session.connection.emit(bytes((FWD,)) + (60_001 + number).to_bytes(2, "big") + b"\0\2\0\0")
+            net.session.connection.send_control(bytes((FWD,)) + (60_001 + number).to_bytes(2, "big") + b"\0\2\0\0")
         net.session.shell.flush()
         await net.wait(end.when_lost())
         assert isinstance(end.lost[0].value.cause, ServerLost)  # type: ignore[union-attr]

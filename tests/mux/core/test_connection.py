@@ -604,10 +604,10 @@ def test_nothing_to_send_is_nothing() -> None:
 def test_a_used_up_record_counter_is_an_error_of_ours() -> None:
     peer = Peer()
     peer.connection._records._sent = COUNTER_SOFT_LIMIT - 1
-    assert not peer.connection.worn
+    assert not peer.connection.near_exhaustion
     peer.requested()
     peer.connection.data_to_send()
-    assert peer.connection.worn
+    assert peer.connection.near_exhaustion
     peer.connection._records._sent = COUNTER_LIMIT
     peer.requested()
     with pytest.raises(NonceExhausted):

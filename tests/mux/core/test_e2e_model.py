@@ -38,7 +38,7 @@ from dmsg.mux.client.service import ClientConfig, DmsgClient
 from dmsg.mux.client.transport import DmsgTransport
 from dmsg.mux.core.events import HandshakeDone
 from dmsg.mux.core.handshake import Handshake, Role
-from dmsg.mux.core.hello import hop_payload, read_hop
+from dmsg.mux.core.hello import hello_payload, read_hello
 from dmsg.mux.core.limits import ConnectionConfig
 from dmsg.mux.core.negotiation import Security
 from dmsg.mux.core.sealed_stream import SealedStream
@@ -90,7 +90,7 @@ class Wire:
         self.client_sees = self.relay_sees = True
         self.shell: Any = None
         self.core: Handshake | Member = Handshake(
-            Role.SERVER, relay.key, now=world.clock.seconds(), payload=hop_payload(), random=world.random.randbytes
+            Role.SERVER, relay.key, now=world.clock.seconds(), payload=hello_payload(), random=world.random.randbytes
         )
         self.paused = False
 
@@ -168,7 +168,7 @@ class Relay:
             wire.down += wire.core.data_to_send()
             for event in events:
                 assert isinstance(event, HandshakeDone)
-                extended = read_hop(event.peer_payload).extended
+                extended = read_hello(event.peer_payload).extended
                 older = self.switch.members.get(event.remote.raw)
                 wire.core, _ = self.switch.add_member(event.remote, event.records, 0, extended=extended)
                 for other in self.wires:
@@ -459,7 +459,7 @@ class World(RuleBasedStateMachine):
             if member is not None and relay.key.public_key == transport.getHost().server_public_key:  # type: ignore[attr-defined]
                 self.one_sided = True  # a relay that tells only one side can let the other wait for ever
                 frame = encode_close(transport.stream.id, reason)
-                member.emit(frame[:3] + (1 + len(extra)).to_bytes(2, "big") + bytes((reason,)) + extra)
+                member.send_control(frame[:3] + (1 + len(extra)).to_bytes(2, "big") + bytes((reason,)) + extra)
                 relay.flush()
 
     @rule(relay=st.sampled_from([0, 1]), choice=st.integers(0, 30), transport_id=st.integers(0, 3))
@@ -476,7 +476,7 @@ class World(RuleBasedStateMachine):
             if member is not None and session is not None and not session.connection.streams.get(unused):
                 if unused in member.legs:
                     return
-                member.emit(encode_frame(REQUEST, unused, payload))
+                member.send_control(encode_frame(REQUEST, unused, payload))
                 one.flush()
 
     # --- what must hold --------------------------------------------------------------------------------------------

@@ -9,34 +9,34 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dmsg.mux.core.hello import Hop, HopLimits, hop_payload, read_hop
+from dmsg.mux.core.hello import AnnouncedLimits, Capabilities, hello_payload, read_hello
 from dmsg.mux.core.tlv import Tlv, encode_tlvs
 
-LIMITS = HopLimits(1_024, 200, 65_510)
+LIMITS = AnnouncedLimits(1_024, 200, 65_510)
 #: Later generations of the reference give payloads of these lengths a meaning.
 TAKEN_LENGTHS = {1_184, 1_088}
 
 
 def test_payload_vectors() -> None:
     vectors = json.loads((Path(__file__).parents[2] / "vectors" / "e2e.json").read_text("utf-8"))["hop"]
-    assert hop_payload().hex() == vectors["client"]
-    assert hop_payload(LIMITS).hex() == vectors["server"]
+    assert hello_payload().hex() == vectors["client"]
+    assert hello_payload(LIMITS).hex() == vectors["server"]
 
 
 def test_both_sides_are_understood() -> None:
-    assert read_hop(hop_payload()) == Hop(True, None)
-    assert read_hop(hop_payload(LIMITS)) == Hop(True, LIMITS)
-    assert len(hop_payload()) not in TAKEN_LENGTHS and len(hop_payload(LIMITS)) not in TAKEN_LENGTHS
+    assert read_hello(hello_payload()) == Capabilities(True, None)
+    assert read_hello(hello_payload(LIMITS)) == Capabilities(True, LIMITS)
+    assert len(hello_payload()) not in TAKEN_LENGTHS and len(hello_payload(LIMITS)) not in TAKEN_LENGTHS
 
 
 def test_a_base_peer_says_nothing() -> None:
-    assert read_hop(b"") == Hop(False, None)
+    assert read_hello(b"") == Capabilities(False, None)
 
 
 @given(st.binary(max_size=1_300))
 def test_whatever_is_not_ours_is_a_base_peer(payload: bytes) -> None:
-    hop = read_hop(payload)
-    assert hop == Hop() or payload.startswith(b"\x01") or b"\x01" in payload
+    read = read_hello(payload)
+    assert read == Capabilities() or payload.startswith(b"\x01") or b"\x01" in payload
 
 
 @pytest.mark.parametrize(
@@ -47,21 +47,21 @@ def test_whatever_is_not_ours_is_a_base_peer(payload: bytes) -> None:
         encode_tlvs({Tlv.LIMITS: bytes(12)}),
         encode_tlvs({Tlv.VERSION: b"\xff.\xff"}),
         encode_tlvs({Tlv.VERSION: b""}),
-        hop_payload()[:-1],
-        hop_payload() * 2,
+        hello_payload()[:-1],
+        hello_payload() * 2,
     ],
     ids=["base", "base with limits", "limits only", "no text", "empty", "cut", "twice"],
 )
 def test_without_a_version_that_promises_it_there_is_no_extension(payload: bytes) -> None:
-    assert read_hop(payload) == Hop()
+    assert read_hello(payload) == Capabilities()
 
 
 @pytest.mark.parametrize("raw", [b"", bytes(11), bytes(13)])
 def test_limits_of_another_length_are_none(raw: bytes) -> None:
-    assert read_hop(encode_tlvs({Tlv.VERSION: b"0.1.0", Tlv.LIMITS: raw})) == Hop(True, None)
+    assert read_hello(encode_tlvs({Tlv.VERSION: b"0.1.0", Tlv.LIMITS: raw})) == Capabilities(True, None)
 
 
 @given(st.integers(0, 2**40), st.integers(0, 2**40), st.integers(0, 2**40))
 def test_limits_are_cut_to_what_32_bits_hold(transports: int, requests: int, payload: int) -> None:
-    limits = read_hop(hop_payload(HopLimits(transports, requests, payload))).limits
-    assert limits == HopLimits(*(min(number, 2**32 - 1) for number in (transports, requests, payload)))
+    limits = read_hello(hello_payload(AnnouncedLimits(transports, requests, payload))).limits
+    assert limits == AnnouncedLimits(*(min(number, 2**32 - 1) for number in (transports, requests, payload)))

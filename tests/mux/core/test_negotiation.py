@@ -191,7 +191,7 @@ def test_a_first_fwd_without_the_magic_is_a_downgrade(first: bytes) -> None:
     assert isinstance(request, RequestReceived)
     net.ends[1].accept(request.stream, upgrade=True)
     net.turn()
-    net.ends[0].emit(encode_frame(FWD, stream.id, b"\0\0" + first))
+    net.ends[0].send_control(encode_frame(FWD, stream.id, b"\0\0" + first))
     assert net.turn() == [[], [StreamClosed(request.stream, CloseReason.DOWNGRADE, local=True)]]
     assert net.turn()[0] == [StreamClosed(stream, CloseReason.DOWNGRADE, local=False)]
 

@@ -159,6 +159,6 @@ def test_the_counter_ends_before_it_wraps() -> None:
 
 def test_worn_long_before_the_end() -> None:
     sender, reader = at(COUNTER_SOFT_LIMIT - 1)
-    assert not sender.worn and not reader.worn
+    assert not sender.near_exhaustion and not reader.near_exhaustion
     reader.open(sender.seal(b""))
-    assert sender.worn and reader.worn
+    assert sender.near_exhaustion and reader.near_exhaustion

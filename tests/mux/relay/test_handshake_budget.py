@@ -12,7 +12,7 @@ from dmsg.crypto.keys import SecretKey
 from dmsg.errors import RemoteProtocolError
 from dmsg.mux.core.events import HandshakeDone
 from dmsg.mux.core.handshake import COOKIE_BYTES, Handshake, Role
-from dmsg.mux.core.hello import hop_payload
+from dmsg.mux.core.hello import hello_payload
 from dmsg.mux.relay.admission import Origin
 from dmsg.mux.relay.handshake_budget import COOKIE_SLOT_S, CookieJar, HandshakeBudget
 from dmsg.mux.relay.limits import RelayLimits
@@ -24,13 +24,13 @@ TIGHT = RelayLimits(handshakes_per_s_per_address=0.0, handshake_burst_per_addres
 
 
 def client(*, extended: bool = True) -> Handshake:
-    payload = hop_payload() if extended else b""
+    payload = hello_payload() if extended else b""
     return Handshake(Role.CLIENT, ALICE, SERVER.public_key, now=0.0, payload=payload, takes_cookie=extended)
 
 
 def server(budget: HandshakeBudget, origin: Origin = HOME, **options: float) -> Handshake:
     gate = budget.gate(origin)
-    return Handshake(Role.SERVER, SERVER, now=0.0, payload=hop_payload(), gate=gate, **options)  # type: ignore[arg-type]
+    return Handshake(Role.SERVER, SERVER, now=0.0, payload=hello_payload(), gate=gate, **options)  # type: ignore[arg-type]
 
 
 def exhausted(times: int, limits: RelayLimits = TIGHT, *, cookies: bool = True) -> HandshakeBudget:
@@ -90,7 +90,7 @@ def test_secrets_are_drawn_anew_and_forgotten() -> None:
 def test_without_load_a_handshake_is_as_ever() -> None:
     budget = HandshakeBudget(RelayLimits(), 0.0)
     one, other = client(), server(budget)
-    assert shake(one, other) == [51 + len(hop_payload())]
+    assert shake(one, other) == [51 + len(hello_payload())]
     assert not one.challenged
     assert not other.challenged
 

@@ -173,7 +173,7 @@ def test_a_transport_waits_in_the_row_once(line: Line) -> None:
 
 
 def test_output_of_a_lost_connection_is_forgotten(line: Line) -> None:
-    line.there.emit(encode_frame(OK, 0))
+    line.there.send_control(encode_frame(OK, 0))
     line.there.pause()
     line.send(fwd(93))
     line.switch.queues.drop_all(line.there)
@@ -185,9 +185,9 @@ def test_output_of_a_lost_connection_is_forgotten(line: Line) -> None:
 def test_what_is_no_data_is_measured_while_the_network_takes_nothing(line: Line) -> None:
     limit = line.switch.limits.control_backlog_bytes
     line.there.pause()
-    line.there.emit(bytes(limit))
+    line.there.send_control(bytes(limit))
     assert (line.there.control_backlog_bytes, line.there.overloaded) == (limit, False)
-    line.there.emit(b"x")
+    line.there.send_control(b"x")
     assert line.there.overloaded
     line.there.resume()
     assert (line.there.control_backlog_bytes, line.there.overloaded) == (0, False)
