@@ -21,6 +21,7 @@ from dmsg.crypto.keys import PublicKey, SecretKey
 from dmsg.errors import ConfigError, DmsgError
 from dmsg.glue.waiters import Waiters
 from dmsg.interfaces import IDiscovery
+from dmsg.mux.client.listener import DmsgPort
 from dmsg.mux.client.service import DmsgClient
 from dmsg.mux.client.session import ServerSession
 from dmsg.mux.client.transport import DmsgTransport
@@ -191,8 +192,8 @@ class _HeldClient(DmsgClient):
 
     shared: SharedClient
 
-    def transport_opened(self, session: ServerSession, transport: DmsgTransport) -> None:
-        super().transport_opened(session, transport)
+    def transport_opened(self, session: ServerSession, transport: DmsgTransport, port: DmsgPort | None = None) -> None:
+        super().transport_opened(session, transport, port)
         self.shared.hold()
         transport.on_over = self.shared.release
 

@@ -20,7 +20,7 @@ from dmsg.discovery.errors import DiscoveryError, DiscoveryUnavailable, EntryNot
 from dmsg.discovery.lookups import CallerLimits, Known, Lookups
 from dmsg.errors import Attempt, DialError, StageError
 from dmsg.interfaces import IDiscovery
-from dmsg.mux.client.pending import Opened
+from dmsg.mux.client.pending import OpenedStream
 from dmsg.mux.client.session import ServerSession
 from dmsg.mux.core.e2e import Resume
 from dmsg.mux.core.errors import (
@@ -89,7 +89,7 @@ class Dialer:
         self._lookups = Lookups(clock, discovery, config.entries, config.callers) if discovery is not None else None
         self._uniform = uniform
 
-    async def dial(self, wish: Wish, timeout_s: float | None, attempts: list[Attempt]) -> Opened:
+    async def dial(self, wish: Wish, timeout_s: float | None, attempts: list[Attempt]) -> OpenedStream[ServerSession]:
         """An open stream as ``wish`` says; what was tried is added to ``attempts``. Raises ``DialError``.
 
         Cancelling closes whatever was under way.
@@ -103,7 +103,7 @@ class Dialer:
                 race.note(stage, server, "timeout", SessionTimeout("the dial", limit_s))
             return Failure(DialError(str(wish.target), attempts))
 
-        running: Deferred[Opened] = ensureDeferred(self._run(race))
+        running: Deferred[OpenedStream[ServerSession]] = ensureDeferred(self._run(race))
         try:
             return await running.addTimeout(limit_s, self._clock, timed_out)
         except DialError:
@@ -122,7 +122,7 @@ class Dialer:
             return True
         return await self._lookups.promised(peer, self.config.entry_lifetime_s)
 
-    async def _run(self, race: _Race) -> Opened:
+    async def _run(self, race: _Race) -> OpenedStream[ServerSession]:
         race.known = await self._look_up(race)
         order = self._order(race.known.servers)
         if not order:
@@ -168,14 +168,14 @@ class Dialer:
             )
             return Known(tuple(dict.fromkeys(servers)), promised=True)
 
-    async def _through(self, server: PublicKey, race: _Race) -> Opened:
+    async def _through(self, server: PublicKey, race: _Race) -> OpenedStream[ServerSession]:
         try:
             return await self.attempt(server, race)
         except StageError as error:
             race.note(error.stage, str(server), error.reason, error.error or error)
             raise DialError(str(race.wish.target), race.attempts) from None
 
-    async def attempt(self, server: PublicKey, race: _Race) -> Opened:
+    async def attempt(self, server: PublicKey, race: _Race) -> OpenedStream[ServerSession]:
         """Try one server; raises ``StageError``."""
         race.owing[server] = "connect"
         session = await self._pool.get(server)
@@ -197,7 +197,7 @@ class Dialer:
         scores.answered(server, opened.accept_ms, clock.seconds())
         return opened
 
-    async def _request(self, session: ServerSession, carrier: Carrier, wish: Wish) -> Opened:
+    async def _request(self, session: ServerSession, carrier: Carrier, wish: Wish) -> OpenedStream[ServerSession]:
         try:
             try:
                 return await session.request(wish.target, carrier, service=wish.service, resume=wish.resume)
@@ -232,17 +232,17 @@ class _Race:
         self.owing: dict[PublicKey, str] = {}
         self._dialer = dialer
         self._started = started
-        self._running: dict[PublicKey, Deferred[Opened]] = {}
+        self._running: dict[PublicKey, Deferred[OpenedStream[ServerSession]]] = {}
         self._waiting: list[PublicKey] = []
         self._timer: IDelayedCall | None = None
-        self._done: Deferred[Opened] = Deferred(lambda _: self._stop())
+        self._done: Deferred[OpenedStream[ServerSession]] = Deferred(lambda _: self._stop())
 
     def note(self, stage: str, server: str, reason: str, error: BaseException | None) -> None:
         """Add to the tree of attempts."""
         elapsed_ms = (self._dialer._clock.seconds() - self._started) * 1000
         self.attempts.append(Attempt(stage, server, elapsed_ms, reason, error))
 
-    def run(self, servers: list[PublicKey]) -> Deferred[Opened]:
+    def run(self, servers: list[PublicKey]) -> Deferred[OpenedStream[ServerSession]]:
         """Fires with the first to get through; fails with ``DialError`` when none did."""
         self._waiting = servers
         self._next()
@@ -261,7 +261,7 @@ class _Race:
         self._running[server] = attempt
         attempt.addCallbacks(self._won, self._failed, callbackArgs=(server,), errbackArgs=(server,))
 
-    def _won(self, dialled: Opened, server: PublicKey) -> None:
+    def _won(self, dialled: OpenedStream[ServerSession], server: PublicKey) -> None:
         self._running.pop(server, None)
         if self._done.called:
             dialled.session.abort_stream(dialled.stream)  # somebody else was faster in the same turn

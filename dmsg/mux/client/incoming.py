@@ -8,16 +8,21 @@ it; has it proved itself (:ref:`spec-confirmation`). While one of these is waite
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import Protocol as TypingProtocol
 
 from twisted.internet.defer import CancelledError, Deferred, ensureDeferred
 from twisted.internet.interfaces import IDelayedCall
 from twisted.logger import Logger
 from twisted.python.failure import Failure
 
+from dmsg.crypto.keys import PublicKey
 from dmsg.errors import DmsgError
-from dmsg.mux.client.offers import Offers
-from dmsg.mux.client.services import ask
+from dmsg.mux.client.listener import DmsgPort
+from dmsg.mux.client.offers import Offer, Offers
+from dmsg.mux.client.records import TransportRecords
+from dmsg.mux.client.services import Services, ask
+from dmsg.mux.client.session import ServerSession
+from dmsg.mux.client.transport import DmsgTransport
 from dmsg.mux.core.e2e import CONFIRM_TIMEOUT_S, Resume
 from dmsg.mux.core.errors import TransportClosed
 from dmsg.mux.core.negotiation import Security
@@ -28,19 +33,42 @@ from dmsg.mux.core.sealed_stream import SealedStream
 from dmsg.mux.core.stream import Stream, StreamState
 from dmsg.mux.core.wire import CloseReason
 
-if TYPE_CHECKING:
-    from dmsg.mux.client.listener import DmsgPort
-    from dmsg.mux.client.service import DmsgClient
-    from dmsg.mux.client.session import ServerSession
-    from dmsg.mux.client.transport import DmsgTransport
-
 _log = Logger()
+
+
+class ResumeRates(TypingProtocol):
+    """How often a peer may move a transport it opened, in the long run and at once."""
+
+    @property
+    def resume_rate_per_s(self) -> float:
+        """In the long run."""
+
+    @property
+    def resume_burst(self) -> int:
+        """At once."""
+
+
+class Host(TypingProtocol):
+    """Who is asked for a transport: the client."""
+
+    services: Services[DmsgPort]
+    transports: TransportRecords
+
+    @property
+    def config(self) -> ResumeRates:
+        """What is set for it."""
+
+    def promises(self, peer: PublicKey) -> Deferred[bool]:
+        """Whether ``peer`` must not be spoken to in the clear."""
+
+    def refused(self, remote: PublicKey, code: int) -> None:
+        """Count a transport that was asked for in the name of ``remote`` and refused."""
 
 
 class IncomingTransport(StreamOwner):
     """The owner of an offered stream until it is open."""
 
-    def __init__(self, client: DmsgClient, session: ServerSession, stream: PlainStream) -> None:
+    def __init__(self, client: Host, session: ServerSession, stream: PlainStream) -> None:
         self.stream: Stream = stream
         self._plain = stream
         self._sealed: SealedStream | None = None
@@ -49,7 +77,7 @@ class IncomingTransport(StreamOwner):
         self._inbound = session.inbound(stream)
         self._services = client.services
         self._port: DmsgPort | None = None
-        self._place: Offers[IncomingTransport] | None = None
+        self._place: Offers[Offer] | None = None
         self._resumed: DmsgTransport | None = None
         self._told_bytes = 0
         self._attempts: ResumeAttempts | None = None
@@ -65,7 +93,7 @@ class IncomingTransport(StreamOwner):
             self._over = True  # taken back in the same read
             return
         remote, services = self.stream.remote, self._services
-        if not services.may_admit(remote) and not self._client.may_resume(remote):
+        if not services.may_admit(remote) and not self._client.transports.may_resume(remote):
             # Before the handshake is calculated: it costs next to nothing, and which service is meant shows in no way.
             self._refuse(CloseReason.ACCESS_DENIED)
             return
@@ -121,7 +149,7 @@ class IncomingTransport(StreamOwner):
             self._choose(self._services.port(service), plain=False)
 
     def _go_on(self, resume: Resume) -> None:
-        transport = self._client.resumable(resume.token, self.stream.remote)
+        transport = self._client.transports.resumable(resume.token, self.stream.remote)
         if transport is None:
             # What goes for a new transport goes for one that is not known: a made-up token opens no way past it.
             if not self._services:
@@ -271,7 +299,7 @@ class IncomingTransport(StreamOwner):
         # by relay, too: a hostile one that repeats what it has recorded takes nothing from the same key elsewhere
         return self._session.server, self.stream.remote
 
-    def _hold(self, places: Offers[IncomingTransport]) -> bool:
+    def _hold(self, places: Offers[Offer]) -> bool:
         """Hold one of ``places`` until all is decided; when its key has its share of them, the offer is refused."""
         if self._place is places:
             return True

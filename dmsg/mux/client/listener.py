@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, cast
+from collections.abc import Iterable
+from typing import Protocol as TypingProtocol
+from typing import cast
 
 from twisted.internet.defer import Deferred, succeed
 from twisted.internet.error import CannotListenError
-from twisted.internet.interfaces import IAddress, IDelayedCall, IListeningPort
+from twisted.internet.interfaces import IAddress, IDelayedCall, IListeningPort, IReactorTime
 from twisted.internet.protocol import Factory
 from twisted.logger import Logger
 from zope.interface import implementer
@@ -14,20 +16,15 @@ from zope.interface import implementer
 from dmsg.address import DmsgAddress, check_service_name
 from dmsg.crypto.keys import PublicKey
 from dmsg.interfaces import IAccessPolicy, IKeyPolicy
-from dmsg.mux.client.offers import Offers
+from dmsg.mux.client.offers import Offer, Offers
 from dmsg.mux.client.opened import LOOK_S, OpenTransports
+from dmsg.mux.client.services import Services
+from dmsg.mux.client.session import ServerSession
+from dmsg.mux.client.transport import DmsgTransport
 from dmsg.mux.core.limits import ListenerLimits
 from dmsg.mux.core.negotiation import Security
 from dmsg.mux.core.stream import Stream
 from dmsg.mux.core.wire import CloseReason
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-    from dmsg.mux.client.incoming import IncomingTransport
-    from dmsg.mux.client.service import DmsgClient
-    from dmsg.mux.client.session import ServerSession
-    from dmsg.mux.client.transport import DmsgTransport
 
 _log = Logger()
 
@@ -48,6 +45,17 @@ class AllowKeys:
         return remote in self.keys
 
 
+class PortClient(TypingProtocol):
+    """Whose port it is: the client."""
+
+    reactor: IReactorTime
+    public_key: PublicKey
+    services: Services[DmsgPort]
+
+    def transport_opened(self, session: ServerSession, transport: DmsgTransport, port: DmsgPort) -> None:
+        """Note a transport that has just been opened, and that came in at ``port``."""
+
+
 @implementer(IListeningPort)
 class DmsgPort:
     """Where transports for one service come in.
@@ -57,7 +65,7 @@ class DmsgPort:
 
     def __init__(
         self,
-        client: DmsgClient,
+        client: PortClient,
         factory: Factory,
         service: str = "",
         *,
@@ -72,7 +80,7 @@ class DmsgPort:
         self.limits = limits = limits or ListenerLimits()
         self.security = security
         #: Transports that wait for a decision or a proof, each in a place.
-        self.offers: Offers[IncomingTransport] = Offers(limits.offers, limits.offers_per_key)
+        self.offers: Offers[Offer] = Offers(limits.offers, limits.offers_per_key)
         self._key_policy = policy if IKeyPolicy.providedBy(policy) else None
         self._opened: OpenTransports[DmsgTransport] = OpenTransports(limits)
         self._look: IDelayedCall | None = None
@@ -141,8 +149,7 @@ class DmsgPort:
             return
         transport = session.transport(stream, self.service)
         self._opened.add(transport, self.client.reactor.seconds())
-        self.client.services.opened(transport, self)
-        self.client.transport_opened(session, transport)
+        self.client.transport_opened(session, transport, self)
         self._watch()
         transport.attach(protocol)
 

@@ -5,6 +5,15 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Hashable
 from typing import Generic, TypeVar
+from typing import Protocol as TypingProtocol
+
+
+class Offer(Hashable, TypingProtocol):
+    """A transport that a peer offers, and that has a place."""
+
+    def crowded_out(self) -> None:
+        """A newer offer has taken the place of this one, which has waited longest."""
+
 
 T = TypeVar("T", bound=Hashable)
 

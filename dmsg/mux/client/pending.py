@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import Generic, TypeVar
+from typing import Protocol as TypingProtocol
 
 from twisted.internet.defer import Deferred
+from twisted.internet.interfaces import IReactorTime
 
 from dmsg.errors import DmsgError, StageError
 from dmsg.mux.core.e2e import Resume
@@ -15,31 +17,43 @@ from dmsg.mux.core.owner import StreamOwner
 from dmsg.mux.core.stream import Stream, StreamState
 from dmsg.mux.core.wire import CloseReason
 
-if TYPE_CHECKING:
-    from dmsg.mux.client.session import ServerSession
+
+class RequestSession(TypingProtocol):
+    """What a request goes through: a session with a relay."""
+
+    clock: IReactorTime
+
+    def flush_soon(self) -> None:
+        """Send what was queued at the end of this turn of the reactor."""
+
+    def abort_stream(self, stream: Stream, code: int = ...) -> None:
+        """End ``stream`` at once, with a CLOSE of ``code``."""
+
+
+S = TypeVar("S", bound=RequestSession)
 
 
 @dataclass(frozen=True, slots=True)
-class Opened:
+class OpenedStream(Generic[S]):
     """What a request came to: the session, the open stream, what the peer said about resuming, and how long it took."""
 
-    session: ServerSession
+    session: S
     stream: Stream
     resume: Resume | None = None
     accept_ms: float = 0.0
 
 
-class PendingRequest(StreamOwner):
+class PendingRequest(StreamOwner, Generic[S]):
     """The owner of a stream until the peer has answered our REQUEST. ``done`` fires once the stream is open."""
 
-    def __init__(self, session: ServerSession, outbound: Outbound) -> None:
+    def __init__(self, session: S, outbound: Outbound) -> None:
         self._session = session
         self._outbound = outbound
         self._since = session.clock.seconds()
-        self.done: Deferred[Opened] = Deferred(self._cancelled)
+        self.done: Deferred[OpenedStream[S]] = Deferred(self._cancelled)
         outbound.stream.owner = self
 
-    def _cancelled(self, _: Deferred[Opened]) -> None:
+    def _cancelled(self, _: Deferred[OpenedStream[S]]) -> None:
         self._session.abort_stream(self._outbound.stream)  # a cancelled dial sends CLOSE
 
     def accepted(self, message: bytes) -> None:
@@ -74,7 +88,7 @@ class PendingRequest(StreamOwner):
     def _succeed(self, stream: Stream) -> None:
         self._session.flush_soon()
         accept_ms = (self._session.clock.seconds() - self._since) * 1000
-        self.done.callback(Opened(self._session, stream, self._outbound.resume, accept_ms))
+        self.done.callback(OpenedStream(self._session, stream, self._outbound.resume, accept_ms))
 
     def _refuse(self, error: TransportClosed) -> None:
         self._session.abort_stream(self._outbound.stream, error.code)

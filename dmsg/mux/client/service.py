@@ -23,10 +23,12 @@ from dmsg.discovery.entry import BASE_VERSION, SECURE_VERSION
 from dmsg.discovery.registrar import EntryRegistrar
 from dmsg.errors import Attempt, DialError, DmsgError
 from dmsg.eventlog import schema as ev
+from dmsg.glue.waiters import Waiters
 from dmsg.interfaces import IAccessPolicy, IDiscovery, IEventLog
 from dmsg.mux.client.dialer import DialConfig, Dialer, Wish, attempts_json
 from dmsg.mux.client.incoming import IncomingTransport
 from dmsg.mux.client.listener import DmsgPort
+from dmsg.mux.client.records import TransportRecord, TransportRecords
 from dmsg.mux.client.refusals import RefusalReport
 from dmsg.mux.client.services import Services
 from dmsg.mux.client.session import ServerSession
@@ -42,6 +44,7 @@ from dmsg.relays.choice import RelayChoice
 from dmsg.relays.pool import PoolConfig, ServerPool
 from dmsg.relays.scores import RelayScores, ScoreConfig
 from dmsg.relays.state import RelayFile
+from dmsg.sansio.backoff import Backoff
 from dmsg.sansio.jitter import Jitter
 
 
@@ -108,14 +111,10 @@ class DmsgClient(Service):
         self.config = config or ClientConfig()
         self._events = events
         self._random = random
-        self.services = Services(self.config.listener)
-        self._ready_waiters: list[Deferred[None]] = []
-        self._opened_at: dict[DmsgTransport, float] = {}
-        #: Transport id and server a transport began with: after it was resumed they are the only trace of that.
-        self._opened_as: dict[DmsgTransport, tuple[int, str]] = {}
-        #: Those that a peer opened and may resume, by its key and their token.
-        self._resumable: dict[PublicKey, dict[bytes, DmsgTransport]] = {}
-        self._searches: dict[DmsgTransport, Deferred[None]] = {}
+        self.services: Services[DmsgPort] = Services(self.config.listener)
+        #: Fires whenever a session comes or goes.
+        self._sessions_change: Waiters[None] = Waiters()
+        self.transports = TransportRecords()
         self._report = RefusalReport(reactor, self._emit)
         self._stopping = False
         self._noted: set[ServerSession] = set()
@@ -140,7 +139,7 @@ class DmsgClient(Service):
             uniform=jitter.random,
             changed=self._sessions_changed,
             went_down=self._attempt_failed,
-            urgent=lambda: any(transport.detached for transport in self._opened_at),
+            urgent=lambda: self.transports.any_detached,
             scores=RelayScores(self.config.scores),
             memory=RelayFile(relay_file, lambda: now_ns() / 1e9) if relay_file is not None else None,
             operator=relays,
@@ -168,21 +167,19 @@ class DmsgClient(Service):
         await self._close_transports()
         await self.pool.stop()
         self._report.close()
-        waiters, self._ready_waiters = self._ready_waiters, []
-        for waiter in waiters:
-            waiter.cancel()
+        self._sessions_change.cancel()
 
     async def _close_transports(self) -> None:
         self._stopping = True
-        for search in list(self._searches.values()):
-            search.cancel()
-        give_up = self.reactor.seconds() + self.config.stop_timeout_s
-        for transport in list(self._opened_at):
-            transport.loseConnection()
-        while self._opened_at and self.reactor.seconds() < give_up:
-            await deferLater(self.reactor, 0.01)
-        for transport in list(self._opened_at):
-            transport.abortConnection()
+        for record in self.transports:
+            record.stop_search()
+        for record in self.transports:
+            record.transport.loseConnection()
+        if self.transports:
+            await self.transports.when_empty(self.config.stop_timeout_s, self.reactor)
+            await deferLater(self.reactor, 0)  # the last one has ended in a read that is still being handled
+        for record in self.transports:
+            record.transport.abortConnection()
 
     def when_ready(self) -> Deferred[None]:
         """Fires once ``min_servers`` sessions, or one if no number was asked for, are up and published."""
@@ -190,9 +187,7 @@ class DmsgClient(Service):
 
     async def _when_ready(self) -> None:
         while len(self.pool.sessions) < max(1, self._min_servers or 0):
-            waiter: Deferred[None] = Deferred()
-            self._ready_waiters.append(waiter)
-            await waiter
+            await self._sessions_change.wait()
         if self.registrar is not None:
             await self.registrar.published()
 
@@ -280,30 +275,24 @@ class DmsgClient(Service):
         if self._events is not None:
             self._report.add(0, str(remote), "transport", reason_name(code))
 
-    def transport_opened(self, session: ServerSession, transport: DmsgTransport) -> None:
-        """Note a transport that has just been opened."""
-        self._opened_at[transport] = self.reactor.seconds()
+    def transport_opened(self, session: ServerSession, transport: DmsgTransport, port: DmsgPort | None = None) -> None:
+        """Note a transport that has just been opened; ``port`` is where it came in."""
         stream = transport.stream
-        self._opened_as[transport] = stream.id, str(session.server)
         transport.token = stream.token
-        if stream.resumable and not stream.initiator:
-            self._resumable.setdefault(stream.remote, {})[stream.token] = transport
+        self.transports.add(TransportRecord(transport, self.reactor.seconds(), stream.id, str(session.server), port))
         if self._events is not None:
             ends = (*self._ends(stream), str(session.server))
             self._emit(ev.TransportOpened(0, stream.id, *ends, transport.accept_ms, transport.security))
 
     def transport_closed(self, session: ServerSession, transport: DmsgTransport, code: int, *, local: bool) -> None:
         """Note a transport that is over."""
-        opened = self._opened_at.pop(transport, None)
-        began = self._opened_as.pop(transport, (transport.stream.id, str(session.server)))
-        self.services.closed(transport)
-        of_peer = self._resumable.get(transport.stream.remote, {})
-        if of_peer.pop(transport.token, None) is not None and not of_peer:
-            del self._resumable[transport.stream.remote]
-        searching = self._searches.pop(transport, None)
-        if searching is not None:
-            searching.cancel()
-        if opened is None or self._events is None:
+        record = self.transports.remove(transport)
+        if record is None:
+            return
+        if record.port is not None:
+            record.port.transport_closed(transport)
+        record.stop_search()
+        if self._events is None:
             return
         stream = transport.stream
         self._emit(
@@ -315,39 +304,35 @@ class DmsgClient(Service):
                 reason_name(code),
                 code,
                 "local" if local else "peer",
-                self.reactor.seconds() - opened,
+                self.reactor.seconds() - record.since_s,
                 stream.received_bytes,
                 stream.sent_bytes,
                 0,
                 transport.security,
-                *began,
+                record.first_id,
+                record.first_server,
             )
         )
 
     # --- resumption ------------------------------------------------------------------------------------------------
 
-    def resumable(self, token: bytes, peer: PublicKey) -> DmsgTransport | None:
-        """The transport that ``peer`` opened and may go on with under ``token``."""
-        return self._resumable.get(peer, {}).get(token)
-
-    def may_resume(self, peer: PublicKey) -> bool:
-        """Whether ``peer`` opened any transport that it may go on with."""
-        return peer in self._resumable
-
     def path_lost(self, session: ServerSession, transport: DmsgTransport, error: DmsgError) -> float:
         """A transport needs another path: its initiator looks for one, its responder waits to be found."""
-        if self._stopping or transport not in self._opened_at:
+        record = self.transports.get(transport)
+        if self._stopping or record is None:
             return 0.0
         grace_s = self.config.resume_grace_s
         if grace_s > 0 and transport.stream.initiator:
-            search = ensureDeferred(self._search(transport, error, self.reactor.seconds()))
+            search = ensureDeferred(self._search(record, error, self.reactor.seconds()))
             search.addErrback(lambda failure: failure.trap(CancelledError))
             if not search.called:
-                self._searches[transport] = search
+                record.search = search
         return grace_s
 
-    async def _search(self, transport: DmsgTransport, cause: DmsgError, since: float) -> None:
-        pause_s = self.config.resume_pause_s
+    async def _search(self, record: TransportRecord, cause: DmsgError, since: float) -> None:
+        transport, config = record.transport, self.config
+        backoff = Backoff(config.resume_pause_s, config.resume_pause_limit_s, least=0.5, spread=1.0)
+        failures = 0
         attempts: list[Attempt] = []
         while transport.detached:
             stream = transport.stream
@@ -358,10 +343,10 @@ class DmsgClient(Service):
                 opened = await self.dialer.dial(wish, None, attempts)
             except DialError as error:
                 transport.failed_to_resume(error)
-                await deferLater(self.reactor, pause_s * (0.5 + self._uniform()))
-                pause_s = min(2 * pause_s, self.config.resume_pause_limit_s)
+                failures += 1
+                await deferLater(self.reactor, backoff.pause_s(failures, self._uniform))
                 continue
-            self._searches.pop(transport, None)
+            record.search = None
             if opened.resume is None or not transport.detached:
                 opened.session.abort_stream(opened.stream)
                 refusal = Refused("the peer does not know this transport any more")
@@ -422,9 +407,7 @@ class DmsgClient(Service):
         self._noted = set(sessions.values())
         if self.registrar is not None:
             self.registrar.set_client(self.pool.sessions)
-        waiters, self._ready_waiters = self._ready_waiters, []
-        for waiter in waiters:
-            waiter.callback(None)
+        self._sessions_change.fire(None)
 
     def _attempt_failed(self, server: PublicKey, reason: str, attempt: int) -> None:
         self._emit(ev.SessionDown(str(server), reason, 0.0, attempt))

@@ -3,61 +3,63 @@
 from __future__ import annotations
 
 from collections.abc import Coroutine
-from typing import TYPE_CHECKING
+from typing import Generic, TypeVar
+from typing import Protocol as TypingProtocol
 
 from twisted.internet.defer import Deferred, ensureDeferred, maybeDeferred
 
 from dmsg.crypto.keys import PublicKey
-from dmsg.mux.client.offers import Offers
+from dmsg.interfaces import IAccessPolicy
+from dmsg.mux.client.offers import Offer, Offers
 from dmsg.mux.core.limits import ListenerLimits
 
-if TYPE_CHECKING:
-    from dmsg.mux.client.incoming import IncomingTransport
-    from dmsg.mux.client.listener import DmsgPort
-    from dmsg.mux.client.transport import DmsgTransport
+
+class Listener(TypingProtocol):
+    """What :class:`Services` asks a listening port."""
+
+    service: str
+    policy: IAccessPolicy | None
+
+    def may_admit(self, remote: PublicKey) -> bool:
+        """Whether ``remote`` could be admitted, as far as its key alone can say: ``False`` is final."""
+
+    def is_open_to(self, remote: PublicKey) -> bool:
+        """Whether ``remote`` may know that there is this listener."""
 
 
-class Services:
+L = TypeVar("L", bound=Listener)
+
+
+class Services(Generic[L]):
     """The listening ports of a client. False while there is none."""
 
     def __init__(self, limits: ListenerLimits) -> None:
-        self._ports: dict[str, DmsgPort] = {}
-        self._opened: dict[DmsgTransport, DmsgPort] = {}
+        self._ports: dict[str, L] = {}
         #: Offers that have not said which service they are for: plain ones, and resumptions of unknown transports. They have
         #: places of their own, so that they cost the offers of no listener one.
-        self.arrivals: Offers[IncomingTransport] = Offers(limits.offers, limits.offers_per_key)
+        self.arrivals: Offers[Offer] = Offers(limits.offers, limits.offers_per_key)
 
     def __bool__(self) -> bool:
         return bool(self._ports)
 
-    def add(self, port: DmsgPort) -> None:
+    def add(self, port: L) -> None:
         """Register a listening port; ``ValueError`` when its service is taken."""
         if port.service in self._ports:
             raise ValueError(f"service {port.service!r} is listened on already")
         self._ports[port.service] = port
 
-    def remove(self, port: DmsgPort) -> None:
+    def remove(self, port: L) -> None:
         """Forget a listening port."""
         if self._ports.get(port.service) is port:
             del self._ports[port.service]
 
-    def port(self, service: str) -> DmsgPort | None:
+    def port(self, service: str) -> L | None:
         """The listening port of a service."""
         return self._ports.get(service)
 
-    def ports(self) -> list[DmsgPort]:
+    def ports(self) -> list[L]:
         """Every listening port."""
         return list(self._ports.values())
-
-    def opened(self, transport: DmsgTransport, port: DmsgPort) -> None:
-        """``transport`` has come in at ``port``."""
-        self._opened[transport] = port
-
-    def closed(self, transport: DmsgTransport) -> None:
-        """``transport`` is over: tell the port it came in at, which may not be listening any more."""
-        port = self._opened.pop(transport, None)
-        if port is not None:
-            port.transport_closed(transport)
 
     def may_admit(self, remote: PublicKey) -> bool:
         """Whether ``remote`` may ask at all: ``False`` when no listener could ever admit its key."""
@@ -75,7 +77,7 @@ class Services:
         return False
 
 
-def ask(port: DmsgPort, remote: PublicKey) -> Deferred[object]:
+def ask(port: Listener, remote: PublicKey) -> Deferred[object]:
     """What the access policy of ``port`` says to ``remote``; it has one."""
     policy = port.policy
     assert policy is not None

@@ -21,7 +21,7 @@ from dmsg.crypto.keys import PublicKey, Random, SecretKey
 from dmsg.errors import DmsgError, RemoteProtocolError, StageError
 from dmsg.glue.shell import Shell
 from dmsg.glue.turns import Turns
-from dmsg.mux.client.pending import Opened, PendingRequest
+from dmsg.mux.client.pending import OpenedStream, PendingRequest
 from dmsg.mux.client.transport import DmsgTransport
 from dmsg.mux.core.connection import Connection
 from dmsg.mux.core.e2e import Resume
@@ -119,7 +119,7 @@ class ServerSession:
 
     def request(
         self, target: PublicKey, carrier: Carrier = Carrier.NONE, *, service: str = "", resume: Resume | None = None
-    ) -> Deferred[Opened]:
+    ) -> Deferred[OpenedStream[ServerSession]]:
         """Ask ``target`` for a transport; cancelling sends CLOSE. Raises ``Busy`` when no id is free.
 
         What the server announced is obeyed: too many transports are ``Busy`` here, requests are paced.
@@ -135,7 +135,9 @@ class ServerSession:
         if limits is not None and len(self.connection.streams) >= limits.transports:
             raise Busy("the server allows no more transports on this connection", by="local")
 
-    def _request(self, target: PublicKey, carrier: Carrier, service: str, resume: Resume | None) -> Deferred[Opened]:
+    def _request(
+        self, target: PublicKey, carrier: Carrier, service: str, resume: Resume | None
+    ) -> Deferred[OpenedStream[ServerSession]]:
         if not self.is_ready:
             raise StageError("request", "server connection lost")
         self._check_room()
