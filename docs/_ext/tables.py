@@ -194,6 +194,13 @@ def path_states() -> str:
     return _states(transport.PathState, transport.PATH_TRANSITIONS)
 
 
+def leg_states() -> str:
+    """The states of a transport as the relay keeps them, drawn and listed."""
+    from dmsg.mux.relay import member
+
+    return _states(member.LegState, member.TRANSITIONS)
+
+
 def _states(cls: type, transitions: Mapping[Enum, Iterable[Enum]]) -> str:
     return f"{state_diagram(transitions)}\n{state_table(transitions, trailing_comments(cls))}"
 
@@ -512,6 +519,7 @@ GENERATORS: Final[dict[str, Callable[..., str]]] = {
         stream_states,
         transport_states,
         path_states,
+        leg_states,
         limits,
         settings,
         events,

@@ -26,6 +26,7 @@ from dmsg.mux.core.e2e import CONFIRM_TIMEOUT_S
 from dmsg.mux.core.handshake import COOKIE_BYTES
 from dmsg.mux.core.limits import ConnectionConfig, ListenerLimits
 from dmsg.mux.core.window import AckGate
+from dmsg.mux.relay import member
 from dmsg.mux.relay.handshake_budget import COOKIE_SLOT_S
 from dmsg.mux.relay.limits import RelayLimits
 from dmsg.ops.settings import settings_of
@@ -131,8 +132,9 @@ def test_every_event_and_column_is_there() -> None:
         (tables.stream_states(), stream.TRANSITIONS),
         (tables.transport_states(), transport_state.TRANSITIONS),
         (tables.path_states(), transport.PATH_TRANSITIONS),
+        (tables.leg_states(), member.TRANSITIONS),
     ],
-    ids=["stream", "transport", "path"],
+    ids=["stream", "transport", "path", "leg"],
 )
 def test_every_state_and_way_is_there(text: str, transitions: dict[Enum, frozenset[Enum]]) -> None:
     assert set(transitions) == set(type(next(iter(transitions))))

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections import OrderedDict, deque
 from collections.abc import Sequence
+from enum import IntEnum
 from typing import Final, Protocol, TypeAlias
 
 from dmsg.crypto.keys import PublicKey, Random
@@ -20,6 +21,29 @@ from dmsg.sansio.rate import FairBucket, RecentIds, RecentSet, TokenBucket
 Rates: TypeAlias = tuple[FairBucket[str], FairBucket[str]]
 #: Small frames that wait are joined to pieces of this size: each piece costs some 50 bytes of memory beside its content.
 _PIECE_BYTES: Final = 1_024
+
+
+class LegState(IntEnum):
+    """Where a transport is in its life; both of its legs are always in the same state.
+
+    A number, because the hash of a plain ``Enum`` member takes a call in Python, and each dial asks the table six times.
+    """
+
+    REQUESTED = 1  # the REQUEST was passed on
+    OPEN = 2  # it was accepted: data passes
+    CLOSED = 3  # its ids are free again
+
+
+#: From each state, where it may go; the state diagram in the documentation is drawn from this.
+TRANSITIONS: Final[dict[LegState, frozenset[LegState]]] = {
+    LegState.REQUESTED: frozenset({LegState.OPEN, LegState.CLOSED}),
+    LegState.OPEN: frozenset({LegState.CLOSED}),
+    LegState.CLOSED: frozenset(),
+}
+# An attribute of an enumeration takes a call in Python.
+_REQUESTED: Final = LegState.REQUESTED
+_OPEN: Final = LegState.OPEN
+_CLOSED: Final = LegState.CLOSED
 
 
 class Leg:
@@ -37,7 +61,6 @@ class Leg:
         "id",
         "initiator",
         "member",
-        "open",
         "opened_at",
         "other",
         "progressed",
@@ -46,8 +69,8 @@ class Leg:
         "queued_bytes",
         "request",
         "sampled_bytes",
-        "settled",
         "since",
+        "state",
         "target",
     )
 
@@ -59,8 +82,7 @@ class Leg:
         self.member = member
         self.id = transport_id
         self.initiator = initiator
-        self.open = False
-        self.settled = False  # accepted or over
+        self.state = _REQUESTED
         self.request = b""
         self.since = self.opened_at = 0.0
         self.bytes = 0  # received from this side
@@ -70,6 +92,11 @@ class Leg:
         self.queued_bytes = self.queue_peak_bytes = 0
         self.progressed = False
         self.fwd_prefix = self.ack_prefix = b""
+
+    @property
+    def open(self) -> bool:
+        """Whether data passes."""
+        return self.state is _OPEN
 
     @property
     def side(self) -> str:
@@ -97,30 +124,35 @@ class Leg:
 
         An extended REQUEST is answered by an extended ACCEPT: the same two keys, then what the relay does not read.
         """
-        return not self.initiator and not self.settled and answers_request(payload, self.request)
+        return not self.initiator and self.state is _REQUESTED and answers_request(payload, self.request)
+
+    def move(self, state: LegState) -> None:
+        """Go to ``state``; going where ``TRANSITIONS`` does not lead is a bug of ours."""
+        assert state in TRANSITIONS[self.state], (self.state, state)
+        self.state = state
 
     def open_both(self, now: float) -> None:
         """Let data pass."""
         for side in (self, self.other):
-            side.open = side.settled = True
+            side.move(_OPEN)
             side.opened_at = side.active_at = now
             side.request = b""
             if not side.initiator:
                 side.member.unanswered.remove(side.target)
                 side.member.incoming.add(side.target)
 
-    def forget(self) -> None:
-        """Take this leg out of its member; late frames for it are no offence from now on."""
-        self.settled = True
+    def close(self) -> None:
+        """Take this leg out of its member; late frames for its id are no offence from now on."""
+        was_open = self.state is _OPEN
+        self.move(_CLOSED)
         member = self.member
-        if member.legs.get(self.id) is self:
-            del member.legs[self.id]
-            member.transports += 1
-            member.remember(self.id)
-            if self.initiator:
-                member.dials -= 1
-            else:
-                (member.incoming if self.open else member.unanswered).remove(self.target)
+        del member.legs[self.id]
+        member.transports += 1
+        member.remember(self.id)
+        if self.initiator:
+            member.dials -= 1
+        else:
+            (member.incoming if was_open else member.unanswered).remove(self.target)
 
     def enqueue(self, frame: bytes) -> None:
         """Let ``frame`` wait until the member takes it; :class:`~dmsg.mux.relay.queues.Queues` keeps the books."""

@@ -14,7 +14,7 @@ from operator import attrgetter
 from typing import Final
 
 from dmsg.mux.relay.limits import RelayLimits
-from dmsg.mux.relay.member import Leg, Member
+from dmsg.mux.relay.member import Leg, LegState, Member
 
 #: Taken from the queues at one go, then the network is asked again.
 _DRAIN_BYTES: Final = 64 * 1024
@@ -160,7 +160,7 @@ class Queues:
             if deadline > now:
                 break
             del self._stuck[queue]
-            is_over = queue.member.legs.get(queue.id) is not queue
+            is_over = queue.state is LegState.CLOSED
             if queue.queued_bytes <= (0 if is_over else limits.queue_soft_bytes):
                 continue
             if queue.progressed:

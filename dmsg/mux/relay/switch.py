@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 from collections import deque
+from typing import Final
 
 from dmsg.crypto.keys import PublicKey, Random
 from dmsg.errors import RemoteProtocolError
@@ -35,10 +36,15 @@ from dmsg.mux.core.wire import (
 )
 from dmsg.mux.relay.events import MemberDropped, RequestRefused, SwitchEvent, TransportEnded, TransportStarted
 from dmsg.mux.relay.limits import RelayLimits
-from dmsg.mux.relay.member import Leg, Member
+from dmsg.mux.relay.member import Leg, LegState, Member
 from dmsg.mux.relay.place_rules import PlaceRules
 from dmsg.mux.relay.queues import Queues
 from dmsg.mux.relay.request_rates import RequestRates
+
+# An attribute of an enumeration takes a call in Python.
+_REQUESTED: Final = LegState.REQUESTED
+_OPEN: Final = LegState.OPEN
+_CLOSED: Final = LegState.CLOSED
 
 
 class Switch:
@@ -130,6 +136,7 @@ class Switch:
         events: list[SwitchEvent] = []
         legs = member.legs
         dirty = self.dirty
+        opened = _OPEN
         member.bytes_in += len(data)
         try:
             for record in member.records.open(data):
@@ -139,7 +146,13 @@ class Switch:
                 member.frames_in += len(frames)
                 for kind, transport_id, start, end in frames:
                     leg = legs.get(transport_id)
-                    if leg is None or not leg.open or kind < FWD or end - start < SEQUENCE_BYTES or kind > ACK:
+                    if (
+                        leg is None
+                        or leg.state is not opened
+                        or kind < FWD
+                        or end - start < SEQUENCE_BYTES
+                        or kind > ACK
+                    ):
                         self._on_rare_frame(member, leg, kind, transport_id, plaintext[start:end], events)
                         continue
                     leg.bytes += end - start
@@ -172,7 +185,7 @@ class Switch:
 
     def _cut(self, queue: Leg, events: list[SwitchEvent]) -> None:
         """End the transport of a queue that is too long, or waits for too long, and drop what waits."""
-        if queue.member.legs.get(queue.id) is queue:
+        if queue.state is not _CLOSED:
             self._end_both(queue.other, CloseReason.SLOW_CONSUMER, events)
         else:  # its peer closed it, and what came before the CLOSE was never taken
             self.queues.drop(queue)
@@ -287,7 +300,7 @@ class Switch:
     # --- ends ------------------------------------------------------------------------------------------------------
 
     def _end_both(self, leg: Leg, reason: int, events: list[SwitchEvent]) -> None:
-        if leg.member.legs.get(leg.id) is not leg:
+        if leg.state is _CLOSED:
             return  # over already: a client's transport to itself has both legs on one member
         self._end(leg, reason, events, by="server", tell=leg.other)
         leg.member.send_control(encode_close(leg.id, reason))
@@ -296,16 +309,17 @@ class Switch:
         self, leg: Leg, reason: int, events: list[SwitchEvent], *, by: str, tell: Leg, payload: bytes | None = None
     ) -> None:
         """Forget a transport, ``leg`` being the side that ended it, and send CLOSE to the leg named by ``tell``."""
-        if leg.member.legs.get(leg.id) is not leg:
+        if leg.state is _CLOSED:
             return  # over already: both of its legs were on a connection that is being forgotten
         asking = leg if leg.initiator else leg.other
-        if asking.open:
+        was_open = leg.state is _OPEN
+        if was_open:
             self.open_transports -= 1
         elif not asking.member.gone:
             asking.member.pending_requests -= 1
-        events.append(TransportEnded(asking, reason, by, was_open=asking.open))
-        leg.forget()
-        leg.other.forget()
+        events.append(TransportEnded(asking, reason, by, was_open))
+        leg.close()
+        leg.other.close()
         # The event needs the way from who asked to who was asked. Without the way back no cycle keeps a closed
         # transport in memory until the garbage collector comes by.
         del asking.other.other
@@ -334,16 +348,16 @@ class Switch:
 
     def _forget_settled(self) -> None:
         """What was answered need not be kept until it would have timed out."""
-        while self._pending and self._pending[0][1].settled:
+        while self._pending and self._pending[0][1].state is not _REQUESTED:
             self._pending.popleft()
 
     def handle_timeout(self, now: float) -> list[SwitchEvent]:
         """Close transports whose REQUEST was not answered in time, and those whose receiver takes nothing."""
         self.now = now
         events: list[SwitchEvent] = []
-        while self._pending and (self._pending[0][0] <= now or self._pending[0][1].settled):
+        while self._pending and (self._pending[0][0] <= now or self._pending[0][1].state is not _REQUESTED):
             _, asking = self._pending.popleft()
-            if not asking.settled:
+            if asking.state is _REQUESTED:
                 self._end_both(asking, CloseReason.HANDSHAKE_TIMEOUT, events)
         for queue in self.queues.expired(now):
             self._cut(queue, events)

@@ -70,16 +70,16 @@ def test_only_the_first_accept_of_the_side_asked_is_right() -> None:
     assert not asked.accepts(b""), "the request is not kept once it is answered"
 
 
-def test_a_forgotten_half_is_remembered_by_its_id(line: Line) -> None:
+def test_a_closed_leg_is_remembered_by_its_id(line: Line) -> None:
     assert 3 not in line.there.recent
-    line.asked.forget()
-    line.asked.forget()
+    line.asked.close()
     assert 3 in line.there.recent and 3 not in line.there.legs
     assert line.there.transports == 1
     again = Leg(line.there, 3, initiator=False)
     Leg(line.here, 4, initiator=True).join(again, REQUEST, 8.0)
     assert 3 not in line.there.recent
-    line.asked.forget()
+    with pytest.raises(AssertionError):
+        line.asked.close()
     assert line.there.legs[3] is again, "an old leg does not take a new one's place away"
 
 
