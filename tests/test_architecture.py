@@ -39,7 +39,6 @@ COMMON = {"dmsg.discovery.entry", "dmsg.discovery.ranks", "dmsg.eventlog.schema"
 JOINTS = {
     ("dmsg.endpoints.sharing", "dmsg.mux"),
     ("dmsg.endpoints.strings", "dmsg.mux"),
-    ("dmsg.relays.pool", "dmsg.mux.client.session"),
 }
 #: Pure packages, beside every package that is called core.
 PURE_PACKAGES = ("crypto", "sansio")

@@ -49,36 +49,36 @@ class Sessions(TypingProtocol):
 
     def get(
         self,
-        server: PublicKey,
+        relay: PublicKey,
         candidate: Candidate | None = None,
         *,
         wanted_at: Callable[[HostPort], bool] | None = None,
     ) -> Deferred[Any]:
-        """The session with ``server``, made if there is none.
+        """The session with ``relay``, made if there is none.
 
         ``wanted_at`` says whether it is wanted, once it is known where it is.
         """
 
-    def give_up(self, server: PublicKey, *, blame: bool) -> None:
+    def give_up(self, relay: PublicKey, *, blame: bool) -> None:
         """End an attempt nothing waits for; with ``blame`` it counts as one that failed."""
 
-    def connecting(self, server: PublicKey) -> bool:
+    def connecting(self, relay: PublicKey) -> bool:
         """Whether there is an attempt."""
 
-    def rested_at(self, server: PublicKey) -> float:
+    def rested_at(self, relay: PublicKey) -> float:
         """When the relay may be tried again, by the clock."""
 
-    def group_of(self, server: PublicKey) -> str:
+    def group_of(self, relay: PublicKey) -> str:
         """The network group of a relay with a session; "" for another one."""
 
-    def address_of(self, server: PublicKey) -> HostPort:
+    def address_of(self, relay: PublicKey) -> HostPort:
         """Where a relay with a session is."""
 
 
 class SessionGoal:
     """Pursues ``wanted`` sessions in ``pool``, each with a relay of another network group as far as there are groups.
 
-    ``None`` means :data:`DEFAULT_GROUPS`, and none beyond the first where there is only one group, or pinned servers.
+    ``None`` means :data:`DEFAULT_GROUPS`, and none beyond the first where there is only one group, or pinned relays.
     ``listed`` is what discovery lists, ``memory`` what worked in earlier runs, ``operator`` the list of relays an operator has
     signed: while one of those can be tried, no other is. Discovery is asked every ``poll_s`` seconds
     while too few sessions are up; with one up and only another group missing, ever less often down to ``poll_limit_s``.
@@ -176,14 +176,14 @@ class SessionGoal:
         return min(wake_at, default=self._clock.seconds()) - self._clock.seconds() if wake_at else None
 
     def _keep_pinned(self) -> list[float]:
-        """Connect every pinned server; when to look again."""
+        """Connect every pinned relay; when to look again."""
         now, wake_at = self._clock.seconds(), []
-        for server in self._pool.pinned:
-            if server in self._pool.sessions or self._pool.connecting(server):
+        for relay in self._pool.pinned:
+            if relay in self._pool.sessions or self._pool.connecting(relay):
                 continue
-            rested_at = self._pool.rested_at(server)
+            rested_at = self._pool.rested_at(relay)
             if rested_at <= now:
-                self._pool.get(server).addErrback(lambda failure: failure.trap(StageError))
+                self._pool.get(relay).addErrback(lambda failure: failure.trap(StageError))
             else:
                 wake_at.append(min(rested_at, now + self._poll_s * (0.75 + self._uniform() / 2)))
         return wake_at
@@ -192,12 +192,12 @@ class SessionGoal:
         """How many sessions with relays that are not pinned are wanted beside those that are up."""
         if self.wanted is None:
             return 0 if self._pool.pinned else DEFAULT_GROUPS - len(self._held_groups())
-        pinned_under_way = sum(1 for server in self._pool.pinned if self._pool.connecting(server))
+        pinned_under_way = sum(1 for relay in self._pool.pinned if self._pool.connecting(relay))
         return self.wanted - len(self._pool.sessions) - pinned_under_way if len(self._pool.pinned) < self.wanted else 0
 
     def _held_groups(self) -> set[str]:
         """The groups that are of no use to the goal any more: one relay of each is enough unless a number was asked for."""
-        return {self._pool.group_of(server) for server in self._pool.sessions} if self.wanted is None else set()
+        return {self._pool.group_of(relay) for relay in self._pool.sessions} if self.wanted is None else set()
 
     def _run_race(self, missing: int) -> list[float]:
         """Race for ``missing`` sessions; when to look again."""
@@ -223,32 +223,32 @@ class SessionGoal:
 
     def _enter(self, candidate: Candidate) -> None:
         """Let ``candidate`` run in the race; the oldest of too many makes room."""
-        server, oldest = candidate.public_key, self._race.surplus()
+        relay, oldest = candidate.public_key, self._race.surplus()
         if oldest is not None:
             self.give_up([oldest])
-        self._race.start(server, candidate.group, self._clock.seconds())
-        waiter = self._waiters[server] = self._pool.get(
-            server, candidate, wanted_at=lambda address: self._wanted_at(server, address)
+        self._race.start(relay, candidate.group, self._clock.seconds())
+        waiter = self._waiters[relay] = self._pool.get(
+            relay, candidate, wanted_at=lambda address: self._wanted_at(relay, address)
         )
-        waiter.addBoth(self._ran, server)
+        waiter.addBoth(self._ran, relay)
 
-    def _ran(self, result: object, server: PublicKey) -> None:
-        self._race.end(server)
-        self._waiters.pop(server, None)
+    def _ran(self, result: object, relay: PublicKey) -> None:
+        self._race.end(relay)
+        self._waiters.pop(relay, None)
         if self._memory is not None and not isinstance(result, Failure):
-            self._memory.worked(server, self._pool.address_of(server))
+            self._memory.worked(relay, self._pool.address_of(relay))
             self._memory.save()
 
-    def give_up(self, servers: Iterable[PublicKey]) -> None:
+    def give_up(self, relays: Iterable[PublicKey]) -> None:
         """Take attempts out of the race, and end each that nothing else waits for."""
         now = self._clock.seconds()
-        for server in servers:
-            overtaken = self._race.overtaken(server, now)
-            self._race.end(server)
-            waiter = self._waiters.pop(server, None)
+        for relay in relays:
+            overtaken = self._race.overtaken(relay, now)
+            self._race.end(relay)
+            waiter = self._waiters.pop(relay, None)
             if waiter is not None:
                 waiter.cancel()
-            self._pool.give_up(server, blame=overtaken)
+            self._pool.give_up(relay, blame=overtaken)
 
     def _look_at(self, now: float) -> float | None:
         """When to ask discovery for relays; ``None`` while it is being asked, or if there is none."""
@@ -285,7 +285,7 @@ class SessionGoal:
             return [*others, *preferred]
         kept = drawn(listed.get(key, one) for key, one in remembered.items())
         others = drawn(one for key, one in listed.items() if key not in remembered)
-        taken = {self._pool.group_of(server) for server in self._pool.sessions}
+        taken = {self._pool.group_of(relay) for relay in self._pool.sessions}
         return [*sorted(alternate(kept, others), key=lambda one: one.group in taken), *preferred]
 
     def _named(self) -> list[Candidate]:
@@ -296,14 +296,14 @@ class SessionGoal:
         named = self._operator.relays()
         return [Candidate(one.public_key, one.address or known.get(one.public_key)) for one in named]
 
-    def _wanted_at(self, server: PublicKey, address: HostPort) -> bool:
+    def _wanted_at(self, relay: PublicKey, address: HostPort) -> bool:
         if len(self._learned) >= LEARNED_LIMIT:
             self._learned.clear()
-        self._learned[server] = address
+        self._learned[relay] = address
         return network_group(address.host) not in self._held_groups()
 
     def _is_wanted(self, one: Candidate) -> bool:
         """Whether the goal has a use for the relay at all."""
-        server = one.public_key
-        known = server in self._pool.sessions or server in self._race or server in self._pool.pinned
+        relay = one.public_key
+        known = relay in self._pool.sessions or relay in self._race or relay in self._pool.pinned
         return not known and one.group not in self._held_groups()

@@ -8,12 +8,11 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from typing import Final, cast
-from typing import Protocol as TypingProtocol
+from typing import Final, Generic, cast
 
 from twisted.internet.defer import CancelledError, Deferred, DeferredList, ensureDeferred, fail, succeed
 from twisted.internet.error import ConnectError, ConnectionRefusedError, DNSLookupError, TimeoutError
-from twisted.internet.interfaces import IReactorTime, IStreamClientEndpoint
+from twisted.internet.interfaces import IProtocol, IReactorTime, IStreamClientEndpoint
 from twisted.internet.protocol import Factory
 from twisted.python.failure import Failure
 
@@ -23,7 +22,6 @@ from dmsg.discovery.errors import DiscoveryError, EntryNotFound
 from dmsg.errors import DmsgError, InvalidAddress, StageError
 from dmsg.glue.waiters import Waiters
 from dmsg.interfaces import IDiscovery
-from dmsg.mux.client.session import CLOSED, ServerSession
 from dmsg.relays.candidates import Candidate
 from dmsg.relays.choice import RelayChoice
 from dmsg.relays.goal import SessionGoal
@@ -31,6 +29,7 @@ from dmsg.relays.listed import WAIT_S, ListedRelays
 from dmsg.relays.race import RaceConfig
 from dmsg.relays.rankwatch import RankWatch
 from dmsg.relays.scores import RelayScores
+from dmsg.relays.session import CLOSED, S, Session
 from dmsg.relays.state import RelayFile
 from dmsg.sansio.backoff import Backoff
 
@@ -41,61 +40,55 @@ _NO_SERVER: Final = "entry is not a server's"
 class PoolConfig:
     """How hard the goal is pursued; times in seconds."""
 
-    #: To connect one server, name resolution included.
+    #: To connect one relay, name resolution included.
     connect_timeout_s: float = 10.0
     #: The first pause after a failure, then twice as long each time, up to the second; each with up to half of jitter.
     backoff_first_s: float = 3.0
     backoff_limit_s: float = 60.0
     #: No pause is longer while transports wait for another path: their time is limited, and so is this haste.
     urgent_backoff_s: float = 1.0
-    #: How often discovery is asked for servers while too few are connected.
+    #: How often discovery is asked for relays while too few are connected.
     poll_s: float = 5.0
     #: With one session up and only another group missing, the pause doubles up to this: there may be no other group.
     poll_limit_s: float = 300.0
     race: RaceConfig = field(default_factory=RaceConfig)
 
 
-class SessionFactory(TypingProtocol):
-    """Makes the session object for a server."""
-
-    def __call__(self, server: PublicKey) -> ServerSession: ...
-
-
 class _OneShell(Factory):
     noisy = False
 
-    def __init__(self, session: ServerSession) -> None:
+    def __init__(self, session: Session) -> None:
         self._session = session
 
-    def buildProtocol(self, addr: object) -> object:  # type: ignore[override]
+    def buildProtocol(self, addr: object) -> IProtocol:  # type: ignore[override]
         return self._session.shell
 
 
 @dataclass(slots=True)
-class _Flight:
+class _Flight(Generic[S]):
     """An attempt to connect, and the Deferreds that wait for it."""
 
-    attempt: Deferred[ServerSession] = field(default_factory=Deferred)
-    waiters: Waiters[ServerSession] = field(default_factory=Waiters)
+    attempt: Deferred[S] = field(default_factory=Deferred)
+    waiters: Waiters[S] = field(default_factory=Waiters)
     #: Asked for more than once: another dial wants it, wherever the relay turns out to be.
     shared: bool = False
     #: Given up for no fault of the relay's: another one was faster.
     spared: bool = False
 
 
-class ServerPool:
-    """Sessions by server key.
+class SessionPool(Generic[S]):
+    """Sessions by relay key.
 
     ``goal`` is how many should be up (:class:`~dmsg.relays.goal.SessionGoal`). ``changed`` is called whenever the set of
     sessions changes. ``uniform`` gives random numbers in [0, 1) for jitter and choice. ``urgent`` tells whether something
-    waits for a session. ``scores`` is told how connecting went, and says which servers to try first; ``memory`` keeps those
+    waits for a session. ``scores`` is told how connecting went, and says which relays to try first; ``memory`` keeps those
     that worked for the next run, ``operator`` is a list of those to be used only, or first. ``now_s()`` is Unix time.
     """
 
     def __init__(
         self,
         clock: IReactorTime,
-        make_session: SessionFactory,
+        make_session: Callable[[PublicKey], S],
         endpoint_for: Callable[[HostPort], IStreamClientEndpoint],
         *,
         discovery: IDiscovery | None,
@@ -111,7 +104,7 @@ class ServerPool:
         operator: RelayChoice | None = None,
         now_s: Callable[[], float] = time.time,
     ) -> None:
-        self.sessions: dict[PublicKey, ServerSession] = {}
+        self.sessions: dict[PublicKey, S] = {}
         self.pinned = dict(pinned)
         self.scores = scores if scores is not None else RelayScores()
         self._watch = RankWatch(clock, discovery, self.scores, now_s)
@@ -130,7 +123,7 @@ class ServerPool:
         self._urgent = urgent
         #: Where each relay with a session or an attempt is, once that is known.
         self._addresses: dict[PublicKey, HostPort] = {}
-        self._flights: dict[PublicKey, _Flight] = {}
+        self._flights: dict[PublicKey, _Flight[S]] = {}
         self._failures: dict[PublicKey, tuple[int, float]] = {}
         self._running = False
         self._goal = SessionGoal(
@@ -151,43 +144,43 @@ class ServerPool:
 
     def get(
         self,
-        server: PublicKey,
+        relay: PublicKey,
         candidate: Candidate | None = None,
         *,
         wanted_at: Callable[[HostPort], bool] | None = None,
-    ) -> Deferred[ServerSession]:
-        """The session with ``server``, made if there is none; all that ask for it share one connection.
+    ) -> Deferred[S]:
+        """The session with ``relay``, made if there is none; all that ask for it share one connection.
 
         ``candidate`` is what is known of where it is; ``wanted_at`` says whether it is wanted, once that is known. Fails
         with a ``StageError``. Cancelling gives up waiting, not the connection.
         """
-        session = self.sessions.get(server)
-        if session is not None and not (session.connection.near_exhaustion and not session.connection.streams):
+        session = self.sessions.get(relay)
+        if session is not None and not session.spent:
             return succeed(session)
-        if not self._is_allowed(server):
+        if not self._is_allowed(relay):
             return fail(StageError("connect", "not on the relay list"))
-        flight = self._flights.get(server)
+        flight = self._flights.get(relay)
         if flight is not None:
             flight.shared = True
             return flight.waiters.wait()
-        flight = self._flights[server] = _Flight()
+        flight = self._flights[relay] = _Flight()
         waiter = flight.waiters.wait()
-        flight.attempt = ensureDeferred(self._connect(flight, candidate or Candidate(server), wanted_at))
-        flight.attempt.addBoth(self._landed, server, flight)
+        flight.attempt = ensureDeferred(self._connect(flight, candidate or Candidate(relay), wanted_at))
+        flight.attempt.addBoth(self._landed, relay, flight)
         return waiter
 
-    def _landed(self, result: ServerSession | Failure, server: PublicKey, flight: _Flight) -> None:
-        del self._flights[server]
+    def _landed(self, result: S | Failure, relay: PublicKey, flight: _Flight[S]) -> None:
+        del self._flights[relay]
         if isinstance(result, Failure):
-            result = self._failed(result, server, flight)
+            result = self._failed(result, relay, flight)
         else:
-            self._failures.pop(server, None)
+            self._failures.pop(relay, None)
         flight.waiters.fire(result)
-        if server not in self.sessions:
-            self._addresses.pop(server, None)
+        if relay not in self.sessions:
+            self._addresses.pop(relay, None)
         self._goal.look()
 
-    def _failed(self, failure: Failure, server: PublicKey, flight: _Flight) -> Failure:
+    def _failed(self, failure: Failure, relay: PublicKey, flight: _Flight[S]) -> Failure:
         cancelled = failure.check(CancelledError) is not None
         if not isinstance(failure.value, StageError):
             reason = "given up" if cancelled else type(failure.value).__name__
@@ -195,35 +188,34 @@ class ServerPool:
         if flight.spared:
             return failure
         error = cast(StageError, failure.value)
-        times, until = self._failures.get(server, (0, 0.0))
+        times, until = self._failures.get(relay, (0, 0.0))
         if until <= self._clock.seconds():
-            self._failures[server] = (times + 1, self._clock.seconds() + self._pause_s(times + 1))
+            self._failures[relay] = (times + 1, self._clock.seconds() + self._pause_s(times + 1))
         else:  # a dial did not mind the pause, and what it found is no reason for a longer one
             times -= 1
         if error.stage != "discovery" and self._running:
-            self.scores.failed(server, self._clock.seconds())
+            self.scores.failed(relay, self._clock.seconds())
         if self._running:
-            self._went_down(server, error.reason, times + 1)
+            self._went_down(relay, error.reason, times + 1)
         return failure
 
-    def _is_allowed(self, server: PublicKey) -> bool:
-        """Whether ``server`` may be connected to at all: with an operator's list as the only choice, others may not."""
+    def _is_allowed(self, relay: PublicKey) -> bool:
+        """Whether ``relay`` may be connected to at all: with an operator's list as the only choice, others may not."""
         operator = self._operator
-        if operator is None or not operator.only or server in self.pinned:
+        if operator is None or not operator.only or relay in self.pinned:
             return True
-        return any(one.public_key == server for one in operator.relays())
+        return any(one.public_key == relay for one in operator.relays())
 
     async def _connect(
-        self, flight: _Flight, candidate: Candidate, wanted_at: Callable[[HostPort], bool] | None
-    ) -> ServerSession:
-        server = candidate.public_key
-        address = self._addresses[server] = await self._address(candidate)
+        self, flight: _Flight[S], candidate: Candidate, wanted_at: Callable[[HostPort], bool] | None
+    ) -> S:
+        relay = candidate.public_key
+        address = self._addresses[relay] = await self._address(candidate)
         if wanted_at is not None and not wanted_at(address) and not flight.shared:
             flight.spared = True
             raise StageError("connect", "network in use already")
-        session = self._make_session(server)
+        session = self._make_session(relay)
         try:
-            # a client's protocol object is its own; one connection, one shell
             await (
                 self._endpoint_for(address)
                 .connect(_OneShell(session))
@@ -240,12 +232,12 @@ class ServerPool:
         return session
 
     async def _address(self, candidate: Candidate) -> HostPort:
-        server, address = candidate.public_key, candidate.address
-        if server in self.pinned:
-            return self.pinned[server]
+        relay, address = candidate.public_key, candidate.address
+        if relay in self.pinned:
+            return self.pinned[relay]
         if address is not None and not candidate.remembered:
             return address
-        looking = ensureDeferred(self._look_up(server))
+        looking = ensureDeferred(self._look_up(relay))
         if address is None:
             return await looking
         try:
@@ -254,14 +246,14 @@ class ServerPool:
             if not isinstance(error.error, EntryNotFound | InvalidAddress) and error.reason != _NO_SERVER:
                 return address  # discovery is gone; what was right last time may still be
             if self._memory is not None:
-                self._memory.forget(server)
+                self._memory.forget(relay)
             raise
 
-    async def _look_up(self, server: PublicKey) -> HostPort:
+    async def _look_up(self, relay: PublicKey) -> HostPort:
         if self._discovery is None:
             raise StageError("discovery", "server is not pinned and there is no discovery")
         try:
-            entry = await self._discovery.get_entry(server)
+            entry = await self._discovery.get_entry(relay)
         except EntryNotFound as error:
             raise StageError("discovery", "server has no entry", error) from None
         except DiscoveryError as error:
@@ -273,22 +265,22 @@ class ServerPool:
         except InvalidAddress as error:
             raise StageError("discovery", "entry has no usable address", error) from None
 
-    def _admitted(self, session: ServerSession) -> None:
+    def _admitted(self, session: S) -> None:
         elapsed_ms = (session.ready_at - session.started_at) * 1000
         self.scores.connected(session.server, elapsed_ms, self._clock.seconds())
         older = self.sessions.get(session.server)
         self.sessions[session.server] = session
         if older is not None:
-            older.close()  # its counters were far on and nothing is open on it
+            older.close()  # it was spent
         self._changed()
 
-    def lost(self, session: ServerSession, error: DmsgError) -> None:
+    def lost(self, session: S, error: DmsgError) -> None:
         """A session is over."""
         if self.sessions.get(session.server) is session:
             del self.sessions[session.server]
             if self._running and getattr(error, "reason", "") != CLOSED:
                 self.scores.failed(session.server, self._clock.seconds())
-            # a server that has just gone is not asked again at once, by everybody at the same moment
+            # All its clients have lost it at this moment, and are not to come back at the same one.
             self._failures[session.server] = (1, self._clock.seconds() + self._pause_s(1))
             if session.server not in self._flights:
                 self._addresses.pop(session.server, None)
@@ -299,28 +291,28 @@ class ServerPool:
         backoff = self._urgent_backoff if self._urgent() else self._backoff
         return backoff.pause_s(failures, self._uniform)
 
-    def give_up(self, server: PublicKey, *, blame: bool) -> None:
-        """End the attempt at ``server`` unless something waits for it. With ``blame`` it counts as one that failed."""
-        flight = self._flights.get(server)
+    def give_up(self, relay: PublicKey, *, blame: bool) -> None:
+        """End the attempt at ``relay`` unless something waits for it. With ``blame`` it counts as one that failed."""
+        flight = self._flights.get(relay)
         if flight is not None and not flight.waiters:
             flight.spared = not blame
             flight.attempt.cancel()
 
-    def connecting(self, server: PublicKey) -> bool:
-        """Whether a connection to ``server`` is being made."""
-        return server in self._flights
+    def connecting(self, relay: PublicKey) -> bool:
+        """Whether a connection to ``relay`` is being made."""
+        return relay in self._flights
 
-    def rested_at(self, server: PublicKey) -> float:
-        """When the goal may try ``server`` again after it has failed, in seconds on the clock."""
-        return self._failures.get(server, (0, 0.0))[1]
+    def rested_at(self, relay: PublicKey) -> float:
+        """When the goal may try ``relay`` again after it has failed, in seconds on the clock."""
+        return self._failures.get(relay, (0, 0.0))[1]
 
-    def address_of(self, server: PublicKey) -> HostPort:
+    def address_of(self, relay: PublicKey) -> HostPort:
         """Where a relay with a session is."""
-        return self._addresses[server]
+        return self._addresses[relay]
 
-    def group_of(self, server: PublicKey) -> str:
+    def group_of(self, relay: PublicKey) -> str:
         """The network group of a relay with a session; "" for another one."""
-        address = self._addresses.get(server)
+        address = self._addresses.get(relay)
         return network_group(address.host) if address is not None else ""
 
     # --- as a whole ------------------------------------------------------------------------------------------------

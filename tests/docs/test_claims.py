@@ -11,7 +11,7 @@ from twisted.internet.task import Clock
 
 from dmsg.address import HostPort
 from dmsg.crypto.keys import SecretKey
-from dmsg.relays.pool import PoolConfig, ServerPool
+from dmsg.relays.pool import PoolConfig, SessionPool
 
 SERVER = SecretKey(b"\x21" * 32).public_key
 
@@ -49,9 +49,9 @@ def uniform() -> Iterator[float]:
         yield from (0.0, 0.5, 0.999)
 
 
-def make_pool(clock: Clock, endpoints: Refusing, discovery: Any, pinned: Any) -> ServerPool:
+def make_pool(clock: Clock, endpoints: Refusing, discovery: Any, pinned: Any) -> SessionPool:
     numbers = uniform()
-    return ServerPool(
+    return SessionPool(
         clock,
         lambda server: object(),  # type: ignore[arg-type,return-value]
         endpoints,  # type: ignore[arg-type]
@@ -65,7 +65,7 @@ def make_pool(clock: Clock, endpoints: Refusing, discovery: Any, pinned: Any) ->
     )
 
 
-def run(clock: Clock, pool: ServerPool, seconds: float) -> None:
+def run(clock: Clock, pool: SessionPool, seconds: float) -> None:
     pool.start()
     end = clock.seconds() + seconds
     while True:

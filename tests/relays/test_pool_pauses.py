@@ -9,7 +9,7 @@ from twisted.internet.error import ConnectionRefusedError
 from dmsg.address import HostPort
 from dmsg.crypto.keys import SecretKey
 from dmsg.errors import StageError
-from dmsg.relays.pool import PoolConfig, ServerPool
+from dmsg.relays.pool import PoolConfig, SessionPool
 
 SERVER = SecretKey.generate().public_key
 CONFIG = PoolConfig(backoff_first_s=3.0, backoff_limit_s=60.0, urgent_backoff_s=1.0, poll_s=5.0)
@@ -37,7 +37,7 @@ def make_pool(clock, network):
     pools = []
 
     def make(*, urgent=False):
-        pool = ServerPool(
+        pool = SessionPool(
             clock,
             lambda server: None,
             lambda address: network,

@@ -18,7 +18,7 @@ from dmsg.crypto.keys import SecretKey
 from dmsg.discovery.entry import Entry, ServerPart
 from dmsg.interfaces import IDiscovery
 from dmsg.relays.candidates import Candidate, alternate, spread
-from dmsg.relays.pool import PoolConfig, ServerPool
+from dmsg.relays.pool import PoolConfig, SessionPool
 from dmsg.relays.race import Race, RaceConfig
 from tests.worlds import ScatteredRelays
 
@@ -160,7 +160,7 @@ def make_pool(clock):
 
     def make(listing, places, *, goal=None):
         listing.clock = clock
-        pool = ServerPool(
+        pool = SessionPool(
             clock,
             lambda server: None,
             lambda address: places[address.host],

@@ -23,7 +23,7 @@ from dmsg.interfaces import IDiscovery, IRankedDiscovery
 from dmsg.mux.client.dialer import DialConfig, Dialer, Wish
 from dmsg.mux.client.service import ClientConfig
 from dmsg.mux.core.negotiation import Security
-from dmsg.relays.pool import PoolConfig, ServerPool
+from dmsg.relays.pool import PoolConfig, SessionPool
 from dmsg.relays.rankwatch import FIRST_WAIT_S, LOOK_S, RankWatch
 from dmsg.relays.scores import RelayScores, ScoreConfig
 from dmsg.testing.memory import MemoryNetwork, Path
@@ -92,7 +92,7 @@ class Silent:
 
 def pool_of(clock, connect, endpoint, discovery, seed=1, scores=None):
     """The pool of a client that wants one session; ``connect`` is told each relay it tries, all are at ``endpoint``."""
-    return ServerPool(
+    return SessionPool(
         clock,
         connect,
         lambda address: endpoint,

@@ -35,7 +35,7 @@ from dmsg.mux.core.errors import (
 )
 from dmsg.mux.core.negotiation import Carrier, Security
 from dmsg.relays.errors import NoCommonServer, SessionTimeout
-from dmsg.relays.pool import ServerPool
+from dmsg.relays.pool import SessionPool
 
 #: What a request may fail with because of the relay; what else there is says something about the peer.
 _RELAY_FAULTS: Final = (Busy, RateLimited, ServerDraining, HandshakeTimeout, IntegrityError)
@@ -78,7 +78,7 @@ class Dialer:
     def __init__(
         self,
         clock: IReactorTime,
-        pool: ServerPool,
+        pool: SessionPool[ServerSession],
         discovery: IDiscovery | None,
         config: DialConfig,
         uniform: Callable[[], float],

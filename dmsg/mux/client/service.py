@@ -41,7 +41,7 @@ from dmsg.mux.core.plain_stream import PlainStream
 from dmsg.mux.core.stream import Stream
 from dmsg.mux.core.wire import reason_name
 from dmsg.relays.choice import RelayChoice
-from dmsg.relays.pool import PoolConfig, ServerPool
+from dmsg.relays.pool import PoolConfig, SessionPool
 from dmsg.relays.scores import RelayScores, ScoreConfig
 from dmsg.relays.state import RelayFile
 from dmsg.sansio.backoff import Backoff
@@ -128,7 +128,7 @@ class DmsgClient(Service):
             self.registrar = EntryRegistrar(
                 discovery, key, clock=reactor, random=jitter, events=events, now_ns=now_ns, version=version
             )
-        self.pool = ServerPool(
+        self.pool = SessionPool(
             reactor,
             self._make_session,
             endpoint_for or self._endpoint_for,

@@ -46,14 +46,13 @@ from dmsg.mux.core.negotiation import Carrier, Inbound, Outbound
 from dmsg.mux.core.plain_stream import PlainStream
 from dmsg.mux.core.stream import Stream
 from dmsg.mux.core.wire import SEQUENCE_BYTES, CloseReason
+from dmsg.relays.session import CLOSED
 
 #: A server that announces shorter frames than this is not obeyed: a REQUEST alone may be longer.
 _FRAME_FLOOR_BYTES: Final = 1_024
 #: After so many transports accepted in one read what they led to goes out, and the server and the peers begin with it
 #: while the rest is handled; otherwise many dials at once make everybody wait for everybody else in turn.
 _FLUSH_ANSWERS: Final = 8
-#: The reason of a session that this side ended because it was not needed any more.
-CLOSED: Final = "closed"
 
 
 class SessionUser(TypingProtocol):
@@ -177,12 +176,17 @@ class ServerSession:
     def transport_closed(self, transport: DmsgTransport, code: int, *, local: bool) -> None:
         """See :class:`dmsg.mux.client.transport.Link`."""
         self._user.transport_closed(self, transport, code, local=local)
-        if self.is_ready and self.connection.near_exhaustion and not self.connection.streams:
+        if self.is_ready and self.spent:
             self.close()  # its record counters are far on; the goal makes a new one
 
     def path_lost(self, transport: DmsgTransport, error: DmsgError) -> float:
         """See :class:`dmsg.mux.client.transport.Link`."""
         return self._user.path_lost(self, transport, error)
+
+    @property
+    def spent(self) -> bool:
+        """Whether the record counters are far on and nothing is open: a new session is to take its place."""
+        return self.connection.near_exhaustion and not self.connection.streams
 
     def abort(self, error: DmsgError | None = None) -> None:
         """End the connection at once."""

@@ -1,0 +1,48 @@
+"""What the pool keeps: a client's connection to one relay, whatever protocol is spoken on it."""
+
+from __future__ import annotations
+
+from typing import Any, Final, TypeVar
+from typing import Protocol as TypingProtocol
+
+from twisted.internet.defer import Deferred
+from twisted.internet.interfaces import IProtocol
+
+from dmsg.crypto.keys import PublicKey
+
+#: ``reason`` of the error of a session that this side ended because it was not needed any more: no fault of the relay's.
+CLOSED: Final = "closed"
+
+
+class Session(TypingProtocol):
+    """One connection to one relay. The protocol that makes it says how it begins, and tells its pool when it is lost."""
+
+    @property
+    def server(self) -> PublicKey:
+        """The relay's key."""
+
+    @property
+    def shell(self) -> IProtocol:
+        """What is connected to the relay's address."""
+
+    @property
+    def ready(self) -> Deferred[Any]:
+        """Fires once the relay has admitted this client; fails with a ``StageError``. Cancelling ends the connection."""
+
+    @property
+    def started_at(self) -> float:
+        """When the session was made, in seconds on the pool's clock."""
+
+    @property
+    def ready_at(self) -> float:
+        """When the relay admitted this client, in seconds on the pool's clock."""
+
+    @property
+    def spent(self) -> bool:
+        """Whether nothing is open on it and nothing more should be: the next use is worth a new session."""
+
+    def close(self) -> None:
+        """End the connection once everything queued is written."""
+
+
+S = TypeVar("S", bound=Session)
