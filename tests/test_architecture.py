@@ -34,7 +34,7 @@ FLOOR = {package: number for number, packages in enumerate(FLOORS) for package i
 #: Protocols. They import nothing of each other: they meet in dmsg.taps and dmsg.cli.
 PROTOCOLS = {"mux", "messaging", "rmb"}
 #: Values that every floor may know, whatever floor they are declared on.
-COMMON = {"dmsg.discovery.entry", "dmsg.discovery.ranks", "dmsg.eventlog.schema"}
+COMMON = {"dmsg.discovery.entry", "dmsg.discovery.ranks", "dmsg.eventlog.reasons", "dmsg.eventlog.schema"}
 #: The places where a floor still looks up. None may be added.
 JOINTS = {
     ("dmsg.endpoints.sharing", "dmsg.mux"),

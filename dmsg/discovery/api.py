@@ -30,6 +30,7 @@ from dmsg.discovery.proofs.prover import RelayProofs
 from dmsg.discovery.ranks import Ranks
 from dmsg.discovery.relay_addresses import RelayAddresses
 from dmsg.discovery.stores.rules import NS_PER_S, shielded
+from dmsg.eventlog.reasons import Reason
 from dmsg.eventlog.schema import DiscoveryRequest
 from dmsg.http.rates import FairRate, SharedRate
 from dmsg.http.server import (
@@ -198,7 +199,7 @@ class DiscoveryApi:
         if self._events is not None:
             elapsed_ms = (self._clock_ns() - started_ns) / 1e6
             method = "POST" if request.method == b"POST" else "GET"
-            self._events.emit(DiscoveryRequest(method, path, status, elapsed_ms, reason, about))
+            self._events.emit(DiscoveryRequest(method, path, status, elapsed_ms, Reason.of(reason), about))
 
     def _note_failure(self, error: DiscoveryError) -> None:
         """Log the beginning of a store's failure, not every request of it, and no more than one a minute: strangers who

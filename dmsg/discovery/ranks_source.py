@@ -9,6 +9,7 @@ from dmsg.crypto.keys import PublicKey
 from dmsg.discovery.errors import DocumentError
 from dmsg.discovery.ranks import KIND, Ranks
 from dmsg.discovery.signed_source import SignedSource, parse_document
+from dmsg.eventlog.reasons import Reason
 from dmsg.eventlog.schema import RanksLoaded
 from dmsg.interfaces import IEventLog
 
@@ -56,11 +57,11 @@ class RanksSource(SignedSource[Ranks]):
             issuer=document.issuer,
             age=self._now_s() - document.issued,
         )
-        self._emit(RanksLoaded(True, "", str(document.issuer), document.issued, len(document.scores)))
+        self._emit(RanksLoaded(True, Reason.NONE, str(document.issuer), document.issued, len(document.scores)))
 
     def _refused(self, error: DocumentError) -> None:
         super()._refused(error)
-        self._emit(RanksLoaded(False, error.reason, "", 0, 0))
+        self._emit(RanksLoaded(False, Reason.of(error.reason), "", 0, 0))
 
     def _emit(self, event: RanksLoaded) -> None:
         if self._events is not None:

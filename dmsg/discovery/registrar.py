@@ -29,6 +29,7 @@ from dmsg.discovery.errors import (
     WrongSequence,
     WrongTime,
 )
+from dmsg.eventlog.reasons import Reason
 from dmsg.eventlog.schema import EntryPublished
 from dmsg.glue.waiters import Waiters
 from dmsg.interfaces import IDiscovery, IEventLog
@@ -298,12 +299,12 @@ class EntryRegistrar:
 
     async def _post(self, entry: Entry) -> None:
         started_s = self._clock.seconds()
-        reason = "cancelled"
+        reason = Reason.CANCELLED
         try:
             await self._discovery.post_entry(entry)
-            reason = ""
+            reason = Reason.NONE
         except DiscoveryError as error:
-            reason = error.text
+            reason = Reason.of(error.text)
             raise
         finally:
             if self._events is not None:

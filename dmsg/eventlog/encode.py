@@ -7,6 +7,7 @@ from collections.abc import Callable
 from json.encoder import encode_basestring_ascii
 from typing import Any, Final, NamedTuple
 
+from dmsg.eventlog.reasons import Reason
 from dmsg.eventlog.schema import Event, Primitive, describe_event
 
 _INT64: Final = 2**63
@@ -26,7 +27,8 @@ class Encoder:
     """Makes lines of events; knows the envelope and counts ``seq``. ``encode`` never fails for an ``Event``.
 
     A value that is not of its declared type is made so: a column must hold one type, or whoever reads the lines with a
-    schema would get nothing at all. The columns being known, this takes a third of the time ``json.dumps`` would.
+    schema would get nothing at all. A reason that is not one of :class:`~dmsg.eventlog.reasons.Reason` is written as
+    ``other``. The columns being known, this takes a third of the time ``json.dumps`` would.
     """
 
     def __init__(self, role: str, node: str, boot: str) -> None:
@@ -53,15 +55,17 @@ class Encoder:
 
 
 def _lay_out(cls: type[Event]) -> tuple[str, tuple[_Column, ...]]:
-    columns = [
-        _Column(each.name, f',"{each.name}":', each.type, each.type(), _WRITERS[each.type])
-        for each in describe_event(cls).fields
-    ]
+    columns = []
+    for each in describe_event(cls).fields:
+        kind, default = (Reason, Reason.NONE) if each.is_reason else (each.type, each.type())
+        columns.append(_Column(each.name, f',"{each.name}":', kind, default, _WRITERS[kind]))
     return f'{{"event":"{cls.NAME}","v":{cls.VERSION},"ts":', tuple(columns)
 
 
 def _coerce(value: Any, kind: type[Primitive]) -> Primitive:
     """``value`` as ``kind``, or the empty value of ``kind`` if it cannot be that."""
+    if kind is Reason:
+        return Reason.of(value) if isinstance(value, str) else Reason.OTHER
     try:
         made: Primitive = kind(value)
         return made
@@ -89,4 +93,5 @@ _WRITERS: Final[dict[type[Primitive], Callable[[Any], str]]] = {
     int: _write_int,
     float: _write_float,
     bool: _write_bool,
+    Reason: {reason: _write_text(reason.value) for reason in Reason}.__getitem__,
 }

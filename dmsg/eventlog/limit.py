@@ -16,6 +16,7 @@ from typing import Any, Final
 from twisted.internet.interfaces import IDelayedCall, IReactorTime
 from zope.interface import implementer
 
+from dmsg.eventlog.reasons import Reason
 from dmsg.eventlog.schema import DiscoveryRequest, Event, HandshakeFailed, Refused
 from dmsg.interfaces import IEventLog
 from dmsg.sansio.rate import RateLimiterTable, TokenBucket
@@ -24,10 +25,8 @@ __all__ = ["TOLD_EVERY_S", "LimitedEventLog", "LineRate"]
 
 #: How long counts are gathered before they are written, in seconds.
 TOLD_EVERY_S: Final = 10.0
-#: Reasons that are told apart, of each kind of event. All are fixed words; there are some thirty of the most frequent.
+#: Reasons that are told apart, of each kind of event; those beyond are counted as "other". Most kinds have some thirty.
 REASONS_LIMIT: Final = 128
-#: What the reasons beyond are called.
-OTHER: Final = "other"
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +74,7 @@ class _Kind:
         if self._each.take(reason, now) and self._all.take(now):
             return True
         if reason not in self.tallies and len(self.tallies) >= REASONS_LIMIT:
-            reason = (OTHER,)
+            reason = (Reason.OTHER,)
         tally = self.tallies.get(reason)
         if tally is None:
             tally = self.tallies[reason] = _Tally(event)
@@ -89,8 +88,8 @@ class _Kind:
         events = []
         for reason, tally in tallies.items():
             event = self.several(tally.event, tally)
-            if reason == (OTHER,):
-                event.reason = OTHER  # type: ignore[attr-defined]
+            if reason == (Reason.OTHER,):
+                event.reason = Reason.OTHER  # type: ignore[attr-defined]
             events.append(event)
         return events
 

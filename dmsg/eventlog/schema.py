@@ -2,7 +2,8 @@
 
 An event is a dataclass with slots; it is not frozen, because making a frozen one costs three times as much. Its fields
 are primitives (``str``, ``int``, ``float``, ``bool``) and each carries its meaning in the annotation, so that the table
-in the documentation and the schema of the log pipeline are generated from here (:func:`describe`).
+in the documentation and the schema of the log pipeline are generated from here (:func:`describe`). A field ``reason`` is
+a text of a closed list, :class:`~dmsg.eventlog.reasons.Reason`.
 
 Whoever makes an event gives facts only. The log adds the envelope (:data:`ENVELOPE`): when, who, and a key
 ``(node, boot, seq)`` under which a line can be recognised if it is delivered twice. Keys are hex text. Times in fields
@@ -18,15 +19,18 @@ import dataclasses
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Final, NamedTuple, get_args, get_origin, get_type_hints
 
+from dmsg.eventlog.reasons import Reason
+
 Primitive = str | int | float | bool
 
 
 class FieldDoc(NamedTuple):
-    """One column of an event: its name, its primitive type and what it means."""
+    """One column of an event: its name, its primitive type, what it means, and whether its texts are those of ``Reason``."""
 
     name: str
     type: type[Primitive]
     meaning: str
+    is_reason: bool = False
 
 
 class EventDoc(NamedTuple):
@@ -76,7 +80,7 @@ class ServerStopped(Event):
     """A server, discovery or shipper has stopped; the last event of a run that was not killed."""
 
     NAME = "server_stopped"
-    reason: Annotated[str, "why, as a short fixed text"] = ""
+    reason: Annotated[Reason, "why, as a short fixed text"] = Reason.NONE
     duration_s: Annotated[float, "how long it ran"] = 0.0
 
 
@@ -111,7 +115,7 @@ class ConnectionClosed(Event):
     NAME = "connection_closed"
     conn: Annotated[int, "number of the connection in this run"]
     remote: Annotated[str, "key of the other side"]
-    reason: Annotated[str, "why, as a short fixed text"]
+    reason: Annotated[Reason, "why, as a short fixed text"]
     duration_s: Annotated[float, "how long it was open"]
     bytes_in: Annotated[int, "bytes received on the socket"]
     bytes_out: Annotated[int, "bytes written to the socket"]
@@ -128,7 +132,7 @@ class HandshakeFailed(Event):
     VERSION = 2
     address: Annotated[str, "network address of the other side; empty if the line stands for several"]
     stage: Annotated[str, "how far it came"]
-    reason: Annotated[str, "why, as a short fixed text"]
+    reason: Annotated[Reason, "why, as a short fixed text"]
     elapsed_ms: Annotated[float, "from the TCP connection to the failure; the mean if there were several"]
     count: Annotated[int, "failures this line stands for"] = 1
 
@@ -161,7 +165,7 @@ class TransportClosed(Event):
     initiator: Annotated[str, "key of the client that dialled"]
     responder: Annotated[str, "key of the client that was dialled"]
     server: Annotated[str, "key of the server in between"]
-    reason: Annotated[str, "name of the CLOSE code"]
+    reason: Annotated[Reason, "name of the CLOSE code"]
     code: Annotated[int, "CLOSE code"]
     by: Annotated[str, "who ended it: initiator, responder, server, local or peer"]
     duration_s: Annotated[float, "how long it was open; 0 if it was never accepted"]
@@ -182,7 +186,7 @@ class TransportResumed(Event):
     initiator: Annotated[str, "key of the client that dialled"]
     responder: Annotated[str, "key of the client that was dialled"]
     server: Annotated[str, "key of the server now in between"]
-    reason: Annotated[str, "why the path before ended, as a short fixed text"]
+    reason: Annotated[Reason, "why the path before ended, as a short fixed text"]
     elapsed_ms: Annotated[float, "how long there was no path"]
 
 
@@ -194,7 +198,7 @@ class Refused(Event):
     conn: Annotated[int, "number of the connection in this run; 0 if it had none yet"]
     remote: Annotated[str, "key of the client, or its address if the key is not known yet; empty if there were several"]
     what: Annotated[str, "what was refused: connection, request, frame or transport"]
-    reason: Annotated[str, "which limit or rule, as a short fixed text"]
+    reason: Annotated[Reason, "which limit or rule, as a short fixed text"]
     count: Annotated[int, "refusals this line stands for"]
 
 
@@ -210,7 +214,7 @@ class DialFinished(Event):
     target: Annotated[str, "key that was dialled"]
     server: Annotated[str, "key of the server it goes through; empty on failure"]
     ok: Annotated[bool, "whether there is a transport now"]
-    reason: Annotated[str, "why not, as a short fixed text; empty on success"]
+    reason: Annotated[Reason, "why not, as a short fixed text; empty on success"]
     elapsed_ms: Annotated[float, "how long the dial took"]
     attempts: Annotated[str, "JSON text: a list of the steps that failed, each with stage, server, elapsed_ms, reason"]
     security: Annotated[str, "e2e or hop; empty on failure"]
@@ -223,7 +227,7 @@ class SessionUp(Event):
 
     NAME = "session_up"
     server: Annotated[str, "key of the server"]
-    reason: Annotated[str, "why it was made: first, dial, reconnect or pool"]
+    reason: Annotated[Reason, "why it was made: first, dial, reconnect or pool"]
     duration_s: Annotated[float, "how long it took to get it up"]
     attempt: Annotated[int, "attempts it took, from 1"]
 
@@ -234,7 +238,7 @@ class SessionDown(Event):
 
     NAME = "session_down"
     server: Annotated[str, "key of the server"]
-    reason: Annotated[str, "why, as a short fixed text"]
+    reason: Annotated[Reason, "why, as a short fixed text"]
     duration_s: Annotated[float, "how long it was up; 0 if it never was"]
     attempt: Annotated[int, "attempts since it was last up"]
 
@@ -251,7 +255,7 @@ class EntryPublished(Event):
     kind: Annotated[str, "client or server"]
     elapsed_ms: Annotated[float, "how long it took"]
     ok: Annotated[bool, "whether discovery acknowledged it"]
-    reason: Annotated[str, "why not, as a short fixed text; empty on success"]
+    reason: Annotated[Reason, "why not, as a short fixed text; empty on success"]
 
 
 @dataclass(slots=True)
@@ -264,7 +268,7 @@ class DiscoveryRequest(Event):
     path: Annotated[str, "fixed name of the family of paths, never the path itself"]
     status: Annotated[int, "HTTP status of the answer"]
     elapsed_ms: Annotated[float, "how long the answer took; the mean if there were several"]
-    reason: Annotated[str, "why it failed, as a short fixed text; empty on success"]
+    reason: Annotated[Reason, "why it failed, as a short fixed text; empty on success"]
     key: Annotated[str, "key the request is about; empty if there is none, or several"]
     count: Annotated[int, "requests this line stands for"] = 1
 
@@ -275,7 +279,7 @@ class RanksLoaded(Event):
 
     NAME = "ranks_loaded"
     ok: Annotated[bool, "whether it is in force now"]
-    reason: Annotated[str, "why not, as a short fixed text; empty on success"]
+    reason: Annotated[Reason, "why not, as a short fixed text; empty on success"]
     issuer: Annotated[str, "key that signed it; empty on failure"]
     issued: Annotated[int, "Unix time in seconds at which it was made; 0 on failure"]
     relays: Annotated[int, "relays it names; 0 on failure"]
@@ -316,7 +320,7 @@ class FileShipped(Event):
     elapsed_ms: Annotated[float, "how long the attempt took"]
     attempt: Annotated[int, "which attempt on this file it was in this run, from 1"]
     ok: Annotated[bool, "whether the target has the file, verified, and it is gone from here"]
-    reason: Annotated[str, "why not, as a short fixed text; empty on success"]
+    reason: Annotated[Reason, "why not, as a short fixed text; empty on success"]
 
 
 #: Name in the log -> class, of every event there is. (``dataclass`` makes a second class to add slots to; the first
@@ -331,9 +335,10 @@ def describe_event(cls: type[Event]) -> EventDoc:
     for each in dataclasses.fields(cls):
         hint: Any = hints[each.name]
         arguments = get_args(hint)
-        if get_origin(hint) is not Annotated or arguments[0] not in (str, int, float, bool):
+        if get_origin(hint) is not Annotated or arguments[0] not in (str, int, float, bool, Reason):
             raise TypeError(f"{cls.__name__}.{each.name} is not an annotated primitive")
-        fields.append(FieldDoc(each.name, arguments[0], arguments[1]))
+        is_reason = arguments[0] is Reason
+        fields.append(FieldDoc(each.name, str if is_reason else arguments[0], arguments[1], is_reason))
     meaning = (cls.__doc__ or "").partition("\n")[0]
     return EventDoc(cls.NAME, cls.VERSION, meaning, tuple(fields))
 

@@ -21,6 +21,7 @@ from twisted.internet.interfaces import IReactorTime
 from twisted.logger import Logger
 from twisted.python.failure import Failure
 
+from dmsg.eventlog.reasons import Reason
 from dmsg.eventlog.schema import FileShipped
 from dmsg.interfaces import IEventLog
 from dmsg.shipping.destinations import Destination
@@ -271,7 +272,9 @@ class Shipper:
         self._ship_problem = ""
         self._shipped_files += 1
         self._shipped_bytes += shipped.size_bytes
-        self._emit(FileShipped(shipped.path, shipped.lines, shipped.size_bytes, elapsed_ms, attempt, True, ""), file)
+        self._emit(
+            FileShipped(shipped.path, shipped.lines, shipped.size_bytes, elapsed_ms, attempt, True, Reason.NONE), file
+        )
 
     def _failed(self, failure: Failure, file: Waiting) -> None:
         error = failure.value
@@ -286,7 +289,9 @@ class Shipper:
         self._failed_attempts += 1
         name = recognise(file.path)
         lines = name.lines if name is not None else 0
-        self._emit(FileShipped(file.path, lines, file.size_bytes, elapsed_ms, attempt, False, error.reason), file)
+        self._emit(
+            FileShipped(file.path, lines, file.size_bytes, elapsed_ms, attempt, False, Reason.of(error.reason)), file
+        )
         if error.reason == "damaged":  # it has been set aside: nothing is wrong with shipping
             self._ok = False
             self._found = self._found._replace(damaged=self._found.damaged + 1)

@@ -11,6 +11,7 @@ from dmsg.discovery.proofs.prover import RelayProofs
 from dmsg.discovery.ranks_source import RanksSource
 from dmsg.discovery.relay_addresses import RelayAddresses
 from dmsg.errors import ConfigError
+from dmsg.eventlog.reasons import Reason
 from dmsg.eventlog.schema import Drained, ServerStarted, ServerStopped
 from dmsg.mux.client.prover import XkProver
 from dmsg.ops.gc import HTTP_GC_THRESHOLDS
@@ -124,7 +125,7 @@ class DiscoveryService(RoleService):
             await self.proofs.stop()
         if self.store is not None:
             await self.store.close()
-            self.emit(ServerStopped("stopped", self.reactor.seconds() - self.started_at))
+            self.emit(ServerStopped(Reason.STOPPED, self.reactor.seconds() - self.started_at))
 
     async def readiness(self) -> str:
         """Not ready while the store does not answer."""

@@ -9,6 +9,7 @@ import time
 from typing import Any
 
 import dmsg
+from dmsg.eventlog.reasons import Reason
 from dmsg.eventlog.schema import ServerStarted, ServerStopped
 from dmsg.ops.config import check_values
 from dmsg.sansio.backoff import Backoff
@@ -83,7 +84,7 @@ class ShipperService(RoleService):
             return
         self.shipper.stop()
         ended = await self.wait_until(lambda: not self.shipper.in_flight, self.settings.drain_timeout)  # type: ignore[union-attr]
-        reason = "stopped" if ended else "uploads were abandoned"
+        reason = Reason.STOPPED if ended else Reason.UPLOADS_ABANDONED
         if self.settings.once and not self.shipper.done.called:
             atexit.register(_leave, 1)
         self.emit(ServerStopped(reason, self.reactor.seconds() - self.started_at))

@@ -394,6 +394,13 @@ def events() -> str:
     return "\n".join(parts)
 
 
+def reasons() -> str:
+    """The texts that may stand under ``reason``."""
+    from dmsg.eventlog.reasons import Reason
+
+    return ", ".join(literal(reason.value) for reason in sorted(Reason) if reason) + ".\n"
+
+
 def _columns(fields: Iterable[Any]) -> str:
     rows = [(literal(one.name), literal(one.type.__name__), sentence(one.meaning)) for one in fields]
     return list_table(("column", "type", "meaning"), rows, (25, 12, 63))
@@ -523,6 +530,7 @@ GENERATORS: Final[dict[str, Callable[..., str]]] = {
         limits,
         settings,
         events,
+        reasons,
         metrics,
         discovery_errors,
         error_classes,

@@ -19,6 +19,7 @@ from dmsg.discovery.entry import ENTRY_LIMIT_BYTES
 from dmsg.discovery.errors import DISCOVERY_ERRORS
 from dmsg.discovery.lookups import CallerLimits
 from dmsg.eventlog import schema as ev
+from dmsg.eventlog.reasons import Reason
 from dmsg.glue import transport_state
 from dmsg.mux.client import transport
 from dmsg.mux.core import record, stream, tlv, wire
@@ -124,6 +125,11 @@ def test_every_event_and_column_is_there() -> None:
         start = text.index(f"``{event.name}``")
         for column in event.fields:
             assert f"``{column.name}``\n     - ``{column.type.__name__}``" in text[start:]
+
+
+def test_every_reason_is_there() -> None:
+    text = tables.reasons()
+    assert all(f"``{reason}``" in text for reason in Reason if reason)
 
 
 @pytest.mark.parametrize(

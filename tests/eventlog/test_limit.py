@@ -13,8 +13,9 @@ from twisted.internet.task import Clock
 from dmsg.eventlog import schema as ev
 from dmsg.eventlog.encode import Encoder
 from dmsg.eventlog.files import LIMIT_BYTES
-from dmsg.eventlog.limit import OTHER, REASONS_LIMIT, TOLD_EVERY_S, LimitedEventLog, LineRate
+from dmsg.eventlog.limit import REASONS_LIMIT, TOLD_EVERY_S, LimitedEventLog, LineRate
 from dmsg.eventlog.log import MemoryEventLog
+from dmsg.eventlog.reasons import Reason
 from dmsg.ops.metrics import CollectorRegistry, MetricsEventLog
 
 TEN_HOURS_S = 36_000
@@ -121,7 +122,7 @@ def test_reasons_without_end_share_a_line(clock: Clock) -> None:
         log.emit(failed(str(number)))
     log.tell()
     assert len(inner.events) == 1 + REASONS_LIMIT + 1
-    assert (inner.events[-1].reason, inner.events[-1].count) == (OTHER, 99)
+    assert (inner.events[-1].reason, inner.events[-1].count) == (Reason.OTHER, 99)
     assert sum(event.count for event in inner.events) == REASONS_LIMIT + 100
 
 

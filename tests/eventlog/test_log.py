@@ -28,6 +28,7 @@ from dmsg.eventlog.encode import Encoder
 from dmsg.eventlog.files import FLUSH_BYTES, Batch
 from dmsg.eventlog.log import EventLog, MemoryEventLog, NullEventLog, new_boot_id, short_node
 from dmsg.eventlog.names import LogFileName, folder
+from dmsg.eventlog.reasons import Reason
 from dmsg.eventlog.schema import DiscoveryRequest, Drained, Event, EventsDropped, Refused, ServerStarted, SessionUp
 from dmsg.eventlog.tree import Discarded
 from dmsg.interfaces import IEventLog
@@ -124,12 +125,15 @@ _VALUES = {
     float: st.floats(),
     bool: st.booleans(),
 }
+#: Those of the list, and texts that are not.
+_REASONS = st.sampled_from(Reason) | st.sampled_from([reason.value for reason in Reason]) | _VALUES[str]
 
 
 @st.composite
 def _any_event(draw: st.DrawFn) -> Event:
     cls = draw(st.sampled_from(sorted(events.EVENTS.values(), key=lambda c: c.NAME)))
-    return cls(*[draw(_VALUES[column.type]) for column in events.describe_event(cls).fields])
+    columns = events.describe_event(cls).fields
+    return cls(*[draw(_REASONS if column.is_reason else _VALUES[column.type]) for column in columns])
 
 
 @given(st.lists(_any_event(), max_size=5), st.floats(0, 2**33))
@@ -147,6 +151,8 @@ def test_every_event_becomes_one_line_of_its_schema(made: list[Event], ts: float
                 assert written == 0.0
             elif column.type is int:
                 assert written == max(-(2**63), min(value, 2**63 - 1))
+            elif column.is_reason:
+                assert written == Reason.of(value).value
             else:
                 assert written == value
 
@@ -154,7 +160,12 @@ def test_every_event_becomes_one_line_of_its_schema(made: list[Event], ts: float
 def test_values_of_another_type_are_made_to_fit_their_column() -> None:
     encoder = Encoder("client", "n", "b")
     line = json.loads(encoder.encode(SessionUp(server=object, reason=None, duration_s=2, attempt=True), 0.0))  # type: ignore[arg-type]
-    assert line["server"] == str(object) and line["duration_s"] == 2.0 and line["attempt"] == 1
+    assert (
+        line["server"] == str(object)
+        and line["reason"] == "other"
+        and line["duration_s"] == 2.0
+        and line["attempt"] == 1
+    )
     line = json.loads(encoder.encode(SessionUp("s", "r", "long", None), 0.0))  # type: ignore[arg-type]
     assert (line["duration_s"], line["attempt"], line["seq"]) == (0.0, 0, 1)
 

@@ -1,4 +1,4 @@
-"""The pipeline's copy of the schema is the one the logs are written with: names, versions, columns and their types."""
+"""The pipeline's copy of the schema is the one the logs are written with: names, versions, columns, types and reasons."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from dmsg.eventlog import schema as events
+from dmsg.eventlog.reasons import Reason
 
 SPARK = Path(__file__).parents[2] / "spark"
 #: The pipeline imports nothing of dmsg, and this process nothing of Spark: what it declares is printed by another one.
@@ -28,6 +29,7 @@ print(json.dumps({
         name: [[field.name, field.dataType.simpleString(), field.nullable] for field in schemas.event_struct(name)]
         for name in schemas.EVENTS
     },
+    "reasons": list(schemas.REASONS),
     "line": [[field.name, field.dataType.simpleString(), field.nullable] for field in schemas.LINE],
 }))
 """
@@ -55,6 +57,10 @@ def test_the_envelope_is_the_same(copied: Any) -> None:
 def test_every_event_is_the_same(copied: Any) -> None:
     declared = {event.name: {"version": event.version, "columns": columns(event.fields)} for event in events.describe()}
     assert copied["events"] == declared
+
+
+def test_the_reasons_are_the_same(copied: Any) -> None:
+    assert copied["reasons"] == [reason.value for reason in Reason]
 
 
 def test_structs_have_these_columns_in_this_order_each_nullable(copied: Any) -> None:

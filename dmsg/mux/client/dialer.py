@@ -19,6 +19,7 @@ from dmsg.crypto.keys import PublicKey
 from dmsg.discovery.errors import DiscoveryError, DiscoveryUnavailable, EntryNotFound
 from dmsg.discovery.lookups import CallerLimits, Known, Lookups
 from dmsg.errors import Attempt, DialError, StageError
+from dmsg.eventlog.reasons import Reason
 from dmsg.interfaces import IDiscovery
 from dmsg.mux.client.pending import OpenedStream
 from dmsg.mux.client.session import ServerSession
@@ -298,7 +299,8 @@ def _too_late(result: object, timeout_s: float) -> Failure:
 
 def attempts_json(attempts: list[Attempt]) -> str:
     """The tree of attempts as the event log carries it: without a word that another side said."""
-    return json.dumps([one.as_dict() | {"detail": _detail(one.error)} for one in attempts], separators=(",", ":"))
+    known = [one.as_dict() | {"reason": Reason.of(one.reason), "detail": _detail(one.error)} for one in attempts]
+    return json.dumps(known, separators=(",", ":"))
 
 
 def _detail(error: BaseException | None) -> str:

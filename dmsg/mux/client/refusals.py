@@ -7,6 +7,7 @@ from collections.abc import Callable
 from twisted.internet.interfaces import IDelayedCall, IReactorTime
 
 from dmsg.eventlog import schema as ev
+from dmsg.eventlog.reasons import Reason
 
 
 class RefusalReport:
@@ -16,15 +17,16 @@ class RefusalReport:
 
     def __init__(self, clock: IReactorTime, emit: Callable[[ev.Event], None]) -> None:
         self._emit = emit
-        self._counts: dict[tuple[int, str, str, str], int] = {}
+        self._counts: dict[tuple[int, str, str, Reason], int] = {}
         self._clock = clock
         self._call: IDelayedCall | None = None
 
     def add(self, conn: int, remote: str, what: str, reason: str) -> None:
         """Count one refusal."""
-        key = (conn, remote, what, reason)
+        why = Reason.of(reason)
+        key = (conn, remote, what, why)
         if key not in self._counts and len(self._counts) >= self._CAPACITY:
-            key = (0, "", what, reason)  # a crowd of strangers shares one line
+            key = (0, "", what, why)  # a crowd of strangers shares one line
         self._counts[key] = self._counts.get(key, 0) + 1
         if self._call is None:
             self._call = self._clock.callLater(1.0, self._write)

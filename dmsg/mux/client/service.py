@@ -23,6 +23,7 @@ from dmsg.discovery.entry import BASE_VERSION, SECURE_VERSION
 from dmsg.discovery.registrar import EntryRegistrar
 from dmsg.errors import Attempt, DialError, DmsgError
 from dmsg.eventlog import schema as ev
+from dmsg.eventlog.reasons import Reason
 from dmsg.glue.waiters import Waiters
 from dmsg.interfaces import IAccessPolicy, IDiscovery, IEventLog
 from dmsg.mux.client.dialer import DialConfig, Dialer, Wish, attempts_json
@@ -301,7 +302,7 @@ class DmsgClient(Service):
                 stream.id,
                 *self._ends(stream),
                 str(session.server),
-                reason_name(code),
+                Reason.of(reason_name(code)),
                 code,
                 "local" if local else "peer",
                 self.reactor.seconds() - record.since_s,
@@ -363,12 +364,13 @@ class DmsgClient(Service):
             server = str(transport.getHost().server_public_key)
             elapsed_ms = (self.reactor.seconds() - since) * 1000
             reason = getattr(cause, "name", type(cause).__name__ if cause is not None else "moved")
-            self._emit(ev.TransportResumed(stream.id, *self._ends(stream), server, reason, elapsed_ms))
+            self._emit(ev.TransportResumed(stream.id, *self._ends(stream), server, Reason.of(reason), elapsed_ms))
 
     def session_lost(self, session: ServerSession, error: DmsgError) -> None:
         """A session that was up is down."""
         up_s = self.reactor.seconds() - session.ready_at
-        self._emit(ev.SessionDown(str(session.server), getattr(error, "reason", type(error).__name__), up_s, 0))
+        reason = Reason.of(getattr(error, "reason", type(error).__name__))
+        self._emit(ev.SessionDown(str(session.server), reason, up_s, 0))
         self.pool.lost(session, error)
 
     # --- inside ----------------------------------------------------------------------------------------------------
@@ -401,7 +403,7 @@ class DmsgClient(Service):
         sessions = self.pool.sessions
         for server, session in sessions.items():
             if session not in self._noted:
-                reason = "reconnect" if server in self._seen else "first"
+                reason = Reason.RECONNECT if server in self._seen else Reason.FIRST
                 self._emit(ev.SessionUp(str(server), reason, session.ready_at - session.started_at, 1))
                 self._seen.add(server)
         self._noted = set(sessions.values())
@@ -410,7 +412,7 @@ class DmsgClient(Service):
         self._sessions_change.fire(None)
 
     def _attempt_failed(self, server: PublicKey, reason: str, attempt: int) -> None:
-        self._emit(ev.SessionDown(str(server), reason, 0.0, attempt))
+        self._emit(ev.SessionDown(str(server), Reason.of(reason), 0.0, attempt))
 
     def _dial_finished(
         self, target: PublicKey, transport: DmsgTransport | None, reason: str, started: float, attempts: list[Attempt]
@@ -422,7 +424,7 @@ class DmsgClient(Service):
         elapsed_ms = (self.reactor.seconds() - started) * 1000
         tree = attempts_json(attempts)
         ok, initiator = transport is not None, str(self.public_key)
-        self._emit(ev.DialFinished(str(target), server, ok, reason, elapsed_ms, tree, security, initiator))
+        self._emit(ev.DialFinished(str(target), server, ok, Reason.of(reason), elapsed_ms, tree, security, initiator))
 
     def _emit(self, event: ev.Event) -> None:
         if self._events is not None:

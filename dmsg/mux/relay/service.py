@@ -24,6 +24,7 @@ from dmsg.crypto.keys import Random, SecretKey
 from dmsg.discovery.registrar import EntryRegistrar
 from dmsg.errors import DmsgError, RemoteProtocolError
 from dmsg.eventlog import schema as ev
+from dmsg.eventlog.reasons import Reason
 from dmsg.glue.fanout import flush_all
 from dmsg.glue.pacer import Pacer
 from dmsg.glue.shell import Shell
@@ -175,7 +176,7 @@ class DmsgRelay(Service):
         self._report.close()
         elapsed_ms = (self.reactor.seconds() - began) * 1000
         self._emit(ev.Drained(elapsed_ms, left))
-        self._emit(ev.ServerStopped("stopped", self.reactor.seconds() - self._started_at))
+        self._emit(ev.ServerStopped(Reason.STOPPED, self.reactor.seconds() - self._started_at))
         super().stopService()  # type: ignore[no-untyped-call]
 
     async def _wait_until_idle(self, deadline: float) -> None:
@@ -389,7 +390,7 @@ class DmsgRelay(Service):
             str(leg.member.remote),
             str(leg.other.member.remote),
             server,
-            reason_name(event.reason),
+            Reason.of(reason_name(event.reason)),
             event.reason,
             event.by,
             self.reactor.seconds() - leg.opened_at if event.was_open else 0.0,
@@ -429,12 +430,12 @@ def _shell_of(member: Member) -> RelayShell:
     return shell
 
 
-def _why(error: DmsgError | None, stage: str) -> tuple[str, str]:
-    """Stage and reason of an end, as short fixed texts; without an error of ours the other side went."""
+def _why(error: DmsgError | None, stage: str) -> tuple[str, Reason]:
+    """Stage and reason of an end; without an error of ours the other side went."""
     if error is None:
-        return stage, "closed by peer"
+        return stage, Reason.CLOSED_BY_PEER
     if isinstance(error, RemoteProtocolError):
-        return error.stage, error.reason
+        return error.stage, Reason.of(error.reason)
     if isinstance(error, ServerDraining):
-        return stage, error.name
-    return stage, type(error).__name__
+        return stage, Reason.SERVER_DRAINING
+    return stage, Reason.of(type(error).__name__)

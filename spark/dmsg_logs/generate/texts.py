@@ -79,13 +79,14 @@ STRANGE: Final = (
     ("handshake", "message over the limit"),
 )
 NAMES: Final = {code: name for name, code in CODES.items()}
+#: How a session ends: the reason in the relay's line and in the client's.
 ENDS: Final = {
-    End.DRAINED: ("server_draining", "server draining"),
-    End.BROKEN: ("closed by peer", "Connection to the other side was lost in a non-clean fashion."),
-    End.KILLED: ("", "Connection to the other side was lost in a non-clean fashion."),
-    End.CLIENT_STOPPED: ("closed by peer", "Connection was closed cleanly."),
+    End.DRAINED: ("server_draining", "server_draining"),
+    End.BROKEN: ("closed by peer", "connection lost"),
+    End.KILLED: ("", "connection lost"),
+    End.CLIENT_STOPPED: ("closed by peer", "closed"),
     End.CLIENT_KILLED: ("closed by peer", ""),
-    End.ABUSE: ("abuse", "Connection was closed cleanly."),
+    End.ABUSE: ("abuse", "closed by server"),
 }
 NOT_FOUND: Final = "entry of public key is not found"
 WRONG_TIME: Final = "entry validation error: previous entry timestamp is not set before current entry timestamp"
