@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import ipaddress
-import itertools
 import tracemalloc
 from pathlib import Path
 from typing import Any
@@ -30,6 +29,7 @@ from zope.interface.verify import verifyObject
 from dmsg.http.client import HttpCaller
 from dmsg.http.errors import NoAnswer
 from dmsg.http.heads import HEAD_LIMIT_BYTES, INTERIM_LIMIT, HeadLimitedEndpoints, HeadScanner
+from dmsg.testing.strategies import cut_at
 
 TOO_LONG = "the answer's head is longer than 65536 bytes"
 TOO_MANY = "more than 16 heads came before the answer's"
@@ -78,9 +78,7 @@ def final_head_bytes(stream: bytes) -> int | None:
 def test_in_any_pieces_the_head_ends_at_the_same_place(stream: bytes, limit: int, cuts: list[int]) -> None:
     end = final_head_bytes(stream)
     fits = min(len(stream), len(stream) if end is None else end) <= limit
-    places = sorted({0, len(stream), *(cut for cut in cuts if cut < len(stream))})
-    some = [stream[a:b] for a, b in itertools.pairwise(places)]
-    for pieces in ([stream], [stream[i : i + 1] for i in range(len(stream))], some):
+    for pieces in ([stream], cut_at(stream, list(range(len(stream)))), cut_at(stream, cuts)):
         scanner = HeadScanner(limit)
         taken = [scanner.feed(piece) for piece in pieces]
         assert all(taken) == fits

@@ -37,6 +37,7 @@ from dmsg.mux.core.wire import (
     split_frames,
 )
 from dmsg.sansio.rate import RecentIds
+from dmsg.testing.strategies import cuts
 
 ALICE, BOB, CAROL = (SecretKey(hashlib.sha256(name).digest()).public_key for name in (b"alice", b"bob", b"carol"))
 ONE, OTHER = bytes(32), bytes(range(32))
@@ -358,12 +359,10 @@ def test_frames_over_any_records_in_any_chunks(sizes: list[int], data: st.DataOb
     peer = Peer()
     stream = peer.opened()
     frames = b"".join(encode_frame(FWD, stream.id, ack(n) + bytes((n,)) * size) for n, size in enumerate(sizes))
-    cuts = sorted(data.draw(st.lists(st.integers(0, len(frames)), max_size=6)))
-    sealed = b"".join(peer.records.seal(frames[a:b]) for a, b in zip([0, *cuts], [*cuts, len(frames)], strict=True))
-    cuts = sorted(data.draw(st.lists(st.integers(0, len(sealed)), max_size=6)))
+    sealed = b"".join(map(peer.records.seal, data.draw(cuts(frames))))
     events: list[Event] = []
-    for a, b in zip([0, *cuts], [*cuts, len(sealed)], strict=True):
-        events += peer.connection.receive_data(sealed[a:b], 0.0)
+    for piece in data.draw(cuts(sealed)):
+        events += peer.connection.receive_data(piece, 0.0)
     assert [e.data for e in events if isinstance(e, DataReceived)] == [bytes((n,)) * s for n, s in enumerate(sizes)]
     peer.connection.data_to_send()
 

@@ -11,6 +11,7 @@ from dmsg.crypto.errors import NonceExhausted
 from dmsg.errors import RemoteProtocolError
 from dmsg.mux.core.record import COUNTER_LIMIT, COUNTER_SOFT_LIMIT, RECORD_MIN_BYTES, RecordLayer
 from dmsg.mux.core.wire import RECORD_PLAINTEXT_LIMIT_BYTES
+from dmsg.testing.strategies import cuts
 
 ONE, OTHER = bytes(32), bytes(range(32))
 
@@ -33,10 +34,9 @@ plaintexts = st.lists(st.binary(max_size=50), max_size=8)
 def test_any_chunking_opens_to_the_same_plaintexts(wanted: list[bytes], data: st.DataObject) -> None:
     sender, reader = pair()
     stream = b"".join(map(sender.seal, wanted))
-    cuts = sorted(data.draw(st.lists(st.integers(0, len(stream)), max_size=12)))
     opened: list[bytes] = []
-    for start, end in zip([0, *cuts], [*cuts, len(stream)], strict=True):
-        opened += reader.open(stream[start:end])
+    for piece in data.draw(cuts(stream)):
+        opened += reader.open(piece)
     assert opened == wanted
 
 

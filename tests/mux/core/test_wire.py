@@ -20,6 +20,7 @@ from dmsg.mux.core.wire import (
     reason_name,
     split_frames,
 )
+from dmsg.testing.strategies import cuts, hostile_bytes
 
 KEY_A, KEY_B = b"\x02" + bytes(32), b"\x03" + bytes(32)
 
@@ -71,7 +72,7 @@ def test_the_frame_table_is_complete() -> None:
 
 def test_limits_fit_one_record() -> None:
     assert FRAME_PAYLOAD_LIMIT_BYTES == 65_510
-    assert wire.FWD_DATA_LIMIT_BYTES == 65_508
+    assert wire.FRAME_PAYLOAD_LIMIT_BYTES - wire.SEQUENCE_BYTES == 65_508
     assert len(encode_frame(FrameType.FWD, 0, bytes(FRAME_PAYLOAD_LIMIT_BYTES))) == wire.RECORD_PLAINTEXT_LIMIT_BYTES
     assert wire.EXTENDED_REQUEST_LIMIT_BYTES == 1_266
 
@@ -82,12 +83,12 @@ def test_round_trip(wanted: list[Frame]) -> None:
     assert split(data) == (wanted, len(data))
 
 
-@given(st.lists(frames, max_size=5), st.binary(max_size=4))
-def test_byte_at_a_time_equals_whole(wanted: list[Frame], rest: bytes) -> None:
+@given(st.lists(frames, max_size=5), st.binary(max_size=4), st.data())
+def test_in_any_pieces_is_the_same_as_whole(wanted: list[Frame], rest: bytes, draw: st.DataObject) -> None:
     data = b"".join(encode_frame(*frame) for frame in wanted) + rest
     buffer, found = b"", []
-    for at in range(len(data)):
-        buffer += data[at : at + 1]
+    for piece in draw.draw(cuts(data)):
+        buffer += piece
         more, used = split(buffer)
         found += more
         buffer = buffer[used:]
@@ -96,7 +97,7 @@ def test_byte_at_a_time_equals_whole(wanted: list[Frame], rest: bytes) -> None:
     assert split(data) == (wanted, len(data) - len(rest))
 
 
-@given(st.binary(max_size=400))
+@given(hostile_bytes(400))
 def test_any_bytes_are_frames_or_a_protocol_error(data: bytes) -> None:
     try:
         found, used = split_frames(data)
