@@ -114,8 +114,3 @@ def make_admin_site(registry: CollectorRegistry, ready: Readiness, reactor: Any)
     root.putChild(b"livez", _Live())  # type: ignore[no-untyped-call]
     root.putChild(b"readyz", _Ready(ready, reactor))
     return _AdminSite(root, timeout=_IDLE_TIMEOUT_S, reactor=reactor)  # type: ignore[no-untyped-call]
-
-
-def ready_when(condition: Callable[[], bool], reason: str) -> Readiness:
-    """A readiness of one condition: ``reason`` is told while it does not hold."""
-    return lambda: "" if condition() else reason

@@ -183,6 +183,7 @@ def test_figures_are_included_as_they_were_printed(
 # --- sentences -------------------------------------------------------------------------------------------------------
 
 _CONFIG = ConnectionConfig()
+FWD_DATA_LIMIT_BYTES = wire.FRAME_PAYLOAD_LIMIT_BYTES - wire.SEQUENCE_BYTES
 _LIMITS = RelayLimits()
 _LISTENER = ListenerLimits()
 _CALLERS = CallerLimits()
@@ -190,7 +191,7 @@ _POOL = PoolConfig()
 #: Page, what its text has to contain.
 NUMBERS = [
     ("spec/frames.rst", f"at most **{wire.FRAME_PAYLOAD_LIMIT_BYTES:,}** bytes"),
-    ("spec/frames.rst", f"at most {wire.FWD_DATA_LIMIT_BYTES:,} bytes of data"),
+    ("spec/frames.rst", f"at most {FWD_DATA_LIMIT_BYTES:,} bytes of data"),
     ("spec/frames.rst", f"exactly {wire.REQUEST_BYTES} bytes"),
     ("spec/frames.rst", f"up to {wire.EXTENDED_REQUEST_LIMIT_BYTES - wire.REQUEST_BYTES:,} more"),
     ("spec/connection.rst", f"0 to {wire.RECORD_PLAINTEXT_LIMIT_BYTES:,} bytes of plaintext"),
@@ -202,7 +203,7 @@ NUMBERS = [
     ("spec/transports.rst", f"within {_LIMITS.request_timeout_s:g} seconds"),
     ("spec/server.rst", f"up to {wire.EXTENDED_REQUEST_LIMIT_BYTES:,})"),
     ("spec/secure.rst", f"A list has at most {tlv.LIST_LIMIT_BYTES:,} bytes"),
-    ("spec/secure.rst", f"Data is at most {wire.FWD_DATA_LIMIT_BYTES - 16:,} bytes"),
+    ("spec/secure.rst", f"Data is at most {FWD_DATA_LIMIT_BYTES - 16:,} bytes"),
     ("spec/discovery.rst", f"413 for a body over {ENTRY_LIMIT_BYTES >> 10} KiB"),
     (
         "spec/discovery.rst",

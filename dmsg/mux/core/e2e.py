@@ -23,8 +23,6 @@ from dmsg.mux.core.tlv import Tlv, decode_tlvs, encode_padded_tlvs
 VERSION: Final = "0.1.0"
 #: Announces carrier B in the first FWD of each direction.
 UPGRADE_MAGIC: Final = hashlib.sha256(b"dmsg/0.1 e2e upgrade").digest()[:16]
-#: A KK message besides its list.
-KK_MESSAGE_BYTES: Final = 49
 TOKEN_BYTES: Final = 16
 #: What the lists of messages 1 and 2 are padded to: all that can stand in them fits, a service name of 255 bytes and a
 #: ``resume`` included, so that their length tells a relay nothing. Label ``kk-padding``.

@@ -25,7 +25,6 @@ class HandshakeDone(Event):
     remote: PublicKey
     records: RecordLayer
     peer_payload: bytes
-    handshake_hash: bytes
     leftover: bytes
 
 

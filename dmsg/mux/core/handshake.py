@@ -170,7 +170,7 @@ class Handshake:
         remote = PublicKey(result.remote_static)  # a point: Diffie-Hellman was done with it
         leftover, self._buffer = self._buffer, b""
         records = RecordLayer(result.send_key, result.receive_key)
-        return HandshakeDone(remote, records, self._peer_payload, result.handshake_hash, leftover)
+        return HandshakeDone(remote, records, self._peer_payload, leftover)
 
     def _write(self, payload: bytes) -> None:
         message = self._noise.write_message(payload)

@@ -19,7 +19,6 @@ RECORD_PLAINTEXT_LIMIT_BYTES: Final = 65_515
 #: A longer frame would not fit one record and kills base clients that get it (:ref:`spec-frame-sizes`).
 FRAME_PAYLOAD_LIMIT_BYTES: Final = RECORD_PLAINTEXT_LIMIT_BYTES - HEADER_BYTES
 SEQUENCE_BYTES: Final = 2
-FWD_DATA_LIMIT_BYTES: Final = FRAME_PAYLOAD_LIMIT_BYTES - SEQUENCE_BYTES
 #: Two keys: who asks, who is asked.
 REQUEST_BYTES: Final = 66
 #: Longest CLOSE payload that is forwarded: a reason, and the same reason sealed by the peer.

@@ -16,7 +16,6 @@ from dmsg.crypto.keys import SecretKey
 from dmsg.crypto.noise import NoiseHandshake
 from dmsg.errors import DmsgError, RemoteProtocolError
 from dmsg.mux.core.e2e import (
-    KK_MESSAGE_BYTES,
     LIST_1_BYTES,
     LIST_2_BYTES,
     TOKEN_BYTES,
@@ -34,6 +33,8 @@ from dmsg.mux.core.tlv import Tlv, encode_padded_tlvs, encode_tlvs
 from dmsg.mux.core.wire import HEADER_BYTES
 
 VECTORS = Path(__file__).parents[2] / "vectors"
+#: A KK message besides its list.
+KK_MESSAGE_BYTES = 49
 ALICE, BOB, SERVER, MALLORY = (SecretKey(bytes((n,)) * 32) for n in (0x11, 0x22, 0x33, 0x66))
 
 

@@ -23,8 +23,19 @@ from dmsg.mux.core.plain_stream import PlainStream
 from dmsg.mux.core.resumption import ResumeAttempts
 from dmsg.mux.core.sealed_stream import NOTHING_YET, OUTSTANDING_LIMIT, SealedStream
 from dmsg.mux.core.stream import StreamFault, StreamState
-from dmsg.mux.core.wire import ACK, CLOSE, FWD, FWD_DATA_LIMIT_BYTES, HEADER, HEADER_BYTES, SEQUENCE_BYTES, CloseReason
+from dmsg.mux.core.wire import (
+    ACK,
+    CLOSE,
+    FRAME_PAYLOAD_LIMIT_BYTES,
+    FWD,
+    HEADER,
+    HEADER_BYTES,
+    SEQUENCE_BYTES,
+    CloseReason,
+)
 from dmsg.mux.relay.limits import RelayLimits
+
+FWD_DATA_LIMIT_BYTES = FRAME_PAYLOAD_LIMIT_BYTES - SEQUENCE_BYTES
 
 REMOTE = SecretKey(b"\x07" * 32).public_key
 RELAY = SecretKey(b"\x08" * 32).public_key
