@@ -140,7 +140,7 @@ class Role:
             SecretKey.generate(),
             discovery=discovery,
             servers=() if discovery else (pinned,),
-            security=Security.parse(options.get("security", "hop")),
+            security=Security(options.get("security", "hop")),
         )
 
     async def start(self) -> dict[str, Any]:

@@ -100,7 +100,7 @@ class Role(streams.Role):
             SecretKey.generate(),
             discovery=self._discovery,
             min_servers=options["min_servers"],
-            security=Security.parse(options["security"]),
+            security=Security(options["security"]),
             config=ClientConfig(extended=options["extended"]),
             events=streams.ResumedOnly(self.resumed_ms),
         )

@@ -15,7 +15,7 @@ from dmsg.cli.exits import exit_code
 from dmsg.cli.output import Output
 from dmsg.cli.settings import output_options, setting_options
 from dmsg.errors import ConfigError
-from dmsg.mux.client.settings import ROLE, ClientSettings
+from dmsg.mux.client.settings import ROLE
 from dmsg.ops.config import Value, assemble, trace
 from dmsg.taps.settings import SETTINGS, known_variables
 
@@ -52,9 +52,7 @@ def _add(role: str, cls: type) -> None:
         try:
             values = trace(cls, role, given, os.environ, roles=SETTINGS, elsewhere=known_variables())
             tell(values, role, out)
-            settings: Any = assemble(cls, role, values)
-            if isinstance(settings, ClientSettings):
-                settings.relay_list()
+            assemble(cls, role, values)
         except ConfigError as error:
             out.failure(error)
             sys.exit(exit_code(error))

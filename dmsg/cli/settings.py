@@ -125,9 +125,7 @@ def _option(one: Setting, *, hidden: bool) -> Callable[[F], F]:
 
 def client_settings(given: Mapping[str, Any]) -> ClientSettings:
     """The settings of a command with the options ``given``. Raises ``ConfigError``."""
-    settings = resolve(ClientSettings, ROLE, given, os.environ, roles=ROLES, elsewhere=known_variables())
-    settings.relay_list()
-    return settings
+    return resolve(ClientSettings, ROLE, given, os.environ, roles=ROLES, elsewhere=known_variables())
 
 
 def common_options(function: F) -> F:

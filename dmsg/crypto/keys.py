@@ -176,14 +176,6 @@ def recover(signature: bytes, message: bytes) -> PublicKey:
         raise InvalidSignature("no key can be recovered from the signature") from error
 
 
-def parse_public_keys(text: str) -> tuple[PublicKey, ...]:
-    """The keys of a list with commas or white space in between, each once; raises ``InvalidKey`` for a bad or no key."""
-    keys = tuple(dict.fromkeys(PublicKey.parse(word) for word in text.replace(",", " ").split()))
-    if not keys:
-        raise InvalidKey("no public key is given")
-    return keys
-
-
 def write_key_file(path: str | os.PathLike[str], key: SecretKey) -> None:
     """Create ``path`` (mode 0600, must not exist) with the key as 64 hex digits and a line end; fsynced.
 

@@ -6,27 +6,29 @@ key must not make two clients.
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 from typing import Protocol as TypingProtocol
 from weakref import WeakValueDictionary
 
 from twisted.internet.defer import Deferred, DeferredList, ensureDeferred, succeed
 from twisted.internet.interfaces import IReactorCore
+from twisted.internet.threads import deferToThreadPool
 
-from dmsg.address import PinnedServer
 from dmsg.crypto.keys import PublicKey, SecretKey
 from dmsg.errors import ConfigError, DmsgError
+from dmsg.eventlog.log import EventLog, check_directory, new_boot_id, short_node
 from dmsg.glue.waiters import Waiters
 from dmsg.interfaces import IDiscovery
 from dmsg.mux.client.listener import DmsgPort
 from dmsg.mux.client.service import DmsgClient
 from dmsg.mux.client.session import ServerSession
+from dmsg.mux.client.settings import ClientSettings
 from dmsg.mux.client.transport import DmsgTransport
 from dmsg.relays.choice import RelaysFrom, RelaysMode
-from dmsg.relays.state import NONE, state_file
 
 MakeDiscovery = Callable[[str, Any, Collection[PublicKey]], Any]
 
@@ -58,28 +60,20 @@ class Borrowed:
 
 @dataclass(frozen=True, slots=True)
 class SharedSettings:
-    """What a shared client is made from.
+    """What a shared client is made from: its key, and its settings, which hold as the first user of the client has them.
 
     ``key`` is ``None`` for a key that lives as long as the client; such a client is not published and keeps only the
-    sessions its transports need. ``discovery`` is a URL or "". ``min_servers`` (``None``: as :class:`DmsgClient` does), and
-    ``ranks_keys`` (whose relay ranks are believed), are what the first user of a client says, and so is ``state_dir``, where a
-    client with a key keeps the relays that worked (:func:`~dmsg.relays.state.state_file`). ``relays`` is where an operator's
-    list of relays is had from; all users of a client must say the same.
+    sessions its transports need. All users of a client must say the same of the operator's list of relays.
     """
 
     key: SecretKey | None = None
-    discovery: str = ""
-    servers: tuple[PinnedServer, ...] = ()
-    min_servers: int | None = None
-    ranks_keys: tuple[PublicKey, ...] = ()
-    state_dir: str = NONE
-    relays: RelaysFrom | None = None
+    client: ClientSettings = field(default_factory=ClientSettings)
 
     @property
     def identity(self) -> object:
         """What two settings must have in common for one client to serve both."""
         key = None if self.key is None else self.key.public_key
-        return key, self.discovery, frozenset(self.servers)
+        return key, self.client.discovery, frozenset(self.client.servers)
 
 
 class SharedClient:
@@ -95,6 +89,7 @@ class SharedClient:
         self._holders = 0
         self._discovery: Any = None
         self._relays: Any = None
+        self._log: EventLog | None = None
         self._stopping: Deferred[None] | None = None
         self._waiting: Waiters[None] = Waiters()
 
@@ -136,23 +131,28 @@ class SharedClient:
         return done
 
     def _start(self) -> None:
-        settings, reactor = self.settings, self._registry.reactor
-        lasting = settings.key is not None
-        self._discovery = None
-        if settings.discovery:
+        settings, lasting = self.settings.client, self.settings.key is not None
+        reactor, key = self._registry.reactor, self.settings.key or SecretKey.generate()
+        listed = settings.relay_list()
+        if settings.events is not None:
+            check_directory(settings.events)
+            node, boot = short_node(key.public_key), new_boot_id(os.urandom)
+            self._log = EventLog.to_directory(settings.events, role="client", node=node, boot=boot)
+        if settings.discovery is not None:
             self._discovery = self._registry.make_discovery(settings.discovery, reactor, settings.ranks_keys)
-        self._relays = open_relay_list(settings.relays, reactor) if settings.relays is not None else None
+        self._relays = open_relay_list(listed, reactor) if listed is not None else None
         discovery: IDiscovery | None = self._discovery
         self.client = _HeldClient(
             reactor,
-            settings.key or SecretKey.generate(),
+            key,
             discovery=discovery,
             servers=settings.servers,
             min_servers=settings.min_servers if lasting or settings.min_servers is not None else 0,
             publish=lasting,
-            relay_file=state_file(settings.state_dir, settings.key.public_key, settings.discovery)
-            if settings.key
-            else None,
+            config=settings.config,
+            events=self._log,
+            relay_file=settings.relay_file(key),
+            relays=self._relays,
         )
         self.client.shared = self
         self._registry.started(self)
@@ -178,9 +178,12 @@ class SharedClient:
             await self._relays.stop()
         if self._discovery is not None:
             await self._discovery.close()
+        if self._log is not None:
+            reactor = self._registry.reactor
+            await deferToThreadPool(reactor, reactor.getThreadPool(), self._log.close)
 
     def _note_stopped(self, result: Any) -> Any:
-        self.client = self._discovery = self._relays = self._stopping = None
+        self.client = self._discovery = self._relays = self._log = self._stopping = None
         if not self._holders:
             self._registry.stopped(self)
         self._waiting.fire(None)
@@ -219,7 +222,7 @@ class SharedClients:
         Raises ``ConfigError`` when the others have another list of relays: which one held would be up to chance.
         """
         shared = self._known.get(settings.identity)
-        if shared is not None and shared.settings.relays != settings.relays:
+        if shared is not None and shared.settings.client.relay_list() != settings.client.relay_list():
             raise ConfigError("relays", "another endpoint of the same key and discovery has another list of relays")
         if shared is None:
             shared = self._known[settings.identity] = SharedClient(self, settings)

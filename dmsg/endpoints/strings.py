@@ -3,41 +3,34 @@
 Client strings are ``dmsg:PUBLIC_KEY``, server strings ``dmsg:key=FILE``, both with arguments:
 
 ==================== =====================================================================================
-``key=``             a key file; a server needs one, a client without one is a stranger with a new key
-``discovery=``       the URL of a discovery
-``server=``          a pinned server, ``pk@host:port``, or several with commas in between; for more arguments
-                     of the kind, number them (``server2=``): of two with one name Twisted keeps the last
 ``service=``         the service to connect to or to listen for
-``security=``        ``e2e``, ``prefer`` (the default) or ``hop``: see :class:`~dmsg.mux.core.negotiation.Security`. With
-                     ``allow=`` the default is ``e2e``
-``timeout=``         seconds a connect may take in all, or a server until it can be reached (default: for ever)
-``min-servers=``     how many servers a client with a key stays connected to; without it, to two of different
-                     network groups, and to one if there is only one group
-``state-dir=``       the directory in which a client with a key keeps relays that worked, for its next start; ``none``
-                     for nowhere; without it, the user's own directory for such things
-``relays=``          a file or URL with an operator's signed list of relays; with ``relays-key=``, who may have signed
-                     it, and ``relays-mode=``: ``prefer`` (the default) or ``only``
-``ranks-key=``       whose relay ranks are believed: a public key, or several with commas in between
-``allow=``           a server admits these public keys only: one, or several with commas in between
-``idle-timeout=``    seconds after which a server closes a connection on which nothing moves (default: never)
+``timeout=``         how long a connect may take in all, or a server until it can be reached (default: for ever)
+``allow=``           a server admits these public keys only
+``idle-timeout=``    a server closes a connection on which nothing moves for so long (default: never)
+``config=``          a TOML file whose table ``[client]`` says what the string does not; without it, that of ``DMSG_CONFIG``
 ==================== =====================================================================================
 
-A colon inside a value is written ``\\:``, as in all endpoint strings. What a string does not say comes from the environment:
-``DMSG_KEY``, ``DMSG_SECURITY``, ``DMSG_RANKS_KEY``, ``DMSG_STATE_DIR``, and, for a string with neither ``discovery=`` nor
-``server=``, ``DMSG_DISCOVERY`` and ``DMSG_SERVER``; for one without ``relays=``, ``DMSG_RELAYS``, ``DMSG_RELAYS_KEY`` and
-``DMSG_RELAYS_MODE``.
+and with every setting of a client (:doc:`/reference/settings`): ``key=``, a key file, which a server needs and without which
+a client is a stranger with a new key; ``discovery=`` and ``server=``, at least one of which says how relays are found;
+``security=``, ``min-servers=``, ``relays=``, ``state-dir=``, ``ranks-key=``, ``resume-grace-s=`` and so on. A list may be
+spread over numbered arguments (``server=``, ``server2=``): of two with one name Twisted keeps the last. With ``allow=`` the
+default of ``security=`` is ``e2e``.
 
-All strings of one process with the same key, discovery and servers share one client (:mod:`dmsg.endpoints.sharing`); what
-``min-servers=``, ``state-dir=`` and ``ranks-key=`` say counts in the first of them.
+A colon inside a value is written ``\\:``, as in all endpoint strings. What a string does not say of the client comes from the
+environment (``DMSG_KEY``, ``DMSG_SECURITY`` …), then from the file. A string with ``discovery=`` or ``server=`` has named its
+network, and takes neither of them from there; in the same way ``relays=``, ``relays-key=`` and ``relays-mode=`` are taken
+together.
+
+All strings of one process with the same key, discovery and servers share one client (:mod:`dmsg.endpoints.sharing`); the other
+settings of the client are those of the first of them. The lists of relays must be the same.
 """
 
 from __future__ import annotations
 
-import math
 import os
-import re
 from collections.abc import Mapping
-from typing import Any, Final, cast
+from dataclasses import dataclass, replace
+from typing import Any, TypeVar, cast
 
 from twisted.internet.defer import CancelledError, Deferred, ensureDeferred, succeed
 from twisted.internet.error import CannotListenError, ConnectError, ConnectingCancelledError, NoProtocol
@@ -54,40 +47,27 @@ from twisted.logger import Logger
 from twisted.python.failure import Failure
 from zope.interface import implementer
 
-from dmsg.address import DmsgAddress, PinnedServer, check_service_name
+from dmsg.address import DmsgAddress, check_service_name
 from dmsg.crypto.errors import InvalidKey
-from dmsg.crypto.keys import PublicKey, parse_public_keys, read_key_file
-from dmsg.endpoints.sharing import Borrowed, ClientSource, SharedSettings, shared_clients
-from dmsg.errors import ConfigError, DialError, InvalidAddress
+from dmsg.crypto.keys import PublicKey
+from dmsg.endpoints.arguments import SOURCE, read_arguments
+from dmsg.endpoints.sharing import Borrowed, ClientSource, SharedClient, SharedSettings, shared_clients
+from dmsg.errors import ConfigError, DialError
 from dmsg.interfaces import IAccessPolicy
 from dmsg.mux.client.listener import AllowKeys, DmsgPort
 from dmsg.mux.client.service import DmsgClient
+from dmsg.mux.client.settings import ROLE, TOGETHER, ClientSettings
 from dmsg.mux.client.transport import DmsgTransport
 from dmsg.mux.core.limits import ListenerLimits
 from dmsg.mux.core.negotiation import Security
-from dmsg.relays.choice import RelaysFrom
+from dmsg.ops.settings import setting
+from dmsg.ops.values import DURATION, SERVICE, more_than_zero
 from dmsg.relays.errors import SessionTimeout
 
 __all__ = ["DmsgClientEndpoint", "DmsgConnectError", "DmsgServerEndpoint", "parse_client", "parse_server"]
 
 _log = Logger()
-_ARGUMENTS: Final = (
-    "key",
-    "discovery",
-    "server",
-    "service",
-    "security",
-    "timeout",
-    "min-servers",
-    "state-dir",
-    "relays",
-    "relays-key",
-    "relays-mode",
-    "ranks-key",
-)
-_SERVER_ONLY: Final = ("allow", "idle-timeout")
-_SERVER_ARGUMENT: Final = re.compile(r"server[0-9]*\Z")
-_SOURCE: Final = "a dmsg endpoint string"
+U = TypeVar("U", bound="ConnectArguments")
 
 
 class DmsgConnectError(DialError, ConnectError):
@@ -264,161 +244,84 @@ class HeldPort:
 def parse_client(reactor: Any, *args: str, **arguments: str) -> DmsgClientEndpoint:
     """The endpoint for ``dmsg:PUBLIC_KEY:…``; raises ``ConfigError``, or ``KeyFileError`` for a bad key file."""
     if not args or not args[0]:
-        raise ConfigError("public key", "write dmsg:PUBLIC_KEY", _SOURCE)
+        raise ConfigError("public key", "write dmsg:PUBLIC_KEY", SOURCE)
     _no_more(args[1:])
     try:
         public_key = PublicKey.parse(args[0])
     except InvalidKey as error:
-        raise ConfigError("public key", str(error), _SOURCE) from None
-    read = _Arguments(arguments, os.environ, _ARGUMENTS)
-    source = shared_clients(reactor).get(read.settings())
-    return DmsgClientEndpoint(source, public_key, read.service, timeout_s=read.timeout_s, security=read.security)
+        raise ConfigError("public key", str(error), SOURCE) from None
+    settings, read = _read(arguments, ConnectArguments)
+    source = _shared(reactor, settings)
+    return DmsgClientEndpoint(source, public_key, read.service, timeout_s=read.timeout, security=settings.security)
 
 
 def parse_server(reactor: Any, *args: str, **arguments: str) -> DmsgServerEndpoint:
     """The endpoint for ``dmsg:key=FILE:…``; raises ``ConfigError``, or ``KeyFileError`` for a bad key file."""
     _no_more(args)
-    read = _Arguments(arguments, os.environ, _ARGUMENTS + _SERVER_ONLY)
-    settings = read.settings()
+    settings, read = _read(arguments, ListenArguments)
     if settings.key is None:
-        raise ConfigError("key", "a server needs a key file: key=FILE, or DMSG_KEY in the environment", _SOURCE)
+        raise ConfigError("key", "a server needs a key file: key=FILE, or DMSG_KEY in the environment", SOURCE)
     if settings.min_servers == 0:
-        raise ConfigError("min-servers", "a server needs at least one, or nobody finds it", _SOURCE)
-    source = shared_clients(reactor).get(settings)
+        raise ConfigError("min_servers", "a server needs at least one, or nobody finds it", SOURCE)
+    limits = settings.config.listener
+    if read.idle_timeout is not None:
+        limits = replace(limits, idle_timeout_s=read.idle_timeout)
     return DmsgServerEndpoint(
-        source,
+        _shared(reactor, settings),
         read.service,
-        policy=AllowKeys(read.allowed) if read.allowed else None,
-        limits=ListenerLimits(idle_timeout_s=read.idle_timeout_s),
-        timeout_s=read.timeout_s,
-        security=read.security,
+        policy=AllowKeys(read.allow) if read.allow else None,
+        limits=limits,
+        timeout_s=read.timeout,
+        security=settings.security,
     )
 
 
 def _no_more(args: tuple[str, ...]) -> None:
     if any(args):
-        raise ConfigError(
-            repr(next(filter(None, args))), r"not expected; a colon inside a value is written \:", _SOURCE
-        )
+        raise ConfigError(repr(next(filter(None, args))), r"not expected; a colon inside a value is written \:", SOURCE)
 
 
-class _Arguments:
-    """The arguments of a string, checked, with the environment behind them."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConnectArguments:
+    """What a client string says of its connects."""
 
-    def __init__(self, arguments: Mapping[str, str], environment: Mapping[str, str], expected: tuple[str, ...]) -> None:
-        self._given = {name.replace("_", "-"): value for name, value in arguments.items()}
-        self._environment = environment
-        for name in self._given:
-            if name not in expected and not _SERVER_ARGUMENT.match(name):
-                known = ", ".join(f"{one}=" for one in expected)
-                raise ConfigError(f"{name}=", f"unknown argument; there are {known}", _SOURCE)
-        try:
-            self.service = check_service_name(self._given.get("service", ""))
-        except InvalidAddress as error:
-            raise ConfigError("service", str(error), _SOURCE) from None
-        self.timeout_s = self._seconds("timeout")
-        self.idle_timeout_s = self._seconds("idle-timeout") or 0.0
-        self.allowed = self._allowed()
-        self.security = self._security()
-
-    def settings(self) -> SharedSettings:
-        """What the client is made from."""
-        key_file = self._given.get("key") or self._environment.get("DMSG_KEY")
-        discovery, servers, source = self._given.get("discovery", ""), self._server_texts(), _SOURCE
-        if not discovery and not servers:
-            discovery = self._environment.get("DMSG_DISCOVERY", "")
-            servers = re.split(r"[,\s]+", self._environment.get("DMSG_SERVER", "").strip())
-            source = "the environment"
-        pinned = tuple(_pinned(text, source) for text in servers if text)
-        if not discovery and not pinned:
-            raise ConfigError("discovery", "say how servers are found: discovery=URL or server=pk@host:port", _SOURCE)
-        if discovery:
-            _check_url(discovery, source)
-        return SharedSettings(
-            key=read_key_file(key_file) if key_file else None,
-            discovery=discovery,
-            servers=pinned,
-            min_servers=self._min_servers(),
-            ranks_keys=self._ranks_keys(),
-            state_dir=self._given.get("state-dir") or self._environment.get("DMSG_STATE_DIR", ""),
-            relays=self._relays(),
-        )
-
-    def _relays(self) -> RelaysFrom | None:
-        given = [self._given.get(name, "") for name in ("relays", "relays-key", "relays-mode")]
-        if any(given):
-            return RelaysFrom.parse(given, _SOURCE)
-        named = [self._environment.get(name, "") for name in ("DMSG_RELAYS", "DMSG_RELAYS_KEY", "DMSG_RELAYS_MODE")]
-        return RelaysFrom.parse(named, "the environment")
-
-    def _server_texts(self) -> list[str]:
-        names = sorted(filter(_SERVER_ARGUMENT.match, self._given), key=lambda name: (len(name), name))
-        return [text.strip() for name in names for text in self._given[name].split(",") if text.strip()]
-
-    def _security(self) -> Security | None:
-        given = self._given.get("security")
-        text = self._environment.get("DMSG_SECURITY") if given is None else given
-        try:
-            security = Security.parse(text) if text is not None else None
-        except ValueError:
-            known = ", ".join(one.value for one in Security)
-            source = "the environment" if given is None else _SOURCE
-            raise ConfigError("security", f"{text!r} is none of {known}", source) from None
-        if security is Security.HOP and self.service:
-            raise ConfigError("service", "needs end-to-end security: the relay never sees the name", _SOURCE)
-        return security
-
-    def _allowed(self) -> tuple[PublicKey, ...]:
-        text = self._given.get("allow")
-        if text is None:
-            return ()
-        try:
-            return parse_public_keys(text)
-        except InvalidKey as error:
-            raise ConfigError("allow", str(error), _SOURCE) from None
-
-    def _seconds(self, name: str) -> float | None:
-        text = self._given.get(name)
-        if text is None:
-            return None
-        try:
-            timeout_s = float(text)
-        except ValueError:
-            timeout_s = math.nan
-        if not 0 < timeout_s < math.inf:
-            raise ConfigError(name, f"{text!r} is not a number of seconds", _SOURCE)
-        return timeout_s
-
-    def _ranks_keys(self) -> tuple[PublicKey, ...]:
-        given = self._given.get("ranks-key")
-        text = self._environment.get("DMSG_RANKS_KEY", "") if given is None else given
-        if given is None and not text:
-            return ()
-        try:
-            return parse_public_keys(text)
-        except InvalidKey as error:
-            raise ConfigError("ranks-key", str(error), "the environment" if given is None else _SOURCE) from None
-
-    def _min_servers(self) -> int | None:
-        text = self._given.get("min-servers")
-        if text is None:
-            return None
-        if not text.isascii() or not text.isdigit() or len(text) > 3:
-            raise ConfigError("min-servers", f"{text!r} is not a number of servers", _SOURCE)
-        return int(text)
+    service: str = setting(
+        "the service to connect to or to listen for", default="", kind=SERVICE, unset="the one without a name"
+    )
+    timeout: float | None = setting(
+        "a connect may take so long in all, or a server until it can be reached",
+        default=None,
+        kind=DURATION,
+        unset="a connect: timeout_s of dial; a server: no limit",
+        check=more_than_zero,
+    )
 
 
-def _pinned(text: str, source: str) -> PinnedServer:
-    try:
-        return PinnedServer.parse(text)
-    except InvalidAddress as error:
-        hint = "" if ":" in text else r" (a colon inside a value is written \:)"
-        raise ConfigError("server", f"{error}{hint}", source) from None
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ListenArguments(ConnectArguments):
+    """What a server string says of its listener."""
+
+    allow: tuple[PublicKey, ...] = setting(
+        "a server admits these public keys only", default=(), unset="all are admitted"
+    )
+    idle_timeout: float | None = setting(
+        "a server closes a connection on which nothing moves for so long",
+        default=None,
+        kind=DURATION,
+        unset="never",
+        check=more_than_zero,
+    )
 
 
-def _check_url(text: str, source: str) -> None:
-    """Say early what the discovery's client would say at the first use, which may be much later."""
-    if not re.match(r"https?://[^/]", text):
-        raise ConfigError(
-            "discovery", rf"{text!r} is not a URL (its colons are written \:, as in http\://host\:port)", source
-        )
+def _read(arguments: Mapping[str, str], use: type[U]) -> tuple[ClientSettings, U]:
+    """The settings of the client, and what the string says of its own use. Raises ``ConfigError``."""
+    settings, read = read_arguments(arguments, ClientSettings, use, role=ROLE, environ=os.environ, together=TOGETHER)
+    if settings.discovery is None and not settings.servers:
+        raise ConfigError("discovery", "say how servers are found: discovery=URL or server=pk@host:port", SOURCE)
+    if settings.security is Security.HOP and read.service:
+        raise ConfigError("service", "needs end-to-end security: the relay never sees the name", SOURCE)
+    return settings, read
+
+
+def _shared(reactor: Any, settings: ClientSettings) -> SharedClient:
+    return shared_clients(reactor).get(SharedSettings(settings.read_key(), settings))

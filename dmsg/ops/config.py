@@ -173,12 +173,15 @@ def _from_environment(
 
 
 def _from_file(
-    settings: Iterable[Setting], role: str, path: str, roles: Collection[str]
+    settings: Iterable[Setting], role: str, path: str, roles: Collection[str] | None
 ) -> Iterator[tuple[str, _Given]]:
     text, document = _load(path)
     for name in document:
-        if name not in roles:
-            raise ConfigError(name, f"is no table; there are {', '.join(f'[{one}]' for one in sorted(roles))}", path)
+        if roles is not None and name not in {role, *roles}:
+            known = ", ".join(f"[{one}]" for one in sorted({role, *roles}))
+            raise ConfigError(name, f"is no table; there are {known}", path)
+        if roles is None and role not in document and difflib.get_close_matches(name, [role]):
+            raise ConfigError(name, f"is no table; did you mean [{role}]?", path)
     by_place = {one.place: one for one in settings}
     tables = {place[:length] for place in by_place for length in range(len(place))}
 
@@ -222,7 +225,7 @@ def _gather(
     role: str,
     options: Mapping[str, Any],
     environ: Mapping[str, str],
-    roles: Collection[str],
+    roles: Collection[str] | None,
     elsewhere: Collection[str] | None,
     view: str,
     together: Iterable[Collection[str]],
@@ -231,7 +234,7 @@ def _gather(
     given: dict[str, _Given] = {}
     path = options.get("config") or environ.get(CONFIG_VARIABLE)
     if path:
-        given |= _from_file(settings, role, os.path.abspath(os.path.expanduser(path)), {role, *roles})
+        given |= _from_file(settings, role, os.path.abspath(os.path.expanduser(path)), roles)
     given |= _from_environment(settings, environ, elsewhere)
     last = {one.name: one for one in settings if options.get(one.option) is not None}
     for names in together:
@@ -249,7 +252,7 @@ def trace(
     options: Mapping[str, Any],
     environ: Mapping[str, str],
     *,
-    roles: Collection[str] = (),
+    roles: Collection[str] | None = (),
     elsewhere: Collection[str] | None = (),
     view: str = "option",
     together: Iterable[Collection[str]] = (),
@@ -258,8 +261,8 @@ def trace(
 
     ``options`` are by :attr:`Setting.option`; ``view`` is what their origin is called, ``option`` or ``argument``.
     ``role`` is the table in the file, ``roles`` are the tables that may stand beside it, ``elsewhere`` the ``DMSG_*``
-    variables that belong to others (``None``: any). ``together`` are sets of names: if an option gives one of them, none
-    of the set is taken from anywhere else.
+    variables that belong to others (``None``: any, for both). ``together`` are sets of names: if an option gives one of
+    them, none of the set is taken from anywhere else.
     """
     settings = settings_of(cls)
     given = _gather(settings, role, options, environ, roles, elsewhere, view, together)
@@ -294,8 +297,9 @@ def _build(cls: type[T], made: T | None, path: tuple[str, ...], given: Mapping[t
             arguments[each.name] = _build(hints[each.name], inner, here, given)
     try:
         return cls(**arguments) if made is None else dataclasses.replace(made, **arguments)  # type: ignore[type-var]
-    except ConfigError:
-        raise
+    except ConfigError as error:
+        named = [str(one.origin) for one in given.values() if one.setting.name == error.option]
+        raise ConfigError(error.option, error.problem, ", ".join(named)) from None
     except ValueError as error:
         origins = dict.fromkeys(str(one.origin) for place, one in given.items() if place[: len(path)] == path)
         raise ConfigError(".".join(path), str(error), ", ".join(origins)) from None

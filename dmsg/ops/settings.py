@@ -8,8 +8,9 @@ endpoint strings. A field that is itself a dataclass is a group, whose fields ar
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Hashable, Iterator
 from dataclasses import MISSING, dataclass
+from functools import cache
 from typing import Any, Final, get_type_hints
 
 from dmsg.ops.values import Kind, has_kind, kind_of, optional
@@ -108,6 +109,12 @@ def flat(cls: type) -> Any:
 
 def settings_of(cls: type) -> tuple[Setting, ...]:
     """Every setting of a dataclass, those of the dataclasses in it included, in the order they are declared."""
+    return _found(cls)
+
+
+@cache
+def _found(cls: Hashable) -> tuple[Setting, ...]:
+    assert isinstance(cls, type)
     return tuple(_settings(cls, None, (), (), ""))
 
 

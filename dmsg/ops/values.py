@@ -190,14 +190,14 @@ def several(kind: Kind[T]) -> Kind[tuple[T, ...]]:
     """A list of ``kind``, each value once: a list in TOML, or a text with commas or white space in between."""
 
     def parse(value: Any) -> tuple[T, ...]:
-        if value == NONE:
-            return ()
         words = value.replace(",", " ").split() if isinstance(value, str) else value
         if not isinstance(words, (list, tuple)):
             raise ValueError("must be a list, or a text with commas in between")
         flat = [
             part for word in words for part in (word.replace(",", " ").split() if isinstance(word, str) else [word])
         ]
+        if flat == [NONE]:
+            return ()
         if not flat:
             raise ValueError("must not be an empty list; none stands for that")
         return tuple(dict.fromkeys(map(kind.parse, flat)))

@@ -8,9 +8,7 @@ from enum import Enum
 from typing import Protocol as TypingProtocol
 
 from dmsg.address import HostPort
-from dmsg.crypto.errors import InvalidKey
-from dmsg.crypto.keys import PublicKey, parse_public_keys
-from dmsg.errors import ConfigError
+from dmsg.crypto.keys import PublicKey
 
 __all__ = ["NamedRelay", "RelayChoice", "RelaysFrom", "RelaysMode"]
 
@@ -51,27 +49,3 @@ class RelaysFrom:
     location: str
     keys: tuple[PublicKey, ...]
     mode: RelaysMode = RelaysMode.PREFER
-
-    @classmethod
-    def parse(cls, texts: Sequence[str], source: str = "") -> RelaysFrom | None:
-        """Of three settings, location, keys and mode, where "" stands for one that is not given; ``None`` without a location.
-
-        Raises ``ConfigError``, which names ``source`` as where they stood.
-        """
-        location, keys, mode = texts
-        if not location:
-            for name, value in (("relays-key", keys), ("relays-mode", mode)):
-                if value:
-                    raise ConfigError(name, "there is no list of relays it could be about: relays", source)
-            return None
-        if not keys:
-            raise ConfigError("relays-key", "say whose list of relays is believed: a public key", source)
-        try:
-            trusted = parse_public_keys(keys)
-        except InvalidKey as error:
-            raise ConfigError("relays-key", str(error), source) from None
-        try:
-            return cls(location, trusted, RelaysMode(mode or RelaysMode.PREFER.value))
-        except ValueError:
-            known = " or ".join(one.value for one in RelaysMode)
-            raise ConfigError("relays-mode", f"{mode!r} is not {known}", source) from None

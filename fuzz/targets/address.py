@@ -6,10 +6,11 @@ from collections.abc import Iterator
 
 from dmsg.address import HostPort, PinnedServer, address_group, check_service_name, is_global, network_group
 from dmsg.crypto.errors import InvalidKey
-from dmsg.crypto.keys import PublicKey, parse_public_keys
+from dmsg.crypto.keys import PublicKey
 from dmsg.errors import InvalidAddress
 from dmsg.foreign import quoted
 from dmsg.mux.core.errors import refusal_reason
+from dmsg.ops.values import KEYS as PUBLIC_KEYS
 from fuzz.oracles import KEYS, as_text, outcome
 
 DICTIONARY = (b"[::ffff:", b"]:80", b"%eth0", b"@", b"0.0.0.0", b"02" * 33, b"02" + b"00" * 31 + b"01")
@@ -27,9 +28,9 @@ def one_input(data: bytes) -> None:
     for group in (address_group, network_group):
         assert len(group(text)) <= max(64, 4 * len(text))
     assert is_global(text) in (True, False)
-    kind, keys = outcome(lambda: parse_public_keys(text), InvalidKey)
+    kind, keys = outcome(lambda: PUBLIC_KEYS.parse(text), ValueError)
     if kind == "value":
-        assert parse_public_keys(",".join(map(str, keys))) == keys
+        assert PUBLIC_KEYS.parse(PUBLIC_KEYS.text(keys)) == keys
     kind, key = outcome(lambda: PublicKey.parse(text), InvalidKey)
     if kind == "value":
         assert PublicKey.parse(str(key)) == key and PublicKey(key.raw) == key

@@ -6,9 +6,10 @@ from collections.abc import Iterator
 
 from twisted.internet.endpoints import _parse, quoteStringArgument
 
-from dmsg.crypto.errors import KeyFileError
-from dmsg.endpoints.strings import _ARGUMENTS, _SERVER_ONLY, _Arguments
+from dmsg.endpoints.arguments import read_arguments
+from dmsg.endpoints.strings import ConnectArguments, ListenArguments
 from dmsg.errors import ConfigError
+from dmsg.mux.client.settings import ROLE, TOGETHER, ClientSettings
 from fuzz.choices import Choices
 from fuzz.oracles import KEYS, as_text
 
@@ -36,7 +37,7 @@ _VARIABLES = (
 def one_input(data: bytes) -> None:
     """Variables first, each by its number and with its length; the rest is the string. Only ``ConfigError`` leaves.
 
-    Key files are those of another target: here there is none.
+    No file is read: settings files and key files are those of other targets.
     """
     choices = Choices(data)
     environment: dict[str, str] = {}
@@ -48,20 +49,16 @@ def one_input(data: bytes) -> None:
         _, given = _parse(text)
     except (ValueError, IndexError, RuntimeError):  # Twisted's own: a backslash at the end, too
         return
-    if "key" in given:
-        given["key"] = "/nonexistent/" + given["key"].replace("\0", "0").replace("/", "_")
+    given.pop("config", None)
+    use = ListenArguments if is_server else ConnectArguments
     try:
-        read = _Arguments(given, environment, _ARGUMENTS + (_SERVER_ONLY if is_server else ()))
-        settings = read.settings()
+        settings, read = read_arguments(given, ClientSettings, use, role=ROLE, environ=environment, together=TOGETHER)
+        settings.relay_list()
     except ConfigError as error:
         assert error.option and str(error)
         return
-    except KeyFileError:
-        assert "key" in given
-        return
-    assert read.timeout_s is None or 0 < read.timeout_s < float("inf")
-    assert 0 <= read.idle_timeout_s < float("inf")
-    assert settings.discovery or settings.servers
+    assert read.timeout is None or 0 < read.timeout < float("inf")
+    assert not isinstance(read, ListenArguments) or read.idle_timeout is None or 0 < read.idle_timeout < float("inf")
     assert settings.min_servers is None or 0 <= settings.min_servers < 1_000
     for server in settings.servers:
         assert str(server).isprintable()

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import os
+import time
 
 import pytest
 import pytest_twisted
@@ -23,7 +25,9 @@ from dmsg.endpoints.sharing import SharedClients, SharedSettings, shared_clients
 from dmsg.endpoints.strings import DmsgClientEndpoint, DmsgConnectError, DmsgServerEndpoint, parse_client, parse_server
 from dmsg.errors import ConfigError, DialError, DmsgError
 from dmsg.mux.client.listener import AllowKeys
+from dmsg.mux.client.settings import ClientSettings
 from dmsg.relays.choice import RelaysFrom, RelaysMode
+from dmsg.relays.operator_list import ListedRelay, sign_relay_list
 from dmsg.testing.memory import MemoryNetwork
 from dmsg.testing.network import LocalNetwork
 
@@ -280,7 +284,7 @@ async def test_the_environment_fills_in_what_a_string_does_not_say(reactor, key_
 async def test_a_discovery_in_the_environment_is_not_for_strings_with_servers(reactor, monkeypatch):
     monkeypatch.setenv("DMSG_DISCOVERY", "not a URL")
     assert parse_client(reactor, str(NOBODY), server=PIN) is not None
-    with pytest.raises(ConfigError, match=r"not a URL.*in the environment"):
+    with pytest.raises(ConfigError, match=r"must be http://host:port.*in variable DMSG_DISCOVERY"):
         parse_client(reactor, str(NOBODY))
 
 
@@ -310,9 +314,12 @@ def test_twisted_keeps_the_last_of_two_arguments_with_one_name(reactor):
     """Why numbered names exist: the first of two ``server=`` never gets here."""
     one, two = (f"{SecretKey.generate().public_key}@127.0.0.1\\:{port}" for port in (1, 2))
     endpoint = clientFromString(reactor, f"dmsg:{NOBODY}:server={one}:server={two}")
-    assert [str(pin) for pin in endpoint._source.settings.servers] == [two.replace("\\", "")]
+    assert [str(pin) for pin in endpoint._source.settings.client.servers] == [two.replace("\\", "")]
     endpoint = clientFromString(reactor, f"dmsg:{NOBODY}:server={one}:server2={two}")
-    assert [str(pin) for pin in endpoint._source.settings.servers] == [one.replace("\\", ""), two.replace("\\", "")]
+    assert [str(pin) for pin in endpoint._source.settings.client.servers] == [
+        one.replace("\\", ""),
+        two.replace("\\", ""),
+    ]
 
 
 @pytest.mark.parametrize(
@@ -327,19 +334,19 @@ def test_twisted_keeps_the_last_of_two_arguments_with_one_name(reactor):
         (f"dmsg:{NOBODY}:server=127.0.0.1\\:80", "server", "pk@host:port"),
         (f"dmsg:{NOBODY}:server={PIN}", "'9'", r"a colon inside a value is written \\:"),
         (f"dmsg:{NOBODY}:discovery=http://127.0.0.1:80", "'//127.0.0.1'", r"a colon inside a value is written \\:"),
-        (f"dmsg:{NOBODY}:discovery=ftp\\://x", "discovery", r"not a URL"),
-        (f"dmsg:{NOBODY}:discovery=http\\://x:timeout=soon", "timeout", "number of seconds"),
-        (f"dmsg:{NOBODY}:discovery=http\\://x:timeout=0", "timeout", "number of seconds"),
-        (f"dmsg:{NOBODY}:discovery=http\\://x:timeout=nan", "timeout", "number of seconds"),
-        (f"dmsg:{NOBODY}:discovery=http\\://x:min-servers=-1", "min-servers", "number of servers"),
+        (f"dmsg:{NOBODY}:discovery=ftp\\://x", "discovery", r"must be http://host:port.*discovery= of an endpoint"),
+        (f"dmsg:{NOBODY}:discovery=http\\://x:timeout=soon", "timeout", "a duration such as"),
+        (f"dmsg:{NOBODY}:discovery=http\\://x:timeout=0", "timeout", "more than 0"),
+        (f"dmsg:{NOBODY}:discovery=http\\://x:timeout=nan", "timeout", "finite number"),
+        (f"dmsg:{NOBODY}:discovery=http\\://x:min-servers=-1", "min_servers", "not be negative"),
         (f"dmsg:{NOBODY}:discovery=http\\://x:service={'x' * 256}", "service", "255 bytes"),
-        (f"dmsg:{NOBODY}:discovery=http\\://x:relays=a.json", "relays-key", "whose list"),
-        (f"dmsg:{NOBODY}:discovery=http\\://x:relays-key={NOBODY}", "relays-key", "no list"),
-        (f"dmsg:{NOBODY}:discovery=http\\://x:relays=a:relays-key=02ab", "relays-key", "66 hex digits"),
+        (f"dmsg:{NOBODY}:discovery=http\\://x:relays=a.json", "relays_key", "whose list"),
+        (f"dmsg:{NOBODY}:discovery=http\\://x:relays-key={NOBODY}", "relays_key", "no list"),
+        (f"dmsg:{NOBODY}:discovery=http\\://x:relays=a:relays-key=02ab", "relays_key", "66 hex digits"),
         (
             f"dmsg:{NOBODY}:discovery=http\\://x:relays=a:relays-key={NOBODY}:relays-mode=all",
-            "relays-mode",
-            "prefer or only",
+            "relays_mode",
+            "one of prefer, only",
         ),
         (f"dmsg:{NOBODY}:discovery=http\\://x:allow={NOBODY}", "allow=", "unknown argument"),
         (f"dmsg:{NOBODY}:discovery=http\\://x:idle-timeout=9", "idle-timeout=", "unknown argument"),
@@ -356,12 +363,12 @@ def test_what_is_wrong_with_a_client_string(reactor, text, option, says):
     [
         ("discovery=http\\://x", "key", "key=FILE"),
         ("key={key}", "discovery", "discovery=URL or server="),
-        ("key={key}:discovery=http\\://x:min-servers=0", "min-servers", "at least one"),
+        ("key={key}:discovery=http\\://x:min-servers=0", "min_servers", "at least one"),
         ("key={key}:discovery=http\\://x:port=80", "port=", "unknown argument"),
         ("what:key={key}:discovery=http\\://x", "'what'", "not expected"),
-        ("key={key}:discovery=http\\://x:allow=", "allow", "no public key"),
+        ("key={key}:discovery=http\\://x:allow=", "allow", "empty list"),
         ("key={key}:discovery=http\\://x:allow=02ab", "allow", "66 hex digits"),
-        ("key={key}:discovery=http\\://x:idle-timeout=0", "idle-timeout", "number of seconds"),
+        ("key={key}:discovery=http\\://x:idle-timeout=0", "idle_timeout", "more than 0"),
     ],
 )
 def test_what_is_wrong_with_a_server_string(reactor, key_file, arguments, option, says):
@@ -374,7 +381,9 @@ def test_what_is_wrong_with_a_server_string(reactor, key_file, arguments, option
 def test_two_strings_of_one_client_name_one_list_of_relays(reactor, monkeypatch):
     listed = f"dmsg:{NOBODY}:discovery=http\\://x:relays=a.json:relays-key={NOBODY}"
     first = clientFromString(reactor, listed)
-    assert first._source.settings.relays == RelaysFrom("a.json", (NOBODY,), RelaysMode.PREFER)
+    assert first._source.settings.client.relay_list() == RelaysFrom(
+        os.path.abspath("a.json"), (NOBODY,), RelaysMode.PREFER
+    )
     assert clientFromString(reactor, listed)._source is first._source
     for other in (f"{listed}:relays-mode=only", f"dmsg:{NOBODY}:discovery=http\\://x"):
         with pytest.raises(ConfigError, match="another list of relays"):
@@ -383,8 +392,69 @@ def test_two_strings_of_one_client_name_one_list_of_relays(reactor, monkeypatch)
     monkeypatch.setenv("DMSG_RELAYS_KEY", str(NOBODY))
     monkeypatch.setenv("DMSG_RELAYS_MODE", "only")
     other = clientFromString(reactor, f"dmsg:{NOBODY}:discovery=http\\://y")
-    assert other._source.settings.relays == RelaysFrom("b.json", (NOBODY,), RelaysMode.ONLY)
+    assert other._source.settings.client.relay_list() == RelaysFrom(
+        os.path.abspath("b.json"), (NOBODY,), RelaysMode.ONLY
+    )
     assert clientFromString(reactor, listed)._source is first._source
+
+
+@pytest_twisted.ensureDeferred
+async def test_a_string_with_a_list_of_relays_uses_no_others(reactor, key_file, tmp_path):
+    operator, keys = SecretKey.generate(), [SecretKey.generate() for _ in range(3)]
+    async with LocalNetwork(reactor, servers=2, discovery="http") as network:
+        for key, chosen in zip(keys, (network.pinned[0], network.pinned[1], network.pinned[0]), strict=True):
+            now = int(time.time())
+            path = tmp_path / f"{key.public_key}.json"
+            path.write_bytes(sign_relay_list([ListedRelay(chosen.public_key)], operator, issued=now, expires=now + 60))
+            text = f"dmsg:key={key_file(key, str(key.public_key))}:{network.endpoint_arguments}:state-dir=none"
+            text += f":relays={path}:relays-key={operator.public_key}:relays-mode=only"
+            port = await serverFromString(reactor, text).listen(CountingFactory())
+            entry = await network.discovery.get_entry(key.public_key)
+            assert entry.client.delegated_servers == (chosen.public_key,)
+            await port.stopListening()
+        await all_stopped(reactor, network)
+
+
+@pytest_twisted.ensureDeferred
+async def test_a_file_fills_in_what_neither_a_string_nor_the_environment_says(reactor, key_file, monkeypatch, tmp_path):
+    key = SecretKey.generate()
+    async with LocalNetwork(reactor, servers=2, discovery=None) as network:
+        (tmp_path / "dmsg.toml").write_text(
+            f'[client]\nserver = {json.dumps([str(one) for one in network.pinned])}\nstate_dir = "none"\n'
+            f'key = "{key_file(key).name}"\nevents = "events"\n[client.dial]\ntimeout_s = "4s"\n'
+            "[of-another-protocol]\n"
+        )
+        named = f"config={tmp_path / 'dmsg.toml'}"
+        listening = serverFromString(reactor, f"dmsg:{named}")
+        port = await listening.listen(CountingFactory())
+        stranger = clientFromString(reactor, f"dmsg:{key.public_key}:{named}:key=none")
+        assert stranger._source.settings.client.config.dial.timeout_s == 4.0
+        assert await echo(stranger) == b"hello"
+        await port.stopListening()
+        await all_stopped(reactor, network)
+        for endpoint in (listening, stranger):  # which begins when the one before has ended, its log included
+            await endpoint._source.acquire()
+            await endpoint._source.release()
+        assert list((tmp_path / "events").rglob("*.zst"))
+        monkeypatch.setenv("DMSG_CONFIG", str(tmp_path / "dmsg.toml"))
+        monkeypatch.setenv("DMSG_DIAL_TIMEOUT_S", "5")
+        settings = clientFromString(reactor, f"dmsg:{NOBODY}:server={PIN.replace(':', chr(92) + ':')}")._source.settings
+        assert [str(one) for one in settings.client.servers] == [PIN]
+        assert settings.client.config.dial.timeout_s == 5.0
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("[cleint]", r"cleint: is no table; did you mean \[client\]\?"),
+        ("[client]\nsevice = 'x'", r"sevice: is no setting.*\(in \[client\] of .*dmsg.toml:2\)"),
+        ("[client]\nmin_servers = -1", r"min_servers: must not be negative, not -1 \(in \[client\] of .*dmsg.toml:2\)"),
+    ],
+)
+def test_what_is_wrong_with_the_file_of_a_string(reactor, tmp_path, text, says):
+    (tmp_path / "dmsg.toml").write_text(text)
+    with pytest.raises(ConfigError, match=says):
+        parse_client(reactor, str(NOBODY), server=PIN, config=str(tmp_path / "dmsg.toml"))
 
 
 def test_a_key_file_is_read_at_once(reactor, tmp_path):
@@ -394,9 +464,13 @@ def test_a_key_file_is_read_at_once(reactor, tmp_path):
 
 def test_arguments_may_be_written_with_underscores(reactor):
     endpoint = parse_client(reactor, str(NOBODY), server=PIN, min_servers="2", service="web", timeout="2.5")
-    assert endpoint._source.settings.min_servers == 2
+    assert endpoint._source.settings.client.min_servers == 2
     assert (endpoint.service, endpoint.timeout_s) == ("web", 2.5)
     assert repr(endpoint) == f"<DmsgClientEndpoint to dmsg:{NOBODY}/web>"
+
+
+def pinned_to(network):
+    return ClientSettings(servers=tuple(network.pinned), state_dir="none")
 
 
 # --- sharing ---------------------------------------------------------------------------------------------------------
@@ -573,7 +647,7 @@ async def test_the_end_of_the_reactor_stops_shared_clients(key_file):
     memory = _Triggers()
     async with LocalNetwork(memory, servers=1, discovery=None) as network:
         registry = SharedClients(memory, None)
-        source = registry.get(SharedSettings(key=SecretKey.generate(), servers=tuple(network.pinned)))
+        source = registry.get(SharedSettings(SecretKey.generate(), pinned_to(network)))
         port = await network.wait(DmsgServerEndpoint(source).listen(CountingFactory()))
         bob = await network.client()
         talk = Talk()
@@ -592,7 +666,7 @@ async def test_no_trigger_is_left_in_the_reactor(key_file):
     memory = _Triggers()
     async with LocalNetwork(memory, servers=1, discovery=None) as network:
         registry = SharedClients(memory, None)
-        source = registry.get(SharedSettings(key=SecretKey.generate(), servers=tuple(network.pinned)))
+        source = registry.get(SharedSettings(SecretKey.generate(), pinned_to(network)))
         port = await network.wait(DmsgServerEndpoint(source).listen(CountingFactory()))
         assert len(memory.triggers) == 1
         await network.wait(port.stopListening())
@@ -610,7 +684,7 @@ def test_reactors_do_not_share():
 @pytest_twisted.ensureDeferred
 async def test_a_source_taken_again_in_the_same_moment_goes_on(reactor):
     async with LocalNetwork(reactor, servers=1, discovery=None) as network:
-        source = shared_clients(reactor).get(SharedSettings(servers=tuple(network.pinned)))
+        source = shared_clients(reactor).get(SharedSettings(None, pinned_to(network)))
         client = await source.acquire()
         released = source.release()
         again = await source.acquire()

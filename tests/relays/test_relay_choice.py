@@ -13,9 +13,8 @@ from dmsg.address import HostPort, PinnedServer
 from dmsg.crypto.keys import SecretKey
 from dmsg.discovery.entry import ClientPart, Entry, ServerPart
 from dmsg.discovery.errors import EntryNotFound
-from dmsg.errors import ConfigError, DialError, StageError
+from dmsg.errors import DialError, StageError
 from dmsg.interfaces import IDiscovery
-from dmsg.relays.choice import RelaysFrom, RelaysMode
 from dmsg.relays.operator_list import ListedRelay
 from tests.worlds import ScatteredRelays
 
@@ -151,25 +150,3 @@ async def test_a_list_that_comes_late_is_taken_up_and_one_that_expires_ends_no_s
             assert world.held(client, 2.0) == {RELAYS[1], RELAYS[2]}
             choice.named = []
             assert world.held(client, 60.0) == {RELAYS[1], RELAYS[2]}
-
-
-@pytest.mark.parametrize(
-    ("texts", "option"),
-    [
-        (("", "", "only"), "relays-mode"),
-        (("", str(RELAYS[0]), ""), "relays-key"),
-        (("list.json", "", ""), "relays-key"),
-        (("list.json", "02ab", ""), "relays-key"),
-        (("list.json", str(RELAYS[0]), "both"), "relays-mode"),
-    ],
-)
-def test_what_is_wrong_with_the_settings_is_said(texts, option):
-    with pytest.raises(ConfigError) as caught:
-        RelaysFrom.parse(texts, "the environment")
-    assert (caught.value.option, caught.value.source) == (option, "the environment")
-
-
-def test_the_settings_of_a_list():
-    both = f"{RELAYS[0]},{RELAYS[1]}"
-    assert RelaysFrom.parse(("a", both, "only")) == RelaysFrom("a", (RELAYS[0], RELAYS[1]), RelaysMode.ONLY)
-    assert RelaysFrom.parse(("", "", "")) is None

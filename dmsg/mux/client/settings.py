@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Final
 
 from dmsg.address import PinnedServer
 from dmsg.crypto.keys import PublicKey, SecretKey, read_key_file
@@ -16,9 +17,14 @@ from dmsg.relays.choice import RelaysFrom, RelaysMode
 from dmsg.relays.state import state_file
 
 #: The table in the configuration file.
-ROLE = "client"
+ROLE: Final = "client"
 #: Most sessions with relays that can be asked for: more than any list of relays holds.
-MIN_SERVERS_LIMIT = 999
+MIN_SERVERS_LIMIT: Final = 999
+
+
+#: In an endpoint string that says one of these, what it does not say of the others is not taken from elsewhere: it has named
+#: its network, or its list.
+TOGETHER: Final = (("discovery", "server"), ("relays", "relays_key", "relays_mode"))
 
 
 def _sessions(count: int) -> None:
@@ -28,7 +34,10 @@ def _sessions(count: int) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClientSettings:
-    """A client: who it is, how it finds relays, what it asks of peers, and how it is tuned."""
+    """A client: who it is, how it finds relays, what it asks of peers, and how it is tuned.
+
+    Raises ``ConfigError`` for settings about a list of relays that contradict each other.
+    """
 
     key: Path | None = setting(
         "key file: who you are; without it, a new key that ends with the client",
@@ -78,6 +87,9 @@ class ClientSettings:
     events: Path | None = setting("directory of the event log", default=None, kind=DIRECTORY, unset="no log")
     config: ClientConfig = flat(ClientConfig)
 
+    def __post_init__(self) -> None:
+        self.relay_list()
+
     def read_key(self) -> SecretKey | None:
         """The key of the key file, if one is named. Raises ``KeyFileError``."""
         return None if self.key is None else read_key_file(self.key)
@@ -87,7 +99,7 @@ class ClientSettings:
         return None if self.key is None else state_file(self.state_dir, key.public_key, self.discovery or "")
 
     def relay_list(self) -> RelaysFrom | None:
-        """The operator's list, if there is one. Raises ``ConfigError`` when the settings about it contradict each other."""
+        """The operator's list, if there is one."""
         if self.relays is None:
             for name, value in (("relays_key", self.relays_keys), ("relays_mode", self.relays_mode)):
                 if value:

@@ -27,11 +27,6 @@ class Security(Enum):
     PREFER = "prefer"  # in the clear only with peers whose signed entry promises nothing better
     HOP = "hop"  # never asks for end-to-end security
 
-    @classmethod
-    def parse(cls, text: str) -> Security:
-        """Read a setting; raises ``ValueError``."""
-        return cls(text)
-
 
 class Carrier(Enum):
     """What moves the handshake messages."""

@@ -25,7 +25,7 @@ from dmsg.mux.core.events import (
     StreamClosed,
     UpgradeReceived,
 )
-from dmsg.mux.core.negotiation import Carrier, Inbound, Outbound, Security
+from dmsg.mux.core.negotiation import Carrier, Inbound, Outbound
 from dmsg.mux.core.record import RecordLayer
 from dmsg.mux.core.sealed_stream import SealedStream
 from dmsg.mux.core.stream import Stream, StreamState
@@ -214,13 +214,3 @@ def test_a_request_that_is_not_for_this_relay() -> None:
     with pytest.raises(IntegrityError) as caught:
         inbound.read()
     assert caught.value.code == CloseReason.INTEGRITY
-
-
-@pytest.mark.parametrize("name", ["e2e", "prefer", "hop"])
-def test_settings_are_read_by_name(name: str) -> None:
-    assert Security.parse(name).value == name
-
-
-def test_no_other_setting_is_taken() -> None:
-    with pytest.raises(ValueError, match="sometimes"):
-        Security.parse("sometimes")
