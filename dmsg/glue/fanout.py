@@ -4,13 +4,20 @@ from __future__ import annotations
 
 from typing import Protocol, TypeVar
 
-from dmsg.glue.shell import Shell
+
+class Flushing(Protocol):
+    """A shell."""
+
+    def flush(self) -> None:
+        """Write what the core has to send."""
 
 
 class Output(Protocol):
-    """One destination: a core whose ``owner`` is the shell that drives it."""
+    """One destination: a core whose ``owner`` is the shell that drives it, or ``None`` when that is gone."""
 
-    owner: object | None
+    @property
+    def owner(self) -> Flushing | None:
+        """The shell."""
 
 
 AnyOutput = TypeVar("AnyOutput", bound=Output)
@@ -23,5 +30,5 @@ def flush_all(outputs: list[AnyOutput]) -> None:
         outputs.clear()
         for output in batch:
             shell = output.owner
-            if isinstance(shell, Shell):
+            if shell is not None:
                 shell.flush()

@@ -1,8 +1,8 @@
-"""Who holds the places of a server, from where, and who gives one up when there are no more.
+"""The places of a relay for connections: how many each network holds, and which connection ends when there are no more.
 
 Pure. :ref:`spec-server-connections`. Places are counted by address group (an IPv4 address, an IPv6 /64) and by network
-group (a /24, a /48), see :mod:`dmsg.address`. When there are too few, the network that holds the most gives one up: a
-stranger with many connections competes with itself, and a client that came alone stays.
+group (a /24, a /48), see :mod:`dmsg.address`. When none is left, the network that holds the most gives one up: a
+stranger with many connections competes with itself, and a client that is alone in its network stays.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from dmsg.crypto.keys import Random
 from dmsg.mux.relay.limits import RelayLimits
 from dmsg.sansio.tally import Tally
 
-#: A network that holds more than this part of all places with idle clients is expected to give the rest up: some 150 of
-#: 10,000, more than an honest /24 has that only listens.
+#: The part of all places that one network may hold with idle clients before the relay calls the others free: some 150
+#: of 10,000, more than an honest /24 has that only listens.
 _FAIR_SHARE: Final = 1 / 64
-#: Idle connections drawn at random, of which the youngest goes. A connection that is older than three quarters of its
-#: group is chosen with a probability of 0.4 %, and newcomers of one group do not only drive out each other.
+#: Idle connections drawn at random, of which the youngest ends. A connection that is older than three quarters of its
+#: group is chosen with a probability of 0.4 %, and newcomers of one group do not end only each other.
 _DRAWN: Final = 4
 
 
@@ -41,11 +41,11 @@ class Origin:
 
 
 class Holder(TypingProtocol):
-    """A connection: where it comes from, and its number in the order of arrival."""
+    """A connection that holds a place."""
 
     @property
     def origin(self) -> Origin:
-        """Its groups, which never change."""
+        """Where it comes from. Never changes."""
 
     @property
     def number(self) -> int:
@@ -68,7 +68,7 @@ class Crowd(Generic[H]):
         self._places: dict[H, int] = {}
 
     def add(self, holder: H) -> None:
-        """Take a new holder in."""
+        """Add a holder."""
         origin = holder.origin
         self.networks.add(origin.network)
         addresses = self._addresses.get(origin.network)
@@ -80,7 +80,7 @@ class Crowd(Generic[H]):
         holders.append(holder)
 
     def discard(self, holder: H) -> bool:
-        """Take a holder out; whether it was one."""
+        """Remove a holder; gives whether it was one."""
         place = self._places.pop(holder, None)
         if place is None:
             return False
@@ -104,11 +104,11 @@ class Crowd(Generic[H]):
         return len(self._holders.get(address, ()))
 
     def largest(self) -> str:
-        """The address group with the most holders in the network with the most; ``KeyError`` when nothing is in."""
+        """The address group with the most holders in the network with the most. Raises ``KeyError`` when empty."""
         return self._addresses[self.networks.largest()].largest()
 
     def oldest(self, address: str) -> H:
-        """The holder of an address group that came first. Takes time in proportion to the group."""
+        """The holder of an address group that came first. Takes time in proportion to the size of the group."""
         return min(self._holders[address], key=_number)
 
     def drawn(self, address: str, random: Random) -> H:
@@ -130,7 +130,7 @@ def _number(holder: Holder) -> int:
 
 
 class Admission(Generic[H]):
-    """The places of strangers that shake hands, and of clients that were admitted.
+    """The places of strangers, which shake hands, and of clients, which were admitted.
 
     An admitted client is *fresh* until it has carried a transport, and *quiet* when the last one it carried is over.
     """
@@ -147,10 +147,10 @@ class Admission(Generic[H]):
     # --- strangers -------------------------------------------------------------------------------------------------
 
     def arrived(self, stranger: H) -> tuple[H, str] | None:
-        """Give ``stranger`` a place; tells which stranger has to go for it, if one has to, and for which limit.
+        """Give ``stranger`` a place. Gives the stranger that has to end for it and the limit, or ``None``.
 
-        The oldest of the group goes, at the limit of all strangers the oldest of the largest group. What a group opens
-        without going on drives out itself; a handshake that goes on is over before it is the oldest.
+        It is the oldest of the address group, or at the limit of all strangers the oldest of the largest group. So idle
+        connections of a group replace each other, and a handshake that goes on is done before it is the oldest.
         """
         address = stranger.origin.address
         victim = None
@@ -170,11 +170,11 @@ class Admission(Generic[H]):
         return self.admitted.count(origin.address) >= self._limits.connections_per_address
 
     def victim(self, origin: Origin) -> H | None:
-        """The idle client that should go so that one from ``origin`` gets in, or ``None`` when there is no reason or none.
+        """The idle client to end for a newcomer from ``origin``. ``None`` when no place is needed, or no client is idle.
 
         At the limit of an address group a fresh one of that group. At the limit of all a fresh one of the network that
         has the most of them; without any, a quiet one of the network that has the most, if that network holds more than
-        the newcomer's. It may be busy again: say so with :meth:`is_busy` and ask again.
+        the newcomer's. It may have a transport again: then call :meth:`is_busy`, and this method again.
         """
         if self.is_full(origin):
             return self._fresh.drawn(origin.address, self._random) if self._fresh.count(origin.address) else None
@@ -188,29 +188,29 @@ class Admission(Generic[H]):
 
     @property
     def spare(self) -> int:
-        """Places that the network with the most fresh clients holds above a fair share, and gives up to others."""
+        """Places that the network with the most fresh clients holds above its fair share: others can have them."""
         return max(0, self._fresh.networks.most - int(self._limits.connections * _FAIR_SHARE))
 
     def joined(self, client: H) -> None:
-        """``client`` was admitted."""
+        """Note that ``client`` was admitted."""
         self.strangers.discard(client)
         self.admitted.add(client)
         self._fresh.add(client)
 
     def carries(self, client: H) -> None:
-        """A transport of ``client`` was accepted."""
+        """Note that a transport of ``client`` was accepted."""
         self._fresh.discard(client)
 
     def rests(self, client: H) -> None:
-        """The last transport of ``client``, or request for one, is over."""
+        """Note that ``client`` has no transport and no request left."""
         if client in self.admitted and client not in self._fresh and client not in self._quiet:
             self._quiet.add(client)
 
     def is_busy(self, client: H) -> None:
-        """What :meth:`victim` proposed carries a transport."""
+        """Note that ``client``, which :meth:`victim` gave, has a transport."""
         self._quiet.discard(client)
 
     def left(self, holder: H) -> None:
-        """A connection is over, or is being ended."""
+        """Take back the place of a connection that has ended, or is being ended."""
         for crowd in (self.strangers, self.admitted, self._fresh, self._quiet):
             crowd.discard(holder)

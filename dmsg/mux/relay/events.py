@@ -1,4 +1,4 @@
-"""What the switch tells the server: facts for the event log and the metrics, never one for each frame. Pure."""
+"""What the switch tells the service: facts for the event log and the metrics, none for each frame. Pure."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class TransportStarted(SwitchEvent):
 class TransportEnded(SwitchEvent):
     """A transport, or a request for one, is over.
 
-    ``by`` is ``initiator`` or ``responder`` (who closed it or is gone) or ``server`` (a rule of ours).
+    ``by`` is the side that closed it or is gone, ``initiator`` or ``responder``, or ``server`` when a limit closed it.
     """
 
     asking: Leg
@@ -43,7 +43,7 @@ class RequestRefused(SwitchEvent):
 
 @dataclass(slots=True)
 class MemberDropped(SwitchEvent):
-    """The connection behind ``member`` has to be closed; the switch has forgotten it already."""
+    """The connection of ``member`` has to be closed. The switch has forgotten it already."""
 
     member: Member
     reason: str

@@ -1,8 +1,8 @@
-"""How many handshakes a server does for strangers, and the cookies it asks for when that becomes too much.
+"""How many handshakes a relay does for strangers, and the cookies that it asks for when there are many.
 
-Pure. A handshake costs a server some 500 microseconds, three Diffie-Hellmans most of all, and the first message of one
-can be recorded and sent again by anybody. So each takes a token of its address group, its network group and the server
-before it costs the first Diffie-Hellman. The lower half of every bucket is kept for those that bring a cookie
+Pure. A handshake costs a relay some 500 microseconds, mostly for three Diffie-Hellmans, and a stranger can record the
+first message of another and send it again. So each handshake takes a token of its address group, its network group and
+the relay before the first Diffie-Hellman. The lower half of every bucket is kept for handshakes with a cookie
 (:ref:`spec-cookie`).
 """
 
@@ -20,12 +20,12 @@ from dmsg.mux.relay.admission import Origin
 from dmsg.mux.relay.limits import RelayLimits
 from dmsg.sansio.rate import RateLimiterTable, TokenBucket
 
-#: A secret makes cookies for so long, and opens them for as long again: longer than a handshake may take.
+#: A secret makes cookies for this time and opens them for twice as long: a handshake may not take longer.
 COOKIE_SLOT_S: Final = 16.0
-#: Connections a group may open for each handshake it may begin. Opening one costs a server a fifth of a first message.
+#: Connections a group may open for each handshake it may begin. One costs a relay a fifth of a first message.
 _CONNECTS_A_HANDSHAKE: Final = 4
-#: Groups that are remembered, in some 3 MB for each table. Those of one network share its bucket; with more networks
-#: than this an attacker has the limit of all before it.
+#: Groups that are remembered, in some 3 MB for each table. The address groups of one network share its bucket, and an
+#: attacker with more networks than this meets the limit of the relay first.
 _GROUPS: Final = 8_192
 _SECRET_BYTES: Final = 32
 
@@ -38,7 +38,7 @@ class CookieJar:
         self._secrets: dict[int, bytes] = {}
 
     def make(self, address: str, message: bytes, now: float) -> bytes:
-        """The cookie for a first message from an address group."""
+        """A cookie for a first message from an address group."""
         slot = int(now // COOKIE_SLOT_S)
         secret = self._secrets.get(slot)
         if secret is None:
@@ -80,7 +80,7 @@ class HandshakeBudget:
         self._network_connects = _table(*network, times=_CONNECTS_A_HANDSHAKE)
 
     def connects(self, origin: Origin, now: float) -> str:
-        """Count a TCP connection; the limit that turns it away, or ""."""
+        """Count a TCP connection; gives the limit that refuses it, or ""."""
         if not self._address_connects.take(origin.address, now):
             return "connects_per_address"
         if not self._network_connects.take(origin.network, now):
@@ -88,13 +88,13 @@ class HandshakeBudget:
         return ""
 
     def gate(self, origin: Origin) -> Gate:
-        """What the handshake of a connection from ``origin`` asks."""
+        """The gate for the handshake of one connection from ``origin``."""
         return Gate(self, origin)
 
     def judge(self, origin: Origin, message: bytes, now: float) -> tuple[bytes, bytes]:
-        """The first message to go on with, or the cookie to answer it with. Raises ``RemoteProtocolError``.
+        """The first message to go on with, or the cookie to answer with. Raises ``RemoteProtocolError`` for a refusal.
 
-        A message that ends with a cookie of ours loses it; any other is passed on as it is.
+        A message loses a cookie of ours at its end; others are passed on unchanged.
         """
         proved = False
         jar = self._cookies
@@ -110,7 +110,7 @@ class HandshakeBudget:
         return b"", jar.make(origin.address, message[:bare], now)
 
     def _take(self, origin: Origin, now: float, *, proved: bool) -> str:
-        """Take a token of each bucket, or none; the limit that is reached, or ""."""
+        """Take a token of each bucket, or of none; gives the limit that is reached, or ""."""
         buckets = (
             ("handshakes_per_address", self._addresses.bucket(origin.address, now)),
             ("handshakes_per_network", self._networks.bucket(origin.network, now)),

@@ -24,9 +24,9 @@ _PIECE_BYTES: Final = 1_024
 
 
 class LegState(IntEnum):
-    """Where a transport is in its life; both of its legs are always in the same state.
+    """Where a transport is in its life. Its two legs are always in the same state.
 
-    A number, because the hash of a plain ``Enum`` member takes a call in Python, and each dial asks the table six times.
+    A number, because the hash of a plain ``Enum`` member takes a call in Python, and each transport makes four moves.
     """
 
     REQUESTED = 1  # the REQUEST was passed on
@@ -40,14 +40,14 @@ TRANSITIONS: Final[dict[LegState, frozenset[LegState]]] = {
     LegState.OPEN: frozenset({LegState.CLOSED}),
     LegState.CLOSED: frozenset(),
 }
-# An attribute of an enumeration takes a call in Python.
+# Each is an attribute of an enumeration, which takes a call in Python.
 _REQUESTED: Final = LegState.REQUESTED
 _OPEN: Final = LegState.OPEN
 _CLOSED: Final = LegState.CLOSED
 
 
 class Leg:
-    """One side of a transport: its id on its own member, and where what comes from it goes.
+    """One side of a transport: its id at its own member, and where the frames of that client go.
 
     ``target``, ``fwd_prefix`` and ``ack_prefix`` describe the *other* side, so that the hot path needs one look-up.
     The queue holds what waits to be sent *to* this side.
@@ -74,7 +74,7 @@ class Leg:
         "target",
     )
 
-    #: The other side; once the transport is over only the leg that asked still knows it.
+    #: The other side. Once the transport is closed, only the leg that asked has it.
     other: Leg
     target: Member
 
@@ -104,7 +104,7 @@ class Leg:
         return "initiator" if self.initiator else "responder"
 
     def join(self, asked: Leg, request: bytes, now: float) -> None:
-        """Make a rule of this leg, which asked, and ``asked``; it is not open before it is accepted."""
+        """Make a transport of this leg, which asked, and ``asked``. It opens when it is accepted."""
         for here, there in ((self, asked), (asked, self)):
             here.other = there
             here.target = there.member
@@ -120,9 +120,9 @@ class Leg:
         asked.member.unanswered.add(self.member)
 
     def accepts(self, payload: bytes) -> bool:
-        """Whether an ACCEPT with ``payload`` from here is right: the first, from who was asked, unaltered.
+        """Whether an ACCEPT from this side is valid: the first one, from the side that was asked, with the same keys.
 
-        An extended REQUEST is answered by an extended ACCEPT: the same two keys, then what the relay does not read.
+        The answer to an extended REQUEST is an extended ACCEPT: the two keys, then bytes that the relay does not read.
         """
         return not self.initiator and self.state is _REQUESTED and answers_request(payload, self.request)
 
@@ -132,7 +132,7 @@ class Leg:
         self.state = state
 
     def open_both(self, now: float) -> None:
-        """Let data pass."""
+        """Let data pass in both directions."""
         for side in (self, self.other):
             side.move(_OPEN)
             side.opened_at = side.active_at = now
@@ -155,7 +155,7 @@ class Leg:
             (member.incoming if was_open else member.unanswered).remove(self.target)
 
     def enqueue(self, frame: bytes) -> None:
-        """Let ``frame`` wait until the member takes it; :class:`~dmsg.mux.relay.queues.Queues` keeps the books."""
+        """Put ``frame`` into the queue. Called by :class:`~dmsg.mux.relay.queues.Queues`, which counts the bytes."""
         if self.queue is None:
             self.queue = deque()
         if not self.queue or not _joined(self.queue, frame):
@@ -167,11 +167,18 @@ class Leg:
 
 
 def _joined(pieces: list[bytes] | deque[bytes], frame: bytes) -> bool:
-    """Whether ``frame`` could be joined to the last of ``pieces``."""
+    """Join ``frame`` to the last of ``pieces`` if that stays small; gives whether it did."""
     if len(pieces[-1]) + len(frame) > _PIECE_BYTES:
         return False
     pieces[-1] += frame
     return True
+
+
+class Outlet(Protocol):
+    """What a member needs of the shell that drives it."""
+
+    def flush(self) -> None:
+        """Write what the member has to send."""
 
 
 class Router(Protocol):
@@ -189,9 +196,9 @@ class Router(Protocol):
 
 
 class Member:
-    """The core behind one client's connection (a :class:`~dmsg.sansio.core.Core`).
+    """The core of one client's connection (a :class:`~dmsg.sansio.core.Core`).
 
-    ``direct`` says that frames may go straight to :attr:`out`: the network takes them and nothing waits before them.
+    ``direct`` tells that data may go straight to ``out``: the network takes it, and no data waits before it.
     """
 
     __slots__ = (
@@ -253,7 +260,7 @@ class Member:
         self.since = now
         self.extended = extended  # whether its REQUEST and ACCEPT may carry more than two keys
         self.group = group or remote.raw.hex()  # what counts as its address; unknown, the key stands for it
-        self.owner: object | None = None  # the shell
+        self.owner: Outlet | None = None  # the shell
         self.legs: dict[int, Leg] = {}
         self.dials = 0  # transports it opened, and requests of its own
         self.incoming: Places[Member] = Places()  # open transports that others opened to it
@@ -283,7 +290,7 @@ class Member:
         return self.switch.route(self, data, now)
 
     def next_timeout(self) -> float | None:
-        """Never: the switch keeps the time for all members."""
+        """``None``: the switch keeps the timeouts of all members."""
         return None
 
     def handle_timeout(self, now: float) -> Sequence[object]:
@@ -293,7 +300,7 @@ class Member:
     # --- towards the network ---------------------------------------------------------------------------------------
 
     def send_control(self, frame: bytes) -> None:
-        """Send a frame that is not data; it does not wait behind data."""
+        """Send a frame that is not data, ahead of data that waits."""
         self.control_bytes += len(frame)
         if self.congested and self.out and _joined(self.out, frame):
             self.frames_out += 1
@@ -303,14 +310,14 @@ class Member:
         self.mark_dirty()
 
     def mark_dirty(self) -> None:
-        """See to it that the shell asks for what is to be sent."""
+        """Have the service flush this member."""
         if not self.dirty:
             self.dirty = True
             self.switch.dirty.append(self)
 
     @property
     def control_backlog_bytes(self) -> int:
-        """How much that is not data waits for a network that takes nothing."""
+        """Bytes of frames that are not data and wait for a network that takes nothing."""
         return self.control_bytes if self.congested else 0
 
     @property
@@ -320,7 +327,7 @@ class Member:
 
     @property
     def overloaded(self) -> bool:
-        """Whether to stop reading until the network has taken what is to be sent: the client does not take answers."""
+        """Whether to stop reading for now: the client does not take the answers to what it sends."""
         return self.control_backlog_bytes > self.switch.limits.control_backlog_bytes
 
     def pause(self) -> None:
@@ -334,7 +341,7 @@ class Member:
         self.direct = not self.waiting
 
     def data_to_send(self) -> bytes:
-        """Everything that may go now, sealed: frames first come first, then what waited, a share of each in turn."""
+        """What can go now, sealed: the frames in ``out``, then a share of each queue in turn."""
         self.dirty = False
         if self.waiting:
             self.switch.drain(self)
@@ -357,7 +364,7 @@ class Member:
     # --- ids -------------------------------------------------------------------------------------------------------
 
     def free_id(self, random: Random) -> int | None:
-        """An odd id that is not in use, the long way round (:ref:`spec-transport-ids`); ``None`` when all are taken."""
+        """An odd id that is not in use (:ref:`spec-transport-ids`), or ``None``. An id is used again after all others."""
         if self.next_id is None:
             self.next_id = int.from_bytes(random(2), "big") | 1
         for _ in range(1 << 15):
@@ -374,5 +381,5 @@ class Member:
         self.recent.add(transport_id)
 
 
-#: The size field and the payload of a frame are forwarded as they came: this many header bytes are made anew.
+#: Header bytes of a forwarded frame that the relay makes: type and id. Size field and payload stay as they came.
 REWRITTEN_HEADER_BYTES: Final = HEADER_BYTES - 2

@@ -1,4 +1,4 @@
-"""Whether a newcomer gets a place at a member of a relay, and whose.
+"""The rules of places: whether a newcomer gets a place at a member of a relay, and which transport ends for it.
 
 Pure. :ref:`spec-places`.
 """
@@ -11,13 +11,13 @@ from dmsg.mux.relay.limits import RelayLimits
 from dmsg.mux.relay.member import Leg, Member
 from dmsg.mux.relay.places import Places
 
-#: How exactly the last activity of transports is known: the hot path only counts bytes, and these are looked at once in
-#: this time while most places are taken.
+#: How exactly the last activity of transports is known. The hot path counts bytes and notes no times, so the counts are
+#: compared once in this many seconds while most places are taken.
 _SAMPLE_S: Final = 5.0
 
 
 class PlaceRules:
-    """What the limits of a relay say about places."""
+    """The limits of a relay on places, applied."""
 
     def __init__(self, limits: RelayLimits) -> None:
         self._limits = limits
@@ -37,7 +37,7 @@ class PlaceRules:
         return unanswered.count < limits.unanswered_per_target or self._yielding(unanswered, newcomer) is not None
 
     def request_for(self, newcomer: Member, target: Member) -> Leg | None:
-        """The unanswered request that goes for one of ``newcomer``, which may ask: the oldest of who has to yield."""
+        """The unanswered request that ends for one of ``newcomer``: the oldest of the source that yields, or ``None``."""
         if target.unanswered.count < self._limits.unanswered_per_target:
             return None
         source = self._yielding(target.unanswered, newcomer)
@@ -49,7 +49,7 @@ class PlaceRules:
         return target.incoming.count >= self._room(target)
 
     def transport_for(self, newcomer: Member, target: Member, now: float) -> Leg | None:
-        """The transport that goes for one of ``newcomer``: the longest idle of who has to yield, or ``None``."""
+        """The transport that ends for one of ``newcomer``: the longest idle of the source that yields, or ``None``."""
         source = self._yielding(target.incoming, newcomer)
         if source is None:
             return None
@@ -67,7 +67,7 @@ class PlaceRules:
 
 
 def _sample(target: Member, now: float) -> None:
-    """Note which transports to ``target`` carried anything since the last sample."""
+    """Note which transports to ``target`` carried bytes since the last sample."""
     target.sampled_at = now
     for leg in target.legs.values():
         if not leg.initiator and leg.open:

@@ -1,4 +1,4 @@
-"""Who holds the places at a member of a relay, and whose place a newcomer may take when there is none left.
+"""The places at one member of a relay: how many each source holds, and which source gives one up.
 
 Pure. :ref:`spec-places`. Places are lent: while there is room a source may take them all, so that a burst through one
 tunnel is served. When all are taken, a newcomer gets one from the source that holds the most. Sources are groups of
@@ -25,7 +25,7 @@ S = TypeVar("S", bound=Source)
 
 
 class Places(Generic[S]):
-    """The places at one member: how many each source holds."""
+    """The places that sources hold at one member."""
 
     __slots__ = ("_held", "count")
 

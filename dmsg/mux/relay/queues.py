@@ -1,9 +1,9 @@
-"""What waits at a relay for receivers whose network takes nothing, and which of it has to go when it is too much.
+"""The data that waits at a relay for receivers whose network takes nothing, and which of it is dropped over a limit.
 
 Pure. :ref:`spec-queues`. Bytes are counted for each transport, for each connection in both directions, and in all.
-When a count exceeds its limit, the queues that go are those of the address group that has the most: a stranger with
-many keys or transports cannot make the queue of an honest one the largest. Nothing is refused because of what others
-have queued.
+When a count exceeds its limit, the queues of the address group with the most bytes are dropped, so that a stranger with
+many keys or transports cannot make the queue of an honest client the largest. No transport is refused because of what
+others have queued.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ _DRAIN_BYTES: Final = 64 * 1024
 #: What one transport may send before the next has its turn.
 _QUANTUM_BYTES: Final = 16 * 1024
 
-#: A receiver that took nothing for this time counts as stalled, and what waits for it counts as so many times as much.
+#: A receiver that took nothing for this time is stalled, and each byte that waits for it counts as this many.
 _STALLED_S: Final = 1.0
 _STALLED_WEIGHT: Final = 4
-#: The share of a limit that is freed beyond the excess, so that the search is not made for each frame.
+#: One part in this many of a limit is freed beyond the excess, so that not each frame causes a search.
 _FREED_SHARE: Final = 64
 
 _sender: Callable[[Leg], Member] = attrgetter("target")
@@ -44,7 +44,7 @@ class Queues:
     # --- in and out ------------------------------------------------------------------------------------------------
 
     def put(self, queue: Leg, frame: bytes, now: float) -> None:
-        """Let ``frame`` wait for the member of ``queue``."""
+        """Add ``frame`` to ``queue``."""
         receiver, sender = queue.member, queue.target
         if not queue.queue:
             if not receiver.waiting:
@@ -85,7 +85,7 @@ class Queues:
             receiver.direct = True
 
     def took(self, queue: Leg, size: int) -> None:
-        """Note that ``size`` bytes of ``queue`` are on their way or dropped."""
+        """Count off ``size`` bytes of ``queue`` that are sent or dropped."""
         receiver, sender = queue.member, queue.target
         queue.queued_bytes -= size
         receiver.queued_to -= size
@@ -112,7 +112,7 @@ class Queues:
     # --- too much --------------------------------------------------------------------------------------------------
 
     def excess(self, queue: Leg, now: float) -> Sequence[Leg]:
-        """The queues that have to go because of what was put in ``queue``: often none."""
+        """The queues to drop because of what was put into ``queue``; mostly none."""
         limits = self._limits
         receiver, sender = queue.member, queue.target
         if queue.queued_bytes > limits.queue_hard_bytes:
@@ -141,13 +141,15 @@ class Queues:
     # --- too long --------------------------------------------------------------------------------------------------
 
     def limit_time(self, queue: Leg, now: float) -> None:
-        """Give ``queue`` the time of a slow consumer from now on: it is too long, or its transport is over."""
+        """Start the timeout of a slow consumer for ``queue``, which is too long or whose transport is closed."""
         queue.progressed = False
         self._stuck[queue] = now + self._limits.slow_consumer_timeout_s
         self._stuck.move_to_end(queue)
 
     def next_timeout(self) -> float | None:
-        """When :meth:`expired` may give something, or later."""
+        """The earliest time at which :meth:`expired` may give a queue, or ``None``."""
+        if not self._waiting:  # a stuck queue is one that waits
+            return None
         times = [next(iter(each.values())) for each in (self._stuck, self._waiting) if each]
         return min(times) if times else None
 

@@ -1,8 +1,8 @@
 """How many REQUESTs a relay passes on to one client.
 
-Pure. :ref:`spec-request-rates`. A REQUEST costs the client who gets it some hundred times what it costs the relay, so
-strangers must not decide how many it gets. Who has an open transport to it, or was accepted lately, is known to it; all
-others are strangers. Each of the two kinds has a rate of its own towards each client.
+Pure. :ref:`spec-request-rates`. A REQUEST costs the client that gets it some 100 times what it costs the relay, so the
+relay limits how many strangers can cause. A client is known to another when it has an open transport to it or was
+accepted by it lately; else it is a stranger. Both kinds have a rate of their own towards each client.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from dmsg.mux.relay.limits import RelayLimits
 from dmsg.mux.relay.member import Member, Rates
 from dmsg.sansio.rate import FairBucket, RecentSet, TokenBucket
 
-#: The clients that one stranger may ask at the same time without waiting for its rates towards them.
+#: Clients that one stranger has buckets for. With more it waits until one of the buckets is full again.
 _PAIRS: Final = 256
-#: Once in this time so many clients are looked at: more than are asked in it for the first time for a while.
+#: Full buckets are searched once in this time, at this many clients: more than get new buckets in that time.
 _LOOK_S: Final = 0.1
 _LOOKED_AT: Final = 256
-#: And so many buckets of pairs are forgotten: more than REQUESTs that a relay takes in that time.
+#: Buckets of pairs forgotten in one search: more than a relay takes REQUESTs in that time.
 _FORGOTTEN_PAIRS: Final = 4_096
-#: The keys that a client accepted last are known to it.
+#: Keys that a client accepted last: they are known to it.
 _KNOWN_KEYS: Final = 256
 
 
@@ -31,9 +31,9 @@ class RequestRates:
 
     def __init__(self, limits: RelayLimits) -> None:
         self._limits = limits
-        #: The clients that have buckets, to be looked at in turn: full buckets are forgotten.
+        #: The clients that have buckets, in the order in which they are searched for full ones.
         self._targets: OrderedDict[Member, None] = OrderedDict()
-        #: The strangers that have buckets of pairs, the same.
+        #: The strangers that have buckets of pairs, in the same way.
         self._sources: OrderedDict[Member, None] = OrderedDict()
         self._looked_at = 0.0
 

@@ -1,4 +1,4 @@
-"""The server: accepts connections, admits them to the switch, and reports what happens there.
+"""A relay as a service: accepts connections, admits them to the switch, and logs what happens there.
 
 :ref:`spec-server-connections`, :ref:`spec-publishing`, :ref:`spec-draining`.
 """
@@ -47,16 +47,16 @@ from dmsg.mux.relay.switch import Switch
 from dmsg.sansio.jitter import Jitter
 
 _log = Logger()
-#: How often a changed number of available connections is published at most.
+#: Seconds between two updates of the number of available connections in discovery.
 _PUBLISH_INTERVAL_S: Final = 5.0
-#: What is written when the server stops has this long to leave.
+#: What is written when the relay stops has this long to leave.
 _CLOSE_TIMEOUT_S: Final = 2.0
-#: Timeouts of the switch are kept to this precision.
+#: Precision of the timeouts of the switch.
 _TICK_S: Final = 0.25
 
 
 class DmsgRelay(Service):
-    """A dmsg server as a Twisted service.
+    """A dmsg relay as a Twisted service.
 
     ``startService`` listens and registers; ``stopService`` drains: no new connections or transports, open ones may go on for
     ``limits.drain_timeout_s``, then everything is closed with a reason. ``ready`` tells whether it is serving.
@@ -130,10 +130,10 @@ class DmsgRelay(Service):
     def _start_failed(self, failure: Failure) -> None:
         self._start_error = failure.value
         if failure.check(CancelledError) is None:
-            _log.failure("The server cannot listen", failure=failure)
+            _log.failure("The relay cannot listen", failure=failure)
 
     def listening(self) -> Deferred[IListeningPort]:
-        """Fires with the port once the server listens, or fails as listening did."""
+        """Fires with the port once the relay listens, or fails with the error of listening."""
 
         async def wait() -> IListeningPort:
             await self._starting
@@ -196,7 +196,7 @@ class DmsgRelay(Service):
     def available_connections(self) -> int:
         """How many more clients would be admitted now.
 
-        A server that one network has filled with idle clients is not full for others: discovery goes on listing it.
+        A relay that one network has filled with idle clients is not full for others, and discovery still lists it.
         """
         if self.switch.draining:
             return 0
@@ -214,7 +214,7 @@ class DmsgRelay(Service):
     # --- strangers -------------------------------------------------------------------------------------------------
 
     def build_shell(self, address: IAddress | None) -> RelayShell | None:
-        """A shell for a TCP connection that just came in, or ``None`` to close it: too many come from there."""
+        """A shell for a new TCP connection, or ``None`` to close it when too many come from its address."""
         now = self.reactor.seconds()
         host = str(getattr(address, "host", address))
         origin = Origin.of(host)
@@ -235,7 +235,7 @@ class DmsgRelay(Service):
         return RelayShell(core, self, self.reactor, number=next(self._numbers), address=host)
 
     def take_stranger(self, shell: RelayShell) -> None:
-        """Let a connection shake hands; if too many do, another one has to go (:ref:`spec-server-connections`)."""
+        """Let a connection shake hands. If too many do, another one ends (:ref:`spec-server-connections`)."""
         self._shells.add(shell)
         if self.limits.bytes_per_s:
             shell.throttle = ReadThrottle(shell, self.reactor, self.limits.bytes_per_s)
@@ -246,7 +246,7 @@ class DmsgRelay(Service):
     # --- from the shells -------------------------------------------------------------------------------------------
 
     def handle_events(self, shell: Shell, events: Sequence[object]) -> None:
-        """Act on what the handshake or the switch found, then flush every connection that got something to send."""
+        """Act on the events of a handshake or of the switch."""
         assert isinstance(shell, RelayShell)
         for event in events:
             if isinstance(event, HandshakeDone):
@@ -255,9 +255,9 @@ class DmsgRelay(Service):
                 self._on_switch_event(event)
 
     def after_read(self, shell: Shell) -> None:
-        """Send what came of one read to everybody it concerns."""
+        """Flush all connections that got something to send because of one read."""
         if shell.congested or not isinstance(shell.core, Member):
-            shell.flush()  # writes what a handshake answers; stops reading from who takes no answers
+            shell.flush()  # writes the answer of a handshake, or stops reading from a client that takes no answers
         flush_all(self.switch.dirty)  # a member that has something to send is among them
         self._arm()
         self._tell_waiters()
@@ -303,7 +303,7 @@ class DmsgRelay(Service):
                 still_open,
             )
         )
-        member.owner = None  # they hold each other: both go now, not when the garbage collector comes
+        member.owner = None  # without the cycle both are freed now, before the garbage collector runs
 
     # --- inside ----------------------------------------------------------------------------------------------------
 
@@ -333,7 +333,7 @@ class DmsgRelay(Service):
         shell.become(member, done.leftover)
 
     def _make_room(self, shell: RelayShell) -> None:
-        """End an idle connection if ``shell`` needs its place."""
+        """End an idle connection if ``shell`` needs a place."""
         while (victim := self.admission.victim(shell.origin)) is not None:
             member = victim.core
             assert isinstance(member, Member)
@@ -408,7 +408,7 @@ class DmsgRelay(Service):
             return
         if self._timer is None or not self._timer.active():
             self._timer = self.reactor.callLater(max(_TICK_S, due - self.reactor.seconds()), self._tick)
-        elif due < self._timer.getTime() - _TICK_S:  # what came later may have less time
+        elif due < self._timer.getTime() - _TICK_S:  # a later request may be due earlier
             self._timer.reset(max(_TICK_S, due - self.reactor.seconds()))
 
     def _tick(self) -> None:
@@ -431,7 +431,7 @@ def _shell_of(member: Member) -> RelayShell:
 
 
 def _why(error: DmsgError | None, stage: str) -> tuple[str, Reason]:
-    """Stage and reason of an end; without an error of ours the other side went."""
+    """Stage and reason of an end. Without an error of ours the peer closed the connection."""
     if error is None:
         return stage, Reason.CLOSED_BY_PEER
     if isinstance(error, RemoteProtocolError):

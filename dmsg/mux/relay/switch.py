@@ -1,9 +1,9 @@
-"""The relay: which transport goes where, and what may pass.
+"""A relay's switch: where each frame goes, and which requests pass.
 
-Pure. :ref:`spec-request-checks`, :ref:`spec-other-frames`, :ref:`spec-closing`. :class:`Switch` holds a :class:`Member`
-for each client that is connected; every transport is two :class:`Leg` objects that point at each other.
-``Member.receive_data`` is the hot path: for a FWD or ACK of an open transport it does one look-up and appends two pieces
-to the other member's output; nothing is copied, logged or allocated besides.
+Pure. :ref:`spec-request-checks`, :ref:`spec-other-frames`, :ref:`spec-closing`. :class:`Switch` holds a
+:class:`~dmsg.mux.relay.member.Member` for each client; each transport is two :class:`~dmsg.mux.relay.member.Leg` objects
+that point at each other. :meth:`Switch.route` is the hot path: a FWD or ACK of an open transport takes one look-up and
+adds two pieces to the output of the other member. It copies, logs and allocates nothing else.
 """
 
 from __future__ import annotations
@@ -41,19 +41,20 @@ from dmsg.mux.relay.place_rules import PlaceRules
 from dmsg.mux.relay.queues import Queues
 from dmsg.mux.relay.request_rates import RequestRates
 
-# An attribute of an enumeration takes a call in Python.
+# Each is an attribute of an enumeration, which takes a call in Python.
 _REQUESTED: Final = LegState.REQUESTED
 _OPEN: Final = LegState.OPEN
 _CLOSED: Final = LegState.CLOSED
+_SLOW_CONSUMER: Final = CloseReason.SLOW_CONSUMER
 
 
 class Switch:
-    """All connections of a server and the transports between them."""
+    """The members of a relay and the transports between them."""
 
     def __init__(self, limits: RelayLimits | None = None, *, random: Random = os.urandom) -> None:
         self.limits = limits = limits or RelayLimits()
         self.members: dict[bytes, Member] = {}
-        #: Members that have something to send; the shell takes the list, empties it, and flushes each.
+        #: Members that have something to send. The service flushes them and empties the list.
         self.dirty: list[Member] = []
         self.queues = Queues(limits)
         self._places = PlaceRules(limits)
@@ -87,10 +88,10 @@ class Switch:
     def add_member(
         self, remote: PublicKey, records: RecordLayer, now: float, *, extended: bool = False, group: str = ""
     ) -> tuple[Member, list[SwitchEvent]]:
-        """Admit a connection: OK is its first frame, and only then can it be reached (:ref:`spec-admission`).
+        """Admit a connection. Its first frame is OK, and no other client can reach it before (:ref:`spec-admission`).
 
-        ``group`` is the group of addresses it comes from (:func:`dmsg.address.address_group`); without one it is alone
-        in its group. A connection that had the key before is dropped with its transports (:ref:`spec-newest-wins`).
+        ``group`` is the group of addresses it comes from (:func:`dmsg.address.address_group`); without one it has a
+        group of its own. A connection that had the key before is dropped with its transports (:ref:`spec-newest-wins`).
         """
         events: list[SwitchEvent] = []
         member = Member(self, remote, records, now, extended=extended, group=group)
@@ -103,7 +104,7 @@ class Switch:
         return member, events
 
     def remove_member(self, member: Member, now: float) -> list[SwitchEvent]:
-        """Forget a connection that is gone and tell its peers (:ref:`spec-connection-ends`). Doing it again is harmless."""
+        """Forget a connection that is gone and tell its peers (:ref:`spec-connection-ends`). A second call does nothing."""
         self.now = now
         events: list[SwitchEvent] = []
         if self.members.get(member.remote.raw) is member:
@@ -146,16 +147,11 @@ class Switch:
                 member.frames_in += len(frames)
                 for kind, transport_id, start, end in frames:
                     leg = legs.get(transport_id)
-                    if (
-                        leg is None
-                        or leg.state is not opened
-                        or kind < FWD
-                        or end - start < SEQUENCE_BYTES
-                        or kind > ACK
-                    ):
+                    size = end - start
+                    if leg is None or leg.state is not opened or kind < FWD or size < SEQUENCE_BYTES or kind > ACK:
                         self._on_rare_frame(member, leg, kind, transport_id, plaintext[start:end], events)
                         continue
-                    leg.bytes += end - start
+                    leg.bytes += size
                     target = leg.target
                     prefix = leg.fwd_prefix if kind == FWD else leg.ack_prefix
                     if target.direct:
@@ -167,7 +163,7 @@ class Switch:
                     else:
                         self._enqueue(leg, prefix + plaintext[start - 2 : end], events)
         except RemoteProtocolError as error:
-            error.events = events  # they have happened, whatever came after them
+            error.events = events  # of the frames before the one that is at fault
             raise
         return events
 
@@ -184,10 +180,10 @@ class Switch:
                 self._cut(each, events)
 
     def _cut(self, queue: Leg, events: list[SwitchEvent]) -> None:
-        """End the transport of a queue that is too long, or waits for too long, and drop what waits."""
+        """Drop a queue that is too long or has waited too long, and end its transport."""
         if queue.state is not _CLOSED:
             self._end_both(queue.other, CloseReason.SLOW_CONSUMER, events)
-        else:  # its peer closed it, and what came before the CLOSE was never taken
+        else:  # its peer closed it, and its receiver never took the data before the CLOSE
             self.queues.drop(queue)
             queue.member.send_control(encode_close(queue.id, CloseReason.SLOW_CONSUMER))
 
@@ -219,11 +215,12 @@ class Switch:
         if leg is not None:
             self._count_stray(member)
             self._end(leg, CloseReason.BAD_ID, events, by="server", tell=leg.other)
-        reason = self._refuse_request(member, leg, transport_id, payload)
+        target = self.members.get(payload[33:REQUEST_BYTES])
+        reason = CloseReason.BAD_ID if leg is not None else self._refusal_of(member, transport_id, payload, target)
         if reason is not None:
             self._refuse(member, transport_id, reason, events)
             return
-        target = self.members[payload[33:REQUEST_BYTES]]
+        assert target is not None
         target_id = target.free_id(self._random)
         if target_id is None:
             self._refuse(member, transport_id, CloseReason.BUSY, events)
@@ -244,10 +241,11 @@ class Switch:
         member.send_control(encode_close(transport_id, reason))
         events.append(RequestRefused(member, reason_name(reason)))
 
-    def _refuse_request(self, member: Member, leg: Leg | None, transport_id: int, payload: bytes) -> int | None:
+    def _refusal_of(
+        self, member: Member, transport_id: int, payload: bytes, target: Member | None
+    ) -> CloseReason | None:
+        """Why a REQUEST is not passed on to ``target``, or ``None``."""
         limits = self.limits
-        if leg is not None:
-            return CloseReason.BAD_ID
         if transport_id % 2:
             self._count_stray(member)
             return CloseReason.BAD_ID
@@ -259,7 +257,6 @@ class Switch:
             return CloseReason.SERVER_DRAINING
         if not member.requests.take(self.now) or member.pending_requests >= limits.pending_requests:
             return CloseReason.RATE_LIMITED
-        target = self.members.get(payload[33:REQUEST_BYTES])
         if target is None:
             return CloseReason.UNKNOWN_PEER
         if len(payload) > REQUEST_BYTES and not target.extended:
@@ -273,7 +270,7 @@ class Switch:
     def _on_accept(self, leg: Leg, payload: bytes, events: list[SwitchEvent]) -> None:
         asking = leg.other
         if self._places.is_full(leg.member):
-            # Only now: a stranger who asks and is refused by the client takes no place away from others.
+            # Another source gives up a place now and not at the REQUEST: one that the client refuses costs others nothing.
             yielding = self._places.transport_for(asking.member, leg.member, self.now)
             self._end_both(leg if yielding is None else yielding, CloseReason.BUSY, events)
             if yielding is None:
@@ -286,7 +283,7 @@ class Switch:
         events.append(TransportStarted(asking))
 
     def _on_stray(self, member: Member, kind: int, transport_id: int) -> None:
-        """A frame of no transport. What was under way when the transport ended is no offence and not answered."""
+        """Handle a frame of no transport. One that was under way when its transport ended is neither counted nor answered."""
         if transport_id in member.recent:
             return
         self._count_stray(member)
@@ -301,16 +298,16 @@ class Switch:
 
     def _end_both(self, leg: Leg, reason: int, events: list[SwitchEvent]) -> None:
         if leg.state is _CLOSED:
-            return  # over already: a client's transport to itself has both legs on one member
+            return  # ended with the other leg: a client's transport to itself has both legs on one member
         self._end(leg, reason, events, by="server", tell=leg.other)
         leg.member.send_control(encode_close(leg.id, reason))
 
     def _end(
         self, leg: Leg, reason: int, events: list[SwitchEvent], *, by: str, tell: Leg, payload: bytes | None = None
     ) -> None:
-        """Forget a transport, ``leg`` being the side that ended it, and send CLOSE to the leg named by ``tell``."""
+        """Close a transport that the side of ``leg`` ended, and send CLOSE to ``tell`` unless its client is gone."""
         if leg.state is _CLOSED:
-            return  # over already: both of its legs were on a connection that is being forgotten
+            return  # ended with the other leg, which was on the same member
         asking = leg if leg.initiator else leg.other
         was_open = leg.state is _OPEN
         if was_open:
@@ -320,11 +317,12 @@ class Switch:
         events.append(TransportEnded(asking, reason, by, was_open))
         leg.close()
         leg.other.close()
-        # The event needs the way from who asked to who was asked. Without the way back no cycle keeps a closed
-        # transport in memory until the garbage collector comes by.
+        # The event needs the reference from the leg that asked to the other. Without the reference back there is no cycle,
+        # so the memory of a closed transport is free before the garbage collector runs.
         del asking.other.other
-        self.queues.drop(leg)
-        if tell.member.gone or reason == CloseReason.SLOW_CONSUMER:
+        if leg.queue:
+            self.queues.drop(leg)
+        if tell.queue and (tell.member.gone or reason == _SLOW_CONSUMER):
             self.queues.drop(tell)
         if tell.member.gone:
             return
@@ -338,7 +336,7 @@ class Switch:
     # --- time ------------------------------------------------------------------------------------------------------
 
     def next_timeout(self) -> float | None:
-        """When :meth:`handle_timeout` wants to be called."""
+        """When :meth:`handle_timeout` may have something to do, or ``None``."""
         self._forget_settled()
         due = self.queues.next_timeout()
         if not self._pending:
@@ -347,7 +345,7 @@ class Switch:
         return first if due is None else min(first, due)
 
     def _forget_settled(self) -> None:
-        """What was answered need not be kept until it would have timed out."""
+        """Forget the oldest requests that are answered."""
         while self._pending and self._pending[0][1].state is not _REQUESTED:
             self._pending.popleft()
 
