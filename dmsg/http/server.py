@@ -13,8 +13,9 @@ from collections import OrderedDict
 from io import BytesIO
 from typing import Any, Final
 
-from twisted.internet.interfaces import IAddress, IPullProducer
+from twisted.internet.interfaces import IAddress, IPullProducer, IReactorTime
 from twisted.internet.protocol import connectionDone
+from twisted.internet.task import deferLater
 from twisted.python.failure import Failure
 from twisted.web.http import RESPONSES, HTTPChannel
 from twisted.web.resource import IResource, Resource
@@ -22,6 +23,7 @@ from twisted.web.server import NOT_DONE_YET, Request, Site
 from zope.interface import implementer
 
 from dmsg.address import address_group, network_group
+from dmsg.glue.waiters import Waiters
 from dmsg.http.limits import HttpLimits
 from dmsg.http.places import Places, Standing
 
@@ -130,7 +132,7 @@ class LimitedRequest(Request):
     def _release(self) -> None:
         if self._counted:
             self._counted = False
-            self.channel.site.bodies -= 1
+            self.channel.site.body_done()
 
     def finish(self) -> None:
         """The answer is complete."""
@@ -242,6 +244,7 @@ class LimitedSite(Site):
         super().__init__(resource, timeout=None, reactor=reactor)  # type: ignore[no-untyped-call]
         self.limits = limits
         self.bodies = 0
+        self._no_bodies: Waiters[None] = Waiters()
         #: Connections that were closed to make room for others, and those that were refused.
         self.evicted = self.refused = 0
         self._places: Places[LimitedChannel] = Places()
@@ -298,6 +301,18 @@ class LimitedSite(Site):
     def standing(self, channel: LimitedChannel) -> Standing:
         """What ``channel``, which holds a place, is doing."""
         return self._places.standing(channel)
+
+    def body_done(self) -> None:
+        """A request with a body, one of :attr:`bodies`, was answered or is over."""
+        self.bodies -= 1
+        if not self.bodies:
+            self._no_bodies.fire(None)
+
+    async def when_no_bodies(self, limit_s: float, clock: IReactorTime) -> None:
+        """Returns when no request with a body is under way, or after ``limit_s``."""
+        if self.bodies:
+            await self._no_bodies.wait_at_most(limit_s, clock)
+            await deferLater(clock, 0)  # the last answer is complete, and about to be written
 
     # --- as a Site ---------------------------------------------------------------------------------------------------
 

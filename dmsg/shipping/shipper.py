@@ -23,6 +23,7 @@ from twisted.python.failure import Failure
 
 from dmsg.eventlog.reasons import Reason
 from dmsg.eventlog.schema import FileShipped
+from dmsg.glue.waiters import Waiters
 from dmsg.interfaces import IEventLog
 from dmsg.shipping.destinations import Destination
 from dmsg.shipping.errors import ShippingError
@@ -136,6 +137,7 @@ class Shipper:
         self._failed_attempts = 0
         self._warnings = Sparing(WARN_S)
         self._ok = True
+        self._none_in_flight: Waiters[None] = Waiters()
         self.done: Deferred[bool] = Deferred()
 
     def start(self) -> None:
@@ -156,6 +158,11 @@ class Shipper:
     def in_flight(self) -> int:
         """Attempts under way."""
         return self._plan.in_flight
+
+    async def when_none_in_flight(self, limit_s: float) -> None:
+        """Returns when no attempt is under way, or after ``limit_s``."""
+        if self.in_flight:
+            await self._none_in_flight.wait_at_most(limit_s, self._reactor)
 
     @property
     def problem(self) -> str:
@@ -261,7 +268,12 @@ class Shipper:
         self._began[file.path] = now
         shipping = self._in_thread(lambda: ship(self._directory, file.path, self._destination, keep=self._config.keep))
         shipping.addCallbacks(self._shipped, self._failed, callbackArgs=(file,), errbackArgs=(file,))
-        shipping.addCallback(lambda _: self._turn())
+        shipping.addCallback(self._attempt_ended)
+
+    def _attempt_ended(self, _: object) -> None:
+        self._turn()
+        if not self.in_flight:
+            self._none_in_flight.fire(None)
 
     def _shipped(self, shipped: Shipped | None, file: Waiting) -> None:
         attempt = self._plan.attempt(file.path)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable
-from typing import Any, Final
+from typing import Any
 
 from twisted.application.service import Service
 from twisted.internet.address import IPv4Address, IPv6Address
@@ -13,7 +13,6 @@ from twisted.internet.defer import Deferred, ensureDeferred, maybeDeferred
 from twisted.internet.error import CannotListenError
 from twisted.internet.interfaces import IAddress, IListeningPort, IProtocolFactory, IStreamServerEndpoint
 from twisted.internet.protocol import Factory
-from twisted.internet.task import deferLater
 from twisted.internet.threads import deferToThreadPool
 from twisted.logger import Logger
 from twisted.python.failure import Failure
@@ -31,7 +30,6 @@ from dmsg.taps._signals import end_well_on_signals, note_signals
 from dmsg.taps.settings import CommonSettings
 
 _log = Logger()
-_DRAIN_POLL_S: Final = 0.05
 
 
 class _Forwarding(Factory):
@@ -274,15 +272,6 @@ class RoleService(Service, ABC):
     def emit(self, event: Event) -> None:
         """Write one event of the role."""
         self.events.emit(event)
-
-    async def wait_until(self, condition: Callable[[], bool], timeout_s: float) -> bool:
-        """Wait for ``condition``; whether it came to hold within ``timeout_s``."""
-        give_up = self.reactor.seconds() + timeout_s
-        while not condition():
-            if self.reactor.seconds() >= give_up:
-                return False
-            await deferLater(self.reactor, _DRAIN_POLL_S)
-        return True
 
 
 def address_text(port: IListeningPort) -> str:

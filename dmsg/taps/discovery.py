@@ -119,7 +119,7 @@ class DiscoveryService(RoleService):
         if self.ranks is not None:
             await self.ranks.stop()
         if self.site is not None:
-            await self.wait_until(lambda: not self.site.bodies, self.settings.drain_timeout)
+            await self.site.when_no_bodies(self.settings.drain_timeout, self.reactor)
             self.emit(Drained((self.reactor.seconds() - began) * 1000, 0))
         if self.proofs is not None:
             await self.proofs.stop()

@@ -83,8 +83,8 @@ class ShipperService(RoleService):
         if self.shipper is None:
             return
         self.shipper.stop()
-        ended = await self.wait_until(lambda: not self.shipper.in_flight, self.settings.drain_timeout)  # type: ignore[union-attr]
-        reason = Reason.STOPPED if ended else Reason.UPLOADS_ABANDONED
+        await self.shipper.when_none_in_flight(self.settings.drain_timeout)
+        reason = Reason.UPLOADS_ABANDONED if self.shipper.in_flight else Reason.STOPPED
         if self.settings.once and not self.shipper.done.called:
             atexit.register(_leave, 1)
         self.emit(ServerStopped(reason, self.reactor.seconds() - self.started_at))
