@@ -35,11 +35,6 @@ FLOOR = {package: number for number, packages in enumerate(FLOORS) for package i
 PROTOCOLS = {"mux", "messaging", "rmb"}
 #: Values that every floor may know, whatever floor they are declared on.
 COMMON = {"dmsg.discovery.entry", "dmsg.discovery.ranks", "dmsg.eventlog.reasons", "dmsg.eventlog.schema"}
-#: The places where a floor still looks up. None may be added.
-JOINTS = {
-    ("dmsg.endpoints.sharing", "dmsg.mux"),
-    ("dmsg.endpoints.strings", "dmsg.mux"),
-}
 #: Pure packages, beside every package that is called core.
 PURE_PACKAGES = ("crypto", "sansio")
 
@@ -191,8 +186,7 @@ def test_imports_go_down(module: Module) -> Iterator[str]:
         if not _under(name, "dmsg") or any(_under(name, one) for one in COMMON):
             continue
         package = ([*name.split("."), ""])[1]
-        joint = any(one == module.name and _under(name, target) for one, target in JOINTS)
-        looks_up = FLOOR.get(package, 0) > FLOOR[module.slice] and not joint
+        looks_up = FLOOR.get(package, 0) > FLOOR[module.slice]
         strangers = module.slice in PROTOCOLS and package in PROTOCOLS - {module.slice}
         if looks_up or strangers:
             yield f"{module.path}:{node.lineno}: {module.name} imports {name}"
@@ -200,12 +194,6 @@ def test_imports_go_down(module: Module) -> Iterator[str]:
 
 def test_every_package_has_a_floor():
     assert {module.slice for module in MODULES} <= set(FLOOR)
-
-
-def test_joints_are_still_needed():
-    for name, target in JOINTS:
-        [module] = [one for one in MODULES if one.name == name]
-        assert any(_under(imported, target) for imported, _ in module.imports()), f"{name} no longer imports {target}"
 
 
 def circles(imports: dict[str, set[str]]) -> list[set[str]]:

@@ -9,8 +9,9 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Collection
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Generic, TypeVar
 from typing import Protocol as TypingProtocol
 from weakref import WeakValueDictionary
 
@@ -18,56 +19,86 @@ from twisted.internet.defer import Deferred, DeferredList, ensureDeferred, succe
 from twisted.internet.interfaces import IReactorCore
 from twisted.internet.threads import deferToThreadPool
 
+from dmsg.address import PinnedServer
 from dmsg.crypto.keys import PublicKey, SecretKey
+from dmsg.endpoints.client import C
 from dmsg.errors import ConfigError, DmsgError
 from dmsg.eventlog.log import EventLog, check_directory, new_boot_id, short_node
 from dmsg.glue.waiters import Waiters
 from dmsg.interfaces import IDiscovery
-from dmsg.mux.client.listener import DmsgPort
-from dmsg.mux.client.service import DmsgClient
-from dmsg.mux.client.session import ServerSession
-from dmsg.mux.client.settings import ClientSettings
-from dmsg.mux.client.transport import DmsgTransport
 from dmsg.relays.choice import RelaysFrom, RelaysMode
 
 MakeDiscovery = Callable[[str, Any, Collection[PublicKey]], Any]
 
 
-class ClientSource(TypingProtocol):
-    """Where an endpoint gets its client from."""
+class Settings(TypingProtocol):
+    """What sharing has to know of a client's settings, whatever protocol it speaks."""
 
-    async def acquire(self) -> DmsgClient:
-        """A running client, held until :meth:`release`."""
+    @property
+    def discovery(self) -> str | None:
+        """The URL of the discovery, if there is one."""
+
+    @property
+    def servers(self) -> tuple[PinnedServer, ...]:
+        """The relays that are known without it."""
+
+    @property
+    def ranks_keys(self) -> tuple[PublicKey, ...]:
+        """Whose relay ranks are believed."""
+
+    @property
+    def events(self) -> Path | None:
+        """The directory of the event log, if there is one."""
+
+    def relay_list(self) -> RelaysFrom | None:
+        """The operator's list, if there is one."""
+
+
+T = TypeVar("T", bound=Settings)
+
+
+class Holder(TypingProtocol):
+    """What counts who needs a client."""
+
+    def hold(self) -> None:
+        """Count one holder more of a client that is held already."""
 
     def release(self) -> Deferred[None]:
-        """Give up one hold. Fires when the client has stopped, or at once if somebody else holds it."""
-
-
-class Borrowed:
-    """A :class:`ClientSource` over a client that is started and stopped by whoever made it."""
-
-    def __init__(self, client: DmsgClient) -> None:
-        self._client = client
-
-    async def acquire(self) -> DmsgClient:
-        """The client."""
-        return self._client
-
-    def release(self) -> Deferred[None]:
-        """Nothing."""
-        return succeed(None)
+        """Count one less; the client stops after the last."""
 
 
 @dataclass(frozen=True, slots=True)
-class SharedSettings:
+class ClientParts(Generic[T]):
+    """What a shared client is made of. What is opened for it is closed after it has stopped.
+
+    ``lasting`` is whether ``key`` will be there in another run. Each of the client's transports, those that it accepts
+    included, holds ``holder`` from when it is open until its protocol knows that it is over (``on_over``).
+    """
+
+    reactor: Any
+    key: SecretKey
+    lasting: bool
+    settings: T
+    discovery: IDiscovery | None
+    relays: Any
+    events: EventLog | None
+    holder: Holder
+
+
+#: A protocol's own: a client, not started.
+MakeClient = Callable[[ClientParts[T]], C]
+
+
+@dataclass(frozen=True, slots=True)
+class SharedSettings(Generic[T]):
     """What a shared client is made from: its key, and its settings, which hold as the first user of the client has them.
 
     ``key`` is ``None`` for a key that lives as long as the client; such a client is not published and keeps only the
     sessions its transports need. All users of a client must say the same of the operator's list of relays.
     """
 
-    key: SecretKey | None = None
-    client: ClientSettings = field(default_factory=ClientSettings)
+    key: SecretKey | None
+    client: T
 
     @property
     def identity(self) -> object:
@@ -76,15 +107,16 @@ class SharedSettings:
         return key, self.client.discovery, frozenset(self.client.servers)
 
 
-class SharedClient:
-    """A :class:`ClientSource` that makes its client when it is first held and stops it after the last release.
+class SharedClient(Generic[T, C]):
+    """A :class:`~dmsg.endpoints.client.ClientSource` that makes its client when it is first held.
 
-    Held by listening ports, by dials under way and by open transports, accepted ones included.
+    It stops the client after the last release. Listening ports, dials under way and open transports hold it, accepted ones
+    included.
     """
 
-    def __init__(self, registry: SharedClients, settings: SharedSettings) -> None:
+    def __init__(self, registry: SharedClients[T, C], settings: SharedSettings[T]) -> None:
         self.settings = settings
-        self.client: DmsgClient | None = None
+        self.client: C | None = None
         self._registry = registry
         self._holders = 0
         self._discovery: Any = None
@@ -93,8 +125,8 @@ class SharedClient:
         self._stopping: Deferred[None] | None = None
         self._waiting: Waiters[None] = Waiters()
 
-    async def acquire(self) -> DmsgClient:
-        """See :class:`ClientSource`. Raises ``DmsgError`` once the reactor shuts down."""
+    async def acquire(self) -> C:
+        """See :class:`~dmsg.endpoints.client.ClientSource`. Raises ``DmsgError`` once the reactor shuts down."""
         self.hold()
         try:
             if self._stopping is not None:
@@ -114,7 +146,7 @@ class SharedClient:
         self._holders += 1
 
     def release(self) -> Deferred[None]:
-        """See :class:`ClientSource`."""
+        """See :class:`~dmsg.endpoints.client.ClientSource`."""
         self._holders -= 1
         if self._holders:
             return succeed(None)
@@ -122,7 +154,7 @@ class SharedClient:
 
         def look() -> None:
             if self._holders:
-                done.callback(None)  # somebody has taken it in the meantime
+                done.callback(None)  # it was taken in the meantime
             else:
                 self.stop().addBoth(lambda _: done.callback(None))
 
@@ -142,26 +174,16 @@ class SharedClient:
             self._discovery = self._registry.make_discovery(settings.discovery, reactor, settings.ranks_keys)
         self._relays = open_relay_list(listed, reactor) if listed is not None else None
         discovery: IDiscovery | None = self._discovery
-        self.client = _HeldClient(
-            reactor,
-            key,
-            discovery=discovery,
-            servers=settings.servers,
-            min_servers=settings.min_servers if lasting or settings.min_servers is not None else 0,
-            publish=lasting,
-            config=settings.config,
-            events=self._log,
-            relay_file=settings.relay_file(key),
-            relays=self._relays,
+        self.client = self._registry.make_client(
+            ClientParts(reactor, key, lasting, settings, discovery, self._relays, self._log, self)
         )
-        self.client.shared = self
         self._registry.started(self)
         if self._relays is not None:
             self._relays.start()
         self.client.startService()
 
     def stop(self) -> Deferred[None]:
-        """Stop the client if it runs, whoever holds it; fires when it has stopped."""
+        """Stop the client if it runs, held or not; fires when it has stopped."""
         if self._stopping is None:
             if self.client is None:
                 self._registry.stopped(self)
@@ -172,7 +194,7 @@ class SharedClient:
                 return succeed(None)
         return self._waiting.wait()
 
-    async def _stop(self, client: DmsgClient) -> None:
+    async def _stop(self, client: C) -> None:
         await client.stopService()
         if self._relays is not None:
             await self._relays.stop()
@@ -190,33 +212,23 @@ class SharedClient:
         return result
 
 
-class _HeldClient(DmsgClient):
-    """A client that is held by each of its transports until their protocols know that they are over."""
+class SharedClients(Generic[T, C]):
+    """All the shared clients of one protocol on one reactor. They are stopped when it shuts down.
 
-    shared: SharedClient
-
-    def transport_opened(self, session: ServerSession, transport: DmsgTransport, port: DmsgPort | None = None) -> None:
-        super().transport_opened(session, transport, port)
-        self.shared.hold()
-        transport.on_over = self.shared.release
-
-
-class SharedClients:
-    """All the shared clients on one reactor. They are stopped when it shuts down.
-
-    ``make_discovery(url, reactor, ranks_keys)`` gives an ``IDiscovery`` with a ``close``.
+    ``make_client`` is the protocol's, ``make_discovery(url, reactor, ranks_keys)`` gives an ``IDiscovery`` with a ``close``.
     """
 
-    def __init__(self, reactor: Any, make_discovery: MakeDiscovery) -> None:
+    def __init__(self, reactor: Any, make_client: MakeClient[T, C], make_discovery: MakeDiscovery) -> None:
         self.reactor = reactor
+        self.make_client = make_client
         self.make_discovery = make_discovery
-        #: As long as somebody uses them: endpoints made from strings, and the clients that run.
-        self._known: WeakValueDictionary[object, SharedClient] = WeakValueDictionary()
-        self._running: set[SharedClient] = set()
+        #: As long as they are used: by endpoints made from strings, and the clients that run.
+        self._known: WeakValueDictionary[object, SharedClient[T, C]] = WeakValueDictionary()
+        self._running: set[SharedClient[T, C]] = set()
         self._trigger: object = None
         self._closed = False
 
-    def get(self, settings: SharedSettings) -> SharedClient:
+    def get(self, settings: SharedSettings[T]) -> SharedClient[T, C]:
         """The one source for all ``settings`` of the same identity.
 
         Raises ``ConfigError`` when the others have another list of relays: which one held would be up to chance.
@@ -233,13 +245,13 @@ class SharedClients:
         if self._closed:
             raise DmsgError("the reactor is shutting down")
 
-    def started(self, shared: SharedClient) -> None:
+    def started(self, shared: SharedClient[T, C]) -> None:
         """A client has been made."""
         self._running.add(shared)
         if self._trigger is None and IReactorCore.providedBy(self.reactor):
             self._trigger = self.reactor.addSystemEventTrigger("before", "shutdown", self._shut_down)
 
-    def stopped(self, shared: SharedClient) -> None:
+    def stopped(self, shared: SharedClient[T, C]) -> None:
         """A client is gone."""
         self._running.discard(shared)
         if not self._running and self._trigger is not None:
@@ -252,15 +264,15 @@ class SharedClients:
         return DeferredList([shared.stop() for shared in list(self._running)])
 
 
-#: By the identity of their reactors, which they keep alive while they live themselves.
-_registries: WeakValueDictionary[int, SharedClients] = WeakValueDictionary()
+#: By the identity of their reactors, which they keep alive while they live themselves, and by what makes their clients.
+_registries: WeakValueDictionary[tuple[int, object], SharedClients[Any, Any]] = WeakValueDictionary()
 
 
-def shared_clients(reactor: Any) -> SharedClients:
-    """The shared clients of this process on ``reactor``."""
-    registry = _registries.get(id(reactor))
+def shared_clients(reactor: Any, make_client: MakeClient[T, C]) -> SharedClients[T, C]:
+    """The clients of this process on ``reactor`` that ``make_client`` makes."""
+    registry = _registries.get((id(reactor), make_client))
     if registry is None:
-        registry = _registries[id(reactor)] = SharedClients(reactor, _http_discovery)
+        registry = _registries[id(reactor), make_client] = SharedClients(reactor, make_client, _http_discovery)
     return registry
 
 

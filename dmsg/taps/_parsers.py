@@ -1,7 +1,7 @@
 """The ``dmsg:`` endpoint strings, as plugins that load nothing until such a string is used.
 
 Twisted imports every plugin to look for a prefix, in programs that never heard of dmsg as well; so the work is done
-elsewhere (:mod:`dmsg.endpoints.strings`) and imported when it is asked for.
+elsewhere (:mod:`dmsg.mux.client.endpoint`) and imported when it is asked for.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ class LazyClientParser:
 
     def parseStreamClient(self, reactor: Any, *args: Any, **kwargs: Any) -> Any:
         """The client endpoint for the parts of a string."""
-        from dmsg.endpoints.strings import parse_client
+        from dmsg.mux.client.endpoint import parse_client
 
         return parse_client(reactor, *args, **kwargs)
 
@@ -34,6 +34,6 @@ class LazyServerParser:
 
     def parseStreamServer(self, reactor: Any, *args: Any, **kwargs: Any) -> Any:
         """The server endpoint for the parts of a string."""
-        from dmsg.endpoints.strings import parse_server
+        from dmsg.mux.client.endpoint import parse_server
 
         return parse_server(reactor, *args, **kwargs)

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from twisted.internet.endpoints import _parse, quoteStringArgument
 
 from dmsg.endpoints.arguments import read_arguments
-from dmsg.endpoints.strings import ConnectArguments, ListenArguments
 from dmsg.errors import ConfigError
+from dmsg.mux.client.endpoint import ConnectArguments, ListenArguments
 from dmsg.mux.client.settings import ROLE, TOGETHER, ClientSettings
 from fuzz.choices import Choices
 from fuzz.oracles import KEYS, as_text

@@ -11,8 +11,9 @@ from twisted.internet.endpoints import clientFromString, connectProtocol, server
 from twisted.internet.protocol import Factory, Protocol
 
 from dmsg.crypto.keys import SecretKey
-from dmsg.endpoints.strings import DmsgConnectError, parse_client, parse_server
+from dmsg.endpoints.stream import DmsgConnectError
 from dmsg.errors import ConfigError
+from dmsg.mux.client.endpoint import parse_client, parse_server
 from dmsg.mux.core.errors import DowngradeRefused
 from dmsg.mux.core.negotiation import Security
 from dmsg.testing.network import LocalNetwork

@@ -19,7 +19,7 @@ from twisted.protocols.tls import TLSMemoryBIOFactory
 from twisted.spread import pb
 from zope.interface import implementer
 
-from dmsg.endpoints.strings import DmsgClientEndpoint, DmsgServerEndpoint
+from dmsg.mux.client.endpoint import DmsgClientEndpoint, DmsgServerEndpoint
 from dmsg.testing.network import LocalNetwork
 
 pytestmark = [pytest.mark.system, pytest.mark.time_limit(30)]

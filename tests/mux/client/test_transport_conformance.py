@@ -9,7 +9,7 @@ import pytest_twisted
 from twisted.internet.defer import Deferred, ensureDeferred
 from twisted.internet.protocol import Factory
 
-from dmsg.endpoints.strings import DmsgClientEndpoint, DmsgServerEndpoint
+from dmsg.mux.client.endpoint import DmsgClientEndpoint, DmsgServerEndpoint
 from dmsg.mux.core.limits import ConnectionConfig
 from dmsg.mux.core.negotiation import Security
 from dmsg.mux.core.window import AckGate

@@ -30,73 +30,45 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar
 
-from twisted.internet.defer import CancelledError, Deferred, ensureDeferred, succeed
-from twisted.internet.error import CannotListenError, ConnectError, ConnectingCancelledError, NoProtocol
-from twisted.internet.interfaces import (
-    IAddress,
-    IListeningPort,
-    IProtocol,
-    IProtocolFactory,
-    IStreamClientEndpoint,
-    IStreamServerEndpoint,
-)
 from twisted.internet.protocol import Factory
-from twisted.logger import Logger
-from twisted.python.failure import Failure
-from zope.interface import implementer
 
 from dmsg.address import DmsgAddress, check_service_name
 from dmsg.crypto.errors import InvalidKey
 from dmsg.crypto.keys import PublicKey
 from dmsg.endpoints.arguments import SOURCE, read_arguments
-from dmsg.endpoints.sharing import Borrowed, ClientSource, SharedClient, SharedSettings, shared_clients
-from dmsg.errors import ConfigError, DialError
+from dmsg.endpoints.client import Borrowed, ClientSource
+from dmsg.endpoints.sharing import ClientParts, Holder, SharedClient, SharedSettings, shared_clients
+from dmsg.endpoints.stream import ClientEndpoint, ServerEndpoint
+from dmsg.errors import ConfigError
 from dmsg.interfaces import IAccessPolicy
 from dmsg.mux.client.listener import AllowKeys, DmsgPort
 from dmsg.mux.client.service import DmsgClient
+from dmsg.mux.client.session import ServerSession
 from dmsg.mux.client.settings import ROLE, TOGETHER, ClientSettings
 from dmsg.mux.client.transport import DmsgTransport
 from dmsg.mux.core.limits import ListenerLimits
 from dmsg.mux.core.negotiation import Security
 from dmsg.ops.settings import setting
 from dmsg.ops.values import DURATION, SERVICE, more_than_zero
-from dmsg.relays.errors import SessionTimeout
 
-__all__ = ["DmsgClientEndpoint", "DmsgConnectError", "DmsgServerEndpoint", "parse_client", "parse_server"]
+__all__ = ["DmsgClientEndpoint", "DmsgServerEndpoint", "make_client", "parse_client", "parse_server"]
 
-_log = Logger()
 U = TypeVar("U", bound="ConnectArguments")
 
 
-class DmsgConnectError(DialError, ConnectError):
-    """A connect that failed: a ``DialError`` with its attempts, and a ``ConnectError`` for programs written for TCP."""
-
-    def __init__(self, error: DialError) -> None:
-        super().__init__(error.target, error.attempts)
-        self.osError = None
-        self._text = error.args[0] if error.args else ""
-
-    def __str__(self) -> str:
-        return str(self._text)
-
-
-# --- endpoints -------------------------------------------------------------------------------------------------------
-
-
-@implementer(IStreamClientEndpoint)
-class DmsgClientEndpoint:
+class DmsgClientEndpoint(ClientEndpoint[DmsgClient]):
     """Connects to ``service`` of ``public_key`` through ``client``.
 
     ``client`` is a running :class:`~dmsg.mux.client.service.DmsgClient` or a
-    :class:`~dmsg.endpoints.sharing.ClientSource`, which is held while a connect is under way. ``timeout_s``
+    :class:`~dmsg.endpoints.client.ClientSource`, which is held while a connect is under way. ``timeout_s``
     limits a whole connect (default: the client's own limit); ``security`` is the client's unless given.
     """
 
     def __init__(
         self,
-        client: DmsgClient | ClientSource,
+        client: DmsgClient | ClientSource[DmsgClient],
         public_key: PublicKey,
         service: str = "",
         *,
@@ -107,62 +79,14 @@ class DmsgClientEndpoint:
         self.public_key = public_key
         self.service = check_service_name(service)
         self.timeout_s = timeout_s
-        self._source = Borrowed(client) if isinstance(client, DmsgClient) else client
+        super().__init__(_source(client), DmsgAddress(public_key, service))
 
-    def __repr__(self) -> str:
-        return f"<DmsgClientEndpoint to {DmsgAddress(self.public_key, self.service)}>"
-
-    def connect(self, protocolFactory: IProtocolFactory) -> Deferred[IProtocol]:
-        """Dial and connect a protocol of ``protocolFactory``; fails with :class:`DmsgConnectError`.
-
-        Cancelling undoes whatever was done so far.
-        """
-        return ensureDeferred(self._connect(protocolFactory))
-
-    async def _connect(self, factory: IProtocolFactory) -> IProtocol:
-        factory.doStart()
-        transport: DmsgTransport | None = None
-        try:
-            client = await self._source.acquire()
-            try:
-                transport = await client.dial(
-                    self.public_key, self.service, security=self.security, timeout_s=self.timeout_s
-                )
-                return _attach(transport, factory)
-            finally:
-                self._source.release()
-        except DialError as error:
-            raise DmsgConnectError(error) from error
-        except CancelledError:
-            raise ConnectingCancelledError(cast(IAddress, DmsgAddress(self.public_key, self.service))) from None
-        finally:
-            if transport is None:
-                factory.doStop()
+    async def dial(self, client: DmsgClient) -> DmsgTransport:
+        """An open transport, without a protocol. Raises ``DialError``; cancelling undoes it."""
+        return await client.dial(self.public_key, self.service, security=self.security, timeout_s=self.timeout_s)
 
 
-def _attach(transport: DmsgTransport, factory: IProtocolFactory) -> IProtocol:
-    """Connect a new protocol, and tell the factory when that is over, as Twisted's connectors do."""
-    before = transport.on_over
-
-    def over() -> None:
-        factory.doStop()
-        if before is not None:
-            before()
-
-    transport.on_over = over
-    try:
-        protocol = factory.buildProtocol(cast(IAddress, transport.getPeer()))
-        if protocol is None:
-            raise NoProtocol
-    except BaseException:
-        transport.abortConnection()
-        raise
-    transport.attach(protocol)
-    return protocol
-
-
-@implementer(IStreamServerEndpoint)
-class DmsgServerEndpoint:
+class DmsgServerEndpoint(ServerEndpoint[DmsgClient]):
     """Listens for ``service`` of the key of ``client``, which is as for :class:`DmsgClientEndpoint`.
 
     ``policy`` says who may connect (all, if there is none), ``limits`` how many may wait for its decision and be connected.
@@ -172,7 +96,7 @@ class DmsgServerEndpoint:
 
     def __init__(
         self,
-        client: DmsgClient | ClientSource,
+        client: DmsgClient | ClientSource[DmsgClient],
         service: str = "",
         *,
         policy: IAccessPolicy | None = None,
@@ -181,61 +105,50 @@ class DmsgServerEndpoint:
         security: Security | None = None,
     ) -> None:
         self.security = security
-        self.service = check_service_name(service)
         self.policy = policy
         self.limits = limits
-        self.timeout_s = timeout_s
-        self._source = Borrowed(client) if isinstance(client, DmsgClient) else client
+        super().__init__(_source(client), check_service_name(service), "dmsg", timeout_s)
 
-    def listen(self, protocolFactory: IProtocolFactory) -> Deferred[IListeningPort]:
-        """Fires with the port when it can be reached; fails with ``CannotListenError``. Cancelling undoes it.
-
-        The port's ``getHost`` tells the public key to dial.
-        """
-        return ensureDeferred(self._listen(cast(Factory, protocolFactory)))
-
-    async def _listen(self, factory: Factory) -> IListeningPort:
-        client = await self._source.acquire()
-        port: DmsgPort | None = None
-        try:
-            port = client.listen(factory, self.service, policy=self.policy, limits=self.limits, security=self.security)
-            ready = client.when_ready()
-            if self.timeout_s is not None:
-                ready.addTimeout(self.timeout_s, client.reactor, self._too_late)
-            await ready
-        except BaseException:
-            if port is not None:
-                port.stopListening()
-            self._source.release()
-            raise
-        _log.info("{factory} is reached as {address}", factory=factory, address=port.getHost())
-        return HeldPort(port, self._source)
-
-    def _too_late(self, result: object, timeout_s: float) -> Failure:
-        return Failure(CannotListenError("dmsg", self.service, SessionTimeout("connecting to servers", timeout_s)))
+    def listen_on(self, client: DmsgClient, factory: Factory) -> DmsgPort:
+        """A port of ``client`` that listens. Raises ``CannotListenError``."""
+        return client.listen(factory, self.service, policy=self.policy, limits=self.limits, security=self.security)
 
 
-@implementer(IListeningPort)
-class HeldPort:
-    """A listening port that holds the client it listens on until it is stopped."""
+def _source(client: DmsgClient | ClientSource[DmsgClient]) -> ClientSource[DmsgClient]:
+    return Borrowed(client) if isinstance(client, DmsgClient) else client
 
-    def __init__(self, port: DmsgPort, source: ClientSource) -> None:
-        self._port = port
-        self._source: ClientSource | None = source
 
-    def startListening(self) -> None:
-        """Nothing: it listens already, and once stopped it is gone."""
+# --- clients that endpoints share ------------------------------------------------------------------------------------
 
-    def stopListening(self) -> Deferred[None]:
-        """Take no more connections; those that are open go on. Fires when a client nobody else holds has stopped."""
-        source, self._source = self._source, None
-        if source is None:
-            return succeed(None)
-        return self._port.stopListening().addCallback(lambda _: source.release())
 
-    def getHost(self) -> IAddress:
-        """The ``DmsgAddress`` it is reached under."""
-        return self._port.getHost()
+class _HeldClient(DmsgClient):
+    """A client that is held by each of its transports until their protocols know that they are over."""
+
+    holder: Holder
+
+    def transport_opened(self, session: ServerSession, transport: DmsgTransport, port: DmsgPort | None = None) -> None:
+        super().transport_opened(session, transport, port)
+        self.holder.hold()
+        transport.on_over = self.holder.release
+
+
+def make_client(parts: ClientParts[ClientSettings]) -> DmsgClient:
+    """The client that endpoints of the same key, discovery and servers share, not started."""
+    settings, lasting = parts.settings, parts.lasting
+    client = _HeldClient(
+        parts.reactor,
+        parts.key,
+        discovery=parts.discovery,
+        servers=settings.servers,
+        min_servers=settings.min_servers if lasting or settings.min_servers is not None else 0,
+        publish=lasting,
+        config=settings.config,
+        events=parts.events,
+        relay_file=settings.relay_file(parts.key),
+        relays=parts.relays,
+    )
+    client.holder = parts.holder
+    return client
 
 
 # --- strings ---------------------------------------------------------------------------------------------------------
@@ -323,5 +236,5 @@ def _read(arguments: Mapping[str, str], use: type[U]) -> tuple[ClientSettings, U
     return settings, read
 
 
-def _shared(reactor: Any, settings: ClientSettings) -> SharedClient:
-    return shared_clients(reactor).get(SharedSettings(settings.read_key(), settings))
+def _shared(reactor: Any, settings: ClientSettings) -> SharedClient[ClientSettings, DmsgClient]:
+    return shared_clients(reactor, make_client).get(SharedSettings(settings.read_key(), settings))

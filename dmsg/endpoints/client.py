@@ -1,0 +1,82 @@
+"""What endpoints need of a protocol's client, of its transports and of its ports."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+from typing import Protocol as TypingProtocol
+
+from twisted.internet.defer import Deferred, succeed
+from twisted.internet.interfaces import IProtocol, IReactorTime
+
+
+class Transport(TypingProtocol):
+    """An open transport to a peer; what the peer sends waits until a protocol is attached."""
+
+    #: Called once when it is over and its protocol knows.
+    on_over: Callable[[], object] | None
+
+    def getPeer(self) -> Any:
+        """The peer's address."""
+
+    def attach(self, protocol: IProtocol) -> None:
+        """Connect ``protocol`` to it."""
+
+    def abortConnection(self) -> None:
+        """End it at once."""
+
+
+class Port(TypingProtocol):
+    """A port that a client listens on."""
+
+    def stopListening(self) -> Deferred[None]:
+        """Take no more transports; those that are open go on."""
+
+    def getHost(self) -> Any:
+        """The address it is reached under."""
+
+
+class Client(TypingProtocol):
+    """A client that keeps connections to relays. How it dials and listens is the protocol's own."""
+
+    @property
+    def reactor(self) -> IReactorTime:
+        """Its clock."""
+
+    def startService(self) -> None:
+        """Begin to connect."""
+
+    def stopService(self) -> Deferred[None]:
+        """End everything; fires when it has."""
+
+    def when_ready(self) -> Deferred[None]:
+        """Fires once peers can reach it."""
+
+
+C = TypeVar("C", bound=Client)
+C_co = TypeVar("C_co", bound=Client, covariant=True)
+
+
+class ClientSource(TypingProtocol[C_co]):
+    """Where an endpoint gets its client from."""
+
+    async def acquire(self) -> C_co:
+        """A running client, held until :meth:`release`."""
+
+    def release(self) -> Deferred[None]:
+        """Give up one hold. Fires when the client has stopped, or at once if something else holds it."""
+
+
+class Borrowed(ClientSource[C]):
+    """A :class:`ClientSource` over a client that its owner starts and stops."""
+
+    def __init__(self, client: C) -> None:
+        self._client = client
+
+    async def acquire(self) -> C:
+        """The client."""
+        return self._client
+
+    def release(self) -> Deferred[None]:
+        """Nothing."""
+        return succeed(None)
