@@ -8,8 +8,8 @@ from itertools import islice
 
 import pyarrow as pa
 
-from dmsg_logs import plain
-from dmsg_logs.lines import EARLIEST_S, LATEST_S, MAX_INT, MAX_LINE_BYTES
+from dmsg_logs.ingest import plain
+from dmsg_logs.ingest.lines import EARLIEST_S, LATEST_S, MAX_INT, MAX_LINE_BYTES
 from dmsg_logs.schemas import EVENTS
 from fuzz import words
 from fuzz.choices import Choices

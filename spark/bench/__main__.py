@@ -15,8 +15,8 @@ from typing import Any, Final
 
 from bench import check, measure, report, zone
 from bench.shape import ALONE
-from dmsg_logs import class_archive
-from dmsg_logs.generate import Truth
+from dmsg_logs.runtime import class_archive
+from dmsg_logs.synthetic import Truth
 
 ENGINES: Final = ("spark", "duckdb", "polars")
 STAGES: Final = ("start", "clean", "tables")

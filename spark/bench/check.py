@@ -8,7 +8,7 @@ from typing import Any, Final
 import duckdb
 
 from bench.shape import ACCOUNTS, GOOD, HOURLY, QUARANTINE, TRANSPORTS
-from dmsg_logs.generate import Truth
+from dmsg_logs.synthetic import Truth
 
 _MODULUS: Final = 2**61 - 1
 #: Floats are sums and interpolations in another order.

@@ -24,7 +24,7 @@ from bench.stages import stage
 
 def clean(spark: Any, task: Task) -> dict[str, int]:
     """Stage ``clean``. Its results lie where readers of the tables find them."""
-    from dmsg_logs.ingest import ingest
+    from dmsg_logs.ingest.batches import ingest
 
     done = ingest(spark, str(task.zone), task.part("tables"))
     facts = asdict(done)
@@ -35,8 +35,8 @@ def tables(spark: Any, task: Task) -> dict[str, int]:
     """Stage ``tables``."""
     from pyspark.sql import functions as F
 
-    from dmsg_logs import store
-    from dmsg_logs.transforms.common import sessionise
+    from dmsg_logs.ingest import store
+    from dmsg_logs.tables.transforms.common import sessionise
 
     events = store.read_events(spark, task.part("tables")).where("role = 'server'")
     keys = ("node", "boot", "conn", "transport_id")
@@ -95,7 +95,7 @@ def export(spark: Any, task: Task) -> None:
     """Not measured: what the check compares, under the names the other engines give it."""
     from pyspark.sql import functions as F
 
-    from dmsg_logs import store
+    from dmsg_logs.ingest import store
 
     where = task.part("tables")
     keys = ("node", "boot", "seq", "date", "raw")
@@ -110,7 +110,7 @@ def main(arguments: list[str]) -> None:
     """One process: all stages."""
     task = Task.from_arguments(arguments)
     with stage("start"):
-        from dmsg_logs.session import build_session
+        from dmsg_logs.runtime.session import build_session
 
         task.out.mkdir(parents=True)
         spark = build_session("bench", {"spark.master": f"local[{task.cores}]"})

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, Final
 
-from dmsg_logs.generate import NAME, Truth, generate
+from dmsg_logs.synthetic import NAME, Truth, generate
 
 SEED: Final = 42
 #: What is wrong with the lines, as shares: what a fleet in good order has.

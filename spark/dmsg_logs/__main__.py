@@ -18,8 +18,8 @@ from typing import Any, Final, NoReturn
 import click
 
 from dmsg_logs import __version__
-from dmsg_logs.console import Console
-from dmsg_logs.together import workers
+from dmsg_logs.runtime.console import Console
+from dmsg_logs.runtime.together import workers
 
 EXIT_FAILED: Final = 1
 EXIT_INCOMPLETE: Final = 3
@@ -104,7 +104,7 @@ def main() -> None:
 @click.option("--json", "as_json", is_flag=True, help="End with one line of JSON.")
 def generate(out: str, *, as_json: bool, **fleet: Any) -> None:
     """Write the logs of a synthetic fleet, and the exact truth about them beside (_truth.json)."""
-    from dmsg_logs.generate import generate as make
+    from dmsg_logs.synthetic import generate as make
 
     began = time.monotonic()
     try:
@@ -119,7 +119,7 @@ def generate(out: str, *, as_json: bool, **fleet: Any) -> None:
 @click.option("--json", "as_json", is_flag=True, help="End with one line of JSON.")
 def prepare(as_json: bool) -> None:
     """Once after installing: archive Spark's classes, so that every later command starts in half the time."""
-    from dmsg_logs import class_archive
+    from dmsg_logs.runtime import class_archive
 
     began = time.monotonic()
     try:
@@ -264,7 +264,7 @@ def _secret(ranks: str | None, key: str | None, as_json: bool) -> Any:
         return None
     if key is None:
         raise click.UsageError("--ranks wants --key, which signs them")
-    from dmsg_logs.signing import read_key_file
+    from dmsg_logs.ranks.signing import read_key_file
 
     try:
         return read_key_file(key)
@@ -291,7 +291,7 @@ def _work(
         chosen[key] = value
     if master:
         chosen["spark.master"] = master
-    from dmsg_logs.session import build_session
+    from dmsg_logs.runtime.session import build_session
 
     began = time.monotonic()
     summary: dict[str, Any] = {}

@@ -13,13 +13,13 @@ from typing import Any, Final
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from dmsg_logs import paths
-from dmsg_logs import ranks as scoring
-from dmsg_logs.ingest import ingest
+from dmsg_logs.ingest.batches import ingest
+from dmsg_logs.ingest.store import read_events
+from dmsg_logs.ranks import document as scoring
+from dmsg_logs.ranks.signing import SecretKey
 from dmsg_logs.report import ReportData, render, write_report
-from dmsg_logs.signing import SecretKey
-from dmsg_logs.store import read_events
-from dmsg_logs.tables import build_tables, read_manifest
+from dmsg_logs.runtime import paths
+from dmsg_logs.tables.generations import build_tables, read_manifest
 
 #: Told of every step: name of the stage, steps done, steps in all (0 while that is not known).
 Progress = Callable[[str, int, int], None]

@@ -14,8 +14,8 @@ import pytest
 from pyspark.sql import SparkSession
 from rank_fleet import Fleet
 
-from dmsg_logs import class_archive
-from dmsg_logs.session import build_session
+from dmsg_logs.runtime import class_archive
+from dmsg_logs.runtime.session import build_session
 
 #: A JVM that only compiles quickly has room for a fifth of its code, and ceases to compile when that is full.
 _FAST = {

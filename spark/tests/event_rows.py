@@ -10,7 +10,7 @@ from typing import Any
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import DateType, DoubleType, LongType, StringType, StructField, StructType
 
-from dmsg_logs.claims import bits, word
+from dmsg_logs.ingest.claims import bits, word
 from dmsg_logs.schemas import EVENTS, LINE
 
 #: A Monday, 00:00 UTC.

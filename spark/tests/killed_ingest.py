@@ -10,8 +10,8 @@ from pathlib import Path
 
 from conftest import _FAST
 
-from dmsg_logs.ingest import ingest
-from dmsg_logs.session import build_session
+from dmsg_logs.ingest.batches import ingest
+from dmsg_logs.runtime.session import build_session
 
 
 def main(landing: str, tables: str, victim: str) -> None:

@@ -11,8 +11,8 @@ from typing import Any
 
 import zstandard
 
-from dmsg_logs.generate import Truth
 from dmsg_logs.schemas import EVENTS, KEY
+from dmsg_logs.synthetic import Truth
 
 NAME = re.compile(
     r"^(?P<node>.+)-(?P<boot>[0-9a-f]{8,32})-(?P<n>\d{6,9})-(?P<lines>\d{1,12})-(?P<digest>[0-9a-f]{16})\.jsonl\.zst$"

@@ -14,9 +14,9 @@ from typing import Any
 from event_rows import Event, line_rows, node_of
 from pyspark.sql import DataFrame, SparkSession
 
-from dmsg_logs.ranks import excluded_clients, gather_voices
+from dmsg_logs.ranks.document import excluded_clients, gather_voices
+from dmsg_logs.ranks.scoring import Scores, score_relays
 from dmsg_logs.schemas import LINE
-from dmsg_logs.scoring import Scores, score_relays
 
 NOW = 1_772_496_000.0
 HOUR_S = 3600.0

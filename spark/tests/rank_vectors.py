@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from dmsg_logs.signing import SecretKey
+from dmsg_logs.ranks.signing import SecretKey
 
 VECTORS: dict[str, Any] = json.loads((Path(__file__).parent / "vectors" / "relay_ranks.json").read_text())
 OPERATOR = SecretKey(bytes.fromhex(VECTORS["secret_key"]))

@@ -10,9 +10,9 @@ from event_rows import DAY, Event, events, node_of, rows_of
 from pyspark.sql import SparkSession
 from rank_fleet import RELAYS, abuse_close, accepted, dial, key, lines_frame, refusal, step
 
-from dmsg_logs.generate import generate
 from dmsg_logs.schemas import LINE
-from dmsg_logs.transforms.abuse import (
+from dmsg_logs.synthetic import generate
+from dmsg_logs.tables.transforms.abuse import (
     ABUSE_CANDIDATES,
     ABUSE_ROOM,
     FLAGGED,

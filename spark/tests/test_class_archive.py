@@ -17,13 +17,13 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from dmsg_logs import class_archive
 from dmsg_logs.__main__ import main
+from dmsg_logs.runtime import class_archive
 
 #: Starts Spark and says what its JVM has mapped into its memory that is named like an archive of ours.
 _MAPPED = """
 from pathlib import Path
-from dmsg_logs.session import build_session
+from dmsg_logs.runtime.session import build_session
 
 session = build_session("test", {"spark.master": "local[1]", "spark.driver.extraJavaOptions": "-XX:+UseSerialGC"})
 assert session.range(3).count() == 3

@@ -20,7 +20,7 @@ import pyspark
 import pytest
 from landing_files import LandingZone, line
 
-from dmsg_logs import class_archive
+from dmsg_logs.runtime import class_archive
 
 pytestmark = pytest.mark.cluster
 

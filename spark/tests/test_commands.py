@@ -13,8 +13,8 @@ import pytest
 from click.testing import CliRunner, Result
 from pyspark.sql import SparkSession
 
-from dmsg_logs import session
 from dmsg_logs.__main__ import main
+from dmsg_logs.runtime import session
 
 _LINES = 1_000
 _TIMEOUT_S = 150.0

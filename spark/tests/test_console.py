@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from dmsg_logs.console import Console
+from dmsg_logs.runtime.console import Console
 
 
 def _shown(console: Console) -> dict[str, Any]:

@@ -16,10 +16,10 @@ import numpy as np
 import pytest
 from landing_zone import NAME, Zone, lines_of
 
-from dmsg_logs.generate import Truth, generate
-from dmsg_logs.generate.texts import ADDED
-from dmsg_logs.generate.traffic import Outcome, refusals
 from dmsg_logs.schemas import EVENTS
+from dmsg_logs.synthetic import Truth, generate
+from dmsg_logs.synthetic.texts import ADDED
+from dmsg_logs.synthetic.traffic import Outcome, refusals
 
 
 @pytest.fixture(scope="module")

@@ -16,11 +16,11 @@ from landing_files import START, LandingZone, event, line
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 
-from dmsg_logs import lease, paths, store
-from dmsg_logs import lines as lines_module
-from dmsg_logs import plain as plain_module
-from dmsg_logs.accounts import DAMAGED, TRUNCATED, UNPACKS_TOO_FAR, IngestSummary
-from dmsg_logs.ingest import ingest
+from dmsg_logs.ingest import lines as lines_module
+from dmsg_logs.ingest import plain as plain_module
+from dmsg_logs.ingest.accounts import DAMAGED, TRUNCATED, UNPACKS_TOO_FAR, IngestSummary
+from dmsg_logs.ingest.batches import ingest, store
+from dmsg_logs.runtime import lease, paths
 from dmsg_logs.schemas import LINE
 
 Key = tuple[str, str, int]

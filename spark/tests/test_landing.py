@@ -12,11 +12,11 @@ from fsspec.implementations.memory import MemoryFileSystem
 from landing_files import START, LandingZone, line
 from pyspark.sql import SparkSession
 
-from dmsg_logs import landing as landings
-from dmsg_logs.accounts import DAMAGED, TRUNCATED, AccountsError, IngestSummary, Written, make_accounts
-from dmsg_logs.ingest import ingest
-from dmsg_logs.landing import FileName, LandingFile, MirroredLanding, batches, open_landing, parse_name, shares
-from dmsg_logs.store import read_events
+from dmsg_logs.ingest import landing as landings
+from dmsg_logs.ingest.accounts import DAMAGED, TRUNCATED, AccountsError, IngestSummary, Written, make_accounts
+from dmsg_logs.ingest.batches import ingest
+from dmsg_logs.ingest.landing import FileName, LandingFile, MirroredLanding, batches, open_landing, parse_name, shares
+from dmsg_logs.ingest.store import read_events
 
 _DIGEST = "0123456789abcdef"
 

@@ -10,8 +10,8 @@ import pytest
 from landing_files import event, line
 from pyspark.sql import Row, SparkSession
 
-from dmsg_logs import lines as lines_module
-from dmsg_logs.lines import KEPT_CHARS, parse, read_lines
+from dmsg_logs.ingest import lines as lines_module
+from dmsg_logs.ingest.lines import KEPT_CHARS, parse, read_lines
 from dmsg_logs.schemas import LINE
 
 

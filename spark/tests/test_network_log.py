@@ -16,8 +16,8 @@ import pytest
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.testing import assertDataFrameEqual
 
-from dmsg_logs.ingest import ingest
-from dmsg_logs.tables import TABLES, build_tables, read_manifest, read_table
+from dmsg_logs.ingest.batches import ingest
+from dmsg_logs.tables.generations import TABLES, build_tables, read_manifest, read_table
 
 LANDING = Path(__file__).parent / "vectors" / "network_log"
 DAY, HOUR = date(2026, 3, 2), datetime(2026, 3, 2, 9)

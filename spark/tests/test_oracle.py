@@ -14,12 +14,11 @@ from landing_zone import Zone
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 
-from dmsg_logs import store
-from dmsg_logs.generate import generate
-from dmsg_logs.ingest import IngestSummary, ingest
+from dmsg_logs.ingest.batches import IngestSummary, ingest, store
 from dmsg_logs.schemas import LINE
-from dmsg_logs.tables import build_tables, read_table
-from dmsg_logs.transforms.log_quality import LATE_S
+from dmsg_logs.synthetic import generate
+from dmsg_logs.tables.generations import build_tables, read_table
+from dmsg_logs.tables.transforms.log_quality import LATE_S
 
 _MODULUS = 2**61 - 1
 #: Forms of corruption that leave no doubt what to call them.

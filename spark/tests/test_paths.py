@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from pyspark.sql import SparkSession
 
-from dmsg_logs import paths
+from dmsg_logs.runtime import paths
 
 
 def test_texts_are_created_once_and_replaced_whole(spark: SparkSession, tmp_path: Path) -> None:

@@ -16,10 +16,10 @@ import zstandard
 from landing_files import START, event, line
 from pyspark.sql import SparkSession
 
-from dmsg_logs import landing, lines, plain
-from dmsg_logs.generate import generate
-from dmsg_logs.plain import Told, Unreadable, is_plain, line_blocks, scan, tables, texts
+from dmsg_logs.ingest import landing, lines, plain
+from dmsg_logs.ingest.plain import Told, Unreadable, is_plain, line_blocks, scan, tables, texts
 from dmsg_logs.schemas import EVENTS, LINE
+from dmsg_logs.synthetic import generate
 
 _DAY = int(START) // 86_400
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 
-from dmsg_logs.quality import BALANCES, RULES, Balance, Rule, check
-from dmsg_logs.tables import TABLES
+from dmsg_logs.tables.generations import TABLES
+from dmsg_logs.tables.quality import BALANCES, RULES, Balance, Rule, check
 
 
 def test_rules_and_balances_count(spark: SparkSession) -> None:

@@ -41,9 +41,9 @@ from rank_fleet import (
     step,
 )
 
-from dmsg_logs.ranks import WINDOW_S, gather_voices
-from dmsg_logs.scoring import SCALE, SHARE, STEP, VOICES, Scores, Voice, compare, score_relays
-from dmsg_logs.transforms.rank_evidence import AHEAD_S, HALF_LIFE_S, faded, relay_evidence
+from dmsg_logs.ranks.document import WINDOW_S, gather_voices
+from dmsg_logs.ranks.scoring import SCALE, SHARE, STEP, VOICES, Scores, Voice, compare, score_relays
+from dmsg_logs.tables.transforms.rank_evidence import AHEAD_S, HALF_LIFE_S, faded, relay_evidence
 
 PARTS = ("score", "success", "latency", "capacity", "drops")
 ONE_VOICE = SCALE / VOICES + STEP

@@ -9,8 +9,8 @@ from event_rows import Event, events, node_of, rows_of
 from pyspark.sql import SparkSession
 from rank_fleet import ALICE, BOB, CLIENTS, GOOD, NOW, RELAYS, SLOW, TWIN, accepted, dial, session, step
 
-from dmsg_logs.ranks import WINDOW_S
-from dmsg_logs.transforms.rank_evidence import UNANSWERED, relay_latency
+from dmsg_logs.ranks.document import WINDOW_S
+from dmsg_logs.tables.transforms.rank_evidence import UNANSWERED, relay_latency
 
 
 def compared(spark: SparkSession, lines: Sequence[Event]) -> dict[tuple[str, str], dict[str, float]]:

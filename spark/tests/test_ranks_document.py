@@ -12,7 +12,7 @@ from pyspark.sql import SparkSession
 from rank_fleet import ALICE, BOB, CLIENTS, FAILING, FLAPPING, GOOD, NOW, SLOW, Fleet, key, session, started
 from rank_vectors import OPERATOR, VECTORS
 
-from dmsg_logs.ranks import (
+from dmsg_logs.ranks.document import (
     LIFETIME_S,
     RELAYS_LIMIT,
     WINDOW_S,
@@ -23,7 +23,7 @@ from dmsg_logs.ranks import (
     verify_document,
     write_ranks,
 )
-from dmsg_logs.scoring import RelayScore, effective
+from dmsg_logs.ranks.scoring import RelayScore, effective
 
 
 def test_from_lines_to_a_document_that_is_replaced_at_once(spark: SparkSession, fleet: Fleet, tmp_path: Path) -> None:
@@ -81,7 +81,7 @@ def test_a_document_over_the_limits_is_neither_written_nor_read(tmp_path: Path) 
 
 
 def test_invented_relays_cannot_crowd_out_real_ones(spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dmsg_logs.ranks.RELAYS_LIMIT", 3)
+    monkeypatch.setattr("dmsg_logs.ranks.document.RELAYS_LIMIT", 3)
     invented = [key("0bad", number) for number in range(4)]
     lines = [session(client, relay, 0.1) for client in (ALICE, BOB) for relay in invented]
     lines += [session(client, invented[3], 0.1) for client in CLIENTS[2:4]]

@@ -13,7 +13,7 @@ from pyspark.sql.types import StructType
 
 from dmsg_logs.report import ReportData, collect, gather, queries, render
 from dmsg_logs.report.data import DAY_S, DAYS, FRAMES, HOUR_S, TOP_KEYS, TOP_RELAYS, bucket_s
-from dmsg_logs.tables import TABLES
+from dmsg_logs.tables.generations import TABLES
 
 #: A Monday, 00:00 UTC.
 DAY = 1_772_409_600
@@ -212,9 +212,9 @@ def data(spark: SparkSession) -> ReportData:
     """What is collected of the small fleet, from where the pipeline keeps its tables."""
     tables = Tables(spark, small_fleet())
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("dmsg_logs.tables.read_table", lambda session, where, name: tables.read(name))
-        patch.setattr("dmsg_logs.store.read_events", lambda session, where: tables.read("events"))
-        patch.setattr("dmsg_logs.store.read_accounts", lambda session, where: tables.read("accounts"))
+        patch.setattr("dmsg_logs.tables.generations.read_table", lambda session, where, name: tables.read(name))
+        patch.setattr("dmsg_logs.ingest.store.read_events", lambda session, where: tables.read("events"))
+        patch.setattr("dmsg_logs.ingest.store.read_accounts", lambda session, where: tables.read("accounts"))
         return collect(spark, "anywhere")
 
 

@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dmsg_logs import scoring
-from dmsg_logs.scoring import (
+from dmsg_logs.ranks import scoring
+from dmsg_logs.ranks.scoring import (
     EVIDENCE,
     ITSELF,
     SCALE,
@@ -30,7 +30,7 @@ from dmsg_logs.scoring import (
     effective,
     score_relays,
 )
-from dmsg_logs.transforms import rank_evidence
+from dmsg_logs.tables.transforms import rank_evidence
 
 RELAY = "02" + "aa" * 32
 PARTS = ("score", "success", "latency", "capacity", "drops")

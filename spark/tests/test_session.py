@@ -11,7 +11,7 @@ import pytest
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 
-from dmsg_logs.session import JAVA_OPTIONS, build_session, utf8_locale
+from dmsg_logs.runtime.session import JAVA_OPTIONS, build_session, utf8_locale
 
 
 def _java() -> str:

@@ -10,7 +10,7 @@ import pytest
 from rank_vectors import OPERATOR as KEY
 from rank_vectors import VECTORS
 
-from dmsg_logs.signing import (
+from dmsg_logs.ranks.signing import (
     SecretKey,
     SigningError,
     canonical_json,

@@ -18,8 +18,19 @@ from event_rows import DAY, RELAY, accounts, events, keys_of, line_rows, random_
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from dmsg_logs import lease, tabledef, tables
-from dmsg_logs.tables import TABLES, Manifest, NoTables, Progress, build_tables, read_manifest, read_table, write_table
+from dmsg_logs.runtime import lease
+from dmsg_logs.tables import generations as tables
+from dmsg_logs.tables import tabledef
+from dmsg_logs.tables.generations import (
+    TABLES,
+    Manifest,
+    NoTables,
+    Progress,
+    build_tables,
+    read_manifest,
+    read_table,
+    write_table,
+)
 
 
 @dataclass
@@ -289,8 +300,8 @@ sys.path.insert(0, {tests!r})
 from conftest import _FAST
 from test_tables import FEW, Lines
 from event_rows import accounts, events
-from dmsg_logs.session import build_session
-from dmsg_logs.tables import build_tables
+from dmsg_logs.runtime.session import build_session
+from dmsg_logs.tables.generations import build_tables
 
 spark = build_session("killed", _FAST)
 def progress(step, done, total):

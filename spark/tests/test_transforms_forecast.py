@@ -11,10 +11,10 @@ import pytest
 from event_rows import DAY, OTHER_RELAY, RELAY, accounts
 from pyspark.sql import DataFrame, SparkSession
 
-from dmsg_logs.tables import TABLES
-from dmsg_logs.transforms.capacity_forecast import AWAY_DAYS, CAPACITY_FORECAST, capacity_forecast
-from dmsg_logs.transforms.common import CLOCK_SLACK_S, credible_until
-from dmsg_logs.transforms.forecast_model import COVERAGE, GUESS_FACTOR, forecast, student_t90
+from dmsg_logs.tables.generations import TABLES
+from dmsg_logs.tables.transforms.capacity_forecast import AWAY_DAYS, CAPACITY_FORECAST, capacity_forecast
+from dmsg_logs.tables.transforms.common import CLOCK_SLACK_S, credible_until
+from dmsg_logs.tables.transforms.forecast_model import COVERAGE, GUESS_FACTOR, forecast, student_t90
 
 WEEK = range(1, 8)
 

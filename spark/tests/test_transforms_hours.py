@@ -10,16 +10,16 @@ import pytest
 from event_rows import ALICE, BOB, BOOT, CAROL, DAY, OTHER_RELAY, RELAY, accounts, events, keys_of, node_of, rows_of
 from pyspark.sql import DataFrame, SparkSession
 
-from dmsg_logs.transforms.connections import connections
-from dmsg_logs.transforms.dial_failures import DIAL_FAILURES, dial_failures
-from dmsg_logs.transforms.discovery_hourly import DISCOVERY_HOURLY, discovery_hourly
-from dmsg_logs.transforms.log_quality import log_quality
-from dmsg_logs.transforms.pair_latency import PAIR_LATENCY, pair_latency
-from dmsg_logs.transforms.relay_failures import RELAY_FAILURES, relay_failures
-from dmsg_logs.transforms.relay_hourly import RELAY_HOURLY, relay_hourly
-from dmsg_logs.transforms.resumptions import RESUMPTIONS, resumptions
-from dmsg_logs.transforms.top_talkers import TOP_TALKERS, top_talkers
-from dmsg_logs.transforms.transports import transports
+from dmsg_logs.tables.transforms.connections import connections
+from dmsg_logs.tables.transforms.dial_failures import DIAL_FAILURES, dial_failures
+from dmsg_logs.tables.transforms.discovery_hourly import DISCOVERY_HOURLY, discovery_hourly
+from dmsg_logs.tables.transforms.log_quality import log_quality
+from dmsg_logs.tables.transforms.pair_latency import PAIR_LATENCY, pair_latency
+from dmsg_logs.tables.transforms.relay_failures import RELAY_FAILURES, relay_failures
+from dmsg_logs.tables.transforms.relay_hourly import RELAY_HOURLY, relay_hourly
+from dmsg_logs.tables.transforms.resumptions import RESUMPTIONS, resumptions
+from dmsg_logs.tables.transforms.top_talkers import TOP_TALKERS, top_talkers
+from dmsg_logs.tables.transforms.transports import transports
 
 HOUR = 3600
 LATER_BOOT = "b1" * 4

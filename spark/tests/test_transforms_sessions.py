@@ -9,9 +9,9 @@ from event_rows import ALICE, BOB, BOOT, CAROL, DAY, OTHER_RELAY, RELAY, account
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 
-from dmsg_logs.transforms.connections import CONNECTIONS, connections
-from dmsg_logs.transforms.log_quality import LOG_QUALITY, log_quality
-from dmsg_logs.transforms.transports import TRANSPORTS, transports
+from dmsg_logs.tables.transforms.connections import CONNECTIONS, connections
+from dmsg_logs.tables.transforms.log_quality import LOG_QUALITY, log_quality
+from dmsg_logs.tables.transforms.transports import TRANSPORTS, transports
 
 LATER_BOOT = "b1" * 4
 

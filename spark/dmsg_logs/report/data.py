@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import pandas as pd
 
-from dmsg_logs.together import workers
+from dmsg_logs.runtime.together import workers
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -122,9 +122,9 @@ class ReportData:
 
 def collect(spark: SparkSession, tables: str) -> ReportData:
     """What the tables under the URI ``tables`` say, for the report."""
-    from dmsg_logs.session import UNCOMPILED, session_with
-    from dmsg_logs.store import read_accounts, read_events
-    from dmsg_logs.tables import read_table
+    from dmsg_logs.ingest.store import read_accounts, read_events
+    from dmsg_logs.runtime.session import UNCOMPILED, session_with
+    from dmsg_logs.tables.generations import read_table
 
     quick = session_with(spark, UNCOMPILED)
 

@@ -26,8 +26,8 @@ from dmsg_logs.report.data import (
     Reader,
     as_date,
 )
-from dmsg_logs.transforms.common import credible_until, percentiles, spread, stands_for
-from dmsg_logs.transforms.rank_evidence import KEY_PATTERN
+from dmsg_logs.tables.transforms.common import credible_until, percentiles, spread, stands_for
+from dmsg_logs.tables.transforms.rank_evidence import KEY_PATTERN
 
 Frames = dict[str, pd.DataFrame]
 #: How many hex digits of a relay's key name it in its own log lines.
@@ -38,7 +38,7 @@ def window(read: Reader, days: int) -> tuple[int, int]:
     """Unix seconds from midnight ``days - 1`` days before the last hour with data to that hour's end; (0, 0) if none.
 
     Hours after the last landing come from clocks that are wrong, and are no data; see
-    :func:`~dmsg_logs.transforms.common.credible_until`.
+    :func:`~dmsg_logs.tables.transforms.common.credible_until`.
     """
     at = F.unix_timestamp("hour")
     hours = read("relay_hourly").select("hour").unionByName(read("discovery_hourly").select("hour"))

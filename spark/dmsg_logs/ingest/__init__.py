@@ -1,0 +1,1 @@
+"""From files in the landing zone to the table of events: every line once."""

@@ -1,0 +1,42 @@
+"""What attempts at a batch leave behind that did not come to its commit: whose it is, and when it goes."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from typing import Final
+
+from pyspark.sql import SparkSession
+
+from dmsg_logs.ingest import store
+from dmsg_logs.runtime import lease, paths
+
+#: A dead run's files of a batch that is not committed yet are removed after so many seconds.
+SWEEP_S: Final = 600.0
+
+
+def sweep(session: SparkSession, tables: str, commits: list[store.Commit]) -> None:
+    """Remove what dead runs left below ``tables``: at once if another run has committed their batch, so that they never can."""
+    committed = {each.batch: each.run for each in commits}
+    for name in paths.names(session, paths.join(tables, "events", "attempts")):
+        run = name.removesuffix(".json")
+        number = run[: store.BATCH_DIGITS]
+        if name == run or not number.isdecimal():
+            continue
+        if int(number) in committed:
+            if committed[int(number)] == run:
+                paths.delete(session, store.attempt_path(tables, run))
+            else:
+                remove(session, tables, run)
+            continue
+        with contextlib.suppress(FileNotFoundError, ValueError):
+            owner = lease.Owner.from_json(paths.read_text(session, store.attempt_path(tables, run)))
+            now = time.time()
+            if not owner.alive(now) and now - owner.at > SWEEP_S:
+                remove(session, tables, run)
+
+
+def remove(session: SparkSession, tables: str, run: str) -> None:
+    """Remove all that an attempt at a batch has written under the name ``run``, and the note that it is being made."""
+    for path in (store.data_path(tables, run), store.keys_path(tables, run), store.attempt_path(tables, run)):
+        paths.delete(session, path)

@@ -1,0 +1,218 @@
+"""The table of events: where its files lie, which of them count, and how to read them.
+
+::
+
+    <tables>/events/commits/00000007.json      batch 7 is part of the table: its files and their accounts
+    <tables>/events/data/run=00000007-<id>/state=good/date=2026-03-01/*.parquet
+                                          /state=dup/…   the same line delivered once more
+                                          /state=corrupt/date=__HIVE_DEFAULT_PARTITION__/…   quarantine
+    <tables>/events/keys/run=00000007-<id>/*.parquet     the keys of its good lines, 64 to a row
+    <tables>/events/attempts/00000007-<id>.json          who makes, or made, those directories
+    <tables>/events/running.json                         who is at work
+
+A batch belongs to the table from the moment its commit exists, which is created whole or not at all, and only if no
+other run has created it first; before that nobody opens its directories. What a killed run leaves behind is a directory
+no commit names. So there is no state in which a reader sees a part of a batch, and no repair.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, Final
+
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+from pyspark.sql.types import ArrayType, DateType, DoubleType, LongType, StringType, StructField, StructType
+
+from dmsg_logs.runtime import paths
+from dmsg_logs.runtime.frames import local_frame
+from dmsg_logs.schemas import LINE
+
+#: So many commits are read one by one; starting a job for them would take longer.
+_FEW: Final = 40
+#: What became of a line; a directory level of a batch's data.
+STATES: Final = ("good", "dup", "corrupt")
+#: Digits of a batch's number in names, so that names sort as numbers do.
+BATCH_DIGITS: Final = 8
+
+_EXTRA: Final = (
+    StructField("raw", StringType()),
+    StructField("file", StringType()),
+    StructField("line", StringType()),
+    StructField("fault", StringType()),
+)
+#: What lies in the Parquet files of a batch.
+DATA: Final = StructType([*LINE.fields, *_EXTRA])
+_PARTITIONS: Final = (
+    StructField("run", StringType()),
+    StructField("state", StringType()),
+    StructField("date", DateType()),
+)
+#: One row a landing file in a commit and in :func:`read_accounts`.
+ACCOUNT: Final = StructType(
+    [
+        StructField("file", StringType()),
+        StructField("role", StringType()),
+        StructField("node", StringType()),
+        StructField("boot", StringType()),
+        StructField("number", LongType()),
+        StructField("recorded", LongType()),
+        StructField("lines", LongType()),
+        StructField("good", LongType()),
+        StructField("dup", LongType()),
+        StructField("corrupt", LongType()),
+        StructField("missing", LongType()),
+        StructField("batch", LongType()),
+        StructField("landed_at", DoubleType()),
+        StructField("problem", StringType()),
+    ]
+)
+
+
+#: Good keys of a batch, 64 to a row: bit ``seq mod 64`` of ``bits`` stands for ``seq`` in ``word = floor(seq / 64)``.
+KEYS: Final = StructType(
+    [
+        StructField("node", StringType()),
+        StructField("boot", StringType()),
+        StructField("word", LongType()),
+        StructField("bits", LongType()),
+    ]
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Commit:
+    """One batch of the table.
+
+    ``run`` names its directories, ``states`` counts its lines, ``boots`` are the runs of programs that good lines are of
+    (``None``: too many to list, or a file had lines of several), ``files`` are its accounts with two fields more, ``size``
+    and ``identity``.
+    """
+
+    batch: int
+    run: str
+    states: dict[str, int]
+    boots: list[str] | None
+    files: list[dict[str, Any]]
+
+    def to_json(self) -> str:
+        """One line of JSON, which :func:`read_accounts` reads with Spark."""
+        return json.dumps(asdict(self), separators=(",", ":")) + "\n"
+
+    @classmethod
+    def from_json(cls, text: str) -> Commit:
+        """The commit of :meth:`to_json`, which may have more fields; ``ValueError`` for anything else."""
+        fields = json.loads(text)
+        lacking = cls.__slots__ if type(fields) is not dict else [each for each in cls.__slots__ if each not in fields]
+        if lacking:
+            raise ValueError(f"a commit of the events has no {', '.join(lacking)}: it is of another program or version")
+        return cls(**{each: fields[each] for each in cls.__slots__})
+
+
+def commit_path(tables: str, batch: int) -> str:
+    """Where the commit of a batch is."""
+    return paths.join(tables, "events", "commits", f"{batch:0{BATCH_DIGITS}d}.json")
+
+
+def data_path(tables: str, run: str = "") -> str:
+    """Where the lines of all batches are, or of one attempt at a batch."""
+    return paths.join(tables, "events", "data", *([f"run={run}"] if run else []))
+
+
+def keys_path(tables: str, run: str = "") -> str:
+    """Where the keys of all batches are, or of one attempt at a batch."""
+    return paths.join(tables, "events", "keys", *([f"run={run}"] if run else []))
+
+
+def attempt_path(tables: str, run: str) -> str:
+    """Where it says who attempts, or attempted, a batch under the name ``run``."""
+    return paths.join(tables, "events", "attempts", f"{run}.json")
+
+
+def lease_path(tables: str) -> str:
+    """Where the run that is at work says so."""
+    return paths.join(tables, "events", "running.json")
+
+
+def commit_numbers(spark: SparkSession, tables: str) -> list[int]:
+    """The numbers of all batches of the table, ascending."""
+    names = paths.names(spark, paths.join(tables, "events", "commits"))
+    return sorted(int(name[:BATCH_DIGITS]) for name in names if _is_commit(name))
+
+
+def _is_commit(name: str) -> bool:
+    return len(name) == BATCH_DIGITS + 5 and name.endswith(".json") and name[:BATCH_DIGITS].isdecimal()
+
+
+def commits(spark: SparkSession, tables: str, known: Sequence[Commit] = ()) -> list[Commit]:
+    """All batches of the table, ascending; those ``known`` from an earlier call are not read again."""
+    found = {each.batch: each for each in known}
+    new = [commit_path(tables, each) for each in commit_numbers(spark, tables) if each not in found]
+    if len(new) <= _FEW:
+        texts = [paths.read_text(spark, each) for each in new]
+    else:
+        texts = [row[0] for row in spark.read.text([paths.literally(each) for each in new]).collect()]
+    return sorted([*known, *map(Commit.from_json, texts)], key=lambda each: each.batch)
+
+
+def last_batch(spark: SparkSession, tables: str) -> int:
+    """Number of the newest batch, 0 if there is none: it changes if and only if the table has changed."""
+    return max(commit_numbers(spark, tables), default=0)
+
+
+def read_events(spark: SparkSession, tables: str) -> DataFrame:
+    """All good lines, each key once: the columns of ``schemas.LINE``, then ``raw`` (the whole line where it holds more
+    than we know, else null), ``date`` (of ``ts``, UTC), ``file`` (relative to the landing zone), ``batch`` and
+    ``landed_at`` (Unix seconds of the file's last change)."""
+    # The optimizer drops this join where nobody asks for the time.
+    landed = read_accounts(spark, tables).groupBy("file", "batch").agg(F.max("landed_at").alias("landed_at"))
+    joined = read_state(spark, tables, "good").join(F.broadcast(landed), ["file", "batch"], "left")
+    return joined.select(*LINE.names, "raw", "date", "file", "batch", "landed_at")
+
+
+def read_quarantine(spark: SparkSession, tables: str) -> DataFrame:
+    """Lines that could not be taken: ``file``, ``line``, ``reason``, ``batch``."""
+    return read_state(spark, tables, "corrupt").select("file", "line", F.col("fault").alias("reason"), "batch")
+
+
+def read_state(spark: SparkSession, tables: str, state: str) -> DataFrame:
+    """All lines in one state, every column there is."""
+    runs = [each.run for each in commits(spark, tables) if each.states.get(state)]
+    return read_runs(spark, tables, [(run, state) for run in runs])
+
+
+def read_runs(spark: SparkSession, tables: str, parts: list[tuple[str, str]]) -> DataFrame:
+    """The lines of some runs, given as run and state; both must have lines."""
+    schema = StructType([*DATA.fields, *_PARTITIONS])
+    if not parts:
+        frame = local_frame(spark, [], schema)
+    else:
+        directories = [paths.literally(paths.join(data_path(tables, run), f"state={state}")) for run, state in parts]
+        frame = spark.read.schema(schema).option("basePath", data_path(tables)).parquet(*directories)
+    return frame.withColumn("batch", F.substring("run", 1, BATCH_DIGITS).cast("long"))
+
+
+def read_keys(spark: SparkSession, tables: str, runs: list[str]) -> DataFrame:
+    """The keys of the good lines of some runs, see ``KEYS``; a word has a row in each run that has keys of it."""
+    if not runs:
+        return local_frame(spark, [], KEYS)
+    return spark.read.schema(KEYS).parquet(*(paths.literally(keys_path(tables, run)) for run in runs))
+
+
+def read_good_keys(spark: SparkSession, tables: str) -> DataFrame:
+    """The keys of all good lines, as :func:`read_keys` gives them."""
+    return read_keys(spark, tables, [each.run for each in commits(spark, tables) if each.states.get("good")])
+
+
+def read_accounts(spark: SparkSession, tables: str) -> DataFrame:
+    """One row a landing file: ``file``, ``role``, ``node``, ``boot``, ``number``, ``recorded`` (lines according to its
+    name, or null), ``lines`` (found), ``good``, ``dup``, ``corrupt``, ``missing``, ``batch``, ``landed_at``,
+    ``problem`` (why lines are missing, or null)."""
+    numbers = commit_numbers(spark, tables)
+    if not numbers:
+        return local_frame(spark, [], ACCOUNT)
+    schema = StructType([StructField("files", ArrayType(ACCOUNT))])
+    read = spark.read.schema(schema).json([paths.literally(commit_path(tables, each)) for each in numbers])
+    return read.select(F.inline("files"))

@@ -1,0 +1,1 @@
+"""Relay ranks: from what clients saw of relays to a signed document."""
