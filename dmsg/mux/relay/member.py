@@ -12,7 +12,7 @@ from typing import Final, Protocol, TypeAlias
 
 from dmsg.crypto.keys import PublicKey, Random
 from dmsg.mux.core.record import RecordLayer
-from dmsg.mux.core.wire import ACK, FWD, HEADER_BYTES, answers_request
+from dmsg.mux.core.wire import ACK, FWD, answers_request
 from dmsg.mux.relay.limits import RelayLimits
 from dmsg.mux.relay.places import Places
 from dmsg.sansio.rate import FairBucket, RecentIds, RecentSet, TokenBucket
@@ -379,7 +379,3 @@ class Member:
         if not isinstance(self.recent, RecentIds):
             self.recent = RecentIds()
         self.recent.add(transport_id)
-
-
-#: Header bytes of a forwarded frame that the relay makes: type and id. Size field and payload stay as they came.
-REWRITTEN_HEADER_BYTES: Final = HEADER_BYTES - 2
