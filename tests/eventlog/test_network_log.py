@@ -18,7 +18,7 @@ from typing import Any, Final
 
 from twisted.internet.defer import Deferred, ensureDeferred
 from twisted.internet.protocol import Factory, Protocol
-from twisted.internet.task import Clock
+from twisted.internet.task import Clock, deferLater
 from twisted.protocols.wire import Echo
 from twisted.python.failure import Failure
 
@@ -134,7 +134,8 @@ async def _play() -> dict[str, list[bytes]]:
         opened = [each for each in logs[CAROL].events if isinstance(each, TransportOpened)]
         drained, other = sorted(RELAYS, key=lambda each: str(key(each).public_key) != opened[-1].server)
         await network.stop_server(servers[drained])
-        clock.advance(5.0)
+        await network.wait(deferLater(clock, 0.1))  # until the clients know
+        clock.advance(4.9)
         await network.wait(second.send(b"c" * 1_000))
         await network.wait(second.close())
         logs[other].killed = True
