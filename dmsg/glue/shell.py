@@ -97,16 +97,12 @@ class Shell(Protocol):
     def pauseProducing(self) -> None:
         """The network takes nothing more for now."""
         self.congested = True
-        pause = getattr(self.core, "pause", None)
-        if pause is not None:
-            pause()
+        self.core.pause()
 
     def resumeProducing(self) -> None:
         """The network takes again."""
         self.congested = False
-        resume = getattr(self.core, "resume", None)
-        if resume is not None:
-            resume()
+        self.core.resume()
         self.flush()
 
     def stopProducing(self) -> None:
@@ -211,7 +207,7 @@ class Shell(Protocol):
         self.flush()
 
     def _check_reading(self) -> None:
-        wanted = bool(self._holds) or (self.congested and getattr(self.core, "overloaded", False))
+        wanted = bool(self._holds) or (self.congested and self.core.overloaded)
         if wanted is not self._reading_paused and not self.lost and self.error is None:
             self._reading_paused = wanted
             if wanted:
@@ -251,7 +247,7 @@ def _drop_frames(error: BaseException) -> None:
         one = one.__cause__ or one.__context__
 
 
-class _LastWords:
+class _LastWords(Core):
     """The core of a connection that is about to be closed."""
 
     def __init__(self, data: bytes) -> None:

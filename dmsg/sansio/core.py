@@ -11,11 +11,13 @@ from typing import Protocol
 
 
 class Core(Protocol):
-    """What :class:`dmsg.glue.shell.Shell` can drive. Times are seconds on the clock of whoever passes them.
+    """What :class:`dmsg.glue.shell.Shell` can drive. Times are seconds on the clock of the caller.
 
-    A core that takes part in flow control has more: ``pause()`` and ``resume()`` tell it that the network takes nothing
-    more, and that it takes again; ``overloaded`` is whether reading should stop until what is to be sent has gone.
+    A core inherits from this class. What it does not override of :meth:`pause`, :meth:`resume` and :attr:`overloaded`
+    says that it takes no part in flow control.
     """
+
+    __slots__ = ()
 
     def receive_data(self, data: bytes, now: float) -> Sequence[object]:
         """Take bytes from the network and tell what they meant.
@@ -31,3 +33,16 @@ class Core(Protocol):
 
     def handle_timeout(self, now: float) -> Sequence[object]:
         """Do what is due at ``now``."""
+
+    def pause(self) -> None:
+        """The network takes nothing more for now."""
+        return
+
+    def resume(self) -> None:
+        """The network takes again."""
+        return
+
+    @property
+    def overloaded(self) -> bool:
+        """Whether reading should stop until what is to be sent has gone."""
+        return False

@@ -15,7 +15,7 @@ from dmsg.discovery.errors import DiscoveryUnavailable, EntryNotFound
 from dmsg.discovery.lookups import CallerLimits, Lookups
 from dmsg.errors import DialError, StageError
 from dmsg.interfaces import IDiscovery
-from dmsg.mux.client.dialer import DialConfig, Dialer, Wish
+from dmsg.mux.client.dialer import DialConfig, Dialer, DialRequest
 from dmsg.mux.core.e2e import Resume
 from dmsg.mux.core.negotiation import Security
 from dmsg.relays.scores import RelayScores
@@ -123,10 +123,10 @@ def test_the_longest_known_is_forgotten_for_a_new_one(lookups, discovery):
 
 
 async def dial(dialer, *, resume):
-    wish = Wish(PEER.public_key, security=Security.E2E, resume=Resume(bytes(16), 0) if resume else None)
+    request = DialRequest(PEER.public_key, security=Security.E2E, resume=Resume(bytes(16), 0) if resume else None)
     attempts = []
     with pytest.raises(DialError):
-        await dialer.dial(wish, None, attempts)
+        await dialer.dial(request, None, attempts)
     return [one.stage for one in attempts]
 
 

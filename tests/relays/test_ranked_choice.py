@@ -20,7 +20,7 @@ from dmsg.discovery.errors import DiscoveryUnavailable, RanksError
 from dmsg.discovery.ranks import Ranks, sign_ranks
 from dmsg.errors import DialError, StageError
 from dmsg.interfaces import IDiscovery, IRankedDiscovery
-from dmsg.mux.client.dialer import DialConfig, Dialer, Wish
+from dmsg.mux.client.dialer import DialConfig, Dialer, DialRequest
 from dmsg.mux.client.service import ClientConfig
 from dmsg.mux.core.negotiation import Security
 from dmsg.relays.pool import PoolConfig, SessionPool
@@ -258,7 +258,7 @@ class OnePeer:
 
 def tried(pool, relays, seed=1):
     dialer = Dialer(Clock(), pool, OnePeer(relays), DialConfig(), Random(seed).random)
-    dialled = Deferred.fromCoroutine(dialer.dial(Wish(PEER.public_key), None, []))
+    dialled = Deferred.fromCoroutine(dialer.dial(DialRequest(PEER.public_key), None, []))
     dialled.addErrback(lambda failure: failure.trap(DialError))
     assert dialled.called
     done, pool.tried = pool.tried, []

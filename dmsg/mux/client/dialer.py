@@ -64,7 +64,7 @@ class DialConfig:
 
 
 @dataclass(frozen=True, slots=True)
-class Wish:
+class DialRequest:
     """What a dial is for."""
 
     target: PublicKey
@@ -90,26 +90,28 @@ class Dialer:
         self._lookups = Lookups(clock, discovery, config.entries, config.callers) if discovery is not None else None
         self._uniform = uniform
 
-    async def dial(self, wish: Wish, timeout_s: float | None, attempts: list[Attempt]) -> OpenedStream[ServerSession]:
-        """An open stream as ``wish`` says; what was tried is added to ``attempts``. Raises ``DialError``.
+    async def dial(
+        self, request: DialRequest, timeout_s: float | None, attempts: list[Attempt]
+    ) -> OpenedStream[ServerSession]:
+        """An open stream as ``request`` says; what was tried is added to ``attempts``. Raises ``DialError``.
 
         Cancelling closes whatever was under way.
         """
         limit_s = self.config.timeout_s if timeout_s is None else timeout_s
-        race = _Race(self, wish, attempts, self._clock.seconds())
+        race = _Race(self, request, attempts, self._clock.seconds())
 
         def timed_out(result: object, _: float) -> Failure:
             owing = {str(server): stage for server, stage in race.owing.items()} or {"": "discovery"}
             for server, stage in owing.items():
                 race.note(stage, server, "timeout", SessionTimeout("the dial", limit_s))
-            return Failure(DialError(str(wish.target), attempts))
+            return Failure(DialError(str(request.target), attempts))
 
         running: Deferred[OpenedStream[ServerSession]] = ensureDeferred(self._run(race))
         try:
             return await running.addTimeout(limit_s, self._clock, timed_out)
         except DialError:
-            if self._lookups is not None and wish.resume is None:
-                self._lookups.forget(wish.target)
+            if self._lookups is not None and request.resume is None:
+                self._lookups.forget(request.target)
             raise
 
     async def promises(self, peer: PublicKey) -> bool:
@@ -128,7 +130,7 @@ class Dialer:
         order = self._order(race.known.servers)
         if not order:
             race.note("discovery", "", "no common server", NoCommonServer("the entry names no server to go through"))
-            raise DialError(str(race.wish.target), race.attempts)
+            raise DialError(str(race.request.target), race.attempts)
         if len(order) == 1:
             return await self._through(order[0], race)
         return await race.run(order)
@@ -142,7 +144,7 @@ class Dialer:
         return scores.best_first(servers, connected, self._uniform, now)
 
     async def _look_up(self, race: _Race) -> Known:
-        target, resume = race.wish.target, race.wish.resume
+        target, resume = race.request.target, race.request.resume
         pinned, sessions = self._pool.pinned, self._pool.sessions
         if self._lookups is None:
             return Known((*sessions, *(one for one in pinned if one not in sessions)), promised=True)
@@ -174,7 +176,7 @@ class Dialer:
             return await self.attempt(server, race)
         except StageError as error:
             race.note(error.stage, str(server), error.reason, error.error or error)
-            raise DialError(str(race.wish.target), race.attempts) from None
+            raise DialError(str(race.request.target), race.attempts) from None
 
     async def attempt(self, server: PublicKey, race: _Race) -> OpenedStream[ServerSession]:
         """Try one server; raises ``StageError``."""
@@ -185,7 +187,7 @@ class Dialer:
         scores, clock = self._pool.scores, self._clock
         asked = clock.seconds()
         try:
-            opened = await self._request(session, carrier, race.wish)
+            opened = await self._request(session, carrier, race.request)
         except CancelledError:
             waited_s = clock.seconds() - asked
             if waited_s >= self.config.stagger_s:  # another one was faster although it began later, or time was up
@@ -198,22 +200,26 @@ class Dialer:
         scores.answered(server, opened.accept_ms, clock.seconds())
         return opened
 
-    async def _request(self, session: ServerSession, carrier: Carrier, wish: Wish) -> OpenedStream[ServerSession]:
+    async def _request(
+        self, session: ServerSession, carrier: Carrier, request: DialRequest
+    ) -> OpenedStream[ServerSession]:
         try:
             try:
-                return await session.request(wish.target, carrier, service=wish.service, resume=wish.resume)
+                return await session.request(request.target, carrier, service=request.service, resume=request.resume)
             except StageError as error:
                 if carrier is not Carrier.REQUEST or not isinstance(error.error, Unsupported):
                     raise
             # the peer's own connection to this server is a base one, or somebody says so: never less than carrier B
-            return await session.request(wish.target, Carrier.FORWARD, service=wish.service, resume=wish.resume)
+            return await session.request(
+                request.target, Carrier.FORWARD, service=request.service, resume=request.resume
+            )
         except Busy as error:
             raise StageError("request", error.name, error) from None
 
     def _carrier(self, session: ServerSession, race: _Race) -> Carrier:
-        wish = race.wish
-        if wish.security is Security.HOP or (wish.security is Security.PREFER and not race.known.promised):
-            if wish.service:
+        request = race.request
+        if request.security is Security.HOP or (request.security is Security.PREFER and not race.known.promised):
+            if request.service:
                 raise StageError("request", Unsupported.name, Unsupported("base peers know no services", by="local"))
             return Carrier.NONE
         if not race.known.promised:
@@ -225,8 +231,8 @@ class Dialer:
 class _Race:
     """One dial over several servers: they start one after another, the first that gets through wins (RFC 8305)."""
 
-    def __init__(self, dialer: Dialer, wish: Wish, attempts: list[Attempt], started: float) -> None:
-        self.wish = wish
+    def __init__(self, dialer: Dialer, request: DialRequest, attempts: list[Attempt], started: float) -> None:
+        self.request = request
         self.known = Known((), promised=True)
         self.attempts = attempts
         #: Servers that were begun with and have not failed, and the stage each has got to.
@@ -283,7 +289,7 @@ class _Race:
         if self._waiting:
             self._next()
         elif not self._running:
-            self._done.errback(DialError(str(self.wish.target), self.attempts))
+            self._done.errback(DialError(str(self.request.target), self.attempts))
 
     def _stop(self) -> None:
         self._waiting = []

@@ -26,7 +26,7 @@ from dmsg.eventlog import schema as ev
 from dmsg.eventlog.reasons import Reason
 from dmsg.glue.waiters import Waiters
 from dmsg.interfaces import IAccessPolicy, IDiscovery, IEventLog
-from dmsg.mux.client.dialer import DialConfig, Dialer, Wish, attempts_json
+from dmsg.mux.client.dialer import DialConfig, Dialer, DialRequest, attempts_json
 from dmsg.mux.client.incoming import IncomingTransport
 from dmsg.mux.client.listener import DmsgPort
 from dmsg.mux.client.records import TransportRecord, TransportRecords
@@ -206,11 +206,11 @@ class DmsgClient(Service):
 
         What the peer sends meanwhile waits. ``security`` is the client's own unless given. Cancelling undoes everything.
         """
-        wish = Wish(target, check_service_name(service), security or self.security)
+        request = DialRequest(target, check_service_name(service), security or self.security)
         started = self.reactor.seconds()
         attempts: list[Attempt] = []
         try:
-            opened = await self.dialer.dial(wish, timeout_s, attempts)
+            opened = await self.dialer.dial(request, timeout_s, attempts)
         except DialError as error:
             self._dial_finished(target, None, error.reason, started, attempts)
             raise
@@ -338,10 +338,10 @@ class DmsgClient(Service):
         while transport.detached:
             stream = transport.stream
             told_bytes = stream.resume_bytes
-            wish = Wish(stream.remote, "", Security.E2E, Resume(transport.token, told_bytes))
+            request = DialRequest(stream.remote, "", Security.E2E, Resume(transport.token, told_bytes))
             attempts.clear()
             try:
-                opened = await self.dialer.dial(wish, None, attempts)
+                opened = await self.dialer.dial(request, None, attempts)
             except DialError as error:
                 transport.failed_to_resume(error)
                 failures += 1

@@ -57,9 +57,10 @@ from dmsg.mux.core.wire import (
     encode_frame,
     split_frames,
 )
+from dmsg.sansio.core import Core
 
 
-class Connection:
+class Connection(Core):
     """The client's end of a connection, from the end of the handshake on."""
 
     def __init__(

@@ -17,6 +17,7 @@ from dmsg.crypto.noise import NoiseHandshake
 from dmsg.errors import LocalProtocolError, RemoteProtocolError
 from dmsg.mux.core.events import Event, HandshakeDone
 from dmsg.mux.core.record import LENGTH_BYTES, RecordLayer
+from dmsg.sansio.core import Core
 
 #: Longest handshake message taken: three keys' worth and 1,024 bytes of payload. Base peers send 49 and 65.
 MESSAGE_LIMIT_BYTES: Final = 1_500
@@ -43,7 +44,7 @@ class FirstMessageGate(TypingProtocol):
         """
 
 
-class Handshake:
+class Handshake(Core):
     """Bytes in, bytes out, one :class:`HandshakeDone` at the end.
 
     ``payload`` goes into message 2 (server) or 3 (client), the first that are both encrypted and authenticated; the

@@ -15,6 +15,7 @@ from dmsg.mux.core.record import RecordLayer
 from dmsg.mux.core.wire import ACK, FWD, answers_request
 from dmsg.mux.relay.limits import RelayLimits
 from dmsg.mux.relay.places import Places
+from dmsg.sansio.core import Core
 from dmsg.sansio.rate import FairBucket, RecentIds, RecentSet, TokenBucket
 
 #: The rates of REQUESTs towards one client: of strangers, and of those it knows.
@@ -195,7 +196,7 @@ class Router(Protocol):
         """Put a share of what waits for ``member`` into its output."""
 
 
-class Member:
+class Member(Core):
     """The core of one client's connection (a :class:`~dmsg.sansio.core.Core`).
 
     ``direct`` tells that data may go straight to ``out``: the network takes it, and no data waits before it.
