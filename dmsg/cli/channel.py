@@ -13,6 +13,7 @@ from twisted.python.failure import Failure
 from zope.interface import implementer
 
 from dmsg.cli.exits import CommandError
+from dmsg.glue.waiters import Waiters
 
 #: Unread bytes at which the other side is made to wait until they are read.
 UNREAD_PAUSE_BYTES: Final = 1024 * 1024
@@ -44,11 +45,11 @@ class Channel(Protocol):
         self._opened = opened
         self._unread = bytearray()  # in one piece: many small ones would cost far more than their bytes
         self._reading_paused = False
-        self._reader: Deferred[None] | None = None
-        self._writers: list[Deferred[None]] = []
+        self._readers: Waiters[None] = Waiters()
+        self._writers: Waiters[None] = Waiters()
         self._writing_paused = False
         self._ended: Failure | None = None
-        self._watchers: list[Deferred[None]] = []
+        self._watchers: Waiters[None] = Waiters()
 
     # --- what commands use -----------------------------------------------------------------------------------------
 
@@ -60,8 +61,7 @@ class Channel(Protocol):
         while not self._unread:
             if self._ended is not None:
                 raise self._broken()
-            self._reader = Deferred()
-            await self._limited(self._reader, timeout_s)
+            await self._limited(self._readers.wait(), timeout_s)
         data = bytes(self._unread)
         self._unread.clear()
         self._resume_reading()
@@ -78,9 +78,7 @@ class Channel(Protocol):
             raise self._broken()
         self.transport.write(data)
         if self._writing_paused:
-            waiter: Deferred[None] = Deferred(self._forget)
-            self._writers.append(waiter)
-            await self._limited(waiter, timeout_s)
+            await self._limited(self._writers.wait(), timeout_s)
         if self._ended is not None:
             raise self._broken()
 
@@ -96,12 +94,10 @@ class Channel(Protocol):
         """Wait for the end of the transport, and make it after ``timeout_s``."""
         if self._ended is not None:
             return
-        watcher: Deferred[None] = Deferred()
-        self._watchers.append(watcher)
         # aborting ends the transport, and that is what is waited for
         late = self._clock.callLater(timeout_s, self.abort)
         try:
-            await watcher
+            await self._watchers.wait()
         finally:
             if late.active():
                 late.cancel()
@@ -120,7 +116,7 @@ class Channel(Protocol):
     def resumeProducing(self) -> None:
         """Writers go on."""
         self._writing_paused = False
-        self._release_writers()
+        self._writers.fire(None)
 
     def stopProducing(self) -> None:
         """The transport is over; ``connectionLost`` follows."""
@@ -139,17 +135,14 @@ class Channel(Protocol):
         if len(self._unread) >= UNREAD_PAUSE_BYTES and not self._reading_paused:
             self._reading_paused = True
             self.transport.pauseProducing()
-        self._wake_reader()
+        self._readers.fire(None)
 
     def connectionLost(self, reason: Failure = connectionDone) -> None:
         """See ``IProtocol``."""
         self._ended = reason
-        self._wake_reader()
-        self._release_writers()
-        watchers, self._watchers = self._watchers, []
-        for watcher in watchers:
-            if not watcher.called:
-                watcher.callback(None)
+        self._readers.fire(None)
+        self._writers.fire(None)
+        self._watchers.fire(None)
 
     # --- inside ----------------------------------------------------------------------------------------------------
 
@@ -159,20 +152,6 @@ class Channel(Protocol):
             return TransportBroken("the peer closed the transport", clean=True)
         cause = getattr(self._ended.value, "cause", self._ended.value)
         return TransportBroken(f"the transport was lost: {cause}")
-
-    def _wake_reader(self) -> None:
-        reader, self._reader = self._reader, None
-        if reader is not None and not reader.called:
-            reader.callback(None)
-
-    def _release_writers(self) -> None:
-        writers, self._writers = self._writers, []
-        for writer in writers:
-            writer.callback(None)
-
-    def _forget(self, writer: Deferred[None]) -> None:
-        if writer in self._writers:
-            self._writers.remove(writer)
 
     def _resume_reading(self) -> None:
         if self._reading_paused:

@@ -1,4 +1,4 @@
-"""What discovery says of peers: asked for once however many want to know, and kept for a while."""
+"""What discovery says of peers: asked for once for all that wait for it, and kept for some seconds."""
 
 from __future__ import annotations
 

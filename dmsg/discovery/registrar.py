@@ -272,7 +272,7 @@ class EntryRegistrar:
             try:
                 await self._post(entry)
             except WrongSequence:
-                # Either somebody else posted, or discovery remembers more of an expired entry than it tells: then
+                # Either another program posted, or discovery remembers more of an expired entry than it tells: then
                 # what we remember ourselves is all there is to go by.
                 if base.found is None and base.sequence == 0 and self._last is not None and restart is None:
                     base = restart = self._after(self._last)
@@ -333,7 +333,7 @@ class EntryRegistrar:
         return _Base(entry, next_sequence(entry.sequence), entry.timestamp)
 
     def _halves(self, found: Entry | None) -> tuple[ClientPart | None, ServerPart | None]:
-        """What is wanted, with the half nobody here looks after as it was found."""
+        """What is wanted, with the half that this registrar does not manage as it was found."""
         other = found or self._last
         client, server = self._client, self._server
         if isinstance(client, _Unmanaged):

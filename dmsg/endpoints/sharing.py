@@ -32,7 +32,7 @@ MakeDiscovery = Callable[[str, Any, Collection[PublicKey]], Any]
 
 
 class Settings(TypingProtocol):
-    """What sharing has to know of a client's settings, whatever protocol it speaks."""
+    """What sharing has to know of the settings of any protocol's client."""
 
     @property
     def discovery(self) -> str | None:

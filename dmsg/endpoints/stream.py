@@ -60,7 +60,7 @@ class ClientEndpoint(Generic[C]):
     def connect(self, protocolFactory: IProtocolFactory) -> Deferred[IProtocol]:
         """Dial and connect a protocol of ``protocolFactory``; fails with :class:`DmsgConnectError`.
 
-        Cancelling undoes whatever was done so far.
+        Cancelling undoes what was done so far.
         """
         return ensureDeferred(self._connect(protocolFactory))
 

@@ -1,4 +1,4 @@
-"""The sessions of a client: made once however many want them, kept up as a goal, made again with patience.
+"""The sessions of a client: one for each relay, shared by all dials, kept up as a goal, made again after growing pauses.
 
 The pauses are those of :ref:`spec-reconnecting`. How the goal is pursued is in :mod:`dmsg.relays.goal`.
 """

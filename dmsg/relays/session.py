@@ -1,4 +1,4 @@
-"""What the pool keeps: a client's connection to one relay, whatever protocol is spoken on it."""
+"""What the pool keeps: a client's connection to one relay, of any protocol."""
 
 from __future__ import annotations
 

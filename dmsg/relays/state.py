@@ -4,7 +4,7 @@ A client that knows relays from before does not depend on what discovery lists w
 its own: one file for all would lead a user's identities to the same relays, where they could be told to be one user's.
 
 The file is a hint. A relay in it is connected to under its key like any other, after discovery was asked whether it is still
-registered. Whatever is wrong with the file, it counts as empty and is written anew.
+registered. A file with anything wrong in it counts as empty and is written anew.
 """
 
 from __future__ import annotations

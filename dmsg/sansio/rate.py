@@ -169,8 +169,8 @@ class RateLimiterTable(Generic[T]):
     """One token bucket for each key (an address, a public key), in bounded memory.
 
     At most ``capacity`` buckets are kept; the least recently asked for is dropped, and its key starts again with a full
-    burst. So somebody with more than ``capacity`` keys gets ``burst`` for each: a limit over everybody has to stand
-    beside this one wherever keys cost nothing. A bucket that is full again is as good as none, so each new key makes the
+    burst. So one program with more than ``capacity`` keys gets ``burst`` for each: where keys cost nothing, a limit over
+    all of them has to stand beside this one. A bucket that is full again is as good as none, so each new key makes the
     table forget up to two such: its size follows the keys of the last ``burst / rate_per_s`` seconds.
     """
 

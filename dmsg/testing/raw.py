@@ -20,7 +20,6 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
-from twisted.internet.defer import Deferred
 from twisted.internet.interfaces import IStreamClientEndpoint, IStreamServerEndpoint
 from twisted.internet.protocol import Factory, Protocol, connectionDone
 from twisted.python.failure import Failure
@@ -28,6 +27,7 @@ from twisted.python.failure import Failure
 from dmsg.address import HostPort, PinnedServer
 from dmsg.crypto.keys import PublicKey, Random, SecretKey
 from dmsg.crypto.noise import NoiseHandshake
+from dmsg.glue.waiters import Waiters
 from dmsg.mux.core.record import LENGTH_BYTES, RecordLayer
 from dmsg.mux.core.wire import FrameType, encode_frame, split_frames
 
@@ -97,9 +97,9 @@ class RawConnection(Protocol):
         self._shake = shake
         self._tail = b""
         self._frames: deque[RawFrame] = deque()
-        self._frame_waiters: deque[Deferred[None]] = deque()
-        self._sealed_waiters: list[Deferred[None]] = []
-        self._lost_waiters: list[Deferred[None]] = []
+        self._frame_waiters: Waiters[None] = Waiters()
+        self._sealed_waiters: Waiters[None] = Waiters()
+        self._lost_waiters: Waiters[None] = Waiters()
 
     # --- Twisted ------------------------------------------------------------------------------------------------------
 
@@ -124,16 +124,11 @@ class RawConnection(Protocol):
             self._on_records(data)
 
     def connectionLost(self, reason: Failure = connectionDone) -> None:
-        """Tell everybody who waits."""
+        """Fire what waits for the end, and fail all else that waits."""
         self.lost_reason = reason
-        lost, self._lost_waiters = self._lost_waiters, []
-        for waiter in lost:
-            waiter.callback(None)
-        for waiter in [*self._frame_waiters, *self._sealed_waiters]:
-            if not waiter.called:
-                waiter.errback(reason)
-        self._frame_waiters.clear()
-        self._sealed_waiters.clear()
+        self._lost_waiters.fire(None)
+        self._frame_waiters.fire(reason)
+        self._sealed_waiters.fire(reason)
 
     # --- sending ------------------------------------------------------------------------------------------------------
 
@@ -205,9 +200,7 @@ class RawConnection(Protocol):
     async def lost(self) -> BaseException:
         """Wait for the end of the connection and give its reason."""
         if self.lost_reason is None:
-            waiter: Deferred[None] = Deferred()
-            self._lost_waiters.append(waiter)
-            await waiter
+            await self._lost_waiters.wait()
         assert self.lost_reason is not None
         assert self.lost_reason.value is not None
         return self.lost_reason.value
@@ -226,12 +219,10 @@ class RawConnection(Protocol):
 
     # --- inside -------------------------------------------------------------------------------------------------------
 
-    async def _wait(self, waiters: Any) -> None:
+    async def _wait(self, waiters: Waiters[None]) -> None:
         if self.lost_reason is not None:
             self.lost_reason.raiseException()
-        waiter: Deferred[None] = Deferred()
-        waiters.append(waiter)
-        await waiter
+        await waiters.wait()
 
     def _on_handshake(self) -> None:
         noise = self._noise
@@ -252,9 +243,7 @@ class RawConnection(Protocol):
         self.records = RecordLayer(noise.result.send_key, noise.result.receive_key)
         if self.on_sealed is not None:
             self.on_sealed()
-        waiters, self._sealed_waiters = self._sealed_waiters, []
-        for waiter in waiters:
-            waiter.callback(None)
+        self._sealed_waiters.fire(None)
         leftover = bytes(self.received)
         self.received.clear()
         self._on_records(leftover)
@@ -270,10 +259,7 @@ class RawConnection(Protocol):
                 if self.on_frame is None or not self.on_frame(frame):
                     self._frames.append(frame)
         if self._frames:
-            waiters = list(self._frame_waiters)
-            self._frame_waiters.clear()
-            for waiter in waiters:
-                waiter.callback(None)
+            self._frame_waiters.fire(None)
 
 
 class _Factory(Factory):
@@ -330,7 +316,7 @@ class RawServer:
         self._random = random
         self._port: Any = None
         self._given = 0
-        self._waiters: deque[Deferred[None]] = deque()
+        self._waiters: Waiters[None] = Waiters()
 
     async def listen(self) -> PinnedServer:
         """Begin to listen; what comes back tells a client where."""
@@ -341,9 +327,7 @@ class RawServer:
     async def accept(self) -> RawConnection:
         """The next connection in the order they came; with ``shake``, once its handshake is done."""
         while len(self.connections) <= self._given:
-            waiter: Deferred[None] = Deferred()
-            self._waiters.append(waiter)
-            await waiter
+            await self._waiters.wait()
         raw = self.connections[self._given]
         self._given += 1
         if self._shake:
@@ -369,7 +353,4 @@ class RawServer:
 
     def _made(self, raw: RawConnection) -> None:
         self.connections.append(raw)
-        waiters = list(self._waiters)
-        self._waiters.clear()
-        for waiter in waiters:
-            waiter.callback(None)
+        self._waiters.fire(None)
