@@ -13,6 +13,8 @@ from dmsg.crypto.keys import PublicKey, SecretKey
 from dmsg.mux.core import wire
 
 __all__ = [
+    "BAD_POINTS",
+    "FIELD_PRIME",
     "cut_at",
     "cuts",
     "frame_fields",
@@ -26,6 +28,16 @@ __all__ = [
 
 #: One less than the order of the curve: the largest secret key.
 LARGEST_SECRET: Final = 0xFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFEBAAEDCE6AF48A03BBFD25E8CD0364140
+#: Coordinates of points are below this prime: a larger x belongs to no point.
+FIELD_PRIME: Final = 2**256 - 2**32 - 977
+#: By name: 33 bytes each that look like a public key and are no point of the curve.
+BAD_POINTS: Final = {
+    "zeros": bytes(33),
+    "the prime": b"\x02" + FIELD_PRIME.to_bytes(32, "big"),
+    "over the prime": b"\x03" + b"\xff" * 32,
+    "off the curve": b"\x02" + (5).to_bytes(32, "big"),
+    "uncompressed prefix": b"\x04" + bytes(31) + b"\x01",
+}
 _KINDS: Final = tuple(int(kind) for kind in wire.FrameType)
 
 

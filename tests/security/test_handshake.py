@@ -6,12 +6,10 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from itertools import count
 
 import pytest
 import pytest_twisted
 
-from dmsg.crypto.errors import InvalidKey
 from dmsg.crypto.keys import PublicKey, SecretKey
 from dmsg.errors import DialError
 from dmsg.eventlog import schema as ev
@@ -22,26 +20,10 @@ from dmsg.mux.core.negotiation import Security
 from dmsg.mux.core.wire import ACCEPT, ACK, CLOSE, FWD, REQUEST, REQUEST_BYTES, SEQUENCE_BYTES, CloseReason
 from dmsg.testing.hostile import RelayFrame, alter, drop, repeat, truncate
 from dmsg.testing.raw import ForgedKey
+from dmsg.testing.strategies import BAD_POINTS
 
 sync = pytest_twisted.ensureDeferred
-FIELD_PRIME = 2**256 - 2**32 - 977
 
-
-def _off_the_curve() -> bytes:
-    for x in count(1):
-        try:
-            PublicKey(b"\x02" + x.to_bytes(32, "big"))
-        except InvalidKey:
-            return b"\x02" + x.to_bytes(32, "big")
-    raise AssertionError
-
-
-BAD_POINTS = {
-    "zeros": bytes(33),
-    "the prime": b"\x02" + FIELD_PRIME.to_bytes(32, "big"),
-    "off the curve": _off_the_curve(),
-    "uncompressed": b"\x04" + bytes(32),
-}
 #: What precedes the handshake message in REQUEST and ACCEPT, and in a FWD.
 HEADS = {REQUEST: REQUEST_BYTES, ACCEPT: REQUEST_BYTES, FWD: SEQUENCE_BYTES + len(UPGRADE_MAGIC)}
 

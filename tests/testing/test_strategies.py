@@ -7,6 +7,7 @@ from hypothesis import find, given, settings
 from hypothesis import strategies as st
 
 from dmsg.crypto.errors import InvalidKey
+from dmsg.crypto.keys import PublicKey
 from dmsg.errors import RemoteProtocolError
 from dmsg.mux.core import wire
 from dmsg.testing import strategies
@@ -28,6 +29,13 @@ def test_public_keys_have_a_secret(data):
     key = data.draw(strategies.secret_keys())
     assert data.draw(strategies.public_keys()) is not None
     key.public_key.verify(key.sign(b"x"), b"x")
+
+
+@pytest.mark.parametrize("name", strategies.BAD_POINTS)
+def test_bad_points_are_no_keys(name):
+    assert len(strategies.BAD_POINTS[name]) == 33
+    with pytest.raises(InvalidKey):
+        PublicKey(strategies.BAD_POINTS[name])
 
 
 @given(strategies.frame_fields(50))

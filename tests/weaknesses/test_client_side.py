@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import random
 import time
-from itertools import count
 
 import pytest
 import pytest_twisted
@@ -18,8 +17,7 @@ from twisted.internet.protocol import Factory, Protocol
 from twisted.internet.task import deferLater
 from twisted.logger import globalLogPublisher
 
-from dmsg.crypto.errors import InvalidKey
-from dmsg.crypto.keys import PublicKey, SecretKey
+from dmsg.crypto.keys import SecretKey
 from dmsg.errors import DialError
 from dmsg.eventlog import schema as ev
 from dmsg.glue.stream_transport import TransportLost
@@ -40,28 +38,12 @@ from dmsg.mux.core.wire import (
 )
 from dmsg.mux.relay.limits import RelayLimits
 from dmsg.relays.pool import PoolConfig
+from dmsg.testing.strategies import BAD_POINTS
 
 pytestmark = pytest.mark.system
 sync = pytest_twisted.ensureDeferred
 
 FAST_POOL = PoolConfig(connect_timeout_s=0.3, backoff_first_s=0.01, backoff_limit_s=0.05, poll_s=0.05)
-FIELD_PRIME = 2**256 - 2**32 - 977
-
-
-def _off_the_curve() -> bytes:
-    for x in count(1):
-        try:
-            PublicKey(b"\x02" + x.to_bytes(32, "big"))
-        except InvalidKey:
-            return b"\x02" + x.to_bytes(32, "big")
-    raise AssertionError
-
-
-BAD_POINTS = {
-    "zeros": bytes(33),
-    "the prime": b"\x02" + FIELD_PRIME.to_bytes(32, "big"),
-    "off the curve": _off_the_curve(),
-}
 
 
 async def _echoes(w, client, target):

@@ -23,11 +23,10 @@ from dmsg.discovery.errors import WrongSequence
 from dmsg.discovery.stores.memory import MemoryStore
 from dmsg.errors import DialError
 from dmsg.mux.relay.service import DmsgRelay
+from dmsg.testing.strategies import FIELD_PRIME
 
 pytestmark = pytest.mark.system
 sync = pytest_twisted.ensureDeferred
-
-FIELD_PRIME = 2**256 - 2**32 - 977
 
 
 class Discovery(Resource):

@@ -16,7 +16,6 @@ from twisted.internet.protocol import Factory, Protocol
 from twisted.internet.task import deferLater
 
 from dmsg.address import PinnedServer
-from dmsg.crypto.errors import InvalidKey
 from dmsg.crypto.keys import PublicKey, SecretKey
 from dmsg.crypto.noise import NoiseHandshake
 from dmsg.eventlog import schema as ev
@@ -26,30 +25,10 @@ from dmsg.mux.core.tlv import Tlv, decode_tlvs
 from dmsg.mux.core.wire import ACCEPT, ACK, CLOSE, FWD, OK, REQUEST, CloseReason, encode_frame
 from dmsg.mux.relay.limits import RelayLimits
 from dmsg.testing.raw import ForgedKey, connect_raw, packet
+from dmsg.testing.strategies import BAD_POINTS
 
 pytestmark = pytest.mark.system
 sync = pytest_twisted.ensureDeferred
-
-FIELD_PRIME = 2**256 - 2**32 - 977
-
-
-def _off_the_curve() -> bytes:
-    for x in count(1):
-        try:
-            PublicKey(b"\x02" + x.to_bytes(32, "big"))
-        except InvalidKey:
-            return b"\x02" + x.to_bytes(32, "big")
-    raise AssertionError
-
-
-#: 33 bytes each that are no point of the curve.
-BAD_POINTS = {
-    "zeros": bytes(33),
-    "the prime": b"\x02" + FIELD_PRIME.to_bytes(32, "big"),
-    "over the prime": b"\x03" + b"\xff" * 32,
-    "off the curve": _off_the_curve(),
-    "uncompressed prefix": b"\x04" + bytes(31) + b"\x01",
-}
 
 
 # --- crashes of the whole process ------------------------------------------------------------------------------------
