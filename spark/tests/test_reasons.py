@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import pytest
-from dmsg_logs.generate import texts
-from dmsg_logs.transforms import abuse, rank_evidence, relay_failures
 
 from dmsg_logs.schemas import REASONS
+from dmsg_logs.synthetic import texts
+from dmsg_logs.tables.transforms import abuse, rank_evidence, relay_failures
 
 
 def test_reasons_are_listed_once() -> None:
