@@ -22,6 +22,7 @@ from twisted.internet.interfaces import (
     IReactorTime,
     ITransport,
 )
+from twisted.internet.protocol import connectionDone
 from twisted.logger import Logger
 from twisted.python.failure import Failure
 from zope.interface import implementer
@@ -114,7 +115,7 @@ class StreamTransport(Generic[S]):
         self._inbox: deque[bytes] = deque()
         self._paused = False
         self._pump_scheduled = False
-        self._reason = Failure(ConnectionDone())  # of the end, once it is known
+        self._reason = connectionDone  # of the end, once it is known
 
     def move(self, state: TransportState) -> None:
         """Go to ``state``; going where ``TRANSITIONS`` does not lead is a bug of ours."""
