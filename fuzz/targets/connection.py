@@ -8,7 +8,7 @@ from typing import Any
 from dmsg.errors import RemoteProtocolError
 from dmsg.mux.core.connection import Connection
 from dmsg.mux.core.errors import Busy
-from dmsg.mux.core.events import DataReceived, RequestReceived
+from dmsg.mux.core.events import DataReceived, StreamOffered
 from dmsg.mux.core.limits import ConnectionConfig
 from dmsg.mux.core.stream import ConnectionState, Stream, StreamState
 from dmsg.mux.core.tlv import Tlv, encode_tlvs
@@ -70,7 +70,7 @@ class _World:
             events, alive = error.events, False
         given = 0
         for event in events:
-            if isinstance(event, RequestReceived):
+            if isinstance(event, StreamOffered):
                 self.streams.append(event.stream)
             elif isinstance(event, DataReceived):
                 given += len(event.data)
@@ -104,13 +104,13 @@ class _World:
         what = choices.below(8)
         if what == 0:
             if core.state is ConnectionState.READY:
-                self.streams.append(core.open(choices.pick(_PEERS), choices.chunk(60) if core.extended else b""))
+                self.streams.append(core.open(choices.pick(_PEERS)))
             return
         if not self.streams:
             return
         stream = self.streams[choices.byte() % len(self.streams)]
         if what == 1 and stream.state is StreamState.OFFERED:
-            core.accept(stream, choices.chunk(60), upgrade=choices.flag())
+            (core.accept_for_upgrade if choices.flag() else core.accept)(stream)
         elif what == 2 and stream.state is StreamState.OPEN:
             try:
                 core.send_data(stream, bytes(4 * choices.byte()))
@@ -143,8 +143,8 @@ class _World:
         """What must hold between any two operations."""
         core = self.core
         assert core._out.control_bytes == sum(map(len, core._out._control))
-        assert core._offered == sum(one.state is StreamState.OFFERED for one in core.streams.values())
-        assert core._offered <= _CONFIG.offered_limit
+        assert core._openings.offered == sum(one.state is StreamState.OFFERED for one in core.streams.values())
+        assert core._openings.offered <= _CONFIG.offered_limit
         assert len(core._tail) < 70_000
         for stream_id, stream in core.streams.items():
             assert stream.id == stream_id and stream.state is not StreamState.CLOSED

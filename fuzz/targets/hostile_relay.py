@@ -11,16 +11,16 @@ from dmsg.errors import RemoteProtocolError
 from dmsg.mux.core.connection import Connection
 from dmsg.mux.core.errors import IntegrityError
 from dmsg.mux.core.events import (
-    Accepted,
     Confirmed,
     DataReceived,
     EndReceived,
-    RequestReceived,
     StreamClosed,
+    StreamOffered,
+    StreamOpened,
     UpgradeReceived,
 )
 from dmsg.mux.core.limits import ConnectionConfig
-from dmsg.mux.core.negotiation import Carrier, Inbound, Outbound
+from dmsg.mux.core.negotiation import Carrier, EndToEnd
 from dmsg.mux.core.stream import Stream, StreamState
 from dmsg.mux.core.wire import HEADER, HEADER_BYTES, OK, REQUEST, CloseReason, encode_frame, split_frames
 from fuzz.choices import Choices, repeatable
@@ -37,12 +37,19 @@ class _End:
     def __init__(self, key: SecretKey, name: bytes) -> None:
         records: Any = PlainRecords()
         self.key = key
-        self.core = Connection(key.public_key, records, now=0.0, config=_CONFIG, random=repeatable(name), extended=True)
+        self.core = Connection(
+            key.public_key,
+            records,
+            now=0.0,
+            config=_CONFIG,
+            random=repeatable(name),
+            extended=True,
+            end_to_end=EndToEnd(key, _RELAY, random=repeatable(b"e2e" + name)),
+        )
         self.core.receive_data(encode_frame(OK, 0), 0.0)
         self.frames: deque[bytes] = deque()  # sent, and in the relay's hands
         self.stream: Stream | None = None
-        self.outbound: Outbound | None = None
-        self.inbound: Inbound | None = None
+        self.dials = False
         self.confirmed = self.over = self.ended = self.closed = False
         self.written = 0
         self.received = b""
@@ -63,24 +70,20 @@ class _End:
         core = self.core
         try:
             match event:
-                case RequestReceived(stream=stream) if self.inbound is None and self.outbound is None:
+                case StreamOffered(stream=stream) if self.stream is None:
                     self.stream = stream
-                    self.inbound = Inbound(core, self.key, _RELAY, stream, random=repeatable(b"in"))
-                    if self.inbound.is_plain:
-                        core.accept(stream, upgrade=True)
+                    if stream.wants_seal:
+                        self.service, _ = core.read_offer(stream)
+                        self.stream = core.accept(stream)
                     else:
-                        self.service, _ = self.inbound.read()
-                        self.stream = self.inbound.accept()
-                case RequestReceived(stream=stream):
+                        core.accept_for_upgrade(stream)
+                case StreamOffered(stream=stream):
                     core.abort(stream, CloseReason.BUSY)
-                case Accepted(stream=stream, message=message) if self.outbound and stream is self.outbound.stream:
-                    self.stream = self.outbound.accepted(message) or self.outbound.stream
-                case UpgradeReceived(stream=stream, message=message):
-                    if self.inbound is not None and stream is self.inbound.stream:
-                        self.service, _ = self.inbound.read(message)
-                        self.stream = self.inbound.accept_upgrade()
-                    elif self.outbound is not None:
-                        self.stream = self.outbound.upgraded(message)
+                case StreamOpened(stream=stream):
+                    self.stream = stream
+                case UpgradeReceived(stream=stream):
+                    self.service, _ = core.read_offer(stream)
+                    self.stream = core.accept(stream)
                 case Confirmed():
                     self.confirmed = True
                 case DataReceived(stream=stream, data=data):
@@ -126,10 +129,8 @@ def one_input(data: bytes) -> None:
     choices = Choices(data)
     carrier = Carrier.REQUEST if choices.flag() else Carrier.FORWARD
     dialler, listener = _End(KEYS[0], b"dialler"), _End(KEYS[1], b"listener")
-    dialler.outbound = Outbound(
-        dialler.core, dialler.key, _RELAY, listener.key.public_key, carrier, service="chat", random=repeatable(b"out")
-    )
-    dialler.stream = dialler.outbound.stream
+    dialler.dials = True
+    dialler.stream = dialler.core.open(listener.key.public_key, carrier, service="chat")
     ends = dialler, listener
     dialler_id = dialler.stream.id
     ids = {0: 7, 1: dialler_id}  # what a frame of an end is called at the other
@@ -174,7 +175,7 @@ def one_input(data: bytes) -> None:
 
 def _pass_on(frame: bytes, transport_id: int, other: _End) -> None:
     kind, _, _ = HEADER.unpack_from(frame)
-    if kind == REQUEST and other.outbound is not None:
+    if kind == REQUEST and other.dials:
         return
     other.feed(encode_frame(kind, transport_id, frame[HEADER_BYTES:]))
 

@@ -20,7 +20,7 @@ from dmsg.address import HostPort, PinnedServer
 from dmsg.crypto.keys import PublicKey, SecretKey
 from dmsg.mux.client.service import ClientConfig, DmsgClient
 from dmsg.mux.core.connection import Connection
-from dmsg.mux.core.events import Accepted, DataReceived, HandshakeDone, Ready, RequestReceived, StreamClosed
+from dmsg.mux.core.events import DataReceived, HandshakeDone, Ready, StreamClosed, StreamOffered, StreamOpened
 from dmsg.mux.core.handshake import Handshake, Role
 from dmsg.mux.core.negotiation import Security
 from dmsg.mux.core.record import RecordLayer
@@ -71,13 +71,13 @@ class Program:
             match event:
                 case Ready():
                     self.ready = True
-                case RequestReceived(stream=stream):
+                case StreamOffered(stream=stream):
                     self._offered(stream)
                 case DataReceived(data=data):
                     self.read += data
                 case StreamClosed(stream=stream, code=code, local=local):
                     self.closed.append((stream.id, code, local))
-                case Accepted(stream=stream):
+                case StreamOpened(stream=stream):
                     assert stream is self.streams[-1]
 
     def _offered(self, stream: Stream) -> None:

@@ -22,7 +22,7 @@ from dmsg.mux.client.pending import StreamOwner
 from dmsg.mux.core.e2e import Resume, SecureInitiator
 from dmsg.mux.core.errors import AccessDenied, NoSuchService
 from dmsg.mux.core.negotiation import Security
-from dmsg.mux.core.wire import CLOSE, FWD, REQUEST, CloseReason
+from dmsg.mux.core.wire import CLOSE, FWD, REQUEST, CloseReason, encode_frame
 from dmsg.mux.relay.limits import RelayLimits
 from dmsg.testing.hostile import RelayFrame, drop
 from dmsg.testing.memory import Path
@@ -43,19 +43,22 @@ class Answer(StreamOwner):
         self.was_accepted = False
         self.code = None
 
-    def accepted(self, message):
+    def opened(self, stream, resume):
         self.was_accepted = True
 
-    def ended(self, code, *, local, proven=False):
+    def ended(self, code, *, local, proven=False, detail=""):
         self.code = code
 
 
 def knock(s, client, *, service="", resume=None, message=None):
-    """Send Bob a REQUEST over the extended connection of ``client``."""
+    """Send Bob a REQUEST over the extended connection of ``client``, which never proves itself."""
     (session,) = client.pool.sessions.values()
     if message is None:
         message = SecureInitiator(client.key, s.bob.public_key, session.server, service=service, resume=resume).message
-    stream = session.connection.open(s.bob.public_key, message)
+    core = session.connection
+    request = client.public_key.raw + s.bob.public_key.raw + message
+    stream = core._openings._new_stream(core._ids.take(core.streams), s.bob.public_key, request, initiator=True)
+    core.send_control(encode_frame(REQUEST, stream.id, request))
     stream.owner = answer = Answer()
     session.flush_soon()
     return answer

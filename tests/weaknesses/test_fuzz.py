@@ -400,7 +400,7 @@ async def test_client_random_frames(world, seed):
                     await w.turn()
                     connection = session.connection
                     offered = [one for one in connection.streams.values() if one.state is StreamState.OFFERED]
-                    assert connection._offered == len(offered)
+                    assert connection._openings.offered == len(offered)
             if raw.lost_reason is None:
                 raw.close()
                 await w.soon(raw.lost())

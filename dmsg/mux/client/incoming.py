@@ -26,11 +26,10 @@ from dmsg.mux.client.transport import DmsgTransport
 from dmsg.mux.core.e2e import CONFIRM_TIMEOUT_S, Resume
 from dmsg.mux.core.errors import TransportClosed
 from dmsg.mux.core.negotiation import Security
-from dmsg.mux.core.owner import StreamOwner
 from dmsg.mux.core.plain_stream import PlainStream
 from dmsg.mux.core.resumption import ResumeAttempts
 from dmsg.mux.core.sealed_stream import SealedStream
-from dmsg.mux.core.stream import Stream, StreamState
+from dmsg.mux.core.stream import Stream, StreamOwner, StreamState
 from dmsg.mux.core.wire import CloseReason
 
 _log = Logger()
@@ -71,10 +70,9 @@ class IncomingTransport(StreamOwner):
     def __init__(self, client: Host, session: ServerSession, stream: PlainStream) -> None:
         self.stream: Stream = stream
         self._plain = stream
-        self._sealed: SealedStream | None = None
+        self._path: SealedStream | None = None  # another one of a transport that goes on
         self._client = client
         self._session = session
-        self._inbound = session.inbound(stream)
         self._services = client.services
         self._port: DmsgPort | None = None
         self._place: Offers[Offer] | None = None
@@ -97,8 +95,8 @@ class IncomingTransport(StreamOwner):
             # Before the handshake is calculated: it costs next to nothing, and which service is meant shows in no way.
             self._refuse(CloseReason.ACCESS_DENIED)
             return
-        if not self._inbound.is_plain:
-            self._take_up(None)
+        if self._plain.wants_seal:
+            self._take_up()
             return
         default = services.port("")
         if default is None or default.security is Security.E2E or not default.may_admit(remote):
@@ -120,26 +118,23 @@ class IncomingTransport(StreamOwner):
         if not self._services:
             self._refuse(CloseReason.NO_SUCH_SERVICE)
         elif self._hold(self._services.arrivals):
-            self._session.connection.accept(self.stream, upgrade=True)
+            self._session.connection.accept_for_upgrade(self._plain)
             self._await_peer()
             self._session.flush_soon()
 
     # --- with a handshake message ----------------------------------------------------------------------------------
 
-    def upgraded(self, message: bytes) -> None:
-        """The handshake message came in the first FWD; a second one is nothing an honest peer sends."""
+    def upgraded(self) -> None:
+        """The handshake message came in the first FWD."""
         if self._over or self.stream.state is StreamState.CLOSED:
             return  # closed behind it in the same read
-        if self._inbound.is_sealed:
-            self._refuse(CloseReason.MALFORMED)
-        else:
-            self._stop_timer()
-            self._leave()
-            self._take_up(message)
+        self._stop_timer()
+        self._leave()
+        self._take_up()
 
-    def _take_up(self, message: bytes | None) -> None:
+    def _take_up(self) -> None:
         try:
-            service, self._resume = self._inbound.read(message)
+            service, self._resume = self._session.connection.read_offer(self._plain)
         except TransportClosed as error:
             self._refuse(error.code)
             return
@@ -163,12 +158,16 @@ class IncomingTransport(StreamOwner):
             return
         self._resumed = transport
         self._told_bytes = attempts.tell_bytes()
-        sealed = self._accept(Resume(resume.token, self._told_bytes))
-        if sealed is not None:
-            self._attempts = attempts
-            displaced = sealed.await_turn(attempts, self._session.server, self._told_bytes)
-            if displaced is not None:
-                displaced.owner.crowded_out()
+        ours = Resume(resume.token, self._told_bytes)
+        try:
+            self._path, displaced = self._session.connection.accept_path(self._plain, ours, attempts)
+        except DmsgError as error:
+            self._refuse(getattr(error, "code", CloseReason.MALFORMED))
+            return
+        self._attempts = attempts
+        self._accepted(self._path)
+        if displaced is not None:
+            displaced.owner.crowded_out()
 
     def _attempts_at(self, transport: DmsgTransport) -> ResumeAttempts:
         if transport.attempts is None:
@@ -181,7 +180,7 @@ class IncomingTransport(StreamOwner):
     def _unknown_admitted(self, allowed: object) -> None:
         if allowed is True:
             # An answer that says nothing about resuming is the refusal: the relay cannot make that one up.
-            self._accept(None)
+            self._accept()
         else:
             self._refuse(CloseReason.ACCESS_DENIED)
 
@@ -217,13 +216,13 @@ class IncomingTransport(StreamOwner):
             self._refuse(CloseReason.ACCESS_DENIED)
         elif not self._port.make_room():
             self._refuse(CloseReason.BUSY)
-        elif self._inbound.is_sealed:
+        elif self._plain.wants_seal:
             if self._hold(self._port.offers):
-                self._accept(None)
+                self._accept()
         else:
             self._over = True
             self._leave()
-            self._session.connection.accept(self.stream)
+            self._session.connection.accept(self._plain)
             self._session.flush_soon()
             self._port.open(self._session, self.stream)
 
@@ -250,19 +249,18 @@ class IncomingTransport(StreamOwner):
 
     # --- sealed ----------------------------------------------------------------------------------------------------
 
-    def _accept(self, resume: Resume | None) -> SealedStream | None:
+    def _accept(self) -> None:
         try:
-            if self.stream.state is StreamState.OFFERED:
-                self._sealed = self._inbound.accept(resume)
-            else:
-                self._sealed = self._inbound.accept_upgrade(resume)
+            stream = self._session.connection.accept(self._plain)
         except DmsgError as error:
             self._refuse(getattr(error, "code", CloseReason.MALFORMED))
-            return None
-        self.stream = self._sealed
+        else:
+            self._accepted(stream)
+
+    def _accepted(self, stream: Stream) -> None:
+        self.stream = stream
         self._await_peer()
         self._session.flush_soon()
-        return self._sealed
 
     def _await_peer(self) -> None:
         """Nothing is done for the application before the initiator has proved itself; not for ever, though."""
@@ -278,15 +276,15 @@ class IncomingTransport(StreamOwner):
         self._leave()
         self._over = True
         if self._resumed is not None:
-            assert self._sealed is not None
+            assert self._path is not None
             assert self._resume is not None
-            if self._resumed.is_over or self._sealed.is_late:
+            if self._resumed.is_over or self._path.is_late:
                 # the proof was long on its way: the initiator has given this path up for the one in use now
                 self._session.abort_stream(self.stream, CloseReason.PEER_GONE)
                 return
             if self._attempts is not None:
                 self._attempts.moved(self._session.clock.seconds())
-            self._resumed.move_to(self._session, self._sealed, self._resume.received_bytes, self._told_bytes)
+            self._resumed.move_to(self._session, self._path, self._resume.received_bytes, self._told_bytes)
         elif self._port is not None:
             self._port.open(self._session, self.stream)
         else:
@@ -344,7 +342,7 @@ class IncomingTransport(StreamOwner):
         if self._decision is not None:
             self._decision.cancel()
 
-    def ended(self, code: int, *, local: bool, proven: bool = False) -> None:
+    def ended(self, code: int, *, local: bool, proven: bool = False, detail: str = "") -> None:
         """The peer gave up, or what it sent was not what it should be."""
         if local and not self._over:
             self._client.refused(self.stream.remote, code)

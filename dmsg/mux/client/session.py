@@ -27,7 +27,6 @@ from dmsg.mux.core.connection import Connection
 from dmsg.mux.core.e2e import Resume
 from dmsg.mux.core.errors import Busy, ConnectionRefusedByServer, ServerDraining, ServerLost, TransportClosed
 from dmsg.mux.core.events import (
-    Accepted,
     Confirmed,
     DataReceived,
     EndAcked,
@@ -35,14 +34,15 @@ from dmsg.mux.core.events import (
     HandshakeDone,
     Ready,
     Rejected,
-    RequestReceived,
     StreamClosed,
+    StreamOffered,
+    StreamOpened,
     UpgradeReceived,
 )
 from dmsg.mux.core.handshake import Handshake, Role
 from dmsg.mux.core.hello import Capabilities, hello_payload, read_hello
 from dmsg.mux.core.limits import ConnectionConfig
-from dmsg.mux.core.negotiation import Carrier, Inbound, Outbound
+from dmsg.mux.core.negotiation import Carrier, EndToEnd
 from dmsg.mux.core.plain_stream import PlainStream
 from dmsg.mux.core.stream import Stream
 from dmsg.mux.core.wire import SEQUENCE_BYTES, CloseReason
@@ -50,7 +50,7 @@ from dmsg.relays.session import CLOSED
 
 #: A server that announces shorter frames than this is not obeyed: a REQUEST alone may be longer.
 _FRAME_FLOOR_BYTES: Final = 1_024
-#: After so many transports accepted in one read what they led to goes out, and the server and the peers begin with it
+#: After so many transports offered in one read what they led to goes out, and the server and the peers begin with it
 #: while the rest is handled; otherwise many dials at once make everybody wait for everybody else in turn.
 _FLUSH_ANSWERS: Final = 8
 
@@ -140,23 +140,9 @@ class ServerSession:
         if not self.is_ready:
             raise StageError("request", "server connection lost")
         self._check_room()
-        outbound = Outbound(
-            self.connection,
-            self.key,
-            self.server,
-            target,
-            carrier,
-            service=service,
-            resume=resume,
-            random=self._random,
-        )
-        pending = PendingRequest(self, outbound)
+        pending = PendingRequest(self, self.connection.open(target, carrier, service=service, resume=resume), service)
         self.flush_soon()
         return pending.done
-
-    def inbound(self, stream: PlainStream) -> Inbound:
-        """The negotiation of an offered stream."""
-        return Inbound(self.connection, self.key, self.server, stream, random=self._random)
 
     def abort_stream(self, stream: Stream, code: int = CloseReason.NORMAL) -> None:
         """End a stream at once, or refuse an offered one."""
@@ -200,26 +186,32 @@ class ServerSession:
     # --- from the shell --------------------------------------------------------------------------------------------
 
     def handle_events(self, shell: Shell, events: Sequence[object]) -> None:
-        """Pass on what the core found out."""
+        """Pass on what the core found out; between many answers, send what came of them."""
+        self._pass_on(shell, events)
+        while isinstance(shell.core, Connection) and shell.core.has_more:
+            shell.flush_between()
+            self._pass_on(shell, shell.core.open_more())
+
+    def _pass_on(self, shell: Shell, events: Sequence[object]) -> None:
         answers = 0
         for event in events:
             match event:
                 case DataReceived():
                     event.stream.owner.deliver(event.data)
                 case StreamClosed():
-                    event.stream.owner.ended(event.code, local=event.local, proven=event.proven)
-                case Accepted():
-                    event.stream.owner.accepted(event.message)
+                    event.stream.owner.ended(event.code, local=event.local, proven=event.proven, detail=event.detail)
+                case StreamOpened():
+                    event.stream.owner.opened(event.stream, event.resume)
                     answers += 1
                 case UpgradeReceived():
-                    event.stream.owner.upgraded(event.message)
+                    event.stream.owner.upgraded()
                 case Confirmed():
                     event.stream.owner.confirmed()
                 case EndAcked():
                     event.stream.owner.end_acked()
                 case EndReceived():
                     event.stream.owner.end_received()
-                case RequestReceived():
+                case StreamOffered():
                     self._user.requested(self, event.stream)
                     answers += 1
                 case HandshakeDone():
@@ -232,6 +224,7 @@ class ServerSession:
                         config=_within(self._config, self.capabilities),
                         random=self._random,
                         extended=self.capabilities.extended,
+                        end_to_end=EndToEnd(self.key, self.server, random=self._random),
                     )
                     shell.become(self.connection, event.leftover)
                 case Ready():

@@ -21,9 +21,8 @@ from dmsg.glue.transport_state import TransportState
 from dmsg.mux.core.connection import Connection
 from dmsg.mux.core.endings import close_is_final, peers_reason
 from dmsg.mux.core.errors import Busy, DeadlineExceeded, IntegrityError, Refused, Unsupported, close_error
-from dmsg.mux.core.owner import UNOWNED, StreamOwner
 from dmsg.mux.core.resumption import ResumeAttempts
-from dmsg.mux.core.stream import Stream, StreamFault, StreamState
+from dmsg.mux.core.stream import UNOWNED, Stream, StreamFault, StreamOwner, StreamState
 from dmsg.mux.core.wire import CloseReason
 
 classImplements(DmsgAddress, IAddress)
@@ -139,7 +138,7 @@ class DmsgTransport(StreamTransport[Stream], StreamOwner):
             self._end_was_acked = self.protocol is not None
             super().end_acked()
 
-    def ended(self, code: int, *, local: bool, proven: bool = False) -> None:
+    def ended(self, code: int, *, local: bool, proven: bool = False, detail: str = "") -> None:
         """The stream is over, with a CLOSE of ``code`` from the other side or from this one."""
         if not local:
             if not close_is_final(self.stream, proven=proven, closing=self.disconnecting):

@@ -9,16 +9,14 @@ frame of each stream in turn; ``receive_data`` does the reverse.
 from __future__ import annotations
 
 import os
-from typing import Final
+from typing import Final, cast
 
 from dmsg.crypto.aead import TAG_BYTES
-from dmsg.crypto.errors import InvalidKey
 from dmsg.crypto.keys import PublicKey, Random
 from dmsg.errors import LocalProtocolError, RemoteProtocolError
-from dmsg.mux.core.e2e import UPGRADE_MAGIC
-from dmsg.mux.core.errors import Busy
+from dmsg.mux.core.e2e import Resume
+from dmsg.mux.core.errors import Busy, IntegrityError
 from dmsg.mux.core.events import (
-    Accepted,
     Confirmed,
     DataReceived,
     EndAcked,
@@ -26,35 +24,32 @@ from dmsg.mux.core.events import (
     Event,
     Ready,
     Rejected,
-    RequestReceived,
     StreamClosed,
-    UpgradeReceived,
 )
 from dmsg.mux.core.hello import read_refusal
 from dmsg.mux.core.ids import TransportIds
 from dmsg.mux.core.limits import ConnectionConfig
+from dmsg.mux.core.negotiation import Carrier, EndToEnd
+from dmsg.mux.core.openings import Openings
 from dmsg.mux.core.outgoing import Outgoing
-from dmsg.mux.core.owner import UNOWNED
 from dmsg.mux.core.plain_stream import PlainStream
 from dmsg.mux.core.record import RecordLayer
 from dmsg.mux.core.rekeying import KeyTimer
+from dmsg.mux.core.resumption import ResumeAttempts
 from dmsg.mux.core.sealed_stream import SealedStream
 from dmsg.mux.core.stream import DATA_STATES, ConnectionState, Stream, StreamFault, StreamState
 from dmsg.mux.core.wire import (
     ACCEPT,
     ACK,
     CLOSE,
-    EXTENDED_REQUEST_LIMIT_BYTES,
     FWD,
     OK,
     REQUEST,
-    REQUEST_BYTES,
     SEQUENCE_BYTES,
     CloseReason,
     answers_request,
     close_reason,
     encode_close,
-    encode_frame,
     split_frames,
 )
 from dmsg.sansio.core import Core
@@ -72,7 +67,9 @@ class Connection(Core):
         config: ConnectionConfig | None = None,
         random: Random = os.urandom,
         extended: bool = False,
+        end_to_end: EndToEnd | None = None,
     ) -> None:
+        """Without ``end_to_end`` all streams are plain."""
         self.identity = identity
         #: Whether the server knows the extension, so that REQUEST and ACCEPT may carry more than two keys.
         self.extended = extended
@@ -83,11 +80,20 @@ class Connection(Core):
         self._random = random
         self._deadline: float | None = now + config.ok_timeout_s
         self._tail = b""
-        self._now = now
-        self._key_timer = KeyTimer(config.rekey_after_s)
+        self._key_timer = KeyTimer(config.rekey_after_s, now)
         self._out = Outgoing(config)
         self._ids = TransportIds(int.from_bytes(random(2), "big"))
-        self._offered = 0
+        self._openings = Openings(
+            identity,
+            self.streams,
+            self._ids,
+            self._out,
+            self._key_timer,
+            config=config,
+            random=random,
+            extended=extended,
+            end_to_end=end_to_end,
+        )
 
     # --- what the application asks for -----------------------------------------------------------------------------
 
@@ -96,36 +102,46 @@ class Connection(Core):
         """Whether the record counters are so far on that this connection should be replaced when idle."""
         return self._records.near_exhaustion
 
-    def open(self, remote: PublicKey, message: bytes = b"") -> PlainStream:
-        """Send a REQUEST to ``remote``; :class:`Accepted` or :class:`StreamClosed` follows.
+    def open(
+        self, remote: PublicKey, carrier: Carrier = Carrier.NONE, *, service: str = "", resume: Resume | None = None
+    ) -> PlainStream:
+        """Send a REQUEST to ``remote``; :class:`StreamOpened` or :class:`StreamClosed` follows.
 
-        ``message`` is the end-to-end handshake (carrier A of :ref:`spec-carriers`). Raises ``Busy`` when all 32,768 ids
-        are taken.
+        With a ``carrier``, the stream that opens is sealed; ``service`` and the transport to ``resume`` go with the
+        handshake. Raises ``Busy`` when all 32,768 ids are taken.
         """
         if self.state is not ConnectionState.READY:
             raise LocalProtocolError("the server has not admitted this connection yet")
-        request = self.identity.raw + remote.raw + message
-        stream = self._new_stream(self._ids.take(self.streams), remote, request, initiator=True)
-        self.send_control(encode_frame(REQUEST, stream.id, request))
-        return stream
+        return self._openings.request(remote, carrier, service, resume)
 
-    def accept(self, stream: Stream, message: bytes = b"", *, upgrade: bool = False) -> None:
-        """Answer an offered stream with ACCEPT.
+    def accept_for_upgrade(self, stream: PlainStream) -> None:
+        """Answer an offered stream with ACCEPT; :class:`UpgradeReceived` follows when its handshake message comes."""
+        self._openings.accept_for_upgrade(stream)
 
-        ``message`` is our part of the end-to-end handshake; with ``upgrade`` the peer's comes in its first FWD.
+    def read_offer(self, stream: PlainStream) -> tuple[str, Resume | None]:
+        """Read the peer's handshake message: the service wanted, and what is to be resumed. Raises ``IntegrityError``.
+
+        It may be a replay: nothing is proved before :class:`Confirmed`.
         """
-        if stream.state is not StreamState.OFFERED:
-            raise LocalProtocolError(f"{stream!r} is not waiting for a decision")
-        stream.move(StreamState.UPGRADING if upgrade else StreamState.OPEN)
-        self._offered -= 1
-        self.send_control(encode_frame(ACCEPT, stream.id, stream.request[:REQUEST_BYTES] + message))
+        return self._openings.read_offer(stream)
 
-    def replace(self, stream: Stream, successor: SealedStream) -> None:
-        """Let ``successor`` stand for ``stream`` from now on; nothing more may go through the old one."""
-        self.streams[stream.id] = successor
-        stream.move(StreamState.CLOSED)
-        stream.owner = UNOWNED
-        self._key_timer.watch(successor, self._now)
+    def accept(self, stream: PlainStream) -> Stream:
+        """Answer an offered stream with ACCEPT: gives the stream that stands for it from now on.
+
+        It is sealed, and open once its initiator has proved itself, if its handshake message was read; else it is plain
+        and open. A stream that wanted to resume what is not known here is accepted as a new one.
+        """
+        return self._openings.accept(stream)
+
+    def accept_path(
+        self, stream: PlainStream, resume: Resume, attempts: ResumeAttempts
+    ) -> tuple[SealedStream, Stream | None]:
+        """Accept an offered stream as another path of a transport, telling the peer what we have of it.
+
+        Gives the sealed stream, and the one that waited for its proof over the same relay, which is to be closed.
+        """
+        sealed = self._openings.accept_sealed(stream, resume)
+        return sealed, sealed.await_turn(attempts, self._openings.server, resume.received_bytes)
 
     def go_on(self, stream: Stream) -> None:
         """A stream has taken over what another path left: send it, and let its writer go on if it may."""
@@ -218,9 +234,12 @@ class Connection(Core):
     # --- from the network ------------------------------------------------------------------------------------------
 
     def receive_data(self, data: bytes, now: float) -> list[Event]:
-        """Take bytes from the network. ``RemoteProtocolError`` means that the connection must be dropped."""
+        """Take bytes from the network. ``RemoteProtocolError`` means that the connection must be dropped.
+
+        At most ``ANSWERS_AT_ONCE`` streams are opened; :meth:`open_more` opens the others.
+        """
         events: list[Event] = []
-        self._now = now
+        self._key_timer.now = now
         try:
             for record in self._records.open(data):
                 plaintext = self._tail + record if self._tail else record
@@ -235,8 +254,30 @@ class Connection(Core):
                     else:
                         self._on_rare_frame(kind, stream_id, stream, plaintext[start:end], events)
         except RemoteProtocolError as error:
-            error.events = events  # they have happened, whatever came after them
+            error.events = events + self.open_more()  # they have happened, whatever came after them
             raise
+        return events + self.open_more() if self._openings.has_answers else events
+
+    @property
+    def has_more(self) -> bool:
+        """Whether :meth:`open_more` has something to do."""
+        return self._openings.has_answers
+
+    def open_more(self) -> list[Event]:
+        """Finish the handshakes of the next streams whose peers have answered; nothing when there are none.
+
+        A handshake takes time: the shell sends between two calls what came of the first one.
+        """
+        events: list[Event] = []
+        for stream, message in self._openings.take_answers():
+            if stream.state is StreamState.CLOSED:
+                continue  # closed behind the answer, or given up
+            try:
+                opened = self._openings.finish(stream, message)
+            except IntegrityError as error:
+                self._fail(stream, error.code, events, str(error))
+            else:
+                events += [opened] if opened is not None else []
         return events
 
     def _on_fwd(self, stream: Stream, frames: bytes, start: int, end: int, events: list[Event]) -> None:
@@ -266,13 +307,14 @@ class Connection(Core):
             events.append(DataReceived(stream, data))
 
     def _on_early_fwd(self, stream: Stream, payload: bytes, events: list[Event]) -> None:
-        message = payload[SEQUENCE_BYTES:]
         if stream.state is not StreamState.UPGRADING:
             self._fail(stream, CloseReason.MALFORMED, events)
-        elif message.startswith(UPGRADE_MAGIC):
-            events.append(UpgradeReceived(stream, message[len(UPGRADE_MAGIC) :]))
-        else:
-            self._fail(stream, CloseReason.DOWNGRADE, events)
+            return
+        try:
+            self._openings.receive_upgrade(cast(PlainStream, stream), payload[SEQUENCE_BYTES:], events)
+        except StreamFault as fault:
+            in_the_clear = stream.initiator and fault.code == CloseReason.DOWNGRADE
+            self._fail(stream, fault.code, events, "the peer answered in the clear" if in_the_clear else "")
 
     def _on_end(self, stream: Stream, events: list[Event]) -> None:
         if not self._cut(stream, events) and not self._finish_if_through(stream, events):
@@ -343,9 +385,7 @@ class Connection(Core):
             events.append(StreamClosed(stream, close_reason(payload), local=False, proven=proven))
         elif kind == ACCEPT:
             if stream.state is StreamState.REQUESTED and answers_request(payload, stream.request):
-                if len(stream.request) == REQUEST_BYTES:
-                    stream.move(StreamState.OPEN)
-                events.append(Accepted(stream, payload[REQUEST_BYTES:]))
+                self._openings.receive_accept(cast(PlainStream, stream), payload, events)
             else:
                 self._fail(stream, CloseReason.MALFORMED, events)
 
@@ -364,23 +404,7 @@ class Connection(Core):
         # Legal before OK: a base server makes the client reachable before it says OK (:ref:`spec-admission`).
         if stream is not None:
             raise RemoteProtocolError("frame", "REQUEST for an id in use")
-        if stream_id % 2 == 0:
-            self.send_control(encode_close(stream_id, CloseReason.BAD_ID))
-            return
-        try:
-            longest = EXTENDED_REQUEST_LIMIT_BYTES if self.extended else REQUEST_BYTES
-            if not REQUEST_BYTES <= len(payload) <= longest or payload[33:REQUEST_BYTES] != self.identity.raw:
-                raise InvalidKey("not for us")
-            remote = PublicKey(payload[:33])
-        except InvalidKey:
-            self.send_control(encode_close(stream_id, CloseReason.MALFORMED))
-            return
-        if self._offered >= self.config.offered_limit:
-            self.send_control(encode_close(stream_id, CloseReason.BUSY))
-            return
-        self._ids.taken(stream_id)
-        self._offered += 1
-        events.append(RequestReceived(self._new_stream(stream_id, remote, payload, initiator=False)))
+        self._openings.receive_request(stream_id, payload, events)
 
     # --- time ------------------------------------------------------------------------------------------------------
 
@@ -406,18 +430,6 @@ class Connection(Core):
         """Send a frame that is not data; it does not wait behind data."""
         self._out.control(frame)
 
-    def _new_stream(self, stream_id: int, remote: PublicKey, request: bytes, *, initiator: bool) -> PlainStream:
-        stream = PlainStream(
-            stream_id,
-            remote,
-            request,
-            initiator=initiator,
-            window_bytes=self.config.send_window_bytes,
-            first_sequence=int.from_bytes(self._random(2), "big"),
-        )
-        self.streams[stream_id] = stream
-        return stream
-
     def _finish(self, stream: Stream, reason: int) -> None:
         if stream.ack_due and stream.state in DATA_STATES:
             self.send_control(stream.take_ack())  # the peer's close may wait for it
@@ -425,13 +437,13 @@ class Connection(Core):
         self._forget(stream)
         self.send_control(frame)
 
-    def _fail(self, stream: Stream, reason: int, events: list[Event]) -> None:
+    def _fail(self, stream: Stream, reason: int, events: list[Event], detail: str = "") -> None:
         self._finish(stream, reason)
-        events.append(StreamClosed(stream, reason, local=True))
+        events.append(StreamClosed(stream, reason, local=True, detail=detail))
 
     def _forget(self, stream: Stream) -> None:
         if stream.state is StreamState.OFFERED:
-            self._offered -= 1
+            self._openings.offered -= 1
         stream.move(StreamState.CLOSED)
         stream.discard()
         self._out.forget(stream)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from dmsg.crypto.keys import PublicKey
+    from dmsg.mux.core.e2e import Resume
     from dmsg.mux.core.plain_stream import PlainStream
     from dmsg.mux.core.record import RecordLayer
     from dmsg.mux.core.stream import Stream
@@ -41,26 +42,29 @@ class Rejected(Event):
 
 
 @dataclass(slots=True)
-class RequestReceived(Event):
+class StreamOffered(Event):
     """A peer asks for a transport: accept or refuse ``stream``."""
 
     stream: PlainStream
 
 
 @dataclass(slots=True)
-class Accepted(Event):
-    """The peer accepted the transport we asked for; ``message`` is its part of the end-to-end handshake, if any."""
+class StreamOpened(Event):
+    """The transport we asked for is open, and sealed if that was asked for.
+
+    ``stream`` stands for the one that was asked for from now on. ``resume`` is what the peer says about the transport to
+    go on with; ``None`` if it does not know it, or was not asked.
+    """
 
     stream: Stream
-    message: bytes = b""
+    resume: Resume | None = None
 
 
 @dataclass(slots=True)
 class UpgradeReceived(Event):
-    """The peer's part of the end-to-end handshake came in a FWD (carrier B)."""
+    """The handshake message of an offered stream that was accepted for upgrade came: what it wants can be read."""
 
     stream: Stream
-    message: bytes
 
 
 @dataclass(slots=True)
@@ -96,10 +100,12 @@ class DataReceived(Event):
 class StreamClosed(Event):
     """The stream is over. ``code`` is the CLOSE reason; ``local`` tells whether this side ended it.
 
-    ``proven`` says that the peer itself sealed the reason; otherwise the relay may have made it up.
+    ``proven`` says that the peer itself sealed the reason; otherwise the relay may have made it up. ``detail`` says what
+    this side found wrong, if the code does not say it all.
     """
 
     stream: Stream
     code: int
     local: bool
     proven: bool = False
+    detail: str = ""

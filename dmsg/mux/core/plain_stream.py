@@ -6,16 +6,16 @@ Each FWD is acknowledged by its sequence. A CLOSE is the only end there is.
 from __future__ import annotations
 
 from dmsg.crypto.keys import PublicKey
-from dmsg.mux.core.e2e import UPGRADE_MAGIC
+from dmsg.mux.core.e2e import UPGRADE_MAGIC, SecureInitiator, SecureResponder
 from dmsg.mux.core.stream import Stream, StreamFault, StreamState
 from dmsg.mux.core.window import OUTSTANDING_LIMIT, AckGate, SendWindow
-from dmsg.mux.core.wire import ACK, FWD, HEADER, SEQUENCE_BYTES, CloseReason, encode_close, encode_frame
+from dmsg.mux.core.wire import ACK, FWD, HEADER, REQUEST_BYTES, SEQUENCE_BYTES, CloseReason, encode_close, encode_frame
 
 
 class PlainStream(Stream):
     """One end of a base transport, and of every transport whose end-to-end handshake is not through yet."""
 
-    __slots__ = ("gate", "window")
+    __slots__ = ("gate", "handshake", "message", "responder", "window")
 
     security = "hop"
     resumable = False
@@ -35,6 +35,16 @@ class PlainStream(Stream):
         super().__init__(stream_id, remote, request, initiator=initiator, state=state)
         self.window = SendWindow(window_bytes, first_sequence)
         self.gate = AckGate()
+        #: Our part of the end-to-end handshake: what we began, or the peer's that we have read.
+        self.handshake: SecureInitiator | None = None
+        self.responder: SecureResponder | None = None
+        #: The peer's part, as long as it has not been read.
+        self.message = request[REQUEST_BYTES:] if not initiator else b""
+
+    @property
+    def wants_seal(self) -> bool:
+        """Whether the peer's handshake message is here, read or not."""
+        return self.responder is not None or bool(self.message)
 
     # --- sending ---------------------------------------------------------------------------------------------------
 

@@ -17,16 +17,17 @@ _EARLY: Final = 1 / 60
 class KeyTimer:
     """Has each sealed stream that sent something rekey after ``after_s`` seconds. ``due_s`` is when to look again."""
 
-    __slots__ = ("_after_s", "_due", "due_s")
+    __slots__ = ("_after_s", "_due", "due_s", "now")
 
-    def __init__(self, after_s: float) -> None:
+    def __init__(self, after_s: float, now: float) -> None:
+        self.now = now  # of the latest read
         self._after_s = after_s
         self._due: dict[int, tuple[SealedStream, float]] = {}  # by stream id
         self.due_s: float | None = None
 
-    def watch(self, stream: SealedStream, now: float) -> None:
+    def watch(self, stream: SealedStream) -> None:
         """``stream`` has new keys."""
-        due = now + self._after_s
+        due = self.now + self._after_s
         self._due[stream.id] = stream, due
         if self.due_s is None or due < self.due_s:
             self.due_s = due

@@ -87,10 +87,9 @@ class SealedStream(Stream):
         window_bytes: int,
         ack_limit_bytes: int,
         rekey_after_frames: int = 1 << 30,
-        state: StreamState | None = None,
     ) -> None:
-        """Stand for ``base``, in ``state`` or in the one it is in."""
-        super().__init__(base.id, base.remote, base.request, initiator=base.initiator, state=state or base.state)
+        """Stand for ``base``, in the state it is in."""
+        super().__init__(base.id, base.remote, base.request, initiator=base.initiator, state=base.state)
         self.owner = base.owner
         self.token = keys.token
         self._attempts: ResumeAttempts | None = None  # while it waits for the proof that lets it take a transport over

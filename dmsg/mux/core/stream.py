@@ -10,11 +10,11 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from enum import Enum
-from typing import ClassVar
+from typing import ClassVar, Final
 
 from dmsg.crypto.keys import PublicKey
-from dmsg.errors import LocalProtocolError
-from dmsg.mux.core.owner import UNOWNED, StreamOwner
+from dmsg.errors import DmsgError, LocalProtocolError
+from dmsg.mux.core.e2e import Resume
 from dmsg.mux.core.wire import HEADER_BYTES, SEQUENCE_BYTES, CloseReason
 from dmsg.sansio.buffer import ByteQueue
 
@@ -46,7 +46,7 @@ TRANSITIONS: dict[StreamState, frozenset[StreamState]] = {
     ),
     StreamState.UPGRADING: frozenset({StreamState.CONFIRMING, StreamState.OPEN, StreamState.CLOSED}),
     StreamState.CONFIRMING: frozenset({StreamState.OPEN, StreamState.CLOSED}),
-    StreamState.OPEN: frozenset({StreamState.UPGRADING, StreamState.CLOSING, StreamState.CLOSED}),
+    StreamState.OPEN: frozenset({StreamState.CLOSING, StreamState.CLOSED}),
     StreamState.CLOSING: frozenset({StreamState.CLOSED}),
     StreamState.CLOSED: frozenset(),
 }
@@ -61,6 +61,50 @@ class StreamFault(Exception):
     def __init__(self, code: int) -> None:
         super().__init__(code)
         self.code = code
+
+
+class StreamOwner:
+    """What stands behind a stream, which the core never calls: a Twisted transport for example.
+
+    Each method tells a fact; by default it is ignored.
+    """
+
+    def deliver(self, data: bytes) -> None:
+        """Bytes came."""
+
+    def ended(self, code: int, *, local: bool, proven: bool = False, detail: str = "") -> None:
+        """The stream is over; ``proven`` says that the peer itself signed off, not only the relay.
+
+        ``detail`` says what this side found wrong.
+        """
+
+    def lost(self, error: DmsgError, code: int) -> None:
+        """What carried the stream is gone."""
+
+    def opened(self, stream: Stream, resume: Resume | None) -> None:
+        """What was asked for is open; see :class:`~dmsg.mux.core.events.StreamOpened`."""
+
+    def upgraded(self) -> None:
+        """The peer's handshake message came behind our ACCEPT."""
+
+    def confirmed(self) -> None:
+        """The peer has proved itself."""
+
+    def crowded_out(self) -> None:
+        """A later attempt to resume the same transport has taken the place of this one."""
+
+    def end_received(self) -> None:
+        """Nothing more will come."""
+
+    def end_acked(self) -> None:
+        """Everything that was sent has arrived, its end included."""
+
+    def writable(self) -> None:
+        """More may be written."""
+
+
+#: The owner of streams that have none.
+UNOWNED: Final = StreamOwner()
 
 
 @dataclass(slots=True)

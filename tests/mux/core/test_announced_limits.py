@@ -220,7 +220,7 @@ async def refused_as_bad_id(net: Net) -> BaseException:
 
 
 async def refused_as_malformed(net: Net) -> BaseException:
-    net.session.connection.identity = SecretKey.generate().public_key
+    net.session.connection._openings._identity = SecretKey.generate().public_key
     return await net.failure(net.session.request(net.bob.public_key))
 
 

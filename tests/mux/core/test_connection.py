@@ -19,7 +19,7 @@ from dmsg.crypto.keys import SecretKey
 from dmsg.errors import LocalProtocolError, RemoteProtocolError
 from dmsg.mux.core.connection import Connection, ConnectionState
 from dmsg.mux.core.errors import Busy
-from dmsg.mux.core.events import Accepted, DataReceived, Event, Ready, Rejected, RequestReceived, StreamClosed
+from dmsg.mux.core.events import DataReceived, Event, Ready, Rejected, StreamClosed, StreamOffered, StreamOpened
 from dmsg.mux.core.limits import ConnectionConfig
 from dmsg.mux.core.record import COUNTER_LIMIT, COUNTER_SOFT_LIMIT, RecordLayer
 from dmsg.mux.core.stream import Stream, StreamState
@@ -87,12 +87,12 @@ class Peer:
 
     def offered(self, transport_id: int = 0x21) -> Stream:
         [event] = self.say(REQUEST, transport_id, BOB.raw + ALICE.raw)
-        assert isinstance(event, RequestReceived)
+        assert isinstance(event, StreamOffered)
         return event.stream
 
     def opened(self) -> Stream:
         stream = self.requested()
-        assert self.say(ACCEPT, stream.id, stream.request) == [Accepted(stream)]
+        assert self.say(ACCEPT, stream.id, stream.request) == [StreamOpened(stream)]
         return stream
 
     def closing(self) -> Stream:
@@ -108,7 +108,7 @@ class Peer:
 
     def upgrading(self) -> Stream:
         stream = self.offered()
-        self.connection.accept(stream, upgrade=True)
+        self.connection.accept_for_upgrade(stream)
         return stream
 
     def in_state(self, state: StreamState) -> Stream:
@@ -215,13 +215,13 @@ def expectation(state: StreamState, kind: int, well_formed: bool) -> str | None:
     if kind == OK or (kind == REQUEST and state is not StreamState.CLOSED):
         return "raises"
     if kind == REQUEST:
-        return "RequestReceived"
+        return "StreamOffered"
     if state is StreamState.CLOSED:
         return None  # what was under way when we closed
     if kind == CLOSE:
         return "StreamClosed"
     if kind == ACCEPT:
-        return "Accepted" if state is StreamState.REQUESTED and well_formed else TO_CLOSE
+        return "StreamOpened" if state is StreamState.REQUESTED and well_formed else TO_CLOSE
     if kind in (FWD, ACK):
         if state is StreamState.UPGRADING:
             return DOWNGRADED
@@ -246,7 +246,7 @@ def test_every_frame_in_every_state(state: StreamState, kind: int, well_formed: 
         with pytest.raises(RemoteProtocolError):
             peer.say(kind, stream.id, payload)
         return
-    if wanted == "RequestReceived" and stream.id % 2 == 0:  # even ids are ours to ask for
+    if wanted == "StreamOffered" and stream.id % 2 == 0:  # even ids are ours to ask for
         assert peer.say(kind, stream.id, payload) == []
         assert peer.sent() == [(CLOSE, stream.id, bytes((CloseReason.BAD_ID,)))]
         return
@@ -298,7 +298,7 @@ class Application:
 
     def act(self, events: list[Event]) -> None:
         for event in events:
-            if isinstance(event, RequestReceived):
+            if isinstance(event, StreamOffered):
                 assert event.stream.state is StreamState.OFFERED
                 assert self.connection.streams[event.stream.id] is event.stream
                 self.known[id(event.stream)] = event.stream
@@ -342,7 +342,7 @@ def test_any_frames_in_any_order_raise_nothing_but_a_protocol_error(wanted: list
             assert stream.id == stream_id
             assert stream.state is not StreamState.CLOSED
         offered = sum(stream.state is StreamState.OFFERED for stream in connection.streams.values())
-        assert connection._offered == offered
+        assert connection._openings.offered == offered
 
 
 @given(st.binary(max_size=300))
@@ -429,7 +429,7 @@ def test_requests_that_are_refused_by_themselves(transport_id: int, payload: byt
 def test_a_request_of_ones_own_key() -> None:
     peer = Peer()
     [event] = peer.say(REQUEST, 0x21, ALICE.raw + ALICE.raw)
-    assert isinstance(event, RequestReceived)
+    assert isinstance(event, StreamOffered)
     assert event.stream.remote == ALICE
 
 

@@ -13,21 +13,20 @@ from dmsg.crypto.keys import SecretKey
 from dmsg.errors import LocalProtocolError, RemoteProtocolError
 from dmsg.mux.core.connection import Connection
 from dmsg.mux.core.e2e import UPGRADE_MAGIC, SecureInitiator, SecureResponder
-from dmsg.mux.core.errors import TransportClosed
 from dmsg.mux.core.events import (
-    Accepted,
     Confirmed,
     DataReceived,
     EndAcked,
     EndReceived,
     Event,
     Ready,
-    RequestReceived,
     StreamClosed,
+    StreamOffered,
+    StreamOpened,
     UpgradeReceived,
 )
 from dmsg.mux.core.limits import ConnectionConfig
-from dmsg.mux.core.negotiation import Carrier, Inbound, Outbound
+from dmsg.mux.core.negotiation import Carrier, EndToEnd
 from dmsg.mux.core.plain_stream import PlainStream
 from dmsg.mux.core.record import RecordLayer
 from dmsg.mux.core.sealed_stream import SealedStream
@@ -65,6 +64,7 @@ class Alice:
             config=ConnectionConfig(**config),
             random=lambda size: b"\x10" * size,
             extended=True,
+            end_to_end=EndToEnd(ALICE, SERVER.public_key),
         )
         self.stream: Stream
         self.far: SealedStream | None = None
@@ -94,27 +94,22 @@ class Alice:
     # streams in each state
 
     def requested(self) -> None:
-        self.outbound = Outbound(self.connection, ALICE, SERVER.public_key, BOB.public_key, Carrier.REQUEST)
-        self.stream = self.outbound.stream
+        self.stream = self.connection.open(BOB.public_key, Carrier.REQUEST)
 
     def requested_for_upgrade(self) -> None:
-        self.outbound = Outbound(self.connection, ALICE, SERVER.public_key, BOB.public_key, Carrier.FORWARD)
-        self.stream = self.outbound.stream
+        self.stream = self.connection.open(BOB.public_key, Carrier.FORWARD)
 
     def upgrading(self) -> None:
         self.requested_for_upgrade()
-        assert self.say((ACCEPT, self.stream.id, self.stream.request)) == [Accepted(self.stream)]
-        assert self.outbound.accepted(b"") is None
+        assert self.say((ACCEPT, self.stream.id, self.stream.request)) == []
 
     def opened(self) -> None:
         self.requested()
         message = self.stream.request[REQUEST_BYTES:]
         answer, keys = SecureResponder(BOB, ALICE.public_key, SERVER.public_key, message).answer()
         [event] = self.say((ACCEPT, self.stream.id, self.stream.request[:REQUEST_BYTES] + answer))
-        assert event == Accepted(self.stream, answer)
-        accepted = self.outbound.accepted(answer)
-        assert accepted is not None
-        self.stream = accepted
+        assert isinstance(event, StreamOpened) and event.resume is None
+        self.stream = event.stream
         self.bob(keys, self.stream)
 
     def closing(self) -> None:
@@ -129,23 +124,22 @@ class Alice:
     def offered(self) -> None:
         self.initiator = SecureInitiator(BOB, ALICE.public_key, SERVER.public_key)
         [event] = self.say((REQUEST, INCOMING, ENDS + self.initiator.message))
-        assert isinstance(event, RequestReceived)
+        assert isinstance(event, StreamOffered)
         self.stream = event.stream
-        self.inbound = Inbound(self.connection, ALICE, SERVER.public_key, self.stream)
 
     def offered_plain(self) -> None:
         [event] = self.say((REQUEST, INCOMING, ENDS))
-        assert isinstance(event, RequestReceived)
+        assert isinstance(event, StreamOffered)
         self.stream = event.stream
 
     def awaiting_upgrade(self) -> None:
         self.offered_plain()
-        self.connection.accept(self.stream, upgrade=True)
+        self.connection.accept_for_upgrade(self.stream)
 
     def confirming(self) -> None:
         self.offered()
-        self.inbound.read()
-        self.stream = self.inbound.accept()
+        self.connection.read_offer(self.stream)
+        self.stream = self.connection.accept(self.stream)
         answer = next(payload for kind, _, payload in self.sent() if kind == ACCEPT)
         keys, _ = self.initiator.finish(answer[REQUEST_BYTES:])
         self.bob(keys, self.stream)
@@ -163,7 +157,9 @@ class Alice:
 
     def check(self) -> None:
         connection = self.connection
-        assert connection._offered == sum(one.state is StreamState.OFFERED for one in connection.streams.values())
+        assert connection._openings.offered == sum(
+            one.state is StreamState.OFFERED for one in connection.streams.values()
+        )
         for stream_id, stream in connection.streams.items():
             assert stream.id == stream_id
             assert stream.state is not StreamState.CLOSED
@@ -277,7 +273,7 @@ def test_what_the_application_asks_for_in_every_state(state: str) -> None:
         connection, stream = alice.connection, alice.stream
         try:
             if what.startswith("accept"):
-                connection.accept(stream, upgrade=what != "accept")
+                (connection.accept if what == "accept" else connection.accept_for_upgrade)(stream)
             elif what == "send":
                 connection.send_data(stream, b"data")
             elif what == "close":
@@ -341,14 +337,11 @@ def test_any_frames_and_calls_in_any_order(state: str, steps: list[tuple[Any, st
             match event:
                 case DataReceived():
                     unread += len(event.data)
-                case Accepted() if stream.state is not StreamState.CLOSED:
-                    try:
-                        alice.stream = alice.outbound.accepted(event.message) or stream
-                    except TransportClosed as error:
-                        connection.abort(stream, error.code)
+                case StreamOpened():
+                    alice.stream = event.stream
                 case UpgradeReceived() if stream.state is not StreamState.CLOSED:
                     connection.abort(stream, CloseReason.INTEGRITY)
-                case Accepted() | UpgradeReceived() | Confirmed() | StreamClosed() | EndAcked() | EndReceived():
+                case StreamOpened() | UpgradeReceived() | Confirmed() | StreamClosed() | EndAcked() | EndReceived():
                     pass
                 case _:
                     raise AssertionError(event)

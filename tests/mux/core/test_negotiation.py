@@ -17,19 +17,20 @@ from dmsg.mux.core.connection import Connection
 from dmsg.mux.core.e2e import Resume
 from dmsg.mux.core.errors import IntegrityError
 from dmsg.mux.core.events import (
-    Accepted,
     Confirmed,
     DataReceived,
     Event,
-    RequestReceived,
     StreamClosed,
+    StreamOffered,
+    StreamOpened,
     UpgradeReceived,
 )
-from dmsg.mux.core.negotiation import Carrier, Inbound, Outbound
+from dmsg.mux.core.negotiation import Carrier, EndToEnd
 from dmsg.mux.core.record import RecordLayer
+from dmsg.mux.core.resumption import ResumeAttempts
 from dmsg.mux.core.sealed_stream import SealedStream
 from dmsg.mux.core.stream import Stream, StreamState
-from dmsg.mux.core.wire import ACCEPT, FWD, REQUEST, CloseReason, encode_frame, split_frames
+from dmsg.mux.core.wire import ACCEPT, FWD, REQUEST, REQUEST_BYTES, CloseReason, encode_frame, split_frames
 from dmsg.mux.relay.switch import Switch
 
 ALICE, BOB, SERVER, MALLORY = (SecretKey(bytes((n,)) * 32) for n in (0x11, 0x22, 0x33, 0x66))
@@ -40,7 +41,14 @@ CARRIERS = [Carrier.REQUEST, Carrier.FORWARD]
 class Net:
     """Alice and Bob on one switch."""
 
-    def __init__(self, *, extended: tuple[bool, bool] = (True, True), fixed: bool = False) -> None:
+    def __init__(
+        self,
+        *,
+        extended: tuple[bool, bool] = (True, True),
+        fixed: bool = False,
+        relay: SecretKey = SERVER,
+        **randoms: Any,
+    ) -> None:
         self.switch = Switch()
         self.ends: list[Connection] = []
         self.members = []
@@ -54,8 +62,17 @@ class Net:
             # the first two bytes are the first id, the next the first sequence of a base stream
             start = E2E["upgrade_sequences"][side].to_bytes(2, "big")
             random = (lambda size, start=start: start[:size]) if fixed else os.urandom
+            # Alice takes the relay for the one whose key she is given
+            server = (relay, SERVER)[n].public_key
             self.ends.append(
-                Connection(key.public_key, RecordLayer(up, down), now=0, extended=extended[n], random=random)
+                Connection(
+                    key.public_key,
+                    RecordLayer(up, down),
+                    now=0,
+                    extended=extended[n],
+                    random=random,
+                    end_to_end=EndToEnd(key, server, random=randoms.get(side, os.urandom)),
+                )
             )
             self.members.append(member)
             self.taps.append(RecordLayer(down, up))
@@ -81,54 +98,40 @@ class Net:
         return events
 
     def handshake(
-        self, carrier: Carrier, *, resume: Resume | None = None, answer: Resume | None = None, **randoms: Any
-    ) -> tuple[Outbound, Inbound, Stream, Stream]:
-        random = {side: {"random": randoms[side]} if randoms else {} for side in ("initiator", "responder")}
-        outbound = Outbound(
-            self.ends[0],
-            ALICE,
-            SERVER.public_key,
-            BOB.public_key,
-            carrier,
-            service="" if resume else "web",
-            resume=resume,
-            **random["initiator"],
-        )
-        [request] = self.turn()[1]
-        assert isinstance(request, RequestReceived)
-        inbound = Inbound(self.ends[1], BOB, SERVER.public_key, request.stream, **random["responder"])
-        assert inbound.is_plain is (carrier is not Carrier.REQUEST)
-        assert not inbound.is_sealed
-        if carrier is Carrier.REQUEST:
-            assert inbound.read() == ("" if resume else "web", resume)
-            theirs = inbound.accept(answer)
-        else:
-            self.ends[1].accept(request.stream, upgrade=True)
-        [accepted] = self.turn()[0]
-        assert isinstance(accepted, Accepted)
-        ours = outbound.accepted(accepted.message)
+        self, carrier: Carrier, *, resume: Resume | None = None, answer: Resume | None = None
+    ) -> tuple[Resume | None, Stream, Stream]:
+        """What the initiator is told about resuming, and the streams of both ends."""
+        alice, bob = self.ends
+        asked = alice.open(BOB.public_key, carrier, service="" if resume else "web", resume=resume)
+        [offered] = self.turn()[1]
+        assert isinstance(offered, StreamOffered)
+        stream = offered.stream
+        assert stream.wants_seal is (carrier is Carrier.REQUEST)
         if carrier is Carrier.FORWARD:
-            assert ours is None
-            [upgrade] = self.turn()[1]
-            assert isinstance(upgrade, UpgradeReceived)
-            assert inbound.read(upgrade.message) == ("" if resume else "web", resume)
-            theirs = inbound.accept_upgrade(answer)
-            [upgrade] = self.turn()[0]
-            assert isinstance(upgrade, UpgradeReceived)
-            ours = outbound.upgraded(upgrade.message)
-        assert inbound.is_sealed
-        assert ours is not None
-        assert theirs.state is StreamState.CONFIRMING
+            bob.accept_for_upgrade(stream)
+            assert self.turn() == [[], [UpgradeReceived(stream)]]
+        assert bob.read_offer(stream) == ("" if resume else "web", resume)
+        assert stream.wants_seal
+        if answer is None:
+            theirs = bob.accept(stream)
+        else:
+            attempts = ResumeAttempts(stream, rate_per_s=1, burst=1, now=0)
+            theirs, displaced = bob.accept_path(stream, answer, attempts)
+            assert displaced is None
+        assert theirs.state is StreamState.CONFIRMING and stream.state is StreamState.CLOSED
+        [opened] = self.turn()[0]
+        assert isinstance(opened, StreamOpened)
+        assert asked.state is StreamState.CLOSED
         assert self.turn() == [[], [Confirmed(theirs)]]
-        return outbound, inbound, ours, theirs
+        return opened.resume, opened.stream, theirs
 
 
 @pytest.mark.parametrize("carrier", CARRIERS)
 def test_a_secure_stream_with_either_carrier(carrier: Carrier) -> None:
     extended = (carrier is Carrier.REQUEST,) * 2
     net = Net(extended=extended)
-    outbound, _, ours, theirs = net.handshake(carrier)
-    assert outbound.resume is None
+    resume, ours, theirs = net.handshake(carrier)
+    assert resume is None
     assert isinstance(ours, SealedStream) and isinstance(theirs, SealedStream)
     assert ours.security == theirs.security == "e2e"
     assert ours.token == theirs.token
@@ -145,16 +148,16 @@ def test_a_secure_stream_with_either_carrier(carrier: Carrier) -> None:
 @pytest.mark.parametrize("carrier", CARRIERS)
 def test_both_sides_learn_what_the_other_has(carrier: Carrier) -> None:
     asked, answered = Resume(b"t" * 16, 7), Resume(b"t" * 16, 2**50)
-    outbound, *_ = Net().handshake(carrier, resume=asked, answer=answered)
-    assert outbound.resume == answered
+    told, *_ = Net().handshake(carrier, resume=asked, answer=answered)
+    assert told == answered
 
 
 @pytest.mark.parametrize("carrier", CARRIERS)
 def test_what_travels_is_what_the_vectors_say(carrier: Carrier) -> None:
-    net = Net(fixed=True)
-    net.frames.clear()
     ephemerals = {side: bytes.fromhex(E2E["ephemerals"][side]) for side in ("initiator", "responder")}
-    net.handshake(carrier, **{side: (lambda size, v=value: v[:size]) for side, value in ephemerals.items()})
+    net = Net(fixed=True, **{side: (lambda size, v=value: v[:size]) for side, value in ephemerals.items()})
+    net.frames.clear()
+    net.handshake(carrier)
     vector = E2E["carriers"][carrier.value]
     sent = [(kind, payload.hex()) for kind, payload in net.frames]
     expected = [(REQUEST, vector["request_payload"]), (ACCEPT, vector["accept_payload"])]
@@ -166,21 +169,19 @@ def test_what_travels_is_what_the_vectors_say(carrier: Carrier) -> None:
 
 def test_without_a_carrier_it_is_a_base_stream() -> None:
     net = Net()
-    outbound = Outbound(net.ends[0], ALICE, SERVER.public_key, BOB.public_key, Carrier.NONE)
+    stream = net.ends[0].open(BOB.public_key, Carrier.NONE)
     [request] = net.turn()[1]
-    assert isinstance(request, RequestReceived)
+    assert isinstance(request, StreamOffered)
     net.ends[1].accept(request.stream)
-    [accepted] = net.turn()[0]
-    assert isinstance(accepted, Accepted)
-    assert outbound.accepted(accepted.message) is outbound.stream
-    assert outbound.stream.security == "hop"
-    assert outbound.stream.state is StreamState.OPEN
+    assert net.turn()[0] == [StreamOpened(stream)]
+    assert stream.security == "hop"
+    assert stream.state is StreamState.OPEN
 
 
 def test_an_extended_request_to_a_base_hop_is_unsupported() -> None:
     net = Net(extended=(True, False))
-    outbound = Outbound(net.ends[0], ALICE, SERVER.public_key, BOB.public_key, Carrier.REQUEST)
-    assert net.turn()[0] == [StreamClosed(outbound.stream, CloseReason.UNSUPPORTED, local=False)]
+    stream = net.ends[0].open(BOB.public_key, Carrier.REQUEST)
+    assert net.turn()[0] == [StreamClosed(stream, CloseReason.UNSUPPORTED, local=False)]
 
 
 @pytest.mark.parametrize("first", [b"", b"hello", b"\xff" * 16 + b"almost"])
@@ -188,8 +189,8 @@ def test_a_first_fwd_without_the_magic_is_a_downgrade(first: bytes) -> None:
     net = Net()
     stream = net.ends[0].open(BOB.public_key)
     [request] = net.turn()[1]
-    assert isinstance(request, RequestReceived)
-    net.ends[1].accept(request.stream, upgrade=True)
+    assert isinstance(request, StreamOffered)
+    net.ends[1].accept_for_upgrade(request.stream)
     net.turn()
     net.ends[0].send_control(encode_frame(FWD, stream.id, b"\0\0" + first))
     assert net.turn() == [[], [StreamClosed(request.stream, CloseReason.DOWNGRADE, local=True)]]
@@ -199,18 +200,29 @@ def test_a_first_fwd_without_the_magic_is_a_downgrade(first: bytes) -> None:
 @pytest.mark.parametrize("carrier", CARRIERS)
 def test_an_answer_that_is_not_the_peers(carrier: Carrier) -> None:
     net = Net()
-    outbound = Outbound(net.ends[0], ALICE, SERVER.public_key, BOB.public_key, carrier)
-    with pytest.raises(IntegrityError):
-        (outbound.accepted if carrier is Carrier.REQUEST else outbound.upgraded)(bytes(49))
-    assert not isinstance(outbound.stream, SealedStream)
+    alice, bob = net.ends
+    stream = alice.open(BOB.public_key, carrier)
+    [offered] = net.turn()[1]
+    assert isinstance(offered, StreamOffered)
+    if carrier is Carrier.REQUEST:
+        accept = offered.stream.request[:REQUEST_BYTES] + bytes(49)
+        bob.send_control(encode_frame(ACCEPT, offered.stream.id, accept))
+        [closed] = net.turn()[0]
+    else:
+        bob.accept_for_upgrade(offered.stream)
+        assert net.turn() == [[], [UpgradeReceived(offered.stream)]]
+        bob.send_control(offered.stream.upgrade_frame(bytes(49)))
+        [closed] = net.turn()[0]
+    assert isinstance(closed, StreamClosed)
+    assert (closed.stream, closed.code, closed.local) == (stream, CloseReason.INTEGRITY, True)
+    assert "not authentic" in closed.detail
 
 
 def test_a_request_that_is_not_for_this_relay() -> None:
-    net = Net()
-    Outbound(net.ends[0], ALICE, MALLORY.public_key, BOB.public_key, Carrier.REQUEST)
+    net = Net(relay=MALLORY)
+    net.ends[0].open(BOB.public_key, Carrier.REQUEST)
     [request] = net.turn()[1]
-    assert isinstance(request, RequestReceived)
-    inbound = Inbound(net.ends[1], BOB, SERVER.public_key, request.stream)
+    assert isinstance(request, StreamOffered)
     with pytest.raises(IntegrityError) as caught:
-        inbound.read()
+        net.ends[1].read_offer(request.stream)
     assert caught.value.code == CloseReason.INTEGRITY

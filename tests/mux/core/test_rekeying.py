@@ -14,7 +14,7 @@ from dmsg.errors import RemoteProtocolError
 from dmsg.mux.core.connection import Connection
 from dmsg.mux.core.e2e import SecureKeys
 from dmsg.mux.core.limits import ConnectionConfig
-from dmsg.mux.core.negotiation import Carrier, Inbound, Outbound
+from dmsg.mux.core.negotiation import Carrier, EndToEnd
 from dmsg.mux.core.plain_stream import PlainStream
 from dmsg.mux.core.record import RecordLayer
 from dmsg.mux.core.sealed_stream import SealedStream
@@ -192,7 +192,12 @@ class Side:
         keys = (bytes(32), bytes(range(32)))
         self.records = RecordLayer(*keys[::-1])
         self.connection = Connection(
-            key.public_key, RecordLayer(*keys), now=0.0, config=ConnectionConfig(**config), extended=True
+            key.public_key,
+            RecordLayer(*keys),
+            now=0.0,
+            config=ConnectionConfig(**config),
+            extended=True,
+            end_to_end=EndToEnd(key, SERVER.public_key),
         )
         self.received = b""
         self.seen: list[tuple[int, int]] = []
@@ -223,17 +228,16 @@ class Pair:
     def open(self) -> None:
         """One stream more."""
         alice, bob = self.sides
-        outbound = Outbound(alice.connection, ALICE, SERVER.public_key, BOB.public_key, Carrier.REQUEST)
+        alice.connection.open(BOB.public_key, Carrier.REQUEST)
         [(kind, number, payload)] = alice.sent()
         assert kind == REQUEST
         [event] = bob.say(self.now, (REQUEST, number + 1, payload))
-        inbound = Inbound(bob.connection, BOB, SERVER.public_key, event.stream)
-        inbound.read()
-        self.streams[1].append(inbound.accept())
+        bob.connection.read_offer(event.stream)
+        self.streams[1].append(bob.connection.accept(event.stream))
         [(kind, _, payload)] = bob.sent()
         assert kind == ACCEPT
-        alice.say(self.now, (ACCEPT, number, payload))
-        self.streams[0].append(outbound.accepted(payload[66:]))
+        [event] = alice.say(self.now, (ACCEPT, number, payload))
+        self.streams[0].append(event.stream)
         self.carry()
 
     def carry(self) -> None:

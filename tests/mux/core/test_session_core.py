@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from dmsg.crypto.keys import SecretKey
 from dmsg.errors import LocalProtocolError
 from dmsg.mux.core.connection import Connection
-from dmsg.mux.core.events import Accepted, DataReceived, Event, HandshakeDone, Ready, RequestReceived, StreamClosed
+from dmsg.mux.core.events import DataReceived, Event, HandshakeDone, Ready, StreamClosed, StreamOffered, StreamOpened
 from dmsg.mux.core.handshake import Handshake, Role
 from dmsg.mux.core.limits import ConnectionConfig
 from dmsg.mux.core.stream import Stream, StreamState
@@ -126,7 +126,7 @@ class Client:
         events = self.connection.receive_data(data, 0.0)
         for event in events:
             match event:
-                case RequestReceived(stream=stream):
+                case StreamOffered(stream=stream):
                     self.add(stream)
                 case DataReceived(stream=stream, data=data):
                     end = self.by_id[stream.id]
@@ -137,7 +137,7 @@ class Client:
                     end.other.check()
                 case StreamClosed(stream=stream, code=code, local=local):
                     self.ended(self.by_id[stream.id], clean=local and code == CloseReason.NORMAL)
-                case Accepted(stream=stream):
+                case StreamOpened(stream=stream):
                     assert self.by_id[stream.id].stream is stream
         return events
 
@@ -233,7 +233,7 @@ class Bench:
         assert (switch.queued_bytes, switch.open_transports) == (0, 0)
         for client in self.clients:
             assert not client.connection.streams
-            assert client.connection._offered == 0
+            assert client.connection._openings.offered == 0
             assert all(end.over for end in client.ends)
             member = client.member
             assert (member.pending_requests, member.queued_from, len(member.legs), len(member.waiting)) == (0, 0, 0, 0)
@@ -404,11 +404,11 @@ def test_through_real_handshakes() -> None:
 
     ours = alice.open(CLIENTS[1].public_key)
     _, [request] = pass_on()
-    assert isinstance(request, RequestReceived)
+    assert isinstance(request, StreamOffered)
     theirs = request.stream
     assert (theirs.remote, theirs.id % 2, ours.id % 2) == (CLIENTS[0].public_key, 1, 0)
     bob.accept(theirs)
-    assert pass_on() == ([Accepted(ours)], [])
+    assert pass_on() == ([StreamOpened(ours)], [])
     alice.send_data(ours, b"hello")
     assert pass_on() == ([], [DataReceived(theirs, b"hello")])
     assert not alice.close(ours)
