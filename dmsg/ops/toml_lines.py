@@ -22,7 +22,7 @@ def line_of(text: str, place: Sequence[str]) -> int:
     It is the last line with the name before which the document has no such value, and can be parsed, which no line inside
     of a longer value allows.
     """
-    if len(text) > _LIMIT_CHARACTERS:
+    if len(text) > _LIMIT_CHARACTERS or not _has(tomllib.loads(text), place):
         return 0
     lines = text.split("\n")
     named = [number for number, line in enumerate(lines) if place[-1] in line]

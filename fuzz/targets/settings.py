@@ -8,7 +8,7 @@ from functools import cache
 from dmsg.errors import ConfigError
 from dmsg.ops.config import resolve
 from dmsg.ops.settings import settings_of
-from dmsg.taps.settings import DiscoverySettings, ServerSettings
+from dmsg.taps.settings import SETTINGS
 from fuzz.choices import Choices
 from fuzz.oracles import as_text, scratch
 
@@ -16,6 +16,7 @@ DICTIONARY = (
     b"[server]\n",
     b"[discovery]\n",
     b"[server.limits]\n",
+    b"[client.pool.race]\n",
     b" = ",
     b"inf",
     b"nan",
@@ -24,14 +25,14 @@ DICTIONARY = (
     b"1979-05-27T07:32:00Z",
 )
 
-_ROLES = {"server": ServerSettings, "discovery": DiscoverySettings}
+_ROLES = ("server", "discovery", "client", "shipper")
 
 
 def one_input(data: bytes) -> None:
     """The first byte is the role, then come options and variables; the rest is the file. Only ``ConfigError`` leaves."""
     choices = Choices(data)
-    role = ("server", "discovery")[choices.byte() & 1]
-    cls = _ROLES[role]
+    role = _ROLES[choices.byte() & 3]
+    cls = SETTINGS[role]
     settings = settings_of(cls)
     options: dict[str, str | None] = {}
     environment: dict[str, str] = {}
@@ -45,7 +46,7 @@ def one_input(data: bytes) -> None:
     with open(_file(), "wb") as file:
         file.write(choices.rest())
     try:
-        made = resolve(cls, role, options, environment, roles=_ROLES)
+        made = resolve(cls, role, options, environment, roles=SETTINGS)
     except ConfigError as error:
         assert error.option is not None and str(error)
         return
@@ -64,6 +65,8 @@ def seeds() -> Iterator[bytes]:
     yield b"\x01\x00\x00" + server + b'[discovery]\nstore = "sqlite:x.db"\nlisten = "tcp:1"\n'
     for text in (b"nan", b"inf", b"-1", b"1e400", b"9" * 5_000, b"1979-05-27", b"[1]", b"true", b'"none"'):
         yield b"\x00\x00\x00" + server + b"requests_per_s = " + text + b"\n"
+    yield b'\x02\x00\x00[client]\nserver = ["x"]\nresume_grace_s = "5m"\n[client.pool.race]\nwidth = 2\n'
+    yield b'\x03\x00\x00[shipper]\nfrom = "a"\nto = "b"\noption = "a=b c.d=1"\n'
     yield b"\x00\x00\x00a = " + b"[" * 2_000 + b"]" * 2_000
     yield b"\x00\x00\x00" + b"a." * 1_500 + b"b = 1"
     yield b"\x00\x01\x06\x10" + b"x" * 16 + b"\x01\x08\x01\x03abc" + server

@@ -32,6 +32,11 @@ def _sessions(count: int) -> None:
         raise ValueError(f"must be at most {MIN_SERVERS_LIMIT}")
 
 
+def _directory(place: Path) -> None:
+    if str(place) == "-":
+        raise ValueError("must be a directory: standard output has the results of a command")
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClientSettings:
     """A client: who it is, how it finds relays, what it asks of peers, and how it is tuned.
@@ -84,7 +89,9 @@ class ClientSettings:
         may_be_path=True,
         unset="the user's directory for such things",
     )
-    events: Path | None = setting("directory of the event log", default=None, kind=DIRECTORY, unset="no log")
+    events: Path | None = setting(
+        "directory of the event log", default=None, kind=DIRECTORY, unset="no log", check=_directory
+    )
     config: ClientConfig = flat(ClientConfig)
 
     def __post_init__(self) -> None:
