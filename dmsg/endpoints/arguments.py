@@ -19,7 +19,7 @@ C = TypeVar("C")
 U = TypeVar("U")
 
 #: Where arguments stand, in errors.
-SOURCE: Final = "a dmsg endpoint string"
+SOURCE: Final = "an endpoint string"
 _CONFIG: Final = "config"
 _NUMBERED: Final = re.compile(r"(.*[^0-9])([0-9]*)", re.DOTALL)
 

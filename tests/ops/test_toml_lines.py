@@ -54,7 +54,11 @@ def test_a_document_that_is_long_is_not_searched() -> None:
 NAMES = st.text("abc", min_size=1, max_size=2)
 
 
-@given(st.lists(st.tuples(NAMES, st.text("ab\n=\"é", max_size=8), st.text("abc\n =#", max_size=8)), unique_by=lambda one: one[0]))
+@given(
+    st.lists(
+        st.tuples(NAMES, st.text('ab\n="é', max_size=8), st.text("abc\n =#", max_size=8)), unique_by=lambda one: one[0]
+    )
+)
 def test_each_value_is_found_on_its_line(values: list[tuple[str, str, str]]) -> None:
     lines: list[str] = ["[table]"]
     expected = {}
