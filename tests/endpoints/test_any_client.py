@@ -1,0 +1,199 @@
+"""Endpoints and shared clients know nothing of a client but its interface: here one whose peers are in one dictionary."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from twisted.internet.defer import Deferred, succeed
+from twisted.internet.error import CannotListenError, ConnectionDone
+from twisted.internet.interfaces import IProtocol
+from twisted.internet.protocol import Factory, Protocol
+from twisted.internet.task import Clock
+from twisted.python.failure import Failure
+
+from dmsg.address import PinnedServer
+from dmsg.crypto.keys import PublicKey
+from dmsg.endpoints.client import Borrowed, ClientSource
+from dmsg.endpoints.sharing import ClientParts, SharedClients, SharedSettings
+from dmsg.endpoints.stream import ClientEndpoint, DmsgConnectError, ServerEndpoint
+from dmsg.errors import Attempt, DialError
+from dmsg.relays.choice import RelaysFrom
+
+
+class Pipe:
+    """One end of a transport to a peer in the same process."""
+
+    def __init__(self, peer: str) -> None:
+        self.peer = peer
+        self.on_over: Callable[[], object] | None = None
+        self.other: Pipe
+        self.protocol: IProtocol | None = None
+
+    def getPeer(self) -> str:
+        return self.peer
+
+    def attach(self, protocol: IProtocol) -> None:
+        self.protocol = protocol
+        protocol.makeConnection(self)
+
+    def write(self, data: bytes) -> None:
+        self.other.protocol.dataReceived(data)
+
+    def loseConnection(self) -> None:
+        for end in (self, self.other):
+            protocol, end.protocol = end.protocol, None
+            if protocol is not None:
+                protocol.connectionLost(Failure(ConnectionDone()))
+            if end.on_over is not None:
+                end.on_over()
+
+    abortConnection = loseConnection
+
+
+class Listening:
+    """A name that is listened for."""
+
+    def __init__(self, names: dict[str, Factory], name: str) -> None:
+        self._names = names
+        self._name = name
+
+    def stopListening(self) -> Deferred[None]:
+        del self._names[self._name]
+        return succeed(None)
+
+    def getHost(self) -> str:
+        return self._name
+
+
+class Switchboard:
+    """A client; all of them share ``names``."""
+
+    def __init__(self, reactor: Clock, names: dict[str, Factory]) -> None:
+        self.reactor = reactor
+        self.names = names
+        self.running = 0
+        self.ready: Deferred[None] = succeed(None)
+
+    def startService(self) -> None:
+        self.running += 1
+
+    def stopService(self) -> Deferred[None]:
+        self.running -= 1
+        return succeed(None)
+
+    def when_ready(self) -> Deferred[None]:
+        return self.ready
+
+    def call(self, name: str) -> Pipe:
+        if name not in self.names:
+            raise DialError(name, [Attempt("request", "", 0.0, "no such name")])
+        here, there = Pipe(name), Pipe("a caller")
+        here.other, there.other = there, here
+        there.attach(self.names[name].buildProtocol(None))
+        return here
+
+
+class CallEndpoint(ClientEndpoint[Switchboard]):
+    def __init__(self, source: ClientSource[Switchboard], name: str) -> None:
+        super().__init__(source, name)
+        self._name = name
+
+    async def dial(self, client: Switchboard) -> Pipe:
+        return client.call(self._name)
+
+
+class AnswerEndpoint(ServerEndpoint[Switchboard]):
+    def listen_on(self, client: Switchboard, factory: Factory) -> Listening:
+        client.names[self.service] = factory
+        return Listening(client.names, self.service)
+
+
+class Echo(Protocol):
+    def dataReceived(self, data: bytes) -> None:
+        self.transport.write(data)
+
+
+class Caller(Protocol):
+    received = b""
+
+    def dataReceived(self, data: bytes) -> None:
+        self.received += data
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Those of a client of this protocol, as far as sharing is concerned."""
+
+    discovery: str | None = None
+    servers: tuple[PinnedServer, ...] = ()
+    ranks_keys: tuple[PublicKey, ...] = ()
+    events: Path | None = None
+
+    def relay_list(self) -> RelaysFrom | None:
+        return None
+
+
+@pytest.fixture
+def made() -> list[Switchboard]:
+    return []
+
+
+@pytest.fixture
+def shared(clock: Clock, made: list[Switchboard]) -> Iterator[SharedClients[Settings, Switchboard]]:
+    def make(parts: ClientParts[Settings]) -> Switchboard:
+        made.append(Switchboard(parts.reactor, {}))
+        return made[-1]
+
+    yield SharedClients(clock, make, lambda url, reactor, keys: None)
+    clock.advance(0)
+    assert not any(client.running for client in made)
+
+
+def factory_of(kind: type[Protocol]) -> Factory:
+    factory = Factory.forProtocol(kind)
+    factory.noisy = False
+    return factory
+
+
+def test_a_call_is_answered(clock):
+    source = Borrowed(Switchboard(clock, {}))
+    port = AnswerEndpoint(source, "echo", "call", None).listen(factory_of(Echo)).result
+    assert port.getHost() == "echo"
+    caller = CallEndpoint(source, "echo").connect(factory_of(Caller)).result
+    caller.transport.write(b"hello")
+    assert caller.received == b"hello"
+    port.stopListening()
+    outcome = []
+    CallEndpoint(source, "echo").connect(factory_of(Caller)).addErrback(outcome.append)
+    assert outcome[0].check(DmsgConnectError)
+    assert outcome[0].value.reason == "no such name"
+
+
+def test_a_client_that_no_peer_can_reach_listens_for_a_limited_time(clock):
+    client = Switchboard(clock, {})
+    client.ready = Deferred()
+    outcome = []
+    AnswerEndpoint(Borrowed(client), "echo", "call", 5.0).listen(factory_of(Echo)).addErrback(outcome.append)
+    clock.advance(5.0)
+    assert outcome[0].check(CannotListenError)
+    assert not client.names
+
+
+def test_endpoints_share_a_client_until_the_last_has_let_go(clock, shared, made):
+    source = shared.get(SharedSettings(None, Settings()))
+    assert shared.get(SharedSettings(None, Settings())) is source
+    port = AnswerEndpoint(source, "echo", "call", None).listen(factory_of(Echo)).result
+    caller = CallEndpoint(source, "echo").connect(factory_of(Caller)).result
+    caller.transport.write(b"hello")
+    assert caller.received == b"hello"
+    clock.advance(0)
+    assert [client.running for client in made] == [1]
+    port.stopListening()
+    clock.advance(0)
+    assert [client.running for client in made] == [0]
+    again = AnswerEndpoint(source, "echo", "call", None).listen(factory_of(Echo)).result
+    assert [client.running for client in made] == [0, 1]
+    again.stopListening()
