@@ -32,7 +32,7 @@ class EntryNotFound(DiscoveryError):
 
     For a key whose entry has expired, discovery may say how to go on: ``next_sequence`` is the sequence it will take,
     ``after_timestamp`` the nanoseconds the new timestamp has to be later than. Both are ``None`` for a key never seen.
-    They are hints, not signed by anybody.
+    They are hints, which no key has signed.
     """
 
     text, status, reference_status = "entry of public key is not found", 404, 404
@@ -179,4 +179,4 @@ class DocumentError(DmsgError):
 
 
 class RanksError(DocumentError):
-    """A document of relay ranks that is not used, or cannot be had; whatever was known before stays in force."""
+    """A document of relay ranks that is not used, or cannot be had; what was known before stays in force."""

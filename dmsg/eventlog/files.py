@@ -1,9 +1,9 @@
 """Where lines of the event log end up: a file descriptor, or a directory of files. Blocking; the log's thread only.
 
-In a directory lines are packed: every write is one whole zstd frame. The file being written is a ``.part`` that nobody
-else touches. When it is full or old, or the hour has changed, it is fsynced, renamed so that its name says how many
+In a directory lines are packed: every write is one whole zstd frame. The file being written is a ``.part`` that only
+the log touches. When it is full or old, or the hour has changed, it is fsynced, renamed so that its name says how many
 lines it holds, and its folder is fsynced. So a published file (:mod:`dmsg.eventlog.names`) is complete and never changes
-again, and whatever reads the directory needs no lock and no guess.
+again, and a program that reads the directory needs no lock and no guess.
 
 A sink keeps what it could not write: after an ``OSError`` the next ``tick`` goes on exactly where the last write
 stopped, so that no line is lost or doubled, and no frame torn, by a full disk.
@@ -25,7 +25,7 @@ from dmsg.eventlog.tree import Discarded, claim, discard_oldest, make_folder, pu
 ROTATE_BYTES: Final = 64 * 1024 * 1024
 #: A file this old is published, full or not; bounds how far readers are behind.
 ROTATE_S: Final = 300.0
-#: Published files may take so much of the disk while nobody ships them.
+#: Published files may take so much of the disk while they are not shipped.
 LIMIT_BYTES: Final = 1024 * 1024 * 1024
 #: Lines are collected for so long before they become a frame; what a killed process loses at most.
 FLUSH_S: Final = 1.0
@@ -52,7 +52,7 @@ class Sink(Protocol):
         """Get ready; called once, before anything is written."""
 
     def write(self, batch: Batch, now: float) -> None:
-        """Take ``batch`` and write it, after whatever an earlier call could not; never call it again with the same."""
+        """Take ``batch`` and write it, after what an earlier call could not; never call it again with the same."""
 
     def tick(self, now: float) -> None:
         """Write what an earlier call could not, then do what has become due."""
@@ -90,7 +90,7 @@ class DescriptorSink:
         self._rest = b""
 
     def open(self) -> None:
-        """Nothing to do: the descriptor was opened by whoever made this."""
+        """Nothing to do: the descriptor was opened by the caller."""
 
     def write(self, batch: Batch, now: float) -> None:
         """Write everything, or raise ``OSError`` and remember the rest."""
@@ -234,7 +234,7 @@ class DirectorySink:
             part = os.path.join(make_folder(self._directory, relative), name.format_part())
             try:
                 descriptor = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC, 0o640)
-            except FileNotFoundError:  # whoever removes empty folders was quicker than we
+            except FileNotFoundError:  # another process has removed the empty folder
                 continue
             except FileExistsError:
                 self._next_name = name._replace(number=name.number + 1)

@@ -1,6 +1,6 @@
 """Bounds the lines that strangers can make a program write, so that they cannot push everything else out of the log.
 
-Whatever a stranger does a thousand times a second (a handshake that fails, a request that is refused, a GET) would be a
+What a stranger does a thousand times a second (a handshake that fails, a request that is refused, a GET) would be a
 line each time, and published files are deleted, oldest first, when all of them reach their limit. Here each reason has
 a rate of lines, and so has each kind of event. What is left out is counted, and told every few seconds by a line for
 each reason, with ``count`` and without the address or key, of which there were several. So sums over ``count`` are

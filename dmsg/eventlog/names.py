@@ -13,7 +13,7 @@ from datetime import datetime, timezone
 from typing import Final, NamedTuple
 
 FILE_SUFFIX: Final = ".jsonl.zst"
-#: What is appended while a file is being written; nobody but the writer touches such a file.
+#: What is appended while a file is being written; only the writer touches such a file.
 PART_SUFFIX: Final = ".part"
 #: Hex digits of the SHA-256 of a file in its name.
 DIGEST_DIGITS: Final = 16

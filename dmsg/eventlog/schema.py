@@ -5,7 +5,7 @@ are primitives (``str``, ``int``, ``float``, ``bool``) and each carries its mean
 in the documentation and the schema of the log pipeline are generated from here (:func:`describe`). A field ``reason`` is
 a text of a closed list, :class:`~dmsg.eventlog.reasons.Reason`.
 
-Whoever makes an event gives facts only. The log adds the envelope (:data:`ENVELOPE`): when, who, and a key
+The maker of an event gives facts only. The log adds the envelope (:data:`ENVELOPE`): when, who, and a key
 ``(node, boot, seq)`` under which a line can be recognised if it is delivered twice. Keys are hex text. Times in fields
 are durations; the unit is part of the name. No event ever holds a payload, a secret, or a text another side sent.
 
@@ -298,7 +298,7 @@ class EventsDropped(Event):
 
 @dataclass(slots=True)
 class EventsDiscarded(Event):
-    """Finished files were deleted before anybody shipped them, because the directory had reached its limit."""
+    """Finished files were deleted before they were shipped, because the directory had reached its limit."""
 
     NAME = "events_discarded"
     files: Annotated[int, "files deleted since the last line of this kind"]

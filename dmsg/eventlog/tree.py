@@ -1,7 +1,7 @@
 """The folders files of the event log lie in: making them, publishing files, tidying up after killed runs, and a bound.
 
 Blocking; the log's thread only. A file being written is held with ``flock``, which dies with its process: a ``.part``
-file nobody holds is what a killed run left behind. Other processes may work in the same tree at the same time, and a
+file that is not held is what a killed run left behind. Other processes may work in the same tree at the same time, and a
 shipper may remove files and empty folders whenever it likes.
 """
 
@@ -40,8 +40,8 @@ class Discarded(NamedTuple):
 def make_folder(root: str, relative: str) -> str:
     """Make ``root`` and the folders ``relative`` below it so that a loss of power does not undo it; gives the path.
 
-    Raises ``OSError`` if one below ``root`` is a symbolic link: whoever looks for files, to ship them or to keep to the
-    limit, follows none, and would not see what lies behind it.
+    Raises ``OSError`` if one below ``root`` is a symbolic link: the programs that look for files, to ship them or to keep
+    to the limit, follow none, and would not see what lies behind it.
     """
     os.makedirs(root, exist_ok=True)
     path = root

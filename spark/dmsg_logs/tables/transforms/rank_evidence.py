@@ -2,10 +2,10 @@
 
 Whose fault a failure is decides what it counts for. Against a relay counts only what happened between a client and the
 relay itself: it could not be connected to, did not finish the handshake, had no room, lost the session. That a peer
-refused, was unknown or did not answer says nothing against the relay, and it shows that the relay was there. A reason
-that is not listed here counts for nobody.
+refused, was unknown or did not answer says nothing against the relay, and it shows that the relay was there. The reasons
+are of the list :data:`dmsg_logs.schemas.REASONS`; one that is not named here counts neither for nor against a relay.
 
-What one client writes decides about its own rows and nobody else's; what a relay writes of itself can only be against it.
+What a client writes decides about its own rows only; what a relay writes of itself can only be against it.
 """
 
 from __future__ import annotations
