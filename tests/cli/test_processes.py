@@ -39,7 +39,10 @@ async def test_a_local_network_and_everything_one_asks_of_it(start, tmp_path):
     peer = (await echo.line())["public_key"]
 
     nobody = str(SecretKey.generate().public_key)
+    (tmp_path / "dmsg.toml").write_text(f'[client]\ndiscovery = "{ready["discovery"]}"\nsecurity = "e2e"\n')
     running = {
+        "settings": start("config", "show", "--json", environ={"DMSG_CONFIG": "dmsg.toml"}),
+        "by file": start("ping", peer, "--json", "--interval", "0", "--config", "dmsg.toml"),
         "ping": start("ping", peer, "--json", "--interval", "0", environ=environ),
         "entry": start("entry", peer, "--json", environ=environ),
         "plain servers": start("servers", environ=environ),
@@ -51,6 +54,8 @@ async def test_a_local_network_and_everything_one_asks_of_it(start, tmp_path):
     }
     ended = {name: await process.ended() for name, process in running.items()}
     assert {name: code for name, (code, _, _) in ended.items()} == {
+        "settings": 0,
+        "by file": 0,
         "ping": 0,
         "entry": 0,
         "plain servers": 0,
@@ -60,7 +65,9 @@ async def test_a_local_network_and_everything_one_asks_of_it(start, tmp_path):
         "no discovery": 6,
         "nothing": 2,
     }
-    assert json.loads(ended["ping"][1])["count"] == 5
+    assert json.loads(ended["ping"][1])["count"] == json.loads(ended["by file"][1])["count"] == 5
+    shown = {one["setting"]: (one["value"], one["where"]) for one in json.loads(ended["settings"][1])["settings"]}
+    assert shown["discovery"] == (ready["discovery"], f"{tmp_path / 'dmsg.toml'}:2")
     entry = json.loads(ended["entry"][1])
     assert entry["static"] == peer and entry["client"]["delegated_servers"]
     assert re.search(rf"^client via  {entry['client']['delegated_servers'][0]}$", ended["plain entry"][1], re.MULTILINE)
@@ -73,8 +80,10 @@ async def test_a_local_network_and_everything_one_asks_of_it(start, tmp_path):
     echo.send(signal.SIGHUP)
     code, out, err = await echo.ended()
     assert (code, err) == (130, "")
-    (opened,) = map(json.loads, out.splitlines())
-    assert (opened["event"], opened["security"]) == ("opened", "e2e")
+    for line in out.splitlines():
+        opened = json.loads(line)
+        assert (opened["event"], opened["security"]) == ("opened", "e2e")
+    assert len(out.splitlines()) == 2
     up.send(signal.SIGTERM)
     assert await up.ended() == (130, "", "")
     kept = {path.name for path in (tmp_path / "home").iterdir()}
