@@ -15,7 +15,7 @@ from dmsg.crypto.keys import SecretKey
 from dmsg.errors import DialError
 from dmsg.mux.client.service import DmsgClient
 from dmsg.mux.relay.service import DmsgRelay
-from dmsg.testing.hostile import HostileNetwork, HostileServer
+from dmsg.testing.hostile import HostileNetwork, HostileRelay
 from dmsg.testing.memory import MemoryNetwork
 from dmsg.testing.network import LocalNetwork
 from dmsg.testing.probes import ConformanceProtocol
@@ -28,14 +28,14 @@ class AliceAndBob(HostileNetwork):
     of :class:`HostileNetwork`.
     """
 
-    relay: HostileServer
+    relay: HostileRelay
     alice: DmsgClient
     bob: DmsgClient
 
     def __init__(
         self, reactor: Any = None, *, extended: bool = True, client: dict[str, Any] | None = None, **options: Any
     ) -> None:
-        super().__init__(reactor or MemoryNetwork(), servers=0, **options)
+        super().__init__(reactor or MemoryNetwork(), relays=0, **options)
         self._extended = extended
         self._client_options = client or {}
         #: The ends Bob's listeners were given, in order.
@@ -87,7 +87,7 @@ class ScatteredRelays:
     def __init__(self, listing: Any, *, delay_s: float = 0.01, seed: int = 1) -> None:
         self.memory = MemoryNetwork(delay_s=delay_s, random=Random(seed))
         self.random = Random(seed + 1)
-        self.network = LocalNetwork(self.memory, servers=0, discovery=None, random=self.random.randbytes)
+        self.network = LocalNetwork(self.memory, relays=0, discovery=None, random=self.random.randbytes)
         self.listing = listing
 
     async def __aenter__(self) -> Any:
@@ -101,7 +101,7 @@ class ScatteredRelays:
         endpoint = TCP4ServerEndpoint(self.memory, 80, interface=host)
         relay = DmsgRelay(self.memory, key, endpoint, random=self.random.randbytes, now_ns=self.network.now_ns)
         relay.startService()
-        self.network.servers.append(relay)
+        self.network.relays.append(relay)
         return relay
 
     def start_client(self, **options: Any) -> DmsgClient:

@@ -1,4 +1,4 @@
-"""A relay that is not to be trusted: a real server that does to the frames of its clients what a test says.
+"""A hostile relay for tests: a real one that does to the frames of its clients what a test says.
 
 It is the adversary of :ref:`spec-extension`: it reads every frame in the clear of the hop and may drop, repeat,
 reorder, alter, cut, hold back, redirect and make up any of them. What it may not do is break the cryptography, and
@@ -29,7 +29,7 @@ from dmsg.testing.network import LocalNetwork
 
 __all__ = [
     "HostileNetwork",
-    "HostileServer",
+    "HostileRelay",
     "RelayFrame",
     "Rule",
     "Swap",
@@ -197,8 +197,8 @@ class HostileSwitch(Switch):
         return [frame]
 
 
-class HostileServer(DmsgRelay):
-    """A server under a test's control: honest until told otherwise. Takes what :class:`DmsgRelay` takes."""
+class HostileRelay(DmsgRelay):
+    """A relay under a test's control: honest until told otherwise. Takes what :class:`DmsgRelay` takes."""
 
     switch: HostileSwitch
 
@@ -245,8 +245,8 @@ class HostileServer(DmsgRelay):
 
 
 class HostileNetwork(LocalNetwork):
-    """A :class:`~dmsg.testing.network.LocalNetwork` whose servers may be hostile: begin with ``servers=0``, add relays."""
+    """A :class:`~dmsg.testing.network.LocalNetwork` whose relays may be hostile: begin with ``relays=0``, add relays."""
 
-    async def add_relay(self, key: SecretKey | None = None, **options: Any) -> HostileServer:
-        """One relay more; returns when clients can find it. ``options`` go to :class:`HostileServer`."""
-        return cast(HostileServer, await self.add_server(key, kind=HostileServer, **options))
+    async def add_relay(self, key: SecretKey | None = None, **options: Any) -> HostileRelay:
+        """One relay more; returns when clients can find it. ``options`` go to :class:`HostileRelay`."""
+        return cast(HostileRelay, await super().add_relay(key, kind=HostileRelay, **options))

@@ -1,4 +1,4 @@
-"""A whole dmsg network in one process: discovery, servers and clients, for the tests of whoever builds on dmsg.
+"""A whole dmsg network in one process: discovery, relays and clients, for tests of programs that use dmsg.
 
 On the real reactor everything listens on loopback, on ports that are free::
 
@@ -89,7 +89,7 @@ class MemoryDiscovery:
 
 
 class _Forwarding(Factory):
-    """Holds a port for a factory that comes later: a server has to know its address before it is made."""
+    """Holds a port for a factory that comes later: a relay has to know its address before it is made."""
 
     noisy = False
     wrapped: Any = None
@@ -115,14 +115,14 @@ class _TakenPort:
 
 
 class LocalNetwork:
-    """Discovery, servers and clients on ``reactor``, as an asynchronous context manager.
+    """Discovery, relays and clients on ``reactor``, as an asynchronous context manager.
 
     ``discovery`` is ``"memory"`` (in process, no HTTP), ``"http"`` (the real HTTP API on loopback, on the real reactor
-    only) or ``None`` (clients are given the servers as pinned ones). ``limits`` holds for every server; without it,
-    servers are not waited for longer than :data:`DRAIN_TIMEOUT_S` at the end. ``events`` gets the events of servers and
+    only) or ``None`` (clients are given the relays as pinned ones). ``limits`` holds for every relay; without it,
+    relays are not waited for longer than :data:`DRAIN_TIMEOUT_S` at the end. ``events`` gets the events of relays and
     clients. ``random`` gives random bytes.
 
-    ``servers``, ``clients`` and ``pinned`` are what there is, ``discovery`` the ``IDiscovery`` (or ``None``) and
+    ``relays``, ``clients`` and ``pinned`` are what there is, ``discovery`` the ``IDiscovery`` (or ``None``) and
     ``discovery_url`` the URL of a real one, else "".
     """
 
@@ -130,7 +130,7 @@ class LocalNetwork:
         self,
         reactor: Any,
         *,
-        servers: int = 2,
+        relays: int = 2,
         discovery: Literal["memory", "http"] | None = "memory",
         limits: RelayLimits | None = None,
         events: IEventLog | None = None,
@@ -139,14 +139,14 @@ class LocalNetwork:
         if discovery == "http" and isinstance(reactor, MemoryNetwork):
             raise ValueError("Twisted's HTTP client does not live on a fake clock alone: take the memory discovery")
         self.reactor = reactor
-        self.servers: list[DmsgRelay] = []
+        self.relays: list[DmsgRelay] = []
         self.clients: list[DmsgClient] = []
         self.pinned: list[PinnedServer] = []
         self.discovery: IDiscovery | None = None
         self.discovery_url = ""
         self.limits = limits or replace(RelayLimits(), drain_timeout_s=DRAIN_TIMEOUT_S)
         self._kind = discovery
-        self._server_count = servers
+        self._relay_count = relays
         self._events = events
         self._random = random
         self._http_port: IListeningPort | None = None
@@ -168,20 +168,20 @@ class LocalNetwork:
         await self.stop()
 
     async def start(self) -> None:
-        """Start discovery, then the servers; returns when they can be found."""
+        """Start discovery, then the relays; returns when they can be found."""
         if self._kind == "memory":
             self.discovery = MemoryDiscovery(self.now_ns)
         elif self._kind == "http":
             self._start_http()
-        for _ in range(self._server_count):
-            await self.add_server()
+        for _ in range(self._relay_count):
+            await self.add_relay()
 
     async def stop(self) -> None:
-        """Stop the clients, then the servers, then discovery; returns when nothing is left on the reactor."""
+        """Stop the clients, then the relays, then discovery; returns when nothing is left on the reactor."""
         clients, self.clients = self.clients, []
         await self.wait(DeferredList([maybeDeferred(client.stopService) for client in clients], consumeErrors=True))
-        servers, self.servers = self.servers, []
-        await self.wait(DeferredList([maybeDeferred(server.stopService) for server in servers], consumeErrors=True))
+        relays, self.relays = self.relays, []
+        await self.wait(DeferredList([maybeDeferred(relay.stopService) for relay in relays], consumeErrors=True))
         if self._http_port is not None:
             await cast(Any, self.discovery).close()
             await maybeDeferred(self._http_port.stopListening)
@@ -212,10 +212,10 @@ class LocalNetwork:
 
     # --- what is in it -----------------------------------------------------------------------------------------------
 
-    async def add_server(
+    async def add_relay(
         self, key: SecretKey | None = None, *, kind: type[DmsgRelay] = DmsgRelay, **options: Any
     ) -> DmsgRelay:
-        """One server more; returns when it listens and, if there is a discovery, can be found there.
+        """Start one relay more; returns when it listens and, if there is a discovery, can be found there.
 
         ``options`` go to ``kind``, which is :class:`~dmsg.mux.relay.service.DmsgRelay` or a class like it.
         """
@@ -232,22 +232,25 @@ class LocalNetwork:
             "random": self._random,
             "now_ns": self.now_ns,
         }
-        server = kind(self.reactor, key, _TakenPort(port, factory), **{**settings, **options})
-        server.startService()
-        self.servers.append(server)
+        relay = kind(self.reactor, key, _TakenPort(port, factory), **{**settings, **options})
+        relay.startService()
+        self.relays.append(relay)
         self.pinned.append(PinnedServer(key.public_key, address))
-        await self.wait(server.listening())
-        if server.registrar is not None:
-            await self.wait(server.registrar.published())
+        await self.wait(relay.listening())
+        if relay.registrar is not None:
+            await self.wait(relay.registrar.published())
         if self._proofs is not None:
             await self._proofs.quiet()
-        return server
+        return relay
 
-    async def stop_server(self, server: DmsgRelay) -> None:
-        """Stop one of the servers: drained, withdrawn, its connections closed."""
-        self.pinned = [one for one in self.pinned if one.public_key != server.key.public_key]
-        self.servers.remove(server)
-        await self.wait(server.stopService())
+    async def stop_relay(self, relay: DmsgRelay) -> None:
+        """Stop one of the relays: drained, withdrawn, its connections closed, and its clients know that."""
+        self.pinned = [one for one in self.pinned if one.public_key != relay.key.public_key]
+        self.relays.remove(relay)
+        await self.wait(relay.stopService())
+        for client in self.clients:
+            while relay.key.public_key in client.pool.sessions:
+                await self.wait(client.sessions_change.wait())
 
     async def client(self, *, key: SecretKey | None = None, min_servers: int = 1, **options: Any) -> DmsgClient:
         """A client that is connected and can be dialled. ``options`` go to :class:`~dmsg.mux.client.service.DmsgClient`."""

@@ -1,6 +1,6 @@
-"""A client and a server that do what they are told: they shake hands and seal records, and send whatever bytes a test wants.
+"""A client and a relay that do what they are told: they shake hands and seal records, and send whatever bytes a test wants.
 
-For tests of how a dmsg server or client bears a peer that is broken, hostile or merely unusual. A
+For tests of how a dmsg relay or client bears a peer that is broken, hostile or merely unusual. A
 :class:`RawConnection` speaks handshake, records and frames (:doc:`/spec/connection`, :doc:`/spec/frames`), keeps none
 of the rules above them, and works over any endpoint, of real sockets or of
 :class:`~dmsg.testing.memory.MemoryNetwork`::
@@ -31,7 +31,7 @@ from dmsg.glue.waiters import Waiters
 from dmsg.mux.core.record import LENGTH_BYTES, RecordLayer
 from dmsg.mux.core.wire import FrameType, encode_frame, split_frames
 
-__all__ = ["ForgedKey", "RawConnection", "RawFrame", "RawServer", "connect_raw", "packet"]
+__all__ = ["ForgedKey", "RawConnection", "RawFrame", "RawRelay", "connect_raw", "packet"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +62,7 @@ class ForgedKey(SecretKey):
 class RawConnection(Protocol):
     """One end of a connection, under a test's control.
 
-    ``remote`` is the server's key and makes this a client; without it this is a server. With ``shake`` false the
+    ``remote`` is the relay's key and makes this a client; without it this is a relay. With ``shake`` false the
     handshake is left to the test, too: bytes that come stand in :attr:`received`. :attr:`on_frame` sees every frame first
     and keeps those it returns ``True`` for. :attr:`records`, once there, seals and opens; :attr:`lost_reason` is set
     when the connection has ended.
@@ -293,8 +293,8 @@ async def connect_raw(
     return raw
 
 
-class RawServer:
-    """Takes connections as a server does; each is a :class:`RawConnection`.
+class RawRelay:
+    """Takes connections as a relay does; each is a :class:`RawConnection`.
 
     With ``say_ok`` every client that has shaken hands is admitted; the rest is the test's.
     """

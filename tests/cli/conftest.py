@@ -150,7 +150,7 @@ class Bench:
 @pytest.fixture(params=[None])
 def bench(request: pytest.FixtureRequest, guard: None, reactor: Any, tmp_path: Path) -> Iterator[Bench]:
     """A network of one server on pinned addresses (parametrize with ``"http"`` for a discovery) and commands on it."""
-    network = LocalNetwork(reactor, servers=1, discovery=request.param)
+    network = LocalNetwork(reactor, relays=1, discovery=request.param)
     pytest_twisted.blockon(Deferred.fromCoroutine(network.start()))
     bench = Bench(reactor, network, tmp_path)
     yield bench

@@ -78,7 +78,7 @@ async def test_a_peer_that_is_not_there_is_unreachable(bench, stage):
 async def test_a_listener_without_a_server_says_what_it_tried(bench, monkeypatch):
     monkeypatch.setattr("dmsg.cli.client.CONNECT_TIMEOUT_S", 0.2)
     gone = bench.network.pinned[0]
-    await bench.network.stop_server(bench.network.servers[0])
+    await bench.network.stop_relay(bench.network.relays[0])
     command = bench.start(run_echo)
     assert command.call.settings.servers == ()
     with pytest.raises(CommandError) as caught:

@@ -83,7 +83,7 @@ def given(bench, location, operator, mode=RelaysMode.ONLY):
 @pytest_twisted.ensureDeferred
 async def test_a_command_listens_at_the_relays_of_its_list_only(bench, tmp_path, operator):
     chosen = bench.network.pinned[-1]
-    await bench.network.add_server()
+    await bench.network.add_relay()
     path = tmp_path / "relays.json"
     path.write_text(dmsg("relays", "sign", "--key", tmp_path / "operator.key", chosen.public_key).stdout)
     given(bench, path, operator)

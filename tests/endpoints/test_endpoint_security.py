@@ -79,7 +79,7 @@ def test_a_bad_variable_is_told_with_its_place(reactor, monkeypatch):
 @pytest.mark.parametrize(("asked", "got"), [("prefer", "hop"), ("hop", "hop"), ("e2e", None)])
 @pytest_twisted.ensureDeferred
 async def test_it_holds_for_the_transport(reactor, asked, got):
-    async with LocalNetwork(reactor, servers=1, discovery="http") as network:
+    async with LocalNetwork(reactor, relays=1, discovery="http") as network:
         base = await network.client(security=Security.HOP)
         base.listen(Factory.forProtocol(Protocol))
         endpoint = clientFromString(reactor, f"dmsg:{base.public_key}:{network.endpoint_arguments}:security={asked}")
@@ -96,7 +96,7 @@ async def test_it_holds_for_the_transport(reactor, asked, got):
 
 @pytest_twisted.ensureDeferred
 async def test_it_holds_for_the_listener(reactor, key_file):
-    async with LocalNetwork(reactor, servers=1, discovery="http") as network:
+    async with LocalNetwork(reactor, relays=1, discovery="http") as network:
         key = SecretKey.generate()
         text = f"dmsg:key={key_file(key)}:{network.endpoint_arguments}:security=e2e"
         port = await serverFromString(reactor, text).listen(Factory.forProtocol(Protocol))

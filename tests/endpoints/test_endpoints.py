@@ -80,7 +80,7 @@ async def echo(endpoint, text: bytes = b"hello") -> bytes:
 
 async def all_stopped(reactor, network: LocalNetwork) -> None:
     """Wait until nobody is connected to the network's servers."""
-    while any(server.stats()["connections"] for server in network.servers):
+    while any(server.stats()["connections"] for server in network.relays):
         await deferLater(reactor, 0.005)
 
 
@@ -89,7 +89,7 @@ async def all_stopped(reactor, network: LocalNetwork) -> None:
 
 @pytest_twisted.ensureDeferred
 async def test_endpoints_over_clients(reactor):
-    async with LocalNetwork(reactor, servers=1) as network:
+    async with LocalNetwork(reactor, relays=1) as network:
         alice, bob = await network.client(), await network.client()
         server = DmsgServerEndpoint(bob)
         client = DmsgClientEndpoint(alice, bob.public_key)
@@ -112,7 +112,7 @@ async def test_endpoints_over_clients(reactor):
 
 @pytest_twisted.ensureDeferred
 async def test_a_listening_service_is_taken(reactor):
-    async with LocalNetwork(reactor, servers=1) as network:
+    async with LocalNetwork(reactor, relays=1) as network:
         endpoint = DmsgServerEndpoint(await network.client())
         port = await endpoint.listen(CountingFactory())
         with pytest.raises(error.CannotListenError):
@@ -122,7 +122,7 @@ async def test_a_listening_service_is_taken(reactor):
 
 @pytest_twisted.ensureDeferred
 async def test_a_policy_refuses(reactor):
-    async with LocalNetwork(reactor, servers=1) as network:
+    async with LocalNetwork(reactor, relays=1) as network:
         alice, bob = await network.client(), await network.client()
         port = await DmsgServerEndpoint(bob, policy=AllowKeys([NOBODY])).listen(CountingFactory())
         with pytest.raises(DmsgConnectError) as caught:
@@ -134,7 +134,7 @@ async def test_a_policy_refuses(reactor):
 @pytest_twisted.ensureDeferred
 async def test_a_string_with_a_list_of_keys(reactor, key_file):
     """Who is on it gets in, end to end; the environment says nothing about who may."""
-    async with LocalNetwork(reactor, servers=1, discovery=None) as network:
+    async with LocalNetwork(reactor, relays=1, discovery=None) as network:
         alice, carol, stranger = [await network.client() for _ in range(3)]
         bob = SecretKey.generate()
         allowed = f"{alice.public_key},{carol.public_key}"
@@ -153,7 +153,7 @@ async def test_a_string_with_a_list_of_keys(reactor, key_file):
 
 @pytest_twisted.ensureDeferred
 async def test_a_failed_connect_is_both_kinds_of_error(reactor):
-    async with LocalNetwork(reactor, servers=1) as network:
+    async with LocalNetwork(reactor, relays=1) as network:
         alice = await network.client()
         with pytest.raises(DialError) as caught:
             await connectProtocol(DmsgClientEndpoint(alice, NOBODY), Talk())
@@ -166,7 +166,7 @@ async def test_a_failed_connect_is_both_kinds_of_error(reactor):
 
 @pytest_twisted.ensureDeferred
 async def test_the_factory_of_a_connect_is_started_and_stopped(reactor):
-    async with LocalNetwork(reactor, servers=1) as network:
+    async with LocalNetwork(reactor, relays=1) as network:
         alice, bob = await network.client(), await network.client()
         bob.listen(CountingFactory())
         talk = Talk()
@@ -192,7 +192,7 @@ async def test_a_factory_without_a_protocol_fails_the_connect(reactor, problem):
             if problem == "raises":
                 raise ZeroDivisionError
 
-    async with LocalNetwork(reactor, servers=1) as network:
+    async with LocalNetwork(reactor, relays=1) as network:
         alice, bob = await network.client(), await network.client()
         other = Talk()
         bob.listen(Factory.forProtocol(lambda: other))
@@ -217,7 +217,7 @@ async def test_a_cancelled_connect_takes_its_request_back(reactor):
             return Deferred()
 
     asked: Deferred[None] = Deferred()
-    async with LocalNetwork(reactor, servers=1) as network:
+    async with LocalNetwork(reactor, relays=1) as network:
         alice, bob = await network.client(), await network.client()
         port = await DmsgServerEndpoint(bob, policy=Undecided()).listen(CountingFactory())
         talk = Talk()
@@ -226,7 +226,7 @@ async def test_a_cancelled_connect_takes_its_request_back(reactor):
         connecting.cancel()
         with pytest.raises(error.ConnectingCancelledError):
             await connecting
-        [server] = network.servers
+        [server] = network.relays
         while server.switch.members[alice.public_key.raw].legs:
             await deferLater(reactor, 0.005)
         assert talk.transport is None
@@ -239,7 +239,7 @@ async def test_a_connect_has_a_time_limit():
         def allow(self, remote, service):
             return Deferred()
 
-    async with LocalNetwork(MemoryNetwork(), servers=1) as network:
+    async with LocalNetwork(MemoryNetwork(), relays=1) as network:
         alice, bob = await network.client(), await network.client()
         await network.wait(DmsgServerEndpoint(bob, policy=Undecided()).listen(CountingFactory()))
         began = network.reactor.seconds()
@@ -258,7 +258,7 @@ async def test_a_connect_has_a_time_limit():
 @pytest_twisted.ensureDeferred
 async def test_strings_reach_each_other(reactor, key_file, discovery):
     key = SecretKey.generate()
-    async with LocalNetwork(reactor, servers=2, discovery=discovery) as network:
+    async with LocalNetwork(reactor, relays=2, discovery=discovery) as network:
         how = network.endpoint_arguments
         server = serverFromString(reactor, f"dmsg:key={key_file(key)}:{how}")
         port = await server.listen(CountingFactory())
@@ -271,7 +271,7 @@ async def test_strings_reach_each_other(reactor, key_file, discovery):
 @pytest_twisted.ensureDeferred
 async def test_the_environment_fills_in_what_a_string_does_not_say(reactor, key_file, monkeypatch):
     key = SecretKey.generate()
-    async with LocalNetwork(reactor, servers=2, discovery=None) as network:
+    async with LocalNetwork(reactor, relays=2, discovery=None) as network:
         monkeypatch.setenv("DMSG_SERVER", " ".join(map(str, network.pinned)))
         monkeypatch.setenv("DMSG_KEY", str(key_file(key)))
         port = await serverFromString(reactor, "dmsg").listen(CountingFactory())
@@ -301,11 +301,11 @@ def test_a_key_file_where_others_may_put_another_is_refused(reactor, key_file, t
 async def test_several_servers(reactor, key_file):
     """Commas and numbers; each server is connected to, and any of them will do."""
     key = SecretKey.generate()
-    async with LocalNetwork(reactor, servers=3, discovery=None) as network:
+    async with LocalNetwork(reactor, relays=3, discovery=None) as network:
         first, second, third = (str(one).replace(":", "\\:") for one in network.pinned)
         text = f"dmsg:key={key_file(key)}:server={first},{second}:server2={third}:min-servers=3"
         port = await serverFromString(reactor, text).listen(CountingFactory())
-        assert [server.stats()["connections"] for server in network.servers] == [1, 1, 1]
+        assert [server.stats()["connections"] for server in network.relays] == [1, 1, 1]
         assert await echo(clientFromString(reactor, f"dmsg:{key.public_key}:server={third}")) == b"hello"
         await port.stopListening()
         await all_stopped(reactor, network)
@@ -402,7 +402,7 @@ def test_two_strings_of_one_client_name_one_list_of_relays(reactor, monkeypatch)
 @pytest_twisted.ensureDeferred
 async def test_a_string_with_a_list_of_relays_uses_no_others(reactor, key_file, tmp_path):
     operator, keys = SecretKey.generate(), [SecretKey.generate() for _ in range(3)]
-    async with LocalNetwork(reactor, servers=2, discovery="http") as network:
+    async with LocalNetwork(reactor, relays=2, discovery="http") as network:
         for key, chosen in zip(keys, (network.pinned[0], network.pinned[1], network.pinned[0]), strict=True):
             now = int(time.time())
             path = tmp_path / f"{key.public_key}.json"
@@ -419,7 +419,7 @@ async def test_a_string_with_a_list_of_relays_uses_no_others(reactor, key_file, 
 @pytest_twisted.ensureDeferred
 async def test_a_file_fills_in_what_neither_a_string_nor_the_environment_says(reactor, key_file, monkeypatch, tmp_path):
     key = SecretKey.generate()
-    async with LocalNetwork(reactor, servers=2, discovery=None) as network:
+    async with LocalNetwork(reactor, relays=2, discovery=None) as network:
         (tmp_path / "dmsg.toml").write_text(
             f'[client]\nserver = {json.dumps([str(one) for one in network.pinned])}\nstate_dir = "none"\n'
             f'key = "{key_file(key).name}"\nevents = "events"\n[client.dial]\ntimeout_s = "4s"\n'
@@ -492,8 +492,8 @@ def test_what_strings_share(reactor, key_file):
 async def test_one_client_serves_strings_with_one_key(reactor, key_file):
     key, other = SecretKey.generate(), SecretKey.generate()
     file = key_file(key)
-    async with LocalNetwork(reactor, servers=1, discovery=None) as network:
-        [server] = network.servers
+    async with LocalNetwork(reactor, relays=1, discovery=None) as network:
+        [server] = network.relays
         how = network.endpoint_arguments
         bob = await network.client(key=other)
         bob.listen(CountingFactory())
@@ -512,8 +512,8 @@ async def test_one_client_serves_strings_with_one_key(reactor, key_file):
 async def test_a_shared_client_lasts_as_long_as_its_last_transport(reactor, key_file):
     """A port that is closed leaves its connections alone, and their client with them."""
     key = SecretKey.generate()
-    async with LocalNetwork(reactor, servers=1, discovery=None) as network:
-        [server] = network.servers
+    async with LocalNetwork(reactor, relays=1, discovery=None) as network:
+        [server] = network.relays
         how = network.endpoint_arguments
         port = await serverFromString(reactor, f"dmsg:key={key_file(key)}:{how}").listen(CountingFactory())
         talk = await connectProtocol(clientFromString(reactor, f"dmsg:{key.public_key}:{how}"), Talk())
@@ -534,7 +534,7 @@ async def test_a_key_comes_back_after_its_client_has_stopped(reactor, key_file):
     """The old client's withdrawal from discovery does not undo what the new one publishes."""
     key = SecretKey.generate()
     file = key_file(key)
-    async with LocalNetwork(reactor, servers=1, discovery="http") as network:
+    async with LocalNetwork(reactor, relays=1, discovery="http") as network:
         how = network.endpoint_arguments
         endpoint = serverFromString(reactor, f"dmsg:key={file}:{how}")
         client = clientFromString(reactor, f"dmsg:{key.public_key}:{how}")
@@ -555,14 +555,14 @@ async def test_a_key_comes_back_after_its_client_has_stopped(reactor, key_file):
 @pytest_twisted.ensureDeferred
 async def test_a_client_without_a_key_is_not_published(reactor, key_file):
     key = SecretKey.generate()
-    async with LocalNetwork(reactor, servers=3, discovery="http") as network:
+    async with LocalNetwork(reactor, relays=3, discovery="http") as network:
         how = network.endpoint_arguments
         port = await serverFromString(reactor, f"dmsg:key={key_file(key)}:{how}").listen(CountingFactory())
         endpoint = clientFromString(reactor, f"dmsg:{key.public_key}:{how}")
         talk = await connectProtocol(endpoint, Talk())
         stranger = talk.transport.getHost().public_key
         # one session for the dial, one of the server: nothing more
-        assert sum(server.stats()["connections"] for server in network.servers) == 2
+        assert sum(server.stats()["connections"] for server in network.relays) == 2
         assert endpoint._source.client.registrar is None
         assert stranger != key.public_key
         talk.transport.loseConnection()
@@ -574,7 +574,7 @@ async def test_a_client_without_a_key_is_not_published(reactor, key_file):
 @pytest_twisted.ensureDeferred
 async def test_a_failed_listen_stops_its_client(reactor, key_file):
     key = SecretKey.generate()
-    async with LocalNetwork(reactor, servers=1, discovery=None) as network:
+    async with LocalNetwork(reactor, relays=1, discovery=None) as network:
         text = f"dmsg:key={key_file(key)}:{network.endpoint_arguments}"
         first = serverFromString(reactor, text)
         port = await first.listen(CountingFactory())
@@ -591,7 +591,7 @@ async def test_a_listen_that_takes_too_long(reactor, key_file):
     file = key_file(SecretKey.generate())
     memory = MemoryNetwork()
     memory.silence("127.0.0.1", 9)
-    network = LocalNetwork(memory, servers=0)
+    network = LocalNetwork(memory, relays=0)
     endpoint = parse_server(memory, key=str(file), server=PIN, timeout="7")
     with pytest.raises(error.CannotListenError) as caught:
         await network.wait(endpoint.listen(CountingFactory()))
@@ -646,7 +646,7 @@ class _Triggers(MemoryNetwork):
 @pytest_twisted.ensureDeferred
 async def test_the_end_of_the_reactor_stops_shared_clients(key_file):
     memory = _Triggers()
-    async with LocalNetwork(memory, servers=1, discovery=None) as network:
+    async with LocalNetwork(memory, relays=1, discovery=None) as network:
         registry = SharedClients(memory, make_client, None)
         source = registry.get(SharedSettings(SecretKey.generate(), pinned_to(network)))
         port = await network.wait(DmsgServerEndpoint(source).listen(CountingFactory()))
@@ -655,7 +655,7 @@ async def test_the_end_of_the_reactor_stops_shared_clients(key_file):
         await network.wait(bob.connect(Factory.forProtocol(lambda: talk), port.getHost().public_key))
         await network.wait(memory.shut_down())
         assert isinstance(await network.wait(talk.over), error.ConnectionDone)
-        assert [server.stats()["connections"] for server in network.servers] == [1]
+        assert [server.stats()["connections"] for server in network.relays] == [1]
         with pytest.raises(DmsgError, match="shutting down"):
             await network.wait(DmsgServerEndpoint(source).listen(CountingFactory()))
         await network.wait(port.stopListening())
@@ -665,7 +665,7 @@ async def test_the_end_of_the_reactor_stops_shared_clients(key_file):
 @pytest_twisted.ensureDeferred
 async def test_no_trigger_is_left_in_the_reactor(key_file):
     memory = _Triggers()
-    async with LocalNetwork(memory, servers=1, discovery=None) as network:
+    async with LocalNetwork(memory, relays=1, discovery=None) as network:
         registry = SharedClients(memory, make_client, None)
         source = registry.get(SharedSettings(SecretKey.generate(), pinned_to(network)))
         port = await network.wait(DmsgServerEndpoint(source).listen(CountingFactory()))
@@ -684,7 +684,7 @@ def test_reactors_do_not_share():
 
 @pytest_twisted.ensureDeferred
 async def test_a_source_taken_again_in_the_same_moment_goes_on(reactor):
-    async with LocalNetwork(reactor, servers=1, discovery=None) as network:
+    async with LocalNetwork(reactor, relays=1, discovery=None) as network:
         source = shared_clients(reactor, make_client).get(SharedSettings(None, pinned_to(network)))
         client = await source.acquire()
         released = source.release()

@@ -108,8 +108,8 @@ async def _play() -> dict[str, list[bytes]]:
         return {"key": key(number), "events": logs[number]}
 
     memory = MemoryNetwork(clock, delay_s=DELAY_S, random=Random(1))
-    async with LocalNetwork(memory, servers=0, random=Random(2).randbytes) as network:
-        servers = {number: await network.add_server(**options("server", number)) for number in RELAYS}
+    async with LocalNetwork(memory, relays=0, random=Random(2).randbytes) as network:
+        servers = {number: await network.add_relay(**options("server", number)) for number in RELAYS}
         clients = {
             number: await network.client(min_servers=2, **options("client", number)) for number in (ALICE, BOB, CAROL)
         }
@@ -133,8 +133,8 @@ async def _play() -> dict[str, list[bytes]]:
         await network.wait(second.send(b"c" * 1_000))
         opened = [each for each in logs[CAROL].events if isinstance(each, TransportOpened)]
         drained, other = sorted(RELAYS, key=lambda each: str(key(each).public_key) != opened[-1].server)
-        await network.stop_server(servers[drained])
-        await network.wait(deferLater(clock, 0.1))  # until the clients know
+        await network.stop_relay(servers[drained])
+        await network.wait(deferLater(clock, 0.1))  # until the transport goes on through the other relay
         clock.advance(4.9)
         await network.wait(second.send(b"c" * 1_000))
         await network.wait(second.close())

@@ -34,7 +34,7 @@ every_combination = pytest.mark.parametrize(
 
 @pytest.fixture(params=["in memory", pytest.param("over loopback", marks=pytest.mark.system)])
 def network(request: pytest.FixtureRequest, reactor: Any) -> HostileNetwork:
-    return HostileNetwork(reactor if request.param == "over loopback" else MemoryNetwork(), servers=0)
+    return HostileNetwork(reactor if request.param == "over loopback" else MemoryNetwork(), relays=0)
 
 
 async def transport(net: HostileNetwork, dialler: str, relay: str, peer: str) -> Any:
@@ -102,7 +102,7 @@ async def test_what_the_peer_closes(network: HostileNetwork, dialler: str, relay
 @sync
 async def test_a_base_peer_gets_an_acknowledgement_for_every_frame(dialler: str, relay: str) -> None:
     """Base peers wait for every single ACK: none may be left out or stand for another (:ref:`spec-data`)."""
-    async with HostileNetwork(MemoryNetwork(), servers=0) as net:
+    async with HostileNetwork(MemoryNetwork(), relays=0) as net:
         a, b, server, dialling, listening = await transport(net, dialler, relay, "base")
         b.transport.write(pattern(SIZE))
         await net.wait(a.when_received(SIZE))
@@ -117,7 +117,7 @@ async def test_a_base_peer_gets_an_acknowledgement_for_every_frame(dialler: str,
 @sync
 async def test_sealed_acknowledgements_stand_for_many(relay: str) -> None:
     """Between two of ours a batch of frames is answered by one ACK."""
-    async with HostileNetwork(MemoryNetwork(), servers=0) as net:
+    async with HostileNetwork(MemoryNetwork(), relays=0) as net:
         a, b, server, dialling, listening = await transport(net, "ours", relay, "ours")
         a.transport.write(pattern(SIZE))
         await net.wait(b.when_received(SIZE))
@@ -128,7 +128,7 @@ async def test_sealed_acknowledgements_stand_for_many(relay: str) -> None:
 @sync
 async def test_a_base_peer_that_speaks_and_closes_at_once(relay: str) -> None:
     """ACCEPT, data and CLOSE arrive in one read: the dial has succeeded, and the data is there."""
-    async with HostileNetwork(MemoryNetwork(), servers=0) as net:
+    async with HostileNetwork(MemoryNetwork(), relays=0) as net:
         server = await net.add_relay(extended=relay == "ours")
         listening = await net.client(**BASE)
         dialling = await net.client()

@@ -243,7 +243,7 @@ class World(ScatteredRelays):
             self.add(host)
 
     def add(self, host):
-        self.start_relay(KEYS[len(self.network.servers)], host)
+        self.start_relay(KEYS[len(self.network.relays)], host)
         self.listing.hosts.append(host)
 
     async def client(self, **options):

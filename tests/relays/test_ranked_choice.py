@@ -294,7 +294,7 @@ class Sink(Protocol):
 @pytest_twisted.ensureDeferred
 async def test_a_client_learns_which_of_two_relays_is_slow_and_that_it_has_healed():
     memory = MemoryNetwork(delay_s=0.01, random=Random(1))
-    async with LocalNetwork(memory, servers=2, random=Random(2).randbytes) as network:
+    async with LocalNetwork(memory, relays=2, random=Random(2).randbytes) as network:
         slow, fast = network.pinned
         config = replace(ClientConfig(), scores=ScoreConfig(half_life_s=30.0))
         here = await network.client(min_servers=2, config=config)
@@ -324,7 +324,7 @@ async def test_a_client_learns_which_of_two_relays_is_slow_and_that_it_has_heale
 @pytest_twisted.ensureDeferred
 async def test_a_relay_that_breaks_connections_is_left_for_another_one():
     memory = MemoryNetwork(delay_s=0.01, random=Random(3))
-    async with LocalNetwork(memory, servers=6, random=Random(4).randbytes) as network:
+    async with LocalNetwork(memory, relays=6, random=Random(4).randbytes) as network:
         bad = network.pinned[0]
         client = await network.client(min_servers=1)
         lost = 0
@@ -349,7 +349,7 @@ async def test_ranks_steer_real_clients_through_a_real_discovery_object():
         async def relay_ranks(self):
             return self.ranks
 
-    async with LocalNetwork(memory, servers=5, random=Random(6).randbytes) as network:
+    async with LocalNetwork(memory, relays=5, random=Random(6).randbytes) as network:
         discovery = Ranked(network.now_ns, network.discovery.store)
         best = network.pinned[3].public_key
         discovery.ranks = ranks_for({one.public_key: 1000 if one.public_key == best else 0 for one in network.pinned})

@@ -17,7 +17,7 @@ from dmsg.discovery.entry import Entry, ServerPart
 from dmsg.eventlog.schema import SessionDown
 from dmsg.interfaces import IDiscovery, IEventLog
 from dmsg.relays.race import RaceConfig
-from dmsg.testing.raw import RawServer
+from dmsg.testing.raw import RawRelay
 from tests.worlds import ScatteredRelays
 
 SYBIL_GROUPS, SYBILS_OF_A_GROUP, HONEST, LISTED, CLIENTS = 50, 200, 10, 64, 20
@@ -68,7 +68,7 @@ class SybilListing:
             case 1:
                 endpoint.listen(Factory.forProtocol(Silent))
             case 2:
-                ensureDeferred(RawServer(endpoint, key, say_ok=False).listen())
+                ensureDeferred(RawRelay(endpoint, key, say_ok=False).listen())
 
     async def get_entry(self, public_key):
         return next(entry for entry in self.entries.values() if entry.static == public_key)
@@ -130,9 +130,9 @@ async def test_ten_thousand_sybils_in_fifty_groups_cut_no_client_off(seed):
 async def test_sybils_get_no_more_than_a_bounded_number_of_attempts():
     """With no honest relay at all a client keeps trying, and never has more than a few connections under way."""
     async with SybilWorld(5) as world:
-        for server in world.network.servers:
+        for server in world.network.relays:
             await world.network.wait(server.stopService())
-        world.network.servers.clear()
+        world.network.relays.clear()
         (client,) = world.clients(1)
         for _ in range(600):
             world.memory.advance(0.1)

@@ -21,7 +21,7 @@ from dmsg.mux.core.negotiation import Security
 from dmsg.ops.metrics import MetricsEventLog
 from dmsg.relays.pool import PoolConfig
 from dmsg.testing.conformance import ConformanceProtocol, pattern
-from dmsg.testing.hostile import HostileNetwork, HostileServer
+from dmsg.testing.hostile import HostileNetwork, HostileRelay
 from dmsg.testing.memory import MemoryNetwork
 from dmsg.testing.raw import RawConnection, connect_raw
 
@@ -96,7 +96,7 @@ class Listener(Factory):
 class Scene(HostileNetwork):
     """Alice dials Bob through a relay; ``a`` and ``b`` are the ends of their transport."""
 
-    relay: HostileServer
+    relay: HostileRelay
     alice: DmsgClient
     bob: DmsgClient
 
@@ -105,7 +105,7 @@ class Scene(HostileNetwork):
     def __init__(self) -> None:
         self.log = Log()
         self.registry = CollectorRegistry()
-        super().__init__(MemoryNetwork(), servers=0, events=MetricsEventLog(self.log, self.registry))
+        super().__init__(MemoryNetwork(), relays=0, events=MetricsEventLog(self.log, self.registry))
         self.alice_log, self.bob_log = Log(), Log()
         self.listener = Listener()
 
@@ -139,7 +139,7 @@ class Scene(HostileNetwork):
         transport.attach(a)
         return a, await self.wait(coming)
 
-    async def raw(self, key: Any = None, relay: HostileServer | None = None) -> RawConnection:
+    async def raw(self, key: Any = None, relay: HostileRelay | None = None) -> RawConnection:
         """A client that speaks only the base protocol, its OK taken."""
         pinned = next(one for one in self.pinned if one.public_key == (relay or self.relay).key.public_key)
         endpoint = TCP4ClientEndpoint(self.reactor, pinned.address.host, pinned.address.port)

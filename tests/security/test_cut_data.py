@@ -208,7 +208,7 @@ async def test_data_that_was_dropped_is_still_cut_after_another_path(scene):
         await s.set(relays=2)
         a, b = await s.open()
         b.on_data = lambda data: b.transport.loseConnection()
-        relay = next(r for r in s.servers if r.key.public_key == a.transport.getHost().server_public_key)
+        relay = next(r for r in s.relays if r.key.public_key == a.transport.getHost().server_public_key)
         relay.rule(lambda f: [replace(f, payload=b"\0")], kind=CLOSE, to=s.alice.public_key)
         a.send(MIB)
         a.transport.loseConnection()

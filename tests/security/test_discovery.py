@@ -29,7 +29,7 @@ from dmsg.mux.client.service import ClientConfig
 from dmsg.mux.core.negotiation import Security
 from dmsg.mux.core.wire import ACCEPT, CLOSE, FWD, REQUEST, REQUEST_BYTES, CloseReason
 from dmsg.testing.conformance import ConformanceProtocol
-from dmsg.testing.hostile import HostileNetwork, HostileServer
+from dmsg.testing.hostile import HostileNetwork, HostileRelay
 from dmsg.testing.raw import connect_raw
 
 pytestmark = pytest.mark.system
@@ -55,7 +55,7 @@ class LyingStore(MemoryStore):
 class Place(HostileNetwork):
     """A relay, a lying discovery, and Bob."""
 
-    relay: HostileServer
+    relay: HostileRelay
 
     async def start(self) -> None:
         self.store = LyingStore()
@@ -86,7 +86,7 @@ class Place(HostileNetwork):
 
 @pytest.fixture
 def place(reactor: Any) -> Any:
-    return lambda: Place(reactor, servers=0, discovery=None)
+    return lambda: Place(reactor, relays=0, discovery=None)
 
 
 def downgraded(entry: Entry) -> Entry:

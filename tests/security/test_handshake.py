@@ -162,7 +162,7 @@ async def test_a_request_recorded_at_another_relay(scene):
     """The relay is part of what both ends agree on: a request does not open behind another relay."""
     async with scene() as s:
         await s.set(relays=2)
-        first, second = s.servers
+        first, second = s.relays
         a, b = await s.open()
         used, other = (first, second) if first.frames(REQUEST, s.bob.public_key) else (second, first)
         (request,) = used.frames(REQUEST, s.bob.public_key)

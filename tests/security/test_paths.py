@@ -154,14 +154,14 @@ async def test_the_relay_cuts_again_and_again(scene):
         await s.set(relays=2)
         a, b = await s.open()
         for number in range(6):
-            for relay in s.servers:
+            for relay in s.relays:
                 for client in (s.alice, s.bob)[:: 1 if number % 2 else -1]:
                     if number % 3:
                         relay.rule(lambda f: [f, forged(f, b"\0")], kind=FWD, to=client.public_key)
                     else:
                         relay.rule(lambda f, relay=relay: relay.cut(f.to) or [], kind=FWD, to=client.public_key)
             await both_ways(s, a, b)
-            for relay in s.servers:
+            for relay in s.relays:
                 relay.be_honest()
         await close_cleanly(s, a, b)
         assert len(s.alice_log.of(ev.TransportResumed)) >= 6

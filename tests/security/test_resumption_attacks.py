@@ -171,7 +171,7 @@ async def test_the_old_stream_is_gone_at_once(scene):
             a.send(100_000)
             b.send(100_000)
             old = [weakref.ref(one.transport.stream) for one in (a, b)]
-            relay = next(r for r in s.servers if r.key.public_key == a.transport.getHost().server_public_key)
+            relay = next(r for r in s.relays if r.key.public_key == a.transport.getHost().server_public_key)
             resumed = len(s.alice_log.of(ev.TransportResumed))
             gc.disable()
             try:
@@ -206,9 +206,9 @@ async def test_honest_transports_behind_a_relay_that_cuts_every_second(scene):
             for a, b in ends:
                 a.send(1_000)
                 b.send(1_000)
-            for relay in s.servers:
+            for relay in s.relays:
                 member = relay.switch.members.get(s.alice.public_key.raw)
-                if member is not None and second % 2 == s.servers.index(relay):
+                if member is not None and second % 2 == s.relays.index(relay):
                     relay.cut(s.alice.public_key)
                 relay.seen.clear()
             s.reactor.advance(0.5)
@@ -236,7 +236,7 @@ async def test_a_relay_that_replays_resumptions_does_not_keep_a_transport_from_a
         a, b = await s.open()
         a.send(100)
         await s.wait(b.when_received(100))
-        first = next(r for r in s.servers if r.key.public_key == a.transport.getHost().server_public_key)
+        first = next(r for r in s.relays if r.key.public_key == a.transport.getHost().server_public_key)
         asked = first.next_frame(REQUEST, s.bob.public_key)
         first.send(RelayFrame(s.alice.public_key, CLOSE, a.transport.stream.id, b"\0"))
         request = await s.wait(asked)

@@ -52,6 +52,6 @@ async def test_over_tcp(start):
 @pytest_twisted.ensureDeferred
 async def test_over_dmsg(reactor, start, secret_of, discovery):
     key_file, _ = secret_of()
-    async with LocalNetwork(reactor, servers=2, discovery=discovery) as network:
+    async with LocalNetwork(reactor, relays=2, discovery=discovery) as network:
         how = network.endpoint_arguments
         await chat(start, f"dmsg:key={key_file}:{how}", lambda host: f"{host}:{how}")

@@ -90,7 +90,7 @@ async def two_clients(reactor, pin):
 async def test_a_killed_peer(reactor, start, secret_of, busy):
     """Also with more written than the peer will ever take: no write waits for a peer that is gone."""
     key_file, public_key = secret_of()
-    async with LocalNetwork(reactor, servers=1, discovery=None) as network:
+    async with LocalNetwork(reactor, relays=1, discovery=None) as network:
         server = start("chat_server.py", f"dmsg:key={key_file}:{network.endpoint_arguments}")
         await server.saw("listening at ")
         talk = await connect(await network.client(config=ONE_PATH), public_key)

@@ -29,7 +29,7 @@ MIB = 1024 * 1024
 @pytest.fixture
 def ends(reactor):
     """``server endpoint, client endpoint`` of two clients with one server between them."""
-    network = LocalNetwork(reactor, servers=1, discovery=None)
+    network = LocalNetwork(reactor, relays=1, discovery=None)
 
     async def start():
         await network.start()

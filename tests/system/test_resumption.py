@@ -218,7 +218,7 @@ def test_many_transports_outlive_relays_that_are_killed_one_after_another():
 async def test_the_only_relay_comes_back(relay, reactor):
     only = relay()
     await only.start()
-    async with LocalNetwork(reactor, servers=0, discovery=None) as network:
+    async with LocalNetwork(reactor, relays=0, discovery=None) as network:
         network.pinned.append(only.pinned)
         pair = Pair(network)
         await pair.connect()
@@ -237,7 +237,7 @@ async def test_the_only_relay_comes_back(relay, reactor):
 async def test_without_another_path_the_transport_is_lost_and_says_what_was_tried(relay, reactor):
     only = relay()
     await only.start()
-    async with LocalNetwork(reactor, servers=0, discovery=None) as network:
+    async with LocalNetwork(reactor, relays=0, discovery=None) as network:
         network.pinned.append(only.pinned)
         pair = Pair(network, config=ClientConfig(resume_grace_s=1.0))
         await pair.connect()
@@ -255,7 +255,7 @@ async def test_without_another_path_the_transport_is_lost_and_says_what_was_trie
 
 @pytest_twisted.ensureDeferred
 async def test_a_responder_that_moved_is_found_where_it_went(relay, reactor):
-    async with LocalNetwork(reactor, servers=0, discovery="http") as network:
+    async with LocalNetwork(reactor, relays=0, discovery="http") as network:
         first, second = (relay("--discovery", network.discovery_url) for _ in range(2))
         await first.start()
         await listed(network, 1)
@@ -281,7 +281,7 @@ async def test_a_responder_that_moved_is_found_where_it_went(relay, reactor):
 async def test_a_relay_that_is_told_to_go_hands_its_transports_over(relay, reactor):
     relays = {one.key.public_key: one for one in (relay(), relay())}
     await DeferredList([Deferred.fromCoroutine(one.start()) for one in relays.values()], fireOnOneErrback=True)
-    async with LocalNetwork(reactor, servers=0, discovery=None) as network:
+    async with LocalNetwork(reactor, relays=0, discovery=None) as network:
         network.pinned.extend(one.pinned for one in relays.values())
         pair = Pair(network, min_servers=2)
         await pair.connect()
@@ -304,7 +304,7 @@ async def test_a_large_file_outlives_its_relay_within_one_transport(relay, react
     data = os.urandom(size)
     (tmp_path / "file").write_bytes(data)
     (tmp_path / "inbox").mkdir()
-    async with LocalNetwork(reactor, servers=0, discovery="http") as network:
+    async with LocalNetwork(reactor, relays=0, discovery="http") as network:
         relays = {str(one.key.public_key): one for one in (relay("--discovery", network.discovery_url) for _ in "ab")}
         await DeferredList([Deferred.fromCoroutine(one.start()) for one in relays.values()], fireOnOneErrback=True)
         await listed(network, 2)

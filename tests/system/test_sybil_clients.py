@@ -57,13 +57,13 @@ async def test_twenty_new_clients_are_connected_within_ten_seconds(reactor):
     factory = Factory.forProtocol(Tarpit)
     tarpits = [reactor.listenTCP(0, factory, interface=f"127.1.{group}.1") for group in range(SYBIL_GROUPS)]
     listing = Listing([HostPort(one.getHost().host, one.getHost().port) for one in tarpits])
-    network = LocalNetwork(reactor, servers=0, discovery=None)
+    network = LocalNetwork(reactor, relays=0, discovery=None)
     try:
         for number in range(HONEST):
             host, key = f"127.2.{number}.1", SecretKey.generate()
             server = DmsgRelay(reactor, key, TCP4ServerEndpoint(reactor, 0, interface=host))
             server.startService()
-            network.servers.append(server)
+            network.relays.append(server)
             await server.listening()
             listing.honest.append(listing.entry(key, HostPort(host, server.port.getHost().port)))
         clients = [network.new_client(discovery=listing, publish=False) for _ in range(CLIENTS)]

@@ -41,7 +41,7 @@ class Short(Protocol):
 @pytest_twisted.ensureDeferred
 async def test_bursts_of_short_connections(reactor: Any, start: Any, secret_of: Any) -> None:
     """128 and then 512 at once through one pair, with an access list: none fails."""
-    async with LocalNetwork(reactor, servers=1, discovery="http") as network:
+    async with LocalNetwork(reactor, relays=1, discovery="http") as network:
         factory = Factory.forProtocol(Echo)
         factory.noisy = False
         service = reactor.listenTCP(0, factory, backlog=1024, interface="127.0.0.1")

@@ -81,7 +81,7 @@ async def fetch_both(reactor, public_key: PublicKey, how: str) -> None:
 @pytest_twisted.ensureDeferred
 async def test_twist_web(reactor, start, secret_of, site, runner):
     key_file, public_key = secret_of()
-    async with LocalNetwork(reactor, servers=1, discovery=None) as network:
+    async with LocalNetwork(reactor, relays=1, discovery=None) as network:
         how = network.endpoint_arguments
         web = start(*RUNNERS[runner], "web", "--path", str(site), "--listen", f"dmsg:key={key_file}:{how}")
         await web.saw(f"is reached as dmsg:{public_key}")
@@ -93,7 +93,7 @@ async def test_twist_web(reactor, start, secret_of, site, runner):
         web.kill(signal.SIGTERM)
         await web.ended()
         assert "Traceback" not in web.output, web.output
-        [server] = network.servers
+        [server] = network.relays
         while server.stats()["connections"]:
             await deferLater(reactor, 0.01)
 

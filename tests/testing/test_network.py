@@ -63,13 +63,13 @@ async def test_two_clients_talk(reactor, kind, discovery):
 @pytest.mark.parametrize("kind", ["sockets", "fake clock"])
 @pytest_twisted.ensureDeferred
 async def test_servers_come_and_go(reactor, kind):
-    async with make(reactor, kind, servers=1) as network:
+    async with make(reactor, kind, relays=1) as network:
         alice, bob = await network.client(), await network.client()
         bob.listen(Factory.forProtocol(Echo))
-        [old] = network.servers
-        new = await network.add_server()
-        await network.stop_server(old)
-        assert list(network.servers) == [new]
+        [old] = network.relays
+        new = await network.add_relay()
+        await network.stop_relay(old)
+        assert list(network.relays) == [new]
         assert old.key.public_key not in [one.public_key for one in network.pinned]
         await network.wait(bob.when_ready())
         carol = await network.client()
@@ -102,7 +102,7 @@ async def test_discovery_can_be_made_to_fail(reactor):
 
 @pytest_twisted.ensureDeferred
 async def test_the_memory_discovery_checks_what_it_is_given(reactor):
-    async with LocalNetwork(reactor, servers=0) as network:
+    async with LocalNetwork(reactor, relays=0) as network:
         with pytest.raises(EntryNotFound):
             await network.discovery.get_entry(SecretKey.generate().public_key)
         assert await network.discovery.available_servers() == []
@@ -131,14 +131,14 @@ async def test_a_test_that_fails_inside_still_leaves_nothing(reactor):
 
 @pytest_twisted.ensureDeferred
 async def test_waiting_for_what_never_happens_says_so():
-    network = LocalNetwork(MemoryNetwork(), servers=0)
+    network = LocalNetwork(MemoryNetwork(), relays=0)
     with pytest.raises(AssertionError, match="nothing is left"):
         await network.wait(Deferred())
 
 
 @pytest_twisted.ensureDeferred
 async def test_waiting_on_a_fake_clock_has_a_limit():
-    network = LocalNetwork(MemoryNetwork(), servers=0)
+    network = LocalNetwork(MemoryNetwork(), relays=0)
     late = network.reactor.callLater(1e6, lambda: None)
     with pytest.raises(AssertionError, match="more than"):
         await network.wait(Deferred())

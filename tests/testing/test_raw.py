@@ -12,14 +12,14 @@ from twisted.internet.error import ConnectionDone
 from dmsg.crypto.keys import SecretKey
 from dmsg.mux.core.wire import FrameType
 from dmsg.testing.memory import MemoryNetwork
-from dmsg.testing.raw import RawFrame, RawServer, connect_raw
+from dmsg.testing.raw import RawFrame, RawRelay, connect_raw
 
 
 @pytest.fixture
 def pair(clock):
     """A raw client and the server's end of it, after the handshake and OK, and the network they use."""
     network = MemoryNetwork(clock, chunking="random", random=Random(1))
-    server = RawServer(TCP4ServerEndpoint(network, 7), random=Random(2).randbytes)
+    server = RawRelay(TCP4ServerEndpoint(network, 7), random=Random(2).randbytes)
     pinned = _done(network, server.listen())
     client = ensureDeferred(connect_raw(TCP4ClientEndpoint(network, "127.0.0.1", 7), pinned.public_key))
     there = _done(network, server.accept())

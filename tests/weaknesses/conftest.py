@@ -25,7 +25,7 @@ from dmsg.mux.core.wire import FrameType
 from dmsg.mux.relay.limits import RelayLimits
 from dmsg.mux.relay.service import DmsgRelay
 from dmsg.relays.pool import PoolConfig
-from dmsg.testing.raw import RawConnection, RawServer, connect_raw
+from dmsg.testing.raw import RawConnection, RawRelay, connect_raw
 
 HERE = Path(__file__).parent
 #: How long anything that ought to happen may take on a busy machine.
@@ -213,7 +213,7 @@ class World:
         self._sessions: list[Any] = []
         self._clients: list[DmsgClient] = []
         self._raws: list[RawConnection] = []
-        self._raw_servers: list[RawServer] = []
+        self._raw_servers: list[RawRelay] = []
         self._programs: list[Program] = []
 
     async def __aenter__(self) -> World:
@@ -299,8 +299,8 @@ class World:
         raw.on_frame = accept
         return raw
 
-    async def raw_server(self, **options: Any) -> tuple[RawServer, PinnedServer]:
-        server = RawServer(TCP4ServerEndpoint(self.reactor, 0, interface="127.0.0.1"), **options)
+    async def raw_server(self, **options: Any) -> tuple[RawRelay, PinnedServer]:
+        server = RawRelay(TCP4ServerEndpoint(self.reactor, 0, interface="127.0.0.1"), **options)
         self._raw_servers.append(server)
         return server, await server.listen()
 

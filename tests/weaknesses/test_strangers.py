@@ -62,11 +62,11 @@ class Attacked(LocalNetwork):
     def __init__(self, limits: RelayLimits | None = None) -> None:
         self.memory = MemoryNetwork(HeapClock(1_000.0), delay_s=0.05)
         self.log = MemoryEventLog()
-        super().__init__(self.memory, servers=1, discovery=None, limits=limits, events=self.log)
+        super().__init__(self.memory, relays=1, discovery=None, limits=limits, events=self.log)
 
     @property
     def server(self) -> Any:
-        return self.servers[0]
+        return self.relays[0]
 
     def recorded(self) -> bytes:
         """A valid first message of somebody, as anybody on the way can record it."""

@@ -114,7 +114,7 @@ class DmsgClient(Service):
         self._random = random
         self.services: Services[DmsgPort] = Services(self.config.listener)
         #: Fires whenever a session comes or goes.
-        self._sessions_change: Waiters[None] = Waiters()
+        self.sessions_change: Waiters[None] = Waiters()
         self.transports = TransportRecords()
         self._report = RefusalReport(reactor, self._emit)
         self._stopping = False
@@ -168,7 +168,7 @@ class DmsgClient(Service):
         await self._close_transports()
         await self.pool.stop()
         self._report.close()
-        self._sessions_change.cancel()
+        self.sessions_change.cancel()
 
     async def _close_transports(self) -> None:
         self._stopping = True
@@ -188,7 +188,7 @@ class DmsgClient(Service):
 
     async def _when_ready(self) -> None:
         while len(self.pool.sessions) < max(1, self._min_servers or 0):
-            await self._sessions_change.wait()
+            await self.sessions_change.wait()
         if self.registrar is not None:
             await self.registrar.published()
 
@@ -409,7 +409,7 @@ class DmsgClient(Service):
         self._noted = set(sessions.values())
         if self.registrar is not None:
             self.registrar.set_client(self.pool.sessions)
-        self._sessions_change.fire(None)
+        self.sessions_change.fire(None)
 
     def _attempt_failed(self, server: PublicKey, reason: str, attempt: int) -> None:
         self._emit(ev.SessionDown(str(server), Reason.of(reason), 0.0, attempt))

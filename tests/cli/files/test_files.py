@@ -390,7 +390,7 @@ async def test_a_transfer_goes_on_when_the_connection_to_the_relay_breaks(bench,
     file = source(tmp_path, "a", data)
     receiving, peer = await receiver(bench, inbox, once=True, security=security)
     sending = bench.start(run_send, peer, (file,), retries=8, security=security)
-    switch = bench.network.servers[0].switch
+    switch = bench.network.relays[0].switch
     part = next(iter(inbox.glob(f"{FOLDER}/*.part")), None)
     while part is None or part.stat().st_size < 2 * 1024 * 1024:
         await deferLater(bench.reactor, 0)

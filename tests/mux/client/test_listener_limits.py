@@ -20,7 +20,7 @@ from dmsg.mux.core.limits import ListenerLimits
 from dmsg.mux.core.negotiation import Carrier, Security
 from dmsg.mux.core.wire import CLOSE, REQUEST
 from dmsg.testing.conformance import ConformanceProtocol
-from dmsg.testing.hostile import HostileServer, drop
+from dmsg.testing.hostile import HostileRelay, drop
 from tests.worlds import AliceAndBob
 
 sync = pytest_twisted.ensureDeferred
@@ -180,7 +180,7 @@ async def test_a_share_is_that_of_a_key_over_one_relay() -> None:
         first, second = net.relays
         sessions = net.alice.pool.sessions
 
-        async def visit(relay: HostileServer) -> None:
+        async def visit(relay: HostileRelay) -> None:
             opened = await net.wait(sessions[relay.key.public_key].request(net.bob.public_key, Carrier.REQUEST))
             opened.session.abort_stream(opened.stream)
             await net.settle()

@@ -15,7 +15,7 @@ DIALS = 32
 
 @sync
 async def test_what_accepted_transports_lead_to_goes_out_before_all_of_them_are_handled() -> None:
-    async with LocalNetwork(MemoryNetwork(), servers=1) as network:
+    async with LocalNetwork(MemoryNetwork(), relays=1) as network:
         bob = await network.client()
         bob.listen(Factory.forProtocol(Protocol))
         alice = await network.client()

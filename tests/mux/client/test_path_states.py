@@ -15,7 +15,7 @@ from dmsg.mux.client.service import ClientConfig, DmsgClient
 from dmsg.mux.client.transport import PATH_TRANSITIONS, DmsgTransport, PathState
 from dmsg.mux.core.wire import CloseReason
 from dmsg.testing.conformance import ConformanceProtocol
-from dmsg.testing.hostile import HostileNetwork, HostileServer
+from dmsg.testing.hostile import HostileNetwork, HostileRelay
 from dmsg.testing.memory import MemoryNetwork
 
 sync = pytest_twisted.ensureDeferred
@@ -25,13 +25,13 @@ GRACE_S = 5.0
 class Net(HostileNetwork):
     """Two clients and a relay, with a transport in the middle of its life."""
 
-    relay: HostileServer
+    relay: HostileRelay
     alice: DmsgClient
     bob: DmsgClient
     t: DmsgTransport
 
     def __init__(self) -> None:
-        super().__init__(MemoryNetwork(), servers=0)
+        super().__init__(MemoryNetwork(), relays=0)
 
     async def start(self) -> None:
         await super().start()

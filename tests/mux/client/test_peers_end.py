@@ -43,7 +43,7 @@ class Half(Whole):
 @pytest.mark.parametrize("when", ["paused", "before attach"])
 @pytest_twisted.ensureDeferred
 async def test_an_end_that_comes_while_nobody_listens_is_told_afterwards(kind, when, data):
-    async with LocalNetwork(MemoryNetwork(), servers=1, discovery=None) as network:
+    async with LocalNetwork(MemoryNetwork(), relays=1, discovery=None) as network:
         peer, here = Half(), kind()
         answering = await network.client(security=Security.E2E)
         answering.listen(Factory.forProtocol(lambda: peer))

@@ -62,20 +62,20 @@ async def reason_of(proof: Deferred[None]) -> str:
 @sync
 async def test_a_relay_with_the_key_is_proved_and_admits_no_client(memory: MemoryNetwork) -> None:
     log: Any = Log()
-    async with LocalNetwork(memory, servers=1, discovery=None, events=log) as network:
+    async with LocalNetwork(memory, relays=1, discovery=None, events=log) as network:
         [relay] = network.pinned
         prover = XkProver(memory)
         assert IRelayProver.providedBy(prover)
         await network.wait(prover.prove(relay.public_key, relay.address))
         await network.settle()
         assert memory.pipes == [], "no connection is left"
-        assert network.servers[0].stats()["connections"] == 0
+        assert network.relays[0].stats()["connections"] == 0
         assert [type(event) for event in log.events if not isinstance(event, ev.ServerStarted)] == [ev.HandshakeFailed]
 
 
 @sync
 async def test_a_relay_with_another_key_is_not(memory: MemoryNetwork) -> None:
-    async with LocalNetwork(memory, servers=1, discovery=None) as network:
+    async with LocalNetwork(memory, relays=1, discovery=None) as network:
         [relay] = network.pinned
         other = SecretKey.generate().public_key
         assert await network.wait(reason_of(XkProver(memory).prove(other, relay.address))) == "closed"

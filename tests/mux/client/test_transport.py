@@ -90,7 +90,7 @@ class Pair:
 
     def frames_sent(self) -> int:
         """How many frames the server has had from our side."""
-        [server] = self.network.servers
+        [server] = self.network.relays
         return server.switch.members[self.alice.public_key.raw].frames_in
 
     def pipe_of(self, client):
@@ -104,7 +104,7 @@ def connected(logged_errors):
     networks: list[LocalNetwork] = []
 
     async def connect(here=None, there=None, connection=None, attach=True) -> Pair:
-        network = LocalNetwork(MemoryNetwork(), servers=1, discovery=None)
+        network = LocalNetwork(MemoryNetwork(), relays=1, discovery=None)
         networks.append(network)
         await network.start()
         config = ClientConfig(connection=connection or ConnectionConfig())
@@ -136,7 +136,7 @@ def connected(logged_errors):
 @pytest_twisted.ensureDeferred
 async def test_addresses(connected):
     pair = await connected()
-    [server] = pair.network.servers
+    [server] = pair.network.relays
     assert pair.near.getHost() == DmsgAddress(pair.alice.public_key, "", server.key.public_key)
     assert pair.near.getPeer() == DmsgAddress(pair.bob.public_key, "", server.key.public_key)
     assert pair.far.getHost() == pair.near.getPeer()
@@ -498,7 +498,7 @@ async def test_our_own_session_is_lost(connected):
     reason = pair.here.reason
     assert isinstance(reason, TransportLost)
     assert isinstance(reason.cause, ServerLost)
-    [server] = pair.network.servers
+    [server] = pair.network.relays
     assert reason.cause.server == str(server.key.public_key)
     assert producer.told == ["stop"]
     assert isinstance(pair.there.reason, TransportLost)
@@ -523,8 +523,8 @@ async def test_data_that_came_before_the_session_was_lost_is_still_delivered(con
 @pytest_twisted.ensureDeferred
 async def test_the_server_stops(connected):
     pair = await connected()
-    [server] = pair.network.servers
-    await pair.network.stop_server(server)
+    [server] = pair.network.relays
+    await pair.network.stop_relay(server)
     for protocol in (pair.here, pair.there):
         assert isinstance(protocol.reason, TransportLost)
         assert isinstance(protocol.reason.cause, ServerDraining)
@@ -559,7 +559,7 @@ async def _others_go_on(pair: Pair) -> None:
     other.transport.write(b"others go on")
     pair.settle()
     assert there.received == b"others go on"
-    [server] = pair.network.servers
+    [server] = pair.network.relays
     assert server.stats()["connections"] == 2
 
 

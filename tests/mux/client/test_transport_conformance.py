@@ -53,7 +53,7 @@ class DmsgConformance(TransportConformance):
 
     def make_network(self, reactor: Any) -> LocalNetwork:
         """Over loopback, if nothing else is said."""
-        return LocalNetwork(reactor, servers=1, discovery=None)
+        return LocalNetwork(reactor, relays=1, discovery=None)
 
     def make_endpoints(self):
         public_key = self.server.public_key
@@ -75,7 +75,7 @@ class TestOverLoopback(DmsgConformance):
 
 class TestInMemory(DmsgConformance):
     def make_network(self, reactor: Any) -> LocalNetwork:
-        return LocalNetwork(MemoryNetwork(), servers=1, discovery=None)
+        return LocalNetwork(MemoryNetwork(), relays=1, discovery=None)
 
     @property
     def reactor(self) -> Any:

@@ -41,7 +41,7 @@ from dmsg.mux.core.wire import FRAME_PAYLOAD_LIMIT_BYTES, FWD, REQUEST, CloseRea
 from dmsg.mux.relay.limits import RelayLimits
 from dmsg.relays.pool import PoolConfig
 from dmsg.testing.conformance import ConformanceProtocol
-from dmsg.testing.hostile import HostileServer, drop
+from dmsg.testing.hostile import HostileRelay, drop
 from tests.worlds import AliceAndBob
 
 sync = pytest_twisted.ensureDeferred
@@ -68,7 +68,7 @@ class Net(AliceAndBob):
         super().__init__(discovery=None, limits=limits, events=self.log, client={"config": CONFIG})
         self._announced = announced
 
-    async def add_relay(self, *arguments: Any, **options: Any) -> HostileServer:
+    async def add_relay(self, *arguments: Any, **options: Any) -> HostileRelay:
         relay = await super().add_relay(*arguments, **options)
         if self._announced is not None:
             relay._hello = hello_payload(self._announced)

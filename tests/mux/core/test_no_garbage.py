@@ -73,7 +73,7 @@ async def frame_that_ends_it(network, endpoint):
 @pytest_twisted.ensureDeferred
 async def test_a_connection_that_ended_leaves_nothing(reactor, stranger):
     log = MemoryEventLog()
-    async with LocalNetwork(reactor, servers=1, discovery=None, events=log) as network:
+    async with LocalNetwork(reactor, relays=1, discovery=None, events=log) as network:
         address = network.pinned[0].address
         endpoint = TCP4ClientEndpoint(reactor, address.host, address.port)
         gc.collect()

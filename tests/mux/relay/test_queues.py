@@ -225,13 +225,13 @@ async def test_an_application_that_pauses_for_long_keeps_its_transport():
     made = []
     size = 3 * MIB
     memory = MemoryNetwork()
-    async with LocalNetwork(memory, servers=1, discovery=None) as network:
+    async with LocalNetwork(memory, relays=1, discovery=None) as network:
         alice, bob = await network.client(), await network.client()
         bob.listen(Factory.forProtocol(Paused))
         sender = await network.wait(alice.connect(Factory.forProtocol(Protocol), bob.public_key))
         sender.transport.write(bytes(size))
         await network.settle()
-        [server] = network.servers
+        [server] = network.relays
         for _ in range(20):
             memory.advance(10.0)
             await network.settle()

@@ -40,7 +40,7 @@ async def test_who_takes_no_answers_is_not_read_from():
     pipe_bytes, limit_bytes, requests = 8_192, 2_000, 20_000
     memory = MemoryNetwork(high_water_bytes=pipe_bytes)
     limits = RelayLimits(requests_per_s=1e9, request_burst=10**9, control_backlog_bytes=limit_bytes)
-    async with LocalNetwork(memory, servers=1, discovery=None, limits=limits) as network:
+    async with LocalNetwork(memory, relays=1, discovery=None, limits=limits) as network:
         [pinned] = network.pinned
         endpoint = TCP4ClientEndpoint(memory, pinned.address.host, pinned.address.port)
         raw = await network.wait(connect_raw(endpoint, pinned.public_key))
@@ -49,7 +49,7 @@ async def test_who_takes_no_answers_is_not_read_from():
         for first in range(0, requests, 100):
             raw.send_frames((REQUEST, 2 * at, payload) for at in range(first, first + 100))
             memory.advance(0)
-        [server] = network.servers
+        [server] = network.relays
         member = server.switch.members[raw.key.public_key.raw]
         answers_of_a_read = pipe_bytes // len(encode_frame(REQUEST, 0, payload)) * len(encode_close(0, 0))
         assert limit_bytes < member.control_backlog_bytes <= limit_bytes + answers_of_a_read
@@ -69,7 +69,7 @@ async def test_the_log_says_how_long_the_peer_took_to_accept():
     """At the side that asked; the other answered at once."""
     memory = MemoryNetwork(delay_s=0.25)
     log = MemoryEventLog()
-    async with LocalNetwork(memory, servers=1, discovery=None, events=log) as network:
+    async with LocalNetwork(memory, relays=1, discovery=None, events=log) as network:
         alice, bob = await network.client(), await network.client()
         bob.listen(Factory.forProtocol(Protocol))
         await network.wait(alice.connect(Factory.forProtocol(Protocol), bob.public_key))
@@ -83,9 +83,9 @@ async def test_the_log_says_how_long_the_peer_took_to_accept():
 async def test_the_log_of_a_client_tells_when_sessions_come_and_go():
     memory = MemoryNetwork()
     log = MemoryEventLog()
-    async with LocalNetwork(memory, servers=1, discovery=None) as network:
+    async with LocalNetwork(memory, relays=1, discovery=None) as network:
         await network.client(events=log)
-        [server] = network.servers
+        [server] = network.relays
         for member in list(server.switch.members.values()):
             member.owner.transport.abortConnection()
         await network.wait(deferLater(memory, 10.0))
