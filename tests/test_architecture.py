@@ -369,6 +369,16 @@ def test_states_have_one_writer(module: Module) -> Iterator[str]:
         yield f"{module.path}:{line}: a state is written elsewhere than in move()"
 
 
+@rule
+def test_streams_are_not_told_apart_by_their_class(module: Module) -> Iterator[str]:
+    """What differs between a plain and a sealed one is a method or an attribute of both."""
+    for node in ast.walk(module.tree):
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "isinstance":
+            kinds = {one.id for one in ast.walk(node.args[1]) if isinstance(one, ast.Name)}
+            if kinds & {"PlainStream", "SealedStream"}:
+                yield f"{module.path}:{node.lineno}: asks for the class of a stream"
+
+
 # --- modules for readers -------------------------------------------------------------------------------------------------
 
 
@@ -438,6 +448,11 @@ OFFENCES = [
     (test_states_have_one_writer, "dmsg.mux.core.new", "class A:\n    def open(self):\n        self.state = 1"),
     (test_states_have_one_writer, "dmsg.mux.core.new", "def move(stream):\n    stream.state, x = 1, 2"),
     (test_states_have_one_writer, "dmsg.mux.core.new", "def f(stream):\n    setattr(stream, 'state', 1)"),
+    (
+        test_streams_are_not_told_apart_by_their_class,
+        "dmsg.mux.new",
+        "def f(stream):\n    return isinstance(stream, PlainStream | SealedStream)",
+    ),
     (test_modules_are_short, "dmsg.mux.new", "x = 1\n" * (LINE_LIMIT + 1)),
     (test_everything_public_has_a_docstring, "dmsg.mux.new", "x = 1"),
     (test_everything_public_has_a_docstring, "dmsg.mux.new", '"""Doc."""\ndef f(): pass'),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from dmsg.crypto.aead import DoesNotOpen, opener, sealer
+from dmsg.crypto.aead import NONCE_LIMIT, TAG_BYTES, DoesNotOpen, nonce, opener, pair, sealer
 
 # RFC 8439, section 2.8.2
 KEY = bytes(range(0x80, 0xA0))
@@ -25,7 +25,7 @@ def test_what_was_altered_does_not_open():
     sealed = sealer(KEY)(NONCE, PLAIN, None)
     opens = opener(KEY)
     assert opens(NONCE, sealed, None) == PLAIN
-    for nonce, data, associated in (
+    for number, data, associated in (
         (NONCE, sealed[:-1] + bytes([sealed[-1] ^ 1]), None),
         (NONCE, sealed[:-1], None),
         (NONCE, b"", None),
@@ -33,6 +33,19 @@ def test_what_was_altered_does_not_open():
         (bytes(12), sealed, None),
     ):
         with pytest.raises(DoesNotOpen):
-            opens(nonce, data, associated)
+            opens(number, data, associated)
     with pytest.raises(DoesNotOpen):
         opener(bytes(32))(NONCE, sealed, None)
+
+
+def test_nonces_are_four_zeros_and_the_counter():
+    assert nonce(0) == bytes(12)
+    assert nonce(0x0102).hex() == "000000000201000000000000"
+    assert nonce(NONCE_LIMIT) == bytes(4) + b"\xff" * 8
+
+
+def test_the_functions_of_a_pair_belong_together():
+    seal, opens = pair(KEY)
+    sealed = seal(NONCE, PLAIN, ASSOCIATED)
+    assert len(sealed) == len(PLAIN) + TAG_BYTES
+    assert opens(NONCE, sealed, ASSOCIATED) == PLAIN

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from dmsg.crypto.keys import SecretKey
+from dmsg.errors import LocalProtocolError, RemoteProtocolError
 from dmsg.mux.core.connection import Connection
 from dmsg.mux.core.e2e import Resume
 from dmsg.mux.core.errors import IntegrityError
@@ -30,7 +31,7 @@ from dmsg.mux.core.record import RecordLayer
 from dmsg.mux.core.resumption import ResumeAttempts
 from dmsg.mux.core.sealed_stream import SealedStream
 from dmsg.mux.core.stream import Stream, StreamState
-from dmsg.mux.core.wire import ACCEPT, FWD, REQUEST, REQUEST_BYTES, CloseReason, encode_frame, split_frames
+from dmsg.mux.core.wire import ACCEPT, FWD, OK, REQUEST, REQUEST_BYTES, CloseReason, encode_frame, split_frames
 from dmsg.mux.relay.switch import Switch
 
 ALICE, BOB, SERVER, MALLORY = (SecretKey(bytes((n,)) * 32) for n in (0x11, 0x22, 0x33, 0x66))
@@ -226,3 +227,61 @@ def test_a_request_that_is_not_for_this_relay() -> None:
     with pytest.raises(IntegrityError) as caught:
         net.ends[1].read_offer(request.stream)
     assert caught.value.code == CloseReason.INTEGRITY
+
+
+def asked_and_answered(net: Net, carrier: Carrier, count: int) -> list[Stream]:
+    """Streams of Alice's that Bob has accepted; his answers are on their way."""
+    alice, bob = net.ends
+    streams: list[Stream] = [alice.open(BOB.public_key, carrier) for _ in range(count)]
+    for event in net.turn()[1]:
+        assert isinstance(event, StreamOffered)
+        if event.stream.wants_seal:
+            bob.read_offer(event.stream)
+            bob.accept(event.stream)
+        else:
+            bob.accept_for_upgrade(event.stream)
+    net.members[1].receive_data(bob.data_to_send(), 0)
+    return streams
+
+
+def test_many_answers_in_one_read_are_finished_in_turns() -> None:
+    """What the first handshakes lead to can be sent before the others are calculated."""
+    net = Net()
+    asked_and_answered(net, Carrier.REQUEST, 20)
+    alice = net.ends[0]
+    turns = [alice.receive_data(net.members[0].data_to_send(), 0)]
+    while alice.has_more:
+        turns.append(alice.open_more())
+    assert [len(turn) for turn in turns] == [8, 8, 4]
+    assert all(isinstance(event, StreamOpened) for turn in turns for event in turn)
+    assert alice.open_more() == []
+
+
+@pytest.mark.parametrize("carrier", CARRIERS)
+def test_an_answer_with_a_close_right_behind_it_opens_nothing(carrier: Carrier) -> None:
+    net = Net()
+    [stream] = asked_and_answered(net, carrier, 1)
+    net.ends[1].abort(next(iter(net.ends[1].streams.values())), CloseReason.BUSY)
+    net.members[1].receive_data(net.ends[1].data_to_send(), 0)
+    assert net.turn()[0] == [StreamClosed(stream, CloseReason.BUSY, local=False)]
+    assert not net.ends[0].streams
+    assert not net.ends[0].wants_write, "no handshake goes on"
+
+
+def test_what_was_answered_before_a_broken_frame_is_told() -> None:
+    net = Net()
+    [stream] = asked_and_answered(net, Carrier.REQUEST, 1)
+    net.members[0].send_control(encode_frame(OK, 0))
+    with pytest.raises(RemoteProtocolError) as caught:
+        net.ends[0].receive_data(net.members[0].data_to_send(), 0)
+    [opened] = caught.value.events
+    assert isinstance(opened, StreamOpened) and opened.stream.id == stream.id
+
+
+@pytest.mark.parametrize("carrier", CARRIERS)
+def test_without_keys_there_are_plain_streams_only(carrier: Carrier) -> None:
+    connection = Connection(ALICE.public_key, RecordLayer(bytes(32), bytes(32)), now=0)
+    connection.receive_data(RecordLayer(bytes(32), bytes(32)).seal(encode_frame(OK, 0)), 0)
+    with pytest.raises(LocalProtocolError):
+        connection.open(BOB.public_key, carrier)
+    assert connection.open(BOB.public_key).security == "hop"

@@ -7,6 +7,7 @@ import hashlib
 import pytest
 
 from dmsg.crypto.keys import SecretKey
+from dmsg.errors import LocalProtocolError
 from dmsg.mux.core.e2e import UPGRADE_MAGIC
 from dmsg.mux.core.limits import ConnectionConfig
 from dmsg.mux.core.plain_stream import PlainStream
@@ -103,3 +104,13 @@ def test_an_upgrade_is_no_data_for_a_listener_in_the_clear() -> None:
     later = stream(initiator=False)
     later.receive_fwd(b"\0\0first", 0, 7)
     assert later.receive_fwd(payload, 0, len(payload))[0] == payload[2:]
+
+
+def test_a_plain_stream_has_one_path_and_no_ends_of_its_own() -> None:
+    one = stream()
+    assert (one.resumable, one.half_closes, one.complete, one.end_acked) == (False, False, False, False)
+    assert one.resume_bytes == one.received_bytes
+    with pytest.raises(LocalProtocolError):
+        one.backlog()
+    with pytest.raises(LocalProtocolError):
+        one.go_on_from(stream(), 0, 0)
