@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections import deque
 
-from dmsg.mux.core.e2e import SecureKeys
+from dmsg.mux.core.e2e_handshake import SecureKeys
 from dmsg.mux.core.plain_stream import PlainStream
 from dmsg.mux.core.sealed_stream import SealedStream
 from dmsg.mux.core.stream import StreamState

@@ -17,7 +17,7 @@ from dmsg.address import HostPort, PinnedServer, PublicKey
 from dmsg.crypto.keys import SecretKey
 from dmsg.mux.client.service import DmsgClient
 from dmsg.mux.client.transport import DmsgTransport
-from dmsg.mux.core.negotiation import Security
+from dmsg.mux.core.e2e_negotiation import Security
 
 USES_TWISTED = True
 

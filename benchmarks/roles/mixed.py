@@ -25,7 +25,7 @@ from dmsg.crypto.keys import SecretKey
 from dmsg.discovery.errors import DiscoveryError, EntryNotFound
 from dmsg.errors import DialError
 from dmsg.mux.client.service import ClientConfig, DmsgClient
-from dmsg.mux.core.negotiation import Security
+from dmsg.mux.core.e2e_negotiation import Security
 
 USES_TWISTED = True
 #: Each tenth stream carries bulk data; blocks of the others are as small as the options say.

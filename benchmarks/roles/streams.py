@@ -27,8 +27,8 @@ from dmsg.errors import DialError
 from dmsg.eventlog.schema import Event, TransportResumed
 from dmsg.interfaces import IEventLog
 from dmsg.mux.client.service import DmsgClient
+from dmsg.mux.core.e2e_negotiation import Security
 from dmsg.mux.core.limits import ListenerLimits
-from dmsg.mux.core.negotiation import Security
 
 USES_TWISTED = True
 SERVICE: Final = "soak"

@@ -21,7 +21,7 @@ from dmsg.eventlog.schema import Event, SessionDown
 from dmsg.interfaces import IEventLog
 from dmsg.mux.client.service import DmsgClient
 from dmsg.mux.client.settings import ClientSettings
-from dmsg.mux.core.negotiation import Security
+from dmsg.mux.core.e2e_negotiation import Security
 from dmsg.relays.choice import RelaysFrom
 
 #: How long a command that listens waits for its first server, in seconds.

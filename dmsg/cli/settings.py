@@ -16,7 +16,7 @@ from dmsg.cli.output import Output
 from dmsg.cli.runner import run
 from dmsg.errors import ConfigError
 from dmsg.mux.client.settings import ROLE, ClientSettings
-from dmsg.mux.core.negotiation import Security
+from dmsg.mux.core.e2e_negotiation import Security
 from dmsg.ops.config import resolve
 from dmsg.ops.settings import Setting, describe_default, settings_of
 from dmsg.ops.values import KEY, SERVICE, Kind

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from dmsg.crypto.noise import NoiseHandshake
 from dmsg.errors import RemoteProtocolError
-from dmsg.mux.core.e2e import Resume, SecureInitiator, SecureResponder, prologue
+from dmsg.mux.core.e2e_handshake import Resume, SecureInitiator, SecureResponder, prologue
 from dmsg.mux.core.errors import IntegrityError
 from dmsg.mux.core.tlv import Tlv, encode_tlvs
 from fuzz.choices import Choices, repeatable

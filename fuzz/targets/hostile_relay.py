@@ -9,6 +9,7 @@ from typing import Any
 from dmsg.crypto.keys import SecretKey
 from dmsg.errors import RemoteProtocolError
 from dmsg.mux.core.connection import Connection
+from dmsg.mux.core.e2e_negotiation import Carrier, EndToEnd
 from dmsg.mux.core.errors import IntegrityError
 from dmsg.mux.core.events import (
     Confirmed,
@@ -20,7 +21,6 @@ from dmsg.mux.core.events import (
     UpgradeReceived,
 )
 from dmsg.mux.core.limits import ConnectionConfig
-from dmsg.mux.core.negotiation import Carrier, EndToEnd
 from dmsg.mux.core.stream import Stream, StreamState
 from dmsg.mux.core.wire import HEADER, HEADER_BYTES, OK, REQUEST, CloseReason, encode_frame, split_frames
 from fuzz.choices import Choices, repeatable

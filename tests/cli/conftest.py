@@ -21,7 +21,7 @@ from dmsg.cli.output import Output
 from dmsg.cli.settings import Invocation
 from dmsg.crypto.keys import SecretKey, write_key_file
 from dmsg.mux.client.settings import ClientSettings
-from dmsg.mux.core.negotiation import Security
+from dmsg.mux.core.e2e_negotiation import Security
 from dmsg.testing.network import LocalNetwork
 
 ROOT = Path(__file__).parents[2]

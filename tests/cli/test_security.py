@@ -27,8 +27,8 @@ from dmsg.cli.ping import run_echo, run_ping
 from dmsg.cli.tunnels import run_expose, run_forward
 from dmsg.crypto.keys import PublicKey, SecretKey
 from dmsg.errors import DialError
+from dmsg.mux.core.e2e_negotiation import Security
 from dmsg.mux.core.errors import DowngradeRefused
-from dmsg.mux.core.negotiation import Security
 
 HTTP = pytest.mark.parametrize("bench", ["http"], indirect=True)
 

@@ -16,8 +16,8 @@ from dmsg.discovery.lookups import CallerLimits, Lookups
 from dmsg.errors import DialError, StageError
 from dmsg.interfaces import IDiscovery
 from dmsg.mux.client.dialer import DialConfig, Dialer, DialRequest
-from dmsg.mux.core.e2e import Resume
-from dmsg.mux.core.negotiation import Security
+from dmsg.mux.core.e2e_handshake import Resume
+from dmsg.mux.core.e2e_negotiation import Security
 from dmsg.relays.scores import RelayScores
 
 PEER = SecretKey.generate()

@@ -23,7 +23,7 @@ from dmsg.eventlog.reasons import Reason
 from dmsg.glue import transport_state
 from dmsg.mux.client import transport
 from dmsg.mux.core import record, stream, tlv, wire
-from dmsg.mux.core.e2e import CONFIRM_TIMEOUT_S
+from dmsg.mux.core.e2e_handshake import CONFIRM_TIMEOUT_S
 from dmsg.mux.core.handshake import COOKIE_BYTES
 from dmsg.mux.core.limits import ConnectionConfig, ListenerLimits
 from dmsg.mux.core.window import AckGate

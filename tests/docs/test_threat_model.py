@@ -11,7 +11,7 @@ from dmsg.discovery.limits import DiscoveryLimits
 from dmsg.discovery.listing import NETWORK_LIMIT
 from dmsg.discovery.lookups import CallerLimits
 from dmsg.discovery.proofs.limits import ProofLimits
-from dmsg.mux.core.e2e import CONFIRM_TIMEOUT_S
+from dmsg.mux.core.e2e_handshake import CONFIRM_TIMEOUT_S
 from dmsg.mux.core.limits import ConnectionConfig, ListenerLimits
 from dmsg.mux.relay.limits import RelayLimits
 from dmsg.relays.race import RaceConfig

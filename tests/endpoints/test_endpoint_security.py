@@ -14,8 +14,8 @@ from dmsg.crypto.keys import SecretKey
 from dmsg.endpoints.stream import DmsgConnectError
 from dmsg.errors import ConfigError
 from dmsg.mux.client.endpoint import parse_client, parse_server
+from dmsg.mux.core.e2e_negotiation import Security
 from dmsg.mux.core.errors import DowngradeRefused
-from dmsg.mux.core.negotiation import Security
 from dmsg.testing.network import LocalNetwork
 
 PEER = str(SecretKey.generate().public_key)

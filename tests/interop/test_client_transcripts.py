@@ -20,9 +20,9 @@ from dmsg.address import HostPort, PinnedServer
 from dmsg.crypto.keys import PublicKey, SecretKey
 from dmsg.mux.client.service import ClientConfig, DmsgClient
 from dmsg.mux.core.connection import Connection
+from dmsg.mux.core.e2e_negotiation import Security
 from dmsg.mux.core.events import DataReceived, HandshakeDone, Ready, StreamClosed, StreamOffered, StreamOpened
 from dmsg.mux.core.handshake import Handshake, Role
-from dmsg.mux.core.negotiation import Security
 from dmsg.mux.core.record import RecordLayer
 from dmsg.mux.core.stream import Stream
 from dmsg.mux.core.wire import CloseReason, encode_close, encode_frame, split_frames

@@ -15,8 +15,8 @@ from twisted.internet.error import ConnectionDone
 from twisted.internet.protocol import Factory
 
 from dmsg.mux.client.service import ClientConfig
-from dmsg.mux.core.e2e import UPGRADE_MAGIC
-from dmsg.mux.core.negotiation import Security
+from dmsg.mux.core.e2e_handshake import UPGRADE_MAGIC
+from dmsg.mux.core.e2e_negotiation import Security
 from dmsg.mux.core.wire import ACK, FWD, REQUEST, REQUEST_BYTES
 from dmsg.testing.conformance import ConformanceProtocol, pattern
 from dmsg.testing.hostile import HostileNetwork

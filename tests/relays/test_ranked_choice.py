@@ -22,7 +22,7 @@ from dmsg.errors import DialError, StageError
 from dmsg.interfaces import IDiscovery, IRankedDiscovery
 from dmsg.mux.client.dialer import DialConfig, Dialer, DialRequest
 from dmsg.mux.client.service import ClientConfig
-from dmsg.mux.core.negotiation import Security
+from dmsg.mux.core.e2e_negotiation import Security
 from dmsg.relays.pool import PoolConfig, SessionPool
 from dmsg.relays.rankwatch import FIRST_WAIT_S, LOOK_S, RankWatch
 from dmsg.relays.scores import RelayScores, ScoreConfig

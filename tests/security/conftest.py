@@ -17,7 +17,7 @@ from dmsg.eventlog import schema as ev
 from dmsg.interfaces import IEventLog
 from dmsg.mux.client.listener import AllowKeys
 from dmsg.mux.client.service import ClientConfig, DmsgClient
-from dmsg.mux.core.negotiation import Security
+from dmsg.mux.core.e2e_negotiation import Security
 from dmsg.ops.metrics import MetricsEventLog
 from dmsg.relays.pool import PoolConfig
 from dmsg.testing.conformance import ConformanceProtocol, pattern

@@ -15,8 +15,8 @@ from twisted.internet.error import ConnectionDone, ConnectionLost
 
 from dmsg.glue.deadlines import LINGER_S
 from dmsg.glue.stream_transport import TransportLost
+from dmsg.mux.core.e2e_negotiation import Security
 from dmsg.mux.core.errors import Refused
-from dmsg.mux.core.negotiation import Security
 from dmsg.mux.core.wire import ACCEPT, ACK, CLOSE, FWD, REQUEST
 
 sync = pytest_twisted.ensureDeferred

@@ -26,7 +26,7 @@ from dmsg.discovery.stores.memory import MemoryStore
 from dmsg.errors import DialError
 from dmsg.mux.client.dialer import DialConfig
 from dmsg.mux.client.service import ClientConfig
-from dmsg.mux.core.negotiation import Security
+from dmsg.mux.core.e2e_negotiation import Security
 from dmsg.mux.core.wire import ACCEPT, CLOSE, FWD, REQUEST, REQUEST_BYTES, CloseReason
 from dmsg.testing.conformance import ConformanceProtocol
 from dmsg.testing.hostile import HostileNetwork, HostileRelay

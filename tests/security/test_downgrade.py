@@ -15,10 +15,10 @@ from dmsg.discovery.entry import BASE_VERSION, SECURE_VERSION, ClientPart, Entry
 from dmsg.discovery.errors import DiscoveryUnavailable
 from dmsg.errors import DialError
 from dmsg.eventlog import schema as ev
-from dmsg.mux.core.e2e import CONFIRM_TIMEOUT_S, UPGRADE_MAGIC
+from dmsg.mux.core.e2e_handshake import CONFIRM_TIMEOUT_S, UPGRADE_MAGIC
+from dmsg.mux.core.e2e_negotiation import Security
 from dmsg.mux.core.errors import DowngradeRefused
 from dmsg.mux.core.limits import ListenerLimits
-from dmsg.mux.core.negotiation import Security
 from dmsg.mux.core.wire import ACCEPT, ACK, CLOSE, FWD, REQUEST, REQUEST_BYTES, SEQUENCE_BYTES, CloseReason
 from dmsg.testing.hostile import alter
 

@@ -19,9 +19,9 @@ from dmsg.discovery.entry import BASE_VERSION, ClientPart, Entry
 from dmsg.errors import DialError
 from dmsg.mux.client.listener import AllowKeys
 from dmsg.mux.client.pending import StreamOwner
-from dmsg.mux.core.e2e import Resume, SecureInitiator
+from dmsg.mux.core.e2e_handshake import Resume, SecureInitiator
+from dmsg.mux.core.e2e_negotiation import Security
 from dmsg.mux.core.errors import AccessDenied, NoSuchService
-from dmsg.mux.core.negotiation import Security
 from dmsg.mux.core.wire import CLOSE, FWD, REQUEST, CloseReason, encode_frame
 from dmsg.mux.relay.limits import RelayLimits
 from dmsg.testing.hostile import RelayFrame, drop

@@ -14,9 +14,9 @@ from twisted.internet.error import ConnectionDone
 from dmsg.errors import DialError
 from dmsg.eventlog import schema as ev
 from dmsg.glue.stream_transport import TransportLost
-from dmsg.mux.core.e2e import CONFIRM_TIMEOUT_S, Resume, SecureInitiator, SecureResponder
+from dmsg.mux.core.e2e_handshake import CONFIRM_TIMEOUT_S, Resume, SecureInitiator, SecureResponder
+from dmsg.mux.core.e2e_negotiation import Carrier
 from dmsg.mux.core.errors import IntegrityError, Refused, close_error
-from dmsg.mux.core.negotiation import Carrier
 from dmsg.mux.core.stream import StreamState
 from dmsg.mux.core.wire import ACCEPT, ACK, CLOSE, FWD, REQUEST, REQUEST_BYTES, CloseReason
 from dmsg.testing.hostile import RelayFrame, alter, drop, repeat

@@ -18,9 +18,9 @@ from dmsg.errors import DialError
 from dmsg.eventlog import schema as ev
 from dmsg.glue.stream_transport import TransportLost
 from dmsg.mux.client.service import ClientConfig
-from dmsg.mux.core.e2e import CONFIRM_TIMEOUT_S
+from dmsg.mux.core.e2e_handshake import CONFIRM_TIMEOUT_S
+from dmsg.mux.core.e2e_negotiation import Security
 from dmsg.mux.core.errors import PeerGone, Refused, UnknownPeer
-from dmsg.mux.core.negotiation import Security
 from dmsg.mux.core.wire import ACCEPT, ACK, CLOSE, FWD, CloseReason
 
 sync = pytest_twisted.ensureDeferred

@@ -19,7 +19,7 @@ from zope.interface import implementer
 
 from dmsg.crypto.keys import SecretKey
 from dmsg.eventlog import schema as ev
-from dmsg.mux.core.e2e import UPGRADE_MAGIC, Resume, SecureInitiator
+from dmsg.mux.core.e2e_handshake import UPGRADE_MAGIC, Resume, SecureInitiator
 from dmsg.mux.core.plain_stream import PlainStream
 from dmsg.mux.core.sealed_stream import SealedStream
 from dmsg.mux.core.stream import StreamState

@@ -27,8 +27,8 @@ from dmsg.errors import DialError
 from dmsg.eventlog.compress import read_lines
 from dmsg.eventlog.schema import DialFinished, TransportClosed, TransportOpened, TransportResumed
 from dmsg.mux.client.service import ClientConfig
+from dmsg.mux.core.e2e_negotiation import Security
 from dmsg.mux.core.errors import ServerLost
-from dmsg.mux.core.negotiation import Security
 from dmsg.testing.network import LocalNetwork
 
 pytestmark = pytest.mark.system

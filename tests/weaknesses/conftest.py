@@ -19,8 +19,8 @@ from dmsg.address import HostPort, PinnedServer
 from dmsg.crypto.keys import SecretKey
 from dmsg.interfaces import IEventLog
 from dmsg.mux.client.service import ClientConfig, DmsgClient
+from dmsg.mux.core.e2e_negotiation import Security
 from dmsg.mux.core.hello import AnnouncedLimits, hello_payload
-from dmsg.mux.core.negotiation import Security
 from dmsg.mux.core.wire import FrameType
 from dmsg.mux.relay.limits import RelayLimits
 from dmsg.mux.relay.service import DmsgRelay

@@ -14,7 +14,7 @@ from twisted.internet.protocol import Factory, Protocol
 from dmsg.address import PinnedServer
 from dmsg.crypto.keys import SecretKey
 from dmsg.mux.client.service import DmsgClient
-from dmsg.mux.core.negotiation import Security
+from dmsg.mux.core.e2e_negotiation import Security
 from dmsg.mux.relay.service import DmsgRelay
 
 

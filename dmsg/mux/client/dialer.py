@@ -23,7 +23,8 @@ from dmsg.eventlog.reasons import Reason
 from dmsg.interfaces import IDiscovery
 from dmsg.mux.client.pending import OpenedStream
 from dmsg.mux.client.session import ServerSession
-from dmsg.mux.core.e2e import Resume
+from dmsg.mux.core.e2e_handshake import Resume
+from dmsg.mux.core.e2e_negotiation import Carrier, Security
 from dmsg.mux.core.errors import (
     Busy,
     ConnectionRefusedByServer,
@@ -34,7 +35,6 @@ from dmsg.mux.core.errors import (
     ServerDraining,
     Unsupported,
 )
-from dmsg.mux.core.negotiation import Carrier, Security
 from dmsg.relays.errors import NoCommonServer, SessionTimeout
 from dmsg.relays.pool import SessionPool
 

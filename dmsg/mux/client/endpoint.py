@@ -48,8 +48,8 @@ from dmsg.mux.client.service import DmsgClient
 from dmsg.mux.client.session import ServerSession
 from dmsg.mux.client.settings import ROLE, TOGETHER, ClientSettings
 from dmsg.mux.client.transport import DmsgTransport
+from dmsg.mux.core.e2e_negotiation import Security
 from dmsg.mux.core.limits import ListenerLimits
-from dmsg.mux.core.negotiation import Security
 from dmsg.ops.settings import setting
 from dmsg.ops.values import DURATION, SERVICE, more_than_zero
 

@@ -23,9 +23,9 @@ from dmsg.mux.client.records import TransportRecords
 from dmsg.mux.client.services import Services, ask
 from dmsg.mux.client.session import ServerSession
 from dmsg.mux.client.transport import DmsgTransport
-from dmsg.mux.core.e2e import CONFIRM_TIMEOUT_S, Resume
+from dmsg.mux.core.e2e_handshake import CONFIRM_TIMEOUT_S, Resume
+from dmsg.mux.core.e2e_negotiation import Security
 from dmsg.mux.core.errors import TransportClosed
-from dmsg.mux.core.negotiation import Security
 from dmsg.mux.core.plain_stream import PlainStream
 from dmsg.mux.core.resumption import ResumeAttempts
 from dmsg.mux.core.sealed_stream import SealedStream

@@ -21,8 +21,8 @@ from dmsg.mux.client.opened import LOOK_S, OpenTransports
 from dmsg.mux.client.services import Services
 from dmsg.mux.client.session import ServerSession
 from dmsg.mux.client.transport import DmsgTransport
+from dmsg.mux.core.e2e_negotiation import Security
 from dmsg.mux.core.limits import ListenerLimits
-from dmsg.mux.core.negotiation import Security
 from dmsg.mux.core.stream import Stream
 from dmsg.mux.core.wire import CloseReason
 

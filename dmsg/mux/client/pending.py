@@ -10,7 +10,7 @@ from twisted.internet.defer import Deferred
 from twisted.internet.interfaces import IReactorTime
 
 from dmsg.errors import DmsgError, StageError
-from dmsg.mux.core.e2e import Resume
+from dmsg.mux.core.e2e_handshake import Resume
 from dmsg.mux.core.errors import Unsupported, close_error
 from dmsg.mux.core.stream import Stream, StreamOwner
 from dmsg.mux.core.wire import CloseReason

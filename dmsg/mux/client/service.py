@@ -34,10 +34,10 @@ from dmsg.mux.client.refusals import RefusalReport
 from dmsg.mux.client.services import Services
 from dmsg.mux.client.session import ServerSession
 from dmsg.mux.client.transport import DmsgTransport
-from dmsg.mux.core.e2e import Resume
+from dmsg.mux.core.e2e_handshake import Resume
+from dmsg.mux.core.e2e_negotiation import Security
 from dmsg.mux.core.errors import Refused
 from dmsg.mux.core.limits import ConnectionConfig, ListenerLimits
-from dmsg.mux.core.negotiation import Security
 from dmsg.mux.core.plain_stream import PlainStream
 from dmsg.mux.core.stream import Stream
 from dmsg.mux.core.wire import reason_name

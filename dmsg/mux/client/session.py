@@ -24,7 +24,8 @@ from dmsg.glue.turns import Turns
 from dmsg.mux.client.pending import OpenedStream, PendingRequest
 from dmsg.mux.client.transport import DmsgTransport
 from dmsg.mux.core.connection import Connection
-from dmsg.mux.core.e2e import Resume
+from dmsg.mux.core.e2e_handshake import Resume
+from dmsg.mux.core.e2e_negotiation import Carrier, EndToEnd
 from dmsg.mux.core.errors import Busy, ConnectionRefusedByServer, ServerDraining, ServerLost, TransportClosed
 from dmsg.mux.core.events import (
     Confirmed,
@@ -42,7 +43,6 @@ from dmsg.mux.core.events import (
 from dmsg.mux.core.handshake import Handshake, Role
 from dmsg.mux.core.hello import Capabilities, hello_payload, read_hello
 from dmsg.mux.core.limits import ConnectionConfig
-from dmsg.mux.core.negotiation import Carrier, EndToEnd
 from dmsg.mux.core.plain_stream import PlainStream
 from dmsg.mux.core.stream import Stream
 from dmsg.mux.core.wire import SEQUENCE_BYTES, CloseReason

@@ -10,7 +10,7 @@ from dmsg.address import PinnedServer
 from dmsg.crypto.keys import PublicKey, SecretKey, read_key_file
 from dmsg.errors import ConfigError
 from dmsg.mux.client.service import ClientConfig
-from dmsg.mux.core.negotiation import Security
+from dmsg.mux.core.e2e_negotiation import Security
 from dmsg.ops.settings import flat, setting
 from dmsg.ops.values import DIRECTORY, LOCATION, TEXT, URL
 from dmsg.relays.choice import RelaysFrom, RelaysMode

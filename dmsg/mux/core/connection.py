@@ -14,7 +14,8 @@ from typing import Final, cast
 from dmsg.crypto.aead import TAG_BYTES
 from dmsg.crypto.keys import PublicKey, Random
 from dmsg.errors import LocalProtocolError, RemoteProtocolError
-from dmsg.mux.core.e2e import Resume
+from dmsg.mux.core.e2e_handshake import Resume
+from dmsg.mux.core.e2e_negotiation import Carrier, EndToEnd
 from dmsg.mux.core.errors import Busy, IntegrityError
 from dmsg.mux.core.events import (
     Confirmed,
@@ -29,7 +30,6 @@ from dmsg.mux.core.events import (
 from dmsg.mux.core.hello import read_refusal
 from dmsg.mux.core.ids import TransportIds
 from dmsg.mux.core.limits import ConnectionConfig
-from dmsg.mux.core.negotiation import Carrier, EndToEnd
 from dmsg.mux.core.openings import Openings
 from dmsg.mux.core.outgoing import Outgoing
 from dmsg.mux.core.plain_stream import PlainStream

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from dmsg.crypto.keys import PublicKey
-    from dmsg.mux.core.e2e import Resume
+    from dmsg.mux.core.e2e_handshake import Resume
     from dmsg.mux.core.plain_stream import PlainStream
     from dmsg.mux.core.record import RecordLayer
     from dmsg.mux.core.stream import Stream

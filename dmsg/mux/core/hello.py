@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from dmsg.discovery.entry import promises_security
 from dmsg.errors import RemoteProtocolError
-from dmsg.mux.core.e2e import VERSION
+from dmsg.mux.core.e2e_handshake import VERSION
 from dmsg.mux.core.tlv import Tlv, decode_tlvs, encode_tlvs
 
 

@@ -12,12 +12,12 @@ from typing import Final
 from dmsg.crypto.errors import InvalidKey
 from dmsg.crypto.keys import PublicKey, Random
 from dmsg.errors import LocalProtocolError, RemoteProtocolError
-from dmsg.mux.core.e2e import UPGRADE_MAGIC, Resume, SecureKeys
+from dmsg.mux.core.e2e_handshake import UPGRADE_MAGIC, Resume, SecureKeys
+from dmsg.mux.core.e2e_negotiation import Carrier, EndToEnd
 from dmsg.mux.core.errors import IntegrityError
 from dmsg.mux.core.events import Event, StreamOffered, StreamOpened, UpgradeReceived
 from dmsg.mux.core.ids import TransportIds
 from dmsg.mux.core.limits import ConnectionConfig
-from dmsg.mux.core.negotiation import Carrier, EndToEnd
 from dmsg.mux.core.outgoing import Outgoing
 from dmsg.mux.core.plain_stream import PlainStream
 from dmsg.mux.core.rekeying import KeyTimer

@@ -6,7 +6,7 @@ Each FWD is acknowledged by its sequence. A CLOSE is the only end there is.
 from __future__ import annotations
 
 from dmsg.crypto.keys import PublicKey
-from dmsg.mux.core.e2e import UPGRADE_MAGIC, SecureInitiator, SecureResponder
+from dmsg.mux.core.e2e_handshake import UPGRADE_MAGIC, SecureInitiator, SecureResponder
 from dmsg.mux.core.stream import Stream, StreamFault, StreamState
 from dmsg.mux.core.window import OUTSTANDING_LIMIT, AckGate, SendWindow
 from dmsg.mux.core.wire import ACK, FWD, HEADER, REQUEST_BYTES, SEQUENCE_BYTES, CloseReason, encode_close, encode_frame

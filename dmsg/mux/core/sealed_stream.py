@@ -15,7 +15,7 @@ from dmsg.crypto.aead import TAG_BYTES
 from dmsg.crypto.cipher import CipherState
 from dmsg.crypto.errors import CryptoError, NonceExhausted
 from dmsg.crypto.keys import PublicKey
-from dmsg.mux.core.e2e import SecureKeys
+from dmsg.mux.core.e2e_handshake import SecureKeys
 from dmsg.mux.core.resumption import ResumeAttempts
 from dmsg.mux.core.stream import FWD_OVERHEAD_BYTES, Backlog, Stream, StreamFault, StreamState
 from dmsg.mux.core.wire import ACK, CLOSE, FWD, HEADER, SEQUENCE_BYTES, CloseReason, encode_close

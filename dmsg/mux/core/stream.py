@@ -14,7 +14,7 @@ from typing import ClassVar, Final
 
 from dmsg.crypto.keys import PublicKey
 from dmsg.errors import DmsgError, LocalProtocolError
-from dmsg.mux.core.e2e import Resume
+from dmsg.mux.core.e2e_handshake import Resume
 from dmsg.mux.core.wire import HEADER_BYTES, SEQUENCE_BYTES, CloseReason
 from dmsg.sansio.buffer import ByteQueue
 

@@ -34,7 +34,7 @@ from dmsg.cli.settings import ValueType
 from dmsg.crypto.keys import PublicKey
 from dmsg.errors import DialError
 from dmsg.eventlog.compress import read_lines
-from dmsg.mux.core.negotiation import Security
+from dmsg.mux.core.e2e_negotiation import Security
 from dmsg.ops.values import SIZE
 
 GIBIBYTE = 1024**3

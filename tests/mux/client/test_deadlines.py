@@ -10,8 +10,8 @@ from twisted.internet.error import ConnectionDone
 
 from dmsg.eventlog import schema as ev
 from dmsg.mux.client.service import ClientConfig
+from dmsg.mux.core.e2e_negotiation import Security
 from dmsg.mux.core.errors import DeadlineExceeded
-from dmsg.mux.core.negotiation import Security
 from dmsg.mux.core.wire import ACK
 from dmsg.testing.conformance import ConformanceProtocol
 from dmsg.testing.hostile import drop

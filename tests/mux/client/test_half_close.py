@@ -12,8 +12,8 @@ from zope.interface import implementer
 
 from dmsg.glue.stream_transport import TransportLost
 from dmsg.mux.client.service import ClientConfig
+from dmsg.mux.core.e2e_negotiation import Security
 from dmsg.mux.core.errors import Unsupported
-from dmsg.mux.core.negotiation import Security
 from dmsg.mux.core.wire import FWD
 from dmsg.testing.hostile import drop
 from dmsg.testing.probes import ConformanceProtocol, PullProducer, PushProducer, pattern

@@ -9,7 +9,7 @@ from twisted.internet.interfaces import IHalfCloseableProtocol
 from twisted.internet.protocol import Factory, Protocol
 from zope.interface import implementer
 
-from dmsg.mux.core.negotiation import Security
+from dmsg.mux.core.e2e_negotiation import Security
 from dmsg.testing.memory import MemoryNetwork
 from dmsg.testing.network import LocalNetwork
 

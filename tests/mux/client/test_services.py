@@ -16,9 +16,9 @@ from dmsg.errors import DialError, InvalidAddress
 from dmsg.interfaces import IAccessPolicy
 from dmsg.mux.client.listener import AllowKeys
 from dmsg.mux.client.service import DmsgClient
+from dmsg.mux.core.e2e_negotiation import Security
 from dmsg.mux.core.errors import AccessDenied, Busy, NoSuchService, Refused, Unsupported
 from dmsg.mux.core.limits import ListenerLimits
-from dmsg.mux.core.negotiation import Security
 from dmsg.testing.conformance import ConformanceProtocol
 from tests.worlds import AliceAndBob
 

@@ -14,9 +14,9 @@ from dmsg.address import DmsgAddress
 from dmsg.glue.deadlines import LINGER_S
 from dmsg.glue.stream_transport import TransportLost
 from dmsg.mux.client.service import ClientConfig
+from dmsg.mux.core.e2e_negotiation import Security
 from dmsg.mux.core.errors import Busy, DeadlineExceeded, PeerGone, Refused, ServerDraining, ServerLost
 from dmsg.mux.core.limits import ConnectionConfig
-from dmsg.mux.core.negotiation import Security
 from dmsg.mux.core.window import AckGate
 from dmsg.testing.memory import MemoryNetwork
 from dmsg.testing.network import LocalNetwork

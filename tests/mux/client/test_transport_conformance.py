@@ -10,8 +10,8 @@ from twisted.internet.defer import Deferred, ensureDeferred
 from twisted.internet.protocol import Factory
 
 from dmsg.mux.client.endpoint import DmsgClientEndpoint, DmsgServerEndpoint
+from dmsg.mux.core.e2e_negotiation import Security
 from dmsg.mux.core.limits import ConnectionConfig
-from dmsg.mux.core.negotiation import Security
 from dmsg.mux.core.window import AckGate
 from dmsg.testing.conformance import TransportConformance
 from dmsg.testing.memory import MemoryNetwork

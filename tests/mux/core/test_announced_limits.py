@@ -20,6 +20,7 @@ from dmsg.eventlog import schema as ev
 from dmsg.interfaces import IEventLog
 from dmsg.mux.client.dialer import DialConfig
 from dmsg.mux.client.service import ClientConfig
+from dmsg.mux.core.e2e_negotiation import Carrier, Security
 from dmsg.mux.core.errors import (
     BadTransportId,
     Busy,
@@ -36,7 +37,6 @@ from dmsg.mux.core.errors import (
 )
 from dmsg.mux.core.hello import AnnouncedLimits, hello_payload
 from dmsg.mux.core.limits import ListenerLimits
-from dmsg.mux.core.negotiation import Carrier, Security
 from dmsg.mux.core.wire import FRAME_PAYLOAD_LIMIT_BYTES, FWD, REQUEST, CloseReason
 from dmsg.mux.relay.limits import RelayLimits
 from dmsg.relays.pool import PoolConfig

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from dmsg.crypto.keys import SecretKey
 from dmsg.errors import LocalProtocolError, RemoteProtocolError
 from dmsg.mux.core.connection import Connection
-from dmsg.mux.core.e2e import UPGRADE_MAGIC, SecureInitiator, SecureResponder
+from dmsg.mux.core.e2e_handshake import UPGRADE_MAGIC, SecureInitiator, SecureResponder
+from dmsg.mux.core.e2e_negotiation import Carrier, EndToEnd
 from dmsg.mux.core.events import (
     Confirmed,
     DataReceived,
@@ -26,7 +27,6 @@ from dmsg.mux.core.events import (
     UpgradeReceived,
 )
 from dmsg.mux.core.limits import ConnectionConfig
-from dmsg.mux.core.negotiation import Carrier, EndToEnd
 from dmsg.mux.core.plain_stream import PlainStream
 from dmsg.mux.core.record import RecordLayer
 from dmsg.mux.core.sealed_stream import SealedStream

@@ -36,11 +36,11 @@ from dmsg.errors import RemoteProtocolError
 from dmsg.mux.client.dialer import DialConfig
 from dmsg.mux.client.service import ClientConfig, DmsgClient
 from dmsg.mux.client.transport import DmsgTransport
+from dmsg.mux.core.e2e_negotiation import Security
 from dmsg.mux.core.events import HandshakeDone
 from dmsg.mux.core.handshake import Handshake, Role
 from dmsg.mux.core.hello import hello_payload, read_hello
 from dmsg.mux.core.limits import ConnectionConfig
-from dmsg.mux.core.negotiation import Security
 from dmsg.mux.core.sealed_stream import SealedStream
 from dmsg.mux.core.wire import ACCEPT, REQUEST, encode_close, encode_frame
 from dmsg.mux.relay.limits import RelayLimits

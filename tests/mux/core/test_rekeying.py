@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from dmsg.crypto.keys import SecretKey
 from dmsg.errors import RemoteProtocolError
 from dmsg.mux.core.connection import Connection
-from dmsg.mux.core.e2e import SecureKeys
+from dmsg.mux.core.e2e_handshake import SecureKeys
+from dmsg.mux.core.e2e_negotiation import Carrier, EndToEnd
 from dmsg.mux.core.limits import ConnectionConfig
-from dmsg.mux.core.negotiation import Carrier, EndToEnd
 from dmsg.mux.core.plain_stream import PlainStream
 from dmsg.mux.core.record import RecordLayer
 from dmsg.mux.core.sealed_stream import SealedStream

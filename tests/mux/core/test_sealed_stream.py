@@ -18,7 +18,7 @@ from dmsg.crypto.aead import NONCE_LIMIT, TAG_BYTES
 from dmsg.crypto.cipher import CipherState
 from dmsg.crypto.errors import NonceExhausted
 from dmsg.crypto.keys import SecretKey
-from dmsg.mux.core.e2e import SecureKeys
+from dmsg.mux.core.e2e_handshake import SecureKeys
 from dmsg.mux.core.plain_stream import PlainStream
 from dmsg.mux.core.resumption import ResumeAttempts
 from dmsg.mux.core.sealed_stream import NOTHING_YET, OUTSTANDING_LIMIT, SealedStream

@@ -8,7 +8,7 @@ import pytest
 
 from dmsg.crypto.keys import SecretKey
 from dmsg.errors import LocalProtocolError
-from dmsg.mux.core.e2e import UPGRADE_MAGIC
+from dmsg.mux.core.e2e_handshake import UPGRADE_MAGIC
 from dmsg.mux.core.limits import ConnectionConfig
 from dmsg.mux.core.plain_stream import PlainStream
 from dmsg.mux.core.stream import FWD_OVERHEAD_BYTES, TRANSITIONS, Stream, StreamFault, StreamState

@@ -9,7 +9,7 @@ import os
 from enum import Enum
 
 from dmsg.crypto.keys import PublicKey, Random, SecretKey
-from dmsg.mux.core.e2e import Resume, SecureInitiator, SecureResponder
+from dmsg.mux.core.e2e_handshake import Resume, SecureInitiator, SecureResponder
 
 
 class Security(Enum):

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from dmsg.crypto.keys import SecretKey
 from dmsg.crypto.noise import NoiseHandshake
 from dmsg.errors import DmsgError, RemoteProtocolError
-from dmsg.mux.core.e2e import (
+from dmsg.mux.core.e2e_handshake import (
     LIST_1_BYTES,
     LIST_2_BYTES,
     TOKEN_BYTES,

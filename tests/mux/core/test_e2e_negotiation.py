@@ -15,7 +15,8 @@ import pytest
 from dmsg.crypto.keys import SecretKey
 from dmsg.errors import LocalProtocolError, RemoteProtocolError
 from dmsg.mux.core.connection import Connection
-from dmsg.mux.core.e2e import Resume
+from dmsg.mux.core.e2e_handshake import Resume
+from dmsg.mux.core.e2e_negotiation import Carrier, EndToEnd
 from dmsg.mux.core.errors import IntegrityError
 from dmsg.mux.core.events import (
     Confirmed,
@@ -26,7 +27,6 @@ from dmsg.mux.core.events import (
     StreamOpened,
     UpgradeReceived,
 )
-from dmsg.mux.core.negotiation import Carrier, EndToEnd
 from dmsg.mux.core.record import RecordLayer
 from dmsg.mux.core.resumption import ResumeAttempts
 from dmsg.mux.core.sealed_stream import SealedStream
