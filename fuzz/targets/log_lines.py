@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from dmsg.eventlog.encode import Encoder
+from dmsg.eventlog.reasons import Reason
 from dmsg.eventlog.schema import EVENTS, describe_event
 from fuzz.choices import Choices
 from fuzz.oracles import as_text
@@ -17,7 +18,8 @@ _CLASSES = list(EVENTS.values())
 def one_input(data: bytes) -> None:
     """The first bytes choose an event and values for its fields; the rest is the name of the node.
 
-    The line is one line of ASCII that says what was put in, each column of its declared type, however wrong the values.
+    The line is one line of ASCII that says what was put in, each column of its declared type and each reason of
+    the list, however wrong the values.
     """
     choices = Choices(data)
     cls = _CLASSES[choices.byte() % len(_CLASSES)]
@@ -35,8 +37,11 @@ def one_input(data: bytes) -> None:
         found = read[each.name]
         assert type(found) is each.type, (each.name, found)
         assert not isinstance(found, int) or -(2**63) <= found < 2**63
-        if type(values[each.name]) is each.type is str:
-            assert found == values[each.name]
+        value = values[each.name]
+        if each.is_reason:
+            assert found == (Reason.of(value) if isinstance(value, str) else Reason.OTHER)
+        elif type(value) is each.type is str:
+            assert found == value
 
 
 def _refuse(text: str) -> None:
