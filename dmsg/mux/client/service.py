@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 import time
 from collections.abc import Callable, Sequence
@@ -10,9 +9,7 @@ from dataclasses import dataclass, field
 from typing import cast
 
 from twisted.application.service import Service
-from twisted.internet.abstract import isIPAddress, isIPv6Address
 from twisted.internet.defer import CancelledError, Deferred, ensureDeferred
-from twisted.internet.endpoints import HostnameEndpoint, TCP4ClientEndpoint, TCP6ClientEndpoint
 from twisted.internet.interfaces import IAddress, IProtocol, IProtocolFactory, IReactorTime, IStreamClientEndpoint
 from twisted.internet.protocol import Factory
 from twisted.internet.task import deferLater
@@ -24,6 +21,7 @@ from dmsg.discovery.registrar import EntryRegistrar
 from dmsg.errors import Attempt, DialError, DmsgError
 from dmsg.eventlog import schema as ev
 from dmsg.eventlog.reasons import Reason
+from dmsg.glue.connecting import client_endpoint
 from dmsg.glue.waiters import Waiters
 from dmsg.interfaces import IAccessPolicy, IDiscovery, IEventLog
 from dmsg.mux.client.dialer import DialConfig, Dialer, DialRequest, attempts_json
@@ -392,12 +390,8 @@ class DmsgClient(Service):
         )
 
     def _endpoint_for(self, address: HostPort) -> IStreamClientEndpoint:
-        timeout = math.ceil(self.config.pool.connect_timeout_s)  # the pool's own limit is exact
-        if isIPAddress(address.host):
-            return TCP4ClientEndpoint(self.reactor, address.host, address.port, timeout)
-        if isIPv6Address(address.host):
-            return TCP6ClientEndpoint(self.reactor, address.host, address.port, timeout)
-        return HostnameEndpoint(self.reactor, address.host, address.port, timeout)
+        # The pool's own limit is exact.
+        return client_endpoint(self.reactor, address, self.config.pool.connect_timeout_s)
 
     def _sessions_changed(self) -> None:
         sessions = self.pool.sessions

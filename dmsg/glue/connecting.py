@@ -1,0 +1,22 @@
+"""Client endpoints for the places where relays are."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from twisted.internet.abstract import isIPAddress, isIPv6Address
+from twisted.internet.endpoints import HostnameEndpoint, TCP4ClientEndpoint, TCP6ClientEndpoint
+from twisted.internet.interfaces import IStreamClientEndpoint
+
+from dmsg.address import HostPort
+
+
+def client_endpoint(reactor: Any, address: HostPort, timeout_s: float) -> IStreamClientEndpoint:
+    """The endpoint that connects to ``address`` over TCP, and gives up after ``timeout_s``, rounded up to whole seconds."""
+    timeout = math.ceil(timeout_s)
+    if isIPAddress(address.host):
+        return TCP4ClientEndpoint(reactor, address.host, address.port, timeout)
+    if isIPv6Address(address.host):
+        return TCP6ClientEndpoint(reactor, address.host, address.port, timeout)
+    return HostnameEndpoint(reactor, address.host, address.port, timeout)
