@@ -1,11 +1,12 @@
-"""The ``dmsg:`` endpoint strings, as plugins that load nothing until such a string is used.
+"""Endpoint strings as plugins that load nothing until such a string is used.
 
 Twisted imports every plugin to look for a prefix, in programs that never heard of dmsg as well; so the work is done
-elsewhere (:mod:`dmsg.mux.client.endpoint`) and imported when it is asked for.
+elsewhere (for ``dmsg:`` in :mod:`dmsg.mux.client.endpoint`) and imported when it is asked for.
 """
 
 from __future__ import annotations
 
+from importlib import import_module
 from typing import Any
 
 from twisted.internet.interfaces import IStreamClientEndpointStringParserWithReactor, IStreamServerEndpointStringParser
@@ -15,25 +16,25 @@ from zope.interface import implementer
 
 @implementer(IPlugin, IStreamClientEndpointStringParserWithReactor)
 class LazyClientParser:
-    """``clientFromString(reactor, "dmsg:…")``."""
+    """``clientFromString(reactor, "PREFIX:…")``, which ``parse_client`` of ``module`` reads."""
 
-    prefix = "dmsg"
+    def __init__(self, prefix: str, module: str) -> None:
+        self.prefix = prefix
+        self._module = module
 
     def parseStreamClient(self, reactor: Any, *args: Any, **kwargs: Any) -> Any:
         """The client endpoint for the parts of a string."""
-        from dmsg.mux.client.endpoint import parse_client
-
-        return parse_client(reactor, *args, **kwargs)
+        return import_module(self._module).parse_client(reactor, *args, **kwargs)
 
 
 @implementer(IPlugin, IStreamServerEndpointStringParser)
 class LazyServerParser:
-    """``serverFromString(reactor, "dmsg:…")``."""
+    """``serverFromString(reactor, "PREFIX:…")``, which ``parse_server`` of ``module`` reads."""
 
-    prefix = "dmsg"
+    def __init__(self, prefix: str, module: str) -> None:
+        self.prefix = prefix
+        self._module = module
 
     def parseStreamServer(self, reactor: Any, *args: Any, **kwargs: Any) -> Any:
         """The server endpoint for the parts of a string."""
-        from dmsg.mux.client.endpoint import parse_server
-
-        return parse_server(reactor, *args, **kwargs)
+        return import_module(self._module).parse_server(reactor, *args, **kwargs)

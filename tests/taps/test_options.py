@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -151,9 +152,21 @@ def test_help_and_version_come_from_the_declarations(capsys: pytest.CaptureFixtu
 
 
 def test_endpoint_parsers_are_plugins_of_their_kind() -> None:
-    assert verifyObject(IPlugin, LazyClientParser()) and verifyObject(IPlugin, LazyServerParser())
-    assert IStreamClientEndpointStringParserWithReactor.providedBy(LazyClientParser())
-    assert IStreamServerEndpointStringParser.providedBy(LazyServerParser())
+    client, server = LazyClientParser("any", "somewhere"), LazyServerParser("any", "somewhere")
+    assert verifyObject(IPlugin, client) and verifyObject(IPlugin, server)
+    assert verifyObject(IStreamClientEndpointStringParserWithReactor, client)
+    assert verifyObject(IStreamServerEndpointStringParser, server)
+
+
+def test_endpoint_parsers_ask_their_module_when_they_are_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    module = ModuleType("strings_of_another_protocol")
+    module.parse_client = lambda reactor, *args, **arguments: ("client", args, arguments)  # type: ignore[attr-defined]
+    module.parse_server = lambda reactor, *args, **arguments: ("server", args, arguments)  # type: ignore[attr-defined]
+    client, server = LazyClientParser("other", module.__name__), LazyServerParser("other", module.__name__)
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    assert client.prefix == server.prefix == "other"
+    assert client.parseStreamClient(None, "key", service="a") == ("client", ("key",), {"service": "a"})
+    assert server.parseStreamServer(None, service="a") == ("server", (), {"service": "a"})
 
 
 def test_finding_the_plugins_loads_neither_a_role_nor_a_reactor() -> None:
