@@ -174,7 +174,7 @@ async def test_the_offer_that_has_waited_longest_gives_way() -> None:
 async def test_a_share_is_that_of_a_key_over_one_relay() -> None:
     """So a relay that repeats Alice's requests keeps her from Bob over itself, and not over another one."""
     async with Net() as net:
-        net.relays.append(await net.add_relay())
+        await net.add_relay()
         net.bob, net.alice = [await net.client(min_servers=2) for _ in range(2)]
         port = net.serve(limits=ListenerLimits(offers_per_key=3))
         first, second = net.relays
