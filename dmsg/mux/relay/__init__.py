@@ -1,1 +1,1 @@
-"""The dmsg protocol's relay: which transport goes where, and the server that runs it."""
+"""The dmsg protocol's relay: which transport goes where, and the service that runs it."""

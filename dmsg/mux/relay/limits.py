@@ -70,5 +70,5 @@ class RelayLimits:
     control_backlog_bytes: int = 256 * 1024
     #: Bytes a connection may send each second; 0 is no limit.
     bytes_per_s: float = 0.0
-    #: How long a stopping server lets open transports go on.
+    #: How long a stopping relay lets open transports go on.
     drain_timeout_s: float = 10.0
