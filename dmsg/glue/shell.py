@@ -259,9 +259,3 @@ class _LastWords(Core):
     def data_to_send(self) -> bytes:
         data, self._data = self._data, b""
         return data
-
-    def next_timeout(self) -> float | None:
-        return None
-
-    def handle_timeout(self, now: float) -> Sequence[object]:
-        return ()

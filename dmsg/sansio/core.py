@@ -14,7 +14,8 @@ class Core(Protocol):
     """What :class:`dmsg.glue.shell.Shell` can drive. Times are seconds on the clock of the caller.
 
     A core inherits from this class. What it does not override of :meth:`pause`, :meth:`resume` and :attr:`overloaded`
-    says that it takes no part in flow control.
+    says that it takes no part in flow control; without :meth:`next_timeout` and :meth:`handle_timeout` it waits for
+    nothing.
     """
 
     __slots__ = ()
@@ -30,9 +31,11 @@ class Core(Protocol):
 
     def next_timeout(self) -> float | None:
         """When ``handle_timeout`` wants to be called next; ``None`` if never."""
+        return None
 
     def handle_timeout(self, now: float) -> Sequence[object]:
         """Do what is due at ``now``."""
+        return ()
 
     def pause(self) -> None:
         """The network takes nothing more for now."""

@@ -5,13 +5,20 @@ from __future__ import annotations
 import inspect
 import subprocess
 import sys
+from collections.abc import Sequence
 
 import pytest
+from twisted.internet.task import Clock
+from twisted.python.failure import Failure
 
+from dmsg.errors import DmsgError
+from dmsg.glue.shell import Shell
 from dmsg.mux.core.connection import Connection
 from dmsg.mux.core.handshake import Handshake
 from dmsg.mux.relay.member import Member
 from dmsg.sansio.core import Core
+from dmsg.testing.pipe import pipe
+from dmsg.testing.probes import ConformanceProtocol
 
 METHODS = [name for name, value in vars(Core).items() if inspect.isfunction(value) and not name.startswith("_")]
 
@@ -37,8 +44,55 @@ PURE = [
 ]
 
 
-def test_the_contract_has_four_methods() -> None:
-    assert set(METHODS) == {"receive_data", "data_to_send", "next_timeout", "handle_timeout"}
+class Answer(Core):
+    """Gives back what it gets; of the contract it has bytes in and bytes out alone."""
+
+    def __init__(self) -> None:
+        self.waiting = b""
+
+    def receive_data(self, data: bytes, now: float) -> Sequence[object]:
+        self.waiting += data
+        return ()
+
+    def data_to_send(self) -> bytes:
+        data, self.waiting = self.waiting, b""
+        return data
+
+
+class Flusher:
+    """The owner of a shell, which flushes it after each read."""
+
+    def __init__(self) -> None:
+        self.losses = 0
+
+    def handle_events(self, shell: Shell, events: Sequence[object]) -> None:
+        raise AssertionError("this core has none")
+
+    def after_read(self, shell: Shell) -> None:
+        shell.flush()
+
+    def flushed(self, shell: Shell) -> None:
+        pass
+
+    def connection_lost(self, shell: Shell, error: DmsgError | None, reason: Failure) -> None:
+        self.losses += 1
+
+
+def test_the_contract_has_six_methods() -> None:
+    assert set(METHODS) == {"receive_data", "data_to_send", "next_timeout", "handle_timeout", "pause", "resume"}
+
+
+def test_a_core_without_timeouts_and_flow_control_can_be_driven(clock: Clock) -> None:
+    """More is sent than the pipe takes at once; the shell waits for it, and leaves nothing on the clock."""
+    owner, far = Flusher(), ConformanceProtocol()
+    pipe(Shell(Answer(), owner, clock), far, clock, high_water_bytes=1_000)
+    far.transport.write(b"x" * 100_000)
+    clock.pump([0] * 20)
+    assert far.received == b"x" * 100_000
+    far.transport.loseConnection()
+    clock.pump([0] * 20)
+    assert owner.losses == 1
+    assert not clock.getDelayedCalls()
 
 
 @pytest.mark.parametrize("core", [Handshake, Connection, Member])
