@@ -30,8 +30,9 @@ _LABEL = r"[A-Za-z0-9_]([A-Za-z0-9_-]{0,61}[A-Za-z0-9_])?"
 _ZONE = re.compile(r"[A-Za-z0-9._-]{1,15}\Z")
 _HOST_NAME = re.compile(rf"(?=.{{1,253}}\Z){_LABEL}(\.{_LABEL})*\.?\Z")
 SERVICE_NAME_LIMIT_BYTES = 255
-#: Addresses kept as they were read, because limits ask for the same ones again and again: 5 µs each.
-_PARSED_ADDRESSES = 4096
+#: Addresses kept as they were read, because limits ask for the same ones again and again: 5 µs each. Strangers can fill
+#: the caches, which take 0.7 MiB then, a relay's of origins included.
+_PARSED_ADDRESSES = 1024
 
 
 @dataclass(frozen=True, slots=True, order=True)

@@ -34,7 +34,7 @@ class Origin:
     network: str
 
     @staticmethod
-    @lru_cache(maxsize=4_096)  # a fifth of what it costs to turn a connection away
+    @lru_cache(maxsize=1_024)  # a fifth of what it costs to turn a connection away
     def of(host: str) -> Origin:
         """The groups of ``host``, the text of an IP address (or anything else, which counts as one group)."""
         return Origin(address_group(host), network_group(host))
