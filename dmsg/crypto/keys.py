@@ -226,6 +226,6 @@ def read_key_file(path: str | os.PathLike[str], *, owners: Collection[int] = ())
     finally:
         os.close(descriptor)
     try:
-        return SecretKey(bytes.fromhex(content.decode("ascii").strip()))
+        return SecretKey(bytes.fromhex(content.strip().decode("ascii")))
     except ValueError:
         raise KeyFileError(name, "does not hold a secret key (64 hex digits)") from None

@@ -33,8 +33,14 @@ def one_input(data: bytes) -> None:
         file = choices.rest()
     whole = _read(file, len(file) or 1)
     single = _read(file, 1 + how)
-    # Of a frame that has another length than it says libzstd knows only when it is handed the whole frame at once.
-    assert whole == single if not whole[0] else single[2] <= len(file)
+    if whole[0]:
+        # Of a frame that has another length than it says libzstd knows only when it is handed the whole frame at once.
+        assert single[2] <= len(file)
+    elif single[0]:
+        # A block that repeats a byte no times libzstd takes in a whole frame, and refuses in pieces.
+        assert single[1] <= whole[1] and single[2] < whole[2]
+    else:
+        assert whole == single
     problem, lines, end, read = whole
     assert end <= len(file)
     if not problem:

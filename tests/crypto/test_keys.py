@@ -227,7 +227,9 @@ def test_a_key_file_others_can_read_is_refused(tmp_path: Path, mode: int) -> Non
         read_key_file(path)
 
 
-@pytest.mark.parametrize("content", [b"", b"zz", bytes(ALICE), b"00" * 32, b"ff" * 32, b"\xff\xfe" * 32, b"ab" * 3000])
+@pytest.mark.parametrize(
+    "content", [b"", b"zz", bytes(ALICE), b"00" * 32, b"ff" * 32, b"\xff\xfe" * 32, b"ab" * 3000, b"\x1c" + b"01" * 32]
+)
 def test_files_without_a_key(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "key"
     path.write_bytes(content)

@@ -62,7 +62,8 @@ def local_name(name: str) -> str:
     some systems do), those that deceive the eye, and accents beyond :data:`MARKS_LIMIT` on one letter. A name that would
     be an option, a device or the like begins with ``_``; one that is too long is cut before its ending.
     """
-    text = _VARIATIONS.sub("", unicodedata.normalize("NFC", check_name(name)))
+    # A variation selector keeps an accent from its letter, so it goes first.
+    text = unicodedata.normalize("NFC", _VARIATIONS.sub("", check_name(name)))
     kept: list[str] = []
     marks = MARKS_LIMIT  # at the beginning there is no letter for a mark to stand on
     for character in text:

@@ -90,6 +90,11 @@ def test_stacked_accents_are_bounded():
     assert len(local) <= len("zalge") * (1 + MARKS_LIMIT)
 
 
+def test_a_selector_between_a_letter_and_its_accents_changes_nothing():
+    accents = "\u0301\u0302\u0304\u0305"
+    assert local_name("a\ufe0f" + accents) == local_name("a" + accents)
+
+
 @pytest.mark.parametrize("name", ["x" * 250 + ".pdf", "é" * 120 + ".tar", "日" * 84, "e\u0334" * 84, "a." * 127])
 def test_a_long_name_is_cut_and_keeps_its_ending(name):
     local = local_name(name)
