@@ -1,4 +1,4 @@
-"""A chat over lines of text: whoever connects hears what all the others say.
+"""A chat over lines of text: each client hears what all the others say.
 
 python chat_server.py tcp:6000:interface=127.0.0.1
 python chat_server.py 'dmsg:key=chat.key:discovery=http\\://127.0.0.1\\:9090'
