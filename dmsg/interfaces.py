@@ -35,7 +35,7 @@ class IDiscovery(Interface):
 
 
 class IRankedDiscovery(IDiscovery):
-    """A discovery that hands out relay ranks, too, signed by somebody the client trusts."""
+    """A discovery that hands out relay ranks, too, signed by a key the client trusts."""
 
     async def relay_ranks() -> Ranks | None:
         """The newest ``Ranks`` that were verified; ``None`` when no issuer is trusted or there are none.
@@ -126,7 +126,7 @@ class IAccessPolicy(Interface):
 
 
 class IKeyPolicy(IAccessPolicy):
-    """An access policy that knows of some keys, without asking anybody, that they are never admitted.
+    """An access policy that knows of some keys, without asking elsewhere, that they are never admitted.
 
     A key that no listener of a client may admit is refused before anything is calculated for it.
     """

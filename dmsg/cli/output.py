@@ -150,7 +150,7 @@ class Output:
                 console.file.write(line + "\n")
             console.file.flush()
         except BrokenPipeError:
-            # Whoever read this has gone, as in "dmsg receive … | head": the work goes on without a word.
+            # The reader of this output has gone, as in "dmsg receive … | head": the work goes on in silence.
             nowhere = os.open(os.devnull, os.O_WRONLY)
             os.dup2(nowhere, console.file.fileno())
             os.close(nowhere)

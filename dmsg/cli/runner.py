@@ -74,7 +74,7 @@ def run(make: Main, out: Output, *, verbose: bool = False) -> int:
         reactor.callFromThread(cancel)
 
     def start() -> None:
-        # The reactor's own handlers would stop it before anybody could say goodbye; its SIGCHLD handler stays.
+        # The reactor's own handlers would stop it before the program could say goodbye; its SIGCHLD handler stays.
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGQUIT, signal.SIGHUP):
             if signal.getsignal(number) is not signal.SIG_IGN:
                 signal.signal(number, on_signal)

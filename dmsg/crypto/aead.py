@@ -1,7 +1,7 @@
 """ChaCha20-Poly1305, its tags and its nonces: the library's own functions, with nothing in between.
 
 A Python function around each would cost a tenth of the sealing itself, so the one thing that can go wrong is given a name
-here instead of being translated: whoever opens catches :data:`DoesNotOpen` and raises what it means in that place.
+here instead of being translated: the code that opens catches :data:`DoesNotOpen` and raises what it means there.
 """
 
 from __future__ import annotations

@@ -268,7 +268,7 @@ class DiscoveryApi:
         return b"[%s]" % b",".join(bodies)
 
     async def _relay_ranks(self, call: _Call) -> IResource:
-        """The signed document itself, so that nobody has to believe this discovery."""
+        """The signed document itself, so that clients need not believe this discovery."""
         ranks, request = self._ranks(), call.request
         if ranks is None:
             raise EntryNotFound

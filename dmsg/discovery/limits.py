@@ -42,7 +42,7 @@ class DiscoveryLimits(HttpLimits):
     reserved_post_burst: float = 100.0
     #: Addresses, and networks, whose rate is remembered.
     rate_addresses: int = 50_000
-    #: Writes under way, whether somebody still waits for them or not.
+    #: Writes under way, whether a client still waits for them or not.
     pending_writes: int = 4096
     #: Servers in one answer, and its length in bytes.
     available_servers: int = 64

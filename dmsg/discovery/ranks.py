@@ -35,7 +35,7 @@ DOCUMENT_LIMIT_BYTES: Final = 4 * 1024 * 1024
 RELAYS_LIMIT: Final = 20_000
 #: Scores and their parts are whole thousandths.
 SCORE_LIMIT: Final = 1000
-#: The score of a relay nobody knows anything about.
+#: The score of a relay of which nothing is known.
 NEUTRAL: Final = 500
 #: Longest lifetime, and longest window the numbers are from, in seconds: 90 days. What is older says nothing.
 SPAN_LIMIT_S: Final = 90 * 24 * 3600

@@ -132,7 +132,7 @@ class _OpenFile:
 class DirectorySink:
     """Writes files for ``role``, ``node`` and ``boot`` below ``directory``; sizes in bytes, packed; ages in seconds.
 
-    ``limit_bytes`` bounds what published files of everybody who writes there take; 0 is no bound. A ``boot`` that is
+    ``limit_bytes`` bounds what published files of all writers there take; 0 is no bound. A ``boot`` that is
     not 8 to 32 hex digits is a ``ValueError``.
     """
 

@@ -107,7 +107,7 @@ class HttpCaller:
         self._clock = clock
         self._timeout_s = timeout_s
         self._pool: Any = None
-        # Nobody we ask has any business setting cookies, and a jar is a place to fill.
+        # No server we ask needs to set cookies, and a hostile one could fill the jar.
         jar: Any = CookieJar(DefaultCookiePolicy(allowed_domains=[]))
         self._http = HTTPClient(_PlainAgent(agent), jar)
 
@@ -169,7 +169,7 @@ class HttpCaller:
             if timer.active():
                 timer.cancel()
             if done.called:
-                return  # stopped: what became of it is nobody's concern
+                return  # stopped: the outcome no longer matters
             if isinstance(outcome, Failure) and not outcome.check(NoAnswer):
                 done.errback(_translate(outcome.value))
             else:

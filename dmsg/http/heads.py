@@ -103,7 +103,7 @@ class _HeadLimiter(ProtocolWrapper):
 
     def _sending(self) -> None:
         # Nothing is pipelined: what is sent after an answer's head is the next request. (Or the rest of a request whose
-        # answer came early; then the limit holds for some of the body, too, which does nobody harm.)
+        # answer came early; then the limit holds for some of the body, too, which does no harm.)
         if self._head.ended:
             self._head.restart()
 

@@ -32,7 +32,7 @@ _SHORT: Final = {'"': '\\"', "\\": "\\\\", "\b": "\\b", "\f": "\\f", "\n": "\\n"
 
 
 class _NotAnInteger:
-    """Stands for a number too long to be one of ours; fails every type check, is fine in members nobody reads."""
+    """Stands for a number too long to be one of ours; fails every type check, is fine in members that are not read."""
 
 
 def _integer(text: str) -> Any:

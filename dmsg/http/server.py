@@ -80,7 +80,7 @@ class _Pieces:
             request.finish()
 
     def stopProducing(self) -> None:
-        """Nobody reads on."""
+        """The client reads no more."""
         self._request = None
 
 

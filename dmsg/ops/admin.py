@@ -19,7 +19,7 @@ from dmsg.ops.metrics import CONTENT_TYPE_LATEST, CollectorRegistry, exposition
 Readiness = Callable[[], "str | Awaitable[str]"]
 #: A readiness that takes longer than this counts as not ready.
 READY_TIMEOUT_S: Final = 2.0
-#: A connection of whoever scrapes may be idle this long.
+#: A scraper's connection may be idle this long.
 _IDLE_TIMEOUT_S: Final = 120.0
 
 _log = Logger()
@@ -70,7 +70,7 @@ class _Ready(_Leaf):
         try:
             reason = self._readiness()
             return str(await reason if isawaitable(reason) else reason)
-        except CancelledError:  # it took too long, or whoever asked has gone
+        except CancelledError:  # it took too long, or the client has gone
             raise
         except Exception as error:
             _log.failure("readiness cannot be told")
@@ -84,7 +84,7 @@ class _Ready(_Leaf):
         request.finish()
 
     def _failed(self, failure: Any) -> None:
-        failure.trap(CancelledError)  # whoever asked has gone
+        failure.trap(CancelledError)  # the client has gone
 
 
 class _NotFound(_Leaf):

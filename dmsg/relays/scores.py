@@ -8,7 +8,7 @@ fade, something in between. So a client that knows nothing goes by what it was t
 relay that has healed is tried again.
 
 Scores change the order in which relays are tried and never leave one out: a draw gives the worst relay at least a 64th
-of an equal chance (:func:`weight`). Discovery, or whoever signs ranks, cannot do more than that.
+of an equal chance (:func:`weight`). Discovery, or the signer of the ranks, cannot do more than that.
 """
 
 from __future__ import annotations

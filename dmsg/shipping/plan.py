@@ -25,7 +25,7 @@ OWN_FOLDER: Final = "role=shipper/"
 FILE_REASONS: Final = frozenset({"damaged", "conflict", "unreadable", "mismatch"})
 #: The longest pause after failures that are a file's own is so many times that after others.
 OWN_PAUSES: Final = 60.0
-#: Of a message of somebody else's library at most this many characters are logged.
+#: Of a message from a third-party library at most this many characters are logged.
 DETAIL_CHARACTERS: Final = 300
 
 _SAFE: Final = re.compile(r"[A-Za-z0-9._-]+")

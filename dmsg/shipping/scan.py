@@ -73,7 +73,7 @@ def scan(directory: str, now: float) -> Found:
     for entry in _walk(directory, now):
         path = os.path.relpath(entry.path, directory)
         if entry.is_file(follow_symlinks=False) and recognise(path) is not None:
-            with contextlib.suppress(FileNotFoundError):  # somebody else has shipped it
+            with contextlib.suppress(FileNotFoundError):  # another shipper has shipped it
                 status = entry.stat(follow_symlinks=False)
                 files.append(Waiting(path, status.st_size, status.st_mtime))
         else:

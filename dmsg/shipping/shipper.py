@@ -71,7 +71,7 @@ def ship(directory: str, path: str, destination: Destination, *, keep: bool) -> 
     except ShippingError:
         if os.path.lexists(content.path):
             raise
-        return None  # it has been shipped, or deleted, by somebody else meanwhile: nothing is left to be tried again
+        return None  # another process has shipped or deleted it meanwhile: nothing is left to be tried again
     release(directory, path, content, keep=keep)
     return Shipped(target, content.lines, content.size_bytes)
 

@@ -116,7 +116,7 @@ def _reason(error: Any) -> str:
 
 
 class NoEndpoint(BoundEndpoint):
-    """For a role that listens to nobody: there is nothing to bind."""
+    """For a role that does not listen: there is nothing to bind."""
 
     def __init__(self) -> None:
         self.text = "no endpoint"

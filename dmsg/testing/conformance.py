@@ -183,7 +183,7 @@ class TransportConformance(TransportHarness):
 
     @case
     async def test_abort(self) -> None:
-        """abortConnection ends both sides without waiting for data that nobody reads."""
+        """abortConnection ends both sides without waiting for data that is not read."""
         client, server = await self.pair()
         server.transport.pauseProducing()
         client.transport.write(pattern(self.in_flight_limit_bytes))
@@ -404,7 +404,7 @@ class TransportConformance(TransportHarness):
 
     @case
     async def test_nobody_listens(self) -> None:
-        """Connecting to where nobody listens fails the Deferred with an error."""
+        """Connecting to an address without a listener fails the Deferred with an error."""
         client = await self._nobody_listens()
         if client is None:
             return

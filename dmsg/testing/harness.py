@@ -38,7 +38,7 @@ class TransportHarness:
     ``limit_s`` is the time limit of a case and ``in_flight_limit_bytes`` how many bytes may be on their way to a side
     that does not read before the producer on the other must have been paused (buffers of the operating system included).
     ``big_bytes`` is the size of the one big write, ``stream_bytes`` of what other cases send (more than one read).
-    ``refuses_connections`` is for transports that can be told that nobody listens. Every wait goes through :meth:`wait`
+    ``refuses_connections`` is for transports that learn of a missing listener. Every wait goes through :meth:`wait`
     and :meth:`settle`: override both, and ``reactor``, for a transport that lives on a fake clock.
     """
 
@@ -52,7 +52,7 @@ class TransportHarness:
 
     def make_endpoints(self) -> tuple[Any, Callable[[Any], Any]]:
         """A server endpoint, and a function that gives a client endpoint for the listening port it gave."""
-        # Not abstract: whoever supplies make_pair needs no endpoints.
+        # Not abstract: a harness that supplies make_pair needs no endpoints.
         raise TypeError(f"{type(self).__name__} supplies neither make_endpoints nor make_pair")
 
     async def make_pair(

@@ -101,7 +101,7 @@ class Swap:
 
 @dataclass(slots=True)
 class Rule:
-    """Which frames something happens to: those of ``kind`` on their way ``to`` somebody, from ``peer``, if given.
+    """The frames that a rule applies to: those of ``kind`` on their way ``to`` a node, from ``peer``, if given.
 
     The first ``skip`` of them pass; the next ``times`` (``None``: all) are handed to ``act``. ``hits`` counts those.
     """
@@ -208,7 +208,7 @@ class HostileRelay(DmsgRelay):
 
     @property
     def seen(self) -> list[RelayFrame]:
-        """Every frame that was to be sent to somebody so far, in order, before any rule applied."""
+        """Every frame that was to be sent so far, in order, before any rule applied."""
         return self.switch.seen
 
     def rule(self, act: Action, **match: Any) -> Rule:

@@ -124,10 +124,10 @@ class _Refusal:
         transport.loseConnection()
 
     def dataReceived(self, data: bytes) -> None:
-        """Nobody reads it."""
+        """The data is dropped."""
 
     def connectionLost(self, reason: Failure) -> None:
-        """Nobody is told."""
+        """The loss is not reported."""
 
 
 @implementer(interfaces.IHostResolution)
@@ -257,7 +257,7 @@ class MemoryNetwork:
     # --- what may go wrong --------------------------------------------------------------------------------------------
 
     def refuse(self, host: str, port: int | None = None) -> None:
-        """Connecting there fails with ``ConnectionRefusedError``, whoever listens; no ``port`` means all."""
+        """Connecting there fails with ``ConnectionRefusedError``, even with a listener; no ``port`` means all."""
         self._fates[host, port] = error.ConnectionRefusedError()
 
     def silence(self, host: str, port: int | None = None) -> None:

@@ -47,7 +47,7 @@ __all__ = ["LocalNetwork", "MemoryDiscovery"]
 T = TypeVar("T")
 
 LOOPBACK: Final = "127.0.0.1"
-#: A network that is torn down does not wait longer than this for transports somebody left open, in seconds.
+#: A network that is torn down does not wait longer than this for transports that were left open, in seconds.
 DRAIN_TIMEOUT_S: Final = 0.2
 #: How far :meth:`LocalNetwork.wait` moves a fake clock before it gives up, in seconds.
 WAIT_LIMIT_S: Final = 120.0
@@ -196,7 +196,7 @@ class LocalNetwork:
         from dmsg.discovery.limits import DiscoveryLimits
 
         random = StdlibRandom(0)
-        # Everybody here has the same address.
+        # All nodes here have the same address.
         limits = DiscoveryLimits.unlimited_rates()
         store, addresses = MemoryStore(random=random), RelayAddresses(private=True)
         prover = XkProver(self.reactor, random=self._random)

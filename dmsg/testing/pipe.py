@@ -344,7 +344,7 @@ class Pipe:
         self.b._attach(protocol_b)
 
     def freeze(self) -> None:
-        """Nothing arrives any more, closing included, and nobody is told: a half-open connection. See :meth:`thaw`."""
+        """Nothing arrives any more, closing included, and no end is told: a half-open connection. See :meth:`thaw`."""
         self.frozen = True
 
     def thaw(self) -> None:

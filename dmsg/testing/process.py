@@ -37,7 +37,7 @@ class ProcessFailed(AssertionError):
 
 
 def free_port(host: str = "127.0.0.1") -> int:
-    """A TCP port nobody listens on at the moment. Only for programs that cannot be given port 0."""
+    """A TCP port without a listener at the moment. Only for programs that cannot be given port 0."""
     with socket.socket() as probe:
         probe.bind((host, 0))
         return int(probe.getsockname()[1])

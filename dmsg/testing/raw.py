@@ -146,7 +146,7 @@ class RawConnection(Protocol):
         return self.records.seal(plaintext)
 
     def send_plain(self, *plaintexts: bytes) -> None:
-        """Send each piece as a record of its own; nobody says that they are frames."""
+        """Send each piece as a record of its own; the pieces need not be frames."""
         self.send_bytes(b"".join([self.seal(piece) for piece in plaintexts]))
 
     def send_frame(self, kind: int, transport_id: int, payload: bytes = b"", *, cuts: Iterable[int] = ()) -> None:

@@ -53,7 +53,7 @@ def secret_keys() -> st.SearchStrategy[SecretKey]:
 
 
 def public_keys() -> st.SearchStrategy[PublicKey]:
-    """Public keys somebody has the secret of."""
+    """Public keys with a known secret."""
     return secret_keys().map(lambda key: key.public_key)
 
 
@@ -111,7 +111,7 @@ def _spoilt(draw: st.DrawFn, max_size: int) -> bytes:
 
 
 def hostile_bytes(max_size: int = 600) -> st.SearchStrategy[bytes]:
-    """At most ``max_size`` bytes from somebody who means harm.
+    """At most ``max_size`` bytes from a peer that means harm.
 
     Noise, runs of one byte, headers that announce more than there is or more than there may be, and frames that are
     nearly right.

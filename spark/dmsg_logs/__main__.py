@@ -330,7 +330,7 @@ def _end(summary: Mapping[str, Any], as_json: bool) -> None:
 
 
 def _fail(error: Exception, as_json: bool, summary: Mapping[str, Any] | None = None) -> NoReturn:
-    """Say in one line what went wrong: a stack of the JVM's helps nobody who mistyped a path."""
+    """Say in one line what went wrong: a JVM stack does not help a user who mistyped a path."""
     text = _text(error)
     click.echo(f"dmsg_logs: {type(error).__name__}: {text}", err=True)
     if as_json:

@@ -74,7 +74,7 @@ def ranks_stage(
 def _told_until(events: DataFrame) -> float:
     """The time that two relays' logs have reached, or the only one's; the clock's if no relay has logged anything.
 
-    Not the newest line of all: a single forged one would move everybody else's evidence out of the window.
+    Not the newest line of all: a single forged one would move all other evidence out of the window.
     """
     newest = events.where("role = 'server'").groupBy("node").agg(F.max("ts").alias("newest"))
     times = [row.newest for row in newest.orderBy(F.desc("newest")).limit(2).collect()]

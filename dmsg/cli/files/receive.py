@@ -258,7 +258,7 @@ class Receiver(Factory):
             raise storage_failure(error, local_name(offer.name)) from error
         except TransferFailed as error:
             if part is not None and error.code in ("mismatch", "source"):
-                part.discard()  # of no use to anybody any more
+                part.discard()  # of no further use
             raise error.about(local_name(offer.name)) from None
         finally:
             if part is not None:

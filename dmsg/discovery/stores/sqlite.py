@@ -78,7 +78,7 @@ class _Lane:
     def _work(self, batch: list[tuple[_Job, Deferred[Any]]]) -> None:
         try:
             results = self._run([job for job, _ in batch])
-        except BaseException as error:  # whatever it was, nobody may be left waiting
+        except BaseException as error:  # whatever it was, no caller may be left waiting
             failed = _Failed(DiscoveryUnavailable(f"the store failed ({error})"))
             results = [failed] * len(batch)
             with contextlib.suppress(store_table.SqlError):

@@ -209,7 +209,7 @@ class Dialer:
             except StageError as error:
                 if carrier is not Carrier.REQUEST or not isinstance(error.error, Unsupported):
                     raise
-            # the peer's own connection to this server is a base one, or somebody says so: never less than carrier B
+            # the peer's own connection to this server is a base one, or is said to be one: never less than carrier B
             return await session.request(
                 request.target, Carrier.FORWARD, service=request.service, resume=request.resume
             )
@@ -271,7 +271,7 @@ class _Race:
     def _won(self, dialled: OpenedStream[ServerSession], server: PublicKey) -> None:
         self._running.pop(server, None)
         if self._done.called:
-            dialled.session.abort_stream(dialled.stream)  # somebody else was faster in the same turn
+            dialled.session.abort_stream(dialled.stream)  # another dial was faster in the same turn
             return
         self._stop()
         self._done.callback(dialled)

@@ -270,7 +270,7 @@ class DmsgClient(Service):
         IncomingTransport(self, session, stream).start()
 
     def refused(self, remote: PublicKey, code: int) -> None:
-        """Count a transport somebody asked for in the name of ``remote`` and did not get."""
+        """Count a transport that was asked for in the name of ``remote`` and refused."""
         if self._events is not None:
             self._report.add(0, str(remote), "transport", reason_name(code))
 

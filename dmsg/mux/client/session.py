@@ -51,7 +51,7 @@ from dmsg.relays.session import CLOSED
 #: A server that announces shorter frames than this is not obeyed: a REQUEST alone may be longer.
 _FRAME_FLOOR_BYTES: Final = 1_024
 #: After so many transports offered in one read what they led to goes out, and the server and the peers begin with it
-#: while the rest is handled; otherwise many dials at once make everybody wait for everybody else in turn.
+#: while the rest is handled; otherwise many dials at once make each peer wait for all others in turn.
 _FLUSH_ANSWERS: Final = 8
 
 

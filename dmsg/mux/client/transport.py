@@ -213,7 +213,7 @@ class DmsgTransport(StreamTransport[Stream], StreamOwner):
     def give_up(self, error: DmsgError, code: int = CloseReason.PEER_GONE) -> None:
         """No other path was found, or none may be looked for: the transport is lost."""
         if self.stream.complete:
-            # only the news that the peer knows our end is missing, and nobody is left who could bring it
+            # only the news that the peer knows our end is missing, and no path is left that could bring it
             self._release(CloseReason.NORMAL, local=True)
             self.over(Failure(ConnectionDone()))
             return

@@ -325,7 +325,7 @@ class Connection(Core):
         confirming = stream.state is StreamState.CONFIRMING
         try:
             if stream.state not in DATA_STATES:
-                # the upgrade is never acknowledged: whoever does took it for data
+                # the upgrade is never acknowledged: a peer that does took it for data
                 upgrading = stream.state is StreamState.UPGRADING
                 raise StreamFault(CloseReason.DOWNGRADE if upgrading else CloseReason.MALFORMED)
             stream.receive_ack(payload)

@@ -90,7 +90,7 @@ class EndReceived(Event):
 
 @dataclass(slots=True)
 class DataReceived(Event):
-    """Bytes of a stream, in order. Whoever takes them says so with ``Connection.consumed``."""
+    """Bytes of a stream, in order. The code that takes them calls ``Connection.consumed``."""
 
     stream: Stream
     data: bytes

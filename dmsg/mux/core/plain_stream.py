@@ -94,7 +94,7 @@ class PlainStream(Stream):
             raise StreamFault(CloseReason.MALFORMED)
         data = frames[start + SEQUENCE_BYTES : end]
         if not self.received_bytes and data.startswith(UPGRADE_MAGIC):
-            # a peer that trusts our entry more than this listener, which takes everybody in the clear
+            # a peer that trusts our entry more than this listener, which takes any peer in the clear
             raise StreamFault(CloseReason.UNSUPPORTED)
         self.received_bytes += len(data)
         sequence = frames[start] << 8 | frames[start + 1]

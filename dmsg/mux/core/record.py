@@ -39,7 +39,7 @@ class RecordLayer:
 
     @property
     def near_exhaustion(self) -> bool:
-        """Whether a counter is so far on that the connection should be made anew when that hurts nobody."""
+        """Whether a counter is so far on that the connection should be made anew when that does no harm."""
         return self._sent >= COUNTER_SOFT_LIMIT or self._received >= COUNTER_SOFT_LIMIT
 
     def open(self, data: bytes) -> list[bytes]:

@@ -255,7 +255,7 @@ class SealedStream(Stream):
         return self._unread
 
     def overfull(self, limit_bytes: int) -> bool:
-        """Whether more has come than an honest peer would send to somebody who does not read."""
+        """Whether more has come than an honest peer would send to an end that does not read."""
         return self._unread > limit_bytes
 
     def take_ack(self) -> bytes:

@@ -245,7 +245,7 @@ class Stream(ABC):
 
     @abstractmethod
     def overfull(self, limit_bytes: int) -> bool:
-        """Whether more has come than an honest peer would send to somebody who does not read."""
+        """Whether more has come than an honest peer would send to an end that does not read."""
 
     @abstractmethod
     def take_ack(self) -> bytes:

@@ -9,7 +9,7 @@ A run lists the landing zone, leaves out what commits name, and takes the rest i
 3. ``check``: read the keys and counts back, prove them right, write the keys down for batches to come;
 4. ``commit``: create the commit.
 
-A run killed before 4 has changed nothing that anybody reads; the next one makes the batch again under another name, so
+A run killed before 4 has changed nothing that a reader sees; the next one makes the batch again under another name, so
 it does not matter which part of it was done. Two runs at once would both make the batch with the next number, and only
 one can create its commit; the other throws its work away and looks again. (A note keeps it from coming to that:
 :mod:`dmsg_logs.runtime.lease`.)

@@ -73,7 +73,7 @@ def claims(counted: DataFrame, odd: DataFrame) -> DataFrame:
 
 def by_file(claims: DataFrame) -> DataFrame:
     """A row a file: ``uri``, how many ``lines`` it has and how many of them are ``odd``, the least and the greatest
-    ``boot`` it has keys of (``boot``, ``last_boot``: the same, unless somebody put two logs together), how many ``words``
+    ``boot`` it has keys of (``boot``, ``last_boot``: the same, unless two logs were put together), how many ``words``
     these are, and whether a key occurs ``twice`` in it, or in an odd line at that (``oddly``)."""
     twice = F.isnotnull("word") & (F.col("n") > F.bit_count("bits"))
     return claims.groupBy("uri").agg(

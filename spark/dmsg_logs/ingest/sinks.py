@@ -100,7 +100,7 @@ class FileSink:
     """Work that writes plain lines to Parquet files below ``directory``, and says which, as :data:`FILES`.
 
     The files are hidden until :func:`publish` gives them their names, so that only those of tasks that were done get one,
-    and somebody else can write there meanwhile.
+    and another writer can write there meanwhile.
     """
 
     def __init__(self, told: plain.Told, directory: str) -> None:

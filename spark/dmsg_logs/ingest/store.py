@@ -11,7 +11,7 @@
     <tables>/events/running.json                         who is at work
 
 A batch belongs to the table from the moment its commit exists, which is created whole or not at all, and only if no
-other run has created it first; before that nobody opens its directories. What a killed run leaves behind is a directory
+other run has created it first; before that no reader opens its directories. A killed run leaves behind a directory that
 no commit names. So there is no state in which a reader sees a part of a batch, and no repair.
 """
 
@@ -166,7 +166,7 @@ def read_events(spark: SparkSession, tables: str) -> DataFrame:
     """All good lines, each key once: the columns of ``schemas.LINE``, then ``raw`` (the whole line where it holds more
     than we know, else null), ``date`` (of ``ts``, UTC), ``file`` (relative to the landing zone), ``batch`` and
     ``landed_at`` (Unix seconds of the file's last change)."""
-    # The optimizer drops this join where nobody asks for the time.
+    # The optimizer drops this join in queries that do not ask for the time.
     landed = read_accounts(spark, tables).groupBy("file", "batch").agg(F.max("landed_at").alias("landed_at"))
     joined = read_state(spark, tables, "good").join(F.broadcast(landed), ["file", "batch"], "left")
     return joined.select(*LINE.names, "raw", "date", "file", "batch", "landed_at")

@@ -65,7 +65,7 @@ class Ranks:
     """Scores of relays (thousandths, by full public key), ``issued`` at Unix seconds, over the ``window_s`` before.
 
     ``excluded_clients`` and ``excluded_events`` count whose evidence was left out, and how many pieces of it. ``issuer``
-    is empty while nobody has signed.
+    is empty until the document is signed.
     """
 
     issued: int

@@ -16,7 +16,7 @@ from typing import Final
 
 #: Scores and parts are whole thousandths.
 SCALE: Final = 1000
-#: What is said of a relay nobody knows anything about.
+#: The score of a relay of which nothing is known.
 NEUTRAL: Final = 0.5
 #: Scores and parts are published in steps of so many thousandths: finer differences are noise.
 STEP: Final = 5
@@ -108,7 +108,7 @@ class Scores:
 def score_relays(voices: Iterable[Voice], *, relays: Collection[str] = (), excluded: Collection[str] = ()) -> Scores:
     """Scores from ``voices``, each relay and client once; those of ``excluded`` clients are left out and counted.
 
-    ``relays`` are scored even if nobody says anything of them.
+    ``relays`` are scored even if no client says anything of them.
     """
     heard: dict[str, list[Voice]] = defaultdict(list)
     for relay in relays:

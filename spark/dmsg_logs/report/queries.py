@@ -64,7 +64,7 @@ def _days(since: int, until: int, column: str = "date") -> Column:
 
 
 def _fetch(small: DataFrame, *order: str) -> pd.DataFrame:
-    """The rows here: whoever asks has bounded them. They are put in order here, since Spark would compute them twice for
+    """The rows here: the caller has bounded them. They are put in order here, since Spark would compute them twice for
     that."""
     found: pd.DataFrame = small.toPandas()
     return found.sort_values(list(order), na_position="first", ignore_index=True) if order else found

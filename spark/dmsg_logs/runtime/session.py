@@ -82,7 +82,7 @@ def utf8_locale(environment: Mapping[str, str]) -> dict[str, str]:
 
 
 def _logging() -> str:
-    """What tells a JVM how to log, unless somebody has set up Spark in a way of his own."""
+    """What tells a JVM how to log, unless the user has set up Spark otherwise."""
     chosen = {"SPARK_HOME", "SPARK_CONF_DIR"} & os.environ.keys()
     # A directory on the class path, as SPARK_CONF_DIR is, would rule an archive of classes out.
     return "" if chosen or not _LOGGING.is_file() else f'"-Dlog4j2.configurationFile={_LOGGING.as_uri()}"'

@@ -23,7 +23,7 @@ _HEAL_LINES: Final = 8
 _LATE_S: Final = 2 * DAY_S
 _TRUNCATE_FROM_LINES: Final = 40
 
-#: What happens to a line that the writer wrote, and what stands between lines though nobody wrote it.
+#: What happens to a line that the writer wrote, and what stands between lines though no writer wrote it.
 REPLACED: Final = ("torn", "garbage", "wrong_type", "no_key", "bad_time")
 INSERTED: Final = ("blank", "not_an_object", "no_key", "garbage")
 
@@ -209,7 +209,7 @@ def _make_late(plan: Plan, lines: int, rng: np.random.Generator) -> None:
 def _corrupt(
     plan: Plan, timeline: Timeline, budget: Budget, whole: list[PlannedFile], rng: np.random.Generator
 ) -> None:
-    """Choose lines to spoil, never the first or last of a run, and places for what nobody wrote."""
+    """Choose lines to spoil, never the first or last of a run, and places for what no writer wrote."""
     usable = np.zeros(len(timeline), np.bool_)
     for file in whole:
         usable[file.first : file.last] = True

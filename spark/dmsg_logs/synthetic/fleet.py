@@ -30,7 +30,7 @@ class End(IntEnum):
     """How a session ended."""
 
     OPEN = 0  # it did not, before the logs end
-    KILLED = 1  # the relay was killed: nobody wrote it down there
+    KILLED = 1  # the relay was killed: its log does not tell the end
     DRAINED = 2  # the relay was stopped
     BROKEN = 3  # the network
     CLIENT_STOPPED = 4
@@ -39,7 +39,7 @@ class End(IntEnum):
 
 
 def public_key(*words: object) -> str:
-    """A point of secp256k1 in compressed form, as 66 hex digits, whose secret nobody knows; the same for the same words."""
+    """A point of secp256k1, compressed, as 66 hex digits, whose secret is unknown; the same for the same words."""
     digest = hashlib.sha256(repr(words).encode()).digest()
     while True:
         x = int.from_bytes(digest, "big")

@@ -209,7 +209,7 @@ def write_files(
         if workers <= 1 or "fork" not in multiprocessing.get_all_start_methods():
             _collect(map(_write_one, order), done, progress)
         else:
-            # not multiprocessing.Pool: its end can hang, and so does all of it when somebody kills a process of it
+            # not multiprocessing.Pool: its end can hang, and all of it hangs when one of its processes is killed
             with ProcessPoolExecutor(workers, multiprocessing.get_context("fork")) as pool:
                 _collect(pool.map(_write_one, order, chunksize=8), done, progress)
     finally:

@@ -5,7 +5,7 @@
     <tables>/_manifest.json                     what readers are shown: generation, source, path and rows of each table
     <tables>/<name>/v=00000007-<id>/*.parquet   (or date=…/*.parquet) one generation of one table
 
-A generation is written under names nobody else uses, read back and checked, and then shown by replacing the manifest,
+A generation is written under names no other run uses, read back and checked, and then shown by replacing the manifest,
 which happens at once and whole. So a reader has all tables of one generation or all of another, and a run that is killed
 changes nothing. The generation before the current one stays, for readers that have just opened it; what is older, or was
 left behind by a killed run, is deleted after the manifest was replaced. That would take away the files of another run,

@@ -1,7 +1,7 @@
-"""Keys that behave as no honest client does: one row for each day and key that somebody complained of.
+"""Keys that behave as no honest client does: one row for each day and key that a node complained of.
 
 Offences are what a relay refuses or ends because of how a client behaves, never what a peer or an outage can bring
-about: a client that keeps calling somebody who is away, or whose relays are down, has many failures and no offences.
+about: a client that keeps calling a peer that is away, or whose relays are down, has many failures and no offences.
 Offences are weighed against what the client does otherwise, so that a busy one may meet a limit now and then.
 """
 

@@ -41,7 +41,7 @@ def credible_until(earliest: float | None, landed_at: float | None, now: float) 
     An event cannot be younger than the newest file, which landed at ``landed_at``. One that is comes from a clock that
     is wrong, and one such clock must not move what is said of all others to a year of its own. But files that were
     copied or unpacked may have kept no time worth the name: where everything would be younger than the newest file, the
-    clock of whoever reads, ``now``, takes its place, and where that is wrong, too, there is no limit.
+    clock of the reader, ``now``, takes its place, and where that is wrong, too, there is no limit.
     """
     limits = [at + CLOCK_SLACK_S for at in (landed_at, now) if at is not None]
     return next((limit for limit in limits if earliest is None or earliest <= limit), math.inf)

@@ -25,14 +25,14 @@ LATE_S: Final = 86_400
 _FINELY_S: Final = 600
 _LATENESS: Final = f"time from writing to landing, to the second below {_FINELY_S} s, to the minute above"
 
-#: Events of which one line at least is in nearly every run, and which tell the key of whoever wrote it.
+#: Events of which one line at least is in nearly every run, and which tell the key of their writer.
 _TELLING: Final = ("server_started", "transport_opened", "dial_finished")
 #: Roles whose programs say that they stop.
 _SAYING: Final = ("server", "discovery", "shipper")
 
 
 def _own_key() -> Expression:
-    """The full public key of whoever wrote a line, where the line tells it.
+    """The full public key of the writer of a line, where the line tells it.
 
     A client's is that of its dials, and one of the two ends of its transports: the one its name is the beginning of,
     or, if it has a given name, the initiator of the even ids (those a client chooses itself).
