@@ -46,6 +46,7 @@ from dmsg.testing.process import free_port
 pytest_plugins = ["pytester"]
 
 TIME_LIMIT_S = 30.0
+_USERS_SIGNALS = (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT)
 #: A test that is over its limit gets this long to come to an end once its Deferred is cancelled.
 CANCEL_GRACE_S = 3.0
 #: When all else fails (a loop in C code), the whole run ends this long after a test's time limit.
@@ -305,14 +306,15 @@ _errors_key = pytest.StashKey[LoggedErrors]()
 
 
 @pytest.fixture(scope="session", autouse=True)
-def hangup_is_not_ignored() -> Any:
-    """Programs that tests start have SIGHUP as users do: one that nohup made us ignore would be ignored by them, too."""
-    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
-        yield
-        return
-    signal.signal(signal.SIGHUP, lambda number, frame: None)  # a handler, unlike SIG_IGN, is not inherited
+def signals_are_not_ignored() -> Any:
+    """Programs that tests start have signals as users do: nohup ignores SIGHUP, a shell's background SIGINT and SIGQUIT,
+    and programs would inherit that."""
+    ignored = [each for each in _USERS_SIGNALS if signal.getsignal(each) is signal.SIG_IGN]
+    for each in ignored:
+        signal.signal(each, lambda number, frame: None)  # a handler, unlike SIG_IGN, is not inherited
     yield
-    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    for each in ignored:
+        signal.signal(each, signal.SIG_IGN)
 
 
 @pytest.fixture

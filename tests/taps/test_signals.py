@@ -109,6 +109,7 @@ def test_handlers_and_ignored_signals_are_left_alone() -> None:
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     signal.signal(signal.SIGINT, rotate)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    signal.signal(signal.SIGQUIT, signal.SIG_DFL)
     reactor = Reactor()
     note_signals(reactor)
     end_well_on_signals(reactor)
