@@ -17,6 +17,7 @@ from typing import Any, Final
 from demos.network import Demo
 from demos.parts import DMSG, TWISTD, Role, RoleFailed, ask, demo_command, sha256, write_random
 from dmsg.cli.exits import CommandError, Exit
+from dmsg.cli.files.parts import FOLDER
 from dmsg.cli.files.wire import PART_SUFFIX
 from dmsg.cli.output import human_bytes
 from dmsg.crypto.keys import SecretKey
@@ -175,7 +176,7 @@ _PARTS: Final = ("score", "success", "latency", "capacity", "drops", "dials", "c
 def _has_begun(received: Path) -> bool:
     """Whether anything of a file has arrived."""
     try:
-        return any(part.stat().st_size for part in received.parent.glob(f"{received.name}.*{PART_SUFFIX}"))
+        return any(part.stat().st_size for part in (received.parent / FOLDER).glob(f"*{PART_SUFFIX}"))
     except FileNotFoundError:  # it has been given its name in this moment
         return True
 
