@@ -1,6 +1,6 @@
 """``python -m demos.analytics``: from real traffic to tables, a report and ranks that flow back.
 
-The network of :mod:`demos.network` with more clients: some ping an echo, one dials a key nobody has, one relay is killed
+The network of :mod:`demos.network` with more clients: some ping an echo, one dials an unknown key, one relay is killed
 while a file is on its way. Then ``twistd dmsg-shipper`` moves the event logs to a landing zone, ``python -m dmsg_logs
 run`` makes tables, report and signed ranks of them, and a discovery started with those ranks hands them out again.
 
@@ -64,7 +64,7 @@ class AnalyticsDemo(Demo):
         echo = self._client("echo", "echo", url)
         self._wait(echo, lambda: bool(echo.lines()), "does not get ready")
         key = str(self._keys["echo"].public_key)
-        self._say(f"{PINGERS} clients ping {key[:16]}…, one dials a key nobody has")
+        self._say(f"{PINGERS} clients ping {key[:16]}…, one dials an unknown key")
         for number in range(1, PINGERS + 1):
             self._client(f"pinger-{number}", "ping", url, key, "--count", str(PINGS), "--interval", "0.02")
         nobody = str(SecretKey.generate().public_key)

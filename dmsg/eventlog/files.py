@@ -25,7 +25,7 @@ from dmsg.eventlog.tree import Discarded, claim, discard_oldest, make_folder, pu
 ROTATE_BYTES: Final = 64 * 1024 * 1024
 #: A file this old is published, full or not; bounds how far readers are behind.
 ROTATE_S: Final = 300.0
-#: Published files may take so much of the disk while they are not shipped.
+#: Limit for published files that have not been shipped.
 LIMIT_BYTES: Final = 1024 * 1024 * 1024
 #: Lines are collected for so long before they become a frame; what a killed process loses at most.
 FLUSH_S: Final = 1.0

@@ -6,6 +6,7 @@ data that comes before a protocol is attached waits for it, ``connectionLost`` i
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterable
 from enum import Enum
@@ -80,14 +81,14 @@ class StreamConnection(TypingProtocol[S_contra]):
         """
 
     def consumed(self, stream: S_contra, size: int) -> bool:
-        """The application took ``size`` bytes of what came; ``True`` if something is to be sent because of that."""
+        """The application took ``size`` bytes; ``True`` if that queued something to send."""
 
     def close(self, stream: S_contra) -> bool:
         """End ``stream`` once everything written is acknowledged; ``True`` if it is over right now."""
 
 
 @implementer(ITransport, IConsumer, IPushProducer)
-class StreamTransport(Generic[S]):
+class StreamTransport(ABC, Generic[S]):
     """A transport over ``stream``, of which ``connection`` moves the bytes; ``flush_soon`` sends what was queued.
 
     A subclass is the transport of one protocol. It gives the addresses, says what the errors are, and ends streams
@@ -134,13 +135,13 @@ class StreamTransport(Generic[S]):
 
     # --- ITransport ------------------------------------------------------------------------------------------------
 
+    @abstractmethod
     def getPeer(self) -> Any:
         """The address of the other end."""
-        raise NotImplementedError
 
+    @abstractmethod
     def getHost(self) -> Any:
         """The address of this end."""
-        raise NotImplementedError
 
     def write(self, data: bytes) -> None:
         """Send ``data``; everything written in one turn of the reactor goes out together."""
@@ -198,9 +199,9 @@ class StreamTransport(Generic[S]):
         if self.state not in OVER:
             self._deadlines.set_write(at_s)
 
+    @abstractmethod
     def deadline_exceeded(self, what: str) -> None:
         """End the transport, because the deadline that ``what`` names has passed."""
-        raise NotImplementedError
 
     def linger_over(self) -> None:
         """The peer has acknowledged nothing of what was written before the close for too long."""
@@ -301,15 +302,15 @@ class StreamTransport(Generic[S]):
         self.move(TransportState.ENDING)
         self._pump_soon()
 
-    def _end_write(self) -> None:
-        """End this side's half and go on reading."""
+    def _end_write(self, end_stream: Callable[[], object]) -> None:
+        """End this side's half by ``end_stream`` and go on reading."""
         if self.state is _OPEN:
             self.move(TransportState.WRITE_ENDED)
         elif self.state is TransportState.READ_ENDED:
             self.move(TransportState.BOTH_ENDED)
         else:
             return
-        self._end_stream()
+        end_stream()
 
     def _abort(self, reason: Failure, why: AbortReason) -> None:
         """End the transport at once; the application is told ``reason``."""
@@ -331,10 +332,6 @@ class StreamTransport(Generic[S]):
         """
         return False
 
-    def _end_stream(self) -> None:
-        """Nothing more will be written to the stream."""
-        raise NotImplementedError
-
     def _close_stream(self) -> None:
         """Close the stream, once what was written has arrived."""
         if self._connection.close(self.stream):
@@ -343,9 +340,9 @@ class StreamTransport(Generic[S]):
             self._deadlines.linger(self.stream.acked_bytes)
         self._flush_soon()
 
+    @abstractmethod
     def _abort_stream(self, why: AbortReason) -> None:
         """End the stream at once, unless it is over already."""
-        raise NotImplementedError
 
     # --- inside ----------------------------------------------------------------------------------------------------
 

@@ -47,5 +47,5 @@ class Core(Protocol):
 
     @property
     def overloaded(self) -> bool:
-        """Whether reading should stop until what is to be sent has gone."""
+        """Whether reading should stop until the queue has been sent."""
         return False

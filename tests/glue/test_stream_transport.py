@@ -89,7 +89,7 @@ class LineTransport(StreamTransport[Line]):
     getHost = getPeer
 
     def loseWriteConnection(self) -> None:
-        self._end_write()
+        self._end_write(self._end_stream)
 
     def deadline_exceeded(self, what: str) -> None:
         self._abort(Failure(TransportLost(LineError(what))), AbortReason.DEADLINE)

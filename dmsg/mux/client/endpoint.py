@@ -175,7 +175,7 @@ def parse_server(reactor: Any, *args: str, **arguments: str) -> DmsgServerEndpoi
     if settings.key is None:
         raise ConfigError("key", "a server needs a key file: key=FILE, or DMSG_KEY in the environment", SOURCE)
     if settings.min_servers == 0:
-        raise ConfigError("min_servers", "a server needs at least one, or nobody finds it", SOURCE)
+        raise ConfigError("min_servers", "a server needs at least one, or no client finds it", SOURCE)
     limits = settings.config.listener
     if read.idle_timeout is not None:
         limits = replace(limits, idle_timeout_s=read.idle_timeout)

@@ -71,7 +71,7 @@ class ClientSettings:
         check=_sessions,
     )
     ranks_keys: tuple[PublicKey, ...] = setting(
-        "whose relay ranks are believed when a relay is chosen", default=(), name="ranks_key", unset="nobody's"
+        "whose relay ranks are believed when a relay is chosen", default=(), name="ranks_key", unset="no key's"
     )
     relays: str | None = setting(
         "an operator's signed list of relays: a file or URL", default=None, kind=LOCATION, secret=True, may_be_path=True

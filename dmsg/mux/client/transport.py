@@ -108,7 +108,7 @@ class DmsgTransport(StreamTransport[Stream], StreamOwner):
         """End this side's stream and go on reading: half-close. Raises ``Unsupported`` without end-to-end security."""
         if not self.stream.half_closes:
             raise Unsupported("only end-to-end transports can be closed by half", by="local")
-        self._end_write()
+        self._end_write(self._end_stream)
 
     def deadline_exceeded(self, what: str) -> None:
         """See :meth:`StreamTransport.deadline_exceeded`."""

@@ -119,7 +119,7 @@ class Connection(Core):
         self._openings.accept_for_upgrade(stream)
 
     def read_offer(self, stream: PlainStream) -> tuple[str, Resume | None]:
-        """Read the peer's handshake message: the service wanted, and what is to be resumed. Raises ``IntegrityError``.
+        """Read the peer's handshake message, which names the service and the transport to resume. Raises ``IntegrityError``.
 
         It may be a replay: nothing is proved before :class:`Confirmed`.
         """
@@ -138,7 +138,7 @@ class Connection(Core):
     ) -> tuple[SealedStream, Stream | None]:
         """Accept an offered stream as another path of a transport, telling the peer what we have of it.
 
-        Gives the sealed stream, and the one that waited for its proof over the same relay, which is to be closed.
+        Gives the sealed stream, and the one that waited for its proof over the same relay; the caller closes that one.
         """
         sealed = self._openings.accept_sealed(stream, resume)
         return sealed, sealed.await_turn(attempts, self._openings.server, resume.received_bytes)

@@ -77,7 +77,7 @@ class Openings:
         self._random = random
         self._longest_request_bytes = EXTENDED_REQUEST_LIMIT_BYTES if extended else REQUEST_BYTES
         self._end_to_end = end_to_end
-        # Streams whose peers have accepted, with their handshake messages; without one, ours is to be sent first.
+        # Streams whose peers have accepted, with their handshake messages. Without one, we send ours first.
         self._answers: deque[tuple[PlainStream, bytes | None]] = deque()
 
     # --- asking ----------------------------------------------------------------------------------------------------
@@ -96,7 +96,7 @@ class Openings:
         return stream
 
     def receive_accept(self, stream: PlainStream, payload: bytes, events: list[Event]) -> None:
-        """The peer has accepted: the stream is open, or its handshake is to be finished in a turn of :meth:`finish`."""
+        """The peer has accepted: the stream is open, or a turn of :meth:`finish` ends its handshake."""
         if stream.handshake is None:
             stream.move(StreamState.OPEN)
             events.append(StreamOpened(stream))

@@ -355,7 +355,7 @@ class SealedStream(Stream):
         """Take over from the transport's path as soon as the initiator proves itself.
 
         That has to be done here: the first data may come in the same read as the proof. Gives the path that waited for
-        the proof over the same ``server``, which is to be closed.
+        the proof over the same ``server``; the caller closes it.
         """
         self.resumes = True
         self._attempts = attempts

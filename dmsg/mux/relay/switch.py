@@ -129,7 +129,7 @@ class Switch:
     # --- the hot path ----------------------------------------------------------------------------------------------
 
     def route(self, member: Member, data: bytes, now: float) -> list[SwitchEvent]:
-        """Take bytes that ``member`` received; what is to be sent because of them stands in the members in :attr:`dirty`.
+        """Take bytes that ``member`` received. Members with something to send because of them are in :attr:`dirty`.
 
         Raises ``RemoteProtocolError`` when the connection must be dropped.
         """
