@@ -195,6 +195,17 @@ async def test_the_demo_shows_that_everything_works(start, tmp_path):
     assert (await again.ended())[0] == 2  # it is not empty any more
 
 
+@pytest.mark.time_limit(300)
+@pytest_twisted.ensureDeferred
+async def test_the_demo_of_the_log_pipeline_verifies_its_lines(start, tmp_path):
+    demo = start("--dir", str(tmp_path / "demo"), module="demos.analytics")
+    code, out, err = await demo.ended()
+    assert code == 0, err
+    assert "the file has arrived unharmed" in err and "all well" in err
+    lines = re.search(r"verified: (\d+) lines in, (\d+) good", out + err)
+    assert lines is not None and lines[1] == lines[2] != "0"
+
+
 def test_a_demo_that_fails_shows_the_log_of_what_failed(tmp_path, monkeypatch, capsys):
     from demos import network as demo
     from dmsg.cli.output import Output

@@ -16,11 +16,11 @@ from typing import Final
 from dmsg.crypto.errors import CryptoError
 from dmsg.crypto.keys import PublicKey, Random, SecretKey
 from dmsg.crypto.noise import HandshakeResult, NoiseHandshake
+from dmsg.discovery.entry import SECURE_VERSION
 from dmsg.errors import RemoteProtocolError
 from dmsg.mux.core.errors import IntegrityError
 from dmsg.mux.core.tlv import Tlv, decode_tlvs, encode_padded_tlvs
 
-VERSION: Final = "0.1.0"
 #: Announces carrier B in the first FWD of each direction.
 UPGRADE_MAGIC: Final = hashlib.sha256(b"dmsg/0.1 e2e upgrade").digest()[:16]
 TOKEN_BYTES: Final = 16
@@ -111,7 +111,7 @@ class SecureInitiator:
             prologue=prologue(static.public_key, responder, server),
             random=random,
         )
-        values: dict[Tlv, bytes] = {Tlv.VERSION: VERSION.encode()}
+        values: dict[Tlv, bytes] = {Tlv.VERSION: SECURE_VERSION.encode()}
         if service:
             values[Tlv.SERVICE] = service.encode()
         if resume is not None:
@@ -170,7 +170,7 @@ class SecureResponder:
 
     def answer(self, resume: Resume | None = None) -> tuple[bytes, SecureKeys]:
         """Message 2 and the keys."""
-        values: dict[Tlv, bytes] = {Tlv.VERSION: VERSION.encode()}
+        values: dict[Tlv, bytes] = {Tlv.VERSION: SECURE_VERSION.encode()}
         if resume is not None:
             values[Tlv.RESUME] = resume.encode()
         message = self._noise.write_message(encode_padded_tlvs(values, LIST_2_BYTES))

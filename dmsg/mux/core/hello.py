@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from dmsg.discovery.entry import promises_security
+from dmsg.discovery.entry import SECURE_VERSION, promises_security
 from dmsg.errors import RemoteProtocolError
-from dmsg.mux.core.e2e_handshake import VERSION
 from dmsg.mux.core.tlv import Tlv, decode_tlvs, encode_tlvs
 
 
@@ -34,7 +33,7 @@ class Capabilities:
 
 def hello_payload(limits: AnnouncedLimits | None = None) -> bytes:
     """The payload of handshake message 2 (server, with its limits) or 3 (client)."""
-    values = {Tlv.VERSION: VERSION.encode()}
+    values = {Tlv.VERSION: SECURE_VERSION.encode()}
     if limits is not None:
         values[Tlv.LIMITS] = limits.encode()
     return encode_tlvs(values)
