@@ -21,6 +21,7 @@ from dmsg.discovery.registrar import EntryRegistrar
 from dmsg.errors import Attempt, DialError, DmsgError
 from dmsg.eventlog import schema as ev
 from dmsg.eventlog.reasons import Reason
+from dmsg.eventlog.refusals import RefusalReport
 from dmsg.glue.connecting import client_endpoint
 from dmsg.glue.waiters import Waiters
 from dmsg.interfaces import IAccessPolicy, IDiscovery, IEventLog
@@ -28,7 +29,6 @@ from dmsg.mux.client.dialer import DialConfig, Dialer, DialRequest, attempts_jso
 from dmsg.mux.client.incoming import IncomingTransport
 from dmsg.mux.client.listener import DmsgPort
 from dmsg.mux.client.records import TransportRecord, TransportRecords
-from dmsg.mux.client.refusals import RefusalReport
 from dmsg.mux.client.services import Services
 from dmsg.mux.client.session import ServerSession
 from dmsg.mux.client.transport import DmsgTransport

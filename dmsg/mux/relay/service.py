@@ -25,13 +25,13 @@ from dmsg.discovery.registrar import EntryRegistrar
 from dmsg.errors import DmsgError, RemoteProtocolError
 from dmsg.eventlog import schema as ev
 from dmsg.eventlog.reasons import Reason
+from dmsg.eventlog.refusals import RefusalReport
 from dmsg.glue.fanout import flush_all
 from dmsg.glue.pacer import Pacer
 from dmsg.glue.shell import Shell
 from dmsg.glue.throttle import ReadThrottle
 from dmsg.glue.waiters import Waiters
 from dmsg.interfaces import IDiscovery, IEventLog
-from dmsg.mux.client.refusals import RefusalReport
 from dmsg.mux.core.errors import ServerDraining
 from dmsg.mux.core.events import HandshakeDone
 from dmsg.mux.core.handshake import Handshake, Role

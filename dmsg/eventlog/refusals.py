@@ -1,4 +1,4 @@
-"""Refusals, told at a rate a log can bear."""
+"""Refusals of clients, peers and strangers, written at a rate a log can bear."""
 
 from __future__ import annotations
 
