@@ -25,6 +25,7 @@ FLOORS = (
     {"", "errors", "foreign", "crypto", "address", "sansio"},
     {"interfaces", "glue", "http", "eventlog"},
     {"discovery", "relays", "endpoints", "ops", "shipping"},
+    {"serving"},
     {"mux", "messaging", "rmb"},
     {"testing"},
     {"taps", "cli"},

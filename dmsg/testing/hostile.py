@@ -21,10 +21,10 @@ from twisted.internet.defer import Deferred
 from dmsg.crypto.keys import PublicKey, SecretKey
 from dmsg.mux.core.record import RecordLayer
 from dmsg.mux.core.wire import REQUEST_BYTES, FrameType, encode_frame, split_frames
-from dmsg.mux.relay.events import SwitchEvent
 from dmsg.mux.relay.member import Member
 from dmsg.mux.relay.service import DmsgRelay
 from dmsg.mux.relay.switch import Switch
+from dmsg.serving.events import SwitchEvent
 from dmsg.testing.network import LocalNetwork
 
 __all__ = [

@@ -196,7 +196,7 @@ def path_states() -> str:
 
 def leg_states() -> str:
     """The states of a transport as the relay keeps them, drawn and listed."""
-    from dmsg.mux.relay import member
+    from dmsg.serving import member
 
     return _states(member.LegState, member.TRANSITIONS)
 

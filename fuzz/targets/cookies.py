@@ -7,9 +7,9 @@ from collections.abc import Iterator
 from dmsg.crypto.noise import XK_MESSAGE_BYTES
 from dmsg.errors import RemoteProtocolError
 from dmsg.mux.core.handshake import COOKIE_BYTES
-from dmsg.mux.relay.admission import Origin
 from dmsg.mux.relay.handshake_budget import COOKIE_SLOT_S, CookieJar, HandshakeBudget
 from dmsg.mux.relay.limits import RelayLimits
+from dmsg.serving.admission import Origin
 from fuzz.choices import Choices, repeatable
 
 _LIMITS = RelayLimits(

@@ -8,9 +8,9 @@ from dmsg.errors import RemoteProtocolError
 from dmsg.mux.core.events import HandshakeDone
 from dmsg.mux.core.handshake import LENGTH_BYTES, MESSAGE_LIMIT_BYTES, Handshake, Role
 from dmsg.mux.core.hello import hello_payload
-from dmsg.mux.relay.admission import Origin
 from dmsg.mux.relay.handshake_budget import HandshakeBudget
 from dmsg.mux.relay.limits import RelayLimits
+from dmsg.serving.admission import Origin
 from fuzz.choices import Choices, repeatable
 from fuzz.oracles import KEYS
 

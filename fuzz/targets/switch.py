@@ -7,10 +7,10 @@ from typing import Any
 
 from dmsg.errors import RemoteProtocolError
 from dmsg.mux.core.wire import ACCEPT, ACK, CLOSE, FWD, OK, REQUEST, REQUEST_BYTES, encode_frame, split_frames
-from dmsg.mux.relay.events import MemberDropped
 from dmsg.mux.relay.limits import RelayLimits
 from dmsg.mux.relay.member import Leg, Member
 from dmsg.mux.relay.switch import Switch
+from dmsg.serving.events import MemberDropped
 from fuzz.choices import Choices, repeatable
 from fuzz.oracles import KEYS, PlainRecords
 

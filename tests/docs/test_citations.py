@@ -19,7 +19,7 @@ TREES = ("dmsg", "demos", "tests", "benchmarks", "fuzz", "proofs", "spark", "twi
 SUFFIXES = {".py", ".rst", ".pml", ".pv"}
 DIFFERENCES = DOCS / "explanation" / "differences.rst"
 #: Packages of which nothing reads or writes the wire of a protocol.
-NO_WIRE = {"glue", "sansio", "eventlog", "shipping", "ops", "endpoints", "taps", "cli", "testing"}
+NO_WIRE = {"glue", "sansio", "eventlog", "serving", "shipping", "ops", "endpoints", "taps", "cli", "testing"}
 
 _NAME = r"(?:spec|weakness)-[a-z0-9-]+"
 _LABEL = re.compile(rf"^ *(?:- )?\.\. _({_NAME}):$", re.MULTILINE)

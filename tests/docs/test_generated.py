@@ -27,12 +27,12 @@ from dmsg.mux.core.e2e_handshake import CONFIRM_TIMEOUT_S
 from dmsg.mux.core.handshake import COOKIE_BYTES
 from dmsg.mux.core.limits import ConnectionConfig, ListenerLimits
 from dmsg.mux.core.window import AckGate
-from dmsg.mux.relay import member
 from dmsg.mux.relay.handshake_budget import COOKIE_SLOT_S
 from dmsg.mux.relay.limits import RelayLimits
 from dmsg.ops.settings import settings_of
 from dmsg.relays.pool import PoolConfig
 from dmsg.sansio.rate import RecentIds
+from dmsg.serving import member
 from dmsg.taps.settings import SETTINGS
 
 from .conftest import DOCS, ROOT

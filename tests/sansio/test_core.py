@@ -40,7 +40,7 @@ PURE = [
     "dmsg.mux.core.connection",
     "dmsg.mux.relay.member",
     "dmsg.mux.relay.switch",
-    "dmsg.mux.relay.events",
+    "dmsg.serving.events",
 ]
 
 

@@ -16,9 +16,9 @@ from dmsg.crypto.keys import Random
 from dmsg.crypto.noise import XK_MESSAGE_BYTES
 from dmsg.errors import RemoteProtocolError
 from dmsg.mux.core.handshake import COOKIE_BYTES
-from dmsg.mux.relay.admission import Origin
 from dmsg.mux.relay.limits import RelayLimits
 from dmsg.sansio.rate import RateLimiterTable, TokenBucket
+from dmsg.serving.admission import Origin
 
 #: A secret makes cookies for this time and opens them for twice as long: a handshake may not take longer.
 COOKIE_SLOT_S: Final = 16.0

@@ -9,7 +9,7 @@ import os
 import time
 from collections.abc import Callable, Sequence
 from itertools import count
-from typing import Final
+from typing import Any, Final
 
 from twisted.application.service import Service
 from twisted.internet.defer import CancelledError, Deferred, ensureDeferred, maybeDeferred
@@ -37,14 +37,16 @@ from dmsg.mux.core.events import HandshakeDone
 from dmsg.mux.core.handshake import Handshake, Role
 from dmsg.mux.core.hello import AnnouncedLimits, hello_payload, read_hello
 from dmsg.mux.core.wire import FRAME_PAYLOAD_LIMIT_BYTES, CloseReason, reason_name
-from dmsg.mux.relay.admission import Admission, Origin
-from dmsg.mux.relay.events import MemberDropped, RequestRefused, SwitchEvent, TransportEnded, TransportStarted
 from dmsg.mux.relay.handshake_budget import HandshakeBudget
 from dmsg.mux.relay.limits import RelayLimits
-from dmsg.mux.relay.member import Leg, Member
+from dmsg.mux.relay.member import Member
 from dmsg.mux.relay.shell import RelayFactory, RelayShell
 from dmsg.mux.relay.switch import Switch
 from dmsg.sansio.jitter import Jitter
+from dmsg.serving.admission import Admission, Origin
+from dmsg.serving.events import MemberDropped, RequestRefused, SwitchEvent, TransportEnded, TransportStarted
+from dmsg.serving.member import Leg
+from dmsg.serving.member import Member as AnyMember
 
 _log = Logger()
 #: Seconds between two updates of the number of available connections in discovery.
@@ -371,7 +373,7 @@ class DmsgRelay(Service):
                 self.admission.left(_shell_of(member))
                 _shell_of(member).fail(RemoteProtocolError("connection", reason))
 
-    def _opened(self, leg: Leg) -> ev.TransportOpened:
+    def _opened(self, leg: Leg[Any]) -> ev.TransportOpened:
         return ev.TransportOpened(
             _shell_of(leg.member).number,
             leg.id,
@@ -424,7 +426,7 @@ class DmsgRelay(Service):
             self._events.emit(event)
 
 
-def _shell_of(member: Member) -> RelayShell:
+def _shell_of(member: AnyMember[Any]) -> RelayShell:
     shell = member.owner
     assert isinstance(shell, RelayShell)
     return shell

@@ -12,7 +12,7 @@ from dmsg.glue.pacer import Pacer
 from dmsg.glue.shell import Owner, Shell
 from dmsg.glue.throttle import ReadThrottle
 from dmsg.mux.core.handshake import Handshake
-from dmsg.mux.relay.admission import Origin
+from dmsg.serving.admission import Origin
 
 #: Why a stranger is not read from while what it sent waits for its turn.
 _TURN: Final = "turn"

@@ -34,12 +34,13 @@ from dmsg.mux.core.wire import (
     reason_name,
     split_frames,
 )
-from dmsg.mux.relay.events import MemberDropped, RequestRefused, SwitchEvent, TransportEnded, TransportStarted
 from dmsg.mux.relay.limits import RelayLimits
-from dmsg.mux.relay.member import Leg, LegState, Member
-from dmsg.mux.relay.place_rules import PlaceRules
-from dmsg.mux.relay.queues import Queues
-from dmsg.mux.relay.request_rates import RequestRates
+from dmsg.mux.relay.member import Leg, Member
+from dmsg.serving.events import MemberDropped, RequestRefused, SwitchEvent, TransportEnded, TransportStarted
+from dmsg.serving.member import LegState
+from dmsg.serving.place_rules import PlaceRules
+from dmsg.serving.queues import Queues
+from dmsg.serving.request_rates import RequestRates
 
 # Each is an attribute of an enumeration, which takes a call in Python.
 _REQUESTED: Final = LegState.REQUESTED
@@ -56,7 +57,7 @@ class Switch:
         self.members: dict[bytes, Member] = {}
         #: Members that have something to send. The service flushes them and empties the list.
         self.dirty: list[Member] = []
-        self.queues = Queues(limits)
+        self.queues: Queues[Leg] = Queues(limits)
         self._places = PlaceRules(limits)
         self._rates = RequestRates(limits)
         self.open_transports = 0
@@ -230,8 +231,7 @@ class Switch:
             self._end_both(yielding, CloseReason.BUSY, events)
         asking = Leg(member, transport_id, initiator=True)
         asked = Leg(target, target_id, initiator=False)
-        asking.join(asked, payload, self.now)
-        member.pending_requests += 1
+        asking.ask(asked, payload, self.now)
         self._forget_settled()
         self._pending.append((self.now + self.limits.request_timeout_s, asking))
         target.send_control(encode_frame(REQUEST, target_id, payload))
@@ -275,7 +275,6 @@ class Switch:
             self._end_both(leg if yielding is None else yielding, CloseReason.BUSY, events)
             if yielding is None:
                 return
-        asking.member.pending_requests -= 1
         self._rates.accepted(asking.member, leg.member)
         asking.open_both(self.now)
         self.open_transports += 1

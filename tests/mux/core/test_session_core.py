@@ -24,10 +24,10 @@ from dmsg.mux.core.handshake import Handshake, Role
 from dmsg.mux.core.limits import ConnectionConfig
 from dmsg.mux.core.stream import Stream, StreamState
 from dmsg.mux.core.wire import CloseReason
-from dmsg.mux.relay.events import TransportStarted
 from dmsg.mux.relay.limits import RelayLimits
 from dmsg.mux.relay.member import Member
 from dmsg.mux.relay.switch import Switch
+from dmsg.serving.events import TransportStarted
 
 SERVER, *CLIENTS = (SecretKey(hashlib.sha256(name).digest()) for name in (b"server", b"alice", b"bob"))
 CONFIG = ConnectionConfig(

@@ -13,9 +13,9 @@ from dmsg.errors import RemoteProtocolError
 from dmsg.mux.core.events import HandshakeDone
 from dmsg.mux.core.handshake import COOKIE_BYTES, Handshake, Role
 from dmsg.mux.core.hello import hello_payload
-from dmsg.mux.relay.admission import Origin
 from dmsg.mux.relay.handshake_budget import COOKIE_SLOT_S, CookieJar, HandshakeBudget
 from dmsg.mux.relay.limits import RelayLimits
+from dmsg.serving.admission import Origin
 
 ALICE, SERVER = (SecretKey(hashlib.sha256(name).digest()) for name in (b"alice", b"server"))
 HOME = Origin.of("192.0.2.1")

@@ -34,11 +34,11 @@ from dmsg.mux.core.wire import (
     encode_frame,
     split_frames,
 )
-from dmsg.mux.relay.events import MemberDropped, RequestRefused, TransportEnded, TransportStarted
 from dmsg.mux.relay.limits import RelayLimits
 from dmsg.mux.relay.member import Leg, Member
 from dmsg.mux.relay.switch import Switch
 from dmsg.sansio.rate import RecentIds
+from dmsg.serving.events import MemberDropped, RequestRefused, TransportEnded, TransportStarted
 
 ALICE, BOB, CAROL, DAVE = (
     SecretKey(hashlib.sha256(name).digest()).public_key for name in (b"alice", b"bob", b"carol", b"dave")

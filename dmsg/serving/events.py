@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
-from dmsg.mux.relay.member import Leg, Member
+from dmsg.serving.member import Leg, Member
 
 
 class SwitchEvent:
@@ -17,7 +18,7 @@ class SwitchEvent:
 class TransportStarted(SwitchEvent):
     """A transport was accepted; ``asking`` is the initiating leg."""
 
-    asking: Leg
+    asking: Leg[Any]
 
 
 @dataclass(slots=True)
@@ -27,7 +28,7 @@ class TransportEnded(SwitchEvent):
     ``by`` is the side that closed it or is gone, ``initiator`` or ``responder``, or ``server`` when a limit closed it.
     """
 
-    asking: Leg
+    asking: Leg[Any]
     reason: int
     by: str
     was_open: bool
@@ -35,9 +36,9 @@ class TransportEnded(SwitchEvent):
 
 @dataclass(slots=True)
 class RequestRefused(SwitchEvent):
-    """A REQUEST was answered with CLOSE by the relay itself."""
+    """A request was refused by the relay itself."""
 
-    member: Member
+    member: Member[Any]
     reason: str
 
 
@@ -45,5 +46,5 @@ class RequestRefused(SwitchEvent):
 class MemberDropped(SwitchEvent):
     """The connection of ``member`` has to be closed. The switch has forgotten it already."""
 
-    member: Member
+    member: Member[Any]
     reason: str

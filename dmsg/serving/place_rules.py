@@ -5,11 +5,11 @@ Pure. :ref:`spec-places`.
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Any, Final
 
-from dmsg.mux.relay.limits import RelayLimits
-from dmsg.mux.relay.member import Leg, Member
-from dmsg.mux.relay.places import Places
+from dmsg.serving.limits import ServingLimits
+from dmsg.serving.member import L, Member
+from dmsg.serving.places import Places
 
 #: How exactly the last activity of transports is known. The hot path counts bytes and notes no times, so the counts are
 #: compared once in this many seconds while most places are taken.
@@ -19,11 +19,11 @@ _SAMPLE_S: Final = 5.0
 class PlaceRules:
     """The limits of a relay on places, applied."""
 
-    def __init__(self, limits: RelayLimits) -> None:
+    def __init__(self, limits: ServingLimits) -> None:
         self._limits = limits
 
-    def may_ask(self, newcomer: Member, target: Member, now: float) -> bool:
-        """Whether a REQUEST of ``newcomer`` to ``target`` has a place, or another source has to give one up for it."""
+    def may_ask(self, newcomer: Member[Any], target: Member[Any], now: float) -> bool:
+        """Whether a request of ``newcomer`` to ``target`` has a place, or another source has to give one up for it."""
         limits = self._limits
         if newcomer.dials + newcomer.incoming.count >= limits.transports_per_connection:
             return False
@@ -36,7 +36,7 @@ class PlaceRules:
         unanswered = target.unanswered
         return unanswered.count < limits.unanswered_per_target or self._yielding(unanswered, newcomer) is not None
 
-    def request_for(self, newcomer: Member, target: Member) -> Leg | None:
+    def request_for(self, newcomer: Member[L], target: Member[L]) -> L | None:
         """The unanswered request that ends for one of ``newcomer``: the oldest of the source that yields, or ``None``."""
         if target.unanswered.count < self._limits.unanswered_per_target:
             return None
@@ -44,11 +44,11 @@ class PlaceRules:
         legs = [leg for leg in target.legs.values() if not leg.initiator and leg.target is source]
         return min((leg for leg in legs if not leg.open), key=lambda leg: leg.since)
 
-    def is_full(self, target: Member) -> bool:
+    def is_full(self, target: Member[Any]) -> bool:
         """Whether all places of ``target`` for transports that others open are taken."""
         return target.incoming.count >= self._room(target)
 
-    def transport_for(self, newcomer: Member, target: Member, now: float) -> Leg | None:
+    def transport_for(self, newcomer: Member[L], target: Member[L], now: float) -> L | None:
         """The transport that ends for one of ``newcomer``: the longest idle of the source that yields, or ``None``."""
         source = self._yielding(target.incoming, newcomer)
         if source is None:
@@ -57,16 +57,16 @@ class PlaceRules:
         legs = [leg for leg in target.legs.values() if not leg.initiator and leg.target is source]
         return min((leg for leg in legs if leg.open), key=lambda leg: leg.active_at)
 
-    def _room(self, target: Member) -> int:
+    def _room(self, target: Member[Any]) -> int:
         places = self._limits.transports_per_connection
         return min(places // 2, places - target.dials)
 
-    def _yielding(self, places: Places[Member], newcomer: Member) -> Member | None:
+    def _yielding(self, places: Places[Any], newcomer: Member[Any]) -> object:
         limits = self._limits
         return places.yielding(newcomer, per_source=limits.transports_per_source, per_pair=limits.transports_per_pair)
 
 
-def _sample(target: Member, now: float) -> None:
+def _sample(target: Member[Any], now: float) -> None:
     """Note which transports to ``target`` carried bytes since the last sample."""
     target.sampled_at = now
     for leg in target.legs.values():

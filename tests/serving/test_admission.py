@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dmsg.mux.relay.admission import Admission, Crowd, Origin
-from dmsg.mux.relay.limits import RelayLimits
+from dmsg.serving.admission import Admission, Crowd, Origin
+from dmsg.serving.limits import ServingLimits
 
 _numbers = count(1)
 
@@ -30,7 +30,7 @@ def one(host: str) -> One:
 
 
 def seeded(seed: int = 0) -> Admission[One]:
-    return Admission(RelayLimits(), random=stdlib_random.Random(seed).randbytes)
+    return Admission(ServingLimits(), random=stdlib_random.Random(seed).randbytes)
 
 
 @given(st.lists(st.tuples(st.booleans(), st.integers(0, 2), st.integers(0, 2)), max_size=120), st.randoms())
@@ -135,7 +135,7 @@ def test_in_one_group_those_that_were_there_long_are_preferred() -> None:
 
 
 def test_who_has_no_idle_client_to_end_turns_the_newcomer_away() -> None:
-    table: Admission[One] = Admission(RelayLimits(connections=3, connections_per_address=2))
+    table: Admission[One] = Admission(ServingLimits(connections=3, connections_per_address=2))
     a, b, c = one("10.0.0.1"), one("10.0.0.1"), one("10.0.1.1")
     for each in (a, b, c):
         table.joined(each)

@@ -1,6 +1,6 @@
-"""How many REQUESTs a relay passes on to one client.
+"""How many requests a relay passes on to one client.
 
-Pure. :ref:`spec-request-rates`. A REQUEST costs the client that gets it some 100 times what it costs the relay, so the
+Pure. :ref:`spec-request-rates`. A request costs the client that gets it some 100 times what it costs the relay, so the
 relay limits how many strangers can cause. A client is known to another when it has an open transport to it or was
 accepted by it lately; else it is a stranger. Both kinds have a rate of their own towards each client.
 """
@@ -9,18 +9,18 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from itertools import islice
-from typing import Final
+from typing import Any, Final
 
-from dmsg.mux.relay.limits import RelayLimits
-from dmsg.mux.relay.member import Member, Rates
 from dmsg.sansio.rate import FairBucket, RecentSet, TokenBucket
+from dmsg.serving.limits import ServingLimits
+from dmsg.serving.member import Member, Rates
 
 #: Clients that one stranger has buckets for. With more it waits until one of the buckets is full again.
 _PAIRS: Final = 256
 #: Full buckets are searched once in this time, at this many clients: more than get new buckets in that time.
 _LOOK_S: Final = 0.1
 _LOOKED_AT: Final = 256
-#: Buckets of pairs forgotten in one search: more than a relay takes REQUESTs in that time.
+#: Buckets of pairs forgotten in one search: more than a relay takes requests in that time.
 _FORGOTTEN_PAIRS: Final = 4_096
 #: Keys that a client accepted last: they are known to it.
 _KNOWN_KEYS: Final = 256
@@ -29,16 +29,16 @@ _KNOWN_KEYS: Final = 256
 class RequestRates:
     """The rates towards all clients of a relay."""
 
-    def __init__(self, limits: RelayLimits) -> None:
+    def __init__(self, limits: ServingLimits) -> None:
         self._limits = limits
         #: The clients that have buckets, in the order in which they are searched for full ones.
-        self._targets: OrderedDict[Member, None] = OrderedDict()
+        self._targets: OrderedDict[Member[Any], None] = OrderedDict()
         #: The strangers that have buckets of pairs, in the same way.
-        self._sources: OrderedDict[Member, None] = OrderedDict()
+        self._sources: OrderedDict[Member[Any], None] = OrderedDict()
         self._looked_at = 0.0
 
-    def take(self, source: Member, target: Member, now: float) -> bool:
-        """Whether a REQUEST of ``source`` may be passed on to ``target``."""
+    def take(self, source: Member[Any], target: Member[Any], now: float) -> bool:
+        """Whether a request of ``source`` may be passed on to ``target``."""
         if not 0 <= now - self._looked_at < _LOOK_S:
             self._forget_full(now)
         rates = target.rates
@@ -48,22 +48,22 @@ class RequestRates:
             return rates[1].take(source.group, now)
         return self._take_of_pair(source, target, now) and rates[0].take(source.group, now)
 
-    def accepted(self, source: Member, target: Member) -> None:
-        """Note that ``target`` accepted a REQUEST of ``source``."""
+    def accepted(self, source: Member[Any], target: Member[Any]) -> None:
+        """Note that ``target`` accepted a request of ``source``."""
         if not isinstance(target.known, RecentSet):
             target.known = RecentSet(_KNOWN_KEYS)
         target.known.add(source.remote.raw)
 
-    def forget(self, member: Member) -> None:
+    def forget(self, member: Member[Any]) -> None:
         """Forget a client that is gone."""
         self._forget_target(member)
         self._sources.pop(member, None)
 
-    def _forget_target(self, target: Member) -> None:
+    def _forget_target(self, target: Member[Any]) -> None:
         target.rates = None
         self._targets.pop(target, None)
 
-    def _add(self, target: Member, now: float) -> Rates:
+    def _add(self, target: Member[Any], now: float) -> Rates:
         limits = self._limits
         strangers = FairBucket[str](limits.stranger_requests_per_s, limits.stranger_request_burst, now)
         known = FairBucket[str](limits.known_requests_per_s, limits.known_request_burst, now)
@@ -90,7 +90,7 @@ class RequestRates:
             if left <= 0:
                 break
 
-    def _forget_full_pairs(self, source: Member, now: float, most: int) -> int:
+    def _forget_full_pairs(self, source: Member[Any], now: float, most: int) -> int:
         """Forget up to ``most`` buckets of ``source`` that are full again, from the one used longest ago; gives how many."""
         pairs, burst = source.pairs, self._limits.pair_request_burst
         for forgotten in range(most):
@@ -102,7 +102,7 @@ class RequestRates:
             del pairs[oldest]
         return most
 
-    def _take_of_pair(self, source: Member, target: Member, now: float) -> bool:
+    def _take_of_pair(self, source: Member[Any], target: Member[Any], now: float) -> bool:
         """Whether a stranger keeps to its rate towards one client.
 
         The table is the stranger's own, and a bucket is forgotten only when it is full again: a stranger that asks too many

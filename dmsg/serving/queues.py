@@ -11,10 +11,10 @@ from __future__ import annotations
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Collection, Sequence
 from operator import attrgetter
-from typing import Final
+from typing import Any, Final, Generic
 
-from dmsg.mux.relay.limits import RelayLimits
-from dmsg.mux.relay.member import Leg, LegState, Member
+from dmsg.serving.limits import ServingLimits
+from dmsg.serving.member import L, Leg, LegState, Member
 
 #: Taken from the queues at one go, then the network is asked again.
 _DRAIN_BYTES: Final = 64 * 1024
@@ -27,23 +27,23 @@ _STALLED_WEIGHT: Final = 4
 #: One part in this many of a limit is freed beyond the excess, so that not each frame causes a search.
 _FREED_SHARE: Final = 64
 
-_sender: Callable[[Leg], Member] = attrgetter("target")
-_receiver: Callable[[Leg], Member] = attrgetter("member")
+_sender: Callable[[Leg[Any]], Member[Any]] = attrgetter("target")
+_receiver: Callable[[Leg[Any]], Member[Any]] = attrgetter("member")
 
 
-class Queues:
-    """The queues of a switch. A :class:`~dmsg.mux.relay.member.Leg` stands for the queue *towards* it."""
+class Queues(Generic[L]):
+    """The queues of a switch. A :class:`~dmsg.serving.member.Leg` stands for the queue *towards* it."""
 
-    def __init__(self, limits: RelayLimits) -> None:
+    def __init__(self, limits: ServingLimits) -> None:
         self._limits = limits
         self.queued_bytes = 0
         # Deadlines, the earliest first: each is set to now and a fixed time when its entry goes to the end.
-        self._stuck: OrderedDict[Leg, float] = OrderedDict()
-        self._waiting: OrderedDict[Member, float] = OrderedDict()
+        self._stuck: OrderedDict[L, float] = OrderedDict()
+        self._waiting: OrderedDict[Member[Any], float] = OrderedDict()
 
     # --- in and out ------------------------------------------------------------------------------------------------
 
-    def put(self, queue: Leg, frame: bytes, now: float) -> None:
+    def put(self, queue: L, frame: bytes, now: float) -> None:
         """Add ``frame`` to ``queue``."""
         receiver, sender = queue.member, queue.target
         if not queue.queue:
@@ -61,7 +61,7 @@ class Queues:
         if queue.queued_bytes > self._limits.queue_soft_bytes and queue not in self._stuck:
             self.limit_time(queue, now)
 
-    def drain(self, receiver: Member, now: float) -> None:
+    def drain(self, receiver: Member[Any], now: float) -> None:
         """Put what waits for ``receiver`` into its output: up to 64 KiB, up to 16 KiB of each transport in turn."""
         waiting, out = receiver.waiting, receiver.out
         budget = _DRAIN_BYTES
@@ -84,7 +84,7 @@ class Queues:
         if not waiting and not receiver.congested:
             receiver.direct = True
 
-    def took(self, queue: Leg, size: int) -> None:
+    def took(self, queue: L, size: int) -> None:
         """Count off ``size`` bytes of ``queue`` that are sent or dropped."""
         receiver, sender = queue.member, queue.target
         queue.queued_bytes -= size
@@ -98,20 +98,20 @@ class Queues:
             if not receiver.waiting:
                 self._waiting.pop(receiver, None)
 
-    def drop(self, queue: Leg) -> None:
+    def drop(self, queue: L) -> None:
         """Forget what waits in ``queue``."""
         if queue.queue:
             queue.queue.clear()
             self.took(queue, queue.queued_bytes)
 
-    def drop_all(self, receiver: Member) -> None:
+    def drop_all(self, receiver: Member[Any]) -> None:
         """Forget what waits for ``receiver``."""
         for queue in list(receiver.waiting):
             self.drop(queue)
 
     # --- too much --------------------------------------------------------------------------------------------------
 
-    def excess(self, queue: Leg, now: float) -> Sequence[Leg]:
+    def excess(self, queue: L, now: float) -> Sequence[L]:
         """The queues to drop because of what was put into ``queue``; mostly none."""
         limits = self._limits
         receiver, sender = queue.member, queue.target
@@ -130,7 +130,7 @@ class Queues:
             return _first_bytes(queues, self.queued_bytes - limit + limit // _FREED_SHARE)
         return ()
 
-    def _largest(self, now: float) -> Member:
+    def _largest(self, now: float) -> Member[Any]:
         """The receiver for which the most waits, in the group for which the most waits."""
         loads = {member: member.queued_to * _weight(member, now) for member in self._waiting}
         groups: Counter[str] = Counter()
@@ -140,7 +140,7 @@ class Queues:
 
     # --- too long --------------------------------------------------------------------------------------------------
 
-    def limit_time(self, queue: Leg, now: float) -> None:
+    def limit_time(self, queue: L, now: float) -> None:
         """Start the timeout of a slow consumer for ``queue``, which is too long or whose transport is closed."""
         queue.progressed = False
         self._stuck[queue] = now + self._limits.slow_consumer_timeout_s
@@ -153,10 +153,10 @@ class Queues:
         times = [next(iter(each.values())) for each in (self._stuck, self._waiting) if each]
         return min(times) if times else None
 
-    def expired(self, now: float) -> list[Leg]:
+    def expired(self, now: float) -> list[L]:
         """The queues whose receiver took nothing for too long."""
         limits = self._limits
-        found: dict[Leg, None] = {}
+        found: dict[L, None] = {}
         while self._stuck:
             queue, deadline = next(iter(self._stuck.items()))
             if deadline > now:
@@ -182,31 +182,31 @@ class Queues:
         return list(found)
 
 
-def _weight(receiver: Member, now: float) -> int:
+def _weight(receiver: Member[Any], now: float) -> int:
     return _STALLED_WEIGHT if now - receiver.took_at >= _STALLED_S else 1
 
 
-def _ranked(queues: Collection[Leg], end: Callable[[Leg], Member], now: float) -> list[Leg]:
+def _ranked(queues: Collection[L], end: Callable[[Leg[Any]], Member[Any]], now: float) -> list[L]:
     """``queues``, those of the largest group first, in it those of the largest connection, then the longest.
 
     ``end`` gives the connection of a queue that counts.
     """
     loads = {queue: queue.queued_bytes * _weight(queue.member, now) for queue in queues}
     groups: Counter[str] = Counter()
-    members: Counter[Member] = Counter()
+    members: Counter[Member[Any]] = Counter()
     for queue, load in loads.items():
         member = end(queue)
         groups[member.group] += load
         members[member] += load
 
-    def rank(queue: Leg) -> tuple[int, int, int]:
+    def rank(queue: L) -> tuple[int, int, int]:
         member = end(queue)
         return groups[member.group], members[member], loads[queue]
 
     return sorted(queues, key=rank, reverse=True)
 
 
-def _first_bytes(queues: list[Leg], least_bytes: int) -> list[Leg]:
+def _first_bytes(queues: list[L], least_bytes: int) -> list[L]:
     """The first of ``queues`` that hold ``least_bytes``, or all."""
     for at, queue in enumerate(queues):
         least_bytes -= queue.queued_bytes
