@@ -48,7 +48,7 @@ def main() -> None:
     if getattr(module, "STANDS_FOR_OTHER_MACHINES", False):
         _yield_to_others()
     answers = os.fdopen(os.dup(1), "wb", buffering=0)
-    os.dup2(2, 1)  # whatever else prints must not get between the answers
+    os.dup2(2, 1)  # other output must not get between the answers
     if module.USES_TWISTED:
         _run_twisted(module, options, answers)
     else:

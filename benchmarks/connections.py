@@ -2,7 +2,7 @@
 
 A load process opens connections at an even pace; two clients play ping-pong meanwhile. Their tail without the load is
 the mean of what it is right before and right after, in each repeat. The server has a core to itself, as a machine of
-its own would give it; everybody else shares the others.
+its own would give it; all other processes share the others.
 """
 
 from __future__ import annotations

@@ -76,7 +76,7 @@ def reference_ranks(
 
     Four things are asked of a relay: that it lets clients in, that it keeps them, that transports come about, and how
     fast. Each is the share of what went well, the newest counting most, no client for more than :data:`_CLIENT_LIMIT`
-    observations, and one that is nobody's pulling towards :data:`_UNKNOWN`; speed is relative to the fastest. The score
+    observations, and one imaginary one pulling towards :data:`_UNKNOWN`; speed is relative to the fastest. The score
     is the product of the four.
     """
     half_life_s = min(window_s, 120.0)

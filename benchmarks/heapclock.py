@@ -16,7 +16,7 @@ __all__ = ["HeapClock"]
 class HeapClock(Clock):
     """A ``Clock`` that starts at ``now_s`` and keeps its calls in a heap instead of sorting all of them each time.
 
-    Unlike the original, it stops at each call that is due: everybody sees the time they asked for.
+    Unlike the original, it stops at each call that is due: each call sees the time it asked for.
     """
 
     def __init__(self, now_s: float = 0.0) -> None:

@@ -1,4 +1,4 @@
-"""Relays are killed one after another under many end-to-end transports, and nobody may notice more than a pause.
+"""Relays are killed one after another under many end-to-end transports, and their applications may notice no more than a pause.
 
 Three relays, discovery over SQLite and two clients, each a process of its own. Between the clients there are transports
 on which numbered blocks go both ways; every few seconds a relay is ended by SIGKILL and started again a second later, on

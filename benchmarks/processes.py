@@ -108,7 +108,7 @@ class Child:
             self._process.send_signal(signal.SIGCONT)
 
     def kill(self) -> None:
-        """SIGKILL: the process gets no chance to say goodbye to anybody."""
+        """SIGKILL: the process cannot tell its peers."""
         self._process.kill()
         self._process.wait()
 

@@ -1,4 +1,4 @@
-"""What forwarding one FWD costs the server, held against the cryptography that nobody can save.
+"""What forwarding one FWD costs the server, held against the cryptography that the protocol demands.
 
 The base is one ChaCha20-Poly1305 decryption and one encryption of as many bytes, measured in the same repeat. Frames
 come one in a record, as reference clients send them. ``pure`` is the switch alone, fed 64 KiB at a time; ``process`` is

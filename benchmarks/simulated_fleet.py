@@ -330,7 +330,7 @@ class _Fleet:
         if self._over:
             return
         self._reachable.remove(client)
-        await deferLater(self.clock, _QUIET_S)  # until nobody is dialling it any more
+        await deferLater(self.clock, _QUIET_S)  # until no client dials it any more
         if not self._over:
             await client.stopService()
             self._live(number, life + 1)

@@ -1,4 +1,4 @@
-"""A receiver that stops reading: what the server holds for it, and whether anybody else notices.
+"""A receiver that stops reading: what the server holds for it, and whether other clients are slowed down.
 
 ``honest`` is a client of ours that pushes for some seconds: its window stops it. ``hostile`` ignores acknowledgements,
 is in league with the receiver, and opens a new transport whenever the server closes one, until everything is written.

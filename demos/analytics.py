@@ -67,8 +67,8 @@ class AnalyticsDemo(Demo):
         self._say(f"{PINGERS} clients ping {key[:16]}…, one dials an unknown key")
         for number in range(1, PINGERS + 1):
             self._client(f"pinger-{number}", "ping", url, key, "--count", str(PINGS), "--interval", "0.02")
-        nobody = str(SecretKey.generate().public_key)
-        self._client("pinger-1.lost", "ping", url, nobody, "--count", "1")
+        absent = str(SecretKey.generate().public_key)
+        self._client("pinger-1.lost", "ping", url, absent, "--count", "1")
 
     def _transfer_through_a_kill(self, url: str) -> None:
         inbox = self._home / "inbox"

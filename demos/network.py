@@ -25,8 +25,8 @@ RELAYS: Final = 2
 #: How long each step may take, in seconds.
 STEP_TIMEOUT_S: Final = 20.0
 TRANSFER_TIMEOUT_S: Final = 60.0
-#: The pause between two looks, in seconds. Looking again and again is the only way from outside: most processes tell
-#: nobody that they have become ready.
+#: The pause between two looks, in seconds. Looking again and again is the only way from outside: most processes do not
+#: say when they have become ready.
 _POLL_S: Final = 0.05
 _EVENTS_SHOWN: Final = 6
 

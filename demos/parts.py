@@ -43,7 +43,7 @@ class Role:
         self.log = home / f"{name}.log"
         self.results = home / f"{name}.out"
         root = str(Path(dmsg.__file__).resolve().parent.parent)
-        # Whatever the environment says about dmsg is about another network.
+        # The environment's variables for dmsg are about another network.
         environment = {name: value for name, value in os.environ.items() if not name.startswith("DMSG_")}
         environment["DMSG_STATE_DIR"] = "none"  # its keys end with it
         environment["PYTHONPATH"] = os.pathsep.join(filter(None, (root, environment.get("PYTHONPATH"))))

@@ -1,4 +1,4 @@
-"""HTTP without a network: connections in memory, on a clock that nobody turns but the target."""
+"""HTTP without a network: connections in memory, on a clock that only the target advances."""
 
 from __future__ import annotations
 

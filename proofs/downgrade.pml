@@ -24,7 +24,7 @@ mtype dial_policy, listen_policy;
 mtype dialler = NOTHING, listener = NOTHING;
 bit dialler_sent_kk1, listener_sent_kk2;                /* all that makes these messages exist */
 
-/* An entry is signed: discovery hands out the real one, or none. Whoever never asks for security publishes 0.0.1. */
+/* An entry is signed: discovery hands out the real one, or none. A client that never asks for security publishes 0.0.1. */
 inline look_up(policy, answer) {
   atomic {
   if

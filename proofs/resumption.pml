@@ -209,7 +209,7 @@ proctype Initiator() {
   od
 }
 
-/* A frame on a path that is not in use, whatever state the transport is in. */
+/* A frame on a path that is not in use, in every state of the transport. */
 inline take_offer(p) {
   way[p].to[1]?what, value;
   if

@@ -85,7 +85,7 @@ def _failure_of(event: Any) -> Any:
 
 
 class LoggedErrors:
-    """Errors that reached Twisted's log, among them those of Deferreds that nobody handled."""
+    """Errors that reached Twisted's log, among them those of Deferreds without a handler."""
 
     def __init__(self) -> None:
         self._events: list[Any] = []
@@ -294,7 +294,7 @@ def guard(request: pytest.FixtureRequest) -> Any:
         else:
             gc.collect(1)
         globalLogPublisher.removeObserver(errors)
-    problems += [f"error in the log, or in a Deferred nobody handled: {text}" for text in errors.texts()]
+    problems += [f"error in the log, or in a Deferred without a handler: {text}" for text in errors.texts()]
     if problems:
         pytest.fail("\n".join(problems), pytrace=False)
 
@@ -339,7 +339,7 @@ def reactor() -> Any:
 
 @pytest.fixture(scope="session")
 def self_signed() -> Callable[[x509.GeneralName], bytes]:
-    """``self_signed(x509.DNSName("site"))``: a certificate for it that nobody else has signed, and its key, in PEM."""
+    """``self_signed(x509.DNSName("site"))``: a self-signed certificate for it, and its key, in PEM."""
 
     def make(holder: x509.GeneralName) -> bytes:
         key = ec.generate_private_key(ec.SECP256R1())

@@ -150,5 +150,5 @@ def test_neither_groups_of_hosts_nor_names_are_global(host: str) -> None:
 
 
 @pytest.mark.parametrize("host", ["9.9.9.9", "2620:fe::fe", "::ffff:9.9.9.9"])
-def test_an_address_that_everyone_can_reach_is_global(host: str) -> None:
+def test_an_address_on_the_public_internet_is_global(host: str) -> None:
     assert is_global(host)

@@ -34,7 +34,7 @@ FLOORS = (
 FLOOR = {package: number for number, packages in enumerate(FLOORS) for package in packages}
 #: Protocols. They import nothing of each other: they meet in dmsg.taps and dmsg.cli.
 PROTOCOLS = {"mux", "messaging", "rmb"}
-#: Values that every floor may know, whatever floor they are declared on.
+#: Values that every floor may import, also those below the floor that declares them.
 COMMON = {"dmsg.discovery.entry", "dmsg.discovery.ranks", "dmsg.eventlog.reasons", "dmsg.eventlog.schema"}
 #: Pure packages, beside every package that is called core.
 PURE_PACKAGES = ("crypto", "sansio")
@@ -239,7 +239,7 @@ def test_pure_packages_import_pure_modules(module: Module) -> Iterator[str]:
 
 @rule
 def test_libraries_have_one_owner(module: Module) -> Iterator[str]:
-    """It translates their exceptions, so that nobody else has to know them."""
+    """The owner translates their exceptions, so that no other module has to know them."""
     for name, node in module.imports():
         top = name.partition(".")[0]
         if top in OWNERS and module.name not in OWNERS[top]:
@@ -268,7 +268,7 @@ def _top_level(body: list[ast.stmt]) -> Iterator[ast.stmt]:
 
 @rule
 def test_no_module_imports_the_reactor(module: Module) -> Iterator[str]:
-    """Importing the reactor installs one: nobody may when imported."""
+    """Importing the reactor installs one; importing a module of ours must not."""
     for node in _top_level(module.tree.body):
         if isinstance(node, ast.ImportFrom):
             found = node.module == "twisted.internet" and any(alias.name == "reactor" for alias in node.names)
@@ -291,14 +291,14 @@ REACTOR_USERS = {
 
 @rule
 def test_only_entrances_ask_for_the_reactor(module: Module) -> Iterator[str]:
-    """Everybody else is given it."""
+    """All other modules are given it."""
     for name, node in module.imports():
         if _under(name, "twisted.internet.reactor") and module.name not in REACTOR_USERS:
             yield f"{module.path}:{node.lineno}: the reactor is an argument"
 
 
 def test_importing_installs_no_reactor():
-    """In one interpreter, one after the other: whoever installs one is named."""
+    """In one interpreter, one after the other: the module that installs one is named."""
     # What needs Klein or treq is imported by makeService and main only: these install a reactor when imported.
     heavy = {"dmsg.discovery.api", "dmsg.discovery.client", "dmsg.discovery.stores.redis", "dmsg.http.client"}
     names = sorted(name for name in NAMES - heavy if not _under(name, "dmsg.cli"))
@@ -385,7 +385,7 @@ def test_streams_are_not_told_apart_by_their_class(module: Module) -> Iterator[s
 
 @rule
 def test_modules_are_short(module: Module) -> Iterator[str]:
-    """Whoever reads one can keep it in mind."""
+    """A reader can keep one in mind."""
     lines = len(module.path.read_text("utf-8").splitlines())
     if lines > LINE_LIMIT:
         yield f"{module.path} has {lines} lines: split it by nouns"

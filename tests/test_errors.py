@@ -78,7 +78,7 @@ def test_a_failed_dial_tells_everything_that_was_tried() -> None:
     assert attempts[0].as_dict()["detail"] == ""
 
 
-def test_a_dial_without_attempts_and_with_a_stage_nobody_knows() -> None:
+def test_a_dial_without_attempts_and_with_an_unknown_stage() -> None:
     assert DialError("02ff", []).reason == "no attempt was made"
     odd = [Attempt("elsewhere", "", 0.0, "odd"), Attempt("discovery", "", 0.0, "not found")]
     assert DialError("02ff", odd).reason == "not found"

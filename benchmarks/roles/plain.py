@@ -31,7 +31,7 @@ class Copy(Protocol):
         self.transport.setTcpNoDelay(True)  # type: ignore[union-attr]
 
     def dataReceived(self, data: bytes) -> None:
-        """Pass on, or keep until there is somebody to pass it on to."""
+        """Pass on, or keep until the other side is connected."""
         if self.other is None:
             self._early.append(data)
         else:

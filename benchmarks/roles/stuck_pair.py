@@ -1,4 +1,4 @@
-"""A receiver that never reads, and a sender in league with it that pushes at it whatever the server says.
+"""A receiver that never reads, and a sender in league with it that pushes at it and ignores what the server answers.
 
 The receiver cannot see the REQUESTs, but it knows which ids the server will choose, and accepts blindly.
 """
@@ -17,7 +17,7 @@ from dmsg.mux.core.wire import ACCEPT, CLOSE, FWD, REQUEST
 USES_TWISTED = False
 STANDS_FOR_OTHER_MACHINES = True
 _FRAME_DATA_BYTES: Final = 16_384
-_NOBODY: Final = PublicKey.parse("02" + "79be667ef9dcbbac55a06295ce870b07029bfcdb2dce28d959f2815b16f81798").raw
+_ABSENT: Final = PublicKey.parse("02" + "79be667ef9dcbbac55a06295ce870b07029bfcdb2dce28d959f2815b16f81798").raw
 
 
 class Role:
@@ -57,7 +57,7 @@ class Role:
         else:
             # the refusal of a second request tells that the server has seen the first
             self._id += 2
-            sender.send(REQUEST, self._id, sender.key + _NOBODY)
+            sender.send(REQUEST, self._id, sender.key + _ABSENT)
             while True:
                 kind, transport_id, _ = sender.next_frame()
                 if kind == CLOSE and transport_id == self._id - 2:

@@ -50,7 +50,7 @@ def expose(
 ) -> None:
     """Accept transports and connect each to ENDPOINT, e.g. tcp:127.0.0.1:22.
 
-    ENDPOINT is a Twisted client endpoint. Without --allow, anybody who knows the key is connected.
+    ENDPOINT is a Twisted client endpoint. Without --allow, all clients that know the key are connected.
     """
     call.execute(
         lambda reactor: run_expose(call, reactor, endpoint, allow=allow, idle_timeout_s=idle_timeout_s, service=service)
@@ -65,7 +65,7 @@ def expose(
 def forward(call: Invocation, peer: PublicKey, listen: str, service: str) -> None:
     """Listen on LISTEN, e.g. tcp:8022:interface=127.0.0.1, and dial PK for each connection.
 
-    LISTEN is a Twisted server endpoint. Mind its interface: whoever can connect there reaches PK in your name.
+    LISTEN is a Twisted server endpoint. Mind its interface: all who can connect there reach PK in your name.
     """
     call.execute(lambda reactor: run_forward(call, reactor, peer, listen, service=service))
 
@@ -82,7 +82,7 @@ async def run_expose(
     """``dmsg expose``."""
     try:
         target: IStreamClientEndpoint = clientFromString(reactor, endpoint)
-    except Exception as error:  # whatever an endpoint parser makes of a text it does not like
+    except Exception as error:  # an endpoint parser may raise any exception
         raise CommandError(f"{endpoint!r} is not a client endpoint: {error}", Exit.USAGE) from None
 
     async def connect() -> End:

@@ -66,7 +66,7 @@ def publish(descriptor: int, part: str, name: LogFileName) -> str:
     folder = os.path.dirname(part)
     while os.path.lexists(final := os.path.join(folder, name.format())):
         name = name._replace(number=name.number + 1)
-    with contextlib.suppress(FileNotFoundError):  # someone removed it under us: nothing is left to publish
+    with contextlib.suppress(FileNotFoundError):  # another process has removed it: nothing is left to publish
         os.rename(part, final)
         return final
     return ""

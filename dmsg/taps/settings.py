@@ -104,7 +104,7 @@ class DiscoverySettings(CommonSettings):
         "how often the ranks are read again, in seconds", default=RANKS_REFRESH_S, check=more_than_zero
     )
     list_unproven: bool = setting(
-        "list servers without connecting to them first; only where nobody else can register, as in a closed network",
+        "list servers without connecting to them first; only where strangers cannot register, as in a closed network",
         default=False,
         flag=True,
     )

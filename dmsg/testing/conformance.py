@@ -206,7 +206,7 @@ class TransportConformance(TransportHarness):
 
     @case
     async def test_both_sides_close_at_once(self) -> None:
-        """Both write and close in the same moment: both end once, and whatever arrived is a prefix."""
+        """Both write and close in the same moment: both end once, and what arrived is a prefix."""
         client, server = await self.pair()
         for protocol in (client, server):
             protocol.transport.write(b"last words")
@@ -309,7 +309,7 @@ class TransportConformance(TransportHarness):
         producer = PushProducer(client.transport, self.reactor, total)
         producer.start()
         await self.settle()
-        assert producer.pauses > 0, "the producer was never paused although nobody read"
+        assert producer.pauses > 0, "the producer was never paused although the receiver did not read"
         assert producer.written <= self.in_flight_limit_bytes, "too much was taken from the producer"
         assert server.received == b""
         server.transport.resumeProducing()
@@ -403,9 +403,9 @@ class TransportConformance(TransportHarness):
     # --- connecting ---------------------------------------------------------------------------------------------------
 
     @case
-    async def test_nobody_listens(self) -> None:
+    async def test_no_listener(self) -> None:
         """Connecting to an address without a listener fails the Deferred with an error."""
-        client = await self._nobody_listens()
+        client = await self._without_listener()
         if client is None:
             return
         try:
@@ -413,12 +413,12 @@ class TransportConformance(TransportHarness):
         except Exception as problem:
             assert not isinstance(problem, AssertionError)
         else:
-            raise AssertionError("connected to nobody")
+            raise AssertionError("connected to a peer that does not exist")
 
     @case
     async def test_cancelled_connect(self) -> None:
         """A connect that is cancelled fails, and its protocol never gets a connection it keeps."""
-        client = await self._nobody_listens()
+        client = await self._without_listener()
         if client is None:
             return
         protocol = ConformanceProtocol()
@@ -431,7 +431,7 @@ class TransportConformance(TransportHarness):
         assert isinstance(outcome[0], Failure)
         assert protocol.made == len(protocol.lost)
 
-    async def _nobody_listens(self) -> Any:
+    async def _without_listener(self) -> Any:
         """A client endpoint for a port that was listening until a moment ago; ``None`` for pairs without endpoints."""
         if not self.refuses_connections:
             return None

@@ -1,4 +1,4 @@
-"""A client and a relay that do what they are told: they shake hands and seal records, and send whatever bytes a test wants.
+"""A client and a relay that do what they are told: they shake hands and seal records, and send any bytes a test wants.
 
 For tests of how a dmsg relay or client bears a peer that is broken, hostile or merely unusual. A
 :class:`RawConnection` speaks handshake, records and frames (:doc:`/spec/connection`, :doc:`/spec/frames`), keeps none

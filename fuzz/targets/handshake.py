@@ -58,7 +58,7 @@ def one_input(data: bytes) -> None:
     """The first byte says what kind of server it is; then operations: deliver, alter, inject, drop, let time pass.
 
     Where nothing was touched and no time ran out both sides end with each other's key and the same channel binding.
-    Whatever happens, a side is done at most once, a message is looked at once for each turn, and what is kept is bounded.
+    A side is done at most once, a message is looked at once for each turn, and what is kept is bounded.
     """
     choices = Choices(data)
     kind = choices.byte()

@@ -1,4 +1,4 @@
-"""Key files, whatever stands in them."""
+"""Key files with any content."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Events of the log as lines, whatever stands in their fields."""
+"""Events of the log as lines, with any text in their fields."""
 
 from __future__ import annotations
 

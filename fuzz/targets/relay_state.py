@@ -1,4 +1,4 @@
-"""The file in which a client keeps relays that worked, whatever stands in it."""
+"""The file in which a client keeps relays that worked, with any content."""
 
 from __future__ import annotations
 

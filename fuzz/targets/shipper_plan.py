@@ -39,7 +39,7 @@ def one_input(data: bytes) -> None:
                 plan.scan_begins()
                 plan.scanned(there.values())
             case 2 if there:
-                there.pop(list(there)[choices.byte() % len(there)])  # somebody else has shipped it
+                there.pop(list(there)[choices.byte() % len(there)])  # another shipper has shipped it
             case 3 | 4:
                 file = plan.take(now)
                 if file is not None:

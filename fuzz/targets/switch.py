@@ -39,7 +39,7 @@ _LIMITS = RelayLimits(
     queued_total_bytes=10_000,
     control_backlog_bytes=1_000,
 )
-#: A CLOSE stands behind the data of its transport, whatever the limits are.
+#: A CLOSE stands behind the data of its transport, with all limits.
 _CLOSE_SLACK_BYTES = 64 * (5 + 18)
 
 

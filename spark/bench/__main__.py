@@ -53,7 +53,7 @@ def main(arguments: list[str] | None = None) -> int:
     facts = report.machine()
     work = options.work or Path(tempfile.mkdtemp(prefix="dmsg-bench-"))
     cache = Path(tempfile.mkdtemp(prefix="dmsg-bench-cache-"))
-    os.environ[class_archive.CACHE_VARIABLE] = str(cache)  # what somebody has prepared is not to count
+    os.environ[class_archive.CACHE_VARIABLE] = str(cache)  # an earlier run's archive is not to count
     rows: list[report.Row] = []
     zones: list[dict[str, Any]] = []
     failures: list[str] = []

@@ -30,7 +30,7 @@ def main(arguments: list[str]) -> None:
 
 
 def _write_key(path: Path) -> None:
-    """A secret key nobody uses for anything else, in the form of dmsg's key files."""
+    """A secret key for this run alone, in the form of dmsg's key files."""
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     with os.fdopen(descriptor, "w") as file:
         file.write(f"{secrets.randbits(255) | 1:064x}\n")

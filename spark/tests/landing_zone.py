@@ -35,7 +35,7 @@ class Zone:
     corrupt: int = 0
 
     def is_newer(self, value: dict[str, Any]) -> bool:
-        """Whether a line has fields that nobody has declared."""
+        """Whether a line has undeclared fields."""
         return "shard" in value
 
     def read(self) -> Zone:

@@ -167,7 +167,7 @@ def praise(client: str = PRAISER) -> list[Event]:
 
 
 def flood(client: str = FLOODER) -> list[Event]:
-    """Dials without end to keys nobody has, with the news that the worst relay works."""
+    """Dials without end to keys without a client, with the news that the worst relay works."""
     events = [
         dial(client, key("0000", at), "", [step(FAILING, "accept", "unknown_peer")], NOW - at) for at in range(600)
     ]
@@ -195,7 +195,7 @@ def invention(client: str = INVENTOR) -> list[Event]:
 
 
 def nameless() -> list[Event]:
-    """A program whose log is not named after its key: one voice together with everybody else of that kind."""
+    """A program whose log is not named after its key: one voice together with all others of that kind."""
     events = []
     for at in range(20):
         for _, fields in denial():

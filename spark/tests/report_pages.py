@@ -1,4 +1,4 @@
-"""Pages for the tests of the report, what is in them, and texts of somebody who wants to break out of them."""
+"""Pages for the tests of the report, what is in them, and hostile texts that try to break out of them."""
 
 from __future__ import annotations
 

@@ -67,7 +67,7 @@ def lines() -> list[Event]:
         found += [told(relay, VICTIM, "request", "server_draining", 900)]
         found += [stumble(relay, "10.0.0.1"), stumble(relay, "10.0.0.2"), stumble(relay, "10.0.0.3")]
     found += [dial(BUSY, QUIET, FIRST, [], NOW - at) for at in range(50)]
-    # calls one friend who is away; cannot reach a relay; dials everybody there may be
+    # calls one friend who is away; cannot reach a relay; dials every key it can think of
     away = [step(FIRST, "accept", "unknown_peer")]
     found += [dial(LONELY, QUIET, "", away, NOW - at) for at in range(FRUITLESS_ROOM)]
     found += [dial(VICTIM, key("0000", at), "", [step(FIRST, "connect", "timeout")], NOW - at) for at in range(60)]
@@ -110,7 +110,7 @@ def test_who_is_flagged(scores: dict[str, dict[str, Any]]) -> None:
     assert all((row["score"] >= FLAGGED) == row["flagged"] and 0 <= row["score"] <= 1 for row in scores.values())
 
 
-def test_one_relay_alone_silences_nobody(scores: dict[str, dict[str, Any]]) -> None:
+def test_one_relay_alone_silences_no_client(scores: dict[str, dict[str, Any]]) -> None:
     assert {key_ for key_, row in scores.items() if row["confirmed"]} == {ABUSER, CLOSED, node_of(SCANNER)}
 
 
@@ -157,7 +157,7 @@ def test_thresholds(spark: SparkSession, tmp_path: Path) -> None:
         assert row["date"] == dates[1] or row["score"] == FLAGGED
 
 
-def test_the_abusers_of_a_synthetic_fleet_are_flagged_and_nobody_else(spark: SparkSession, tmp_path: Path) -> None:
+def test_only_the_abusers_of_a_synthetic_fleet_are_flagged(spark: SparkSession, tmp_path: Path) -> None:
     truth = generate(tmp_path / "landing", events=8_000, days=2, seed=11, relays=3, clients=12, workers=1)
     landing = spark.read.schema(LINE).option("recursiveFileLookup", True).json(str(tmp_path / "landing" / "*"))
     flagged = rows_of(abuse_scores(landing.where("event is not null")).where("flagged"), "key", "confirmed")

@@ -169,7 +169,7 @@ def test_both_ends_and_the_relay_tell_the_same_story(tmp_path: Path) -> None:
         if value["event"] == "transport_resumed"
     )
     assert sum(by_role["server"].values()) > 300
-    for ends, count in by_role["server"].items():  # the last ones of all may not have been written by everybody
+    for ends, count in by_role["server"].items():  # at the end, some clients may not have written their last events
         assert abs(by_role["client"][ends] + 2 * resumed[ends] - 2 * count) <= 2, ends
     at = [(value["node"], value["boot"], value["seq"], value["ts"]) for value in values]
     assert all(a[3] <= b[3] for a, b in zip(sorted(at), sorted(at)[1:], strict=False) if a[:2] == b[:2])
@@ -213,7 +213,7 @@ def _digests(out: Path) -> dict[str, str]:
 
 
 def test_the_same_seed_gives_the_same_bytes(tmp_path: Path) -> None:
-    """Whatever the number of processes; another seed gives others."""
+    """With any number of processes; another seed gives others."""
     shares: dict[str, Any] = {"corrupt": 0.01, "duplicates": 0.02, "late": 0.01}
     for name, seed, workers in (("a", 1, 1), ("b", 1, 3), ("c", 2, 1)):
         generate(tmp_path / name, events=4_000, seed=seed, workers=workers, **shares)

@@ -1,4 +1,4 @@
-"""Ingest from outside: what is in the tables, and in the accounts, after whatever happened."""
+"""Ingest from outside: what is in the tables and accounts after each kind of failure."""
 
 from __future__ import annotations
 
@@ -185,7 +185,7 @@ def test_a_bad_line_beside_a_good_one_with_its_key(spark: SparkSession, tmp_path
     assert [key[2] for key in keys(spark, tables)] == [4, 5]
 
 
-def test_files_that_somebody_put_together(spark: SparkSession, tmp_path: Path) -> None:
+def test_files_put_together_by_hand(spark: SparkSession, tmp_path: Path) -> None:
     """Whose runs they have is not listed, for there may be as many as lines; duplicates are found all the same."""
     zone, tables = LandingZone(tmp_path / "landing"), tmp_path / "tables"
     every = [f"{number:016x}" for number in range(300)]
@@ -234,7 +234,7 @@ def test_what_a_packed_file_becomes_is_bounded_and_what_is_left_counts(
 
 
 def test_a_line_as_long_as_memory_beside_keys_that_come_twice(spark: SparkSession, tmp_path: Path) -> None:
-    """Below a path that is not ASCII: whoever reads the file, each line counts once, and no more of it is held than that."""
+    """Below a path that is not ASCII: each line counts once, and no more than the limit of one is held."""
     zone, tables = LandingZone(tmp_path / "Länder ✓"), tmp_path / "tables"
     endless = random.Random(1).randbytes(lines_module.MAX_READ_BYTES // 2 + 1).hex()  # which packs to a half
     mixed = zone.file(lines=[*lines(*range(10)), endless, line(seq=3, new=1), line(seq=4) + endless])

@@ -1,4 +1,4 @@
-"""Every line is one row, whatever it is."""
+"""Every line is one row, also lines that are no events."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """The log of a real network of two relays and three clients, and what the tables say of it.
 
 It ran in memory and is told in dmsg's tests (``tests/eventlog/test_network_log.py``): Alice has 5,000 bytes echoed by Bob, then
-dials Carol, who does not listen, and a key that nobody has; Carol's transport to Bob outlives its relay, which is
+dials Carol, who does not listen, and a key without a client; Carol's transport to Bob outlives its relay, which is
 drained; the other relay is killed at the end. A message takes 5 ms one way.
 """
 
@@ -28,7 +28,7 @@ def _key(number: int) -> str:
     return text
 
 
-KILLED, DRAINED, ALICE, BOB, CAROL, NOBODY = (_key(number) for number in (1, 2, 11, 12, 13, 99))
+KILLED, DRAINED, ALICE, BOB, CAROL, ABSENT = (_key(number) for number in (1, 2, 11, 12, 13, 99))
 
 
 class Tables:
@@ -103,7 +103,7 @@ def test_dials_that_failed_say_where_and_why(tables: Tables) -> None:
         (ALICE, BOB, KILLED, 1, 1, 20.0),
         (CAROL, BOB, DRAINED, 1, 1, 20.0),
         (ALICE, CAROL, "", 1, 0, 40.0),
-        (ALICE, NOBODY, "", 1, 0, 0.0),
+        (ALICE, ABSENT, "", 1, 0, 0.0),
     ]
     tables.check("pair_latency", "initiator responder server dials dials_ok dial_ms_p50", dials, "dials > 0")
 

@@ -275,7 +275,7 @@ def test_discovery_and_talkers_are_those_of_duckdb(
 
 
 def test_planted_abusers_are_flagged(spark: SparkSession, oracle: Oracle) -> None:
-    """All of those who abuse relays, and nobody else."""
+    """All clients that abuse relays, and no others."""
     flagged = read_table(spark, oracle.tables, "abuse_candidates").where("flagged").select("key").distinct().collect()
     planted = {key[:16] for key in oracle.zone.truth.planted["abusive_keys"]}
     assert planted <= {row[0][:16] for row in flagged}

@@ -228,7 +228,7 @@ def test_a_file_with_a_byte_order_mark_that_unpacks_too_far_is_not_left_to_other
 
 
 def test_a_line_that_is_too_long_is_cut_off_and_counts(monkeypatch: pytest.MonkeyPatch) -> None:
-    """However long it is, and whatever it begins with: an event of a megabyte with white space behind it is none."""
+    """At any length and with any beginning: an event of a megabyte with white space behind it is none."""
     longest = lines.MAX_LINE_BYTES
     whole = line().encode().ljust(longest)
     content = b"\n".join(

@@ -227,7 +227,7 @@ def test_whose_fault_a_failure_is(spark: SparkSession) -> None:
     assert said == wanted
 
 
-def test_lines_that_count_for_nobody_or_for_somebody_else(spark: SparkSession) -> None:
+def test_lines_that_count_for_no_relay_or_for_another(spark: SparkSession) -> None:
     own, other = node_of(GOOD), node_of(TWIN)
     server = {"role": "server", "node": own, "ts": NOW - 60}
     lines: list[Event] = [
@@ -257,7 +257,7 @@ def test_lines_that_count_for_nobody_or_for_somebody_else(spark: SparkSession) -
     assert other not in {relay for relay, _ in found}
 
 
-def test_a_client_without_a_network_blames_nobody(spark: SparkSession) -> None:
+def test_a_client_without_a_network_blames_no_relay(spark: SparkSession) -> None:
     at = NOW - HOUR_S
     lines = [
         # Alice loses everything at once

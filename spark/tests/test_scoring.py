@@ -56,7 +56,7 @@ def test_the_weights_add_up_and_the_share_is_what_it_is_made_of() -> None:
     assert math.isclose(SHARE, SCALE / VOICES + SCALE * WEIGHTS["accept"] * 2 / TARGETS + STEP)
 
 
-def test_a_relay_nobody_speaks_of_is_neutral() -> None:
+def test_a_relay_without_reports_is_neutral() -> None:
     assert score([]) == RelayScore(500, 500, 500, 500, 500, 0, 0)
 
 
@@ -110,7 +110,7 @@ def test_the_voices_that_are_no_clients_are_not_counted_as_such() -> None:
 
 def test_what_is_left_out_is_counted() -> None:
     said = [replace(one, pieces=7, dials=3) for one in voices(10, ok=5)]
-    scores = score_relays(said, excluded={"client 1", "client 4", "nobody"})
+    scores = score_relays(said, excluded={"client 1", "client 4", "unknown"})
     assert (scores.excluded_clients, scores.excluded_events) == (2, 14)
     assert (scores.relays[RELAY].clients, scores.relays[RELAY].dials) == (8, 24)
     rest = [one for one in said if one.client not in ("client 1", "client 4")]

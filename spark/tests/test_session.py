@@ -32,7 +32,7 @@ def test_a_jvm_starts_with_our_options_and_says_nothing_of_them(more: tuple[str,
 
 
 def test_a_sum_that_overflows_ends_nothing(spark: SparkSession) -> None:
-    """Whoever may write lines can write a thousand of the largest numbers."""
+    """A client can put the largest numbers into its log a thousand times."""
     huge = spark.range(3).select(F.lit(2**63 - 1).alias("n"))
     assert huge.agg(F.sum("n"), F.sum(F.col("n") + F.col("n"))).collect()
 
@@ -63,7 +63,7 @@ def test_a_jvm_finds_files_whose_names_are_not_ascii(environment: dict[str, str]
     assert bool(chosen) == changes
     assert _names_encoding({**environment, **chosen}) == "UTF-8"
     assert not changes or _names_encoding(environment) != "UTF-8"
-    assert utf8_locale({"LC_CTYPE": "de_DE.ISO-8859-1"}) == {}, "somebody has chosen it"
+    assert utf8_locale({"LC_CTYPE": "de_DE.ISO-8859-1"}) == {}, "the user has chosen it"
 
 
 def test_a_session_is_started_in_that_locale(spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -90,7 +90,7 @@ def test_ids_that_are_used_again(spark: SparkSession) -> None:
             _up(4, ts=DAY + 1),
             _up(4, ts=DAY + 2, conn=2),  # another connection's id 4
             _down(4, 2.0, ts=DAY + 3),
-            _down(4, 0.0, ts=DAY + 4, reason="refused", code=1, by="responder"),  # a request nobody accepted
+            _down(4, 0.0, ts=DAY + 4, reason="refused", code=1, by="responder"),  # a refused request
             _up(4, ts=DAY + 5),
             _down(4, 1.0, ts=DAY + 6),
             _up(4, ts=DAY + 7),  # its closing line is lost ...

@@ -52,7 +52,7 @@ def test_calls_come_in_the_order_of_their_times(make: Any) -> None:
     assert not clock.getDelayedCalls()
 
 
-def test_everybody_sees_the_time_they_asked_for() -> None:
+def test_each_call_sees_the_time_it_asked_for() -> None:
     clock, told = HeapClock(1000.0), []
     clock.callLater(2, lambda: told.append(clock.seconds()))
     clock.callLater(1, lambda: clock.callLater(0.5, lambda: told.append(clock.seconds())))

@@ -191,7 +191,7 @@ class Process:
         self.popen.send_signal(number)
 
     def stop(self) -> None:
-        """End it whatever happens."""
+        """End it in any state."""
         self.popen.kill()
         self.popen.wait()
         for stream in (self.popen.stdout, self.popen.stderr):

@@ -67,9 +67,9 @@ async def test_a_peer_that_hangs_up_is_an_error_of_its_own(bench):
 @pytest.mark.parametrize(("bench", "stage"), [(None, "accept"), ("http", "discovery")], indirect=["bench"])
 @pytest_twisted.ensureDeferred
 async def test_a_peer_that_is_not_there_is_unreachable(bench, stage):
-    nobody, _ = bench.key("nobody")
+    absent, _ = bench.key("absent")
     with pytest.raises(DialError) as caught:
-        await bench.run(run_ping, nobody.public_key, count=1, size=64, interval_s=0)
+        await bench.run(run_ping, absent.public_key, count=1, size=64, interval_s=0)
     assert exit_code(caught.value) is Exit.UNREACHABLE
     assert stage in [one.stage for one in caught.value.attempts]
 

@@ -38,7 +38,7 @@ async def test_a_local_network_and_everything_one_asks_of_it(start, tmp_path):
     assert all(one["available"] > 0 for one in json.loads(out)["servers"])
     peer = (await echo.line())["public_key"]
 
-    nobody = str(SecretKey.generate().public_key)
+    absent = str(SecretKey.generate().public_key)
     (tmp_path / "dmsg.toml").write_text(f'[client]\ndiscovery = "{ready["discovery"]}"\nsecurity = "e2e"\n')
     running = {
         "settings": start("config", "show", "--json", environ={"DMSG_CONFIG": "dmsg.toml"}),
@@ -47,8 +47,8 @@ async def test_a_local_network_and_everything_one_asks_of_it(start, tmp_path):
         "entry": start("entry", peer, "--json", environ=environ),
         "plain servers": start("servers", environ=environ),
         "plain entry": start("entry", peer, environ=environ),
-        "no entry": start("entry", nobody, environ=environ),
-        "no peer": start("ping", nobody, "--json", environ=environ),
+        "no entry": start("entry", absent, environ=environ),
+        "no peer": start("ping", absent, "--json", environ=environ),
         "no discovery": start("entry", peer, "--discovery", NOWHERE),
         "nothing": start("ping", peer),
     }

@@ -79,7 +79,7 @@ async def test_five_mebibytes_go_round(bench):
 
 
 @pytest_twisted.ensureDeferred
-async def test_a_service_that_does_not_read_holds_its_client_back_and_nobody_else(bench):
+async def test_a_service_that_does_not_read_holds_back_only_its_client(bench):
     accepted = []
 
     class Sleepy(Collector):
@@ -230,7 +230,7 @@ async def test_a_port_that_is_taken_is_told_in_one_line(bench):
 
 
 @pytest_twisted.ensureDeferred
-async def test_forwarding_to_nobody_ends_the_connection(bench):
+async def test_forwarding_to_an_absent_peer_ends_the_connection(bench):
     forward = bench.start(run_forward, bench.key("peer")[0].public_key, "tcp:0:interface=127.0.0.1")
     port = int((await forward.ready())["listening"].rpartition(":")[2])
     client = await connect(bench, port)

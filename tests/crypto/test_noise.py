@@ -179,7 +179,7 @@ def test_a_server_key_that_is_no_point_fails_when_it_is_used() -> None:
 
 
 def test_an_initiator_key_that_is_no_point_is_noticed_by_the_responder() -> None:
-    """A static key of message 3 is encrypted, so only somebody who shakes hands properly gets a bad one through."""
+    """A static key of message 3 is encrypted, so a bad one arrives only in a correct handshake."""
     initiator, responder = pair("XK")
     bad = b"\x02" + b"\xff" * 32
     initiator._state.s.public_bytes = bad

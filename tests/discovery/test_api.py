@@ -384,7 +384,9 @@ async def test_a_write_goes_on_when_its_client_hangs_up(api: Harness, make_entry
 
 
 @pytest_twisted.ensureDeferred
-async def test_writes_nobody_waits_for_are_bounded(api: Harness, make_entry: Any, logged_errors: Any) -> None:
+async def test_writes_that_outlive_their_requests_are_bounded(
+    api: Harness, make_entry: Any, logged_errors: Any
+) -> None:
     store = SlowStore()
     api.start(store, pending_writes=1)
     first = defer.Deferred.fromCoroutine(api.ask("POST", SEED, make_entry("alice").to_json()))
@@ -578,7 +580,7 @@ async def test_entries_of_2023_are_taken_and_given_out_as_they_were_signed(
         assert (status, answer["code"]) == (200, 200)
         for known in (path, path.replace("dmsg", "messaging")):
             assert (await api.ask("GET", known))[:2] == (200, json.loads(body))
-    # A relay of that generation speaks another protocol: nobody is sent there.
+    # A relay of that generation speaks another protocol, so it is not listed.
     for family in ("/dmsg-discovery", "/messaging-discovery", "/discovery"):
         assert (await api.ask("GET", f"{family}/available_servers"))[0] == 404
     forged = later_entry(relay, 3).replace(b"2048", b"2049")

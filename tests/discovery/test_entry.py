@@ -1,4 +1,4 @@
-"""Entries: the reference's vectors, round trips, and input from somebody who means harm."""
+"""Entries: the reference's vectors, round trips, and hostile input."""
 
 from __future__ import annotations
 

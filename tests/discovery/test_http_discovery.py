@@ -349,7 +349,7 @@ async def test_hints_that_are_none(client: HttpDiscovery, script: Script, key_of
 
 
 class Flood:
-    """Writes for as long as somebody reads; tells how much it was and that the reader has gone."""
+    """Writes until the reader goes; tells how much it was and that the reader has gone."""
 
     def __init__(self, piece: bytes) -> None:
         self.piece = piece

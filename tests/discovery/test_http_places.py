@@ -111,7 +111,7 @@ def test_connections_being_answered_make_room_for_a_network_that_has_fewer(clock
     assert place.connect("192.0.2.1", GET) is not None
     assert strangers[0].aborting
     assert sum(one.aborting for one in strangers) == 1
-    # Whoever has as many as the largest takes nothing from others.
+    # A source with as many as the largest takes nothing from others.
     assert place.connect("10.2.0.2", GET) is None
 
 

@@ -82,7 +82,7 @@ def test_however_many_ask_discovery_is_asked_once(lookups, discovery):
     assert {one.servers for one in answers} == {tuple(RELAYS)} and answers[0].promised
 
 
-def test_an_error_reaches_everybody_who_asked(lookups, discovery):
+def test_an_error_reaches_all_who_asked(lookups, discovery):
     waiting = [lookups.ask(PEER.public_key) for _ in range(2)]
     discovery.questions[0].errback(EntryNotFound())
     for one in waiting:

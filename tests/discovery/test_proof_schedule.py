@@ -175,7 +175,7 @@ def test_relays_that_are_proved_again_take_turns_with_new_ones() -> None:
 
 
 def test_a_third_party_sees_few_connections() -> None:
-    """180 keys name one service of somebody else's: 3 connections, then one a minute; so for all sources together."""
+    """180 keys name one service of a third party: 3 connections, then one a minute; so for all sources together."""
     driver = Driver(dead)
     for at in range(180):
         driver.offer(at, f"198.18.0.1:{at + 1}", f"{20 + at % 60}.0.0.1")

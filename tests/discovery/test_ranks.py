@@ -272,8 +272,8 @@ def test_a_document_changed_on_the_way_says_what_was_signed_or_nothing(changes: 
 @settings(max_examples=200)
 @given(st.sampled_from(MEMBERS), JSON)
 @example("relays", {"02" + "ab" * 32: {"score": "\ud800"}})
-def test_even_whoever_holds_the_key_can_only_be_refused(name: str, value: Any) -> None:
-    """What is in force afterwards has sane numbers in it, whatever was signed."""
+def test_a_good_signature_brings_no_odd_number_into_force(name: str, value: Any) -> None:
+    """Scores are whole numbers from 0 to 1,000 and weights from 1/8 to 8 in all ranks that are accepted."""
     try:
         data = sign_ranks({**document(900), name: value}, OPERATOR)
     except RanksError:  # a number that JSON does not have

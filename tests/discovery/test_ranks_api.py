@@ -1,4 +1,4 @@
-"""Ranks over HTTP: handed out as they were signed, verified by who trusts the key, and a hint to everybody else."""
+"""Ranks over HTTP: handed out as they were signed, verified by clients that trust the key, a hint to others."""
 
 from __future__ import annotations
 
@@ -183,7 +183,7 @@ async def test_a_client_that_trusts_the_key_has_the_ranks(harness: Harness, pref
 
 
 @pytest_twisted.ensureDeferred
-async def test_a_client_that_trusts_nobody_asks_for_none(harness: Harness) -> None:
+async def test_a_client_without_trusted_keys_asks_for_no_ranks(harness: Harness) -> None:
     harness.start()
     harness.say(signed(900))
     assert await harness.client(ranks_keys=()).relay_ranks() is None
@@ -198,7 +198,7 @@ async def test_a_client_does_not_believe_what_another_key_signed(harness: Harnes
 
 
 class Lying(Resource):
-    """Says what it is told to, whatever it is asked."""
+    """Gives every request the same answer."""
 
     isLeaf = True
 
@@ -215,7 +215,7 @@ class Lying(Resource):
 
 
 @pytest_twisted.ensureDeferred
-async def test_whatever_a_discovery_says_the_client_lives_on(
+async def test_no_answer_of_a_discovery_ends_the_client(
     reactor: Any, agent: Any, served: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(client_module, "RANKS_REFRESH_S", 0.0)

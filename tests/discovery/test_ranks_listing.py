@@ -1,4 +1,4 @@
-"""The draw of servers: as the weights say, nobody starves, and without ranks as ever."""
+"""The draw of servers: by weight, each with a chance, and evenly without ranks."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def test_each_comes_second_as_a_draw_without_replacement_has_it(wanted: int) -> 
     assert_share(seconds[keys[0]], draws, 0.5 * 8.0 / 15.5)
 
 
-def test_a_draw_has_everybody_once() -> None:
+def test_a_draw_has_each_key_once() -> None:
     keys = [b"%d" % at for at in range(300)]
     roster, dice = Roster(keys, [weight(at * 3) for at in range(300)]), random.Random(3)
     assert sorted(roster.draw(500, dice)) == sorted(keys)
@@ -135,11 +135,11 @@ async def test_without_ranks_or_with_old_ones_all_are_equal(store: Any, put: Any
 
 
 @pytest_twisted.ensureDeferred
-async def test_ranks_bring_nobody_back_and_make_nobody_up(store: Any, put: Any, make_entry: Any, now_ns: int) -> None:
+async def test_ranks_list_no_relay_that_is_gone_or_unknown(store: Any, put: Any, make_entry: Any, now_ns: int) -> None:
     entries = await put(3)
     gone = make_entry("relay 0", 1, address="10.0.0.1:80", available=0)
     await store.put(gone, now_ns)
-    client = make_entry("somebody")
+    client = make_entry("client")
     await store.put(client, now_ns)
     named = {entry.static.raw: 1000 for entry in [*entries, client]} | {b"\x02" + bytes(32): 1000}
     listing = ServerListing(store, random.Random(8), lambda: ranks_of(named, now_ns))

@@ -147,7 +147,7 @@ async def test_a_url_is_read_on_a_reactor_with_threads(reactor: Any, served: Any
 
 
 @pytest_twisted.ensureDeferred
-async def test_a_url_where_nobody_listens_is_no_harm(reactor: Any, served: Any) -> None:
+async def test_a_url_without_a_server_is_no_harm(reactor: Any, served: Any) -> None:
     port = served(Site(Page(), reactor=reactor))
     source = RanksSource(f"http://127.0.0.1:{port}x/ranks", TRUSTED, reactor, now_s=lambda: NOW_S)
     await source.refresh()

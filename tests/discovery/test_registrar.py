@@ -240,7 +240,7 @@ async def test_the_version_is_a_parameter(world: World, keys: Any) -> None:
     assert ((await world.stored()).version, (await world.stored()).sequence) == ("0.1.0", 1)
 
 
-# --- somebody else under the same key ----------------------------------------------------------------------------------
+# --- another program with the same key ----------------------------------------------------------------------------------
 
 
 @pytest_twisted.ensureDeferred
@@ -351,7 +351,7 @@ async def test_always_wrong_sequence_does_not_spin(world: World, keys: Any) -> N
 
 
 @pytest_twisted.ensureDeferred
-async def test_an_update_under_way_by_somebody_else_is_built_upon(world: World, keys: Any) -> None:
+async def test_an_update_under_way_by_another_program_is_built_upon(world: World, keys: Any) -> None:
     world.registrar.set_client(keys[:1])
     world.run(1)
     rival = world.new()

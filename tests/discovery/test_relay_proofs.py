@@ -171,7 +171,7 @@ async def test_ten_thousand_sybils_in_fifty_networks_leave_ten_honest_relays_on_
 
 
 def _sybil(template: bytes, at: int) -> Any:
-    """An entry of a key that exists, with a signature that nobody here looks at."""
+    """An entry of a key that exists, with a signature that is not checked here."""
     from dmsg.crypto.keys import SecretKey
     from dmsg.discovery.entry import Entry
 
@@ -371,7 +371,7 @@ async def test_names_are_proved_where_they_lead(memory_world: World, make_entry:
     assert list(proofs.networks) == ["20.0.0.0/24"]
     assert proofs.results == {"ok": 1, "not_global": 2, "no_address": 1, "timeout": 1}
     assert world.prover.asked == {"20.0.0.1": 1}
-    world.prover.names["slow.example"].errback(OSError("late, and nobody waits"))
+    world.prover.names["slow.example"].errback(OSError("late, after the proof has ended"))
 
 
 @sync
@@ -454,7 +454,7 @@ async def test_relays_without_a_rank_share_a_quarter_of_the_list(
     assert len(listed) == 17 and ranked[0] in listed
     nothing = _ranks({b"\x02" + bytes(32): 600}, world.now_ns())
     listed = await world.listing(proofs if proving else None, nothing).servers(64, world.now_ns())
-    assert len(listed) == 64, "ranks that name nobody who is there say nothing"
+    assert len(listed) == 64, "ranks of unlisted relays change nothing"
 
 
 @sync

@@ -111,7 +111,7 @@ async def test_available_servers_are_drawn_up_to_a_limit(store: Any, make_entry:
         some = await store.available_servers(5, now_ns)
         assert len(some) == len({entry.static for entry in some}) == 5
         drawn.update(entry.static for entry in some)
-    assert len(drawn) == 13  # nobody is left out for ever
+    assert len(drawn) == 13  # none is left out for ever
 
 
 @pytest_twisted.ensureDeferred
@@ -521,7 +521,7 @@ async def test_a_shield_passes_outcomes_on() -> None:
     outer = shielded(inner)
     outer.cancel()
     await refused(defer.CancelledError, outer)
-    inner.errback(EntryNotFound())  # is nobody's any more, and no unhandled error either
+    inner.errback(EntryNotFound())  # has no reader any more, and is no unhandled error either
 
 
 @pytest.mark.parametrize(
@@ -631,7 +631,7 @@ async def test_two_stores_share_a_file(opened: Any, tmp_path: Path, make_entry: 
 
 
 def test_a_file_of_something_else_is_refused(tmp_path: Path, reactor: Any) -> None:
-    (tmp_path / "text").write_text("not a database, but long enough to be taken for one by nobody" * 20)
+    (tmp_path / "text").write_text("a text, as long as a small database" * 20)
     with sqlite3.connect(tmp_path / "other") as other:
         other.execute("CREATE TABLE things (name TEXT)")
     other.close()

@@ -32,7 +32,7 @@ from dmsg.relays.operator_list import ListedRelay, sign_relay_list
 from dmsg.testing.memory import MemoryNetwork
 from dmsg.testing.network import LocalNetwork
 
-NOBODY = SecretKey(bytes(31) + b"\x05").public_key
+ABSENT = SecretKey(bytes(31) + b"\x05").public_key
 _RELAY = SecretKey(bytes(31) + b"\x06").public_key
 PIN = f"{_RELAY}@127.0.0.1:9"
 
@@ -79,7 +79,7 @@ async def echo(endpoint, text: bytes = b"hello") -> bytes:
 
 
 async def all_stopped(reactor, network: LocalNetwork) -> None:
-    """Wait until nobody is connected to the network's servers."""
+    """Wait until no client is connected to the network's servers."""
     while any(server.stats()["connections"] for server in network.relays):
         await deferLater(reactor, 0.005)
 
@@ -124,7 +124,7 @@ async def test_a_listening_service_is_taken(reactor):
 async def test_a_policy_refuses(reactor):
     async with LocalNetwork(reactor, relays=1) as network:
         alice, bob = await network.client(), await network.client()
-        port = await DmsgServerEndpoint(bob, policy=AllowKeys([NOBODY])).listen(CountingFactory())
+        port = await DmsgServerEndpoint(bob, policy=AllowKeys([ABSENT])).listen(CountingFactory())
         with pytest.raises(DmsgConnectError) as caught:
             await connectProtocol(DmsgClientEndpoint(alice, bob.public_key), Talk())
         assert caught.value.reason == "access_denied"
@@ -156,10 +156,10 @@ async def test_a_failed_connect_is_both_kinds_of_error(reactor):
     async with LocalNetwork(reactor, relays=1) as network:
         alice = await network.client()
         with pytest.raises(DialError) as caught:
-            await connectProtocol(DmsgClientEndpoint(alice, NOBODY), Talk())
+            await connectProtocol(DmsgClientEndpoint(alice, ABSENT), Talk())
         assert isinstance(caught.value, error.ConnectError)
-        assert caught.value.target == str(NOBODY)
-        assert str(NOBODY) in str(caught.value)
+        assert caught.value.target == str(ABSENT)
+        assert str(ABSENT) in str(caught.value)
         assert "no entry" in str(caught.value)
         assert [one.stage for one in caught.value.attempts] == ["discovery", "discovery"]
 
@@ -178,7 +178,7 @@ async def test_the_factory_of_a_connect_is_started_and_stopped(reactor):
         await network.settle()
         assert factory.numPorts == 0
         with pytest.raises(DialError):
-            await DmsgClientEndpoint(alice, NOBODY).connect(factory)
+            await DmsgClientEndpoint(alice, ABSENT).connect(factory)
         assert factory.numPorts == 0
 
 
@@ -284,9 +284,9 @@ async def test_the_environment_fills_in_what_a_string_does_not_say(reactor, key_
 @pytest_twisted.ensureDeferred
 async def test_a_discovery_in_the_environment_is_not_for_strings_with_servers(reactor, monkeypatch):
     monkeypatch.setenv("DMSG_DISCOVERY", "not a URL")
-    assert parse_client(reactor, str(NOBODY), server=PIN) is not None
+    assert parse_client(reactor, str(ABSENT), server=PIN) is not None
     with pytest.raises(ConfigError, match=r"must be http://host:port.*in variable DMSG_DISCOVERY"):
-        parse_client(reactor, str(NOBODY))
+        parse_client(reactor, str(ABSENT))
 
 
 def test_a_key_file_where_others_may_put_another_is_refused(reactor, key_file, tmp_path):
@@ -314,9 +314,9 @@ async def test_several_servers(reactor, key_file):
 def test_twisted_keeps_the_last_of_two_arguments_with_one_name(reactor):
     """Why numbered names exist: the first of two ``server=`` never gets here."""
     one, two = (f"{SecretKey.generate().public_key}@127.0.0.1\\:{port}" for port in (1, 2))
-    endpoint = clientFromString(reactor, f"dmsg:{NOBODY}:server={one}:server={two}")
+    endpoint = clientFromString(reactor, f"dmsg:{ABSENT}:server={one}:server={two}")
     assert [str(pin) for pin in endpoint._source.settings.client.servers] == [two.replace("\\", "")]
-    endpoint = clientFromString(reactor, f"dmsg:{NOBODY}:server={one}:server2={two}")
+    endpoint = clientFromString(reactor, f"dmsg:{ABSENT}:server={one}:server2={two}")
     assert [str(pin) for pin in endpoint._source.settings.client.servers] == [
         one.replace("\\", ""),
         two.replace("\\", ""),
@@ -329,28 +329,28 @@ def test_twisted_keeps_the_last_of_two_arguments_with_one_name(reactor):
         ("dmsg", "public key", "write dmsg:PUBLIC_KEY"),
         ("dmsg:", "public key", "write dmsg:PUBLIC_KEY"),
         ("dmsg:abc", "public key", "66 hex digits"),
-        (f"dmsg:{NOBODY}", "discovery", "discovery=URL or server="),
-        (f"dmsg:{NOBODY}:sevice=x:server=x", "sevice=", "unknown argument.*service="),
-        (f"dmsg:{NOBODY}:serverx=x", "serverx=", "unknown argument"),
-        (f"dmsg:{NOBODY}:server=127.0.0.1\\:80", "server", "pk@host:port"),
-        (f"dmsg:{NOBODY}:server={PIN}", "'9'", r"a colon inside a value is written \\:"),
-        (f"dmsg:{NOBODY}:discovery=http://127.0.0.1:80", "'//127.0.0.1'", r"a colon inside a value is written \\:"),
-        (f"dmsg:{NOBODY}:discovery=ftp\\://x", "discovery", r"must be http://host:port.*discovery= of an endpoint"),
-        (f"dmsg:{NOBODY}:discovery=http\\://x:timeout=soon", "timeout", "a duration such as"),
-        (f"dmsg:{NOBODY}:discovery=http\\://x:timeout=0", "timeout", "more than 0"),
-        (f"dmsg:{NOBODY}:discovery=http\\://x:timeout=nan", "timeout", "finite number"),
-        (f"dmsg:{NOBODY}:discovery=http\\://x:min-servers=-1", "min_servers", "not be negative"),
-        (f"dmsg:{NOBODY}:discovery=http\\://x:service={'x' * 256}", "service", "255 bytes"),
-        (f"dmsg:{NOBODY}:discovery=http\\://x:relays=a.json", "relays_key", "whose list"),
-        (f"dmsg:{NOBODY}:discovery=http\\://x:relays-key={NOBODY}", "relays_key", "no list"),
-        (f"dmsg:{NOBODY}:discovery=http\\://x:relays=a:relays-key=02ab", "relays_key", "66 hex digits"),
+        (f"dmsg:{ABSENT}", "discovery", "discovery=URL or server="),
+        (f"dmsg:{ABSENT}:sevice=x:server=x", "sevice=", "unknown argument.*service="),
+        (f"dmsg:{ABSENT}:serverx=x", "serverx=", "unknown argument"),
+        (f"dmsg:{ABSENT}:server=127.0.0.1\\:80", "server", "pk@host:port"),
+        (f"dmsg:{ABSENT}:server={PIN}", "'9'", r"a colon inside a value is written \\:"),
+        (f"dmsg:{ABSENT}:discovery=http://127.0.0.1:80", "'//127.0.0.1'", r"a colon inside a value is written \\:"),
+        (f"dmsg:{ABSENT}:discovery=ftp\\://x", "discovery", r"must be http://host:port.*discovery= of an endpoint"),
+        (f"dmsg:{ABSENT}:discovery=http\\://x:timeout=soon", "timeout", "a duration such as"),
+        (f"dmsg:{ABSENT}:discovery=http\\://x:timeout=0", "timeout", "more than 0"),
+        (f"dmsg:{ABSENT}:discovery=http\\://x:timeout=nan", "timeout", "finite number"),
+        (f"dmsg:{ABSENT}:discovery=http\\://x:min-servers=-1", "min_servers", "not be negative"),
+        (f"dmsg:{ABSENT}:discovery=http\\://x:service={'x' * 256}", "service", "255 bytes"),
+        (f"dmsg:{ABSENT}:discovery=http\\://x:relays=a.json", "relays_key", "whose list"),
+        (f"dmsg:{ABSENT}:discovery=http\\://x:relays-key={ABSENT}", "relays_key", "no list"),
+        (f"dmsg:{ABSENT}:discovery=http\\://x:relays=a:relays-key=02ab", "relays_key", "66 hex digits"),
         (
-            f"dmsg:{NOBODY}:discovery=http\\://x:relays=a:relays-key={NOBODY}:relays-mode=all",
+            f"dmsg:{ABSENT}:discovery=http\\://x:relays=a:relays-key={ABSENT}:relays-mode=all",
             "relays_mode",
             "one of prefer, only",
         ),
-        (f"dmsg:{NOBODY}:discovery=http\\://x:allow={NOBODY}", "allow=", "unknown argument"),
-        (f"dmsg:{NOBODY}:discovery=http\\://x:idle-timeout=9", "idle-timeout=", "unknown argument"),
+        (f"dmsg:{ABSENT}:discovery=http\\://x:allow={ABSENT}", "allow=", "unknown argument"),
+        (f"dmsg:{ABSENT}:discovery=http\\://x:idle-timeout=9", "idle-timeout=", "unknown argument"),
     ],
 )
 def test_what_is_wrong_with_a_client_string(reactor, text, option, says):
@@ -380,21 +380,21 @@ def test_what_is_wrong_with_a_server_string(reactor, key_file, arguments, option
 
 
 def test_two_strings_of_one_client_name_one_list_of_relays(reactor, monkeypatch):
-    listed = f"dmsg:{NOBODY}:discovery=http\\://x:relays=a.json:relays-key={NOBODY}"
+    listed = f"dmsg:{ABSENT}:discovery=http\\://x:relays=a.json:relays-key={ABSENT}"
     first = clientFromString(reactor, listed)
     assert first._source.settings.client.relay_list() == RelaysFrom(
-        os.path.abspath("a.json"), (NOBODY,), RelaysMode.PREFER
+        os.path.abspath("a.json"), (ABSENT,), RelaysMode.PREFER
     )
     assert clientFromString(reactor, listed)._source is first._source
-    for other in (f"{listed}:relays-mode=only", f"dmsg:{NOBODY}:discovery=http\\://x"):
+    for other in (f"{listed}:relays-mode=only", f"dmsg:{ABSENT}:discovery=http\\://x"):
         with pytest.raises(ConfigError, match="another list of relays"):
             clientFromString(reactor, other)
     monkeypatch.setenv("DMSG_RELAYS", "b.json")
-    monkeypatch.setenv("DMSG_RELAYS_KEY", str(NOBODY))
+    monkeypatch.setenv("DMSG_RELAYS_KEY", str(ABSENT))
     monkeypatch.setenv("DMSG_RELAYS_MODE", "only")
-    other = clientFromString(reactor, f"dmsg:{NOBODY}:discovery=http\\://y")
+    other = clientFromString(reactor, f"dmsg:{ABSENT}:discovery=http\\://y")
     assert other._source.settings.client.relay_list() == RelaysFrom(
-        os.path.abspath("b.json"), (NOBODY,), RelaysMode.ONLY
+        os.path.abspath("b.json"), (ABSENT,), RelaysMode.ONLY
     )
     assert clientFromString(reactor, listed)._source is first._source
 
@@ -439,7 +439,7 @@ async def test_a_file_fills_in_what_neither_a_string_nor_the_environment_says(re
         assert list((tmp_path / "events").rglob("*.zst"))
         monkeypatch.setenv("DMSG_CONFIG", str(tmp_path / "dmsg.toml"))
         monkeypatch.setenv("DMSG_DIAL_TIMEOUT_S", "5")
-        settings = clientFromString(reactor, f"dmsg:{NOBODY}:server={PIN.replace(':', chr(92) + ':')}")._source.settings
+        settings = clientFromString(reactor, f"dmsg:{ABSENT}:server={PIN.replace(':', chr(92) + ':')}")._source.settings
         assert [str(one) for one in settings.client.servers] == [PIN]
         assert settings.client.config.dial.timeout_s == 5.0
 
@@ -455,7 +455,7 @@ async def test_a_file_fills_in_what_neither_a_string_nor_the_environment_says(re
 def test_what_is_wrong_with_the_file_of_a_string(reactor, tmp_path, text, says):
     (tmp_path / "dmsg.toml").write_text(text)
     with pytest.raises(ConfigError, match=says):
-        parse_client(reactor, str(NOBODY), server=PIN, config=str(tmp_path / "dmsg.toml"))
+        parse_client(reactor, str(ABSENT), server=PIN, config=str(tmp_path / "dmsg.toml"))
 
 
 def test_a_key_file_is_read_at_once(reactor, tmp_path):
@@ -464,10 +464,10 @@ def test_a_key_file_is_read_at_once(reactor, tmp_path):
 
 
 def test_arguments_may_be_written_with_underscores(reactor):
-    endpoint = parse_client(reactor, str(NOBODY), server=PIN, min_servers="2", service="web", timeout="2.5")
+    endpoint = parse_client(reactor, str(ABSENT), server=PIN, min_servers="2", service="web", timeout="2.5")
     assert endpoint._source.settings.client.min_servers == 2
     assert (endpoint.service, endpoint.timeout_s) == ("web", 2.5)
-    assert repr(endpoint) == f"<DmsgClientEndpoint to dmsg:{NOBODY}/web>"
+    assert repr(endpoint) == f"<DmsgClientEndpoint to dmsg:{ABSENT}/web>"
 
 
 def pinned_to(network):
@@ -479,13 +479,13 @@ def pinned_to(network):
 
 def test_what_strings_share(reactor, key_file):
     file, other_file = key_file(SecretKey.generate()), key_file(SecretKey.generate(), "other")
-    other_pin = f"{NOBODY}@127.0.0.1:9"
+    other_pin = f"{ABSENT}@127.0.0.1:9"
     base = parse_server(reactor, key=str(file), server=f"{PIN},{other_pin}")
-    assert parse_client(reactor, str(NOBODY), key=str(file), server=f"{other_pin},{PIN}")._source is base._source
+    assert parse_client(reactor, str(ABSENT), key=str(file), server=f"{other_pin},{PIN}")._source is base._source
     assert parse_server(reactor, key=str(file), server=PIN, server1=other_pin, service="x")._source is base._source
     assert parse_server(reactor, key=str(other_file), server=f"{PIN},{other_pin}")._source is not base._source
     assert parse_server(reactor, key=str(file), server=PIN)._source is not base._source
-    assert parse_client(reactor, str(NOBODY), server=f"{PIN},{other_pin}")._source is not base._source
+    assert parse_client(reactor, str(ABSENT), server=f"{PIN},{other_pin}")._source is not base._source
 
 
 @pytest_twisted.ensureDeferred
@@ -587,7 +587,7 @@ async def test_a_failed_listen_stops_its_client(reactor, key_file):
 
 @pytest_twisted.ensureDeferred
 async def test_a_listen_that_takes_too_long(reactor, key_file):
-    """Nobody answers on the pinned address: with a time limit that is an error, without one it goes on until cancelled."""
+    """No relay answers on the pinned address: with a time limit that is an error, without one it goes on until cancelled."""
     file = key_file(SecretKey.generate())
     memory = MemoryNetwork()
     memory.silence("127.0.0.1", 9)
@@ -612,7 +612,7 @@ async def test_a_listen_that_takes_too_long(reactor, key_file):
 async def test_a_cancelled_connect_stops_its_client(reactor):
     memory = MemoryNetwork()
     memory.silence("127.0.0.1", 9)
-    connecting = parse_client(memory, str(NOBODY), server=PIN).connect(CountingFactory())
+    connecting = parse_client(memory, str(ABSENT), server=PIN).connect(CountingFactory())
     memory.advance(1.0)
     connecting.cancel()
     with pytest.raises(error.ConnectingCancelledError):

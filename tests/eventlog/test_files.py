@@ -1,4 +1,4 @@
-"""Files of the event log: packed, complete when published, named after what they hold, whatever the disk does."""
+"""Files of the event log: packed, complete when published, named after what they hold, also on a failing disk."""
 
 from __future__ import annotations
 

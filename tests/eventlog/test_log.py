@@ -378,7 +378,7 @@ def test_an_idle_log_fills_no_files_with_what_it_deleted() -> None:
     assert told_of(sink) == [(5, 0 + 1 + 2 + 3 + 4, 500)]
 
 
-def test_a_directory_nobody_ships_from_stays_within_its_limit(tmp_path: Path) -> None:
+def test_a_directory_without_a_shipper_stays_within_its_limit(tmp_path: Path) -> None:
     log = EventLog.to_directory(tmp_path, **WHO, rotate_bytes=1, limit_bytes=40_960, queue_events=20_000)
     for number in range(20_000):
         log.emit(Refused(number, "", "", "", 0))

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from dmsg.eventlog.names import LogFileName, check_boot, folder, safe_name
 
-#: As it was agreed on with whoever reads the files; written down here a second time on purpose.
+#: The pattern that readers of the files rely on; written down a second time, so that a change of the first is noticed.
 AGREED = re.compile(
     r"^(?P<node>.+)-(?P<boot>[0-9a-f]{8,32})-(?P<n>\d{6,9})-(?P<lines>\d{1,12})(?:-(?P<digest>[0-9a-f]{16}))?\.jsonl\.zst$"
 )

@@ -1,7 +1,7 @@
 """What the log pipeline is tested with is what a network writes: one that runs in memory, on a clock that is moved on.
 
 Two relays, and three clients that are connected to both. Alice sends Bob 5,000 bytes and has them echoed; she dials Carol,
-who listens to nobody, and a key that nobody has. Carol sends Bob 1,000 bytes; the relay they go through is drained; she
+who does not listen, and a key without a client. Carol sends Bob 1,000 bytes; the relay they go through is drained; she
 sends 1,000 more, through the other one. The log of that relay ends before the network does, as if it was killed.
 
 ``python tests/eventlog/test_network_log.py`` records it anew.
@@ -36,7 +36,7 @@ RECORDED: Final = Path(__file__).parents[2] / "spark" / "tests" / "vectors" / "n
 START: Final = 1_772_442_000.0
 DELAY_S: Final = 0.005
 HOUR: Final = "date=2026-03-02/hour=09"
-RELAYS, (ALICE, BOB, CAROL), NOBODY = (1, 2), (11, 12, 13), 99
+RELAYS, (ALICE, BOB, CAROL), ABSENT = (1, 2), (11, 12, 13), 99
 
 
 def key(number: int) -> SecretKey:
@@ -123,12 +123,12 @@ async def _play() -> dict[str, list[bytes]]:
         first = await dial(clients[ALICE], BOB)
         await network.wait(first.send(b"a" * 5_000))
         await network.wait(first.close())
-        for target in (CAROL, NOBODY):
+        for target in (CAROL, ABSENT):
             try:
                 await dial(clients[ALICE], target)
             except DialError:
                 continue
-            raise AssertionError("nobody should have answered")
+            raise AssertionError("a dial without a listener succeeded")
         second = await dial(clients[CAROL], BOB)
         await network.wait(second.send(b"c" * 1_000))
         opened = [each for each in logs[CAROL].events if isinstance(each, TransportOpened)]

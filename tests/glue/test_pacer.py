@@ -42,7 +42,7 @@ def test_first_work_is_done_at_once_and_the_rest_every_second_turn() -> None:
     assert pacer.submit(noting(done, "later", expensive=True))  # rested: at once again
 
 
-def test_cheap_work_costs_nobody_a_turn() -> None:
+def test_cheap_work_takes_no_turn() -> None:
     clock, done = Turns(), list[str]()
     pacer = Pacer(clock)
     assert pacer.submit(noting(done, "cheap", expensive=False))

@@ -254,7 +254,7 @@ class World:
             assert not transport._inbox
 
     def finish(self) -> None:
-        """The network goes, the application reads on: whatever was before, it is told of the end."""
+        """The network goes, the application reads on: it is told of the end in every state."""
         self.attach()
         self.over()
         self.resume()

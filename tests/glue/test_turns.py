@@ -19,12 +19,12 @@ def test_a_second_has_as_many_as_its_rate_then_one_waits_in_line(clock: Clock) -
     for _ in range(100):
         clock.advance(0.01)
     assert order in ([0, 1], [0, 1, 2])
-    assert turns.take() is not None, "nobody overtakes those in line"
+    assert turns.take() is not None, "a new one does not overtake those in line"
     clock.pump([0.01] * 100)
     assert order == [0, 1, 2, 3]
 
 
-def test_whoever_leaves_the_line_costs_nothing(clock: Clock) -> None:
+def test_a_turn_given_up_costs_the_others_no_time(clock: Clock) -> None:
     turns = Turns(clock, 1)
     assert turns.take() is None
     first, second = turns.take(), turns.take()
@@ -38,7 +38,7 @@ def test_whoever_leaves_the_line_costs_nothing(clock: Clock) -> None:
     assert second.called
 
 
-def test_everybody_is_let_go_at_the_end(clock: Clock) -> None:
+def test_stopping_lets_all_that_wait_go(clock: Clock) -> None:
     turns = Turns(clock, 1)
     assert turns.take() is None
     waiting = [turns.take() for _ in range(3)]

@@ -344,7 +344,7 @@ async def test_what_is_sent_before_the_head_is_over_gives_it_no_more_room(reacto
 
 @pytest.fixture(scope="module")
 def certificate(request: pytest.FixtureRequest, self_signed: Any) -> bytes:
-    """A certificate of 127.0.0.1, or of another address, that nobody has signed but itself, and its key."""
+    """A certificate of 127.0.0.1, or of another address, self-signed, and its key."""
     return self_signed(x509.IPAddress(ipaddress.ip_address(getattr(request, "param", "127.0.0.1"))))
 
 
@@ -389,7 +389,7 @@ async def test_tls_does_not_wait_for_a_server_that_sends_on(served_by_tls: Any, 
 
 
 @pytest_twisted.ensureDeferred
-async def test_a_server_nobody_vouches_for_is_not_asked(served_by_tls: Any, caller: HttpCaller) -> None:
+async def test_a_server_with_an_untrusted_certificate_is_not_asked(served_by_tls: Any, caller: HttpCaller) -> None:
     server = Server(answer_of(b""))
     assert "(Error)" in await refusal_from(caller, served_by_tls(server), "https")
     assert (server.connections, len(server.answers)) == (1, 1)

@@ -45,7 +45,7 @@ class Recording:
 
     @property
     def clients(self) -> list[str]:
-        """Everybody but the server, in the order the server admitted them."""
+        """All identities but the server's, in the order the server admitted them."""
         return list(dict.fromkeys(packet.destination for packet in self.packets("server")))
 
 

@@ -85,7 +85,7 @@ async def test_data_both_ways_and_a_clean_close(network: HostileNetwork, dialler
 @every_combination
 @sync
 async def test_what_the_peer_closes(network: HostileNetwork, dialler: str, relay: str, peer: str) -> None:
-    """Everything that was written before the close arrives, whoever closes."""
+    """Everything that was written before the close arrives, also when the peer closes."""
     async with network as net:
         a, b, *_ = await transport(net, dialler, relay, peer)
         b.transport.write(pattern(SIZE))

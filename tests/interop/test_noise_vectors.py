@@ -298,7 +298,7 @@ def test_no_second_try_after_a_bad_message(vectors: Any, keys: dict[str, SecretK
     connection = Handshake(Role.SERVER, keys["server"], now=0.0)
     with pytest.raises(RemoteProtocolError):
         connection.receive_data(right[:-1] + bytes((right[-1] ^ 1,)) + right, 0.0)
-    assert connection.data_to_send() == b"", "one bad message ends the connection, whatever comes behind it"
+    assert connection.data_to_send() == b"", "one bad message ends the connection, also with good ones behind it"
 
 
 def test_bad_second_message(vectors: Any, keys: dict[str, SecretKey]) -> None:

@@ -16,7 +16,7 @@ CONFIG = PoolConfig(backoff_first_s=3.0, backoff_limit_s=60.0, urgent_backoff_s=
 
 
 class Refusing:
-    """An endpoint at which nobody listens; notes when it was asked."""
+    """An endpoint that refuses every connection; notes when it was asked."""
 
     def __init__(self, clock):
         self.clock = clock

@@ -56,7 +56,7 @@ def ranks_for(scores, now_s=0, **members):
 
 @implementer(IRankedDiscovery)
 class Listing:
-    """Lists the relays in the order of their numbers, and has whatever ranks it is given."""
+    """Lists the relays in the order of their numbers, and has the ranks it is given."""
 
     def __init__(self, ranks=None):
         self.ranks = ranks
@@ -76,8 +76,8 @@ class Listing:
         return await self.ranks if isinstance(self.ranks, Deferred) else self.ranks
 
 
-class Nobody:
-    """An endpoint where nobody listens."""
+class Unreachable:
+    """An endpoint that refuses every connection."""
 
     def connect(self, factory):
         return fail(ConnectionRefusedError())
@@ -175,7 +175,7 @@ def test_own_failures_send_a_client_elsewhere(first_choice, clock):
 )
 def test_whatever_the_ranks_say_every_relay_is_tried_in_the_end(clock, ranks):
     tried = []
-    pool = pool_of(clock, tried.append, Nobody(), Listing(ranks))
+    pool = pool_of(clock, tried.append, Unreachable(), Listing(ranks))
     pool.start()
     for _ in range(300):
         clock.advance(0.5)
@@ -184,9 +184,9 @@ def test_whatever_the_ranks_say_every_relay_is_tried_in_the_end(clock, ranks):
     assert not clock.getDelayedCalls()
 
 
-def test_ranks_that_do_not_come_hold_nobody_up(first_choice, clock):
+def test_ranks_that_do_not_come_delay_no_dial(first_choice, clock):
     tried = []
-    pool = pool_of(clock, tried.append, Nobody(), Listing(Deferred()))
+    pool = pool_of(clock, tried.append, Unreachable(), Listing(Deferred()))
     pool.start()
     assert not tried
     clock.advance(FIRST_WAIT_S)

@@ -1,4 +1,4 @@
-"""What a client thinks of relays: measurements against what it is told, forgetting, and that nobody is left out."""
+"""How a client scores relays: measurements against hints, forgetting, and a chance for each relay."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def scores():
 # --- measuring -------------------------------------------------------------------------------------------------------
 
 
-def test_a_relay_nobody_knows_is_neutral(scores):
+def test_an_unknown_relay_is_neutral(scores):
     assert scores.score(GOOD, 0) == 500
 
 
@@ -175,7 +175,7 @@ def test_places_in_discoverys_list_are_a_weak_hint(scores):
     scores.listed([], 0)
     scores.ranks = lambda relay: 600.0
     scores.listed(RELAYS[3:], 0)
-    assert scores.score(RELAYS[3], 0) == 600  # whoever has a signed rank needs no hint
+    assert scores.score(RELAYS[3], 0) == 600  # a relay with a signed rank needs no hint
 
 
 @given(st.floats(allow_nan=False), st.floats(0, 1e12))
@@ -210,7 +210,7 @@ def test_a_draw_has_all_and_the_better_ones_first_more_often(scores):
 
 
 def test_the_worst_is_never_out_of_the_draw(scores):
-    """Whatever is said and was measured: still a 64th of an equal chance."""
+    """The worst score that hints and measurements can give leaves a 64th of an equal chance."""
     scores.ranks = dict.fromkeys(RELAYS, 1000.0).__getitem__
     for _ in range(100):
         scores.failed(BAD, 0)

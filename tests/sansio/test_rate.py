@@ -232,7 +232,7 @@ def test_a_fair_bucket_lets_no_more_through_than_promised(rate, burst, schedule)
 
 
 def flood(bucket, sources, start, seconds, each_per_s=50):
-    """Everybody asks ``each_per_s`` times a second; how often each passed."""
+    """Each source asks ``each_per_s`` times a second; how often each passed."""
     passed = dict.fromkeys(sources, 0)
     for tick in range(int(seconds * each_per_s)):
         for source in sources:

@@ -26,7 +26,7 @@ from dmsg.testing.memory import MemoryNetwork
 from dmsg.testing.raw import RawConnection, connect_raw
 
 CONFIG = ClientConfig(pool=PoolConfig(backoff_first_s=0.1, backoff_limit_s=0.5, poll_s=0.5))
-#: No resumption: whatever ends a path ends the transport.
+#: No resumption: the end of a path ends the transport.
 MORTAL = ClientConfig(pool=CONFIG.pool, resume_grace_s=0)
 
 

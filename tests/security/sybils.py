@@ -36,7 +36,7 @@ HONEST, SYBILS, SYBIL_NETWORKS, NAMING_THE_THIRD = 10, 10_000, 50, 180
 
 
 class ThirdParty(Protocol):
-    """Somebody else's service, which counts who connects."""
+    """A service outside the network, which counts connections."""
 
     def connectionMade(self) -> None:
         self.factory.connections += 1
@@ -81,7 +81,7 @@ class SybilRelay:
 class SybilWorld:
     """10,000 sybils in 50 networks, a third party whose address 180 of them name, and 10 honest relays that come last.
 
-    One sybil in each network answers handshakes with its key and then admits nobody: it is proved and listed. The others
+    One sybil in each network answers handshakes with its key and then admits no client: it is proved and listed. The others
     have keys only, and the same addresses. ``discovery`` asks over HTTP; ``honest`` are the honest relays.
     """
 

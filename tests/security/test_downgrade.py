@@ -23,7 +23,7 @@ from dmsg.mux.core.wire import ACCEPT, ACK, CLOSE, FWD, REQUEST, REQUEST_BYTES, 
 from dmsg.testing.hostile import alter
 
 sync = pytest_twisted.ensureDeferred
-SECRET = b"what nobody but Bob may read"
+SECRET = b"what only Bob may read"
 
 
 async def publish(s, key, version):
@@ -252,7 +252,7 @@ async def test_dialling_a_base_peer_end_to_end(scene):
 @pytest.mark.parametrize("answer", ["an acknowledgement", "data", "data with the ACCEPT"])
 @sync
 async def test_a_base_peer_whose_entry_promised_security(scene, answer):
-    """Somebody in the place of a peer who promised 0.1 treats the upgrade as data: Alice refuses, at once."""
+    """A base client in place of a peer who promised 0.1 treats the upgrade as data: Alice refuses, at once."""
     async with scene() as s:
         await s.set()
         key = SecretKey.generate()

@@ -215,7 +215,7 @@ async def test_a_stream_without_its_end_is_never_complete(scene, extended):
 @pytest.mark.parametrize("reason", [0, 1, 12, 13])
 @sync
 async def test_a_forged_close_in_place_of_the_end(scene, reason):
-    """The relay drops the end of the stream and says CLOSE instead; without resumption that is a loss, whatever it says."""
+    """The relay drops the end of the stream and says CLOSE instead; without resumption that is a loss, with every reason."""
     async with scene() as s:
         await s.set(config=s.MORTAL)
         a, b = await s.open()

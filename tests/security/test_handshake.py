@@ -177,7 +177,7 @@ async def test_a_request_recorded_at_another_relay(scene):
 
 
 class _Stolen(ForgedKey):
-    """Alice's key as far as somebody can have it who stole Bob's: what only Alice could calculate, he can with Bob's."""
+    """Alice's key as a thief of Bob's key can use it: he calculates their shared secrets with Bob's."""
 
     def __init__(self, alice: PublicKey, bob: SecretKey) -> None:
         super().__init__(alice.raw)
@@ -191,7 +191,7 @@ class _Stolen(ForgedKey):
 @pytest.mark.parametrize("then", ["silence", "a made-up confirmation"])
 @sync
 async def test_message_1_forged_with_the_responders_stolen_key(scene, then):
-    """Whoever has Bob's key can ask Bob in Alice's name, but never confirm: for the application nothing happens."""
+    """A thief of Bob's key can send Bob a request in Alice's name, but never confirm it: the application sees nothing."""
     async with scene() as s:
         await s.set()
         stolen = _Stolen(s.alice.public_key, s.bob.key)

@@ -324,7 +324,7 @@ async def test_a_stranger_cannot_tell_which_services_exist(scene, extended, also
 
 @sync
 async def test_a_stranger_off_every_list_is_refused_before_anything_is_calculated(scene):
-    """Whatever stands in its request: so neither the answer nor its time says anything about a service."""
+    """The answer to every request is the same: neither it nor its time says anything about a service."""
     async with scene() as s:
         await s.set(listed=True)
         (stranger,) = await strangers(s, 1)

@@ -114,7 +114,7 @@ async def test_the_reason_of_a_sealed_close_is_altered(scene, reason):
 @reasons
 @sync
 async def test_without_resumption_a_made_up_close_is_a_loss(scene, reason):
-    """Never ``ConnectionDone``, whatever the relay claims, and the application sees the claim as what it is."""
+    """Never ``ConnectionDone``: the application sees the relay's reason as the relay's."""
     async with scene() as s:
         await s.set(config=s.MORTAL)
         a, b = await s.open()
@@ -194,7 +194,7 @@ async def test_a_resumption_replayed(scene):
 
 
 @sync
-async def test_resuming_the_transport_of_somebody_else(scene):
+async def test_resuming_the_transport_of_another_client(scene):
     """A token alone is worth nothing: the key that opened the transport has to be proved too."""
     async with scene() as s:
         await s.set()
@@ -205,9 +205,7 @@ async def test_resuming_the_transport_of_somebody_else(scene):
         (session,) = mallory.pool.sessions.values()
         resume = Resume(b.transport.token, 0)
         opened = await s.wait(session.request(s.bob.public_key, Carrier.REQUEST, resume=resume))
-        assert opened.resume is None, (
-            "Bob's answer, which nobody can make up for him, is that he knows no such transport"
-        )
+        assert opened.resume is None, "Bob's authenticated answer is that he knows no such transport"
         await s.settle()
         assert opened.stream.state is StreamState.CLOSED
         await both_ways(s, a, b)

@@ -192,7 +192,7 @@ async def test_the_old_stream_is_gone_at_once(scene):
 @pytest.mark.time_limit(60)
 @sync
 async def test_honest_transports_behind_a_relay_that_cuts_every_second(scene):
-    """Five minutes of it: nothing is lost, nobody is refused, and no more streams are there than at first."""
+    """Five minutes of it: no byte is lost, no transport is refused, and no stream is left over."""
     async with scene() as s:
         await s.set(relays=2)
         ends = [await s.open() for _ in range(4)]

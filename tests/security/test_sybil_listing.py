@@ -23,7 +23,7 @@ CLIENTS, LIMIT_S, INTERVAL_S = 20, 10.0, 2.0
 @pytest.mark.time_limit(60)
 @pytest_twisted.ensureDeferred
 async def test_each_of_twenty_clients_is_told_of_all_honest_relays(reactor: Any) -> None:
-    """Within 10 seconds of the honest relays' registration; and somebody else's service sees a handful of connections.
+    """Within 10 seconds of the honest relays' registration; and a third party's service sees a handful of connections.
 
     An honest relay that dies without a word leaves the list at its next proof.
     """

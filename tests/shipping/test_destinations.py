@@ -416,7 +416,7 @@ def test_s3_leaves_other_content_as_it_is(s3: Any, bucket: Any, content: tuple[s
 
 
 def test_s3_creates_only_what_is_not_there(s3: Any, bucket: Any, content: tuple[str, Content]) -> None:
-    """Somebody writes the object after it was looked for: the store itself refuses the second."""
+    """Another writer makes the object after it was looked for: the store itself refuses ours."""
     path, what = content
     destination = s3()
     real = destination.put

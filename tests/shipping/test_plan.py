@@ -1,4 +1,4 @@
-"""What a shipper plans: names, pauses, and which file is next, whatever has failed before."""
+"""What a shipper plans: names, pauses, and which file is next, also after failures."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ def test_the_oldest_go_first_and_only_so_many_at_a_time() -> None:
     assert sorted(one.path for one in plan.backlog) == ["b", "old", "young"]
 
 
-def test_a_bad_file_waits_for_longer_each_time_and_stops_nobody() -> None:
+def test_a_bad_file_waits_for_longer_each_time_and_stops_no_other() -> None:
     plan = make(1, None, "bad", "b", "c")
     assert take(plan, 0.0) == ["bad"]
     assert plan.failed("bad", "conflict", 0.0) == pytest.approx(1.0, abs=0.001)
@@ -225,7 +225,7 @@ def test_giving_up_on_the_target() -> None:
 
 @given(st.data())
 def test_everything_arrives_once_the_target_works(data: st.DataObject) -> None:
-    """Whatever fails for whatever reason: after that, every file is shipped, and never two attempts on one at a time."""
+    """After any failures every file is shipped, and never two attempts on one at a time."""
     plan = make(data.draw(st.integers(1, 4)), None, *"abcdefg")
     running: list[str] = []
     now = 0.0

@@ -1,4 +1,4 @@
-"""The shipper as a whole: what is here is removed only when it has arrived, whatever fails and whenever it is killed."""
+"""The shipper as a whole: what is here is removed only when it has arrived, also after failures and kills at any time."""
 
 from __future__ import annotations
 

@@ -84,7 +84,7 @@ class Relay:
         raise AssertionError("the relay does not start")
 
     def kill(self):
-        """End it at once; nobody is told."""
+        """End it at once, without a word to its peers."""
         self._process.kill()
         self._process.wait()
 

@@ -70,7 +70,7 @@ class Program:
         return self._process.wait(PATIENCE_S)
 
     def stop(self) -> None:
-        """End it whatever happens."""
+        """End it in any state."""
         self._process.kill()
         self._process.wait()
         assert self._process.stdout is not None

@@ -85,7 +85,7 @@ def test_mistakes_end_with_one_line(arguments: str, line: str) -> None:
 @pytest.mark.parametrize("name", ["poll_s", "retry_limit_s"])
 @pytest.mark.parametrize("value", [0.0, -1.0, math.nan, math.inf])
 def test_no_pause_is_none_and_none_is_for_ever(name: str, value: float) -> None:
-    """Whoever makes the settings without options is told, too."""
+    """Settings made without options are checked, too."""
     settings = ShipperSettings(**{"source": Path("/a"), "target": "/b", name: value})
     with pytest.raises(ConfigError, match=f"{name}: must be more than 0, and finite"):
         shipper.ShipperService(Clock(), settings)

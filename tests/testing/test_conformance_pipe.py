@@ -157,7 +157,7 @@ def test_the_kit_finds_defects(defect, case):
     kit = _OnTheFakeClock(defect)
     getattr(kit, case)().addBoth(outcome.append)
     kit.network.advance(100.0)
-    assert len(outcome) == 1, "a case comes to an end, whatever the transport does"
+    assert len(outcome) == 1, "a case comes to an end with every transport"
     assert isinstance(outcome[0], Failure), "the kit let this pass"
 
 

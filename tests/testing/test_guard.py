@@ -36,7 +36,7 @@ def test_leaked_call():
     reactor.callLater(1000, print)
 
 def test_unhandled_error():
-    defer.fail(ValueError("nobody looks at me"))
+    defer.fail(ValueError("without an errback"))
 
 def test_unhandled_error_in_a_cycle():
     d = defer.Deferred()
@@ -83,7 +83,7 @@ def test_flushing_takes_the_named_ones_only(logged_errors):
     text = result.stdout.str()
     for expected in (
         "delayed call left behind",
-        "nobody looks at me",
+        "without an errback",
         "in a cycle",
         "in a coroutine",
         "open socket or pipe left behind: <<class 'twisted.internet.tcp.Port'>",

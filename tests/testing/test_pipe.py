@@ -127,7 +127,7 @@ def test_any_writes_arrive_whole_under_any_chunks(writes, seed, close):
     assert made.in_flight_bytes == 0
 
 
-def test_frozen_pipe_tells_nobody_anything(ends, clock):
+def test_a_frozen_pipe_tells_neither_end_anything(ends, clock):
     made = pipe(*ends, clock)
     made.freeze()
     ends[0].transport.write(b"into the void")

@@ -64,7 +64,7 @@ def test_requests_and_their_answers(pair):
     assert server.take_frames() == []
 
 
-def test_everybody_who_waits_is_told_of_the_end(pair):
+def test_all_that_wait_are_told_of_the_end(pair):
     client, server, network = pair
     waiting = ensureDeferred(client.next_frame(FrameType.REQUEST))
     lost = ensureDeferred(client.lost())

@@ -155,7 +155,7 @@ async def test_w07_a_dial_when_all_ids_are_taken(world):
 @pytest.mark.parametrize("size", [10_000, 1, 0])
 @sync
 async def test_w10_a_sender_that_ignores_acknowledgements(world, size):
-    """The receiver buffered without bound. Here: CLOSE at the cap, whatever size the pieces have."""
+    """The receiver buffered without bound. Here: CLOSE at the cap, for pieces of every size."""
     limit = 256 * 1024
     config = ClientConfig(connection=ConnectionConfig(receive_limit_bytes=limit), pool=FAST_POOL)
     async with world() as w:
@@ -217,7 +217,7 @@ async def test_w11_a_servers_records_out_of_sequence(world, attack):
 
 
 @sync
-async def test_w11_worn_connections_are_renewed_when_idle(world):
+async def test_w11_connections_near_exhaustion_are_renewed_when_idle(world):
     """Counters far on: the connection is made anew when nothing is open on it, and not before."""
     async with world() as w:
         peer, client = await w.echoer(), await w.client()
@@ -434,7 +434,7 @@ async def test_w18_idle_costs_nothing(world):
         peer, client = await w.echoer(), await w.client()
         recorder = await w.connect(client, peer)
         recorder.transport.pauseProducing()
-        recorder.transport.write(b"an echo that nobody takes")
+        recorder.transport.write(b"an echo that is not read")
         await w.until(lambda: recorder.transport._inbox)
         cpu = time.process_time()
         await deferLater(w.reactor, 0.5)
@@ -512,7 +512,7 @@ async def test_w21_a_dial_that_ran_out_of_time_names_every_server_that_owed_an_a
 
 @sync
 async def test_w21_connections_that_fail_leave_no_descriptor(world, descriptors):
-    """Neither side keeps the socket of a handshake that failed, whoever's fault it was."""
+    """Neither side keeps the socket of a handshake that failed on either side."""
     async with world() as w:
         server, pinned = await w.raw_server(shake=False)
         before = descriptors()

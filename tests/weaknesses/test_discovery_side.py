@@ -70,7 +70,7 @@ class Discovery(Resource):
 
 
 class _Endless:
-    """Writes for as long as somebody reads."""
+    """Writes until the reader goes."""
 
     def __init__(self, request: Any) -> None:
         self._request = request

@@ -160,7 +160,7 @@ async def test_server_random_bytes_for_records(world, seed):
 @pytest.mark.parametrize("seed", range(4))
 @sync
 async def test_server_random_plaintext(world, seed):
-    """Sealed as it should be, but what is inside is random: a stream of frames nobody meant."""
+    """Records are sealed correctly, but hold random bytes in place of frames."""
     choose = random.Random(seed)
     async with world(LIMITS) as w:
         for _ in range(40):

@@ -1,7 +1,7 @@
 """The weaknesses of the reference that a client can turn against a server.
 
 Tests are named by rows of the table in docs/explanation/differences.rst. Every test runs a real server on loopback with
-two bystanders, who must go on echoing on their connections whatever happens to the guilty one.
+two bystanders, who must go on echoing on their connections while the attacker's ends.
 """
 
 from __future__ import annotations
@@ -158,7 +158,7 @@ async def test_w05_half_open_connections_of_one_address_are_limited(world):
 
 
 @sync
-async def test_w05_a_trickle_of_handshakes_starves_nobody(world):
+async def test_w05_a_trickle_of_handshakes_keeps_no_new_client_waiting(world):
     """Strangers who send their first message byte by byte must not keep a new client waiting, nor pile up memory."""
     async with world() as w:
         crowd = [await w.raw(source=f"127.0.0.{2 + i % 2}", shake=False) for i in range(120)]
@@ -313,8 +313,8 @@ async def _pump(w, raw, transport_id, stop, limit_bytes=64 << 20):
 @pytest.mark.parametrize("pumping", ["beyond the hard limit", "to the soft limit"])
 @pytest.mark.time_limit(60)
 @sync
-async def test_w08_a_stuck_receiver_stops_nobody_else(world, pumping):
-    """A receiver that did not read stopped all frames of its sender to anyone, and of everyone who sent it one frame.
+async def test_w08_a_stuck_receiver_stops_no_other_transport(world, pumping):
+    """A receiver that did not read stopped all frames of its sender, and those of each client that sent it one frame.
 
     Here: others are served within 100 ms all the while, and the transport to the stuck one ends with slow_consumer.
     """
@@ -430,8 +430,8 @@ async def test_w09_requests_are_limited(world):
             assert closed.payload == bytes([CloseReason.HANDSHAKE_TIMEOUT])
             closed = await w.soon(victim.next_frame(CLOSE), 3.0)
             assert closed.payload == bytes([CloseReason.HANDSHAKE_TIMEOUT])
-        nobody = SecretKey.generate().public_key
-        answers = [(await w.soon(raw.request(nobody, i), 1.0)).payload[0] for i in range(0, 60, 2)]
+        absent = SecretKey.generate().public_key
+        answers = [(await w.soon(raw.request(absent, i), 1.0)).payload[0] for i in range(0, 60, 2)]
         assert answers.count(CloseReason.UNKNOWN_PEER) <= 16
         assert answers[-1] == CloseReason.RATE_LIMITED
         await w.soon(w.log.wait(ev.Refused), 3.0)
@@ -596,7 +596,7 @@ async def test_w13_the_older_connection_ends_by_itself(world):
 @pytest.mark.time_limit(60)
 @sync
 async def test_w14_a_peer_that_is_killed(world):
-    """Nobody was told when a peer vanished, and a Write waited for ever. Here: its transports end at once."""
+    """Peers were not told when a client vanished, and a Write waited for ever. Here: its transports end at once."""
     async with world() as w:
         program = w.program("echo", str(w.pinned))
         key = PublicKey.parse(await w.soon(program.line(), 20.0))

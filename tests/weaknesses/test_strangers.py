@@ -69,7 +69,7 @@ class Attacked(LocalNetwork):
         return self.relays[0]
 
     def recorded(self) -> bytes:
-        """A valid first message of somebody, as anybody on the way can record it."""
+        """A valid first message of another key, as a recorder on the path has it."""
         return packet(self.noise(SecretKey.generate()).write_message())
 
     def noise(self, key: SecretKey) -> NoiseHandshake:

@@ -1,4 +1,4 @@
-"""What the two sides of a connection tell each other inside its handshake (:ref:`spec-hop-list`). Pure."""
+"""What the two sides of a connection tell each other inside its handshake (:ref:`spec-hello`). Pure."""
 
 from __future__ import annotations
 

@@ -230,7 +230,7 @@ def talkers(data: ReportData) -> Section:
     title = "Top talkers"
     rows = data.rows("talkers")
     if not rows:
-        return nothing("talkers", title, "Nobody has sent anything.")
+        return nothing("talkers", title, "No client has sent anything.")
     # What one client sends another receives, so all that talkers exchange is twice what relays carried.
     total = 2 * text.of(data.totals.get("bytes"))
     first = rows[0]

@@ -1,7 +1,7 @@
 """Writes ``relay_ranks.json``: a signed document of relay ranks, spoiled ones, and what scores are worth as they age.
 
 Made from the description in ``docs/explanation/ranks.rst`` with nothing of ``dmsg_logs``, so that the vectors say what
-the page says and not what the code does. The keys are known to everybody. Run it with the path to write to; a copy
+the page says and not what the code does. The keys are public. Run it with the path to write to; a copy
 stands in the tests of discovery.
 """
 
@@ -92,7 +92,7 @@ def vectors() -> dict[str, Any]:
         "signed as another kind": canonical(
             {**good, "signature": sign({**document, "issuer": public(1)}, 1, b"dmsg-relay-list/1\0")}
         ),
-        "issuer nobody trusts": canonical(signed(document, 2)),
+        "untrusted issuer": canonical(signed(document, 2)),
         "high s": canonical(high_s(good)),
         "no signature": canonical({name: value for name, value in good.items() if name != "signature"}),
         "signature cut short": canonical({**good, "signature": good["signature"][:-2]}),

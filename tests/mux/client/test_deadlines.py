@@ -64,7 +64,7 @@ async def test_a_read_deadline_passes(security: Security) -> None:
 @both
 @sync
 async def test_a_read_deadline_is_absolute(security: Security) -> None:
-    """Data does not move it: whoever reads moves it, as with net.Conn."""
+    """Arriving data does not move it; the application does, as with Go's net.Conn."""
     async with Net(security) as net:
         net.t.set_read_deadline(net.after(2.0))
         net.pass_s(1.0)

@@ -206,7 +206,7 @@ async def test_a_truncated_stream_never_ends_as_a_whole_one() -> None:
         net.relay.cut(net.bob.public_key)
         await net.over(net.a, net.b)
         assert net.b.heard == ["lost"]
-        assert net.a.heard == ["lost"], "nobody acknowledged the end"
+        assert net.a.heard == ["lost"], "the end was not acknowledged"
         assert not any(end.lost[0].check(ConnectionDone) for end in (net.a, net.b))
 
 

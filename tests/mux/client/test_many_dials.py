@@ -1,4 +1,4 @@
-"""Many transports opened at once do not make everybody wait for everybody else in turn."""
+"""Dials of many transports at once do not wait for each other in turn."""
 
 from __future__ import annotations
 

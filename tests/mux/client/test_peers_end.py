@@ -42,7 +42,7 @@ class Half(Whole):
 @pytest.mark.parametrize("kind", [Half, Whole])
 @pytest.mark.parametrize("when", ["paused", "before attach"])
 @pytest_twisted.ensureDeferred
-async def test_an_end_that_comes_while_nobody_listens_is_told_afterwards(kind, when, data):
+async def test_an_end_that_comes_while_the_application_does_not_read_is_told_afterwards(kind, when, data):
     async with LocalNetwork(MemoryNetwork(), relays=1, discovery=None) as network:
         peer, here = Half(), kind()
         answering = await network.client(security=Security.E2E)

@@ -67,7 +67,7 @@ async def test_each_name_has_its_own_listener(extended: bool) -> None:
 
 @carriers
 @sync
-async def test_a_name_nobody_listens_on(extended: bool) -> None:
+async def test_a_name_without_a_listener(extended: bool) -> None:
     async with Net(extended=extended) as net:
         net.offer("")
         net.offer("web")
@@ -89,7 +89,7 @@ async def test_no_default_listener(extended: bool) -> None:
 
 @carriers
 @sync
-async def test_nobody_listens_at_all(extended: bool) -> None:
+async def test_a_peer_without_any_listener(extended: bool) -> None:
     async with Net(extended=extended) as net:
         assert (await net.refusal()).reason == "no_such_service"
         assert (await net.refusal("web")).reason == "no_such_service"
@@ -246,7 +246,7 @@ async def test_more_than_the_places_of_a_key_are_busy() -> None:
 
 
 @sync
-async def test_a_factory_that_wants_nobody() -> None:
+async def test_a_factory_that_returns_no_protocol() -> None:
     async with Net() as net:
 
         class Closed(Factory):

@@ -359,7 +359,7 @@ async def test_an_end_before_a_protocol_is_attached_waits_behind_the_data(connec
 
 
 @pytest_twisted.ensureDeferred
-async def test_a_transport_nobody_wants_can_be_aborted(connected):
+async def test_a_transport_without_a_protocol_can_be_aborted(connected):
     pair = await connected(attach=False)
     pair.near.abortConnection()
     pair.settle()

@@ -1,6 +1,6 @@
 """What a server announces is obeyed, and what it refuses is what the caller's exception says.
 
-:ref:`spec-hop-list`, :ref:`spec-request-checks`.
+:ref:`spec-hello`, :ref:`spec-request-checks`.
 """
 
 from __future__ import annotations
@@ -138,7 +138,7 @@ async def test_requests_are_sent_at_the_rate_announced() -> None:
 
 
 @sync
-async def test_a_dial_given_up_while_it_waits_for_its_turn_asks_nobody() -> None:
+async def test_a_dial_given_up_while_it_waits_for_its_turn_sends_no_request() -> None:
     async with Net(announced=AnnouncedLimits(100, 1, FRAME_PAYLOAD_LIMIT_BYTES)) as net:
         await net.wait(net.alice.dial(net.bob.public_key))
         waiting = ensureDeferred(net.alice.dial(net.bob.public_key))
@@ -224,7 +224,7 @@ async def refused_as_malformed(net: Net) -> BaseException:
     return await net.failure(net.session.request(net.bob.public_key))
 
 
-async def refused_because_nobody_answers(net: Net) -> BaseException:
+async def refused_because_the_peer_does_not_answer(net: Net) -> BaseException:
     net.relay.rule(drop, kind=REQUEST, times=None)
     return await net.failure()
 
@@ -243,7 +243,7 @@ REFUSALS: dict[str, tuple[Callable[[Net], Awaitable[BaseException]], type[BaseEx
     "unsupported": (refused_as_unsupported, Unsupported),
     "bad id": (refused_as_bad_id, BadTransportId),
     "malformed": (refused_as_malformed, Malformed),
-    "nobody answers": (refused_because_nobody_answers, HandshakeTimeout),
+    "the peer does not answer": (refused_because_the_peer_does_not_answer, HandshakeTimeout),
     "the peer goes": (refused_because_the_peer_goes, PeerGone),
 }
 
@@ -263,7 +263,7 @@ async def test_a_request_refused_by_the_server(refuse: Any, error: type[BaseExce
 
 @sync
 async def test_a_connection_refused_for_want_of_room() -> None:
-    """The server's own text reaches whoever dials."""
+    """The server's own text reaches the dialling application."""
     async with Net() as net:
         net.relay.switch.limits = replace(LIMITS, connections=2)
         client = net.new_client(config=CONFIG)

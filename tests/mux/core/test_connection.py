@@ -45,7 +45,7 @@ Frame = tuple[int, int, bytes]
 
 
 class Peer:
-    """Alice's connection and the server at its other end, which says whatever the test wants."""
+    """Alice's connection and the server at its other end, which sends what the test tells it to."""
 
     def __init__(
         self, *, ready: bool = True, first_id: int = 0x10, random: Callable[[int], bytes] | None = None, **config: Any
@@ -228,7 +228,7 @@ def expectation(state: StreamState, kind: int, well_formed: bool) -> str | None:
         if state not in (StreamState.OPEN, StreamState.CLOSING) or not well_formed:
             return TO_CLOSE
         return "DataReceived" if kind == FWD and state is StreamState.OPEN else None
-    return None  # a type nobody knows, on a live stream
+    return None  # an unknown type, on a live stream
 
 
 @pytest.mark.parametrize("state", [state for state in StreamState if state is not StreamState.CONFIRMING])

@@ -153,7 +153,7 @@ class Alice:
         self.connection.send_data(self.stream, b"on its way")
         self.connection.close(self.stream)
 
-    # what must hold whatever came
+    # what must hold after every frame
 
     def check(self) -> None:
         connection = self.connection
@@ -258,7 +258,7 @@ def test_every_frame_in_every_state(state: str, kind: int, payload: str) -> None
         assert event.proven is (payload == "sealed" and alice.far is not None)
     for event in events:
         if isinstance(event, DataReceived):
-            assert event.data == b"sealed data" or stream.security == "hop", "nothing unverified reaches anybody"
+            assert event.data == b"sealed data" or stream.security == "hop", "the application gets verified data only"
     if stream.security == "e2e" and kind in (FWD, ACK) and payload != "sealed":
         assert is_over
         assert events[-1] == StreamClosed(stream, CloseReason.INTEGRITY, local=True)

@@ -304,7 +304,7 @@ def test_a_service_that_is_not_utf8_is_none_that_exists() -> None:
 
 
 class Thief:
-    """Somebody who has the responder's secret key, and writes message 1 in the initiator's name.
+    """An attacker who has the responder's secret key writes message 1 in the initiator's name.
 
     ``es`` and ``ss`` need one secret of each pair; the responder's own key does for both. What follows needs the
     initiator's.

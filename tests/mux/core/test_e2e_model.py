@@ -136,7 +136,7 @@ class Wire:
         if self.relay_sees and data:
             self.relay.receive(self, data)
         elif data:
-            self.client_loses()  # nobody is there any more
+            self.client_loses()  # the client has left the relay
         if self.paused and len(self.up) <= HIGH_WATER_BYTES // 2 and self.client_sees:
             self.paused = False
             self.shell.resumeProducing()
@@ -445,7 +445,7 @@ class World(RuleBasedStateMachine):
 
     # --- what relays do --------------------------------------------------------------------------------------------
 
-    # a REQUEST that is answered with "refused" is taken at its word, whoever says it: no relay lies about that here
+    # a REQUEST that is answered with "refused" is taken at its word: no relay lies about that here
     @rule(relay=st.sampled_from([0, 1]), reason=st.sampled_from([0, 3, 13, 14]))
     def relay_closes_all(self, relay: int, reason: int) -> None:
         self.relays[relay].switch.drop_transports(reason)
@@ -464,7 +464,7 @@ class World(RuleBasedStateMachine):
 
     @rule(relay=st.sampled_from([0, 1]), choice=st.integers(0, 30), transport_id=st.integers(0, 3))
     def relay_replays_a_request(self, relay: int, choice: int, transport_id: int) -> None:
-        """Handshake message 1, and with it a wish to resume, can be played again by anybody who saw it."""
+        """Handshake message 1, and with it a wish to resume, can be played again by a relay that saw it."""
         one = self.relays[relay]
         requests = [(raw, payload) for kind, raw, payload in one.seen if kind == REQUEST]
         if requests:
@@ -502,7 +502,7 @@ class World(RuleBasedStateMachine):
                 self.check_end(app, peer)
 
     def check_end(self, app: App, peer: App) -> None:
-        # nobody aborts here, and no relay can
+        # no application aborts here, and no relay can
         if not isinstance(app.lost, ConnectionDone):
             # who is through need not wait for the other side to hear of it; that side then cannot know
             assert isinstance(app.lost, ConnectionLost)

@@ -68,7 +68,7 @@ def test_close_codes_and_classes_belong_to_each_other() -> None:
 
 @pytest.mark.parametrize("code", [0, 18, 255])
 def test_close_codes_without_a_class(code: int) -> None:
-    """Normal ends, and whatever a later version may send."""
+    """Normal ends, and reasons a later version may send."""
     error = close_error(code)
     assert type(error) is TransportClosed
     assert error.by == "peer"

@@ -60,7 +60,7 @@ def test_tlv_lists_as_payloads() -> None:
 def test_a_payload_of_message_1_does_not_pass_for_that_of_message_3() -> None:
     noise = NoiseHandshake("XK", initiator=True, static=ALICE, remote_static=SERVER.public_key.raw)
     core = server()
-    core.receive_data(packet(noise.write_message(b"anybody can say this")), 0.0)
+    core.receive_data(packet(noise.write_message(b"not authenticated")), 0.0)
     noise.read_message(core.data_to_send()[2:])
     [done] = core.receive_data(packet(noise.write_message()), 0.0)
     assert isinstance(done, HandshakeDone)
@@ -174,7 +174,7 @@ def test_both_roles_need_what_they_need() -> None:
 
 
 def test_a_client_key_with_a_bad_point_does_not_come_through() -> None:
-    """Message 3 of somebody who shakes hands properly, but in the name of a key that is none."""
+    """Message 3 of a correct handshake, but in the name of a key that is none."""
     noise = NoiseHandshake("XK", initiator=True, static=ALICE, remote_static=SERVER.public_key.raw)
     noise._state.s.public_bytes = b"\x02" + b"\xff" * 32
     core = server()

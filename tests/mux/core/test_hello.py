@@ -1,4 +1,4 @@
-"""What client and server tell each other in the handshake of a connection (:ref:`spec-hop-list`)."""
+"""What client and server tell each other in the handshake of a connection (:ref:`spec-hello`)."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def test_a_base_peer_says_nothing() -> None:
 
 
 @given(st.binary(max_size=1_300))
-def test_whatever_is_not_ours_is_a_base_peer(payload: bytes) -> None:
+def test_any_other_payload_is_a_base_peers(payload: bytes) -> None:
     read = read_hello(payload)
     assert read == Capabilities() or payload.startswith(b"\x01") or b"\x01" in payload
 

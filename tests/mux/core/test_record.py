@@ -157,7 +157,7 @@ def test_the_counter_ends_before_it_wraps() -> None:
         reader.open(len(body).to_bytes(2, "big") + body)
 
 
-def test_worn_long_before_the_end() -> None:
+def test_near_exhaustion_is_told_long_before_the_last_counter() -> None:
     sender, reader = at(COUNTER_SOFT_LIMIT - 1)
     assert not sender.near_exhaustion and not reader.near_exhaustion
     reader.open(sender.seal(b""))

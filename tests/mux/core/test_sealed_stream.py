@@ -330,7 +330,7 @@ def test_an_ack_of_another_length(inner: bytes) -> None:
 
 @pytest.mark.parametrize("size", [1, 64, 1_000, FWD_DATA_LIMIT_BYTES])
 def test_no_more_than_a_window_waits_at_the_relay_however_small_the_writes_are(size: int) -> None:
-    """Frames and all: above its limit a relay ends the transport at once, as that of somebody who heeds no window."""
+    """Frames and all: above its limit a relay ends the transport at once, since its sender ignores the window."""
     sender, _ = pair()
     sender.pending.append(bytes(2 << 20))
     waiting = 0

@@ -1,6 +1,6 @@
 """Clients' connections and the switch in one memory, under schedules that Hypothesis makes up.
 
-Whatever is opened, accepted, written, read, paused, closed and lost in whatever order, over networks that deliver any
+Opened, accepted, written, read, paused, closed and lost in any order, over networks that deliver any
 number of bytes at a time: what arrives is the beginning of what was written, all of it after a clean close, and when
 everything is over nothing is left anywhere.
 """
@@ -97,7 +97,7 @@ class Client:
     def close(self, end: End) -> None:
         if end.stream.state is StreamState.OPEN:
             end.gave_up = True
-            # nobody reads any more; what waits is taken, or the peer would wait for its acknowledgement
+            # the application reads no more; what waits is taken, or the peer would wait for its acknowledgement
             self.consume(end, end.unread)
             if self.connection.close(end.stream):
                 self.ended(end, clean=True)
@@ -354,7 +354,7 @@ def test_a_clean_close_delivers_everything(size: int, paused: bool) -> None:
     bench.check_empty()
 
 
-def test_a_receiver_that_does_not_read_stops_its_sender_and_nobody_else() -> None:
+def test_a_receiver_that_does_not_read_stops_its_sender_alone() -> None:
     bench = Bench()
     alice, bob = bench.clients
     for _ in range(2):

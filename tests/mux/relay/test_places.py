@@ -29,7 +29,7 @@ def take_all(net, victim, keys, addresses):
 
 @pytest.mark.parametrize("active", [False, True])
 @pytest.mark.parametrize(("keys", "addresses"), [(1, 1), (16, 1), (16, 16)])
-def test_strangers_with_all_places_keep_nobody_out(relay, keys, addresses, active):
+def test_strangers_with_all_places_keep_no_other_client_out(relay, keys, addresses, active):
     """1,024 transports of one key, of 16 keys of one address, of 16 addresses; kept busy with data or not."""
     net = relay()
     victim, friend = net.join("victim"), net.join("friend")
@@ -136,7 +136,7 @@ def test_places_that_went_while_the_client_thought_are_not_taken_twice(relay):
     assert victim.member.unanswered.count == 0
 
 
-def test_unanswered_requests_of_strangers_keep_nobody_out(relay):
+def test_unanswered_requests_of_strangers_keep_no_other_client_out(relay):
     """The oldest of the source with the most goes, and the friend's is answered."""
     net = relay(unanswered_per_target=16)
     victim, stranger, friend = net.join("victim"), net.join("stranger"), net.join("friend")

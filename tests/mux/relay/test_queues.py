@@ -154,11 +154,11 @@ def test_small_frames_take_little_more_memory_than_they_count(relay):
 
 def test_answers_to_a_client_that_takes_none_take_little_memory(relay):
     net = relay(control_backlog_bytes=100_000)
-    sender, nobody = net.join("sender"), net.join("nobody")
-    net.switch.remove_member(nobody.member, net.now)
+    sender, gone = net.join("sender"), net.join("gone")
+    net.switch.remove_member(gone.member, net.now)
     sender.pause()
     for _ in range(10_000):
-        sender.ask(nobody)
+        sender.ask(gone)
     assert sender.member.control_backlog_bytes == 10_000 * 6
     assert sum(map(sys.getsizeof, sender.member.out)) < 80_000
     sender.read()

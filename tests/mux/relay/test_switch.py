@@ -157,7 +157,7 @@ def test_connection_limit_is_answered_with_a_reason() -> None:
     assert connection.receive_data(bench.switch.reject(RecordLayer(DOWN, UP), reason), 0.0) == [Rejected(reason)]
 
 
-def test_a_draining_server_admits_nobody() -> None:
+def test_a_draining_server_admits_no_client() -> None:
     bench = Bench()
     bench.switch.draining = True
     assert bench.switch.refusal(ALICE) == "server_draining"
@@ -499,7 +499,7 @@ def test_data_before_accept(kind: int, who: str) -> None:
     ended_both(alice, bob, there)
 
 
-def test_request_nobody_answers_is_closed_in_time() -> None:
+def test_an_unanswered_request_is_closed_in_time() -> None:
     bench = Bench(request_timeout_s=10.0)
     alice, bob, payload, there = pending(bench)
     assert bench.switch.next_timeout() == bench.now + 10.0
@@ -561,14 +561,14 @@ def test_close_is_passed_on_with_its_reason(payload: bytes, forwarded: bytes) ->
     bench.check_empty()
 
 
-def test_close_to_an_id_nobody_knows_is_not_answered() -> None:
+def test_close_with_an_unknown_id_is_not_answered() -> None:
     [alice] = Bench().connect(ALICE)
     assert alice.say(CLOSE, 2, b"\0") == []
     assert alice.frames() == []
 
 
 @pytest.mark.parametrize("kind", [ACCEPT, FWD, ACK])
-def test_anything_else_to_an_id_nobody_knows_is_answered_with_close(kind: int) -> None:
+def test_anything_else_with_an_unknown_id_is_answered_with_close(kind: int) -> None:
     [alice] = Bench().connect(ALICE)
     assert alice.say(kind, 2, bytes(2)) == []
     assert alice.frames() == [close(2, 0)]
@@ -622,7 +622,7 @@ def test_only_the_latest_ends_are_remembered() -> None:
 
 
 @pytest.mark.parametrize("kind", [OK, 4, 9, 0x0C, 0xFF])
-def test_a_type_nobody_knows_drops_the_connection(kind: int) -> None:
+def test_an_unknown_frame_type_drops_the_connection(kind: int) -> None:
     bench = Bench()
     alice, bob = bench.connect(ALICE, BOB)
     alice.transport(2, bob)
@@ -687,7 +687,7 @@ def test_a_request_of_a_client_that_is_gone_does_not_time_out() -> None:
 # --- receivers that do not read --------------------------------------------------------------------------------------
 
 
-def test_nobody_else_is_slowed_down() -> None:
+def test_other_transports_are_not_slowed_down() -> None:
     bench = Bench()
     alice, bob, carol = bench.connect(ALICE, BOB, CAROL)
     alice.transport(2, bob)
@@ -878,7 +878,7 @@ def test_frames_that_are_no_data_overtake_what_waits() -> None:
     assert there
 
 
-def test_too_much_queued_in_all_closes_the_largest_queues_and_refuses_nobody() -> None:
+def test_too_much_queued_in_all_closes_the_largest_queues_and_refuses_no_client() -> None:
     bench = Bench(queued_total_bytes=100_000)
     alice, bob, carol, dave = bench.connect(ALICE, BOB, CAROL, DAVE)
     alice.transport(2, bob)
@@ -983,7 +983,7 @@ chaos_frames = st.tuples(
     )
 )
 @settings(max_examples=200)
-def test_any_frames_from_anybody_leave_the_books_in_order(steps: list[Any]) -> None:
+def test_any_frames_from_any_client_leave_consistent_counts(steps: list[Any]) -> None:
     keys = (ALICE, BOB, CAROL)
     bench = Bench(
         queue_soft_bytes=12_000,
