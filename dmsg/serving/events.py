@@ -3,9 +3,27 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from enum import IntEnum
 from typing import Any
 
 from dmsg.serving.member import Leg, Member
+
+
+class Ending(IntEnum):
+    """Why a relay by itself ends or refuses a transport. The numbers are those that event logs have as codes."""
+
+    NORMAL = 0
+    REFUSED = 1
+    UNKNOWN_PEER = 2
+    BUSY = 3
+    RATE_LIMITED = 4
+    SLOW_CONSUMER = 5
+    BAD_ID = 7
+    MALFORMED = 8
+    UNSUPPORTED = 10
+    HANDSHAKE_TIMEOUT = 11
+    PEER_GONE = 13
+    SERVER_DRAINING = 14
 
 
 class SwitchEvent:

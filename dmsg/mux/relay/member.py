@@ -22,15 +22,15 @@ class Leg(any_protocol.Leg["Member"]):
 
     __slots__ = ("ack_prefix", "fwd_prefix", "request")
 
-    def __init__(self, member: Member, transport_id: int, *, initiator: bool) -> None:
+    def __init__(self, member: Member, transport_id: int, *, initiator: bool, request: bytes = b"") -> None:
         super().__init__(member, transport_id, initiator=initiator)
-        self.request = self.fwd_prefix = self.ack_prefix = b""
+        self.request = request
+        self.fwd_prefix = self.ack_prefix = b""
 
-    def ask(self, asked: Leg, request: bytes, now: float) -> None:
-        """Make a transport of this leg, which asked by REQUEST, and ``asked``. It opens when it is accepted."""
-        self.join(asked, now)
+    def join(self, asked: Leg, now: float) -> None:
+        """Make a transport of this leg, which asked, and ``asked``. It opens when it is accepted."""
+        super().join(asked, now)
         for here in (self, asked):
-            here.request = request
             there_id = here.other.id.to_bytes(2, "big")
             here.fwd_prefix = bytes((FWD,)) + there_id
             here.ack_prefix = bytes((ACK,)) + there_id

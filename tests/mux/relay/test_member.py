@@ -27,7 +27,7 @@ class Line:
         self.sealer, self.reader = RecordLayer(UP, DOWN), RecordLayer(UP, DOWN)
         self.take()
         asking, asked = Leg(self.here, 2, initiator=True), Leg(self.there, 3, initiator=False)
-        asking.ask(asked, REQUEST, 5.0)
+        asking.join(asked, 5.0)
         asking.open_both(6.0)
         self.asking, self.asked = asking, asked
 
@@ -60,12 +60,14 @@ def test_halves_of_a_transport_know_each_other(line: Line) -> None:
 def test_only_the_first_accept_of_the_side_asked_is_right() -> None:
     switch = Switch()
     here, there = (switch.add_member(key, RecordLayer(DOWN, UP), 0.0)[0] for key in (ALICE, BOB))
-    asking, asked = Leg(here, 2, initiator=True), Leg(there, 3, initiator=False)
-    asking.ask(asked, REQUEST, 0.0)
+    asking, asked = (
+        Leg(member, number, initiator=member is here, request=REQUEST) for member, number in ((here, 2), (there, 3))
+    )
+    asking.join(asked, 0.0)
     assert not asking.accepts(REQUEST)
     assert not asked.accepts(REQUEST + b"\0")
     assert asked.accepts(REQUEST)
-    asked.open_both(0.0)
+    asking.open_both(0.0)
     assert not asked.accepts(REQUEST)
     assert not asked.accepts(b""), "the request is not kept once it is answered"
 
@@ -76,7 +78,7 @@ def test_a_closed_leg_is_remembered_by_its_id(line: Line) -> None:
     assert 3 in line.there.recent and 3 not in line.there.legs
     assert line.there.transports == 1
     again = Leg(line.there, 3, initiator=False)
-    Leg(line.here, 4, initiator=True).ask(again, REQUEST, 8.0)
+    Leg(line.here, 4, initiator=True).join(again, 8.0)
     assert 3 not in line.there.recent
     with pytest.raises(AssertionError):
         line.asked.close()

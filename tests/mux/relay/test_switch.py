@@ -38,7 +38,7 @@ from dmsg.mux.relay.limits import RelayLimits
 from dmsg.mux.relay.member import Leg, Member
 from dmsg.mux.relay.switch import Switch
 from dmsg.sansio.rate import RecentIds
-from dmsg.serving.events import MemberDropped, RequestRefused, TransportEnded, TransportStarted
+from dmsg.serving.events import Ending, MemberDropped, RequestRefused, TransportEnded, TransportStarted
 
 ALICE, BOB, CAROL, DAVE = (
     SecretKey(hashlib.sha256(name).digest()).public_key for name in (b"alice", b"bob", b"carol", b"dave")
@@ -133,6 +133,11 @@ def held_halves() -> int:
 
 
 # --- admission -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("ending", Ending)
+def test_what_a_relay_ends_by_itself_has_the_number_of_its_close_reason(ending: Ending) -> None:
+    assert CloseReason[ending.name] == ending
 
 
 def test_ok_is_first_and_only_then_can_a_client_be_reached() -> None:
