@@ -1,0 +1,1 @@
+"""The messaging protocol without a network: frames, the link handshake, channels. Pure."""
