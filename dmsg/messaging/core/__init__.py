@@ -1,1 +1,1 @@
-"""The messaging protocol without a network: frames, the link handshake, channels. Pure."""
+"""The messaging protocol without a network (:ref:`spec-messaging`): frames, the link handshake, channels. Pure."""

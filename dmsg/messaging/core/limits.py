@@ -9,7 +9,7 @@ from typing import Final
 HANDSHAKE_OBJECT_LIMIT_BYTES: Final = 4_096
 #: The whole link handshake, on each side, as Go has it.
 HANDSHAKE_TIMEOUT_S: Final = 3.0
-#: A relay sends nothing for so long after its last handshake frame: Go clients lose what comes in one piece with it.
+#: A relay sends nothing for so long after its last handshake frame (:ref:`spec-messaging-boundary`).
 FIRST_FRAME_PAUSE_S: Final = 0.05
 #: Ids that a client gives to channels: 0 to 254. Go never gives 255.
 CLIENT_IDS: Final = 255

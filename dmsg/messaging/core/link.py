@@ -1,4 +1,4 @@
-"""The handshake of a link as a core: four JSON objects, each followed by a line feed.
+"""The handshake of a link as a core (:ref:`spec-messaging-handshake`): four JSON objects, each with a line feed behind it.
 
 The client sends its key, the relay's and a nonce; the relay signs them (``sig1``); the client signs the same and ``sig1``
 (``sig2``); the relay says ``accepted``. Nothing is encrypted, then or later: a link tells a relay who its client is, and
@@ -307,7 +307,7 @@ class LinkResponder(_LinkHandshake):
     """The relay's side. :class:`LinkRequested` says who the client is; then :meth:`accept` or :meth:`refuse` is called.
 
     :class:`LinkDone` follows ``FIRST_FRAME_PAUSE_S`` after the acceptance, or with the first byte that the client sends
-    behind it: Go clients lose what comes together with the last object of the handshake. Frames for the client may be
+    behind it (:ref:`spec-messaging-boundary`). Frames for the client may be
     queued from the acceptance on, and are sent after that.
     """
 

@@ -1,4 +1,4 @@
-"""Frames of a link: their types, layouts and limits.
+"""Frames of a link: their types, layouts and limits (:ref:`spec-messaging-frames`).
 
 A frame has a type, a channel id and a payload. Two headers are known. The Go programs write the size first and count the
 type byte in; the specification says type first. A relay tells them apart by the first frame of a link
@@ -158,7 +158,7 @@ _FIRST_HEADERS: Final = {
 
 
 def recognise_layout(header: bytes) -> Layout:
-    """The layout that the first ``HEADER_BYTES`` of a link are written in.
+    """The layout that the first ``HEADER_BYTES`` of a link are written in (:ref:`spec-messaging-layouts`).
 
     A client that dials begins with OpenChannel: ``00 54 00`` in Go's layout, ``00 00 53`` in the other. One that only
     answers begins with ChannelOpened, ChannelClosed or CloseChannel. Raises ``RemoteProtocolError`` for anything else.
