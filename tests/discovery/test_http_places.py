@@ -2,73 +2,21 @@
 
 from __future__ import annotations
 
-import random
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from twisted.internet.address import IPv4Address, IPv6Address
-from twisted.internet.protocol import connectionDone
 from twisted.internet.task import Clock
-from twisted.internet.testing import StringTransport
-from twisted.web.http import HTTPChannel
 from twisted.web.resource import Resource
 from twisted.web.server import NOT_DONE_YET
 
-from dmsg.discovery.api import DiscoveryApi, DiscoveryLimits, make_site
-from dmsg.discovery.stores.memory import MemoryStore
 from dmsg.http.places import Places, Standing
 
-GET = b"GET /discovery/available_servers HTTP/1.1\r\nHost: h\r\n\r\n"
+from .front import GET, Front
+
 #: What a stranger sends on each of his connections: nothing, half a request, or a request of which he takes no answer.
 SILENT, HALF, FULL = b"", GET[:20], GET
-
-
-class Front:
-    """A discovery's site with shipped limits, and connections to it from any address."""
-
-    def __init__(self, clock: Clock, resource: Any = None, **limits: Any) -> None:
-        self.clock = clock
-        chosen = DiscoveryLimits(**limits)
-        if resource is None:
-            store = MemoryStore(random=random.Random(1))
-            now_ns = lambda: int((1_600_000_000 + clock.seconds()) * 1e9)  # noqa: E731
-            resource = DiscoveryApi(store, clock_ns=now_ns, random=random.Random(2), limits=chosen).resource()
-        self.site: Any = make_site(resource, reactor=clock, limits=chosen)
-
-    def connect(self, host: str, sent: bytes = b"") -> StringTransport | None:
-        """A connection from ``host`` on which ``sent`` was sent; ``None`` when it was refused."""
-        kind = IPv6Address if ":" in host else IPv4Address
-        address = kind("TCP", host, 1000)
-        channel = self.site.buildProtocol(address)
-        if channel is None:
-            return None
-        transport = Wire(peerAddress=address)
-        transport.channel = channel
-        channel.makeConnection(transport)
-        if sent:
-            channel.dataReceived(sent)
-        return transport
-
-    def answers(self, host: str) -> bool:
-        """Whether a client at ``host`` that connects and asks now is answered."""
-        transport = self.connect(host, GET)
-        answered = transport is not None and b"404" in transport.value()
-        if transport is not None and not transport.aborting:
-            transport.channel.connectionLost(connectionDone)
-        return answered
-
-
-class Wire(StringTransport):
-    """A connection in memory that knows whether it was aborted."""
-
-    channel: HTTPChannel
-    aborting = False
-
-    def abortConnection(self) -> None:
-        self.aborting = True
-        super().abortConnection()
 
 
 class Missing(Resource):
@@ -93,7 +41,7 @@ class Stuck(Resource):
 @pytest.mark.parametrize("sent", [SILENT, HALF, FULL], ids=["silent", "half a request", "idle after a request"])
 @pytest.mark.parametrize("network", ["10.{0}.0.1", "10.0.0.{0}", "2001:db8:{0}::1", "2001:db8:1:{0}::1"])
 def test_sixteen_addresses_with_250_connections_each_do_not_shut_it(clock: Clock, sent: bytes, network: str) -> None:
-    place = Front(clock, Missing())
+    place = Front(clock, resource=Missing())
     strangers = [place.connect(network.format(n), sent) for n in range(16) for _ in range(250)]
     assert all(strangers) and place.site.connections == 4000
     for n in range(20):
@@ -102,11 +50,11 @@ def test_sixteen_addresses_with_250_connections_each_do_not_shut_it(clock: Clock
             place.connect(network.format(stranger), sent)
     assert place.site.connections <= 4000
     for one in strangers:
-        one.channel.connectionLost(connectionDone)
+        one.hang_up()
 
 
 def test_connections_being_answered_make_room_for_a_network_that_has_fewer(clock: Clock) -> None:
-    place = Front(clock, Stuck(), connections=64, connections_per_address=16)
+    place = Front(clock, resource=Stuck(), connections=64, connections_per_address=16)
     strangers = [place.connect(f"10.{n}.0.1", GET) for n in range(4) for _ in range(16)]
     assert place.connect("192.0.2.1", GET) is not None
     assert strangers[0].aborting
@@ -143,7 +91,7 @@ def test_a_request_has_ten_seconds_from_its_first_byte_to_its_last(clock: Clock)
 
 @pytest.mark.parametrize("request_", [GET, GET.replace(b"Host", b"Connection: close\r\nHost")], ids=["kept", "closed"])
 def test_an_answer_that_is_not_taken_costs_the_connection(clock: Clock, request_: bytes) -> None:
-    stuck, plain = Front(clock, Stuck()), Front(clock)
+    stuck, plain = Front(clock, resource=Stuck()), Front(clock)
     connections = [stuck.connect("192.0.2.1", request_), plain.connect("192.0.2.1", request_)]
     assert plain.site.connections == 1
     clock.advance(59)
@@ -162,7 +110,7 @@ def test_a_client_that_asks_on_and_does_not_read_gets_no_more_answers(clock: Clo
             return b"x" * 20_000
 
     resource = Long()
-    place = Front(clock, resource)
+    place = Front(clock, resource=resource)
     connection = place.connect("192.0.2.1", GET)
     write = connection.write
 

@@ -7,70 +7,14 @@ from typing import Any
 
 import pytest
 from twisted.internet import defer
-from twisted.internet.address import IPv4Address
-from twisted.internet.protocol import connectionDone
 from twisted.internet.task import Clock
-from twisted.internet.testing import StringTransport
 
-from dmsg.discovery.api import DiscoveryApi, DiscoveryLimits, make_site
 from dmsg.discovery.entry_cache import ENTRIES_LIMIT, ENTRY_LIMIT_BYTES, EntryCache
-from dmsg.discovery.stores.memory import MemoryStore
 from dmsg.http.rates import FairRate, SharedRate
 
-from .conftest import NOW_NS
+from .front import CountingStore, Front
 
 BASE = "/messaging-discovery/entry"
-
-
-class CountingStore(MemoryStore):
-    """Counts its reads; ``gate`` holds their answers back."""
-
-    reads = 0
-    gate: defer.Deferred[None] | None = None
-
-    def get_json(self, public_key: Any, now_ns: int) -> Any:
-        self.reads += 1
-        read = super().get_json(public_key, now_ns)
-        return read if self.gate is None else self.gate.addCallback(lambda _: read)
-
-
-class Front:
-    """A discovery's site with shipped limits on a clock that stands still, asked over connections in memory."""
-
-    def __init__(self, clock: Clock, store: Any = None, **limits: Any) -> None:
-        self.clock = clock
-        self.store = store if store is not None else CountingStore(random=random.Random(1))
-        self.now_ns = lambda: NOW_NS + round(clock.seconds() * 1e9)
-        chosen = DiscoveryLimits(**limits)
-        api = DiscoveryApi(self.store, clock_ns=self.now_ns, random=random.Random(2), limits=chosen)
-        self.site: Any = make_site(api.resource(), reactor=clock, limits=chosen)
-
-    def begin(self, path: str, host: str = "192.0.2.1", body: bytes = b"") -> StringTransport:
-        """Send a request on a connection of its own; what is answered is in ``value()`` of what is given."""
-        address = IPv4Address("TCP", host, 1000)
-        channel = self.site.buildProtocol(address)
-        transport = StringTransport(peerAddress=address)
-        transport.protocol = channel
-        channel.makeConnection(transport)
-        method = b"POST" if body else b"GET"
-        head = b"%s %s HTTP/1.1\r\nHost: h\r\nContent-Length: %d\r\n\r\n" % (method, path.encode(), len(body))
-        channel.dataReceived(head + body)
-        return transport
-
-    def ask(self, path: str, host: str = "192.0.2.1", body: bytes = b"") -> tuple[int, bytes]:
-        """Status and body of the answer."""
-        transport = self.begin(path, host, body)
-        transport.protocol.connectionLost(connectionDone)
-        head, _, answer = transport.value().partition(b"\r\n\r\n")
-        return int(head.split()[1]), answer
-
-    def statuses(self, path: str, host: str, times: int) -> dict[int, int]:
-        """How often which status was answered."""
-        found: dict[int, int] = {}
-        for _ in range(times):
-            status, _ = self.ask(path, host)
-            found[status] = found.get(status, 0) + 1
-        return found
 
 
 def test_fifteen_hundred_dials_in_a_row_are_all_answered(clock: Clock, make_entry: Any) -> None:
@@ -102,7 +46,7 @@ def test_one_address_over_its_rate_is_told_when_to_come_again(clock: Clock) -> N
     place = Front(clock, get_rate_per_s=1.0, get_burst=1.0)
     assert place.ask("/no/such/path")[0] == 404
     transport = place.begin("/no/such/path")
-    transport.protocol.connectionLost(connectionDone)
+    transport.hang_up()
     assert transport.value().startswith(b"HTTP/1.1 429 ") and b"\r\nRetry-After: 1\r\n" in transport.value()
     assert place.ask("/no/such/path", "192.0.2.2")[0] == 404
     clock.advance(1)
@@ -149,7 +93,7 @@ def test_what_is_written_is_read_at_once(clock: Clock, make_entry: Any) -> None:
 
 def test_what_another_process_wrote_is_read_within_a_second(clock: Clock, make_entry: Any) -> None:
     store = CountingStore(random=random.Random(1))
-    place, other = Front(clock, store), Front(clock, store)
+    place, other = Front(clock, store=store), Front(clock, store=store)
     first, second = make_entry("alice", 0), make_entry("alice", 1)
     place.ask(BASE, body=first.to_json())
     assert place.ask(f"{BASE}/{first.static}")[1] == first.to_json()
@@ -168,7 +112,7 @@ def test_what_was_read_before_a_write_is_not_kept(clock: Clock, make_entry: Any)
     assert place.ask(BASE, body=second.to_json())[0] == 200
     gate.callback(None)
     assert slow.value().endswith(first.to_json())
-    slow.protocol.connectionLost(connectionDone)
+    slow.hang_up()
     assert place.ask(f"{BASE}/{first.static}")[1] == second.to_json()
 
 
