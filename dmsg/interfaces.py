@@ -30,8 +30,8 @@ class IDiscovery(Interface):
     async def post_entry(entry: Entry) -> None:
         """Register a signed ``Entry``; raises ``Unauthorized``, ``WrongSequence`` and the other validation errors."""
 
-    async def available_servers() -> list[Entry]:
-        """A list of server ``Entry`` objects; empty when there is none."""
+    async def available_servers(protocol: str = "dmsg") -> list[Entry]:
+        """Server ``Entry`` objects of relays that speak ``protocol``; empty when there is none."""
 
 
 class IRankedDiscovery(IDiscovery):
@@ -72,8 +72,11 @@ class IEntryStore(Interface):
         store. Signature and form are the caller's business. Cancelling the Deferred does not stop the write.
         """
 
-    def available_servers(limit: int, now_ns: int) -> Deferred[list[Entry]]:
-        """Fires with at most ``limit`` live server entries with connections available, drawn at random."""
+    def available_servers(limit: int, now_ns: int, protocol: str = "dmsg") -> Deferred[list[Entry]]:
+        """Fires with at most ``limit`` live server entries with connections available, drawn at random.
+
+        ``protocol`` is what the servers speak, here and below (:attr:`~dmsg.discovery.entry.Entry.protocol`).
+        """
 
     def close() -> Deferred[None]:
         """Release what the store holds open, after writes that are under way; fires when done."""
@@ -82,10 +85,10 @@ class IEntryStore(Interface):
 class IRankedStore(IEntryStore):
     """A store from which servers can be drawn with other chances than equal ones."""
 
-    def available_keys(limit: int, now_ns: int) -> Deferred[list[bytes]]:
+    def available_keys(limit: int, now_ns: int, protocol: str = "dmsg") -> Deferred[list[bytes]]:
         """Fires with the raw keys of the live servers with connections available; at random if more than ``limit``."""
 
-    def servers_of(keys: list[bytes], now_ns: int) -> Deferred[list[Entry]]:
+    def servers_of(keys: list[bytes], now_ns: int, protocol: str = "dmsg") -> Deferred[list[Entry]]:
         """Fires with the entries of raw ``keys``, in that order, without those that are no available servers now."""
 
 

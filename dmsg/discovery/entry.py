@@ -43,6 +43,13 @@ _KNOWN_POINTS: Final = 4096
 #: The version of entries that promise the base protocol only, and of those that promise end-to-end security.
 BASE_VERSION: Final = "0.0.1"
 SECURE_VERSION: Final = "0.1.0"
+#: What relays speak (:ref:`spec-entry-protocol`): the dmsg protocol, which entries do not name; the messaging system; and
+#: the dmsg protocol of 2023, which entries tell by their form.
+DMSG: Final = "dmsg"
+MESSAGING: Final = "messaging"
+LATER_DMSG: Final = "dmsg-2023"
+#: Those a discovery lists relays of.
+PROTOCOLS: Final = (DMSG, MESSAGING)
 
 _UINT64_MODULUS: Final = 1 << 64
 _INT64_MIN: Final = -(1 << 63)
@@ -54,11 +61,16 @@ _GROWTH: Final = 6
 
 def promises_security(version: str) -> bool:
     """Whether the version of an entry or a hello promises :ref:`spec-extension`: major.minor of at least 0.1."""
-    parts = version.split(".")
+    parts = version.partition("+")[0].split(".")
     try:
         return len(parts) >= 2 and (int(parts[0]), int(parts[1])) >= (0, 1)
     except ValueError:
         return False
+
+
+def version_with(promise: str, protocol: str) -> str:
+    """The version of an entry that promises ``promise`` and whose relay, if it has one, speaks ``protocol``."""
+    return promise if protocol == DMSG else f"{promise}+{protocol}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +97,7 @@ class ServerPart:
     matters to the signature alone (:ref:`spec-canonical-json`).
 
     ``later`` marks the form of 2023: ``availableSessions`` instead of ``available_connections``, no ``port``, and
-    ``server_type`` unless that is empty. A relay of that generation speaks another protocol than ours.
+    ``server_type`` unless that is empty. A relay of that generation speaks :data:`LATER_DMSG`.
     """
 
     address: str
@@ -135,6 +147,18 @@ class Entry:
     def delegated_servers(self) -> tuple[PublicKey, ...]:
         """The relays the entity can be reached through as a client; empty when it is none, or on none."""
         return (self.client.delegated_servers or ()) if self.client is not None else ()
+
+    @property
+    def promise(self) -> str:
+        """The version without the relay's protocol."""
+        return self.version.partition("+")[0]
+
+    @property
+    def protocol(self) -> str:
+        """What the entity speaks as a relay (:ref:`spec-entry-protocol`); :data:`DMSG` when it does not say."""
+        if self.server is not None and self.server.later:
+            return LATER_DMSG
+        return self.version.partition("+")[2] or DMSG
 
     # --- reading -------------------------------------------------------------------------------------------------
 
@@ -281,7 +305,7 @@ class Entry:
 
 
 def is_available(entry: Entry) -> bool:
-    """Whether ``entry`` belongs among the available servers: relays with room that speak our protocol."""
+    """Whether ``entry`` belongs among the available servers: relays with room, unless they are of 2023."""
     server = entry.server
     return server is not None and server.available_connections > 0 and not server.later
 

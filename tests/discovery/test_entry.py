@@ -14,12 +14,14 @@ from dmsg.crypto.keys import PublicKey, SecretKey, recover
 from dmsg.discovery.entry import (
     DELEGATED_SERVERS_LIMIT,
     ENTRY_LIMIT_BYTES,
+    LATER_DMSG,
     ClientPart,
     Entry,
     ServerPart,
     check_iteration,
     next_sequence,
     promises_security,
+    version_with,
 )
 from dmsg.discovery.errors import (
     DISCOVERY_ERRORS,
@@ -542,7 +544,38 @@ def test_available_connections_decide_when_both_are_there(make_entry: Any) -> No
         ("0.x", False),
         ("a.b.c", False),
         ("0.1x.0", False),
+        ("0.1+messaging", True),
+        ("0.1.0+messaging", True),
+        ("0.0.1+messaging", False),
+        ("0.0.1+0.1.0", False),
+        ("+0.1.0", False),
     ],
 )
 def test_what_a_version_promises(version: str, promised: bool) -> None:
     assert promises_security(version) is promised
+
+
+@pytest.mark.parametrize(
+    ("version", "promise", "protocol"),
+    [
+        ("0.0.1", "0.0.1", "dmsg"),
+        ("0.0.1+", "0.0.1", "dmsg"),
+        ("0.0.1+messaging", "0.0.1", "messaging"),
+        ("0.1.0+messaging", "0.1.0", "messaging"),
+        ("0.0.1+a+b", "0.0.1", "a+b"),
+    ],
+)
+def test_what_a_version_says_of_the_relay(make_entry: Any, version: str, promise: str, protocol: str) -> None:
+    entry = Entry.parse(make_entry("relay", address="10.0.0.1:80", version=version).to_json())
+    entry.verify()
+    assert (entry.promise, entry.protocol) == (promise, protocol)
+
+
+def test_a_version_is_put_together_of_promise_and_protocol() -> None:
+    assert version_with("0.1.0", "dmsg") == "0.1.0"
+    assert version_with("0.0.1", "messaging") == "0.0.1+messaging"
+
+
+def test_a_relay_of_2023_speaks_something_else(later_entry: Any) -> None:
+    relay = Entry.parse(later_entry('"server":{"address":"10.0.0.1:80","availableSessions":5}'))
+    assert relay.protocol == LATER_DMSG

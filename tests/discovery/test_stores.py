@@ -115,6 +115,29 @@ async def test_available_servers_are_drawn_up_to_a_limit(store: Any, make_entry:
 
 
 @pytest_twisted.ensureDeferred
+async def test_available_servers_are_those_of_one_protocol(store: Any, make_entry: Any, now_ns: int) -> None:
+    """Two relays of the messaging system beside many others: they are found, and leave when they speak dmsg."""
+    for n in range(30):
+        await store.put(make_entry(f"relay {n}", address=f"10.0.0.{n}:80"), now_ns)
+    tagged = [make_entry(f"m {n}", address=f"10.0.1.{n}:80", version="0.0.1+messaging") for n in range(2)]
+    for entry in tagged:
+        await store.put(entry, now_ns)
+    keys = [entry.static.raw for entry in tagged]
+
+    assert {one.static for one in await store.available_servers(2, now_ns, "messaging")} == {e.static for e in tagged}
+    assert sorted(await store.available_keys(5, now_ns, "messaging")) == sorted(keys)
+    assert await store.servers_of(keys, now_ns, "messaging") == tagged
+    assert await store.servers_of(keys, now_ns) == [] and await store.available_servers(5, now_ns, "other") == []
+    assert len(await store.available_keys(50, now_ns)) == len(await store.available_servers(50, now_ns)) == 30
+
+    await store.put(make_entry("m 0", 1, address="10.0.1.0:80"), now_ns)
+    await store.put(make_entry("m 1", 1, address="10.0.1.1:80", version="0.0.1+messaging", available=0), now_ns)
+    assert await store.available_servers(5, now_ns, "messaging") == []
+    assert keys[0] in await store.available_keys(50, now_ns) and keys[1] not in await store.available_keys(50, now_ns)
+    assert await store.available_servers(5, now_ns + 301 * S) == [], "they expire"
+
+
+@pytest_twisted.ensureDeferred
 async def test_a_wrong_sequence_or_an_old_time_is_refused(store: Any, make_entry: Any, now_ns: int) -> None:
     await refused(NonZeroSequence, store.put(make_entry("alice", 1), now_ns))
     first = make_entry("alice", 0, timestamp=1000)
@@ -609,6 +632,27 @@ async def test_a_file_of_version_1_is_brought_up_to_date(
         "full",
     ]
     await store.close()
+
+
+@pytest_twisted.ensureDeferred
+async def test_a_file_of_version_2_is_brought_up_to_date(
+    opened: Any, tmp_path: Path, make_entry: Any, now_ns: int
+) -> None:
+    url = f"sqlite:{tmp_path / 'entries'}"
+    store, relay = opened(url), make_entry("relay", address="10.0.0.1:80")
+    await store.put(relay, now_ns)
+    await store.close()
+    with sqlite3.connect(tmp_path / "entries") as old:
+        old.executescript(
+            "DROP INDEX entries_available; ALTER TABLE entries DROP COLUMN protocol; PRAGMA user_version = 2;"
+            "CREATE INDEX entries_available ON entries (slot) WHERE available = 1;"
+        )
+    old.close()
+    store = opened(url)
+    assert await store.available_servers(5, now_ns) == [relay]
+    other = make_entry("other", address="10.0.0.2:80", version="0.0.1+messaging")
+    await store.put(other, now_ns)
+    assert await store.available_servers(5, now_ns, "messaging") == [other]
 
 
 @pytest_twisted.ensureDeferred

@@ -11,7 +11,7 @@ from twisted.internet.defer import Deferred, fail, succeed
 from zope.interface import implementer
 
 from dmsg.crypto.keys import PublicKey
-from dmsg.discovery.entry import Entry
+from dmsg.discovery.entry import DMSG, Entry
 from dmsg.discovery.errors import DiscoveryError
 from dmsg.discovery.stores import table as store_table
 from dmsg.discovery.stores.rules import (
@@ -75,18 +75,18 @@ class MemoryStore:
         """See :class:`~dmsg.interfaces.IWatchedStore`."""
         self._watchers.add(changed)
 
-    def available_servers(self, limit: int, now_ns: int) -> Deferred[list[Entry]]:
+    def available_servers(self, limit: int, now_ns: int, protocol: str = DMSG) -> Deferred[list[Entry]]:
         """See :class:`~dmsg.interfaces.IEntryStore`."""
-        bodies = store_table.draw(self._connection, "body", limit, now_ns, self._random)
+        bodies = store_table.draw(self._connection, "body", limit, now_ns, self._random, protocol)
         return succeed([stored_entry(body) for body in bodies])
 
-    def available_keys(self, limit: int, now_ns: int) -> Deferred[list[bytes]]:
+    def available_keys(self, limit: int, now_ns: int, protocol: str = DMSG) -> Deferred[list[bytes]]:
         """See :class:`~dmsg.interfaces.IRankedStore`."""
-        return succeed(store_table.draw(self._connection, "key", limit, now_ns, self._random))
+        return succeed(store_table.draw(self._connection, "key", limit, now_ns, self._random, protocol))
 
-    def servers_of(self, keys: list[bytes], now_ns: int) -> Deferred[list[Entry]]:
+    def servers_of(self, keys: list[bytes], now_ns: int, protocol: str = DMSG) -> Deferred[list[Entry]]:
         """See :class:`~dmsg.interfaces.IRankedStore`."""
-        return succeed(store_table.servers_of(self._connection, keys, now_ns))
+        return succeed(store_table.servers_of(self._connection, keys, now_ns, protocol))
 
     def close(self) -> Deferred[None]:
         """See :class:`~dmsg.interfaces.IEntryStore`."""

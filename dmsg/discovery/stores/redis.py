@@ -2,10 +2,11 @@
 
 Each key has a hash ``dmsg:entry:HEX`` with ``s`` (sequence), ``t`` (timestamp, shifted to be positive and padded, so
 that texts compare as numbers do: numbers in Lua are doubles), ``b`` (body, missing in a tombstone), ``x`` (expiry in
-milliseconds, or empty), ``r`` (hour of the last read), and what it counts for: ``k`` (kind), ``w`` (network) and ``n``
-(bytes). Sorted sets: ``dmsg:servers``, ``dmsg:expiring:KIND`` and ``dmsg:tombstones`` by expiry; ``dmsg:networks:KIND`` by
-bytes; ``dmsg:of:KIND:NETWORK`` by last read, then by time of posting. ``dmsg:totals`` counts kinds. Compare, evict and
-replace are one script, so several processes may share a database. How durable it is depends on how Redis is configured.
+milliseconds, or empty), ``r`` (hour of the last read), ``v`` (the set of servers it is in, or empty), and what it counts
+for: ``k`` (kind), ``w`` (network) and ``n`` (bytes). Sorted sets: ``dmsg:servers`` (of another protocol than dmsg:
+``dmsg:servers:PROTOCOL``), ``dmsg:expiring:KIND`` and ``dmsg:tombstones`` by expiry; ``dmsg:networks:KIND`` by bytes;
+``dmsg:of:KIND:NETWORK`` by last read, then by time of posting. ``dmsg:totals`` counts kinds. Compare, evict and replace
+are one script, so several processes may share a database. How durable it is depends on how Redis is configured.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from twisted.internet.defer import Deferred, DeferredLock
 from zope.interface import implementer
 
 from dmsg.crypto.keys import PublicKey
-from dmsg.discovery.entry import Entry, is_available
+from dmsg.discovery.entry import DMSG, Entry, is_available
 from dmsg.discovery.errors import (
     DiscoveryError,
     DiscoveryUnavailable,
@@ -50,7 +51,6 @@ OPERATION_TIMEOUT_S: Final = 5.0
 POOL_SIZE: Final = 2
 
 _ENTRY: Final = "dmsg:entry:"
-_SERVERS: Final = "dmsg:servers"
 _LAYOUT: Final = "dmsg:layout"
 _LAYOUT_VERSION: Final = b"2"
 #: Rows of the first layout that are brought up to date in one script.
@@ -73,13 +73,13 @@ local function count(kind, network, rows, bytes)
     end
 end
 local function leave(key)
-    local row = redis.call('HMGET', key, 'k', 'w', 'n')
+    local row = redis.call('HMGET', key, 'k', 'w', 'n', 'v')
     if row[1] then
         count(row[1], row[2], -1, -tonumber(row[3]))
         redis.call('ZREM', 'dmsg:of:' .. row[1] .. ':' .. row[2], key)
         redis.call('ZREM', 'dmsg:expiring:' .. row[1], key)
     end
-    redis.call('ZREM', 'dmsg:servers', key)
+    redis.call('ZREM', row[4] or 'dmsg:servers', key)
     redis.call('ZREM', 'dmsg:tombstones', key)
 end
 local function enter(key, kind, network, bytes, score)
@@ -141,13 +141,13 @@ while total('e' .. kind) + rows > tonumber(ARGV[11]) or total('b' .. kind) + byt
 end
 leave(key)
 local read = tonumber(old[5] or '0')
-redis.call('HSET', key, 's', ARGV[2], 't', ARGV[3], 'b', ARGV[4], 'x', ARGV[5], 'r', read)
+redis.call('HSET', key, 's', ARGV[2], 't', ARGV[3], 'b', ARGV[4], 'x', ARGV[5], 'r', read, 'v', ARGV[7])
 enter(key, kind, network, size, read * DATE + math.floor(now_ms / 1000))
 if ARGV[5] ~= '' then
     redis.call('ZADD', 'dmsg:expiring:' .. kind, ARGV[5], key)
 end
-if ARGV[7] == '1' then
-    redis.call('ZADD', 'dmsg:servers', ARGV[5] == '' and '+inf' or ARGV[5], key)
+if ARGV[7] ~= '' then
+    redis.call('ZADD', ARGV[7], ARGV[5] == '' and '+inf' or ARGV[5], key)
 end
 for one = 0, 1 do
     for _, found in ipairs(redis.call('ZRANGEBYSCORE', 'dmsg:expiring:' .. one, '-inf', now, 'LIMIT', 0, 10)) do
@@ -227,6 +227,13 @@ for at = 2, #ARGV do
 end
 return bodies
 """
+
+
+def _servers(protocol: str) -> str:
+    """The set of available servers that speak ``protocol``."""
+    return "dmsg:servers" if protocol == DMSG else f"dmsg:servers:{protocol}"
+
+
 _REFUSALS: Final[dict[bytes, type[DiscoveryError]]] = {
     b"sequence": WrongSequence,
     b"time": WrongTime,
@@ -349,7 +356,7 @@ class RedisStore:
                 body,
                 "" if expires_ns is None else str(-(-expires_ns // _NS_PER_MS)),
                 str(now_ns // _NS_PER_MS),
-                str(int(is_available(entry))),
+                _servers(entry.protocol) if is_available(entry) else "",
                 str(kind),
                 network_of(poster),
                 str(len(body) + ROW_BYTES),
@@ -366,32 +373,33 @@ class RedisStore:
         """See :class:`~dmsg.interfaces.IWatchedStore`."""
         self._watchers.add(changed)
 
-    def available_servers(self, limit: int, now_ns: int) -> Deferred[list[Entry]]:
+    def available_servers(self, limit: int, now_ns: int, protocol: str = DMSG) -> Deferred[list[Entry]]:
         """See :class:`~dmsg.interfaces.IEntryStore`."""
-        return Deferred.fromCoroutine(self._available_servers(limit, now_ns))
+        return Deferred.fromCoroutine(self._available_servers(limit, now_ns, protocol))
 
-    async def _available_servers(self, limit: int, now_ns: int) -> list[Entry]:
-        bodies = await self._call("eval", _AVAILABLE, [_SERVERS], [str(now_ns // _NS_PER_MS), str(limit)])
+    async def _available_servers(self, limit: int, now_ns: int, protocol: str) -> list[Entry]:
+        now_ms = str(now_ns // _NS_PER_MS)
+        bodies = await self._call("eval", _AVAILABLE, [_servers(protocol)], [now_ms, str(limit)])
         return [stored_entry(bytes(body)) for body in bodies]
 
-    def available_keys(self, limit: int, now_ns: int) -> Deferred[list[bytes]]:
+    def available_keys(self, limit: int, now_ns: int, protocol: str = DMSG) -> Deferred[list[bytes]]:
         """See :class:`~dmsg.interfaces.IRankedStore`."""
-        return Deferred.fromCoroutine(self._available_keys(limit, now_ns))
+        return Deferred.fromCoroutine(self._available_keys(limit, now_ns, protocol))
 
-    async def _available_keys(self, limit: int, now_ns: int) -> list[bytes]:
-        names = await self._call("eval", _KEYS, [_SERVERS], [str(now_ns // _NS_PER_MS), str(limit)])
+    async def _available_keys(self, limit: int, now_ns: int, protocol: str) -> list[bytes]:
+        names = await self._call("eval", _KEYS, [_servers(protocol)], [str(now_ns // _NS_PER_MS), str(limit)])
         try:
             return [bytes.fromhex(bytes(name).decode("ascii").removeprefix(_ENTRY)) for name in names]
         except ValueError:
             raise DiscoveryUnavailable("a stored key is damaged") from None
 
-    def servers_of(self, keys: list[bytes], now_ns: int) -> Deferred[list[Entry]]:
+    def servers_of(self, keys: list[bytes], now_ns: int, protocol: str = DMSG) -> Deferred[list[Entry]]:
         """See :class:`~dmsg.interfaces.IRankedStore`."""
-        return Deferred.fromCoroutine(self._servers_of(keys, now_ns))
+        return Deferred.fromCoroutine(self._servers_of(keys, now_ns, protocol))
 
-    async def _servers_of(self, keys: list[bytes], now_ns: int) -> list[Entry]:
+    async def _servers_of(self, keys: list[bytes], now_ns: int, protocol: str) -> list[Entry]:
         names = [f"{_ENTRY}{key.hex()}" for key in keys]
-        bodies = await self._call("eval", _SERVERS_OF, [_SERVERS], [str(now_ns // _NS_PER_MS), *names])
+        bodies = await self._call("eval", _SERVERS_OF, [_servers(protocol)], [str(now_ns // _NS_PER_MS), *names])
         return [stored_entry(bytes(body)) for body in bodies]
 
     def close(self) -> Deferred[None]:

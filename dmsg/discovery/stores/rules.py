@@ -23,7 +23,7 @@ from typing import Any, Final, TypeVar
 from twisted.internet.defer import Deferred
 
 from dmsg.address import address_group, network_group
-from dmsg.discovery.entry import SECURE_VERSION, Entry, next_sequence
+from dmsg.discovery.entry import Entry, next_sequence, promises_security
 from dmsg.discovery.errors import (
     DiscoveryError,
     DiscoveryUnavailable,
@@ -95,7 +95,7 @@ class StoreLimits:
         if entry.server is not None:
             ttl_s = self.server_ttl_s
         else:
-            ttl_s = self.client_ttl_s if entry.version == SECURE_VERSION else self.base_client_ttl_s
+            ttl_s = self.client_ttl_s if promises_security(entry.version) else self.base_client_ttl_s
         return None if ttl_s is None else now_ns + int(ttl_s * NS_PER_S)
 
     @property

@@ -19,7 +19,7 @@ from twisted.internet.defer import Deferred, fail
 from zope.interface import implementer
 
 from dmsg.crypto.keys import PublicKey
-from dmsg.discovery.entry import Entry
+from dmsg.discovery.entry import DMSG, Entry
 from dmsg.discovery.errors import DiscoveryError, DiscoveryUnavailable
 from dmsg.discovery.stores import table as store_table
 from dmsg.discovery.stores.rules import NewKeys, ReadMarks, StoreLimits, Watchers, network_of, stored_entry
@@ -191,22 +191,24 @@ class SqliteStore:
         """See :class:`~dmsg.interfaces.IWatchedStore`."""
         self._watchers.add(changed)
 
-    def available_servers(self, limit: int, now_ns: int) -> Deferred[list[Entry]]:
+    def available_servers(self, limit: int, now_ns: int, protocol: str = DMSG) -> Deferred[list[Entry]]:
         """See :class:`~dmsg.interfaces.IEntryStore`."""
 
         def job(connection: store_table.Connection) -> list[Entry]:
-            bodies = store_table.draw(connection, "body", limit, now_ns, self._random)
+            bodies = store_table.draw(connection, "body", limit, now_ns, self._random, protocol)
             return [stored_entry(body) for body in bodies]
 
         return self._reads.submit(job)
 
-    def available_keys(self, limit: int, now_ns: int) -> Deferred[list[bytes]]:
+    def available_keys(self, limit: int, now_ns: int, protocol: str = DMSG) -> Deferred[list[bytes]]:
         """See :class:`~dmsg.interfaces.IRankedStore`."""
-        return self._reads.submit(lambda connection: store_table.draw(connection, "key", limit, now_ns, self._random))
+        return self._reads.submit(
+            lambda connection: store_table.draw(connection, "key", limit, now_ns, self._random, protocol)
+        )
 
-    def servers_of(self, keys: list[bytes], now_ns: int) -> Deferred[list[Entry]]:
+    def servers_of(self, keys: list[bytes], now_ns: int, protocol: str = DMSG) -> Deferred[list[Entry]]:
         """See :class:`~dmsg.interfaces.IRankedStore`."""
-        return self._reads.submit(lambda connection: store_table.servers_of(connection, keys, now_ns))
+        return self._reads.submit(lambda connection: store_table.servers_of(connection, keys, now_ns, protocol))
 
     def close(self) -> Deferred[None]:
         """See :class:`~dmsg.interfaces.IEntryStore`."""

@@ -10,7 +10,7 @@ import sqlite3
 from typing import Final
 
 from dmsg.crypto.keys import PublicKey
-from dmsg.discovery.entry import Entry, check_iteration, is_available
+from dmsg.discovery.entry import DMSG, Entry, check_iteration, is_available
 from dmsg.discovery.errors import DiscoveryError, EntryNotFound, StoreFull
 from dmsg.discovery.stores.rules import (
     CLIENT,
@@ -38,13 +38,14 @@ PURGE_ROWS: Final = 500
 #: Up to this many available servers are drawn from with equal chances; of more, those that follow a random place.
 DRAWN_FROM: Final = 1024
 
-SCHEMA_VERSION: Final = 2
+SCHEMA_VERSION: Final = 3
 SLOTS: Final = 1 << 32
 _APPLICATION_ID: Final = 0x646D7367  # "dmsg"
 
 # `sequence` is 8 bytes, because SQLite has no unsigned 64-bit integers. `body` is NULL in a tombstone. `slot` is a
 # random number, new at each write: a walk from a random slot draws servers without looking at all of them.
-# `kind`, `network` and `bytes` say what the row counts for, `read_hour` when it was last read (0: never).
+# `kind`, `network` and `bytes` say what the row counts for, `read_hour` when it was last read (0: never), `protocol`
+# what the server speaks.
 _ENTRIES: Final = """
 CREATE TABLE entries (
     key BLOB PRIMARY KEY NOT NULL,
@@ -74,7 +75,6 @@ _COME: Final = """
     UPDATE totals SET entries = entries + 1, bytes = bytes + new.bytes WHERE kind = new.kind;
 """
 _ACCOUNTS: Final = (
-    "CREATE INDEX entries_available ON entries (slot) WHERE available = 1",
     "CREATE INDEX entries_expiring ON entries (kind, expires_ns) WHERE expires_ns IS NOT NULL",
     "CREATE INDEX entries_unread ON entries (kind, network, read_hour, posted_ns)",
     "CREATE TABLE networks (kind INTEGER NOT NULL, network TEXT NOT NULL, entries INTEGER NOT NULL,"
@@ -90,6 +90,12 @@ _ACCOUNTS: Final = (
     " WHEN old.kind <> new.kind OR old.network <> new.network OR old.bytes <> new.bytes"
     f" BEGIN {_GONE} {_COME} END",
     f"PRAGMA application_id = {_APPLICATION_ID}",
+)
+#: What version 3 has more than version 2. No server named a protocol before.
+_PROTOCOLS: Final = (
+    "DROP INDEX IF EXISTS entries_available",
+    f"ALTER TABLE entries ADD COLUMN protocol TEXT NOT NULL DEFAULT '{DMSG}'",
+    "CREATE INDEX entries_available ON entries (protocol, slot) WHERE available = 1",
     f"PRAGMA user_version = {SCHEMA_VERSION}",
 )
 _OLD_INDEXES: Final = ("entries_available", "entries_expiring", "entries_tombstones")
@@ -97,17 +103,20 @@ _OLD_INDEXES: Final = ("entries_available", "entries_expiring", "entries_tombsto
 _GET: Final = "SELECT body, sequence, timestamp, expires_ns, read_hour FROM entries WHERE key = ?"
 _GET_LATEST: Final = "SELECT sequence, timestamp, kind, bytes FROM entries WHERE key = ?"
 _PUT: Final = """
-INSERT INTO entries (key, sequence, timestamp, body, available, slot, expires_ns, kind, network, bytes, posted_ns)
-VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
+INSERT INTO entries
+    (key, sequence, timestamp, body, available, slot, expires_ns, kind, network, bytes, posted_ns, protocol)
+VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
 ON CONFLICT (key) DO UPDATE SET sequence = excluded.sequence, timestamp = excluded.timestamp, body = excluded.body,
     available = excluded.available, slot = excluded.slot, expires_ns = excluded.expires_ns, kind = excluded.kind,
-    network = excluded.network, bytes = excluded.bytes, posted_ns = excluded.posted_ns
+    network = excluded.network, bytes = excluded.bytes, posted_ns = excluded.posted_ns, protocol = excluded.protocol
 """
 _AVAILABLE: Final = """
-SELECT {} FROM entries WHERE available = 1 AND slot {} ? AND (expires_ns IS NULL OR expires_ns > ?)
+SELECT {} FROM entries WHERE available = 1 AND protocol = ? AND slot {} ? AND (expires_ns IS NULL OR expires_ns > ?)
 ORDER BY slot LIMIT ?
 """
-_SERVER: Final = "SELECT body FROM entries WHERE key = ? AND available = 1 AND (expires_ns IS NULL OR expires_ns > ?)"
+_SERVER: Final = """
+SELECT body FROM entries WHERE key = ? AND available = 1 AND protocol = ? AND (expires_ns IS NULL OR expires_ns > ?)
+"""
 _EXPIRED: Final = "SELECT key, kind FROM entries WHERE kind = ? AND expires_ns <= ? ORDER BY expires_ns LIMIT ?"
 _FORGET: Final = """
 DELETE FROM entries WHERE key IN (SELECT key FROM entries WHERE kind = ? AND expires_ns <= ? ORDER BY expires_ns LIMIT ?)
@@ -160,6 +169,7 @@ class EntryTable:
             network,
             size,
             now_ns,
+            entry.protocol,
         )
         connection.execute(_PUT, row)
         return not found
@@ -229,25 +239,31 @@ def get(connection: Connection, public_key: PublicKey, now_ns: int) -> tuple[byt
     return bytes(body), read_hour
 
 
-def draw(connection: Connection, column: str, limit: int, now_ns: int, random: RandomNumbers) -> list[bytes]:
-    """``column`` of at most ``limit`` available servers, at random."""
-    found = _walk(connection, column, 0, max(limit, DRAWN_FROM), now_ns)
+def draw(
+    connection: Connection, column: str, limit: int, now_ns: int, random: RandomNumbers, protocol: str
+) -> list[bytes]:
+    """``column`` of at most ``limit`` available servers that speak ``protocol``, at random."""
+    found = _walk(connection, column, 0, max(limit, DRAWN_FROM), now_ns, protocol)
     if len(found) < DRAWN_FROM:
         return random.sample(found, min(limit, len(found)))
-    return _walk(connection, column, random.randrange(SLOTS), limit, now_ns)
+    return _walk(connection, column, random.randrange(SLOTS), limit, now_ns, protocol)
 
 
-def _walk(connection: Connection, column: str, start: int, limit: int, now_ns: int) -> list[bytes]:
+def _walk(connection: Connection, column: str, start: int, limit: int, now_ns: int, protocol: str) -> list[bytes]:
     """``column`` of at most ``limit`` available servers, from slot ``start`` on and round."""
-    found = connection.execute(_AVAILABLE.format(column, ">="), (start, now_ns, limit)).fetchall()
+
+    def slots(compared: str, most: int) -> list[tuple[bytes]]:
+        return connection.execute(_AVAILABLE.format(column, compared), (protocol, start, now_ns, most)).fetchall()
+
+    found = slots(">=", limit)
     if len(found) < limit and start:
-        found += connection.execute(_AVAILABLE.format(column, "<"), (start, now_ns, limit - len(found))).fetchall()
+        found += slots("<", limit - len(found))
     return [value for (value,) in found]
 
 
-def servers_of(connection: Connection, keys: list[bytes], now_ns: int) -> list[Entry]:
-    """The entries of ``keys`` that are available servers now."""
-    rows = (connection.execute(_SERVER, (key, now_ns)).fetchall() for key in keys)
+def servers_of(connection: Connection, keys: list[bytes], now_ns: int, protocol: str) -> list[Entry]:
+    """The entries of ``keys`` that are available servers now and speak ``protocol``."""
+    rows = (connection.execute(_SERVER, (key, protocol, now_ns)).fetchall() for key in keys)
     return [stored_entry(body) for found in rows for (body,) in found]
 
 
@@ -277,7 +293,7 @@ def connect(path: str) -> Connection:
 
 
 def prepare(connection: Connection, limits: StoreLimits, now_ns: int) -> None:
-    """Make the tables in an empty file and bring those of version 1 up to date, in one transaction.
+    """Make the tables in an empty file and bring those of versions 1 and 2 up to date, in one transaction.
 
     Raises ``ConfigError`` for a file that is something else's or from a later version.
     """
@@ -286,7 +302,7 @@ def prepare(connection: Connection, limits: StoreLimits, now_ns: int) -> None:
         version = connection.execute("PRAGMA user_version").fetchall()[0][0]
         application = connection.execute("PRAGMA application_id").fetchall()[0][0]
         tables = connection.execute("SELECT count(*) FROM sqlite_master").fetchall()[0][0]
-        if tables and (application != _APPLICATION_ID or version not in (1, SCHEMA_VERSION)):
+        if tables and (application != _APPLICATION_ID or version not in (1, 2, SCHEMA_VERSION)):
             raise ConfigError("store", "the file is not an entry store of this version")
         if not tables:
             connection.execute(_ENTRIES)
@@ -297,6 +313,9 @@ def prepare(connection: Connection, limits: StoreLimits, now_ns: int) -> None:
                 connection.execute(statement)
             _date(connection, limits, now_ns)
             for statement in _ACCOUNTS:
+                connection.execute(statement)
+        if version != SCHEMA_VERSION:
+            for statement in _PROTOCOLS:
                 connection.execute(statement)
     except BaseException:
         connection.execute("ROLLBACK")
