@@ -186,7 +186,7 @@ class _Discovery:
         entry.verify()
         await self._fleet.store.put(entry, now_ns)
 
-    async def available_servers(self) -> list[Entry]:
+    async def available_servers(self, protocol: str = "dmsg") -> list[Entry]:
         return await self._fleet.listing.servers(_SERVERS_LISTED, await self._travel())
 
     async def relay_ranks(self) -> Ranks | None:

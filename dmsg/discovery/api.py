@@ -2,13 +2,15 @@
 
 One store behind three families of paths (:ref:`spec-discovery-http`): ``/discovery/…`` with the status codes described
 in 2019, and the reference's ``/messaging-discovery/…`` (2019) and ``/dmsg-discovery/…`` (2023) with the reference's
-codes. The texts of errors are the reference's on all of them.
+codes. The texts of errors are the reference's on all of them. All three serve both protocols of relays: a request for
+servers says which one it is for.
 """
 
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Final, Literal
 
 from klein import Klein
@@ -21,7 +23,7 @@ from werkzeug.exceptions import HTTPException
 
 from dmsg.crypto.errors import InvalidKey
 from dmsg.crypto.keys import PublicKey
-from dmsg.discovery.entry import Entry
+from dmsg.discovery.entry import DMSG, PROTOCOLS, Entry
 from dmsg.discovery.entry_cache import EntryCache
 from dmsg.discovery.errors import BadInput, DiscoveryError, DiscoveryUnavailable, EntryNotFound, RateLimitedByDiscovery
 from dmsg.discovery.limits import DiscoveryLimits
@@ -47,6 +49,8 @@ __all__ = ["AFTER_TIMESTAMP_HEADER", "NEXT_SEQUENCE_HEADER", "DiscoveryApi", "Di
 #: The path described in 2019, and those of the reference.
 DESCRIBED_PREFIX: Final = "discovery"
 REFERENCE_PREFIXES: Final = ("messaging-discovery", "dmsg-discovery")
+#: Where no servers are an empty list, as with the reference of 2019; elsewhere they are a 404.
+EMPTY_LIST_PREFIX: Final = "messaging-discovery"
 #: On the 404 of an expired key: what its next entry must have and be later than.
 NEXT_SEQUENCE_HEADER: Final = "Dmsg-Next-Sequence"
 AFTER_TIMESTAMP_HEADER: Final = "Dmsg-After-Timestamp"
@@ -74,6 +78,7 @@ _Operation = Callable[[_Call], Awaitable[bytes | IResource]]
 class DiscoveryApi:
     """Answers requests from ``store`` (an :class:`~dmsg.interfaces.IEntryStore`).
 
+    Lists of servers are for one protocol (:ref:`spec-server-list`): the one that is asked for, else ``list_protocol``.
     ``clock_ns()`` is Unix time in nanoseconds. ``random`` mixes the list of servers, by the weights of what ``ranks()``
     gives: the document in force, or ``None``. ``addresses`` says which servers' addresses are taken (all, without it),
     and with ``proofs`` only those are listed that are proved; starting and stopping it is the caller's business.
@@ -95,11 +100,13 @@ class DiscoveryApi:
         ranks: Callable[[], Ranks | None] = lambda: None,
         addresses: RelayAddresses | None = None,
         proofs: RelayProofs | None = None,
+        list_protocol: str = DMSG,
     ) -> None:
         self.limits = limits or DiscoveryLimits()
         self._store = store
         self._clock_ns = clock_ns
-        self._listing = ServerListing(store, random, ranks, proofs)
+        self._listings = {name: ServerListing(store, random, ranks, proofs, name) for name in PROTOCOLS}
+        self._list_protocol = list_protocol
         self._addresses = addresses
         self._proofs = proofs
         self._ranks = ranks
@@ -130,7 +137,8 @@ class DiscoveryApi:
             self._route(f"{path}/", "POST", f"{prefix}/{entries}", status, self._post_entry)
             self._route(path, "POST", f"{prefix}/{entries}", status, self._post_entry)
             servers = f"{prefix}/available_servers"
-            self._route(f"/{servers}", "GET", servers, status, self._available_servers)
+            empty = b"[]" if prefix == EMPTY_LIST_PREFIX else b""
+            self._route(f"/{servers}", "GET", servers, status, partial(self._available_servers, empty))
             self._route(f"/{prefix}/relay_ranks", "GET", f"{prefix}/relay_ranks", status, self._relay_ranks)
         handle_errors: Any = self._app.handle_errors(HTTPException)
         handle_errors(self._not_routed)
@@ -255,15 +263,18 @@ class DiscoveryApi:
         self._cache.forget(key)
         return outcome
 
-    async def _available_servers(self, call: _Call) -> bytes:
+    async def _available_servers(self, empty: bytes, call: _Call) -> bytes:
         bodies: list[bytes] = []
         room = self.limits.available_servers_bytes
-        for entry in await self._listing.servers(self.limits.available_servers, self._clock_ns()):
+        named = call.request.args.get(b"protocol")
+        listing = self._listings.get(named[-1].decode("latin-1") if named else self._list_protocol)
+        limit, now_ns = self.limits.available_servers, self._clock_ns()
+        for entry in await listing.servers(limit, now_ns) if listing is not None else ():
             body = entry.to_json()
             if len(body) + 2 <= room:
                 bodies.append(body)
                 room -= len(body) + 1
-        if not bodies:
+        if not bodies and not empty:
             raise EntryNotFound
         return b"[%s]" % b",".join(bodies)
 

@@ -22,7 +22,7 @@ from zope.interface import implementer
 
 from dmsg.address import check_http_url
 from dmsg.crypto.keys import PublicKey
-from dmsg.discovery.entry import ENTRY_LIMIT_BYTES, Entry
+from dmsg.discovery.entry import DMSG, ENTRY_LIMIT_BYTES, Entry
 from dmsg.discovery.errors import (
     DISCOVERY_ERRORS,
     DiscoveryError,
@@ -180,12 +180,14 @@ class HttpDiscovery:
         if status != 200:
             raise _refusal(status, headers, body)
 
-    async def available_servers(self) -> list[Entry]:
-        """Verified entries of servers with connections left; empty when there are none.
+    async def available_servers(self, protocol: str = DMSG) -> list[Entry]:
+        """Verified entries of servers with connections left that speak ``protocol``; empty when there are none.
 
-        Of at most :data:`LIST_LIMIT`; those that are malformed, badly signed, rolled back or no servers are left out.
+        Of at most :data:`LIST_LIMIT`; those that are malformed, badly signed, rolled back or no such servers are left
+        out. A base discovery does not look at ``protocol``.
         """
-        status, headers, body = await self._call("GET", self._servers_url, limit_bytes=LIST_LIMIT_BYTES)
+        url = f"{self._servers_url}?protocol={protocol}"
+        status, headers, body = await self._call("GET", url, limit_bytes=LIST_LIMIT_BYTES)
         if status != 200:
             refusal = _refusal(status, headers, body)
             if isinstance(refusal, EntryNotFound):
@@ -196,7 +198,7 @@ class HttpDiscovery:
         try:
             for value in islice(json_text.elements(body, LIST_LIMIT_BYTES, ENTRY_LIMIT_BYTES), LIST_LIMIT):
                 entry = self._listed(value)
-                if entry is not None:
+                if entry is not None and entry.protocol == protocol:
                     servers.append(entry)
                 if self._clock.seconds() - began_s >= LIST_SLICE_S:
                     await deferLater(self._clock, 0.0)

@@ -19,7 +19,7 @@ from typing import Any, Final, Generic, TypeVar
 from twisted.python.failure import Failure
 
 from dmsg.address import network_group
-from dmsg.discovery.entry import Entry, ServerPart
+from dmsg.discovery.entry import DMSG, Entry, ServerPart
 from dmsg.discovery.errors import DiscoveryError
 from dmsg.discovery.proofs.prover import RelayProofs
 from dmsg.discovery.ranks import RELAYS_LIMIT, Ranks, weight
@@ -187,7 +187,7 @@ class _Candidates:
 
 
 class ServerListing:
-    """Draws servers from ``store``; ``ranks()`` gives the document in force, or ``None``.
+    """Draws servers that speak ``protocol`` from ``store``; ``ranks()`` gives the document in force, or ``None``.
 
     With ``proofs``, only relays that are proved are drawn, by the network they were reached in. Without, all that the
     store has, by the network of the address in their entry (all names count as one network), from a sample of
@@ -207,8 +207,10 @@ class ServerListing:
         random: RandomNumbers,
         ranks: Callable[[], Ranks | None] = lambda: None,
         proofs: RelayProofs | None = None,
+        protocol: str = DMSG,
     ) -> None:
         self._store = store
+        self._protocol = protocol
         self._random = random
         self._ranks = ranks
         self._proofs = proofs
@@ -218,7 +220,7 @@ class ServerListing:
         self._waiting: Waiters[None] = Waiters()
         watched: Any = store
         self._is_watched = IWatchedStore.providedBy(store)
-        self._cache = RelayCache(ROSTER_LIFETIME_NS if self._is_watched else 0)
+        self._cache = RelayCache(ROSTER_LIFETIME_NS if self._is_watched else 0, protocol)
         if self._is_watched:
             watched.watch(self._cache.changed)
 
@@ -228,11 +230,11 @@ class ServerListing:
         if ranks is not None and not ranks.freshness(now_ns / NS_PER_S):
             ranks = None
         if self._proofs is not None:
-            await self._proofs.first_proofs()
+            await self._proofs.first_proofs(self._protocol)
             version = self._proofs.version
             candidates = self._current(ranks, version, now_ns)
             if candidates is None:
-                candidates = self._remember(self._proofs.networks, ranks, version, now_ns)
+                candidates = self._remember(self._proofs.networks(self._protocol), ranks, version, now_ns)
             drawn = await self._entries(candidates.draw(limit, self._random), now_ns)
             return [entry for entry in drawn if self._proofs.holds_for(entry)]
         wanted = self._version_of_store
@@ -298,26 +300,27 @@ class ServerListing:
             if unknown:
                 store: IRankedStore = self._store
                 with self._cache.reading():
-                    read = await store.servers_of(unknown, now_ns)
+                    read = await store.servers_of(unknown, now_ns, self._protocol)
                 self._cache.fill(unknown, read, now_ns)
                 by_key.update((entry.static.raw, entry) for entry in read)
         else:
-            by_key = {one.static.raw: one for one in await self._store.available_servers(ROSTER_LIMIT, now_ns)}
+            everything = await self._store.available_servers(ROSTER_LIMIT, now_ns, self._protocol)
+            by_key = {one.static.raw: one for one in everything}
         return [by_key[key] for key in keys if key in by_key]
 
     async def _sample(self, ranks: Ranks | None, now_ns: int) -> list[Entry]:
         """Entries of at most :data:`SAMPLE_LIMIT` available servers; with ranks, better ones likelier."""
         if ranks is None or not IRankedStore.providedBy(self._store):
-            return await self._store.available_servers(SAMPLE_LIMIT, now_ns)
+            return await self._store.available_servers(SAMPLE_LIMIT, now_ns, self._protocol)
         store: IRankedStore = self._store
-        keys = await store.available_keys(ROSTER_LIMIT, now_ns)
+        keys = await store.available_keys(ROSTER_LIMIT, now_ns, self._protocol)
         if len(keys) > SAMPLE_LIMIT:
             weigh, named = _weigher(ranks, now_ns), [key for key in keys if key in ranks.scores]
             ranked = Roster(named, list(map(weigh, named)))
             some = ranked.draw(math.floor(SAMPLE_LIMIT * (1 - UNRANKED_PART)), self._random) if len(ranked) else []
             others = [key for key in keys if key not in ranks.scores]
             keys = some + self._random.sample(others, min(len(others), SAMPLE_LIMIT - len(some)))
-        return await store.servers_of(keys, now_ns)
+        return await store.servers_of(keys, now_ns, self._protocol)
 
 
 def _weigher(ranks: Ranks, now_ns: int) -> Callable[[bytes], float]:

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Final, NamedTuple
 
-from dmsg.discovery.entry import Entry, is_available
+from dmsg.discovery.entry import DMSG, Entry, is_available
 
 __all__ = ["RELAYS_HELD", "RELAY_LIMIT_BYTES", "RelayCache"]
 
@@ -26,14 +26,15 @@ class _Held(NamedTuple):
 
 
 class RelayCache:
-    """Entries of available relays by raw key; the one that was read longest ago goes first.
+    """Entries of available relays that speak ``protocol``, by raw key; the one that was read longest ago goes first.
 
     An entry is given for ``lifetime_ns`` after it was read: so long one may be listed that another process replaced, or
     that has expired since. What is put through this process counts at once, see :meth:`changed`. 0 keeps nothing.
     """
 
-    def __init__(self, lifetime_ns: int) -> None:
+    def __init__(self, lifetime_ns: int, protocol: str = DMSG) -> None:
         self._lifetime_ns = lifetime_ns
+        self._protocol = protocol
         self._held: OrderedDict[bytes, _Held] = OrderedDict()
         self._reads = 0
         #: Goes up when an entry put through this process makes another set of relays, or gives one another address.
@@ -88,17 +89,20 @@ class RelayCache:
             before = None  # it may have expired since
         else:
             before = None if held is None else _address(held.entry)
-        after = _address(entry) if is_available(entry) else None
+        after = _address(entry) if self._is_listed(entry) else None
         if after is not None or held is not None or self._reads:
             self._hold(entry, now_ns)
         if after != before:
             self.version += 1
 
+    def _is_listed(self, entry: Entry) -> bool:
+        return is_available(entry) and entry.protocol == self._protocol
+
     def _hold(self, entry: Entry, read_ns: int) -> None:
         if len(entry.to_json()) > RELAY_LIMIT_BYTES:
             held = _Held(None, read_ns - self._lifetime_ns, entry.timestamp)  # to be asked for, every time
         else:
-            held = _Held(entry if is_available(entry) else None, read_ns, entry.timestamp)
+            held = _Held(entry if self._is_listed(entry) else None, read_ns, entry.timestamp)
         self._keep(entry.static.raw, held)
 
     def _keep(self, key: bytes, held: _Held) -> None:

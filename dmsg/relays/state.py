@@ -24,6 +24,7 @@ from twisted.logger import Logger
 from dmsg.address import HostPort, network_group
 from dmsg.crypto.errors import InvalidKey
 from dmsg.crypto.keys import PublicKey
+from dmsg.discovery.entry import DMSG
 from dmsg.errors import ConfigError, InvalidAddress
 from dmsg.relays.candidates import Candidate
 
@@ -117,8 +118,8 @@ class RelayFile:
             _log.warn("The file of relays {path} {what}: {error}", path=str(self.path), what=what, error=error)
 
 
-def state_file(directory: str, key: PublicKey, discovery: str) -> Path | None:
-    """Where the relays of ``key`` in the network of ``discovery`` (a URL or "") are kept.
+def state_file(directory: str, key: PublicKey, discovery: str, protocol: str = DMSG) -> Path | None:
+    """Where the relays of ``key`` that speak ``protocol``, in the network of ``discovery`` (a URL or ""), are kept.
 
     ``directory`` is "" for the user's own, :data:`NONE` for nowhere, or a path, where "~" is the home directory. The name
     does not tell the key.
@@ -134,7 +135,8 @@ def state_file(directory: str, key: PublicKey, discovery: str) -> Path | None:
         import platformdirs  # a program that names its own directory does without
 
         place = platformdirs.user_state_path("dmsg", appauthor=False)
-    digest = hashlib.sha256(b"dmsg-relay-state/1\0" + key.raw + discovery.encode("utf-8", "surrogatepass")).hexdigest()
+    network = discovery if protocol == DMSG else f"{discovery}\0{protocol}"
+    digest = hashlib.sha256(b"dmsg-relay-state/1\0" + key.raw + network.encode("utf-8", "surrogatepass")).hexdigest()
     return place / f"{_PREFIX}{digest[:32]}.json"
 
 

@@ -7,6 +7,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 import dmsg
+from dmsg.discovery.entry import DMSG
 from dmsg.discovery.proofs.prover import RelayProofs
 from dmsg.discovery.ranks_source import RanksSource
 from dmsg.discovery.relay_addresses import RelayAddresses
@@ -84,7 +85,7 @@ class DiscoveryService(RoleService):
         if not settings.list_unproven:
             self.proofs = RelayProofs(
                 self.store,
-                XkProver(self.reactor),
+                {DMSG: XkProver(self.reactor)},
                 self.reactor,
                 now_ns=time.time_ns,
                 random=Jitter(os.urandom),
@@ -100,6 +101,7 @@ class DiscoveryService(RoleService):
             ranks=lambda: self.ranks.ranks if self.ranks is not None else None,
             addresses=self._addresses,
             proofs=self.proofs,
+            list_protocol=settings.list_protocol,
         )
         if self.ranks is not None:
             self.ranks.start()

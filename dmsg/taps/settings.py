@@ -13,6 +13,7 @@ from urllib.parse import urlsplit
 
 from dmsg.address import HostPort
 from dmsg.crypto.keys import PublicKey
+from dmsg.discovery.entry import DMSG, PROTOCOLS
 from dmsg.discovery.limits import DiscoveryLimits
 from dmsg.discovery.proofs.limits import ProofLimits
 from dmsg.discovery.ranks_source import REFRESH_S as RANKS_REFRESH_S
@@ -46,6 +47,12 @@ def _without_credentials(location: str) -> None:
         raise ValueError("is not a URL") from None
     if found:
         raise ValueError("a URL with a user or password is not asked; one that is signed may be")
+
+
+def _listed(protocol: str) -> None:
+    """Raise ``ValueError`` for a protocol whose relays no discovery lists."""
+    if protocol not in PROTOCOLS:
+        raise ValueError(f"is one of {', '.join(PROTOCOLS)}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,6 +114,11 @@ class DiscoverySettings(CommonSettings):
         "list servers without connecting to them first; only where strangers cannot register, as in a closed network",
         default=False,
         flag=True,
+    )
+    list_protocol: str = setting(
+        "whose relays a client is given that does not say what it speaks, as base clients do not: dmsg or messaging",
+        default=DMSG,
+        check=_listed,
     )
     private_addresses: bool | None = setting(
         "whether servers may be at addresses that are not global; none: if discovery listens on such an address",

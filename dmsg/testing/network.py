@@ -30,7 +30,7 @@ from zope.interface import implementer
 
 from dmsg.address import HostPort, PinnedServer
 from dmsg.crypto.keys import PublicKey, Random, SecretKey
-from dmsg.discovery.entry import Entry
+from dmsg.discovery.entry import DMSG, Entry
 from dmsg.discovery.errors import DiscoveryError
 from dmsg.discovery.proofs.prover import RelayProofs
 from dmsg.discovery.relay_addresses import RelayAddresses
@@ -78,10 +78,10 @@ class MemoryDiscovery:
         entry.verify()
         await self.store.put(entry, self._now_ns())
 
-    async def available_servers(self) -> list[Entry]:
+    async def available_servers(self, protocol: str = DMSG) -> list[Entry]:
         """See :class:`~dmsg.interfaces.IDiscovery`."""
         self._check()
-        return await self.store.available_servers(_SERVERS_LISTED, self._now_ns())
+        return await self.store.available_servers(_SERVERS_LISTED, self._now_ns(), protocol)
 
     def _check(self) -> None:
         if self.failure is not None:
@@ -199,8 +199,8 @@ class LocalNetwork:
         # All nodes here have the same address.
         limits = DiscoveryLimits.unlimited_rates()
         store, addresses = MemoryStore(random=random), RelayAddresses(private=True)
-        prover = XkProver(self.reactor, random=self._random)
-        self._proofs = RelayProofs(store, prover, self.reactor, now_ns=self.now_ns, random=random, addresses=addresses)
+        provers = {DMSG: XkProver(self.reactor, random=self._random)}
+        self._proofs = RelayProofs(store, provers, self.reactor, now_ns=self.now_ns, random=random, addresses=addresses)
         api = DiscoveryApi(
             store, clock_ns=self.now_ns, random=random, limits=limits, addresses=addresses, proofs=self._proofs
         )

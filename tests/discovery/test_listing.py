@@ -55,6 +55,8 @@ async def test_what_is_put_shows_in_the_next_list(store: Any, relay: Any, make_e
     assert sorted(await addresses(listing, now_ns)) == ["10.0.3.1:80", "20.0.0.1:80"]
     await store.put(relay(0, 2), now_ns)
     assert sorted(await addresses(listing, now_ns)) == ["10.0.0.1:80", "10.0.3.1:80", "20.0.0.1:80"]
+    await store.put(relay(0, 3, version="0.0.1+messaging"), now_ns)
+    assert sorted(await addresses(listing, now_ns)) == ["10.0.3.1:80", "20.0.0.1:80"], "it speaks something else now"
     newest = relay(3, 1, available=7)
     await store.put(newest, now_ns)
     assert newest in await listing.servers(64, now_ns), "the entry itself is the newest"
@@ -168,7 +170,7 @@ class SlowStore(MemoryStore):
         self.held: list[tuple[Deferred[Any], Any]] = []
         self.slow = False
 
-    def available_servers(self, limit: int, now_ns: int) -> Deferred[Any]:
+    def available_servers(self, limit: int, now_ns: int, protocol: str = "dmsg") -> Deferred[Any]:
         answer = super().available_servers(limit, now_ns)
         if not self.slow:
             return answer

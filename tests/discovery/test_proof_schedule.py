@@ -81,7 +81,7 @@ class Driver:
             self.pump()
 
     def is_listed(self, name: object) -> bool:
-        return any(key(name).raw in relays for relays in self.schedule.networks.values())
+        return any(key(name).raw in relays for relays in self.schedule.networks["dmsg"].values())
 
 
 def good(record: RelayRecord, ip: str) -> tuple[float, bool]:
@@ -161,7 +161,7 @@ def test_relays_that_are_proved_again_take_turns_with_new_ones() -> None:
     for at in range(50):
         driver.offer(at, f"20.0.{at}.1:80")
     driver.advance(5.0)
-    proved = {record.key for relays in driver.schedule.networks.values() for record in relays.values()}
+    proved = {record.key for relays in driver.schedule.networks["dmsg"].values() for record in relays.values()}
     assert len(proved) == 50
     seen: Counter[bytes] = Counter()
     driver.answers = lambda record, ip: (seen.update([record.key]), good(record, ip))[1]
@@ -236,7 +236,7 @@ def test_one_source_cannot_keep_names_from_being_resolved() -> None:
     driver.offer("honest", "relay.example.org:80", "8.8.8.8")
     driver.advance(1.0)
     assert driver.is_listed("honest")
-    assert driver.schedule.networks.keys() == {"203.0.114.0/24"}, "a name's network is the one that was reached"
+    assert driver.schedule.networks["dmsg"].keys() == {"203.0.114.0/24"}, "a name's network is the one that was reached"
     driver.schedule.resolved("9.9.9.0/24")
     assert driver.schedule.next(driver.now) is not None
 
@@ -277,7 +277,7 @@ def test_a_listed_relay_has_three_attempts_unless_it_is_certainly_gone() -> None
     driver = Driver(good)
     driver.offer("relay", "20.0.0.1:80")
     driver.advance(1.0)
-    [record] = driver.schedule.networks["20.0.0.0/24"].values()
+    [record] = driver.schedule.networks["dmsg"]["20.0.0.0/24"].values()
     for attempt in range(LIMITS.attempts):
         assert driver.is_listed("relay"), attempt
         while driver.schedule.next(driver.now) is None:
@@ -422,7 +422,7 @@ def test_whatever_happens_the_books_agree(data: st.DataObject) -> None:
         schedule = driver.schedule
         assert len(schedule) <= 6
         records = list(schedule._records.values())
-        listed = {record.key for relays in schedule.networks.values() for record in relays.values()}
+        listed = {record.key for relays in schedule.networks["dmsg"].values() for record in relays.values()}
         assert listed == {record.key for record in records if record.proved and record.available}
         assert {one.key for one in records if one.state is RelayState.WAITING} == {
             *schedule._fresh._places, *schedule._again._places, *schedule._names._places

@@ -181,7 +181,7 @@ async def test_keys_and_entries_are_as_asked(store: Any, put: Any, make_entry: A
 class CountingStore(MemoryStore):
     asked = 0
 
-    def available_keys(self, limit: int, now_ns: int) -> Any:
+    def available_keys(self, limit: int, now_ns: int, protocol: str = "dmsg") -> Any:
         self.asked += 1
         self.limit = limit
         return super().available_keys(limit, now_ns)

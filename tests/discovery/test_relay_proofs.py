@@ -59,6 +59,7 @@ class World:
         self.reactor, self.store, self._start_ns = reactor, store, now_ns
         self.clock = Clock()
         self.prover = FakeProver()
+        self.provers = {"dmsg": self.prover}
         self.running: list[RelayProofs] = []
 
     def now_ns(self) -> int:
@@ -67,7 +68,7 @@ class World:
     def discovery(self, **limits: Any) -> RelayProofs:
         proofs = RelayProofs(
             self.store,
-            self.prover,
+            self.provers,
             self.clock,
             now_ns=self.now_ns,
             random=random.Random(1),
@@ -110,11 +111,12 @@ class World:
         await self.store.put(entry, self.now_ns())
         proofs.offer(entry, source)
 
-    def listing(self, proofs: RelayProofs | None, ranks: Any = None) -> ServerListing:
-        return ServerListing(self.store, random.Random(2), lambda: ranks, proofs)
+    def listing(self, proofs: RelayProofs | None, ranks: Any = None, protocol: str = "dmsg") -> ServerListing:
+        return ServerListing(self.store, random.Random(2), lambda: ranks, proofs, protocol)
 
-    async def listed(self, proofs: RelayProofs) -> list[str]:
-        return sorted(one.server.address for one in await self.listing(proofs).servers(64, self.now_ns()))
+    async def listed(self, proofs: RelayProofs, protocol: str = "dmsg") -> list[str]:
+        listing = self.listing(proofs, protocol=protocol)
+        return sorted(one.server.address for one in await listing.servers(64, self.now_ns()))
 
 
 @pytest.fixture
@@ -368,7 +370,7 @@ async def test_names_are_proved_where_they_lead(memory_world: World, make_entry:
         await world.register(proofs, make_entry(name, address=f"{name}:80"))
     await world.advance(5)
     assert await world.listed(proofs) == ["good.example:80"]
-    assert list(proofs.networks) == ["20.0.0.0/24"]
+    assert list(proofs.networks("dmsg")) == ["20.0.0.0/24"]
     assert proofs.results == {"ok": 1, "not_global": 2, "no_address": 1, "timeout": 1}
     assert world.prover.asked == {"20.0.0.1": 1}
     world.prover.names["slow.example"].errback(OSError("late, after the proof has ended"))
@@ -382,16 +384,56 @@ async def test_a_name_with_several_addresses_is_tried_at_each_in_turn(memory_wor
     world.prover.fates["20.0.0.1"] = "unreachable"
     await world.register(proofs, make_entry("relay", address="two.example:80"), "20.0.1.1")
     await world.until(lambda: proofs.stats()["relays_listed"] == 1)
-    assert list(proofs.networks) == ["20.0.1.0/24"]
+    assert list(proofs.networks("dmsg")) == ["20.0.1.0/24"]
+
+
+@sync
+async def test_each_protocol_has_a_prover_and_a_list_of_its_own(world: World, make_entry: Any) -> None:
+    """Relays at good and bad places, of two protocols with a prover and one without: proved by their own, or never."""
+    other = FakeProver()
+    other.fates["20.0.4.1"] = "wrong_key"
+    world.provers["messaging"] = other
+    for n, version in enumerate(("0.0.1", "0.0.1", "0.0.1+messaging", "0.1.0+messaging", "0.0.1+messaging", "0.0.1+x")):
+        await world.store.put(make_entry(f"relay {n}", address=f"20.0.{n}.1:80", version=version), world.now_ns())
+    world.prover.fates["20.0.1.1"] = "refused"
+    proofs = world.discovery()
+    await world.until(lambda: proofs.stats()["relays_known"] == 5 and proofs.stats()["proofs_waiting"] == 0)
+    await world.quiet(proofs)
+    assert set(world.prover.asked) == {"20.0.0.1", "20.0.1.1"} and set(other.asked) == {
+        f"20.0.{n}.1" for n in (2, 3, 4)
+    }
+    assert await world.listed(proofs) == ["20.0.0.1:80"]
+    assert await world.listed(proofs, "messaging") == ["20.0.2.1:80", "20.0.3.1:80"]
+    assert await world.listed(proofs, "x") == []
+    assert proofs.stats()["relays_listed"] == 3
+
+
+@sync
+async def test_a_relay_that_speaks_something_else_is_proved_anew(memory_world: World, make_entry: Any) -> None:
+    world = memory_world
+    other = world.provers["messaging"] = FakeProver()
+    proofs = world.discovery()
+    await world.register(proofs, make_entry("relay", address="20.0.0.1:80"))
+    await world.quiet(proofs)
+    other.fates["20.0.0.1"] = "wrong_key"
+    await world.register(proofs, make_entry("relay", 1, address="20.0.0.1:80", version="0.0.1+messaging"))
+    await world.quiet(proofs)
+    assert other.asked == {"20.0.0.1": 1}
+    assert await world.listed(proofs) == await world.listed(proofs, "messaging") == []
+    await world.register(proofs, make_entry("relay", 2, address="20.0.0.1:80", version="0.0.1+unknown"))
+    assert not proofs.is_proved(make_entry("relay").static)
+    await world.register(proofs, make_entry("relay", 3, address="20.0.0.1:80"))
+    await world.until(lambda: proofs.is_proved(make_entry("relay").static))
+    assert await world.listed(proofs) == ["20.0.0.1:80"]
 
 
 class Failing(MemoryStore):
     failing = True
 
-    def available_keys(self, limit: int, now_ns: int) -> Any:
+    def available_keys(self, limit: int, now_ns: int, protocol: str = "dmsg") -> Any:
         if self.failing:
             return fail(DiscoveryUnavailable("down"))
-        return super().available_keys(limit, now_ns)
+        return super().available_keys(limit, now_ns, protocol)
 
 
 @sync

@@ -38,7 +38,7 @@ class Empty:
         self.clock = clock
         self.times: list[float] = []
 
-    async def available_servers(self) -> list[Any]:
+    async def available_servers(self, protocol: str = "dmsg") -> list[Any]:
         self.times.append(self.clock.seconds())
         return []
 

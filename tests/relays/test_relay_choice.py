@@ -42,7 +42,7 @@ class Listing:
         self.entries = {}
         self.looked_up = []
 
-    async def available_servers(self):
+    async def available_servers(self, protocol="dmsg"):
         return list(self.entries.values())
 
     async def get_entry(self, public_key):

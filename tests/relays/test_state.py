@@ -222,7 +222,7 @@ class Listing:
         if listed:
             self.listed.append(entry)
 
-    async def available_servers(self):
+    async def available_servers(self, protocol="dmsg"):
         self.check()
         return self.listed
 

@@ -46,7 +46,7 @@ class SybilListing:
         if not address.host.startswith("10.0."):
             self.groups.append([address.host])
 
-    async def available_servers(self):
+    async def available_servers(self, protocol="dmsg"):
         heads = [self.random.choice(hosts) for hosts in self.groups]
         more = [self.random.choice(self.groups[0]) for _ in range(LISTED - len(heads))]
         hosts = list(dict.fromkeys([*self.random.sample(heads, len(heads)), *more]))

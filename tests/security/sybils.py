@@ -19,7 +19,7 @@ from dmsg.address import HostPort
 from dmsg.crypto.keys import SecretKey
 from dmsg.discovery.api import DiscoveryApi, make_site
 from dmsg.discovery.client import HttpDiscovery
-from dmsg.discovery.entry import Entry, ServerPart
+from dmsg.discovery.entry import DMSG, Entry, ServerPart
 from dmsg.discovery.limits import DiscoveryLimits
 from dmsg.discovery.proofs.limits import ProofLimits
 from dmsg.discovery.proofs.prover import RelayProofs
@@ -91,7 +91,7 @@ class SybilWorld:
         self.addresses = RelayAddresses(private=True)
         self.proofs = RelayProofs(
             self.store,
-            XkProver(reactor),
+            {DMSG: XkProver(reactor)},
             reactor,
             now_ns=time.time_ns,
             random=Random(2),

@@ -44,7 +44,7 @@ class Listing:
             self.sybils[number] = self.entry(SecretKey.generate(), self.tarpits[group])
         return self.sybils[number]
 
-    async def available_servers(self):
+    async def available_servers(self, protocol="dmsg"):
         listed = [self.sybil(group) for group in range(SYBIL_GROUPS)] + self.honest
         return self.random.sample(listed, len(listed))
 

@@ -2,7 +2,7 @@
 
 :ref:`spec-proofs`. Otherwise a list could be filled with entries that cost nothing but keys, and clients be sent to
 whatever hosts a stranger names. :mod:`~dmsg.discovery.proofs.schedule` decides who is proved when; this module does it,
-with an :class:`~dmsg.interfaces.IRelayProver`.
+with an :class:`~dmsg.interfaces.IRelayProver` for each protocol.
 """
 
 from __future__ import annotations
@@ -53,6 +53,8 @@ RESULTS: Final = (_OK, "no_address", "not_global", "refused", "unreachable", "ti
 class RelayProofs:
     """Knows which relays of ``store`` are where they say.
 
+    ``provers`` are by what relays speak (:attr:`~dmsg.discovery.entry.Entry.protocol`); a relay that speaks anything
+    else is never proved.
     It proves what :meth:`offer` tells it of at once, and what other processes put into ``store`` when it finds it there;
     then each again every ``limits.interval_s``. ``clock`` drives it, ``now_ns()`` is Unix time in nanoseconds for the
     store. Several discoveries over one store each prove for themselves.
@@ -63,7 +65,7 @@ class RelayProofs:
     def __init__(
         self,
         store: IEntryStore,
-        prover: IRelayProver,
+        provers: Mapping[str, IRelayProver],
         clock: IReactorTime,
         *,
         now_ns: Callable[[], int],
@@ -75,7 +77,7 @@ class RelayProofs:
         #: How many proofs came to what: one of :data:`RESULTS`.
         self.results: Counter[str] = Counter()
         self._store = store
-        self._prover = prover
+        self._provers = provers
         self._clock = clock
         self._now_ns = now_ns
         self._random = random
@@ -119,36 +121,44 @@ class RelayProofs:
 
     def offer(self, entry: Entry, source_host: str = "") -> None:
         """``entry`` was registered by ``source_host`` (an IP address, "" if it is not known): prove what is new in it."""
-        now = self._clock.seconds()
-        if is_available(entry) and entry.server is not None and self._addresses.takes(entry.server.host_port.host):
-            self._schedule.offer(entry.static, entry.server.host_port, source_host, now)
+        if is_available(entry) and self._may_be_proved(entry):
+            self._offer(entry, source_host)
             self._pump()
         else:
             self._schedule.withdraw(entry.static.raw)
             self._check_waiters()
 
+    def _may_be_proved(self, entry: Entry) -> bool:
+        server = entry.server
+        return server is not None and entry.protocol in self._provers and self._addresses.takes(server.host_port.host)
+
+    def _offer(self, entry: Entry, source_host: str) -> None:
+        assert entry.server is not None
+        now = self._clock.seconds()
+        self._schedule.offer(entry.static, entry.server.host_port, source_host, now, entry.protocol)
+
     # --- what is asked -------------------------------------------------------------------------------------------
 
-    @property
-    def networks(self) -> Mapping[str, Mapping[bytes, object]]:
-        """The raw keys of proved relays that are available, by the network (/24, /48) they were reached in."""
-        return self._schedule.networks
+    def networks(self, protocol: str) -> Mapping[str, Mapping[bytes, object]]:
+        """The raw keys of proved relays that are available and speak ``protocol``, by network (/24, /48)."""
+        return self._schedule.networks.get(protocol, {})
 
     @property
     def version(self) -> int:
-        """Goes up with every change of :attr:`networks`."""
+        """Goes up with every change of :meth:`networks`."""
         return self._schedule.version
 
     def holds_for(self, entry: Entry) -> bool:
         """Whether what was proved is what ``entry``, as the store has it now, says.
 
-        Another process may have taken a later entry with another address: that one is proved then.
+        Another process may have taken a later entry with another address or protocol: that one is proved then.
         """
         record = self._schedule.get(entry.static.raw)
         if record is None or entry.server is None:
             return False
         # The text is compared first: it is the same as a rule, and reading it costs ten times as much.
-        if str(record.address) != entry.server.address and record.address != entry.server.host_port:
+        moved = str(record.address) != entry.server.address and record.address != entry.server.host_port
+        if moved or record.protocol != entry.protocol:
             self.offer(entry)
         return record.proved
 
@@ -157,13 +167,13 @@ class RelayProofs:
         record = self._schedule.get(public_key.raw)
         return record is not None and record.proved and record.available
 
-    async def first_proofs(self) -> None:
-        """Wait for first proofs under way if that may change the answer much.
+    async def first_proofs(self, protocol: str) -> None:
+        """Wait for first proofs under way if that may change the answer for ``protocol`` much.
 
         That is when nothing is listed, or discovery has just started; at most ``limits.first_proofs_s``.
         """
         just_started = self._clock.seconds() - self._started_at < self.limits.first_proofs_s
-        if self._running and (just_started or not self._schedule.networks) and not self._is_quiet():
+        if self._running and (just_started or not self.networks(protocol)) and not self._is_quiet():
             await self._waiters.wait_at_most(self.limits.first_proofs_s, self._clock)
 
     def quiet(self) -> Deferred[None]:
@@ -227,7 +237,7 @@ class RelayProofs:
             self._pump()
 
     async def _prove(self, record: RelayRecord, source: str) -> None:
-        was_listed = record.proved
+        was_listed, prover = record.proved, self._provers[record.protocol]
         address, began = record.address, self._clock.seconds()
         try:
             ip = await self._ip_of(record, source)
@@ -236,7 +246,7 @@ class RelayProofs:
                 self._schedule.postponed(record, wait_s, self._clock.seconds())
                 return
             left_s = self.limits.timeout_s - (self._clock.seconds() - began)
-            running = self._prover.prove(record.static, HostPort(ip, address.port))
+            running = prover.prove(record.static, HostPort(ip, address.port))
             await running.addTimeout(max(_SHORTEST_PROOF_S, left_s), self._clock)
             result = _OK
         except ProofFailed as error:
@@ -272,7 +282,7 @@ class RelayProofs:
             return outcome
 
         # A resolution cannot be stopped: it holds its thread until it ends, and counts until then.
-        running = self._prover.resolve(host).addBoth(ended)
+        running = self._provers[record.protocol].resolve(host).addBoth(ended)
         found: Sequence[str] = await shielded(running).addTimeout(self.limits.timeout_s / 2, self._clock)
         if not found:
             raise ProofFailed("no_address")
@@ -301,32 +311,36 @@ class RelayProofs:
         self._pump()
 
     async def _read_store(self) -> None:
-        began, most = self._clock.seconds(), self.limits.relays
+        began, held, complete = self._clock.seconds(), set[bytes](), True
+        for protocol in self._provers:
+            keys = await self._read_servers(protocol)
+            held.update(keys)
+            complete = complete and len(keys) < self.limits.relays
+        if complete:
+            self._schedule.retain(held, began)
+
+    async def _read_servers(self, protocol: str) -> list[bytes]:
+        """The keys of the servers that speak ``protocol``; what is new among them is known now."""
+        most = self.limits.relays
         if not IRankedStore.providedBy(self._store):
-            entries = await self._store.available_servers(most, self._now_ns())
-            if len(entries) < most:
-                self._schedule.retain({entry.static.raw for entry in entries}, began)
-            self._found([entry for entry in entries if self._is_news(entry.static.raw)])
-            return
+            entries = await self._store.available_servers(most, self._now_ns(), protocol)
+            self._found(entries)
+            return [entry.static.raw for entry in entries]
         store: IRankedStore = self._store
-        keys = await store.available_keys(most, self._now_ns())
-        if len(keys) < most:
-            self._schedule.retain(set(keys), began)
+        keys: list[bytes] = await store.available_keys(most, self._now_ns(), protocol)
         new = [key for key in keys if self._is_news(key)]
         if self._synced_once:
             del new[self.limits.sync_relays :]
         for at in range(0, len(new), _SYNC_BATCH):
-            self._found(await store.servers_of(new[at : at + _SYNC_BATCH], self._now_ns()))
+            self._found(await store.servers_of(new[at : at + _SYNC_BATCH], self._now_ns(), protocol))
+        return keys
 
     def _is_news(self, key: bytes) -> bool:
         record = self._schedule.get(key)
         return record is None or not record.available
 
     def _found(self, entries: Sequence[Entry]) -> None:
-        now = self._clock.seconds()
         for entry in entries:
-            if self._is_news(entry.static.raw) and entry.server is not None:
-                address = entry.server.host_port
-                if self._addresses.takes(address.host):
-                    self._schedule.offer(entry.static, address, "", now)
+            if self._is_news(entry.static.raw) and self._may_be_proved(entry):
+                self._offer(entry, "")
         self._pump()

@@ -9,6 +9,7 @@ from typing import Final
 
 from dmsg.address import HostPort
 from dmsg.crypto.keys import PublicKey
+from dmsg.discovery.entry import DMSG
 
 __all__ = ["TRANSITIONS", "RelayRecord", "RelayState"]
 
@@ -36,7 +37,7 @@ TRANSITIONS: Final[Mapping[RelayState, frozenset[RelayState]]] = {
 
 @dataclass(slots=True, eq=False)
 class RelayRecord:
-    """One relay: where it says it is, and what is known of that.
+    """One relay: where it says it is and what it says it speaks, and what is known of that.
 
     ``source`` is the network (/24, /48) that registered it last, "" if that is not known. ``network`` is the network it
     was proved in, "" while it is not proved; ``failures`` counts failed proofs since the last good one.
@@ -46,6 +47,7 @@ class RelayRecord:
     address: HostPort
     source_host: str
     offered_at: float
+    protocol: str = DMSG
     source: str = ""
     target: str = ""
     network: str = ""
@@ -57,7 +59,7 @@ class RelayRecord:
     available: bool = True
     state: RelayState = RelayState.RESTING
     due: float = 0.0
-    #: The address changed while a proof of the old one was under way.
+    #: The address or the protocol changed while a proof of the old one was under way.
     moved: bool = False
 
     @property

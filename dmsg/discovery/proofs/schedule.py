@@ -8,12 +8,13 @@ records.
 from __future__ import annotations
 
 import heapq
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Collection
 from itertools import count
 
 from dmsg.address import HostPort, network_group
 from dmsg.crypto.keys import PublicKey
+from dmsg.discovery.entry import DMSG
 from dmsg.discovery.proofs.budgets import ProofBudgets
 from dmsg.discovery.proofs.limits import ProofLimits
 from dmsg.discovery.proofs.queue import FairQueue
@@ -35,8 +36,8 @@ class ProofSchedule:
 
     def __init__(self, limits: ProofLimits, random: RandomNumbers, now: float) -> None:
         self.limits = limits
-        #: Raw keys of proved relays that are available, by the network they were proved in.
-        self.networks: dict[str, dict[bytes, RelayRecord]] = {}
+        #: Raw keys of proved relays that are available, by what they speak and the network they were proved in.
+        self.networks: defaultdict[str, dict[str, dict[bytes, RelayRecord]]] = defaultdict(dict)
         #: Goes up with every change of ``networks``.
         self.version = 0
         self._random = random
@@ -78,7 +79,7 @@ class ProofSchedule:
     @property
     def listed(self) -> int:
         """Relays that are proved and available."""
-        return sum(map(len, self.networks.values()))
+        return sum(len(relays) for networks in self.networks.values() for relays in networks.values())
 
     def get(self, key: bytes) -> RelayRecord | None:
         """The record of a raw public key."""
@@ -86,11 +87,14 @@ class ProofSchedule:
 
     # --- from registrations --------------------------------------------------------------------------------------
 
-    def offer(self, static: PublicKey, address: HostPort, source_host: str, now: float) -> None:
-        """A relay says that it is at ``address`` and available; ``source_host`` is who registered it, "" if unknown."""
+    def offer(self, static: PublicKey, address: HostPort, source_host: str, now: float, protocol: str = DMSG) -> None:
+        """A relay says that it is at ``address``, speaks ``protocol`` and is available.
+
+        ``source_host`` is who registered it, "" if unknown.
+        """
         record = self._records.get(static.raw)
         if record is None:
-            record = RelayRecord(static, address, source_host, now)
+            record = RelayRecord(static, address, source_host, now, protocol)
             record.source, record.target = _source(source_host), _target(address.host)
             if not self._make_room(record):
                 return
@@ -105,17 +109,17 @@ class ProofSchedule:
             record.source_host, record.source = source_host, _source(source_host)
         if not record.proved:
             self._unproved[record.key] = self._unproved.pop(record.key)
-        if record.address != address:
-            self._move(record, address)
+        if (record.address, record.protocol) != (address, protocol):
+            self._move(record, address, protocol)
         elif record.state is RelayState.WAITING:
             self._enqueue(record)  # newest first, and by the source known now
         if not record.available:
             record.available = True
             self._index(record)
 
-    def _move(self, record: RelayRecord, address: HostPort) -> None:
+    def _move(self, record: RelayRecord, address: HostPort, protocol: str) -> None:
         self._lose_proof(record)
-        record.address = address
+        record.address, record.protocol = address, protocol
         target = _target(address.host)
         if target != record.target:
             self._leave_target(record)
@@ -280,15 +284,16 @@ class ProofSchedule:
 
     def _index(self, record: RelayRecord) -> None:
         if record.proved and record.available:
-            self.networks.setdefault(record.network, {})[record.key] = record
+            self.networks[record.protocol].setdefault(record.network, {})[record.key] = record
             self.version += 1
 
     def _unindex(self, record: RelayRecord) -> None:
-        relays = self.networks.get(record.network)
+        networks = self.networks[record.protocol]
+        relays = networks.get(record.network)
         if relays is not None and relays.pop(record.key, None) is not None:
             self.version += 1
             if not relays:
-                del self.networks[record.network]
+                del networks[record.network]
 
     def _lose_proof(self, record: RelayRecord) -> None:
         self._unindex(record)
