@@ -14,6 +14,11 @@ from dataclasses import dataclass, field
 class DmsgError(Exception):
     """Base of every error the package raises on purpose."""
 
+    @property
+    def own_text(self) -> str:
+        """What happened, for a log: without a word that another side said."""
+        return str(self)
+
 
 class InvalidAddress(DmsgError, ValueError):
     """A text that is not ``host:port``, ``pk@host:port`` or a dmsg address."""

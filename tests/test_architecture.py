@@ -24,7 +24,7 @@ LINE_LIMIT = 500
 FLOORS = (
     {"", "errors", "foreign", "crypto", "address", "sansio"},
     {"interfaces", "glue", "http", "eventlog"},
-    {"discovery", "relays", "endpoints", "ops", "shipping"},
+    {"discovery", "relays", "clients", "endpoints", "ops", "shipping"},
     {"serving"},
     {"mux", "messaging", "rmb"},
     {"testing"},

@@ -22,13 +22,13 @@ from zope.interface import implementer
 from benchmarks.processes import raise_open_files
 from benchmarks.roles.discovery import connect_discovery
 from dmsg.address import PublicKey
+from dmsg.clients.limits import ListenerLimits
 from dmsg.crypto.keys import SecretKey
 from dmsg.errors import DialError
 from dmsg.eventlog.schema import Event, TransportResumed
 from dmsg.interfaces import IEventLog
 from dmsg.mux.client.service import DmsgClient
 from dmsg.mux.core.e2e_negotiation import Security
-from dmsg.mux.core.limits import ListenerLimits
 
 USES_TWISTED = True
 SERVICE: Final = "soak"

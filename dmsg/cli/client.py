@@ -2,27 +2,23 @@
 
 from __future__ import annotations
 
-import os
-import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any, Final
 
 from twisted.internet.defer import Deferred
-from twisted.internet.threads import deferToThreadPool
 from zope.interface import implementer
 
 from dmsg.cli.exits import CommandError, Exit
-from dmsg.crypto.keys import SecretKey
+from dmsg.clients.parts import ClientParts, http_discovery
 from dmsg.discovery.errors import DiscoveryError
-from dmsg.endpoints.sharing import open_relay_list
-from dmsg.eventlog.log import EventLog, NullEventLog, check_directory, new_boot_id, short_node
+from dmsg.eventlog.log import NullEventLog
 from dmsg.eventlog.schema import Event, SessionDown
 from dmsg.interfaces import IEventLog
+from dmsg.mux.client.endpoint import make_client
 from dmsg.mux.client.service import DmsgClient
 from dmsg.mux.client.settings import ClientSettings
 from dmsg.mux.core.e2e_negotiation import Security
-from dmsg.relays.choice import RelaysFrom
 
 #: How long a command that listens waits for its first server, in seconds.
 CONNECT_TIMEOUT_S: Final = 15.0
@@ -34,9 +30,7 @@ async def open_discovery(settings: ClientSettings, reactor: Any) -> AsyncIterato
     if settings.discovery is None:
         yield None
         return
-    from dmsg.discovery.client import HttpDiscovery
-
-    discovery = HttpDiscovery.connect(settings.discovery, reactor, ranks_keys=settings.ranks_keys)
+    discovery = http_discovery(settings.discovery, reactor, settings.ranks_keys)
     try:
         yield discovery
     finally:
@@ -52,29 +46,18 @@ async def open_client(settings: ClientSettings, reactor: Any, *, listening: bool
     """
     if settings.discovery is None and not settings.servers:
         raise CommandError("give --discovery URL or --server PK@HOST:PORT", Exit.USAGE)
-    listed = settings.relay_list()
-    key = settings.read_key() or SecretKey.generate()
-    async with (
-        open_discovery(settings, reactor) as discovery,
-        _open_log(settings, key, reactor) as log,
-        _open_relays(listed, reactor) as relays,
-    ):
-        events = _Events(log)
-        if listening and listed is None and discovery is not None:
-            await _check_servers(settings, discovery)
-        client = DmsgClient(
-            reactor,
-            key,
-            discovery=discovery,
-            servers=settings.servers,
-            min_servers=settings.min_servers if listening else 0,
+    parts = ClientParts(reactor, settings, settings.read_key())
+    try:
+        if parts.relays is not None:
+            await _read_relays(parts.relays)
+        elif listening and parts.discovery is not None:
+            await _check_servers(settings, parts.discovery)
+        parts.events = events = _Events(parts.events or NullEventLog())
+        client = make_client(
+            parts,
             publish=listening,
+            min_servers=settings.min_servers if listening else 0,
             security=settings.security or Security.PREFER,
-            config=settings.config,
-            events=events,
-            relay_file=settings.relay_file(key),
-            relays=relays,
-            now_ns=time.time_ns,
         )
         client.startService()
         try:
@@ -83,39 +66,19 @@ async def open_client(settings: ClientSettings, reactor: Any, *, listening: bool
             yield client
         finally:
             await client.stopService()
+    finally:
+        await parts.close()
 
 
-@asynccontextmanager
-async def _open_relays(listed: RelaysFrom | None, reactor: Any) -> AsyncIterator[Any]:
-    """The operator's list, read once and looked at from then on; ``None`` without one.
+async def _read_relays(source: Any) -> None:
+    """Read the operator's list once, and look at it from then on.
 
     Raises ``RelayListError`` when there is no list that is good and no other relays are to be used.
     """
-    if listed is None:
-        yield None
-        return
-    source = open_relay_list(listed, reactor)
-    try:
-        await source.refresh()
-        if source.document is None and source.only:
-            raise source.error
-        source.start()
-        yield source
-    finally:
-        await source.stop()
-
-
-@asynccontextmanager
-async def _open_log(settings: ClientSettings, key: SecretKey, reactor: Any) -> AsyncIterator[EventLog | NullEventLog]:
-    log: EventLog | NullEventLog = NullEventLog()
-    if settings.events is not None:
-        check_directory(settings.events)
-        node, boot = short_node(key.public_key), new_boot_id(os.urandom)
-        log = EventLog.to_directory(settings.events, role="client", node=node, boot=boot)
-    try:
-        yield log
-    finally:
-        await deferToThreadPool(reactor, reactor.getThreadPool(), log.close)
+    await source.refresh()
+    if source.document is None and source.only:
+        raise source.error
+    source.start()
 
 
 async def _check_servers(settings: ClientSettings, discovery: Any) -> None:
@@ -149,7 +112,7 @@ async def _ready(client: DmsgClient, events: _Events, reactor: Any) -> None:
 class _Events:
     """Passes events on to ``log``, and remembers why sessions did not come up, for a command that got none."""
 
-    def __init__(self, log: EventLog | NullEventLog) -> None:
+    def __init__(self, log: IEventLog) -> None:
         self.reasons: dict[str, str] = {}
         self._log = log
 

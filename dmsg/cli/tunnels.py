@@ -20,9 +20,9 @@ from dmsg.cli.output import tell_opened
 from dmsg.cli.redial import Redialer
 from dmsg.cli.settings import PUBLIC_KEY, Invocation, ValueType, common_options, service_option
 from dmsg.cli.splice import End, join
+from dmsg.clients.access import AllowKeys
 from dmsg.crypto.keys import PublicKey
 from dmsg.glue.listening import server_endpoint
-from dmsg.mux.client.listener import AllowKeys
 from dmsg.ops.values import DURATION
 
 #: Pairs at a time: each holds two windows of data and a socket, of which a process usually may have 1,024.

@@ -22,6 +22,11 @@ class DiscoveryError(DmsgError):
         super().__init__(f"{self.text}: {detail}" if detail else self.text)
         self.detail = detail
 
+    @property
+    def own_text(self) -> str:
+        """The reference's message, without what discovery added."""
+        return self.text
+
 
 class DiscoveryUnavailable(DiscoveryError):
     """Discovery could not be reached, took too long, or answered with something that is not an answer."""

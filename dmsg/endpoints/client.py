@@ -39,6 +39,10 @@ class Port(TypingProtocol):
 class Client(TypingProtocol):
     """A client that keeps connections to relays. How it dials and listens is the protocol's own."""
 
+    #: Called for each transport that is opened, and for each that is over once its protocol knows.
+    hold: Callable[[], object] | None
+    release: Callable[[], object] | None
+
     @property
     def reactor(self) -> IReactorTime:
         """Its clock."""

@@ -6,87 +6,28 @@ key must not make two clients.
 
 from __future__ import annotations
 
-import os
-import time
-from collections.abc import Callable, Collection
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Generic, TypeVar
 from typing import Protocol as TypingProtocol
 from weakref import WeakValueDictionary
 
 from twisted.internet.defer import Deferred, DeferredList, ensureDeferred, succeed
 from twisted.internet.interfaces import IReactorCore
-from twisted.internet.threads import deferToThreadPool
 
-from dmsg.address import PinnedServer
-from dmsg.crypto.keys import PublicKey, SecretKey
+from dmsg.clients.parts import ClientParts, MakeDiscovery, T, http_discovery
+from dmsg.crypto.keys import SecretKey
 from dmsg.endpoints.client import C
 from dmsg.errors import ConfigError, DmsgError
-from dmsg.eventlog.log import EventLog, check_directory, new_boot_id, short_node
 from dmsg.glue.waiters import Waiters
-from dmsg.interfaces import IDiscovery
-from dmsg.relays.choice import RelaysFrom, RelaysMode
 
-MakeDiscovery = Callable[[str, Any, Collection[PublicKey]], Any]
+C_co = TypeVar("C_co", covariant=True)
 
 
-class Settings(TypingProtocol):
-    """What sharing has to know of the settings of any protocol's client."""
+class MakeClient(TypingProtocol[T, C_co]):
+    """A protocol's own: makes a client, not started."""
 
-    @property
-    def discovery(self) -> str | None:
-        """The URL of the discovery, if there is one."""
-
-    @property
-    def servers(self) -> tuple[PinnedServer, ...]:
-        """The relays that are known without it."""
-
-    @property
-    def ranks_keys(self) -> tuple[PublicKey, ...]:
-        """Whose relay ranks are believed."""
-
-    @property
-    def events(self) -> Path | None:
-        """The directory of the event log, if there is one."""
-
-    def relay_list(self) -> RelaysFrom | None:
-        """The operator's list, if there is one."""
-
-
-T = TypeVar("T", bound=Settings)
-
-
-class Holder(TypingProtocol):
-    """What counts who needs a client."""
-
-    def hold(self) -> None:
-        """Count one holder more of a client that is held already."""
-
-    def release(self) -> Deferred[None]:
-        """Count one less; the client stops after the last."""
-
-
-@dataclass(frozen=True, slots=True)
-class ClientParts(Generic[T]):
-    """What a shared client is made of. What is opened for it is closed after it has stopped.
-
-    ``lasting`` is whether ``key`` will be there in another run. Each of the client's transports, those that it accepts
-    included, holds ``holder`` from when it is open until its protocol knows that it is over (``on_over``).
-    """
-
-    reactor: Any
-    key: SecretKey
-    lasting: bool
-    settings: T
-    discovery: IDiscovery | None
-    relays: Any
-    events: EventLog | None
-    holder: Holder
-
-
-#: A protocol's own: a client, not started.
-MakeClient = Callable[[ClientParts[T]], C]
+    def __call__(self, parts: ClientParts[T], *, publish: bool, min_servers: int | None) -> C_co:
+        """``publish`` is whether its relays are published in discovery; ``min_servers`` as in its settings."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,9 +60,7 @@ class SharedClient(Generic[T, C]):
         self.client: C | None = None
         self._registry = registry
         self._holders = 0
-        self._discovery: Any = None
-        self._relays: Any = None
-        self._log: EventLog | None = None
+        self._parts: ClientParts[T] | None = None
         self._stopping: Deferred[None] | None = None
         self._waiting: Waiters[None] = Waiters()
 
@@ -163,24 +102,15 @@ class SharedClient(Generic[T, C]):
         return done
 
     def _start(self) -> None:
-        settings, lasting = self.settings.client, self.settings.key is not None
-        reactor, key = self._registry.reactor, self.settings.key or SecretKey.generate()
-        listed = settings.relay_list()
-        if settings.events is not None:
-            check_directory(settings.events)
-            node, boot = short_node(key.public_key), new_boot_id(os.urandom)
-            self._log = EventLog.to_directory(settings.events, role="client", node=node, boot=boot)
-        if settings.discovery is not None:
-            self._discovery = self._registry.make_discovery(settings.discovery, reactor, settings.ranks_keys)
-        self._relays = open_relay_list(listed, reactor) if listed is not None else None
-        discovery: IDiscovery | None = self._discovery
-        self.client = self._registry.make_client(
-            ClientParts(reactor, key, lasting, settings, discovery, self._relays, self._log, self)
-        )
-        self._registry.started(self)
-        if self._relays is not None:
-            self._relays.start()
-        self.client.startService()
+        settings, registry, lasting = self.settings.client, self._registry, self.settings.key is not None
+        self._parts = parts = ClientParts(registry.reactor, settings, self.settings.key, registry.make_discovery)
+        min_servers = settings.min_servers if lasting or settings.min_servers is not None else 0
+        self.client = client = registry.make_client(parts, publish=lasting, min_servers=min_servers)
+        client.hold, client.release = self.hold, self.release
+        registry.started(self)
+        if parts.relays is not None:
+            parts.relays.start()
+        client.startService()
 
     def stop(self) -> Deferred[None]:
         """Stop the client if it runs, held or not; fires when it has stopped."""
@@ -196,16 +126,11 @@ class SharedClient(Generic[T, C]):
 
     async def _stop(self, client: C) -> None:
         await client.stopService()
-        if self._relays is not None:
-            await self._relays.stop()
-        if self._discovery is not None:
-            await self._discovery.close()
-        if self._log is not None:
-            reactor = self._registry.reactor
-            await deferToThreadPool(reactor, reactor.getThreadPool(), self._log.close)
+        if self._parts is not None:
+            await self._parts.close()
 
     def _note_stopped(self, result: Any) -> Any:
-        self.client = self._discovery = self._relays = self._log = self._stopping = None
+        self.client = self._parts = self._stopping = None
         if not self._holders:
             self._registry.stopped(self)
         self._waiting.fire(None)
@@ -215,10 +140,12 @@ class SharedClient(Generic[T, C]):
 class SharedClients(Generic[T, C]):
     """All the shared clients of one protocol on one reactor. They are stopped when it shuts down.
 
-    ``make_client`` is the protocol's, ``make_discovery(url, reactor, ranks_keys)`` gives an ``IDiscovery`` with a ``close``.
+    ``make_client`` is the protocol's.
     """
 
-    def __init__(self, reactor: Any, make_client: MakeClient[T, C], make_discovery: MakeDiscovery) -> None:
+    def __init__(
+        self, reactor: Any, make_client: MakeClient[T, C], make_discovery: MakeDiscovery = http_discovery
+    ) -> None:
         self.reactor = reactor
         self.make_client = make_client
         self.make_discovery = make_discovery
@@ -272,19 +199,5 @@ def shared_clients(reactor: Any, make_client: MakeClient[T, C]) -> SharedClients
     """The clients of this process on ``reactor`` that ``make_client`` makes."""
     registry = _registries.get((id(reactor), make_client))
     if registry is None:
-        registry = _registries[id(reactor), make_client] = SharedClients(reactor, make_client, _http_discovery)
+        registry = _registries[id(reactor), make_client] = SharedClients(reactor, make_client)
     return registry
-
-
-def open_relay_list(relays: RelaysFrom, reactor: Any) -> Any:
-    """The source of an operator's list, not started."""
-    from dmsg.relays.operator_list_source import RelayListSource  # only where there is a list
-
-    only = relays.mode is RelaysMode.ONLY
-    return RelayListSource(relays.location, relays.keys, reactor, only=only, now_s=time.time)
-
-
-def _http_discovery(url: str, reactor: Any, ranks_keys: Collection[PublicKey]) -> Any:
-    from dmsg.discovery.client import HttpDiscovery  # treq, which a program with pinned servers does without
-
-    return HttpDiscovery.connect(url, reactor, ranks_keys=ranks_keys)

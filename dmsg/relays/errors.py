@@ -6,7 +6,11 @@ from dmsg.discovery.errors import DocumentError
 from dmsg.errors import DmsgError
 
 
-class NoCommonServer(DmsgError):
+class RelayFault(DmsgError):
+    """A request failed because of the relay: another relay may do better. Errors of a protocol inherit from it, too."""
+
+
+class NoCommonRelay(DmsgError):
     """The peer's entry names no relay that could be tried."""
 
 

@@ -25,7 +25,7 @@ from dmsg.discovery.errors import (
 )
 from dmsg.errors import Attempt, DialError
 from dmsg.mux.core.errors import Busy, IntegrityError
-from dmsg.relays.errors import NoCommonServer, SessionTimeout
+from dmsg.relays.errors import NoCommonRelay, SessionTimeout
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "howto" / "cli.rst"
 
@@ -89,7 +89,7 @@ MISSING = DiscoveryUnavailable("connection refused")
         (RateLimitedByDiscovery(), 6),
         (dial_error(), 4),
         (dial_error(("discovery", "", EntryNotFound())), 4),
-        (dial_error(("discovery", "", MISSING), ("discovery", "", NoCommonServer())), 6),
+        (dial_error(("discovery", "", MISSING), ("discovery", "", NoCommonRelay())), 6),
         (dial_error(("discovery", "", MISSING), ("connect", "ab" * 33, Busy())), 4),
         (KeyFileError("x", "y"), 1),
         (CommandError("x", Exit.USAGE), 2),

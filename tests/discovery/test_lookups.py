@@ -9,13 +9,14 @@ from twisted.internet.task import Clock
 from zope.interface import implementer
 
 from benchmarks.census import census
+from dmsg.clients.dialer import DialConfig, Dialer
 from dmsg.crypto.keys import SecretKey
 from dmsg.discovery.entry import ClientPart, Entry
 from dmsg.discovery.errors import DiscoveryUnavailable, EntryNotFound
 from dmsg.discovery.lookups import CallerLimits, Lookups
 from dmsg.errors import DialError, StageError
 from dmsg.interfaces import IDiscovery
-from dmsg.mux.client.dialer import DialConfig, Dialer, DialRequest
+from dmsg.mux.client.dial import DialRequest
 from dmsg.mux.core.e2e_handshake import Resume
 from dmsg.mux.core.e2e_negotiation import Security
 from dmsg.relays.scores import RelayScores

@@ -15,6 +15,7 @@ import tables
 from dmsg.cli.exits import MEANINGS
 from dmsg.cli.redial import DIALS_AT_ONCE
 from dmsg.cli.tunnels import MAX_PAIRS
+from dmsg.clients.limits import ListenerLimits
 from dmsg.discovery.entry import ENTRY_LIMIT_BYTES
 from dmsg.discovery.errors import DISCOVERY_ERRORS
 from dmsg.discovery.lookups import CallerLimits
@@ -25,7 +26,7 @@ from dmsg.mux.client import transport
 from dmsg.mux.core import record, stream, tlv, wire
 from dmsg.mux.core.e2e_handshake import CONFIRM_TIMEOUT_S
 from dmsg.mux.core.handshake import COOKIE_BYTES
-from dmsg.mux.core.limits import ConnectionConfig, ListenerLimits
+from dmsg.mux.core.limits import ConnectionConfig
 from dmsg.mux.core.window import AckGate
 from dmsg.mux.relay.handshake_budget import COOKIE_SLOT_S
 from dmsg.mux.relay.limits import RelayLimits

@@ -7,12 +7,13 @@ import re
 import pytest
 import tables
 
+from dmsg.clients.limits import ListenerLimits
 from dmsg.discovery.limits import DiscoveryLimits
 from dmsg.discovery.listing import NETWORK_LIMIT
 from dmsg.discovery.lookups import CallerLimits
 from dmsg.discovery.proofs.limits import ProofLimits
 from dmsg.mux.core.e2e_handshake import CONFIRM_TIMEOUT_S
-from dmsg.mux.core.limits import ConnectionConfig, ListenerLimits
+from dmsg.mux.core.limits import ConnectionConfig
 from dmsg.mux.relay.limits import RelayLimits
 from dmsg.relays.race import RaceConfig
 from dmsg.relays.state import GROUP_LIMIT, RELAYS_LIMIT

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from pathlib import Path
 
 import pytest
 from twisted.internet.defer import Deferred, succeed
@@ -14,13 +12,12 @@ from twisted.internet.protocol import Factory, Protocol
 from twisted.internet.task import Clock
 from twisted.python.failure import Failure
 
-from dmsg.address import PinnedServer
-from dmsg.crypto.keys import PublicKey
+from dmsg.clients.parts import ClientParts
+from dmsg.clients.settings import RelayClientSettings
 from dmsg.endpoints.client import Borrowed, ClientSource
-from dmsg.endpoints.sharing import ClientParts, SharedClients, SharedSettings
+from dmsg.endpoints.sharing import SharedClients, SharedSettings
 from dmsg.endpoints.stream import ClientEndpoint, DmsgConnectError, ServerEndpoint
 from dmsg.errors import Attempt, DialError
-from dmsg.relays.choice import RelaysFrom
 
 
 class Pipe:
@@ -75,6 +72,8 @@ class Switchboard:
         self.reactor = reactor
         self.names = names
         self.running = 0
+        self.hold: Callable[[], object] | None = None
+        self.release: Callable[[], object] | None = None
         self.ready: Deferred[None] = succeed(None)
 
     def startService(self) -> None:
@@ -123,27 +122,14 @@ class Caller(Protocol):
         self.received += data
 
 
-@dataclass(frozen=True)
-class Settings:
-    """Those of a client of this protocol, as far as sharing is concerned."""
-
-    discovery: str | None = None
-    servers: tuple[PinnedServer, ...] = ()
-    ranks_keys: tuple[PublicKey, ...] = ()
-    events: Path | None = None
-
-    def relay_list(self) -> RelaysFrom | None:
-        return None
-
-
 @pytest.fixture
 def made() -> list[Switchboard]:
     return []
 
 
 @pytest.fixture
-def shared(clock: Clock, made: list[Switchboard]) -> Iterator[SharedClients[Settings, Switchboard]]:
-    def make(parts: ClientParts[Settings]) -> Switchboard:
+def shared(clock: Clock, made: list[Switchboard]) -> Iterator[SharedClients[RelayClientSettings, Switchboard]]:
+    def make(parts: ClientParts[RelayClientSettings], *, publish: bool, min_servers: int | None) -> Switchboard:
         made.append(Switchboard(parts.reactor, {}))
         return made[-1]
 
@@ -183,8 +169,8 @@ def test_a_client_that_no_peer_can_reach_listens_for_a_limited_time(clock):
 
 
 def test_endpoints_share_a_client_until_the_last_has_let_go(clock, shared, made):
-    source = shared.get(SharedSettings(None, Settings()))
-    assert shared.get(SharedSettings(None, Settings())) is source
+    source = shared.get(SharedSettings(None, RelayClientSettings()))
+    assert shared.get(SharedSettings(None, RelayClientSettings())) is source
     port = AnswerEndpoint(source, "echo", "call", None).listen(factory_of(Echo)).result
     caller = CallEndpoint(source, "echo").connect(factory_of(Caller)).result
     caller.transport.write(b"hello")

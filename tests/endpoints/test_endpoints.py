@@ -19,13 +19,13 @@ from zope.interface import implementer
 from zope.interface.verify import verifyObject
 
 from dmsg.address import DmsgAddress
+from dmsg.clients.access import AllowKeys
 from dmsg.crypto.errors import KeyFileError
 from dmsg.crypto.keys import SecretKey
 from dmsg.endpoints.sharing import SharedClients, SharedSettings, shared_clients
 from dmsg.endpoints.stream import DmsgConnectError
 from dmsg.errors import ConfigError, DialError, DmsgError
 from dmsg.mux.client.endpoint import DmsgClientEndpoint, DmsgServerEndpoint, make_client, parse_client, parse_server
-from dmsg.mux.client.listener import AllowKeys
 from dmsg.mux.client.settings import ClientSettings
 from dmsg.relays.choice import RelaysFrom, RelaysMode
 from dmsg.relays.operator_list import ListedRelay, sign_relay_list

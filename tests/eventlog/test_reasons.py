@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
+from dmsg.clients.dialer import attempts_json
 from dmsg.discovery.errors import DISCOVERY_ERRORS, DiscoveryError, EntryRolledBack
 from dmsg.errors import Attempt
 from dmsg.eventlog.encode import Encoder
 from dmsg.eventlog.reasons import Reason
 from dmsg.eventlog.schema import EVENTS, Event, describe_event
-from dmsg.mux.client.dialer import attempts_json
 from dmsg.mux.core.errors import REFUSED_BY_SERVER, SERVER_REFUSALS
 from dmsg.mux.core.wire import CloseReason, reason_name
 

@@ -14,13 +14,14 @@ from twisted.internet.protocol import Factory, Protocol
 from twisted.internet.task import Clock
 from zope.interface import implementer
 
+from dmsg.clients.dialer import DialConfig, Dialer
 from dmsg.crypto.keys import SecretKey
 from dmsg.discovery.entry import ClientPart, Entry, ServerPart
 from dmsg.discovery.errors import DiscoveryUnavailable, RanksError
 from dmsg.discovery.ranks import Ranks, sign_ranks
 from dmsg.errors import DialError, StageError
 from dmsg.interfaces import IDiscovery, IRankedDiscovery
-from dmsg.mux.client.dialer import DialConfig, Dialer, DialRequest
+from dmsg.mux.client.dial import DialRequest
 from dmsg.mux.client.service import ClientConfig
 from dmsg.mux.core.e2e_negotiation import Security
 from dmsg.relays.pool import PoolConfig, SessionPool

@@ -12,10 +12,10 @@ from twisted.internet.error import ConnectionDone
 from twisted.internet.protocol import Factory
 from zope.interface import implementer
 
+from dmsg.clients.access import AllowKeys
 from dmsg.crypto.keys import PublicKey
 from dmsg.eventlog import schema as ev
 from dmsg.interfaces import IEventLog
-from dmsg.mux.client.listener import AllowKeys
 from dmsg.mux.client.service import ClientConfig, DmsgClient
 from dmsg.mux.core.e2e_negotiation import Security
 from dmsg.ops.metrics import MetricsEventLog

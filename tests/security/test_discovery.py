@@ -16,6 +16,7 @@ from twisted.internet.defer import Deferred, fail, succeed
 from twisted.internet.endpoints import TCP4ClientEndpoint
 from twisted.internet.protocol import Factory
 
+from dmsg.clients.dialer import DialConfig
 from dmsg.crypto.keys import SecretKey
 from dmsg.discovery.api import DiscoveryApi, make_site
 from dmsg.discovery.client import HttpDiscovery
@@ -24,7 +25,6 @@ from dmsg.discovery.errors import DiscoveryError, DiscoveryUnavailable, EntryNot
 from dmsg.discovery.limits import DiscoveryLimits
 from dmsg.discovery.stores.memory import MemoryStore
 from dmsg.errors import DialError
-from dmsg.mux.client.dialer import DialConfig
 from dmsg.mux.client.service import ClientConfig
 from dmsg.mux.core.e2e_negotiation import Security
 from dmsg.mux.core.wire import ACCEPT, CLOSE, FWD, REQUEST, REQUEST_BYTES, CloseReason

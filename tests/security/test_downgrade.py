@@ -10,6 +10,7 @@ from dataclasses import replace
 import pytest
 import pytest_twisted
 
+from dmsg.clients.limits import ListenerLimits
 from dmsg.crypto.keys import SecretKey
 from dmsg.discovery.entry import BASE_VERSION, SECURE_VERSION, ClientPart, Entry
 from dmsg.discovery.errors import DiscoveryUnavailable
@@ -18,7 +19,6 @@ from dmsg.eventlog import schema as ev
 from dmsg.mux.core.e2e_handshake import CONFIRM_TIMEOUT_S, UPGRADE_MAGIC
 from dmsg.mux.core.e2e_negotiation import Security
 from dmsg.mux.core.errors import DowngradeRefused
-from dmsg.mux.core.limits import ListenerLimits
 from dmsg.mux.core.wire import ACCEPT, ACK, CLOSE, FWD, REQUEST, REQUEST_BYTES, SEQUENCE_BYTES, CloseReason
 from dmsg.testing.hostile import alter
 

@@ -10,13 +10,13 @@ from dataclasses import replace
 import pytest
 import pytest_twisted
 
+from dmsg.clients.limits import ListenerLimits
 from dmsg.crypto.keys import PublicKey, SecretKey
 from dmsg.errors import DialError
 from dmsg.eventlog import schema as ev
 from dmsg.mux.core.e2e_handshake import CONFIRM_TIMEOUT_S, UPGRADE_MAGIC, SecureInitiator
 from dmsg.mux.core.e2e_negotiation import Security
 from dmsg.mux.core.errors import DowngradeRefused, HandshakeTimeout, IntegrityError, Malformed, NoSuchService
-from dmsg.mux.core.limits import ListenerLimits
 from dmsg.mux.core.wire import ACCEPT, ACK, CLOSE, FWD, REQUEST, REQUEST_BYTES, SEQUENCE_BYTES, CloseReason
 from dmsg.testing.hostile import RelayFrame, alter, drop, repeat, truncate
 from dmsg.testing.raw import ForgedKey

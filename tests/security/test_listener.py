@@ -14,10 +14,10 @@ import pytest_twisted
 from twisted.internet.defer import CancelledError, Deferred
 from twisted.internet.task import LoopingCall
 
+from dmsg.clients.access import AllowKeys
 from dmsg.crypto.keys import SecretKey
 from dmsg.discovery.entry import BASE_VERSION, ClientPart, Entry
 from dmsg.errors import DialError
-from dmsg.mux.client.listener import AllowKeys
 from dmsg.mux.client.pending import StreamOwner
 from dmsg.mux.core.e2e_handshake import Resume, SecureInitiator
 from dmsg.mux.core.e2e_negotiation import Security

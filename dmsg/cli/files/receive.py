@@ -36,8 +36,8 @@ from dmsg.cli.files.wire import (
 )
 from dmsg.cli.output import human_bytes
 from dmsg.cli.settings import PUBLIC_KEY, Invocation, ValueType, common_options, service_option
+from dmsg.clients.access import AllowKeys
 from dmsg.crypto.keys import PublicKey
-from dmsg.mux.client.listener import AllowKeys
 from dmsg.ops.values import SIZE
 
 MAX_SIZE: Final = "10GiB"

@@ -27,35 +27,29 @@ settings of the client are those of the first of them. The lists of relays must 
 
 from __future__ import annotations
 
-import os
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
-from typing import Any, TypeVar
+from dataclasses import dataclass
+from typing import Any, Final
 
 from twisted.internet.protocol import Factory
 
 from dmsg.address import DmsgAddress, check_service_name
-from dmsg.crypto.errors import InvalidKey
+from dmsg.clients.access import AllowKeys
+from dmsg.clients.limits import ListenerLimits
+from dmsg.clients.parts import ClientParts
 from dmsg.crypto.keys import PublicKey
-from dmsg.endpoints.arguments import SOURCE, read_arguments
+from dmsg.endpoints.arguments import SOURCE
 from dmsg.endpoints.client import Borrowed, ClientSource
-from dmsg.endpoints.sharing import ClientParts, Holder, SharedClient, SharedSettings, shared_clients
 from dmsg.endpoints.stream import ClientEndpoint, ServerEndpoint
+from dmsg.endpoints.strings import ConnectArguments, ListenArguments, Scheme
 from dmsg.errors import ConfigError
 from dmsg.interfaces import IAccessPolicy
-from dmsg.mux.client.listener import AllowKeys, DmsgPort
+from dmsg.mux.client.listener import DmsgPort
 from dmsg.mux.client.service import DmsgClient
-from dmsg.mux.client.session import ServerSession
-from dmsg.mux.client.settings import ROLE, TOGETHER, ClientSettings
+from dmsg.mux.client.settings import ROLE, ClientSettings
 from dmsg.mux.client.transport import DmsgTransport
 from dmsg.mux.core.e2e_negotiation import Security
-from dmsg.mux.core.limits import ListenerLimits
 from dmsg.ops.settings import setting
-from dmsg.ops.values import DURATION, SERVICE, more_than_zero
-
-__all__ = ["DmsgClientEndpoint", "DmsgServerEndpoint", "make_client", "parse_client", "parse_server"]
-
-U = TypeVar("U", bound="ConnectArguments")
+from dmsg.ops.values import SERVICE
 
 
 class DmsgClientEndpoint(ClientEndpoint[DmsgClient]):
@@ -118,123 +112,72 @@ def _source(client: DmsgClient | ClientSource[DmsgClient]) -> ClientSource[DmsgC
     return Borrowed(client) if isinstance(client, DmsgClient) else client
 
 
-# --- clients that endpoints share ------------------------------------------------------------------------------------
+# --- strings ---------------------------------------------------------------------------------------------------------
 
 
-class _HeldClient(DmsgClient):
-    """A client that is held by each of its transports until their protocols know that they are over."""
-
-    holder: Holder
-
-    def transport_opened(self, session: ServerSession, transport: DmsgTransport, port: DmsgPort | None = None) -> None:
-        super().transport_opened(session, transport, port)
-        self.holder.hold()
-        transport.on_over = self.holder.release
-
-
-def make_client(parts: ClientParts[ClientSettings]) -> DmsgClient:
-    """The client that endpoints of the same key, discovery and servers share, not started."""
-    settings, lasting = parts.settings, parts.lasting
-    client = _HeldClient(
+def make_client(
+    parts: ClientParts[ClientSettings],
+    *,
+    publish: bool,
+    min_servers: int | None,
+    security: Security = Security.PREFER,
+) -> DmsgClient:
+    """A client, not started, with what was opened for it. Strings that share it may each want another ``security``."""
+    settings = parts.settings
+    return DmsgClient(
         parts.reactor,
         parts.key,
         discovery=parts.discovery,
         servers=settings.servers,
-        min_servers=settings.min_servers if lasting or settings.min_servers is not None else 0,
-        publish=lasting,
+        min_servers=min_servers,
+        publish=publish,
+        security=security,
         config=settings.config,
         events=parts.events,
         relay_file=settings.relay_file(parts.key),
         relays=parts.relays,
     )
-    client.holder = parts.holder
-    return client
 
 
-# --- strings ---------------------------------------------------------------------------------------------------------
+SCHEME: Final = Scheme("dmsg", ROLE, ClientSettings, make_client)
 
 
 def parse_client(reactor: Any, *args: str, **arguments: str) -> DmsgClientEndpoint:
     """The endpoint for ``dmsg:PUBLIC_KEY:…``; raises ``ConfigError``, or ``KeyFileError`` for a bad key file."""
-    if not args or not args[0]:
-        raise ConfigError("public key", "write dmsg:PUBLIC_KEY", SOURCE)
-    _no_more(args[1:])
-    try:
-        public_key = PublicKey.parse(args[0])
-    except InvalidKey as error:
-        raise ConfigError("public key", str(error), SOURCE) from None
-    settings, read = _read(arguments, ConnectArguments)
-    source = _shared(reactor, settings)
-    return DmsgClientEndpoint(source, public_key, read.service, timeout_s=read.timeout, security=settings.security)
+    public_key, settings, read = SCHEME.read_client(args, arguments, DmsgConnectArguments)
+    _check(settings, read.service)
+    client = SCHEME.shared(reactor, settings)
+    return DmsgClientEndpoint(client, public_key, read.service, timeout_s=read.timeout, security=settings.security)
 
 
 def parse_server(reactor: Any, *args: str, **arguments: str) -> DmsgServerEndpoint:
     """The endpoint for ``dmsg:key=FILE:…``; raises ``ConfigError``, or ``KeyFileError`` for a bad key file."""
-    _no_more(args)
-    settings, read = _read(arguments, ListenArguments)
-    if settings.key is None:
-        raise ConfigError("key", "a server needs a key file: key=FILE, or DMSG_KEY in the environment", SOURCE)
-    if settings.min_servers == 0:
-        raise ConfigError("min_servers", "a server needs at least one, or no client finds it", SOURCE)
-    limits = settings.config.listener
-    if read.idle_timeout is not None:
-        limits = replace(limits, idle_timeout_s=read.idle_timeout)
+    settings, read = SCHEME.read_server(args, arguments, DmsgListenArguments)
+    _check(settings, read.service)
     return DmsgServerEndpoint(
-        _shared(reactor, settings),
+        SCHEME.shared(reactor, settings),
         read.service,
         policy=AllowKeys(read.allow) if read.allow else None,
-        limits=limits,
+        limits=read.limits(settings.config.listener),
         timeout_s=read.timeout,
         security=settings.security,
     )
 
 
-def _no_more(args: tuple[str, ...]) -> None:
-    if any(args):
-        raise ConfigError(repr(next(filter(None, args))), r"not expected; a colon inside a value is written \:", SOURCE)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ConnectArguments:
+@dataclass(frozen=True, kw_only=True)
+class DmsgConnectArguments(ConnectArguments):
     """What a client string says of its connects."""
 
     service: str = setting(
         "the service to connect to or to listen for", default="", kind=SERVICE, unset="the one without a name"
     )
-    timeout: float | None = setting(
-        "a connect may take so long in all, or a server until it can be reached",
-        default=None,
-        kind=DURATION,
-        unset="a connect: timeout_s of dial; a server: no limit",
-        check=more_than_zero,
-    )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ListenArguments(ConnectArguments):
+@dataclass(frozen=True, kw_only=True)
+class DmsgListenArguments(ListenArguments, DmsgConnectArguments):
     """What a server string says of its listener."""
 
-    allow: tuple[PublicKey, ...] = setting(
-        "a server admits these public keys only", default=(), unset="all are admitted"
-    )
-    idle_timeout: float | None = setting(
-        "a server closes a connection on which nothing moves for so long",
-        default=None,
-        kind=DURATION,
-        unset="never",
-        check=more_than_zero,
-    )
 
-
-def _read(arguments: Mapping[str, str], use: type[U]) -> tuple[ClientSettings, U]:
-    """The settings of the client, and what the string says of its own use. Raises ``ConfigError``."""
-    settings, read = read_arguments(arguments, ClientSettings, use, role=ROLE, environ=os.environ, together=TOGETHER)
-    if settings.discovery is None and not settings.servers:
-        raise ConfigError("discovery", "say how servers are found: discovery=URL or server=pk@host:port", SOURCE)
-    if settings.security is Security.HOP and read.service:
+def _check(settings: ClientSettings, service: str) -> None:
+    if settings.security is Security.HOP and service:
         raise ConfigError("service", "needs end-to-end security: the relay never sees the name", SOURCE)
-    return settings, read
-
-
-def _shared(reactor: Any, settings: ClientSettings) -> SharedClient[ClientSettings, DmsgClient]:
-    return shared_clients(reactor, make_client).get(SharedSettings(settings.read_key(), settings))

@@ -3,11 +3,12 @@
 What is decided in which order: may this key come in at all; may it speak in the clear (:ref:`spec-downgrade-rule`);
 which service does it want; is it a transport that goes on (:ref:`spec-resume-exchange`); does the access policy admit
 it; has it proved itself (:ref:`spec-confirmation`). While one of these is waited for, the offer holds a place
-(:mod:`dmsg.mux.client.offers`).
+(:mod:`dmsg.clients.offers`).
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Protocol as TypingProtocol
 
 from twisted.internet.defer import CancelledError, Deferred, ensureDeferred
@@ -15,12 +16,13 @@ from twisted.internet.interfaces import IDelayedCall
 from twisted.logger import Logger
 from twisted.python.failure import Failure
 
+from dmsg.clients.access import ask
+from dmsg.clients.offers import Offer, Offers
+from dmsg.clients.services import Services
 from dmsg.crypto.keys import PublicKey
 from dmsg.errors import DmsgError
 from dmsg.mux.client.listener import DmsgPort
-from dmsg.mux.client.offers import Offer, Offers
-from dmsg.mux.client.records import TransportRecords
-from dmsg.mux.client.services import Services, ask
+from dmsg.mux.client.resumable import ResumableTransports
 from dmsg.mux.client.session import ServerSession
 from dmsg.mux.client.transport import DmsgTransport
 from dmsg.mux.core.e2e_handshake import CONFIRM_TIMEOUT_S, Resume
@@ -51,7 +53,7 @@ class Host(TypingProtocol):
     """Who is asked for a transport: the client."""
 
     services: Services[DmsgPort]
-    transports: TransportRecords
+    resumable: ResumableTransports
 
     @property
     def config(self) -> ResumeRates:
@@ -91,7 +93,7 @@ class IncomingTransport(StreamOwner):
             self._over = True  # taken back in the same read
             return
         remote, services = self.stream.remote, self._services
-        if not services.may_admit(remote) and not self._client.transports.may_resume(remote):
+        if not services.may_admit(remote) and not self._client.resumable.may_resume(remote):
             # Before the handshake is calculated: it costs next to nothing, and which service is meant shows in no way.
             self._refuse(CloseReason.ACCESS_DENIED)
             return
@@ -144,7 +146,7 @@ class IncomingTransport(StreamOwner):
             self._choose(self._services.port(service), plain=False)
 
     def _go_on(self, resume: Resume) -> None:
-        transport = self._client.transports.resumable(resume.token, self.stream.remote)
+        transport = self._client.resumable.get(resume.token, self.stream.remote)
         if transport is None:
             # What goes for a new transport goes for one that is not known: a made-up token opens no way past it.
             if not self._services:
@@ -203,7 +205,7 @@ class IncomingTransport(StreamOwner):
             if port.policy is None:
                 self._admitted(True)
                 return
-            answer = ask(port, remote)
+            answer = ask(port.policy, remote, port.service)
             is_known = answer.called and not answer.paused
             if is_known or self._hold(port.offers):
                 self._decide(answer, self._admitted)
@@ -226,17 +228,17 @@ class IncomingTransport(StreamOwner):
             self._session.flush_soon()
             self._port.open(self._session, self.stream)
 
-    def _decide(self, decision: object, then: object) -> None:
+    def _decide(self, decision: object, then: Callable[[object], None]) -> None:
         """Call ``then`` with what ``decision`` (a value or a Deferred) comes to, unless the peer gives up before."""
         if not isinstance(decision, Deferred):
-            then(decision)  # type: ignore[operator]
+            then(decision)
             return
         self._decision = decision
 
         def answered(answer: object) -> None:
             self._decision = None
             if not self._over:
-                then(answer)  # type: ignore[operator]
+                then(answer)
 
         def failed(failure: Failure) -> None:
             self._decision = None

@@ -1,71 +1,22 @@
-"""Listening ports of a client: who may come in, and what protocol they meet."""
+"""A client's listening port for one service, with what it asks of the protection of transports."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Protocol as TypingProtocol
-from typing import cast
-
-from twisted.internet.defer import Deferred, succeed
-from twisted.internet.error import CannotListenError
-from twisted.internet.interfaces import IAddress, IDelayedCall, IListeningPort, IReactorTime
 from twisted.internet.protocol import Factory
-from twisted.logger import Logger
-from zope.interface import implementer
 
-from dmsg.address import DmsgAddress, check_service_name
-from dmsg.crypto.keys import PublicKey
-from dmsg.interfaces import IAccessPolicy, IKeyPolicy
-from dmsg.mux.client.offers import Offer, Offers
-from dmsg.mux.client.opened import LOOK_S, OpenTransports
-from dmsg.mux.client.services import Services
-from dmsg.mux.client.session import ServerSession
+from dmsg.clients.limits import ListenerLimits
+from dmsg.clients.listener import ListeningPort, PortClient
+from dmsg.interfaces import IAccessPolicy
 from dmsg.mux.client.transport import DmsgTransport
 from dmsg.mux.core.e2e_negotiation import Security
-from dmsg.mux.core.limits import ListenerLimits
-from dmsg.mux.core.stream import Stream
-from dmsg.mux.core.wire import CloseReason
-
-_log = Logger()
 
 
-@implementer(IKeyPolicy)
-class AllowKeys:
-    """An access policy that admits the keys it is given and no other."""
-
-    def __init__(self, keys: Iterable[PublicKey]) -> None:
-        self.keys = frozenset(keys)
-
-    def admits_key(self, remote: PublicKey) -> bool:
-        """Whether ``remote`` is on the list."""
-        return remote in self.keys
-
-    def allow(self, remote: PublicKey, service: str) -> bool:
-        """Whether ``remote`` is on the list."""
-        return remote in self.keys
-
-
-class PortClient(TypingProtocol):
-    """Whose port it is: the client."""
-
-    reactor: IReactorTime
-    public_key: PublicKey
-    services: Services[DmsgPort]
-
-    def transport_opened(self, session: ServerSession, transport: DmsgTransport, port: DmsgPort) -> None:
-        """Note a transport that has just been opened, and that came in at ``port``."""
-
-
-@implementer(IListeningPort)
-class DmsgPort:
-    """Where transports for one service come in.
-
-    ``security`` says who may come in the clear, ``limits`` how many may wait and how many may be open.
-    """
+class DmsgPort(ListeningPort[DmsgTransport]):
+    """Where transports for one service come in; ``security`` says who may come in the clear."""
 
     def __init__(
         self,
-        client: PortClient,
+        client: PortClient[DmsgTransport],
         factory: Factory,
         service: str = "",
         *,
@@ -73,102 +24,5 @@ class DmsgPort:
         limits: ListenerLimits | None = None,
         security: Security = Security.PREFER,
     ) -> None:
-        self.client = client
-        self.factory = factory
-        self.service = check_service_name(service)
-        self.policy = policy
-        self.limits = limits = limits or ListenerLimits()
+        super().__init__(client, factory, service, policy=policy, limits=limits)
         self.security = security
-        #: Transports that wait for a decision or a proof, each in a place.
-        self.offers: Offers[Offer] = Offers(limits.offers, limits.offers_per_key)
-        self._key_policy = policy if IKeyPolicy.providedBy(policy) else None
-        self._opened: OpenTransports[DmsgTransport] = OpenTransports(limits)
-        self._look: IDelayedCall | None = None
-        self._listening = False
-
-    def startListening(self) -> None:
-        """Begin; ``CannotListenError`` when the client has a port for this service already."""
-        if self._listening:
-            return
-        try:
-            self.client.services.add(self)
-        except ValueError as error:
-            raise CannotListenError("dmsg", self.service, error) from None
-        self._listening = True
-        self.factory.doStart()
-
-    def stopListening(self) -> Deferred[None]:
-        """Take no more transports; those that are open stay."""
-        if self._listening:
-            self._listening = False
-            self.client.services.remove(self)
-            self.factory.doStop()
-        return succeed(None)
-
-    def getHost(self) -> IAddress:
-        """The key and the service that are listened on, as a ``DmsgAddress``."""
-        return cast(IAddress, DmsgAddress(self.client.public_key, self.service))
-
-    # --- who may come in -------------------------------------------------------------------------------------------
-
-    def may_admit(self, remote: PublicKey) -> bool:
-        """Whether ``remote`` could be admitted, as far as its key alone can say: ``False`` is final."""
-        if self._key_policy is None:
-            return True
-        try:
-            return self._key_policy.admits_key(remote) is True
-        except Exception:  # an application's policy may raise anything: as when it is asked in full, access is denied
-            _log.failure("The access policy failed; access is denied")
-            return False
-
-    def is_open_to(self, remote: PublicKey) -> bool:
-        """Whether ``remote`` may know that there is this listener: it would be let in as far as can be said at once."""
-        return self.policy is None or (self._key_policy is not None and self.may_admit(remote))
-
-    def make_room(self) -> bool:
-        """Whether one more transport may be opened; closes an unused one for it if it must."""
-        if self._opened.is_full:
-            self._end(self._opened.unused(1, self.client.reactor.seconds(), 0.0), "unused, and the listener is full")
-        return not self._opened.is_full
-
-    # --- open transports -------------------------------------------------------------------------------------------
-
-    def open(self, session: ServerSession, stream: Stream) -> None:
-        """Give an open stream to the application."""
-        if self._opened.is_full:
-            session.abort_stream(stream, CloseReason.BUSY)
-            return
-        peer = DmsgAddress(stream.remote, "", session.server)
-        try:
-            protocol = self.factory.buildProtocol(cast(IAddress, peer)) if self._listening else None
-        except Exception:  # an application may raise anything; it costs it this one transport
-            _log.failure("Unhandled error in {factory}.buildProtocol", factory=self.factory)
-            protocol = None
-        if protocol is None:
-            session.abort_stream(stream, CloseReason.REFUSED)
-            return
-        transport = session.transport(stream, self.service)
-        self._opened.add(transport, self.client.reactor.seconds())
-        self.client.transport_opened(session, transport, self)
-        self._watch()
-        transport.attach(protocol)
-
-    def transport_closed(self, transport: DmsgTransport) -> None:
-        """One of the transports that came in here is over."""
-        self._opened.remove(transport)
-        if self._look is not None and not self._opened.needs_look:
-            self._look.cancel()
-            self._look = None
-
-    def _watch(self) -> None:
-        if self._look is None and self._opened.needs_look:
-            self._look = self.client.reactor.callLater(LOOK_S, self._end_idle)
-
-    def _end_idle(self) -> None:
-        self._look = None
-        self._end(self._opened.idle(self.client.reactor.seconds()), "idle for too long")
-        self._watch()
-
-    def _end(self, transports: Iterable[DmsgTransport], why: str) -> None:
-        for transport in transports:
-            transport.deadline_exceeded(why)

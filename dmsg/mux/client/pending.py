@@ -9,6 +9,8 @@ from typing import Protocol as TypingProtocol
 from twisted.internet.defer import Deferred
 from twisted.internet.interfaces import IReactorTime
 
+from dmsg.clients.dialer import OpenedStream
+from dmsg.clients.sessions import ClientSession
 from dmsg.errors import DmsgError, StageError
 from dmsg.mux.core.e2e_handshake import Resume
 from dmsg.mux.core.errors import Unsupported, close_error
@@ -16,7 +18,7 @@ from dmsg.mux.core.stream import Stream, StreamOwner
 from dmsg.mux.core.wire import CloseReason
 
 
-class RequestSession(TypingProtocol):
+class RequestSession(ClientSession, TypingProtocol):
     """What a request goes through: a session with a relay."""
 
     clock: IReactorTime
@@ -32,13 +34,10 @@ S = TypeVar("S", bound=RequestSession)
 
 
 @dataclass(frozen=True, slots=True)
-class OpenedStream(Generic[S]):
-    """What a request came to: the session, the open stream, what the peer said about resuming, and how long it took."""
+class OpenedPath(OpenedStream[S]):
+    """What a request came to, with what the peer said about resuming."""
 
-    session: S
-    stream: Stream
-    resume: Resume | None = None
-    accept_ms: float = 0.0
+    resume: Resume | None
 
 
 class PendingRequest(StreamOwner, Generic[S]):
@@ -49,10 +48,10 @@ class PendingRequest(StreamOwner, Generic[S]):
         self._stream = stream
         self._service = service
         self._since = session.clock.seconds()
-        self.done: Deferred[OpenedStream[S]] = Deferred(self._cancelled)
+        self.done: Deferred[OpenedPath[S]] = Deferred(self._cancelled)
         stream.owner = self
 
-    def _cancelled(self, _: Deferred[OpenedStream[S]]) -> None:
+    def _cancelled(self, _: Deferred[OpenedPath[S]]) -> None:
         self._session.abort_stream(self._stream)  # a cancelled dial sends CLOSE
 
     def opened(self, stream: Stream, resume: Resume | None) -> None:
@@ -62,7 +61,7 @@ class PendingRequest(StreamOwner, Generic[S]):
             return
         self._session.flush_soon()
         accept_ms = (self._session.clock.seconds() - self._since) * 1000
-        self.done.callback(OpenedStream(self._session, stream, resume, accept_ms))
+        self.done.callback(OpenedPath(self._session, stream, accept_ms, resume))
 
     def ended(self, code: int, *, local: bool, proven: bool = False, detail: str = "") -> None:
         """The peer or the server said no."""

@@ -21,7 +21,7 @@ from dmsg.crypto.keys import PublicKey, Random, SecretKey
 from dmsg.errors import DmsgError, RemoteProtocolError, StageError
 from dmsg.glue.shell import Shell
 from dmsg.glue.turns import Turns
-from dmsg.mux.client.pending import OpenedStream, PendingRequest
+from dmsg.mux.client.pending import OpenedPath, PendingRequest
 from dmsg.mux.client.transport import DmsgTransport
 from dmsg.mux.core.connection import Connection
 from dmsg.mux.core.e2e_handshake import Resume
@@ -118,7 +118,7 @@ class ServerSession:
 
     def request(
         self, target: PublicKey, carrier: Carrier = Carrier.NONE, *, service: str = "", resume: Resume | None = None
-    ) -> Deferred[OpenedStream[ServerSession]]:
+    ) -> Deferred[OpenedPath[ServerSession]]:
         """Ask ``target`` for a transport; cancelling sends CLOSE. Raises ``Busy`` when no id is free.
 
         What the server announced is obeyed: too many transports are ``Busy`` here, requests are paced.
@@ -136,7 +136,7 @@ class ServerSession:
 
     def _request(
         self, target: PublicKey, carrier: Carrier, service: str, resume: Resume | None
-    ) -> Deferred[OpenedStream[ServerSession]]:
+    ) -> Deferred[OpenedPath[ServerSession]]:
         if not self.is_ready:
             raise StageError("request", "server connection lost")
         self._check_room()
@@ -148,6 +148,10 @@ class ServerSession:
         """End a stream at once, or refuse an offered one."""
         self.connection.abort(stream, code)
         self.flush_soon()
+
+    def turn_away(self, stream: Stream, *, busy: bool) -> None:
+        """See :class:`dmsg.clients.sessions.ClientSession`."""
+        self.abort_stream(stream, CloseReason.BUSY if busy else CloseReason.REFUSED)
 
     def transport(self, stream: Stream, service: str = "") -> DmsgTransport:
         """The Twisted transport over an open stream."""

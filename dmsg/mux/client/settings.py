@@ -2,116 +2,26 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from pathlib import Path
+from dataclasses import dataclass
 from typing import Final
 
-from dmsg.address import PinnedServer
-from dmsg.crypto.keys import PublicKey, SecretKey, read_key_file
-from dmsg.errors import ConfigError
+from dmsg.clients.settings import RelayClientSettings
 from dmsg.mux.client.service import ClientConfig
 from dmsg.mux.core.e2e_negotiation import Security
 from dmsg.ops.settings import flat, setting
-from dmsg.ops.values import DIRECTORY, LOCATION, TEXT, URL
-from dmsg.relays.choice import RelaysFrom, RelaysMode
-from dmsg.relays.state import state_file
 
 #: The table in the configuration file.
 ROLE: Final = "client"
-#: Most sessions with relays that can be asked for: more than any list of relays holds.
-MIN_SERVERS_LIMIT: Final = 999
-
-
-#: In an endpoint string that says one of these, what it does not say of the others is not taken from elsewhere: it has named
-#: its network, or its list.
-TOGETHER: Final = (("discovery", "server"), ("relays", "relays_key", "relays_mode"))
-
-
-def _sessions(count: int) -> None:
-    if count > MIN_SERVERS_LIMIT:
-        raise ValueError(f"must be at most {MIN_SERVERS_LIMIT}")
-
-
-def _directory(place: Path) -> None:
-    if str(place) == "-":
-        raise ValueError("must be a directory: standard output has the results of a command")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ClientSettings:
-    """A client: who it is, how it finds relays, what it asks of peers, and how it is tuned.
+class ClientSettings(RelayClientSettings):
+    """A client: who it is, how it finds relays, what it asks of peers, and how it is tuned."""
 
-    Raises ``ConfigError`` for settings about a list of relays that contradict each other.
-    """
-
-    key: Path | None = setting(
-        "key file: who you are; without it, a new key that ends with the client",
-        default=None,
-        key_file=True,
-        unset="a new key",
-    )
-    discovery: str | None = setting(
-        "URL of the discovery where entries are looked up and registered, http://host:port", default=None, kind=URL
-    )
-    servers: tuple[PinnedServer, ...] = setting(
-        "relays to use whatever discovery says, pk@host:port; with them, discovery is not needed",
-        default=(),
-        name="server",
-    )
     security: Security | None = setting(
         "what may be read on the way: e2e, never in the clear; prefer, in the clear only with peers that promise nothing "
         "better; hop, encrypted to the relay and from it",
         default=None,
         unset="prefer; e2e with a list of who may come in",
     )
-    min_servers: int | None = setting(
-        "relays that a client with a key stays connected to",
-        default=None,
-        unset="two of different network groups, or one if there is one group only",
-        check=_sessions,
-    )
-    ranks_keys: tuple[PublicKey, ...] = setting(
-        "whose relay ranks are believed when a relay is chosen", default=(), name="ranks_key", unset="no key's"
-    )
-    relays: str | None = setting(
-        "an operator's signed list of relays: a file or URL", default=None, kind=LOCATION, secret=True, may_be_path=True
-    )
-    relays_keys: tuple[PublicKey, ...] = setting("who may have signed that list", default=(), name="relays_key")
-    relays_mode: RelaysMode | None = setting(
-        "whether relays that are not on the list are used when none of the list can be reached: prefer, or only the list's",
-        default=None,
-        unset="prefer",
-    )
-    state_dir: str = setting(
-        "directory in which a client with a key keeps relays that worked, for its next start; none: nowhere",
-        default="",
-        kind=replace(TEXT, metavar="DIR|none"),
-        may_be_path=True,
-        unset="the user's directory for such things",
-    )
-    events: Path | None = setting(
-        "directory of the event log", default=None, kind=DIRECTORY, unset="no log", check=_directory
-    )
     config: ClientConfig = flat(ClientConfig)
-
-    def __post_init__(self) -> None:
-        self.relay_list()
-
-    def read_key(self) -> SecretKey | None:
-        """The key of the key file, if one is named. Raises ``KeyFileError``."""
-        return None if self.key is None else read_key_file(self.key)
-
-    def relay_file(self, key: SecretKey) -> Path | None:
-        """Where relays that worked are kept; ``None`` for a key that ends with the client."""
-        return None if self.key is None else state_file(self.state_dir, key.public_key, self.discovery or "")
-
-    def relay_list(self) -> RelaysFrom | None:
-        """The operator's list, if there is one."""
-        if self.relays is None:
-            for name, value in (("relays_key", self.relays_keys), ("relays_mode", self.relays_mode)):
-                if value:
-                    raise ConfigError(name, "there is no list of relays it could be about: relays")
-            return None
-        if not self.relays_keys:
-            raise ConfigError("relays_key", "say whose list of relays is believed: a public key")
-        return RelaysFrom(self.relays, self.relays_keys, self.relays_mode or RelaysMode.PREFER)

@@ -8,6 +8,7 @@ from enum import Enum
 from typing import Final
 from typing import Protocol as TypingProtocol
 
+from twisted.internet.defer import Deferred
 from twisted.internet.error import ConnectionDone
 from twisted.internet.interfaces import IAddress, IDelayedCall, IReactorTime
 from twisted.python.failure import Failure
@@ -84,6 +85,8 @@ class DmsgTransport(StreamTransport[Stream], StreamOwner):
         #: From REQUEST to ACCEPT, at the side that asked; 0 at the other.
         self.accept_ms = 0.0
         self.token = b""  # under which it may be resumed; fixed by its first path
+        #: The search for another path, while there is one.
+        self.search: Deferred[None] | None = None
         self._link = link
         self._host = host
         self._peer = peer
@@ -206,6 +209,12 @@ class DmsgTransport(StreamTransport[Stream], StreamOwner):
         link.connection.go_on(stream)
         link.flush_soon()
 
+    def stop_search(self) -> None:
+        """Look for no other path any more."""
+        search, self.search = self.search, None
+        if search is not None:
+            search.cancel()
+
     def failed_to_resume(self, error: DmsgError) -> None:
         """A search for another path found none; what it tried becomes the cause if the grace runs out."""
         self._resume_error = error
@@ -239,6 +248,7 @@ class DmsgTransport(StreamTransport[Stream], StreamOwner):
             return
         self._move_path(PathState.OVER)
         self._stop_grace()
+        self.stop_search()
         self._deadlines.stop()
         self._link.transport_closed(self, code, local=local)
         self.attempts = None

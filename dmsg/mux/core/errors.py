@@ -7,6 +7,7 @@ from typing import ClassVar, Final
 from dmsg.errors import DmsgError
 from dmsg.foreign import quoted
 from dmsg.mux.core.wire import CloseReason, reason_name
+from dmsg.relays.errors import RelayFault
 
 #: Why relays refuse a connection, as they say it (TLV ``reason``), and what every other text counts as.
 SERVER_REFUSALS: Final = ("server_draining", "too many connections")
@@ -46,11 +47,11 @@ class UnknownPeer(TransportClosed, reason=CloseReason.UNKNOWN_PEER):
     """The relay has no connection with that key."""
 
 
-class Busy(TransportClosed, reason=CloseReason.BUSY):
+class Busy(TransportClosed, RelayFault, reason=CloseReason.BUSY):
     """A limit on open transports or queued bytes is reached."""
 
 
-class RateLimited(TransportClosed, reason=CloseReason.RATE_LIMITED):
+class RateLimited(TransportClosed, RelayFault, reason=CloseReason.RATE_LIMITED):
     """Requests came faster than the relay allows."""
 
 
@@ -78,11 +79,11 @@ class Unsupported(TransportClosed, reason=CloseReason.UNSUPPORTED):
     """The other side or its relay does not know this extension."""
 
 
-class HandshakeTimeout(TransportClosed, reason=CloseReason.HANDSHAKE_TIMEOUT):
+class HandshakeTimeout(TransportClosed, RelayFault, reason=CloseReason.HANDSHAKE_TIMEOUT):
     """The peer did not answer or confirm in time."""
 
 
-class IntegrityError(TransportClosed, reason=CloseReason.INTEGRITY):
+class IntegrityError(TransportClosed, RelayFault, reason=CloseReason.INTEGRITY):
     """Something between the two ends dropped, repeated, reordered, injected or altered frames."""
 
 
@@ -90,7 +91,7 @@ class PeerGone(TransportClosed, reason=CloseReason.PEER_GONE):
     """The peer's connection to the relay ended."""
 
 
-class ServerDraining(TransportClosed, reason=CloseReason.SERVER_DRAINING):
+class ServerDraining(TransportClosed, RelayFault, reason=CloseReason.SERVER_DRAINING):
     """The relay is going down."""
 
 
@@ -125,6 +126,11 @@ class ConnectionRefusedByServer(DmsgError):
     def __init__(self, text: str) -> None:
         self.reason = refusal_reason(text)
         super().__init__(f"the server refused the connection: {text if text == self.reason else quoted(text)}")
+
+    @property
+    def own_text(self) -> str:
+        """The reason, if it is one that is known."""
+        return self.reason
 
 
 class ServerLost(DmsgError):

@@ -11,13 +11,13 @@ from twisted.internet.defer import Deferred
 from twisted.internet.protocol import Factory
 from zope.interface import implementer
 
+from dmsg.clients.access import AllowKeys
+from dmsg.clients.limits import ListenerLimits
 from dmsg.errors import DialError
 from dmsg.interfaces import IAccessPolicy, IKeyPolicy
-from dmsg.mux.client.listener import AllowKeys
 from dmsg.mux.core.e2e_handshake import Resume
 from dmsg.mux.core.e2e_negotiation import Carrier, Security
 from dmsg.mux.core.errors import AccessDenied, Busy, DeadlineExceeded, NoSuchService
-from dmsg.mux.core.limits import ListenerLimits
 from dmsg.mux.core.wire import CLOSE, REQUEST
 from dmsg.testing.conformance import ConformanceProtocol
 from dmsg.testing.hostile import HostileRelay, drop

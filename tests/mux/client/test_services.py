@@ -12,13 +12,13 @@ from twisted.internet.protocol import Factory
 from zope.interface import implementer
 
 from dmsg.address import DmsgAddress
+from dmsg.clients.access import AllowKeys
+from dmsg.clients.limits import ListenerLimits
 from dmsg.errors import DialError, InvalidAddress
 from dmsg.interfaces import IAccessPolicy
-from dmsg.mux.client.listener import AllowKeys
 from dmsg.mux.client.service import DmsgClient
 from dmsg.mux.core.e2e_negotiation import Security
 from dmsg.mux.core.errors import AccessDenied, Busy, NoSuchService, Refused, Unsupported
-from dmsg.mux.core.limits import ListenerLimits
 from dmsg.testing.conformance import ConformanceProtocol
 from tests.worlds import AliceAndBob
 

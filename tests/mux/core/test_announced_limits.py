@@ -14,11 +14,12 @@ import pytest_twisted
 from twisted.internet.defer import Deferred, DeferredList, ensureDeferred
 from zope.interface import implementer
 
+from dmsg.clients.dialer import DialConfig
+from dmsg.clients.limits import ListenerLimits
 from dmsg.crypto.keys import SecretKey
 from dmsg.errors import DialError, StageError
 from dmsg.eventlog import schema as ev
 from dmsg.interfaces import IEventLog
-from dmsg.mux.client.dialer import DialConfig
 from dmsg.mux.client.service import ClientConfig
 from dmsg.mux.core.e2e_negotiation import Carrier, Security
 from dmsg.mux.core.errors import (
@@ -36,7 +37,6 @@ from dmsg.mux.core.errors import (
     Unsupported,
 )
 from dmsg.mux.core.hello import AnnouncedLimits, hello_payload
-from dmsg.mux.core.limits import ListenerLimits
 from dmsg.mux.core.wire import FRAME_PAYLOAD_LIMIT_BYTES, FWD, REQUEST, CloseReason
 from dmsg.mux.relay.limits import RelayLimits
 from dmsg.relays.pool import PoolConfig

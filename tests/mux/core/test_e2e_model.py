@@ -31,9 +31,9 @@ from twisted.python.failure import Failure
 from zope.interface import implementer
 
 from dmsg.address import HostPort, PinnedServer
+from dmsg.clients.dialer import DialConfig
 from dmsg.crypto.keys import SecretKey
 from dmsg.errors import RemoteProtocolError
-from dmsg.mux.client.dialer import DialConfig
 from dmsg.mux.client.service import ClientConfig, DmsgClient
 from dmsg.mux.client.transport import DmsgTransport
 from dmsg.mux.core.e2e_negotiation import Security
@@ -550,7 +550,7 @@ class World(RuleBasedStateMachine):
             assert any(transport.detached for transport in self.transports)
             self.clock.advance(GRACE_S)  # the other side is through, and will not be heard of any more
         self.settle(lambda: all(app.lost for app in self.apps))
-        self.settle(lambda: not any(client.transports.any_resumable for client in self.clients), 3_000)
+        self.settle(lambda: not any(one.stream.resumable for client in self.clients for one in client.transports), 3_000)
         self.settle(lambda: not any(s.connection.streams for c in self.clients for s in c.pool.sessions.values()))
 
 

@@ -7,21 +7,23 @@ from collections import defaultdict
 from typing import Final, Generic, TypeVar
 from typing import Protocol as TypingProtocol
 
+from dmsg.clients.limits import ListenerLimits
+from dmsg.clients.streams import CarriedStream
 from dmsg.crypto.keys import PublicKey
-from dmsg.mux.core.limits import ListenerLimits
-from dmsg.mux.core.stream import Stream
 
 #: Seconds between two looks at what transports have carried; an idle one is noticed at most this much too late.
 LOOK_S: Final = 1.0
 
 
-class Carrier(TypingProtocol):
+class Carried(TypingProtocol):
     """What is watched: a transport, which has another stream after it was resumed."""
 
-    stream: Stream
+    @property
+    def stream(self) -> CarriedStream:
+        """What carries it now."""
 
 
-T = TypeVar("T", bound=Carrier)
+T = TypeVar("T", bound=Carried)
 
 
 class _Use:

@@ -7,8 +7,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from dmsg.mux.client.opened import OpenTransports
-from dmsg.mux.core.limits import ListenerLimits
+from dmsg.clients.limits import ListenerLimits
+from dmsg.clients.opened import OpenTransports
 
 LIMITS = ListenerLimits(open_transports=8, crowd=4, crowd_idle_s=10.0)
 

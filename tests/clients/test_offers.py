@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dmsg.mux.client.offers import Offers
+from dmsg.clients.offers import Offers
 
 
 @pytest.mark.parametrize("limits", [(0, 1), (1, 0), (-1, 1)])

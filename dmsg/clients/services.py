@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Coroutine
 from typing import Generic, TypeVar
 from typing import Protocol as TypingProtocol
 
-from twisted.internet.defer import Deferred, ensureDeferred, maybeDeferred
-
+from dmsg.clients.access import ask
+from dmsg.clients.limits import ListenerLimits
+from dmsg.clients.offers import Offer, Offers
 from dmsg.crypto.keys import PublicKey
 from dmsg.interfaces import IAccessPolicy
-from dmsg.mux.client.offers import Offer, Offers
-from dmsg.mux.core.limits import ListenerLimits
 
 
 class Listener(TypingProtocol):
@@ -72,18 +70,6 @@ class Services(Generic[L]):
     async def admit(self, remote: PublicKey) -> bool:
         """Whether any listener admits ``remote``; fails with what a policy fails with."""
         for port in self.ports():
-            if port.policy is None or (port.may_admit(remote) and await ask(port, remote) is True):
+            if port.policy is None or (port.may_admit(remote) and await ask(port.policy, remote, port.service) is True):
                 return True
         return False
-
-
-def ask(port: Listener, remote: PublicKey) -> Deferred[object]:
-    """What the access policy of ``port`` says to ``remote``; it has one."""
-    policy = port.policy
-    assert policy is not None
-
-    def allow() -> object:
-        answer = policy.allow(remote, port.service)
-        return ensureDeferred(answer) if isinstance(answer, Coroutine) else answer
-
-    return maybeDeferred(allow)

@@ -1,0 +1,284 @@
+"""From a public key to an open stream: look up, race the relays, and if it fails say everything that was tried.
+
+:ref:`spec-dialling`.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Generic, TypeVar
+from typing import Protocol as TypingProtocol
+
+from twisted.internet.defer import CancelledError, Deferred, ensureDeferred
+from twisted.internet.interfaces import IDelayedCall, IReactorTime
+from twisted.python.failure import Failure
+
+from dmsg.clients.sessions import S
+from dmsg.crypto.keys import PublicKey
+from dmsg.discovery.errors import DiscoveryError, DiscoveryUnavailable, EntryNotFound
+from dmsg.discovery.lookups import CallerLimits, Known, Lookups
+from dmsg.errors import Attempt, DialError, DmsgError, StageError
+from dmsg.eventlog.reasons import Reason
+from dmsg.interfaces import IDiscovery
+from dmsg.relays.errors import NoCommonRelay, RelayFault, SessionTimeout
+from dmsg.relays.pool import SessionPool
+
+
+@dataclass(frozen=True, slots=True)
+class DialConfig:
+    """Times of a dial, in seconds."""
+
+    #: For the whole dial.
+    timeout_s: float = 10.0
+    #: The next server is tried when the one before has not answered for so long.
+    stagger_s: float = 0.25
+    #: So many of the servers an entry names are tried, those connected already above all: an entry is a stranger's word.
+    servers: int = 8
+    #: How long an entry that was looked up is used again without asking.
+    entry_lifetime_s: float = 5.0
+    #: The same when a transport looks for another path: the peer has probably just moved, but all its transports have.
+    resume_entry_lifetime_s: float = 0.2
+    #: Discovery is not waited for longer by a transport that looks for another path.
+    resume_look_up_s: float = 1.0
+    #: Entries kept for that.
+    entries: int = 1_024
+    callers: CallerLimits = field(default_factory=CallerLimits)
+
+
+@dataclass(frozen=True, slots=True)
+class OpenedStream(Generic[S]):
+    """What a dial came to: the session, the open stream, and how long the peer took to answer."""
+
+    session: S
+    stream: Any
+    accept_ms: float
+
+
+R = TypeVar("R", bound=OpenedStream[Any])
+R_co = TypeVar("R_co", bound=OpenedStream[Any], covariant=True)
+S_contra = TypeVar("S_contra", contravariant=True)
+
+
+class Dial(TypingProtocol[S_contra, R_co]):
+    """One dial, as its protocol makes it."""
+
+    @property
+    def target(self) -> PublicKey:
+        """The peer."""
+
+    @property
+    def moves(self) -> bool:
+        """Whether it looks for another path of a transport that has lost its own."""
+
+    async def through(self, session: S_contra, *, promised: bool) -> R_co:
+        """Open a stream through ``session``; ``promised`` is whether the peer's entry promises end-to-end security.
+
+        Raises ``StageError``. Cancelling undoes it.
+        """
+
+
+class Dialer(Generic[S, R]):
+    """Dials by key through a pool of sessions."""
+
+    def __init__(
+        self,
+        clock: IReactorTime,
+        pool: SessionPool[S],
+        discovery: IDiscovery | None,
+        config: DialConfig,
+        uniform: Callable[[], float],
+    ) -> None:
+        self.config = config
+        self._clock = clock
+        self._pool = pool
+        self._lookups = Lookups(clock, discovery, config.entries, config.callers) if discovery is not None else None
+        self._uniform = uniform
+
+    async def dial(self, dial: Dial[S, R], timeout_s: float | None, attempts: list[Attempt]) -> R:
+        """An open stream as ``dial`` says; what was tried is added to ``attempts``. Raises ``DialError``.
+
+        Cancelling closes whatever was under way.
+        """
+        limit_s = self.config.timeout_s if timeout_s is None else timeout_s
+        race = _Race(self, dial, attempts, self._clock.seconds())
+
+        def timed_out(result: object, _: float) -> Failure:
+            owing = {str(relay): stage for relay, stage in race.owing.items()} or {"": "discovery"}
+            for relay, stage in owing.items():
+                race.note(stage, relay, "timeout", SessionTimeout("the dial", limit_s))
+            return Failure(DialError(str(dial.target), attempts))
+
+        running: Deferred[R] = ensureDeferred(self._run(race))
+        try:
+            return await running.addTimeout(limit_s, self._clock, timed_out)
+        except DialError:
+            if self._lookups is not None and not dial.moves:
+                self._lookups.forget(dial.target)
+            raise
+
+    async def promises(self, peer: PublicKey) -> bool:
+        """Whether the signed entry of a peer that asks in the clear promises end-to-end security.
+
+        Without discovery, when it cannot be reached, when it says that there is no entry, or when too much has been
+        asked already, it counts as promised: no peer is spoken to in the clear because a look-up failed, or because
+        discovery keeps an entry back (:ref:`spec-downgrade-rule`). Base clients always have one.
+        """
+        if self._lookups is None:
+            return True
+        return await self._lookups.promised(peer, self.config.entry_lifetime_s)
+
+    async def _run(self, race: _Race[S, R]) -> R:
+        race.known = await self._look_up(race)
+        order = self._order(race.known.servers)
+        if not order:
+            race.note("discovery", "", "no common server", NoCommonRelay("the entry names no server to go through"))
+            raise DialError(str(race.dial.target), race.attempts)
+        if len(order) == 1:
+            return await self._only(order[0], race)
+        return await race.run(order)
+
+    def _order(self, relays: Sequence[PublicKey]) -> list[PublicKey]:
+        """The relays to race, best first; of those an entry names, so many as may be tried."""
+        connected, scores, now = self._pool.sessions, self._pool.scores, self._clock.seconds()
+        if self._lookups is not None and len(relays) > self.config.servers:
+            drawn = scores.draw(relays, self._uniform, now)
+            relays = sorted(drawn, key=lambda relay: relay not in connected)[: self.config.servers]
+        return scores.best_first(relays, connected, self._uniform, now)
+
+    async def _look_up(self, race: _Race[S, R]) -> Known:
+        target, moves, config = race.dial.target, race.dial.moves, self.config
+        pinned, sessions = self._pool.pinned, self._pool.sessions
+        if self._lookups is None:
+            return Known((*sessions, *(one for one in pinned if one not in sessions)), promised=True)
+        known = self._lookups.known(target, config.resume_entry_lifetime_s if moves else config.entry_lifetime_s)
+        if known is not None:
+            return known
+        asking = self._lookups.ask(target)
+        if moves:
+            asking.addTimeout(config.resume_look_up_s, self._clock, _too_late)
+        try:
+            return await asking
+        except DiscoveryError as error:
+            race.note("discovery", "", "no entry" if isinstance(error, EntryNotFound) else "unavailable", error)
+            # Pinned relays need no discovery: the peer may be on one of them. And a peer we have a transport with is
+            # probably still where it was, or where we are.
+            earlier = self._lookups.known(target, math.inf) if moves else None
+            relays = (*pinned, *(sessions if moves else ()), *(earlier.servers if earlier is not None else ()))
+            return Known(tuple(dict.fromkeys(relays)), promised=True)
+
+    async def _only(self, relay: PublicKey, race: _Race[S, R]) -> R:
+        try:
+            return await self.attempt(relay, race)
+        except StageError as error:
+            race.note(error.stage, str(relay), error.reason, error.error or error)
+            raise DialError(str(race.dial.target), race.attempts) from None
+
+    async def attempt(self, relay: PublicKey, race: _Race[S, R]) -> R:
+        """Try one relay; raises ``StageError``."""
+        race.owing[relay] = "connect"
+        session = await self._pool.get(relay)
+        race.owing[relay] = "accept"
+        scores, clock = self._pool.scores, self._clock
+        asked = clock.seconds()
+        try:
+            opened = await race.dial.through(session, promised=race.known.promised)
+        except CancelledError:
+            waited_s = clock.seconds() - asked
+            if waited_s >= self.config.stagger_s:  # another one was faster although it began later, or time was up
+                scores.answered(relay, waited_s * 1000, clock.seconds())
+            raise
+        except StageError as error:
+            if isinstance(error.error, RelayFault):
+                scores.refused(relay, clock.seconds())
+            raise
+        scores.answered(relay, opened.accept_ms, clock.seconds())
+        return opened
+
+
+class _Race(Generic[S, R]):
+    """One dial over several relays: they start one after another, the first that gets through wins (RFC 8305)."""
+
+    def __init__(self, dialer: Dialer[S, R], dial: Dial[S, R], attempts: list[Attempt], started: float) -> None:
+        self.dial = dial
+        self.known = Known((), promised=True)
+        self.attempts = attempts
+        #: Relays that were begun with and have not failed, and the stage each has got to.
+        self.owing: dict[PublicKey, str] = {}
+        self._dialer = dialer
+        self._started = started
+        self._running: dict[PublicKey, Deferred[R]] = {}
+        self._waiting: list[PublicKey] = []
+        self._timer: IDelayedCall | None = None
+        self._done: Deferred[R] = Deferred(lambda _: self._stop())
+
+    def note(self, stage: str, relay: str, reason: str, error: BaseException | None) -> None:
+        """Add to the tree of attempts."""
+        elapsed_ms = (self._dialer._clock.seconds() - self._started) * 1000
+        self.attempts.append(Attempt(stage, relay, elapsed_ms, reason, error))
+
+    def run(self, relays: list[PublicKey]) -> Deferred[R]:
+        """Fires with the first to get through; fails with ``DialError`` when none did."""
+        self._waiting = relays
+        self._next()
+        return self._done
+
+    def _next(self) -> None:
+        self._stop_timer()
+        if not self._waiting or self._done.called:
+            return
+        relay = self._waiting.pop(0)
+        if self._waiting:
+            self._timer = self._dialer._clock.callLater(self._dialer.config.stagger_s, self._next)
+        attempt = self._running[relay] = ensureDeferred(self._dialer.attempt(relay, self))
+        attempt.addCallbacks(self._won, self._failed, callbackArgs=(relay,), errbackArgs=(relay,))
+
+    def _won(self, opened: R, relay: PublicKey) -> None:
+        self._running.pop(relay, None)
+        if self._done.called:
+            opened.session.abort_stream(opened.stream)  # another dial was faster in the same turn
+            return
+        self._stop()
+        self._done.callback(opened)
+
+    def _failed(self, failure: Failure, relay: PublicKey) -> None:
+        self._running.pop(relay, None)
+        if self._done.called or failure.check(CancelledError):
+            return
+        self.owing.pop(relay, None)
+        error = failure.value
+        if isinstance(error, StageError):
+            self.note(error.stage, str(relay), error.reason, error.error or error)
+        else:
+            self.note("connect", str(relay), type(error).__name__, error)
+        if self._waiting:
+            self._next()
+        elif not self._running:
+            self._done.errback(DialError(str(self.dial.target), self.attempts))
+
+    def _stop(self) -> None:
+        self._waiting = []
+        self._stop_timer()
+        for attempt in list(self._running.values()):
+            attempt.cancel()
+
+    def _stop_timer(self) -> None:
+        timer, self._timer = self._timer, None
+        if timer is not None and timer.active():
+            timer.cancel()
+
+
+def _too_late(result: object, timeout_s: float) -> Failure:
+    return Failure(DiscoveryUnavailable(f"no answer within {timeout_s:g} s"))
+
+
+def attempts_json(attempts: list[Attempt]) -> str:
+    """The tree of attempts as the event log carries it: without a word that another side said."""
+    known = [one.as_dict() | {"reason": Reason.of(one.reason), "detail": _detail(one.error)} for one in attempts]
+    return json.dumps(known, separators=(",", ":"))
+
+
+def _detail(error: BaseException | None) -> str:
+    return "" if error is None else error.own_text if isinstance(error, DmsgError) else str(error)

@@ -1,0 +1,297 @@
+"""What the clients of all protocols have in common: sessions kept up, an entry published, dials, listening ports, events."""
+
+from __future__ import annotations
+
+import os
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from typing import Any, ClassVar, Generic, cast
+
+from twisted.application.service import Service
+from twisted.internet.defer import Deferred, ensureDeferred
+from twisted.internet.interfaces import IAddress, IProtocol, IProtocolFactory, IReactorTime, IStreamClientEndpoint
+from twisted.internet.task import deferLater
+
+from dmsg.address import HostPort, PinnedServer
+from dmsg.clients.config import RelayClientConfig
+from dmsg.clients.dialer import Dial, Dialer, R, attempts_json
+from dmsg.clients.services import Services
+from dmsg.clients.sessions import S
+from dmsg.clients.streams import CarriedStream
+from dmsg.clients.transports import T, TransportRecord, TransportRecords
+from dmsg.crypto.keys import PublicKey, Random, SecretKey
+from dmsg.discovery.entry import BASE_VERSION
+from dmsg.discovery.registrar import EntryRegistrar
+from dmsg.errors import Attempt, DialError, DmsgError
+from dmsg.eventlog import schema as ev
+from dmsg.eventlog.reasons import Reason
+from dmsg.eventlog.refusals import RefusalReport
+from dmsg.glue.connecting import client_endpoint
+from dmsg.glue.waiters import Waiters
+from dmsg.interfaces import IDiscovery, IEventLog
+from dmsg.relays.choice import RelayChoice
+from dmsg.relays.pool import SessionPool
+from dmsg.relays.scores import RelayScores
+from dmsg.relays.state import RelayFile
+from dmsg.sansio.jitter import Jitter
+
+
+class RelayClient(Service, ABC, Generic[S, R, T]):
+    """A client of relays as a Twisted service; a protocol's own class makes its sessions and transports.
+
+    ``servers`` are relays known without discovery, which are kept connected. ``min_servers`` is how many sessions are kept up
+    (0: only those that dials need). By default two are, with relays of different network groups, where discovery lists relays
+    of more than one group and ``servers`` is empty; one is enough to be ready. The delegated servers are published while
+    ``publish`` is true and there is a discovery. A discovery that hands out relay ranks
+    (:class:`~dmsg.interfaces.IRankedDiscovery`) is listened to when servers are chosen.
+    ``relay_file`` is where relays that worked are kept for the next run (:class:`~dmsg.relays.state.RelayFile`), one file for
+    each key and discovery; without it, nothing is kept. ``relays`` is an operator's list
+    (:class:`~dmsg.relays.operator_list_source.RelayListSource`), started and stopped by the caller.
+    ``promise`` is the version of the entry.
+    """
+
+    #: What addresses and endpoint strings of the protocol begin with.
+    scheme: ClassVar[str]
+
+    def __init__(
+        self,
+        reactor: IReactorTime,
+        key: SecretKey,
+        config: RelayClientConfig,
+        *,
+        discovery: IDiscovery | None = None,
+        servers: Sequence[PinnedServer] = (),
+        min_servers: int | None = None,
+        publish: bool = True,
+        events: IEventLog | None = None,
+        relay_file: str | os.PathLike[str] | None = None,
+        relays: RelayChoice | None = None,
+        random: Random = os.urandom,
+        endpoint_for: Callable[[HostPort], IStreamClientEndpoint] | None = None,
+        now_ns: Callable[[], int] = time.time_ns,
+        promise: str = BASE_VERSION,
+    ) -> None:
+        self.reactor = reactor
+        self.key = key
+        self.public_key = key.public_key
+        #: Called for each transport that is opened, and for each that is over once its protocol knows.
+        self.hold: Callable[[], object] | None = None
+        self.release: Callable[[], object] | None = None
+        self.services: Services[Any] = Services(config.listener)
+        #: Fires whenever a session comes or goes.
+        self.sessions_change: Waiters[None] = Waiters()
+        self.transports: TransportRecords[T] = TransportRecords()
+        self.registrar: EntryRegistrar | None = None
+        self._events = events
+        self._random = random
+        self._common = config
+        self._report = RefusalReport(reactor, self._emit)
+        self._stopping = False
+        self._noted: set[S] = set()
+        self._seen: set[PublicKey] = set()
+        self._min_servers = min_servers
+        jitter = Jitter(random)
+        self._uniform = jitter.random
+        if discovery is not None and publish:
+            self.registrar = EntryRegistrar(
+                discovery, key, clock=reactor, random=jitter, events=events, now_ns=now_ns, version=promise
+            )
+        self.pool: SessionPool[S] = SessionPool(
+            reactor,
+            self.make_session,
+            endpoint_for or self._endpoint_for,
+            discovery=discovery,
+            pinned=[(server.public_key, server.address) for server in servers],
+            goal=min_servers,
+            config=config.pool,
+            uniform=jitter.random,
+            changed=self._sessions_changed,
+            went_down=self._attempt_failed,
+            urgent=lambda: self.in_haste,
+            scores=RelayScores(config.scores),
+            memory=RelayFile(relay_file, lambda: now_ns() / 1e9) if relay_file is not None else None,
+            operator=relays,
+            now_s=lambda: now_ns() / 1e9,
+        )
+        self.dialer: Dialer[S, R] = Dialer(reactor, self.pool, discovery, config.dial, jitter.random)
+
+    @abstractmethod
+    def make_session(self, relay: PublicKey) -> S:
+        """A session with ``relay``, not connected yet."""
+
+    @abstractmethod
+    def reason_of(self, code: int) -> Reason:
+        """What ended or refused a transport, by the code of the protocol."""
+
+    @property
+    def in_haste(self) -> bool:
+        """Whether something that cannot wait needs a session."""
+        return False
+
+    # --- service ---------------------------------------------------------------------------------------------------
+
+    def startService(self) -> None:
+        """Begin to connect."""
+        super().startService()  # type: ignore[no-untyped-call]
+        self.pool.start()
+
+    def stopService(self) -> Deferred[None]:
+        """Withdraw from discovery, close every transport and every session."""
+        super().stopService()  # type: ignore[no-untyped-call]
+        return ensureDeferred(self._stop())
+
+    async def _stop(self) -> None:
+        for port in self.services.ports():
+            await port.stopListening()
+        if self.registrar is not None:
+            await self.registrar.close(withdraw=True)
+        self._stopping = True
+        await self._close_transports()
+        await self.pool.stop()
+        self._report.close()
+        self.sessions_change.cancel()
+
+    async def _close_transports(self) -> None:
+        for transport in self.transports:
+            transport.loseConnection()
+        if self.transports:
+            await self.transports.when_empty(self._common.stop_timeout_s, self.reactor)
+            await deferLater(self.reactor, 0)  # the last one has ended in a read that is still being handled
+        for transport in self.transports:
+            transport.abortConnection()
+
+    def when_ready(self) -> Deferred[None]:
+        """Fires once ``min_servers`` sessions, or one if no number was asked for, are up and published."""
+        return ensureDeferred(self._when_ready())
+
+    async def _when_ready(self) -> None:
+        while len(self.pool.sessions) < max(1, self._min_servers or 0):
+            await self.sessions_change.wait()
+        if self.registrar is not None:
+            await self.registrar.published()
+
+    # --- dials and ports -------------------------------------------------------------------------------------------
+
+    async def open(self, dial: Dial[S, R], service: str, timeout_s: float | None) -> T:
+        """An open transport as ``dial`` says, with no protocol yet: ``attach`` one. Raises ``DialError``.
+
+        What the peer sends meanwhile waits. Cancelling undoes everything.
+        """
+        started = self.reactor.seconds()
+        attempts: list[Attempt] = []
+        try:
+            opened = await self.dialer.dial(dial, timeout_s, attempts)
+        except DialError as error:
+            self._dial_finished(dial.target, "", "", error.reason, started, attempts)
+            raise
+        transport: T = opened.session.transport(opened.stream, service)
+        self.transport_opened(opened.session, transport, accept_ms=opened.accept_ms)
+        self._dial_finished(dial.target, str(opened.session.server), transport.security, "", started, attempts)
+        return transport
+
+    def connected(self, transport: T, factory: IProtocolFactory) -> IProtocol:
+        """Attach the protocol that ``factory`` builds to a transport that was just dialled, and give it."""
+        protocol = factory.buildProtocol(cast(IAddress, transport.getPeer()))
+        if protocol is None:
+            transport.abortConnection()
+            refusal = Attempt("accept", "", 0.0, "the factory built no protocol")
+            raise DialError(str(transport.stream.remote), [refusal])
+        transport.attach(protocol)
+        return protocol
+
+    # --- from ports and sessions -----------------------------------------------------------------------------------
+
+    def refused(self, remote: PublicKey, code: int) -> None:
+        """Count a transport that was asked for in the name of ``remote`` and refused."""
+        if self._events is not None:
+            self._report.add(0, str(remote), "transport", self.reason_of(code))
+
+    def transport_opened(
+        self, session: S, transport: T, *, accept_ms: float = 0.0, closed: Callable[[T], object] | None = None
+    ) -> None:
+        """Note a transport that has just been opened; ``closed`` is told when it is over."""
+        stream = transport.stream
+        relay = str(session.server)
+        self.transports.add(TransportRecord(transport, self.reactor.seconds(), stream.id, relay, closed))
+        if self._events is not None:
+            self._emit(ev.TransportOpened(0, stream.id, *self._ends(stream), relay, accept_ms, transport.security))
+        if self.hold is not None:
+            self.hold()
+            transport.on_over = self.release
+
+    def transport_closed(self, session: S, transport: T, code: int, *, local: bool) -> None:
+        """Note a transport that is over."""
+        record = self.transports.remove(transport)
+        if record is None:
+            return
+        if record.closed is not None:
+            record.closed(transport)
+        if self._events is None:
+            return
+        stream = transport.stream
+        self._emit(
+            ev.TransportClosed(
+                0,
+                stream.id,
+                *self._ends(stream),
+                str(session.server),
+                self.reason_of(code),
+                code,
+                "local" if local else "peer",
+                self.reactor.seconds() - record.since_s,
+                stream.received_bytes,
+                stream.sent_bytes,
+                0,
+                transport.security,
+                record.first_id,
+                record.first_server,
+            )
+        )
+
+    def session_lost(self, session: S, error: DmsgError) -> None:
+        """A session that was up is down."""
+        up_s = self.reactor.seconds() - session.ready_at
+        reason = Reason.of(getattr(error, "reason", type(error).__name__))
+        self._emit(ev.SessionDown(str(session.server), reason, up_s, 0))
+        self.pool.lost(session, error)
+
+    # --- inside ----------------------------------------------------------------------------------------------------
+
+    def _ends(self, stream: CarriedStream) -> tuple[str, str]:
+        ends = (str(self.public_key), str(stream.remote))
+        return ends if stream.initiator else ends[::-1]
+
+    def _endpoint_for(self, address: HostPort) -> IStreamClientEndpoint:
+        # The pool's own limit is exact.
+        return client_endpoint(self.reactor, address, self._common.pool.connect_timeout_s)
+
+    def _sessions_changed(self) -> None:
+        sessions = self.pool.sessions
+        for server, session in sessions.items():
+            if session not in self._noted:
+                reason = Reason.RECONNECT if server in self._seen else Reason.FIRST
+                self._emit(ev.SessionUp(str(server), reason, session.ready_at - session.started_at, 1))
+                self._seen.add(server)
+        self._noted = set(sessions.values())
+        if self.registrar is not None:
+            self.registrar.set_client(sessions)
+        self.sessions_change.fire(None)
+
+    def _attempt_failed(self, server: PublicKey, reason: str, attempt: int) -> None:
+        self._emit(ev.SessionDown(str(server), Reason.of(reason), 0.0, attempt))
+
+    def _dial_finished(
+        self, target: PublicKey, relay: str, security: str, reason: str, started: float, attempts: list[Attempt]
+    ) -> None:
+        if self._events is None:
+            return
+        elapsed_ms = (self.reactor.seconds() - started) * 1000
+        tree, initiator = attempts_json(attempts), str(self.public_key)
+        self._emit(
+            ev.DialFinished(str(target), relay, bool(relay), Reason.of(reason), elapsed_ms, tree, security, initiator)
+        )
+
+    def _emit(self, event: ev.Event) -> None:
+        if self._events is not None:
+            self._events.emit(event)

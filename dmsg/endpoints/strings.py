@@ -1,0 +1,106 @@
+"""Endpoint strings of any protocol's clients: ``SCHEME:PUBLIC_KEY:…`` to connect, ``SCHEME:key=FILE:…`` to listen."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Generic, TypeVar
+
+from dmsg.clients.limits import ListenerLimits
+from dmsg.clients.parts import T
+from dmsg.clients.settings import TOGETHER
+from dmsg.crypto.errors import InvalidKey
+from dmsg.crypto.keys import PublicKey
+from dmsg.endpoints.arguments import SOURCE, read_arguments
+from dmsg.endpoints.client import C
+from dmsg.endpoints.sharing import MakeClient, SharedClient, SharedSettings, shared_clients
+from dmsg.errors import ConfigError
+from dmsg.ops.settings import setting
+from dmsg.ops.values import DURATION, more_than_zero
+
+U = TypeVar("U", bound="ConnectArguments")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ConnectArguments:
+    """What a client string says of its connects."""
+
+    timeout: float | None = setting(
+        "a connect may take so long in all, or a server until it can be reached",
+        default=None,
+        kind=DURATION,
+        unset="a connect: timeout_s of dial; a server: no limit",
+        check=more_than_zero,
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class ListenArguments(ConnectArguments):
+    """What a server string says of its listener."""
+
+    allow: tuple[PublicKey, ...] = setting(
+        "a server admits these public keys only", default=(), unset="all are admitted"
+    )
+    idle_timeout: float | None = setting(
+        "a server closes a connection on which nothing moves for so long",
+        default=None,
+        kind=DURATION,
+        unset="never",
+        check=more_than_zero,
+    )
+
+    def limits(self, limits: ListenerLimits) -> ListenerLimits:
+        """``limits`` of a client with what the string says."""
+        return limits if self.idle_timeout is None else replace(limits, idle_timeout_s=self.idle_timeout)
+
+
+@dataclass(frozen=True, slots=True)
+class Scheme(Generic[T, C]):
+    """The strings of one protocol: ``role`` is the table of its ``settings`` in a file, ``make_client`` makes its clients."""
+
+    name: str
+    role: str
+    settings: type[T]
+    make_client: MakeClient[T, C]
+
+    def read_client(self, args: tuple[str, ...], arguments: Mapping[str, str], use: type[U]) -> tuple[PublicKey, T, U]:
+        """Whom a client string connects to, the settings of the client, and those of its use.
+
+        Raises ``ConfigError``.
+        """
+        if not args or not args[0]:
+            raise ConfigError("public key", f"write {self.name}:PUBLIC_KEY", SOURCE)
+        _no_more(args[1:])
+        try:
+            public_key = PublicKey.parse(args[0])
+        except InvalidKey as error:
+            raise ConfigError("public key", str(error), SOURCE) from None
+        return public_key, *self._read(arguments, use)
+
+    def read_server(self, args: tuple[str, ...], arguments: Mapping[str, str], use: type[U]) -> tuple[T, U]:
+        """The settings of the client of a server string, and those of its use. Raises ``ConfigError``."""
+        _no_more(args)
+        settings, read = self._read(arguments, use)
+        if settings.key is None:
+            raise ConfigError("key", "a server needs a key file: key=FILE, or DMSG_KEY in the environment", SOURCE)
+        if settings.min_servers == 0:
+            raise ConfigError("min_servers", "a server needs at least one, or no client finds it", SOURCE)
+        return settings, read
+
+    def shared(self, reactor: Any, settings: T) -> SharedClient[T, C]:
+        """The client that all strings with these settings share. Raises ``ConfigError`` or ``KeyFileError``."""
+        return shared_clients(reactor, self.make_client).get(SharedSettings(settings.read_key(), settings))
+
+    def _read(self, arguments: Mapping[str, str], use: type[U]) -> tuple[T, U]:
+        settings, read = read_arguments(
+            arguments, self.settings, use, role=self.role, environ=os.environ, together=TOGETHER
+        )
+        if settings.discovery is None and not settings.servers:
+            raise ConfigError("discovery", "say how servers are found: discovery=URL or server=pk@host:port", SOURCE)
+        return settings, read
+
+
+def _no_more(args: tuple[str, ...]) -> None:
+    if any(args):
+        raise ConfigError(repr(next(filter(None, args))), r"not expected; a colon inside a value is written \:", SOURCE)
