@@ -550,7 +550,9 @@ class World(RuleBasedStateMachine):
             assert any(transport.detached for transport in self.transports)
             self.clock.advance(GRACE_S)  # the other side is through, and will not be heard of any more
         self.settle(lambda: all(app.lost for app in self.apps))
-        self.settle(lambda: not any(one.stream.resumable for client in self.clients for one in client.transports), 3_000)
+        self.settle(
+            lambda: not any(one.stream.resumable for client in self.clients for one in client.transports), 3_000
+        )
         self.settle(lambda: not any(s.connection.streams for c in self.clients for s in c.pool.sessions.values()))
 
 
