@@ -18,12 +18,11 @@ import math
 import os
 import threading
 import time
-from collections import defaultdict, deque
+from collections import deque
 from collections.abc import Callable, Iterable
 from itertools import chain
 from typing import Any, Final, TextIO
 
-from twisted.internet.defer import Deferred
 from twisted.logger import Logger
 from zope.interface import implementer
 
@@ -41,7 +40,6 @@ from dmsg.eventlog.files import (
 )
 from dmsg.eventlog.schema import Event, EventsDiscarded, EventsDropped
 from dmsg.eventlog.tree import Discarded
-from dmsg.glue.waiters import Waiters
 from dmsg.interfaces import IEventLog
 
 #: Events waiting to be written; at a few hundred bytes each this bounds memory to a few MiB.
@@ -52,7 +50,6 @@ ENOUGH_EVENTS: Final = 512
 RETRY_S: Final = 1.0
 #: How long closing waits for the thread to write what is queued.
 CLOSE_TIMEOUT_S: Final = 5.0
-MEMORY_EVENTS: Final = 10_000
 _SHORT_NODE_DIGITS: Final = 16
 _HOUR_S: Final = 3600.0
 #: The last hour that a folder can be named after; a clock that tells a later one is wrong anyway.
@@ -324,40 +321,6 @@ class NullEventLog:
 
     def emit(self, event: Event) -> None:
         """Do nothing."""
-
-    def start(self) -> None:
-        """Do nothing."""
-
-    def close(self, timeout_s: float = CLOSE_TIMEOUT_S) -> bool:
-        """Do nothing; true."""
-        return True
-
-
-@implementer(IEventLog)
-class MemoryEventLog:
-    """Keeps the last ``limit`` events in ``events``: for tests and for programs that look at their own events."""
-
-    def __init__(self, limit: int = MEMORY_EVENTS) -> None:
-        self.events: deque[Event] = deque(maxlen=limit)
-        #: Events that were pushed out by newer ones.
-        self.dropped = 0
-        self._waiting: defaultdict[type[Event], Waiters[Any]] = defaultdict(Waiters)
-
-    def emit(self, event: Event) -> None:
-        """Keep one event, and fire what waits for its kind."""
-        if len(self.events) == self.events.maxlen:
-            self.dropped += 1
-        self.events.append(event)
-        for waiters in [waiters for kind, waiters in self._waiting.items() if isinstance(event, kind)]:
-            waiters.fire(event)
-
-    def of(self, kind: type[Event]) -> list[Any]:
-        """The kept events of one kind, oldest first."""
-        return [event for event in self.events if isinstance(event, kind)]
-
-    def next(self, kind: type[Event]) -> Deferred[Any]:
-        """Fires with the next event of ``kind`` that is emitted from now on; may be cancelled."""
-        return self._waiting[kind].wait()
 
     def start(self) -> None:
         """Do nothing."""

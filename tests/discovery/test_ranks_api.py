@@ -20,8 +20,8 @@ from dmsg.discovery.api import DiscoveryApi, DiscoveryLimits, make_site
 from dmsg.discovery.client import HttpDiscovery
 from dmsg.discovery.ranks import Ranks
 from dmsg.discovery.stores.memory import MemoryStore
-from dmsg.eventlog.log import MemoryEventLog
 from dmsg.interfaces import IRankedDiscovery
+from tests.memory_log import MemoryEventLog
 
 from .test_ranks import NOW_S, RELAYS, STRANGER, TRUSTED, relay, signed
 

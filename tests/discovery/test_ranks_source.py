@@ -18,8 +18,8 @@ from twisted.web.server import Site
 
 from dmsg.discovery.ranks import DOCUMENT_LIMIT_BYTES
 from dmsg.discovery.ranks_source import REFRESH_S, RanksSource
-from dmsg.eventlog.log import MemoryEventLog
 from dmsg.eventlog.schema import RanksLoaded
+from tests.memory_log import MemoryEventLog
 
 from .test_ranks import NOW_S, OPERATOR, RELAYS, STRANGER, TRUSTED, signed
 

@@ -14,9 +14,9 @@ from dmsg.eventlog import schema as ev
 from dmsg.eventlog.encode import Encoder
 from dmsg.eventlog.files import LIMIT_BYTES
 from dmsg.eventlog.limit import REASONS_LIMIT, TOLD_EVERY_S, LimitedEventLog, LineRate
-from dmsg.eventlog.log import MemoryEventLog
 from dmsg.eventlog.reasons import Reason
 from dmsg.ops.metrics import CollectorRegistry, MetricsEventLog
+from tests.memory_log import MemoryEventLog
 
 TEN_HOURS_S = 36_000
 
@@ -49,7 +49,7 @@ def flood(log: Any, clock: Clock, seconds: int, dice: random.Random) -> Counter[
 
 def test_ten_hours_of_strangers_take_a_part_of_the_log(clock: Clock) -> None:
     """A minute is written as it would be; ten hours are that, without what may be written at once, 600 times."""
-    inner = MemoryEventLog(limit=10**6)
+    inner = MemoryEventLog()
     log = LimitedEventLog(inner, clock)
     dice = random.Random(1)
     flood(log, clock, 120, dice)
@@ -63,7 +63,7 @@ def test_ten_hours_of_strangers_take_a_part_of_the_log(clock: Clock) -> None:
 
 
 def test_counts_stay_exact(clock: Clock) -> None:
-    inner, registry = MemoryEventLog(limit=10**6), CollectorRegistry()
+    inner, registry = MemoryEventLog(), CollectorRegistry()
     limited = LimitedEventLog(inner, clock)
     log = MetricsEventLog(limited, registry)
     done = flood(log, clock, 60, random.Random(2))
@@ -116,7 +116,7 @@ def test_one_reason_leaves_lines_to_the_others(clock: Clock) -> None:
 
 
 def test_reasons_without_end_share_a_line(clock: Clock) -> None:
-    inner = MemoryEventLog(limit=10**6)
+    inner = MemoryEventLog()
     log = LimitedEventLog(inner, clock, LineRate(reason_per_s=0.0, reason_burst=1, all_per_s=0.0, all_burst=1))
     for number in range(REASONS_LIMIT + 100):
         log.emit(failed(str(number)))

@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import pytest_twisted
 from hypothesis import given
 from hypothesis import strategies as st
 from zope.interface.verify import verifyObject
@@ -26,10 +25,10 @@ from dmsg.eventlog import schema as events
 from dmsg.eventlog.compress import read_lines
 from dmsg.eventlog.encode import Encoder
 from dmsg.eventlog.files import FLUSH_BYTES, Batch
-from dmsg.eventlog.log import EventLog, MemoryEventLog, NullEventLog, new_boot_id, short_node
+from dmsg.eventlog.log import EventLog, NullEventLog, new_boot_id, short_node
 from dmsg.eventlog.names import LogFileName, folder
 from dmsg.eventlog.reasons import Reason
-from dmsg.eventlog.schema import DiscoveryRequest, Drained, Event, EventsDropped, Refused, ServerStarted, SessionUp
+from dmsg.eventlog.schema import DiscoveryRequest, Drained, Event, Refused, SessionUp
 from dmsg.eventlog.tree import Discarded
 from dmsg.interfaces import IEventLog
 
@@ -99,7 +98,7 @@ class HeldSink:
 # --- lines -----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("log", [NullEventLog(), MemoryEventLog(), EventLog(HeldSink(), **WHO)])
+@pytest.mark.parametrize("log", [NullEventLog(), EventLog(HeldSink(), **WHO)])
 def test_every_log_is_an_event_log(log: Any) -> None:
     assert verifyObject(IEventLog, log)
     assert log.close() is True
@@ -465,29 +464,3 @@ def test_a_killed_writer_leaves_whole_files_without_gaps(tmp_path: Path) -> None
         assert numbers == list(range(len(numbers)))  # nothing is missing in between, nothing is there twice
     keys = [(line["boot"], line["seq"]) for line in lines]
     assert len(keys) == len(set(keys))
-
-
-# --- in memory -------------------------------------------------------------------------------------------------------
-
-
-def test_memory_keeps_the_last_events_and_counts_the_rest() -> None:
-    log = MemoryEventLog(limit=2)
-    for count in (1, 2, 3):
-        log.emit(EventsDropped(count))
-    assert [event.count for event in log.of(EventsDropped)] == [2, 3]
-    assert log.of(Drained) == []
-    assert log.dropped == 1
-
-
-@pytest_twisted.ensureDeferred
-async def test_memory_wakes_who_waits_for_a_kind_of_event() -> None:
-    log = MemoryEventLog()
-    first, second, cancelled = log.next(Drained), log.next(ServerStarted), log.next(Drained)
-    cancelled.addErrback(lambda _: None)
-    cancelled.cancel()
-    log.emit(Drained(3.0))
-    log.emit(Drained(4.0))
-    assert (await first).elapsed_ms == 3.0
-    assert not second.called
-    log.emit(ServerStarted("k"))
-    assert (await second).public_key == "k"

@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dmsg.eventlog import schema as ev
-from dmsg.eventlog.log import MemoryEventLog
 from dmsg.ops.metrics import LABEL_VALUES, CollectorRegistry, MetricsEventLog, add_gauges, exposition
+from tests.memory_log import MemoryEventLog
 
 
 def make() -> tuple[MetricsEventLog, MemoryEventLog]:

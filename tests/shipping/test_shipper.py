@@ -17,7 +17,6 @@ from twisted.internet.defer import Deferred, execute
 from twisted.internet.task import Clock
 from twisted.logger import LogLevel, formatEvent, globalLogPublisher
 
-from dmsg.eventlog.log import MemoryEventLog
 from dmsg.eventlog.schema import FileShipped
 from dmsg.sansio.backoff import Backoff
 from dmsg.shipping.destinations import Destination
@@ -26,6 +25,7 @@ from dmsg.shipping.local import LocalDestination
 from dmsg.shipping.plan import Plan
 from dmsg.shipping.scan import Content
 from dmsg.shipping.shipper import STUCK_S, Shipper, ShipperConfig, in_daemon_thread
+from tests.memory_log import MemoryEventLog
 
 ROOT = Path(__file__).parents[2]
 

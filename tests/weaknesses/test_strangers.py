@@ -20,7 +20,6 @@ from dmsg.crypto.keys import SecretKey
 from dmsg.crypto.noise import NoiseHandshake
 from dmsg.errors import StageError
 from dmsg.eventlog import schema as ev
-from dmsg.eventlog.log import MemoryEventLog
 from dmsg.mux.client.service import ClientConfig
 from dmsg.mux.core.handshake import COOKIE_BYTES
 from dmsg.mux.core.wire import ACCEPT, REQUEST
@@ -28,6 +27,7 @@ from dmsg.mux.relay.limits import RelayLimits
 from dmsg.testing.memory import MemoryNetwork
 from dmsg.testing.network import LocalNetwork
 from dmsg.testing.raw import RawConnection, connect_raw, packet
+from tests.memory_log import MemoryEventLog
 
 sync = pytest_twisted.ensureDeferred
 

@@ -12,7 +12,6 @@ from twisted.internet.endpoints import TCP4ClientEndpoint
 from twisted.internet.task import deferLater
 
 from dmsg.crypto.keys import SecretKey
-from dmsg.eventlog.log import MemoryEventLog
 from dmsg.eventlog.schema import ConnectionClosed, HandshakeFailed
 from dmsg.mux.core.handshake import Handshake, Role
 from dmsg.mux.core.wire import REQUEST
@@ -20,6 +19,7 @@ from dmsg.mux.relay.member import Member
 from dmsg.mux.relay.shell import RelayShell
 from dmsg.testing.network import LocalNetwork
 from dmsg.testing.raw import connect_raw
+from tests.memory_log import MemoryEventLog
 
 STRANGERS = 20
 KINDS = (RelayShell, Member, Handshake, NoiseProtocol)

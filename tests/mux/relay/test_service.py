@@ -10,7 +10,6 @@ from twisted.internet.protocol import Factory, Protocol
 from twisted.internet.task import deferLater
 
 from dmsg.crypto.keys import SecretKey
-from dmsg.eventlog.log import MemoryEventLog
 from dmsg.eventlog.schema import SessionDown, SessionUp, TransportOpened
 from dmsg.mux.core.wire import CLOSE, REQUEST, encode_close, encode_frame
 from dmsg.mux.relay.limits import RelayLimits
@@ -18,6 +17,7 @@ from dmsg.mux.relay.service import DmsgRelay
 from dmsg.testing.memory import MemoryNetwork
 from dmsg.testing.network import LocalNetwork
 from dmsg.testing.raw import connect_raw
+from tests.memory_log import MemoryEventLog
 
 
 @pytest_twisted.ensureDeferred
