@@ -12,19 +12,6 @@ from dmsg.crypto.errors import InvalidKey
 from dmsg.crypto.keys import PublicKey
 from dmsg.errors import InvalidAddress
 
-__all__ = [
-    "DmsgAddress",
-    "HostPort",
-    "PinnedServer",
-    "PublicKey",
-    "address_group",
-    "check_http_url",
-    "check_service_name",
-    "is_global",
-    "network_group",
-    "parse_ip",
-]
-
 _LABEL = r"[A-Za-z0-9_]([A-Za-z0-9_-]{0,61}[A-Za-z0-9_])?"
 #: Which of a host's own networks an IPv6 address is in. The library takes any characters there, a terminal's included.
 _ZONE = re.compile(r"[A-Za-z0-9._-]{1,15}\Z")

@@ -110,11 +110,9 @@ class Channel(Protocol):
     # --- IPushProducer, towards our own transport ------------------------------------------------------------------
 
     def pauseProducing(self) -> None:
-        """Writers wait from now on."""
         self._writing_paused = True
 
     def resumeProducing(self) -> None:
-        """Writers go on."""
         self._writing_paused = False
         self._writers.fire(None)
 
@@ -124,13 +122,11 @@ class Channel(Protocol):
     # --- IProtocol -------------------------------------------------------------------------------------------------
 
     def connectionMade(self) -> None:
-        """See ``IProtocol``."""
         self.transport.registerProducer(self, True)
         if self._opened is not None:
             self._opened(self)
 
     def dataReceived(self, data: bytes) -> None:
-        """See ``IProtocol``."""
         self._unread += data
         if len(self._unread) >= UNREAD_PAUSE_BYTES and not self._reading_paused:
             self._reading_paused = True
@@ -138,7 +134,6 @@ class Channel(Protocol):
         self._readers.fire(None)
 
     def connectionLost(self, reason: Failure = connectionDone) -> None:
-        """See ``IProtocol``."""
         self._ended = reason
         self._readers.fire(None)
         self._writers.fire(None)

@@ -37,14 +37,12 @@ class Echo(Protocol):
         self._made = made
 
     def connectionMade(self) -> None:
-        """See ``IProtocol``."""
         if self._made is not None:
             self._made(self.transport)
         # A transport is a producer and a consumer: it slows itself down.
         self.transport.registerProducer(self.transport, True)
 
     def dataReceived(self, data: bytes) -> None:
-        """See ``IProtocol``."""
         self.transport.write(data)
 
     def connectionLost(self, reason: Failure = connectionDone) -> None:

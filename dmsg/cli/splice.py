@@ -39,13 +39,11 @@ class End(Protocol):
         self._read_ended = self._write_ended = False
 
     def connectionMade(self) -> None:
-        """See ``IProtocol``."""
         self.transport.pauseProducing()
         if self._made is not None:
             self._made(self)
 
     def dataReceived(self, data: bytes) -> None:
-        """See ``IProtocol``."""
         self.received_bytes += len(data)
         if self.other is not None:
             self.other.transport.write(data)
@@ -83,7 +81,6 @@ class End(Protocol):
             self.transport.loseConnection()
 
     def connectionLost(self, reason: Failure = connectionDone) -> None:
-        """See ``IProtocol``."""
         self.ended = reason
         other, self.other = self.other, None
         if other is not None:

@@ -221,6 +221,5 @@ class _NearEnd(End):
     pairs: set[End]
 
     def connectionLost(self, reason: Failure = connectionDone) -> None:
-        """See ``IProtocol``."""
         self.pairs.discard(self)
         super().connectionLost(reason)

@@ -13,8 +13,6 @@ from typing import Final
 from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
 
-__all__ = ["KEY_BYTES", "NONCE_LIMIT", "TAG_BYTES", "Aead", "DoesNotOpen", "nonce", "opener", "pair", "sealer"]
-
 KEY_BYTES: Final = 32
 #: How much longer sealed data is than what it holds.
 TAG_BYTES: Final = 16

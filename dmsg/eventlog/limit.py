@@ -21,8 +21,6 @@ from dmsg.eventlog.schema import DiscoveryRequest, Event, HandshakeFailed, Refus
 from dmsg.interfaces import IEventLog
 from dmsg.sansio.rate import RateLimiterTable, TokenBucket
 
-__all__ = ["TOLD_EVERY_S", "LimitedEventLog", "LineRate"]
-
 #: How long counts are gathered before they are written, in seconds.
 TOLD_EVERY_S: Final = 10.0
 #: Reasons that are told apart, of each kind of event; those beyond are counted as "other". Most kinds have some thirty.

@@ -22,12 +22,10 @@ class _Receiver:
         """Nothing to note: it cannot be stopped."""
 
     def addressResolved(self, address: IAddress) -> None:
-        """One more."""
         if isinstance(address, (IPv4Address, IPv6Address)) and address.host not in self._found:
             self._found.append(address.host)
 
     def resolutionComplete(self) -> None:
-        """That was the last."""
         self.done.callback(self._found)
 
 

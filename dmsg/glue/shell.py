@@ -86,7 +86,6 @@ class Shell(Protocol):
         self.owner.after_read(self)
 
     def connectionLost(self, reason: Failure = connectionDone) -> None:
-        """The transport is gone."""
         self.lost = True
         for call in (self._soon, self._timer):
             if call is not None and call.active():
@@ -95,12 +94,10 @@ class Shell(Protocol):
         self.owner.connection_lost(self, self.error, reason)
 
     def pauseProducing(self) -> None:
-        """The network takes nothing more for now."""
         self.congested = True
         self.core.pause()
 
     def resumeProducing(self) -> None:
-        """The network takes again."""
         self.congested = False
         self.core.resume()
         self.flush()

@@ -284,7 +284,6 @@ class StreamTransport(ABC, Generic[S]):
     # --- what a subclass may use and has to give ---------------------------------------------------------------------
 
     def _run_on(self, stream: S, connection: StreamConnection[S], flush_soon: Callable[[], None]) -> None:
-        """Go on over another stream."""
         self.stream = stream
         self._connection = connection
         self._flush_soon = flush_soon
@@ -313,7 +312,6 @@ class StreamTransport(ABC, Generic[S]):
         end_stream()
 
     def _abort(self, reason: Failure, why: AbortReason) -> None:
-        """End the transport at once; the application is told ``reason``."""
         if self.state is TransportState.ENDED:
             return
         self._reason = reason

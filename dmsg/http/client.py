@@ -51,7 +51,6 @@ class _Body(Protocol):
             self.transport.loseConnection()
 
     def dataReceived(self, data: bytes) -> None:
-        """A piece of the body."""
         self._room -= len(data)
         if self._room >= 0:
             self._received += data
@@ -61,7 +60,6 @@ class _Body(Protocol):
             self._abort()
 
     def connectionLost(self, reason: Failure = connectionDone) -> None:
-        """The end of the body, or of the connection before it."""
         if self.done.called:
             return
         if reason.check(ResponseDone):
@@ -80,7 +78,6 @@ class _PlainAgent:
     def request(
         self, method: bytes, uri: bytes, headers: Headers | None = None, bodyProducer: Any = None
     ) -> Deferred[IResponse]:
-        """Send a request."""
         headers = headers.copy() if headers is not None else Headers()
         headers.removeHeader(b"accept-encoding")
         answer: Deferred[IResponse] = self._agent.request(method, uri, headers, bodyProducer)

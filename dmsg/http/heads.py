@@ -108,12 +108,10 @@ class _HeadLimiter(ProtocolWrapper):
             self._head.restart()
 
     def write(self, data: bytes) -> None:
-        """A piece of a request."""
         self._sending()
         ProtocolWrapper.write(self, data)
 
     def writeSequence(self, data: Iterable[bytes]) -> None:
-        """Pieces of a request."""
         self._sending()
         ProtocolWrapper.writeSequence(self, data)
 
@@ -123,7 +121,6 @@ class _HeadLimiter(ProtocolWrapper):
         self.transport.abortConnection()
 
     def dataReceived(self, data: bytes) -> None:
-        """A piece of an answer."""
         if self._head.feed(data):
             ProtocolWrapper.dataReceived(self, data)
         else:

@@ -12,8 +12,6 @@ from collections.abc import Hashable
 from enum import IntEnum
 from typing import Final, Generic, TypeVar
 
-__all__ = ["Places", "Standing"]
-
 T = TypeVar("T", bound=Hashable)
 
 

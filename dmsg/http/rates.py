@@ -5,8 +5,6 @@ from __future__ import annotations
 from dmsg.address import address_group, network_group
 from dmsg.sansio.rate import RateLimiterTable, TokenBucket
 
-__all__ = ["FairRate", "Rate", "SharedRate"]
-
 #: Requests per second in the long run (``None``: no limit), and at once.
 Rate = tuple["float | None", float]
 

@@ -66,7 +66,6 @@ class _Pieces:
         self._at = 0
 
     def resumeProducing(self) -> None:
-        """The piece before has left."""
         request = self._request
         if request is None:
             return
@@ -80,7 +79,6 @@ class _Pieces:
             request.finish()
 
     def stopProducing(self) -> None:
-        """The client reads no more."""
         self._request = None
 
 
@@ -108,7 +106,6 @@ class LimitedRequest(Request):
             self._counted = True
 
     def handleContentChunk(self, data: bytes) -> None:
-        """A piece of the body."""
         if self._refused:
             return
         if self.content.tell() + len(data) > self.channel.site.limits.body_bytes:
@@ -140,7 +137,6 @@ class LimitedRequest(Request):
         super().finish()  # type: ignore[no-untyped-call]
 
     def connectionLost(self, reason: Any) -> None:
-        """The connection ended before the answer did."""
         self._release()
         super().connectionLost(reason)  # type: ignore[no-untyped-call]
 
@@ -155,7 +151,6 @@ class LimitedChannel(HTTPChannel):
     _address = ""
 
     def connectionMade(self) -> None:
-        """Take a place."""
         limits = self.site.limits
         self.maxHeaders = limits.headers
         self.totalHeadersSize = self.MAX_LENGTH = limits.headers_bytes
@@ -165,7 +160,6 @@ class LimitedChannel(HTTPChannel):
         super().connectionMade()  # type: ignore[no-untyped-call]
 
     def dataReceived(self, data: bytes) -> None:
-        """Bytes from the client."""
         if self._refused or self._deadline is None:
             return
         limits = self.site.limits
@@ -178,7 +172,6 @@ class LimitedChannel(HTTPChannel):
             self._now(Standing.RECEIVING, limits.request_timeout_s)
 
     def allContentReceived(self) -> None:
-        """A whole request is there."""
         self._now(Standing.ANSWERING, self.site.limits.answer_timeout_s)
         super().allContentReceived()  # type: ignore[no-untyped-call]
 

@@ -41,13 +41,11 @@ class _Metrics(_Leaf):
         self._registry = registry
 
     def render_GET(self, request: Request) -> bytes:
-        """All metrics as text."""
         return self._answer(request, 200, exposition(self._registry), CONTENT_TYPE_LATEST.encode("ascii"))
 
 
 class _Live(_Leaf):
     def render_GET(self, request: Request) -> bytes:
-        """That there is an answer is the answer."""
         return self._answer(request, 200, b'{"status":"alive"}\n')
 
 
@@ -58,7 +56,6 @@ class _Ready(_Leaf):
         self._clock = clock
 
     def render_GET(self, request: Request) -> int:
-        """200, or 503 with the reason."""
         asking = ensureDeferred(self._ask())
         asking.addTimeout(READY_TIMEOUT_S, self._clock, onTimeoutCancel=lambda result, timeout_s: "timeout")
         gone = request.notifyFinish()
@@ -89,13 +86,11 @@ class _Ready(_Leaf):
 
 class _NotFound(_Leaf):
     def render(self, request: Request) -> bytes:
-        """There is nothing else."""
         return self._answer(request, 404, b'{"status":"no such page"}\n')
 
 
 class _Root(Resource):
     def getChild(self, path: bytes, request: Request) -> Resource:
-        """Every path that was not put here."""
         return _NotFound()  # type: ignore[no-untyped-call]
 
 

@@ -15,8 +15,6 @@ from typing import Final
 from dmsg.address import HostPort, network_group
 from dmsg.crypto.keys import PublicKey
 
-__all__ = ["Candidate", "alternate", "spread"]
-
 #: Of three candidates raced, two are remembered ones and one is new: relays that served before are the likelier ones to
 #: serve, and a client that never tried a new one would stay with those it found first for ever.
 REMEMBERED_IN_TURN: Final = 2

@@ -10,8 +10,6 @@ from typing import Protocol as TypingProtocol
 from dmsg.address import HostPort
 from dmsg.crypto.keys import PublicKey
 
-__all__ = ["NamedRelay", "RelayChoice", "RelaysFrom", "RelaysMode"]
-
 
 class RelaysMode(Enum):
     """What the list is for: its relays first, or no others at all."""

@@ -18,8 +18,6 @@ from dmsg.discovery.signed import NUMBER_LIMIT, DocumentKind
 from dmsg.errors import InvalidAddress
 from dmsg.relays.errors import RelayListError
 
-__all__ = ["KIND", "ListedRelay", "RelayList", "sign_relay_list"]
-
 #: Relays of a list: many more than a client tries before it is connected, few enough to be read in milliseconds.
 RELAYS_LIMIT: Final = 1_000
 #: Longest document in bytes: :data:`RELAYS_LIMIT` relays with a key, a host name of 255 bytes and white space.

@@ -13,8 +13,6 @@ from typing import NamedTuple
 
 from dmsg.crypto.keys import PublicKey
 
-__all__ = ["Race", "RaceConfig"]
-
 
 @dataclass(frozen=True, slots=True)
 class RaceConfig:

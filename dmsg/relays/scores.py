@@ -20,8 +20,6 @@ from typing import Final
 
 from dmsg.crypto.keys import PublicKey
 
-__all__ = ["NEUTRAL", "RelayScores", "ScoreConfig", "weight"]
-
 NEUTRAL: Final = 500.0
 _BEST: Final = 1000.0
 #: The weights in a draw of the best and the worst, a neutral relay's being 1: the same as discovery's.

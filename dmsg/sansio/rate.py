@@ -10,8 +10,6 @@ from collections import OrderedDict
 from collections.abc import Hashable
 from typing import Final, Generic, TypeVar
 
-__all__ = ["FairBucket", "RateLimiterTable", "RecentIds", "RecentSet", "TokenBucket"]
-
 T = TypeVar("T", bound=Hashable)
 
 

@@ -6,8 +6,6 @@ from collections import OrderedDict
 from collections.abc import Hashable
 from typing import Generic, TypeVar
 
-__all__ = ["Tally"]
-
 T = TypeVar("T", bound=Hashable)
 
 

@@ -112,7 +112,6 @@ class _Queue:
         self._heap: list[tuple[tuple[float, ...], str]] = []
 
     def put(self, path: str, *key: float) -> None:
-        """Add a path that is not here."""
         self._keys[path] = key
         heappush(self._heap, (key, path))
         if len(self._heap) > 2 * len(self._keys):
@@ -120,7 +119,6 @@ class _Queue:
             heapify(self._heap)
 
     def drop(self, path: str) -> None:
-        """Remove a path, if it is here."""
         self._keys.pop(path, None)
 
     def first(self) -> tuple[tuple[float, ...], str] | None:

@@ -89,7 +89,6 @@ class RoleOptions(usage.Options):
             raise SystemExit(f"{self.tap_name}: {error}") from None
 
     def parseArgs(self, *arguments: str) -> None:
-        """There are none."""
         if arguments:
             raise usage.UsageError(f"takes options only, not {arguments[0]!r}")
 

@@ -23,7 +23,6 @@ class LazyClientParser:
         self._module = module
 
     def parseStreamClient(self, reactor: Any, *args: Any, **kwargs: Any) -> Any:
-        """The client endpoint for the parts of a string."""
         return import_module(self._module).parse_client(reactor, *args, **kwargs)
 
 
@@ -36,5 +35,4 @@ class LazyServerParser:
         self._module = module
 
     def parseStreamServer(self, reactor: Any, *args: Any, **kwargs: Any) -> Any:
-        """The server endpoint for the parts of a string."""
         return import_module(self._module).parse_server(reactor, *args, **kwargs)

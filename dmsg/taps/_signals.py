@@ -11,8 +11,6 @@ from typing import Any, Final
 from twisted.internet.error import ReactorNotRunning
 from twisted.logger import Logger
 
-__all__ = ["end_well_on_signals", "note_signals"]
-
 _log = Logger()
 
 

@@ -20,8 +20,6 @@ from zope.interface.verify import verifyObject
 from dmsg.testing.harness import TransportHarness, case
 from dmsg.testing.probes import ConformanceProtocol, OneProtocolFactory, PullProducer, PushProducer, pattern
 
-__all__ = ["ConformanceProtocol", "TransportConformance"]
-
 
 class TransportConformance(TransportHarness):
     """Inherit, supply ``make_endpoints`` or ``make_pair``, and these cases are yours; see :class:`TransportHarness`."""

@@ -12,8 +12,6 @@ from twisted.python.failure import Failure
 
 from dmsg.testing.probes import ConformanceProtocol, OneProtocolFactory
 
-__all__ = ["MIB", "TransportHarness", "case"]
-
 T = TypeVar("T")
 
 #: Reactor turns that let everything under way on an idle loopback connection arrive.

@@ -27,19 +27,6 @@ from dmsg.mux.relay.switch import Switch
 from dmsg.serving.events import SwitchEvent
 from dmsg.testing.network import LocalNetwork
 
-__all__ = [
-    "HostileNetwork",
-    "HostileRelay",
-    "RelayFrame",
-    "Rule",
-    "Swap",
-    "alter",
-    "drop",
-    "insert",
-    "repeat",
-    "truncate",
-]
-
 
 @dataclass(frozen=True, slots=True)
 class RelayFrame:

@@ -23,8 +23,6 @@ from zope.interface import implementer
 
 from dmsg.testing.pipe import Chunking, Pipe
 
-__all__ = ["MemoryNetwork", "Path"]
-
 _FIRST_FREE_PORT = 49152
 
 
@@ -212,11 +210,9 @@ class MemoryNetwork:
         return self.clock.seconds()
 
     def callLater(self, delay: float, callable: Callable[..., Any], *args: object, **kwargs: object) -> Any:
-        """Call something when the clock has moved ``delay`` seconds on."""
         return self.clock.callLater(delay, callable, *args, **kwargs)
 
     def getDelayedCalls(self) -> Sequence[Any]:
-        """What waits on the clock."""
         return self.clock.getDelayedCalls()
 
     def advance(self, amount_s: float = 0.0) -> None:

@@ -42,8 +42,6 @@ from dmsg.mux.relay.limits import RelayLimits
 from dmsg.mux.relay.service import DmsgRelay
 from dmsg.testing.memory import MemoryNetwork
 
-__all__ = ["LocalNetwork", "MemoryDiscovery"]
-
 T = TypeVar("T")
 
 LOOPBACK: Final = "127.0.0.1"

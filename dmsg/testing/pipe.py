@@ -19,8 +19,6 @@ from twisted.logger import Logger
 from twisted.python.failure import Failure
 from zope.interface import implementer
 
-__all__ = ["Chunking", "Pipe", "PipeEnd", "pipe"]
-
 #: How much one turn of one end reads at most, in bytes: as much as Twisted takes from a socket at once.
 READ_BYTES = 65536
 #: When bytes that are lost on the way are sent again, in seconds, and when no later any more.
@@ -86,21 +84,17 @@ class PipeEnd(FileDescriptor):
         protocol.makeConnection(self)
 
     def startReading(self) -> None:
-        """Take what arrives from now on."""
         self._reading = True
         self._wake()
 
     def stopReading(self) -> None:
-        """Leave what arrives where it is."""
         self._reading = False
 
     def startWriting(self) -> None:
-        """There is something to send, or an end to come to."""
         self._writing = True
         self._wake()
 
     def stopWriting(self) -> None:
-        """There is nothing to send."""
         self._writing = False
 
     def _next_at(self) -> float | None:
@@ -155,7 +149,6 @@ class PipeEnd(FileDescriptor):
     # --- bytes --------------------------------------------------------------------------------------------------------
 
     def writeSomeData(self, data: bytes) -> int:
-        """Put as much of ``data`` on the way as there is room for."""
         sent = bytes(data[: max(0, self.other._room())])
         self._pipe.bytes_written += len(sent)
         travels = self.tamper(sent) if self.tamper is not None and sent else sent
@@ -261,15 +254,12 @@ class PipeEnd(FileDescriptor):
     # --- addresses and options ----------------------------------------------------------------------------------------
 
     def getHost(self) -> IPv4Address:
-        """This end's own address."""
         return self._host
 
     def getPeer(self) -> IPv4Address:
-        """The other end's address."""
         return self._peer
 
     def getTcpNoDelay(self) -> bool:
-        """What :meth:`setTcpNoDelay` was told; nothing depends on it."""
         return self._options["nodelay"]
 
     def setTcpNoDelay(self, enabled: bool) -> None:
@@ -277,7 +267,6 @@ class PipeEnd(FileDescriptor):
         self._options["nodelay"] = bool(enabled)
 
     def getTcpKeepAlive(self) -> bool:
-        """What :meth:`setTcpKeepAlive` was told; nothing depends on it."""
         return self._options["keepalive"]
 
     def setTcpKeepAlive(self, enabled: bool) -> None:
@@ -304,7 +293,6 @@ class Pipe:
         manual: bool = False,
         addresses: tuple[IPv4Address, IPv4Address] | None = None,
     ) -> None:
-        """See :func:`pipe`."""
         self.clock = clock
         self.delay_s = delay_s
         self.loss = 0.0

@@ -11,8 +11,6 @@ from twisted.internet.protocol import Factory, Protocol
 from twisted.python.failure import Failure
 from zope.interface import implementer
 
-__all__ = ["ConformanceProtocol", "OneProtocolFactory", "PullProducer", "PushProducer", "pattern"]
-
 
 def pattern(size: int, start: int = 0) -> bytes:
     """``size`` bytes in which a byte that is missing, doubled or moved shows (period 251)."""
@@ -45,7 +43,6 @@ class ConformanceProtocol(Protocol):
         self._check()
 
     def dataReceived(self, data: bytes) -> None:
-        """Remember the data."""
         if self.made != 1 or self.lost:
             self.data_while_not_connected += 1
         self.received += data
@@ -54,7 +51,6 @@ class ConformanceProtocol(Protocol):
         self._check()
 
     def connectionLost(self, reason: Failure = Failure(error.ConnectionDone())) -> None:  # noqa: B008
-        """Remember the reason."""
         self.lost.append(reason)
         self._check()
 
@@ -104,19 +100,16 @@ class PushProducer:
                 self.on_end()
 
     def pauseProducing(self) -> None:
-        """Count, and stop."""
         self.pauses += 1
         self.paused = True
 
     def resumeProducing(self) -> None:
-        """Count, and go on."""
         self.resumes += 1
         self.paused = False
         # Not from inside the consumer's own call: what is told here may come in the middle of a write.
         self.reactor.callLater(0, self._work)
 
     def stopProducing(self) -> None:
-        """Count; nothing is written any more."""
         self.stops += 1
 
 
@@ -128,7 +121,6 @@ class PullProducer:
         self.transport, self.pieces, self.done, self.stops = transport, pieces, 0, 0
 
     def resumeProducing(self) -> None:
-        """Write the next piece, or come to an end."""
         if self.done < self.pieces:
             start = self.done * 1000
             self.done += 1
@@ -138,7 +130,6 @@ class PullProducer:
             self.transport.unregisterProducer()
 
     def stopProducing(self) -> None:
-        """Count; nothing is written any more."""
         self.stops += 1
 
 
@@ -151,5 +142,4 @@ class OneProtocolFactory(Factory):
         self._protocol = protocol
 
     def buildProtocol(self, addr: Any) -> ConformanceProtocol:
-        """The one protocol."""
         return self._protocol

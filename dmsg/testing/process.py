@@ -22,8 +22,6 @@ from twisted.internet.error import ProcessExitedAlready
 from twisted.internet.protocol import ProcessProtocol
 from twisted.python.failure import Failure
 
-__all__ = ["Process", "ProcessFailed", "free_port"]
-
 #: How long to wait for a line or an end, unless a test says otherwise, in seconds: starting takes long on a busy machine.
 PATIENCE_S: Final = 30.0
 #: Output beyond this is forgotten from its beginning: a program that raves must not fill the memory of its test.

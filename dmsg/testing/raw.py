@@ -31,8 +31,6 @@ from dmsg.glue.waiters import Waiters
 from dmsg.mux.core.record import LENGTH_BYTES, RecordLayer
 from dmsg.mux.core.wire import FrameType, encode_frame, split_frames
 
-__all__ = ["ForgedKey", "RawConnection", "RawFrame", "RawRelay", "connect_raw", "packet"]
-
 
 @dataclass(frozen=True, slots=True)
 class RawFrame:
@@ -104,7 +102,6 @@ class RawConnection(Protocol):
     # --- Twisted ------------------------------------------------------------------------------------------------------
 
     def connectionMade(self) -> None:
-        """Send the first handshake message, if this is a client that shakes hands."""
         set_no_delay = getattr(self.transport, "setTcpNoDelay", None)
         if set_no_delay is not None:
             set_no_delay(True)
@@ -114,7 +111,6 @@ class RawConnection(Protocol):
             self.on_made()
 
     def dataReceived(self, data: bytes) -> None:
-        """Take bytes as far as they can be understood."""
         self.received_bytes += len(data)
         if self.records is None:
             self.received += data

@@ -12,20 +12,6 @@ from hypothesis import strategies as st
 from dmsg.crypto.keys import PublicKey, SecretKey
 from dmsg.mux.core import wire
 
-__all__ = [
-    "BAD_POINTS",
-    "FIELD_PRIME",
-    "cut_at",
-    "cuts",
-    "frame_fields",
-    "frames",
-    "hostile_bytes",
-    "public_keys",
-    "secret_key",
-    "secret_keys",
-    "transport_ids",
-]
-
 #: One less than the order of the curve: the largest secret key.
 LARGEST_SECRET: Final = 0xFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFEBAAEDCE6AF48A03BBFD25E8CD0364140
 #: Coordinates of points are below this prime: a larger x belongs to no point.
