@@ -1,91 +1,96 @@
-"""Keeps one key's own entry in discovery as it should be.
+"""Publishes one key's entry: what the services of a program want in it, together (:ref:`spec-publishing`).
 
-:ref:`spec-publishing`. Changes are gathered for a moment; an update is built on what discovery has, so the half that
-another program publishes stays as it is; sequence 0 is posted only when discovery said that it knows no entry; an
-update that fails is tried again without end, with growing pauses. Entries are posted again while nothing changes,
-because they expire (:ref:`spec-entry-expiry`). How the reference fails here: :ref:`W20 <weakness-entry-updates>`.
+A program may have several services with one key, such as a client of each protocol. An entry has one client half, so each
+names its relays to an :class:`EntryPublisher`, and the entry has them all. :mod:`~dmsg.discovery.keeper` brings it to
+discovery.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
-from enum import Enum
-from typing import Any, Final
 
-from twisted.internet.defer import CancelledError, Deferred
+from twisted.internet.defer import Deferred, DeferredList, FailureGroup, race
 from twisted.internet.interfaces import IReactorTime
-from twisted.logger import Logger
 
 from dmsg.address import HostPort
 from dmsg.crypto.keys import PublicKey, SecretKey
-from dmsg.discovery.entry import BASE_VERSION, ClientPart, Entry, ServerPart, next_sequence
-from dmsg.discovery.errors import (
-    DiscoveryError,
-    DiscoveryUnavailable,
-    EntryNotFound,
-    EntryRolledBack,
-    NonZeroSequence,
-    WrongSequence,
-    WrongTime,
-)
-from dmsg.eventlog.reasons import Reason
-from dmsg.eventlog.schema import EntryPublished
-from dmsg.glue.waiters import Waiters
+from dmsg.discovery.entry import BASE_VERSION, DMSG, ClientPart, Entry, ServerPart, promises_security
+from dmsg.discovery.keeper import DEFAULT_PACE, EntryKeeper, Pace
+from dmsg.discovery.wanted import Unmanaged, WantedEntry
 from dmsg.interfaces import IDiscovery, IEventLog
-from dmsg.sansio.backoff import Backoff
 from dmsg.sansio.jitter import RandomNumbers
 
-#: How long to gather changes before they are published, in seconds.
-DEBOUNCE_S: Final = 0.2
-#: How often an entry with a server half is posted again, in seconds: a fifth of the time it lives by default.
-REFRESH_S: Final = 60.0
-#: How often an entry without one is looked at, in seconds, in case discovery has lost it. The look also counts as a read,
-#: and a full discovery gives up last what is read.
-CHECK_S: Final = 300.0
-#: How often an entry without a server half is posted again, in seconds: a sixth of the time it lives by default, so five
-#: posts in a row may fail. 100,000 clients then cost a discovery 32 posts a second.
-CLIENT_REFRESH_S: Final = 3600.0
-#: The pause after a first failure, in seconds, doubled with each further one up to the longest.
-RETRY_FIRST_S: Final = 1.0
-RETRY_LONGEST_S: Final = 60.0
-#: How often one round fetches and posts again when the entry changes under it, before it counts as a failure.
-ATTEMPTS: Final = 4
-#: How long withdrawing may take on closing, in seconds.
-WITHDRAW_TIMEOUT_S: Final = 5.0
-
-# Hints of how to go on after an expired entry come unsigned. These bounds keep a discovery that lies from using up our
-# sequences or sending our timestamps to the end of time.
-_HINT_SEQUENCE_LIMIT: Final = 1 << 48
-_HINT_AHEAD_NS: Final = 366 * 24 * 3600 * 1_000_000_000
+__all__ = ["EntryPublisher", "EntryRegistrar"]
 
 
-class _Unmanaged(Enum):
-    """Stands for a half that this registrar was never told about: it stays as it is found."""
-
-    HALF = 0
-
-
-@dataclass(frozen=True, slots=True)
-class _Base:
-    """What the next entry is built on: the other half, the sequence to use, and the time it has to be later than."""
-
-    found: Entry | None
-    sequence: int
-    after_ns: int
-
-
-class EntryRegistrar:
-    """Looks after the entry of ``secret_key``'s public key in ``discovery`` (an ``IDiscovery``).
-
-    ``clock`` (``IReactorTime``) drives pauses, ``now_ns()`` (Unix time in nanoseconds) gives timestamps, ``random``
-    spreads retries. ``version`` is what the entry promises: ``"0.0.1"``, or ``"0.1.0"`` for end-to-end security.
-    ``events`` gets an :class:`~dmsg.eventlog.schema.EntryPublished` for every POST.
+class EntryPublisher:
+    """What one service publishes in the entry of its key. :meth:`EntryRegistrar.publisher` makes one.
 
     Nothing is published before the first :meth:`set_client` or :meth:`set_server`.
     """
 
-    _log = Logger()
+    def __init__(self, registrar: EntryRegistrar, version: str) -> None:
+        #: What the service promises as a client (``"0.1.0"``: end-to-end security), and its relays once it is one.
+        self.promise = version
+        self.relays: frozenset[PublicKey] | None = None
+        #: The server half, if the service is a relay, and what that speaks.
+        self.server: ServerPart | Unmanaged | None = Unmanaged.HALF
+        self.protocol = DMSG
+        self._registrar = registrar
+
+    @property
+    def public_key(self) -> PublicKey:
+        """Whose entry this is."""
+        return self._registrar.secret_key.public_key
+
+    @property
+    def entry(self) -> Entry | None:
+        """The newest entry discovery is known to have; ``None`` before the first success."""
+        return next((one.entry for one in self._registrar.keepers if one.entry is not None), None)
+
+    def set_client(self, delegated_servers: Iterable[PublicKey]) -> None:
+        """Publish these relays as ones this client can be reached through; their order does not matter."""
+        self.relays = frozenset(delegated_servers)
+        self._registrar.changed(self)
+
+    def set_server(self, address: HostPort | None, available_connections: int = 0, *, protocol: str = DMSG) -> None:
+        """Publish a relay at ``address`` that speaks ``protocol`` and has this many connections left.
+
+        ``None`` says that there is none. A key has one relay, so one of its services calls this.
+        """
+        self.server = None if address is None else ServerPart(str(address), available_connections)
+        self.protocol = protocol
+        self._registrar.changed(self)
+
+    async def published(self) -> None:
+        """Wait until what is wanted now (or something wanted later) is in discovery; in one of several.
+
+        Raises ``DiscoveryUnavailable`` if the registrar is closed before that.
+        """
+        try:
+            await race([Deferred.fromCoroutine(one.published()) for one in self._registrar.keepers])
+        except FailureGroup as error:
+            error.failures[0].raiseException()
+
+    async def close(self, *, withdraw: bool = False) -> None:
+        """Publish nothing more for this service; the last of a registrar's ends it.
+
+        What other services publish goes on. With ``withdraw``, the last first says that nothing is to be had here: no
+        relays, no connections left. That is tried once, for at most :data:`~dmsg.discovery.keeper.WITHDRAW_TIMEOUT_S`;
+        failing to is only logged.
+        """
+        await self._registrar.leave(self, withdraw)
+
+
+class EntryRegistrar(EntryPublisher):
+    """Looks after the entry of ``secret_key``'s public key in ``discovery`` (an ``IDiscovery``).
+
+    A program has one for each key, and each of its services a :meth:`publisher` of it. A single service uses the
+    registrar itself, which is a publisher, too: ``version`` is what that promises.
+
+    ``clock`` (``IReactorTime``) drives pauses, ``now_ns()`` (Unix time in nanoseconds) gives timestamps, ``random``
+    spreads retries. ``events`` gets an :class:`~dmsg.eventlog.schema.EntryPublished` for every POST.
+    """
 
     def __init__(
         self,
@@ -96,276 +101,54 @@ class EntryRegistrar:
         now_ns: Callable[[], int],
         random: RandomNumbers,
         version: str = BASE_VERSION,
-        debounce_s: float = DEBOUNCE_S,
-        refresh_s: float = REFRESH_S,
-        check_s: float = CHECK_S,
-        client_refresh_s: float = CLIENT_REFRESH_S,
-        retry_first_s: float = RETRY_FIRST_S,
-        retry_longest_s: float = RETRY_LONGEST_S,
+        pace: Pace = DEFAULT_PACE,
         events: IEventLog | None = None,
     ) -> None:
-        self._discovery = discovery
-        self._secret_key = secret_key
-        self._clock = clock
-        self._now_ns = now_ns
-        self._random = random
-        self._version = version
-        self._debounce_s = debounce_s
-        self._refresh_s = refresh_s
-        self._check_s = check_s
-        self._client_refresh_s = client_refresh_s
-        self._backoff = Backoff(retry_first_s, retry_longest_s)
-        self._events: Any = events
-        self._client: ClientPart | _Unmanaged | None = _Unmanaged.HALF
-        self._server: ServerPart | _Unmanaged | None = _Unmanaged.HALF
-        #: The newest entry known to be in discovery.
-        self._last: Entry | None = None
-        self._last_timestamp = 0
-        #: When to post the entry again although nothing has changed, on `clock`; `None` before it is known.
-        self._renew_at_s: float | None = None
-        self._wanted = self._done = 0
-        self._failures = 0
-        self._timer: Any = None
-        self._running: Deferred[None] | None = None
-        self._waiters: Waiters[None] = Waiters()
-        self._closed = False
+        super().__init__(self, version)
+        self.secret_key = secret_key
+        self.keepers = [
+            EntryKeeper(one, secret_key, clock=clock, now_ns=now_ns, random=random, pace=pace, events=events)
+            for one in (discovery,)
+        ]
+        self._wanted = WantedEntry()
+        self._publishers: list[EntryPublisher] = []
+        self._left: set[EntryPublisher] = set()
 
-    @property
-    def public_key(self) -> PublicKey:
-        """Whose entry this is."""
-        return self._secret_key.public_key
+    def publisher(self, version: str = BASE_VERSION) -> EntryPublisher:
+        """A publisher for one service, which promises ``version``; the entry promises the most that any does."""
+        made = EntryPublisher(self, version)
+        self._publishers.append(made)
+        return made
 
-    @property
-    def entry(self) -> Entry | None:
-        """The newest entry discovery is known to have; ``None`` before the first success."""
-        return self._last
-
-    # --- what is wanted ------------------------------------------------------------------------------------------
-
-    def set_client(self, delegated_servers: Iterable[PublicKey]) -> None:
-        """Publish these relays as the ones this client can be reached through; their order does not matter."""
-        part = ClientPart(tuple(sorted(set(delegated_servers))))
-        if part != self._client:
-            self._client = part
-            self._change()
-
-    def set_server(self, address: HostPort | None, available_connections: int = 0) -> None:
-        """Publish a relay at ``address`` with this many connections left, or, with ``None``, that there is none."""
-        part = None if address is None else ServerPart(str(address), available_connections)
-        if part != self._server:
-            self._server = part
-            self._change()
-
-    async def published(self) -> None:
-        """Wait until what is wanted now (or something wanted later) is in discovery.
-
-        Raises ``DiscoveryUnavailable`` if the registrar is closed before that.
-        """
-        if self._done == self._wanted:
+    def changed(self, publisher: EntryPublisher) -> None:
+        """``publisher`` wants something else."""
+        if publisher in self._left:
             return
-        if self._closed:
-            raise DiscoveryUnavailable("the registrar is closed")
-        await self._waiters.wait()
+        if publisher not in self._publishers:
+            self._publishers.append(publisher)
+        self._want()
 
-    async def close(self, *, withdraw: bool = False) -> None:
-        """Stop. With ``withdraw``, first say that nothing is to be had here: no relays, no connections left.
+    async def leave(self, publisher: EntryPublisher, withdraw: bool) -> None:
+        """See :meth:`EntryPublisher.close`."""
+        self._left.add(publisher)
+        if publisher in self._publishers:
+            self._publishers.remove(publisher)
+            if self._publishers:
+                self._want()
+        if not self._publishers:
+            closing = [Deferred.fromCoroutine(one.close(withdraw=withdraw)) for one in self.keepers]
+            await DeferredList(closing, consumeErrors=True)
 
-        Withdrawing is tried once, for at most :data:`WITHDRAW_TIMEOUT_S`; failing to is only logged.
-        """
-        if self._closed:
-            return
-        self._closed = True
-        self._cancel_timer()
-        if self._running is not None:
-            self._running.cancel()
-        self._waiters.fail(DiscoveryUnavailable("the registrar was closed"))
-        if withdraw and self._last is not None:
-            if isinstance(self._client, ClientPart):
-                self._client = ClientPart(())
-            if isinstance(self._server, ServerPart):
-                self._server = ServerPart(self._server.address, 0, self._server.port)
-            try:
-                await Deferred.fromCoroutine(self._publish(refresh=False)).addTimeout(WITHDRAW_TIMEOUT_S, self._clock)
-            except CancelledError:
-                raise
-            except Exception as error:
-                self._log.warn("the entry was not withdrawn: {error}", error=error)
-
-    # --- when ----------------------------------------------------------------------------------------------------
-
-    def _change(self) -> None:
-        self._wanted += 1
-        if self._closed or self._running is not None:
-            return  # what is running looks again when it ends
-        if self._failures and self._timer is not None:
-            return  # discovery is not to be asked more often because more has changed
-        if self._timer is None or self._done == self._wanted - 1:
-            self._start_in(self._debounce_s)
-
-    def _start_in(self, delay_s: float) -> None:
-        self._cancel_timer()
-        self._timer = self._clock.callLater(delay_s, self._start)
-
-    def _cancel_timer(self) -> None:
-        timer, self._timer = self._timer, None
-        if timer is not None:
-            timer.cancel()
-
-    def _start(self) -> None:
-        self._timer = None
-        self._running = Deferred.fromCoroutine(self._round())
-        self._running.addErrback(self._note_unexpected).addBoth(self._ended)
-
-    async def _round(self) -> None:
-        aim = self._wanted
-        try:
-            await self._publish(refresh=self._done == aim)
-        except DiscoveryError as error:
-            if not self._failures:
-                self._log.warn("the entry could not be published and will be again: {error}", error=error)
-            self._failures += 1
-            return
-        self._failures = 0
-        self._done = aim
-
-    def _note_unexpected(self, failure: Any) -> None:
-        if not failure.check(CancelledError):
-            self._failures += 1
-            self._log.failure("the entry could not be published and will be again", failure)
-
-    def _ended(self, _: object) -> None:
-        self._running = None
-        if self._closed:
-            return
-        if self._failures:
-            self._start_in(self._backoff.pause_s(self._failures, self._random.random))
-        elif self._done != self._wanted:
-            self._start_in(self._debounce_s)
-        else:
-            period_s = self._refresh_s if isinstance(self._server, ServerPart) else self._check_s
-            self._start_in(period_s * (0.9 + self._random.random() / 10))
-            self._waiters.fire(None)
-
-    # --- how -----------------------------------------------------------------------------------------------------
-
-    async def _publish(self, *, refresh: bool) -> None:
-        """Bring discovery's entry to what is wanted, or raise a ``DiscoveryError``.
-
-        ``refresh``: nothing has changed since it last was; server halves are posted anyway, the rest is looked at, and
-        posted when that was last done long ago.
-        """
-        base = None if self._last is None else self._after(self._last)
-        if refresh and not isinstance(self._server, ServerPart):
-            base, refresh = None, False
-        elif self._last is not None and self._is_as_wanted(self._last) and not refresh:
-            return  # it was changed and changed back
-        restart: _Base | None = None
-        for _ in range(ATTEMPTS):
-            if base is None:
-                base = await self._fetch()
-                if base.found is not None and self._is_as_wanted(base.found) and not refresh:
-                    self._note_published(base.found)
-                    if not isinstance(self._server, ServerPart) and not self._is_to_be_renewed(base.found):
-                        return
-                    refresh = True  # it may be about to expire: only posting it again makes sure
-            entry = self._next_entry(base)
-            try:
-                await self._post(entry)
-            except WrongSequence:
-                # Either another program posted, or discovery remembers more of an expired entry than it tells: then
-                # what we remember ourselves is all there is to go by.
-                if base.found is None and base.sequence == 0 and self._last is not None and restart is None:
-                    base = restart = self._after(self._last)
-                else:
-                    base = None
-            except (NonZeroSequence, WrongTime):
-                base = None
-            else:
-                self._note_published(entry)
-                self._renew_in(self._client_refresh_s)
-                return
-        raise DiscoveryUnavailable("the entry keeps changing while it is being updated")
-
-    def _is_to_be_renewed(self, found: Entry) -> bool:
-        if self._renew_at_s is None:
-            # Posted by an earlier process of this key, on a clock that may have been another.
-            age_s = (self._now_ns() - found.timestamp) / 1e9
-            self._renew_in(self._client_refresh_s - age_s if 0 <= age_s < self._client_refresh_s else 0.0)
-        assert self._renew_at_s is not None
-        return self._clock.seconds() >= self._renew_at_s
-
-    def _renew_in(self, delay_s: float) -> None:
-        self._renew_at_s = self._clock.seconds() + delay_s * (0.75 + self._random.random() / 4)
-
-    async def _post(self, entry: Entry) -> None:
-        started_s = self._clock.seconds()
-        reason = Reason.CANCELLED
-        try:
-            await self._discovery.post_entry(entry)
-            reason = Reason.NONE
-        except DiscoveryError as error:
-            reason = Reason.of(error.text)
-            raise
-        finally:
-            if self._events is not None:
-                kind = "server" if isinstance(self._server, ServerPart) else "client"
-                elapsed_ms = (self._clock.seconds() - started_s) * 1e3
-                self._events.emit(EntryPublished(entry.sequence, kind, elapsed_ms, not reason, reason))
-
-    async def _fetch(self) -> _Base:
-        """Ask discovery what it has. Only its word that there is nothing gives sequence 0."""
-        try:
-            return self._after(await self._discovery.get_entry(self.public_key))
-        except EntryRolledBack as error:
-            # An old entry of our own (a discovery restored from a backup): its sequence goes on, its content does not.
-            if not isinstance(error.entry, Entry):
-                raise
-            stale = self._after(error.entry)
-            return _Base(self._last or stale.found, stale.sequence, stale.after_ns)
-        except EntryNotFound as error:
-            sequence, after_ns = error.next_sequence or 0, error.after_timestamp or 0
-            if not 0 <= sequence < _HINT_SEQUENCE_LIMIT or after_ns > self._now_ns() + _HINT_AHEAD_NS:
-                raise DiscoveryUnavailable("discovery gives hints that cannot be followed") from None
-            return _Base(None, sequence, after_ns)
-
-    @staticmethod
-    def _after(entry: Entry) -> _Base:
-        return _Base(entry, next_sequence(entry.sequence), entry.timestamp)
-
-    def _halves(self, found: Entry | None) -> tuple[ClientPart | None, ServerPart | None]:
-        """What is wanted, with the half that this registrar does not manage as it was found."""
-        other = found or self._last
-        client, server = self._client, self._server
-        if isinstance(client, _Unmanaged):
-            client = other.client if other is not None else None
-        if isinstance(server, _Unmanaged):
-            server = other.server if other is not None else None
-        if client is None and server is None:
-            client = ClientPart(())  # an entry needs a half; this one offers nothing
-        return client, server
-
-    def _is_as_wanted(self, found: Entry) -> bool:
-        client, server = self._halves(found)
-        return (found.version, found.client) == (self._version, client) and _same_server(found.server, server)
-
-    def _next_entry(self, base: _Base) -> Entry:
-        client, server = self._halves(base.found)
-        # Later than anything before, also when the clock stands still or was set back.
-        timestamp = max(self._now_ns(), base.after_ns + 1, self._last_timestamp + 1)
-        self._last_timestamp = timestamp
-        entry = Entry(self._version, base.sequence, timestamp, self.public_key, client, server)
-        return entry.sign(self._secret_key)
-
-    def _note_published(self, entry: Entry) -> None:
-        self._last = entry
-        self._last_timestamp = max(self._last_timestamp, entry.timestamp)
-
-
-def _same_server(one: ServerPart | None, other: ServerPart | None) -> bool:
-    if one is None or other is None:
-        return one is other
-    return (one.address, one.port or "", one.available_connections) == (
-        other.address,
-        other.port or "",
-        other.available_connections,
-    )
+    def _want(self) -> None:
+        gone = self._wanted.withdrawn()
+        relays = [one.relays for one in self._publishers if one.relays is not None]
+        servers = [one for one in self._publishers if not isinstance(one.server, Unmanaged)]
+        promises = [one.promise for one in self._publishers if one.relays is not None or not relays]
+        self._wanted = WantedEntry(
+            ClientPart(tuple(sorted(frozenset().union(*relays)))) if relays else gone.client,
+            servers[-1].server if servers else gone.server,
+            max(promises, key=promises_security),
+            servers[-1].protocol if servers else gone.protocol,
+        )
+        for keeper in self.keepers:
+            keeper.want(self._wanted)

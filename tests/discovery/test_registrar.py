@@ -240,6 +240,79 @@ async def test_the_version_is_a_parameter(world: World, keys: Any) -> None:
     assert ((await world.stored()).version, (await world.stored()).sequence) == ("0.1.0", 1)
 
 
+# --- several services with one key ---------------------------------------------------------------------------------------
+
+
+@pytest_twisted.ensureDeferred
+async def test_services_with_one_key_publish_the_relays_of_all(world: World, keys: Any) -> None:
+    secure, messaging = world.registrar.publisher("0.1.0"), world.registrar.publisher()
+    messaging.set_client([keys[2], keys[1]])
+    world.run(1)
+    assert ((await world.stored()).version, (await world.stored()).delegated_servers) == ("0.0.1", (keys[1], keys[2]))
+    secure.set_client([keys[0], keys[1]])
+    world.run(1)
+    entry = await world.stored()
+    assert (entry.version, entry.sequence, entry.delegated_servers) == ("0.1.0", 1, (keys[0], keys[1], keys[2]))
+    assert entry == secure.entry == messaging.entry == world.registrar.entry and secure.public_key == entry.static
+    messaging.set_client([])
+    world.run(1)
+    assert (await world.stored()).delegated_servers == (keys[0], keys[1])
+    await secure.published()
+    for service in (secure, messaging):
+        await service.close()
+
+
+@pytest_twisted.ensureDeferred
+async def test_a_service_that_ends_takes_its_part_and_the_last_withdraws_the_entry(world: World, keys: Any) -> None:
+    secure, messaging = world.registrar.publisher("0.1.0"), world.registrar.publisher()
+    secure.set_client(keys[:2])
+    messaging.set_client(keys[2:3])
+    world.run(1)
+    await secure.close(withdraw=True)
+    secure.set_client(keys)  # its sessions end now: it has no say any more
+    await secure.close(withdraw=True)
+    world.run(1)
+    entry = await world.stored()
+    assert (entry.version, entry.delegated_servers) == ("0.0.1", (keys[2],))
+    await messaging.close(withdraw=True)
+    assert (await world.stored()).delegated_servers == ()
+    assert world.clock.getDelayedCalls() == []
+
+
+@pytest_twisted.ensureDeferred
+async def test_a_relay_and_a_client_of_one_program_share_an_entry(world: World, keys: Any) -> None:
+    client = world.registrar.publisher("0.1.0")
+    world.registrar.set_server(RELAY, 5, protocol="messaging")
+    client.set_client(keys[:1])
+    world.run(1)
+    entry = await world.stored()
+    assert (entry.version, entry.protocol, entry.server.available_connections) == ("0.1.0+messaging", "messaging", 5)
+    await world.registrar.close(withdraw=True)
+    world.run(1)
+    entry = await world.stored()
+    assert entry.server.available_connections == 0 and entry.delegated_servers == (keys[0],)
+    await client.close()
+    assert await world.stored() == entry, "it was not asked to withdraw"
+
+
+@pytest_twisted.ensureDeferred
+async def test_a_half_of_another_program_keeps_its_part_of_the_version(world: World, keys: Any) -> None:
+    """A client that promises end-to-end security and a relay of the messaging system, two programs with one key."""
+    client, relay = world.new(version="0.1.0"), world.new()
+    client.set_client(keys[:1])
+    world.run(1)
+    assert (await world.stored()).version == "0.1.0"
+    relay.set_server(RELAY, 3, protocol="messaging")
+    world.run(1)
+    assert (await world.stored()).version == "0.1.0+messaging"
+    client.set_client(keys[:2])
+    world.run(400)
+    assert (await world.stored()).version == "0.1.0+messaging" and (await world.stored()).server is not None
+    relay.set_server(None)
+    world.run(1)
+    assert (await world.stored()).version == "0.1.0"
+
+
 # --- another program with the same key ----------------------------------------------------------------------------------
 
 

@@ -18,6 +18,7 @@ from dmsg.address import HostPort
 from dmsg.discovery.api import DiscoveryApi, make_site
 from dmsg.discovery.client import HttpDiscovery
 from dmsg.discovery.errors import EntryNotFound
+from dmsg.discovery.keeper import Pace
 from dmsg.discovery.registrar import EntryRegistrar
 
 ROOT = Path(__file__).parents[2]
@@ -42,8 +43,7 @@ async def test_a_server_and_a_client_under_one_key(
             clock=reactor,
             now_ns=lambda: time.time_ns() + offset_ns[0],
             random=random.Random(2),
-            debounce_s=0.001,
-            retry_first_s=0.001,
+            pace=Pace(debounce_s=0.001, retry_first_s=0.001),
         )
 
     as_client, as_server = registrar(), registrar()

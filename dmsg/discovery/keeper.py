@@ -1,0 +1,325 @@
+"""Keeps one key's entry in one discovery as it is wanted.
+
+:ref:`spec-publishing`. Changes are gathered for a moment; an update is built on what discovery has, so the half that
+another program publishes stays as it is; sequence 0 is posted only when discovery said that it knows no entry; an
+update that fails is tried again without end, with growing pauses. Entries are posted again while nothing changes,
+because they expire (:ref:`spec-entry-expiry`). How the reference fails here: :ref:`W20 <weakness-entry-updates>`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Final
+
+from twisted.internet.defer import CancelledError, Deferred
+from twisted.internet.interfaces import IReactorTime
+from twisted.logger import Logger
+
+from dmsg.crypto.keys import SecretKey
+from dmsg.discovery.entry import Entry, ServerPart, next_sequence
+from dmsg.discovery.errors import (
+    DiscoveryError,
+    DiscoveryUnavailable,
+    EntryNotFound,
+    EntryRolledBack,
+    NonZeroSequence,
+    WrongSequence,
+    WrongTime,
+)
+from dmsg.discovery.wanted import WantedEntry
+from dmsg.eventlog.reasons import Reason
+from dmsg.eventlog.schema import EntryPublished
+from dmsg.glue.waiters import Waiters
+from dmsg.interfaces import IDiscovery, IEventLog
+from dmsg.sansio.backoff import Backoff
+from dmsg.sansio.jitter import RandomNumbers
+
+#: How long to gather changes before they are published, in seconds.
+DEBOUNCE_S: Final = 0.2
+#: How often an entry with a server half is posted again, in seconds: a fifth of the time it lives by default.
+REFRESH_S: Final = 60.0
+#: How often an entry without one is looked at, in seconds, in case discovery has lost it. The look also counts as a read,
+#: and a full discovery gives up last what is read.
+CHECK_S: Final = 300.0
+#: How often an entry without a server half is posted again, in seconds: a sixth of the time it lives by default, so five
+#: posts in a row may fail. 100,000 clients then cost a discovery 32 posts a second.
+CLIENT_REFRESH_S: Final = 3600.0
+#: The pause after a first failure, in seconds, doubled with each further one up to the longest.
+RETRY_FIRST_S: Final = 1.0
+RETRY_LONGEST_S: Final = 60.0
+#: How often one round fetches and posts again when the entry changes under it, before it counts as a failure.
+ATTEMPTS: Final = 4
+#: How long withdrawing may take on closing, in seconds.
+WITHDRAW_TIMEOUT_S: Final = 5.0
+
+# Hints of how to go on after an expired entry come unsigned. These bounds keep a discovery that lies from using up our
+# sequences or sending our timestamps to the end of time.
+_HINT_SEQUENCE_LIMIT: Final = 1 << 48
+_HINT_AHEAD_NS: Final = 366 * 24 * 3600 * 1_000_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class _Base:
+    """What the next entry is built on: the other half, the sequence to use, and the time it has to be later than."""
+
+    found: Entry | None
+    sequence: int
+    after_ns: int
+
+
+@dataclass(frozen=True, slots=True)
+class Pace:
+    """How often what is done; times in seconds, as the constants of their names."""
+
+    debounce_s: float = DEBOUNCE_S
+    refresh_s: float = REFRESH_S
+    check_s: float = CHECK_S
+    client_refresh_s: float = CLIENT_REFRESH_S
+    retry_first_s: float = RETRY_FIRST_S
+    retry_longest_s: float = RETRY_LONGEST_S
+
+
+DEFAULT_PACE: Final = Pace()
+
+
+class EntryKeeper:
+    """Keeps the entry of ``secret_key``'s public key in ``discovery`` as :meth:`want` said last.
+
+    ``clock`` drives pauses, ``now_ns()`` (Unix time in nanoseconds) gives timestamps, ``random`` spreads retries.
+    ``events`` gets an :class:`~dmsg.eventlog.schema.EntryPublished` for every POST.
+    """
+
+    _log = Logger()
+
+    def __init__(
+        self,
+        discovery: IDiscovery,
+        secret_key: SecretKey,
+        *,
+        clock: IReactorTime,
+        now_ns: Callable[[], int],
+        random: RandomNumbers,
+        pace: Pace,
+        events: IEventLog | None,
+    ) -> None:
+        #: The newest entry discovery is known to have; ``None`` before the first success.
+        self.entry: Entry | None = None
+        self._discovery = discovery
+        self._secret_key = secret_key
+        self._clock = clock
+        self._now_ns = now_ns
+        self._random = random
+        self._pace = pace
+        self._backoff = Backoff(pace.retry_first_s, pace.retry_longest_s)
+        self._events: Any = events
+        self._entry_wanted = WantedEntry()
+        self._last_timestamp = 0
+        #: When to post the entry again although nothing has changed, on `clock`; `None` before it is known.
+        self._renew_at_s: float | None = None
+        self._wanted = self._done = 0
+        self._failures = 0
+        self._timer: Any = None
+        self._running: Deferred[None] | None = None
+        self._waiters: Waiters[None] = Waiters()
+        self._closed = False
+
+    def want(self, wanted: WantedEntry) -> None:
+        """Publish ``wanted`` from now on."""
+        if wanted != self._entry_wanted:
+            self._entry_wanted = wanted
+            self._change()
+
+    async def published(self) -> None:
+        """Wait until what is wanted now (or something wanted later) is in discovery.
+
+        Raises ``DiscoveryUnavailable`` if the keeper is closed before that.
+        """
+        if self._done == self._wanted:
+            return
+        if self._closed:
+            raise DiscoveryUnavailable("the registrar is closed")
+        await self._waiters.wait()
+
+    async def close(self, *, withdraw: bool) -> None:
+        """Stop. With ``withdraw``, first publish that nothing is to be had here: no relays, no connections left.
+
+        Withdrawing is tried once, for at most :data:`WITHDRAW_TIMEOUT_S`; failing to is only logged.
+        """
+        if self._closed:
+            return
+        self._closed = True
+        self._cancel_timer()
+        if self._running is not None:
+            self._running.cancel()
+        self._waiters.fail(DiscoveryUnavailable("the registrar was closed"))
+        if withdraw and self.entry is not None:
+            self._entry_wanted = self._entry_wanted.withdrawn()
+            try:
+                await Deferred.fromCoroutine(self._publish(refresh=False)).addTimeout(WITHDRAW_TIMEOUT_S, self._clock)
+            except CancelledError:
+                raise
+            except Exception as error:
+                self._log.warn("the entry was not withdrawn: {error}", error=error)
+
+    # --- when ----------------------------------------------------------------------------------------------------
+
+    def _change(self) -> None:
+        self._wanted += 1
+        if self._closed or self._running is not None:
+            return  # what is running looks again when it ends
+        if self._failures and self._timer is not None:
+            return  # discovery is not to be asked more often because more has changed
+        if self._timer is None or self._done == self._wanted - 1:
+            self._start_in(self._pace.debounce_s)
+
+    def _start_in(self, delay_s: float) -> None:
+        self._cancel_timer()
+        self._timer = self._clock.callLater(delay_s, self._start)
+
+    def _cancel_timer(self) -> None:
+        timer, self._timer = self._timer, None
+        if timer is not None:
+            timer.cancel()
+
+    def _start(self) -> None:
+        self._timer = None
+        self._running = Deferred.fromCoroutine(self._round())
+        self._running.addErrback(self._note_unexpected).addBoth(self._ended)
+
+    async def _round(self) -> None:
+        aim = self._wanted
+        try:
+            await self._publish(refresh=self._done == aim)
+        except DiscoveryError as error:
+            if not self._failures:
+                self._log.warn("the entry could not be published and will be again: {error}", error=error)
+            self._failures += 1
+            return
+        self._failures = 0
+        self._done = aim
+
+    def _note_unexpected(self, failure: Any) -> None:
+        if not failure.check(CancelledError):
+            self._failures += 1
+            self._log.failure("the entry could not be published and will be again", failure)
+
+    def _ended(self, _: object) -> None:
+        self._running = None
+        if self._closed:
+            return
+        if self._failures:
+            self._start_in(self._backoff.pause_s(self._failures, self._random.random))
+        elif self._done != self._wanted:
+            self._start_in(self._pace.debounce_s)
+        else:
+            period_s = self._pace.refresh_s if self._has_server else self._pace.check_s
+            self._start_in(period_s * (0.9 + self._random.random() / 10))
+            self._waiters.fire(None)
+
+    # --- how -----------------------------------------------------------------------------------------------------
+
+    async def _publish(self, *, refresh: bool) -> None:
+        """Bring discovery's entry to what is wanted, or raise a ``DiscoveryError``.
+
+        ``refresh``: nothing has changed since it last was; server halves are posted anyway, the rest is looked at, and
+        posted when that was last done long ago.
+        """
+        base = None if self.entry is None else self._after(self.entry)
+        if refresh and not self._has_server:
+            base, refresh = None, False
+        elif self.entry is not None and self._is_as_wanted(self.entry) and not refresh:
+            return  # it was changed and changed back
+        restart: _Base | None = None
+        for _ in range(ATTEMPTS):
+            if base is None:
+                base = await self._fetch()
+                if base.found is not None and self._is_as_wanted(base.found) and not refresh:
+                    self._note_published(base.found)
+                    if not self._has_server and not self._is_to_be_renewed(base.found):
+                        return
+                    refresh = True  # it may be about to expire: only posting it again makes sure
+            entry = self._next_entry(base)
+            try:
+                await self._post(entry)
+            except WrongSequence:
+                # Either another program posted, or discovery remembers more of an expired entry than it tells: then
+                # what we remember ourselves is all there is to go by.
+                if base.found is None and base.sequence == 0 and self.entry is not None and restart is None:
+                    base = restart = self._after(self.entry)
+                else:
+                    base = None
+            except (NonZeroSequence, WrongTime):
+                base = None
+            else:
+                self._note_published(entry)
+                self._renew_in(self._pace.client_refresh_s)
+                return
+        raise DiscoveryUnavailable("the entry keeps changing while it is being updated")
+
+    def _is_to_be_renewed(self, found: Entry) -> bool:
+        if self._renew_at_s is None:
+            # Posted by an earlier process of this key, on a clock that may have been another.
+            age_s = (self._now_ns() - found.timestamp) / 1e9
+            self._renew_in(self._pace.client_refresh_s - age_s if 0 <= age_s < self._pace.client_refresh_s else 0.0)
+        assert self._renew_at_s is not None
+        return self._clock.seconds() >= self._renew_at_s
+
+    def _renew_in(self, delay_s: float) -> None:
+        self._renew_at_s = self._clock.seconds() + delay_s * (0.75 + self._random.random() / 4)
+
+    async def _post(self, entry: Entry) -> None:
+        started_s = self._clock.seconds()
+        reason = Reason.CANCELLED
+        try:
+            await self._discovery.post_entry(entry)
+            reason = Reason.NONE
+        except DiscoveryError as error:
+            reason = Reason.of(error.text)
+            raise
+        finally:
+            if self._events is not None:
+                kind = "server" if self._has_server else "client"
+                elapsed_ms = (self._clock.seconds() - started_s) * 1e3
+                self._events.emit(EntryPublished(entry.sequence, kind, elapsed_ms, not reason, reason))
+
+    async def _fetch(self) -> _Base:
+        """Ask discovery what it has. Only its word that there is nothing gives sequence 0."""
+        try:
+            return self._after(await self._discovery.get_entry(self._secret_key.public_key))
+        except EntryRolledBack as error:
+            # An old entry of our own (a discovery restored from a backup): its sequence goes on, its content does not.
+            if not isinstance(error.entry, Entry):
+                raise
+            stale = self._after(error.entry)
+            return _Base(self.entry or stale.found, stale.sequence, stale.after_ns)
+        except EntryNotFound as error:
+            sequence, after_ns = error.next_sequence or 0, error.after_timestamp or 0
+            if not 0 <= sequence < _HINT_SEQUENCE_LIMIT or after_ns > self._now_ns() + _HINT_AHEAD_NS:
+                raise DiscoveryUnavailable("discovery gives hints that cannot be followed") from None
+            return _Base(None, sequence, after_ns)
+
+    @staticmethod
+    def _after(entry: Entry) -> _Base:
+        return _Base(entry, next_sequence(entry.sequence), entry.timestamp)
+
+    @property
+    def _has_server(self) -> bool:
+        return isinstance(self._entry_wanted.server, ServerPart)
+
+    def _is_as_wanted(self, found: Entry) -> bool:
+        return self._entry_wanted.is_met_by(found)
+
+    def _next_entry(self, base: _Base) -> Entry:
+        other = base.found or self.entry
+        client, server = self._entry_wanted.halves(other)
+        # Later than anything before, also when the clock stands still or was set back.
+        timestamp = max(self._now_ns(), base.after_ns + 1, self._last_timestamp + 1)
+        self._last_timestamp = timestamp
+        version = self._entry_wanted.version(other)
+        entry = Entry(version, base.sequence, timestamp, self._secret_key.public_key, client, server)
+        return entry.sign(self._secret_key)
+
+    def _note_published(self, entry: Entry) -> None:
+        self.entry = entry
+        self._last_timestamp = max(self._last_timestamp, entry.timestamp)
