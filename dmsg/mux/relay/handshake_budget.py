@@ -1,9 +1,8 @@
 """How many handshakes a relay does for strangers, and the cookies that it asks for when there are many.
 
 Pure. A handshake costs a relay some 500 microseconds, mostly for three Diffie-Hellmans, and a stranger can record the
-first message of another and send it again. So each handshake takes a token of its address group, its network group and
-the relay before the first Diffie-Hellman. The lower half of every bucket is kept for handshakes with a cookie
-(:ref:`spec-cookie`).
+first message of another and send it again. So each handshake takes its tokens (:mod:`dmsg.serving.handshake_rates`) before
+the first Diffie-Hellman. The lower half of every bucket is kept for handshakes with a cookie (:ref:`spec-cookie`).
 """
 
 from __future__ import annotations
@@ -16,17 +15,12 @@ from dmsg.crypto.keys import Random
 from dmsg.crypto.noise import XK_MESSAGE_BYTES
 from dmsg.errors import RemoteProtocolError
 from dmsg.mux.core.handshake import COOKIE_BYTES
-from dmsg.mux.relay.limits import RelayLimits
-from dmsg.sansio.rate import RateLimiterTable, TokenBucket
 from dmsg.serving.admission import Origin
+from dmsg.serving.handshake_rates import HandshakeRates
+from dmsg.serving.limits import ServingLimits
 
 #: A secret makes cookies for this time and opens them for twice as long: a handshake may not take longer.
 COOKIE_SLOT_S: Final = 16.0
-#: Connections a group may open for each handshake it may begin. One costs a relay a fifth of a first message.
-_CONNECTS_A_HANDSHAKE: Final = 4
-#: Groups that are remembered, in some 3 MB for each table. The address groups of one network share its bucket, and an
-#: attacker with more networks than this meets the limit of the relay first.
-_GROUPS: Final = 8_192
 _SECRET_BYTES: Final = 32
 
 
@@ -62,30 +56,12 @@ def _mac(secret: bytes, slot: int, address: str, message: bytes) -> bytes:
     return hmac.digest(secret, text, "sha256")
 
 
-def _table(rate_per_s: float, burst: float, *, times: int = 1) -> RateLimiterTable[str]:
-    return RateLimiterTable(times * rate_per_s, times * burst, _GROUPS)
+class HandshakeBudget(HandshakeRates):
+    """The token buckets of all strangers, half of each for those that bring a cookie."""
 
-
-class HandshakeBudget:
-    """The token buckets of all strangers."""
-
-    def __init__(self, limits: RelayLimits, now: float, *, random: Random = os.urandom, cookies: bool = True) -> None:
+    def __init__(self, limits: ServingLimits, now: float, *, random: Random = os.urandom, cookies: bool = True) -> None:
+        super().__init__(limits, now)
         self._cookies = CookieJar(random=random) if cookies else None
-        address = limits.handshakes_per_s_per_address, limits.handshake_burst_per_address
-        network = limits.handshakes_per_s_per_network, limits.handshake_burst_per_network
-        self._addresses = _table(*address)
-        self._networks = _table(*network)
-        self._all = TokenBucket(limits.handshakes_per_s, limits.handshake_burst, now)
-        self._address_connects = _table(*address, times=_CONNECTS_A_HANDSHAKE)
-        self._network_connects = _table(*network, times=_CONNECTS_A_HANDSHAKE)
-
-    def connects(self, origin: Origin, now: float) -> str:
-        """Count a TCP connection; gives the limit that refuses it, or ""."""
-        if not self._address_connects.take(origin.address, now):
-            return "connects_per_address"
-        if not self._network_connects.take(origin.network, now):
-            return "connects_per_network"
-        return ""
 
     def gate(self, origin: Origin) -> Gate:
         """The gate for the handshake of one connection from ``origin``."""
@@ -102,27 +78,12 @@ class HandshakeBudget:
         if jar is not None and len(message) == bare + COOKIE_BYTES:
             proved = jar.opens(message[bare:], origin.address, message[:bare], now)
             message = message[:bare] if proved else message
-        refusal = self._take(origin, now, proved=proved)
+        refusal = self.take(origin, now, kept=0.0 if proved or jar is None else 0.5)
         if not refusal:
             return message, b""
         if jar is None or proved:
             raise RemoteProtocolError("accept", refusal)
         return b"", jar.make(origin.address, message[:bare], now)
-
-    def _take(self, origin: Origin, now: float, *, proved: bool) -> str:
-        """Take a token of each bucket, or of none; gives the limit that is reached, or ""."""
-        buckets = (
-            ("handshakes_per_address", self._addresses.bucket(origin.address, now)),
-            ("handshakes_per_network", self._networks.bucket(origin.network, now)),
-            ("handshakes", self._all),
-        )
-        kept = 0.0 if proved or self._cookies is None else 0.5
-        for name, bucket in buckets:
-            if not bucket.has(now, keep=kept * bucket.burst):
-                return name
-        for _, bucket in buckets:
-            bucket.take(now)
-        return ""
 
 
 class Gate:

@@ -1,68 +1,36 @@
-"""A relay as a service: accepts connections, admits them to the switch, and logs what happens there.
+"""A relay of the dmsg protocol as a service: what :mod:`dmsg.serving.service` leaves to a protocol.
 
-:ref:`spec-server-connections`, :ref:`spec-publishing`, :ref:`spec-draining`.
+:ref:`spec-server-connections`, :ref:`spec-admission`.
 """
 
 from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Sequence
-from itertools import count
-from typing import Any, Final
+from collections.abc import Callable
 
-from twisted.application.service import Service
-from twisted.internet.defer import CancelledError, Deferred, ensureDeferred, maybeDeferred
-from twisted.internet.interfaces import IAddress, IDelayedCall, IListeningPort, IReactorTime, IStreamServerEndpoint
-from twisted.internet.task import LoopingCall
-from twisted.logger import Logger
-from twisted.python.failure import Failure
+from twisted.internet.interfaces import IReactorTime, IStreamServerEndpoint
 
-import dmsg
 from dmsg.address import HostPort
 from dmsg.crypto.keys import Random, SecretKey
-from dmsg.discovery.registrar import EntryRegistrar
-from dmsg.errors import DmsgError, RemoteProtocolError
-from dmsg.eventlog import schema as ev
-from dmsg.eventlog.reasons import Reason
-from dmsg.eventlog.refusals import RefusalReport
-from dmsg.glue.fanout import flush_all
-from dmsg.glue.pacer import Pacer
-from dmsg.glue.shell import Shell
-from dmsg.glue.throttle import ReadThrottle
-from dmsg.glue.waiters import Waiters
+from dmsg.errors import RemoteProtocolError
 from dmsg.interfaces import IDiscovery, IEventLog
-from dmsg.mux.core.errors import ServerDraining
 from dmsg.mux.core.events import HandshakeDone
 from dmsg.mux.core.handshake import Handshake, Role
 from dmsg.mux.core.hello import AnnouncedLimits, hello_payload, read_hello
-from dmsg.mux.core.wire import FRAME_PAYLOAD_LIMIT_BYTES, CloseReason, reason_name
+from dmsg.mux.core.wire import FRAME_PAYLOAD_LIMIT_BYTES, reason_name
 from dmsg.mux.relay.handshake_budget import HandshakeBudget
 from dmsg.mux.relay.limits import RelayLimits
-from dmsg.mux.relay.member import Member
-from dmsg.mux.relay.shell import RelayFactory, RelayShell
 from dmsg.mux.relay.switch import Switch
-from dmsg.sansio.jitter import Jitter
-from dmsg.serving.admission import Admission, Origin
-from dmsg.serving.events import MemberDropped, RequestRefused, SwitchEvent, TransportEnded, TransportStarted
-from dmsg.serving.member import Leg
-from dmsg.serving.member import Member as AnyMember
-
-_log = Logger()
-#: Seconds between two updates of the number of available connections in discovery.
-_PUBLISH_INTERVAL_S: Final = 5.0
-#: What is written when the relay stops has this long to leave.
-_CLOSE_TIMEOUT_S: Final = 2.0
-#: Precision of the timeouts of the switch.
-_TICK_S: Final = 0.25
+from dmsg.serving.admission import Origin
+from dmsg.serving.service import RelayService
+from dmsg.serving.shell import RelayShell
 
 
-class DmsgRelay(Service):
-    """A dmsg relay as a Twisted service.
+class DmsgRelay(RelayService):
+    """A dmsg relay as a Twisted service; with ``extended`` it speaks the secure extension."""
 
-    ``startService`` listens and registers; ``stopService`` drains: no new connections or transports, open ones may go on for
-    ``limits.drain_timeout_s``, then everything is closed with a reason. ``ready`` tells whether it is serving.
-    """
+    switch: Switch
 
     def __init__(
         self,
@@ -78,153 +46,28 @@ class DmsgRelay(Service):
         now_ns: Callable[[], int] = time.time_ns,
         extended: bool = True,
     ) -> None:
-        self.reactor = reactor
-        self.key = key
-        self.limits = limits = limits or RelayLimits()
-        self.switch = Switch(limits, random=random)
-        self.pacer = Pacer(reactor)
-        self.ready = False
-        self.port: IListeningPort | None = None
-        self.registrar: EntryRegistrar | None = None
-        self._endpoint = endpoint
-        self._public_address = public_address
-        self._events = events
-        self._random = random
-        self._numbers = count(1)
+        limits = limits or RelayLimits()
+        self._budget = HandshakeBudget(limits, reactor.seconds(), random=random, cookies=extended)
+        super().__init__(
+            reactor,
+            key,
+            endpoint,
+            Switch(limits, random=random),
+            self._budget,
+            public_address=public_address,
+            discovery=discovery,
+            events=events,
+            random=random,
+            now_ns=now_ns,
+        )
         announced = AnnouncedLimits(
             limits.transports_per_connection, int(limits.requests_per_s), FRAME_PAYLOAD_LIMIT_BYTES
         )
         self._hello = hello_payload(announced) if extended else b""
-        self.admission: Admission[RelayShell] = Admission(limits, random=random)
-        self._budget = HandshakeBudget(limits, reactor.seconds(), random=random, cookies=extended)
-        self._shells: set[RelayShell] = set()
-        self._idle: Waiters[None] = Waiters()  # for the end of the last transport while it drains
-        self._emptied: Waiters[None] = Waiters()  # for the end of the last connection while it stops
-        self._report = RefusalReport(reactor, self._emit)
-        self._timer: IDelayedCall | None = None
-        self._started_at = 0.0
-        self._start_error: BaseException | None = None
-        self._publishing = LoopingCall(self._publish)
-        self._publishing.clock = reactor
-        self._factory = RelayFactory(self.build_shell)
-        if discovery is not None and public_address is not None:
-            self.registrar = EntryRegistrar(
-                discovery, key, clock=reactor, random=Jitter(random), events=events, now_ns=now_ns
-            )
 
-    # --- service ---------------------------------------------------------------------------------------------------
-
-    def startService(self) -> None:
-        """Listen, then register in discovery and keep the entry fresh."""
-        super().startService()  # type: ignore[no-untyped-call]
-        self._started_at = self.reactor.seconds()
-        self._starting = ensureDeferred(self._start())
-        self._starting.addErrback(self._start_failed)
-
-    async def _start(self) -> None:
-        self.port = await self._endpoint.listen(self._factory)
-        self.ready = True
-        address = str(self._public_address) if self._public_address else str(self.port.getHost())
-        self._emit(ev.ServerStarted(str(self.key.public_key), address, dmsg.__version__))
-        if self.registrar is not None:
-            self._publishing.start(_PUBLISH_INTERVAL_S).addErrback(lambda f: _log.failure("Publishing stopped", f))
-
-    def _start_failed(self, failure: Failure) -> None:
-        self._start_error = failure.value
-        if failure.check(CancelledError) is None:
-            _log.failure("The relay cannot listen", failure=failure)
-
-    def listening(self) -> Deferred[IListeningPort]:
-        """Fires with the port once the relay listens, or fails with the error of listening."""
-
-        async def wait() -> IListeningPort:
-            await self._starting
-            if self._start_error is not None:
-                raise self._start_error
-            assert self.port is not None
-            return self.port
-
-        return ensureDeferred(wait())
-
-    def stopService(self) -> Deferred[None]:
-        """Drain, then close everything; fires when the last connection is gone."""
-        return ensureDeferred(self._stop())
-
-    async def _stop(self) -> None:
-        began = self.reactor.seconds()
-        self.ready = False
-        self.switch.draining = True
-        self._starting.cancel()
-        if self._publishing.running:
-            self._publishing.stop()
-        if self.port is not None:
-            await maybeDeferred(self.port.stopListening)
-        if self.registrar is not None:
-            await self.registrar.close(withdraw=True)
-        await self._wait_until_idle(began + self.limits.drain_timeout_s)
-        left = self.switch.open_transports
-        self._act(self.switch.drop_transports(CloseReason.SERVER_DRAINING))
-        self.pacer.stop()
-        for shell in list(self._shells):
-            shell.close(ServerDraining())
-        if self._shells:
-            await self._emptied.wait_at_most(_CLOSE_TIMEOUT_S, self.reactor)
-        for shell in list(self._shells):
-            shell.fail(ServerDraining())
-        if self._shells:
-            await self._emptied.wait()
-        if self._timer is not None and self._timer.active():
-            self._timer.cancel()
-        self._report.close()
-        elapsed_ms = (self.reactor.seconds() - began) * 1000
-        self._emit(ev.Drained(elapsed_ms, left))
-        self._emit(ev.ServerStopped(Reason.STOPPED, self.reactor.seconds() - self._started_at))
-        super().stopService()  # type: ignore[no-untyped-call]
-
-    async def _wait_until_idle(self, deadline: float) -> None:
-        """Wait until no transport is open. One that was requested before may still open meanwhile."""
-        while self.switch.open_transports and (left_s := deadline - self.reactor.seconds()) > 0:
-            await self._idle.wait_at_most(left_s, self.reactor)
-
-    def _tell_waiters(self) -> None:
-        """Let a relay that stops go on. Call it last: what comes next may be the end of the service."""
-        if self.switch.draining:
-            if not self.switch.open_transports:
-                self._idle.fire(None)
-            if not self._shells:
-                self._emptied.fire(None)
-
-    @property
-    def available_connections(self) -> int:
-        """How many more clients would be admitted now.
-
-        A relay that one network has filled with idle clients is not full for others, and discovery still lists it.
-        """
-        if self.switch.draining:
-            return 0
-        return max(self.limits.connections - len(self.switch.members), self.admission.spare)
-
-    def stats(self) -> dict[str, float]:
-        """Gauges for the metrics: open connections and transports, half-open connections, queued bytes."""
-        return {
-            "connections": len(self.switch.members),
-            "transports": self.switch.open_transports,
-            "half_open": len(self.admission.strangers),
-            "queued_bytes": self.switch.queued_bytes,
-        }
-
-    # --- strangers -------------------------------------------------------------------------------------------------
-
-    def build_shell(self, address: IAddress | None) -> RelayShell | None:
-        """A shell for a new TCP connection, or ``None`` to close it when too many come from its address."""
-        now = self.reactor.seconds()
-        host = str(getattr(address, "host", address))
-        origin = Origin.of(host)
-        refusal = self._budget.connects(origin, now)
-        if refusal:
-            self._report.add(0, origin.address, "connection", refusal)
-            return None
-        core = Handshake(
+    def greet(self, origin: Origin, now: float) -> Handshake:
+        """A Noise handshake, whose first message has to pass the budget."""
+        return Handshake(
             Role.SERVER,
             self.key,
             now=now,
@@ -234,210 +77,20 @@ class DmsgRelay(Service):
             gate=self._budget.gate(origin),
             random=self._random,
         )
-        return RelayShell(core, self, self.reactor, number=next(self._numbers), address=host)
 
-    def take_stranger(self, shell: RelayShell) -> None:
-        """Let a connection shake hands. If too many do, another one ends (:ref:`spec-server-connections`)."""
-        self._shells.add(shell)
-        if self.limits.bytes_per_s:
-            shell.throttle = ReadThrottle(shell, self.reactor, self.limits.bytes_per_s)
-        victim = self.admission.arrived(shell)
-        if victim is not None:
-            victim[0].fail(RemoteProtocolError("accept", victim[1]))
-
-    # --- from the shells -------------------------------------------------------------------------------------------
-
-    def handle_events(self, shell: Shell, events: Sequence[object]) -> None:
-        """Act on the events of a handshake or of the switch."""
-        assert isinstance(shell, RelayShell)
-        for event in events:
-            if isinstance(event, HandshakeDone):
-                self._admit(shell, event)
-            elif isinstance(event, SwitchEvent):
-                self._on_switch_event(event)
-
-    def after_read(self, shell: Shell) -> None:
-        """Flush all connections that got something to send because of one read."""
-        if shell.congested or not isinstance(shell.core, Member):
-            shell.flush()  # writes the answer of a handshake, or stops reading from a client that takes no answers
-        flush_all(self.switch.dirty)  # a member that has something to send is among them
-        self._arm()
-        self._tell_waiters()
-
-    def flushed(self, shell: Shell) -> None:
-        """See :class:`dmsg.glue.shell.Owner`."""
-
-    def connection_lost(self, shell: Shell, error: DmsgError | None, reason: Failure) -> None:
-        """Forget a connection and tell its peers."""
-        assert isinstance(shell, RelayShell)
-        self.admission.left(shell)
-        self._shells.discard(shell)
-        if shell.throttle is not None:
-            shell.throttle.stop()
-        if isinstance(shell.core, Member):
-            self._member_lost(shell, shell.core, error)
-        else:
-            self._stranger_lost(shell, error)
-        self._tell_waiters()
-
-    def _stranger_lost(self, shell: RelayShell, error: DmsgError | None) -> None:
-        stage, why = _why(error, "handshake")
-        if stage == "accept":
-            self._report.add(0, shell.origin.address, "connection", why)
-        after_ms = (self.reactor.seconds() - shell.opened_at) * 1000
-        self._emit(ev.HandshakeFailed(shell.address, stage, why, after_ms))
-
-    def _member_lost(self, shell: RelayShell, member: Member, error: DmsgError | None) -> None:
-        now = self.reactor.seconds()
-        still_open = len(member.legs)
-        self._act(self.switch.remove_member(member, now))
-        _, why = _why(error, "connection")
-        self._emit(
-            ev.ConnectionClosed(
-                shell.number,
-                str(member.remote),
-                why,
-                now - member.since,
-                member.bytes_in,
-                member.bytes_out,
-                member.frames_in,
-                member.frames_out,
-                still_open,
-            )
-        )
-        member.owner = None  # without the cycle both are freed now, before the garbage collector runs
-
-    # --- inside ----------------------------------------------------------------------------------------------------
-
-    def _admit(self, shell: RelayShell, done: HandshakeDone) -> None:
-        now = self.reactor.seconds()
-        is_new = done.remote.raw not in self.switch.members
-        if is_new:
-            self._make_room(shell)
-        refusal = self.switch.refusal(done.remote)
-        if refusal is None and is_new and self.admission.is_full(shell.origin):
-            refusal = "connections_per_address"
+    def on_handshake(self, shell: RelayShell, event: HandshakeDone) -> None:
+        """Admit the client, or say in an OK frame why not (:ref:`spec-admission`)."""
+        refusal = self.refuses(shell, event.remote)
         if refusal is not None:
-            self.admission.left(shell)
-            self._report.add(shell.number, str(done.remote), "connection", refusal)
-            shell.say_last(self.switch.reject(done.records, refusal), RemoteProtocolError("admission", refusal))
+            shell.say_last(self.switch.reject(event.records, refusal), RemoteProtocolError("admission", refusal))
             return
-        extended = bool(self._hello) and read_hello(done.peer_payload).extended
+        extended = bool(self._hello) and read_hello(event.peer_payload).extended
         member, events = self.switch.add_member(
-            done.remote, done.records, now, extended=extended, group=shell.origin.address
+            event.remote, event.records, self.reactor.seconds(), extended=extended, group=shell.origin.address
         )
-        member.owner = shell
-        self.admission.joined(shell)
-        handshake_ms = (now - shell.opened_at) * 1000
-        self._emit(ev.ConnectionOpened(shell.number, str(done.remote), shell.address, handshake_ms, extended))
-        for event in events:
-            self._on_switch_event(event)
-        shell.become(member, done.leftover)
+        self.join(shell, member, events, extended=extended)
+        shell.become(member, event.leftover)
 
-    def _make_room(self, shell: RelayShell) -> None:
-        """End an idle connection if ``shell`` needs a place."""
-        while (victim := self.admission.victim(shell.origin)) is not None:
-            member = victim.core
-            assert isinstance(member, Member)
-            if member.legs:
-                self.admission.is_busy(victim)
-                continue
-            self.admission.left(victim)
-            self._report.add(victim.number, str(member.remote), "connection", "evicted")
-            self._act(self.switch.remove_member(member, self.reactor.seconds()))
-            victim.fail(RemoteProtocolError("connection", "evicted"))
-            return
-
-    def _act(self, events: Sequence[SwitchEvent]) -> None:
-        for event in events:
-            self._on_switch_event(event)
-        flush_all(self.switch.dirty)
-        self._arm()
-
-    def _on_switch_event(self, event: SwitchEvent) -> None:
-        match event:
-            case TransportStarted(asking=leg):
-                self.admission.carries(_shell_of(leg.member))
-                self.admission.carries(_shell_of(leg.other.member))
-                if self._events is not None:
-                    self._emit(self._opened(leg))
-            case TransportEnded(asking=leg):
-                for member in (leg.member, leg.other.member):
-                    if not member.legs:
-                        self.admission.rests(_shell_of(member))
-                if self._events is not None:
-                    self._emit(self._closed(event))
-            case RequestRefused(member=member, reason=reason):
-                self._report.add(_shell_of(member).number, str(member.remote), "request", reason)
-            case MemberDropped(member=member, reason=reason):
-                self.admission.left(_shell_of(member))
-                _shell_of(member).fail(RemoteProtocolError("connection", reason))
-
-    def _opened(self, leg: Leg[Any]) -> ev.TransportOpened:
-        return ev.TransportOpened(
-            _shell_of(leg.member).number,
-            leg.id,
-            str(leg.member.remote),
-            str(leg.other.member.remote),
-            str(self.key.public_key),
-            (leg.opened_at - leg.since) * 1000,
-            "unknown",
-        )
-
-    def _closed(self, event: TransportEnded) -> ev.TransportClosed:
-        leg, server = event.asking, str(self.key.public_key)
-        return ev.TransportClosed(
-            _shell_of(leg.member).number,
-            leg.id,
-            str(leg.member.remote),
-            str(leg.other.member.remote),
-            server,
-            Reason.of(reason_name(event.reason)),
-            event.reason,
-            event.by,
-            self.reactor.seconds() - leg.opened_at if event.was_open else 0.0,
-            leg.other.bytes,
-            leg.bytes,
-            max(leg.queue_peak_bytes, leg.other.queue_peak_bytes),
-            "unknown",
-            leg.id,
-            server,
-        )
-
-    def _arm(self) -> None:
-        due = self.switch.next_timeout()
-        if due is None:
-            return
-        if self._timer is None or not self._timer.active():
-            self._timer = self.reactor.callLater(max(_TICK_S, due - self.reactor.seconds()), self._tick)
-        elif due < self._timer.getTime() - _TICK_S:  # a later request may be due earlier
-            self._timer.reset(max(_TICK_S, due - self.reactor.seconds()))
-
-    def _tick(self) -> None:
-        self._act(self.switch.handle_timeout(self.reactor.seconds()))
-        self._tell_waiters()
-
-    def _publish(self) -> None:
-        if self.registrar is not None and self._public_address is not None:
-            self.registrar.set_server(self._public_address, self.available_connections)
-
-    def _emit(self, event: ev.Event) -> None:
-        if self._events is not None:
-            self._events.emit(event)
-
-
-def _shell_of(member: AnyMember[Any]) -> RelayShell:
-    shell = member.owner
-    assert isinstance(shell, RelayShell)
-    return shell
-
-
-def _why(error: DmsgError | None, stage: str) -> tuple[str, Reason]:
-    """Stage and reason of an end. Without an error of ours the peer closed the connection."""
-    if error is None:
-        return stage, Reason.CLOSED_BY_PEER
-    if isinstance(error, RemoteProtocolError):
-        return error.stage, Reason.of(error.reason)
-    if isinstance(error, ServerDraining):
-        return stage, Reason.SERVER_DRAINING
-    return stage, Reason.of(type(error).__name__)
+    def name_of(self, code: int) -> str:
+        """The name of a CLOSE reason."""
+        return reason_name(code)

@@ -16,7 +16,7 @@ from dmsg.eventlog.schema import ConnectionClosed, HandshakeFailed
 from dmsg.mux.core.handshake import Handshake, Role
 from dmsg.mux.core.wire import REQUEST
 from dmsg.mux.relay.member import Member
-from dmsg.mux.relay.shell import RelayShell
+from dmsg.serving.shell import RelayShell
 from dmsg.testing.network import LocalNetwork
 from dmsg.testing.raw import connect_raw
 from tests.memory_log import MemoryEventLog

@@ -3,19 +3,33 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Final, Protocol
+from typing import Any, Final, Protocol
 
 from twisted.internet.interfaces import IAddress, IReactorTime
 from twisted.internet.protocol import Factory
 
+from dmsg.errors import DmsgError
 from dmsg.glue.pacer import Pacer
 from dmsg.glue.shell import Owner, Shell
 from dmsg.glue.throttle import ReadThrottle
-from dmsg.mux.core.handshake import Handshake
+from dmsg.sansio.core import Core
 from dmsg.serving.admission import Origin
+from dmsg.serving.member import Member
 
 #: Why a stranger is not read from while what it sent waits for its turn.
 _TURN: Final = "turn"
+
+
+class StrangerCore(Core, Protocol):
+    """The relay's side of a handshake, as a core."""
+
+    #: How many whole messages of the stranger were handled: the expensive part.
+    messages: int
+    #: Whether :meth:`data_to_send` makes an answer, which is expensive as well.
+    answer_due: bool
+
+    def heard(self) -> None:
+        """The stranger has sent something: it is not silent, even if that is taken in only later."""
 
 
 class Host(Owner, Protocol):
@@ -33,13 +47,17 @@ class RelayShell(Shell):
 
     owner: Host
 
-    def __init__(self, core: Handshake, owner: Host, clock: IReactorTime, *, number: int, address: str) -> None:
+    def __init__(self, core: StrangerCore, owner: Host, clock: IReactorTime, *, number: int, address: str) -> None:
         super().__init__(core, owner, clock)
         self.number = number
         self.address = address
         self.origin = Origin.of(address)
         self.opened_at = clock.seconds()
         self.throttle: ReadThrottle | None = None
+        #: The core of its handshake, until another takes its place.
+        self.stranger: StrangerCore | None = core
+        #: What it is to the switch, once it is admitted.
+        self.member: Member[Any] | None = None
         self._answering = False
 
     def connectionMade(self) -> None:
@@ -47,8 +65,8 @@ class RelayShell(Shell):
         super().connectionMade()
 
     def dataReceived(self, data: bytes) -> None:
-        if isinstance(self.core, Handshake):
-            self.core.heard()
+        if self.stranger is not None:
+            self.stranger.heard()
             if not self.owner.pacer.submit(lambda: self._in_turn(data)):
                 # One read of each stranger waits at most, so that reads neither pile up nor overtake each other.
                 self.hold(_TURN, True)
@@ -57,10 +75,19 @@ class RelayShell(Shell):
             self.throttle.read(len(data))
         super().dataReceived(data)
 
+    def become(self, core: Core, leftover: bytes) -> None:
+        """Go on with ``core``, which takes no turns."""
+        self.stranger = None
+        super().become(core, leftover)
+
+    def say_last(self, data: bytes, error: DmsgError) -> None:
+        """Write ``data``, then end the connection for ``error``."""
+        self.stranger = None
+        super().say_last(data, error)
+
     def flush(self) -> None:
         """Write what the core has; the answer to a handshake is made in a turn of its own."""
-        core = self.core
-        if not isinstance(core, Handshake) or not core.answer_due:
+        if self.stranger is None or not self.stranger.answer_due:
             super().flush()
         elif not self._answering:
             self._answering = True
@@ -73,11 +100,11 @@ class RelayShell(Shell):
 
     def _in_turn(self, data: bytes) -> bool:
         """Go on with the handshake; gives whether a whole message was handled, which is expensive."""
-        core = self.core
-        before = core.messages if isinstance(core, Handshake) else 0
+        stranger = self.stranger
+        before = 0 if stranger is None else stranger.messages
         Shell.dataReceived(self, data)
         self.hold(_TURN, False)
-        return self.core is not core or not isinstance(core, Handshake) or core.messages != before
+        return stranger is None or self.stranger is None or stranger.messages != before
 
 
 class RelayFactory(Factory):
