@@ -105,6 +105,8 @@ class EntryKeeper:
     ) -> None:
         #: The newest entry discovery is known to have; ``None`` before the first success.
         self.entry: Entry | None = None
+        #: How often it could not be published since it last was.
+        self.failures = 0
         self._discovery = discovery
         self._secret_key = secret_key
         self._clock = clock
@@ -118,7 +120,6 @@ class EntryKeeper:
         #: When to post the entry again although nothing has changed, on `clock`; `None` before it is known.
         self._renew_at_s: float | None = None
         self._wanted = self._done = 0
-        self._failures = 0
         self._timer: Any = None
         self._running: Deferred[None] | None = None
         self._waiters: Waiters[None] = Waiters()
@@ -168,7 +169,7 @@ class EntryKeeper:
         self._wanted += 1
         if self._closed or self._running is not None:
             return  # what is running looks again when it ends
-        if self._failures and self._timer is not None:
+        if self.failures and self._timer is not None:
             return  # discovery is not to be asked more often because more has changed
         if self._timer is None or self._done == self._wanted - 1:
             self._start_in(self._pace.debounce_s)
@@ -192,24 +193,24 @@ class EntryKeeper:
         try:
             await self._publish(refresh=self._done == aim)
         except DiscoveryError as error:
-            if not self._failures:
+            if not self.failures:
                 self._log.warn("the entry could not be published and will be again: {error}", error=error)
-            self._failures += 1
+            self.failures += 1
             return
-        self._failures = 0
+        self.failures = 0
         self._done = aim
 
     def _note_unexpected(self, failure: Any) -> None:
         if not failure.check(CancelledError):
-            self._failures += 1
+            self.failures += 1
             self._log.failure("the entry could not be published and will be again", failure)
 
     def _ended(self, _: object) -> None:
         self._running = None
         if self._closed:
             return
-        if self._failures:
-            self._start_in(self._backoff.pause_s(self._failures, self._random.random))
+        if self.failures:
+            self._start_in(self._backoff.pause_s(self.failures, self._random.random))
         elif self._done != self._wanted:
             self._start_in(self._pace.debounce_s)
         else:

@@ -226,19 +226,19 @@ async def test_w20_a_discovery_that_fails(world, resident, mode):
             client = await w.client(discovery=discovery, ready=False)
             async with relay(w, SecretKey.generate(), discovery) as server:
                 await w.until(lambda: client.pool.sessions)
-                registrars = [client.registrar, server.registrar]
+                keepers = [one.registrar.keepers[0] for one in (client, server)]
                 for _ in range(2):  # pinned servers need no discovery
                     recorder = await w.connect(client, peer)
                     recorder.transport.write(b"hello")
                     await w.soon(recorder.got(5))
                     recorder.transport.loseConnection()
-                await w.until(lambda: all(one._failures >= 2 for one in registrars), 15.0)
+                await w.until(lambda: all(one.failures >= 2 for one in keepers), 15.0)
                 asked = [name for name in hostile.gets if name != str(peer.public_key)]
                 if mode == "wrong sequence":
-                    assert len(hostile.posts) <= 5 * sum(one._failures for one in registrars)
+                    assert len(hostile.posts) <= 5 * sum(one.failures for one in keepers)
                 else:
                     assert not hostile.posts
-                assert len(asked) <= 5 * sum(one._failures for one in registrars) + 2
+                assert len(asked) <= 5 * sum(one.failures for one in keepers) + 2
                 assert server.ready
             await client.stopService()
         assert resident() - memory < 32 << 20
