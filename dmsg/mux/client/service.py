@@ -200,12 +200,14 @@ class DmsgClient(RelayClient[ServerSession, OpenedPath[ServerSession], DmsgTrans
     ) -> None:
         """See :class:`~dmsg.clients.service.RelayClient`."""
         transport.token = transport.stream.token
-        self.resumable.add(transport)
+        if transport.token:
+            self.resumable.add(transport)
         super().transport_opened(session, transport, accept_ms=accept_ms, closed=closed)
 
     def transport_closed(self, session: ServerSession, transport: DmsgTransport, code: int, *, local: bool) -> None:
         """See :class:`~dmsg.clients.service.RelayClient`."""
-        self.resumable.remove(transport)
+        if transport.token:
+            self.resumable.remove(transport)
         super().transport_closed(session, transport, code, local=local)
 
     # --- resumption ------------------------------------------------------------------------------------------------

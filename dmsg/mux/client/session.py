@@ -6,7 +6,7 @@ Owns the shell and the core; gives out streams as transports and tells the clien
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Sequence, Sized
 from dataclasses import replace
 from typing import Final
 from typing import Protocol as TypingProtocol
@@ -99,7 +99,7 @@ class ServerSession:
         self._user = user
         self._config = config
         self._random = random
-        self._stage = "handshake"
+        self._answers: Sized = ()
         self._turns: Turns | None = None
         self._extended = extended
         core = Handshake(
@@ -176,7 +176,7 @@ class ServerSession:
     @property
     def spent(self) -> bool:
         """Whether the record counters are far on and nothing is open: a new session is to take its place."""
-        return self.connection.near_exhaustion and not self.connection.streams
+        return not self.connection.streams and self.connection.near_exhaustion
 
     def abort(self, error: DmsgError | None = None) -> None:
         """End the connection at once."""
@@ -192,9 +192,9 @@ class ServerSession:
     def handle_events(self, shell: Shell, events: Sequence[object]) -> None:
         """Pass on what the core found out; between many answers, send what came of them."""
         self._pass_on(shell, events)
-        while isinstance(shell.core, Connection) and shell.core.has_more:
+        while self._answers:
             shell.flush_between()
-            self._pass_on(shell, shell.core.open_more())
+            self._pass_on(shell, self.connection.open_more())
 
     def _pass_on(self, shell: Shell, events: Sequence[object]) -> None:
         answers = 0
@@ -219,7 +219,6 @@ class ServerSession:
                     self._user.requested(self, event.stream)
                     answers += 1
                 case HandshakeDone():
-                    self._stage = "admission"
                     self._learn(read_hello(event.peer_payload) if self._extended else Capabilities())
                     self.connection = Connection(
                         self.identity,
@@ -230,6 +229,7 @@ class ServerSession:
                         extended=self.capabilities.extended,
                         end_to_end=EndToEnd(self.key, self.server, random=self._random),
                     )
+                    self._answers = self.connection.answers
                     shell.become(self.connection, event.leftover)
                 case Ready():
                     self.is_ready = True

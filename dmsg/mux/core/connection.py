@@ -9,6 +9,7 @@ frame of each stream in turn; ``receive_data`` does the reverse.
 from __future__ import annotations
 
 import os
+from collections.abc import Sized
 from typing import Final, cast
 
 from dmsg.crypto.aead import TAG_BYTES
@@ -94,6 +95,8 @@ class Connection(Core):
             extended=extended,
             end_to_end=end_to_end,
         )
+        #: Streams that :meth:`open_more` would open.
+        self.answers: Sized = self._openings.answers
 
     # --- what the application asks for -----------------------------------------------------------------------------
 
@@ -256,12 +259,7 @@ class Connection(Core):
         except RemoteProtocolError as error:
             error.events = events + self.open_more()  # they have happened, whatever came after them
             raise
-        return events + self.open_more() if self._openings.has_answers else events
-
-    @property
-    def has_more(self) -> bool:
-        """Whether :meth:`open_more` has something to do."""
-        return self._openings.has_answers
+        return events + self.open_more() if self.answers else events
 
     def open_more(self) -> list[Event]:
         """Finish the handshakes of the next streams whose peers have answered; nothing when there are none.

@@ -41,7 +41,6 @@ class Openings:
     """Opens streams from both ends. ``offered`` is how many wait for the application's decision."""
 
     __slots__ = (
-        "_answers",
         "_config",
         "_end_to_end",
         "_identity",
@@ -51,6 +50,7 @@ class Openings:
         "_out",
         "_random",
         "_streams",
+        "answers",
         "offered",
     )
 
@@ -78,7 +78,7 @@ class Openings:
         self._longest_request_bytes = EXTENDED_REQUEST_LIMIT_BYTES if extended else REQUEST_BYTES
         self._end_to_end = end_to_end
         # Streams whose peers have accepted, with their handshake messages. Without one, we send ours first.
-        self._answers: deque[tuple[PlainStream, bytes | None]] = deque()
+        self.answers: deque[tuple[PlainStream, bytes | None]] = deque()
 
     # --- asking ----------------------------------------------------------------------------------------------------
 
@@ -102,18 +102,13 @@ class Openings:
             events.append(StreamOpened(stream))
         elif len(stream.request) == REQUEST_BYTES:
             stream.move(StreamState.UPGRADING)
-            self._answers.append((stream, None))
+            self.answers.append((stream, None))
         else:
-            self._answers.append((stream, payload[REQUEST_BYTES:]))
-
-    @property
-    def has_answers(self) -> bool:
-        """Whether :meth:`take_answers` would give anything."""
-        return bool(self._answers)
+            self.answers.append((stream, payload[REQUEST_BYTES:]))
 
     def take_answers(self) -> list[tuple[PlainStream, bytes | None]]:
         """The next streams to :meth:`finish`, ``ANSWERS_AT_ONCE`` at most."""
-        return [self._answers.popleft() for _ in range(min(len(self._answers), ANSWERS_AT_ONCE))]
+        return [self.answers.popleft() for _ in range(min(len(self.answers), ANSWERS_AT_ONCE))]
 
     def finish(self, stream: PlainStream, message: bytes | None) -> StreamOpened | None:
         """Go on with the handshake of a stream whose peer has answered. Raises ``IntegrityError``."""
@@ -132,7 +127,7 @@ class Openings:
             raise StreamFault(CloseReason.DOWNGRADE)
         message = data[len(UPGRADE_MAGIC) :]
         if stream.initiator:
-            self._answers.append((stream, message))
+            self.answers.append((stream, message))
         elif stream.wants_seal:  # a second one is nothing an honest peer sends
             raise StreamFault(CloseReason.MALFORMED)
         else:

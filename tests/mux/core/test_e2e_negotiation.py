@@ -250,7 +250,7 @@ def test_many_answers_in_one_read_are_finished_in_turns() -> None:
     asked_and_answered(net, Carrier.REQUEST, 20)
     alice = net.ends[0]
     turns = [alice.receive_data(net.members[0].data_to_send(), 0)]
-    while alice.has_more:
+    while alice.answers:
         turns.append(alice.open_more())
     assert [len(turn) for turn in turns] == [8, 8, 4]
     assert all(isinstance(event, StreamOpened) for turn in turns for event in turn)
