@@ -101,6 +101,7 @@ class Reason(str, Enum):
     ENTRY_HAS_NO_ADDRESS = "entry has no usable address"
     NO_DISCOVERY = "server is not pinned and there is no discovery"
     NOT_ON_LIST = "not on the relay list"
+    ANOTHER_PROTOCOL = "speaks another protocol"
     NETWORK_IN_USE = "network in use already"
     CONNECTION_REFUSED = "connection refused"
     HOST_NOT_FOUND = "host not found"

@@ -25,7 +25,7 @@ _log = Logger()
 
 
 class ListedRelays:
-    """What ``discovery`` last answered when it was asked for relays.
+    """What ``discovery`` last answered when it was asked for relays that speak ``protocol``.
 
     The first answer is held back until ranks were asked for (``watch``). A question that fails leaves the answer before.
     """
@@ -36,6 +36,7 @@ class ListedRelays:
         discovery: IDiscovery | None,
         watch: RankWatch,
         scores: RelayScores,
+        protocol: str,
     ) -> None:
         #: Called whenever discovery has answered.
         self.changed: Callable[[], None] = lambda: None
@@ -46,6 +47,7 @@ class ListedRelays:
         self._discovery = discovery
         self._watch = watch
         self._scores = scores
+        self._protocol = protocol
         self._answered_s: float | None = None
         self._asking: Deferred[None] | None = None
 
@@ -82,7 +84,7 @@ class ListedRelays:
 
     async def _ask(self, discovery: IDiscovery) -> None:
         try:
-            entries = await discovery.available_servers()
+            entries = await discovery.available_servers(self._protocol)
         except DiscoveryError as error:
             _log.warn("Discovery gave no servers: {error}", error=error)
             return
@@ -90,7 +92,7 @@ class ListedRelays:
         relays = []
         for entry in entries:
             try:
-                if entry.server is not None:
+                if entry.server is not None and entry.protocol == self._protocol:
                     relays.append(Candidate(entry.static, entry.server.host_port))
             except InvalidAddress:
                 continue

@@ -18,6 +18,7 @@ from twisted.python.failure import Failure
 
 from dmsg.address import HostPort, network_group
 from dmsg.crypto.keys import PublicKey
+from dmsg.discovery.entry import DMSG
 from dmsg.discovery.errors import DiscoveryError, EntryNotFound
 from dmsg.errors import DmsgError, InvalidAddress, StageError
 from dmsg.glue.waiters import Waiters
@@ -34,6 +35,11 @@ from dmsg.relays.state import RelayFile
 from dmsg.sansio.backoff import Backoff
 
 _NO_SERVER: Final = "entry is not a server's"
+_ANOTHER_PROTOCOL: Final = "speaks another protocol"
+#: How long the entry of a relay that speaks another protocol is not looked at again, in seconds, and how many such relays
+#: are remembered: a peer's entry may name 64.
+ANOTHER_PROTOCOL_REST_S: Final = 300.0
+ANOTHER_PROTOCOL_LIMIT: Final = 1_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +89,9 @@ class SessionPool(Generic[S]):
     sessions changes. ``uniform`` gives random numbers in [0, 1) for jitter and choice. ``urgent`` tells whether something
     waits for a session. ``scores`` is told how connecting went, and says which relays to try first; ``memory`` keeps those
     that worked for the next run, ``operator`` is a list of those to be used only, or first. ``now_s()`` is Unix time.
+
+    ``protocol`` is what the sessions speak. A relay whose entry names another one (:ref:`spec-entry-protocol`) is not
+    connected to; pinned relays are not looked up.
     """
 
     def __init__(
@@ -103,6 +112,7 @@ class SessionPool(Generic[S]):
         memory: RelayFile | None = None,
         operator: RelayChoice | None = None,
         now_s: Callable[[], float] = time.time,
+        protocol: str = DMSG,
     ) -> None:
         self.sessions: dict[PublicKey, S] = {}
         self.pinned = dict(pinned)
@@ -125,12 +135,15 @@ class SessionPool(Generic[S]):
         self._addresses: dict[PublicKey, HostPort] = {}
         self._flights: dict[PublicKey, _Flight[S]] = {}
         self._failures: dict[PublicKey, tuple[int, float]] = {}
+        self._protocol = protocol
+        #: Until when relays that speak something else are left alone.
+        self._strangers: dict[PublicKey, float] = {}
         self._running = False
         self._goal = SessionGoal(
             clock,
             self,
             goal,
-            listed=ListedRelays(clock, discovery, self._watch, self.scores),
+            listed=ListedRelays(clock, discovery, self._watch, self.scores, protocol),
             memory=memory,
             operator=operator,
             scores=self.scores,
@@ -159,6 +172,8 @@ class SessionPool(Generic[S]):
             return succeed(session)
         if not self._is_allowed(relay):
             return fail(StageError("connect", "not on the relay list"))
+        if self._strangers.get(relay, 0.0) > self._clock.seconds():
+            return fail(StageError("connect", _ANOTHER_PROTOCOL))
         flight = self._flights.get(relay)
         if flight is not None:
             flight.shared = True
@@ -185,9 +200,9 @@ class SessionPool(Generic[S]):
         if not isinstance(failure.value, StageError):
             reason = "given up" if cancelled else type(failure.value).__name__
             failure = Failure(StageError("connect", reason, failure.value))
-        if flight.spared:
-            return failure
         error = cast(StageError, failure.value)
+        if flight.spared or error.reason == _ANOTHER_PROTOCOL:
+            return failure
         times, until = self._failures.get(relay, (0, 0.0))
         if until <= self._clock.seconds():
             self._failures[relay] = (times + 1, self._clock.seconds() + self._pause_s(times + 1))
@@ -243,7 +258,8 @@ class SessionPool(Generic[S]):
         try:
             return await looking.addTimeout(WAIT_S, self._clock, _unavailable)
         except StageError as error:
-            if not isinstance(error.error, EntryNotFound | InvalidAddress) and error.reason != _NO_SERVER:
+            wrong = (_NO_SERVER, _ANOTHER_PROTOCOL)
+            if not isinstance(error.error, EntryNotFound | InvalidAddress) and error.reason not in wrong:
                 return address  # discovery is gone; what was right last time may still be
             if self._memory is not None:
                 self._memory.forget(relay)
@@ -260,6 +276,11 @@ class SessionPool(Generic[S]):
             raise StageError("discovery", "unavailable", error) from None
         if entry.server is None:
             raise StageError("discovery", _NO_SERVER)
+        if entry.protocol != self._protocol:
+            if len(self._strangers) >= ANOTHER_PROTOCOL_LIMIT:
+                self._strangers.clear()
+            self._strangers[relay] = self._clock.seconds() + ANOTHER_PROTOCOL_REST_S
+            raise StageError("connect", _ANOTHER_PROTOCOL)
         try:
             return entry.server.host_port
         except InvalidAddress as error:
@@ -304,7 +325,7 @@ class SessionPool(Generic[S]):
 
     def rested_at(self, relay: PublicKey) -> float:
         """When the goal may try ``relay`` again after it has failed, in seconds on the clock."""
-        return self._failures.get(relay, (0, 0.0))[1]
+        return max(self._failures.get(relay, (0, 0.0))[1], self._strangers.get(relay, 0.0))
 
     def address_of(self, relay: PublicKey) -> HostPort:
         """Where a relay with a session is."""

@@ -115,6 +115,7 @@ REASONS: Final = (
     "entry has no usable address",
     "server is not pinned and there is no discovery",
     "not on the relay list",
+    "speaks another protocol",
     "network in use already",
     "connection refused",
     "host not found",
