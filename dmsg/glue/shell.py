@@ -221,6 +221,8 @@ class Shell(Protocol):
             self._timer = None
         elif timer is None or not timer.active():
             self._timer = self.clock.callLater(max(0.0, due - self.clock.seconds()), self._on_timer)
+        elif due < timer.getTime():
+            timer.reset(max(0.0, due - self.clock.seconds()))
 
     def _on_timer(self) -> None:
         self._timer = None

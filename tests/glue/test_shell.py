@@ -1,0 +1,85 @@
+"""The shell keeps the times of its core."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from twisted.internet.task import Clock
+from twisted.internet.testing import StringTransport
+
+from dmsg.errors import DmsgError
+from dmsg.glue.shell import Shell
+from dmsg.sansio.core import Core
+
+
+class Waiting(Core):
+    """A core that waits for ``due`` and writes down when it was called."""
+
+    def __init__(self, due: float | None) -> None:
+        self.due = due
+        self.called: list[float] = []
+
+    def receive_data(self, data: bytes, now: float) -> Sequence[object]:
+        return ()
+
+    def data_to_send(self) -> bytes:
+        return b""
+
+    def next_timeout(self) -> float | None:
+        return self.due
+
+    def handle_timeout(self, now: float) -> Sequence[object]:
+        self.called.append(now)
+        self.due = None
+        return ()
+
+
+class Nobody:
+    """An owner that takes no part."""
+
+    def handle_events(self, shell: Shell, events: Sequence[object]) -> None:
+        raise AssertionError(events)
+
+    def after_read(self, shell: Shell) -> None:
+        shell.flush()
+
+    def flushed(self, shell: Shell) -> None:
+        raise AssertionError("nothing is sent")
+
+    def connection_lost(self, shell: Shell, error: DmsgError | None, reason: object) -> None:
+        """The test is over."""
+
+
+def shell_of(core: Core, clock: Clock) -> Shell:
+    shell = Shell(core, Nobody(), clock)
+    shell.makeConnection(StringTransport())
+    return shell
+
+
+def test_a_time_that_moves_nearer_is_kept() -> None:
+    clock, core = Clock(), Waiting(60.0)
+    shell = shell_of(core, clock)
+    core.due = 2.0
+    shell.flush()
+    clock.advance(2.0)
+    assert core.called == [2.0]
+    clock.advance(100.0)
+    assert core.called == [2.0] and not clock.getDelayedCalls()
+
+
+def test_a_time_that_is_over_when_it_is_asked_for_is_kept_at_once() -> None:
+    clock, core = Clock(), Waiting(60.0)
+    shell = shell_of(core, clock)
+    clock.advance(5.0)
+    core.due = 1.0
+    shell.flush()
+    clock.advance(0)
+    assert core.called == [5.0]
+
+
+def test_a_time_that_is_taken_back_is_forgotten() -> None:
+    clock, core = Clock(), Waiting(60.0)
+    shell = shell_of(core, clock)
+    core.due = None
+    shell.flush()
+    assert not clock.getDelayedCalls()
