@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from dmsg.errors import RemoteProtocolError
+from enum import Enum
+from typing import Final
+
+from dmsg.errors import DmsgError, RemoteProtocolError
 
 
 class LinkRefused(RemoteProtocolError):
@@ -10,3 +13,88 @@ class LinkRefused(RemoteProtocolError):
 
     def __init__(self) -> None:
         super().__init__("handshake", "refused by server")
+
+
+class ChannelEndReason(Enum):
+    """Why a channel is over. The values are short fixed texts for logs."""
+
+    #: This side closed it, and the other side knows or had its time to answer.
+    NORMAL = "normal"
+    #: The peer closed it.
+    CLOSED_BY_PEER = "closed by peer"
+    #: ChannelClosed came for an open channel: the peer or the relay has dropped it.
+    PEER_GONE = "peer_gone"
+    #: The peer or the relay did not want it.
+    REFUSED = "refused"
+    #: The peer's answer is not that of the key that was dialled.
+    HANDSHAKE = "message 2 does not open"
+    #: Something between the two ends dropped, repeated, reordered or altered a ciphertext, or acknowledged other data.
+    INTEGRITY = "integrity"
+    #: A frame or plaintext of this channel is not well formed.
+    MALFORMED = "malformed"
+    #: The application did not take what came, and too much of it had piled up.
+    SLOW_CONSUMER = "slow_consumer"
+
+
+#: Reason -> exception class; :attr:`ChannelEndReason.NORMAL` and ``CLOSED_BY_PEER`` are no faults.
+END_ERRORS: Final[dict[ChannelEndReason, type[ChannelError]]] = {}
+
+
+class ChannelError(DmsgError):
+    """Base of what a channel can fail for; ``reason`` says it for logs. One subclass for each reason."""
+
+    reason = ChannelEndReason.NORMAL
+
+    def __init_subclass__(cls, *, reason: ChannelEndReason) -> None:
+        """Make ``cls`` the exception of ``reason``."""
+        cls.reason = reason
+        END_ERRORS[reason] = cls
+
+    def __init__(self, message: str = "") -> None:
+        super().__init__(message or self.reason.value)
+
+
+class PeerGone(ChannelError, reason=ChannelEndReason.PEER_GONE):
+    """The peer or the relay dropped the channel."""
+
+
+class ChannelRefused(ChannelError, reason=ChannelEndReason.REFUSED):
+    """The peer does not accept the channel, or the relay has no such client."""
+
+
+class HandshakeFailed(ChannelError, reason=ChannelEndReason.HANDSHAKE):
+    """The answer to a dial was not made with the key that was dialled."""
+
+
+class IntegrityError(ChannelError, reason=ChannelEndReason.INTEGRITY):
+    """Something between the two ends dropped, repeated, reordered, injected or altered ciphertexts."""
+
+
+class Malformed(ChannelError, reason=ChannelEndReason.MALFORMED):
+    """The peer sent something that is not well formed."""
+
+
+class SlowConsumer(ChannelError, reason=ChannelEndReason.SLOW_CONSUMER):
+    """More data came than may wait for the application."""
+
+
+class NoFreeChannel(DmsgError):
+    """All ids that a client may give to channels of one link are taken."""
+
+
+class WriteOverflow(DmsgError):
+    """More was written to a channel than may wait to be sent: the writer did not pause."""
+
+
+def end_error(reason: ChannelEndReason) -> ChannelError | None:
+    """The exception for ``reason``; ``None`` for an orderly end."""
+    cls = END_ERRORS.get(reason)
+    return cls() if cls is not None else None
+
+
+class ChannelFault(Exception):
+    """Something that this channel cannot have got from an honest peer over an honest relay. It never leaves the core."""
+
+    def __init__(self, reason: ChannelEndReason) -> None:
+        super().__init__(reason.value)
+        self.reason = reason
