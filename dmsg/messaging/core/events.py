@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from dmsg.crypto.keys import PublicKey
+from dmsg.messaging.core.channel import Channel
+from dmsg.messaging.core.errors import ChannelEndReason
 
 
 class Event:
@@ -29,3 +31,36 @@ class LinkDone(Event):
 
     remote: PublicKey
     leftover: bytes
+
+
+@dataclass(slots=True)
+class ChannelOffered(Event):
+    """Another client wants to open ``channel``: accept or refuse it. Its key is proved, unless the relay repeats an old
+    offer of its own; then it can neither read nor write.
+    """
+
+    channel: Channel
+
+
+@dataclass(slots=True)
+class ChannelOpened(Event):
+    """The channel we asked for is open."""
+
+    channel: Channel
+
+
+@dataclass(slots=True)
+class DataReceived(Event):
+    """Bytes of a channel, in order. The code that takes them calls ``Connection.consumed``."""
+
+    channel: Channel
+    data: bytes
+
+
+@dataclass(slots=True)
+class ChannelEnded(Event):
+    """The channel is over for the application. ``local`` tells whether this side ended it."""
+
+    channel: Channel
+    reason: ChannelEndReason
+    local: bool
