@@ -153,14 +153,16 @@ def check_http_url(text: str) -> str:
 class DmsgAddress:
     """One end of a transport: the entity, the service there ("" is the default one), and the relay in between.
 
-    ``server_public_key`` is ``None`` for an end that is not bound to one relay (a listening port).
+    ``server_public_key`` is ``None`` for an end that is not bound to one relay (a listening port). ``scheme`` is what
+    endpoint strings of its protocol begin with.
     """
 
     public_key: PublicKey
     service: str = ""
     server_public_key: PublicKey | None = None
+    scheme: str = "dmsg"
 
     def __str__(self) -> str:
         service = f"/{self.service}" if self.service else ""
         via = f" via {self.server_public_key}" if self.server_public_key else ""
-        return f"dmsg:{self.public_key}{service}{via}"
+        return f"{self.scheme}:{self.public_key}{service}{via}"

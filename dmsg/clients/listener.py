@@ -33,6 +33,10 @@ class PortClient(TypingProtocol[T]):
     public_key: PublicKey
 
     @property
+    def scheme(self) -> str:
+        """What addresses of its protocol begin with."""
+
+    @property
     def services(self) -> Services[Any]:
         """Its ports."""
 
@@ -74,7 +78,7 @@ class ListeningPort(Generic[T]):
         try:
             self.client.services.add(self)
         except ValueError as error:
-            raise CannotListenError("dmsg", self.service, error) from None
+            raise CannotListenError(self.client.scheme, self.service, error) from None
         self._listening = True
         self.factory.doStart()
 
@@ -88,7 +92,7 @@ class ListeningPort(Generic[T]):
 
     def getHost(self) -> IAddress:
         """The key and the service that are listened on, as a ``DmsgAddress``."""
-        return cast(IAddress, DmsgAddress(self.client.public_key, self.service))
+        return cast(IAddress, DmsgAddress(self.client.public_key, self.service, None, self.client.scheme))
 
     # --- who may come in -------------------------------------------------------------------------------------------
 
@@ -119,7 +123,7 @@ class ListeningPort(Generic[T]):
         if self._opened.is_full:
             session.turn_away(stream, busy=True)
             return
-        peer = DmsgAddress(stream.remote, "", session.server)
+        peer = DmsgAddress(stream.remote, "", session.server, self.client.scheme)
         try:
             protocol = self.factory.buildProtocol(cast(IAddress, peer)) if self._listening else None
         except Exception:  # an application may raise anything; it costs it this one transport

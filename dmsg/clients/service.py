@@ -120,10 +120,6 @@ class RelayClient(Service, ABC, Generic[S, R, T]):
     def make_session(self, relay: PublicKey) -> S:
         """A session with ``relay``, not connected yet."""
 
-    @abstractmethod
-    def reason_of(self, code: int) -> Reason:
-        """What ended or refused a transport, by the code of the protocol."""
-
     @property
     def in_haste(self) -> bool:
         """Whether something that cannot wait needs a session."""
@@ -202,10 +198,10 @@ class RelayClient(Service, ABC, Generic[S, R, T]):
 
     # --- from ports and sessions -----------------------------------------------------------------------------------
 
-    def refused(self, remote: PublicKey, code: int) -> None:
+    def refused(self, remote: PublicKey, reason: str) -> None:
         """Count a transport that was asked for in the name of ``remote`` and refused."""
         if self._events is not None:
-            self._report.add(0, str(remote), "transport", self.reason_of(code))
+            self._report.add(0, str(remote), "transport", reason)
 
     def transport_opened(
         self, session: S, transport: T, *, accept_ms: float = 0.0, closed: Callable[[T], object] | None = None
@@ -220,8 +216,8 @@ class RelayClient(Service, ABC, Generic[S, R, T]):
             self.hold()
             transport.on_over = self.release
 
-    def transport_closed(self, session: S, transport: T, code: int, *, local: bool) -> None:
-        """Note a transport that is over."""
+    def transport_closed(self, session: S, transport: T, reason: str, *, local: bool, code: int = 0) -> None:
+        """Note a transport that is over; ``code`` is what stands for ``reason`` on the wire, if anything does."""
         record = self.transports.remove(transport)
         if record is None:
             return
@@ -236,7 +232,7 @@ class RelayClient(Service, ABC, Generic[S, R, T]):
                 stream.id,
                 *self._ends(stream),
                 str(session.server),
-                self.reason_of(code),
+                Reason.of(reason),
                 code,
                 "local" if local else "peer",
                 self.reactor.seconds() - record.since_s,

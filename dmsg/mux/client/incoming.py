@@ -8,16 +8,14 @@ it; has it proved itself (:ref:`spec-confirmation`). While one of these is waite
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Protocol as TypingProtocol
 
-from twisted.internet.defer import CancelledError, Deferred, ensureDeferred
+from twisted.internet.defer import Deferred, ensureDeferred
 from twisted.internet.interfaces import IDelayedCall
 from twisted.logger import Logger
-from twisted.python.failure import Failure
 
 from dmsg.clients.access import ask
-from dmsg.clients.offers import Offer, Offers
+from dmsg.clients.decision import PendingOffer
 from dmsg.clients.services import Services
 from dmsg.crypto.keys import PublicKey
 from dmsg.errors import DmsgError
@@ -32,7 +30,7 @@ from dmsg.mux.core.plain_stream import PlainStream
 from dmsg.mux.core.resumption import ResumeAttempts
 from dmsg.mux.core.sealed_stream import SealedStream
 from dmsg.mux.core.stream import Stream, StreamOwner, StreamState
-from dmsg.mux.core.wire import CloseReason
+from dmsg.mux.core.wire import CloseReason, reason_name
 
 _log = Logger()
 
@@ -62,14 +60,15 @@ class Host(TypingProtocol):
     def promises(self, peer: PublicKey) -> Deferred[bool]:
         """Whether ``peer`` must not be spoken to in the clear."""
 
-    def refused(self, remote: PublicKey, code: int) -> None:
+    def refused(self, remote: PublicKey, reason: str) -> None:
         """Count a transport that was asked for in the name of ``remote`` and refused."""
 
 
-class IncomingTransport(StreamOwner):
+class IncomingTransport(StreamOwner, PendingOffer):
     """The owner of an offered stream until it is open."""
 
     def __init__(self, client: Host, session: ServerSession, stream: PlainStream) -> None:
+        super().__init__((session.server, stream.remote))
         self.stream: Stream = stream
         self._plain = stream
         self._path: SealedStream | None = None  # another one of a transport that goes on
@@ -77,14 +76,11 @@ class IncomingTransport(StreamOwner):
         self._session = session
         self._services = client.services
         self._port: DmsgPort | None = None
-        self._place: Offers[Offer] | None = None
         self._resumed: DmsgTransport | None = None
         self._told_bytes = 0
         self._attempts: ResumeAttempts | None = None
         self._resume: Resume | None = None
-        self._decision: Deferred[object] | None = None
         self._confirm_timer: IDelayedCall | None = None
-        self._over = False
         stream.owner = self
 
     def start(self) -> None:
@@ -205,12 +201,7 @@ class IncomingTransport(StreamOwner):
             if port.policy is None:
                 self._admitted(True)
                 return
-            answer = ask(port.policy, remote, port.service)
-            is_known = answer.called and not answer.paused
-            if is_known or self._hold(port.offers):
-                self._decide(answer, self._admitted)
-            else:
-                answer.cancel()
+            self._ask(port.offers, ask(port.policy, remote, port.service), self._admitted)
 
     def _admitted(self, allowed: object) -> None:
         assert self._port is not None
@@ -227,27 +218,6 @@ class IncomingTransport(StreamOwner):
             self._session.connection.accept(self._plain)
             self._session.flush_soon()
             self._port.open(self._session, self.stream)
-
-    def _decide(self, decision: object, then: Callable[[object], None]) -> None:
-        """Call ``then`` with what ``decision`` (a value or a Deferred) comes to, unless the peer gives up before."""
-        if not isinstance(decision, Deferred):
-            then(decision)
-            return
-        self._decision = decision
-
-        def answered(answer: object) -> None:
-            self._decision = None
-            if not self._over:
-                then(answer)
-
-        def failed(failure: Failure) -> None:
-            self._decision = None
-            if not self._over:
-                if failure.check(CancelledError) is None:
-                    _log.failure("The access policy failed; access is denied", failure=failure)
-                self._refuse(CloseReason.ACCESS_DENIED)
-
-        decision.addCallbacks(answered, failed)
 
     # --- sealed ----------------------------------------------------------------------------------------------------
 
@@ -292,36 +262,6 @@ class IncomingTransport(StreamOwner):
         else:
             self._session.abort_stream(self.stream, CloseReason.REFUSED)
 
-    # --- places ----------------------------------------------------------------------------------------------------
-
-    @property
-    def _share(self) -> object:
-        # by relay, too: a hostile one that repeats what it has recorded takes nothing from the same key elsewhere
-        return self._session.server, self.stream.remote
-
-    def _hold(self, places: Offers[Offer]) -> bool:
-        """Hold one of ``places`` until all is decided; when its key has its share of them, the offer is refused."""
-        if self._place is places:
-            return True
-        self._leave()
-        if not places.has_room(self._share):
-            self._refuse(CloseReason.BUSY)
-            return False
-        self._place = places
-        oldest = places.add(self, self._share)
-        if oldest is not None:
-            oldest.crowded_out()
-        return True
-
-    def _leave(self) -> None:
-        places, self._place = self._place, None
-        if places is not None:
-            places.remove(self)
-
-    def crowded_out(self) -> None:
-        """A newer offer has taken the place of this one, which has waited longest."""
-        self._refuse(CloseReason.BUSY)
-
     # --- ends ------------------------------------------------------------------------------------------------------
 
     def _stop_timer(self) -> None:
@@ -329,25 +269,30 @@ class IncomingTransport(StreamOwner):
         if timer is not None:
             timer.cancel()
 
+    def deny(self) -> None:
+        """See :class:`~dmsg.clients.decision.PendingOffer`."""
+        self._refuse(CloseReason.ACCESS_DENIED)
+
+    def crowded_out(self) -> None:
+        """See :class:`~dmsg.clients.decision.PendingOffer`."""
+        self._refuse(CloseReason.BUSY)
+
     def _refuse(self, code: int, *, told: int | None = None) -> None:
         """Refuse for the reason ``code``, and tell the peer that one, or ``told``."""
-        self._client.refused(self.stream.remote, code)
+        self._client.refused(self.stream.remote, reason_name(code))
         self._end()
         self._session.abort_stream(self.stream, code if told is None else told)
 
     def _end(self) -> None:
-        self._over = True
         self._stop_timer()
-        self._leave()
         if self._attempts is not None:
             self._attempts.failed(self.stream)
-        if self._decision is not None:
-            self._decision.cancel()
+        super()._end()
 
     def ended(self, code: int, *, local: bool, proven: bool = False, detail: str = "") -> None:
         """The peer gave up, or what it sent was not what it should be."""
         if local and not self._over:
-            self._client.refused(self.stream.remote, code)
+            self._client.refused(self.stream.remote, reason_name(code))
         self._end()
 
     def lost(self, error: DmsgError, code: int) -> None:

@@ -35,7 +35,6 @@ from dmsg.mux.core.e2e_negotiation import Security
 from dmsg.mux.core.errors import Refused
 from dmsg.mux.core.limits import ConnectionConfig
 from dmsg.mux.core.plain_stream import PlainStream
-from dmsg.mux.core.wire import reason_name
 from dmsg.relays.choice import RelayChoice
 from dmsg.sansio.backoff import Backoff
 
@@ -119,10 +118,6 @@ class DmsgClient(RelayClient[ServerSession, OpenedPath[ServerSession], DmsgTrans
             extended=self.config.extended,
         )
 
-    def reason_of(self, code: int) -> Reason:
-        """See :class:`~dmsg.clients.service.RelayClient`."""
-        return Reason.of(reason_name(code))
-
     @property
     def in_haste(self) -> bool:
         """Whether any transport waits for another path."""
@@ -204,11 +199,13 @@ class DmsgClient(RelayClient[ServerSession, OpenedPath[ServerSession], DmsgTrans
             self.resumable.add(transport)
         super().transport_opened(session, transport, accept_ms=accept_ms, closed=closed)
 
-    def transport_closed(self, session: ServerSession, transport: DmsgTransport, code: int, *, local: bool) -> None:
+    def transport_closed(
+        self, session: ServerSession, transport: DmsgTransport, reason: str, *, local: bool, code: int = 0
+    ) -> None:
         """See :class:`~dmsg.clients.service.RelayClient`."""
         if transport.token:
             self.resumable.remove(transport)
-        super().transport_closed(session, transport, code, local=local)
+        super().transport_closed(session, transport, reason, local=local, code=code)
 
     # --- resumption ------------------------------------------------------------------------------------------------
 

@@ -45,7 +45,7 @@ from dmsg.mux.core.hello import Capabilities, hello_payload, read_hello
 from dmsg.mux.core.limits import ConnectionConfig
 from dmsg.mux.core.plain_stream import PlainStream
 from dmsg.mux.core.stream import Stream
-from dmsg.mux.core.wire import SEQUENCE_BYTES, CloseReason
+from dmsg.mux.core.wire import SEQUENCE_BYTES, CloseReason, reason_name
 from dmsg.relays.session import CLOSED
 
 #: A server that announces shorter frames than this is not obeyed: a REQUEST alone may be longer.
@@ -64,7 +64,9 @@ class SessionUser(TypingProtocol):
     def requested(self, session: ServerSession, stream: PlainStream) -> None:
         """A peer asks for a transport."""
 
-    def transport_closed(self, session: ServerSession, transport: DmsgTransport, code: int, *, local: bool) -> None:
+    def transport_closed(
+        self, session: ServerSession, transport: DmsgTransport, reason: str, *, local: bool, code: int
+    ) -> None:
         """A transport of this session is over."""
 
     def path_lost(self, session: ServerSession, transport: DmsgTransport, error: DmsgError) -> float:
@@ -165,7 +167,7 @@ class ServerSession:
 
     def transport_closed(self, transport: DmsgTransport, code: int, *, local: bool) -> None:
         """See :class:`dmsg.mux.client.transport.Link`."""
-        self._user.transport_closed(self, transport, code, local=local)
+        self._user.transport_closed(self, transport, reason_name(code), local=local, code=code)
         if self.is_ready and self.spent:
             self.close()  # its record counters are far on; the goal makes a new one
 

@@ -1,0 +1,87 @@
+"""A transport that a peer offers, while it is decided about."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Hashable
+from typing import Any
+
+from twisted.internet.defer import CancelledError, Deferred
+from twisted.logger import Logger
+from twisted.python.failure import Failure
+
+from dmsg.clients.offers import Offer, Offers
+
+_log = Logger()
+
+
+class PendingOffer(ABC):
+    """An offer that holds a place (:mod:`dmsg.clients.offers`) while a decision or a proof is waited for."""
+
+    def __init__(self, share: Hashable) -> None:
+        #: What its share of the places is counted by: its key and, because a hostile relay that repeats what it has
+        #: recorded must take nothing from the same key elsewhere, its relay.
+        self._share = share
+        self._place: Offers[Offer] | None = None
+        self._decision: Deferred[object] | None = None
+        self._over = False
+
+    @abstractmethod
+    def deny(self) -> None:
+        """Refuse the offer: its key is not admitted."""
+
+    @abstractmethod
+    def crowded_out(self) -> None:
+        """Refuse the offer: there is no room, or a newer one has taken its place because it has waited longest."""
+
+    def _hold(self, places: Offers[Offer]) -> bool:
+        """Hold one of ``places`` until all is decided; when its key has its share of them, the offer is refused."""
+        if self._place is places:
+            return True
+        self._leave()
+        if not places.has_room(self._share):
+            self.crowded_out()
+            return False
+        self._place = places
+        oldest = places.add(self, self._share)
+        if oldest is not None:
+            oldest.crowded_out()
+        return True
+
+    def _leave(self) -> None:
+        places, self._place = self._place, None
+        if places is not None:
+            places.remove(self)
+
+    def _ask(self, places: Offers[Offer], answer: Deferred[object], then: Callable[[object], None]) -> None:
+        """Call ``then`` with the ``answer`` of an access policy; while there is none, the offer needs one of ``places``."""
+        is_known = answer.called and not answer.paused
+        if is_known or self._hold(places):
+            self._decide(answer, then)
+        else:
+            answer.cancel()
+
+    def _decide(self, decision: Deferred[Any], then: Callable[[object], None]) -> None:
+        """Call ``then`` with what ``decision`` comes to, unless the offer is over before."""
+        self._decision = decision
+
+        def answered(answer: object) -> None:
+            self._decision = None
+            if not self._over:
+                then(answer)
+
+        def failed(failure: Failure) -> None:
+            self._decision = None
+            if not self._over:
+                if failure.check(CancelledError) is None:
+                    _log.failure("The access policy failed; access is denied", failure=failure)
+                self.deny()
+
+        decision.addCallbacks(answered, failed)
+
+    def _end(self) -> None:
+        """Nothing is decided any more."""
+        self._over = True
+        self._leave()
+        if self._decision is not None:
+            self._decision.cancel()
