@@ -16,6 +16,7 @@ from dmsg.address import HostPort
 from dmsg.crypto.keys import PublicKey, SecretKey
 from dmsg.discovery.entry import BASE_VERSION, DMSG, ClientPart, Entry, ServerPart, promises_security
 from dmsg.discovery.keeper import DEFAULT_PACE, EntryKeeper, Pace
+from dmsg.discovery.several import DiscoveryList
 from dmsg.discovery.wanted import Unmanaged, WantedEntry
 from dmsg.interfaces import IDiscovery, IEventLog
 from dmsg.sansio.jitter import RandomNumbers
@@ -83,7 +84,8 @@ class EntryPublisher:
 
 
 class EntryRegistrar(EntryPublisher):
-    """Looks after the entry of ``secret_key``'s public key in ``discovery`` (an ``IDiscovery``).
+    """Looks after the entry of ``secret_key``'s public key in ``discovery``: an ``IDiscovery``, or several of them as a
+    :class:`~dmsg.discovery.several.DiscoveryList`.
 
     A program has one for each key, and each of its services a :meth:`publisher` of it. A single service uses the
     registrar itself, which is a publisher, too: ``version`` is what that promises.
@@ -108,7 +110,7 @@ class EntryRegistrar(EntryPublisher):
         self.secret_key = secret_key
         self.keepers = [
             EntryKeeper(one, secret_key, clock=clock, now_ns=now_ns, random=random, pace=pace, events=events)
-            for one in (discovery,)
+            for one in (discovery.discoveries if isinstance(discovery, DiscoveryList) else (discovery,))
         ]
         self._wanted = WantedEntry()
         self._publishers: list[EntryPublisher] = []
