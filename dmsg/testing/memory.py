@@ -188,7 +188,7 @@ class MemoryNetwork:
     ) -> None:
         """``clock`` is made when it is not given; ``delay_s`` holds for connecting and for bytes one way.
 
-        ``chunking``, ``high_water_bytes`` and ``random`` are those of :func:`~dmsg.testing.pipe.pipe`; ``hosts`` maps
+        ``chunking``, ``high_water_bytes`` and ``random`` are those of :class:`~dmsg.testing.pipe.Pipe`; ``hosts`` maps
         names to IPv4 addresses.
         """
         self.clock = clock if clock is not None else Clock()

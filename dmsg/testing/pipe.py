@@ -52,8 +52,7 @@ def _cutter(chunking: Chunking, random: Random) -> Callable[[int], int]:
 class PipeEnd(FileDescriptor):
     """One end of a :class:`Pipe`: an ``ITCPTransport``, consumer and push producer.
 
-    ``protocol`` is the one it serves; ``on_lost`` is called after that has lost this end. ``tamper``, when set, is given
-    every piece of bytes as it leaves this end and returns what travels in its place: changed, shortened, or nothing.
+    ``protocol`` is the one it serves; ``on_lost`` is called after that has lost this end.
     """
 
     def __init__(self, pipe: Pipe, host: IPv4Address, peer: IPv4Address) -> None:
@@ -61,7 +60,6 @@ class PipeEnd(FileDescriptor):
         self._reading = self._writing = self._aborting = False
         super().__init__(pipe.clock)
         self.bufferSize = pipe.high_water_bytes
-        self.tamper: Callable[[bytes], bytes] | None = None
         self.on_lost: Callable[[Failure], object] | None = None
         self.protocol: Any = None
         self.other: PipeEnd = self
@@ -72,7 +70,6 @@ class PipeEnd(FileDescriptor):
         self._readable = 0
         self._end_at: float | None = None
         self._call: Any = None
-        self._allowance = 0
         self._options = {"nodelay": False, "keepalive": False}
 
     # --- what happens when --------------------------------------------------------------------------------------------
@@ -103,7 +100,7 @@ class PipeEnd(FileDescriptor):
             return None
         if self._writing and (self.other._room() > 0 or not self._unsent()):
             return 0.0
-        if not self._reading or self._pipe.frozen or self._pipe.manual:
+        if not self._reading or self._pipe.frozen:
             return None
         if self._readable:
             return 0.0
@@ -150,45 +147,31 @@ class PipeEnd(FileDescriptor):
 
     def writeSomeData(self, data: bytes) -> int:
         sent = bytes(data[: max(0, self.other._room())])
-        self._pipe.bytes_written += len(sent)
-        travels = self.tamper(sent) if self.tamper is not None and sent else sent
-        if travels and not self.other.disconnected:
-            self.other._wire += travels
-            self.other._arrivals.append((self._pipe.clock.seconds() + self._pipe.travel_s(), len(travels)))
+        if sent and not self.other.disconnected:
+            self.other._wire += sent
+            self.other._arrivals.append((self._pipe.clock.seconds() + self._pipe.travel_s(), len(sent)))
         return len(sent)
 
     def doRead(self) -> Exception | None:
         """Hand what has arrived to the protocol; gives ``ConnectionDone`` at the end of the stream."""
         now = self._pipe.clock.seconds()
-        while self._arrivals and (self._pipe.manual or self._arrivals[0][0] <= now):
+        while self._arrivals and self._arrivals[0][0] <= now:
             self._readable += self._arrivals.popleft()[1]
         budget = READ_BYTES
-        while self._reading and budget and self._available():
-            available = min(budget, self._available())
+        while self._reading and budget and self._readable and not self._pipe.frozen:
+            available = min(budget, self._readable)
             size = max(1, min(available, self._pipe.cut_size(available)))
             piece = bytes(self._wire[:size])
             del self._wire[:size]
             self._readable -= size
             budget -= size
-            if self._pipe.manual:
-                self._allowance -= size
             self.other._wake()
             self.protocol.dataReceived(piece)
-        if self._reading and not self._wire and self._end_at is not None and self._end_due(now):
+        may_end = self._reading and not self._wire and not self._pipe.frozen
+        if may_end and self._end_at is not None and self._end_at <= now:
             self._end_at = None
             return error.ConnectionDone()
         return None
-
-    def _available(self) -> int:
-        if self._pipe.frozen:
-            return 0
-        return min(self._readable, self._allowance) if self._pipe.manual else self._readable
-
-    def _end_due(self, now: float) -> bool:
-        assert self._end_at is not None
-        if self._pipe.frozen:
-            return False
-        return self._pipe.delivering if self._pipe.manual else self._end_at <= now
 
     # --- endings ------------------------------------------------------------------------------------------------------
 
@@ -275,11 +258,15 @@ class PipeEnd(FileDescriptor):
 
 
 class Pipe:
-    """Two ends ``a`` and ``b``, and the strings a test may pull. Made by :func:`pipe`.
+    """Two ends ``a`` and ``b``, and the strings a test may pull; :meth:`connect` attaches protocols to them.
 
-    ``frozen`` tells whether it is, ``delivering`` whether :meth:`deliver` is at work, ``closed`` whether both ends are
-    gone, ``bytes_written`` how many bytes both ends have put on the way. ``delay_s`` and ``loss`` may be changed while it
-    is open: ``loss`` is the share of writes that are lost on the way and, as TCP does it, sent again later.
+    ``clock`` is an ``IReactorTime``: usually a ``twisted.internet.task.Clock``, but the real reactor does as well.
+    ``chunking`` says how bytes come out (:data:`Chunking`; ``random`` decides for ``"random"``), ``delay_s`` how long
+    they are on their way, ``high_water_bytes`` how many fit on it in each direction and beyond how many unsent bytes a
+    producer is paused.
+
+    ``frozen`` tells whether it is, ``closed`` whether both ends are gone. ``delay_s`` and ``loss`` may be changed while
+    it is open: ``loss`` is the share of writes that are lost on the way and, as TCP does it, sent again later.
     """
 
     def __init__(
@@ -290,7 +277,6 @@ class Pipe:
         delay_s: float = 0.0,
         high_water_bytes: int = 65536,
         random: Random | None = None,
-        manual: bool = False,
         addresses: tuple[IPv4Address, IPv4Address] | None = None,
     ) -> None:
         self.clock = clock
@@ -298,10 +284,7 @@ class Pipe:
         self.loss = 0.0
         self.random = random if random is not None else Random(0)
         self.high_water_bytes = high_water_bytes
-        self.manual = manual
         self.frozen = False
-        self.delivering = False
-        self.bytes_written = 0
         self.cut_size = _cutter(chunking, self.random)
         self.on_closed: Callable[[Pipe], object] | None = None
         host_a, host_b = addresses or (IPv4Address("TCP", "127.0.0.1", 1), IPv4Address("TCP", "127.0.0.1", 2))
@@ -321,15 +304,11 @@ class Pipe:
         """Whether both protocols have lost their connection."""
         return bool(self.a.disconnected and self.b.disconnected)
 
-    @property
-    def in_flight_bytes(self) -> int:
-        """Bytes that one end has sent and the other has not been given."""
-        return len(self.a._wire) + len(self.b._wire)
-
-    def connect(self, protocol_a: Any, protocol_b: Any) -> None:
-        """Attach the protocols; each is told at once, ``a`` first."""
+    def connect(self, protocol_a: Any, protocol_b: Any) -> Pipe:
+        """Attach the protocols; each is told at once, ``a`` first. Gives the pipe itself."""
         self.a._attach(protocol_a)
         self.b._attach(protocol_b)
+        return self
 
     def freeze(self) -> None:
         """Nothing arrives any more, closing included, and no end is told: a half-open connection. See :meth:`thaw`."""
@@ -347,27 +326,6 @@ class Pipe:
         for end in (self.a, self.b):
             end.connectionLost(Failure(reason if reason is not None else error.ConnectionLost()))
 
-    def deliver(self, n: int | None = None, *, to: PipeEnd | None = None) -> int:
-        """Of a manual pipe: let up to ``n`` bytes (all, by default) arrive now, at one end or both; how many did.
-
-        When no byte is before it, the end of the stream arrives as well. An end that is paused takes nothing.
-        """
-        ends = (self.a, self.b) if to is None else (to,)
-        for end in ends:
-            if end.other._writing:
-                end.other._guarded(end.other.doWrite, reads=False)
-        before = self.in_flight_bytes
-        self.delivering = True
-        for end in ends:
-            end._allowance = n if n is not None else len(end._wire)
-            if end._reading and not end.disconnected:
-                end._guarded(end.doRead, reads=True)
-            end._allowance = 0
-        self.delivering = False
-        delivered = before - self.in_flight_bytes
-        self._wake()
-        return delivered
-
     def _wake(self) -> None:
         self.a._wake()
         self.b._wake()
@@ -375,35 +333,3 @@ class Pipe:
     def _end_lost(self) -> None:
         if self.closed and self.on_closed is not None:
             self.on_closed(self)
-
-
-def pipe(
-    protocol_a: Any,
-    protocol_b: Any,
-    clock: Any,
-    *,
-    chunking: Chunking = None,
-    delay_s: float = 0.0,
-    high_water_bytes: int = 65536,
-    random: Random | None = None,
-    manual: bool = False,
-    addresses: tuple[IPv4Address, IPv4Address] | None = None,
-) -> Pipe:
-    """Connect two protocols in memory and give the :class:`Pipe` between them.
-
-    ``clock`` is an ``IReactorTime``: usually a ``twisted.internet.task.Clock``, but the real reactor does as well.
-    ``chunking`` says how bytes come out (:data:`Chunking`; ``random`` decides for ``"random"``), ``delay_s`` how long
-    they are on their way, ``high_water_bytes`` how many fit on it in each direction and beyond how many unsent bytes a
-    producer is paused. With ``manual`` nothing arrives but by :meth:`Pipe.deliver`.
-    """
-    made = Pipe(
-        clock,
-        chunking=chunking,
-        delay_s=delay_s,
-        high_water_bytes=high_water_bytes,
-        random=random,
-        manual=manual,
-        addresses=addresses,
-    )
-    made.connect(protocol_a, protocol_b)
-    return made

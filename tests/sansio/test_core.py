@@ -17,7 +17,7 @@ from dmsg.mux.core.connection import Connection
 from dmsg.mux.core.handshake import Handshake
 from dmsg.mux.relay.member import Member
 from dmsg.sansio.core import Core
-from dmsg.testing.pipe import pipe
+from dmsg.testing.pipe import Pipe
 from dmsg.testing.probes import ConformanceProtocol
 
 METHODS = [name for name, value in vars(Core).items() if inspect.isfunction(value) and not name.startswith("_")]
@@ -85,7 +85,7 @@ def test_the_contract_has_six_methods() -> None:
 def test_a_core_without_timeouts_and_flow_control_can_be_driven(clock: Clock) -> None:
     """More is sent than the pipe takes at once; the shell waits for it, and leaves nothing on the clock."""
     owner, far = Flusher(), ConformanceProtocol()
-    pipe(Shell(Answer(), owner, clock), far, clock, high_water_bytes=1_000)
+    Pipe(clock, high_water_bytes=1_000).connect(Shell(Answer(), owner, clock), far)
     far.transport.write(b"x" * 100_000)
     clock.pump([0] * 20)
     assert far.received == b"x" * 100_000
