@@ -108,10 +108,10 @@ def setting_options(cls: type, role: str, *, hidden: bool = False) -> Callable[[
 
 
 def _option(one: Setting, *, hidden: bool) -> Callable[[F], F]:
-    help = one.help[0].upper() + one.help[1:]
+    help = one.marks.help[0].upper() + one.marks.help[1:]
     names = (f"--{one.option}", f"{_PARAMETER}{one.name}")
     hidden = hidden or len(one.path) > 1
-    if one.flag:
+    if one.marks.flag:
         return click.option(*names, is_flag=True, help=help, hidden=hidden)
     return click.option(
         *names,

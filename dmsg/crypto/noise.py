@@ -9,9 +9,10 @@ from __future__ import annotations
 import hashlib
 import hmac
 import os
+from collections.abc import Callable
 from copy import copy
 from dataclasses import dataclass
-from typing import Final, Literal
+from typing import Any, Final, Literal
 from weakref import proxy
 
 from noise.backends.default import DefaultNoiseBackend
@@ -174,28 +175,23 @@ class NoiseHandshake:
     def write_message(self, payload: bytes = b"") -> bytes:
         """The next message, carrying ``payload``. Raises ``CryptoError`` when the peer's key is no point."""
         self._take_turn(writing=True)
-        message = bytearray()
-        try:
-            done = self._state.write_message(payload, message)
-        except _FAILURES as error:
-            self._failed = True
-            raise CryptoError(f"handshake message cannot be made: {error or type(error).__name__}") from None
-        if done:
-            self._finish(*done)
-        return bytes(message)
+        return self._step(self._state.write_message, payload, "cannot be made")
 
     def read_message(self, message: bytes) -> bytes:
         """Take the peer's next message and give back its payload; raises ``CryptoError`` if it does not open."""
         self._take_turn(writing=False)
-        payload = bytearray()
+        return self._step(self._state.read_message, message, "does not open")
+
+    def _step(self, step: Callable[[bytes, bytearray], Any], data: bytes, problem: str) -> bytes:
+        made = bytearray()
         try:
-            done = self._state.read_message(message, payload)
+            done = step(data, made)
         except _FAILURES as error:
             self._failed = True
-            raise CryptoError(f"handshake message does not open: {error or type(error).__name__}") from None
+            raise CryptoError(f"handshake message {problem}: {error or type(error).__name__}") from None
         if done:
             self._finish(*done)
-        return bytes(payload)
+        return bytes(made)
 
     def _take_turn(self, *, writing: bool) -> None:
         if self._failed or self.result is not None:

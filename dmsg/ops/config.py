@@ -213,10 +213,7 @@ def _load(path: str) -> tuple[str, dict[str, Any]]:
     try:
         text = content.decode("utf-8")
         return text, tomllib.loads(text)
-    except (
-        ValueError,
-        RecursionError,
-    ) as error:  # numbers of thousands of digits, nesting of hundreds of brackets, too
+    except (ValueError, RecursionError) as error:  # also for numbers of thousands of digits, and for deep nesting
         raise ConfigError("config", f"is not TOML: {error}", path) from None
 
 

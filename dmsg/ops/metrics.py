@@ -57,44 +57,20 @@ class MetricsEventLog:
         self._label = _Labels()
         self._counters: dict[str, Counter] = {}
         self._histograms: dict[str, Histogram] = {}
-        self._make()
-        self._actions: dict[type[ev.Event], Callable[[Any], None]] = {
-            ev.ConnectionOpened: self._connection_opened,
-            ev.ConnectionClosed: self._connection_closed,
-            ev.HandshakeFailed: self._handshake_failed,
-            ev.TransportOpened: self._transport_opened,
-            ev.TransportClosed: self._transport_closed,
-            ev.TransportResumed: self._transport_resumed,
-            ev.Refused: self._refused,
-            ev.DialFinished: self._dial_finished,
-            ev.SessionUp: self._session_up,
-            ev.SessionDown: self._session_down,
-            ev.EntryPublished: self._entry_published,
-            ev.DiscoveryRequest: self._discovery_request,
-            ev.RanksLoaded: self._ranks_loaded,
-            ev.Drained: self._drained,
-            ev.FileShipped: self._file_shipped,
-        }
+        for name, help, labels in _COUNTERS:
+            self._counters[name] = Counter(name, help, labels, registry=registry)
+        for name, help, labels, buckets in _HISTOGRAMS:
+            self._histograms[name] = Histogram(name, help, labels, buckets=buckets, registry=registry)
+        self._draining = Gauge("dmsg_drained", "1 after the server has drained", registry=registry)
+        add_gauges(registry, "dmsg_", self._losses)
 
     def emit(self, event: ev.Event) -> None:
         """Count one event and hand it on; never raises."""
-        action = self._actions.get(type(event))
-        if action is not None:
-            try:
-                action(event)
-            except Exception:  # a field of the wrong type is no reason to lose the event, or the connection it is about
-                self._counters["dmsg_metrics_errors"].inc()
+        try:
+            self._note(event)
+        except Exception:  # a field of the wrong type is no reason to lose the event, or the connection it is about
+            self._counters["dmsg_metrics_errors"].inc()
         self.inner.emit(event)
-
-    # --- declarations ------------------------------------------------------------------------------------------------
-
-    def _make(self) -> None:
-        for name, help, labels in _COUNTERS:
-            self._counters[name] = Counter(name, help, labels, registry=self.registry)
-        for name, help, labels, buckets in _HISTOGRAMS:
-            self._histograms[name] = Histogram(name, help, labels, buckets=buckets, registry=self.registry)
-        self._draining = Gauge("dmsg_drained", "1 after the server has drained", registry=self.registry)
-        add_gauges(self.registry, "dmsg_", self._losses)
 
     def _losses(self) -> dict[str, float]:
         """What the log itself has lost: events it had no room for, and those in files deleted because of the limit."""
@@ -112,71 +88,60 @@ class MetricsEventLog:
             histogram = histogram.labels(**{key: self._label(name, key, one) for key, one in labels.items()})
         histogram.observe(value)
 
-    # --- one method for each event -----------------------------------------------------------------------------------
+    # --- what is counted of each event -------------------------------------------------------------------------------
 
-    def _connection_opened(self, event: ev.ConnectionOpened) -> None:
-        self._count("dmsg_connections_opened", extended=_yes(event.extended))
-        self._observe("dmsg_handshake_seconds", event.handshake_ms / 1000)
-
-    def _connection_closed(self, event: ev.ConnectionClosed) -> None:
-        self._count("dmsg_connections_closed", reason=event.reason)
-        self._observe("dmsg_connection_duration_seconds", event.duration_s)
-        self._count("dmsg_connection_bytes", event.bytes_in, direction="in")
-        self._count("dmsg_connection_bytes", event.bytes_out, direction="out")
-        self._count("dmsg_connection_frames", event.frames_in, direction="in")
-        self._count("dmsg_connection_frames", event.frames_out, direction="out")
-
-    def _handshake_failed(self, event: ev.HandshakeFailed) -> None:
-        self._count("dmsg_handshakes_failed", stage=event.stage, reason=event.reason)
-
-    def _transport_opened(self, event: ev.TransportOpened) -> None:
-        self._count("dmsg_transports_opened", security=event.security)
-        self._observe("dmsg_transport_accept_seconds", event.accept_ms / 1000)
-
-    def _transport_closed(self, event: ev.TransportClosed) -> None:
-        self._count("dmsg_transports_closed", reason=event.reason, by=event.by)
-        self._count("dmsg_transport_bytes", event.bytes_in, direction="in")
-        self._count("dmsg_transport_bytes", event.bytes_out, direction="out")
-        self._observe("dmsg_transport_duration_seconds", event.duration_s)
-
-    def _transport_resumed(self, event: ev.TransportResumed) -> None:
-        self._count("dmsg_transports_resumed", reason=event.reason)
-        self._observe("dmsg_transport_resume_seconds", event.elapsed_ms / 1000)
-
-    def _refused(self, event: ev.Refused) -> None:
-        self._count("dmsg_refusals", event.count, what=event.what, reason=event.reason)
-
-    def _dial_finished(self, event: ev.DialFinished) -> None:
-        result = "ok" if event.ok else event.reason or "failed"
-        self._count("dmsg_dials", result=result, security=event.security)
-        self._observe("dmsg_dial_seconds", event.elapsed_ms / 1000, ok=_yes(event.ok))
-
-    def _session_up(self, event: ev.SessionUp) -> None:
-        self._count("dmsg_sessions_up", reason=event.reason)
-
-    def _session_down(self, event: ev.SessionDown) -> None:
-        self._count("dmsg_sessions_down", reason=event.reason)
-
-    def _entry_published(self, event: ev.EntryPublished) -> None:
-        self._count("dmsg_entry_publications", kind=event.kind, result="ok" if event.ok else event.reason or "failed")
-
-    def _discovery_request(self, event: ev.DiscoveryRequest) -> None:
-        status = str(event.status)
-        self._count("dmsg_discovery_requests", method=event.method, path=event.path, status=status)
-        self._observe("dmsg_discovery_request_seconds", event.elapsed_ms / 1000, method=event.method, path=event.path)
-
-    def _ranks_loaded(self, event: ev.RanksLoaded) -> None:
-        self._count("dmsg_ranks_documents", result="ok" if event.ok else event.reason or "failed")
-
-    def _drained(self, event: ev.Drained) -> None:
-        self._draining.set(1)
-
-    def _file_shipped(self, event: ev.FileShipped) -> None:
-        self._count("dmsg_files_shipped", result="ok" if event.ok else event.reason or "failed")
-        self._observe("dmsg_ship_seconds", event.elapsed_ms / 1000, ok=_yes(event.ok))
-        if event.ok:
-            self._count("dmsg_shipped_bytes", event.bytes)
-            self._count("dmsg_shipped_lines", event.lines)
+    def _note(self, event: ev.Event) -> None:
+        match event:
+            case ev.ConnectionOpened():
+                self._count("dmsg_connections_opened", extended=_yes(event.extended))
+                self._observe("dmsg_handshake_seconds", event.handshake_ms / 1000)
+            case ev.ConnectionClosed():
+                self._count("dmsg_connections_closed", reason=event.reason)
+                self._observe("dmsg_connection_duration_seconds", event.duration_s)
+                self._count("dmsg_connection_bytes", event.bytes_in, direction="in")
+                self._count("dmsg_connection_bytes", event.bytes_out, direction="out")
+                self._count("dmsg_connection_frames", event.frames_in, direction="in")
+                self._count("dmsg_connection_frames", event.frames_out, direction="out")
+            case ev.HandshakeFailed():
+                self._count("dmsg_handshakes_failed", stage=event.stage, reason=event.reason)
+            case ev.TransportOpened():
+                self._count("dmsg_transports_opened", security=event.security)
+                self._observe("dmsg_transport_accept_seconds", event.accept_ms / 1000)
+            case ev.TransportClosed():
+                self._count("dmsg_transports_closed", reason=event.reason, by=event.by)
+                self._count("dmsg_transport_bytes", event.bytes_in, direction="in")
+                self._count("dmsg_transport_bytes", event.bytes_out, direction="out")
+                self._observe("dmsg_transport_duration_seconds", event.duration_s)
+            case ev.TransportResumed():
+                self._count("dmsg_transports_resumed", reason=event.reason)
+                self._observe("dmsg_transport_resume_seconds", event.elapsed_ms / 1000)
+            case ev.Refused():
+                self._count("dmsg_refusals", event.count, what=event.what, reason=event.reason)
+            case ev.DialFinished():
+                self._count("dmsg_dials", result=_result(event), security=event.security)
+                self._observe("dmsg_dial_seconds", event.elapsed_ms / 1000, ok=_yes(event.ok))
+            case ev.SessionUp():
+                self._count("dmsg_sessions_up", reason=event.reason)
+            case ev.SessionDown():
+                self._count("dmsg_sessions_down", reason=event.reason)
+            case ev.EntryPublished():
+                self._count("dmsg_entry_publications", kind=event.kind, result=_result(event))
+            case ev.DiscoveryRequest():
+                status = str(event.status)
+                self._count("dmsg_discovery_requests", method=event.method, path=event.path, status=status)
+                self._observe(
+                    "dmsg_discovery_request_seconds", event.elapsed_ms / 1000, method=event.method, path=event.path
+                )
+            case ev.RanksLoaded():
+                self._count("dmsg_ranks_documents", result=_result(event))
+            case ev.Drained():
+                self._draining.set(1)
+            case ev.FileShipped():
+                self._count("dmsg_files_shipped", result=_result(event))
+                self._observe("dmsg_ship_seconds", event.elapsed_ms / 1000, ok=_yes(event.ok))
+                if event.ok:
+                    self._count("dmsg_shipped_bytes", event.bytes)
+                    self._count("dmsg_shipped_lines", event.lines)
 
 
 _COUNTERS: Final[tuple[tuple[str, str, tuple[str, ...]], ...]] = (
@@ -211,6 +176,10 @@ _HISTOGRAMS: Final[tuple[tuple[str, str, tuple[str, ...], tuple[float, ...]], ..
     ("dmsg_ship_seconds", "How long attempts to ship a file took", ("ok",), _SECONDS),
     ("dmsg_discovery_request_seconds", "How long answers of discovery took", ("method", "path"), _SECONDS),
 )
+
+
+def _result(event: ev.DialFinished | ev.EntryPublished | ev.RanksLoaded | ev.FileShipped) -> str:
+    return "ok" if event.ok else event.reason or "failed"
 
 
 def _yes(value: bool) -> str:

@@ -22,7 +22,15 @@ _FLAT: Final = "dmsg.flat"
 
 @dataclass(frozen=True, slots=True)
 class Marks:
-    """What :func:`setting` is told."""
+    """What :func:`setting` is told of a field: its one-line ``help``, and more where it needs it.
+
+    ``kind`` is needed where the type and the name do not tell it. The value of a ``secret`` setting, such as a URL with a
+    password, is never repeated in a message. A ``key_file`` is the path of a file, and an attempt to give the key itself is
+    refused. ``name`` is for settings that cannot have their own as a field; a ``flag`` is one that is off by default and
+    switched on by its name alone on the command line. A value that ``may_be_path`` is a text
+    (:func:`~dmsg.ops.config.from_directory`). ``unset`` says what the default means, where it does not speak for itself.
+    ``check`` raises ``ValueError`` for a value that will not do.
+    """
 
     help: str
     kind: Kind[Any] | None = None
@@ -51,16 +59,6 @@ class Setting:
     marks: Marks
 
     @property
-    def help(self) -> str:
-        """What it is, in a line."""
-        return self.marks.help
-
-    @property
-    def flag(self) -> bool:
-        """Whether it has no value on the command line."""
-        return self.marks.flag
-
-    @property
     def option(self) -> str:
         """The name on the command line, without the leading dashes."""
         return self.name.replace("_", "-")
@@ -76,30 +74,9 @@ class Setting:
         return self.default is MISSING
 
 
-def setting(
-    help: str,
-    *,
-    default: Any = MISSING,
-    kind: Kind[Any] | None = None,
-    secret: bool = False,
-    key_file: bool = False,
-    name: str = "",
-    flag: bool = False,
-    may_be_path: bool = False,
-    unset: str = "",
-    check: Callable[[Any], object] | None = None,
-) -> Any:
-    """Declare a field: its one-line ``help``, its default (none: required).
-
-    ``kind`` is needed where the type and the name do not tell it. The value of a ``secret`` setting, such as a URL with a
-    password, is never repeated in a message. A ``key_file`` is the path of a file, and an attempt to give the key itself is
-    refused. ``name`` is for settings that cannot have their own as a field; a ``flag`` is one that is off by default and
-    switched on by its name alone on the command line. A value that ``may_be_path`` is a text
-    (:func:`~dmsg.ops.config.from_directory`). ``unset`` says what the default means, where it does not speak for itself.
-    ``check`` raises ``ValueError`` for a value that will not do.
-    """
-    meta = Marks(help, kind, secret, key_file, name, flag, may_be_path, unset, check)
-    return dataclasses.field(default=default, metadata={_METADATA: meta})
+def setting(help: str, *, default: Any = MISSING, **marks: Any) -> Any:
+    """Declare a field with its default (none: required); ``help`` and ``marks`` are the members of :class:`Marks`."""
+    return dataclasses.field(default=default, metadata={_METADATA: Marks(help, **marks)})
 
 
 def flat(cls: type) -> Any:

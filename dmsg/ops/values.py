@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any, Final, Generic, TypeVar, Union, get_args, get_origin
 
 from dmsg.address import HostPort, PinnedServer, check_http_url, check_service_name
-from dmsg.crypto.errors import InvalidKey
 from dmsg.crypto.keys import PublicKey
 from dmsg.errors import InvalidAddress
 
@@ -130,34 +129,10 @@ def _address(value: Any) -> HostPort:
         raise ValueError(f"must be host:port ({error})") from None
 
 
-def _url(value: Any) -> str:
-    try:
-        return check_http_url(_text(value))
-    except InvalidAddress as error:
-        raise ValueError(str(error)) from None
-
-
 def _service(value: Any) -> str:
-    try:
-        if not isinstance(value, str):
-            raise ValueError("must be a text")
-        return check_service_name(value)
-    except InvalidAddress as error:
-        raise ValueError(str(error)) from None
-
-
-def _key(value: Any) -> PublicKey:
-    try:
-        return PublicKey.parse(_text(value))
-    except InvalidKey as error:
-        raise ValueError(str(error)) from None
-
-
-def _relay(value: Any) -> PinnedServer:
-    try:
-        return PinnedServer.parse(_text(value))
-    except InvalidAddress as error:
-        raise ValueError(str(error)) from None
+    if not isinstance(value, str):
+        raise ValueError("must be a text")
+    return check_service_name(value)
 
 
 # --- kinds -----------------------------------------------------------------------------------------------------------
@@ -225,11 +200,11 @@ SIZE: Final = Kind("SIZE", _size, _size_text)
 NUMBER: Final = Kind("NUMBER", _number, _number_text)
 DURATION: Final = Kind("SECONDS", _duration, _number_text)
 ADDRESS: Final = Kind("HOST:PORT", _address)
-URL: Final = Kind("URL", _url)
+URL: Final = Kind("URL", lambda value: check_http_url(_text(value)))
 SERVICE: Final = Kind("NAME", _service)
-KEY: Final = Kind("PK", _key)
+KEY: Final = Kind("PK", lambda value: PublicKey.parse(_text(value)))
 KEYS: Final = several(KEY)
-RELAY: Final = Kind("PK@HOST:PORT", _relay)
+RELAY: Final = Kind("PK@HOST:PORT", lambda value: PinnedServer.parse(_text(value)))
 RELAYS: Final = several(RELAY)
 
 _KINDS: Final[dict[Any, Kind[Any]]] = {

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 from twisted.python import usage
@@ -12,6 +12,7 @@ import dmsg
 from dmsg.errors import ConfigError
 from dmsg.ops.config import resolve
 from dmsg.ops.settings import Setting, describe_default, settings_of
+from dmsg.taps.settings import ROLES, known_variables
 
 T = TypeVar("T")
 
@@ -22,7 +23,7 @@ def _repeatable(one: Setting) -> Callable[[Any, str], None]:
     def take(self: Any, value: str) -> None:
         self[one.option] = [*(self[one.option] or ()), value]
 
-    take.__doc__ = f"{one.help}; may be repeated [{describe_default(one)}]"
+    take.__doc__ = f"{one.marks.help}; may be repeated [{describe_default(one)}]"
     return take
 
 
@@ -38,9 +39,6 @@ class RoleOptions(usage.Options):
     #: Table in the configuration file.
     role = ""
     settings_class: type[Any]
-    #: Tables of other roles, and variables of other programs of the package.
-    other_roles: Iterable[str] = ()
-    other_variables: Iterable[str] = ()
     settings: Any = None
     optParameters: list[list[Any]] = []  # noqa: RUF012 - what usage.Options wants; each subclass gets its own
     optFlags: list[list[Any]] = []  # noqa: RUF012 - the same
@@ -50,12 +48,12 @@ class RoleOptions(usage.Options):
         cls.optParameters = [["config", None, None, f"TOML file with a table [{cls.role}]"]]
         cls.optFlags = []
         for one in settings_of(cls.settings_class):
-            if one.flag:
-                cls.optFlags.append([one.option, None, one.help])
+            if one.marks.flag:
+                cls.optFlags.append([one.option, None, one.marks.help])
                 continue
             if one.kind.many:
                 setattr(cls, f"opt_{one.name}", _repeatable(one))
-            cls.optParameters.append([one.option, None, None, f"{one.help} [{describe_default(one)}]"])
+            cls.optParameters.append([one.option, None, None, f"{one.marks.help} [{describe_default(one)}]"])
 
     def __init__(self, environ: Mapping[str, str] | None = None) -> None:
         self._environ = os.environ if environ is None else environ
@@ -70,8 +68,8 @@ class RoleOptions(usage.Options):
                 self.role,
                 {name: value for name, value in self.items() if value != 0},  # 0: a flag that was not given
                 self._environ,
-                roles=self.other_roles,
-                elsewhere=self.other_variables,
+                roles=ROLES,
+                elsewhere=known_variables(),
             )
         except (usage.UsageError, ConfigError) as error:
             raise SystemExit(f"{self.tap_name}: {error}") from None

@@ -14,9 +14,10 @@ from twisted.plugin import IPlugin
 from zope.interface import implementer
 
 
-@implementer(IPlugin, IStreamClientEndpointStringParserWithReactor)
-class LazyClientParser:
-    """``clientFromString(reactor, "PREFIX:…")``, which ``parse_client`` of ``module`` reads."""
+@implementer(IPlugin, IStreamClientEndpointStringParserWithReactor, IStreamServerEndpointStringParser)
+class LazyParser:
+    """``clientFromString(reactor, "PREFIX:…")`` and ``serverFromString``: ``parse_client`` and ``parse_server`` of
+    ``module`` read the rest."""
 
     def __init__(self, prefix: str, module: str) -> None:
         self.prefix = prefix
@@ -24,15 +25,6 @@ class LazyClientParser:
 
     def parseStreamClient(self, reactor: Any, *args: Any, **kwargs: Any) -> Any:
         return import_module(self._module).parse_client(reactor, *args, **kwargs)
-
-
-@implementer(IPlugin, IStreamServerEndpointStringParser)
-class LazyServerParser:
-    """``serverFromString(reactor, "PREFIX:…")``, which ``parse_server`` of ``module`` reads."""
-
-    def __init__(self, prefix: str, module: str) -> None:
-        self.prefix = prefix
-        self._module = module
 
     def parseStreamServer(self, reactor: Any, *args: Any, **kwargs: Any) -> Any:
         return import_module(self._module).parse_server(reactor, *args, **kwargs)

@@ -19,7 +19,7 @@ from dmsg.ops.gc import HTTP_GC_THRESHOLDS
 from dmsg.sansio.jitter import Jitter
 from dmsg.taps._options import RoleOptions
 from dmsg.taps._service import RoleService, address_text
-from dmsg.taps.settings import ROLES, DiscoverySettings, known_variables
+from dmsg.taps.settings import DiscoverySettings
 
 if TYPE_CHECKING:
     from twisted.internet.interfaces import IListeningPort
@@ -35,8 +35,6 @@ class Options(RoleOptions):
     tap_name = "dmsg-discovery"
     role = "discovery"
     settings_class = DiscoverySettings
-    other_roles = ROLES
-    other_variables = known_variables()
 
 
 class DiscoveryService(RoleService):

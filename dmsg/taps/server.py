@@ -11,7 +11,7 @@ from dmsg.errors import ConfigError
 from dmsg.eventlog.log import short_node
 from dmsg.taps._options import RoleOptions
 from dmsg.taps._service import RoleService
-from dmsg.taps.settings import ROLES, ServerSettings, known_variables
+from dmsg.taps.settings import ServerSettings
 
 
 class Options(RoleOptions):
@@ -22,8 +22,6 @@ class Options(RoleOptions):
     tap_name = "dmsg-server"
     role = "server"
     settings_class = ServerSettings
-    other_roles = ROLES
-    other_variables = known_variables()
 
 
 class RelayService(RoleService):

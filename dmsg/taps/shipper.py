@@ -19,7 +19,7 @@ from dmsg.shipping.plan import Plan, redact
 from dmsg.shipping.shipper import Shipper, ShipperConfig, in_daemon_thread
 from dmsg.taps._options import RoleOptions
 from dmsg.taps._service import RoleService
-from dmsg.taps.settings import ROLES, ShipperSettings, Verify, known_variables
+from dmsg.taps.settings import ShipperSettings, Verify
 
 
 class Options(RoleOptions):
@@ -30,8 +30,6 @@ class Options(RoleOptions):
     tap_name = "dmsg-shipper"
     role = "shipper"
     settings_class = ShipperSettings
-    other_roles = ROLES
-    other_variables = known_variables()
 
     def opt_option(self, value: str) -> None:
         """Storage option of fsspec: name=value; may be repeated"""

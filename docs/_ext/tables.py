@@ -369,7 +369,7 @@ def _comments(cls: type, path: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...
 def _setting(one: Setting, role: str, comment: str) -> tuple[str, str, str]:
     table = ".".join((role, *one.place[:-1]))
     names = f"| ``--{one.option}``\n| ``{one.variable}``\n| ``[{table}] {one.place[-1]}``"
-    return names, one.marks.unset or literal(describe_default(one)), comment or sentence(one.help)
+    return names, one.marks.unset or literal(describe_default(one)), comment or sentence(one.marks.help)
 
 
 # --- events, metrics, errors, exit codes -----------------------------------------------------------------------------

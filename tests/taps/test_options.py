@@ -19,7 +19,7 @@ from dmsg.crypto.keys import SecretKey, write_key_file
 from dmsg.mux.relay.limits import RelayLimits
 from dmsg.ops.settings import settings_of
 from dmsg.taps import discovery, server
-from dmsg.taps._parsers import LazyClientParser, LazyServerParser
+from dmsg.taps._parsers import LazyParser
 from dmsg.taps.settings import DiscoverySettings, ServerSettings
 
 KEY = SecretKey(b"\x11" * 32)
@@ -152,21 +152,19 @@ def test_help_and_version_come_from_the_declarations(capsys: pytest.CaptureFixtu
 
 
 def test_endpoint_parsers_are_plugins_of_their_kind() -> None:
-    client, server = LazyClientParser("any", "somewhere"), LazyServerParser("any", "somewhere")
-    assert verifyObject(IPlugin, client) and verifyObject(IPlugin, server)
-    assert verifyObject(IStreamClientEndpointStringParserWithReactor, client)
-    assert verifyObject(IStreamServerEndpointStringParser, server)
+    for kind in (IPlugin, IStreamClientEndpointStringParserWithReactor, IStreamServerEndpointStringParser):
+        assert verifyObject(kind, LazyParser("any", "somewhere"))
 
 
 def test_endpoint_parsers_ask_their_module_when_they_are_used(monkeypatch: pytest.MonkeyPatch) -> None:
     module = ModuleType("strings_of_another_protocol")
     module.parse_client = lambda reactor, *args, **arguments: ("client", args, arguments)  # type: ignore[attr-defined]
     module.parse_server = lambda reactor, *args, **arguments: ("server", args, arguments)  # type: ignore[attr-defined]
-    client, server = LazyClientParser("other", module.__name__), LazyServerParser("other", module.__name__)
+    parser = LazyParser("other", module.__name__)
     monkeypatch.setitem(sys.modules, module.__name__, module)
-    assert client.prefix == server.prefix == "other"
-    assert client.parseStreamClient(None, "key", service="a") == ("client", ("key",), {"service": "a"})
-    assert server.parseStreamServer(None, service="a") == ("server", (), {"service": "a"})
+    assert parser.prefix == "other"
+    assert parser.parseStreamClient(None, "key", service="a") == ("client", ("key",), {"service": "a"})
+    assert parser.parseStreamServer(None, service="a") == ("server", (), {"service": "a"})
 
 
 def test_finding_the_plugins_loads_neither_a_role_nor_a_reactor() -> None:

@@ -93,7 +93,7 @@ def by_options(role: str, values: dict[str, Any]) -> Any:
     options = module.Options({})
     arguments = []
     for one in settings_of(SETTINGS[role]):
-        if one.name in values and one.flag:
+        if one.name in values and one.marks.flag:
             arguments += [f"--{one.option}"] if values[one.name] else []
         elif one.name in values:
             arguments += [f"--{one.option}", one.kind.text(values[one.name])]

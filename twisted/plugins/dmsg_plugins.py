@@ -2,10 +2,9 @@
 
 from twisted.application.service import ServiceMaker
 
-from dmsg.taps._parsers import LazyClientParser, LazyServerParser
+from dmsg.taps._parsers import LazyParser
 
 dmsg_server = ServiceMaker("dmsg server", "dmsg.taps.server", "A dmsg server (relay).", "dmsg-server")
 dmsg_discovery = ServiceMaker("dmsg discovery", "dmsg.taps.discovery", "A dmsg discovery (HTTP).", "dmsg-discovery")
 dmsg_shipper = ServiceMaker("dmsg shipper", "dmsg.taps.shipper", "A shipper of event logs.", "dmsg-shipper")
-dmsg_client_endpoint = LazyClientParser("dmsg", "dmsg.mux.client.endpoint")
-dmsg_server_endpoint = LazyServerParser("dmsg", "dmsg.mux.client.endpoint")
+dmsg_endpoints = LazyParser("dmsg", "dmsg.mux.client.endpoint")
