@@ -728,7 +728,7 @@ def in_state(state: ChannelState) -> tuple[Side, Channel]:
 
 
 PAYLOADS = {OPEN_CHANNEL: bytes(82), CHANNEL_OPENED: bytes(49), CLOSE_CHANNEL: b"", CHANNEL_CLOSED: b"", SEND: b"\0\1x"}
-O, A, F, P, C, H, X = (  # the states, for the table below
+D, A, F, P, C, H, X = (  # the states, for the table below
     ChannelState.OPENING,
     ChannelState.ABANDONED,
     ChannelState.OFFERED,
@@ -739,11 +739,11 @@ O, A, F, P, C, H, X = (  # the states, for the table below
 )
 #: Frame -> from each state the one it leads to. The Noise message and the ciphertext are none.
 AFTER = {
-    OPEN_CHANNEL: {O: O, A: A, F: F, P: P, C: C, H: H, X: X},
-    CHANNEL_OPENED: {O: H, A: H, F: F, P: P, C: C, H: H, X: X},
-    CLOSE_CHANNEL: {O: X, A: X, F: X, P: X, C: X, H: X, X: X},
-    CHANNEL_CLOSED: {O: X, A: X, F: X, P: X, C: X, H: X, X: X},
-    SEND: {O: O, A: A, F: F, P: H, C: H, H: H, X: X},
+    OPEN_CHANNEL: {D: D, A: A, F: F, P: P, C: C, H: H, X: X},
+    CHANNEL_OPENED: {D: H, A: H, F: F, P: P, C: C, H: H, X: X},
+    CLOSE_CHANNEL: {D: X, A: X, F: X, P: X, C: X, H: X, X: X},
+    CHANNEL_CLOSED: {D: X, A: X, F: X, P: X, C: X, H: X, X: X},
+    SEND: {D: D, A: A, F: F, P: H, C: H, H: H, X: X},
 }
 
 
