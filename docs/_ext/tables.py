@@ -109,6 +109,17 @@ def frame_bytes() -> str:
     return "\n".join(parts)
 
 
+def messaging_frames() -> str:
+    """One row for each frame of messaging."""
+    from dmsg.messaging.core.wire import FRAMES
+
+    rows = []
+    for frame in FRAMES:
+        names = " ‖ ".join(f"{name} ({size or 'rest'})" for name, size in frame.fields) or "empty"
+        rows.append((literal(f"{frame.kind:#04x}"), f"**{frame.kind.name}**", names, frame.meaning))
+    return list_table(("type", "name", "payload (bytes)", "meaning"), rows, (8, 20, 36, 36))
+
+
 def close_codes() -> str:
     """CLOSE codes and the exceptions they become."""
     from dmsg.mux.core.errors import CLOSE_ERRORS
@@ -199,6 +210,13 @@ def leg_states() -> str:
     from dmsg.serving import member
 
     return _states(member.LegState, member.TRANSITIONS)
+
+
+def channel_states() -> str:
+    """The states of a channel of messaging at a client, drawn and listed."""
+    from dmsg.messaging.core import channel
+
+    return _states(channel.ChannelState, channel.TRANSITIONS)
 
 
 def _states(cls: type, transitions: Mapping[Enum, Iterable[Enum]]) -> str:
@@ -521,12 +539,14 @@ GENERATORS: Final[dict[str, Callable[..., str]]] = {
     for one in (
         frame_summary,
         frame_bytes,
+        messaging_frames,
         close_codes,
         tlvs,
         stream_states,
         transport_states,
         path_states,
         leg_states,
+        channel_states,
         limits,
         settings,
         events,

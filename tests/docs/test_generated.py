@@ -22,6 +22,8 @@ from dmsg.discovery.lookups import CallerLimits
 from dmsg.eventlog import schema as ev
 from dmsg.eventlog.reasons import Reason
 from dmsg.glue import transport_state
+from dmsg.messaging.core import channel
+from dmsg.messaging.core import wire as messaging_wire
 from dmsg.mux.client import transport
 from dmsg.mux.core import record, stream, tlv, wire
 from dmsg.mux.core.e2e_handshake import CONFIRM_TIMEOUT_S
@@ -71,6 +73,13 @@ def test_each_frame_is_laid_out_byte_by_byte(frame: Any) -> None:
     assert [cells[2] for cells in table[-len(frame.fields) :]] == [name for name, _ in frame.fields] or not frame.fields
     assert offset == wire.HEADER_BYTES + sum(size for _, size in frame.fields)
     assert f"``{frame.kind:#04x}``" in tables.frame_summary()
+
+
+@pytest.mark.parametrize("frame", messaging_wire.FRAMES, ids=lambda frame: frame.kind.name)
+def test_each_frame_of_messaging_has_its_row(frame: Any) -> None:
+    [row] = [cells for cells in rows(tables.messaging_frames()) if cells[0] == f"``{frame.kind:#04x}``"]
+    assert row[1] == f"**{frame.kind.name}**" and row[3] == frame.meaning
+    assert all(f"{name} ({size or 'rest'})" in row[2] for name, size in frame.fields)
 
 
 def test_every_code_has_its_row() -> None:
@@ -140,8 +149,9 @@ def test_every_reason_is_there() -> None:
         (tables.transport_states(), transport_state.TRANSITIONS),
         (tables.path_states(), transport.PATH_TRANSITIONS),
         (tables.leg_states(), member.TRANSITIONS),
+        (tables.channel_states(), channel.TRANSITIONS),
     ],
-    ids=["stream", "transport", "path", "leg"],
+    ids=["stream", "transport", "path", "leg", "channel"],
 )
 def test_every_state_and_way_is_there(text: str, transitions: dict[Enum, frozenset[Enum]]) -> None:
     assert set(transitions) == set(type(next(iter(transitions))))
