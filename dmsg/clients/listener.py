@@ -11,7 +11,7 @@ from twisted.internet.error import CannotListenError
 from twisted.internet.interfaces import IAddress, IDelayedCall, IListeningPort, IReactorTime
 from twisted.internet.protocol import Factory
 from twisted.logger import Logger
-from zope.interface import implementer
+from zope.interface import classImplements, implementer
 
 from dmsg.address import DmsgAddress, check_service_name
 from dmsg.clients.limits import ListenerLimits
@@ -24,6 +24,7 @@ from dmsg.crypto.keys import PublicKey
 from dmsg.interfaces import IAccessPolicy, IKeyPolicy
 
 _log = Logger()
+classImplements(DmsgAddress, IAddress)
 
 
 class PortClient(TypingProtocol[T]):

@@ -51,7 +51,7 @@ class RelayClient(Service, ABC, Generic[S, R, T]):
     ``promise`` is the version of the entry.
     """
 
-    #: What addresses and endpoint strings of the protocol begin with.
+    #: What its relays speak (:ref:`spec-entry-protocol`), and what addresses and endpoint strings begin with.
     scheme: ClassVar[str]
 
     def __init__(
@@ -113,6 +113,7 @@ class RelayClient(Service, ABC, Generic[S, R, T]):
             memory=RelayFile(relay_file, lambda: now_ns() / 1e9) if relay_file is not None else None,
             operator=relays,
             now_s=lambda: now_ns() / 1e9,
+            protocol=self.scheme,
         )
         self.dialer: Dialer[S, R] = Dialer(reactor, self.pool, discovery, config.dial, jitter.random)
 

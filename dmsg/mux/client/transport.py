@@ -10,9 +10,8 @@ from typing import Protocol as TypingProtocol
 
 from twisted.internet.defer import Deferred
 from twisted.internet.error import ConnectionDone
-from twisted.internet.interfaces import IAddress, IDelayedCall, IReactorTime
+from twisted.internet.interfaces import IDelayedCall, IReactorTime
 from twisted.python.failure import Failure
-from zope.interface import classImplements
 
 from dmsg.address import DmsgAddress
 from dmsg.crypto.keys import PublicKey
@@ -26,7 +25,6 @@ from dmsg.mux.core.resumption import ResumeAttempts
 from dmsg.mux.core.stream import UNOWNED, Stream, StreamFault, StreamOwner, StreamState
 from dmsg.mux.core.wire import CloseReason
 
-classImplements(DmsgAddress, IAddress)
 #: The reasons that CLOSE gives the peer.
 _CODES: Final[Mapping[AbortReason, CloseReason]] = {
     AbortReason.APPLICATION: CloseReason.REFUSED,
