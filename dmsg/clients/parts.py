@@ -53,6 +53,16 @@ class ClientParts(Generic[T]):
         if listed is not None:
             self.relays = _relay_list(listed, reactor)
 
+    def arguments(self) -> dict[str, Any]:
+        """What a :class:`~dmsg.clients.service.RelayClient` gets of them, by the names of its arguments."""
+        return {
+            "discovery": self.discovery,
+            "servers": self.settings.servers,
+            "events": self.events,
+            "relay_file": self.settings.relay_file(self.key),
+            "relays": self.relays,
+        }
+
     async def close(self) -> None:
         """Close what was opened."""
         if self.relays is not None:

@@ -11,11 +11,14 @@ from typing import Any, ClassVar, Generic, cast
 from twisted.application.service import Service
 from twisted.internet.defer import Deferred, ensureDeferred
 from twisted.internet.interfaces import IAddress, IProtocol, IProtocolFactory, IReactorTime, IStreamClientEndpoint
+from twisted.internet.protocol import Factory
 from twisted.internet.task import deferLater
 
 from dmsg.address import HostPort, PinnedServer
 from dmsg.clients.config import RelayClientConfig
 from dmsg.clients.dialer import Dial, Dialer, R, attempts_json
+from dmsg.clients.limits import ListenerLimits
+from dmsg.clients.listener import ListeningPort
 from dmsg.clients.services import Services
 from dmsg.clients.sessions import S
 from dmsg.clients.streams import CarriedStream
@@ -29,7 +32,7 @@ from dmsg.eventlog.reasons import Reason
 from dmsg.eventlog.refusals import RefusalReport
 from dmsg.glue.connecting import client_endpoint
 from dmsg.glue.waiters import Waiters
-from dmsg.interfaces import IDiscovery, IEventLog
+from dmsg.interfaces import IAccessPolicy, IDiscovery, IEventLog
 from dmsg.relays.choice import RelayChoice
 from dmsg.relays.pool import SessionPool
 from dmsg.relays.scores import RelayScores
@@ -186,6 +189,23 @@ class RelayClient(Service, ABC, Generic[S, R, T]):
         self.transport_opened(opened.session, transport, accept_ms=opened.accept_ms)
         self._dial_finished(dial.target, str(opened.session.server), transport.security, "", started, attempts)
         return transport
+
+    def listen(
+        self,
+        factory: Factory,
+        service: str = "",
+        *,
+        policy: IAccessPolicy | None = None,
+        limits: ListenerLimits | None = None,
+    ) -> ListeningPort[T]:
+        """Take transports for ``service`` ("" is the default one). Raises ``CannotListenError`` if that is taken.
+
+        ``limits`` are those of the client's configuration unless given.
+        """
+        limits = limits or self._common.listener
+        port: ListeningPort[T] = ListeningPort(self, factory, service, policy=policy, limits=limits)
+        port.startListening()
+        return port
 
     def connected(self, transport: T, factory: IProtocolFactory) -> IProtocol:
         """Attach the protocol that ``factory`` builds to a transport that was just dialled, and give it."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar
 from typing import Protocol as TypingProtocol
 
@@ -37,15 +37,30 @@ class Port(TypingProtocol):
 
 
 class Client(TypingProtocol):
-    """A client that keeps connections to relays. How it dials and listens is the protocol's own."""
+    """A client that keeps connections to relays."""
 
     #: Called for each transport that is opened, and for each that is over once its protocol knows.
     hold: Callable[[], object] | None
     release: Callable[[], object] | None
 
     @property
+    def scheme(self) -> str:
+        """What addresses of its protocol begin with."""
+
+    @property
     def reactor(self) -> IReactorTime:
         """Its clock."""
+
+    @property
+    def dial(self) -> Callable[..., Awaitable[Transport]]:
+        """``dial(public_key, service, *, timeout_s, …)``: an open transport, without a protocol.
+
+        Raises ``DialError``; cancelling undoes it. What else can be said is the protocol's own, as in :attr:`listen`.
+        """
+
+    @property
+    def listen(self) -> Callable[..., Port]:
+        """``listen(factory, service, *, policy, limits, …)``: a port that listens. Raises ``CannotListenError``."""
 
     def startService(self) -> None:
         """Begin to connect."""
@@ -76,6 +91,13 @@ class Borrowed(ClientSource[C]):
 
     def __init__(self, client: C) -> None:
         self._client = client
+
+    @classmethod
+    def unless_source(cls, client: C | ClientSource[C]) -> ClientSource[C]:
+        """``client`` itself if it is a source already."""
+        either: Any = client
+        source: ClientSource[C] = cls(either) if hasattr(either, "startService") else either
+        return source
 
     async def acquire(self) -> C:
         """The client."""

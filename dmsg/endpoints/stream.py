@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Generic, cast
+from typing import Any, Generic, cast
 
 from twisted.internet.defer import CancelledError, Deferred, ensureDeferred
 from twisted.internet.error import CannotListenError, ConnectError, ConnectingCancelledError, NoProtocol
@@ -19,9 +19,12 @@ from twisted.logger import Logger
 from twisted.python.failure import Failure
 from zope.interface import implementer
 
-from dmsg.endpoints.client import C, ClientSource, Port, Transport
+from dmsg.address import DmsgAddress, check_service_name
+from dmsg.clients.limits import ListenerLimits
+from dmsg.endpoints.client import Borrowed, C, ClientSource, Port, Transport
 from dmsg.endpoints.held_port import HeldPort
 from dmsg.errors import DialError
+from dmsg.interfaces import IAccessPolicy
 from dmsg.relays.errors import SessionTimeout
 
 _log = Logger()
@@ -41,21 +44,23 @@ class DmsgConnectError(DialError, ConnectError):
 
 @implementer(IStreamClientEndpoint)
 class ClientEndpoint(Generic[C]):
-    """Connects to ``address`` through the client of ``source``, which is held while a connect is under way.
+    """Connects to ``address`` through ``client``.
 
-    A protocol's own class says in :meth:`dial` how.
+    ``client`` is one that runs, or a :class:`~dmsg.endpoints.client.ClientSource`, which is held while a connect is under
+    way. ``timeout_s`` limits a whole connect (default: the client's own limit). ``how`` is what the protocol lets one say
+    of a dial.
     """
 
-    def __init__(self, source: ClientSource[C], address: object) -> None:
-        self._source = source
-        self._address = address
+    def __init__(
+        self, client: C | ClientSource[C], address: DmsgAddress, timeout_s: float | None = None, **how: Any
+    ) -> None:
+        self.address = address
+        self.timeout_s = timeout_s
+        self._source = Borrowed.unless_source(client)
+        self._how = how
 
     def __repr__(self) -> str:
-        return f"<{type(self).__name__} to {self._address}>"
-
-    async def dial(self, client: C) -> Transport:
-        """An open transport to the address, without a protocol. Raises ``DialError``; cancelling undoes it."""
-        raise NotImplementedError
+        return f"<{type(self).__name__} to {self.address}>"
 
     def connect(self, protocolFactory: IProtocolFactory) -> Deferred[IProtocol]:
         """Dial and connect a protocol of ``protocolFactory``; fails with :class:`DmsgConnectError`.
@@ -70,14 +75,17 @@ class ClientEndpoint(Generic[C]):
         try:
             client = await self._source.acquire()
             try:
-                transport = await self.dial(client)
+                address = self.address
+                transport = await client.dial(
+                    address.public_key, address.service, timeout_s=self.timeout_s, **self._how
+                )
                 return _attach(transport, factory)
             finally:
                 self._source.release()
         except DialError as error:
             raise DmsgConnectError(error) from error
         except CancelledError:
-            raise ConnectingCancelledError(cast(IAddress, self._address)) from None
+            raise ConnectingCancelledError(cast(IAddress, self.address)) from None
         finally:
             if transport is None:
                 factory.doStop()
@@ -106,21 +114,29 @@ def _attach(transport: Transport, factory: IProtocolFactory) -> IProtocol:
 
 @implementer(IStreamServerEndpoint)
 class ServerEndpoint(Generic[C]):
-    """Listens for ``service`` on the client of ``source``, which is held until the port is stopped.
+    """Listens for ``service`` of the key of ``client``, which is as for :class:`ClientEndpoint`.
 
-    ``timeout_s`` limits the wait until the client can be reached; without it, it goes on for ever. A protocol's own class
-    says in :meth:`listen_on` how, and what its addresses are called in ``scheme``.
+    A source is held until the port is stopped. ``policy`` says who may connect (all, if there is none), ``limits`` how many
+    may wait for its decision and be connected. ``timeout_s`` limits the wait until the client can be reached; without it, it
+    goes on for ever. ``how`` is what the protocol lets one say of a port.
     """
 
-    def __init__(self, source: ClientSource[C], service: str, scheme: str, timeout_s: float | None) -> None:
-        self.service = service
+    def __init__(
+        self,
+        client: C | ClientSource[C],
+        service: str = "",
+        *,
+        policy: IAccessPolicy | None = None,
+        limits: ListenerLimits | None = None,
+        timeout_s: float | None = None,
+        **how: Any,
+    ) -> None:
+        self.service = check_service_name(service)
+        self.policy = policy
+        self.limits = limits
         self.timeout_s = timeout_s
-        self._scheme = scheme
-        self._source = source
-
-    def listen_on(self, client: C, factory: Factory) -> Port:
-        """A port of ``client`` that listens. Raises ``CannotListenError``."""
-        raise NotImplementedError
+        self._source = Borrowed.unless_source(client)
+        self._how = how
 
     def listen(self, protocolFactory: IProtocolFactory) -> Deferred[IListeningPort]:
         """Fires with the port when it can be reached; fails with ``CannotListenError``. Cancelling undoes it.
@@ -133,10 +149,10 @@ class ServerEndpoint(Generic[C]):
         client = await self._source.acquire()
         port: Port | None = None
         try:
-            port = self.listen_on(client, factory)
+            port = client.listen(factory, self.service, policy=self.policy, limits=self.limits, **self._how)
             ready = client.when_ready()
             if self.timeout_s is not None:
-                ready.addTimeout(self.timeout_s, client.reactor, self._too_late)
+                ready.addTimeout(self.timeout_s, client.reactor, lambda *_: self._too_late(client.scheme))
             await ready
         except BaseException:
             if port is not None:
@@ -146,7 +162,6 @@ class ServerEndpoint(Generic[C]):
         _log.info("{factory} is reached as {address}", factory=factory, address=port.getHost())
         return HeldPort(port, self._source)
 
-    def _too_late(self, result: object, timeout_s: float) -> Failure:
-        return Failure(
-            CannotListenError(self._scheme, self.service, SessionTimeout("connecting to servers", timeout_s))
-        )
+    def _too_late(self, scheme: str) -> Failure:
+        timeout = SessionTimeout("connecting to servers", self.timeout_s or 0.0)
+        return Failure(CannotListenError(scheme, self.service, timeout))

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Generic, TypeVar
 
+from dmsg.clients.access import AllowKeys
 from dmsg.clients.limits import ListenerLimits
 from dmsg.clients.parts import T
 from dmsg.clients.settings import TOGETHER
@@ -49,6 +50,11 @@ class ListenArguments(ConnectArguments):
         unset="never",
         check=more_than_zero,
     )
+
+    @property
+    def policy(self) -> AllowKeys | None:
+        """What the string says of who may come in; ``None`` when all may."""
+        return AllowKeys(self.allow) if self.allow else None
 
     def limits(self, limits: ListenerLimits) -> ListenerLimits:
         """``limits`` of a client with what the string says."""

@@ -12,12 +12,15 @@ from twisted.internet.protocol import Factory, Protocol
 from twisted.internet.task import Clock
 from twisted.python.failure import Failure
 
+from dmsg.address import DmsgAddress
 from dmsg.clients.parts import ClientParts
 from dmsg.clients.settings import RelayClientSettings
-from dmsg.endpoints.client import Borrowed, ClientSource
+from dmsg.crypto.keys import PublicKey, SecretKey
 from dmsg.endpoints.sharing import SharedClients, SharedSettings
 from dmsg.endpoints.stream import ClientEndpoint, DmsgConnectError, ServerEndpoint
 from dmsg.errors import Attempt, DialError
+
+ECHO = DmsgAddress(SecretKey.generate().public_key, "echo", scheme="call")
 
 
 class Pipe:
@@ -68,6 +71,8 @@ class Listening:
 class Switchboard:
     """A client; all of them share ``names``."""
 
+    scheme = "call"
+
     def __init__(self, reactor: Clock, names: dict[str, Factory]) -> None:
         self.reactor = reactor
         self.names = names
@@ -86,28 +91,17 @@ class Switchboard:
     def when_ready(self) -> Deferred[None]:
         return self.ready
 
-    def call(self, name: str) -> Pipe:
+    async def dial(self, key: PublicKey, name: str, *, timeout_s: float | None, loud: bool = False) -> Pipe:
         if name not in self.names:
-            raise DialError(name, [Attempt("request", "", 0.0, "no such name")])
+            raise DialError(name, [Attempt("request", "", 0.0, "NO SUCH NAME" if loud else "no such name")])
         here, there = Pipe(name), Pipe("a caller")
         here.other, there.other = there, here
         there.attach(self.names[name].buildProtocol(None))
         return here
 
-
-class CallEndpoint(ClientEndpoint[Switchboard]):
-    def __init__(self, source: ClientSource[Switchboard], name: str) -> None:
-        super().__init__(source, name)
-        self._name = name
-
-    async def dial(self, client: Switchboard) -> Pipe:
-        return client.call(self._name)
-
-
-class AnswerEndpoint(ServerEndpoint[Switchboard]):
-    def listen_on(self, client: Switchboard, factory: Factory) -> Listening:
-        client.names[self.service] = factory
-        return Listening(client.names, self.service)
+    def listen(self, factory: Factory, name: str, *, policy: object, limits: object) -> Listening:
+        self.names[name] = factory
+        return Listening(self.names, name)
 
 
 class Echo(Protocol):
@@ -145,24 +139,24 @@ def factory_of(kind: type[Protocol]) -> Factory:
 
 
 def test_a_call_is_answered(clock):
-    source = Borrowed(Switchboard(clock, {}))
-    port = AnswerEndpoint(source, "echo", "call", None).listen(factory_of(Echo)).result
+    source = Switchboard(clock, {})
+    port = ServerEndpoint(source, "echo").listen(factory_of(Echo)).result
     assert port.getHost() == "echo"
-    caller = CallEndpoint(source, "echo").connect(factory_of(Caller)).result
+    caller = ClientEndpoint(source, ECHO).connect(factory_of(Caller)).result
     caller.transport.write(b"hello")
     assert caller.received == b"hello"
     port.stopListening()
     outcome = []
-    CallEndpoint(source, "echo").connect(factory_of(Caller)).addErrback(outcome.append)
+    ClientEndpoint(source, ECHO, loud=True).connect(factory_of(Caller)).addErrback(outcome.append)
     assert outcome[0].check(DmsgConnectError)
-    assert outcome[0].value.reason == "no such name"
+    assert outcome[0].value.reason == "NO SUCH NAME"
 
 
 def test_a_client_that_no_peer_can_reach_listens_for_a_limited_time(clock):
     client = Switchboard(clock, {})
     client.ready = Deferred()
     outcome = []
-    AnswerEndpoint(Borrowed(client), "echo", "call", 5.0).listen(factory_of(Echo)).addErrback(outcome.append)
+    ServerEndpoint(client, "echo", timeout_s=5.0).listen(factory_of(Echo)).addErrback(outcome.append)
     clock.advance(5.0)
     assert outcome[0].check(CannotListenError)
     assert not client.names
@@ -171,8 +165,8 @@ def test_a_client_that_no_peer_can_reach_listens_for_a_limited_time(clock):
 def test_endpoints_share_a_client_until_the_last_has_let_go(clock, shared, made):
     source = shared.get(SharedSettings(None, RelayClientSettings()))
     assert shared.get(SharedSettings(None, RelayClientSettings())) is source
-    port = AnswerEndpoint(source, "echo", "call", None).listen(factory_of(Echo)).result
-    caller = CallEndpoint(source, "echo").connect(factory_of(Caller)).result
+    port = ServerEndpoint(source, "echo").listen(factory_of(Echo)).result
+    caller = ClientEndpoint(source, ECHO).connect(factory_of(Caller)).result
     caller.transport.write(b"hello")
     assert caller.received == b"hello"
     clock.advance(0)
@@ -180,6 +174,6 @@ def test_endpoints_share_a_client_until_the_last_has_let_go(clock, shared, made)
     port.stopListening()
     clock.advance(0)
     assert [client.running for client in made] == [0]
-    again = AnswerEndpoint(source, "echo", "call", None).listen(factory_of(Echo)).result
+    again = ServerEndpoint(source, "echo").listen(factory_of(Echo)).result
     assert [client.running for client in made] == [0, 1]
     again.stopListening()

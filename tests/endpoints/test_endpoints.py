@@ -466,7 +466,7 @@ def test_a_key_file_is_read_at_once(reactor, tmp_path):
 def test_arguments_may_be_written_with_underscores(reactor):
     endpoint = parse_client(reactor, str(ABSENT), server=PIN, min_servers="2", service="web", timeout="2.5")
     assert endpoint._source.settings.client.min_servers == 2
-    assert (endpoint.service, endpoint.timeout_s) == ("web", 2.5)
+    assert (endpoint.address.service, endpoint.timeout_s) == ("web", 2.5)
     assert repr(endpoint) == f"<DmsgClientEndpoint to dmsg:{ABSENT}/web>"
 
 

@@ -30,23 +30,18 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Final
 
-from twisted.internet.protocol import Factory
-
 from dmsg.address import DmsgAddress, check_service_name
-from dmsg.clients.access import AllowKeys
 from dmsg.clients.limits import ListenerLimits
 from dmsg.clients.parts import ClientParts
 from dmsg.crypto.keys import PublicKey
 from dmsg.endpoints.arguments import SOURCE
-from dmsg.endpoints.client import Borrowed, ClientSource
+from dmsg.endpoints.client import ClientSource
 from dmsg.endpoints.stream import ClientEndpoint, ServerEndpoint
 from dmsg.endpoints.strings import ConnectArguments, ListenArguments, Scheme
 from dmsg.errors import ConfigError
 from dmsg.interfaces import IAccessPolicy
-from dmsg.mux.client.listener import DmsgPort
 from dmsg.mux.client.service import DmsgClient
 from dmsg.mux.client.settings import ROLE, ClientSettings
-from dmsg.mux.client.transport import DmsgTransport
 from dmsg.mux.core.e2e_negotiation import Security
 from dmsg.ops.settings import setting
 from dmsg.ops.values import SERVICE
@@ -55,9 +50,8 @@ from dmsg.ops.values import SERVICE
 class DmsgClientEndpoint(ClientEndpoint[DmsgClient]):
     """Connects to ``service`` of ``public_key`` through ``client``.
 
-    ``client`` is a running :class:`~dmsg.mux.client.service.DmsgClient` or a
-    :class:`~dmsg.endpoints.client.ClientSource`, which is held while a connect is under way. ``timeout_s``
-    limits a whole connect (default: the client's own limit); ``security`` is the client's unless given.
+    ``client`` and ``timeout_s`` are as for :class:`~dmsg.endpoints.stream.ClientEndpoint`; ``security`` is the client's
+    unless given.
     """
 
     def __init__(
@@ -70,22 +64,13 @@ class DmsgClientEndpoint(ClientEndpoint[DmsgClient]):
         security: Security | None = None,
     ) -> None:
         self.security = security
-        self.public_key = public_key
-        self.service = check_service_name(service)
-        self.timeout_s = timeout_s
-        super().__init__(_source(client), DmsgAddress(public_key, service))
-
-    async def dial(self, client: DmsgClient) -> DmsgTransport:
-        """An open transport, without a protocol. Raises ``DialError``; cancelling undoes it."""
-        return await client.dial(self.public_key, self.service, security=self.security, timeout_s=self.timeout_s)
+        super().__init__(client, DmsgAddress(public_key, check_service_name(service)), timeout_s, security=security)
 
 
 class DmsgServerEndpoint(ServerEndpoint[DmsgClient]):
-    """Listens for ``service`` of the key of ``client``, which is as for :class:`DmsgClientEndpoint`.
+    """Listens for ``service`` of the key of ``client``, as :class:`~dmsg.endpoints.stream.ServerEndpoint`.
 
-    ``policy`` says who may connect (all, if there is none), ``limits`` how many may wait for its decision and be connected.
-    ``timeout_s`` limits the wait until the client can be reached; without it, it goes on for ever. ``security`` says who
-    may speak in the clear; without it, none under a ``policy``, else as the client does.
+    ``security`` says who may speak in the clear; without it, none under a ``policy``, else as the client does.
     """
 
     def __init__(
@@ -99,17 +84,7 @@ class DmsgServerEndpoint(ServerEndpoint[DmsgClient]):
         security: Security | None = None,
     ) -> None:
         self.security = security
-        self.policy = policy
-        self.limits = limits
-        super().__init__(_source(client), check_service_name(service), "dmsg", timeout_s)
-
-    def listen_on(self, client: DmsgClient, factory: Factory) -> DmsgPort:
-        """A port of ``client`` that listens. Raises ``CannotListenError``."""
-        return client.listen(factory, self.service, policy=self.policy, limits=self.limits, security=self.security)
-
-
-def _source(client: DmsgClient | ClientSource[DmsgClient]) -> ClientSource[DmsgClient]:
-    return Borrowed(client) if isinstance(client, DmsgClient) else client
+        super().__init__(client, service, policy=policy, limits=limits, timeout_s=timeout_s, security=security)
 
 
 # --- strings ---------------------------------------------------------------------------------------------------------
@@ -123,19 +98,14 @@ def make_client(
     security: Security = Security.PREFER,
 ) -> DmsgClient:
     """A client, not started, with what was opened for it. Strings that share it may each want another ``security``."""
-    settings = parts.settings
     return DmsgClient(
         parts.reactor,
         parts.key,
-        discovery=parts.discovery,
-        servers=settings.servers,
         min_servers=min_servers,
         publish=publish,
         security=security,
-        config=settings.config,
-        events=parts.events,
-        relay_file=settings.relay_file(parts.key),
-        relays=parts.relays,
+        config=parts.settings.config,
+        **parts.arguments(),
     )
 
 
@@ -157,7 +127,7 @@ def parse_server(reactor: Any, *args: str, **arguments: str) -> DmsgServerEndpoi
     return DmsgServerEndpoint(
         SCHEME.shared(reactor, settings),
         read.service,
-        policy=AllowKeys(read.allow) if read.allow else None,
+        policy=read.policy,
         limits=read.limits(settings.config.listener),
         timeout_s=read.timeout,
         security=settings.security,
