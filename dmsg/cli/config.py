@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Mapping
 from dataclasses import MISSING
 from enum import Enum
@@ -11,7 +10,6 @@ from typing import Any
 
 import click
 
-from dmsg.cli.exits import exit_code
 from dmsg.cli.output import Output
 from dmsg.cli.settings import output_options, setting_options
 from dmsg.errors import ConfigError
@@ -54,8 +52,7 @@ def _add(role: str, cls: type) -> None:
             tell(values, role, out)
             assemble(cls, role, values)
         except ConfigError as error:
-            out.failure(error)
-            sys.exit(exit_code(error))
+            out.leave(error)
 
 
 for _role, _cls in SETTINGS.items():

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import sys
-
 import click
 
-from dmsg.cli.exits import exit_code
 from dmsg.cli.output import Output
 from dmsg.cli.settings import output_options
 from dmsg.crypto.errors import KeyFileError
@@ -22,7 +19,7 @@ def keygen(file: str, out: Output, verbose: bool) -> None:
     try:
         write_key_file(file, key)
     except KeyFileError as error:
-        _fail(out, error)
+        out.leave(error)
     out.result({"file": file, "public_key": str(key.public_key)}, str(key.public_key))
 
 
@@ -34,10 +31,5 @@ def pubkey(file: str, out: Output, verbose: bool) -> None:
     try:
         key = read_key_file(file)
     except KeyFileError as error:
-        _fail(out, error)
+        out.leave(error)
     out.result({"file": file, "public_key": str(key.public_key)}, str(key.public_key))
-
-
-def _fail(out: Output, error: KeyFileError) -> None:
-    out.failure(error)
-    sys.exit(exit_code(error))

@@ -8,15 +8,16 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 from collections.abc import Sequence
-from typing import Any, Final, TextIO
+from typing import Any, Final, NoReturn, TextIO
 
 from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
 from rich.table import Table
 
-from dmsg.cli.exits import as_json, describe
+from dmsg.cli.exits import as_json, describe, exit_code
 
 #: A progress bar is drawn anew at most so often, in seconds: drawing costs more than moving the data.
 REDRAW_S: Final = 0.1
@@ -121,6 +122,11 @@ class Output:
             self._write(self.errors, _told(f"dmsg: {first}"))
             for line in rest:
                 self._write(self.errors, _told(line))
+
+    def leave(self, error: BaseException) -> NoReturn:
+        """End the program with ``error``, outside of the reactor."""
+        self.failure(error)
+        sys.exit(exit_code(error))
 
     def table(self, title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
         """A table for people: drawn on a terminal, tab-separated lines elsewhere."""

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import sys
 import time
 from pathlib import Path
 from typing import Any, Final
 
 import click
 
-from dmsg.cli.exits import exit_code
 from dmsg.cli.output import Output
 from dmsg.cli.settings import ParamType, ValueType, output_options
 from dmsg.crypto.errors import InvalidKey
@@ -54,7 +52,7 @@ def sign(listed: tuple[ListedRelay, ...], key_file: str, days: int, out: Output,
     try:
         data = sign_relay_list(listed, read_key_file(key_file), issued=now, expires=now + days * _DAY_S)
     except DmsgError as error:
-        _fail(out, error)
+        out.leave(error)
     click.echo(data)
 
 
@@ -68,7 +66,7 @@ def show(file: Path, keys: tuple[PublicKey, ...], out: Output, verbose: bool) ->
         with file.open("rb") as opened:
             found = RelayList.parse(opened.read(DOCUMENT_LIMIT_BYTES + 1), keys, time.time())
     except (DmsgError, OSError) as error:
-        _fail(out, error)
+        out.leave(error)
     out.result(
         {
             "issuer": str(found.issuer),
@@ -81,8 +79,3 @@ def show(file: Path, keys: tuple[PublicKey, ...], out: Output, verbose: bool) ->
         },
         *map(str, found.relays),
     )
-
-
-def _fail(out: Output, error: Exception) -> Any:
-    out.failure(error)
-    sys.exit(exit_code(error))

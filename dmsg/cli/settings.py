@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import click
 
-from dmsg.cli.exits import exit_code
 from dmsg.cli.output import Output
 from dmsg.cli.runner import run
 from dmsg.errors import ConfigError
@@ -138,8 +137,7 @@ def common_options(function: F) -> F:
         try:
             settings = client_settings(given)
         except ConfigError as error:
-            out.failure(error)
-            sys.exit(exit_code(error))
+            out.leave(error)
         return function(Invocation(settings, out, verbose), **options)
 
     return wrapped  # type: ignore[return-value]

@@ -41,15 +41,13 @@ class LineRate:
     all_burst: float = 1_000.0
 
 
+@dataclass(slots=True)
 class _Tally:
     """What was left out for one reason."""
 
-    __slots__ = ("count", "elapsed_ms", "event")
-
-    def __init__(self, event: Any) -> None:
-        self.event = event
-        self.count = 0
-        self.elapsed_ms = 0.0
+    event: Any
+    count: int = 0
+    elapsed_ms: float = 0.0
 
 
 class _Kind:

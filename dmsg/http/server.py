@@ -163,12 +163,12 @@ class LimitedChannel(HTTPChannel):
         if self._refused or self._deadline is None:
             return
         limits = self.site.limits
-        if self.site.standing(self) is Standing.WAITING:
+        if self.site.places.standing(self) is Standing.WAITING:
             self._now(Standing.RECEIVING, limits.request_timeout_s)
         super().dataReceived(data)  # type: ignore[no-untyped-call]
         # What is left may be the beginning of the next request.
         begun = self._deadline is not None and bool(self.requests or self._buffer)
-        if begun and self.site.standing(self) is Standing.WAITING:
+        if begun and self.site.places.standing(self) is Standing.WAITING:
             self._now(Standing.RECEIVING, limits.request_timeout_s)
 
     def allContentReceived(self) -> None:
@@ -190,7 +190,7 @@ class LimitedChannel(HTTPChannel):
         super().loseConnection()  # type: ignore[no-untyped-call]
 
     def _now(self, standing: Standing, limit_s: float) -> None:
-        self.site.move(self, standing)
+        self.site.places.move(self, standing)
         if self._deadline is not None:
             self._deadline.reset(limit_s)
 
@@ -240,13 +240,14 @@ class LimitedSite(Site):
         self._no_bodies: Waiters[None] = Waiters()
         #: Connections that were closed to make room for others, and those that were refused.
         self.evicted = self.refused = 0
-        self._places: Places[LimitedChannel] = Places()
+        #: What the channels are doing.
+        self.places: Places[LimitedChannel] = Places()
         self._by_address: dict[str, OrderedDict[LimitedChannel, None]] = {}
 
     @property
     def connections(self) -> int:
         """Open connections."""
-        return len(self._places)
+        return len(self.places)
 
     def buildProtocol(self, addr: IAddress | None) -> Any:
         """A channel for a new connection, or ``None`` (which closes it) when there is no place for it."""
@@ -259,9 +260,9 @@ class LimitedSite(Site):
         victim: LimitedChannel | None = None
         neighbours = self._by_address.get(address_group(host), ())
         if len(neighbours) >= self.limits.connections_per_address:
-            victim = next((one for one in neighbours if self.standing(one) is Standing.WAITING), None)
-        elif len(self._places) >= self.limits.connections:
-            victim = self._places.victim(network_group(host))
+            victim = next((one for one in neighbours if self.places.standing(one) is Standing.WAITING), None)
+        elif len(self.places) >= self.limits.connections:
+            victim = self.places.victim(network_group(host))
         else:
             return True
         if victim is None:
@@ -274,26 +275,18 @@ class LimitedSite(Site):
 
     def enter(self, channel: LimitedChannel, host: str) -> None:
         """``channel`` takes a place; ``host`` is the other side's."""
-        self._places.add(channel, network_group(host))
+        self.places.add(channel, network_group(host))
         self._by_address.setdefault(address_group(host), OrderedDict())[channel] = None
 
     def leave(self, channel: LimitedChannel, host: str) -> None:
         """``channel`` gives its place back; silent when it did already."""
-        self._places.discard(channel)
+        self.places.discard(channel)
         address = address_group(host)
         neighbours = self._by_address.get(address)
         if neighbours is not None:
             neighbours.pop(channel, None)
             if not neighbours:
                 del self._by_address[address]
-
-    def move(self, channel: LimitedChannel, standing: Standing) -> None:
-        """``channel`` does something else now."""
-        self._places.move(channel, standing)
-
-    def standing(self, channel: LimitedChannel) -> Standing:
-        """What ``channel``, which holds a place, is doing."""
-        return self._places.standing(channel)
 
     def body_done(self) -> None:
         """A request with a body, one of :attr:`bodies`, was answered or is over."""

@@ -246,7 +246,8 @@ class Shipper:
     def _scanned(self, found: Found) -> None:
         self._scan_ended("")
         if found.foreign and found.foreign != self._found.foreign:
-            _log.warn("{count} files below {directory} are none of an event log", **self._where(count=found.foreign))
+            text = "{count} files below {directory} are none of an event log"
+            _log.warn(text, count=found.foreign, directory=self._directory)
         self._found = found
         self._plan.scanned(found.files)
 
@@ -329,6 +330,3 @@ class Shipper:
     def _emit(self, event: FileShipped, file: Waiting) -> None:
         if not file.path.startswith(OWN_FOLDER):
             self._events.emit(event)
-
-    def _where(self, **more: Any) -> dict[str, Any]:
-        return {"directory": self._directory, **more}

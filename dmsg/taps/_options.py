@@ -34,9 +34,7 @@ class RoleOptions(usage.Options):
     file ends the program with status 1 and one line: a page of usage would hide it, and a traceback even more so.
     """
 
-    #: Name of the plugin, as it is typed after ``twistd``.
-    tap_name = ""
-    #: Table in the configuration file.
+    #: Table in the configuration file; after "dmsg-", the name of the plugin.
     role = ""
     settings_class: type[Any]
     settings: Any = None
@@ -72,7 +70,7 @@ class RoleOptions(usage.Options):
                 elsewhere=known_variables(),
             )
         except (usage.UsageError, ConfigError) as error:
-            raise SystemExit(f"{self.tap_name}: {error}") from None
+            raise SystemExit(f"dmsg-{self.role}: {error}") from None
 
     @property
     def uid(self) -> int | None:
@@ -84,7 +82,7 @@ class RoleOptions(usage.Options):
         try:
             return make()
         except ConfigError as error:
-            raise SystemExit(f"{self.tap_name}: {error}") from None
+            raise SystemExit(f"dmsg-{self.role}: {error}") from None
 
     def parseArgs(self, *arguments: str) -> None:
         if arguments:

@@ -175,7 +175,6 @@ class RoleService(Service, ABC):
     """
 
     role = ""
-    tap_name = ""
     #: When the garbage collector runs (:mod:`dmsg.ops.gc`).
     gc_thresholds = GC_THRESHOLDS
 
@@ -251,7 +250,7 @@ class RoleService(Service, ABC):
     def _running(self) -> None:
         end_well_on_signals(self.reactor)
         settle_memory(self.gc_thresholds)
-        _log.info("{tap_name} runs, {where}", tap_name=self.tap_name, where=self.where())
+        _log.info("dmsg-{role} runs, {where}", role=self.role, where=self.where())
 
     def _ready(self) -> str | Awaitable[str]:
         return self.readiness() if self.running else "stopping"
@@ -267,7 +266,7 @@ class RoleService(Service, ABC):
         except ConfigError as error:
             if os.getpid() != self._made_in:
                 raise  # twistd has forked: only an Exception makes it tell the process that waits at the terminal
-            raise SystemExit(f"{self.tap_name}: {error}") from None
+            raise SystemExit(f"dmsg-{self.role}: {error}") from None
 
     def emit(self, event: Event) -> None:
         """Write one event of the role."""

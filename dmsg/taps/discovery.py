@@ -32,7 +32,6 @@ class Options(RoleOptions):
 
     synopsis = "[options]"
     longdesc = "A discovery: keeps the signed entries of clients and servers and gives them out over HTTP."
-    tap_name = "dmsg-discovery"
     role = "discovery"
     settings_class = DiscoverySettings
 
@@ -41,7 +40,6 @@ class DiscoveryService(RoleService):
     """A discovery as a Twisted service."""
 
     role = "discovery"
-    tap_name = "dmsg-discovery"
     gc_thresholds = HTTP_GC_THRESHOLDS
     settings: DiscoverySettings
 

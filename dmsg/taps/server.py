@@ -19,7 +19,6 @@ class Options(RoleOptions):
 
     synopsis = "--key FILE [options]"
     longdesc = "A server (relay): accepts connections of clients and carries the transports between them."
-    tap_name = "dmsg-server"
     role = "server"
     settings_class = ServerSettings
 
@@ -28,7 +27,6 @@ class RelayService(RoleService):
     """A relay with its event log, metrics and registration, as a Twisted service."""
 
     role = "server"
-    tap_name = "dmsg-server"
     settings: ServerSettings
 
     def __init__(self, reactor: Any, settings: ServerSettings, *, uid: int | None = None) -> None:

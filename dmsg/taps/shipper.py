@@ -27,7 +27,6 @@ class Options(RoleOptions):
 
     synopsis = "--from DIR --to URL [options]"
     longdesc = "A shipper: brings finished files of event logs to a directory, an object store or HDFS."
-    tap_name = "dmsg-shipper"
     role = "shipper"
     settings_class = ShipperSettings
 
@@ -40,7 +39,6 @@ class ShipperService(RoleService):
     """A shipper with its event log and metrics, as a Twisted service."""
 
     role = "shipper"
-    tap_name = "dmsg-shipper"
     settings: ShipperSettings
 
     def __init__(self, reactor: Any, settings: ShipperSettings) -> None:
