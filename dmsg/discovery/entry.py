@@ -93,7 +93,7 @@ class ClientPart:
 class ServerPart:
     """What a relay publishes: its ``address`` and how many connections it has left.
 
-    ``port`` is almost always empty, with the port in ``address``. It is ``None`` when it was not received, which
+    ``port`` is almost always empty, or has the port that is in ``address``, too. It is ``None`` when it was not received, which
     matters to the signature alone (:ref:`spec-canonical-json`).
 
     ``later`` marks the form of 2023: ``availableSessions`` instead of ``available_connections``, no ``port``, and
@@ -116,8 +116,16 @@ class ServerPart:
 
     @property
     def host_port(self) -> HostPort:
-        """Where to connect. Raises ``InvalidAddress`` for anything but ASCII host and port."""
-        return HostPort.parse(f"{self.address}:{self.port}" if self.port else self.address)
+        """Where to connect. Raises ``InvalidAddress`` for anything but ASCII host and port.
+
+        ``port`` counts when ``address`` has none.
+        """
+        try:
+            return HostPort.parse(self.address)
+        except InvalidAddress:
+            if not self.port:
+                raise
+        return HostPort.parse(f"{self.address}:{self.port}")
 
 
 @dataclass(frozen=True, slots=True)

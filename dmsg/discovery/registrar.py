@@ -14,7 +14,7 @@ from twisted.internet.interfaces import IReactorTime
 
 from dmsg.address import HostPort
 from dmsg.crypto.keys import PublicKey, SecretKey
-from dmsg.discovery.entry import BASE_VERSION, DMSG, ClientPart, Entry, ServerPart, promises_security
+from dmsg.discovery.entry import BASE_VERSION, DMSG, MESSAGING, ClientPart, Entry, ServerPart, promises_security
 from dmsg.discovery.keeper import DEFAULT_PACE, EntryKeeper, Pace
 from dmsg.discovery.several import DiscoveryList
 from dmsg.discovery.wanted import Unmanaged, WantedEntry
@@ -57,9 +57,11 @@ class EntryPublisher:
     def set_server(self, address: HostPort | None, available_connections: int = 0, *, protocol: str = DMSG) -> None:
         """Publish a relay at ``address`` that speaks ``protocol`` and has this many connections left.
 
-        ``None`` says that there is none. A key has one relay, so one of its services calls this.
+        ``None`` says that there is none. A key has one relay, so one of its services calls this. Entries of messaging
+        relays have the port a second time, by itself.
         """
-        self.server = None if address is None else ServerPart(str(address), available_connections)
+        port = str(address.port) if address is not None and protocol == MESSAGING else ""
+        self.server = None if address is None else ServerPart(str(address), available_connections, port)
         self.protocol = protocol
         self._registrar.changed(self)
 

@@ -55,6 +55,9 @@ _CLOSED: Final = LegState.CLOSED
 class Leg(Generic[M]):
     """One side of a transport: its id at its own member, and where the frames of that client go.
 
+    ``id`` is in the frames that go to its client, and what the event log has. ``key`` finds the leg for a frame from
+    there, in ``member.legs``; where a transport has one id in both directions it is the same.
+
     ``target`` is the member of the *other* side, so that the hot path needs one look-up. The queue holds what waits to
     be sent *to* this side.
     """
@@ -64,6 +67,7 @@ class Leg(Generic[M]):
         "bytes",
         "id",
         "initiator",
+        "key",
         "member",
         "opened_at",
         "other",
@@ -83,7 +87,7 @@ class Leg(Generic[M]):
 
     def __init__(self, member: M, transport_id: int, *, initiator: bool) -> None:
         self.member = member
-        self.id = transport_id
+        self.id = self.key = transport_id
         self.initiator = initiator
         self.state = _REQUESTED
         self.since = self.opened_at = 0.0
@@ -110,7 +114,7 @@ class Leg(Generic[M]):
             here.other = there
             here.target = there.member
             here.since = now
-            here.member.legs[here.id] = here
+            here.member.legs[here.key] = here
         self.member.dials += 1
         self.member.pending_requests += 1
         asked.member.unanswered.add(self.member)
@@ -135,7 +139,7 @@ class Leg(Generic[M]):
         was_open = self.state is _OPEN
         self.move(_CLOSED)
         member = self.member
-        del member.legs[self.id]
+        del member.legs[self.key]
         member.transports += 1
         if self.initiator:
             member.dials -= 1

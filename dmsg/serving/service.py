@@ -21,7 +21,7 @@ from twisted.python.failure import Failure
 import dmsg
 from dmsg.address import HostPort
 from dmsg.crypto.keys import PublicKey, Random, SecretKey
-from dmsg.discovery.entry import BASE_VERSION
+from dmsg.discovery.entry import DMSG
 from dmsg.discovery.registrar import EntryRegistrar
 from dmsg.errors import DmsgError, RemoteProtocolError
 from dmsg.eventlog import schema as ev
@@ -63,8 +63,8 @@ class RelayService(Service, ABC):
     """
 
     switch: Switch[Any, Any]
-    #: What its entry in discovery has as version.
-    entry_version = BASE_VERSION
+    #: What it speaks, as its entry in discovery says (:ref:`spec-entry-protocol`).
+    protocol = DMSG
 
     def __init__(
         self,
@@ -106,13 +106,7 @@ class RelayService(Service, ABC):
         self._factory = RelayFactory(self.build_shell)
         if discovery is not None and public_address is not None:
             self.registrar = EntryRegistrar(
-                discovery,
-                key,
-                clock=reactor,
-                random=Jitter(random),
-                events=events,
-                now_ns=now_ns,
-                version=self.entry_version,
+                discovery, key, clock=reactor, random=Jitter(random), events=events, now_ns=now_ns
             )
 
     # --- what a protocol says --------------------------------------------------------------------------------------
@@ -432,7 +426,7 @@ class RelayService(Service, ABC):
 
     def _publish(self) -> None:
         if self.registrar is not None and self._public_address is not None:
-            self.registrar.set_server(self._public_address, self.available_connections)
+            self.registrar.set_server(self._public_address, self.available_connections, protocol=self.protocol)
 
     def _emit(self, event: ev.Event) -> None:
         if self._events is not None:

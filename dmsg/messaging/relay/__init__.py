@@ -1,0 +1,1 @@
+"""The relay of the messaging system: its switch, pure, and the service around it."""

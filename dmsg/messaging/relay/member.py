@@ -1,0 +1,96 @@
+"""A client's end at a relay of the messaging system, and the legs of its channels.
+
+Pure. What they have in any protocol stands in :mod:`dmsg.serving.member`; :mod:`dmsg.messaging.relay.switch` decides
+what happens to them.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from dmsg.crypto.keys import PublicKey
+from dmsg.messaging.core.limits import LINK_IDS
+from dmsg.messaging.core.wire import FrameReader, Layout
+from dmsg.serving import member as any_protocol
+
+#: The relay gives these ids first, from 255 down: clients count from 0 up, and where both sides of a link have the same
+#: ids an OpenChannel of each would otherwise meet in the middle.
+_UPPER_IDS: Final = LINK_IDS // 2
+#: The id of a leg whose client has not said yet what it calls the channel.
+UNKNOWN_ID: Final = -1
+
+
+class Leg(any_protocol.Leg["Member"]):
+    """One side of a channel; ``closing`` tells that its client has sent CloseChannel.
+
+    ``id`` and ``key`` are one id where the client has one for both directions. Where each side has its own, ``key`` is
+    the relay's, and ``id`` the client's. Until the channel is open, the leg that asked has a ``key`` that no frame can
+    have (:meth:`asking_key`).
+    """
+
+    __slots__ = ("closing",)
+
+    def __init__(self, member: Member, channel_id: int, *, initiator: bool) -> None:
+        super().__init__(member, channel_id, initiator=initiator)
+        self.closing = False
+        if initiator:
+            self.key = self.asking_key(channel_id)
+
+    @staticmethod
+    def asking_key(channel_id: int) -> int:
+        """The key of a leg whose client asked for a channel that it calls ``channel_id``."""
+        return LINK_IDS + channel_id
+
+    def rekey(self, key: int) -> None:
+        """Be found by ``key`` from now on."""
+        del self.member.legs[self.key]
+        self.key = key
+        self.member.legs[key] = self
+
+
+class Member(any_protocol.Member[Leg]):
+    """The core of one client's link (a :class:`~dmsg.sansio.core.Core`).
+
+    ``layout`` is the one that frames to the client have: the relay's own until the client's first frame tells which one it
+    speaks (:ref:`spec-messaging-layouts`). ``own_ids`` is whether each side of the link has ids of its own, ``None``
+    until an answer of the client's has told.
+    """
+
+    __slots__ = ("_next_id", "layout", "own_ids", "reader")
+
+    def __init__(self, switch: any_protocol.Router, remote: PublicKey, layout: Layout, now: float, group: str) -> None:
+        super().__init__(switch, remote, now, group=group)
+        self.reader = FrameReader()
+        self.layout = layout
+        self.own_ids: bool | None = None
+        self._next_id = LINK_IDS - 1
+
+    def send_control(self, frame: bytes) -> None:
+        """Send a frame that is not data, ahead of data that waits; ``b""`` is none."""
+        if frame:
+            super().send_control(frame)
+
+    def asked_as(self, channel_id: int) -> Leg | None:
+        """The leg that an OpenChannel for ``channel_id`` would be in the way of, or ``None``."""
+        asking = self.legs.get(Leg.asking_key(channel_id))
+        if asking is None and not self.own_ids:
+            asking = self.legs.get(channel_id)
+        if asking is None and self.own_ids is not False:
+            asking = self.called(channel_id)
+        return asking
+
+    def called(self, channel_id: int) -> Leg | None:
+        """The leg of the open channel that the client calls ``channel_id``, or ``None``."""
+        return next((leg for leg in self.legs.values() if leg.id == channel_id and leg.open), None)
+
+    def free_id(self) -> int | None:
+        """An id that the relay may give to a channel of this client, or ``None``. One is used again after the others."""
+        for turn in range(LINK_IDS):
+            if turn < _UPPER_IDS:
+                channel_id = self._next_id
+                self._next_id = channel_id - 1 if channel_id > _UPPER_IDS else LINK_IDS - 1
+            else:
+                channel_id = LINK_IDS - 1 - turn
+            if channel_id not in self.legs and (self.own_ids or Leg.asking_key(channel_id) not in self.legs):
+                return channel_id
+        return None

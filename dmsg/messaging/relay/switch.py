@@ -1,0 +1,238 @@
+"""The switch of a messaging relay: which channel goes where, under which id, in which layout.
+
+Pure. :ref:`spec-messaging-relay`. What happens in any protocol stands in :mod:`dmsg.serving.switch`. A frame that means
+nothing here (of no channel, of an unknown type) is ignored, as clients do.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Final
+
+from dmsg.crypto.errors import InvalidKey
+from dmsg.crypto.keys import PublicKey
+from dmsg.errors import LocalProtocolError, RemoteProtocolError
+from dmsg.messaging.core.wire import (
+    CHANNEL_CLOSED,
+    CHANNEL_OPENED,
+    CHANNEL_OPENED_BYTES,
+    CLOSE_CHANNEL,
+    GO,
+    KEY_BYTES,
+    OPEN_CHANNEL,
+    OPEN_CHANNEL_BYTES,
+    SEND,
+    Layout,
+)
+from dmsg.messaging.relay.limits import RelayLimits
+from dmsg.messaging.relay.member import UNKNOWN_ID, Leg, Member
+from dmsg.serving import switch as any_protocol
+from dmsg.serving.events import Ending, RequestRefused, SwitchEvent
+from dmsg.serving.member import LegState
+
+# Attributes of an enumeration, which take a call in Python.
+_OPEN: Final = LegState.OPEN
+_REQUESTED: Final = LegState.REQUESTED
+
+
+class Switch(any_protocol.Switch[Member, Leg]):
+    """The members of a relay and the channels between them.
+
+    ``layout`` is spoken with clients that have not sent a frame yet. With ``go_quirks`` a channel that the relay itself
+    ends is ended by CloseChannel, because clients of 2019 ignore ChannelClosed on an open one.
+    """
+
+    limits: RelayLimits
+
+    def __init__(self, limits: RelayLimits | None = None, *, layout: Layout = GO, go_quirks: bool = False) -> None:
+        super().__init__(limits or RelayLimits())
+        self._layout = layout
+        self._closes_open = CLOSE_CHANNEL if go_quirks else CHANNEL_CLOSED
+        #: Channels that one side has closed, and until when the other one may go on.
+        self._closing: deque[tuple[float, Leg]] = deque()
+
+    def add_member(self, remote: PublicKey, now: float, *, group: str = "") -> tuple[Member, list[SwitchEvent]]:
+        """Admit a link. A link that the key had before is dropped with its channels (:ref:`spec-newest-wins`).
+
+        ``group`` is the group of addresses it comes from (:func:`dmsg.address.address_group`); without one it has a
+        group of its own.
+        """
+        member = Member(self, remote, self._layout, now, group)
+        return member, self.admit(member, now)
+
+    def closing(self, leg: Leg, reason: int) -> bytes:
+        """ChannelClosed, or for a client of 2019 whose channel was offered or is open CloseChannel.
+
+        Nothing when the client has not said yet what it calls the channel: it is told when it does.
+        """
+        if leg.id == UNKNOWN_ID:
+            return b""
+        waits = leg.closing or leg.key == Leg.asking_key(leg.id)
+        return leg.member.layout.encode(CHANNEL_CLOSED if waits else self._closes_open, leg.id)
+
+    # --- frames ----------------------------------------------------------------------------------------------------
+
+    def route(self, member: Member, data: bytes, now: float) -> list[SwitchEvent]:
+        """Take bytes that ``member`` received. Members with something to send because of them are in ``dirty``.
+
+        Raises ``RemoteProtocolError`` when the link must be dropped.
+        """
+        self.now = now
+        events: list[SwitchEvent] = []
+        legs = member.legs
+        member.bytes_in += len(data)
+        try:
+            data, frames = member.reader.read(data)
+        except RemoteProtocolError as error:
+            error.events = events
+            raise
+        layout = member.reader.layout
+        if layout is not None:
+            member.layout = layout
+        member.frames_in += len(frames)
+        for kind, channel_id, start, end in frames:
+            leg = legs.get(channel_id)
+            if kind != SEND:
+                self._on_rare_frame(member, leg, kind, channel_id, data[start:end], events)
+            elif leg is not None and leg.state is _OPEN and not leg.closing:
+                leg.bytes += end - start
+                target, there = leg.target, leg.other.id
+                if target.layout is layout:  # the header as it came, another id, the payload as it came
+                    head, body = data[start - 4 : start - 1] + there.to_bytes(1, "big"), data[start:end]
+                else:
+                    try:
+                        frame = target.layout.encode(SEND, there, data[start:end])
+                    except LocalProtocolError:  # longer than frames of the other layout may be
+                        self._end_both(leg, Ending.MALFORMED, events)
+                        continue
+                    head, body = frame[:4], frame[4:]
+                if target.direct:
+                    target.out += (head, body)
+                    target.mark_dirty()
+                else:
+                    self._enqueue(leg, head + body, events)
+        return events
+
+    def _on_rare_frame(
+        self, member: Member, leg: Leg | None, kind: int, channel_id: int, payload: bytes, events: list[SwitchEvent]
+    ) -> None:
+        if kind == OPEN_CHANNEL:
+            self._on_open_channel(member, channel_id, payload, events)
+        elif kind == CHANNEL_OPENED:
+            self._on_channel_opened(member, leg, payload, events)
+        elif kind in (CLOSE_CHANNEL, CHANNEL_CLOSED):
+            if leg is None and not member.own_ids:
+                leg = member.legs.get(Leg.asking_key(channel_id))
+            if leg is not None:
+                self._on_close(leg, kind, events)
+
+    # --- opening ---------------------------------------------------------------------------------------------------
+
+    def _on_open_channel(self, member: Member, channel_id: int, payload: bytes, events: list[SwitchEvent]) -> None:
+        older = member.asked_as(channel_id)
+        if older is not None:  # what the answer closes at the client ends here as well
+            self._end(older, Ending.BAD_ID, events, by="server", tell=older.other)
+        target = self.members.get(payload[:KEY_BYTES])
+        reason = Ending.BAD_ID if older is not None else self._refusal_of(member, payload, target)
+        theirs = target.free_id() if target is not None and reason is None else None
+        if target is None or theirs is None:
+            member.send_control(member.layout.encode(CHANNEL_CLOSED, channel_id))
+            events.append(RequestRefused(member, (Ending.BUSY if reason is None else reason).name.lower()))
+            return
+        asked = Leg(target, theirs, initiator=False)
+        if target.own_ids:
+            asked.id = UNKNOWN_ID
+        self._ask(Leg(member, channel_id, initiator=True), asked, events)
+        message = member.remote.raw + payload[KEY_BYTES:]
+        target.send_control(target.layout.encode(OPEN_CHANNEL, theirs, message))
+
+    def _refusal_of(self, member: Member, payload: bytes, target: Member | None) -> Ending | None:
+        """Why an OpenChannel is not passed on to ``target``, or ``None``."""
+        if len(payload) != OPEN_CHANNEL_BYTES:
+            return Ending.MALFORMED
+        reason = self._refusal_from(member)
+        if reason is not None:
+            return reason
+        if target is None:
+            return Ending.UNKNOWN_PEER
+        if target is member:
+            return Ending.REFUSED
+        if not _is_message(payload[KEY_BYTES:]):
+            return Ending.MALFORMED
+        return self._refusal_towards(member, target)
+
+    def _on_channel_opened(self, member: Member, leg: Leg | None, payload: bytes, events: list[SwitchEvent]) -> None:
+        own_ids = len(payload) == CHANNEL_OPENED_BYTES + 1
+        called = member.called(payload[0]) if own_ids else None
+        if leg is None or leg.initiator or leg.state is not _REQUESTED:
+            if leg is None and own_ids and called is None:  # the request is over: only now there is an id to say so
+                member.send_control(member.layout.encode(self._closes_open, payload[0]))
+            return
+        message = payload[own_ids:]
+        is_sound = len(message) == CHANNEL_OPENED_BYTES and called is None and _is_message(message)
+        if not is_sound or member.own_ids not in (None, own_ids):
+            self._end_both(leg, Ending.MALFORMED, events)
+            return
+        member.own_ids = own_ids
+        if own_ids:
+            leg.id = payload[0]
+        asking = leg.other
+        key = asking.member.free_id() if own_ids else asking.id
+        if asking.member.own_ids not in (None, own_ids):
+            self._end_both(leg, Ending.UNSUPPORTED, events)
+        elif key is None:
+            self._end_both(leg, Ending.BUSY, events)
+        elif self._accept(leg, events):
+            asking.rekey(key)
+            answer = key.to_bytes(1, "big") + message if own_ids else message
+            asking.member.send_control(asking.member.layout.encode(CHANNEL_OPENED, asking.id, answer))
+
+    # --- closing ---------------------------------------------------------------------------------------------------
+
+    def _on_close(self, leg: Leg, kind: int, events: list[SwitchEvent]) -> None:
+        """CloseChannel or ChannelClosed: a refusal, the end of a request, or a step of the closing of a channel."""
+        other = leg.other
+        if leg.state is _REQUESTED:
+            self._end(leg, Ending.NORMAL if leg.initiator else Ending.REFUSED, events, by=leg.side, tell=other)
+            if kind == CLOSE_CHANNEL:
+                leg.closing = True
+                leg.member.send_control(self.closing(leg, Ending.NORMAL))
+        elif kind == CHANNEL_CLOSED:
+            closed = other.member.layout.encode(CHANNEL_CLOSED, other.id)
+            self._end(leg, Ending.NORMAL, events, by=(other if other.closing else leg).side, tell=other, notice=closed)
+        elif not leg.closing:
+            leg.closing = True
+            self._closing.append((self.now + self.limits.close_timeout_s, leg))
+            frame = other.member.layout.encode(CLOSE_CHANNEL, other.id)
+            if other.queue:
+                self._enqueue(leg, frame, events)  # behind the data that came before it
+            else:
+                other.member.send_control(frame)
+
+    def next_timeout(self) -> float | None:
+        """When :meth:`handle_timeout` may have something to do, or ``None``."""
+        while self._closing and not self._closing[0][1].open:
+            self._closing.popleft()
+        due = super().next_timeout()
+        if not self._closing:
+            return due
+        return self._closing[0][0] if due is None else min(due, self._closing[0][0])
+
+    def handle_timeout(self, now: float) -> list[SwitchEvent]:
+        """Close channels that were not answered or not closed in time, and those whose receiver takes nothing."""
+        events = super().handle_timeout(now)
+        while self._closing and self._closing[0][0] <= now:
+            _, leg = self._closing.popleft()
+            if leg.open:
+                self._end(leg, Ending.NORMAL, events, by=leg.side, tell=leg.other)
+                leg.member.send_control(self.closing(leg, Ending.NORMAL))
+        return events
+
+
+def _is_message(message: bytes) -> bool:
+    """Whether a Noise message begins with a point of the curve. Clients of 2019 crash when it does not."""
+    try:
+        PublicKey(message[:KEY_BYTES])
+    except InvalidKey:
+        return False
+    return True
