@@ -1,0 +1,362 @@
+"""The relay as a service: handshakes, admission, the first 50 ms, limits, draining, and its entry."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import pytest_twisted
+from twisted.internet.endpoints import TCP4ServerEndpoint
+from twisted.internet.protocol import ClientFactory, Factory, Protocol, connectionDone
+from twisted.logger import capturedLogs
+from twisted.python.failure import Failure
+
+from dmsg.address import HostPort
+from dmsg.crypto.keys import SecretKey
+from dmsg.discovery.entry import MESSAGING, Entry
+from dmsg.errors import RemoteProtocolError
+from dmsg.eventlog import schema as ev
+from dmsg.messaging.core.errors import LinkRefused
+from dmsg.messaging.core.events import LinkDone
+from dmsg.messaging.core.limits import FIRST_FRAME_PAUSE_S, HANDSHAKE_TIMEOUT_S
+from dmsg.messaging.core.link import LinkInitiator
+from dmsg.messaging.core.wire import CHANNEL_CLOSED, CHANNEL_OPENED, GO, OPEN_CHANNEL, SEND, FrameReader
+from dmsg.messaging.relay.limits import RelayLimits
+from dmsg.messaging.relay.service import MessagingRelay
+from dmsg.testing.memory import MemoryNetwork
+from dmsg.testing.strategies import secret_key
+
+from .conftest import MESSAGE, Said
+
+PORT = 8080
+RELAY = secret_key(1)
+
+
+class Raw(Protocol):
+    """A client that shakes hands, and keeps what it gets."""
+
+    def __init__(self, memory: MemoryNetwork, key: SecretKey) -> None:
+        self.key = key
+        self.said: list[Said] = []
+        self.error: RemoteProtocolError | None = None
+        self.linked = self.lost = False
+        self._reader = FrameReader(GO)
+        self._core = LinkInitiator(key, RELAY.public_key, now=memory.seconds(), timeout_s=3600.0)
+
+    def connectionMade(self) -> None:
+        self._go_on()
+
+    def _go_on(self) -> None:
+        assert self.transport is not None
+        self.transport.write(self._core.data_to_send())
+
+    def dataReceived(self, data: bytes) -> None:
+        if not self.linked:
+            try:
+                events = self._core.receive_data(data, 0.0)
+            except RemoteProtocolError as error:
+                self.error = error
+                return
+            self._go_on()
+            for event in events:
+                assert isinstance(event, LinkDone)
+                self.linked = True
+                self._read(event.leftover)
+        else:
+            self._read(data)
+
+    def _read(self, data: bytes) -> None:
+        data, frames = self._reader.read(data)
+        self.said += [Said(kind, channel_id, data[start:end]) for kind, channel_id, start, end in frames]
+
+    def connectionLost(self, reason: Failure = connectionDone) -> None:
+        self.lost = True
+
+    def say(self, kind: int, channel_id: int, payload: bytes = b"") -> None:
+        assert self.transport is not None
+        self.transport.write(GO.encode(kind, channel_id, payload))
+
+    def ask(self, other: Raw, channel_id: int = 0) -> None:
+        self.say(OPEN_CHANNEL, channel_id, other.key.public_key.raw + MESSAGE)
+
+    def take(self) -> list[Said]:
+        said, self.said = self.said, []
+        return said
+
+
+class Bytes(Protocol):
+    """A stranger that says what it is told to say."""
+
+    lost = False
+
+    def connectionLost(self, reason: Failure = connectionDone) -> None:
+        self.lost = True
+
+
+class Listed:
+    """A discovery that keeps what is posted."""
+
+    def __init__(self) -> None:
+        self.posted: list[Entry] = []
+
+    async def get_entry(self, public_key: Any) -> Entry:
+        from dmsg.discovery.errors import EntryNotFound
+
+        if not self.posted:
+            raise EntryNotFound
+        return self.posted[-1]
+
+    async def post_entry(self, entry: Entry) -> None:
+        entry.verify()
+        self.posted.append(entry)
+
+
+class World:
+    """A relay in memory."""
+
+    def __init__(self) -> None:
+        self.memory = MemoryNetwork()
+        self.events: list[Any] = []
+        self.relay: MessagingRelay | None = None
+
+    def start(self, **options: Any) -> MessagingRelay:
+        limits = {name: options.pop(name) for name in list(options) if name in RelayLimits.__dataclass_fields__}
+        self.relay = MessagingRelay(
+            self.memory, RELAY, TCP4ServerEndpoint(self.memory, PORT),  # type: ignore[arg-type]
+            limits=RelayLimits(drain_timeout_s=0.0, **limits), events=self, **options,
+        )  # fmt: skip
+        self.relay.startService()
+        return self.relay
+
+    def emit(self, event: Any) -> None:
+        self.events.append(event)
+
+    def of(self, kind: type) -> list[Any]:
+        return [event for event in self.events if isinstance(event, kind)]
+
+    def connect(self, protocol: Any, host: str = "192.0.2.1") -> Any:
+        factory = ClientFactory()
+        factory.buildProtocol = lambda addr: protocol  # type: ignore[assignment, method-assign]
+        self.memory.connectTCP("127.0.0.1", PORT, factory, bindAddress=(host, 0))
+        self.memory.advance(0)
+        return protocol
+
+    def join(self, number: int, host: str = "192.0.2.1") -> Raw:
+        """A client whose link is up, and past the pause before the first frame."""
+        client: Raw = self.connect(Raw(self.memory, secret_key(number)), host)
+        self.memory.advance(FIRST_FRAME_PAUSE_S)
+        return client
+
+
+@pytest.fixture
+def world() -> Iterator[World]:
+    made = World()
+    yield made
+    if made.relay is not None and made.relay.running:
+        stopped = made.relay.stopService()
+        made.memory.advance(10.0)
+        assert stopped.called
+
+
+def test_two_clients_open_a_channel_and_the_log_says_so(world: World) -> None:
+    world.start()
+    alice, bob = world.join(11), world.join(12)
+    alice.ask(bob, 3)
+    world.memory.advance(1.0)
+    assert bob.take() == [Said(OPEN_CHANNEL, 255, alice.key.public_key.raw + MESSAGE)]
+    bob.say(CHANNEL_OPENED, 255, MESSAGE)
+    world.memory.advance(0)
+    assert alice.take() == [Said(CHANNEL_OPENED, 3, MESSAGE)]
+    alice.say(SEND, 3, b"twelve bytes")
+    alice.say(CHANNEL_CLOSED, 3)
+    world.memory.advance(0)
+    assert bob.take() == [Said(SEND, 255, b"twelve bytes"), Said(CHANNEL_CLOSED, 255, b"")]
+    [opened], [closed] = world.of(ev.TransportOpened), world.of(ev.TransportClosed)
+    assert (opened.initiator, opened.responder) == (str(alice.key.public_key), str(bob.key.public_key))
+    assert (opened.server, opened.transport_id, opened.accept_ms) == (str(RELAY.public_key), 3, 1_000.0)
+    assert (closed.reason, closed.by, closed.bytes_out, closed.bytes_in) == ("normal", "initiator", 12, 0)
+    assert [event.extended for event in world.of(ev.ConnectionOpened)] == [False, False]
+
+
+def test_nothing_comes_in_the_first_50_ms_and_what_waits_comes_then(world: World) -> None:
+    world.start()
+    alice = world.join(11)
+    bob = world.connect(Raw(world.memory, secret_key(12)))
+    assert bob.linked
+    alice.ask(bob)
+    world.memory.advance(FIRST_FRAME_PAUSE_S * 0.9)
+    assert bob.said == []
+    world.memory.advance(FIRST_FRAME_PAUSE_S * 0.2)
+    assert [said.kind for said in bob.take()] == [OPEN_CHANNEL]
+    bob.say(CHANNEL_OPENED, 255, MESSAGE)
+    world.memory.advance(0)
+    assert [said.kind for said in alice.take()] == [CHANNEL_OPENED]
+
+
+def test_a_client_that_speaks_first_need_not_wait(world: World) -> None:
+    world.start()
+    bob = world.join(12)
+    alice = world.connect(Raw(world.memory, secret_key(11)))
+    alice.ask(bob)
+    world.memory.advance(0)
+    assert [said.kind for said in bob.take()] == [OPEN_CHANNEL]
+
+
+def test_a_link_that_ends_in_its_first_50_ms_is_forgotten(world: World) -> None:
+    relay = world.start()
+    alice = world.join(11)
+    bob = world.connect(Raw(world.memory, secret_key(12)))
+    alice.ask(bob)
+    bob.transport.abortConnection()
+    world.memory.advance(1.0)
+    assert [said.kind for said in alice.take()] == [CHANNEL_CLOSED]
+    assert list(relay.switch.members) == [alice.key.public_key.raw]
+    assert len(world.of(ev.ConnectionClosed)) == 1
+
+
+def test_the_newest_link_of_a_key_wins(world: World) -> None:
+    world.start()
+    alice, again = world.join(11), world.join(11)
+    assert (alice.lost, again.lost) == (True, False)
+    assert [event.reason for event in world.of(ev.ConnectionClosed)] == ["replaced"]
+
+
+def test_a_client_that_is_not_admitted_is_told(world: World) -> None:
+    relay = world.start(connections_per_address=1, connections=2)
+    alice = world.join(11)
+    bob = world.join(12, "192.0.2.2")
+    alice.ask(bob)
+    world.memory.advance(0)
+    bob.say(CHANNEL_OPENED, 255, MESSAGE)
+    world.memory.advance(0)
+    carol = world.join(13)
+    assert isinstance(carol.error, LinkRefused) and carol.lost
+    assert relay.available_connections == 0
+    world.memory.advance(1.0)
+    assert [(event.what, event.reason) for event in world.of(ev.Refused)] == [("connection", "too many connections")]
+
+
+def test_an_idle_client_makes_room_for_a_newcomer(world: World) -> None:
+    world.start(connections=2)
+    one, two, three = world.join(11), world.join(12, "192.0.2.2"), world.join(13, "198.51.100.1")
+    assert three.linked and not three.lost
+    assert one.lost is not two.lost
+
+
+@pytest.mark.parametrize(
+    ("said", "after_s", "reason"),
+    [(b"", 1.0, "silent"), (b'{"version"', HANDSHAKE_TIMEOUT_S, "timeout")],
+)
+def test_a_stranger_has_little_time(world: World, said: bytes, after_s: float, reason: str) -> None:
+    world.start()
+    stranger = world.connect(Bytes())
+    stranger.transport.write(said)
+    world.memory.advance(after_s - 0.01)
+    assert not stranger.lost
+    world.memory.advance(0.02)
+    assert stranger.lost
+    [failed] = world.of(ev.HandshakeFailed)
+    assert (failed.stage, failed.reason) == ("handshake", reason)
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        b"null\n",
+        b"[]\n",
+        b"GET / HTTP/1.1\r\n",
+        b"{" * 5_000,
+        b'{"version":"0.1","initiator":"02' + b"f" * 64 + b'","responder":"%s","nonce":"%s"}\n',
+        b'{"version":"0.2","initiator":"%s","responder":"%s","nonce":"%s"}\n',
+    ],
+)
+def test_what_is_no_handshake_ends_and_others_go_on(world: World, said: bytes) -> None:
+    world.start()
+    key, nonce = str(RELAY.public_key).encode(), b"00" * 16
+    stranger = world.connect(Bytes())
+    stranger.transport.write(said % (key, key, nonce)[-said.count(b"%s") :] if b"%s" in said else said)
+    world.memory.advance(0.1)
+    assert stranger.lost
+    assert world.join(11).linked
+
+
+def test_handshakes_do_not_wait_for_one_that_stands_still(world: World) -> None:
+    world.start()
+    slow = [world.connect(Bytes()) for _ in range(20)]
+    for one in slow:
+        one.transport.write(b'{"version":"0.1",')
+    clients = [world.connect(Raw(world.memory, secret_key(100 + number))) for number in range(50)]
+    world.memory.advance(0.1)
+    assert all(client.linked for client in clients)
+
+
+def test_handshakes_of_an_address_have_a_rate(world: World) -> None:
+    world.start(handshakes_per_s_per_address=0.0, handshake_burst_per_address=2)
+    assert world.join(11).linked and world.join(12).linked
+    third = world.join(13)
+    assert third.lost and not third.linked
+    assert world.join(14, "192.0.2.2").linked
+    [failed] = world.of(ev.HandshakeFailed)
+    assert (failed.stage, failed.reason) == ("accept", "handshakes_per_address")
+
+
+def test_a_stranger_with_a_thousand_keys_keeps_nobody_out(world: World) -> None:
+    relay = world.start(connections=100)
+    alice, bob = world.join(11, "198.51.100.1"), world.join(12, "198.51.100.2")
+    alice.ask(bob)
+    world.memory.advance(0)
+    bob.say(CHANNEL_OPENED, 255, MESSAGE)
+    for number in range(1_000):
+        world.connect(Raw(world.memory, secret_key(1_000 + number)), f"203.0.113.{number % 200}")
+        world.memory.advance(0.05)
+    assert len(relay.switch.members) <= 100
+    assert not alice.lost and not bob.lost
+    assert world.join(13, "192.0.2.7").linked
+
+
+@pytest_twisted.ensureDeferred
+async def test_a_relay_that_stops_ends_channels_and_links_and_logs_the_rest(world: World) -> None:
+    relay = world.start()
+    alice, bob = world.join(11), world.join(12)
+    alice.ask(bob)
+    world.memory.advance(0)
+    bob.say(CHANNEL_OPENED, 255, MESSAGE)
+    world.memory.advance(0)
+    alice.take(), bob.take()
+    assert relay.stats() == {"connections": 2, "transports": 1, "half_open": 0, "queued_bytes": 0}
+    stopped = relay.stopService()
+    world.memory.advance(5.0)
+    await stopped
+    assert alice.take() == [Said(CHANNEL_CLOSED, 0, b"")] and bob.take() == [Said(CHANNEL_CLOSED, 255, b"")]
+    assert alice.lost and bob.lost
+    assert [event.transports for event in world.of(ev.Drained)] == [1]
+    assert [type(event) for event in world.events[-1:]] == [ev.ServerStopped]
+
+
+def test_it_registers_what_it_speaks_and_its_port_twice(world: World) -> None:
+    listed = Listed()
+    world.start(discovery=listed, public_address=HostPort("relay.example.org", 8083))
+    world.memory.advance(2.0)
+    entry = listed.posted[-1]
+    assert (entry.version, entry.protocol) == ("0.0.1+messaging", MESSAGING)
+    assert entry.server is not None
+    assert (entry.server.address, entry.server.port) == ("relay.example.org:8083", "8083")
+    assert entry.server.host_port == HostPort("relay.example.org", 8083)
+    assert entry.server.available_connections == RelayLimits().connections
+
+
+def test_it_warns_once_that_links_are_in_the_clear(world: World) -> None:
+    with capturedLogs() as lines:
+        world.start()
+        world.join(11)
+    assert [line["log_level"].name for line in lines if "neither encrypted" in line.get("log_format", "")] == ["warn"]
+
+
+def test_a_port_that_is_taken_is_told(world: World, logged_errors: Any) -> None:
+    from twisted.internet.error import CannotListenError
+
+    world.memory.listenTCP(PORT, Factory())
+    relay = world.start()
+    assert not relay.ready
+    assert len(logged_errors.flush(CannotListenError)) == 1
