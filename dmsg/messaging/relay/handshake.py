@@ -1,4 +1,4 @@
-"""A stranger's link handshake at a relay, for which its address has to have a token. Pure."""
+"""A stranger's link handshake at a relay (:ref:`spec-messaging-handshake`), for which its address pays a token. Pure."""
 
 from __future__ import annotations
 
