@@ -600,6 +600,20 @@ def test_a_half_closed_channel_still_receives() -> None:
     assert ends(caller.events) == [(ChannelEndReason.NORMAL, True)]
 
 
+def test_data_that_the_application_dropped_is_acknowledged_and_remembered() -> None:
+    board = Switchboard(V0)
+    ours, theirs = board.channel()
+    caller, callee = board.sides
+    caller.reads = False
+    callee.connection.send_data(theirs, b"data")
+    board.pump()
+    ours.drop()
+    assert ours.dropped and caller.connection.consumed(ours, 4)
+    caller.connection.close(ours)
+    board.pump()
+    assert theirs.acked_bytes == 4 and ends(callee.events) == [(ChannelEndReason.CLOSED_BY_PEER, False)]
+
+
 def test_due_acknowledgements_go_out_before_the_close() -> None:
     board = Switchboard(V0)
     ours, theirs = board.channel()

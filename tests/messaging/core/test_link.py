@@ -491,6 +491,13 @@ def test_signatures_that_end_gos_process_are_refused(number: int, bad: str) -> N
     assert wrong(core, lines(members, **{f"sig{number}": evil})) == f"sig{number} does not verify"
 
 
+@pytest.mark.parametrize("text", [b"[]", b'"0.1"', b"{", b"\xff", b'{"version":"0.1"} x'])
+def test_a_frame_is_one_object(text: bytes) -> None:
+    with pytest.raises(RemoteProtocolError) as caught:
+        LinkFrame.decode(text)
+    assert caught.value.reason == "not JSON"
+
+
 def test_a_member_given_twice_is_refused() -> None:
     first = initiator().data_to_send()
     assert wrong(responder(), first.replace(b"}", b',"version":"0.1"}')) == "not JSON"
