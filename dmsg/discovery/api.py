@@ -28,10 +28,11 @@ from dmsg.discovery.entry_cache import EntryCache
 from dmsg.discovery.errors import BadInput, DiscoveryError, DiscoveryUnavailable, EntryNotFound, RateLimitedByDiscovery
 from dmsg.discovery.limits import DiscoveryLimits
 from dmsg.discovery.listing import ServerListing
+from dmsg.discovery.paths import DESCRIBED, OF_2019, OF_2023
 from dmsg.discovery.proofs.prover import RelayProofs
 from dmsg.discovery.ranks import Ranks
 from dmsg.discovery.relay_addresses import RelayAddresses
-from dmsg.discovery.stores.rules import NS_PER_S, shielded
+from dmsg.discovery.stores.rules import NS_PER_S, shielded, stored_entry
 from dmsg.eventlog.reasons import Reason
 from dmsg.eventlog.schema import DiscoveryRequest
 from dmsg.http.rates import FairRate, SharedRate
@@ -46,11 +47,6 @@ from dmsg.sansio.jitter import RandomNumbers
 
 __all__ = ["AFTER_TIMESTAMP_HEADER", "NEXT_SEQUENCE_HEADER", "DiscoveryApi", "DiscoveryLimits", "make_site"]
 
-#: The path described in 2019, and those of the reference.
-DESCRIBED_PREFIX: Final = "discovery"
-REFERENCE_PREFIXES: Final = ("messaging-discovery", "dmsg-discovery")
-#: Where no servers are an empty list, as with the reference of 2019; elsewhere they are a 404.
-EMPTY_LIST_PREFIX: Final = "messaging-discovery"
 #: On the 404 of an expired key: what its next entry must have and be later than.
 NEXT_SEQUENCE_HEADER: Final = "Dmsg-Next-Sequence"
 AFTER_TIMESTAMP_HEADER: Final = "Dmsg-After-Timestamp"
@@ -127,17 +123,15 @@ class DiscoveryApi:
     # --- routes --------------------------------------------------------------------------------------------------
 
     def _add_routes(self) -> None:
-        families: list[tuple[str, str, Literal["status", "reference_status"]]] = [
-            (DESCRIBED_PREFIX, "entries", "status")
-        ]
-        families += [(prefix, "entry", "reference_status") for prefix in REFERENCE_PREFIXES]
+        families: list[tuple[str, str, Literal["status", "reference_status"]]] = [(DESCRIBED, "entries", "status")]
+        families += [(prefix, "entry", "reference_status") for prefix in (OF_2019, OF_2023)]
         for prefix, entries, status in families:
             path = f"/{prefix}/{entries}"
             self._route(f"{path}/<key>", "GET", f"{prefix}/{entries}", status, self._get_entry)
-            self._route(f"{path}/", "POST", f"{prefix}/{entries}", status, self._post_entry)
-            self._route(path, "POST", f"{prefix}/{entries}", status, self._post_entry)
+            for posted in (f"{path}/", path, f"{path}/<key>"):
+                self._route(posted, "POST", f"{prefix}/{entries}", status, self._post_entry)
             servers = f"{prefix}/available_servers"
-            empty = b"[]" if prefix == EMPTY_LIST_PREFIX else b""
+            empty = b"[]" if prefix == OF_2019 else b""  # as the reference did then; elsewhere no servers are a 404
             self._route(f"/{servers}", "GET", servers, status, partial(self._available_servers, empty))
             self._route(f"/{prefix}/relay_ranks", "GET", f"{prefix}/relay_ranks", status, self._relay_ranks)
         handle_errors: Any = self._app.handle_errors(HTTPException)
@@ -229,6 +223,7 @@ class DiscoveryApi:
         call.about = str(public_key)
         now_ns, writes = self._clock_ns(), self._cache.writes
         body: bytes = await self._store.get_json(public_key, now_ns)
+        stored_entry(body).verify()  # other programs may write to the store
         self._cache.put(call.about, body, now_ns, writes)
         return body
 

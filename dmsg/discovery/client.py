@@ -32,6 +32,7 @@ from dmsg.discovery.errors import (
     RanksError,
     Unauthorized,
 )
+from dmsg.discovery.paths import DESCRIBED, OF_2019
 from dmsg.discovery.ranks import DOCUMENT_LIMIT_BYTES, Ranks
 from dmsg.discovery.ranks_source import parse_ranks
 from dmsg.errors import ConfigError, InvalidAddress
@@ -41,9 +42,6 @@ from dmsg.http.client import CALL_TIMEOUT_S, HttpCaller
 from dmsg.http.errors import MalformedJson, NoAnswer
 from dmsg.interfaces import IRankedDiscovery
 
-#: The reference's paths of 2019, which every base discovery answers; those described in 2019; the reference's of 2023.
-DEFAULT_PREFIX: Final = "messaging-discovery"
-DESCRIBED_PREFIX: Final = "discovery"
 #: Longest list of servers in bytes, as discovery's own limit; and how many of its entries are read and verified, as many
 #: as discovery hands out. Each costs a signature check, 70 µs.
 LIST_LIMIT_BYTES: Final = 1024 * 1024
@@ -105,7 +103,7 @@ class HttpDiscovery:
         agent: IAgent,
         clock: IReactorTime,
         *,
-        prefix: str = DEFAULT_PREFIX,
+        prefix: str = OF_2019,
         timeout_s: float = CALL_TIMEOUT_S,
         pinned_keys: int = PINNED_KEYS,
         ranks_keys: Collection[PublicKey] = (),
@@ -114,7 +112,7 @@ class HttpDiscovery:
         base = _check_base_url(base_url)
         if not prefix or not prefix.replace("-", "").replace("_", "").isalnum() or not prefix.isascii():
             raise ConfigError("discovery prefix", "is one word of letters, digits and dashes")
-        described = prefix == DESCRIBED_PREFIX
+        described = prefix == DESCRIBED
         self._entry_url = f"{base}/{prefix}/{'entries' if described else 'entry'}/"
         self._post_url = self._entry_url.rstrip("/") if described else self._entry_url
         self._servers_url = f"{base}/{prefix}/available_servers"
@@ -135,7 +133,7 @@ class HttpDiscovery:
         base_url: str,
         reactor: Any,
         *,
-        prefix: str = DEFAULT_PREFIX,
+        prefix: str = OF_2019,
         timeout_s: float = CALL_TIMEOUT_S,
         pinned_keys: int = PINNED_KEYS,
         ranks_keys: Collection[PublicKey] = (),

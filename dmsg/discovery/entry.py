@@ -148,6 +148,8 @@ class Entry:
     # The two texts, made on first use: an entry is written far more often than made.
     _signed_text: bytes = field(default=b"", init=False, repr=False, compare=False)
     _whole_text: bytes = field(default=b"", init=False, repr=False, compare=False)
+    # Whether the signature was found to be right.
+    _verified: bool = field(default=False, init=False, repr=False, compare=False)
     # Whether the signature covers the text without ``port``; ``None`` until that was looked at.
     _without_port: bool | None = field(default=None, init=False, repr=False, compare=False)
 
@@ -259,6 +261,8 @@ class Entry:
         (:ref:`spec-canonical-json`). Raise ``BadInput`` for a delegated server that is no point of the curve: it would
         end a base client. That is checked after the signature, so that a forger does not get the work done for nothing.
         """
+        if self._verified:
+            return
         signature = self._signature_bytes()
         if not self._is_signature_over(signature, self.signed_json()) and not self._is_signed_without_port():
             raise Unauthorized
@@ -267,6 +271,7 @@ class Entry:
                 _check_point(key)
         except InvalidKey as error:
             raise BadInput(str(error)) from None
+        object.__setattr__(self, "_verified", True)
 
     def _signature_bytes(self) -> bytes:
         try:

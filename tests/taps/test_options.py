@@ -183,6 +183,15 @@ def test_loading_a_role_installs_no_reactor() -> None:
     subprocess.run([sys.executable, "-c", code], check=True, cwd=Path(__file__).parents[2])
 
 
+def test_a_discovery_lists_relays_of_dmsg_to_those_that_do_not_say_what_they_speak_unless_it_is_told_otherwise() -> (
+    None
+):
+    assert parse(discovery).list_protocol == "dmsg"
+    assert parse(discovery, "--list-protocol", "messaging").list_protocol == "messaging"
+    with pytest.raises(SystemExit):
+        parse(discovery, "--list-protocol", "other")
+
+
 def test_a_discovery_proves_servers_unless_it_is_told_not_to() -> None:
     assert not parse(discovery).list_unproven and parse(discovery).private_addresses is None
     assert parse(discovery, "--list-unproven").list_unproven
