@@ -21,9 +21,10 @@ from dmsg.cli.output import Output
 from dmsg.cli.runner import run
 from dmsg.cli.settings import output_options
 from dmsg.crypto.keys import SecretKey, read_key_file, write_key_file
-from dmsg.discovery.entry import DMSG
+from dmsg.discovery.entry import DMSG, MESSAGING
 from dmsg.discovery.proofs.prover import RelayProofs
 from dmsg.discovery.relay_addresses import RelayAddresses
+from dmsg.messaging.client.prover import LinkProver
 from dmsg.mux.client.prover import XkProver
 from dmsg.sansio.jitter import Jitter
 
@@ -102,7 +103,7 @@ async def _start_discovery(stack: AsyncExitStack, reactor: Any, store_url: str, 
     stack.push_async_callback(_close, store.close)
     dice = Jitter(os.urandom)
     addresses = RelayAddresses(private=True)
-    provers = {DMSG: XkProver(reactor)}
+    provers = {DMSG: XkProver(reactor), MESSAGING: LinkProver(reactor)}
     proofs = RelayProofs(store, provers, reactor, now_ns=time.time_ns, random=dice, addresses=addresses)
     stack.push_async_callback(proofs.stop)
     api = DiscoveryApi(store, clock_ns=time.time_ns, random=dice, addresses=addresses, proofs=proofs)

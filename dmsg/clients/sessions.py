@@ -1,11 +1,22 @@
-"""What a client needs of the sessions of its protocol."""
+"""A client's connection to one relay: what a client needs of it, and what the sessions of all protocols have in common."""
 
 from __future__ import annotations
 
-from typing import Any, TypeVar
+from abc import ABC, abstractmethod
+from typing import Any, Generic, TypeVar
 from typing import Protocol as TypingProtocol
 
-from dmsg.relays.session import Session
+from twisted.internet.defer import Deferred
+from twisted.internet.error import ConnectionDone
+from twisted.internet.interfaces import IReactorTime
+from twisted.python.failure import Failure
+
+from dmsg.crypto.keys import PublicKey, SecretKey
+from dmsg.errors import DmsgError, RemoteProtocolError, StageError
+from dmsg.glue.shell import Shell
+from dmsg.relays.errors import ServerLost
+from dmsg.relays.session import CLOSED, Session
+from dmsg.sansio.core import Core
 
 
 class ClientSession(Session, TypingProtocol):
@@ -22,3 +33,94 @@ class ClientSession(Session, TypingProtocol):
 
 
 S = TypeVar("S", bound=ClientSession)
+U = TypeVar("U", bound="SessionUser")
+
+
+class SessionUser(TypingProtocol):
+    """Who a session works for: the client."""
+
+    def session_lost(self, session: Any, error: DmsgError) -> None:
+        """A session that was ready is over."""
+
+
+class RelaySession(ABC, Generic[U]):
+    """One connection to one relay, which begins with ``core``.
+
+    ``ready`` fires once the relay has admitted it, or fails with a ``StageError``. A protocol's own class handles the
+    events of its cores.
+    """
+
+    def __init__(self, server: PublicKey, key: SecretKey, user: U, clock: IReactorTime, core: Core) -> None:
+        self.server = server
+        self.key = key
+        self.identity = key.public_key
+        self.clock = clock
+        self.started_at = clock.seconds()
+        self.ready_at = 0.0
+        self.ready: Deferred[Any] = Deferred(lambda _: self.abort())
+        self.is_ready = False
+        self.shell = Shell(core, self, clock)
+        self._user = user
+
+    def flush_soon(self) -> None:
+        """Send what was queued at the end of this turn of the reactor."""
+        self.shell.flush_soon()
+
+    def abort(self, error: DmsgError | None = None) -> None:
+        """End the connection at once."""
+        self.shell.fail(error or ServerLost(str(self.server), "given up"))
+
+    def close(self) -> None:
+        """End the connection once everything queued is written; transports on it should be over."""
+        self.shell.flush()
+        self.shell.close(ServerLost(str(self.server), CLOSED))
+
+    # --- from the shell --------------------------------------------------------------------------------------------
+
+    @abstractmethod
+    def handle_events(self, shell: Shell, events: Any) -> None:
+        """Pass on what the core found out."""
+
+    def after_read(self, shell: Shell) -> None:
+        """Send what came of one read; only this connection is concerned."""
+        shell.flush()
+
+    @abstractmethod
+    def flushed(self, shell: Shell) -> None:
+        """Let writers go on that were told to pause."""
+
+    def connection_lost(self, shell: Shell, error: DmsgError | None, reason: Failure) -> None:
+        """End everything on this connection with the reason it ended for."""
+        if isinstance(error, ServerLost):
+            loss = error
+        elif error is not None:
+            loss = ServerLost(str(self.server), self.reason_of(error), str(error))
+        else:
+            why = "closed by server" if reason.check(ConnectionDone) else "connection lost"
+            loss = ServerLost(str(self.server), why, reason.getErrorMessage())
+        was_ready, self.is_ready = self.is_ready, False
+        self.end_streams(loss)
+        if was_ready:
+            self._user.session_lost(self, loss)
+        elif not self.ready.called:
+            self.ready.errback(StageError("handshake", self.why_not_admitted(error), error or reason.value))
+
+    @abstractmethod
+    def end_streams(self, loss: ServerLost) -> None:
+        """The connection is gone: end every stream on it."""
+
+    # --- what a protocol may know better -----------------------------------------------------------------------------
+
+    def admitted(self) -> None:
+        """The relay lets this client open streams."""
+        self.is_ready = True
+        self.ready_at = self.clock.seconds()
+        self.ready.callback(self)
+
+    def reason_of(self, error: DmsgError) -> str:
+        """What ``error``, which this side ended the connection for, is called in logs."""
+        return error.reason if isinstance(error, RemoteProtocolError) else type(error).__name__
+
+    def why_not_admitted(self, error: DmsgError | None) -> str:
+        """Why the connection ended before the relay admitted it; ``error`` is what this side ended it for, if it did."""
+        return error.reason if isinstance(error, RemoteProtocolError) else "connection lost"

@@ -8,6 +8,7 @@ from typing import ClassVar, Final
 
 from dmsg.address import PinnedServer
 from dmsg.crypto.keys import PublicKey, SecretKey, read_key_file
+from dmsg.discovery.entry import DMSG
 from dmsg.errors import ConfigError
 from dmsg.ops.settings import setting
 from dmsg.ops.values import DIRECTORY, LOCATION, TEXT, URL
@@ -38,8 +39,8 @@ class RelayClientSettings:
     Raises ``ConfigError`` for settings about a list of relays that contradict each other.
     """
 
-    #: The protocol, in the name of the file of relays that worked; "" for the first there was.
-    protocol: ClassVar[str] = ""
+    #: What its relays speak.
+    protocol: ClassVar[str] = DMSG
 
     key: Path | None = setting(
         "key file: who you are; without it, a new key that ends with the client",
@@ -95,7 +96,7 @@ class RelayClientSettings:
         """Where relays that worked are kept; ``None`` for a key that ends with the client."""
         if self.key is None:
             return None
-        return state_file(self.state_dir, key.public_key, self.protocol + (self.discovery or ""))
+        return state_file(self.state_dir, key.public_key, self.discovery or "", self.protocol)
 
     def relay_list(self) -> RelaysFrom | None:
         """The operator's list, if there is one."""

@@ -23,5 +23,13 @@ class SessionTimeout(DmsgError, TimeoutError):
         self.timeout_s = timeout_s
 
 
+class ServerLost(DmsgError):
+    """The connection to the relay ``server`` (hex) ended: ``reason`` is a fixed text, ``detail`` is for people."""
+
+    def __init__(self, server: str, reason: str, detail: str = "") -> None:
+        super().__init__(f"the connection to server {server} was lost: {detail or reason}")
+        self.server, self.reason, self.detail = server, reason, detail
+
+
 class RelayListError(DocumentError):
     """A list of relays that is not used, or cannot be had; the one known before stays in force until it expires."""

@@ -7,13 +7,14 @@ import time
 from typing import TYPE_CHECKING, Any
 
 import dmsg
-from dmsg.discovery.entry import DMSG
+from dmsg.discovery.entry import DMSG, MESSAGING
 from dmsg.discovery.proofs.prover import RelayProofs
 from dmsg.discovery.ranks_source import RanksSource
 from dmsg.discovery.relay_addresses import RelayAddresses
 from dmsg.errors import ConfigError
 from dmsg.eventlog.reasons import Reason
 from dmsg.eventlog.schema import Drained, ServerStarted, ServerStopped
+from dmsg.messaging.client.prover import LinkProver
 from dmsg.mux.client.prover import XkProver
 from dmsg.ops.gc import HTTP_GC_THRESHOLDS
 from dmsg.sansio.jitter import Jitter
@@ -81,7 +82,7 @@ class DiscoveryService(RoleService):
         if not settings.list_unproven:
             self.proofs = RelayProofs(
                 self.store,
-                {DMSG: XkProver(self.reactor)},
+                {DMSG: XkProver(self.reactor), MESSAGING: LinkProver(self.reactor)},
                 self.reactor,
                 now_ns=time.time_ns,
                 random=Jitter(os.urandom),

@@ -30,12 +30,13 @@ from zope.interface import implementer
 
 from dmsg.address import HostPort, PinnedServer
 from dmsg.crypto.keys import PublicKey, Random, SecretKey
-from dmsg.discovery.entry import DMSG, Entry
+from dmsg.discovery.entry import DMSG, MESSAGING, Entry
 from dmsg.discovery.errors import DiscoveryError
 from dmsg.discovery.proofs.prover import RelayProofs
 from dmsg.discovery.relay_addresses import RelayAddresses
 from dmsg.discovery.stores.memory import MemoryStore
 from dmsg.interfaces import IDiscovery, IEntryStore, IEventLog
+from dmsg.messaging.client.prover import LinkProver
 from dmsg.mux.client.prover import XkProver
 from dmsg.mux.client.service import DmsgClient
 from dmsg.mux.relay.limits import RelayLimits
@@ -197,7 +198,10 @@ class LocalNetwork:
         # All nodes here have the same address.
         limits = DiscoveryLimits.unlimited_rates()
         store, addresses = MemoryStore(random=random), RelayAddresses(private=True)
-        provers = {DMSG: XkProver(self.reactor, random=self._random)}
+        provers = {
+            DMSG: XkProver(self.reactor, random=self._random),
+            MESSAGING: LinkProver(self.reactor, random=self._random),
+        }
         self._proofs = RelayProofs(store, provers, self.reactor, now_ns=self.now_ns, random=random, addresses=addresses)
         api = DiscoveryApi(
             store, clock_ns=self.now_ns, random=random, limits=limits, addresses=addresses, proofs=self._proofs

@@ -15,7 +15,8 @@ from dmsg.address import HostPort, PinnedServer
 from dmsg.errors import DialError
 from dmsg.glue.stream_transport import TransportLost
 from dmsg.mux.client.service import ClientConfig, DmsgClient
-from dmsg.mux.core.errors import PeerGone, ServerDraining, ServerLost
+from dmsg.mux.core.errors import PeerGone, ServerDraining
+from dmsg.relays.errors import ServerLost
 from dmsg.testing.network import LocalNetwork
 from dmsg.testing.process import free_port
 

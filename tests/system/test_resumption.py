@@ -28,7 +28,7 @@ from dmsg.eventlog.compress import read_lines
 from dmsg.eventlog.schema import DialFinished, TransportClosed, TransportOpened, TransportResumed
 from dmsg.mux.client.service import ClientConfig
 from dmsg.mux.core.e2e_negotiation import Security
-from dmsg.mux.core.errors import ServerLost
+from dmsg.relays.errors import ServerLost
 from dmsg.testing.network import LocalNetwork
 
 pytestmark = pytest.mark.system

@@ -34,6 +34,8 @@ class ChannelEndReason(Enum):
     MALFORMED = "malformed"
     #: The application did not take what came, and too much of it had piled up.
     SLOW_CONSUMER = "slow_consumer"
+    #: A deadline set on the transport passed without progress.
+    DEADLINE = "deadline"
 
 
 #: Reason -> exception class; :attr:`ChannelEndReason.NORMAL` and ``CLOSED_BY_PEER`` are no faults.
@@ -76,6 +78,10 @@ class Malformed(ChannelError, reason=ChannelEndReason.MALFORMED):
 
 class SlowConsumer(ChannelError, reason=ChannelEndReason.SLOW_CONSUMER):
     """More data came than may wait for the application."""
+
+
+class ChannelDeadline(ChannelError, reason=ChannelEndReason.DEADLINE):
+    """A deadline set on the transport passed without progress."""
 
 
 class NoFreeChannel(DmsgError):

@@ -281,6 +281,11 @@ class LinkInitiator(_LinkHandshake):
         super().__init__(key, _Step.FRAME_2, now + timeout_s)
         self._send(LinkFrame(key.public_key, relay, random(NONCE_BYTES)))
 
+    @property
+    def relay_proved(self) -> bool:
+        """Whether the relay has signed our nonce: it has the key it was dialled by."""
+        return bool(self._frame.sig1)
+
     def _on_frame(self, frame: LinkFrame) -> None:
         ours = self._frame
         if frame.accepted is False:

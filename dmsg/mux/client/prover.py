@@ -1,127 +1,26 @@
-"""Proves to a discovery that a relay is at an address and has a key (:ref:`spec-proofs`)."""
+"""Proves relays of the dmsg protocol."""
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
-from typing import Any, Final
 
-from twisted.internet.defer import Deferred
-from twisted.internet.endpoints import TCP4ClientEndpoint, TCP6ClientEndpoint
-from twisted.internet.error import ConnectError, ConnectionRefusedError, TimeoutError
-from twisted.internet.protocol import Factory
-from twisted.python.failure import Failure
-from zope.interface import implementer
-
-from dmsg.address import HostPort
-from dmsg.crypto.keys import PublicKey, Random, SecretKey
-from dmsg.discovery.errors import ProofFailed
-from dmsg.errors import DmsgError, RemoteProtocolError
-from dmsg.glue import names
-from dmsg.glue.shell import Shell
-from dmsg.interfaces import IRelayProver
+from dmsg.crypto.keys import PublicKey, SecretKey
+from dmsg.discovery.proofs.handshake import TIMEOUT_S, HandshakeProver
 from dmsg.mux.core.events import HandshakeDone
 from dmsg.mux.core.handshake import Handshake, Role
-
-#: A proof takes no longer than this, in seconds, whatever its user does.
-TIMEOUT_S: Final = 10.0
+from dmsg.sansio.core import Core
 
 
-@implementer(IRelayProver)
-class XkProver:
-    """Connects through ``reactor`` with a key made up for the purpose, and leaves before it is admitted.
+class XkProver(HandshakeProver):
+    """By the second message of XK, which can be made only with the secret key that belongs to the relay's entry.
 
-    The second message of XK can be made only with the secret key that belongs to the relay's entry. The third, which
-    would make a client of the prover, is not sent: a relay counts the connection as a handshake that was given up.
+    A relay counts the connection as a handshake that was given up.
     """
 
-    def __init__(self, reactor: Any, *, random: Random = os.urandom) -> None:
-        self._reactor = reactor
-        self._random = random
-        # It is never shown: only the third message has it.
-        self._key = SecretKey.generate(random)
+    def make_core(self, key: SecretKey, relay: PublicKey, now: float) -> Handshake:
+        """See :class:`~dmsg.discovery.proofs.handshake.HandshakeProver`."""
+        return Handshake(Role.CLIENT, key, relay, now=now, timeout_s=TIMEOUT_S, random=self._random)
 
-    def resolve(self, host: str) -> Deferred[list[str]]:
-        """See :class:`~dmsg.interfaces.IRelayProver`."""
-        return names.resolve(self._reactor, host)
-
-    def prove(self, public_key: PublicKey, address: HostPort) -> Deferred[None]:
-        """See :class:`~dmsg.interfaces.IRelayProver`."""
-        proof = _Proof(self._reactor, self._key, public_key, self._random)
-        kind = TCP6ClientEndpoint if ":" in address.host else TCP4ClientEndpoint
-        connecting = kind(self._reactor, address.host, address.port, timeout=TIMEOUT_S).connect(_OneShell(proof))
-        return proof.begin(connecting)
-
-
-class _OneShell(Factory):
-    noisy = False
-
-    def __init__(self, proof: _Proof) -> None:
-        self._proof = proof
-
-    def buildProtocol(self, addr: object) -> Shell:
-        return self._proof.shell
-
-
-class _Proof:
-    """One handshake, as the owner of its shell."""
-
-    def __init__(self, clock: Any, key: SecretKey, relay: PublicKey, random: Random) -> None:
-        core = Handshake(Role.CLIENT, key, relay, now=clock.seconds(), timeout_s=TIMEOUT_S, random=random)
-        self.shell = Shell(core, self, clock)
-        self._connecting: Deferred[Any] | None = None
-        self._done: Deferred[None] = Deferred(self._cancel)
-
-    def begin(self, connecting: Deferred[Any]) -> Deferred[None]:
-        """Wait for the connection, then for the handshake."""
-        self._connecting = connecting
-        connecting.addCallbacks(self._connected, self._not_connected)
-        return self._done
-
-    def _connected(self, shell: object) -> None:
-        self._connecting = None
-
-    def _not_connected(self, failure: Failure) -> None:
-        if self._connecting is None:
-            return  # cancelled: an endpoint has its own error for that
-        self._connecting = None
-        if failure.check(ConnectionRefusedError):
-            self._fail("refused")
-        elif failure.check(TimeoutError):
-            self._fail("timeout")
-        elif failure.check(ConnectError, OSError):
-            self._fail("unreachable")
-        elif not self._done.called:
-            self._done.errback(failure)
-
-    def _cancel(self, done: Deferred[None]) -> None:
-        connecting, self._connecting = self._connecting, None
-        if connecting is not None:
-            connecting.cancel()
-        self.shell.fail(ProofFailed("timeout"))
-
-    def _fail(self, reason: str) -> None:
-        if not self._done.called:
-            self._done.errback(ProofFailed(reason))
-
-    # --- from the shell ----------------------------------------------------------------------------------------------
-
-    def handle_events(self, shell: Shell, events: Sequence[object]) -> None:
-        """The relay's answer opens with its key: that is all."""
-        if any(isinstance(event, HandshakeDone) for event in events):
-            shell.fail(DmsgError("proved"))
-            if not self._done.called:
-                self._done.callback(None)
-
-    def after_read(self, shell: Shell) -> None:
-        """Nothing is sent: what the core has to say now would finish the handshake."""
-
-    def flushed(self, shell: Shell) -> None:
-        """Nothing waits for it."""
-
-    def connection_lost(self, shell: Shell, error: DmsgError | None, reason: Failure) -> None:
-        """Over, one way or the other."""
-        if isinstance(error, RemoteProtocolError):
-            self._fail("timeout" if error.reason == "timeout" else "wrong_key")
-        else:
-            self._fail("closed")
+    def is_proof(self, core: Core, events: Sequence[object]) -> bool:
+        """See :class:`~dmsg.discovery.proofs.handshake.HandshakeProver`."""
+        return any(isinstance(event, HandshakeDone) for event in events)

@@ -12,11 +12,11 @@ from typing import Final
 from typing import Protocol as TypingProtocol
 
 from twisted.internet.defer import Deferred
-from twisted.internet.error import ConnectionDone
 from twisted.internet.interfaces import IReactorTime
-from twisted.python.failure import Failure
 
 from dmsg.address import DmsgAddress
+from dmsg.clients.sessions import RelaySession
+from dmsg.clients.sessions import SessionUser as RelaySessionUser
 from dmsg.crypto.keys import PublicKey, Random, SecretKey
 from dmsg.errors import DmsgError, RemoteProtocolError, StageError
 from dmsg.glue.shell import Shell
@@ -26,7 +26,7 @@ from dmsg.mux.client.transport import DmsgTransport
 from dmsg.mux.core.connection import Connection
 from dmsg.mux.core.e2e_handshake import Resume
 from dmsg.mux.core.e2e_negotiation import Carrier, EndToEnd
-from dmsg.mux.core.errors import Busy, ConnectionRefusedByServer, ServerDraining, ServerLost, TransportClosed
+from dmsg.mux.core.errors import Busy, ConnectionRefusedByServer, ServerDraining, TransportClosed
 from dmsg.mux.core.events import (
     Confirmed,
     DataReceived,
@@ -46,7 +46,7 @@ from dmsg.mux.core.limits import ConnectionConfig
 from dmsg.mux.core.plain_stream import PlainStream
 from dmsg.mux.core.stream import Stream
 from dmsg.mux.core.wire import SEQUENCE_BYTES, CloseReason, reason_name
-from dmsg.relays.session import CLOSED
+from dmsg.relays.errors import ServerLost
 
 #: A server that announces shorter frames than this is not obeyed: a REQUEST alone may be longer.
 _FRAME_FLOOR_BYTES: Final = 1_024
@@ -55,11 +55,8 @@ _FRAME_FLOOR_BYTES: Final = 1_024
 _FLUSH_ANSWERS: Final = 8
 
 
-class SessionUser(TypingProtocol):
+class SessionUser(RelaySessionUser, TypingProtocol):
     """Who a session works for: the client."""
-
-    def session_lost(self, session: ServerSession, error: DmsgError) -> None:
-        """A session that was ready is over."""
 
     def requested(self, session: ServerSession, stream: PlainStream) -> None:
         """A peer asks for a transport."""
@@ -73,8 +70,10 @@ class SessionUser(TypingProtocol):
         """A transport may go on over another path: gives the seconds it may wait for one, 0 if it may not."""
 
 
-class ServerSession:
+class ServerSession(RelaySession[SessionUser]):
     """One connection to one server. ``ready`` fires once the server has admitted it, or fails with a ``StageError``."""
+
+    connection: Connection
 
     def __init__(
         self,
@@ -88,33 +87,23 @@ class ServerSession:
         handshake_timeout_s: float = 10.0,
         extended: bool = True,
     ) -> None:
-        self.server = server
-        self.key = key
-        self.identity = key.public_key
-        self.capabilities = Capabilities()
-        self.clock = clock
-        self.connection: Connection
-        self.started_at = clock.seconds()
-        self.ready_at = 0.0
-        self.ready: Deferred[ServerSession] = Deferred(lambda _: self.abort())
-        self.is_ready = False
-        self._user = user
-        self._config = config
-        self._random = random
-        self._answers: Sized = ()
-        self._turns: Turns | None = None
-        self._extended = extended
         core = Handshake(
             Role.CLIENT,
             key,
             server,
-            now=self.started_at,
+            now=clock.seconds(),
             payload=hello_payload() if extended else b"",
             timeout_s=handshake_timeout_s,
             takes_cookie=extended,
             random=random,
         )
-        self.shell = Shell(core, self, clock)
+        super().__init__(server, key, user, clock, core)
+        self.capabilities = Capabilities()
+        self._config = config
+        self._random = random
+        self._answers: Sized = ()
+        self._turns: Turns | None = None
+        self._extended = extended
 
     # --- what the client asks for ----------------------------------------------------------------------------------
 
@@ -161,10 +150,6 @@ class ServerSession:
         here = DmsgAddress(self.identity, near, self.server)
         return DmsgTransport(self, stream, here, DmsgAddress(stream.remote, far, self.server))
 
-    def flush_soon(self) -> None:
-        """See :class:`dmsg.mux.client.transport.Link`."""
-        self.shell.flush_soon()
-
     def transport_closed(self, transport: DmsgTransport, code: int, *, local: bool) -> None:
         """See :class:`dmsg.mux.client.transport.Link`."""
         self._user.transport_closed(self, transport, reason_name(code), local=local, code=code)
@@ -179,15 +164,6 @@ class ServerSession:
     def spent(self) -> bool:
         """Whether the record counters are far on and nothing is open: a new session is to take its place."""
         return not self.connection.streams and self.connection.near_exhaustion
-
-    def abort(self, error: DmsgError | None = None) -> None:
-        """End the connection at once."""
-        self.shell.fail(error or ServerLost(str(self.server), "given up"))
-
-    def close(self) -> None:
-        """End the connection once everything queued is written; transports on it should be over."""
-        self.shell.flush()
-        self.shell.close(ServerLost(str(self.server), CLOSED))
 
     # --- from the shell --------------------------------------------------------------------------------------------
 
@@ -234,9 +210,7 @@ class ServerSession:
                     self._answers = self.connection.answers
                     shell.become(self.connection, event.leftover)
                 case Ready():
-                    self.is_ready = True
-                    self.ready_at = self.clock.seconds()
-                    self.ready.callback(self)
+                    self.admitted()
                 case Rejected():
                     error = ServerDraining() if event.reason == ServerDraining.name else None
                     shell.fail(error or ConnectionRefusedByServer(event.reason))
@@ -251,10 +225,6 @@ class ServerSession:
         if capabilities.limits is not None and capabilities.limits.requests_per_s:
             self._turns = Turns(self.clock, capabilities.limits.requests_per_s)
 
-    def after_read(self, shell: Shell) -> None:
-        """Send what came of one read; only this connection is concerned."""
-        shell.flush()
-
     def flushed(self, shell: Shell) -> None:
         """Let writers go on that were told to pause."""
         connection = shell.core
@@ -262,44 +232,28 @@ class ServerSession:
             for stream in connection.take_writable():
                 stream.owner.writable()
 
-    def connection_lost(self, shell: Shell, error: DmsgError | None, reason: Failure) -> None:
-        """End everything on this connection with the reason it ended for."""
-        detail = str(error) if error is not None else reason.getErrorMessage()
-        loss = error if isinstance(error, ServerLost) else ServerLost(str(self.server), _why(error, reason), detail)
-        was_ready, self.is_ready = self.is_ready, False
-        self._end_streams(loss)
+    def end_streams(self, loss: ServerLost) -> None:
+        """See :class:`~dmsg.clients.sessions.RelaySession`."""
         if self._turns is not None:
             self._turns.stop()
-        if not was_ready:
-            if not self.ready.called:
-                core = self.shell.core
-                if isinstance(error, RemoteProtocolError | ConnectionRefusedByServer):
-                    short = error.reason
-                elif isinstance(core, Handshake) and core.challenged:
-                    short = "server under load"  # it asked for a cookie, and hung up on it
-                else:
-                    short = "connection lost"
-                self.ready.errback(StageError("handshake", short, error or reason.value))
-            return
-        self._user.session_lost(self, loss)
+        if isinstance(self.shell.core, Connection):
+            for stream in list(self.connection.streams.values()):
+                self.connection.abort(stream)
+                stream.owner.lost(loss, CloseReason.PEER_GONE)
 
-    def _end_streams(self, loss: ServerLost) -> None:
-        if not isinstance(self.shell.core, Connection):
-            return
-        for stream in list(self.connection.streams.values()):
-            self.connection.abort(stream)
-            stream.owner.lost(loss, CloseReason.PEER_GONE)
+    def reason_of(self, error: DmsgError) -> str:
+        """See :class:`~dmsg.clients.sessions.RelaySession`."""
+        if isinstance(error, TransportClosed):
+            return error.name
+        return error.reason if isinstance(error, ConnectionRefusedByServer) else super().reason_of(error)
 
-
-def _why(error: DmsgError | None, reason: Failure) -> str:
-    """Why a connection is lost, as a short fixed text."""
-    if error is None:
-        return "closed by server" if reason.check(ConnectionDone) else "connection lost"
-    if isinstance(error, TransportClosed):
-        return error.name
-    if isinstance(error, RemoteProtocolError | ConnectionRefusedByServer):
-        return error.reason
-    return type(error).__name__
+    def why_not_admitted(self, error: DmsgError | None) -> str:
+        """See :class:`~dmsg.clients.sessions.RelaySession`."""
+        if isinstance(error, ConnectionRefusedByServer):
+            return error.reason
+        if not isinstance(error, RemoteProtocolError) and isinstance(self.shell.core, Handshake):
+            return "server under load" if self.shell.core.challenged else "connection lost"  # it hung up on its cookie
+        return super().why_not_admitted(error)
 
 
 def _within(config: ConnectionConfig, capabilities: Capabilities) -> ConnectionConfig:

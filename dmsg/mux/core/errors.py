@@ -131,11 +131,3 @@ class ConnectionRefusedByServer(DmsgError):
     def own_text(self) -> str:
         """The reason, if it is one that is known."""
         return self.reason
-
-
-class ServerLost(DmsgError):
-    """The connection to the relay ``server`` (hex) ended: ``reason`` is a fixed text, ``detail`` is for people."""
-
-    def __init__(self, server: str, reason: str, detail: str = "") -> None:
-        super().__init__(f"the connection to server {server} was lost: {detail or reason}")
-        self.server, self.reason, self.detail = server, reason, detail

@@ -13,10 +13,11 @@ from twisted.internet.protocol import Factory, Protocol
 from dmsg.address import HostPort
 from dmsg.crypto.keys import SecretKey
 from dmsg.discovery.errors import ProofFailed
+from dmsg.discovery.proofs.handshake import TIMEOUT_S
 from dmsg.eventlog import schema as ev
 from dmsg.glue.names import resolve
 from dmsg.interfaces import IRelayProver
-from dmsg.mux.client.prover import TIMEOUT_S, XkProver
+from dmsg.mux.client.prover import XkProver
 from dmsg.testing.memory import MemoryNetwork
 from dmsg.testing.network import LocalNetwork
 

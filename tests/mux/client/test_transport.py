@@ -15,9 +15,10 @@ from dmsg.glue.deadlines import LINGER_S
 from dmsg.glue.stream_transport import TransportLost
 from dmsg.mux.client.service import ClientConfig
 from dmsg.mux.core.e2e_negotiation import Security
-from dmsg.mux.core.errors import Busy, DeadlineExceeded, PeerGone, Refused, ServerDraining, ServerLost
+from dmsg.mux.core.errors import Busy, DeadlineExceeded, PeerGone, Refused, ServerDraining
 from dmsg.mux.core.limits import ConnectionConfig
 from dmsg.mux.core.window import AckGate
+from dmsg.relays.errors import ServerLost
 from dmsg.testing.memory import MemoryNetwork
 from dmsg.testing.network import LocalNetwork
 

@@ -31,7 +31,6 @@ from dmsg.mux.core.errors import (
     PeerGone,
     RateLimited,
     ServerDraining,
-    ServerLost,
     SlowConsumer,
     UnknownPeer,
     Unsupported,
@@ -39,6 +38,7 @@ from dmsg.mux.core.errors import (
 from dmsg.mux.core.hello import AnnouncedLimits, hello_payload
 from dmsg.mux.core.wire import FRAME_PAYLOAD_LIMIT_BYTES, FWD, REQUEST, CloseReason
 from dmsg.mux.relay.limits import RelayLimits
+from dmsg.relays.errors import ServerLost
 from dmsg.relays.pool import PoolConfig
 from dmsg.testing.conformance import ConformanceProtocol
 from dmsg.testing.hostile import HostileRelay, drop

@@ -12,11 +12,11 @@ from dmsg.mux.core.errors import (
     Busy,
     ConnectionRefusedByServer,
     RateLimited,
-    ServerLost,
     TransportClosed,
     close_error,
 )
 from dmsg.mux.core.wire import CloseReason, reason_name
+from dmsg.relays.errors import ServerLost
 
 
 @pytest.mark.parametrize(

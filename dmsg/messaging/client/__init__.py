@@ -1,0 +1,1 @@
+"""The client of the messaging system: links to relays, channels as Twisted transports."""

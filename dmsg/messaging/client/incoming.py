@@ -1,0 +1,84 @@
+"""A channel that a peer asks for, from its OpenChannel to the moment the application is told."""
+
+from __future__ import annotations
+
+from typing import Protocol as TypingProtocol
+
+from dmsg.clients.access import ask
+from dmsg.clients.decision import PendingOffer
+from dmsg.clients.listener import ListeningPort
+from dmsg.clients.services import Services
+from dmsg.crypto.keys import PublicKey
+from dmsg.errors import DmsgError
+from dmsg.messaging.client.session import LinkSession
+from dmsg.messaging.client.transport import ChannelTransport
+from dmsg.messaging.core.channel import Channel, ChannelOwner, ChannelState
+from dmsg.messaging.core.errors import ChannelEndReason
+
+
+class Host(TypingProtocol):
+    """Who is asked for a channel: the client."""
+
+    services: Services[ListeningPort[ChannelTransport]]
+
+    def refused(self, remote: PublicKey, reason: str) -> None:
+        """Count a channel that was asked for in the name of ``remote`` and refused."""
+
+
+class IncomingChannel(ChannelOwner, PendingOffer):
+    """The owner of an offered channel until it is open."""
+
+    def __init__(self, client: Host, session: LinkSession, channel: Channel) -> None:
+        super().__init__((session.server, channel.remote))
+        self._client = client
+        self._session = session
+        self._channel = channel
+        self._port = client.services.port("")
+        channel.owner = self
+
+    def start(self) -> None:
+        """Take the OpenChannel up."""
+        port, remote = self._port, self._channel.remote
+        if self._channel.state is ChannelState.CLOSED:
+            self._over = True  # taken back in the same read
+        elif port is None:
+            self._refuse("no_such_service")
+        elif not port.may_admit(remote):
+            self.deny()
+        elif port.policy is None:
+            self._admitted(True)
+        else:
+            self._ask(port.offers, ask(port.policy, remote, port.service), self._admitted)
+
+    def _admitted(self, allowed: object) -> None:
+        assert self._port is not None
+        if allowed is not True:
+            self.deny()
+        elif not self._port.make_room():
+            self.crowded_out()
+        else:
+            self._end()
+            self._session.connection.accept(self._channel)
+            self._session.flush_soon()
+            self._port.open(self._session, self._channel)
+
+    def deny(self) -> None:
+        """See :class:`~dmsg.clients.decision.PendingOffer`."""
+        self._refuse("access_denied")
+
+    def crowded_out(self) -> None:
+        """See :class:`~dmsg.clients.decision.PendingOffer`."""
+        self._refuse("busy")
+
+    def _refuse(self, reason: str) -> None:
+        self._client.refused(self._channel.remote, reason)
+        self._end()
+        self._session.abort_stream(self._channel)
+
+    def ended(self, reason: ChannelEndReason, *, local: bool) -> None:
+        """The peer gave up."""
+        self._end()
+
+    def lost(self, error: DmsgError) -> None:
+        """The link is gone."""
+        self._end()

@@ -1,0 +1,170 @@
+"""A client's link to one relay: from the TCP connection to the last channel on it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from typing import Final
+from typing import Protocol as TypingProtocol
+
+from twisted.internet.defer import Deferred
+from twisted.internet.interfaces import IReactorTime
+
+from dmsg.address import DmsgAddress
+from dmsg.clients.dialer import OpenedStream
+from dmsg.clients.sessions import RelaySession
+from dmsg.clients.sessions import SessionUser as RelaySessionUser
+from dmsg.crypto.keys import PublicKey, Random, SecretKey
+from dmsg.errors import DmsgError, StageError
+from dmsg.glue.shell import Shell
+from dmsg.messaging.client.config import MessagingConfig
+from dmsg.messaging.client.transport import ChannelTransport
+from dmsg.messaging.core.channel import Channel, ChannelOwner
+from dmsg.messaging.core.connection import Connection
+from dmsg.messaging.core.errors import ChannelEndReason, NoFreeChannel, end_error
+from dmsg.messaging.core.events import ChannelEnded, ChannelOffered, ChannelOpened, DataReceived, LinkDone
+from dmsg.messaging.core.link import LinkInitiator
+from dmsg.relays.errors import ServerLost
+
+#: What addresses and endpoint strings of the protocol begin with.
+SCHEME: Final = "messaging"
+
+
+class SessionUser(RelaySessionUser, TypingProtocol):
+    """Who a session works for: the client."""
+
+    def offered(self, session: LinkSession, channel: Channel) -> None:
+        """A peer asks for a channel."""
+
+    def transport_closed(self, session: LinkSession, transport: ChannelTransport, reason: str, *, local: bool) -> None:
+        """A transport of this session is over."""
+
+
+class LinkSession(RelaySession[SessionUser]):
+    """One link to one relay. ``ready`` fires once the relay has accepted it, or fails with a ``StageError``."""
+
+    connection: Connection
+
+    def __init__(
+        self,
+        server: PublicKey,
+        key: SecretKey,
+        user: SessionUser,
+        clock: IReactorTime,
+        *,
+        config: MessagingConfig,
+        random: Random = os.urandom,
+    ) -> None:
+        self._config = config
+        self._random = random
+        now, timeout_s = clock.seconds(), config.handshake_timeout_s
+        core = LinkInitiator(key, server, now=now, timeout_s=timeout_s, random=random)
+        super().__init__(server, key, user, clock, core)
+
+    @property
+    def spent(self) -> bool:
+        """See :class:`~dmsg.relays.session.Session`: a link lasts as long as its connection."""
+        return False
+
+    def request(self, target: PublicKey) -> Deferred[OpenedStream[LinkSession]]:
+        """Ask ``target`` for a channel; cancelling closes it. Fails with a ``StageError``."""
+        if not self.is_ready:
+            raise StageError("request", "server connection lost")
+        try:
+            channel = self.connection.open(target)
+        except NoFreeChannel as error:
+            raise StageError("request", "busy", error) from None
+        self.flush_soon()
+        return PendingChannel(self, channel).done
+
+    def abort_stream(self, stream: Channel) -> None:
+        """See :class:`~dmsg.clients.sessions.ClientSession`."""
+        self.connection.abort(stream)
+        self.flush_soon()
+
+    def turn_away(self, stream: Channel, *, busy: bool) -> None:
+        """See :class:`~dmsg.clients.sessions.ClientSession`; the peer is not told why."""
+        self.abort_stream(stream)
+
+    def transport(self, stream: Channel, service: str = "") -> ChannelTransport:
+        """See :class:`~dmsg.clients.sessions.ClientSession`."""
+        host = DmsgAddress(self.identity, "", self.server, SCHEME)
+        return ChannelTransport(self, stream, host, DmsgAddress(stream.remote, "", self.server, SCHEME))
+
+    def transport_closed(self, transport: ChannelTransport, reason: str, *, local: bool) -> None:
+        """See :class:`dmsg.messaging.client.transport.Link`."""
+        self._user.transport_closed(self, transport, reason, local=local)
+
+    # --- from the shell --------------------------------------------------------------------------------------------
+
+    def handle_events(self, shell: Shell, events: Sequence[object]) -> None:
+        """Pass on what the core found out."""
+        for event in events:
+            match event:
+                case DataReceived():
+                    event.channel.owner.deliver(event.data)
+                case ChannelEnded():
+                    event.channel.owner.ended(event.reason, local=event.local)
+                case ChannelOpened():
+                    event.channel.owner.opened(event.channel)
+                case ChannelOffered():
+                    self._user.offered(self, event.channel)
+                case LinkDone():
+                    config = self._config
+                    self.connection = Connection(
+                        self.key,
+                        now=self.clock.seconds(),
+                        dialect=config.dialect,
+                        layout=config.layout,
+                        config=config.connection,
+                        random=self._random,
+                    )
+                    self.admitted()
+                    shell.become(self.connection, event.leftover)
+                case _:
+                    raise AssertionError(f"unexpected event {event!r}")
+
+    def flushed(self, shell: Shell) -> None:
+        """Let writers go on that were told to pause."""
+        connection = shell.core
+        if isinstance(connection, Connection):
+            for channel in connection.take_writable():
+                channel.owner.writable()
+
+    def end_streams(self, loss: ServerLost) -> None:
+        """See :class:`~dmsg.clients.sessions.RelaySession`."""
+        if isinstance(self.shell.core, Connection):
+            for channel in list(self.connection.channels.values()):
+                self.connection.abort(channel)
+                channel.owner.lost(loss)
+
+
+class PendingChannel(ChannelOwner):
+    """The owner of a channel until the peer has answered. ``done`` fires once it is open."""
+
+    def __init__(self, session: LinkSession, channel: Channel) -> None:
+        self.done: Deferred[OpenedStream[LinkSession]] = Deferred(lambda _: session.abort_stream(channel))
+        self._session = session
+        self._since = session.clock.seconds()
+        channel.owner = self
+
+    def opened(self, channel: Channel) -> None:
+        """The peer accepted, and has proved its key."""
+        session = self._session
+        if self.done.called:
+            session.abort_stream(channel)
+            return
+        accept_ms = (session.clock.seconds() - self._since) * 1000
+        self.done.callback(OpenedStream(session, channel, accept_ms))
+
+    def ended(self, reason: ChannelEndReason, *, local: bool) -> None:
+        """The peer or the relay said no; which of them is not told."""
+        if not self.done.called:
+            refused = reason is ChannelEndReason.REFUSED
+            text = "request rejected" if refused else "accept check failed" if local else reason.value
+            self.done.errback(StageError("accept", text, end_error(reason)))
+
+    def lost(self, error: DmsgError) -> None:
+        """The link went before an answer came."""
+        if not self.done.called:
+            self.done.errback(StageError("accept", "server connection lost", error))
