@@ -81,6 +81,24 @@ class Reason(str, Enum):
     TLVS_CUT = "TLV list is cut"
     TLV_TWICE = "TLV given twice"
 
+    # --- what the other side did wrong on a link of the messaging system
+    NO_JSON = "not JSON"
+    NO_LINE_FEED = "no line feed"
+    UNKNOWN_VERSION = "unknown version"
+    MALFORMED_INITIATOR = "malformed initiator"
+    MALFORMED_RESPONDER = "malformed responder"
+    MALFORMED_NONCE = "malformed nonce"
+    MALFORMED_SIG1 = "malformed sig1"
+    MALFORMED_SIG2 = "malformed sig2"
+    MALFORMED_ACCEPTED = "malformed accepted"
+    NOT_AN_ECHO = "not an echo"
+    NOT_OUR_KEY = "not our key"
+    SIGNED_TOO_EARLY = "signed too early"
+    SIG1_DOES_NOT_VERIFY = "sig1 does not verify"
+    SIG2_DOES_NOT_VERIFY = "sig2 does not verify"
+    NO_CHANNEL_ID = "no channel id"
+    FIRST_FRAME_NOT_RECOGNISED = "first frame not recognised"
+
     # --- how connections end
     CLOSED = "closed"
     CLOSED_BY_PEER = "closed by peer"

@@ -30,6 +30,7 @@ TOLD = {
     "ServerLost": 1,
     "ShippingError": 0,
     "StageError": 1,
+    "_malformed": 0,
     "note": 2,
     "self._kind.error": 0,
     "self.error": 0,
