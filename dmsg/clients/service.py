@@ -24,7 +24,7 @@ from dmsg.clients.sessions import S
 from dmsg.clients.streams import CarriedStream
 from dmsg.clients.transports import T, TransportRecord, TransportRecords
 from dmsg.crypto.keys import PublicKey, Random, SecretKey
-from dmsg.discovery.entry import BASE_VERSION, DMSG
+from dmsg.discovery.entry import BASE_VERSION
 from dmsg.discovery.registrar import EntryRegistrar
 from dmsg.errors import Attempt, DialError, DmsgError
 from dmsg.eventlog import schema as ev
@@ -56,8 +56,6 @@ class RelayClient(Service, ABC, Generic[S, R, T]):
 
     #: What its relays speak (:ref:`spec-entry-protocol`), and what addresses and endpoint strings begin with.
     scheme: ClassVar[str]
-    #: What its relays speak, as entries name it (:ref:`spec-entry-protocol`).
-    protocol: ClassVar[str] = DMSG
 
     def __init__(
         self,
@@ -107,7 +105,6 @@ class RelayClient(Service, ABC, Generic[S, R, T]):
             self.make_session,
             endpoint_for or self._endpoint_for,
             discovery=discovery,
-            protocol=self.protocol,
             pinned=[(server.public_key, server.address) for server in servers],
             goal=min_servers,
             config=config.pool,

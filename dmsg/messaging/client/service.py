@@ -16,7 +16,6 @@ from dmsg.clients.limits import ListenerLimits
 from dmsg.clients.listener import ListeningPort
 from dmsg.clients.service import RelayClient
 from dmsg.crypto.keys import PublicKey, Random, SecretKey
-from dmsg.discovery.entry import MESSAGING
 from dmsg.interfaces import IAccessPolicy, IDiscovery, IEventLog
 from dmsg.messaging.client.config import MessagingConfig
 from dmsg.messaging.client.incoming import IncomingChannel
@@ -48,7 +47,6 @@ class MessagingClient(RelayClient[LinkSession, Opened, ChannelTransport]):
     """
 
     scheme = SCHEME
-    protocol = MESSAGING
 
     def __init__(
         self,

@@ -15,6 +15,7 @@ from dmsg.clients.dialer import OpenedStream
 from dmsg.clients.sessions import RelaySession
 from dmsg.clients.sessions import SessionUser as RelaySessionUser
 from dmsg.crypto.keys import PublicKey, Random, SecretKey
+from dmsg.discovery.entry import MESSAGING
 from dmsg.errors import DmsgError, StageError
 from dmsg.glue.shell import Shell
 from dmsg.messaging.client.config import MessagingConfig
@@ -26,8 +27,8 @@ from dmsg.messaging.core.events import ChannelEnded, ChannelOffered, ChannelOpen
 from dmsg.messaging.core.link import LinkInitiator
 from dmsg.relays.errors import ServerLost
 
-#: What addresses and endpoint strings of the protocol begin with.
-SCHEME: Final = "messaging"
+#: What addresses and endpoint strings of the protocol begin with, and what entries name it.
+SCHEME: Final = MESSAGING
 
 
 class SessionUser(RelaySessionUser, TypingProtocol):
