@@ -9,29 +9,19 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from twisted.internet.protocol import Factory
-
 from dmsg.address import DmsgAddress
-from dmsg.clients.access import AllowKeys
-from dmsg.clients.limits import ListenerLimits
-from dmsg.clients.listener import ListeningPort
 from dmsg.clients.parts import ClientParts
 from dmsg.crypto.keys import PublicKey
-from dmsg.endpoints.client import Borrowed, ClientSource
+from dmsg.endpoints.client import ClientSource
 from dmsg.endpoints.stream import ClientEndpoint, ServerEndpoint
 from dmsg.endpoints.strings import ConnectArguments, ListenArguments, Scheme
-from dmsg.interfaces import IAccessPolicy
 from dmsg.messaging.client.service import MessagingClient
 from dmsg.messaging.client.session import SCHEME
 from dmsg.messaging.client.settings import ROLE, MessagingSettings
-from dmsg.messaging.client.transport import ChannelTransport
 
 
 class MessagingClientEndpoint(ClientEndpoint[MessagingClient]):
-    """Connects to ``public_key`` through ``client``, which is running, or the source of one that is.
-
-    ``timeout_s`` limits a whole connect (default: the client's own limit).
-    """
+    """Connects to ``public_key`` through ``client``; both arguments are as for its base class."""
 
     def __init__(
         self,
@@ -40,41 +30,11 @@ class MessagingClientEndpoint(ClientEndpoint[MessagingClient]):
         *,
         timeout_s: float | None = None,
     ) -> None:
-        self.public_key = public_key
-        self.timeout_s = timeout_s
-        super().__init__(_source(client), DmsgAddress(public_key, scheme=SCHEME))
-
-    async def dial(self, client: MessagingClient) -> ChannelTransport:
-        """An open transport, without a protocol. Raises ``DialError``; cancelling undoes it."""
-        return await client.dial(self.public_key, timeout_s=self.timeout_s)
+        super().__init__(client, DmsgAddress(public_key, scheme=SCHEME), timeout_s)
 
 
 class MessagingServerEndpoint(ServerEndpoint[MessagingClient]):
-    """Listens on the key of ``client``, which is as for :class:`MessagingClientEndpoint`.
-
-    ``policy`` says who may connect (all, if there is none), ``limits`` how many may wait for its decision and be connected.
-    ``timeout_s`` limits the wait until the client can be reached; without it, it goes on for ever.
-    """
-
-    def __init__(
-        self,
-        client: MessagingClient | ClientSource[MessagingClient],
-        *,
-        policy: IAccessPolicy | None = None,
-        limits: ListenerLimits | None = None,
-        timeout_s: float | None = None,
-    ) -> None:
-        self.policy = policy
-        self.limits = limits
-        super().__init__(_source(client), "", SCHEME, timeout_s)
-
-    def listen_on(self, client: MessagingClient, factory: Factory) -> ListeningPort[ChannelTransport]:
-        """A port of ``client`` that listens. Raises ``CannotListenError``."""
-        return client.listen(factory, policy=self.policy, limits=self.limits)
-
-
-def _source(client: MessagingClient | ClientSource[MessagingClient]) -> ClientSource[MessagingClient]:
-    return Borrowed(client) if isinstance(client, MessagingClient) else client
+    """Listens on the key of a client, as :class:`~dmsg.endpoints.stream.ServerEndpoint`."""
 
 
 # --- strings ---------------------------------------------------------------------------------------------------------
@@ -82,18 +42,13 @@ def _source(client: MessagingClient | ClientSource[MessagingClient]) -> ClientSo
 
 def make_client(parts: ClientParts[MessagingSettings], *, publish: bool, min_servers: int | None) -> MessagingClient:
     """A client, not started, with what was opened for it."""
-    settings = parts.settings
     return MessagingClient(
         parts.reactor,
         parts.key,
-        discovery=parts.discovery,
-        servers=settings.servers,
         min_servers=min_servers,
         publish=publish,
-        config=settings.config,
-        events=parts.events,
-        relay_file=settings.relay_file(parts.key),
-        relays=parts.relays,
+        config=parts.settings.config,
+        **parts.arguments(),
     )
 
 
@@ -111,7 +66,7 @@ def parse_server(reactor: Any, *args: str, **arguments: str) -> MessagingServerE
     settings, read = STRINGS.read_server(args, arguments, ListenArguments)
     return MessagingServerEndpoint(
         STRINGS.shared(reactor, settings),
-        policy=AllowKeys(read.allow) if read.allow else None,
+        policy=read.policy,
         limits=read.limits(settings.config.listener),
         timeout_s=read.timeout,
     )

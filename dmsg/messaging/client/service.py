@@ -8,20 +8,19 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from twisted.internet.interfaces import IProtocol, IProtocolFactory, IReactorTime, IStreamClientEndpoint
-from twisted.internet.protocol import Factory
 
 from dmsg.address import HostPort, PinnedServer
 from dmsg.clients.dialer import OpenedStream
-from dmsg.clients.limits import ListenerLimits
-from dmsg.clients.listener import ListeningPort
 from dmsg.clients.service import RelayClient
 from dmsg.crypto.keys import PublicKey, Random, SecretKey
-from dmsg.interfaces import IAccessPolicy, IDiscovery, IEventLog
+from dmsg.errors import StageError
+from dmsg.interfaces import IDiscovery, IEventLog
 from dmsg.messaging.client.config import MessagingConfig
 from dmsg.messaging.client.incoming import IncomingChannel
 from dmsg.messaging.client.session import SCHEME, LinkSession
 from dmsg.messaging.client.transport import ChannelTransport
 from dmsg.messaging.core.channel import Channel
+from dmsg.messaging.core.errors import NoServices
 from dmsg.relays.choice import RelayChoice
 
 Opened = OpenedStream[LinkSession]
@@ -32,10 +31,13 @@ class ChannelRequest:
     """What a dial is for; see :class:`dmsg.clients.dialer.Dial`."""
 
     target: PublicKey
+    service: str = ""
     moves: bool = False  # a channel ends with its link
 
     async def through(self, session: LinkSession, *, promised: bool) -> Opened:
         """See :class:`dmsg.clients.dialer.Dial`; a channel is always end-to-end, so ``promised`` does not matter."""
+        if self.service:
+            raise StageError("request", "unsupported", NoServices("the messaging system has no services"))
         return await session.request(self.target)
 
 
@@ -86,32 +88,19 @@ class MessagingClient(RelayClient[LinkSession, Opened, ChannelTransport]):
         """See :class:`~dmsg.clients.service.RelayClient`."""
         return LinkSession(relay, self.key, self, self.reactor, config=self.config, random=self._random)
 
-    # --- what an application uses ----------------------------------------------------------------------------------
-
-    async def dial(self, target: PublicKey, *, timeout_s: float | None = None) -> ChannelTransport:
+    async def dial(self, target: PublicKey, service: str = "", *, timeout_s: float | None = None) -> ChannelTransport:
         """An open transport to ``target`` with no protocol yet: ``attach`` one. Raises ``DialError``.
 
-        What the peer sends meanwhile waits. Cancelling undoes everything.
+        The protocol has no services: any name but "" fails. What the peer sends meanwhile waits. Cancelling undoes
+        everything.
         """
-        return await self.open(ChannelRequest(target), "", timeout_s)
+        return await self.open(ChannelRequest(target, service), service, timeout_s)
 
     async def connect(
         self, factory: IProtocolFactory, target: PublicKey, *, timeout_s: float | None = None
     ) -> IProtocol:
         """Dial and attach the protocol ``factory`` builds."""
         return self.connected(await self.dial(target, timeout_s=timeout_s), factory)
-
-    def listen(
-        self, factory: Factory, *, policy: IAccessPolicy | None = None, limits: ListenerLimits | None = None
-    ) -> ListeningPort[ChannelTransport]:
-        """Take channels; a client has one port. Raises ``CannotListenError`` if there is one already.
-
-        ``limits`` are those of the client's configuration unless given.
-        """
-        limits = limits or self.config.listener
-        port: ListeningPort[ChannelTransport] = ListeningPort(self, factory, policy=policy, limits=limits)
-        port.startListening()
-        return port
 
     # --- from sessions ---------------------------------------------------------------------------------------------
 

@@ -84,6 +84,10 @@ class ChannelDeadline(ChannelError, reason=ChannelEndReason.DEADLINE):
     """A deadline set on the transport passed without progress."""
 
 
+class NoServices(DmsgError):
+    """A service was asked for by name: a listener of this protocol has only one, without a name."""
+
+
 class NoFreeChannel(DmsgError):
     """All ids that a client may give to channels of one link are taken."""
 
