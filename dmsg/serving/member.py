@@ -18,7 +18,7 @@ from dmsg.serving.limits import ServingLimits
 from dmsg.serving.places import Places
 
 if TYPE_CHECKING:
-    from typing_extensions import Self
+    from typing import Self
 
 #: The rates of requests towards one client: of strangers, and of those it knows.
 Rates: TypeAlias = tuple[FairBucket[str], FairBucket[str]]

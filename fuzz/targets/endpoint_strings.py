@@ -6,10 +6,11 @@ from collections.abc import Iterator
 
 from twisted.internet.endpoints import _parse, quoteStringArgument
 
+from dmsg.clients.settings import TOGETHER
 from dmsg.endpoints.arguments import read_arguments
 from dmsg.errors import ConfigError
-from dmsg.mux.client.endpoint import ConnectArguments, ListenArguments
-from dmsg.mux.client.settings import ROLE, TOGETHER, ClientSettings
+from dmsg.mux.client.endpoint import DmsgConnectArguments, DmsgListenArguments
+from dmsg.mux.client.settings import ROLE, ClientSettings
 from fuzz.choices import Choices
 from fuzz.oracles import KEYS, as_text
 
@@ -50,7 +51,7 @@ def one_input(data: bytes) -> None:
     except (ValueError, IndexError, RuntimeError):  # Twisted's own: a backslash at the end, too
         return
     given.pop("config", None)
-    use = ListenArguments if is_server else ConnectArguments
+    use = DmsgListenArguments if is_server else DmsgConnectArguments
     try:
         settings, read = read_arguments(given, ClientSettings, use, role=ROLE, environ=environment, together=TOGETHER)
         settings.relay_list()
@@ -58,7 +59,9 @@ def one_input(data: bytes) -> None:
         assert error.option and str(error)
         return
     assert read.timeout is None or 0 < read.timeout < float("inf")
-    assert not isinstance(read, ListenArguments) or read.idle_timeout is None or 0 < read.idle_timeout < float("inf")
+    assert (
+        not isinstance(read, DmsgListenArguments) or read.idle_timeout is None or 0 < read.idle_timeout < float("inf")
+    )
     assert settings.min_servers is None or 0 <= settings.min_servers < 1_000
     for server in settings.servers:
         assert str(server).isprintable()
