@@ -283,6 +283,7 @@ def test_no_module_imports_the_reactor(module: Module) -> Iterator[str]:
 REACTOR_USERS = {
     "dmsg.cli.runner",
     "dmsg.taps.discovery",
+    "dmsg.taps.messaging_server",
     "dmsg.taps.server",
     "dmsg.taps.shipper",
     "dmsg.testing.harness",

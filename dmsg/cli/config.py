@@ -41,7 +41,7 @@ def show() -> None:
 
 
 def _add(role: str, cls: type) -> None:
-    title = "the client" if role == ROLE else f"twistd dmsg-{role}"
+    title = "the client" if role == ROLE else f"twistd {role}" if "-" in role else f"twistd dmsg-{role}"
 
     @show.command(name=role, help=f"Show the settings of {title}; takes its options.")
     @setting_options(cls, role, hidden=True)

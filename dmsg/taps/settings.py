@@ -19,11 +19,13 @@ from dmsg.discovery.proofs.limits import ProofLimits
 from dmsg.discovery.ranks_source import REFRESH_S as RANKS_REFRESH_S
 from dmsg.discovery.stores.rules import StoreLimits
 from dmsg.eventlog.files import LIMIT_BYTES, ROTATE_BYTES, ROTATE_S
+from dmsg.messaging.relay.limits import RelayLimits as MessagingRelayLimits
 from dmsg.mux.client.settings import ClientSettings
 from dmsg.mux.relay.limits import RelayLimits
 from dmsg.ops.config import CONFIG_VARIABLE
 from dmsg.ops.settings import setting, variables_of
 from dmsg.ops.values import DURATION, SIZE, URL, more_than_zero
+from dmsg.serving.limits import ServingLimits
 from dmsg.shipping.destinations import parse_options
 
 _LISTEN_HELP = "endpoint to listen on, such as tcp:8080:interface=127.0.0.1 or systemd:domain=INET:index=0"
@@ -72,8 +74,8 @@ class CommonSettings:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ServerSettings(CommonSettings):
-    """``twistd dmsg-server``: one relay."""
+class RelaySettings(CommonSettings):
+    """What relays of all protocols have."""
 
     key: Path = setting("file with the server's secret key; dmsg keygen makes one", key_file=True)
     listen: str = setting(_LISTEN_HELP, default="tcp:8080")
@@ -85,7 +87,37 @@ class ServerSettings(CommonSettings):
     drain_timeout: float | None = setting(
         "seconds open transports may go on after SIGTERM", default=None, kind=DURATION
     )
+    limits: ServingLimits = field(default_factory=ServingLimits)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerSettings(RelaySettings):
+    """``twistd dmsg-server``: one relay."""
+
     limits: RelayLimits = field(default_factory=RelayLimits)
+
+
+class FrameLayout(Enum):
+    """How headers of frames are written (:ref:`spec-messaging-frames`)."""
+
+    GO = "go"
+    SEED = "seed"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MessagingServerSettings(RelaySettings):
+    """``twistd messaging-server``: one relay of the messaging system."""
+
+    layout: FrameLayout = setting(
+        "layout of frames towards clients that have not sent one: go, as the programs of 2019, or seed",
+        default=FrameLayout.GO,
+    )
+    go_quirks: bool = setting(
+        "end channels by CloseChannel towards clients of 2019, which ignore ChannelClosed on open ones",
+        default=False,
+        flag=True,
+    )
+    limits: MessagingRelayLimits = field(default_factory=MessagingRelayLimits)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -172,6 +204,7 @@ class ShipperSettings(CommonSettings):
 SETTINGS: Final[dict[str, type]] = {
     "client": ClientSettings,
     "server": ServerSettings,
+    "messaging-server": MessagingServerSettings,
     "discovery": DiscoverySettings,
     "shipper": ShipperSettings,
 }

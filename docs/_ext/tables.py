@@ -314,6 +314,12 @@ def _relay_limits() -> type:
     return RelayLimits
 
 
+def _messaging_relay_limits() -> type:
+    from dmsg.messaging.relay.limits import RelayLimits
+
+    return RelayLimits
+
+
 def _client_config() -> type:
     from dmsg.mux.client.service import ClientConfig
 
@@ -347,6 +353,7 @@ def _race_config() -> type:
 #: Name -> the class, found when it is asked for.
 LIMITS: Final[dict[str, Callable[[], type]]] = {
     "RelayLimits": _relay_limits,
+    "MessagingRelayLimits": _messaging_relay_limits,
     "ClientConfig": _client_config,
     "ConnectionConfig": _client_part("connection"),
     "PoolConfig": _client_part("pool"),
@@ -362,7 +369,7 @@ LIMITS: Final[dict[str, Callable[[], type]]] = {
 
 
 def settings(role: str) -> str:
-    """What can be set for a role: ``client``, ``server``, ``discovery`` or ``shipper``."""
+    """What can be set for a role: a key of ``SETTINGS``."""
     from dmsg.taps.settings import SETTINGS
 
     cls = SETTINGS[role]

@@ -104,7 +104,12 @@ def test_what_a_role_needs_and_has_not_is_said_after_the_rest():
     [
         ("[client]\nsecurty = 'e2e'", {}, (), "securty: is no setting; did you mean security? (in [client] of {}:2)"),
         ("[client.dail]\n", {}, (), "dail: is no setting; did you mean dial? (in [client] of {}:1)"),
-        ("[cleint]\n", {}, (), "cleint: is no table; there are [client], [discovery], [server], [shipper] (in {})"),
+        (
+            "[cleint]\n",
+            {},
+            (),
+            "cleint: is no table; there are [client], [discovery], [messaging-server], [server], [shipper] (in {})",
+        ),
         (
             "[client]\n\nkey = '" + "ab" * 32 + "'",
             {},

@@ -5,6 +5,9 @@ from twisted.application.service import ServiceMaker
 from dmsg.taps._parsers import LazyParser
 
 dmsg_server = ServiceMaker("dmsg server", "dmsg.taps.server", "A dmsg server (relay).", "dmsg-server")
+messaging_server = ServiceMaker(
+    "messaging server", "dmsg.taps.messaging_server", "A server (relay) of the messaging system.", "messaging-server"
+)
 dmsg_discovery = ServiceMaker("dmsg discovery", "dmsg.taps.discovery", "A dmsg discovery (HTTP).", "dmsg-discovery")
 dmsg_shipper = ServiceMaker("dmsg shipper", "dmsg.taps.shipper", "A shipper of event logs.", "dmsg-shipper")
 dmsg_endpoints = LazyParser("dmsg", "dmsg.mux.client.endpoint")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -20,18 +19,7 @@ from dmsg.messaging.core.wire import (
 from dmsg.messaging.relay.limits import RelayLimits
 from dmsg.messaging.relay.switch import Switch
 from dmsg.serving.events import SwitchEvent
-
-#: A Noise message as far as a relay looks at it: a point, and a tag.
-MESSAGE = SecretKey(b"\x07" * 32).public_key.raw + bytes(16)
-
-
-@dataclass
-class Said:
-    """A frame that a client got."""
-
-    kind: int
-    channel_id: int
-    payload: bytes
+from tests.links import MESSAGE, Said
 
 
 class Client:

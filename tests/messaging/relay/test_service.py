@@ -13,76 +13,19 @@ from twisted.logger import capturedLogs
 from twisted.python.failure import Failure
 
 from dmsg.address import HostPort
-from dmsg.crypto.keys import SecretKey
 from dmsg.discovery.entry import MESSAGING, Entry
-from dmsg.errors import RemoteProtocolError
 from dmsg.eventlog import schema as ev
 from dmsg.messaging.core.errors import LinkRefused
-from dmsg.messaging.core.events import LinkDone
 from dmsg.messaging.core.limits import FIRST_FRAME_PAUSE_S, HANDSHAKE_TIMEOUT_S
-from dmsg.messaging.core.link import LinkInitiator
-from dmsg.messaging.core.wire import CHANNEL_CLOSED, CHANNEL_OPENED, GO, OPEN_CHANNEL, SEND, FrameReader
+from dmsg.messaging.core.wire import CHANNEL_CLOSED, CHANNEL_OPENED, OPEN_CHANNEL, SEND
 from dmsg.messaging.relay.limits import RelayLimits
 from dmsg.messaging.relay.service import MessagingRelay
 from dmsg.testing.memory import MemoryNetwork
 from dmsg.testing.strategies import secret_key
-
-from .conftest import MESSAGE, Said
+from tests.links import MESSAGE, RawLink, Said
 
 PORT = 8080
 RELAY = secret_key(1)
-
-
-class Raw(Protocol):
-    """A client that shakes hands, and keeps what it gets."""
-
-    def __init__(self, memory: MemoryNetwork, key: SecretKey) -> None:
-        self.key = key
-        self.said: list[Said] = []
-        self.error: RemoteProtocolError | None = None
-        self.linked = self.lost = False
-        self._reader = FrameReader(GO)
-        self._core = LinkInitiator(key, RELAY.public_key, now=memory.seconds(), timeout_s=3600.0)
-
-    def connectionMade(self) -> None:
-        self._go_on()
-
-    def _go_on(self) -> None:
-        assert self.transport is not None
-        self.transport.write(self._core.data_to_send())
-
-    def dataReceived(self, data: bytes) -> None:
-        if not self.linked:
-            try:
-                events = self._core.receive_data(data, 0.0)
-            except RemoteProtocolError as error:
-                self.error = error
-                return
-            self._go_on()
-            for event in events:
-                assert isinstance(event, LinkDone)
-                self.linked = True
-                self._read(event.leftover)
-        else:
-            self._read(data)
-
-    def _read(self, data: bytes) -> None:
-        data, frames = self._reader.read(data)
-        self.said += [Said(kind, channel_id, data[start:end]) for kind, channel_id, start, end in frames]
-
-    def connectionLost(self, reason: Failure = connectionDone) -> None:
-        self.lost = True
-
-    def say(self, kind: int, channel_id: int, payload: bytes = b"") -> None:
-        assert self.transport is not None
-        self.transport.write(GO.encode(kind, channel_id, payload))
-
-    def ask(self, other: Raw, channel_id: int = 0) -> None:
-        self.say(OPEN_CHANNEL, channel_id, other.key.public_key.raw + MESSAGE)
-
-    def take(self) -> list[Said]:
-        said, self.said = self.said, []
-        return said
 
 
 class Bytes(Protocol):
@@ -142,9 +85,9 @@ class World:
         self.memory.advance(0)
         return protocol
 
-    def join(self, number: int, host: str = "192.0.2.1") -> Raw:
+    def join(self, number: int, host: str = "192.0.2.1") -> RawLink:
         """A client whose link is up, and past the pause before the first frame."""
-        client: Raw = self.connect(Raw(self.memory, secret_key(number)), host)
+        client: RawLink = self.connect(RawLink(RELAY.public_key, secret_key(number)), host)
         self.memory.advance(FIRST_FRAME_PAUSE_S)
         return client
 
@@ -182,7 +125,7 @@ def test_two_clients_open_a_channel_and_the_log_says_so(world: World) -> None:
 def test_nothing_comes_in_the_first_50_ms_and_what_waits_comes_then(world: World) -> None:
     world.start()
     alice = world.join(11)
-    bob = world.connect(Raw(world.memory, secret_key(12)))
+    bob = world.connect(RawLink(RELAY.public_key, secret_key(12)))
     assert bob.linked
     alice.ask(bob)
     world.memory.advance(FIRST_FRAME_PAUSE_S * 0.9)
@@ -197,7 +140,7 @@ def test_nothing_comes_in_the_first_50_ms_and_what_waits_comes_then(world: World
 def test_a_client_that_speaks_first_need_not_wait(world: World) -> None:
     world.start()
     bob = world.join(12)
-    alice = world.connect(Raw(world.memory, secret_key(11)))
+    alice = world.connect(RawLink(RELAY.public_key, secret_key(11)))
     alice.ask(bob)
     world.memory.advance(0)
     assert [said.kind for said in bob.take()] == [OPEN_CHANNEL]
@@ -206,7 +149,7 @@ def test_a_client_that_speaks_first_need_not_wait(world: World) -> None:
 def test_a_link_that_ends_in_its_first_50_ms_is_forgotten(world: World) -> None:
     relay = world.start()
     alice = world.join(11)
-    bob = world.connect(Raw(world.memory, secret_key(12)))
+    bob = world.connect(RawLink(RELAY.public_key, secret_key(12)))
     alice.ask(bob)
     bob.transport.abortConnection()
     world.memory.advance(1.0)
@@ -286,7 +229,7 @@ def test_handshakes_do_not_wait_for_one_that_stands_still(world: World) -> None:
     slow = [world.connect(Bytes()) for _ in range(20)]
     for one in slow:
         one.transport.write(b'{"version":"0.1",')
-    clients = [world.connect(Raw(world.memory, secret_key(100 + number))) for number in range(50)]
+    clients = [world.connect(RawLink(RELAY.public_key, secret_key(100 + number))) for number in range(50)]
     world.memory.advance(0.1)
     assert all(client.linked for client in clients)
 
@@ -308,7 +251,7 @@ def test_a_stranger_with_a_thousand_keys_keeps_nobody_out(world: World) -> None:
     world.memory.advance(0)
     bob.say(CHANNEL_OPENED, 255, MESSAGE)
     for number in range(1_000):
-        world.connect(Raw(world.memory, secret_key(1_000 + number)), f"203.0.113.{number % 200}")
+        world.connect(RawLink(RELAY.public_key, secret_key(1_000 + number)), f"203.0.113.{number % 200}")
         world.memory.advance(0.05)
     assert len(relay.switch.members) <= 100
     assert not alice.lost and not bob.lost

@@ -28,8 +28,9 @@ from dmsg.serving.events import (
     TransportEnded,
     TransportStarted,
 )
+from tests.links import MESSAGE, Said
 
-from .conftest import MESSAGE, Client, Relay, Said
+from .conftest import Client, Relay
 
 MakeRelay = Callable[..., Relay]
 LAYOUTS = pytest.mark.parametrize("layout", [GO, SEED], ids=["go", "seed"])
