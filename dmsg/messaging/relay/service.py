@@ -81,7 +81,8 @@ class MessagingRelay(RelayService):
     def on_handshake(self, shell: RelayShell, event: LinkRequested | LinkDone) -> None:
         """Admit the client that has shown its key, or refuse it; go on with its frames when they may begin.
 
-        Between the two steps others can reach it already: what they send waits for it (:ref:`spec-messaging-boundary`).
+        Between the two steps others can reach it already: what they send waits for it, for
+        :ref:`the pause <spec-messaging-boundary>`.
         """
         if isinstance(event, LinkDone):
             member = shell.member
