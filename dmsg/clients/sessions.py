@@ -50,6 +50,10 @@ class RelaySession(ABC, Generic[U]):
     events of its cores.
     """
 
+    #: The core of its streams, once there is one. Its ``take_writable`` gives those that take data again, each with an
+    #: ``owner`` that is told by ``writable``.
+    connection: Any = None
+
     def __init__(self, server: PublicKey, key: SecretKey, user: U, clock: IReactorTime, core: Core) -> None:
         self.server = server
         self.key = key
@@ -85,9 +89,12 @@ class RelaySession(ABC, Generic[U]):
         """Send what came of one read; only this connection is concerned."""
         shell.flush()
 
-    @abstractmethod
     def flushed(self, shell: Shell) -> None:
         """Let writers go on that were told to pause."""
+        connection = self.connection
+        if connection is not None:
+            for stream in connection.take_writable():
+                stream.owner.writable()
 
     def connection_lost(self, shell: Shell, error: DmsgError | None, reason: Failure) -> None:
         """End everything on this connection with the reason it ended for."""

@@ -3,34 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Generic, TypeVar
-from typing import Protocol as TypingProtocol
-
-from twisted.internet.defer import Deferred
-from twisted.internet.interfaces import IReactorTime
 
 from dmsg.clients.dialer import OpenedStream
-from dmsg.clients.sessions import ClientSession
-from dmsg.errors import DmsgError, StageError
+from dmsg.clients.pending import PendingStream, S
+from dmsg.errors import DmsgError
 from dmsg.mux.core.e2e_handshake import Resume
 from dmsg.mux.core.errors import Unsupported, close_error
 from dmsg.mux.core.stream import Stream, StreamOwner
 from dmsg.mux.core.wire import CloseReason
-
-
-class RequestSession(ClientSession, TypingProtocol):
-    """What a request goes through: a session with a relay."""
-
-    clock: IReactorTime
-
-    def flush_soon(self) -> None:
-        """Send what was queued at the end of this turn of the reactor."""
-
-    def abort_stream(self, stream: Stream, code: int = ...) -> None:
-        """End ``stream`` at once, with a CLOSE of ``code``."""
-
-
-S = TypeVar("S", bound=RequestSession)
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,28 +20,17 @@ class OpenedPath(OpenedStream[S]):
     resume: Resume | None
 
 
-class PendingRequest(StreamOwner, Generic[S]):
-    """The owner of a stream until the peer has answered our REQUEST. ``done`` fires once the stream is open."""
+class PendingRequest(PendingStream[S, OpenedPath[S]], StreamOwner):
+    """The owner of a stream until the peer has answered our REQUEST."""
 
     def __init__(self, session: S, stream: Stream, service: str) -> None:
-        self._session = session
-        self._stream = stream
+        super().__init__(session, stream)
         self._service = service
-        self._since = session.clock.seconds()
-        self.done: Deferred[OpenedPath[S]] = Deferred(self._cancelled)
         stream.owner = self
-
-    def _cancelled(self, _: Deferred[OpenedPath[S]]) -> None:
-        self._session.abort_stream(self._stream)  # a cancelled dial sends CLOSE
 
     def opened(self, stream: Stream, resume: Resume | None) -> None:
         """The peer accepted, and has proved itself if that was asked for."""
-        if self.done.called:  # given up while the answer was on its way through the events of one read
-            self._session.abort_stream(stream)
-            return
-        self._session.flush_soon()
-        accept_ms = (self._session.clock.seconds() - self._since) * 1000
-        self.done.callback(OpenedPath(self._session, stream, accept_ms, resume))
+        self.settle(stream, lambda session, stream, accept_ms: OpenedPath(session, stream, accept_ms, resume))
 
     def ended(self, code: int, *, local: bool, proven: bool = False, detail: str = "") -> None:
         """The peer or the server said no."""
@@ -76,9 +45,8 @@ class PendingRequest(StreamOwner, Generic[S]):
         checked = local and code == CloseReason.MALFORMED
         reason = "accept check failed" if checked else (error.name if code else "request rejected")
         stage = "request" if isinstance(error, Unsupported) else "accept"
-        self.done.errback(StageError(stage, reason, error))
+        self.fail(stage, reason, error)
 
     def lost(self, error: DmsgError, code: int) -> None:
         """The connection went before an answer came."""
-        if not self.done.called:
-            self.done.errback(StageError("accept", "server connection lost", error))
+        self.lose(error)

@@ -45,7 +45,7 @@ from dmsg.mux.core.hello import Capabilities, hello_payload, read_hello
 from dmsg.mux.core.limits import ConnectionConfig
 from dmsg.mux.core.plain_stream import PlainStream
 from dmsg.mux.core.stream import Stream
-from dmsg.mux.core.wire import SEQUENCE_BYTES, CloseReason, reason_name
+from dmsg.mux.core.wire import SEQUENCE_BYTES, CloseReason
 from dmsg.relays.errors import ServerLost
 
 #: A server that announces shorter frames than this is not obeyed: a REQUEST alone may be longer.
@@ -150,9 +150,9 @@ class ServerSession(RelaySession[SessionUser]):
         here = DmsgAddress(self.identity, near, self.server)
         return DmsgTransport(self, stream, here, DmsgAddress(stream.remote, far, self.server))
 
-    def transport_closed(self, transport: DmsgTransport, code: int, *, local: bool) -> None:
+    def transport_closed(self, transport: DmsgTransport, reason: str, *, local: bool, code: int = 0) -> None:
         """See :class:`dmsg.mux.client.transport.Link`."""
-        self._user.transport_closed(self, transport, reason_name(code), local=local, code=code)
+        self._user.transport_closed(self, transport, reason, local=local, code=code)
         if self.is_ready and self.spent:
             self.close()  # its record counters are far on; the goal makes a new one
 
@@ -224,13 +224,6 @@ class ServerSession(RelaySession[SessionUser]):
         self.capabilities = capabilities
         if capabilities.limits is not None and capabilities.limits.requests_per_s:
             self._turns = Turns(self.clock, capabilities.limits.requests_per_s)
-
-    def flushed(self, shell: Shell) -> None:
-        """Let writers go on that were told to pause."""
-        connection = shell.core
-        if isinstance(connection, Connection):
-            for stream in connection.take_writable():
-                stream.owner.writable()
 
     def end_streams(self, loss: ServerLost) -> None:
         """See :class:`~dmsg.clients.sessions.RelaySession`."""

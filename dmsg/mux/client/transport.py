@@ -10,20 +10,21 @@ from typing import Protocol as TypingProtocol
 
 from twisted.internet.defer import Deferred
 from twisted.internet.error import ConnectionDone
-from twisted.internet.interfaces import IDelayedCall, IReactorTime
+from twisted.internet.interfaces import IDelayedCall
 from twisted.python.failure import Failure
 
 from dmsg.address import DmsgAddress
+from dmsg.clients.transport import Carrier, RelayTransport
 from dmsg.crypto.keys import PublicKey
 from dmsg.errors import DmsgError
-from dmsg.glue.stream_transport import AbortReason, StreamTransport, TransportLost
+from dmsg.glue.stream_transport import AbortReason, TransportLost
 from dmsg.glue.transport_state import TransportState
 from dmsg.mux.core.connection import Connection
 from dmsg.mux.core.endings import close_is_final, peers_reason
 from dmsg.mux.core.errors import Busy, DeadlineExceeded, IntegrityError, Refused, Unsupported, close_error
 from dmsg.mux.core.resumption import ResumeAttempts
 from dmsg.mux.core.stream import UNOWNED, Stream, StreamFault, StreamOwner, StreamState
-from dmsg.mux.core.wire import CloseReason
+from dmsg.mux.core.wire import CloseReason, reason_name
 
 #: The reasons that CLOSE gives the peer.
 _CODES: Final[Mapping[AbortReason, CloseReason]] = {
@@ -49,24 +50,17 @@ PATH_TRANSITIONS: Final[dict[PathState, frozenset[PathState]]] = {
 }
 
 
-class Link(TypingProtocol):
+class Link(Carrier, TypingProtocol):
     """What carries a transport: a session with a relay."""
 
     connection: Connection
-    clock: IReactorTime
     server: PublicKey
-
-    def flush_soon(self) -> None:
-        """Send what was queued at the end of this turn of the reactor."""
-
-    def transport_closed(self, transport: DmsgTransport, code: int, *, local: bool) -> None:
-        """Told once, when a transport is over."""
 
     def path_lost(self, transport: DmsgTransport, error: DmsgError) -> float:
         """A transport has lost its path: for how many seconds it may wait for another one; 0 if not at all."""
 
 
-class DmsgTransport(StreamTransport[Stream], StreamOwner):
+class DmsgTransport(RelayTransport[Stream], StreamOwner):
     """One end of a transport.
 
     ``stream`` tells how many bytes were sent, acknowledged by the peer, and received. Over end-to-end security the
@@ -75,19 +69,15 @@ class DmsgTransport(StreamTransport[Stream], StreamOwner):
     """
 
     def __init__(self, link: Link, stream: Stream, host: DmsgAddress, peer: DmsgAddress) -> None:
-        super().__init__(stream, link.connection, link.flush_soon, link.clock)
+        super().__init__(link, stream, host, peer)
         stream.owner = self
         self.path = PathState.CARRIED
         #: The peer's attempts to resume, if there were any.
         self.attempts: ResumeAttempts | None = None
-        #: From REQUEST to ACCEPT, at the side that asked; 0 at the other.
-        self.accept_ms = 0.0
         self.token = b""  # under which it may be resumed; fixed by its first path
         #: The search for another path, while there is one.
         self.search: Deferred[None] | None = None
         self._link = link
-        self._host = host
-        self._peer = peer
         self._grace: IDelayedCall | None = None
         self._resume_error: DmsgError | None = None
         self._end_was_acked = False  # each path acknowledges the end of our half
@@ -97,14 +87,6 @@ class DmsgTransport(StreamTransport[Stream], StreamOwner):
         """``"e2e"``, or ``"hop"``: encrypted on the way to the relay and from it."""
         return self.stream.security
 
-    def getPeer(self) -> DmsgAddress:
-        """Who is at the other end, and the relay in between."""
-        return self._peer
-
-    def getHost(self) -> DmsgAddress:
-        """This end."""
-        return self._host
-
     def loseWriteConnection(self) -> None:
         """End this side's stream and go on reading: half-close. Raises ``Unsupported`` without end-to-end security."""
         if not self.stream.half_closes:
@@ -112,12 +94,12 @@ class DmsgTransport(StreamTransport[Stream], StreamOwner):
         self._end_write(self._end_stream)
 
     def deadline_exceeded(self, what: str) -> None:
-        """See :meth:`StreamTransport.deadline_exceeded`."""
+        """See :meth:`~dmsg.glue.stream_transport.StreamTransport.deadline_exceeded`."""
         error = DeadlineExceeded(what, by="local")
         self._abort(Failure(TransportLost(error)), AbortReason.DEADLINE)
 
     def linger_over(self) -> None:
-        """See :meth:`StreamTransport.linger_over`."""
+        """See :meth:`~dmsg.glue.stream_transport.StreamTransport.linger_over`."""
         if self.detached:
             self._deadlines.linger(self.stream.acked_bytes)
         elif self.state is TransportState.CLOSING:
@@ -130,7 +112,7 @@ class DmsgTransport(StreamTransport[Stream], StreamOwner):
     # --- from the session ------------------------------------------------------------------------------------------
 
     def end_acked(self) -> None:
-        """See :meth:`StreamTransport.end_acked`."""
+        """See :meth:`~dmsg.glue.stream_transport.StreamTransport.end_acked`."""
         if self.disconnecting:
             # the application is done; the peer may still be finishing its side
             code = CloseReason.REFUSED if self.stream.was_cut else CloseReason.NORMAL
@@ -247,8 +229,7 @@ class DmsgTransport(StreamTransport[Stream], StreamOwner):
         self._move_path(PathState.OVER)
         self._stop_grace()
         self.stop_search()
-        self._deadlines.stop()
-        self._link.transport_closed(self, code, local=local)
+        self._leave(reason_name(code), local=local, code=code)
         self.attempts = None
         self.stream.owner = UNOWNED
         self.stream.let_go()
