@@ -590,3 +590,13 @@ def served(reactor: Any) -> Any:
     yield serve
     for port in ports:
         pytest_twisted.blockon(port.stopListening())
+
+
+@pytest.fixture(scope="session")
+def plugin_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A directory to import dmsg and its plugins from, so that Twisted's plugin cache is not written to the tree."""
+    root, directory = Path(__file__).parents[1], tmp_path_factory.mktemp("site")
+    (directory / "dmsg").symlink_to(root / "dmsg")
+    (directory / "twisted" / "plugins").mkdir(parents=True)
+    (directory / "twisted" / "plugins" / "dmsg_plugins.py").symlink_to(root / "twisted" / "plugins" / "dmsg_plugins.py")
+    return directory

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import socket
 import sys
 import tempfile
 import time
@@ -13,7 +12,7 @@ from typing import Any, Final
 
 import click
 from twisted.internet.defer import Deferred, maybeDeferred
-from twisted.internet.endpoints import AdoptedStreamServerEndpoint, TCP4ServerEndpoint
+from twisted.internet.endpoints import TCP4ServerEndpoint
 
 from dmsg.address import HostPort, PinnedServer
 from dmsg.cli.exits import CommandError
@@ -24,6 +23,7 @@ from dmsg.crypto.keys import SecretKey, read_key_file, write_key_file
 from dmsg.discovery.entry import DMSG, MESSAGING
 from dmsg.discovery.proofs.prover import RelayProofs
 from dmsg.discovery.relay_addresses import RelayAddresses
+from dmsg.glue.listening import BACKLOG, TakenPort
 from dmsg.messaging.client.prover import LinkProver
 from dmsg.mux.client.prover import XkProver
 from dmsg.sansio.jitter import Jitter
@@ -122,16 +122,13 @@ async def _start_relay(stack: AsyncExitStack, reactor: Any, key: SecretKey, disc
     discovery = HttpDiscovery.connect(discovery_url, reactor)
     stack.push_async_callback(discovery.close)
     # An entry names the port, so it has to be known before the server starts.
-    with socket.socket() as chosen:
-        chosen.bind((LOOPBACK, 0))
-        chosen.listen(socket.SOMAXCONN)
-        chosen.setblocking(False)
-        address = HostPort(LOOPBACK, chosen.getsockname()[1])
-        endpoint = AdoptedStreamServerEndpoint(reactor, os.dup(chosen.fileno()), socket.AF_INET)
+    taken = await TakenPort.take(TCP4ServerEndpoint(reactor, 0, BACKLOG, LOOPBACK))
+    host: Any = taken.port.getHost()
+    address = HostPort(LOOPBACK, host.port)
     server = DmsgRelay(
         reactor,
         key,
-        endpoint,
+        taken,
         public_address=address,
         discovery=discovery,
         limits=RelayLimits(drain_timeout_s=DRAIN_TIMEOUT_S),

@@ -11,8 +11,7 @@ from twisted.application.service import Service
 from twisted.internet.address import IPv4Address, IPv6Address
 from twisted.internet.defer import Deferred, ensureDeferred, maybeDeferred
 from twisted.internet.error import CannotListenError
-from twisted.internet.interfaces import IAddress, IListeningPort, IProtocolFactory, IStreamServerEndpoint
-from twisted.internet.protocol import Factory
+from twisted.internet.interfaces import IListeningPort, IProtocolFactory, IStreamServerEndpoint
 from twisted.internet.threads import deferToThreadPool
 from twisted.logger import Logger
 from twisted.python.failure import Failure
@@ -22,7 +21,7 @@ from dmsg.errors import ConfigError
 from dmsg.eventlog.limit import LimitedEventLog
 from dmsg.eventlog.log import EventLog, NullEventLog, check_directory, new_boot_id
 from dmsg.eventlog.schema import Event
-from dmsg.glue.listening import server_endpoint
+from dmsg.glue.listening import LateFactory, server_endpoint
 from dmsg.ops.admin import Readiness, make_admin_site
 from dmsg.ops.gc import GC_THRESHOLDS, settle_memory
 from dmsg.ops.metrics import CollectorRegistry, MetricsEventLog, add_gauges
@@ -30,27 +29,6 @@ from dmsg.taps._signals import end_well_on_signals, note_signals
 from dmsg.taps.settings import CommonSettings
 
 _log = Logger()
-
-
-class _Forwarding(Factory):
-    """Stands in for a factory that is known later; until then connections are refused."""
-
-    noisy = False
-    wrapped: Any = None
-
-    def __init__(self, name: str) -> None:
-        self._name = name
-
-    def logPrefix(self) -> str:
-        return self._name
-
-    def buildProtocol(self, addr: IAddress | None) -> Any:
-        return None if self.wrapped is None else self.wrapped.buildProtocol(addr)
-
-    def doStop(self) -> None:
-        super().doStop()  # type: ignore[no-untyped-call]
-        if self.wrapped is not None:
-            self.wrapped.doStop()
 
 
 @implementer(IStreamServerEndpoint)
@@ -63,7 +41,7 @@ class BoundEndpoint:
     def __init__(self, reactor: Any, option: str, text: str) -> None:
         self.text = text
         self._option = option
-        self._factory = _Forwarding(option)
+        self._factory = LateFactory(option)
         self._port: Deferred[IListeningPort] | None = None
         try:
             self._endpoint = server_endpoint(reactor, text)
@@ -83,8 +61,7 @@ class BoundEndpoint:
     def listen(self, protocolFactory: IProtocolFactory) -> Deferred[IListeningPort]:
         """Serve with ``protocolFactory`` from now on; fires with the port."""
         self.bind()
-        self._factory.wrapped = protocolFactory
-        protocolFactory.doStart()
+        self._factory.serve(protocolFactory)
         given: Deferred[IListeningPort] = Deferred()
         assert self._port is not None
 

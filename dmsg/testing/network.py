@@ -23,8 +23,7 @@ from typing import Any, Final, Literal, TypeVar, cast
 
 from twisted.internet.defer import Deferred, DeferredList, ensureDeferred, maybeDeferred
 from twisted.internet.endpoints import TCP4ServerEndpoint
-from twisted.internet.interfaces import IAddress, IListeningPort, IProtocolFactory, IStreamServerEndpoint
-from twisted.internet.protocol import Factory, Protocol
+from twisted.internet.interfaces import IListeningPort
 from twisted.internet.task import deferLater
 from zope.interface import implementer
 
@@ -35,6 +34,7 @@ from dmsg.discovery.errors import DiscoveryError
 from dmsg.discovery.proofs.prover import RelayProofs
 from dmsg.discovery.relay_addresses import RelayAddresses
 from dmsg.discovery.stores.memory import MemoryStore
+from dmsg.glue.listening import TakenPort
 from dmsg.interfaces import IDiscovery, IEntryStore, IEventLog
 from dmsg.messaging.client.prover import LinkProver
 from dmsg.mux.client.prover import XkProver
@@ -85,32 +85,6 @@ class MemoryDiscovery:
     def _check(self) -> None:
         if self.failure is not None:
             raise self.failure
-
-
-class _Forwarding(Factory):
-    """Holds a port for a factory that comes later: a relay has to know its address before it is made."""
-
-    noisy = False
-    wrapped: Any = None
-
-    def buildProtocol(self, addr: IAddress | None) -> Protocol | None:
-        protocol: Protocol | None = None if self.wrapped is None else self.wrapped.buildProtocol(addr)
-        return protocol
-
-
-@implementer(IStreamServerEndpoint)
-class _TakenPort:
-    """A server endpoint whose port is taken already."""
-
-    def __init__(self, port: IListeningPort, factory: _Forwarding) -> None:
-        self.port = port
-        self._factory = factory
-
-    def listen(self, protocolFactory: IProtocolFactory) -> Deferred[IListeningPort]:
-        self._factory.wrapped = protocolFactory
-        taken: Deferred[IListeningPort] = Deferred()
-        taken.callback(self.port)
-        return taken
 
 
 class LocalNetwork:
@@ -222,10 +196,8 @@ class LocalNetwork:
         ``options`` go to ``kind``, which is :class:`~dmsg.mux.relay.service.DmsgRelay` or a class like it.
         """
         key = key or SecretKey.generate(self._random)
-        factory = _Forwarding()
-        listening = TCP4ServerEndpoint(self.reactor, 0, interface=LOOPBACK).listen(factory)
-        port = await self.wait(listening)
-        address = HostPort(LOOPBACK, cast(Any, port).getHost().port)
+        taken = await self.wait(TakenPort.take(TCP4ServerEndpoint(self.reactor, 0, interface=LOOPBACK)))
+        address = HostPort(LOOPBACK, cast(Any, taken.port).getHost().port)
         settings: dict[str, Any] = {
             "public_address": address,
             "discovery": self.discovery,
@@ -234,7 +206,7 @@ class LocalNetwork:
             "random": self._random,
             "now_ns": self.now_ns,
         }
-        relay = kind(self.reactor, key, _TakenPort(port, factory), **{**settings, **options})
+        relay = kind(self.reactor, key, taken, **{**settings, **options})
         relay.startService()
         self.relays.append(relay)
         self.pinned.append(PinnedServer(key.public_key, address))

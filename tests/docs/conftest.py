@@ -103,20 +103,10 @@ class Terminal:
             process.stdout.close()
 
 
-@pytest.fixture(scope="session")
-def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A directory to import dmsg and its plugins from, so that Twisted's plugin cache is not written to the tree."""
-    directory = tmp_path_factory.mktemp("site")
-    (directory / "dmsg").symlink_to(ROOT / "dmsg")
-    (directory / "twisted" / "plugins").mkdir(parents=True)
-    (directory / "twisted" / "plugins" / "dmsg_plugins.py").symlink_to(ROOT / "twisted" / "plugins" / "dmsg_plugins.py")
-    return directory
-
-
 @pytest.fixture
-def terminal(tmp_path: Path, site: Path) -> Iterator[Terminal]:
+def terminal(tmp_path: Path, plugin_path: Path) -> Iterator[Terminal]:
     """A terminal in the test's directory; what runs in the background ends with the test."""
-    one = Terminal(tmp_path, site)
+    one = Terminal(tmp_path, plugin_path)
     try:
         yield one
     finally:

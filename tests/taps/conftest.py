@@ -88,16 +88,6 @@ class Program:
         return bool(piece)
 
 
-@pytest.fixture(scope="session")
-def plugin_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A directory to import dmsg and its plugins from, so that Twisted's plugin cache is not written to the tree."""
-    directory = tmp_path_factory.mktemp("site")
-    (directory / "dmsg").symlink_to(ROOT / "dmsg")
-    (directory / "twisted" / "plugins").mkdir(parents=True)
-    (directory / "twisted" / "plugins" / "dmsg_plugins.py").symlink_to(ROOT / "twisted" / "plugins" / "dmsg_plugins.py")
-    return directory
-
-
 @pytest.fixture
 def start(plugin_path: Path, tmp_path: Path) -> Iterator[Callable[..., Program]]:
     """``start("twistd", "-n", …, environ={}) -> Program`` in the test's directory; all end with the test."""
