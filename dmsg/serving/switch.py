@@ -125,7 +125,7 @@ class Switch(ABC, Generic[M, L]):
     # --- requests --------------------------------------------------------------------------------------------------
 
     def _refusal_from(self, member: M) -> Ending | None:
-        """Why a request of ``member`` is not passed on to anybody, or ``None``. Takes a token of its rate."""
+        """Why a request of ``member`` is not passed on, or ``None``. Takes a token of its rate."""
         if self.draining:
             return Ending.SERVER_DRAINING
         if not member.requests.take(self.now) or member.pending_requests >= self.limits.pending_requests:

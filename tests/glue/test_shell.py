@@ -34,7 +34,7 @@ class Waiting(Core):
         return ()
 
 
-class Nobody:
+class Silent:
     """An owner that takes no part."""
 
     def handle_events(self, shell: Shell, events: Sequence[object]) -> None:
@@ -51,7 +51,7 @@ class Nobody:
 
 
 def shell_of(core: Core, clock: Clock) -> Shell:
-    shell = Shell(core, Nobody(), clock)
+    shell = Shell(core, Silent(), clock)
     shell.makeConnection(StringTransport())
     return shell
 

@@ -251,7 +251,7 @@ def test_an_offer_with_a_bad_tag_is_refused_and_its_id_stays_free() -> None:
 
 
 def test_an_offer_for_another_key_is_refused() -> None:
-    """The relay cannot pass an offer to somebody else, nor say that it comes from somebody else."""
+    """The relay cannot pass an offer to another key, nor say that it comes from another key."""
     board = Switchboard()
     payload = offer_of(board)
     caller, callee = board.sides
@@ -545,7 +545,7 @@ def test_a_reader_that_does_not_read_holds_a_bounded_amount() -> None:
     assert len(board.sides[1].received[theirs]) <= 100_000
 
 
-def test_answers_that_nobody_reads_stop_the_reading() -> None:
+def test_answers_that_are_not_read_stop_the_reading() -> None:
     connection = Connection(KEYS[0], now=0.0)
     junk = GO.encode(OPEN_CHANNEL, 9)
     connection.receive_data(junk * 10_000, 0.0)

@@ -572,6 +572,6 @@ def test_any_bytes_are_a_handshake_or_a_remote_error(relay: bool, data: st.DataO
     assert reason == also
     if relay:
         assert events == in_pieces
-    elif events:  # what follows the handshake is somebody else's
+    elif events:  # what follows the handshake is not the link's
         assert in_pieces and isinstance(events[0], LinkDone) and isinstance(in_pieces[0], LinkDone)
         assert events[0].remote == in_pieces[0].remote == RELAY.public_key
