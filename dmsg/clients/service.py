@@ -232,7 +232,8 @@ class RelayClient(Service, ABC, Generic[S, R, T]):
         relay = str(session.server)
         self.transports.add(TransportRecord(transport, self.reactor.seconds(), stream.id, relay, closed))
         if self._events is not None:
-            self._emit(ev.TransportOpened(0, stream.id, *self._ends(stream), relay, accept_ms, transport.security))
+            ends, security = self._ends(stream), transport.security
+            self._emit(ev.TransportOpened(0, stream.id, *ends, relay, accept_ms, security, self.scheme))
         if self.hold is not None:
             self.hold()
             transport.on_over = self.release
@@ -263,6 +264,7 @@ class RelayClient(Service, ABC, Generic[S, R, T]):
                 transport.security,
                 record.first_id,
                 record.first_server,
+                self.scheme,
             )
         )
 
@@ -270,7 +272,7 @@ class RelayClient(Service, ABC, Generic[S, R, T]):
         """A session that was up is down."""
         up_s = self.reactor.seconds() - session.ready_at
         reason = Reason.of(getattr(error, "reason", type(error).__name__))
-        self._emit(ev.SessionDown(str(session.server), reason, up_s, 0))
+        self._emit(ev.SessionDown(str(session.server), reason, up_s, 0, self.scheme))
         self.pool.lost(session, error)
 
     # --- inside ----------------------------------------------------------------------------------------------------
@@ -288,7 +290,8 @@ class RelayClient(Service, ABC, Generic[S, R, T]):
         for server, session in sessions.items():
             if session not in self._noted:
                 reason = Reason.RECONNECT if server in self._seen else Reason.FIRST
-                self._emit(ev.SessionUp(str(server), reason, session.ready_at - session.started_at, 1))
+                took_s = session.ready_at - session.started_at
+                self._emit(ev.SessionUp(str(server), reason, took_s, 1, self.scheme))
                 self._seen.add(server)
         self._noted = set(sessions.values())
         if self.registrar is not None:
@@ -296,7 +299,7 @@ class RelayClient(Service, ABC, Generic[S, R, T]):
         self.sessions_change.fire(None)
 
     def _attempt_failed(self, server: PublicKey, reason: str, attempt: int) -> None:
-        self._emit(ev.SessionDown(str(server), Reason.of(reason), 0.0, attempt))
+        self._emit(ev.SessionDown(str(server), Reason.of(reason), 0.0, attempt, self.scheme))
 
     def _dial_finished(
         self, target: PublicKey, relay: str, security: str, reason: str, started: float, attempts: list[Attempt]
@@ -304,9 +307,18 @@ class RelayClient(Service, ABC, Generic[S, R, T]):
         if self._events is None:
             return
         elapsed_ms = (self.reactor.seconds() - started) * 1000
-        tree, initiator = attempts_json(attempts), str(self.public_key)
         self._emit(
-            ev.DialFinished(str(target), relay, bool(relay), Reason.of(reason), elapsed_ms, tree, security, initiator)
+            ev.DialFinished(
+                str(target),
+                relay,
+                bool(relay),
+                Reason.of(reason),
+                elapsed_ms,
+                attempts_json(attempts),
+                security,
+                str(self.public_key),
+                self.scheme,
+            )
         )
 
     def _emit(self, event: ev.Event) -> None:

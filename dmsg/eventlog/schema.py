@@ -9,6 +9,10 @@ The maker of an event gives facts only. The log adds the envelope (:data:`ENVELO
 ``(node, boot, seq)`` under which a line can be recognised if it is delivered twice. Keys are hex text. Times in fields
 are durations; the unit is part of the name. No event ever holds a payload, a secret, or a text another side sent.
 
+``protocol`` is what the entry of a relay names (:ref:`spec-entry-protocol`): "dmsg", "messaging", … A client may speak several
+at once, under one key and in one log, so its lines about relays and transports tell it; of a relay, which speaks one, the
+start and its transports tell it. Lines of versions without the field are about "dmsg".
+
 Rule for changes: a field is never renamed, removed or given another type; a new field is added at the end with a
 default, and ``VERSION`` goes up by one.
 """
@@ -70,9 +74,11 @@ class ServerStarted(Event):
     """A server or discovery listens, or a shipper has started."""
 
     NAME = "server_started"
+    VERSION = 2
     public_key: Annotated[str, "key of the server; empty for others"] = ""
     address: Annotated[str, "address it publishes or listens on; empty for a shipper"] = ""
     version: Annotated[str, "version of the program"] = ""
+    protocol: Annotated[str, "what it speaks with clients; empty for a discovery or shipper"] = ""
 
 
 @dataclass(slots=True)
@@ -145,6 +151,7 @@ class TransportOpened(Event):
     """A transport was accepted."""
 
     NAME = "transport_opened"
+    VERSION = 2
     conn: Annotated[int, "number of the connection in this run; on a server, the initiator's"]
     transport_id: Annotated[int, "transport id on that connection"]
     initiator: Annotated[str, "key of the client that dialled"]
@@ -152,6 +159,7 @@ class TransportOpened(Event):
     server: Annotated[str, "key of the server in between"]
     accept_ms: Annotated[float, "from REQUEST to ACCEPT"]
     security: Annotated[str, "e2e, hop, or unknown where it cannot be seen"]
+    protocol: Annotated[str, "protocol of the transport"] = ""
 
 
 @dataclass(slots=True)
@@ -159,7 +167,7 @@ class TransportClosed(Event):
     """A transport ended, or a request for one was never accepted."""
 
     NAME = "transport_closed"
-    VERSION = 2
+    VERSION = 3
     conn: Annotated[int, "number of the connection in this run; on a server, the initiator's"]
     transport_id: Annotated[int, "transport id on that connection"]
     initiator: Annotated[str, "key of the client that dialled"]
@@ -175,6 +183,7 @@ class TransportClosed(Event):
     security: Annotated[str, "e2e, hop, or unknown where it cannot be seen"]
     opened_id: Annotated[int, "transport id it was opened with; another one after it was resumed over another path"] = 0
     opened_server: Annotated[str, "key of the server it was opened through; another one if it was resumed"] = ""
+    protocol: Annotated[str, "protocol of the transport"] = ""
 
 
 @dataclass(slots=True)
@@ -210,7 +219,7 @@ class DialFinished(Event):
     """A dial ended, well or not."""
 
     NAME = "dial_finished"
-    VERSION = 2
+    VERSION = 3
     target: Annotated[str, "key that was dialled"]
     server: Annotated[str, "key of the server it goes through; empty on failure"]
     ok: Annotated[bool, "whether there is a transport now"]
@@ -219,6 +228,7 @@ class DialFinished(Event):
     attempts: Annotated[str, "JSON text: a list of the steps that failed, each with stage, server, elapsed_ms, reason"]
     security: Annotated[str, "e2e or hop; empty on failure"]
     initiator: Annotated[str, "key that dialled"] = ""
+    protocol: Annotated[str, "protocol of the client that dialled"] = ""
 
 
 @dataclass(slots=True)
@@ -226,10 +236,12 @@ class SessionUp(Event):
     """A client's session with a server is up."""
 
     NAME = "session_up"
+    VERSION = 2
     server: Annotated[str, "key of the server"]
     reason: Annotated[Reason, "why it was made: first, dial, reconnect or pool"]
     duration_s: Annotated[float, "how long it took to get it up"]
     attempt: Annotated[int, "attempts it took, from 1"]
+    protocol: Annotated[str, "protocol of the session"] = ""
 
 
 @dataclass(slots=True)
@@ -237,10 +249,12 @@ class SessionDown(Event):
     """A client's session with a server is down, or could not be got up."""
 
     NAME = "session_down"
+    VERSION = 2
     server: Annotated[str, "key of the server"]
     reason: Annotated[Reason, "why, as a short fixed text"]
     duration_s: Annotated[float, "how long it was up; 0 if it never was"]
     attempt: Annotated[int, "attempts since it was last up"]
+    protocol: Annotated[str, "protocol of the session"] = ""
 
 
 # --- discovery -------------------------------------------------------------------------------------------------------

@@ -141,7 +141,7 @@ class RelayService(Service, ABC):
         self.port = await self._endpoint.listen(self._factory)
         self.ready = True
         address = str(self._public_address) if self._public_address else str(self.port.getHost())
-        self._emit(ev.ServerStarted(str(self.key.public_key), address, dmsg.__version__))
+        self._emit(ev.ServerStarted(str(self.key.public_key), address, dmsg.__version__, self.protocol))
         if self.registrar is not None:
             self._publishing.start(_PUBLISH_INTERVAL_S).addErrback(lambda f: _log.failure("Publishing stopped", f))
 
@@ -389,6 +389,7 @@ class RelayService(Service, ABC):
             str(self.key.public_key),
             (leg.opened_at - leg.since) * 1000,
             "unknown",
+            self.protocol,
         )
 
     def _closed(self, event: TransportEnded) -> ev.TransportClosed:
@@ -409,6 +410,7 @@ class RelayService(Service, ABC):
             "unknown",
             leg.id,
             server,
+            self.protocol,
         )
 
     def _arm(self) -> None:

@@ -185,8 +185,8 @@ REASONS: Final = (
 #: Name of the event -> its version and fields.
 EVENTS: Final[dict[str, EventSchema]] = {
     "server_started": EventSchema(
-        1,
-        _columns("public_key:str address:str version:str"),
+        2,
+        _columns("public_key:str address:str version:str protocol:str"),
     ),
     "server_stopped": EventSchema(
         1,
@@ -212,15 +212,17 @@ EVENTS: Final[dict[str, EventSchema]] = {
         _columns("address:str stage:str reason:str elapsed_ms:float count:int"),
     ),
     "transport_opened": EventSchema(
-        1,
-        _columns("conn:int transport_id:int initiator:str responder:str server:str accept_ms:float security:str"),
+        2,
+        _columns(
+            "conn:int transport_id:int initiator:str responder:str server:str accept_ms:float security:str protocol:str"
+        ),
     ),
     "transport_closed": EventSchema(
-        2,
+        3,
         _columns(
             "conn:int transport_id:int initiator:str responder:str server:str reason:str code:int by:str "
             "duration_s:float bytes_in:int bytes_out:int queue_peak_bytes:int security:str "
-            "opened_id:int opened_server:str"
+            "opened_id:int opened_server:str protocol:str"
         ),
     ),
     "transport_resumed": EventSchema(
@@ -232,16 +234,19 @@ EVENTS: Final[dict[str, EventSchema]] = {
         _columns("conn:int remote:str what:str reason:str count:int"),
     ),
     "dial_finished": EventSchema(
-        2,
-        _columns("target:str server:str ok:bool reason:str elapsed_ms:float attempts:str security:str initiator:str"),
+        3,
+        _columns(
+            "target:str server:str ok:bool reason:str elapsed_ms:float attempts:str security:str initiator:str "
+            "protocol:str"
+        ),
     ),
     "session_up": EventSchema(
-        1,
-        _columns("server:str reason:str duration_s:float attempt:int"),
+        2,
+        _columns("server:str reason:str duration_s:float attempt:int protocol:str"),
     ),
     "session_down": EventSchema(
-        1,
-        _columns("server:str reason:str duration_s:float attempt:int"),
+        2,
+        _columns("server:str reason:str duration_s:float attempt:int protocol:str"),
     ),
     "entry_published": EventSchema(
         1,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from random import Random
 from typing import Any
 
@@ -16,9 +17,11 @@ from dmsg.clients.listener import ListeningPort
 from dmsg.clients.service import RelayClient
 from dmsg.crypto.keys import PublicKey, SecretKey
 from dmsg.discovery.entry import Entry, ServerPart
-from dmsg.errors import DmsgError
+from dmsg.errors import DialError, DmsgError
+from dmsg.eventlog import schema as ev
 from dmsg.testing.memory import MemoryNetwork
 from dmsg.testing.network import MemoryDiscovery
+from tests.memory_log import MemoryEventLog
 
 RELAYS = {
     version: (SecretKey.generate(), f"192.0.{at}.1") for at, version in enumerate(("0.0.1", "0.0.1+call", "0.0.1+chat"))
@@ -47,6 +50,34 @@ class Admitted(Protocol):
         self.transport.loseConnection()
 
 
+@dataclass(eq=False)
+class Carried:
+    """A transport, and the stream under it."""
+
+    remote: PublicKey
+    id = 7
+    initiator = True
+    received_bytes = sent_bytes = 0
+    security = "hop"
+
+    @property
+    def stream(self) -> Carried:
+        return self
+
+    def loseConnection(self) -> None:
+        pass
+
+    abortConnection = loseConnection
+
+
+@dataclass
+class Call:
+    """A dial of a key that no entry is of."""
+
+    target: PublicKey
+    moves = False
+
+
 class Client(RelayClient[Any, Any, Any]):
     scheme = "call"
 
@@ -68,7 +99,12 @@ def network() -> MemoryNetwork:
 
 
 @pytest.fixture
-def client(network):
+def log() -> MemoryEventLog:
+    return MemoryEventLog()
+
+
+@pytest.fixture
+def client(network, log):
     discovery = MemoryDiscovery(lambda: int(network.seconds() * 1e9))
     for version, (key, host) in RELAYS.items():
         entry = Entry(version, 0, 0, key.public_key, server=ServerPart(f"{host}:80", 9)).sign(key)
@@ -78,6 +114,7 @@ def client(network):
         SecretKey.generate(),
         RelayClientConfig(),
         discovery=discovery,
+        events=log,
         now_ns=lambda: int(network.seconds() * 1e9),
     )
     client.startService()
@@ -95,3 +132,19 @@ def test_its_address_names_its_protocol(client):
     address = ListeningPort(client, Factory()).getHost()
     assert str(address) == f"call:{client.public_key}"
     assert IAddress.providedBy(address)
+
+
+def test_its_events_name_its_protocol(client, log, network):
+    [session] = client.pool.sessions.values()
+    transport = Carried(SecretKey.generate().public_key)
+    client.transport_opened(session, transport)
+    client.transport_closed(session, transport, "normal", local=True)
+    dial: Any = ensureDeferred(client.open(Call(SecretKey.generate().public_key), "", None))
+    network.advance(0)
+    assert dial.result.check(DialError)
+    dial.addErrback(lambda _: None)
+    session.close()
+    network.advance(1.0)
+    told = [event for event in log.events if hasattr(event, "protocol")]
+    kinds = {ev.SessionUp, ev.SessionDown, ev.TransportOpened, ev.TransportClosed, ev.DialFinished}
+    assert {(type(event), event.protocol) for event in told} == {(kind, "call") for kind in kinds}

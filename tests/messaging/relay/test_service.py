@@ -120,6 +120,8 @@ def test_two_clients_open_a_channel_and_the_log_says_so(world: World) -> None:
     assert (opened.server, opened.transport_id, opened.accept_ms) == (str(RELAY.public_key), 3, 1_000.0)
     assert (closed.reason, closed.by, closed.bytes_out, closed.bytes_in) == ("normal", "initiator", 12, 0)
     assert [event.extended for event in world.of(ev.ConnectionOpened)] == [False, False]
+    [started] = world.of(ev.ServerStarted)
+    assert {each.protocol for each in (started, opened, closed)} == {"messaging"}
 
 
 def test_nothing_comes_in_the_first_50_ms_and_what_waits_comes_then(world: World) -> None:
