@@ -72,12 +72,14 @@ async def test_a_killed_relay_ends_its_links_and_serves_again_when_it_is_back(
 
 
 @pytest_twisted.ensureDeferred
-async def test_it_registers_with_what_it_speaks(reactor: Any, start: Any, secret_of: Any) -> None:
+async def test_it_registers_with_what_it_speaks_and_is_proved_and_listed(
+    reactor: Any, start: Any, secret_of: Any
+) -> None:
     key_file, public_key = secret_of("relay")
     found, port = free_port(), free_port()
     discovery = start(
         "twist", "--log-format=text", "dmsg-discovery", "--listen", f"tcp:{found}:interface=127.0.0.1",
-        "--store", "memory:", "--list-unproven",
+        "--store", "memory:",
     )  # fmt: skip
     await discovery.saw("dmsg-discovery runs, on")
     options = ("--public-address", f"127.0.0.1:{port}", "--discovery", f"http://127.0.0.1:{found}")

@@ -7,14 +7,17 @@ from typing import Any
 
 import pytest
 import pytest_twisted
+from twisted.internet.defer import ensureDeferred
 from twisted.internet.endpoints import TCP4ServerEndpoint
 from twisted.internet.protocol import ClientFactory, Factory, Protocol, connectionDone
 from twisted.logger import capturedLogs
+from twisted.protocols.wire import Echo
 from twisted.python.failure import Failure
 
-from dmsg.address import HostPort
+from dmsg.address import HostPort, PinnedServer
 from dmsg.discovery.entry import MESSAGING, Entry
 from dmsg.eventlog import schema as ev
+from dmsg.messaging.client.service import MessagingClient
 from dmsg.messaging.core.errors import LinkRefused
 from dmsg.messaging.core.limits import FIRST_FRAME_PAUSE_S, HANDSHAKE_TIMEOUT_S
 from dmsg.messaging.core.wire import CHANNEL_CLOSED, CHANNEL_OPENED, OPEN_CHANNEL, SEND
@@ -26,6 +29,19 @@ from tests.links import MESSAGE, RawLink, Said
 
 PORT = 8080
 RELAY = secret_key(1)
+
+
+class Accumulator(Protocol):
+    """Keeps what it gets."""
+
+    data = b""
+    over = False
+
+    def dataReceived(self, data: bytes) -> None:
+        self.data += data
+
+    def connectionLost(self, reason: Failure = connectionDone) -> None:
+        self.over = True
 
 
 class Bytes(Protocol):
@@ -122,6 +138,32 @@ def test_two_clients_open_a_channel_and_the_log_says_so(world: World) -> None:
     assert [event.extended for event in world.of(ev.ConnectionOpened)] == [False, False]
     [started] = world.of(ev.ServerStarted)
     assert {each.protocol for each in (started, opened, closed)} == {"messaging"}
+
+
+@pytest_twisted.ensureDeferred
+async def test_our_own_clients_talk_through_it(world: World) -> None:
+    relay = world.start()
+    servers = [PinnedServer(RELAY.public_key, HostPort("127.0.0.1", PORT))]
+    clients = [MessagingClient(world.memory, secret_key(number), servers=servers) for number in (11, 12)]  # type: ignore[arg-type]
+    for client in clients:
+        client.startService()
+    world.memory.advance(1.0)
+    alice, bob = clients
+    bob.listen(Factory.forProtocol(Echo))
+    talk = Accumulator()
+    dialled = ensureDeferred(alice.connect(Factory.forProtocol(lambda: talk), bob.public_key))
+    world.memory.advance(1.0)
+    await dialled
+    talk.transport.write(bytes(range(256)) * 1_000)
+    world.memory.advance(60.0)
+    assert talk.data == bytes(range(256)) * 1_000
+    talk.transport.loseConnection()
+    world.memory.advance(5.0)
+    assert talk.over and relay.switch.open_transports == 0
+    for client in clients:
+        stopped = ensureDeferred(client.stopService())
+        world.memory.advance(5.0)
+        await stopped
 
 
 def test_nothing_comes_in_the_first_50_ms_and_what_waits_comes_then(world: World) -> None:
