@@ -4,15 +4,19 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 from twisted.internet.defer import CancelledError, Deferred
 from twisted.logger import Logger
 from twisted.python.failure import Failure
 
+from dmsg.clients.access import ask
+from dmsg.clients.listener import ListeningPort
 from dmsg.clients.offers import Offer, Offers
+from dmsg.crypto.keys import PublicKey
 
 _log = Logger()
+P = TypeVar("P", bound=ListeningPort[Any])
 
 
 class PendingOffer(ABC):
@@ -85,3 +89,38 @@ class PendingOffer(ABC):
         self._leave()
         if self._decision is not None:
             self._decision.cancel()
+
+
+class ServiceOffer(PendingOffer, Generic[P]):
+    """An offer of the key ``remote``, made over ``relay``, for a service: a listening port decides about it."""
+
+    def __init__(self, relay: PublicKey, remote: PublicKey) -> None:
+        super().__init__((relay, remote))
+        self._remote = remote
+        self._port: P | None = None
+
+    @abstractmethod
+    def take(self, port: P) -> None:
+        """``port`` admits the offer, and has room for it."""
+
+    def _put_to(self, port: P) -> None:
+        """Let ``port`` decide: the offer is taken, denied or crowded out."""
+        if not port.may_admit(self._remote):
+            self.deny()
+        elif not port.offers.has_room(self._share):
+            self.crowded_out()
+        else:
+            self._port = port
+            if port.policy is None:
+                self._admitted(True)
+            else:
+                self._ask(port.offers, ask(port.policy, self._remote, port.service), self._admitted)
+
+    def _admitted(self, allowed: object) -> None:
+        assert self._port is not None
+        if allowed is not True:
+            self.deny()
+        elif not self._port.make_room():
+            self.crowded_out()
+        else:
+            self.take(self._port)

@@ -14,8 +14,7 @@ from twisted.internet.defer import Deferred, ensureDeferred
 from twisted.internet.interfaces import IDelayedCall
 from twisted.logger import Logger
 
-from dmsg.clients.access import ask
-from dmsg.clients.decision import PendingOffer
+from dmsg.clients.decision import ServiceOffer
 from dmsg.clients.services import Services
 from dmsg.crypto.keys import PublicKey
 from dmsg.errors import DmsgError
@@ -64,18 +63,17 @@ class Host(TypingProtocol):
         """Count a transport that was asked for in the name of ``remote`` and refused."""
 
 
-class IncomingTransport(StreamOwner, PendingOffer):
+class IncomingTransport(StreamOwner, ServiceOffer[DmsgPort]):
     """The owner of an offered stream until it is open."""
 
     def __init__(self, client: Host, session: ServerSession, stream: PlainStream) -> None:
-        super().__init__((session.server, stream.remote))
+        super().__init__(session.server, stream.remote)
         self.stream: Stream = stream
         self._plain = stream
         self._path: SealedStream | None = None  # another one of a transport that goes on
         self._client = client
         self._session = session
         self._services = client.services
-        self._port: DmsgPort | None = None
         self._resumed: DmsgTransport | None = None
         self._told_bytes = 0
         self._attempts: ResumeAttempts | None = None
@@ -190,34 +188,22 @@ class IncomingTransport(StreamOwner, PendingOffer):
             # A key that some listener keeps out is told the same as if it had asked for that one.
             told = None if self._services.are_open_to(remote) else CloseReason.ACCESS_DENIED
             self._refuse(CloseReason.NO_SUCH_SERVICE, told=told)
-        elif not port.may_admit(remote):
-            self._refuse(CloseReason.ACCESS_DENIED)
-        elif plain and port.security is Security.E2E:
+        elif plain and port.security is Security.E2E and port.may_admit(remote):
             self._refuse(CloseReason.DOWNGRADE)
-        elif not port.offers.has_room(self._share):
-            self._refuse(CloseReason.BUSY)
         else:
-            self._port = port
-            if port.policy is None:
-                self._admitted(True)
-                return
-            self._ask(port.offers, ask(port.policy, remote, port.service), self._admitted)
+            self._put_to(port)
 
-    def _admitted(self, allowed: object) -> None:
-        assert self._port is not None
-        if allowed is not True:
-            self._refuse(CloseReason.ACCESS_DENIED)
-        elif not self._port.make_room():
-            self._refuse(CloseReason.BUSY)
-        elif self._plain.wants_seal:
-            if self._hold(self._port.offers):
+    def take(self, port: DmsgPort) -> None:
+        """See :class:`~dmsg.clients.decision.ServiceOffer`."""
+        if self._plain.wants_seal:
+            if self._hold(port.offers):
                 self._accept()
         else:
             self._over = True
             self._leave()
             self._session.connection.accept(self._plain)
             self._session.flush_soon()
-            self._port.open(self._session, self.stream)
+            port.open(self._session, self.stream)
 
     # --- sealed ----------------------------------------------------------------------------------------------------
 
