@@ -26,7 +26,14 @@ from dmsg.crypto.errors import InvalidKey
 from dmsg.crypto.keys import PublicKey
 from dmsg.discovery.entry import DMSG, PROTOCOLS, Entry
 from dmsg.discovery.entry_cache import EntryCache
-from dmsg.discovery.errors import BadInput, DiscoveryError, DiscoveryUnavailable, EntryNotFound, RateLimitedByDiscovery
+from dmsg.discovery.errors import (
+    BadInput,
+    DiscoveryError,
+    DiscoveryUnavailable,
+    EntryNotFound,
+    ListingForbidden,
+    RateLimitedByDiscovery,
+)
 from dmsg.discovery.limits import DiscoveryLimits
 from dmsg.discovery.listing import ServerListing
 from dmsg.discovery.paths import DESCRIBED, OF_2019, OF_2023
@@ -79,6 +86,7 @@ class DiscoveryApi:
     """Answers requests from ``store`` (an :class:`~dmsg.interfaces.IEntryStore`).
 
     Lists of servers are for one protocol (:ref:`spec-server-list`): the one that is asked for, else ``list_protocol``.
+    An IP address that ``may_list`` is false for gets a 403 instead of a list.
     ``clock_ns()`` is Unix time in nanoseconds. ``random`` mixes the list of servers, by the weights of what ``ranks()``
     gives: the document in force, or ``None``. ``addresses`` says which servers' addresses are taken (all, without it),
     and with ``proofs`` only those are listed that are proved; starting and stopping it is the caller's business.
@@ -101,12 +109,14 @@ class DiscoveryApi:
         addresses: RelayAddresses | None = None,
         proofs: RelayProofs | None = None,
         list_protocol: str = DMSG,
+        may_list: Callable[[str], bool] = lambda host: True,
     ) -> None:
         self.limits = limits or DiscoveryLimits()
         self._store = store
         self._clock_ns = clock_ns
         self._listings = {name: ServerListing(store, random, ranks, proofs, name) for name in PROTOCOLS}
         self._list_protocol = list_protocol
+        self._may_list = may_list
         self._addresses = addresses
         self._proofs = proofs
         self._ranks = ranks
@@ -271,6 +281,8 @@ class DiscoveryApi:
         return outcome
 
     async def _available_servers(self, empty: bytes, call: _Call) -> bytes:
+        if not self._may_list(client_host(call.request)):
+            raise ListingForbidden
         bodies: list[bytes] = []
         room = self.limits.available_servers_bytes
         named = call.request.args.get(b"protocol")

@@ -68,6 +68,12 @@ class RateLimitedByDiscovery(DiscoveryError):
     text, status, reference_status = "too many requests", 429, 429
 
 
+class ListingForbidden(DiscoveryError):
+    """Discovery does not list relays for this client."""
+
+    text, status, reference_status = "access is forbidden", 403, 403
+
+
 class EntryRolledBack(DiscoveryError):
     """Discovery handed out an entry older than one already seen under that key: refused (sequence pinning).
 
@@ -157,6 +163,7 @@ DISCOVERY_ERRORS: dict[str, type[DiscoveryError]] = {
         BadInput,
         Unauthorized,
         RateLimitedByDiscovery,
+        ListingForbidden,
         AddressNotGlobal,
         NoVersion,
         NoSignature,

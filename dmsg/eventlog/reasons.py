@@ -142,6 +142,7 @@ class Reason(str, Enum):
     BAD_INPUT = "error bad input"
     INVALID_SIGNATURE = "invalid signature"
     TOO_MANY_REQUESTS = "too many requests"
+    LISTING_FORBIDDEN = "access is forbidden"
     ENTRY_ROLLED_BACK = "entry is older than one seen before"
     ADDRESS_NOT_GLOBAL = "server address is not global"
     ENTRY_NO_VERSION = "entry validation error: entry has no version"

@@ -150,6 +150,7 @@ REASONS: Final = (
     "error bad input",
     "invalid signature",
     "too many requests",
+    "access is forbidden",
     "entry is older than one seen before",
     "server address is not global",
     "entry validation error: entry has no version",

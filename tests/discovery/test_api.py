@@ -88,6 +88,7 @@ class Harness:
         proofs: Any = None,
         addresses: Any = None,
         list_protocol: str = "dmsg",
+        may_list: Any = lambda host: True,
         **limits: Any,
     ) -> None:
         self.store = store if store is not None else MemoryStore(random=random.Random(11))
@@ -101,6 +102,7 @@ class Harness:
             proofs=proofs,
             addresses=addresses,
             list_protocol=list_protocol,
+            may_list=may_list,
         )
         self.site: Any = make_site(api.resource(), reactor=self.reactor, limits=chosen)
         self.port = self.serve(self.site)
@@ -315,6 +317,24 @@ async def test_one_event_for_each_request(api: Harness, make_entry: Any) -> None
         ("GET", "dmsg-discovery/available_servers", 404, "entry of public key is not found", ""),
     ]
     assert all(e.elapsed_ms >= 0 for e in api.events.seen)
+
+
+@pytest_twisted.ensureDeferred
+async def test_addresses_that_relays_are_not_listed_for_get_a_403(api: Harness, make_entry: Any) -> None:
+    asked: list[str] = []
+
+    def may_list(host: str) -> bool:
+        asked.append(host)
+        return False
+
+    api.start(may_list=may_list)
+    alice = make_entry("alice")
+    for family in ("discovery", "messaging-discovery", "dmsg-discovery"):
+        status, answer, _ = await api.ask("GET", f"/{family}/available_servers")
+        assert (status, answer) == (403, {"message": "access is forbidden", "code": 403})
+    assert asked == ["127.0.0.1"] * 3
+    assert (await api.ask("POST", SEED, alice.to_json()))[0] == 200
+    assert (await api.ask("GET", f"{SEED}/{alice.static}"))[0] == 200
 
 
 # --- rates -------------------------------------------------------------------------------------------------------------
