@@ -8,6 +8,8 @@ On the real reactor everything listens on loopback, on ports that are free::
         bob.listen(factory)
         protocol = await alice.connect(Factory.forProtocol(Echo), bob.public_key)
 
+With ``messaging_relays=1`` there is the messaging system beside it: :meth:`LocalNetwork.messaging_client`.
+
 With a :class:`~dmsg.testing.memory.MemoryNetwork` in place of the reactor there are no sockets and no real time: await
 things through :meth:`LocalNetwork.wait`, which moves the clock on from one call that is due to the next.
 """
@@ -37,13 +39,19 @@ from dmsg.discovery.stores.memory import MemoryStore
 from dmsg.glue.listening import TakenPort
 from dmsg.interfaces import IDiscovery, IEntryStore, IEventLog
 from dmsg.messaging.client.prover import LinkProver
+from dmsg.messaging.client.service import MessagingClient
+from dmsg.messaging.relay.limits import RelayLimits as MessagingRelayLimits
+from dmsg.messaging.relay.service import MessagingRelay
 from dmsg.mux.client.prover import XkProver
 from dmsg.mux.client.service import DmsgClient
 from dmsg.mux.relay.limits import RelayLimits
 from dmsg.mux.relay.service import DmsgRelay
+from dmsg.serving.service import RelayService
 from dmsg.testing.memory import MemoryNetwork
 
 T = TypeVar("T")
+R = TypeVar("R", bound=RelayService)
+C = TypeVar("C", DmsgClient, MessagingClient)
 
 LOOPBACK: Final = "127.0.0.1"
 #: A network that is torn down does not wait longer than this for transports that were left open, in seconds.
@@ -91,12 +99,13 @@ class LocalNetwork:
     """Discovery, relays and clients on ``reactor``, as an asynchronous context manager.
 
     ``discovery`` is ``"memory"`` (in process, no HTTP), ``"http"`` (the real HTTP API on loopback, on the real reactor
-    only) or ``None`` (clients are given the relays as pinned ones). ``limits`` holds for every relay; without it,
+    only) or ``None`` (clients are given the relays as pinned ones). ``limits`` holds for every relay of dmsg; without it,
     relays are not waited for longer than :data:`DRAIN_TIMEOUT_S` at the end. ``events`` gets the events of relays and
     clients. ``random`` gives random bytes.
 
-    ``relays``, ``clients`` and ``pinned`` are what there is, ``discovery`` the ``IDiscovery`` (or ``None``) and
-    ``discovery_url`` the URL of a real one, else "".
+    ``relays``, ``clients`` and ``pinned`` are what there is of dmsg, ``messaging_relays``, ``messaging_clients`` and
+    ``messaging_pinned`` of the messaging system, ``discovery`` the ``IDiscovery`` (or ``None``) and ``discovery_url`` the
+    URL of a real one, else "".
     """
 
     def __init__(
@@ -104,6 +113,7 @@ class LocalNetwork:
         reactor: Any,
         *,
         relays: int = 2,
+        messaging_relays: int = 0,
         discovery: Literal["memory", "http"] | None = "memory",
         limits: RelayLimits | None = None,
         events: IEventLog | None = None,
@@ -115,11 +125,14 @@ class LocalNetwork:
         self.relays: list[DmsgRelay] = []
         self.clients: list[DmsgClient] = []
         self.pinned: list[PinnedServer] = []
+        self.messaging_relays: list[MessagingRelay] = []
+        self.messaging_clients: list[MessagingClient] = []
+        self.messaging_pinned: list[PinnedServer] = []
         self.discovery: IDiscovery | None = None
         self.discovery_url = ""
         self.limits = limits or replace(RelayLimits(), drain_timeout_s=DRAIN_TIMEOUT_S)
         self._kind = discovery
-        self._relay_count = relays
+        self._relay_counts = relays, messaging_relays
         self._events = events
         self._random = random
         self._http_port: IListeningPort | None = None
@@ -146,21 +159,28 @@ class LocalNetwork:
             self.discovery = MemoryDiscovery(self.now_ns)
         elif self._kind == "http":
             self._start_http()
-        for _ in range(self._relay_count):
+        relays, messaging_relays = self._relay_counts
+        for _ in range(relays):
             await self.add_relay()
+        for _ in range(messaging_relays):
+            await self.add_messaging_relay()
 
     async def stop(self) -> None:
         """Stop the clients, then the relays, then discovery; returns when nothing is left on the reactor."""
-        clients, self.clients = self.clients, []
-        await self.wait(DeferredList([maybeDeferred(client.stopService) for client in clients], consumeErrors=True))
-        relays, self.relays = self.relays, []
-        await self.wait(DeferredList([maybeDeferred(relay.stopService) for relay in relays], consumeErrors=True))
+        await self._stop_all(self.clients, self.messaging_clients)
+        await self._stop_all(self.relays, self.messaging_relays)
         if self._http_port is not None:
             await cast(Any, self.discovery).close()
             await maybeDeferred(self._http_port.stopListening)
         if self._proofs is not None:
             await self._proofs.stop()
         await self.settle(2)
+
+    async def _stop_all(self, *running: list[Any]) -> None:
+        services = [service for several in running for service in several]
+        for several in running:
+            several.clear()
+        await self.wait(DeferredList([maybeDeferred(one.stopService) for one in services], consumeErrors=True))
 
     def _start_http(self) -> None:
         # Klein and treq install the reactor when they are imported.
@@ -195,21 +215,30 @@ class LocalNetwork:
 
         ``options`` go to ``kind``, which is :class:`~dmsg.mux.relay.service.DmsgRelay` or a class like it.
         """
+        return await self._add_relay(kind, key, {"limits": self.limits, **options}, self.relays, self.pinned)
+
+    async def add_messaging_relay(self, key: SecretKey | None = None, **options: Any) -> MessagingRelay:
+        """As :meth:`add_relay`; ``options`` go to :class:`~dmsg.messaging.relay.service.MessagingRelay`."""
+        limits = replace(MessagingRelayLimits(), drain_timeout_s=DRAIN_TIMEOUT_S)
+        options = {"limits": limits, **options}
+        return await self._add_relay(MessagingRelay, key, options, self.messaging_relays, self.messaging_pinned)
+
+    async def _add_relay(
+        self,
+        kind: Callable[..., R],
+        key: SecretKey | None,
+        options: dict[str, Any],
+        relays: list[R],
+        pinned: list[PinnedServer],
+    ) -> R:
         key = key or SecretKey.generate(self._random)
         taken = await self.wait(TakenPort.take(TCP4ServerEndpoint(self.reactor, 0, interface=LOOPBACK)))
         address = HostPort(LOOPBACK, cast(Any, taken.port).getHost().port)
-        settings: dict[str, Any] = {
-            "public_address": address,
-            "discovery": self.discovery,
-            "limits": self.limits,
-            "events": self._events,
-            "random": self._random,
-            "now_ns": self.now_ns,
-        }
-        relay = kind(self.reactor, key, taken, **{**settings, **options})
+        settings = {**self._settings, "public_address": address, **options}
+        relay = kind(self.reactor, key, taken, **settings)
         relay.startService()
-        self.relays.append(relay)
-        self.pinned.append(PinnedServer(key.public_key, address))
+        relays.append(relay)
+        pinned.append(PinnedServer(key.public_key, address))
         await self.wait(relay.listening())
         if relay.registrar is not None:
             await self.wait(relay.registrar.published())
@@ -217,46 +246,84 @@ class LocalNetwork:
             await self._proofs.quiet()
         return relay
 
-    async def stop_relay(self, relay: DmsgRelay) -> None:
+    async def stop_relay(self, relay: DmsgRelay | MessagingRelay) -> None:
         """Stop one of the relays: drained, withdrawn, its connections closed, and its clients know that."""
-        self.pinned = [one for one in self.pinned if one.public_key != relay.key.public_key]
-        self.relays.remove(relay)
+        key = relay.key.public_key
+        for pinned in (self.pinned, self.messaging_pinned):
+            pinned[:] = [one for one in pinned if one.public_key != key]
+        cast("list[Any]", self.relays if isinstance(relay, DmsgRelay) else self.messaging_relays).remove(relay)
         await self.wait(relay.stopService())
-        for client in self.clients:
-            while relay.key.public_key in client.pool.sessions:
+        clients: list[Any] = [*self.clients, *self.messaging_clients]
+        for client in clients:
+            while key in client.pool.sessions:
                 await self.wait(client.sessions_change.wait())
 
     async def client(self, *, key: SecretKey | None = None, min_servers: int = 1, **options: Any) -> DmsgClient:
         """A client that is connected and can be dialled. ``options`` go to :class:`~dmsg.mux.client.service.DmsgClient`."""
-        client = self.new_client(key=key, min_servers=min_servers, **options)
+        return await self._started(self.new_client(key=key, min_servers=min_servers, **options))
+
+    async def messaging_client(
+        self, *, key: SecretKey | None = None, min_servers: int = 1, **options: Any
+    ) -> MessagingClient:
+        """As :meth:`client`; ``options`` go to :class:`~dmsg.messaging.client.service.MessagingClient`."""
+        return await self._started(self.new_messaging_client(key=key, min_servers=min_servers, **options))
+
+    async def _started(self, client: C) -> C:
         client.startService()
         await self.wait(client.when_ready())
         return client
 
     def new_client(self, *, key: SecretKey | None = None, **options: Any) -> DmsgClient:
         """A client of this network that has not been started; it is stopped with the network all the same."""
-        settings: dict[str, Any] = {
+        return self._new_client(DmsgClient, key, options, self.pinned, self.clients)
+
+    def new_messaging_client(self, *, key: SecretKey | None = None, **options: Any) -> MessagingClient:
+        """As :meth:`new_client`, of the messaging system."""
+        return self._new_client(MessagingClient, key, options, self.messaging_pinned, self.messaging_clients)
+
+    def _new_client(
+        self,
+        kind: type[C],
+        key: SecretKey | None,
+        options: dict[str, Any],
+        pinned: list[PinnedServer],
+        clients: list[C],
+    ) -> C:
+        servers = () if self.discovery is not None else tuple(pinned)
+        key = key or SecretKey.generate(self._random)
+        client = kind(self.reactor, key, **{**self._settings, "servers": servers, **options})
+        clients.append(client)
+        return client
+
+    async def stop_client(self, client: DmsgClient | MessagingClient) -> None:
+        """Stop one of the clients: withdrawn, its transports and sessions closed."""
+        cast("list[Any]", self.clients if isinstance(client, DmsgClient) else self.messaging_clients).remove(client)
+        await self.wait(client.stopService())
+
+    @property
+    def _settings(self) -> dict[str, Any]:
+        """What relays and clients have in common."""
+        return {
             "discovery": self.discovery,
-            "servers": () if self.discovery is not None else self.pinned,
             "events": self._events,
             "random": self._random,
             "now_ns": self.now_ns,
         }
-        client = DmsgClient(self.reactor, key or SecretKey.generate(self._random), **{**settings, **options})
-        self.clients.append(client)
-        return client
-
-    async def stop_client(self, client: DmsgClient) -> None:
-        """Stop one of the clients: withdrawn, its transports and sessions closed."""
-        self.clients.remove(client)
-        await self.wait(client.stopService())
 
     @property
     def endpoint_arguments(self) -> str:
         """What an endpoint string needs to reach this network: ``f"dmsg:{pk}:{network.endpoint_arguments}"``."""
+        return self._endpoint_arguments(self.pinned)
+
+    @property
+    def messaging_endpoint_arguments(self) -> str:
+        """As :attr:`endpoint_arguments`, for ``messaging:`` in place of ``dmsg:``."""
+        return self._endpoint_arguments(self.messaging_pinned)
+
+    def _endpoint_arguments(self, pinned: list[PinnedServer]) -> str:
         if self.discovery_url:
             return "discovery=" + self.discovery_url.replace(":", "\\:")
-        return "server=" + ",".join(str(one) for one in self.pinned).replace(":", "\\:")
+        return "server=" + ",".join(str(one) for one in pinned).replace(":", "\\:")
 
     # --- time --------------------------------------------------------------------------------------------------------
 
