@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import suppress
 from typing import Any
 
 from dmsg.errors import RemoteProtocolError
 from dmsg.messaging.core.channel import Channel, ChannelState
 from dmsg.messaging.core.connection import Connection
 from dmsg.messaging.core.dialect import DIALECTS, Dialect
-from dmsg.messaging.core.errors import WriteOverflow
+from dmsg.messaging.core.errors import HandshakeFailed, WriteOverflow
 from dmsg.messaging.core.events import ChannelEnded, ChannelOffered, DataReceived
 from dmsg.messaging.core.limits import ConnectionConfig
 from dmsg.messaging.core.wire import GO, OPEN_CHANNEL, FrameReader
@@ -85,7 +86,8 @@ class _Client:
             return
         channel = self.channels[choices.byte() % len(self.channels)]
         if what == 1 and channel.state is ChannelState.OFFERED:
-            core.accept(channel)
+            with suppress(HandshakeFailed):
+                core.accept(channel)
         elif what in (2, 3) and channel.state is ChannelState.OPEN:
             data = bytes((len(self.written.get(channel, b"")) & 0xFF,)) * (
                 1 + choices.byte() * (300 if what == 3 else 1)

@@ -34,10 +34,8 @@ class ChannelState(Enum):
 
 #: From each state, where it may go; the state diagram in the documentation is drawn from this.
 TRANSITIONS: Final[dict[ChannelState, frozenset[ChannelState]]] = {
-    ChannelState.OPENING: frozenset(
-        {ChannelState.ABANDONED, ChannelState.OPEN, ChannelState.HALF_CLOSED, ChannelState.CLOSED}
-    ),
-    ChannelState.ABANDONED: frozenset({ChannelState.HALF_CLOSED, ChannelState.CLOSED}),
+    ChannelState.OPENING: frozenset({ChannelState.ABANDONED, ChannelState.OPEN, ChannelState.CLOSED}),
+    ChannelState.ABANDONED: frozenset({ChannelState.CLOSED}),
     ChannelState.OFFERED: frozenset({ChannelState.OPEN, ChannelState.CLOSED}),
     ChannelState.OPEN: frozenset({ChannelState.CLOSING, ChannelState.HALF_CLOSED, ChannelState.CLOSED}),
     ChannelState.CLOSING: frozenset({ChannelState.HALF_CLOSED, ChannelState.CLOSED}),
@@ -89,6 +87,7 @@ class Channel:
         "handshake",
         "id",
         "initiator",
+        "offer",
         "opener",
         "owner",
         "payload_limit_bytes",
@@ -110,7 +109,13 @@ class Channel:
     opener: ChannelCipher
 
     def __init__(
-        self, channel_id: int, send_id: int | None, remote: PublicKey, handshake: NoiseHandshake, *, initiator: bool
+        self,
+        channel_id: int,
+        send_id: int | None,
+        remote: PublicKey,
+        handshake: NoiseHandshake | None,
+        *,
+        initiator: bool,
     ) -> None:
         self.id = channel_id  # of frames that come
         self.send_id = send_id  # of frames that go; None as long as it is not known
@@ -118,7 +123,8 @@ class Channel:
         self.initiator = initiator
         self.state = ChannelState.OPENING if initiator else ChannelState.OFFERED
         self.owner: ChannelOwner = UNOWNED
-        self.handshake: NoiseHandshake | None = handshake
+        self.handshake = handshake
+        self.offer = b""  # the peer's first handshake message, which is read once its key is admitted
         self.pending = ByteQueue()
         self.queued = False  # whether it stands in the connection's queue of channels with something to send
         self.blocked = False  # whether its writer was told to pause
@@ -140,7 +146,7 @@ class Channel:
 
     def open(self, keys: HandshakeResult, dialect: Dialect) -> None:
         """The handshake is through."""
-        self.handshake = None
+        self.handshake, self.offer = None, b""
         self.sealer = channel_cipher(keys.send_key, dialect)
         self.opener = channel_cipher(keys.receive_key, dialect)
         self.payload_limit_bytes = CIPHERTEXT_LIMIT_BYTES - self.sealer.overhead_bytes

@@ -12,11 +12,12 @@ from typing import Final
 
 from dmsg.crypto.errors import CryptoError, InvalidKey
 from dmsg.crypto.keys import PublicKey, Random, SecretKey
+from dmsg.crypto.noise import NoiseHandshake
 from dmsg.errors import LocalProtocolError
 from dmsg.messaging.core.channel import RECEIVING, SENDING, Channel, ChannelState
 from dmsg.messaging.core.channel_cipher import channel_handshake
 from dmsg.messaging.core.dialect import V0, Dialect
-from dmsg.messaging.core.errors import ChannelEndReason, ChannelFault, NoFreeChannel, WriteOverflow
+from dmsg.messaging.core.errors import ChannelEndReason, ChannelFault, HandshakeFailed, NoFreeChannel, WriteOverflow
 from dmsg.messaging.core.events import ChannelEnded, ChannelOffered, ChannelOpened, DataReceived, Event
 from dmsg.messaging.core.limits import CLIENT_IDS, ConnectionConfig
 from dmsg.messaging.core.wire import (
@@ -66,8 +67,9 @@ class Connection(Core):
         self._offered = self._incoming = 0
         #: When a channel that waits for the last word of the other side is given up; ``None`` until the time is known.
         self._deadlines: dict[Channel, float | None] = {}
-        #: Ids whose channels ended without a last word of the other side: it may still come, so they are used last.
-        self._late_ids: set[int] = set()
+        #: Ids whose channels ended without a last word of the other side: it may still come, so they are used last, and
+        #: the oldest of them first.
+        self._late_ids: dict[int, None] = {}
 
     # --- what the application asks for -----------------------------------------------------------------------------
 
@@ -84,15 +86,32 @@ class Connection(Core):
         self.send_control(OPEN_CHANNEL, channel_id, remote.raw + handshake.write_message())
         return channel
 
-    def accept(self, channel: Channel) -> None:
-        """Answer an offered channel: it is open. Raises ``LocalProtocolError`` when it is not waiting for that."""
-        handshake = channel.handshake
-        if channel.state is not ChannelState.OFFERED or handshake is None or channel.send_id is None:
+    def prove(self, channel: Channel) -> NoiseHandshake:
+        """Find out whether an offered channel comes from the key it names, at the price of two Diffie-Hellmans.
+
+        Until then the key is the relay's word. Raises ``HandshakeFailed`` when it does not, and the offer is refused;
+        ``LocalProtocolError`` when the channel is not waiting for a decision.
+        """
+        if channel.state is not ChannelState.OFFERED:
             raise LocalProtocolError(f"{channel!r} is not waiting for a decision")
+        handshake = channel.handshake
+        if handshake is None:
+            handshake = channel_handshake(self._key, channel.remote, initiator=False, random=self._random)
+            try:
+                handshake.read_message(channel.offer)
+            except CryptoError:
+                self.abort(channel)
+                raise HandshakeFailed("message 1 does not open") from None
+            channel.handshake = handshake
+        return handshake
+
+    def accept(self, channel: Channel) -> None:
+        """Answer an offered channel: it is open. Raises as :meth:`prove`, which need not have been called."""
+        handshake = self.prove(channel)
         message = (
             handshake.write_message()
-        )  # cannot fail: the peer's ephemeral key went through a Diffie-Hellman already
-        assert handshake.result is not None
+        )  # the peer's ephemeral key is good: it went through a Diffie-Hellman already
+        assert handshake.result is not None and channel.send_id is not None
         self._offered -= 1
         channel.open(handshake.result, self.dialect)
         our_id = bytes((channel.id,)) if self.dialect.own_ids else b""
@@ -152,9 +171,11 @@ class Connection(Core):
         channel.discarding = True
         state = channel.state
         if state in SENDING:
-            self._half_close(channel)
+            self._drop(channel)
         elif state is ChannelState.OPENING:
-            # The answer may be on its way. The id is kept until it is here, and only then can the peer be told.
+            # The answer may be on its way, so the id is kept. With ids of its own only the answer says which to close.
+            if channel.send_id is not None:
+                self.send_control(CLOSE_CHANNEL, channel.send_id)
             channel.move(ChannelState.ABANDONED)
             channel.discard()
             self._deadlines[channel] = None
@@ -254,7 +275,7 @@ class Connection(Core):
     def _on_open_channel(self, their_id: int, payload: bytes, events: list[Event]) -> None:
         try:
             channel = self._offer(their_id, payload)
-        except (InvalidKey, CryptoError, NoFreeChannel):
+        except (InvalidKey, NoFreeChannel):
             self.send_control(CHANNEL_CLOSED, their_id)
             return
         self.channels[channel.id] = channel
@@ -263,7 +284,7 @@ class Connection(Core):
         events.append(ChannelOffered(channel))
 
     def _offer(self, their_id: int, payload: bytes) -> Channel:
-        """The channel that an OpenChannel asks for, or one of three errors if there can be none."""
+        """The channel that an OpenChannel asks for, or one of two errors if there can be none."""
         if len(payload) != OPEN_CHANNEL_BYTES:
             raise InvalidKey("not the length of a key and a handshake message")
         config = self.config
@@ -272,12 +293,14 @@ class Connection(Core):
         if their_id in self.channels and not self.dialect.own_ids:
             raise NoFreeChannel("the id is in use")
         remote = PublicKey(payload[:KEY_BYTES])
-        handshake = channel_handshake(self._key, remote, initiator=False, random=self._random)
-        handshake.read_message(payload[KEY_BYTES:])
         our_id = self._take_id() if self.dialect.own_ids else their_id
-        return Channel(our_id, their_id, remote, handshake, initiator=False)
+        channel = Channel(our_id, their_id, remote, None, initiator=False)
+        channel.offer = payload[KEY_BYTES:]
+        return channel
 
     def _on_channel_opened(self, channel: Channel, payload: bytes, events: list[Event]) -> None:
+        if channel.state is ChannelState.ABANDONED and not self.dialect.own_ids:
+            return  # a CloseChannel is out, which will be answered
         if channel.state not in (ChannelState.OPENING, ChannelState.ABANDONED):
             return
         if len(payload) != self.dialect.channel_opened_bytes:
@@ -288,7 +311,7 @@ class Connection(Core):
             payload = payload[1:]
         handshake = channel.handshake
         if channel.state is ChannelState.ABANDONED or handshake is None:
-            self._half_close(channel)
+            self._drop(channel)
             return
         try:
             handshake.read_message(payload)
@@ -320,7 +343,7 @@ class Connection(Core):
                 wait_s = self.config.abandoned_id_s if abandoned else self.config.close_timeout_s
                 self._deadlines[channel] = now + wait_s
             elif now >= at:
-                self._late_ids.add(channel.id)
+                self._late_ids[channel.id] = None
                 if not abandoned:
                     self._answer_closed(channel)
                 self._end(channel, ChannelEndReason.NORMAL, events)
@@ -332,8 +355,10 @@ class Connection(Core):
         free = [number for number in range(CLIENT_IDS) if number not in self.channels]
         if not free:
             raise NoFreeChannel("all channel ids of this link are taken")
-        channel_id = next((number for number in free if number not in self._late_ids), free[0])
-        self._late_ids.discard(channel_id)
+        channel_id = next((number for number in free if number not in self._late_ids), None)
+        if channel_id is None:
+            channel_id = next(number for number in self._late_ids if number in free)
+        self._late_ids.pop(channel_id, None)
         return channel_id
 
     def _queue(self, channel: Channel) -> bool:
@@ -352,25 +377,26 @@ class Connection(Core):
         assert channel.send_id is not None
         self.send_control(CLOSE_CHANNEL, channel.send_id)
         channel.move(ChannelState.HALF_CLOSED)
-        if channel.discarding:
-            channel.discard()
         self._deadlines[channel] = None
+
+    def _drop(self, channel: Channel) -> None:
+        """Send ChannelClosed, which is no orderly end: what was written may be cut off."""
+        self._answer_closed(channel)
+        self._late_ids[channel.id] = None
+        self._forget(channel)
 
     def _answer_closed(self, channel: Channel) -> None:
         if channel.send_id is not None:
             self.send_control(CHANNEL_CLOSED, channel.send_id)
 
     def _fail(self, channel: Channel, reason: ChannelEndReason, events: list[Event]) -> None:
-        """End a channel for what came on it. Its id is kept until the other side has had the last word."""
+        """End a channel for what came on it."""
         told = channel.discarding
         channel.discarding = True
         if channel.state is ChannelState.HALF_CLOSED:
-            channel.discard()
-        elif channel.send_id is None:
-            self._late_ids.add(channel.id)
-            self._forget(channel)
+            channel.discard()  # the other side still has the last word
         else:
-            self._half_close(channel)
+            self._drop(channel)
         if not told:
             events.append(ChannelEnded(channel, reason, local=True))
 

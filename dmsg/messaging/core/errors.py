@@ -65,7 +65,7 @@ class ChannelRefused(ChannelError, reason=ChannelEndReason.REFUSED):
 
 
 class HandshakeFailed(ChannelError, reason=ChannelEndReason.HANDSHAKE):
-    """The answer to a dial was not made with the key that was dialled."""
+    """The answer to a dial was not made with the key that was dialled, or an offer not with the key that it names."""
 
 
 class IntegrityError(ChannelError, reason=ChannelEndReason.INTEGRITY):

@@ -35,8 +35,10 @@ class LinkDone(Event):
 
 @dataclass(slots=True)
 class ChannelOffered(Event):
-    """Another client wants to open ``channel``: accept or refuse it. Its key is proved, unless the relay repeats an old
-    offer of its own; then it can neither read nor write.
+    """Another client wants to open ``channel``: accept or refuse it.
+
+    Its key is the relay's word until ``Connection.prove``. Then it is proved, unless the relay repeats an old offer of
+    that key; it can neither read nor write what goes through such a channel.
     """
 
     channel: Channel

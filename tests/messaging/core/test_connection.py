@@ -17,6 +17,7 @@ from dmsg.messaging.core.dialect import DIALECTS, SEED_DIALECT, V0, V2, V3, V5, 
 from dmsg.messaging.core.errors import (
     ChannelEndReason,
     ChannelRefused,
+    HandshakeFailed,
     NoFreeChannel,
     SlowConsumer,
     WriteOverflow,
@@ -210,14 +211,42 @@ def offer_of(board: Switchboard) -> bytes:
     return caller.connection.identity.raw + said(caller.connection)[-1][2][33:]
 
 
+def bad_offer(side: Side, payload: bytes) -> Channel:
+    """The channel of an offer that is refused once its handshake message is read."""
+    [offer] = side.hear(GO.encode(OPEN_CHANNEL, 200, payload))
+    assert isinstance(offer, ChannelOffered) and said(side.connection) == []
+    with pytest.raises(HandshakeFailed):
+        side.connection.accept(offer.channel)
+    assert said(side.connection) == [(CHANNEL_CLOSED, 200, b"")] and not side.connection.channels
+    with pytest.raises(LocalProtocolError):
+        side.connection.accept(offer.channel)
+    return offer.channel
+
+
 @pytest.mark.parametrize("name", BAD_POINTS)
 def test_an_offer_with_an_ephemeral_key_that_is_no_point_is_refused(name: str) -> None:
     board = Switchboard()
     payload = offer_of(board)
     callee = board.sides[1]
-    assert callee.hear(GO.encode(OPEN_CHANNEL, 9, payload[:33] + BAD_POINTS[name] + payload[66:])) == []
-    assert said(callee.connection) == [(CHANNEL_CLOSED, 9, b"")] and not callee.connection.channels
-    assert callee.hear(GO.encode(OPEN_CHANNEL, 9, payload))  # and the id is not lost
+    bad_offer(callee, payload[:33] + BAD_POINTS[name] + payload[66:])
+    [offer] = callee.hear(GO.encode(OPEN_CHANNEL, 200, payload))
+    assert isinstance(offer, ChannelOffered)  # the id is not lost
+    callee.connection.accept(offer.channel)
+
+
+def test_an_offer_is_proved_once_and_may_be_refused_after_that() -> None:
+    board = Switchboard()
+    caller, callee = board.sides
+    caller.connection.open(callee.connection.identity)
+    board.pump()
+    [offer] = callee.events
+    assert isinstance(offer, ChannelOffered)
+    assert callee.connection.prove(offer.channel) is callee.connection.prove(offer.channel)
+    callee.connection.refuse(offer.channel)
+    with pytest.raises(LocalProtocolError):
+        callee.connection.prove(offer.channel)
+    board.pump()
+    assert ends(caller.events) == [(ChannelEndReason.REFUSED, False)]
 
 
 @pytest.mark.parametrize("name", BAD_POINTS)
@@ -239,15 +268,10 @@ def test_an_offer_of_another_length_is_refused(size: int) -> None:
     assert said(callee.connection) == [(CHANNEL_CLOSED, 9, b"")]
 
 
-def test_an_offer_with_a_bad_tag_is_refused_and_its_id_stays_free() -> None:
+def test_an_offer_with_a_bad_tag_is_refused() -> None:
     board = Switchboard()
     payload = offer_of(board)
-    callee = board.sides[1]
-    bad = payload[:-1] + bytes((payload[-1] ^ 1,))
-    assert callee.hear(GO.encode(OPEN_CHANNEL, 255, bad)) == []
-    assert said(callee.connection) == [(CHANNEL_CLOSED, 255, b"")]
-    [offer] = callee.hear(GO.encode(OPEN_CHANNEL, 255, payload))
-    assert isinstance(offer, ChannelOffered)
+    bad_offer(board.sides[1], payload[:-1] + bytes((payload[-1] ^ 1,)))
 
 
 def test_an_offer_for_another_key_is_refused() -> None:
@@ -255,10 +279,9 @@ def test_an_offer_for_another_key_is_refused() -> None:
     board = Switchboard()
     payload = offer_of(board)
     caller, callee = board.sides
-    caller.hear(GO.encode(OPEN_CHANNEL, 200, payload))
-    assert said(caller.connection) == [(CHANNEL_CLOSED, 200, b"")]
-    callee.hear(GO.encode(OPEN_CHANNEL, 200, KEYS[1].public_key.raw + payload[33:]))
-    assert said(callee.connection) == [(CHANNEL_CLOSED, 200, b"")]
+    caller.connection.receive_data(GO.encode(CHANNEL_CLOSED, 0), 0.0)
+    bad_offer(caller, payload)
+    bad_offer(callee, KEYS[1].public_key.raw + payload[33:])
 
 
 def test_an_offer_for_an_id_in_use_is_refused_and_harms_nothing() -> None:
@@ -308,7 +331,7 @@ def test_an_answer_that_does_not_open_ends_the_dial(dialect: Dialect, name: str)
     callee.connection.accept(offer.channel)
     board.pump()
     assert ends(caller.events) == [(ChannelEndReason.HANDSHAKE, True)]
-    assert ends(callee.events) == [(ChannelEndReason.CLOSED_BY_PEER, False)]
+    assert ends(callee.events) == [(ChannelEndReason.PEER_GONE, False)]
     assert ours.state is ChannelState.CLOSED
     with pytest.raises(LocalProtocolError):
         caller.connection.send_data(ours, b"x")
@@ -322,7 +345,7 @@ def test_an_answer_of_another_length_ends_the_dial(dialect: Dialect, size: int) 
     said(connection)
     events = connection.receive_data(GO.encode(CHANNEL_OPENED, 0, bytes(size)), 0.0)
     assert ends(events) == [(ChannelEndReason.MALFORMED, True)]
-    assert said(connection) == ([] if dialect.own_ids else [(CLOSE_CHANNEL, 0, b"")])
+    assert said(connection) == ([] if dialect.own_ids else [(CHANNEL_CLOSED, 0, b"")])
 
 
 def test_the_answer_of_the_other_dialect_ends_the_dial() -> None:
@@ -401,7 +424,7 @@ def test_whatever_a_relay_does_to_sends_ends_the_channel(dialect: Dialect, how: 
     assert callee.received[theirs] == b"data 0"
     assert ends(events) == [(ChannelEndReason.INTEGRITY, True)]
     board.pump()
-    assert ends(board.sides[0].events) == [(ChannelEndReason.CLOSED_BY_PEER, False)]
+    assert ends(board.sides[0].events) == [(ChannelEndReason.PEER_GONE, False)], "no orderly end"
     assert not callee.connection.channels and callee.events == events
 
 
@@ -653,6 +676,14 @@ def test_an_id_whose_last_word_may_be_late_is_used_last() -> None:
     assert opened == [*range(1, 255), 0]
 
 
+def test_of_ids_whose_last_word_may_be_late_the_oldest_is_used_first() -> None:
+    connection = Connection(KEYS[0], now=0.0, dialect=V2)
+    channels = [connection.open(KEYS[1].public_key) for _ in range(255)]
+    for channel in (channels[9], channels[3], channels[7]):
+        assert ends(connection.receive_data(GO.encode(CHANNEL_OPENED, channel.id), 0.0))
+    assert [connection.open(KEYS[1].public_key).id for _ in range(3)] == [9, 3, 7]
+
+
 def test_both_sides_close_at_once() -> None:
     board = Switchboard()
     ours, theirs = board.channel()
@@ -683,8 +714,27 @@ def test_an_abort_drops_what_waits_and_tells_the_peer(dialect: Dialect) -> None:
     callee.connection.send_data(theirs, b"too late")
     board.pump()
     assert caller.events == [] and ours.cut_bytes == 6 and ours not in caller.received
-    assert ends(callee.events) == [(ChannelEndReason.CLOSED_BY_PEER, False)]
-    assert not caller.connection.channels
+    assert ends(callee.events) == [(ChannelEndReason.PEER_GONE, False)], "no orderly end"
+    assert not caller.connection.channels and not callee.connection.channels
+
+
+@pytest.mark.parametrize("dialect", [V0, SEED_DIALECT], ids=lambda one: one.name)
+def test_a_dial_that_is_given_up_takes_its_offer_back(dialect: Dialect) -> None:
+    board = Switchboard(dialect)
+    caller, callee = board.sides
+    ours = caller.connection.open(callee.connection.identity)
+    board.relay(caller)
+    board.deliver(callee)
+    caller.connection.abort(ours)
+    board.relay(caller)
+    board.deliver(callee)
+    [offer, ended] = callee.events
+    assert isinstance(offer, ChannelOffered) and isinstance(ended, ChannelEnded)
+    with pytest.raises(LocalProtocolError):
+        callee.connection.accept(offer.channel)
+    board.pump()
+    assert caller.events == [] and not caller.connection.channels
+    assert caller.connection.open(callee.connection.identity).id == 0
 
 
 @each_dialect
@@ -700,9 +750,11 @@ def test_a_dial_that_was_given_up_keeps_its_id_until_the_answer_came(dialect: Di
     assert isinstance(offer, ChannelOffered)
     callee.connection.accept(offer.channel)
     board.pump()
-    assert ends(callee.events) == [(ChannelEndReason.CLOSED_BY_PEER, False)]
+    reason = ChannelEndReason.PEER_GONE if dialect.own_ids else ChannelEndReason.CLOSED_BY_PEER
+    assert ends(callee.events) == [(reason, False)]
     assert caller.events == [] and list(caller.connection.channels) == [1]
-    assert caller.connection.open(callee.connection.identity).id == 0
+    # with ids of its own nothing comes after the answer, but the relay may have closed the channel as well
+    assert caller.connection.open(callee.connection.identity).id == (2 if dialect.own_ids else 0)
 
 
 def test_a_dial_that_was_given_up_and_never_answered_is_forgotten() -> None:
@@ -711,7 +763,7 @@ def test_a_dial_that_was_given_up_and_never_answered_is_forgotten() -> None:
     connection.handle_timeout(0.0)
     assert connection.next_timeout() == connection.config.abandoned_id_s
     assert connection.handle_timeout(connection.config.abandoned_id_s) == []
-    assert not connection.channels and [kind for kind, _, _ in said(connection)] == [OPEN_CHANNEL]
+    assert not connection.channels and [kind for kind, _, _ in said(connection)] == [OPEN_CHANNEL, CLOSE_CHANNEL]
 
 
 # --- every state and every frame ---------------------------------------------------------------------------------------
@@ -754,10 +806,10 @@ D, A, F, P, C, H, X = (  # the states, for the table below
 #: Frame -> from each state the one it leads to. The Noise message and the ciphertext are none.
 AFTER = {
     OPEN_CHANNEL: {D: D, A: A, F: F, P: P, C: C, H: H, X: X},
-    CHANNEL_OPENED: {D: H, A: H, F: F, P: P, C: C, H: H, X: X},
+    CHANNEL_OPENED: {D: X, A: A, F: F, P: P, C: C, H: H, X: X},
     CLOSE_CHANNEL: {D: X, A: X, F: X, P: X, C: X, H: X, X: X},
     CHANNEL_CLOSED: {D: X, A: X, F: X, P: X, C: X, H: X, X: X},
-    SEND: {D: D, A: A, F: F, P: H, C: H, H: H, X: X},
+    SEND: {D: D, A: A, F: F, P: X, C: X, H: H, X: X},
 }
 
 
