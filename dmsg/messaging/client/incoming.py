@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import Protocol as TypingProtocol
 
-from dmsg.clients.access import ask
-from dmsg.clients.decision import PendingOffer
+from dmsg.clients.decision import ServiceOffer
 from dmsg.clients.listener import ListeningPort
 from dmsg.clients.services import Services
 from dmsg.crypto.keys import PublicKey
@@ -13,7 +12,7 @@ from dmsg.errors import DmsgError
 from dmsg.messaging.client.session import LinkSession
 from dmsg.messaging.client.transport import ChannelTransport
 from dmsg.messaging.core.channel import Channel, ChannelOwner, ChannelState
-from dmsg.messaging.core.errors import ChannelEndReason
+from dmsg.messaging.core.errors import ChannelEndReason, HandshakeFailed
 
 
 class Host(TypingProtocol):
@@ -25,42 +24,42 @@ class Host(TypingProtocol):
         """Count a channel that was asked for in the name of ``remote`` and refused."""
 
 
-class IncomingChannel(ChannelOwner, PendingOffer):
-    """The owner of an offered channel until it is open."""
+class IncomingChannel(ChannelOwner, ServiceOffer[ListeningPort[ChannelTransport]]):
+    """The owner of an offered channel until it is open.
+
+    A key that no policy could admit costs nothing. Any other is proved before the policy is asked.
+    """
 
     def __init__(self, client: Host, session: LinkSession, channel: Channel) -> None:
-        super().__init__((session.server, channel.remote))
+        super().__init__(session.server, channel.remote)
         self._client = client
         self._session = session
         self._channel = channel
-        self._port = client.services.port("")
         channel.owner = self
 
     def start(self) -> None:
         """Take the OpenChannel up."""
-        port, remote = self._port, self._channel.remote
+        port = self._client.services.port("")
         if self._channel.state is ChannelState.CLOSED:
             self._over = True  # taken back in the same read
         elif port is None:
             self._refuse("no_such_service")
-        elif not port.may_admit(remote):
+        elif not port.may_admit(self._channel.remote):
             self.deny()
-        elif port.policy is None:
-            self._admitted(True)
         else:
-            self._ask(port.offers, ask(port.policy, remote, port.service), self._admitted)
+            try:
+                self._session.connection.prove(self._channel)
+            except HandshakeFailed as error:
+                self._refuse(str(error))
+            else:
+                self._put_to(port)
 
-    def _admitted(self, allowed: object) -> None:
-        assert self._port is not None
-        if allowed is not True:
-            self.deny()
-        elif not self._port.make_room():
-            self.crowded_out()
-        else:
-            self._end()
-            self._session.connection.accept(self._channel)
-            self._session.flush_soon()
-            self._port.open(self._session, self._channel)
+    def take(self, port: ListeningPort[ChannelTransport]) -> None:
+        """See :class:`~dmsg.clients.decision.ServiceOffer`."""
+        self._end()
+        self._session.connection.accept(self._channel)
+        self._session.flush_soon()
+        port.open(self._session, self._channel)
 
     def deny(self) -> None:
         """See :class:`~dmsg.clients.decision.PendingOffer`."""
