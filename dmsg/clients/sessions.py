@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from typing import Any, Generic, TypeVar
 from typing import Protocol as TypingProtocol
 
@@ -11,6 +12,7 @@ from twisted.internet.error import ConnectionDone
 from twisted.internet.interfaces import IReactorTime
 from twisted.python.failure import Failure
 
+from dmsg.address import DmsgAddress
 from dmsg.crypto.keys import PublicKey, SecretKey
 from dmsg.errors import DmsgError, RemoteProtocolError, StageError
 from dmsg.glue.shell import Shell
@@ -34,17 +36,25 @@ class ClientSession(Session, TypingProtocol):
 
 S = TypeVar("S", bound=ClientSession)
 U = TypeVar("U", bound="SessionUser")
+T = TypeVar("T")
 
 
 class SessionUser(TypingProtocol):
     """Who a session works for: the client."""
 
+    @property
+    def scheme(self) -> str:
+        """What addresses of its protocol begin with."""
+
+    def transport_closed(self, session: Any, transport: Any, reason: str, *, local: bool, code: int = 0) -> None:
+        """A transport of ``session`` is over; ``code`` is what stands for ``reason`` on the wire, if anything does."""
+
     def session_lost(self, session: Any, error: DmsgError) -> None:
         """A session that was ready is over."""
 
 
-class RelaySession(ABC, Generic[U]):
-    """One connection to one relay, which begins with ``core``.
+class RelaySession(ABC, Generic[U, T]):
+    """One connection to one relay, which begins with ``core``, and whose transports ``make_transport`` makes.
 
     ``ready`` fires once the relay has admitted it, or fails with a ``StageError``. A protocol's own class handles the
     events of its cores.
@@ -54,7 +64,15 @@ class RelaySession(ABC, Generic[U]):
     #: ``owner`` that is told by ``writable``.
     connection: Any = None
 
-    def __init__(self, server: PublicKey, key: SecretKey, user: U, clock: IReactorTime, core: Core) -> None:
+    def __init__(
+        self,
+        server: PublicKey,
+        key: SecretKey,
+        user: U,
+        clock: IReactorTime,
+        core: Core,
+        make_transport: Callable[[Any, Any, DmsgAddress, DmsgAddress], T],
+    ) -> None:
         self.server = server
         self.key = key
         self.identity = key.public_key
@@ -65,6 +83,35 @@ class RelaySession(ABC, Generic[U]):
         self.is_ready = False
         self.shell = Shell(core, self, clock)
         self._user = user
+        self._make_transport = make_transport
+
+    @property
+    def spent(self) -> bool:
+        """See :class:`~dmsg.relays.session.Session`: most sessions last as long as their connection."""
+        return False
+
+    # --- streams -----------------------------------------------------------------------------------------------------
+
+    def transport(self, stream: Any, service: str = "") -> T:
+        """The transport over an open stream, for ``service``."""
+        near, far = ("", service) if stream.initiator else (service, "")
+        here = DmsgAddress(self.identity, near, self.server, self._user.scheme)
+        return self._make_transport(self, stream, here, DmsgAddress(stream.remote, far, self.server, self._user.scheme))
+
+    def abort_stream(self, stream: Any) -> None:
+        """End a stream at once, or refuse an offered one."""
+        self.connection.abort(stream)
+        self.flush_soon()
+
+    def turn_away(self, stream: Any, *, busy: bool) -> None:
+        """See :class:`ClientSession`; the peer is not told why."""
+        self.abort_stream(stream)
+
+    def transport_closed(self, transport: T, reason: str, *, local: bool, code: int = 0) -> None:
+        """See :class:`dmsg.clients.transport.Carrier`."""
+        self._user.transport_closed(self, transport, reason, local=local, code=code)
+
+    # --- the connection ----------------------------------------------------------------------------------------------
 
     def flush_soon(self) -> None:
         """Send what was queued at the end of this turn of the reactor."""

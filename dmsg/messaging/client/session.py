@@ -10,8 +10,8 @@ from typing import Protocol as TypingProtocol
 from twisted.internet.defer import Deferred
 from twisted.internet.interfaces import IReactorTime
 
-from dmsg.address import DmsgAddress
 from dmsg.clients.dialer import OpenedStream
+from dmsg.clients.pending import PendingStream
 from dmsg.clients.sessions import RelaySession
 from dmsg.clients.sessions import SessionUser as RelaySessionUser
 from dmsg.crypto.keys import PublicKey, Random, SecretKey
@@ -37,11 +37,8 @@ class SessionUser(RelaySessionUser, TypingProtocol):
     def offered(self, session: LinkSession, channel: Channel) -> None:
         """A peer asks for a channel."""
 
-    def transport_closed(self, session: LinkSession, transport: ChannelTransport, reason: str, *, local: bool) -> None:
-        """A transport of this session is over."""
 
-
-class LinkSession(RelaySession[SessionUser]):
+class LinkSession(RelaySession[SessionUser, ChannelTransport]):
     """One link to one relay. ``ready`` fires once the relay has accepted it, or fails with a ``StageError``."""
 
     connection: Connection
@@ -60,12 +57,7 @@ class LinkSession(RelaySession[SessionUser]):
         self._random = random
         now, timeout_s = clock.seconds(), config.handshake_timeout_s
         core = LinkInitiator(key, server, now=now, timeout_s=timeout_s, random=random)
-        super().__init__(server, key, user, clock, core)
-
-    @property
-    def spent(self) -> bool:
-        """See :class:`~dmsg.relays.session.Session`: a link lasts as long as its connection."""
-        return False
+        super().__init__(server, key, user, clock, core, ChannelTransport)
 
     def request(self, target: PublicKey) -> Deferred[OpenedStream[LinkSession]]:
         """Ask ``target`` for a channel; cancelling closes it. Fails with a ``StageError``."""
@@ -76,25 +68,8 @@ class LinkSession(RelaySession[SessionUser]):
         except NoFreeChannel as error:
             raise StageError("request", "busy", error) from None
         self.flush_soon()
-        return PendingChannel(self, channel).done
-
-    def abort_stream(self, stream: Channel) -> None:
-        """See :class:`~dmsg.clients.sessions.ClientSession`."""
-        self.connection.abort(stream)
-        self.flush_soon()
-
-    def turn_away(self, stream: Channel, *, busy: bool) -> None:
-        """See :class:`~dmsg.clients.sessions.ClientSession`; the peer is not told why."""
-        self.abort_stream(stream)
-
-    def transport(self, stream: Channel, service: str = "") -> ChannelTransport:
-        """See :class:`~dmsg.clients.sessions.ClientSession`."""
-        host = DmsgAddress(self.identity, "", self.server, SCHEME)
-        return ChannelTransport(self, stream, host, DmsgAddress(stream.remote, "", self.server, SCHEME))
-
-    def transport_closed(self, transport: ChannelTransport, reason: str, *, local: bool) -> None:
-        """See :class:`dmsg.messaging.client.transport.Link`."""
-        self._user.transport_closed(self, transport, reason, local=local)
+        channel.owner = pending = PendingChannel(self, channel)
+        return pending.done
 
     # --- from the shell --------------------------------------------------------------------------------------------
 
@@ -125,13 +100,6 @@ class LinkSession(RelaySession[SessionUser]):
                 case _:
                     raise AssertionError(f"unexpected event {event!r}")
 
-    def flushed(self, shell: Shell) -> None:
-        """Let writers go on that were told to pause."""
-        connection = shell.core
-        if isinstance(connection, Connection):
-            for channel in connection.take_writable():
-                channel.owner.writable()
-
     def end_streams(self, loss: ServerLost) -> None:
         """See :class:`~dmsg.clients.sessions.RelaySession`."""
         if isinstance(self.shell.core, Connection):
@@ -140,32 +108,19 @@ class LinkSession(RelaySession[SessionUser]):
                 channel.owner.lost(loss)
 
 
-class PendingChannel(ChannelOwner):
-    """The owner of a channel until the peer has answered. ``done`` fires once it is open."""
-
-    def __init__(self, session: LinkSession, channel: Channel) -> None:
-        self.done: Deferred[OpenedStream[LinkSession]] = Deferred(lambda _: session.abort_stream(channel))
-        self._session = session
-        self._since = session.clock.seconds()
-        channel.owner = self
+class PendingChannel(ChannelOwner, PendingStream[LinkSession, OpenedStream[LinkSession]]):
+    """The owner of a channel until the peer has answered."""
 
     def opened(self, channel: Channel) -> None:
         """The peer accepted, and has proved its key."""
-        session = self._session
-        if self.done.called:
-            session.abort_stream(channel)
-            return
-        accept_ms = (session.clock.seconds() - self._since) * 1000
-        self.done.callback(OpenedStream(session, channel, accept_ms))
+        self.settle(channel, OpenedStream)
 
     def ended(self, reason: ChannelEndReason, *, local: bool) -> None:
         """The peer or the relay said no; which of them is not told."""
-        if not self.done.called:
-            refused = reason is ChannelEndReason.REFUSED
-            text = "request rejected" if refused else "accept check failed" if local else reason.value
-            self.done.errback(StageError("accept", text, end_error(reason)))
+        refused = reason is ChannelEndReason.REFUSED
+        text = "request rejected" if refused else "accept check failed" if local else reason.value
+        self.fail("accept", text, end_error(reason))
 
     def lost(self, error: DmsgError) -> None:
         """The link went before an answer came."""
-        if not self.done.called:
-            self.done.errback(StageError("accept", "server connection lost", error))
+        self.lose(error)

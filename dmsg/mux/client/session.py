@@ -14,7 +14,6 @@ from typing import Protocol as TypingProtocol
 from twisted.internet.defer import Deferred
 from twisted.internet.interfaces import IReactorTime
 
-from dmsg.address import DmsgAddress
 from dmsg.clients.sessions import RelaySession
 from dmsg.clients.sessions import SessionUser as RelaySessionUser
 from dmsg.crypto.keys import PublicKey, Random, SecretKey
@@ -61,16 +60,11 @@ class SessionUser(RelaySessionUser, TypingProtocol):
     def requested(self, session: ServerSession, stream: PlainStream) -> None:
         """A peer asks for a transport."""
 
-    def transport_closed(
-        self, session: ServerSession, transport: DmsgTransport, reason: str, *, local: bool, code: int
-    ) -> None:
-        """A transport of this session is over."""
-
     def path_lost(self, session: ServerSession, transport: DmsgTransport, error: DmsgError) -> float:
         """A transport may go on over another path: gives the seconds it may wait for one, 0 if it may not."""
 
 
-class ServerSession(RelaySession[SessionUser]):
+class ServerSession(RelaySession[SessionUser, DmsgTransport]):
     """One connection to one server. ``ready`` fires once the server has admitted it, or fails with a ``StageError``."""
 
     connection: Connection
@@ -97,7 +91,7 @@ class ServerSession(RelaySession[SessionUser]):
             takes_cookie=extended,
             random=random,
         )
-        super().__init__(server, key, user, clock, core)
+        super().__init__(server, key, user, clock, core, DmsgTransport)
         self.capabilities = Capabilities()
         self._config = config
         self._random = random
@@ -144,15 +138,9 @@ class ServerSession(RelaySession[SessionUser]):
         """See :class:`dmsg.clients.sessions.ClientSession`."""
         self.abort_stream(stream, CloseReason.BUSY if busy else CloseReason.REFUSED)
 
-    def transport(self, stream: Stream, service: str = "") -> DmsgTransport:
-        """The Twisted transport over an open stream."""
-        near, far = ("", service) if stream.initiator else (service, "")
-        here = DmsgAddress(self.identity, near, self.server)
-        return DmsgTransport(self, stream, here, DmsgAddress(stream.remote, far, self.server))
-
     def transport_closed(self, transport: DmsgTransport, reason: str, *, local: bool, code: int = 0) -> None:
-        """See :class:`dmsg.mux.client.transport.Link`."""
-        self._user.transport_closed(self, transport, reason, local=local, code=code)
+        """See :class:`dmsg.clients.transport.Carrier`."""
+        super().transport_closed(transport, reason, local=local, code=code)
         if self.is_ready and self.spent:
             self.close()  # its record counters are far on; the goal makes a new one
 
