@@ -15,7 +15,6 @@ from dmsg.discovery.errors import DiscoveryError
 from dmsg.eventlog.log import NullEventLog
 from dmsg.eventlog.schema import Event, SessionDown
 from dmsg.interfaces import IEventLog
-from dmsg.mux.client.endpoint import make_client
 from dmsg.mux.client.service import DmsgClient
 from dmsg.mux.client.settings import ClientSettings
 from dmsg.mux.core.e2e_negotiation import Security
@@ -53,7 +52,7 @@ async def open_client(settings: ClientSettings, reactor: Any, *, listening: bool
         elif listening and parts.discovery is not None:
             await _check_servers(settings, parts.discovery)
         parts.events = events = _Events(parts.events or NullEventLog())
-        client = make_client(
+        client = DmsgClient.from_parts(
             parts,
             publish=listening,
             min_servers=settings.min_servers if listening else 0,

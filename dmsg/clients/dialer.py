@@ -80,6 +80,19 @@ class Dial(TypingProtocol[S_contra, R_co]):
         """
 
 
+@dataclass(frozen=True, slots=True)
+class StreamRequest:
+    """A dial of a protocol of which nothing more can be said."""
+
+    target: PublicKey
+    service: str = ""
+    moves: bool = False
+
+    async def through(self, session: Any, *, promised: bool) -> Any:
+        """Ask the session: ``request(target, service)``."""
+        return await session.request(self.target, self.service)
+
+
 class Dialer(Generic[S, R]):
     """Dials by key through a pool of sessions."""
 

@@ -6,7 +6,7 @@ import os
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from typing import Any, ClassVar, Generic, cast
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, cast
 
 from twisted.application.service import Service
 from twisted.internet.defer import Deferred, ensureDeferred
@@ -16,9 +16,10 @@ from twisted.internet.task import deferLater
 
 from dmsg.address import HostPort, PinnedServer
 from dmsg.clients.config import RelayClientConfig
-from dmsg.clients.dialer import Dial, Dialer, R, attempts_json
+from dmsg.clients.dialer import Dial, Dialer, R, StreamRequest, attempts_json
 from dmsg.clients.limits import ListenerLimits
 from dmsg.clients.listener import ListeningPort
+from dmsg.clients.parts import ClientParts
 from dmsg.clients.services import Services
 from dmsg.clients.sessions import S
 from dmsg.clients.streams import CarriedStream
@@ -39,6 +40,9 @@ from dmsg.relays.scores import RelayScores
 from dmsg.relays.state import RelayFile
 from dmsg.sansio.jitter import Jitter
 
+if TYPE_CHECKING:
+    from typing import Self
+
 
 class RelayClient(Service, ABC, Generic[S, R, T]):
     """A client of relays as a Twisted service; a protocol's own class makes its sessions and transports.
@@ -56,13 +60,16 @@ class RelayClient(Service, ABC, Generic[S, R, T]):
 
     #: What its relays speak (:ref:`spec-entry-protocol`), and what addresses and endpoint strings begin with.
     scheme: ClassVar[str]
+    #: The class of its configuration, and what it is without one.
+    config_class: ClassVar[type[RelayClientConfig]] = RelayClientConfig
+    config: Any
 
     def __init__(
         self,
         reactor: IReactorTime,
         key: SecretKey,
-        config: RelayClientConfig,
         *,
+        config: RelayClientConfig | None = None,
         discovery: IDiscovery | None = None,
         servers: Sequence[PinnedServer] = (),
         min_servers: int | None = None,
@@ -75,6 +82,7 @@ class RelayClient(Service, ABC, Generic[S, R, T]):
         now_ns: Callable[[], int] = time.time_ns,
         promise: str = BASE_VERSION,
     ) -> None:
+        self.config = config = config or self.config_class()
         self.reactor = reactor
         self.key = key
         self.public_key = key.public_key
@@ -88,7 +96,6 @@ class RelayClient(Service, ABC, Generic[S, R, T]):
         self.registrar: EntryRegistrar | None = None
         self._events = events
         self._random = random
-        self._common = config
         self._report = RefusalReport(reactor, self._emit)
         self._stopping = False
         self._noted: set[S] = set()
@@ -119,6 +126,11 @@ class RelayClient(Service, ABC, Generic[S, R, T]):
             protocol=self.scheme,
         )
         self.dialer: Dialer[S, R] = Dialer(reactor, self.pool, discovery, config.dial, jitter.random)
+
+    @classmethod
+    def from_parts(cls, parts: ClientParts[Any], **options: Any) -> Self:
+        """A client with what was opened for its settings, not started; ``options`` are arguments beside those."""
+        return cls(parts.reactor, parts.key, config=parts.settings.config, **parts.arguments(), **options)
 
     @abstractmethod
     def make_session(self, relay: PublicKey) -> S:
@@ -156,7 +168,7 @@ class RelayClient(Service, ABC, Generic[S, R, T]):
         for transport in self.transports:
             transport.loseConnection()
         if self.transports:
-            await self.transports.when_empty(self._common.stop_timeout_s, self.reactor)
+            await self.transports.when_empty(self.config.stop_timeout_s, self.reactor)
             await deferLater(self.reactor, 0)  # the last one has ended in a read that is still being handled
         for transport in self.transports:
             transport.abortConnection()
@@ -173,11 +185,25 @@ class RelayClient(Service, ABC, Generic[S, R, T]):
 
     # --- dials and ports -------------------------------------------------------------------------------------------
 
-    async def open(self, dial: Dial[S, R], service: str, timeout_s: float | None) -> T:
-        """An open transport as ``dial`` says, with no protocol yet: ``attach`` one. Raises ``DialError``.
+    async def dial(self, target: PublicKey, service: str = "", *, timeout_s: float | None = None) -> T:
+        """An open transport to ``target`` with no protocol yet: ``attach`` one. Raises ``DialError``.
 
         What the peer sends meanwhile waits. Cancelling undoes everything.
         """
+        return await self.open(StreamRequest(target, service), service, timeout_s)
+
+    async def connect(self, factory: IProtocolFactory, target: PublicKey, service: str = "", **how: Any) -> IProtocol:
+        """Dial and attach the protocol ``factory`` builds; ``how`` are further arguments of :meth:`dial`."""
+        transport = await self.dial(target, service, **how)
+        protocol = factory.buildProtocol(cast(IAddress, transport.getPeer()))
+        if protocol is None:
+            transport.abortConnection()
+            raise DialError(str(target), [Attempt("accept", "", 0.0, "the factory built no protocol")])
+        transport.attach(protocol)
+        return protocol
+
+    async def open(self, dial: Dial[S, R], service: str, timeout_s: float | None) -> T:
+        """As :meth:`dial`, but as ``dial`` says."""
         started = self.reactor.seconds()
         attempts: list[Attempt] = []
         try:
@@ -202,20 +228,10 @@ class RelayClient(Service, ABC, Generic[S, R, T]):
 
         ``limits`` are those of the client's configuration unless given.
         """
-        limits = limits or self._common.listener
+        limits = limits or self.config.listener
         port: ListeningPort[T] = ListeningPort(self, factory, service, policy=policy, limits=limits)
         port.startListening()
         return port
-
-    def connected(self, transport: T, factory: IProtocolFactory) -> IProtocol:
-        """Attach the protocol that ``factory`` builds to a transport that was just dialled, and give it."""
-        protocol = factory.buildProtocol(cast(IAddress, transport.getPeer()))
-        if protocol is None:
-            transport.abortConnection()
-            refusal = Attempt("accept", "", 0.0, "the factory built no protocol")
-            raise DialError(str(transport.stream.remote), [refusal])
-        transport.attach(protocol)
-        return protocol
 
     # --- from ports and sessions -----------------------------------------------------------------------------------
 
@@ -283,7 +299,7 @@ class RelayClient(Service, ABC, Generic[S, R, T]):
 
     def _endpoint_for(self, address: HostPort) -> IStreamClientEndpoint:
         # The pool's own limit is exact.
-        return client_endpoint(self.reactor, address, self._common.pool.connect_timeout_s)
+        return client_endpoint(self.reactor, address, self.config.pool.connect_timeout_s)
 
     def _sessions_changed(self) -> None:
         sessions = self.pool.sessions

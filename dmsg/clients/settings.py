@@ -7,10 +7,11 @@ from pathlib import Path
 from typing import ClassVar, Final
 
 from dmsg.address import PinnedServer
+from dmsg.clients.config import RelayClientConfig
 from dmsg.crypto.keys import PublicKey, SecretKey, read_key_file
 from dmsg.discovery.entry import DMSG
 from dmsg.errors import ConfigError
-from dmsg.ops.settings import setting
+from dmsg.ops.settings import flat, setting
 from dmsg.ops.values import DIRECTORY, LOCATION, TEXT, URL
 from dmsg.relays.choice import RelaysFrom, RelaysMode
 from dmsg.relays.state import state_file
@@ -84,6 +85,8 @@ class RelayClientSettings:
     events: Path | None = setting(
         "directory of the event log", default=None, kind=DIRECTORY, unset="no log", check=_directory
     )
+
+    config: RelayClientConfig = flat(RelayClientConfig)
 
     def __post_init__(self) -> None:
         self.relay_list()

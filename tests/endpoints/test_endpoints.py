@@ -25,7 +25,8 @@ from dmsg.crypto.keys import SecretKey
 from dmsg.endpoints.sharing import SharedClients, SharedSettings, shared_clients
 from dmsg.endpoints.stream import DmsgConnectError
 from dmsg.errors import ConfigError, DialError, DmsgError
-from dmsg.mux.client.endpoint import DmsgClientEndpoint, DmsgServerEndpoint, make_client, parse_client, parse_server
+from dmsg.mux.client.endpoint import DmsgClientEndpoint, DmsgServerEndpoint, parse_client, parse_server
+from dmsg.mux.client.service import DmsgClient
 from dmsg.mux.client.settings import ClientSettings
 from dmsg.relays.choice import RelaysFrom, RelaysMode
 from dmsg.relays.operator_list import ListedRelay, sign_relay_list
@@ -647,7 +648,7 @@ class _Triggers(MemoryNetwork):
 async def test_the_end_of_the_reactor_stops_shared_clients(key_file):
     memory = _Triggers()
     async with LocalNetwork(memory, relays=1, discovery=None) as network:
-        registry = SharedClients(memory, make_client, None)
+        registry = SharedClients(memory, DmsgClient.from_parts, None)
         source = registry.get(SharedSettings(SecretKey.generate(), pinned_to(network)))
         port = await network.wait(DmsgServerEndpoint(source).listen(CountingFactory()))
         bob = await network.client()
@@ -666,7 +667,7 @@ async def test_the_end_of_the_reactor_stops_shared_clients(key_file):
 async def test_no_trigger_is_left_in_the_reactor(key_file):
     memory = _Triggers()
     async with LocalNetwork(memory, relays=1, discovery=None) as network:
-        registry = SharedClients(memory, make_client, None)
+        registry = SharedClients(memory, DmsgClient.from_parts, None)
         source = registry.get(SharedSettings(SecretKey.generate(), pinned_to(network)))
         port = await network.wait(DmsgServerEndpoint(source).listen(CountingFactory()))
         assert len(memory.triggers) == 1
@@ -677,15 +678,15 @@ async def test_no_trigger_is_left_in_the_reactor(key_file):
 
 def test_reactors_do_not_share():
     one, two = MemoryNetwork(), MemoryNetwork()
-    registry = shared_clients(one, make_client)
-    assert shared_clients(one, make_client) is registry
-    assert shared_clients(two, make_client) is not registry
+    registry = shared_clients(one, DmsgClient.from_parts)
+    assert shared_clients(one, DmsgClient.from_parts) is registry
+    assert shared_clients(two, DmsgClient.from_parts) is not registry
 
 
 @pytest_twisted.ensureDeferred
 async def test_a_source_taken_again_in_the_same_moment_goes_on(reactor):
     async with LocalNetwork(reactor, relays=1, discovery=None) as network:
-        source = shared_clients(reactor, make_client).get(SharedSettings(None, pinned_to(network)))
+        source = shared_clients(reactor, DmsgClient.from_parts).get(SharedSettings(None, pinned_to(network)))
         client = await source.acquire()
         released = source.release()
         again = await source.acquire()

@@ -10,7 +10,6 @@ from __future__ import annotations
 from typing import Any, Final
 
 from dmsg.address import DmsgAddress
-from dmsg.clients.parts import ClientParts
 from dmsg.crypto.keys import PublicKey
 from dmsg.endpoints.client import ClientSource
 from dmsg.endpoints.stream import ClientEndpoint, ServerEndpoint
@@ -40,19 +39,7 @@ class MessagingServerEndpoint(ServerEndpoint[MessagingClient]):
 # --- strings ---------------------------------------------------------------------------------------------------------
 
 
-def make_client(parts: ClientParts[MessagingSettings], *, publish: bool, min_servers: int | None) -> MessagingClient:
-    """A client, not started, with what was opened for it."""
-    return MessagingClient(
-        parts.reactor,
-        parts.key,
-        min_servers=min_servers,
-        publish=publish,
-        config=parts.settings.config,
-        **parts.arguments(),
-    )
-
-
-STRINGS: Final = Scheme(SCHEME, ROLE, MessagingSettings, make_client)
+STRINGS: Final = Scheme(SCHEME, ROLE, MessagingSettings, MessagingClient.from_parts)
 
 
 def parse_client(reactor: Any, *args: str, **arguments: str) -> MessagingClientEndpoint:

@@ -22,7 +22,7 @@ from dmsg.messaging.client.config import MessagingConfig
 from dmsg.messaging.client.transport import ChannelTransport
 from dmsg.messaging.core.channel import Channel, ChannelOwner
 from dmsg.messaging.core.connection import Connection
-from dmsg.messaging.core.errors import ChannelEndReason, NoFreeChannel, end_error
+from dmsg.messaging.core.errors import ChannelEndReason, NoFreeChannel, NoServices, end_error
 from dmsg.messaging.core.events import ChannelEnded, ChannelOffered, ChannelOpened, DataReceived, LinkDone
 from dmsg.messaging.core.link import LinkInitiator
 from dmsg.relays.errors import ServerLost
@@ -59,8 +59,10 @@ class LinkSession(RelaySession[SessionUser, ChannelTransport]):
         core = LinkInitiator(key, server, now=now, timeout_s=timeout_s, random=random)
         super().__init__(server, key, user, clock, core, ChannelTransport)
 
-    def request(self, target: PublicKey) -> Deferred[OpenedStream[LinkSession]]:
-        """Ask ``target`` for a channel; cancelling closes it. Fails with a ``StageError``."""
+    def request(self, target: PublicKey, service: str = "") -> Deferred[OpenedStream[LinkSession]]:
+        """Ask ``target`` for a channel; cancelling closes it. Raises ``StageError``, as for any ``service`` but ""."""
+        if service:
+            raise StageError("request", "unsupported", NoServices("the messaging system has no services"))
         if not self.is_ready:
             raise StageError("request", "server connection lost")
         try:

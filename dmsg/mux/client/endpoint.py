@@ -32,7 +32,6 @@ from typing import Any, Final
 
 from dmsg.address import DmsgAddress, check_service_name
 from dmsg.clients.limits import ListenerLimits
-from dmsg.clients.parts import ClientParts
 from dmsg.crypto.keys import PublicKey
 from dmsg.endpoints.arguments import SOURCE
 from dmsg.endpoints.client import ClientSource
@@ -90,26 +89,7 @@ class DmsgServerEndpoint(ServerEndpoint[DmsgClient]):
 # --- strings ---------------------------------------------------------------------------------------------------------
 
 
-def make_client(
-    parts: ClientParts[ClientSettings],
-    *,
-    publish: bool,
-    min_servers: int | None,
-    security: Security = Security.PREFER,
-) -> DmsgClient:
-    """A client, not started, with what was opened for it. Strings that share it may each want another ``security``."""
-    return DmsgClient(
-        parts.reactor,
-        parts.key,
-        min_servers=min_servers,
-        publish=publish,
-        security=security,
-        config=parts.settings.config,
-        **parts.arguments(),
-    )
-
-
-SCHEME: Final = Scheme("dmsg", ROLE, ClientSettings, make_client)
+SCHEME: Final = Scheme("dmsg", ROLE, ClientSettings, DmsgClient.from_parts)
 
 
 def parse_client(reactor: Any, *args: str, **arguments: str) -> DmsgClientEndpoint:

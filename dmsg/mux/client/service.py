@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from twisted.internet.defer import CancelledError, Deferred, ensureDeferred
-from twisted.internet.interfaces import IProtocol, IProtocolFactory, IReactorTime, IStreamClientEndpoint
+from twisted.internet.interfaces import IReactorTime, IStreamClientEndpoint
 from twisted.internet.protocol import Factory
 from twisted.internet.task import deferLater
 
@@ -65,6 +65,8 @@ class DmsgClient(RelayClient[ServerSession, OpenedPath[ServerSession], DmsgTrans
     """
 
     scheme = "dmsg"
+    config_class = ClientConfig
+    config: ClientConfig
 
     def __init__(
         self,
@@ -85,13 +87,12 @@ class DmsgClient(RelayClient[ServerSession, OpenedPath[ServerSession], DmsgTrans
         now_ns: Callable[[], int] = time.time_ns,
     ) -> None:
         self.security = security
-        self.config = config or ClientConfig()
         self.resumable = ResumableTransports()
         self.services: Services[DmsgPort]
         super().__init__(
             reactor,
             key,
-            self.config,
+            config=config,
             discovery=discovery,
             servers=servers,
             min_servers=min_servers,
@@ -139,18 +140,6 @@ class DmsgClient(RelayClient[ServerSession, OpenedPath[ServerSession], DmsgTrans
         """
         request = DialRequest(target, check_service_name(service), security or self.security)
         return await self.open(request, service, timeout_s)
-
-    async def connect(
-        self,
-        factory: IProtocolFactory,
-        target: PublicKey,
-        service: str = "",
-        *,
-        security: Security | None = None,
-        timeout_s: float | None = None,
-    ) -> IProtocol:
-        """Dial and attach the protocol ``factory`` builds."""
-        return self.connected(await self.dial(target, service, security=security, timeout_s=timeout_s), factory)
 
     def listen(
         self,
