@@ -1,0 +1,192 @@
+"""The switch of a relay between hostile clients, in any protocol: what must hold whatever they do."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import Any
+
+from dmsg.crypto.keys import PublicKey
+from dmsg.errors import RemoteProtocolError
+from dmsg.serving.events import MemberDropped, SwitchEvent
+from dmsg.serving.member import Leg, Member
+from dmsg.serving.switch import Switch
+from fuzz.choices import Choices
+from fuzz.oracles import KEYS
+
+CLIENTS = [key.public_key for key in KEYS[:5]]
+_GROUPS = ("", "192.0.2.1", "192.0.2.2")
+#: Limits so small that a short input reaches every one of them.
+SMALL_LIMITS: dict[str, Any] = {
+    "connections": 4,
+    "transports_per_connection": 8,
+    "transports_per_source": 2,
+    "transports_per_pair": 2,
+    "unanswered_per_target": 3,
+    "requests_per_s": 5.0,
+    "request_burst": 20,
+    "pending_requests": 4,
+    "stranger_requests_per_s": 5.0,
+    "stranger_request_burst": 12,
+    "pair_request_burst": 6,
+    "known_requests_per_s": 5.0,
+    "known_request_burst": 12,
+    "queue_soft_bytes": 2_000,
+    "queue_hard_bytes": 3_000,
+    "queued_per_connection_bytes": 6_000,
+    "queued_total_bytes": 10_000,
+    "control_backlog_bytes": 1_000,
+}
+#: The news that a transport has ended stands behind its data, with all limits.
+_CLOSE_SLACK_BYTES = 64 * (5 + 18)
+
+
+class World(ABC):
+    """A switch and its clients. A protocol says what frames they send, and looks at those they get."""
+
+    def __init__(self, choices: Choices, switch: Switch[Any, Any]) -> None:
+        self.choices = choices
+        self.now = 1_000.0
+        self.switch = switch
+        self.limits = switch.limits
+        self.members: list[Member[Any]] = []
+
+    @abstractmethod
+    def admit(self, key: PublicKey, flags: int, group: str) -> tuple[Member[Any], list[SwitchEvent]]:
+        """Add a member to the switch."""
+
+    @abstractmethod
+    def frame(self, member: Any) -> bytes:
+        """A frame of a client that knows its transports, and lies."""
+
+    @abstractmethod
+    def sent(self, member: Any, data: bytes) -> None:
+        """Look at what is sent to a client."""
+
+    def connect(self) -> None:
+        """A client comes, if the switch takes it."""
+        key = self.choices.pick(CLIENTS)
+        flags = self.choices.byte()
+        if self.switch.refusal(key) is None:
+            member, events = self.admit(key, flags, _GROUPS[flags % 3])
+            self.dropped(events)
+            self.members.append(member)
+
+    def dropped(self, events: Any) -> None:
+        """Take note of the clients that the switch has dropped."""
+        for event in events:
+            if isinstance(event, MemberDropped):
+                self.members.remove(event.member)
+
+    def disconnect(self, member: Member[Any]) -> None:
+        """A client goes."""
+        self.switch.remove_member(member, self.now)
+        self.members.remove(member)
+
+    def feed(self, member: Member[Any], data: bytes) -> None:
+        """What the shell does with a read."""
+        if member.overloaded:
+            return  # the shell does not read
+        try:
+            self.dropped(member.receive_data(data, self.now))
+        except RemoteProtocolError as error:
+            self.dropped(error.events)
+            if member in self.members:
+                self.disconnect(member)
+
+    def flush_dirty(self) -> None:
+        """What the service does after a read."""
+        dirty, self.switch.dirty = list(self.switch.dirty), []
+        self.switch.dirty = []
+        for member in dirty:
+            member.dirty = False
+            if not member.gone and not member.congested:
+                self.sent(member, member.data_to_send())
+
+    # --- what must hold --------------------------------------------------------------------------------------------
+
+    def check(self) -> None:
+        """Tables, places, queues and transports are counted as they are, and no limit is passed."""
+        switch = self.switch
+        assert set(switch.members.values()) == set(self.members)
+        assert len(self.members) <= self.limits.connections
+        legs = [leg for member in self.members for leg in member.legs.values()]
+        for leg in legs:
+            assert leg.member.legs[leg.key] is leg
+            assert leg.other.other is leg and leg.other.member.legs[leg.other.key] is leg.other
+            assert leg.target is leg.other.member and leg.open is leg.other.open
+        assert switch.open_transports == sum(leg.open for leg in legs if leg.initiator)
+        queued = 0
+        for member in self.members:
+            self._check_places(member)
+            for queue in member.waiting:
+                assert queue.queue and queue.member is member
+                assert queue.queued_bytes == sum(map(len, queue.queue)) <= self.limits.queue_hard_bytes
+            assert member.queued_to == sum(queue.queued_bytes for queue in member.waiting)
+            assert all(queue.target is member and queue.queue for queue in member.feeding)
+            assert member.queued_from == sum(queue.queued_bytes for queue in member.feeding)
+            assert member.queued_to <= self.limits.queued_per_connection_bytes + _CLOSE_SLACK_BYTES
+            assert member.queued_from <= self.limits.queued_per_connection_bytes + _CLOSE_SLACK_BYTES
+            assert member.control_backlog_bytes <= self.limits.control_backlog_bytes + 70_000
+            queued += member.queued_to
+        assert switch.queued_bytes == queued <= self.limits.queued_total_bytes + _CLOSE_SLACK_BYTES
+
+    def _check_places(self, member: Member[Any]) -> None:
+        asked: list[Leg[Any]] = [leg for leg in member.legs.values() if leg.initiator]
+        incoming = [leg for leg in member.legs.values() if not leg.initiator]
+        assert member.pending_requests == sum(not leg.open for leg in asked) <= self.limits.pending_requests
+        assert member.dials == len(asked)
+        assert member.incoming.count == sum(leg.open for leg in incoming)
+        assert member.unanswered.count == sum(not leg.open for leg in incoming) <= self.limits.unanswered_per_target
+        assert sum(leg.open for leg in member.legs.values()) <= self.limits.transports_per_connection
+        assert len(member.tail) < 70_000
+
+
+def run(world: World) -> None:
+    """Operations: connect, disconnect, frames and garbage of a client, a network that stops and goes on, time.
+
+    Only ``RemoteProtocolError`` leaves, and it ends its own connection only.
+    """
+    choices = world.choices
+    world.connect()
+    world.connect()
+    for _ in range(256):
+        if not choices.left:
+            break
+        operation = choices.below(10)
+        if operation == 0 or not world.members:
+            world.connect()
+        else:
+            member = world.members[choices.byte() % len(world.members)]
+            match operation:
+                case 1:
+                    world.disconnect(member)
+                case 2 | 3:
+                    world.feed(member, world.frame(member))
+                case 4:
+                    data = b"".join(world.frame(member) for _ in range(choices.below(6)))
+                    cut = choices.below(0x10000) % (len(data) + 1)
+                    world.feed(member, data[:cut])
+                    if member in world.members:
+                        world.feed(member, data[cut:])
+                case 5:
+                    world.feed(member, choices.chunk())
+                case 6:
+                    member.pause()
+                case 7:
+                    member.resume()
+                    world.sent(member, member.data_to_send())
+                case 8:
+                    world.now += choices.byte() / 8
+                    world.dropped(world.switch.handle_timeout(world.now))
+                case _:
+                    world.switch.draining = choices.byte() == 255
+                    world.switch.next_timeout()
+        if choices.flag():
+            world.flush_dirty()
+        world.check()
+    for member in list(world.members):
+        world.disconnect(member)
+    assert not world.switch.queued_bytes and not world.switch.open_transports
+    world.now += 1_000
+    world.switch.handle_timeout(world.now)
+    assert not world.switch._pending
