@@ -112,7 +112,7 @@ def client(network, log):
     client = Client(
         network,
         SecretKey.generate(),
-        RelayClientConfig(),
+        config=RelayClientConfig(),
         discovery=discovery,
         events=log,
         now_ns=lambda: int(network.seconds() * 1e9),
