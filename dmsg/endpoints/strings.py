@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Generic, TypeVar
 
+from dmsg.address import DmsgAddress
 from dmsg.clients.access import AllowKeys
 from dmsg.clients.limits import ListenerLimits
 from dmsg.clients.parts import T
@@ -16,6 +17,7 @@ from dmsg.crypto.keys import PublicKey
 from dmsg.endpoints.arguments import SOURCE, read_arguments
 from dmsg.endpoints.client import C
 from dmsg.endpoints.sharing import MakeClient, SharedClient, SharedSettings, shared_clients
+from dmsg.endpoints.stream import ClientEndpoint, ServerEndpoint
 from dmsg.errors import ConfigError
 from dmsg.ops.settings import setting
 from dmsg.ops.values import DURATION, more_than_zero
@@ -93,6 +95,22 @@ class Scheme(Generic[T, C]):
         if settings.min_servers == 0:
             raise ConfigError("min_servers", "a server needs at least one, or no client finds it", SOURCE)
         return settings, read
+
+    def parse_client(self, reactor: Any, *args: str, **arguments: str) -> ClientEndpoint[C]:
+        """The endpoint of a client string of a protocol without arguments of its own.
+
+        Raises ``ConfigError``, or ``KeyFileError`` for a bad key file.
+        """
+        public_key, settings, read = self.read_client(args, arguments, ConnectArguments)
+        address = DmsgAddress(public_key, scheme=self.name)
+        return ClientEndpoint(self.shared(reactor, settings), address, read.timeout)
+
+    def parse_server(self, reactor: Any, *args: str, **arguments: str) -> ServerEndpoint[C]:
+        """The endpoint of a server string of such a protocol; raises as :meth:`parse_client` does."""
+        settings, read = self.read_server(args, arguments, ListenArguments)
+        limits = read.limits(settings.config.listener)
+        client = self.shared(reactor, settings)
+        return ServerEndpoint(client, policy=read.policy, limits=limits, timeout_s=read.timeout)
 
     def shared(self, reactor: Any, settings: T) -> SharedClient[T, C]:
         """The client that all strings with these settings share. Raises ``ConfigError`` or ``KeyFileError``."""

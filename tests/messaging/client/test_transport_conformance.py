@@ -9,8 +9,9 @@ import pytest_twisted
 from twisted.internet.defer import Deferred, ensureDeferred
 from twisted.internet.protocol import Factory
 
+from dmsg.address import DmsgAddress
+from dmsg.endpoints.stream import ClientEndpoint, ServerEndpoint
 from dmsg.messaging.client.config import MessagingConfig
-from dmsg.messaging.client.endpoint import MessagingClientEndpoint, MessagingServerEndpoint
 from dmsg.messaging.core.limits import ConnectionConfig
 from dmsg.messaging.core.wire import CIPHERTEXT_LIMIT_BYTES
 from dmsg.testing.conformance import TransportConformance
@@ -49,7 +50,9 @@ class ChannelConformance(TransportConformance):
 
     def make_endpoints(self):
         public_key = self.server.public_key
-        return MessagingServerEndpoint(self.server), lambda port: MessagingClientEndpoint(self.client, public_key)
+        return ServerEndpoint(self.server), lambda port: ClientEndpoint(
+            self.client, DmsgAddress(public_key, scheme="messaging")
+        )
 
     async def make_pair(self, client, server):
         server_endpoint, client_endpoint_for = self.make_endpoints()
