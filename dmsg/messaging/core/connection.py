@@ -23,6 +23,7 @@ from dmsg.messaging.core.limits import CLIENT_IDS, ConnectionConfig
 from dmsg.messaging.core.wire import (
     CHANNEL_CLOSED,
     CHANNEL_OPENED,
+    CHANNEL_OPENED_BYTES,
     CLOSE_CHANNEL,
     GO,
     KEY_BYTES,
@@ -65,6 +66,10 @@ class Connection(Core):
         self._control_bytes = 0
         self._sending: deque[Channel] = deque()
         self._offered = self._incoming = 0
+        if layout is not GO:
+            # A relay learns the layout of a link from its first frame, and this client may only listen. There is no
+            # channel 0 yet: the relay gives its lowest ids last.
+            self.send_control(CHANNEL_CLOSED, 0)
         #: When a channel that waits for the last word of the other side is given up; ``None`` until the time is known.
         self._deadlines: dict[Channel, float | None] = {}
         #: Ids whose channels ended without a last word of the other side: it may still come, so they are used last, and
@@ -303,12 +308,15 @@ class Connection(Core):
             return  # a CloseChannel is out, which will be answered
         if channel.state not in (ChannelState.OPENING, ChannelState.ABANDONED):
             return
-        if len(payload) != self.dialect.channel_opened_bytes:
+        excess = len(payload) - CHANNEL_OPENED_BYTES
+        if excess not in (0, 1):
             self._fail(channel, ChannelEndReason.MALFORMED, events)
             return
-        if self.dialect.own_ids:
-            channel.send_id = payload[0]
-            payload = payload[1:]
+        channel.send_id = payload[0] if excess else channel.id
+        if excess != self.dialect.own_ids:
+            self._fail(channel, ChannelEndReason.DIALECT, events)
+            return
+        payload = payload[excess:]
         handshake = channel.handshake
         if channel.state is ChannelState.ABANDONED or handshake is None:
             self._drop(channel)

@@ -8,8 +8,6 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Final
 
-from dmsg.messaging.core.wire import CHANNEL_OPENED_BYTES
-
 
 @dataclass(frozen=True, slots=True)
 class Dialect:
@@ -25,11 +23,6 @@ class Dialect:
     rekey_every: int
     #: Each ciphertext begins with its number, which is its nonce.
     numbered: bool
-
-    @property
-    def channel_opened_bytes(self) -> int:
-        """The payload of a ChannelOpened."""
-        return CHANNEL_OPENED_BYTES + self.own_ids
 
 
 #: March 2019, and the one that the description of the protocol matches.

@@ -28,6 +28,8 @@ class ChannelEndReason(Enum):
     REFUSED = "refused"
     #: The peer's answer is not that of the key that was dialled.
     HANDSHAKE = "message 2 does not open"
+    #: The peer answers as clients of other dialects do: with an id of its own, or without one.
+    DIALECT = "unsupported"
     #: Something between the two ends dropped, repeated, reordered or altered a ciphertext, or acknowledged other data.
     INTEGRITY = "integrity"
     #: A frame or plaintext of this channel is not well formed.
@@ -66,6 +68,13 @@ class ChannelRefused(ChannelError, reason=ChannelEndReason.REFUSED):
 
 class HandshakeFailed(ChannelError, reason=ChannelEndReason.HANDSHAKE):
     """The answer to a dial was not made with the key that was dialled, or an offer not with the key that it names."""
+
+
+class OtherDialect(ChannelError, reason=ChannelEndReason.DIALECT):
+    """The peer speaks another dialect; that shows only where one has ids of its own and the other has not."""
+
+    def __init__(self) -> None:
+        super().__init__("the peer speaks another dialect: both ends have to be set to the same one")
 
 
 class IntegrityError(ChannelError, reason=ChannelEndReason.INTEGRITY):

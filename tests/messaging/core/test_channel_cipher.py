@@ -136,7 +136,7 @@ def test_counted_nonces_are_used_once() -> None:
 
 
 def test_dialects_are_found_by_name() -> None:
-    assert [(d.channel_opened_bytes, d.acks) for d in map(DIALECTS.get, ("v0", "seed", "v2", "v3", "v5")) if d] == [
+    assert [(49 + d.own_ids, d.acks) for d in map(DIALECTS.get, ("v0", "seed", "v2", "v3", "v5")) if d] == [
         (49, True),
         (49, False),
         (50, True),

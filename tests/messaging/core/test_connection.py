@@ -19,6 +19,7 @@ from dmsg.messaging.core.errors import (
     ChannelRefused,
     HandshakeFailed,
     NoFreeChannel,
+    OtherDialect,
     SlowConsumer,
     WriteOverflow,
     end_error,
@@ -35,6 +36,7 @@ from dmsg.messaging.core.wire import (
     SEED,
     SEND,
     FrameReader,
+    Layout,
 )
 from dmsg.testing.strategies import BAD_POINTS, cuts
 
@@ -87,6 +89,15 @@ def test_data_goes_both_ways_and_the_channel_is_closed(dialect: Dialect) -> None
     assert ends(callee.events) == [(ChannelEndReason.CLOSED_BY_PEER, False)]
     assert not caller.connection.channels and not callee.connection.channels
     assert [side.connection.next_timeout() for side in board.sides] == [None, None]
+
+
+def test_a_client_of_the_second_layout_says_so_at_once() -> None:
+    assert said_in(SEED) == [(CHANNEL_CLOSED, 0, b"")] and said_in(GO) == []
+
+
+def said_in(layout: Layout) -> list[Frame]:
+    buffer, frames = FrameReader(None).read(Connection(KEYS[0], now=0.0, layout=layout).data_to_send())
+    return [(kind, channel_id, buffer[start:end]) for kind, channel_id, start, end in frames]
 
 
 @pytest.mark.parametrize("layouts", [(SEED, SEED), (GO, SEED), (SEED, GO)], ids=repr)
@@ -348,12 +359,15 @@ def test_an_answer_of_another_length_ends_the_dial(dialect: Dialect, size: int) 
     assert said(connection) == ([] if dialect.own_ids else [(CHANNEL_CLOSED, 0, b"")])
 
 
-def test_the_answer_of_the_other_dialect_ends_the_dial() -> None:
-    for ours, theirs in ((V0, V2), (V2, V0)):
+def test_the_answer_of_another_dialect_ends_the_dial_and_closes_the_channel() -> None:
+    for ours, answer, theirs in ((V0, b"\x07" + bytes(49), 7), (V2, bytes(49), 0)):
         connection = Connection(KEYS[0], now=0.0, dialect=ours)
         connection.open(KEYS[1].public_key)
-        answer = GO.encode(CHANNEL_OPENED, 0, bytes(theirs.channel_opened_bytes))
-        assert ends(connection.receive_data(answer, 0.0)) == [(ChannelEndReason.MALFORMED, True)]
+        said(connection)
+        events = connection.receive_data(GO.encode(CHANNEL_OPENED, 0, answer), 0.0)
+        assert ends(events) == [(ChannelEndReason.DIALECT, True)]
+        assert isinstance(end_error(ChannelEndReason.DIALECT), OtherDialect)
+        assert said(connection) == [(CHANNEL_CLOSED, theirs, b"")]
 
 
 @pytest.mark.parametrize("data", ["0000", "000104", "ffff04"])
