@@ -151,6 +151,26 @@ def test_some_programs_are_of_the_version_before(zone: Zone) -> None:
     assert seen[True] > 20 and seen[False] > 1000
 
 
+def test_some_relays_are_of_the_messaging_system(tmp_path: Path) -> None:
+    """Lines about them say so, and clients speak both protocols with one key."""
+    truth = generate(tmp_path, events=6_000, seed=4, relays=4, workers=1)
+    protocols = truth.planted["protocols"]
+    assert sorted(protocols.values()) == ["dmsg", "dmsg", "dmsg", "messaging"]
+    values = [json.loads(line) for path in tmp_path.rglob("*.zst") for line in lines_of(path)]
+    told = [value for value in values if value["event"] in ADDED and value["role"] in ("server", "client")]
+    for value in told:
+        relay = value.get("server", value.get("public_key"))
+        assert value.get("protocol", "dmsg") == (protocols[relay] if relay else value.get("protocol", "dmsg"))
+        leaves = json.loads(value.get("attempts", "[]"))
+        assert {protocols[leaf["server"]] for leaf in leaves if leaf["server"]} <= {value.get("protocol", "dmsg")}
+    dials = [value for value in told if value["event"] == "dial_finished"]
+    assert truth.dials["messaging"] == sum(value.get("protocol") == "messaging" for value in dials) > 10
+    spoken: dict[str, set[str]] = {}
+    for value in dials:
+        spoken.setdefault(value["initiator"], set()).add(value.get("protocol", "dmsg"))
+    assert {"dmsg", "messaging"} in spoken.values() and {"dmsg"} in spoken.values()
+
+
 def test_both_ends_and_the_relay_tell_the_same_story(tmp_path: Path) -> None:
     """Every transport a client opened was opened on its relay, with the same bytes at its end."""
     generate(tmp_path, events=6_000, seed=4, workers=1)

@@ -40,7 +40,7 @@ def oracle(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Ora
     """Ten thousand lines through everything."""
     out, tables = tmp_path_factory.mktemp("landing"), str(tmp_path_factory.mktemp("tables"))
     shares: dict[str, Any] = {"corrupt": 0.01, "duplicates": 0.03, "late": 0.02, "missing": 0.005, "newer": 0.005}
-    truth = generate(out, events=10_000, seed=23, days=2, relays=3, clients=6, workers=1, **shares)
+    truth = generate(out, events=10_000, seed=23, days=2, relays=4, clients=6, workers=1, **shares)
     summary = ingest(spark, str(out), tables)
     return Oracle(Zone(truth, out).read(), tables, summary, build_tables(spark, tables))
 

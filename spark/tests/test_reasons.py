@@ -33,7 +33,9 @@ def test_what_is_sought_can_be_there(sought: tuple[str, ...]) -> None:
 
 
 def test_generated_lines_have_reasons_of_the_list() -> None:
-    found = {reason for _, reason, _ in texts.TRIED.values()} | {reason for _, reason in texts.STRANGE}
+    found = {reason for _, reason, _ in texts.TRIED.values()} | {
+        reason for strange in texts.STRANGE.values() for _, reason in strange
+    }
     found |= set(texts.REFUSALS.values()) | set(texts.NAMES.values())
     found |= {reason for ends in texts.ENDS.values() for reason in ends}
     found |= {texts.NOT_FOUND, texts.WRONG_TIME, texts.DOWN}

@@ -123,7 +123,10 @@ def _ends(world: World, rng: np.random.Generator, is_slow: Bools) -> tuple[Ints,
 
 
 def _ids(session: Ints, open_at: Floats, close_at: Floats, parity: int) -> Ints:
-    """Ids as a connection gives them out: one after the other, round and round, never one that is in use."""
+    """Ids as a connection gives them out: one after the other, round and round, never one that is in use.
+
+    Those of channels, which have one byte, are no exception here.
+    """
     order = np.lexsort((open_at, session))
     ids = np.zeros(len(session), np.int64)
     owner = session[order]

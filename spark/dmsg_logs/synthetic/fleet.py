@@ -22,6 +22,10 @@ START: Final = 1_767_571_200.0
 DAY_S: Final = 86_400.0
 HOUR_S: Final = 3_600.0
 _FIELD: Final = 2**256 - 2**32 - 977
+#: What relays speak; every fourth one is of the messaging system.
+DMSG: Final = "dmsg"
+MESSAGING: Final = "messaging"
+_MESSAGING_SHARE: Final = 4
 #: Homes of a client: the relays its entry names.
 HOMES: Final = 3
 
@@ -51,17 +55,24 @@ def public_key(*words: object) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """One program: a relay, a client, discovery or a shipper. ``name`` is what its lines carry under ``node``."""
+    """One program: a relay, a client, discovery or a shipper. ``name`` is what its lines carry under ``node``.
+
+    ``protocol`` is what a relay speaks, and empty for others.
+    """
 
     role: str
     key: str
     name: str
     address: str
+    protocol: str = ""
 
     @property
     def older(self) -> bool:
-        """Whether it runs the version of the program before this one: about every ninth relay and client does."""
-        return bool(self.key) and self.key[-2:] > "e2"
+        """Whether it runs the version of the program before this one: about every ninth relay and client does.
+
+        That version knows of one protocol only.
+        """
+        return self.protocol != MESSAGING and bool(self.key) and self.key[-2:] > "e2"
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +113,12 @@ class Sessions:
 
 @dataclass(slots=True)
 class Fleet:
-    """All of it. Indices of nodes: relays first, then clients, then discovery, then a shipper for each relay."""
+    """All of it. Indices of nodes: relays first, then clients, then discovery, then a shipper for each relay.
+
+    Of the relays those of the messaging system come last. Every client speaks dmsg and about every other one the messaging
+    system as well, with the same key and in the same log (``bilingual``, by client). ``homes`` are the relays of either
+    protocol that a client's entries name, a row for each client, -1 where there are fewer.
+    """
 
     start: float
     end: float
@@ -111,7 +127,9 @@ class Fleet:
     clients: int
     runs: list[Run] = field(default_factory=list)
     outages: list[Outage] = field(default_factory=list)
-    homes: Ints = field(default_factory=lambda: np.zeros((0, HOMES), np.int64))
+    dmsg_relays: int = 0
+    bilingual: Bools = field(default_factory=lambda: np.zeros(0, np.bool_))
+    homes: dict[str, Ints] = field(default_factory=dict)
     slow: int = -1
     failing: int = -1
     dark: int = -1
@@ -124,6 +142,10 @@ class Fleet:
         """Index of discovery."""
         return self.relays + self.clients
 
+    def speaks(self, client: int, relay: int) -> bool:
+        """Whether two nodes can be connected."""
+        return relay < self.dmsg_relays or bool(self.bilingual[client - self.relays])
+
     def runs_of(self, node: int) -> list[Run]:
         """The runs of one node, in order."""
         return [run for run in self.runs if run.node == node]
@@ -131,28 +153,47 @@ class Fleet:
 
 def make_fleet(rng: np.random.Generator, seed: int, *, relays: int, clients: int, start: float, days: int) -> Fleet:
     """A fleet of ``relays`` (two or more) and ``clients`` (four or more) with everything that is planted in it."""
-    nodes = [_node("server", seed, at, f"198.51.{at // 200}.{at % 200 + 10}:8080") for at in range(relays)]
+    dmsg_relays = relays - relays // _MESSAGING_SHARE
+    protocols = [DMSG if at < dmsg_relays else MESSAGING for at in range(relays)]
+    nodes = [
+        _node("server", seed, at, f"198.51.{at // 200}.{at % 200 + 10}:8080", protocol)
+        for at, protocol in enumerate(protocols)
+    ]
     nodes += [_node("client", seed, at, f"10.{at // 40000}.{at // 200 % 200}.{at % 200 + 10}") for at in range(clients)]
     nodes.append(Node("discovery", "", "discovery", "tcp:9090"))
     nodes += [Node("shipper", "", "shipper", "")] * relays
     fleet = Fleet(start, start + days * DAY_S, nodes, relays, clients)
-    fleet.dark, fleet.slow, fleet.failing, fleet.victim = 0, 1, 2 % relays, 3 % relays
+    fleet.dmsg_relays = dmsg_relays
+    fleet.bilingual = np.array(
+        [at % 2 == 0 and not node.older for at, node in enumerate(nodes[relays : relays + clients])]
+    )
+    fleet.dark, fleet.slow, fleet.failing, fleet.victim = 0, 1, 2 % dmsg_relays, 3 % dmsg_relays
     odd = rng.permutation(clients) + relays
     abusers = max(1, clients // 40)
     fleet.abusers = np.sort(odd[:abusers])
     fleet.liars = np.sort(odd[abusers : abusers + max(1, clients // 50)])
-    weights = rng.dirichlet(np.full(relays, 20.0))
-    some = min(HOMES, relays)
-    fleet.homes = np.stack([rng.choice(relays, some, replace=False, p=weights) for _ in range(clients)])
+    fleet.homes = {DMSG: _choose_homes(rng, 0, dmsg_relays, clients)}
+    if dmsg_relays < relays:
+        fleet.homes[MESSAGING] = _choose_homes(rng, dmsg_relays, relays, clients)
     fleet.outages = _plan_outages(fleet, rng)
     for node in range(len(nodes)):
         fleet.runs += _plan_runs(fleet, node, rng)
     return fleet
 
 
-def _node(role: str, seed: int, at: int, address: str) -> Node:
+def _node(role: str, seed: int, at: int, address: str, protocol: str = "") -> Node:
     key = public_key("dmsg-logs", seed, role, at)
-    return Node(role, key, key[:16], address)
+    return Node(role, key, key[:16], address, protocol)
+
+
+def _choose_homes(rng: np.random.Generator, first: int, end: int, clients: int) -> Ints:
+    """Some of the relays from ``first`` to ``end`` (exclusive) for each client."""
+    count = end - first
+    weights, some = rng.dirichlet(np.full(count, 20.0)), min(HOMES, count)
+    homes = np.full((clients, HOMES), -1, np.int64)
+    for row in homes:
+        row[:some] = first + rng.choice(count, some, replace=False, p=weights)
+    return homes
 
 
 def _plan_outages(fleet: Fleet, rng: np.random.Generator) -> list[Outage]:
@@ -198,7 +239,7 @@ def _plan_runs(fleet: Fleet, node: int, rng: np.random.Generator) -> list[Run]:
 
 
 def make_sessions(fleet: Fleet, rng: np.random.Generator) -> Sessions:
-    """Who was connected to whom: every client to every relay whenever both run, except for breaks."""
+    """Who was connected to whom: every client to every relay it can talk to whenever both run, except for breaks."""
     rows: list[tuple[int, int, float, float, int, bool]] = []
     abusers = set(fleet.abusers.tolist())
     runs: list[list[Run]] = [[] for _ in fleet.nodes]
@@ -207,6 +248,8 @@ def make_sessions(fleet: Fleet, rng: np.random.Generator) -> Sessions:
     for client in range(fleet.relays, fleet.relays + fleet.clients):
         mean_s = 8 * HOUR_S if client in abusers else 30 * HOUR_S
         for relay in range(fleet.relays):
+            if not fleet.speaks(client, relay):
+                continue
             for own in runs[client]:
                 first = True
                 for theirs in runs[relay]:
@@ -307,6 +350,7 @@ def as_dict(fleet: Fleet) -> dict[str, Any]:
         return fleet.nodes[node].key
 
     return {
+        "protocols": {node.key: node.protocol for node in fleet.nodes[: fleet.relays]},
         "slow_relay": key(fleet.slow),
         "failing_relay": key(fleet.failing),
         "outages": [

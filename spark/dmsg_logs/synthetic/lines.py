@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from dmsg_logs.synthetic.facts import CODES, NEVER_OPENED_FROM, Facts
-from dmsg_logs.synthetic.fleet import End, Ints, public_key
+from dmsg_logs.synthetic.fleet import DMSG, MESSAGING, End, Ints, public_key
 from dmsg_logs.synthetic.texts import (
     DISCOVERY_OUTCOMES,
     DOWN,
@@ -39,6 +39,7 @@ class Scribe:
         self._timeline = timeline
         self._facts = facts
         self._keys = np.array([node.key for node in world.fleet.nodes], object)
+        self._protocols = np.array([node.protocol for node in world.fleet.nodes], object)
         self._addresses = np.array([node.address for node in world.fleet.nodes], object)
         self._ghosts = np.array([public_key("dmsg-logs", seed, "ghost", number) for number in range(64)], object)
         self._makers: dict[Kind, Callable[[Ints], Columns]] = {
@@ -93,7 +94,12 @@ class Scribe:
 
     def _started(self, ref: Ints) -> Columns:
         nodes = [self._world.fleet.nodes[self._world.fleet.runs[one].node] for one in ref.tolist()]
-        return {"public_key": [one.key for one in nodes], "address": [one.address for one in nodes], "version": "0.1.0"}
+        return {
+            "public_key": [one.key for one in nodes],
+            "address": [one.address for one in nodes],
+            "version": "0.1.0",
+            "protocol": [one.protocol for one in nodes],
+        }
 
     def _drained(self, ref: Ints) -> Columns:
         return {"elapsed_ms": (ref * 1.25 + 12.0).tolist(), "transports": (ref % 3).tolist()}
@@ -111,7 +117,12 @@ class Scribe:
             "remote": self._keys[sessions.client[ref]].tolist(),
             "address": self._addresses[sessions.client[ref]].tolist(),
             "handshake_ms": sessions.handshake_ms[ref].tolist(),
-            "extended": ["true" if one % 10 else "false" for one in sessions.client[ref].tolist()],
+            "extended": [
+                "true" if client % 10 and protocol == DMSG else "false"
+                for client, protocol in zip(
+                    sessions.client[ref].tolist(), self._protocols[sessions.relay[ref]].tolist(), strict=True
+                )
+            ],
         }
 
     def _connection_closed(self, ref: Ints) -> Columns:
@@ -130,7 +141,8 @@ class Scribe:
 
     def _handshake_failed(self, ref: Ints) -> Columns:
         strangers = self._world.strangers
-        whys = [STRANGE[one] for one in strangers.why[ref].tolist()]
+        spoken = self._protocols[strangers.relay[ref]].tolist()
+        whys = [STRANGE[each][one] for each, one in zip(spoken, strangers.why[ref].tolist(), strict=True)]
         return {
             "address": [
                 self._addresses[one] if one >= 0 else f"203.0.{-one // 250}.{-one % 250}"
@@ -170,6 +182,7 @@ class Scribe:
             "initiator": self._keys[dials.initiator[dial]].tolist(),
             "responder": self._keys[dials.responder[dial]].tolist(),
             "server": self._keys[segments.relay[segment]].tolist(),
+            "protocol": self._protocols[segments.relay[segment]].tolist(),
         }
 
     def _relay_opened(self, ref: Ints) -> Columns:
@@ -226,6 +239,7 @@ class Scribe:
             "security": "unknown",
             "opened_id": ids,
             "opened_server": server,
+            "protocol": self._protocols[dials.relay[dial, step]].tolist(),
         }
 
     def _security(self, segment: Ints) -> Sequence[str]:
@@ -289,6 +303,7 @@ class Scribe:
             "attempts": [tree for tree, _ in trees],
             "security": np.where(ok, security, "").tolist(),
             "initiator": self._keys[dials.initiator[dial]].tolist(),
+            "protocol": np.where(dials.messaging[dial], MESSAGING, DMSG).tolist(),
         }
 
     def _tree(self, dial: int) -> tuple[str, str]:
@@ -324,6 +339,7 @@ class Scribe:
             "reason": np.where(sessions.first[ref], "first", "reconnect").tolist(),
             "duration_s": (sessions.handshake_ms[ref] / 900.0).tolist(),
             "attempt": [1] * len(ref),
+            "protocol": self._protocols[sessions.relay[ref]].tolist(),
         }
 
     def _session_down(self, ref: Ints) -> Columns:
@@ -333,6 +349,7 @@ class Scribe:
             "reason": [ENDS[End(one)][1] for one in sessions.kind[ref].tolist()],
             "duration_s": (sessions.end - sessions.start)[ref].tolist(),
             "attempt": [0] * len(ref),
+            "protocol": self._protocols[sessions.relay[ref]].tolist(),
         }
 
     def _session_failed(self, ref: Ints) -> Columns:
@@ -341,6 +358,7 @@ class Scribe:
             "server": self._keys[waits.relay[ref]].tolist(),
             "reason": "connection refused",
             "attempt": waits.attempt[ref].tolist(),
+            "protocol": self._protocols[waits.relay[ref]].tolist(),
         }
 
     # --- discovery ---------------------------------------------------------------------------------------------------

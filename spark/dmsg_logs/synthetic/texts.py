@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from dmsg_logs.schemas import ENVELOPE, EVENTS
 from dmsg_logs.synthetic.facts import CODES
-from dmsg_logs.synthetic.fleet import End
+from dmsg_logs.synthetic.fleet import DMSG, MESSAGING, End
 from dmsg_logs.synthetic.timeline import Kind
 from dmsg_logs.synthetic.traffic import Outcome
 
@@ -64,7 +64,10 @@ TRIED: Final = {
     Outcome.LIE: ("accept", "handshake_timeout", "handshake timeout"),
 }
 #: Fields that came with the current version of an event; programs that were not updated do not write them.
-ADDED: Final = {"transport_closed": ("opened_id", "opened_server"), "dial_finished": ("initiator",)}
+ADDED: Final = dict.fromkeys(
+    ("server_started", "transport_opened", "transport_closed", "dial_finished", "session_up", "session_down"),
+    ("protocol",),
+)
 STAGES: Final = ("discovery", "connect", "handshake", "request", "accept")
 DISCOVERY_OUTCOMES: Final = (Outcome.NO_ENTRY, Outcome.UNAVAILABLE, Outcome.NO_COMMON_SERVER)
 REFUSALS: Final = {
@@ -72,12 +75,21 @@ REFUSALS: Final = {
     Outcome.BUSY: "busy",
     Outcome.RATE_LIMITED: "rate_limited",
 }
-STRANGE: Final = (
-    ("handshake", "message 1 does not open"),
-    ("handshake", "timeout"),
-    ("handshake", "closed by peer"),
-    ("handshake", "message over the limit"),
-)
+#: Stage and reason of a failed handshake at a relay of each protocol.
+STRANGE: Final = {
+    DMSG: (
+        ("handshake", "message 1 does not open"),
+        ("handshake", "timeout"),
+        ("handshake", "closed by peer"),
+        ("handshake", "message over the limit"),
+    ),
+    MESSAGING: (
+        ("handshake", "not JSON"),
+        ("handshake", "timeout"),
+        ("handshake", "closed by peer"),
+        ("handshake", "sig2 does not verify"),
+    ),
+}
 NAMES: Final = {code: name for name, code in CODES.items()}
 #: How a session ends: the reason in the relay's line and in the client's.
 ENDS: Final = {

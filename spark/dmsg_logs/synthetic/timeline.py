@@ -207,6 +207,8 @@ def _make_waits(fleet: Fleet, rng: np.random.Generator) -> Waits:
         if outage.up - outage.down < 60:
             continue
         for client in range(fleet.relays, fleet.relays + fleet.clients):
+            if not fleet.speaks(client, outage.relay):
+                continue
             at, pause, attempt = outage.down + 0.6, 3.0, 1
             while at < outage.up:
                 rows.append((client, outage.relay, at, attempt))

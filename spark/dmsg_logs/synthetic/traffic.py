@@ -12,7 +12,20 @@ from typing import Final
 
 import numpy as np
 
-from dmsg_logs.synthetic.fleet import DAY_S, HOUR_S, Bools, End, Fleet, Floats, Ints, RunIndex, SessionIndex, Sessions
+from dmsg_logs.synthetic.fleet import (
+    DAY_S,
+    DMSG,
+    HOUR_S,
+    MESSAGING,
+    Bools,
+    End,
+    Fleet,
+    Floats,
+    Ints,
+    RunIndex,
+    SessionIndex,
+    Sessions,
+)
 
 #: Tries of one dial, each through another relay.
 TRIES: Final = 3
@@ -20,6 +33,8 @@ TRIES: Final = 3
 _STAGGER_MS: Final = 250.0
 _DIAL_TIMEOUT_MS: Final = 10_000.0
 _GHOSTS: Final = 40
+#: Share of the dials between two clients that both speak the messaging system that go by it.
+_BY_MESSAGING: Final = 0.4
 
 
 class Outcome(IntEnum):
@@ -69,6 +84,7 @@ class Dials:
     responder: Ints
     ghost: Ints  # number of a key that is no node's, -1 for an ordinary target
     e2e: Bools
+    messaging: Bools  # of the messaging system; the others are of dmsg
     relay: Ints
     outcome: Ints
     elapsed_ms: Floats
@@ -148,12 +164,15 @@ def make_dials(fleet: Fleet, sessions: SessionIndex, rng: np.random.Generator, c
     at, initiator, responder = at[keep], initiator[keep], responder[keep]
     is_bad, is_lie = is_bad[keep], is_lie[keep]
     n = len(keep)
+    both = fleet.bilingual[initiator - fleet.relays] & fleet.bilingual[responder - fleet.relays]
+    messaging = both & ~is_lie & (rng.random(n) < _BY_MESSAGING) & (MESSAGING in fleet.homes)
     dials = Dials(
         at,
         initiator,
         responder,
         np.where(rng.random(n) < np.where(is_bad, 0.12, 0.004), rng.integers(0, _GHOSTS, n), -1),
-        rng.random(n) < 0.8,
+        (rng.random(n) < 0.8) | messaging,
+        messaging,
         np.zeros((n, TRIES), np.int64),
         np.full((n, TRIES), Outcome.NOT_TRIED, np.int64),
         np.zeros((n, TRIES)),
@@ -170,9 +189,13 @@ def _try(
 ) -> None:
     """Let every dial go through the homes of its responder, one after the other, until one works."""
     n = len(dials.at)
-    homes = fleet.homes[dials.responder - fleet.relays]
-    picks = np.argsort(rng.random((n, homes.shape[1])), axis=1)
-    dials.relay[:, : homes.shape[1]] = np.take_along_axis(homes, picks, axis=1)
+    responder = dials.responder - fleet.relays
+    homes = fleet.homes[DMSG][responder]
+    if MESSAGING in fleet.homes:
+        homes = np.where(dials.messaging[:, None], fleet.homes[MESSAGING][responder], homes)
+    picks = np.argsort(rng.random(homes.shape) + (homes < 0), axis=1)
+    homes = np.take_along_axis(homes, picks, axis=1)
+    dials.relay = np.maximum(homes, 0)
     pending = dials.ghost < 0
     dials.outcome[~pending, 0] = Outcome.NO_ENTRY
     odd = rng.random(n)
@@ -184,8 +207,8 @@ def _try(
     dials.elapsed_ms[is_lie, 0] = rng.uniform(3000, 9000, int(is_lie.sum()))
     pending &= ~is_lie
     began = dials.look_up_ms.copy()
-    for step in range(homes.shape[1]):
-        rows = np.flatnonzero(pending)
+    for step in range(TRIES):
+        rows = np.flatnonzero(pending & (homes[:, step] >= 0))
         if not len(rows):
             break
         outcome, own_ms = _one_try(fleet, sessions, rng, dials, rows, step, is_bad[rows])
@@ -336,7 +359,7 @@ def _resume(
     segments: Segments,
     offset: int,
 ) -> Segments | None:
-    """Cut segments whose path ends before they do; the end-to-end ones among them go on over another relay."""
+    """Cut segments whose path ends before they do; the end-to-end ones of dmsg among them go on over another relay."""
     own_end, other_end = sessions.end[segments.session], sessions.end[segments.other]
     end = np.minimum(own_end, other_end)
     is_cut = segments.close_at >= end
@@ -347,12 +370,13 @@ def _resume(
     planned = segments.close_at.copy()
     segments.close_at[is_cut] = end[is_cut]
     resumable = np.isin(kind, (End.KILLED, End.DRAINED, End.BROKEN)) & is_cut & dials.e2e[segments.dial]
+    resumable &= ~dials.messaging[segments.dial]
     cut = np.flatnonzero(resumable)
     if not len(cut):
         return None
     gap_s = 0.15 + rng.lognormal(np.log(0.6), 0.8, len(cut))
     at = end[cut] + gap_s
-    relay = (segments.relay[cut] + 1 + rng.integers(0, max(1, fleet.relays - 1), len(cut))) % fleet.relays
+    relay = (segments.relay[cut] + 1 + rng.integers(0, max(1, fleet.dmsg_relays - 1), len(cut))) % fleet.dmsg_relays
     close_at = np.maximum(planned[cut], at + rng.exponential(40.0, len(cut)) + 0.5)
     accept_ms = rng.lognormal(np.log(40.0), 0.5, len(cut))
     more = _place(fleet, index, dials, segments.dial[cut], relay, at, close_at, accept_ms, cut + offset, gap_s * 1000)

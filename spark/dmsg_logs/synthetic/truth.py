@@ -54,9 +54,9 @@ class Truth:
     #: a run each: role, node, boot, lines, seq_sum, seq_square_sum (modulo 2**61 - 1), first_seq, last_seq, gaps, gap_lines,
     #: dup, corrupt, missing, late_lines, events_dropped, ended, files
     runs: list[dict[str, Any]]
-    #: relay -> counts of what the relay itself wrote
+    #: relay -> counts of what the relay itself wrote; ``planted["protocols"]`` has what each one speaks
     relays: dict[str, dict[str, int]]
-    #: all, ok, failed
+    #: all, ok, failed, and those of the messaging system
     dials: dict[str, int]
     #: relay (empty for discovery's stages) -> "stage/reason" -> leaves in trees of attempts
     dial_failures: dict[str, dict[str, int]]
@@ -117,7 +117,7 @@ def make_truth(
         dates=_dates(timeline, good),
         runs=_runs(world, timeline, plan, good, files),
         relays=_relays(world, timeline, facts, good),
-        dials=_dials(timeline, good),
+        dials=_dials(world, timeline, good),
         dial_failures=_dial_failures(world, timeline, good),
         resumptions=_resumptions(world, timeline, good),
         planted=as_dict(world.fleet),
@@ -215,16 +215,25 @@ def _relays(world: World, timeline: Timeline, facts: Facts, good: Bools) -> dict
     return result
 
 
-def _dials(timeline: Timeline, good: Bools) -> dict[str, int]:
-    refs = timeline.ref[good & (timeline.kind == Kind.DIAL)]
-    ok = int((refs >= 0).sum())
-    return {"all": len(refs), "ok": ok, "failed": len(refs) - ok}
+def _dials(world: World, timeline: Timeline, good: Bools) -> dict[str, int]:
+    refs = _dial_refs(timeline, good)
+    ok, messaging = int((refs >= 0).sum()), int(world.dials.messaging[_dials_of(world, refs)].sum())
+    return {"all": len(refs), "ok": ok, "failed": len(refs) - ok, "messaging": messaging}
+
+
+def _dial_refs(timeline: Timeline, good: Bools) -> Ints:
+    refs: Ints = timeline.ref[good & (timeline.kind == Kind.DIAL)].astype(np.int64)
+    return refs
+
+
+def _dials_of(world: World, refs: Ints) -> Ints:
+    """The dials that lines about dials are of."""
+    return np.where(refs >= 0, world.segments.dial[np.maximum(refs, 0)], -1 - refs)
 
 
 def _dial_failures(world: World, timeline: Timeline, good: Bools) -> dict[str, dict[str, int]]:
     dials = world.dials
-    refs = timeline.ref[good & (timeline.kind == Kind.DIAL)].astype(np.int64)
-    dial = np.where(refs >= 0, world.segments.dial[np.maximum(refs, 0)], -1 - refs)
+    dial = _dials_of(world, _dial_refs(timeline, good))
     outcome, relay = dials.outcome[dial], dials.relay[dial]
     told = ~np.isin(outcome, (Outcome.OK, Outcome.NOT_TRIED)) & (
         dials.elapsed_ms[dial] <= dials.finish_ms[dial][:, None]
