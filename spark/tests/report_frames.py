@@ -97,7 +97,8 @@ def _relay(rows: dict[str, list[dict[str, Any]]], random: Random, relay: str, in
     slow = 9 if index == 4 else 1
     rows["relays"].append(
         {
-            **{"relay": relay, "connections": int(2000 * weight), "connections_max": most, "bytes": total},
+            **{"relay": relay, "protocol": protocol_of(index)},
+            **{"connections": int(2000 * weight), "connections_max": most, "bytes": total},
             **{
                 "transports": int(260_000 * weight),
                 "refused": 0,
@@ -108,6 +109,11 @@ def _relay(rows: dict[str, list[dict[str, Any]]], random: Random, relay: str, in
             **{"accept_p50": 40.0 * slow, "accept_p95": 210.2, "accept_p99": 810.0 * slow},
         }
     )
+
+
+def protocol_of(index: int) -> str:
+    """What a relay speaks; the third one is of the messaging system."""
+    return "messaging" if index == 2 else "dmsg"
 
 
 def _moment(rows: dict[str, list[dict[str, Any]]], random: Random, at: int, names: list[str]) -> None:
@@ -156,8 +162,8 @@ def _dials(rows: dict[str, list[dict[str, Any]]], random: Random, names: list[st
         for index, relay in enumerate(names):
             attempts = int(scale * random.uniform(0.2, 2.5) * (5 if index == 4 else 1))
             row = {"stage": stage, "reason": reason, "relay": relay, "attempts": attempts, "clients": 1 + attempts // 9}
-            rows["dial_failures"].append({**row, "p50": 120.0, "p99": 4990.0})
-    row = {"stage": "discovery", "reason": "not_found", "relay": "", "attempts": 610, "clients": 44}
+            rows["dial_failures"].append({**row, "protocol": protocol_of(index), "p50": 120.0, "p99": 4990.0})
+    row = {"stage": "discovery", "reason": "not_found", "relay": "", "protocol": "dmsg", "attempts": 610, "clients": 44}
     rows["dial_failures"].append({**row, "p50": 12.0, "p99": 90.0})
     rows["dial_failures"].sort(key=lambda each: -each["attempts"])
 

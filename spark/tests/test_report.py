@@ -87,6 +87,18 @@ def test_what_is_worth_a_look_stands_in_the_overview() -> None:
     assert "Nothing stands out" not in overview
 
 
+def test_relays_are_listed_with_what_they_speak_and_compared_with_their_like() -> None:
+    data = report_data()
+    relays = data.frames["relays"].copy()
+    relays["protocol"] = ["messaging" if index in (2, 4) else "dmsg" for index in range(len(relays))]  # 4 is slow
+    data = ReportData(data.since, data.until, data.bucket_s, data.totals, {**data.frames, "relays": relays})
+
+    sections = Outline(render(data, ranks=ranks_for(data))).sections
+
+    assert all(sections[name]["text"].count("messaging") >= 1 for name in ("league", "dials", "forecast"))
+    assert "is slow" not in sections["overview"]["text"], "there are too few of its protocol to say so"
+
+
 def test_a_quiet_fleet_has_nothing_worth_a_look() -> None:
     data = report_data()
     frames = {**data.frames, "abuse": data.frames["abuse"][:0], "quality": data.frames["quality"][:0]}

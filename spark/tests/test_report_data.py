@@ -55,7 +55,8 @@ def hour(relay: str, at: int, **figures: int) -> dict[str, Any]:
         ),
         0,
     )
-    return {"relay": relay, "hour": moment(at), "date": date(at), **counted, **figures}
+    protocol = "messaging" if relay == OTHER_RELAY else "dmsg"
+    return {"relay": relay, "protocol": protocol, "hour": moment(at), "date": date(at), **counted, **figures}
 
 
 def event(name: str, at: float, **fields: Any) -> dict[str, Any]:
@@ -121,7 +122,10 @@ def small_fleet() -> Rows:
             event("discovery_request", DAY + 9.6, method="GET", path="entry", status=503, elapsed_ms=6.0),
         ],
         "dial_failures": [
-            {"date": date(at), "relay": RELAY, "stage": "connect", "reason": "timeout", "attempts": n, "clients": n}
+            {
+                **{"date": date(at), "relay": RELAY, "protocol": "dmsg", "stage": "connect", "reason": "timeout"},
+                **{"attempts": n, "clients": n},
+            }
             for at, n in ((DAY, 3), (next_day, 4))
         ],
         "resumptions": [
@@ -256,7 +260,8 @@ def test_frames_have_their_columns(data: ReportData) -> None:
 
 
 def test_load(data: ReportData) -> None:
-    assert [row["relay"] for row in data.rows("relays")] == [OTHER_RELAY, RELAY]
+    relays = [(row["relay"], row["protocol"]) for row in data.rows("relays")]
+    assert relays == [(OTHER_RELAY, "messaging"), (RELAY, "dmsg")]
     assert one(data, "load", relay=RELAY, at=DAY + HOUR_S)["bytes"] == 1000
     assert one(data, "fleet", at=DAY + DAY_S) == {
         **{"at": DAY + DAY_S, "bytes": 4500, "connections": 7, "transports": 0, "failed": 1, "relays": 2}

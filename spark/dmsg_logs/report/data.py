@@ -57,6 +57,7 @@ FRAMES: Final[Mapping[str, tuple[str, ...]]] = {
     "relays": (
         *(
             "relay",
+            "protocol",
             "connections",
             "connections_max",
             "transports",
@@ -68,7 +69,7 @@ FRAMES: Final[Mapping[str, tuple[str, ...]]] = {
         ),
         *("handshake_p50", "handshake_p95", "handshake_p99", "accept_p50", "accept_p95", "accept_p99"),
     ),
-    "dial_failures": ("stage", "reason", "relay", "attempts", "clients", "p50", "p99"),
+    "dial_failures": ("stage", "reason", "relay", "protocol", "attempts", "clients", "p50", "p99"),
     "resumptions": ("date", "reason", "resumptions", "transports"),
     "resumption_times": ("reason", "count", "p50", "p95", "p99", "max"),
     "abuse": (

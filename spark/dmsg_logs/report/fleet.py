@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from statistics import median
 from typing import Any, Final
@@ -242,7 +243,7 @@ def league(data: ReportData, ranks: Mapping[str, Any] | None) -> Section:
         most,
     )
     cells = [_league_row(data, relay, rows.get(relay, {}), scores.get(relay), success.get(relay)) for relay in order]
-    heads = ["Relay", "Load~"]
+    heads = ["Relay", "Protocol~", "Load~"]
     heads += ["Score", "Success", "Latency", "Capacity", "Drops"] if scores else []
     heads += [
         "Ended well",
@@ -256,7 +257,7 @@ def league(data: ReportData, ranks: Mapping[str, Any] | None) -> Section:
         "Traffic",
     ]
     if not scores:
-        cells = [[*row[:2], *row[7:]] for row in cells]
+        cells = [[*row[:3], *row[8:]] for row in cells]
     numbers = table("Relays: scores and their parts, transports, latency, load", heads, cells, fold=False)
     notices = [
         f"Relay {text.key(relay)} has a score of {ends[relay]}."
@@ -295,6 +296,7 @@ def _league_row(
     parts = [_meter(score.get(name)) if score else text.NOTHING for name in ("success", "latency", "capacity", "drops")]
     return [
         text.key(relay),
+        text.shown(row.get("protocol") or ""),
         plots.spark(along(data.buckets(), mine, "at", "bytes"), "traffic over time") if mine else text.NOTHING,
         f"<b>{text.count(score.get('score'))}</b>" if score else "500",
         *parts,
@@ -315,12 +317,15 @@ def _meter(value: float | None) -> str:
 
 
 def _slow(rows: Mapping[str, Row]) -> Sequence[str]:
-    known = {relay: value for relay, row in rows.items() if (value := text.number(row["accept_p99"])) is not None}
-    if len(known) < 3:
-        return ()
-    usual = median(known.values())
-    return [
-        f"Relay {text.key(relay)} is slow: its p99 of accepts is {text.ms(value)}, {text.ms(usual)} is usual."
-        for relay, value in sorted(known.items(), key=lambda item: (-item[1], item[0]))
-        if value > SLOW_FACTOR * usual
-    ]
+    """Relays that are slow among those of their protocol."""
+    found = []
+    for protocol in sorted({str(row["protocol"]) for row in rows.values()}):
+        mine = {relay: row["accept_p99"] for relay, row in rows.items() if str(row["protocol"]) == protocol}
+        known = {relay: value for relay, p99 in mine.items() if (value := text.number(p99)) is not None}
+        usual = median(known.values()) if len(known) >= 3 else math.inf
+        found += [
+            f"Relay {text.key(relay)} is slow: its p99 of accepts is {text.ms(value)}, {text.ms(usual)} is usual."
+            for relay, value in sorted(known.items(), key=lambda item: (-item[1], item[0]))
+            if value > SLOW_FACTOR * usual
+        ]
+    return found

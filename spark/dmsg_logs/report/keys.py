@@ -75,6 +75,7 @@ def dials(data: ReportData) -> Section:
             text.shown(row["stage"]),
             text.shown(row["reason"]),
             text.key(row["relay"]),
+            text.shown(row["protocol"]),
             text.count(row["attempts"]),
             text.count(row["clients"]),
             text.ms(row["p50"]),
@@ -82,8 +83,17 @@ def dials(data: ReportData) -> Section:
         ]
         for row in rows[:30]
     ]
-    heads = ["Stage", "Reason", "Relay", "Attempts", "Clients (most in a day)", "p50, worst day", "p99, worst day"]
-    body += table("Failed attempts by stage, reason and relay", heads, listed, words=3)
+    heads = [
+        "Stage",
+        "Reason",
+        "Relay",
+        "Protocol",
+        "Attempts",
+        "Clients (most in a day)",
+        "p50, worst day",
+        "p99, worst day",
+    ]
+    body += table("Failed attempts by stage, reason and relay", heads, listed, words=4)
     notices = []
     if dialled and 1 - succeeded / dialled > MANY_FAILED:
         notices.append(f"{text.percent(dialled - succeeded, dialled)} of all dials fail.")

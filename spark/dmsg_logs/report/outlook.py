@@ -81,13 +81,13 @@ def forecast(data: ReportData) -> Section:
         "the bands of the relays are added up, as if all erred the same way."
     )
     body = side_by_side(*drawn)
-    relays = [str(row["relay"]) for row in data.rows("relays")]
-    small = [_small(data, relay, rows) for relay in relays[:SMALL_PLOTS]]
+    relays = data.rows("relays")
+    small = [_small(data, str(relay["relay"]), rows) for relay in relays[:SMALL_PLOTS]]
     if any(small):
         body += '<h3 class="over">Traffic of each relay, and the most it should carry</h3>'
         body += f'<div class="multiples">{"".join(small)}</div>'
     cells = [cell for relay in relays for cell in _ahead(data, relay, rows)]
-    heads = ["Relay", "What~", "Highest so far", "Highest ahead", "Low", "High", "Change"]
+    heads = ["Relay", "Protocol~", "What~", "Highest so far", "Highest ahead", "Low", "High", "Change"]
     return Section("forecast", title, reading, body + table("Forecast for each relay", heads, cells))
 
 
@@ -140,8 +140,8 @@ def _small(data: ReportData, relay: str, rows: Sequence[Row]) -> str:
     )
 
 
-def _ahead(data: ReportData, relay: str, rows: Sequence[Row]) -> list[list[str]]:
-    cells = []
+def _ahead(data: ReportData, one: Row, rows: Sequence[Row]) -> list[list[str]]:
+    relay, cells = str(one["relay"]), []
     for metric, name, form in _METRICS:
         mine = [row for row in rows if row["relay"] == relay and row["metric"] == metric]
         if not mine:
@@ -153,6 +153,7 @@ def _ahead(data: ReportData, relay: str, rows: Sequence[Row]) -> list[list[str]]
         cells.append(
             [
                 text.key(relay),
+                text.shown(one["protocol"]),
                 name,
                 form(before),
                 form(peak["value"]),

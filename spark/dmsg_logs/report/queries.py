@@ -149,6 +149,7 @@ def relays(read: Reader, since: int, until: int) -> pd.DataFrame:
         _hours(read("relay_hourly"), since, until)
         .groupBy("relay")
         .agg(
+            F.array_join(F.array_sort(F.collect_set("protocol")), ", ").alias("protocol"),
             _total("connections_opened", "connections"),
             F.max("connections_open_max").alias("connections_max"),
             _total("transports_opened", "transports"),
@@ -276,14 +277,14 @@ def dial_failures(read: Reader, since: int, until: int) -> pd.DataFrame:
     return _fetch(
         read("dial_failures")
         .where(_days(since, until))
-        .groupBy("stage", "reason", F.coalesce("relay", F.lit("")).alias("relay"))
+        .groupBy("stage", "reason", F.coalesce("relay", F.lit("")).alias("relay"), "protocol")
         .agg(
             _total("attempts"),
             F.max("clients").alias("clients"),
             F.max("elapsed_ms_p50").alias("p50"),
             F.max("elapsed_ms_p99").alias("p99"),
         )
-        .orderBy(F.desc("attempts"), "stage", "reason", "relay")
+        .orderBy(F.desc("attempts"), "stage", "reason", "relay", "protocol")
         .limit(TOP_DIALS)
     )
 
@@ -375,14 +376,13 @@ def history(read: Reader, since: int, until: int, relays: Sequence[str]) -> pd.D
 def forecast(read: Reader, relays: Sequence[str]) -> pd.DataFrame:
     """What relays are expected to carry, and the fleet as the relay "": the sums of values and of ends of intervals."""
     ahead = read("capacity_forecast").withColumn("day", _date("day", "day"))
-    fleet = ahead.groupBy("metric", "day").agg(
-        _total("value"),
-        _total("low"),
-        _total("high"),
-        F.min("history_days").alias("history_days"),
-        F.min("method").alias("method"),
-    )
-    both = fleet.withColumn("relay", F.lit("")).unionByName(ahead.where(F.col("relay").isin(list(relays))))
+    sums = [
+        *(_total(name) for name in ("value", "low", "high")),
+        *(F.min(name).alias(name) for name in ("history_days", "method")),
+    ]
+    fleet = ahead.groupBy("metric", "day").agg(*sums).withColumn("relay", F.lit(""))
+    some = ahead.where(F.col("relay").isin(list(relays))).groupBy("relay", "metric", "day").agg(*sums)
+    both = fleet.unionByName(some)
     return _fetch(both, "relay", "metric", "day")
 
 
