@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import pytest
 from event_rows import Event, events, node_of, rows_of
 from pyspark.sql import SparkSession
-from rank_fleet import ALICE, BOB, CLIENTS, GOOD, NOW, RELAYS, SLOW, TWIN, accepted, dial, session, step
+from rank_fleet import ALICE, BOB, CLIENTS, FAILING, GOOD, NOW, RELAYS, SLOW, TWIN, accepted, dial, session, step
 
 from dmsg_logs.ranks.document import WINDOW_S
 from dmsg_logs.tables.transforms.rank_evidence import UNANSWERED, relay_latency
@@ -72,6 +72,27 @@ def test_a_target_moves_its_vote_and_one_place(spark: SparkSession) -> None:
         assert max(votes) - min(votes) <= 1
     goods = [each[GOOD, node_of(ALICE)]["accept_sum"] for each in found]
     assert goods[3] - goods[2] > 0.5  # it is heard
+
+
+def test_relays_are_compared_with_those_of_their_protocol_only(spark: SparkSession) -> None:
+    """Alice speaks two protocols with one key. Sessions and answers of one of them take three times as long."""
+    old, new = {"protocol": "messaging"}, {"protocol": "dmsg"}
+    relays = [(GOOD, 1.0, new), (TWIN, 1.0, {}), (SLOW, 3.0, old), (FAILING, 3.0, old)]  # {}: of a program of before
+    lines = [(name, {**line, **more}) for relay, s, more in relays for name, line in [session(ALICE, relay, s)]]
+    for target, (relay, s, more) in zip(CLIENTS[2:6], relays, strict=True):
+        name, line = accepted(ALICE, target, relay, 100 * s)
+        lines.append((name, {**line, **more}))
+    found = compared(spark, lines)
+    assert len(found) == len(relays)
+    for row in found.values():
+        assert row["session"] == row["accept_sum"] / row["accept_targets"] == pytest.approx(0.5)
+
+
+def test_a_target_has_one_vote_however_many_protocols_it_answers_in(spark: SparkSession) -> None:
+    lines = [accepted(ALICE, CLIENTS[2], GOOD, 10, NOW - at) for at in range(50)]
+    lines += [(name, {**line, "protocol": "messaging"}) for name, line in lines]
+    [row] = compared(spark, lines).values()
+    assert row["accept_targets"] == pytest.approx(50 / 51, rel=0.01)
 
 
 @pytest.mark.parametrize("reason", UNANSWERED)

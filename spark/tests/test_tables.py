@@ -136,7 +136,8 @@ def test_transports_against_a_replay(spark: SparkSession, built: str) -> None:
 def test_hours_against_duckdb(built: str, oracle: duckdb.DuckDBPyConnection) -> None:
     """DuckDB makes the same of the lines, and reads what Spark has written."""
     per_hour = """
-        select server_of.public_key as relay, time_bucket(interval 1 hour, make_timestamp((ts * 1e6)::bigint)) as hour,
+        select server_of.public_key as relay, 'dmsg' as protocol,
+            time_bucket(interval 1 hour, make_timestamp((ts * 1e6)::bigint)) as hour,
             count_if(event = 'connection_opened'), count_if(event = 'connection_closed'),
             count_if(event = 'handshake_failed'), {handshake_ms}, count_if(event = 'transport_opened'),
             count_if(event = 'transport_closed' and duration_s > 0), count_if(event = 'transport_closed' and code > 0),

@@ -77,7 +77,7 @@ def test_capacity_forecast(spark: SparkSession) -> None:
         found = []
         for day in days:
             at = first + datetime.timedelta(days=day, hours=hour)
-            found.append((relay, at, at.date(), 1000 + day % 7, 10))
+            found.append((relay, "dmsg", at, at.date(), 1000 + day % 7, 10))
         return found
 
     hourly = spark.createDataFrame(
@@ -87,7 +87,7 @@ def test_capacity_forecast(spark: SparkSession) -> None:
             *hours(RELAY, range(1, 24), hour=5),
             *hours(OTHER_RELAY, [22, 23]),
         ],
-        "relay string, hour timestamp, date date, bytes long, connections_opened long",
+        "relay string, protocol string, hour timestamp, date date, bytes long, connections_opened long",
     )
     end = DAY + 23 * 86_400 + 3600.0  # in the middle of the last day
     runs = spark.createDataFrame([("server", end), ("client", end + 10**6)], "role string, last_at double")
@@ -129,8 +129,8 @@ class Given:
         rows = []
         for relay, at, connections in hours:
             moment = datetime.datetime.fromtimestamp(at, datetime.timezone.utc)
-            rows.append((relay, moment, moment.date(), 100 * connections, connections))
-        schema = "relay string, hour timestamp, date date, bytes long, connections_opened long"
+            rows.append((relay, "dmsg", moment, moment.date(), 100 * connections, connections))
+        schema = "relay string, protocol string, hour timestamp, date date, bytes long, connections_opened long"
         return self._spark.createDataFrame(rows, schema)
 
     def _runs(self, runs: list[tuple[float, float]]) -> DataFrame:
@@ -174,7 +174,7 @@ def test_one_wrong_clock_changes_no_forecast(
 
     rows = [tuple(row) for row in found.orderBy("day").collect()]
     days = [NEXT + datetime.timedelta(days=step) for step in range(len(WEEK))]
-    assert rows == [(RELAY, "connections", day, *[pytest.approx(3.0)] * 3, 10, "level") for day in days]
+    assert rows == [(RELAY, "dmsg", "connections", day, *[pytest.approx(3.0)] * 3, 10, "level") for day in days]
 
 
 def test_a_forged_relay_has_no_forecast_and_without_any_hour_there_is_none(spark: SparkSession) -> None:

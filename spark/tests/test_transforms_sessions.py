@@ -197,7 +197,7 @@ def test_log_quality(spark: SparkSession) -> None:
         **relay, "boot": BOOT, "files": 2, "lines": 5, "first_seq": 1, "last_seq": 200, "gaps": 3,
         "gap_lines": 1 + 60 + 135, "dup": 2, "corrupt": 1, "missing": 2, "late_lines": 1, "lateness_s_p50": 60.0,
         "lateness_s_p99": pytest.approx(60 + 0.96 * 99_960), "lateness_s_max": 100_020.0, "events_dropped": 9, "ended": True,
-        "first_at": DAY, "last_at": DAY + 4, "key": RELAY, "run_over": True
+        "first_at": DAY, "last_at": DAY + 4, "key": RELAY, "run_over": True, "protocol": "dmsg"
     }  # fmt: skip
     second = rows[relay["node"], LATER_BOOT]
     assert (second["key"], second["gaps"], second["gap_lines"]) == (RELAY, 0, 0), "the key is that of the node"

@@ -37,7 +37,7 @@ def capacity_forecast(relay_hourly: DataFrame, runs: DataFrame, latest: float = 
     hour = F.unix_timestamp("hour")
     daily = (
         relay_hourly.where(hour <= latest)
-        .groupBy("relay", "date")
+        .groupBy("relay", "protocol", "date")
         .agg(
             F.sum("bytes").alias("bytes"),
             F.sum("connections_opened").alias("connections"),
@@ -46,11 +46,11 @@ def capacity_forecast(relay_hourly: DataFrame, runs: DataFrame, latest: float = 
         )
     )
     told = runs.where("role = 'server'").where(F.col("last_at") <= latest).agg(F.max("last_at").alias("told"))
-    rows = daily.join(F.broadcast(told)).orderBy("relay", "date").collect()
+    rows = daily.join(F.broadcast(told)).orderBy("relay", "protocol", "date").collect()
     end = max((at for row in rows for at in (row["last_hour"], row["told"]) if at is not None), default=0)
-    relays: dict[str, list[Any]] = {}
+    relays: dict[tuple[str, str], list[Any]] = {}
     for row in rows:
-        relays.setdefault(row["relay"], []).append(row)
+        relays.setdefault((row["relay"], row["protocol"]), []).append(row)
     found = [each for relay, days in relays.items() for each in _relay(relay, _since_return(days), end)]
     return local_frame(relay_hourly.sparkSession, found, CAPACITY_FORECAST.schema)
 
@@ -61,7 +61,7 @@ def _since_return(days: list[Any]) -> list[Any]:
     return days[away[-1] :] if away else days
 
 
-def _relay(relay: str, days: list[Any], end: float) -> Iterator[tuple[Any, ...]]:
+def _relay(relay: tuple[str, str], days: list[Any], end: float) -> Iterator[tuple[Any, ...]]:
     last_day = datetime.datetime.fromtimestamp(end, datetime.timezone.utc).date()
     first = days[0]["date"] + (_DAY if days[0]["first_hour"] % _DAY_S >= _HOUR_S else datetime.timedelta())
     last = last_day if end % _DAY_S >= _DAY_S - _HOUR_S else last_day - _DAY
@@ -71,7 +71,7 @@ def _relay(relay: str, days: list[Any], end: float) -> Iterator[tuple[Any, ...]]
         history = [by_day.get(first + _DAY * step, 0.0) for step in range((last - first).days + 1)]
         outlook = forecast(history, [(day - last).days for day in ahead], max(by_day.values()))
         for day, (value, low, high) in zip(ahead, outlook.days, strict=True):
-            yield relay, metric, day, value, low, high, outlook.history_days, outlook.method
+            yield *relay, metric, day, value, low, high, outlook.history_days, outlook.method
 
 
 def _latest(accounts: DataFrame, runs: DataFrame) -> float:
@@ -94,6 +94,7 @@ CAPACITY_FORECAST: Final = Table(
     f"newest file are left out, and what a relay did before {AWAY_DAYS} days without lines.",
     (
         Column("relay", "string", "public key of the relay; its name where no line tells the key"),
+        Column("protocol", "string", "what it speaks: dmsg, messaging, …"),
         Column("metric", "string", "bytes: data of transports that end on the day; connections: that are opened on it"),
         Column("day", "date", "UTC date the forecast is for"),
         Column("value", "double", "expected value of the whole day", "bytes or connections"),

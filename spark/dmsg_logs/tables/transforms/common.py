@@ -11,6 +11,8 @@ from pyspark.sql import functions as F
 
 #: What names one run of one program.
 RUN: Final = ("role", "node", "boot")
+#: What lines are about that were written before programs told the protocol.
+FIRST_PROTOCOL: Final = "dmsg"
 #: Clocks of programs may run ahead of the one that stamps landed files by this much before what they tell is left out.
 CLOCK_SLACK_S: Final = 3600
 
@@ -45,6 +47,11 @@ def credible_until(earliest: float | None, landed_at: float | None, now: float) 
     """
     limits = [at + CLOCK_SLACK_S for at in (landed_at, now) if at is not None]
     return next((limit for limit in limits if earliest is None or earliest <= limit), math.inf)
+
+
+def protocol_of() -> Column:
+    """What a line about a relay, session, dial or transport is of, those of older versions included."""
+    return F.coalesce(F.nullif("protocol", F.lit("")), F.lit(FIRST_PROTOCOL)).alias("protocol")
 
 
 def total(column: Column | str) -> Column:

@@ -27,17 +27,18 @@ _CLOSING: Final = (
 
 
 def connections(events: DataFrame, runs: DataFrame) -> DataFrame:
-    """The table ``connections`` from the lines and ``log_quality`` (for runs that are over)."""
+    """The table ``connections`` from the lines and ``log_quality`` (for runs that are over, and what they speak)."""
     columns = dict.fromkeys([*_KEYS, "seq", "event", "address", "handshake_ms", "extended", *_CLOSING])
     paired = sessionise(only(events, OPENED, CLOSED).select(*columns), _KEYS, OPENED, CLOSED, _CLOSING)
     opening, closing = F.col("opening"), F.col("closing")
     opened_at = F.when(opening, F.col("ts"))
-    over = runs.where("run_over").select(*RUN, F.lit(True).alias("over"))
+    own = runs.where("run_over or protocol is not null").select(*RUN, "protocol", F.col("run_over").alias("over"))
     state = F.when(~opening, "unopened").when(closing.isNull(), "open").otherwise("closed")
-    return paired.join(F.broadcast(over), list(RUN), "left").select(
+    return paired.join(F.broadcast(own), list(RUN), "left").select(
         *_KEYS,
         F.coalesce("remote", "closing.remote").alias("remote"),
         F.when(opening, F.col("address")).alias("address"),
+        "protocol",
         state.alias("state"),
         opened_at.alias("opened_at"),
         F.col("closing.ts").alias("closed_at"),
@@ -64,6 +65,7 @@ CONNECTIONS: Final = Table(
         Column("conn", "long", "number of the connection in that run"),
         Column("remote", "string", "public key of the other side"),
         Column("address", "string", "network address of the other side; null if the opening line is missing"),
+        Column("protocol", "string", "what the server speaks: dmsg, messaging, …"),
         Column("state", "string", "closed; open: no closing line yet; unopened: the opening line is missing"),
         Column("opened_at", "double", "end of the handshake; null for unopened", "Unix s"),
         Column("closed_at", "double", "null for open", "Unix s"),

@@ -8,7 +8,7 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
 from dmsg_logs.tables.tabledef import Column, Inputs, Table, percentile_columns
-from dmsg_logs.tables.transforms.common import RUN, date_of, only, percentiles, spread
+from dmsg_logs.tables.transforms.common import RUN, date_of, only, percentiles, protocol_of, spread
 
 #: What ``dial_finished.attempts`` holds: a list with one object for each step that failed. A dial without any is ``[]``.
 ATTEMPTS: Final = "array<struct<stage: string, server: string, elapsed_ms: double, reason: string>>"
@@ -16,7 +16,7 @@ ATTEMPTS: Final = "array<struct<stage: string, server: string, elapsed_ms: doubl
 UNKNOWN: Final = "unknown"
 
 _POINTS: Final = (50, 99)
-_GROUP: Final = ("date", "relay", "stage", "reason")
+_GROUP: Final = ("date", "relay", "protocol", "stage", "reason")
 
 
 def dial_failures(events: DataFrame) -> DataFrame:
@@ -34,10 +34,11 @@ def dial_failures(events: DataFrame) -> DataFrame:
     return (
         only(events, "dial_finished")
         .where("not (ok and attempts = '[]')")
-        .select(*RUN, "seq", date_of(F.col("ts")).alias("date"), F.explode(steps).alias("step"))
+        .select(*RUN, "seq", date_of(F.col("ts")).alias("date"), protocol_of(), F.explode(steps).alias("step"))
         .select(
             "date",
             F.coalesce("step.server", F.lit("")).alias("relay"),
+            "protocol",
             F.col("step.stage").alias("stage"),
             F.coalesce("step.reason", F.lit("")).alias("reason"),
             F.col("step.elapsed_ms").alias("elapsed_ms"),
@@ -61,11 +62,12 @@ def _build(inputs: Inputs) -> DataFrame:
 
 DIAL_FAILURES: Final = Table(
     "dial_failures",
-    "One row for each day, relay, step and reason of failed attempts, those of dials that got through another way "
+    "One row for each day, relay, protocol, step and reason of failed attempts, those of dials that got through another way "
     "included.",
     (
         Column("date", "date", "UTC date of the end of the dial"),
         Column("relay", "string", "public key of the relay; empty for steps that need none, such as discovery"),
+        Column("protocol", "string", "protocol of the client that dialled: dmsg, messaging, …"),
         Column(
             "stage", "string", f"discovery, connect, handshake, request or accept; {UNKNOWN} if the dial tells none"
         ),

@@ -15,7 +15,7 @@ from pyspark.sql import DataFrame, Window
 from pyspark.sql import functions as F
 
 from dmsg_logs.tables.tabledef import Column, Inputs, Table, percentile_columns
-from dmsg_logs.tables.transforms.common import RUN, count_where, only, spread, total
+from dmsg_logs.tables.transforms.common import FIRST_PROTOCOL, RUN, count_where, only, protocol_of, spread, total
 
 #: A line that lands later than this after it was written is late. After how long a file is published and shipped is for
 #: each fleet to say, and programs with little to tell may do it but twice a day, which is no fault; but a line that is a
@@ -72,11 +72,13 @@ def log_quality(events: DataFrame, keys: DataFrame, accounts: DataFrame) -> Data
         .join(files, ["node", "boot"], "full_outer")
     )
     same_node, same_run = Window.partitionBy("role", "node"), Window.partitionBy("node", "boot")
+    protocol = F.coalesce("protocol", F.max("protocol").over(same_node), F.lit(FIRST_PROTOCOL))
     missing_numbers = F.max("last_seq").over(same_run) + 1 - F.sum("lines").over(same_run)
     return (
         joined.withColumn("role", F.coalesce("role", "role_of_files", F.lit("")))
         .withColumn("later", F.max("first_at").over(same_node) > F.col("first_at"))
         .withColumn("key", F.coalesce("key", F.max("key").over(same_node), F.nullif(F.col("node"), F.lit(""))))
+        .withColumn("protocol", F.when(F.col("role") == "server", protocol))
         .withColumn("stopped", F.coalesce("stopped", F.lit(False)))
         .withColumn("gap_lines", missing_numbers)
         .withColumn("foremost", F.row_number().over(same_run.orderBy(F.desc("lines"), "role")) == 1)
@@ -97,6 +99,7 @@ def log_quality(events: DataFrame, keys: DataFrame, accounts: DataFrame) -> Data
             "last_at",
             "key",
             (F.col("stopped") | F.coalesce("later", F.lit(False))).alias("run_over"),
+            "protocol",
         )
     )
 
@@ -162,9 +165,9 @@ def _facts(events: DataFrame) -> DataFrame:
 
 
 def _keys(events: DataFrame) -> DataFrame:
-    """The keys the runs tell of themselves."""
-    told = only(events, *_TELLING)
-    return told.select(*RUN, _own_key().alias("key")).distinct().groupBy(*RUN).agg(F.max("key").alias("key"))
+    """The keys the runs tell of themselves, and a protocol, which is that of a server."""
+    told = only(events, *_TELLING).select(*RUN, _own_key().alias("key"), protocol_of()).distinct()
+    return told.groupBy(*RUN).agg(F.max("key").alias("key"), F.max("protocol").alias("protocol"))
 
 
 def _gaps(keys: DataFrame) -> DataFrame:
@@ -217,6 +220,7 @@ LOG_QUALITY: Final = Table(
         Column("last_at", "double", "time of its last line", "Unix s"),
         Column("key", "string", "full public key of the node; its name where no line of any run tells the key"),
         Column("run_over", "boolean", "whether the run is over: it said so, or a later run of the node exists"),
+        Column("protocol", "string", "what a server speaks with clients: dmsg, messaging, …; null for others"),
     ),
     _build,
     partition="",

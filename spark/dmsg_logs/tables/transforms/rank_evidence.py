@@ -16,7 +16,7 @@ from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as F
 
 from dmsg_logs.ranks.scoring import ITSELF, NEUTRAL, STRANGERS
-from dmsg_logs.tables.transforms.common import count_where, only, total
+from dmsg_logs.tables.transforms.common import count_where, only, protocol_of, total
 from dmsg_logs.tables.transforms.dial_failures import ATTEMPTS
 
 #: Evidence is added up in buckets of this length before it is weighted by its age.
@@ -52,6 +52,17 @@ HANDSHAKE_FAULTS: Final = (
     "message out of turn",
     "message over the limit",
     "frame before OK",
+    "not JSON",
+    "no line feed",
+    "unknown version",
+    "malformed initiator",
+    "malformed responder",
+    "malformed nonce",
+    "malformed sig1",
+    "malformed sig2",
+    "malformed accepted",
+    "not an echo",
+    "sig1 does not verify",
 )
 #: The connection went while a peer's answer was waited for.
 LOST: Final = "server connection lost"
@@ -153,37 +164,41 @@ def relay_latency(events: DataFrame, *, now: float, window_s: float, half_life_s
     """How each relay compares with a client's other relays: one row for each relay and client, ``session`` and so on as
     in :class:`dmsg_logs.ranks.scoring.Voice`.
 
-    A client compares with itself only, so a client far away makes no relay slow. Sessions are compared by how long they
-    take. Answers depend on who answers, too; so they are only put in order, all of a client's, and each target has one
-    vote there, shared by the relays it was reached through: however slow one is, it moves the others by one place. No
-    answer, or a "busy" that may be the peer's or the relay's, counts as the slowest one.
+    A client compares with itself only, so a client far away makes no relay slow, and only relays of one protocol, because
+    each protocol has its own number of round trips. Sessions are compared by how long they take. Answers depend on who
+    answers, too; so they are only put in order, all of a client's, and each target has one vote there, shared by the
+    relays it was reached through, of any protocol: however slow one is, it moves the others by one place. No answer, or a
+    "busy" that may be the peer's or the relay's, counts as the slowest one.
     """
     lines = only(in_window(events, now=now, window_s=window_s), "session_up", "transport_opened", "dial_finished")
     ms = F.least(F.greatest(F.col("ms"), F.lit(LATENCY_FLOOR_MS)), F.lit(LATENCY_LIMIT_MS))
-    same_target = Window.partitionBy("client", "is_session", "target")
+    same_target = Window.partitionBy("client", "protocol", "is_session", "target")
+    every_protocol = Window.partitionBy("client", "is_session", "target")
     times = (
         lines.where((F.col("role") == "client") & F.col("node").rlike(SHORT_PATTERN))
         .select(
             F.col("node").alias("client"),
+            protocol_of(),
             _decay(F.col("ts"), now, half_life_s).alias("weight"),
             F.explode(_times()).alias("one"),
         )
-        .select("client", "weight", "one.*")
+        .select("client", "protocol", "weight", "one.*")
         .where(F.col("relay").rlike(KEY_PATTERN) & (F.col("ms") > 0))
-        .groupBy("relay", "client", "is_session", "target")
+        .groupBy("relay", "client", "protocol", "is_session", "target")
         .agg(F.sum("weight").alias("evidence"), (F.sum(F.log2(ms) * F.col("weight")) / F.sum("weight")).alias("time"))
         .select(
             "*",
             F.avg("time").over(same_target).alias("usual"),
             F.count(F.lit(1)).over(same_target).alias("relays"),
+            F.count(F.lit(1)).over(every_protocol).alias("sharing"),
             (F.floor(F.col("time") * STEPS_PER_OCTAVE)).alias("step"),
         )
-        .withColumn("vote", F.col("evidence") / (F.col("evidence") + F.lit(1.0)) / F.col("relays"))
+        .withColumn("vote", F.col("evidence") / (F.col("evidence") + F.lit(1.0)) / F.col("sharing"))
     )
-    ordered = Window.partitionBy("client", "is_session").orderBy("step")
+    ordered = Window.partitionBy("client", "protocol", "is_session").orderBy("step")
     up_to = F.sum("vote").over(ordered.rangeBetween(Window.unboundedPreceding, Window.currentRow))
     ties = F.sum("vote").over(ordered.rangeBetween(Window.currentRow, Window.currentRow))
-    all_votes = F.sum("vote").over(Window.partitionBy("client", "is_session"))
+    all_votes = F.sum("vote").over(Window.partitionBy("client", "protocol", "is_session"))
     placed = times.withColumn("place", _unit(F.lit(1.0) - (up_to - ties / 2) / all_votes))
     slower = (F.col("time") - F.col("usual")) / F.lit(LATENCY_SPAN_LOG2)
     compared = F.col("is_session") & (F.col("relays") > 1)

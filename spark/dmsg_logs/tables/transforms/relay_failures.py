@@ -37,9 +37,9 @@ def relay_failures(events: DataFrame, runs: DataFrame) -> DataFrame:
         )
         .where("what is not null")
         .join(relays_of(runs), list(RUN))
-        .groupBy("relay", "hour", "what", "reason", "date")
+        .groupBy("relay", "protocol", "hour", "what", "reason", "date")
         .agg(total("count").alias("count"))
-        .select("relay", "hour", "what", "reason", "count", "date")
+        .select("relay", "protocol", "hour", "what", "reason", "count", "date")
     )
 
 
@@ -52,6 +52,7 @@ RELAY_FAILURES: Final = Table(
     "One row for each relay, hour, kind of failure and reason (server lines only).",
     (
         Column("relay", "string", "public key of the relay; its name where no line tells the key"),
+        Column("protocol", "string", "what it speaks: dmsg, messaging, …"),
         Column("hour", "timestamp", "beginning of the hour, UTC"),
         Column(
             "what",

@@ -23,6 +23,7 @@ _COUNTS: Final = (
     "refusals",
     "bytes",
 )
+_GROUP: Final = ("relay", "protocol", "hour")
 _SERVER: Final = "role = 'server'"
 
 
@@ -48,22 +49,21 @@ def relay_hourly(events: DataFrame, connections: DataFrame, transports: DataFram
             _facts(only(events, "refused"), "ts", relays, stands_for().alias("refusals")),
         ],
     )
-    hourly = facts.groupBy("relay", "hour").agg(
+    hourly = facts.groupBy(*_GROUP).agg(
         *[total(name).alias(name) for name in _COUNTS],
         percentiles("handshake_ms", *_POINTS),
         percentiles("accept_ms", *_POINTS),
         percentiles("queue_bytes", *_POINTS),
         F.max("queue_bytes").alias("queue_bytes_max"),
     )
-    earlier = Window.partitionBy("relay").orderBy("hour").rowsBetween(Window.unboundedPreceding, -1)
+    earlier = Window.partitionBy("relay", "protocol").orderBy("hour").rowsBetween(Window.unboundedPreceding, -1)
     open_before = F.coalesce(F.sum("net").over(earlier), F.lit(0))
     return (
-        hourly.join(_steps(connections, relays, runs), ["relay", "hour"], "full_outer")
+        hourly.join(_steps(connections, relays, runs), list(_GROUP), "full_outer")
         .withColumn("connections_open_max", open_before + F.greatest("peak", F.lit(0)))
         .where("bytes is not null")  # an hour in which only a lost line would have stood
         .select(
-            "relay",
-            "hour",
+            *_GROUP,
             "connections_opened",
             "connections_closed",
             "connections_open_max",
@@ -83,8 +83,8 @@ def relay_hourly(events: DataFrame, connections: DataFrame, transports: DataFram
 
 
 def relays_of(runs: DataFrame) -> DataFrame:
-    """Run of a server -> ``relay``, its full key; small."""
-    return F.broadcast(runs.where(_SERVER).select(*RUN, F.col("key").alias("relay")))
+    """Run of a server -> ``relay``, its full key, and ``protocol``; small."""
+    return F.broadcast(runs.where(_SERVER).select(*RUN, F.col("key").alias("relay"), "protocol"))
 
 
 def _one(name: str) -> Expression:
@@ -102,9 +102,9 @@ def _ended() -> list[Expression]:
 
 
 def _facts(frame: DataFrame, time: str, relays: DataFrame, *values: Expression | str) -> DataFrame:
-    """``values`` of a server's rows, with the relay and the hour of the column ``time``."""
-    own = frame.where(_SERVER).join(relays, list(RUN))
-    return own.select("relay", hour_of(F.col(time)).alias("hour"), *values)
+    """``values`` of a server's rows, with the relay, its protocol and the hour of the column ``time``."""
+    own = frame.where(_SERVER).drop("protocol").join(relays, list(RUN))
+    return own.select("relay", "protocol", hour_of(F.col(time)).alias("hour"), *values)
 
 
 def _steps(connections: DataFrame, relays: DataFrame, runs: DataFrame) -> DataFrame:
@@ -115,22 +115,22 @@ def _steps(connections: DataFrame, relays: DataFrame, runs: DataFrame) -> DataFr
     one whose opening line is lost began when its closing line says.
     """
     ends = F.broadcast(runs.where(_SERVER).where("run_over").select(*RUN, F.col("last_at").alias("run_end")))
-    own = connections.where(_SERVER).join(relays, list(RUN)).join(ends, list(RUN), "left")
+    own = connections.where(_SERVER).drop("protocol").join(relays, list(RUN)).join(ends, list(RUN), "left")
     began = F.coalesce("opened_at", F.col("closed_at") - F.col("duration_s"))
     ended = F.coalesce("closed_at", "run_end")
     up, down = (
         F.struct(time.alias("at"), F.lit(step).cast("long").alias("step")) for time, step in ((began, 1), (ended, -1))
     )
     steps = (
-        own.select("relay", F.explode(F.array(up, down)).alias("one"))
-        .select("relay", hour_of(F.col("one.at")).alias("hour"), "one.*")
+        own.select("relay", "protocol", F.explode(F.array(up, down)).alias("one"))
+        .select("relay", "protocol", hour_of(F.col("one.at")).alias("hour"), "one.*")
         .where("at is not null")
     )
-    within = Window.partitionBy("relay", "hour").orderBy("at", "step")
+    within = Window.partitionBy(*_GROUP).orderBy("at", "step")
     level = F.sum("step").over(within)
     return (
-        steps.select("relay", "hour", "step", level.alias("level"))
-        .groupBy("relay", "hour")
+        steps.select(*_GROUP, "step", level.alias("level"))
+        .groupBy(*_GROUP)
         .agg(F.sum("step").alias("net"), F.max("level").alias("peak"))
     )
 
@@ -145,6 +145,7 @@ RELAY_HOURLY: Final = Table(
     "One row for each relay and hour in which it wrote about connections, transports or refusals (server lines only).",
     (
         Column("relay", "string", "public key of the relay; its name where no line tells the key"),
+        Column("protocol", "string", "what it speaks: dmsg, messaging, …"),
         Column("hour", "timestamp", "beginning of the hour, UTC"),
         Column("connections_opened", "long", "connections that finished their handshake"),
         Column("connections_closed", "long", "connections that ended"),

@@ -8,11 +8,11 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
 from dmsg_logs.tables.tabledef import Column, Inputs, Table
-from dmsg_logs.tables.transforms.common import RUN, date_of, only, sessionise
+from dmsg_logs.tables.transforms.common import RUN, date_of, only, protocol_of, sessionise
 
 OPENED: Final = "transport_opened"
 CLOSED: Final = "transport_closed"
-_KEYS: Final = (*RUN, "initiator", "responder", "conn", "server", "transport_id")
+_KEYS: Final = (*RUN, "initiator", "responder", "conn", "protocol", "server", "transport_id")
 _CLOSING: Final = (
     "ts",
     "reason",
@@ -34,7 +34,8 @@ def transports(events: DataFrame, runs: DataFrame) -> DataFrame:
     """
     moved = F.col("opened_server") != ""
     lines = only(events, OPENED, CLOSED).select(
-        *[name for name in _KEYS if name not in ("server", "transport_id")],
+        *[name for name in _KEYS if name not in ("protocol", "server", "transport_id")],
+        protocol_of(),
         F.when(moved, F.col("opened_server")).otherwise(F.col("server")).alias("server"),
         F.when(moved, F.col("opened_id")).otherwise(F.col("transport_id")).alias("transport_id"),
         *dict.fromkeys(["seq", "event", "accept_ms", *_CLOSING]),
@@ -52,6 +53,7 @@ def transports(events: DataFrame, runs: DataFrame) -> DataFrame:
         "initiator",
         "responder",
         "server",
+        "protocol",
         state.alias("state"),
         opened_at.alias("opened_at"),
         F.col("closing.ts").alias("closed_at"),
@@ -80,6 +82,7 @@ TRANSPORTS: Final = Table(
         Column("initiator", "string", "public key of the client that dialled"),
         Column("responder", "string", "public key of the client that was dialled"),
         Column("server", "string", "public key of the server in between when it was opened"),
+        Column("protocol", "string", "protocol it is of: dmsg, messaging, …"),
         Column("state", "string", "closed; open: no closing line yet; refused: the request was never accepted"),
         Column("opened_at", "double", "when it was accepted; null for refused, or if the line is missing", "Unix s"),
         Column("closed_at", "double", "null for open", "Unix s"),
