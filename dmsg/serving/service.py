@@ -6,6 +6,8 @@ and what its end means.
 
 from __future__ import annotations
 
+import os
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from itertools import count
@@ -72,13 +74,13 @@ class RelayService(Service, ABC):
         key: SecretKey,
         endpoint: IStreamServerEndpoint,
         switch: Switch[Any, Any],
-        rates: HandshakeRates,
+        rates: HandshakeRates | None = None,
         *,
-        public_address: HostPort | None,
-        discovery: IDiscovery | None,
-        events: IEventLog | None,
-        random: Random,
-        now_ns: Callable[[], int],
+        public_address: HostPort | None = None,
+        discovery: IDiscovery | None = None,
+        events: IEventLog | None = None,
+        random: Random = os.urandom,
+        now_ns: Callable[[], int] = time.time_ns,
     ) -> None:
         self.reactor = reactor
         self.key = key
@@ -93,7 +95,7 @@ class RelayService(Service, ABC):
         self._random = random
         self._numbers = count(1)
         self.admission: Admission[RelayShell] = Admission(switch.limits, random=random)
-        self._rates = rates
+        self._rates = rates or HandshakeRates(switch.limits, reactor.seconds())
         self._shells: set[RelayShell] = set()
         self._idle: Waiters[None] = Waiters()  # for the end of the last transport while it drains
         self._emptied: Waiters[None] = Waiters()  # for the end of the last connection while it stops

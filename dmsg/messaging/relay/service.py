@@ -24,7 +24,6 @@ from dmsg.messaging.relay.limits import RelayLimits
 from dmsg.messaging.relay.member import Member
 from dmsg.messaging.relay.switch import Switch
 from dmsg.serving.admission import Origin
-from dmsg.serving.handshake_rates import HandshakeRates
 from dmsg.serving.service import RelayService
 from dmsg.serving.shell import RelayShell
 
@@ -58,7 +57,6 @@ class MessagingRelay(RelayService):
             key,
             endpoint,
             switch,
-            HandshakeRates(switch.limits, reactor.seconds()),
             public_address=public_address,
             discovery=discovery,
             events=events,
