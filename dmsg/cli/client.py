@@ -10,21 +10,19 @@ from twisted.internet.defer import Deferred
 from zope.interface import implementer
 
 from dmsg.cli.exits import CommandError, Exit
+from dmsg.cli.protocols import PROTOCOLS, Client, Settings, security_of
 from dmsg.clients.parts import ClientParts, http_discovery
 from dmsg.discovery.errors import DiscoveryError
 from dmsg.eventlog.log import NullEventLog
 from dmsg.eventlog.schema import Event, SessionDown
 from dmsg.interfaces import IEventLog
-from dmsg.mux.client.service import DmsgClient
-from dmsg.mux.client.settings import ClientSettings
-from dmsg.mux.core.e2e_negotiation import Security
 
 #: How long a command that listens waits for its first server, in seconds.
 CONNECT_TIMEOUT_S: Final = 15.0
 
 
 @asynccontextmanager
-async def open_discovery(settings: ClientSettings, reactor: Any) -> AsyncIterator[Any]:
+async def open_discovery(settings: Settings, reactor: Any) -> AsyncIterator[Any]:
     """The discovery (an ``IDiscovery``), closed in the end; ``None`` without a URL."""
     if settings.discovery is None:
         yield None
@@ -37,7 +35,7 @@ async def open_discovery(settings: ClientSettings, reactor: Any) -> AsyncIterato
 
 
 @asynccontextmanager
-async def open_client(settings: ClientSettings, reactor: Any, *, listening: bool) -> AsyncIterator[DmsgClient]:
+async def open_client(settings: Settings, reactor: Any, *, listening: bool) -> AsyncIterator[Client]:
     """A running client, stopped in the end.
 
     One that is ``listening`` is published and connected when it is given out: raises ``CommandError`` after
@@ -52,11 +50,11 @@ async def open_client(settings: ClientSettings, reactor: Any, *, listening: bool
         elif listening and parts.discovery is not None:
             await _check_servers(settings, parts.discovery)
         parts.events = events = _Events(parts.events or NullEventLog())
-        client = DmsgClient.from_parts(
+        client: Client = PROTOCOLS[settings.protocol].make_client(
             parts,
             publish=listening,
             min_servers=settings.min_servers if listening else 0,
-            security=settings.security or Security.PREFER,
+            **security_of(settings),
         )
         client.startService()
         try:
@@ -80,10 +78,10 @@ async def _read_relays(source: Any) -> None:
     source.start()
 
 
-async def _check_servers(settings: ClientSettings, discovery: Any) -> None:
+async def _check_servers(settings: Settings, discovery: Any) -> None:
     """Find out at once what waiting for a server would only show as silence."""
     try:
-        found = await discovery.available_servers()
+        found = await discovery.available_servers(settings.protocol)
     except DiscoveryError:
         if settings.servers:
             return
@@ -92,7 +90,7 @@ async def _check_servers(settings: ClientSettings, discovery: Any) -> None:
         raise CommandError("discovery knows no server with room", Exit.UNREACHABLE)
 
 
-async def _ready(client: DmsgClient, events: _Events, reactor: Any) -> None:
+async def _ready(client: Client, events: _Events, reactor: Any) -> None:
     def timed_out(result: object, timeout_s: float) -> None:
         if client.pool.sessions:
             raise CommandError("the entry could not be published in discovery", Exit.NO_DISCOVERY)

@@ -6,16 +6,19 @@ import os
 from collections.abc import Mapping
 from dataclasses import MISSING
 from enum import Enum
-from typing import Any
+from typing import Any, Final
 
 import click
 
 from dmsg.cli.output import Output
 from dmsg.cli.settings import output_options, setting_options
 from dmsg.errors import ConfigError
+from dmsg.messaging.client.settings import ROLE as MESSAGING_ROLE
 from dmsg.mux.client.settings import ROLE
 from dmsg.ops.config import Value, assemble, trace
 from dmsg.taps.settings import SETTINGS, known_variables
+
+_CLIENTS: Final = {ROLE: "the client", MESSAGING_ROLE: "the client of the messaging system"}
 
 
 class _Roles(click.Group):
@@ -35,16 +38,16 @@ def config() -> None:
 def show() -> None:
     """Show every setting of a role, its value, and where that comes from.
 
-    Without a role, it is the client: this command, and programs with endpoint strings. Takes the options that the role takes.
-    Secrets are not shown.
+    Without a role, it is the client: this command, and programs with endpoint strings. "messaging" is the same with
+    --protocol messaging. Takes the options that the role takes. Secrets are not shown.
     """
 
 
 def _add(role: str, cls: type) -> None:
-    title = "the client" if role == ROLE else f"twistd {role}" if "-" in role else f"twistd dmsg-{role}"
+    title = _CLIENTS.get(role) or (f"twistd {role}" if "-" in role else f"twistd dmsg-{role}")
 
     @show.command(name=role, help=f"Show the settings of {title}; takes its options.")
-    @setting_options(cls, role, hidden=True)
+    @setting_options({role: cls}, hidden=True)
     @output_options
     def command(given: Mapping[str, Any], out: Output, verbose: bool) -> None:
         try:

@@ -34,7 +34,7 @@ async def list_servers(call: Invocation, reactor: Any) -> None:
     """``dmsg servers``."""
     async with open_discovery(call.settings, reactor) as discovery:
         _require(discovery)
-        found = await discovery.available_servers()
+        found = await discovery.available_servers(call.settings.protocol)
     rows = [(str(one.static), one.server.address, one.server.available_connections) for one in found]
     listed = [{"public_key": key, "address": address, "available": room} for key, address, room in rows]
     # as --server takes them

@@ -24,8 +24,8 @@ from dmsg.cli.up import up
 def group() -> None:
     """Talk to programs by public key alone, through relays that cannot be avoided and need not be trusted with names.
 
-    Settings may also come from the environment (DMSG_DISCOVERY, DMSG_KEY, DMSG_SERVER, …) and from the table [client] of
-    a TOML file (--config or DMSG_CONFIG); "dmsg config show" tells which.
+    Settings may also come from the environment (DMSG_DISCOVERY, DMSG_KEY, DMSG_SERVER, …) and from the table [client],
+    or with --protocol messaging [messaging], of a TOML file (--config or DMSG_CONFIG); "dmsg config show" tells which.
     """
 
 

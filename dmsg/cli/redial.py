@@ -10,10 +10,10 @@ from twisted.internet.interfaces import IReactorTime
 from twisted.internet.task import deferLater
 from twisted.python.failure import Failure
 
+from dmsg.cli.protocols import Client, Transport
 from dmsg.crypto.keys import PublicKey, Random
 from dmsg.errors import Attempt, DialError
-from dmsg.mux.client.service import DmsgClient
-from dmsg.mux.client.transport import DmsgTransport
+from dmsg.messaging.core.errors import ChannelRefused, NoFreeChannel
 from dmsg.mux.core.errors import Busy, RateLimited
 from dmsg.sansio.backoff import Backoff
 from dmsg.sansio.jitter import Jitter
@@ -25,9 +25,13 @@ DIALS_AT_ONCE: Final = 32
 PAUSES: Final = Backoff(0.1, 1.0, least=0.5, spread=1.0)
 
 
-def is_busy(error: DialError) -> bool:
-    """Whether a dial failed only for now: a relay or the peer had no room for one more transport."""
-    return any(isinstance(attempt.error, Busy | RateLimited) for attempt in error.attempts)
+def is_busy(error: DialError, *, known: bool = False) -> bool:
+    """Whether a dial failed only for now: a relay or the peer had no room for one more transport.
+
+    The messaging system does not say why a channel is refused. From a peer that is ``known`` to accept some it means that.
+    """
+    reasons = Busy | RateLimited | NoFreeChannel | (ChannelRefused if known else Busy)
+    return any(isinstance(attempt.error, reasons) for attempt in error.attempts)
 
 
 class Redialer:
@@ -35,7 +39,7 @@ class Redialer:
 
     def __init__(
         self,
-        client: DmsgClient,
+        client: Client,
         peer: PublicKey,
         service: str,
         *,
@@ -50,22 +54,26 @@ class Redialer:
         self._clock = clock
         self._uniform = Jitter(random).random
         self._turns = DeferredSemaphore(DIALS_AT_ONCE)
+        self._was_accepted = False
 
-    async def dial(self) -> DmsgTransport:
+    async def dial(self) -> Transport:
         """An open transport. Raises the last ``DialError``; cancelling gives up."""
         give_up_at = self._clock.seconds() + self._timeout_s
         failures = 0
         while True:
             try:
-                return await self._dial_once(give_up_at)
+                transport = await self._dial_once(give_up_at)
             except DialError as error:
                 failures += 1
                 wait_s = PAUSES.pause_s(failures, self._uniform)
-                if not is_busy(error) or self._clock.seconds() + wait_s >= give_up_at:
+                if not is_busy(error, known=self._was_accepted) or self._clock.seconds() + wait_s >= give_up_at:
                     raise
+            else:
+                self._was_accepted = True
+                return transport
             await deferLater(self._clock, wait_s)
 
-    async def _dial_once(self, give_up_at: float) -> DmsgTransport:
+    async def _dial_once(self, give_up_at: float) -> Transport:
         turn = self._turns.acquire()
         if not turn.called:
             turn.addTimeout(give_up_at - self._clock.seconds(), self._clock, self._too_late)

@@ -5,17 +5,16 @@ from __future__ import annotations
 import functools
 import os
 import sys
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Collection, Coroutine, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import click
 
 from dmsg.cli.output import Output
+from dmsg.cli.protocols import DEFAULT, PROTOCOLS, Settings, check_service
 from dmsg.cli.runner import run
 from dmsg.errors import ConfigError
-from dmsg.mux.client.settings import ROLE, ClientSettings
-from dmsg.mux.core.e2e_negotiation import Security
 from dmsg.ops.config import resolve
 from dmsg.ops.settings import Setting, describe_default, settings_of
 from dmsg.ops.values import KEY, SERVICE, Kind
@@ -62,7 +61,7 @@ PUBLIC_KEY: Final = ValueType(KEY)
 class Invocation:
     """One command as it was called: its settings, where it writes, and how it is run."""
 
-    settings: ClientSettings
+    settings: Settings
     out: Output
     verbose: bool = False
 
@@ -71,19 +70,23 @@ class Invocation:
         sys.exit(run(make, self.out, verbose=self.verbose))
 
 
-def setting_options(cls: type, role: str, *, hidden: bool = False) -> Callable[[F], F]:
-    """Add an option for each setting of ``cls``, and ``--config``; the function gets ``given``, by name of the option.
+def setting_options(classes: Mapping[str, type], *, hidden: bool = False) -> Callable[[F], F]:
+    """Add an option for each setting of ``classes``, and ``--config``; the function gets ``given``, by name of the option.
 
-    Settings of groups, and with ``hidden`` all, are not in the help: the manual lists them.
+    ``classes`` are by their tables in the file; what several have is one option. The help has neither the limits in groups,
+    nor with ``hidden`` anything: the manual lists them.
     """
+    tables = " or ".join(f"[{role}]" for role in classes)
+    found: dict[str, tuple[Setting, list[str]]] = {}
+    for role, cls in classes.items():
+        for one in settings_of(cls):
+            found.setdefault(one.option, (one, []))[1].append(role)
     options = [
-        click.option(
-            "--config",
-            f"{_PARAMETER}config",
-            metavar="FILE",
-            help=f"TOML file with a table [{role}].",
+        click.option("--config", f"{_PARAMETER}config", metavar="FILE", help=f"TOML file with a table {tables}."),
+        *(
+            _option(one, hidden=hidden, only=roles if len(roles) < len(classes) else ())
+            for one, roles in found.values()
         ),
-        *(_option(one, hidden=hidden) for one in settings_of(cls)),
     ]
 
     def decorate(function: F) -> F:
@@ -106,10 +109,13 @@ def setting_options(cls: type, role: str, *, hidden: bool = False) -> Callable[[
     return decorate
 
 
-def _option(one: Setting, *, hidden: bool) -> Callable[[F], F]:
+def _option(one: Setting, *, hidden: bool, only: Collection[str]) -> Callable[[F], F]:
     help = one.marks.help[0].upper() + one.marks.help[1:]
+    protocols = [each.name for each in PROTOCOLS.values() if each.role in only]
+    if protocols:
+        help += f" ({', '.join(protocols)} only)"
     names = (f"--{one.option}", f"{_PARAMETER}{one.name}")
-    hidden = hidden or len(one.path) > 1
+    hidden = hidden or (len(one.path) > 1 and one.marks.derived)
     if one.marks.flag:
         return click.option(*names, is_flag=True, help=help, hidden=hidden)
     return click.option(
@@ -122,25 +128,45 @@ def _option(one: Setting, *, hidden: bool) -> Callable[[F], F]:
     )
 
 
-def client_settings(given: Mapping[str, Any]) -> ClientSettings:
-    """The settings of a command with the options ``given``. Raises ``ConfigError``."""
-    return resolve(ClientSettings, ROLE, given, os.environ, roles=ROLES, elsewhere=known_variables())
+def client_settings(given: Mapping[str, Any], protocol: str = DEFAULT) -> Settings:
+    """The settings of a command that speaks ``protocol``, with the options ``given``.
+
+    Raises ``ConfigError``, also for an option that only another protocol has.
+    """
+    scheme = PROTOCOLS[protocol]
+    known = {"config", *(one.option for one in settings_of(scheme.settings))}
+    for name in given:
+        if name not in known:
+            raise ConfigError(name, f"is no setting of the {protocol} protocol", f"option --{name}")
+    found: Settings = resolve(scheme.settings, scheme.role, given, os.environ, roles=ROLES, elsewhere=known_variables())
+    return found
 
 
 def common_options(function: F) -> F:
     """Add the options all networking commands take; the function gets an :class:`Invocation` first."""
 
-    @setting_options(ClientSettings, ROLE)
+    @protocol_option
+    @setting_options({one.role: one.settings for one in PROTOCOLS.values()})
     @output_options
     @functools.wraps(function)
-    def wrapped(given: Mapping[str, Any], out: Output, verbose: bool, **options: Any) -> Any:
+    def wrapped(protocol: str, given: Mapping[str, Any], out: Output, verbose: bool, **options: Any) -> Any:
         try:
-            settings = client_settings(given)
+            settings = client_settings(given, protocol)
         except ConfigError as error:
             out.leave(error)
         return function(Invocation(settings, out, verbose), **options)
 
     return wrapped  # type: ignore[return-value]
+
+
+#: Adds ``--protocol`` to a command; the function gets ``protocol``.
+protocol_option: Final = click.option(
+    "--protocol",
+    type=click.Choice(list(PROTOCOLS)),
+    default=DEFAULT,
+    show_default=True,
+    help="What is spoken: dmsg, or the older messaging system.",
+)
 
 
 def service_option(function: F) -> F:
@@ -155,8 +181,10 @@ def service_option(function: F) -> F:
     )
     @functools.wraps(function)
     def wrapped(call: Invocation, *, service: str, **options: Any) -> Any:
-        if service and call.settings.security is Security.HOP:
-            raise click.UsageError("--service needs end-to-end security: the relay never sees the name")
+        try:
+            check_service(call.settings, service)
+        except ConfigError as error:
+            call.out.leave(error)
         return function(call, service=service, **options)
 
     return wrapped  # type: ignore[return-value]

@@ -3,16 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Final
 
-from twisted.internet.error import ConnectionDone
-from twisted.internet.interfaces import IHalfCloseableProtocol, ISSLTransport
+from twisted.internet.error import ConnectionDone, ConnectionLost
+from twisted.internet.interfaces import (
+    IDelayedCall,
+    IHalfCloseableProtocol,
+    IPushProducer,
+    IReactorTime,
+    ISSLTransport,
+)
 from twisted.internet.protocol import Protocol, connectionDone
 from twisted.python.failure import Failure
 from zope.interface import implementer
 
+#: Where an end cannot be passed on alone, both directions end when the other one has carried nothing for so long, in
+#: seconds: an answer that is on its way arrives.
+QUIET_S: Final = 1.0
 
-@implementer(IHalfCloseableProtocol)
+
+@implementer(IHalfCloseableProtocol, IPushProducer)
 class End(Protocol):
     """One of the two ends; it reads nothing until it is joined.
 
@@ -20,7 +30,8 @@ class End(Protocol):
     was before it was joined.
 
     Where both transports can, the two directions end one by one: what ends its stream at one end goes on hearing what
-    the other has to say. Where one cannot, the first end of a stream ends both.
+    the other has to say. Where one cannot, the first end of a stream ends both, :data:`QUIET_S` after the last byte of
+    the other. What comes even later is lost, and shows as a cut.
     """
 
     transport: Any
@@ -37,6 +48,9 @@ class End(Protocol):
         self._made = made
         self._lost = lost
         self._read_ended = self._write_ended = False
+        self._held = False  # its transport was told to pause, because the other one is slow
+        self._clock: IReactorTime | None = None
+        self._look: IDelayedCall | None = None
 
     def connectionMade(self) -> None:
         self.transport.pauseProducing()
@@ -58,12 +72,22 @@ class End(Protocol):
 
     def _pass_end_on(self, other: End) -> None:
         other.transport.unregisterProducer()  # nothing will be written there any more
-        if not self._can_half_close() or not other._can_half_close():
-            self.transport.unregisterProducer()
-            self.transport.loseConnection()
-            return
-        other.transport.loseWriteConnection()
-        self._close_if_over()
+        if self._can_half_close() and other._can_half_close():
+            other.transport.loseWriteConnection()
+            self._close_if_over()
+        else:
+            self._wait_for_quiet(other)
+
+    def _wait_for_quiet(self, other: End) -> None:
+        assert self._clock is not None
+        self._look = self._clock.callLater(QUIET_S, self._end_if_quiet, other, other.received_bytes)
+
+    def _end_if_quiet(self, other: End, seen_bytes: int) -> None:
+        self._look = None
+        if other._held or other.received_bytes > seen_bytes:
+            self._wait_for_quiet(other)
+        else:
+            other.transport.loseConnection()
 
     def _can_half_close(self) -> bool:
         """Whether one direction can end alone. TLS cannot: it would take the end of its TCP connection for a cut."""
@@ -80,7 +104,25 @@ class End(Protocol):
         if self._read_ended and self._write_ended:
             self.transport.loseConnection()
 
+    # --- IPushProducer, for the other transport --------------------------------------------------------------------
+
+    def pauseProducing(self) -> None:
+        self._held = True
+        self.transport.pauseProducing()
+
+    def resumeProducing(self) -> None:
+        self._held = False
+        self.transport.resumeProducing()
+
+    def stopProducing(self) -> None:
+        """The other transport is over; its end says how."""
+
+    # --- the end of all --------------------------------------------------------------------------------------------
+
     def connectionLost(self, reason: Failure = connectionDone) -> None:
+        if reason.check(ConnectionDone) and getattr(getattr(self.transport, "stream", None), "dropped", False):
+            reason = Failure(ConnectionLost("data came after the close"))
+        self._stop_looking()
         self.ended = reason
         other, self.other = self.other, None
         if other is not None:
@@ -94,6 +136,7 @@ class End(Protocol):
         Otherwise it is cut off: what was cut off there must not look complete here.
         """
         self.other = None
+        self._stop_looking()
         self.transport.unregisterProducer()
         if reason.check(ConnectionDone):
             self.transport.loseConnection()
@@ -101,16 +144,22 @@ class End(Protocol):
         else:
             self.transport.abortConnection()
 
+    def _stop_looking(self) -> None:
+        look, self._look = self._look, None
+        if look is not None:
+            look.cancel()
 
-def join(one: End, two: End) -> None:
+
+def join(one: End, two: End, clock: IReactorTime) -> None:
     """Let data flow between two connected ends. If one of them is over already, so is the other."""
+    one._clock = two._clock = clock
     for here, there in ((one, two), (two, one)):
         if here.ended is not None:
             there.finish(here.ended)
             return
     one.other, two.other = two, one
-    one.transport.registerProducer(two.transport, True)
-    two.transport.registerProducer(one.transport, True)
+    one.transport.registerProducer(two, True)
+    two.transport.registerProducer(one, True)
     for here, there in ((one, two), (two, one)):
         if here._read_ended:
             here._pass_end_on(there)

@@ -10,13 +10,14 @@ import click
 from twisted.internet.defer import CancelledError, Deferred, maybeDeferred
 from twisted.internet.endpoints import clientFromString
 from twisted.internet.error import CannotListenError
-from twisted.internet.interfaces import IStreamClientEndpoint
+from twisted.internet.interfaces import IReactorTime, IStreamClientEndpoint
 from twisted.internet.protocol import Factory, connectionDone
 from twisted.python.failure import Failure
 
 from dmsg.cli.client import open_client
 from dmsg.cli.exits import CommandError, Exit, describe
 from dmsg.cli.output import tell_opened
+from dmsg.cli.protocols import security_of
 from dmsg.cli.redial import Redialer
 from dmsg.cli.settings import PUBLIC_KEY, Invocation, ValueType, common_options, service_option
 from dmsg.cli.splice import End, join
@@ -94,7 +95,7 @@ async def run_expose(
         tell_opened(call.out, near.transport)
 
     # the listener has the limit: what it refuses is told that it is busy, and may try again
-    pairs = Pairs(connect, lambda error: call.out.note(f"{endpoint}: {describe(error)}"), opened, limit=None)
+    pairs = Pairs(connect, reactor, lambda error: call.out.note(f"{endpoint}: {describe(error)}"), opened, limit=None)
     limits = dataclasses.replace(call.settings.config.listener, open_transports=MAX_PAIRS)
     if idle_timeout_s is not None:
         limits = dataclasses.replace(limits, idle_timeout_s=idle_timeout_s)
@@ -104,7 +105,7 @@ async def run_expose(
             service,
             policy=AllowKeys(allow) if allow else None,
             limits=limits,
-            security=call.settings.security,
+            **security_of(call.settings),
         )
         key = str(client.public_key)
         call.out.result({"event": "ready", "public_key": key, "endpoint": endpoint}, key)
@@ -134,7 +135,7 @@ async def run_forward(call: Invocation, reactor: Any, peer: PublicKey, listen: s
         def opened(near: End, far: End) -> None:
             tell_opened(call.out, far.transport)
 
-        pairs = Pairs(connect, lambda error: call.out.note(describe(error)), opened)
+        pairs = Pairs(connect, reactor, lambda error: call.out.note(describe(error)), opened)
         try:
             port = await source.listen(pairs)
         except CannotListenError as error:
@@ -162,12 +163,14 @@ class Pairs(Factory):
     def __init__(
         self,
         connect: Open,
+        clock: IReactorTime,
         failed: Callable[[BaseException], object],
         opened: Callable[[End, End], object],
         *,
         limit: int | None = MAX_PAIRS,
     ) -> None:
         self._connect = connect
+        self._clock = clock
         self._failed = failed
         self._joined = opened
         self._limit = limit
@@ -199,7 +202,7 @@ class Pairs(Factory):
         self._opening.pop(near, None)
         if near.ended is None and far.ended is None:
             self._joined(near, far)
-        join(near, far)
+        join(near, far, self._clock)
 
     def _not_opened(self, failure: Failure, near: End) -> None:
         self._opening.pop(near, None)

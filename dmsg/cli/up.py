@@ -17,15 +17,20 @@ from twisted.internet.endpoints import TCP4ServerEndpoint
 from dmsg.address import HostPort, PinnedServer
 from dmsg.cli.exits import CommandError
 from dmsg.cli.output import Output
+from dmsg.cli.protocols import DEFAULT
 from dmsg.cli.runner import run
-from dmsg.cli.settings import output_options
+from dmsg.cli.settings import output_options, protocol_option
 from dmsg.crypto.keys import SecretKey, read_key_file, write_key_file
 from dmsg.discovery.entry import DMSG, MESSAGING
 from dmsg.discovery.proofs.prover import RelayProofs
 from dmsg.discovery.relay_addresses import RelayAddresses
 from dmsg.glue.listening import BACKLOG, TakenPort
 from dmsg.messaging.client.prover import LinkProver
+from dmsg.messaging.relay.limits import RelayLimits as MessagingRelayLimits
+from dmsg.messaging.relay.service import MessagingRelay
 from dmsg.mux.client.prover import XkProver
+from dmsg.mux.relay.limits import RelayLimits
+from dmsg.mux.relay.service import DmsgRelay
 from dmsg.sansio.jitter import Jitter
 
 #: Nothing here is protected by more than this.
@@ -35,6 +40,11 @@ MAX_RELAYS: Final = 32
 READY_TIMEOUT_S: Final = 15.0
 #: Open transports get this long when the command ends, in seconds.
 DRAIN_TIMEOUT_S: Final = 0.5
+#: Protocol -> a relay, and its limits.
+RELAYS: Final[dict[str, tuple[Any, Any]]] = {
+    DMSG: (DmsgRelay, RelayLimits),
+    MESSAGING: (MessagingRelay, MessagingRelayLimits),
+}
 _SPARE_KEYS: Final = ("alice", "bob")
 
 
@@ -47,16 +57,31 @@ _SPARE_KEYS: Final = ("alice", "bob")
     type=click.Path(file_okay=False),
     help="Keep keys and entries (SQLite) here; by default they end with the command.",
 )
+@protocol_option
 @output_options
-def up(relays: int, port: int, directory: str | None, out: Output, verbose: bool) -> None:
+def up(relays: int, port: int, directory: str | None, protocol: str, out: Output, verbose: bool) -> None:
     """Run discovery and relays on the loopback interface until interrupted.
 
     Prints what to export for the other commands, and the files of two keys to use with them.
     """
-    sys.exit(run(lambda reactor: run_up(out, reactor, relays, port=port, directory=directory), out, verbose=verbose))
+    sys.exit(
+        run(
+            lambda reactor: run_up(out, reactor, relays, port=port, directory=directory, protocol=protocol),
+            out,
+            verbose=verbose,
+        )
+    )
 
 
-async def run_up(out: Output, reactor: Any, relays: int, *, port: int = 0, directory: str | None = None) -> None:
+async def run_up(
+    out: Output,
+    reactor: Any,
+    relays: int,
+    *,
+    port: int = 0,
+    directory: str | None = None,
+    protocol: str = DEFAULT,
+) -> None:
     """``dmsg up``."""
     async with AsyncExitStack() as stack:
         if directory is None:
@@ -70,9 +95,11 @@ async def run_up(out: Output, reactor: Any, relays: int, *, port: int = 0, direc
             _key(path)
         store = "memory:" if directory is None else f"sqlite:{home / 'entries.sqlite'}"
         url, proofs = await _start_discovery(stack, reactor, store, port)
-        servers = [await _start_relay(stack, reactor, key, url) for key in keys]
+        servers = [await _start_relay(stack, reactor, key, url, protocol) for key in keys]
         await proofs.quiet().addTimeout(READY_TIMEOUT_S, reactor, _late)
         lines = [f"export DMSG_DISCOVERY={url}", f"# or: export DMSG_SERVER='{' '.join(servers)}'"]
+        if protocol != DEFAULT:
+            lines.append(f"# and give commands: --protocol {protocol}")
         lines += [f"# key of {name}: {path}" for name, path in spares.items()]
         out.result(
             {
@@ -114,10 +141,8 @@ async def _start_discovery(stack: AsyncExitStack, reactor: Any, store_url: str, 
     return f"http://{LOOPBACK}:{listening.getHost().port}", proofs
 
 
-async def _start_relay(stack: AsyncExitStack, reactor: Any, key: SecretKey, discovery_url: str) -> str:
+async def _start_relay(stack: AsyncExitStack, reactor: Any, key: SecretKey, discovery_url: str, protocol: str) -> str:
     from dmsg.discovery.client import HttpDiscovery
-    from dmsg.mux.relay.limits import RelayLimits
-    from dmsg.mux.relay.service import DmsgRelay
 
     discovery = HttpDiscovery.connect(discovery_url, reactor)
     stack.push_async_callback(discovery.close)
@@ -125,13 +150,14 @@ async def _start_relay(stack: AsyncExitStack, reactor: Any, key: SecretKey, disc
     taken = await TakenPort.take(TCP4ServerEndpoint(reactor, 0, BACKLOG, LOOPBACK))
     host: Any = taken.port.getHost()
     address = HostPort(LOOPBACK, host.port)
-    server = DmsgRelay(
+    make_relay, make_limits = RELAYS[protocol]
+    server = make_relay(
         reactor,
         key,
         taken,
         public_address=address,
         discovery=discovery,
-        limits=RelayLimits(drain_timeout_s=DRAIN_TIMEOUT_S),
+        limits=make_limits(drain_timeout_s=DRAIN_TIMEOUT_S),
         now_ns=time.time_ns,
     )
     server.startService()

@@ -29,7 +29,7 @@ class Marks:
     refused. ``name`` is for settings that cannot have their own as a field; a ``flag`` is one that is off by default and
     switched on by its name alone on the command line. A value that ``may_be_path`` is a text
     (:func:`~dmsg.ops.config.from_directory`). ``unset`` says what the default means, where it does not speak for itself.
-    ``check`` raises ``ValueError`` for a value that will not do.
+    ``check`` raises ``ValueError`` for a value that will not do. The help of one that is ``derived`` is its name only.
     """
 
     help: str
@@ -40,6 +40,7 @@ class Marks:
     flag: bool = False
     may_be_path: bool = False
     unset: str = ""
+    derived: bool = False
     check: Callable[[Any], object] | None = None
 
 
@@ -108,9 +109,7 @@ def _settings(cls: type, made: Any, path: tuple[str, ...], place: tuple[str, ...
             else:
                 yield from _settings(hint, inner, here, (*place, each.name), f"{prefix}{each.name.removesuffix('s')}_")
             continue
-        meta: Marks = each.metadata.get(_METADATA) or Marks(
-            f"{prefix}{each.name}".replace("_", " ", 1).replace("_", " ")
-        )
+        meta: Marks = each.metadata.get(_METADATA) or Marks(f"{prefix}{each.name}".replace("_", " "), derived=True)
         name = meta.name or each.name
         kind = kind_of(hint, name)
         if meta.kind is not None:

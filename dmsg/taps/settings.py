@@ -19,6 +19,7 @@ from dmsg.discovery.proofs.limits import ProofLimits
 from dmsg.discovery.ranks_source import REFRESH_S as RANKS_REFRESH_S
 from dmsg.discovery.stores.rules import StoreLimits
 from dmsg.eventlog.files import LIMIT_BYTES, ROTATE_BYTES, ROTATE_S
+from dmsg.messaging.client.settings import MessagingSettings
 from dmsg.messaging.relay.limits import RelayLimits as MessagingRelayLimits
 from dmsg.mux.client.settings import ClientSettings
 from dmsg.mux.relay.limits import RelayLimits
@@ -203,6 +204,7 @@ class ShipperSettings(CommonSettings):
 #: The tables a configuration file may have, one for each role, and what each declares.
 SETTINGS: Final[dict[str, type]] = {
     "client": ClientSettings,
+    "messaging": MessagingSettings,
     "server": ServerSettings,
     "messaging-server": MessagingServerSettings,
     "discovery": DiscoverySettings,

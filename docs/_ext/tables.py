@@ -261,7 +261,10 @@ def field_groups(cls: type) -> tuple[FieldGroup, ...]:
                 comment = []
             groups[-1][1].append(match[1])
     own = {tuple(names): FieldGroup(sentence(" ".join(words)), tuple(names)) for words, names in groups}
-    result = (*(own.pop(group.names, group) for group in inherited), *own.values())
+    old = {name for group in inherited for name in group.names}
+    again = [own.pop(group.names, group) for group in inherited]
+    new = [FieldGroup(group.comment, tuple(name for name in group.names if name not in old)) for group in own.values()]
+    result = (*again, *(group for group in new if group.names))
     if [name for group in result for name in group.names] != [each.name for each in dataclasses.fields(cls)]:
         raise ValueError(f"{cls.__name__}: the source does not show every field")
     return result
@@ -375,7 +378,7 @@ def settings(role: str) -> str:
     cls = SETTINGS[role]
     comments = dict(_comments(cls, ()))
     rows = [_setting(one, role, comments.get(one.path, "")) for one in settings_of(cls)]
-    names = "option, variable, TOML" if role != "client" else "option or argument, variable, TOML"
+    names = "option, variable, TOML" if role not in ("client", "messaging") else "option or argument, variable, TOML"
     return list_table((names, "default", "meaning"), rows, (45, 15, 40))
 
 

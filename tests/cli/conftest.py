@@ -17,10 +17,12 @@ import pytest_twisted
 from twisted.internet.defer import CancelledError, Deferred
 from twisted.internet.threads import deferToThread
 
+from dmsg.address import PinnedServer
 from dmsg.cli.output import Output
+from dmsg.cli.protocols import PROTOCOLS, Settings
 from dmsg.cli.settings import Invocation
 from dmsg.crypto.keys import SecretKey, write_key_file
-from dmsg.mux.client.settings import ClientSettings
+from dmsg.discovery.entry import DMSG, MESSAGING
 from dmsg.mux.core.e2e_negotiation import Security
 from dmsg.testing.network import LocalNetwork
 
@@ -93,13 +95,29 @@ class Command:
 
 
 class Bench:
-    """Runs commands against a network."""
+    """Runs commands that speak ``protocol`` against a network."""
 
-    def __init__(self, reactor: Any, network: LocalNetwork, directory: Path) -> None:
+    def __init__(self, reactor: Any, network: LocalNetwork, directory: Path, protocol: str) -> None:
         self.reactor = reactor
         self.network = network
         self.directory = directory
+        self.protocol = protocol
         self.commands: list[Command] = []
+
+    @property
+    def pinned(self) -> list[PinnedServer]:
+        """Its servers of the protocol: keys and addresses."""
+        return self.network.messaging_pinned if self.protocol == MESSAGING else self.network.pinned
+
+    @property
+    def relays(self) -> list[Any]:
+        """Its servers of the protocol."""
+        return [*(self.network.messaging_relays if self.protocol == MESSAGING else self.network.relays)]
+
+    async def client(self, **options: Any) -> Any:
+        """A client that is no command."""
+        network = self.network
+        return await (network.messaging_client if self.protocol == MESSAGING else network.client)(**options)
 
     def key(self, name: str) -> tuple[SecretKey, str]:
         """A new key and its file."""
@@ -107,29 +125,32 @@ class Bench:
         write_key_file(path, key)
         return key, str(path)
 
-    def settings(self, key_file: str = "", security: Security | None = None, events: str = "") -> ClientSettings:
+    def settings(self, key_file: str = "", events: str = "", **more: Any) -> Settings:
         url = self.network.discovery_url
-        return ClientSettings(
+        settings: Settings = PROTOCOLS[self.protocol].settings(
             key=Path(key_file) if key_file else None,
             discovery=url or None,
-            servers=() if url else tuple(self.network.pinned),
-            security=security,
+            servers=() if url else tuple(self.pinned),
             state_dir="none",
             events=Path(events) if events else None,
+            **more,
         )
+        return settings
 
     def start(
         self,
         run: Callable[..., Coroutine[Any, Any, Any]],
         *args: Any,
         key_file: str = "",
-        security: Security | None = None,
         events: str = "",
+        security: Security | None = None,
+        config: Any = None,
         **options: Any,
     ) -> Command:
         """Start ``run(call, reactor, …)``."""
         stdout, stderr = Lines(), io.StringIO()
-        call = Invocation(self.settings(key_file, security, events), Output(stdout, stderr, json_lines=True))
+        settings = {name: one for name, one in (("security", security), ("config", config)) if one is not None}
+        call = Invocation(self.settings(key_file, events, **settings), Output(stdout, stderr, json_lines=True))
         command = Command(call, stdout, stderr)
         command.ended = Deferred.fromCoroutine(run(call, self.reactor, *args, **options))
         self.commands.append(command)
@@ -149,10 +170,17 @@ class Bench:
 
 @pytest.fixture(params=[None])
 def bench(request: pytest.FixtureRequest, guard: None, reactor: Any, tmp_path: Path) -> Iterator[Bench]:
-    """A network of one server on pinned addresses (parametrize with ``"http"`` for a discovery) and commands on it."""
-    network = LocalNetwork(reactor, relays=1, discovery=request.param)
+    """A network of one server on pinned addresses and commands on it.
+
+    Parametrize with ``"http"`` for a discovery, with ``"messaging"`` for a server and commands of that protocol, and with
+    ``"messaging http"`` for both.
+    """
+    words = (request.param or "").split()
+    protocol = MESSAGING if MESSAGING in words else DMSG
+    counts = {"relays": 0, "messaging_relays": 1} if protocol == MESSAGING else {"relays": 1}
+    network = LocalNetwork(reactor, discovery="http" if "http" in words else None, **counts)
     pytest_twisted.blockon(Deferred.fromCoroutine(network.start()))
-    bench = Bench(reactor, network, tmp_path)
+    bench = Bench(reactor, network, tmp_path, protocol)
     yield bench
     pytest_twisted.blockon(Deferred.fromCoroutine(bench.close()))
 

@@ -45,7 +45,13 @@ def file(tmp_path):
 
 @pytest.mark.parametrize(
     ("role", "needed"),
-    [("client", ()), ("server", ("--key", "k")), ("discovery", ()), ("shipper", ("--from", "/a", "--to", "/b"))],
+    [
+        ("client", ()),
+        ("messaging", ()),
+        ("server", ("--key", "k")),
+        ("discovery", ()),
+        ("shipper", ("--from", "/a", "--to", "/b")),
+    ],
 )
 def test_every_setting_of_every_role_is_shown(role, needed):
     found = shown(role, *needed)
@@ -108,7 +114,7 @@ def test_what_a_role_needs_and_has_not_is_said_after_the_rest():
             "[cleint]\n",
             {},
             (),
-            "cleint: is no table; there are [client], [discovery], [messaging-server], [server], [shipper] (in {})",
+            "cleint: is no table; there are [client], [discovery], [messaging], [messaging-server], [server], [shipper] (in {})",
         ),
         (
             "[client]\n\nkey = '" + "ab" * 32 + "'",

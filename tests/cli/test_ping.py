@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import pytest_twisted
 from twisted.internet.protocol import Factory, Protocol
@@ -13,11 +15,10 @@ from dmsg.cli.exits import CommandError, Exit, exit_code
 from dmsg.cli.ping import run_echo, run_ping, summarize
 from dmsg.crypto.keys import PublicKey
 from dmsg.errors import ConfigError, DialError
-from dmsg.mux.client.settings import ClientSettings
 
 
 @pytest.mark.parametrize("size", [1, 64, 1024 * 1024])
-@pytest.mark.parametrize("bench", [None, "http"], indirect=True)
+@pytest.mark.parametrize("bench", [None, "http", "messaging", "messaging http"], indirect=True)
 @pytest_twisted.ensureDeferred
 async def test_ping_measures_what_echo_sends_back(bench, size):
     echo = bench.start(run_echo)
@@ -25,7 +26,7 @@ async def test_ping_measures_what_echo_sends_back(bench, size):
     (result,) = await bench.run(run_ping, peer, count=4, size=size, interval_s=0.001)
     assert set(result) == {"peer", "server", "security", "dial_ms", "count", "size_bytes", "rtt_ms"}
     assert (result["peer"], result["count"], result["size_bytes"]) == (str(peer), 4, size)
-    assert result["server"] == str(bench.network.pinned[0].public_key)
+    assert result["server"] == str(bench.pinned[0].public_key)
     assert result["security"] in ("hop", "e2e")
     rtt = result["rtt_ms"]
     assert 0 < rtt["min"] <= rtt["p50"] <= rtt["p90"] <= rtt["p99"] <= rtt["max"]
@@ -38,13 +39,14 @@ async def test_events_that_cannot_be_written_are_said_at_once(bench):
     assert exit_code(caught.value) is Exit.USAGE
 
 
+@pytest.mark.parametrize("bench", [None, "messaging"], indirect=True)
 @pytest_twisted.ensureDeferred
 async def test_a_peer_that_changes_what_comes_is_found_out(bench):
     class Liar(Protocol):
         def dataReceived(self, data):
             self.transport.write(b"?" * len(data))
 
-    liar = await bench.network.client()
+    liar = await bench.client()
     liar.listen(Factory.forProtocol(Liar))
     with pytest.raises(CommandError) as caught:
         await bench.run(run_ping, liar.public_key, count=1, size=64, interval_s=0)
@@ -57,14 +59,18 @@ async def test_a_peer_that_hangs_up_is_an_error_of_its_own(bench):
         def connectionMade(self):
             self.transport.loseConnection()
 
-    shy = await bench.network.client()
+    shy = await bench.client()
     shy.listen(Factory.forProtocol(Shy))
     with pytest.raises(TransportBroken) as caught:
         await bench.run(run_ping, shy.public_key, count=1, size=64, interval_s=0)
     assert not caught.value.clean, "the ping was not read"
 
 
-@pytest.mark.parametrize(("bench", "stage"), [(None, "accept"), ("http", "discovery")], indirect=["bench"])
+@pytest.mark.parametrize(
+    ("bench", "stage"),
+    [(None, "accept"), ("http", "discovery"), ("messaging", "accept"), ("messaging http", "discovery")],
+    indirect=["bench"],
+)
 @pytest_twisted.ensureDeferred
 async def test_a_peer_that_is_not_there_is_unreachable(bench, stage):
     absent, _ = bench.key("absent")
@@ -74,17 +80,18 @@ async def test_a_peer_that_is_not_there_is_unreachable(bench, stage):
     assert stage in [one.stage for one in caught.value.attempts]
 
 
+@pytest.mark.parametrize("bench", [None, "messaging"], indirect=True)
 @pytest_twisted.ensureDeferred
 async def test_a_listener_without_a_server_says_what_it_tried(bench, monkeypatch):
     monkeypatch.setattr("dmsg.cli.client.CONNECT_TIMEOUT_S", 0.2)
-    gone = bench.network.pinned[0]
-    await bench.network.stop_relay(bench.network.relays[0])
+    gone = bench.pinned[0]
+    await bench.network.stop_relay(bench.relays[0])
     command = bench.start(run_echo)
     assert command.call.settings.servers == ()
     with pytest.raises(CommandError) as caught:
         await command.ended
     assert caught.value.exit is Exit.USAGE  # neither discovery nor a server was given
-    settings = ClientSettings(servers=(gone,))
+    settings = replace(command.call.settings, servers=(gone,))
     with pytest.raises(CommandError) as caught:
         async with open_client(settings, bench.reactor, listening=True):
             pytest.fail("it is not connected")
@@ -92,13 +99,14 @@ async def test_a_listener_without_a_server_says_what_it_tried(bench, monkeypatch
     assert caught.value.data["servers"] == {str(gone.public_key): "connection refused"}
 
 
+@pytest.mark.parametrize("bench", [None, "messaging"], indirect=True)
 @pytest_twisted.ensureDeferred
 async def test_a_channel_holds_both_sides_back(bench):
     """A reader that does not read makes the writer wait, and nothing is lost."""
     opened = []
-    listener = await bench.network.client()
+    listener = await bench.client()
     listener.listen(Factory.forProtocol(lambda: Channel(bench.reactor, opened.append)))
-    client = await bench.network.client()
+    client = await bench.client()
     channel = Channel(bench.reactor)
     (await client.dial(listener.public_key)).attach(channel)
     written = 0

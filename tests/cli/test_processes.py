@@ -91,6 +91,44 @@ async def test_a_local_network_and_everything_one_asks_of_it(start, tmp_path):
 
 
 @pytest_twisted.ensureDeferred
+async def test_commands_talk_over_relays_of_the_messaging_system(start, tmp_path):
+    messaging = ("--json", "--protocol", "messaging")
+    up = start("up", *messaging)
+    ready = await up.line()
+    environ = {"DMSG_DISCOVERY": ready["discovery"]}
+    (tmp_path / "inbox").mkdir()
+    (tmp_path / "file").write_bytes(data := os.urandom(1_000_000))
+    listed = start("servers", *messaging, environ=environ)
+    others = start("servers", "--json", environ=environ)
+    receiver = start("receive", "inbox", "--once", *messaging, environ=environ)
+    echo = start("echo", *messaging, environ=environ)
+    expose = start("expose", "tcp:127.0.0.1:1", *messaging, environ=environ)
+    code, out, _ = await listed.ended()
+    assert [f"{one['public_key']}@{one['address']}" for one in json.loads(out)["servers"]] == ready["servers"]
+    assert (code, (await others.ended())[0]) == (0, 3), "a relay is listed for what it speaks"
+    sender = start("send", (await receiver.line())["public_key"], "file", *messaging, environ=environ)
+    ping = start("ping", (await echo.line())["public_key"], *messaging, environ=environ)
+    forward = start(
+        "forward",
+        (await expose.line())["public_key"],
+        "tcp:0:interface=127.0.0.1",
+        *messaging,
+        environ=environ,
+    )
+    for command in (sender, ping, receiver):
+        code, out, err = await command.ended()
+        assert code == 0, err
+        told = json.loads(out.splitlines()[-1])
+        assert (told["security"], told["server"]) == ("e2e", ready["servers"][0].partition("@")[0])
+    assert (tmp_path / "inbox" / "file").read_bytes() == data
+    await forward.line()
+    for command in (echo, expose, forward, up):
+        command.send(signal.SIGINT)
+        code, _, err = await command.ended()
+        assert (code, err) == (130, "")
+
+
+@pytest_twisted.ensureDeferred
 async def test_what_up_prints_can_be_exported(start, tmp_path):
     up = start("up")
     lines = []
@@ -120,7 +158,7 @@ async def test_a_transfer_survives_the_death_of_either_end(bench, start, tmp_pat
     inbox.mkdir()
     bench.key("receiver")
     bench.key("sender")
-    environ = {"DMSG_SERVER": str(bench.network.pinned[0])}
+    environ = {"DMSG_SERVER": str(bench.pinned[0])}
     receive = ("receive", str(inbox), "--json", "--once", "--key", "receiver.key")
     receiver = start(*receive, environ=environ)
     send = ("send", (await receiver.line())["public_key"], str(tmp_path / "file"), "--json", "--key", "sender.key")
@@ -148,7 +186,7 @@ async def test_a_transfer_survives_the_death_of_either_end(bench, start, tmp_pat
 
 @pytest_twisted.ensureDeferred
 async def test_an_interrupted_command_says_nothing_and_ends_with_130(bench, start, tmp_path):
-    environ = {"DMSG_SERVER": str(bench.network.pinned[0])}
+    environ = {"DMSG_SERVER": str(bench.pinned[0])}
     (tmp_path / "inbox").mkdir()
     commands = [
         start("receive", str(tmp_path / "inbox"), "--json", environ=environ),

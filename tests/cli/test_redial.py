@@ -9,6 +9,7 @@ from twisted.internet.task import Clock
 from dmsg.cli.redial import DIALS_AT_ONCE, Redialer, is_busy
 from dmsg.crypto.keys import SecretKey
 from dmsg.errors import Attempt, DialError
+from dmsg.messaging.core.errors import ChannelRefused, NoFreeChannel
 from dmsg.mux.core.errors import AccessDenied, Busy, RateLimited
 from dmsg.relays.errors import SessionTimeout
 
@@ -16,7 +17,7 @@ PEER = SecretKey.generate().public_key
 
 
 def failure(*errors):
-    return DialError(str(PEER), [Attempt("accept", "02ab", 1.0, error.name, error) for error in errors])
+    return DialError(str(PEER), [Attempt("accept", "02ab", 1.0, str(error), error) for error in errors])
 
 
 class Client:
@@ -58,6 +59,8 @@ class Stage:
     [
         ([Busy("", by="local")], True),
         ([RateLimited("", by="peer")], True),
+        ([NoFreeChannel()], True),
+        ([ChannelRefused()], False),
         ([AccessDenied("", by="peer")], False),
         ([AccessDenied("", by="peer"), Busy("", by="peer")], True),
         ([], False),
@@ -98,6 +101,20 @@ def test_what_does_not_pass_by_itself_is_told_at_once():
     stage.start()
     stage.client.dials[0].errback(failure(AccessDenied("", by="peer")))
     assert [type(one) for one in stage.outcomes] == [DialError] and len(stage.client.dials) == 1
+
+
+def test_a_refusal_without_a_reason_passes_by_itself_if_the_peer_has_accepted_before():
+    stage = Stage()
+    stage.start()
+    stage.client.dials[0].errback(failure(ChannelRefused()))
+    assert isinstance(stage.outcomes.pop(), DialError)
+    stage.start()
+    stage.client.dials[1].callback("first")
+    stage.start()
+    stage.client.dials[2].errback(failure(ChannelRefused()))
+    stage.clock.advance(0.1)
+    stage.client.dials[3].callback("second")
+    assert stage.outcomes == ["first", "second"]
 
 
 def test_only_so_many_dial_at_one_time():

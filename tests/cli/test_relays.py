@@ -82,7 +82,7 @@ def given(bench, location, operator, mode=RelaysMode.ONLY):
 @pytest.mark.parametrize("bench", ["http"], indirect=True)
 @pytest_twisted.ensureDeferred
 async def test_a_command_listens_at_the_relays_of_its_list_only(bench, tmp_path, operator):
-    chosen = bench.network.pinned[-1]
+    chosen = bench.pinned[-1]
     await bench.network.add_relay()
     path = tmp_path / "relays.json"
     path.write_text(dmsg("relays", "sign", "--key", tmp_path / "operator.key", chosen.public_key).stdout)
@@ -122,4 +122,4 @@ async def test_a_preferred_list_that_is_missing_stops_nothing(bench, tmp_path, o
     given(bench, tmp_path / "none.json", operator, RelaysMode.PREFER)
     peer = PublicKey.parse((await bench.start(run_echo).ready())["public_key"])
     entry = await bench.network.discovery.get_entry(peer)
-    assert entry.client.delegated_servers == (bench.network.pinned[0].public_key,)
+    assert entry.client.delegated_servers == (bench.pinned[0].public_key,)

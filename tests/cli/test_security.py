@@ -244,20 +244,25 @@ async def test_a_tunnel_ends_one_direction_and_goes_on_with_the_other(bench, fir
         assert (await command.stdout.wait_for(event="opened"))["security"] == "e2e"
 
 
-@HTTP
+@pytest.mark.parametrize("first", ["client", "service"])
+@pytest.mark.parametrize(("bench", "security"), [("http", Security.HOP), ("messaging", None)], indirect=["bench"])
 @pytest_twisted.ensureDeferred
-async def test_without_end_to_end_security_the_first_end_closes_both_directions(bench):
+async def test_where_no_direction_can_end_alone_answers_arrive_before_both_end(bench, first, security):
     service = Half()
-    expose, _, client = await tunnel(bench, service, security=Security.HOP)
-    client.transport.write(b"question")
-    client.transport.loseWriteConnection()
-    assert await service.read_ended == b"question"
-    service.transport.loseConnection()
-    await client.read_ended
-    client.transport.loseConnection()
-    await service.lost
-    await client.lost
-    assert (await expose.stdout.wait_for(event="opened"))["security"] == "hop"
+    expose, _, client = await tunnel(bench, service, security=security)
+    near, far = (client, service) if first == "client" else (service, client)
+    question, answer = b"q" * 2_000_000, b"a" * 2_000_000
+    near.transport.write(question)
+    near.transport.loseWriteConnection()
+    far.transport.write(answer)
+    assert await far.read_ended == question
+    assert await near.read_ended == answer
+    near.transport.loseConnection()
+    far.transport.loseConnection()
+    for end in (near, far):
+        assert isinstance(await end.lost, ConnectionDone)
+    opened = await expose.stdout.wait_for(event="opened")
+    assert opened["security"] == ("hop" if security is Security.HOP else "e2e")
 
 
 @pytest_twisted.ensureDeferred

@@ -17,6 +17,8 @@ from dmsg.cli.ping import Echo
 from dmsg.cli.tunnels import run_expose, run_forward
 from dmsg.crypto.keys import PublicKey
 
+pytestmark = pytest.mark.parametrize("bench", [None, "messaging"], indirect=True)
+
 
 class Collector(Protocol):
     """Collects what comes; ``complete`` fires with it once it is ``size`` bytes, ``lost`` with the reason."""

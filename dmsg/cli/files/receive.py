@@ -35,6 +35,7 @@ from dmsg.cli.files.wire import (
     TransferFailed,
 )
 from dmsg.cli.output import human_bytes
+from dmsg.cli.protocols import security_of
 from dmsg.cli.settings import PUBLIC_KEY, Invocation, ValueType, common_options, service_option
 from dmsg.clients.access import AllowKeys
 from dmsg.crypto.keys import PublicKey
@@ -111,7 +112,7 @@ async def run_receive(
     async with open_client(call.settings, reactor, listening=True) as client:
         receiver = Receiver(call, reactor, rules, listed=bool(allow))
         policy = AllowKeys(allow) if allow else None
-        port = client.listen(receiver, service, policy=policy, security=call.settings.security)
+        port = client.listen(receiver, service, policy=policy, **security_of(call.settings))
         try:
             key = str(client.public_key)
             call.out.result({"event": "ready", "public_key": key, "directory": str(rules.directory)}, key)

@@ -19,11 +19,10 @@ from dmsg.cli.files.store import SourceFile, in_thread
 from dmsg.cli.files.talk import CLOSE_TIMEOUT_S, HASH_TIMEOUT_S, Conversation
 from dmsg.cli.files.wire import Done, End, Finish, Have, MalformedTransfer, Offer, Start, TransferFailed
 from dmsg.cli.output import human_bytes
+from dmsg.cli.protocols import Client, Transport
 from dmsg.cli.settings import PUBLIC_KEY, Invocation, common_options, service_option
 from dmsg.crypto.keys import PublicKey
 from dmsg.errors import DialError
-from dmsg.mux.client.service import DmsgClient
-from dmsg.mux.client.transport import DmsgTransport
 from dmsg.sansio.backoff import Backoff
 from dmsg.sansio.jitter import Jitter
 
@@ -78,7 +77,7 @@ class _Sending:
         self,
         call: Invocation,
         reactor: Any,
-        client: DmsgClient,
+        client: Client,
         target: DmsgAddress,
         sources: list[SourceFile],
         retries: int,
@@ -153,7 +152,7 @@ class _Sending:
         except TransferFailed as error:
             raise error.about(self._pending[0].name if self._pending else "") from None
 
-    async def _send(self, talk: Conversation, source: SourceFile, transport: DmsgTransport) -> None:
+    async def _send(self, talk: Conversation, source: SourceFile, transport: Transport) -> None:
         if not self._attempts:
             self._began = self._reactor.seconds()
         self._attempts += 1
@@ -197,7 +196,7 @@ class _Sending:
         finally:
             bar.close()
 
-    def _report(self, source: SourceFile, transport: DmsgTransport, sha256: str, start: int) -> None:
+    def _report(self, source: SourceFile, transport: Transport, sha256: str, start: int) -> None:
         elapsed_s = max(self._reactor.seconds() - self._began, 1e-9)
         rate = self._sent_bytes / elapsed_s
         server = str(transport.getPeer().server_public_key)

@@ -75,7 +75,7 @@ async def receiver(
 
 
 async def talk_to(bench, peer, client=None) -> Conversation:
-    client = client or await bench.network.client()
+    client = client or await bench.client()
     transport = await client.dial(peer)
     channel = Channel(bench.reactor)
     transport.attach(channel)
@@ -92,6 +92,7 @@ async def upload(talk, name, data) -> None:
     await talk.say(Finish(sha256(data)))
 
 
+@pytest.mark.parametrize("bench", [None, "messaging"], indirect=True)
 @pytest_twisted.ensureDeferred
 async def test_files_arrive(bench, inbox, tmp_path):
     contents = {"empty": b"", "small.txt": b"hello", "larger.bin": os.urandom(3 * 1024 * 1024 + 17)}
@@ -105,7 +106,7 @@ async def test_files_arrive(bench, inbox, tmp_path):
     ]
     larger = sent[-1]
     assert larger["resumed_from"] == 0 and larger["sent_bytes"] == larger["size_bytes"] and larger["transports"] == 1
-    assert larger["server"] == str(bench.network.pinned[0].public_key)
+    assert larger["server"] == str(bench.pinned[0].public_key)
     assert larger["security"] in ("hop", "e2e")
     received = receiving.stdout.objects()[1:]
     assert [(line["event"], line["file"], line["sha256"]) for line in received] == [
@@ -126,6 +127,7 @@ async def test_both_logs_call_the_end_of_a_transfer_normal(bench, inbox, tmp_pat
         assert (closed["reason"], closed["code"]) == ("normal", 0)
 
 
+@pytest.mark.parametrize("bench", [None, "messaging"], indirect=True)
 @pytest_twisted.ensureDeferred
 async def test_a_file_that_is_there_is_kept_unless_it_may_be_overwritten(bench, inbox, tmp_path):
     file = source(tmp_path, "a.txt", b"new")
@@ -251,7 +253,7 @@ async def fake_receiver(bench, *scripts):
     from twisted.internet.protocol import Factory
 
     left = list(scripts)
-    client = await bench.network.client()
+    client = await bench.client()
 
     def opened(channel):
         async def play():
@@ -383,14 +385,18 @@ async def test_a_link_in_place_of_the_partial_file_is_not_followed(bench, inbox,
     assert victim.read_bytes() == b"precious"
 
 
-@pytest.mark.parametrize("security", [Security.HOP, Security.E2E])
+@pytest.mark.parametrize(
+    ("bench", "security"),
+    [(None, Security.HOP), (None, Security.E2E), ("messaging", None)],
+    indirect=["bench"],
+)
 @pytest_twisted.ensureDeferred
 async def test_a_transfer_goes_on_when_the_connection_to_the_relay_breaks(bench, inbox, tmp_path, security):
     data = os.urandom(16 * 1024 * 1024)
     file = source(tmp_path, "a", data)
     receiving, peer = await receiver(bench, inbox, once=True, security=security)
     sending = bench.start(run_send, peer, (file,), retries=8, security=security)
-    switch = bench.network.relays[0].switch
+    switch = bench.relays[0].switch
     part = next(iter(inbox.glob(f"{FOLDER}/*.part")), None)
     while part is None or part.stat().st_size < 2 * 1024 * 1024:
         await deferLater(bench.reactor, 0)
@@ -400,13 +406,14 @@ async def test_a_transfer_goes_on_when_the_connection_to_the_relay_breaks(bench,
     await sending.ended
     await receiving.ended
     (sent,) = sending.stdout.objects()
-    if security is Security.HOP:
+    if security is not Security.E2E:
         assert sent["transports"] == 2 and 2 * 1024 * 1024 <= sent["resumed_from"] < len(data)
     else:
         assert sent["transports"] == 1 and sent["resumed_from"] == 0
     assert (inbox / "a").read_bytes() == data
 
 
+@pytest.mark.parametrize("bench", [None, "messaging"], indirect=True)
 @pytest_twisted.ensureDeferred
 async def test_an_acknowledgement_that_was_lost_is_asked_for_again(bench, inbox, tmp_path):
     data = b"data"

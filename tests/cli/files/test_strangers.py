@@ -31,7 +31,7 @@ def pread_bytes() -> int:
 async def test_strangers_that_hold_every_place_do_not_keep_a_friend_out(bench, inbox, tmp_path):
     _, peer = await receiver(bench, inbox)
     for _ in range(MAX_TRANSFERS // TRANSFERS_PER_SENDER + 1):
-        stranger = await bench.network.client()
+        stranger = await bench.client()
         for number in range(TRANSFERS_PER_SENDER):
             talk = await talk_to(bench, peer, stranger)
             await talk.say(Offer(f"{number}", 1000))
@@ -43,7 +43,7 @@ async def test_strangers_that_hold_every_place_do_not_keep_a_friend_out(bench, i
 @pytest_twisted.ensureDeferred
 async def test_one_key_has_only_some_of_the_places(bench, inbox):
     _, peer = await receiver(bench, inbox)
-    stranger = await bench.network.client()
+    stranger = await bench.client()
     answers = []
     for number in range(TRANSFERS_PER_SENDER + 2):
         try:
@@ -149,7 +149,7 @@ def test_space_that_stays_free_and_the_number_of_files_are_bounds_too(tmp_path):
 @pytest_twisted.ensureDeferred
 async def test_an_offer_does_not_make_the_receiver_hash_a_part_again(bench, inbox):
     _, peer = await receiver(bench, inbox)
-    stranger = await bench.network.client()
+    stranger = await bench.client()
     size, tries = 16 * 1024 * 1024, 10
     talk = await talk_to(bench, peer, stranger)
     await talk.say(Offer("a", size + 1))
@@ -191,7 +191,7 @@ def test_a_part_that_was_changed_meanwhile_is_hashed_again(tmp_path):
 @pytest_twisted.ensureDeferred
 async def test_an_offer_alone_leaves_nothing_behind(bench, inbox):
     _, peer = await receiver(bench, inbox)
-    stranger = await bench.network.client()
+    stranger = await bench.client()
     for number in range(20):
         talk = await talk_to(bench, peer, stranger)
         await talk.say(Offer(f"{number}", 1000))
