@@ -1,8 +1,9 @@
-"""The log of a real network of two relays and three clients, and what the tables say of it.
+"""The log of a real network of two relays, one of the messaging system and three clients, and what the tables say of it.
 
 It ran in memory and is told in dmsg's tests (``tests/eventlog/test_network_log.py``): Alice has 5,000 bytes echoed by Bob, then
 dials Carol, who does not listen, and a key without a client; Carol's transport to Bob outlives its relay, which is
-drained; the other relay is killed at the end. A message takes 5 ms one way.
+drained; the other relay is killed at the end. Over the messaging relay Alice has 3,000 bytes echoed by Bob: both speak both
+protocols with one key. A message takes 5 ms one way.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ def _key(number: int) -> str:
     return text
 
 
-KILLED, DRAINED, ALICE, BOB, CAROL, ABSENT = (_key(number) for number in (1, 2, 11, 12, 13, 99))
+KILLED, DRAINED, MESSAGING, ALICE, BOB, CAROL, ABSENT = (_key(number) for number in (1, 2, 3, 11, 12, 13, 99))
 
 
 class Tables:
@@ -57,14 +58,15 @@ def tables(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Tab
 
 def test_every_line_is_good(tables: Tables) -> None:
     summary = tables.summary
-    assert (summary.files, summary.lines_in, summary.good, summary.missing) == (5, 60, 60, 0)
+    assert (summary.files, summary.lines_in, summary.good, summary.missing) == (6, 79, 79, 0)
     assert (tables.manifest.violations, tables.manifest.findings) == ({}, {})
 
 
 def test_connections_of_a_relay_that_was_killed_are_open(tables: Tables) -> None:
-    rows = [(DRAINED[:16], each, 15.0, "closed", "server_draining") for each in (ALICE, BOB, CAROL)]
-    rows += [(KILLED[:16], each, 15.0, "open", None) for each in (ALICE, BOB, CAROL)]
-    tables.check("connections", "node remote handshake_ms state reason", rows)
+    rows = [(DRAINED[:16], each, 15.0, "closed", "server_draining", "dmsg") for each in (ALICE, BOB, CAROL)]
+    rows += [(KILLED[:16], each, 15.0, "open", None, "dmsg") for each in (ALICE, BOB, CAROL)]
+    rows += [(MESSAGING[:16], each, 15.0, "closed", "closed by peer", "messaging") for each in (ALICE, BOB)]
+    tables.check("connections", "node remote handshake_ms state reason protocol", rows)
 
 
 def test_clients_see_one_transport_where_relays_see_two(tables: Tables) -> None:
@@ -74,7 +76,7 @@ def test_clients_see_one_transport_where_relays_see_two(tables: Tables) -> None:
         for initiator, began_at, size in ((ALICE, KILLED, 5_000), (CAROL, DRAINED, 2_000))
         for me in (initiator, BOB)
     ]
-    tables.check("transports", columns, ends, "role = 'client'")
+    tables.check("transports", columns, ends, "role = 'client' and protocol = 'dmsg'")
     relayed = [
         (KILLED, ALICE, BOB, "closed", "normal"),
         (DRAINED, CAROL, BOB, "closed", "server_draining"),
@@ -82,7 +84,20 @@ def test_clients_see_one_transport_where_relays_see_two(tables: Tables) -> None:
         (DRAINED, ALICE, CAROL, "refused", "no_such_service"),
         (KILLED, ALICE, CAROL, "refused", "no_such_service"),
     ]
-    tables.check("transports", "server initiator responder state reason", relayed, "role = 'server'")
+    tables.check(
+        "transports", "server initiator responder state reason", relayed, "role = 'server' and protocol = 'dmsg'"
+    )
+
+
+def test_a_channel_is_a_transport_of_the_messaging_system(tables: Tables) -> None:
+    """Channels have ids of their own on either side; the relay sees their data encrypted."""
+    rows = [
+        ("client", ALICE[:16], MESSAGING, 0, "closed", 3_000, 3_000, "e2e"),
+        ("client", BOB[:16], MESSAGING, 255, "closed", 3_000, 3_000, "e2e"),
+        ("server", MESSAGING[:16], MESSAGING, 0, "closed", 3_054, 3_072, "unknown"),
+    ]
+    columns = "role node server transport_id state bytes_in bytes_out security"
+    tables.check("transports", columns, rows, "protocol = 'messaging'")
 
 
 def test_the_transport_that_outlived_its_relay(tables: Tables) -> None:
@@ -100,25 +115,32 @@ def test_dials_that_failed_say_where_and_why(tables: Tables) -> None:
     ]
     tables.check("dial_failures", "date relay stage reason attempts dials clients", rows)
     dials = [
-        (ALICE, BOB, KILLED, 1, 1, 20.0),
-        (CAROL, BOB, DRAINED, 1, 1, 20.0),
-        (ALICE, CAROL, "", 1, 0, 40.0),
-        (ALICE, ABSENT, "", 1, 0, 0.0),
+        (ALICE, BOB, KILLED, "dmsg", 1, 1, 20.0),
+        (ALICE, BOB, MESSAGING, "messaging", 1, 1, 20.0),
+        (CAROL, BOB, DRAINED, "dmsg", 1, 1, 20.0),
+        (ALICE, CAROL, "", "dmsg", 1, 0, 40.0),
+        (ALICE, ABSENT, "", "dmsg", 1, 0, 0.0),
     ]
-    tables.check("pair_latency", "initiator responder server dials dials_ok dial_ms_p50", dials, "dials > 0")
+    tables.check("pair_latency", "initiator responder server protocol dials dials_ok dial_ms_p50", dials, "dials > 0")
 
 
 def test_an_hour_of_each_relay(tables: Tables) -> None:
     columns = (
-        "relay hour connections_opened connections_closed connections_open_max transports_opened transports_closed"
+        "relay protocol hour connections_opened connections_closed connections_open_max transports_opened "
+        "transports_closed"
     )
-    rows = [(DRAINED, HOUR, 3, 3, 3, 1, 1), (KILLED, HOUR, 3, 0, 3, 2, 1)]
+    rows = [
+        (DRAINED, "dmsg", HOUR, 3, 3, 3, 1, 1),
+        (KILLED, "dmsg", HOUR, 3, 0, 3, 2, 1),
+        (MESSAGING, "messaging", HOUR, 2, 2, 2, 1, 1),
+    ]
     tables.check("relay_hourly", columns, rows)
 
 
 def test_who_talked_and_whose_log_has_an_end(tables: Tables) -> None:
-    columns = "role key lines gaps gap_lines dup corrupt missing events_dropped ended"
-    told = [("server", DRAINED, 14, True), ("server", KILLED, 9, False)]
-    told += [("client", ALICE, 12, None), ("client", BOB, 12, None), ("client", CAROL, 13, None)]
-    tables.check("log_quality", columns, [(role, key, lines, 0, 0, 0, 0, 0, 0, end) for role, key, lines, end in told])
+    columns = "role key protocol lines gaps gap_lines dup corrupt missing events_dropped ended"
+    told = [("server", DRAINED, "dmsg", 14, True), ("server", KILLED, "dmsg", 9, False)]
+    told += [("server", MESSAGING, "messaging", 11, True)]
+    told += [("client", key, None, lines, None) for key, lines in ((ALICE, 17), (BOB, 15), (CAROL, 13))]
+    tables.check("log_quality", columns, [(*who, lines, 0, 0, 0, 0, 0, 0, end) for *who, lines, end in told])
     assert tables.rows["top_talkers"] == 3

@@ -82,6 +82,18 @@ def test_a_run_that_does_not_tell_speaks_what_its_node_does_and_one_of_before_dm
     assert protocols(silent) == {SILENT_BOOT: "dmsg"}
 
 
+def test_ids_of_channels_do_not_tell_whose_run_it_is(spark: SparkSession) -> None:
+    """With a given name: those of transports of dmsg do."""
+
+    def key(transport_id: int, protocol: str) -> str:
+        ids = {"role": "client", "node": "laptop", **ENDS, "transport_id": transport_id, "protocol": protocol}
+        frame = events(spark, [("transport_opened", ids)])
+        [row] = rows_of(log_quality(frame, keys_of(frame), accounts(spark, [])), "key")
+        return str(row["key"])
+
+    assert (key(2, "dmsg"), key(3, "dmsg"), key(3, "messaging")) == (ALICE, BOB, "laptop")
+
+
 def test_connections_have_the_protocol_of_their_relay(lines: DataFrame, runs: DataFrame) -> None:
     found = rows_of(connections(lines, runs), "boot", "conn", "protocol")
     assert [tuple(row.values()) for row in found] == [(BOOT, 1, "dmsg"), (OTHER_BOOT, 1, "messaging")]

@@ -1,8 +1,10 @@
 """What the log pipeline is tested with is what a network writes: one that runs in memory, on a clock that is moved on.
 
-Two relays, and three clients that are connected to both. Alice sends Bob 5,000 bytes and has them echoed; she dials Carol,
-who does not listen, and a key without a client. Carol sends Bob 1,000 bytes; the relay they go through is drained; she
-sends 1,000 more, through the other one. The log of that relay ends before the network does, as if it was killed.
+Two relays, three clients that are connected to both, and a relay of the messaging system, which Alice and Bob speak as
+well, with the same keys and in the same logs. Alice sends Bob 5,000 bytes and has them echoed; she dials Carol, who does
+not listen, and a key without a client; over the messaging relay she has 3,000 bytes echoed by Bob. Carol sends Bob 1,000
+bytes; the relay they go through is drained; she sends 1,000 more, through the other one. The log of that relay ends
+before the network does, as if it was killed.
 
 ``python tests/eventlog/test_network_log.py`` records it anew.
 """
@@ -26,6 +28,7 @@ from dmsg.crypto.keys import SecretKey
 from dmsg.errors import DialError
 from dmsg.eventlog.log import Encoder, short_node
 from dmsg.eventlog.schema import Event, TransportOpened
+from dmsg.messaging.client.service import MessagingClient
 from dmsg.mux.client.service import DmsgClient
 from dmsg.testing.memory import MemoryNetwork
 from dmsg.testing.network import LocalNetwork
@@ -36,7 +39,7 @@ RECORDED: Final = Path(__file__).parents[2] / "spark" / "tests" / "vectors" / "n
 START: Final = 1_772_442_000.0
 DELAY_S: Final = 0.005
 HOUR: Final = "date=2026-03-02/hour=09"
-RELAYS, (ALICE, BOB, CAROL), ABSENT = (1, 2), (11, 12, 13), 99
+RELAYS, MESSAGING_RELAY, (ALICE, BOB, CAROL), ABSENT = (1, 2), 3, (11, 12, 13), 99
 
 
 def key(number: int) -> SecretKey:
@@ -115,7 +118,16 @@ async def _play() -> dict[str, list[bytes]]:
         }
         clients[BOB].listen(Factory.forProtocol(Echo))
 
-        async def dial(client: DmsgClient, target: int) -> Collector:
+        await network.add_messaging_relay(**options("server", MESSAGING_RELAY))
+        speakers = {
+            number: await network.messaging_client(
+                key=key(number), events=logs[number], discovery=None, servers=network.messaging_pinned
+            )
+            for number in (ALICE, BOB)
+        }
+        speakers[BOB].listen(Factory.forProtocol(Echo))
+
+        async def dial(client: DmsgClient | MessagingClient, target: int) -> Collector:
             factory: Any = Factory.forProtocol(Collector)
             protocol: Any = await network.wait(client.connect(factory, key(target).public_key))
             return protocol
@@ -129,6 +141,9 @@ async def _play() -> dict[str, list[bytes]]:
             except DialError:
                 continue
             raise AssertionError("a dial without a listener succeeded")
+        third = await dial(speakers[ALICE], BOB)
+        await network.wait(third.send(b"m" * 3_000))
+        await network.wait(third.close())
         second = await dial(clients[CAROL], BOB)
         await network.wait(second.send(b"c" * 1_000))
         opened = [each for each in logs[CAROL].events if isinstance(each, TransportOpened)]

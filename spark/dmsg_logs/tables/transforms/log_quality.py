@@ -35,15 +35,14 @@ def _own_key() -> Expression:
     """The full public key of the writer of a line, where the line tells it.
 
     A client's is that of its dials, and one of the two ends of its transports: the one its name is the beginning of,
-    or, if it has a given name, the initiator of the even ids (those a client chooses itself).
+    or, if it has a given name and the transport is of dmsg, the initiator of the even ids (those a client chooses itself).
     """
     event, initiator, responder, node = F.col("event"), F.col("initiator"), F.col("responder"), F.col("node")
     client = (
         F.when(event == "dial_finished", initiator)
         .when(initiator.startswith(node), initiator)
         .when(responder.startswith(node), responder)
-        .when(F.col("transport_id") % 2 == 0, initiator)
-        .otherwise(responder)
+        .when(protocol_of() == FIRST_PROTOCOL, F.when(F.col("transport_id") % 2 == 0, initiator).otherwise(responder))
     )
     key = (
         F.when(event == "server_started", F.col("public_key"))
