@@ -72,12 +72,20 @@ class Member(any_protocol.Member[Leg]):
 
     def asked_as(self, channel_id: int) -> Leg | None:
         """The leg that an OpenChannel for ``channel_id`` would be in the way of, or ``None``."""
-        asking = self.legs.get(Leg.asking_key(channel_id))
-        if asking is None and not self.own_ids:
-            asking = self.legs.get(channel_id)
-        if asking is None and self.own_ids is not False:
-            asking = self.called(channel_id)
-        return asking
+        found = self.legs.get(Leg.asking_key(channel_id))
+        if found is None and not self.own_ids:
+            found = self.legs.get(channel_id)
+            if found is not None and found.id != channel_id:
+                found = None  # the id is the relay's: this client has ids of its own, or a peer has made it seem so
+        if found is None and self.own_ids is not False:
+            found = self.called(channel_id)
+        return found
+
+    def key_for(self, asking: Leg, own_ids: bool) -> int | None:
+        """Where a channel that this client asked for is found once it is open, or ``None`` if there is no room."""
+        if own_ids:
+            return self.free_id()
+        return asking.id if asking.id not in self.legs else None
 
     def called(self, channel_id: int) -> Leg | None:
         """The leg of the open channel that the client calls ``channel_id``, or ``None``."""

@@ -177,7 +177,7 @@ class Switch(any_protocol.Switch[Member, Leg]):
         if own_ids:
             leg.id = payload[0]
         asking = leg.other
-        key = asking.member.free_id() if own_ids else asking.id
+        key = asking.member.key_for(asking, own_ids)
         if asking.member.own_ids not in (None, own_ids):
             self._end_both(leg, Ending.UNSUPPORTED, events)
         elif key is None:

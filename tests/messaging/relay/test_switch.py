@@ -58,7 +58,7 @@ def check(relay: Relay) -> None:
     for member in switch.members.values():
         own = [leg for leg in member.legs.values() if leg.initiator]
         assert member.dials == len(own) and member.pending_requests == sum(not leg.open for leg in own)
-        assert member.incoming.count + member.unanswered.count + len(own) == len(member.legs) < 255
+        assert member.incoming.count + member.unanswered.count + len(own) == len(member.legs) <= 512
         called = [leg.id for leg in member.legs.values() if leg.open]
         assert len(called) == len(set(called)) or member.own_ids is None
         assert member.queued_to == sum(leg.queued_bytes for leg in member.legs.values())
@@ -260,6 +260,21 @@ def test_how_a_client_numbers_channels_is_learnt_from_itself_alone(relay: MakeRe
     check(net)
 
 
+def test_an_id_that_a_hostile_peer_made_the_relay_give_out_costs_one_dial(relay: MakeRelay) -> None:
+    """Mallory answers in the other form, so the relay gives Alice an id; it is the one of a channel she opens later."""
+    net = relay()
+    alice, bob, mallory = net.join("alice"), net.join("bob"), net.join("mallory", own_ids=True)
+    alice.ask(mallory, 0)
+    mallory.answer(mallory.take()[0].channel_id, 0)
+    assert [said.payload[0] for said in alice.take()] == [255]
+    alice.ask(bob, 255)
+    [offer] = bob.take()
+    assert ended(bob.answer(offer.channel_id)) == [(Ending.BUSY, "server")]
+    assert alice.take() == [Said(CHANNEL_CLOSED, 255, b"")] and len(bob.take()) == 1
+    assert alice.open(bob, 1) == (1, 254)
+    check(net)
+
+
 # --- ids -------------------------------------------------------------------------------------------------------------
 
 
@@ -291,6 +306,25 @@ def test_a_crowded_link_gets_lower_ids_and_none_that_its_client_asks_with(relay:
     given = [said.channel_id for said in bob.take()]
     assert given == list(range(255, 19, -1))
     assert [said.kind for said in alice.take()] == [CHANNEL_CLOSED] * 14, "there are no more"
+
+
+def test_a_caller_whose_link_has_no_id_left_is_busy(relay: MakeRelay) -> None:
+    many = 10_000
+    net = relay(
+        transports_per_connection=many, unanswered_per_target=many, pending_requests=many, request_burst=many,
+        pair_request_burst=many, known_request_burst=many,
+    )  # fmt: skip
+    alice, bob = net.join("alice", own_ids=True), net.join("bob", own_ids=True)
+    carols = [net.join(f"carol {number}", own_ids=True) for number in range(3)]
+    for number in range(255):
+        alice.open(carols[number // 100], number, number % 100)
+    alice.ask(carols[2], 255)
+    bob.ask(alice)
+    [offer] = carols[2].take()
+    assert ended(carols[2].answer(offer.channel_id, 200)) == [(Ending.BUSY, "server")]
+    assert carols[2].take() == [Said(CHANNEL_CLOSED, 200, b"")]
+    assert [said.kind for said in alice.take()] == [OPEN_CHANNEL, CHANNEL_CLOSED]
+    check(net)
 
 
 # --- closing ---------------------------------------------------------------------------------------------------------
@@ -522,6 +556,19 @@ def test_unanswered_requests_of_strangers_leave_ids_to_others(relay: MakeRelay) 
     victim.take()
     friend.ask(victim)
     assert [said.kind for said in victim.take()][-1] == OPEN_CHANNEL
+    check(net)
+
+
+def test_an_answer_for_which_there_is_no_place_any_more_is_busy(relay: MakeRelay) -> None:
+    net = relay(transports_per_connection=4)
+    victim, crowd = net.join("victim"), net.join("crowd")
+    for number in range(3):
+        crowd.ask(victim, number)
+    offers = [said.channel_id for said in victim.take()]
+    events = [event for offer in offers for event in victim.answer(offer)]
+    assert ended(events) == [(Ending.BUSY, "server")]
+    assert victim.take() == [Said(CHANNEL_CLOSED, offers[2], b"")]
+    assert [(said.kind, said.channel_id) for said in crowd.take()][-1] == (CHANNEL_CLOSED, 2)
     check(net)
 
 
