@@ -101,6 +101,10 @@ class RelayClientSettings:
             return None
         return state_file(self.state_dir, key.public_key, self.discovery or "", self.protocol)
 
+    def must_agree(self) -> dict[str, object]:
+        """What all endpoint strings that share a client have to say alike, by the names of settings."""
+        return {"relays": self.relay_list()}
+
     def relay_list(self) -> RelaysFrom | None:
         """The operator's list, if there is one."""
         if self.relays is None:

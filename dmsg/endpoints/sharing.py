@@ -35,7 +35,7 @@ class SharedSettings(Generic[T]):
     """What a shared client is made from: its key, and its settings, which hold as the first user of the client has them.
 
     ``key`` is ``None`` for a key that lives as long as the client; such a client is not published and keeps only the
-    sessions its transports need. All users of a client must say the same of the operator's list of relays.
+    sessions its transports need. All users of a client must say the same where ``must_agree`` of its settings says so.
     """
 
     key: SecretKey | None
@@ -158,12 +158,16 @@ class SharedClients(Generic[T, C]):
     def get(self, settings: SharedSettings[T]) -> SharedClient[T, C]:
         """The one source for all ``settings`` of the same identity.
 
-        Raises ``ConfigError`` when the others have another list of relays: which one held would be up to chance.
+        Raises ``ConfigError`` when the others say something else of what they have to agree on: which one held would be up
+        to chance.
         """
         shared = self._known.get(settings.identity)
-        if shared is not None and shared.settings.client.relay_list() != settings.client.relay_list():
-            raise ConfigError("relays", "another endpoint of the same key and discovery has another list of relays")
-        if shared is None:
+        if shared is not None:
+            theirs = shared.settings.client.must_agree()
+            for name, value in settings.client.must_agree().items():
+                if value != theirs[name]:
+                    raise ConfigError(name, "another endpoint of the same key and discovery says something else")
+        else:
             shared = self._known[settings.identity] = SharedClient(self, settings)
         return shared
 

@@ -388,7 +388,7 @@ def test_two_strings_of_one_client_name_one_list_of_relays(reactor, monkeypatch)
     )
     assert clientFromString(reactor, listed)._source is first._source
     for other in (f"{listed}:relays-mode=only", f"dmsg:{ABSENT}:discovery=http\\://x"):
-        with pytest.raises(ConfigError, match="another list of relays"):
+        with pytest.raises(ConfigError, match="relays: another endpoint"):
             clientFromString(reactor, other)
     monkeypatch.setenv("DMSG_RELAYS", "b.json")
     monkeypatch.setenv("DMSG_RELAYS_KEY", str(ABSENT))
