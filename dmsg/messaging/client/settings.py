@@ -1,4 +1,4 @@
-"""What can be set for a client of the messaging system, in options, variables, ``[messaging]`` in TOML and endpoint strings."""
+"""What can be set for a client of the messaging system: variables, ``[messaging]`` in TOML, and endpoint strings."""
 
 from __future__ import annotations
 
@@ -20,3 +20,8 @@ class MessagingSettings(RelayClientSettings):
 
     protocol = MESSAGING
     config: MessagingConfig = flat(MessagingConfig)
+
+    def must_agree(self) -> dict[str, object]:
+        """See :class:`~dmsg.clients.settings.RelayClientSettings`: a link has one layout, and its peers one dialect."""
+        ours = {"dialect": self.config.dialect_name, "layout": self.config.layout_name}
+        return RelayClientSettings.must_agree(self) | ours
