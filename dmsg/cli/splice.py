@@ -31,7 +31,7 @@ class End(Protocol):
 
     Where both transports can, the two directions end one by one: what ends its stream at one end goes on hearing what
     the other has to say. Where one cannot, the first end of a stream ends both, :data:`QUIET_S` after the last byte of
-    the other. What comes even later is lost, and shows as a cut.
+    the other. What comes later is lost; if it gets as far as this end, that shows as a cut.
     """
 
     transport: Any

@@ -12,6 +12,8 @@ from dmsg.discovery.limits import DiscoveryLimits
 from dmsg.discovery.listing import NETWORK_LIMIT
 from dmsg.discovery.lookups import CallerLimits
 from dmsg.discovery.proofs.limits import ProofLimits
+from dmsg.messaging.core.limits import ConnectionConfig as MessagingConnectionConfig
+from dmsg.messaging.relay.limits import RelayLimits as MessagingRelayLimits
 from dmsg.mux.core.e2e_handshake import CONFIRM_TIMEOUT_S
 from dmsg.mux.core.limits import ConnectionConfig
 from dmsg.mux.relay.limits import RelayLimits
@@ -29,6 +31,7 @@ ROWS = {
     )
 }
 _RELAY, _DISCOVERY, _LISTENER = RelayLimits(), DiscoveryLimits(), ListenerLimits()
+_MESSAGING = MessagingRelayLimits()
 _PROOFS, _RACE, _CALLERS = ProofLimits(), RaceConfig(), CallerLimits()
 
 
@@ -48,7 +51,9 @@ def test_rows_are_counted_by_table() -> None:
         table, _, number = name.partition("-")
         counts[table] = counts.get(table, 0) + 1
         assert int(number) == counts[table]
-    assert set(re.findall(r"\b(?:relay|discovery|listener|client|sealed|files|logs|host)-\d+\b", PAGE)) == set(ROWS)
+    assert set(
+        re.findall(r"\b(?:relay|discovery|listener|client|sealed|messaging|files|logs|host)-\d+\b", PAGE)
+    ) == set(ROWS)
 
 
 def test_each_weakness_of_the_reference_has_its_row() -> None:
@@ -102,6 +107,12 @@ def test_each_weakness_of_the_reference_has_its_row() -> None:
         ("listener-3", f"Above {_LISTENER.crowd}, those unused for {_LISTENER.crowd_idle_s:g} s"),
         ("listener-5", f"at most {_CALLERS.at_once} at a time and {_CALLERS.per_s:g} a second"),
         ("listener-8", f"Closed at {ConnectionConfig().receive_limit_bytes >> 20} MiB"),
+        (
+            "messaging-9",
+            f"{_MESSAGING.first_byte_timeout_s:g} s to the first byte, {_MESSAGING.handshake_timeout_s:g} s in all",
+        ),
+        ("messaging-9", f"Half of the {_MESSAGING.transports_per_connection} channels of a link"),
+        ("messaging-10", f"the channel ends at {MessagingConnectionConfig().receive_limit_bytes >> 20} MiB"),
         ("client-1", "three are raced, six after three were overtaken, 32 at most"),
         ("client-3", f"{RELAYS_LIMIT} relays, two of a network"),
     ],
