@@ -26,7 +26,7 @@ from dmsg.clients.streams import CarriedStream
 from dmsg.clients.transports import T, TransportRecord, TransportRecords
 from dmsg.crypto.keys import PublicKey, Random, SecretKey
 from dmsg.discovery.entry import BASE_VERSION
-from dmsg.discovery.registrar import EntryRegistrar
+from dmsg.discovery.registrar import EntryPublisher, EntryRegistrar
 from dmsg.errors import Attempt, DialError, DmsgError
 from dmsg.eventlog import schema as ev
 from dmsg.eventlog.reasons import Reason
@@ -50,7 +50,8 @@ class RelayClient(Service, ABC, Generic[S, R, T]):
     ``servers`` are relays known without discovery, which are kept connected. ``min_servers`` is how many sessions are kept up
     (0: only those that dials need). By default two are, with relays of different network groups, where discovery lists relays
     of more than one group and ``servers`` is empty; one is enough to be ready. The delegated servers are published while
-    ``publish`` is true and there is a discovery. A discovery that hands out relay ranks
+    ``publish`` is true and there is a discovery; a program that has several services with one key gives each of them the
+    registrar of that key as ``publish``. A discovery that hands out relay ranks
     (:class:`~dmsg.interfaces.IRankedDiscovery`) is listened to when servers are chosen.
     ``relay_file`` is where relays that worked are kept for the next run (:class:`~dmsg.relays.state.RelayFile`), one file for
     each key and discovery; without it, nothing is kept. ``relays`` is an operator's list
@@ -73,7 +74,7 @@ class RelayClient(Service, ABC, Generic[S, R, T]):
         discovery: IDiscovery | None = None,
         servers: Sequence[PinnedServer] = (),
         min_servers: int | None = None,
-        publish: bool = True,
+        publish: bool | EntryRegistrar = True,
         events: IEventLog | None = None,
         relay_file: str | os.PathLike[str] | None = None,
         relays: RelayChoice | None = None,
@@ -93,7 +94,7 @@ class RelayClient(Service, ABC, Generic[S, R, T]):
         #: Fires whenever a session comes or goes.
         self.sessions_change: Waiters[None] = Waiters()
         self.transports: TransportRecords[T] = TransportRecords()
-        self.registrar: EntryRegistrar | None = None
+        self.registrar: EntryPublisher | None = None
         self._events = events
         self._random = random
         self._report = RefusalReport(reactor, self._emit)
@@ -103,7 +104,9 @@ class RelayClient(Service, ABC, Generic[S, R, T]):
         self._min_servers = min_servers
         jitter = Jitter(random)
         self._uniform = jitter.random
-        if discovery is not None and publish:
+        if isinstance(publish, EntryRegistrar):
+            self.registrar = publish.publisher(promise)
+        elif discovery is not None and publish:
             self.registrar = EntryRegistrar(
                 discovery, key, clock=reactor, random=jitter, events=events, now_ns=now_ns, version=promise
             )

@@ -16,7 +16,9 @@ from twisted.internet.interfaces import IReactorCore
 
 from dmsg.clients.parts import ClientParts, MakeDiscovery, T, http_discovery
 from dmsg.crypto.keys import SecretKey
+from dmsg.discovery.registrar import EntryRegistrar
 from dmsg.endpoints.client import C
+from dmsg.endpoints.shared_entry import SharedEntry, shared_entry
 from dmsg.errors import ConfigError, DmsgError
 from dmsg.glue.waiters import Waiters
 
@@ -26,8 +28,8 @@ C_co = TypeVar("C_co", covariant=True)
 class MakeClient(TypingProtocol[T, C_co]):
     """A protocol's own: makes a client, not started."""
 
-    def __call__(self, parts: ClientParts[T], *, publish: bool, min_servers: int | None) -> C_co:
-        """``publish`` is whether its relays are published in discovery; ``min_servers`` as in its settings."""
+    def __call__(self, parts: ClientParts[T], *, publish: bool | EntryRegistrar, min_servers: int | None) -> C_co:
+        """``publish`` is the registrar of its entry, or whether it has an entry; ``min_servers`` as in its settings."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +65,10 @@ class SharedClient(Generic[T, C]):
         self._parts: ClientParts[T] | None = None
         self._stopping: Deferred[None] | None = None
         self._waiting: Waiters[None] = Waiters()
+        key, url = settings.key, settings.client.discovery
+        self._entry: SharedEntry | None = None
+        if key is not None and url is not None:
+            self._entry = shared_entry(registry.reactor, key, url, registry.make_discovery)
 
     async def acquire(self) -> C:
         """See :class:`~dmsg.endpoints.client.ClientSource`. Raises ``DmsgError`` once the reactor shuts down."""
@@ -71,6 +77,8 @@ class SharedClient(Generic[T, C]):
             if self._stopping is not None:
                 # The old client takes its entry back from discovery: that must not come after the new one's.
                 await self._waiting.wait()
+            if self._entry is not None and self.client is None:
+                await self._entry.free()
             self._registry.check_open()
             if self.client is None:
                 self._start()
@@ -105,7 +113,8 @@ class SharedClient(Generic[T, C]):
         settings, registry, lasting = self.settings.client, self._registry, self.settings.key is not None
         self._parts = parts = ClientParts(registry.reactor, settings, self.settings.key, registry.make_discovery)
         min_servers = settings.min_servers if lasting or settings.min_servers is not None else 0
-        self.client = client = registry.make_client(parts, publish=lasting, min_servers=min_servers)
+        publish = lasting if self._entry is None else self._entry.join(self, parts.events)
+        self.client = client = registry.make_client(parts, publish=publish, min_servers=min_servers)
         client.hold, client.release = self.hold, self.release
         registry.started(self)
         if parts.relays is not None:
@@ -125,7 +134,11 @@ class SharedClient(Generic[T, C]):
         return self._waiting.wait()
 
     async def _stop(self, client: C) -> None:
+        if self._entry is not None:
+            self._entry.leave(self)
         await client.stopService()
+        if self._entry is not None:
+            await self._entry.left(self)
         if self._parts is not None:
             await self._parts.close()
 

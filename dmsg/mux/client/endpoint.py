@@ -22,7 +22,8 @@ network, and takes neither of them from there; in the same way ``relays=``, ``re
 together.
 
 All strings of one process with the same key, discovery and servers share one client (:mod:`dmsg.endpoints.sharing`); the other
-settings of the client are those of the first of them. The lists of relays must be the same.
+settings of the client are those of the first of them. The lists of relays must be the same. Strings of another protocol
+with the same key have a client of their own; in discovery, the entry of the key has the relays of both.
 """
 
 from __future__ import annotations

@@ -19,6 +19,7 @@ from dmsg.clients.service import RelayClient
 from dmsg.clients.services import Services
 from dmsg.crypto.keys import PublicKey, Random, SecretKey
 from dmsg.discovery.entry import BASE_VERSION, SECURE_VERSION
+from dmsg.discovery.registrar import EntryRegistrar
 from dmsg.errors import Attempt, DialError, DmsgError
 from dmsg.eventlog import schema as ev
 from dmsg.eventlog.reasons import Reason
@@ -76,7 +77,7 @@ class DmsgClient(RelayClient[ServerSession, OpenedPath[ServerSession], DmsgTrans
         discovery: IDiscovery | None = None,
         servers: Sequence[PinnedServer] = (),
         min_servers: int | None = None,
-        publish: bool = True,
+        publish: bool | EntryRegistrar = True,
         security: Security = Security.PREFER,
         config: ClientConfig | None = None,
         events: IEventLog | None = None,
