@@ -34,7 +34,9 @@ class RoleOptions(usage.Options):
     file ends the program with status 1 and one line: a page of usage would hide it, and a traceback even more so.
     """
 
-    #: Table in the configuration file; after "dmsg-", the name of the plugin.
+    #: Name of the plugin.
+    tap_name = ""
+    #: Table in the configuration file.
     role = ""
     settings_class: type[Any]
     settings: Any = None
@@ -70,7 +72,7 @@ class RoleOptions(usage.Options):
                 elsewhere=known_variables(),
             )
         except (usage.UsageError, ConfigError) as error:
-            raise SystemExit(f"dmsg-{self.role}: {error}") from None
+            raise SystemExit(f"{self.tap_name}: {error}") from None
 
     @property
     def uid(self) -> int | None:
@@ -82,7 +84,7 @@ class RoleOptions(usage.Options):
         try:
             return make()
         except ConfigError as error:
-            raise SystemExit(f"dmsg-{self.role}: {error}") from None
+            raise SystemExit(f"{self.tap_name}: {error}") from None
 
     def parseArgs(self, *arguments: str) -> None:
         if arguments:

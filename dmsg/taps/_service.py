@@ -151,6 +151,9 @@ class RoleService(Service, ABC):
     and ``events`` where its events go. What cannot work ends the program with status 1 and one line.
     """
 
+    #: Name of the plugin, which its messages begin with.
+    tap_name = ""
+    #: What it is called in the event log and in names of metrics: "server" for relays of any protocol.
     role = ""
     #: When the garbage collector runs (:mod:`dmsg.ops.gc`).
     gc_thresholds = GC_THRESHOLDS
@@ -218,7 +221,7 @@ class RoleService(Service, ABC):
         try:
             await self.stop_role()
         except Exception:  # whatever it was, the last events are still to be written
-            _log.failure("{role} did not stop well", role=self.role)
+            _log.failure("{name} did not stop well", name=self.tap_name)
         if self._admin is not None:
             await self._admin.close()
         self._events.limited.tell()
@@ -227,7 +230,7 @@ class RoleService(Service, ABC):
     def _running(self) -> None:
         end_well_on_signals(self.reactor)
         settle_memory(self.gc_thresholds)
-        _log.info("dmsg-{role} runs, {where}", role=self.role, where=self.where())
+        _log.info("{name} runs, {where}", name=self.tap_name, where=self.where())
 
     def _ready(self) -> str | Awaitable[str]:
         return self.readiness() if self.running else "stopping"
@@ -243,7 +246,7 @@ class RoleService(Service, ABC):
         except ConfigError as error:
             if os.getpid() != self._made_in:
                 raise  # twistd has forked: only an Exception makes it tell the process that waits at the terminal
-            raise SystemExit(f"dmsg-{self.role}: {error}") from None
+            raise SystemExit(f"{self.tap_name}: {error}") from None
 
     def emit(self, event: Event) -> None:
         """Write one event of the role."""

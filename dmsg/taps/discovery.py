@@ -33,6 +33,7 @@ class Options(RoleOptions):
 
     synopsis = "[options]"
     longdesc = "A discovery: keeps the signed entries of clients and servers and gives them out over HTTP."
+    tap_name = "dmsg-discovery"
     role = "discovery"
     settings_class = DiscoverySettings
 
@@ -40,6 +41,7 @@ class Options(RoleOptions):
 class DiscoveryService(RoleService):
     """A discovery as a Twisted service."""
 
+    tap_name = "dmsg-discovery"
     role = "discovery"
     gc_thresholds = HTTP_GC_THRESHOLDS
     settings: DiscoverySettings

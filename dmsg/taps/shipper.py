@@ -27,6 +27,7 @@ class Options(RoleOptions):
 
     synopsis = "--from DIR --to URL [options]"
     longdesc = "A shipper: brings finished files of event logs to a directory, an object store or HDFS."
+    tap_name = "dmsg-shipper"
     role = "shipper"
     settings_class = ShipperSettings
 
@@ -38,6 +39,7 @@ class Options(RoleOptions):
 class ShipperService(RoleService):
     """A shipper with its event log and metrics, as a Twisted service."""
 
+    tap_name = "dmsg-shipper"
     role = "shipper"
     settings: ShipperSettings
 

@@ -18,7 +18,7 @@ from dmsg.address import HostPort
 from dmsg.crypto.keys import SecretKey, write_key_file
 from dmsg.mux.relay.limits import RelayLimits
 from dmsg.ops.settings import settings_of
-from dmsg.taps import discovery, server
+from dmsg.taps import discovery, messaging_server, server
 from dmsg.taps._parsers import LazyParser
 from dmsg.taps.settings import DiscoverySettings, ServerSettings
 
@@ -106,6 +106,11 @@ def test_one_environment_serves_all_roles() -> None:
     ("module", "arguments", "line"),
     [
         (server, "", "dmsg-server: key: must be given (--key, DMSG_KEY, or [server] in --config)"),
+        (
+            messaging_server,
+            "",
+            "messaging-server: key: must be given (--key, DMSG_KEY, or [messaging-server] in --config)",
+        ),
         (server, "--nonsense", "dmsg-server: option --nonsense not recognized"),
         (server, "more", "dmsg-server: takes options only, not 'more'"),
         (server, "--key /no/key", "dmsg-server: key: /no/key: No such file or directory"),

@@ -114,6 +114,23 @@ def test_a_server_registers_drains_and_withdraws(start: Start, runner: tuple[str
     assert found.terminate() == 0
 
 
+def test_relays_of_all_protocols_serve_the_same_metrics(start: Start, key_file: Any) -> None:
+    key = str(key_file(KEY))
+
+    def metrics(role: str) -> set[str]:
+        admin = free_port()
+        command = [*RUNNERS[1], role, "--key", key, "--listen", f"tcp:{free_port()}:interface=127.0.0.1"]
+        program = start(*command, "--admin", f"tcp:{admin}:interface=127.0.0.1")
+        program.wait_for(f"{role} runs, on tcp:")
+        status, text = get(admin, "/metrics")
+        assert status == 200 and program.terminate() == 0
+        return {line.rpartition(" ")[0] for line in text.splitlines()}
+
+    names = metrics("dmsg-server")
+    assert names == metrics("messaging-server")
+    assert "dmsg_server_connections" in names and len(names) > 50
+
+
 def test_settings_come_from_file_and_environment(start: Start, tmp_path: Path) -> None:
     port = free_port()
     (tmp_path / "etc").mkdir()
