@@ -16,6 +16,7 @@ from dmsg.discovery.errors import (
     Unauthorized,
 )
 from dmsg.errors import ConfigError, DialError, DmsgError
+from dmsg.messaging.core.errors import IntegrityError as ChannelIntegrityError
 from dmsg.mux.core.errors import IntegrityError
 from dmsg.relays.errors import RelayListError
 
@@ -67,7 +68,9 @@ def exit_code(error: BaseException) -> Exit:
             return Exit.USAGE
         case EntryNotFound():
             return Exit.NOT_FOUND
-        case Unauthorized() | EntryRolledBack() | InvalidSignature() | IntegrityError() | CryptoError():
+        case Unauthorized() | EntryRolledBack() | InvalidSignature() | CryptoError():
+            return Exit.UNVERIFIED
+        case IntegrityError() | ChannelIntegrityError():
             return Exit.UNVERIFIED
         case DocumentError(reason="untrusted" | "bad_signature" | "rolled_back"):
             return Exit.UNVERIFIED

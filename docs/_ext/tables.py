@@ -130,6 +130,15 @@ def close_codes() -> str:
     return list_table(("code", "name", "exception", "meaning"), rows, (8, 22, 22, 48))
 
 
+def channel_ends() -> str:
+    """Why channels of messaging end, and the exceptions that become of it."""
+    from dmsg.messaging.core.errors import END_ERRORS
+
+    rows = [("``normal``, ``closed by peer``", literal("ConnectionDone"), "An orderly end.")]
+    rows += [(literal(reason.value), literal(cls.__name__), summary(cls)) for reason, cls in END_ERRORS.items()]
+    return list_table(("reason", "exception", "meaning"), rows, (27, 25, 48))
+
+
 def tlvs() -> str:
     """TLV types and their numbers."""
     from dmsg.mux.core.tlv import Tlv
@@ -551,6 +560,7 @@ GENERATORS: Final[dict[str, Callable[..., str]]] = {
         frame_bytes,
         messaging_frames,
         close_codes,
+        channel_ends,
         tlvs,
         stream_states,
         transport_states,

@@ -24,6 +24,7 @@ from dmsg.discovery.errors import (
     Unauthorized,
 )
 from dmsg.errors import Attempt, DialError
+from dmsg.messaging.core.errors import IntegrityError as ChannelIntegrityError
 from dmsg.mux.core.errors import Busy, IntegrityError
 from dmsg.relays.errors import NoCommonRelay, SessionTimeout
 
@@ -85,6 +86,7 @@ MISSING = DiscoveryUnavailable("connection refused")
         (EntryRolledBack(), 5),
         (InvalidSignature(), 5),
         (IntegrityError(), 5),
+        (ChannelIntegrityError(), 5),
         (MISSING, 6),
         (RateLimitedByDiscovery(), 6),
         (dial_error(), 4),

@@ -24,6 +24,7 @@ from dmsg.eventlog.reasons import Reason
 from dmsg.glue import transport_state
 from dmsg.messaging.core import channel
 from dmsg.messaging.core import wire as messaging_wire
+from dmsg.messaging.core.errors import END_ERRORS, ChannelEndReason
 from dmsg.mux.client import transport
 from dmsg.mux.core import record, stream, tlv, wire
 from dmsg.mux.core.e2e_handshake import CONFIRM_TIMEOUT_S
@@ -89,6 +90,9 @@ def test_every_code_has_its_row() -> None:
     for kind in tlv.Tlv:
         assert f"   * - {int(kind)}\n     - ``{kind.name.lower()}``\n" in tables.tlvs()
         assert f"\n``{kind.name.lower()}``\n" in (DOCS / "spec" / "secure.rst").read_text()
+    for reason, cls in END_ERRORS.items():
+        assert f"   * - ``{reason.value}``\n     - ``{cls.__name__}``\n" in tables.channel_ends()
+    assert len(END_ERRORS) + 2 == len(ChannelEndReason)
     for code, meaning in MEANINGS.items():
         assert f"   * - ``{int(code)}``\n     - {meaning}\n" in tables.exit_codes()
 
