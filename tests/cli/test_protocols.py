@@ -8,7 +8,7 @@ import pytest
 import pytest_twisted
 from click.testing import CliRunner
 
-from dmsg.cli.exits import Exit, exit_code
+from dmsg.cli.exits import Exit, describe, exit_code
 from dmsg.cli.main import group
 from dmsg.cli.ping import run_echo, run_ping
 from dmsg.cli.protocols import PROTOCOLS
@@ -119,6 +119,7 @@ def config(dialect, layout="go"):
     [
         (config("v2"), config("v2")),
         (config("v5", "seed"), config("v5")),
+        (config("v5"), config("v5", "seed")),
         (config("seed", "seed"), config("seed")),
     ],
 )
@@ -138,3 +139,4 @@ async def test_a_peer_with_ids_of_its_own_cannot_be_dialled_by_one_without(bench
     with pytest.raises(DialError) as caught:
         await bench.run(run_ping, peer, count=1, size=64, interval_s=0, config=config("v0"))
     assert exit_code(caught.value) is Exit.UNREACHABLE
+    assert "another dialect" in describe(caught.value)

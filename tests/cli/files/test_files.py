@@ -34,6 +34,8 @@ from dmsg.cli.settings import ValueType
 from dmsg.crypto.keys import PublicKey
 from dmsg.errors import DialError
 from dmsg.eventlog.compress import read_lines
+from dmsg.messaging.client.config import MessagingConfig
+from dmsg.messaging.core.dialect import DIALECTS
 from dmsg.mux.core.e2e_negotiation import Security
 from dmsg.ops.values import SIZE
 
@@ -434,6 +436,21 @@ async def test_an_acknowledgement_that_was_lost_is_asked_for_again(bench, inbox,
     peer = await fake_receiver(bench, take_and_vanish, know_it)
     (sent,) = await bench.run(run_send, peer, (source(tmp_path, "a", data),), retries=1)
     assert sent["sha256"] == sha256(data) and sent["transports"] == 2
+
+
+@pytest.mark.parametrize("bench", ["messaging"], indirect=True)
+@pytest.mark.parametrize("dialect", DIALECTS)
+@pytest_twisted.ensureDeferred
+async def test_a_file_larger_than_what_a_channel_may_hold_unread_arrives_in_each_dialect(
+    bench, inbox, tmp_path, dialect
+):
+    """Without acknowledgements a slow receiver may lose the channel; the sender dials again."""
+    data = os.urandom(8 * 1024 * 1024)
+    config = MessagingConfig(dialect_name=dialect)
+    receiving, peer = await receiver(bench, inbox, once=True, config=config)
+    await bench.run(run_send, peer, (source(tmp_path, "a", data),), retries=8, config=config)
+    await receiving.ended
+    assert (inbox / "a").read_bytes() == data
 
 
 @pytest_twisted.ensureDeferred
