@@ -1,4 +1,4 @@
-"""The protocols that commands speak: the only place of the command line that lists them."""
+"""The protocols that commands speak, and how their clients differ for a command."""
 
 from __future__ import annotations
 

@@ -128,13 +128,15 @@ async def test_commands_talk_over_relays_of_the_messaging_system(start, tmp_path
         assert (code, err) == (130, "")
 
 
+@pytest.mark.parametrize("protocol", ["dmsg", "messaging"])
 @pytest_twisted.ensureDeferred
-async def test_what_up_prints_can_be_exported(start, tmp_path):
-    up = start("up")
+async def test_what_up_prints_can_be_exported(start, tmp_path, protocol):
+    up = start("up", "--protocol", protocol)
     lines = []
     while not (lines and lines[-1].startswith("# key of bob")):
         lines.append(await _text_line(up))
     assert re.fullmatch(r"export DMSG_DISCOVERY=http://127\.0\.0\.1:\d+\n", lines[0])
+    assert ("# and give commands: --protocol messaging\n" in lines) is (protocol == "messaging")
     home = os.path.dirname(lines[-1].split()[-1])
     assert os.listdir(home)
     up.send(signal.SIGINT)
