@@ -25,8 +25,9 @@ class ConnectionConfig:
     close_timeout_s: float = 1.0
     #: The id of a dial that was given up is kept for so long, because a late answer would be taken for that of another.
     abandoned_id_s: float = 30.0
-    #: Offered channels that wait for a decision. Each costs two Diffie-Hellmans once its key is admitted.
-    offered_limit: int = 32
+    #: Offered channels that wait for a decision; our relays pass 48 on at once. Each costs two Diffie-Hellmans once its
+    #: key is admitted.
+    offered_limit: int = 64
     #: Channels that others have opened, offered ones included: the rest of the 255 ids stays for our own.
     incoming_limit: int = 192
     #: Unread bytes that a channel may hold before it is ended. Without acknowledgements nothing slows a peer down.

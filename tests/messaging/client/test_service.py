@@ -141,6 +141,17 @@ async def test_a_link_has_255_ids_and_no_more(net):
 
 
 @sync
+async def test_as_many_dials_at_once_as_a_relay_passes_on_at_once(net):
+    async with net() as world:
+        world.serve()
+        count = world.relay.switch.limits.unanswered_per_target
+        dials = [Deferred.fromCoroutine(world.alice.dial(world.bob.public_key)) for _ in range(count)]
+        for dial in dials:
+            await world.wait(dial)
+        assert len(world.built) == count == 48
+
+
+@sync
 async def test_a_factory_without_a_protocol_ends_the_channel(net):
     async with net() as world:
 
