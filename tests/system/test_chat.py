@@ -1,4 +1,4 @@
-"""The documentation's chat, which knows nothing of dmsg: over TCP and over dmsg, by its endpoint strings alone."""
+"""The documentation's chat, which knows nothing of dmsg: over TCP and each protocol, by its endpoint strings alone."""
 
 from __future__ import annotations
 
@@ -55,3 +55,12 @@ async def test_over_dmsg(reactor, start, secret_of, discovery):
     async with LocalNetwork(reactor, relays=2, discovery=discovery) as network:
         how = network.endpoint_arguments
         await chat(start, f"dmsg:key={key_file}:{how}", lambda host: f"{host}:{how}")
+
+
+@pytest.mark.parametrize("discovery", ["http", None])
+@pytest_twisted.ensureDeferred
+async def test_over_the_messaging_system(reactor, start, secret_of, discovery):
+    key_file, _ = secret_of()
+    async with LocalNetwork(reactor, relays=0, messaging_relays=2, discovery=discovery) as network:
+        how = network.messaging_endpoint_arguments
+        await chat(start, f"messaging:key={key_file}:{how}", lambda host: f"{host}:{how}")

@@ -16,7 +16,7 @@ from twisted.python.failure import Failure
 from dmsg.messaging.client.config import MessagingConfig
 from dmsg.testing.network import LocalNetwork
 
-pytestmark = [pytest.mark.system, pytest.mark.time_limit(120)]
+pytestmark = [pytest.mark.system, pytest.mark.time_limit(300)]
 
 CHANNELS = 50
 MESSAGES = 10_000
@@ -27,21 +27,20 @@ BURSTS = (1, 2, 3, 5, 20, 100, 400, 1000)
 class Counter(Protocol):
     """Writes numbered messages in bursts, a new one for each that has come back, and compares every byte that comes."""
 
-    def __init__(self, channel: int, *, messages: int = MESSAGES, bursts: tuple[int, ...] = BURSTS) -> None:
+    def __init__(self, channel: int, bursts: tuple[int, ...]) -> None:
         self.done: Deferred[int] = Deferred()
         self.came_back = 0
         self._random = Random(channel)
-        self._messages = messages
         self._bursts = bursts
         self._written = 0
-        self._texts: Iterator[bytes] = (b"<channel %d message %d>" % (channel, number) for number in range(messages))
+        self._texts: Iterator[bytes] = (b"<channel %d message %d>" % (channel, number) for number in range(MESSAGES))
         self._expected = bytearray()
 
     def connectionMade(self) -> None:
         self._burst()
 
     def _burst(self) -> None:
-        count = min(self._random.choice(self._bursts), self._messages - self._written)
+        count = min(self._random.choice(self._bursts), MESSAGES - self._written)
         self._written += count
         data = b"".join(next(self._texts) for _ in range(count))
         self._expected += data
@@ -56,7 +55,7 @@ class Counter(Protocol):
         del self._expected[: len(data)]
         if self._expected:
             return
-        if self._written < self._messages:
+        if self._written < MESSAGES:
             self._burst()
         else:
             self.transport.loseConnection()  # type: ignore[union-attr]
@@ -66,14 +65,16 @@ class Counter(Protocol):
             self.done.callback(self.came_back)
 
 
-@pytest.mark.parametrize("dialect", ["v0", "v5"])
+@pytest.mark.parametrize(
+    ("dialect", "bursts"), [("v0", BURSTS), ("v5", BURSTS), ("v0", (1,))], ids=["v0", "v5", "each message by itself"]
+)
 @pytest_twisted.ensureDeferred
-async def test_50_channels_echo_10_000_messages_each(reactor: Any, dialect: str) -> None:
+async def test_50_channels_echo_10_000_messages_each(reactor: Any, dialect: str, bursts: tuple[int, ...]) -> None:
     config = MessagingConfig(dialect_name=dialect)
     async with LocalNetwork(reactor, relays=0, messaging_relays=1) as network:
         alice, bob = [await network.messaging_client(config=config) for _ in range(2)]
         bob.listen(Factory.forProtocol(Echo))
-        counters = [Counter(number) for number in range(CHANNELS)]
+        counters = [Counter(number, bursts) for number in range(CHANNELS)]
         transports = [await alice.dial(bob.public_key) for _ in counters]
         for counter, transport in zip(counters, transports, strict=True):
             transport.attach(counter)

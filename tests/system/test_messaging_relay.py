@@ -98,3 +98,53 @@ async def test_it_registers_with_what_it_speaks_and_is_proved_and_listed(
     assert await program.ended() == 0
     discovery.kill(signal.SIGTERM)
     assert await discovery.ended() == 0
+
+
+# --- with real clients -------------------------------------------------------------------------------------------------
+
+
+async def chatter(start: Any, string: str, name: str) -> Any:
+    """Someone who has joined the chat, in a process of its own."""
+    program = start("chat_client.py", string)
+    await program.saw("Your name?")
+    program.say(name)
+    await program.saw(f"{name} is here")
+    return program
+
+
+@pytest_twisted.ensureDeferred
+async def test_a_relay_and_each_client_are_killed_in_turn(start: Any, secret_of: Any) -> None:
+    """A relay, a server and its clients, each a process: whichever is killed, the others learn of it and go on."""
+    relay_file, relay_key = secret_of("relay")
+    chat_file, chat_key = secret_of("chat")
+    port = free_port()
+    how = f"server={relay_key}@127.0.0.1\\:{port}"
+    relay = messaging_server(start, relay_file, port)
+    await relay.saw('"event":"server_started"')
+    server = start("chat_server.py", f"messaging:key={chat_file}:{how}")
+    assert str(chat_key) in await server.saw("listening at ")
+    string = f"messaging:{chat_key}:{how}"
+    ada, bob = await chatter(start, string, "Ada"), await chatter(start, string, "Bob")
+    # a client that dialled
+    ada.kill(signal.SIGKILL)
+    await bob.saw("Ada has left")
+    # the relay: its channels end, and the server links to it again by itself
+    relay.kill(signal.SIGKILL)
+    assert f"the connection to server {relay_key} was lost" in await bob.saw("The end: ")
+    assert await bob.ended() == 0 and server.status is None
+    relay = messaging_server(start, relay_file, port)
+    await relay.saw('"event":"connection_opened"')
+    cyd, dan = await chatter(start, string, "Cyd"), await chatter(start, string, "Dan")
+    cyd.say("all of it again")
+    await dan.saw("<Cyd> all of it again")
+    # the client that listens
+    server.kill(signal.SIGKILL)
+    for one in (cyd, dan):
+        assert "peer_gone" in await one.saw("The end: ")
+        assert await one.ended() == 0
+    # so that the next one is told that nothing is there
+    late = start("chat_client.py", string)
+    await late.ended()
+    assert "request rejected" in late.output
+    for program in (relay, bob, cyd, dan):
+        assert "Traceback" not in program.output, program.output
