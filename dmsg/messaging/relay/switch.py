@@ -198,8 +198,7 @@ class Switch(any_protocol.Switch[Member, Leg]):
                 leg.closing = True
                 leg.member.send_control(self.closing(leg, Ending.NORMAL))
         elif kind == CHANNEL_CLOSED:
-            closed = other.member.layout.encode(CHANNEL_CLOSED, other.id)
-            self._end(leg, Ending.NORMAL, events, by=(other if other.closing else leg).side, tell=other, notice=closed)
+            self._end(leg, Ending.NORMAL, events, by=(other if other.closing else leg).side, tell=other)
         elif not leg.closing:
             leg.closing = True
             self._closing.append((self.now + self.limits.close_timeout_s, leg))

@@ -360,6 +360,19 @@ def test_both_sides_close_at_once(relay: MakeRelay) -> None:
 
 
 @pytest.mark.parametrize(("go_quirks", "kind"), [(False, CHANNEL_CLOSED), (True, CLOSE_CHANNEL)])
+def test_a_channel_that_a_client_gives_up_ends_as_the_other_one_understands(
+    relay: MakeRelay, go_quirks: bool, kind: int
+) -> None:
+    net = relay(go_quirks=go_quirks)
+    alice, bob = net.join("alice"), net.join("bob")
+    ours, theirs = alice.open(bob)
+    alice.say(CHANNEL_CLOSED, ours)
+    assert [(said.kind, said.channel_id) for said in bob.take()] == [(kind, theirs)]
+    assert bob.say(CHANNEL_CLOSED, theirs) == [] and alice.take() == []
+    assert not net.switch.open_transports
+
+
+@pytest.mark.parametrize(("go_quirks", "kind"), [(False, CHANNEL_CLOSED), (True, CLOSE_CHANNEL)])
 def test_a_side_that_does_not_close_its_half_has_a_time_limit(relay: MakeRelay, go_quirks: bool, kind: int) -> None:
     net = relay(go_quirks=go_quirks, close_timeout_s=10.0)
     alice, bob = net.join("alice"), net.join("bob")
