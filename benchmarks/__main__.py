@@ -13,7 +13,17 @@ from benchmarks import report
 from benchmarks.processes import ChildFailed, raise_open_files
 from benchmarks.sizes import FULL, QUICK
 
-BENCHES: Final = ("relay_cost", "throughput", "dials", "e2e_cost", "connections", "stuck_receiver", "discovery", "soak")
+BENCHES: Final = (
+    "relay_cost",
+    "throughput",
+    "messaging",
+    "dials",
+    "e2e_cost",
+    "connections",
+    "stuck_receiver",
+    "discovery",
+    "soak",
+)
 #: Run when they are named only: they take minutes on every machine.
 LONG: Final = ("kills", "fleet")
 _NAMES_HELP: Final = f"of {', '.join(BENCHES)}, which are the default, and {', '.join(LONG)}"

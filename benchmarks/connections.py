@@ -19,7 +19,7 @@ _P99_TIMES_LIMIT: Final = 2.0
 _RATE_SHARE: Final = 0.98
 _IDLE_LIMIT_KIB: Final = 24.0
 #: The load comes from few addresses of one network, and slowly it may be: neither is what is measured.
-_LIMITS: Final = {
+UNLIMITED: Final = {
     "half_open_per_address": 10_000,
     "half_open": 10_000,
     "connections_per_address": 10_000,
@@ -33,7 +33,7 @@ _LIMITS: Final = {
 }
 #: Idle connections are opened at this pace, which is not what is measured there.
 _FILL_PER_S: Final = 400.0
-_PATIENT: Final = {**_LIMITS, "handshake_timeout_s": 60.0}
+_PATIENT: Final = {**UNLIMITED, "handshake_timeout_s": 60.0}
 _SETTLE_TIMEOUT_S: Final = 10.0
 
 
@@ -56,7 +56,7 @@ def _pace(sizes: Sizes) -> list[Row]:
     count = int(sizes.connect_per_s * sizes.connect_s)
     own, others = split_cores()
     with Cast() as cast:
-        server = cast.start("server", own, limits=_LIMITS)
+        server = cast.start("server", own, limits=UNLIMITED)
         echo = cast.start("client", others, server=server.facts, listen="echo")
         pinger = cast.start("client", others, server=server.facts)
         load = cast.start("load", others, server=server.facts)

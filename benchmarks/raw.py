@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import hmac
+import os
 import select
 import socket
 from typing import Final
@@ -18,7 +19,7 @@ from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
 from dmsg.crypto.keys import PublicKey, SecretKey
 from dmsg.mux.core.hello import AnnouncedLimits, hello_payload
 from dmsg.mux.core.record import RecordLayer
-from dmsg.mux.core.wire import encode_frame, split_frames
+from dmsg.mux.core.wire import ACCEPT, FWD, REQUEST, encode_frame, split_frames
 
 #: What a server of ours answers message 1 with: length, key, tag, and the limits it announces.
 MESSAGE_2_BYTES: Final = 51 + len(hello_payload(AnnouncedLimits(0, 0, 0)))
@@ -96,6 +97,7 @@ class RawConnection:
         message_3, self.records = handshake.finish(answer)
         self.socket.sendall(message_3)
         self._stream = b""
+        self._id = 0
         self._frames: list[tuple[int, int, bytes]] = []
         self.next_frame()  # OK
 
@@ -131,6 +133,23 @@ class RawConnection:
             self._take(self._receive(65536))
         frames, self._frames = self._frames, []
         return frames
+
+    def ask(self, target: bytes) -> None:
+        """Open a transport to the raw key ``target``. Raises ``ConnectionError`` when it is refused."""
+        self._id += 2
+        self.send(REQUEST, self._id, self.key + target)
+        if self.next_frame()[0] != ACCEPT:
+            raise ConnectionError("not accepted")
+
+    def accept(self) -> None:
+        """Wait for a REQUEST, and accept it."""
+        kind, transport_id, payload = self.next_frame()
+        assert kind == REQUEST
+        self.send(ACCEPT, transport_id, payload)
+
+    def message(self, size: int) -> bytes:
+        """A FWD of as much data on the transport that was asked for, as bytes for the socket."""
+        return self.seal(FWD, self._id, b"\x00\x01" + os.urandom(size))
 
     def close(self) -> None:
         """Close the socket."""

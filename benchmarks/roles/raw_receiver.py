@@ -6,27 +6,22 @@ import socket
 import time
 from typing import Any
 
-from benchmarks.raw import RawConnection
-from dmsg.address import PublicKey
-from dmsg.mux.core.wire import ACCEPT, REQUEST
+from benchmarks.roles.raw_sender import connect
 
 USES_TWISTED = False
 
 
 class Role:
-    """Options: ``server`` ({key, port})."""
+    """Options: ``server``, see :func:`~benchmarks.roles.raw_sender.connect`."""
 
     def __init__(self, options: dict[str, Any]) -> None:
-        server = options["server"]
-        self._connection = RawConnection(server["port"], PublicKey.parse(server["key"]))
+        self._connection = connect(options)
         self.facts: dict[str, Any] = {"key": self._connection.key.hex()}
 
     def do(self, command: str, arguments: dict[str, Any]) -> dict[str, Any]:
         """``accept`` one request, ``drain``: read until at least ``least_bytes`` came."""
         if command == "accept":
-            kind, transport_id, payload = self._connection.next_frame()
-            assert kind == REQUEST
-            self._connection.send(ACCEPT, transport_id, payload)
+            self._connection.accept()
             return {}
         if command == "drain":
             return self._drain(arguments["least_bytes"], arguments["limit_s"])

@@ -1,40 +1,45 @@
-"""Sends FWD frames as fast as the socket takes them, one record and one write for each; waits for no ACK."""
+"""Sends frames of data as fast as the socket takes them, one write for each, and waits for no answer."""
 
 from __future__ import annotations
 
-import os
 import time
 from typing import Any
 
 from benchmarks.raw import RawConnection
+from benchmarks.raw_link import RawLink
 from dmsg.address import PublicKey
-from dmsg.mux.core.wire import ACCEPT, FWD, REQUEST
 
 USES_TWISTED = False
 
 
+def connect(options: dict[str, Any]) -> RawConnection | RawLink:
+    """A connection to ``server`` ({key, port, protocol: ``messaging`` or none})."""
+    server = options["server"]
+    kind = RawLink if server.get("protocol") == "messaging" else RawConnection
+    return kind(server["port"], PublicKey.parse(server["key"]))
+
+
 class Role:
-    """Options: ``server`` ({key, port})."""
+    """Options: ``server``, see :func:`connect`."""
 
     def __init__(self, options: dict[str, Any]) -> None:
-        server = options["server"]
-        self._connection = RawConnection(server["port"], PublicKey.parse(server["key"]))
+        self._options = options
+        self._connection = connect(options)
         self.facts: dict[str, Any] = {"key": self._connection.key.hex()}
-        self._id = 0
         self._records: list[bytes] = []
 
     def do(self, command: str, arguments: dict[str, Any]) -> dict[str, Any]:
-        """``dial`` (target), ``prepare`` (size, count: made beforehand), ``send`` (what was prepared)."""
+        """``dial`` (target), ``prepare`` (size, count: made beforehand), ``send`` (what was prepared), ``connect`` (count)."""
         connection = self._connection
         if command == "dial":
-            self._id += 2
-            connection.send(REQUEST, self._id, connection.key + bytes.fromhex(arguments["target"]))
-            if connection.next_frame()[0] != ACCEPT:
-                raise ConnectionError("not accepted")
+            connection.ask(bytes.fromhex(arguments["target"]))
             return {}
         if command == "prepare":
-            payload = b"\x00\x01" + os.urandom(arguments["size"])
-            self._records = [connection.seal(FWD, self._id, payload) for _ in range(arguments["count"])]
+            self._records = [connection.message(arguments["size"]) for _ in range(arguments["count"])]
+            return {}
+        if command == "connect":
+            for _ in range(arguments["count"]):
+                connect(self._options).close()
             return {}
         if command == "send":
             began = time.perf_counter()

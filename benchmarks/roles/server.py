@@ -13,15 +13,20 @@ from twisted.internet.task import deferLater
 from benchmarks.processes import raise_open_files
 from dmsg.address import HostPort
 from dmsg.crypto.keys import SecretKey, read_key_file
+from dmsg.messaging.relay.limits import RelayLimits as MessagingLimits
+from dmsg.messaging.relay.service import MessagingRelay
 from dmsg.mux.relay.limits import RelayLimits
 from dmsg.mux.relay.service import DmsgRelay
 from dmsg.ops.gc import settle_memory
+from dmsg.serving.service import RelayService
 
 USES_TWISTED = True
 
 
 class Role:
-    """Options: ``limits`` (fields of RelayLimits), ``discovery`` (a URL), ``key_file`` and ``port`` (else new ones)."""
+    """Options: ``limits`` (fields of RelayLimits), ``discovery`` (a URL), ``key_file`` and ``port`` (else new ones),
+    ``protocol`` (``messaging``, or ``dmsg`` without it).
+    """
 
     def __init__(self, reactor: Any, options: dict[str, Any]) -> None:
         raise_open_files()
@@ -35,13 +40,16 @@ class Role:
             from benchmarks.roles.discovery import connect_discovery  # HTTP takes long to import and most need none
 
             discovery = connect_discovery(options["discovery"], reactor)
-        self.server = DmsgRelay(
+        self.protocol = options.get("protocol", "dmsg")
+        make: Any = MessagingRelay if self.protocol == "messaging" else DmsgRelay
+        limits = MessagingLimits() if self.protocol == "messaging" else RelayLimits()
+        self.server: RelayService = make(
             reactor,
             self.key,
             TCP4ServerEndpoint(reactor, self.port, backlog=1024, interface="127.0.0.1"),
             public_address=HostPort("127.0.0.1", self.port),
             discovery=discovery,
-            limits=dataclasses.replace(RelayLimits(), **options.get("limits", {})),
+            limits=dataclasses.replace(limits, **options.get("limits", {})),
         )
 
     async def start(self) -> dict[str, Any]:
@@ -49,7 +57,7 @@ class Role:
         self.server.startService()
         await self.server.listening()
         settle_memory()  # as the twistd role does
-        return {"key": str(self.key.public_key), "port": self.port}
+        return {"key": str(self.key.public_key), "port": self.port, "protocol": self.protocol}
 
     async def do(self, command: str, arguments: dict[str, Any]) -> dict[str, Any]:
         """``stats`` (pause_s): the server's gauges, after a pause."""
