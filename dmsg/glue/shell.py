@@ -175,6 +175,11 @@ class Shell(Protocol):
             self.transport.unregisterProducer()  # type: ignore[union-attr]
             self.transport.loseConnection()  # type: ignore[union-attr]
 
+    def cut(self) -> None:
+        """End the connection at once, even one that is closing: the other side may never take what was written."""
+        if not self.lost and self.transport is not None:
+            self.transport.abortConnection()  # type: ignore[attr-defined]
+
     def say_last(self, data: bytes, error: DmsgError) -> None:
         """Write ``data`` past the core, then end the connection for ``error``."""
         self.core = _LastWords(data)

@@ -188,7 +188,7 @@ class RelayService(Service, ABC):
         if self._shells:
             await self._emptied.wait_at_most(_CLOSE_TIMEOUT_S, self.reactor)
         for shell in list(self._shells):
-            shell.fail(_Draining())
+            shell.cut()
         if self._shells:
             await self._emptied.wait()
         if self._timer is not None and self._timer.active():

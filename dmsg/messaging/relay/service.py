@@ -11,14 +11,17 @@ from collections.abc import Callable
 
 from twisted.internet.interfaces import IReactorTime, IStreamServerEndpoint
 from twisted.logger import Logger
+from twisted.python.failure import Failure
 
 from dmsg.address import HostPort
 from dmsg.crypto.keys import Random, SecretKey
 from dmsg.discovery.entry import MESSAGING
-from dmsg.errors import RemoteProtocolError
+from dmsg.errors import DmsgError, RemoteProtocolError
+from dmsg.glue.shell import Shell
 from dmsg.interfaces import IDiscovery, IEventLog
 from dmsg.messaging.core.events import LinkDone, LinkRequested
 from dmsg.messaging.core.wire import GO, Layout
+from dmsg.messaging.relay.backpressure import Backpressure
 from dmsg.messaging.relay.handshake import StrangerHandshake
 from dmsg.messaging.relay.limits import RelayLimits
 from dmsg.messaging.relay.member import Member
@@ -64,6 +67,9 @@ class MessagingRelay(RelayService):
             now_ns=now_ns,
         )
 
+        limits = switch.limits
+        self._backpressure = Backpressure(reactor, limits.queue_soft_bytes, limits.slow_consumer_timeout_s)
+
     def startService(self) -> None:
         """Listen and register, and say in the program's log what the protocol leaves in the clear."""
         _log.warn(
@@ -71,6 +77,23 @@ class MessagingRelay(RelayService):
             "the network sees who opens channels to whom, and can end them; what channels carry is encrypted"
         )
         super().startService()
+
+    def after_read(self, shell: Shell) -> None:
+        """Flush what one read was for, and stop reading from a client of which too much waits."""
+        super().after_read(shell)
+        assert isinstance(shell, RelayShell)
+        self._backpressure.look_at(shell)
+
+    def flushed(self, shell: Shell) -> None:
+        """Read again from clients whose data was taken."""
+        self._backpressure.look_again()
+
+    def connection_lost(self, shell: Shell, error: DmsgError | None, reason: Failure) -> None:
+        """Forget a connection, tell its peers, and read again from those whose data waited for it."""
+        assert isinstance(shell, RelayShell)
+        self._backpressure.let_go(shell)
+        super().connection_lost(shell, error, reason)
+        self._backpressure.look_again()
 
     def greet(self, origin: Origin, now: float) -> StrangerHandshake:
         """A link handshake, for which ``origin`` pays with a token."""

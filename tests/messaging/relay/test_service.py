@@ -347,3 +347,83 @@ def test_a_port_that_is_taken_is_told(world: World, logged_errors: Any) -> None:
     relay = world.start()
     assert not relay.ready
     assert len(logged_errors.flush(CannotListenError)) == 1
+
+
+def test_a_client_that_reads_nothing_keeps_no_relay_from_stopping(world: World) -> None:
+    relay = world.start()
+    alice, bob = world.join(11), world.join(12)
+    open_channel(world, alice, bob)
+    bob.transport.pauseProducing()
+    for _ in range(30):
+        alice.say(SEND, 3, bytes(32_000))
+    world.memory.advance(0)
+    assert relay.switch.queued_bytes > 0
+    stopped = relay.stopService()
+    world.memory.advance(5.0)
+    assert stopped.called and bob.lost
+
+
+# --- back-pressure -----------------------------------------------------------------------------------------------------
+
+
+def open_channel(world: World, alice: RawLink, bob: RawLink) -> int:
+    """A channel of Alice's with the id 3; gives Bob's."""
+    alice.ask(bob, 3)
+    world.memory.advance(0)
+    [offer] = bob.take()
+    bob.say(CHANNEL_OPENED, offer.channel_id, MESSAGE)
+    world.memory.advance(0)
+    assert [said.kind for said in alice.take()] == [CHANNEL_OPENED]
+    return offer.channel_id
+
+
+def test_a_client_that_sends_faster_than_its_peer_reads_waits_and_loses_nothing(world: World) -> None:
+    relay = world.start()
+    alice, bob = world.join(11), world.join(12)
+    open_channel(world, alice, bob)
+    bob.transport.pauseProducing()
+    pieces = [bytes([number % 256]) * 32_000 for number in range(200)]
+    for piece in pieces:
+        alice.say(SEND, 3, piece)
+    world.memory.advance(5.0)
+    assert relay.limits.queue_soft_bytes / 4 < relay.switch.queued_bytes < relay.limits.queue_soft_bytes
+    bob.transport.resumeProducing()
+    world.memory.advance(5.0)
+    assert [said.payload for said in bob.take()] == pieces
+    assert relay.switch.queued_bytes == 0 and not world.of(ev.TransportClosed)
+
+
+def test_a_peer_that_reads_nothing_holds_a_client_up_for_a_limited_time(world: World) -> None:
+    relay = world.start()
+    alice, bob, carol = world.join(11), world.join(12), world.join(13)
+    open_channel(world, alice, bob)
+    alice.ask(carol, 4)
+    world.memory.advance(0)
+    [offer] = carol.take()
+    carol.say(CHANNEL_OPENED, offer.channel_id, MESSAGE)
+    world.memory.advance(0)
+    bob.transport.pauseProducing()
+    for _ in range(100):
+        alice.say(SEND, 3, bytes(32_000))
+    alice.say(SEND, 4, b"behind it")
+    world.memory.advance(relay.limits.slow_consumer_timeout_s - 1.0)
+    assert carol.take() == []
+    world.memory.advance(2.0)
+    assert carol.take() == [Said(SEND, offer.channel_id, b"behind it")]
+    [closed] = world.of(ev.TransportClosed)
+    assert (closed.reason, closed.responder) == ("slow_consumer", str(bob.key.public_key))
+
+
+def test_a_peer_that_goes_lets_the_client_that_sent_to_it_go_on(world: World) -> None:
+    relay = world.start()
+    alice, bob, carol = world.join(11), world.join(12), world.join(13)
+    open_channel(world, alice, bob)
+    bob.transport.pauseProducing()
+    for _ in range(50):
+        alice.say(SEND, 3, bytes(32_000))
+    world.memory.advance(0)
+    assert relay.switch.queued_bytes > 0
+    bob.transport.abortConnection()
+    world.memory.advance(0)
+    alice.take()
+    assert open_channel(world, alice, carol)
