@@ -10,7 +10,7 @@ from dmsg.clients.transport import Carrier, RelayTransport
 from dmsg.errors import DmsgError
 from dmsg.glue.stream_transport import AbortReason, TransportLost
 from dmsg.messaging.core.channel import UNOWNED, Channel, ChannelOwner
-from dmsg.messaging.core.errors import ChannelDeadline, ChannelEndReason, end_error
+from dmsg.messaging.core.errors import ChannelDeadline, ChannelEndReason, PeerGone, end_error
 
 _REASONS = {
     AbortReason.APPLICATION: ChannelEndReason.REFUSED,
@@ -38,6 +38,8 @@ class ChannelTransport(RelayTransport[Channel], ChannelOwner):
     def ended(self, reason: ChannelEndReason, *, local: bool) -> None:
         """See :class:`~dmsg.messaging.core.channel.ChannelOwner`."""
         error = end_error(reason)
+        if error is None and not local and self.stream.cut_bytes:
+            error = PeerGone(f"the peer closed without taking {self.stream.cut_bytes} bytes that were written")
         self._leave(reason.value, local=local)
         self.over(Failure(ConnectionDone() if error is None else TransportLost(error)))
 
