@@ -53,7 +53,6 @@ async def test_a_peer_that_changes_what_comes_is_found_out(bench):
     assert exit_code(caught.value) is Exit.UNVERIFIED
 
 
-@pytest.mark.parametrize("bench", [None, "messaging"], indirect=True)
 @pytest_twisted.ensureDeferred
 async def test_a_peer_that_hangs_up_is_an_error_of_its_own(bench):
     class Shy(Protocol):

@@ -473,6 +473,20 @@ async def test_an_abort_is_no_clean_end_for_the_peer(net, dialect):
 
 
 @sync
+async def test_a_peer_that_closes_without_taking_what_was_written_ends_no_channel_in_order(net):
+    async with net() as world:
+        world.serve()
+        here, there = await world.pair()
+        there.transport.pauseProducing()
+        here.transport.write(bytes(300_000))
+        await world.settle()
+        there.transport.loseConnection()
+        await world.wait(here.when_lost())
+        assert isinstance(cause(here), PeerGone)
+        assert "bytes that were written" in str(cause(here))
+
+
+@sync
 async def test_a_client_that_stops_says_goodbye_and_sends_what_was_written(net):
     async with net() as world:
         world.serve()
