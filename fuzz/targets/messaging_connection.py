@@ -62,7 +62,6 @@ class _Client:
         for event in events:
             assert event.channel not in self.ended, "an event of a channel that has ended"
             if isinstance(event, ChannelOffered):
-                assert event.channel.remote == self.peer
                 self.channels.append(event.channel)
             elif isinstance(event, DataReceived):
                 assert event.data
@@ -88,6 +87,7 @@ class _Client:
         if what == 1 and channel.state is ChannelState.OFFERED:
             with suppress(HandshakeFailed):
                 core.accept(channel)
+                assert channel.remote == self.peer, "a relay cannot offer a channel in the name of another key"
         elif what in (2, 3) and channel.state is ChannelState.OPEN:
             data = bytes((len(self.written.get(channel, b"")) & 0xFF,)) * (
                 1 + choices.byte() * (300 if what == 3 else 1)
@@ -119,7 +119,7 @@ class _Client:
         assert set(core._deadlines) == {one for one in core.channels.values() if one.state in waiting}
         for channel in core.channels.values():
             assert channel.discarding or channel.unread_bytes == self.unread.get(channel, 0)
-            assert channel.unread_bytes <= _CONFIG.receive_limit_bytes
+            assert channel.discarding or channel.unread_bytes <= _CONFIG.receive_limit_bytes
             assert channel.pending.size <= _CONFIG.pending_limit_bytes + 80_000
             assert not channel.sendable or channel.queued
 
