@@ -90,6 +90,22 @@ def test_a_network_in_a_file(terminal: Terminal) -> None:
     assert (terminal.directory / "events").is_dir()
 
 
+def test_one_program_is_reached_in_both_protocols(terminal: Terminal) -> None:
+    blocks = runnable_blocks(DOCS / "tutorial" / "two-protocols.rst")
+    for written in ("9090", "8080", "8081"):
+        blocks["network.toml"] = blocks["network.toml"].replace(written, str(free_port()))
+    write(terminal, blocks)
+    for name in ("relay", "older", "me"):
+        terminal.run(f"dmsg keygen {name}.key")
+    for role in ("dmsg-discovery", "dmsg-server", "messaging-server"):
+        terminal.start(f"twistd -n --pidfile= {role} --config network.toml", f"{role} runs, on")
+    [url] = {line.split('"')[1] for line in blocks["network.toml"].splitlines() if line.startswith("discovery =")}
+    terminal.environ["DMSG_DISCOVERY"] = url
+    terminal.start("python both.py dmsg:key=me.key messaging:key=me.key", "listening on messaging:")
+    for command in commands(blocks["pings"]):
+        assert "p50" in terminal.run(command), command
+
+
 def test_the_tests_that_are_shown(terminal: Terminal) -> None:
     write(terminal, runnable_blocks(DOCS / "howto" / "test-your-program.rst"))
     output = terminal.run("python -m pytest -q -p no:cacheprovider test_program.py test_memory.py")
