@@ -45,6 +45,11 @@ class AckLayer:
         """Whether acknowledgements wait to be sent."""
         return bool(self._due)
 
+    @property
+    def is_owing(self) -> bool:
+        """Whether payloads have come that are not acknowledged yet: the application has them, or is taking them."""
+        return bool(self._due or self._held)
+
     def wrap(self, data: bytes | None) -> bytes:
         """The next plaintext: acknowledgements that are due, and ``data`` as a payload unless it is ``None``.
 

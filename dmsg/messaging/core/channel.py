@@ -168,8 +168,8 @@ class Channel:
 
     @property
     def may_close(self) -> bool:
-        """Whether nothing has to go out before a CloseChannel."""
-        return self.drained and (self._acks is None or not self._acks.has_due)
+        """Whether nothing has to go out before a CloseChannel; what the application is taking is acknowledged, too."""
+        return self.drained and (self._acks is None or not self._acks.is_owing)
 
     @property
     def sendable(self) -> bool:

@@ -155,14 +155,18 @@ class Connection(Core):
         return True
 
     def consumed(self, channel: Channel, size: int) -> bool:
-        """The application took ``size`` bytes of what came; ``True`` if that is to be acknowledged."""
+        """The application took ``size`` bytes of what came; ``True`` if there is something to send."""
         channel.consumed(size)
-        return self._queue(channel)
+        if self._queue(channel):
+            return True
+        self._close_if_through(channel)
+        return bool(self._control)
 
     def close(self, channel: Channel) -> bool:
         """End ``channel`` once everything written is sent, and acknowledged if the dialect has that.
 
-        ``True`` if it is over right now; otherwise a :class:`ChannelEnded` follows. What comes until then is still told.
+        ``True`` if it is over right now; otherwise a :class:`ChannelEnded` follows. What comes until then is still told. All
+        that comes and has come must be :meth:`consumed`, for the peer waits for that.
         """
         if channel.state is ChannelState.OPEN:
             channel.move(ChannelState.CLOSING)

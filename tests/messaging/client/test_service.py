@@ -487,6 +487,17 @@ async def test_a_peer_that_closes_without_taking_what_was_written_ends_no_channe
 
 
 @sync
+async def test_a_protocol_that_closes_on_what_it_reads_has_taken_it(net):
+    async with net() as world:
+        world.serve()
+        here, there = await world.pair()
+        there.on_data = lambda data: there.transport.loseConnection()
+        here.transport.write(b"/bye")
+        await world.wait(here.when_lost())
+        assert here.lost[0].check(ConnectionDone) and here.transport.stream.cut_bytes == 0
+
+
+@sync
 async def test_a_client_that_stops_says_goodbye_and_sends_what_was_written(net):
     async with net() as world:
         world.serve()

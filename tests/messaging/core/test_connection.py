@@ -662,6 +662,23 @@ def test_due_acknowledgements_go_out_before_the_close() -> None:
     assert [kind for kind, _, _ in said(caller.connection)] == [SEND, CLOSE_CHANNEL]
 
 
+def test_what_an_application_closes_on_is_acknowledged_before_the_close() -> None:
+    """A protocol that closes in ``dataReceived`` has taken the data."""
+    board = Switchboard(V0)
+    ours, theirs = board.channel()
+    caller, callee = board.sides
+    callee.reads = False
+    caller.connection.send_data(ours, b"/bye")
+    board.relay(caller)
+    board.deliver(callee)
+    assert not callee.connection.close(theirs)
+    assert said(callee.connection) == []
+    assert callee.connection.consumed(theirs, 4)
+    board.pump()
+    assert ends(caller.events) == [(ChannelEndReason.CLOSED_BY_PEER, False)] and ours.cut_bytes == 0
+    assert not caller.connection.channels and not callee.connection.channels
+
+
 def test_an_unanswered_close_ends_after_a_second() -> None:
     board = Switchboard()
     ours, _ = board.channel()
