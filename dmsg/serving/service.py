@@ -37,6 +37,7 @@ from dmsg.glue.waiters import Waiters
 from dmsg.interfaces import IDiscovery, IEventLog
 from dmsg.sansio.jitter import Jitter
 from dmsg.serving.admission import Admission, Origin
+from dmsg.serving.errors import RelayDraining
 from dmsg.serving.events import Ending, MemberDropped, RequestRefused, SwitchEvent, TransportEnded, TransportStarted
 from dmsg.serving.handshake_rates import HandshakeRates
 from dmsg.serving.limits import ServingLimits
@@ -51,10 +52,6 @@ _PUBLISH_INTERVAL_S: Final = 5.0
 _CLOSE_TIMEOUT_S: Final = 2.0
 #: Precision of the timeouts of the switch.
 _TICK_S: Final = 0.25
-
-
-class _Draining(DmsgError):
-    """The relay is stopping, so it ends the connection."""
 
 
 class RelayService(Service, ABC):
@@ -184,7 +181,7 @@ class RelayService(Service, ABC):
         self._act(self.switch.drop_transports(Ending.SERVER_DRAINING))
         self.pacer.stop()
         for shell in list(self._shells):
-            shell.close(_Draining())
+            shell.close(RelayDraining())
         if self._shells:
             await self._emptied.wait_at_most(_CLOSE_TIMEOUT_S, self.reactor)
         for shell in list(self._shells):
@@ -449,6 +446,6 @@ def _why(error: DmsgError | None, stage: str) -> tuple[str, Reason]:
         return stage, Reason.CLOSED_BY_PEER
     if isinstance(error, RemoteProtocolError):
         return error.stage, Reason.of(error.reason)
-    if isinstance(error, _Draining):
+    if isinstance(error, RelayDraining):
         return stage, Reason.SERVER_DRAINING
     return stage, Reason.of(type(error).__name__)

@@ -29,7 +29,7 @@ def test_data_is_in_attributes(error: DiscoveryError, text: str, attributes: dic
 
 
 def test_texts_of_discovery_have_one_class_each(vectors: Any) -> None:
-    assert len(DISCOVERY_ERRORS) == 12
+    assert len(DISCOVERY_ERRORS) == 13
     for text, error in DISCOVERY_ERRORS.items():
         assert error.text == text
     assert json.dumps(vectors["discovery_messages"]).count("entry validation error") >= 6

@@ -68,6 +68,8 @@ class DmsgTransport(RelayTransport[Stream], StreamOwner):
     (:ref:`spec-resumption`).
     """
 
+    _carrier: Link
+
     def __init__(self, link: Link, stream: Stream, host: DmsgAddress, peer: DmsgAddress) -> None:
         super().__init__(link, stream, host, peer)
         stream.owner = self
@@ -77,7 +79,6 @@ class DmsgTransport(RelayTransport[Stream], StreamOwner):
         self.token = b""  # under which it may be resumed; fixed by its first path
         #: The search for another path, while there is one.
         self.search: Deferred[None] | None = None
-        self._link = link
         self._grace: IDelayedCall | None = None
         self._resume_error: DmsgError | None = None
         self._end_was_acked = False  # each path acknowledges the end of our half
@@ -105,7 +106,7 @@ class DmsgTransport(RelayTransport[Stream], StreamOwner):
         elif self.state is TransportState.CLOSING:
             super().linger_over()
         elif self.stream.state is not StreamState.CLOSED:  # the application was told; the peer never ended its side
-            self._link.connection.abort(self.stream)
+            self._carrier.connection.abort(self.stream)
             self._release(CloseReason.NORMAL, local=True)
             self._flush_soon()
 
@@ -139,7 +140,7 @@ class DmsgTransport(RelayTransport[Stream], StreamOwner):
             return
         if self.stream.resumable and not (self.disconnecting and self.stream.end_acked):
             self._move_path(PathState.LOST)
-            grace_s = self._link.path_lost(self, error)
+            grace_s = self._carrier.path_lost(self, error)
             if grace_s > 0:
                 self._grace = self._clock.callLater(grace_s, self._grace_over, error)
                 return
@@ -165,7 +166,7 @@ class DmsgTransport(RelayTransport[Stream], StreamOwner):
         old = self.stream
         old.owner = UNOWNED  # what still comes on the old path in this very read is dropped
         if not self.detached:
-            self._link.connection.abort(old, CloseReason.PEER_GONE)
+            self._carrier.connection.abort(old, CloseReason.PEER_GONE)
             self._flush_soon()
         try:
             stream.go_on_from(old, peer_received_bytes, told_bytes)
@@ -179,7 +180,7 @@ class DmsgTransport(RelayTransport[Stream], StreamOwner):
             self._move_path(PathState.CARRIED)
         self._resume_error = None
         self._stop_grace()
-        self._link = link
+        self._carrier = link
         self._run_on(stream, link.connection, link.flush_soon)
         stream.owner = self
         self._host = replace(self._host, server_public_key=link.server)
@@ -245,7 +246,7 @@ class DmsgTransport(RelayTransport[Stream], StreamOwner):
         stream = self.stream
         if not self._may_go_on:
             return False
-        config = self._link.connection.config
+        config = self._carrier.connection.config
         stream.pending.append(data)
         if stream.pending.size > config.pending_limit_bytes:
             self._overflow(Busy("more was written than may wait to be sent", by="local"))
@@ -257,7 +258,7 @@ class DmsgTransport(RelayTransport[Stream], StreamOwner):
         if self._may_go_on:
             self.stream.end()
         else:
-            self._link.connection.end(self.stream)
+            self._carrier.connection.end(self.stream)
             self._flush_soon()
 
     def _close_stream(self) -> None:
@@ -265,7 +266,7 @@ class DmsgTransport(RelayTransport[Stream], StreamOwner):
             if self.detached:
                 self.stream.end()
             return  # otherwise it has ended in this very read, and the transport is told next
-        if self._link.connection.close(self.stream):
+        if self._carrier.connection.close(self.stream):
             self.ended(CloseReason.NORMAL, local=True)
         else:
             if self.stream.end_acked:
@@ -276,7 +277,7 @@ class DmsgTransport(RelayTransport[Stream], StreamOwner):
     def _abort_stream(self, why: AbortReason) -> None:
         code = _CODES[why]
         if self.stream.state is not StreamState.CLOSED:
-            self._link.connection.abort(self.stream, code)
+            self._carrier.connection.abort(self.stream, code)
             self._flush_soon()
         self._release(code, local=True)
 
