@@ -133,7 +133,7 @@ class ListeningPort(Generic[T]):
         if protocol is None:
             session.turn_away(stream, busy=False)
             return
-        transport: T = session.transport(stream, self.service)
+        transport: T = session.transport(stream, self.service, peer)
         self._opened.add(transport, self.client.reactor.seconds())
         self.client.transport_opened(session, transport, closed=self._closed)
         self._watch()

@@ -24,8 +24,8 @@ from dmsg.sansio.core import Core
 class ClientSession(Session, TypingProtocol):
     """A session that streams to peers go through."""
 
-    def transport(self, stream: Any, service: str = "") -> Any:
-        """The transport over an open stream, for ``service``."""
+    def transport(self, stream: Any, service: str = "", peer: DmsgAddress | None = None) -> Any:
+        """The transport over an open stream, for ``service``; ``peer`` is the peer's address, if it has been made."""
 
     def abort_stream(self, stream: Any) -> None:
         """End a stream at once, or refuse an offered one."""
@@ -84,6 +84,8 @@ class RelaySession(ABC, Generic[U, T]):
         self.shell = Shell(core, self, clock)
         self._user = user
         self._make_transport = make_transport
+        #: This end's addresses, by the service.
+        self._here: dict[str, DmsgAddress] = {}
 
     @property
     def spent(self) -> bool:
@@ -92,11 +94,15 @@ class RelaySession(ABC, Generic[U, T]):
 
     # --- streams -----------------------------------------------------------------------------------------------------
 
-    def transport(self, stream: Any, service: str = "") -> T:
-        """The transport over an open stream, for ``service``."""
+    def transport(self, stream: Any, service: str = "", peer: DmsgAddress | None = None) -> T:
+        """See :class:`ClientSession`."""
         near, far = ("", service) if stream.initiator else (service, "")
-        here = DmsgAddress(self.identity, near, self.server, self._user.scheme)
-        return self._make_transport(self, stream, here, DmsgAddress(stream.remote, far, self.server, self._user.scheme))
+        here = self._here.get(near)
+        if here is None:
+            here = self._here[near] = DmsgAddress(self.identity, near, self.server, self._user.scheme)
+        return self._make_transport(
+            self, stream, here, peer or DmsgAddress(stream.remote, far, self.server, self._user.scheme)
+        )
 
     def abort_stream(self, stream: Any) -> None:
         """End a stream at once, or refuse an offered one."""

@@ -9,6 +9,8 @@ from typing import Final
 class TransportState(Enum):
     """How far a transport is in its life, as the application sees it."""
 
+    __hash__ = object.__hash__  # each member is one object, and the hash of Enum is a call into Python
+
     OPEN = "open"  # both halves are open
     WRITE_ENDED = "write ended"  # the application has ended its half and goes on reading
     READ_ENDED = "read ended"  # the application was told that the peer has ended its half

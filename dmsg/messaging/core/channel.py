@@ -23,6 +23,8 @@ from dmsg.sansio.buffer import ByteQueue
 class ChannelState(Enum):
     """Where a channel is in its life."""
 
+    __hash__ = object.__hash__  # each member is one object, and the hash of Enum is a call into Python
+
     OPENING = "opening"  # our OpenChannel is out
     ABANDONED = "abandoned"  # as before, and the application has given up
     OFFERED = "offered"  # the peer's OpenChannel waits for our decision

@@ -37,6 +37,8 @@ _CODES: Final[Mapping[AbortReason, CloseReason]] = {
 class PathState(Enum):
     """Whether a transport has a path: a stream over a relay."""
 
+    __hash__ = object.__hash__  # each member is one object, and the hash of Enum is a call into Python
+
     CARRIED = "carried"  # it has one
     LOST = "lost"  # its path is gone, and another one may be found
     OVER = "over"  # nothing is left of it on the wire

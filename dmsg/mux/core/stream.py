@@ -29,6 +29,8 @@ class ConnectionState(Enum):
 class StreamState(Enum):
     """Where a stream is in its life."""
 
+    __hash__ = object.__hash__  # each member is one object, and the hash of Enum is a call into Python
+
     REQUESTED = "requested"  # our REQUEST is out
     OFFERED = "offered"  # the peer's REQUEST waits for our decision
     UPGRADING = "upgrading"  # accepted in the clear; the first FWD must carry the end-to-end handshake
