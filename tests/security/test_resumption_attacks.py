@@ -144,7 +144,7 @@ async def test_600_resumptions_without_an_acknowledgement_cost_one_window(scene,
         assert sizes[1] - sizes[0] < 2 << 20
         stream = b.transport.stream
         assert stream.pending.size + stream._outstanding_bytes <= 2 * WINDOW_BYTES + 2 * 65_536
-        assert len(b.transport._link.connection.streams) == 1
+        assert len(b.transport._carrier.connection.streams) == 1
         assert not b.lost
 
 
