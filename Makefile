@@ -48,7 +48,7 @@ ifeq ($(LOCKED),yes)
 	$(PIP) --require-hashes --only-binary :all: -r requirements.lock
 	$(PIP) --no-deps --no-build-isolation -e .
 else
-	$(PIP) -e '.[redis,test,lint,bench]'
+	$(PIP) -e '.[test,lint,bench]'
 endif
 	touch $@
 

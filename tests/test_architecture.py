@@ -46,6 +46,7 @@ OWNERS = {
     "cryptography": {"dmsg.crypto.aead"},
     "klein": {"dmsg.discovery.api"},
     "werkzeug": {"dmsg.discovery.api"},
+    "google": {"dmsg.rmb.core.wire", "dmsg.rmb.core.proto.envelope_pb2", "dmsg.rmb.core.proto.backlog_pb2"},
     "treq": {"dmsg.http.client"},
     "txredisapi": {"dmsg.discovery.stores.redis"},
     "sqlite3": {"dmsg.discovery.stores.table"},

@@ -1,0 +1,1 @@
+"""The Reliable Message Bus without a network: envelopes, signatures, tokens, encryption, limits, ranks. Pure."""

@@ -1,0 +1,1 @@
+"""The protobuf schemas and the code made from them; only :mod:`dmsg.rmb.core.wire` imports it."""

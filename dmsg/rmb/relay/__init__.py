@@ -1,0 +1,1 @@
+"""The relay: sessions over WebSocket, queues for who is away, federation with other relays."""
