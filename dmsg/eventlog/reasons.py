@@ -178,6 +178,61 @@ class Reason(str, Enum):
     NO_SPACE = "no_space"
     DENIED = "denied"
 
+    # --- logins and sessions of the Reliable Message Bus ("replaced", "evicted", "silent", "too many connections" as above)
+    NO_TOKEN = "no token"
+    TOKEN_MALFORMED = "token malformed"
+    TOKEN_EXPIRED = "token expired"
+    TOKEN_LIVES_TOO_LONG = "token lives too long"
+    TOKEN_FROM_THE_FUTURE = "token from the future"
+    TOKEN_FOR_ANOTHER_RELAY = "token for another relay"
+    TOKEN_DOES_NOT_VERIFY = "token does not verify"
+    UNKNOWN_TWIN = "unknown twin"
+    REGISTRY_FAILED = "registry failed"
+    NO_WEBSOCKET = "not a WebSocket"
+    UPGRADE_REFUSED = "upgrade refused"
+    FRAME_MALFORMED = "frame malformed"
+    TEXT_MESSAGE = "text message"
+    TOO_MANY_PINGS = "too many pings"
+
+    # --- envelopes that go nowhere: what the relay tells the sender, by its texts, and what it cannot tell
+    LIMITS_EXCEEDED = "exceeded rate limits, dropping message"
+    WRONG_SOURCE = "message wrong source"
+    NO_DESTINATION = "message with missing destination"
+    UNKNOWN_DESTINATION = "unknown twin destination"
+    NO_RELAY_OF_TWIN = "relay info is not set for this twin"
+    DESTINATION_OFFLINE = "destination offline"
+    MESSAGE_EXPIRED = "message has expired"
+    REJECTED_OFFLINE = "remote relay rejected permanently: destination offline"
+    REJECTED_UNKNOWN = "remote relay rejected permanently: self twin not found!"
+    REJECTED_NO_RELAY = "remote relay rejected permanently: relay is not set for this twin"
+    ENVELOPE_MALFORMED = "envelope malformed"
+    NOT_ROUTED = "failed to route message"
+    STORE_FULL = "store full"
+    STORE_FAILED = "store failed"
+    QUEUE_FULL = "queue full"
+
+    # --- attempts of federation, and what other relays are refused for ("timeout", "connection refused" … as above)
+    TLS_FAILED = "TLS failed"
+    ANSWERED_4XX = "answered 4xx"
+    ANSWERED_5XX = "answered 5xx"
+    ANSWERED_OTHERWISE = "answered otherwise"
+    NOT_SIGNED = "not signed"
+    UNKNOWN_RELAY = "unknown relay"
+    TIME_IS_OFF = "time is off"
+    NOT_OUR_TWIN = "not our twin"
+
+    # --- calls ("timeout", "unknown twin" as above) and envelopes a twin does not take
+    NOT_CONNECTED = "not connected"
+    ANSWERED_WITH_ERROR = "answered with an error"
+    UNKNOWN_COMMAND = "unknown command"
+    HANDLER_FAILED = "handler failed"
+    NOT_OUR_ADDRESS = "not our address"
+    REPLAYED = "replayed"
+    NO_SUCH_CALL = "no such call"
+    PLAIN_TEXT = "plain text"
+    NO_PUBLIC_KEY = "no public key"
+    CIPHER_DOES_NOT_OPEN = "cipher does not open"
+
     # A member is shown as its text everywhere. Python's versions disagree on what an Enum with str does by itself.
     __str__ = str.__str__
 

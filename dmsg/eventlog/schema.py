@@ -7,11 +7,14 @@ a text of a closed list, :class:`~dmsg.eventlog.reasons.Reason`.
 
 The maker of an event gives facts only. The log adds the envelope (:data:`ENVELOPE`): when, who, and a key
 ``(node, boot, seq)`` under which a line can be recognised if it is delivered twice. Keys are hex text. Times in fields
-are durations; the unit is part of the name. No event ever holds a payload, a secret, or a text another side sent.
+are durations; the unit is part of the name. No event ever holds a payload, a secret, or a text another side sent; of the
+name that a twin gives its connection there is a digest (:func:`digest`).
 
 ``protocol`` is what the entry of a relay names (:ref:`spec-entry-protocol`): "dmsg", "messaging", … A client may speak several
 at once, under one key and in one log, so its lines about relays and transports tell it; of a relay, which speaks one, the
-start and its transports tell it. Lines of versions without the field are about "dmsg".
+start and its transports tell it. Lines of versions without the field are about "dmsg". The Reliable Message Bus, "rmb", has
+events of its own, because its twins are numbers and its relays are hosts: neither is a key. Its relays have the role
+"server", its peers and clients "client".
 
 Rule for changes: a field is never renamed, removed or given another type; a new field is added at the end with a
 default, and ``VERSION`` goes up by one.
@@ -20,6 +23,7 @@ default, and ``VERSION`` goes up by one.
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Final, NamedTuple, get_args, get_origin, get_type_hints
 
@@ -52,6 +56,11 @@ class Event:
 
     NAME: ClassVar[str] = ""
     VERSION: ClassVar[int] = 1
+
+
+def digest(name: str | None) -> str:
+    """What stands in an event for the name that another side gave its connection: 16 hex digits; empty for no name."""
+    return "" if name is None else hashlib.sha256(name.encode("utf-8", "surrogatepass")).hexdigest()[:16]
 
 
 #: The columns every line carries besides the event's own.
@@ -297,6 +306,105 @@ class RanksLoaded(Event):
     issuer: Annotated[str, "key that signed it; empty on failure"]
     issued: Annotated[int, "Unix time in seconds at which it was made; 0 on failure"]
     relays: Annotated[int, "relays it names; 0 on failure"]
+
+
+# --- the Reliable Message Bus ----------------------------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class TwinSessionOpened(Event):
+    """A twin's session with a relay is up; the relay and the twin's program each write it."""
+
+    NAME = "twin_session_opened"
+    conn: Annotated[int, "number of the session in this run"]
+    twin: Annotated[int, "number of the twin whose session it is"]
+    connection: Annotated[str, "digest of the session's name; empty if it has none"]
+    address: Annotated[str, "network address of the other side; on a client, host of the relay"]
+    handshake_ms: Annotated[float, "from the TCP connection to the end of the handshake"]
+
+
+@dataclass(slots=True)
+class TwinSessionClosed(Event):
+    """A twin's session has ended; on a client, also one that did not come up, without a line of its opening."""
+
+    NAME = "twin_session_closed"
+    conn: Annotated[int, "number of the session in this run"]
+    twin: Annotated[int, "number of the twin whose session it was"]
+    connection: Annotated[str, "digest of the session's name; empty if it has none"]
+    reason: Annotated[Reason, "why, as a short fixed text"]
+    duration_s: Annotated[float, "how long it was open; 0 if it never was"]
+    envelopes_in: Annotated[int, "envelopes received"]
+    envelopes_out: Annotated[int, "envelopes sent"]
+    bytes_in: Annotated[int, "bytes of the envelopes received"]
+    bytes_out: Annotated[int, "bytes of the envelopes sent"]
+
+
+@dataclass(slots=True)
+class EnvelopesRouted(Event):
+    """What a relay did with envelopes since the line before: one line in 10 s at most, none if there were none."""
+
+    NAME = "envelopes_routed"
+    received: Annotated[int, "envelopes that sessions sent"]
+    ingested: Annotated[int, "envelopes that other relays posted"]
+    local: Annotated[int, "envelopes handed to a session that was connected"]
+    stored: Annotated[int, "envelopes put into the store for a session that was not"]
+    fetched: Annotated[int, "envelopes taken from the store for a session that came"]
+    federated: Annotated[int, "envelopes given to federation"]
+    expired: Annotated[int, "envelopes left out because their time was over"]
+    refused: Annotated[int, "envelopes that went nowhere; lines envelope_failed and rate_limited tell why"]
+    bytes: Annotated[int, "bytes of the envelopes received and ingested"]
+
+
+@dataclass(slots=True)
+class EnvelopeFailed(Event):
+    """An envelope went nowhere, once a second for each twin and reason; a busy line is for several."""
+
+    NAME = "envelope_failed"
+    twin: Annotated[int, "number of the twin that sent it; 0 if it is unknown, or several"]
+    reason: Annotated[Reason, "why, as a short fixed text"]
+    count: Annotated[int, "envelopes this line stands for"] = 1
+
+
+@dataclass(slots=True)
+class RateLimited(Event):
+    """A twin sent more than the relay's limit allows, once a second for each twin."""
+
+    NAME = "rate_limited"
+    twin: Annotated[int, "number of the twin; 0 if there were several"]
+    count: Annotated[int, "envelopes that were dropped"] = 1
+
+
+@dataclass(slots=True)
+class FederationAttempted(Event):
+    """A relay posted an envelope to another one, or failed to; above some lines a second, one line stands for several."""
+
+    NAME = "federation_attempted"
+    relay: Annotated[str, "host of the other relay; empty if there were several"]
+    ok: Annotated[bool, "whether it took the envelope"]
+    reason: Annotated[Reason, "why not, as a short fixed text; empty on success"]
+    elapsed_ms: Annotated[float, "how long the attempt took; the mean if there were several"]
+    count: Annotated[int, "attempts this line stands for"] = 1
+
+
+@dataclass(slots=True)
+class RelayRankChanged(Event):
+    """Another relay's rate of failures is no longer what it was: it failed once more, or a failure is forgotten."""
+
+    NAME = "relay_rank_changed"
+    relay: Annotated[str, "host of the other relay"]
+    failures_per_hour: Annotated[float, "failures within the window of the ranks, an hour"]
+
+
+@dataclass(slots=True)
+class CallFinished(Event):
+    """A call of another twin's command ended, well or not; above some lines a second, one line stands for several."""
+
+    NAME = "call_finished"
+    twin: Annotated[int, "number of the twin that was called; 0 if there were several"]
+    ok: Annotated[bool, "whether it was answered, and not with an error"]
+    reason: Annotated[Reason, "why not, as a short fixed text; empty on success"]
+    elapsed_ms: Annotated[float, "how long the call took; the mean if there were several"]
+    count: Annotated[int, "calls this line stands for"] = 1
 
 
 # --- the log itself --------------------------------------------------------------------------------------------------

@@ -134,6 +134,28 @@ class MetricsEventLog:
                 )
             case ev.RanksLoaded():
                 self._count("dmsg_ranks_documents", result=_result(event))
+            case ev.TwinSessionOpened():
+                self._count("dmsg_rmb_sessions_opened")
+                self._observe("dmsg_rmb_handshake_seconds", event.handshake_ms / 1000)
+            case ev.TwinSessionClosed():
+                self._count("dmsg_rmb_sessions_closed", reason=event.reason)
+                self._observe("dmsg_rmb_session_duration_seconds", event.duration_s)
+            case ev.EnvelopesRouted():
+                for way in _WAYS:
+                    self._count("dmsg_rmb_envelopes", getattr(event, way), way=way)
+                self._count("dmsg_rmb_envelope_bytes", event.bytes)
+            case ev.EnvelopeFailed():
+                self._count("dmsg_rmb_envelopes_failed", event.count, reason=event.reason)
+            case ev.RateLimited():
+                self._count("dmsg_rmb_rate_limited", event.count)
+            case ev.FederationAttempted():
+                self._count("dmsg_rmb_federation_attempts", event.count, relay=event.relay, result=_result(event))
+                self._observe("dmsg_rmb_federation_seconds", event.elapsed_ms / 1000, ok=_yes(event.ok))
+            case ev.RelayRankChanged():
+                self._count("dmsg_rmb_rank_changes", relay=event.relay)
+            case ev.CallFinished():
+                self._count("dmsg_rmb_calls", event.count, result=_result(event))
+                self._observe("dmsg_rmb_call_seconds", event.elapsed_ms / 1000, ok=_yes(event.ok))
             case ev.Drained():
                 self._draining.set(1)
             case ev.FileShipped():
@@ -143,6 +165,9 @@ class MetricsEventLog:
                     self._count("dmsg_shipped_bytes", event.bytes)
                     self._count("dmsg_shipped_lines", event.lines)
 
+
+#: Columns of ``envelopes_routed`` that are values of the label ``way``.
+_WAYS: Final = ("received", "ingested", "local", "stored", "fetched", "federated", "expired", "refused")
 
 _COUNTERS: Final[tuple[tuple[str, str, tuple[str, ...]], ...]] = (
     ("dmsg_connections_opened", "Connections that finished their handshake", ("extended",)),
@@ -161,6 +186,15 @@ _COUNTERS: Final[tuple[tuple[str, str, tuple[str, ...]], ...]] = (
     ("dmsg_entry_publications", "Entries written to discovery, or not", ("kind", "result")),
     ("dmsg_discovery_requests", "Requests discovery answered", ("method", "path", "status")),
     ("dmsg_ranks_documents", "Documents of relay ranks taken, or refused for a new reason", ("result",)),
+    ("dmsg_rmb_sessions_opened", "Sessions of twins that came up", ()),
+    ("dmsg_rmb_sessions_closed", "Sessions of twins that ended, or did not come up", ("reason",)),
+    ("dmsg_rmb_envelopes", "What a relay did with envelopes, counted every 10 s", ("way",)),
+    ("dmsg_rmb_envelope_bytes", "Bytes of the envelopes a relay took, counted every 10 s", ()),
+    ("dmsg_rmb_envelopes_failed", "Envelopes that went nowhere", ("reason",)),
+    ("dmsg_rmb_rate_limited", "Envelopes dropped because their twin sends too many", ()),
+    ("dmsg_rmb_federation_attempts", "Envelopes posted to other relays, or not", ("relay", "result")),
+    ("dmsg_rmb_rank_changes", "Changes of the rate of failures of other relays", ("relay",)),
+    ("dmsg_rmb_calls", "Calls of other twins that ended", ("result",)),
     ("dmsg_files_shipped", "Attempts to ship a file of the event log that ended", ("result",)),
     ("dmsg_shipped_bytes", "Bytes of files of the event log that have arrived", ()),
     ("dmsg_shipped_lines", "Lines of files of the event log that have arrived", ()),
@@ -173,12 +207,23 @@ _HISTOGRAMS: Final[tuple[tuple[str, str, tuple[str, ...], tuple[float, ...]], ..
     ("dmsg_transport_accept_seconds", "From REQUEST to ACCEPT", (), _SECONDS),
     ("dmsg_transport_duration_seconds", "How long transports were open", (), _LIFETIMES),
     ("dmsg_dial_seconds", "How long dials took", ("ok",), _SECONDS),
+    ("dmsg_rmb_handshake_seconds", "From the TCP connection to the session of a twin", (), _SECONDS),
+    ("dmsg_rmb_session_duration_seconds", "How long sessions of twins were up", (), _LIFETIMES),
+    ("dmsg_rmb_federation_seconds", "How long posts to other relays took", ("ok",), _SECONDS),
+    ("dmsg_rmb_call_seconds", "How long calls of other twins took", ("ok",), _SECONDS),
     ("dmsg_ship_seconds", "How long attempts to ship a file took", ("ok",), _SECONDS),
     ("dmsg_discovery_request_seconds", "How long answers of discovery took", ("method", "path"), _SECONDS),
 )
 
 
-def _result(event: ev.DialFinished | ev.EntryPublished | ev.RanksLoaded | ev.FileShipped) -> str:
+def _result(
+    event: ev.DialFinished
+    | ev.EntryPublished
+    | ev.RanksLoaded
+    | ev.FileShipped
+    | ev.FederationAttempted
+    | ev.CallFinished,
+) -> str:
     return "ok" if event.ok else event.reason or "failed"
 
 

@@ -181,6 +181,53 @@ REASONS: Final = (
     "no_such_place",
     "no_space",
     "denied",
+    "no token",
+    "token malformed",
+    "token expired",
+    "token lives too long",
+    "token from the future",
+    "token for another relay",
+    "token does not verify",
+    "unknown twin",
+    "registry failed",
+    "not a WebSocket",
+    "upgrade refused",
+    "frame malformed",
+    "text message",
+    "too many pings",
+    "exceeded rate limits, dropping message",
+    "message wrong source",
+    "message with missing destination",
+    "unknown twin destination",
+    "relay info is not set for this twin",
+    "destination offline",
+    "message has expired",
+    "remote relay rejected permanently: destination offline",
+    "remote relay rejected permanently: self twin not found!",
+    "remote relay rejected permanently: relay is not set for this twin",
+    "envelope malformed",
+    "failed to route message",
+    "store full",
+    "store failed",
+    "queue full",
+    "TLS failed",
+    "answered 4xx",
+    "answered 5xx",
+    "answered otherwise",
+    "not signed",
+    "unknown relay",
+    "time is off",
+    "not our twin",
+    "not connected",
+    "answered with an error",
+    "unknown command",
+    "handler failed",
+    "not our address",
+    "replayed",
+    "no such call",
+    "plain text",
+    "no public key",
+    "cipher does not open",
 )
 
 #: Name of the event -> its version and fields.
@@ -260,6 +307,43 @@ EVENTS: Final[dict[str, EventSchema]] = {
     "ranks_loaded": EventSchema(
         1,
         _columns("ok:bool reason:str issuer:str issued:int relays:int"),
+    ),
+    "twin_session_opened": EventSchema(
+        1,
+        _columns("conn:int twin:int connection:str address:str handshake_ms:float"),
+    ),
+    "twin_session_closed": EventSchema(
+        1,
+        _columns(
+            "conn:int twin:int connection:str reason:str duration_s:float envelopes_in:int envelopes_out:int "
+            "bytes_in:int bytes_out:int"
+        ),
+    ),
+    "envelopes_routed": EventSchema(
+        1,
+        _columns(
+            "received:int ingested:int local:int stored:int fetched:int federated:int expired:int refused:int bytes:int"
+        ),
+    ),
+    "envelope_failed": EventSchema(
+        1,
+        _columns("twin:int reason:str count:int"),
+    ),
+    "rate_limited": EventSchema(
+        1,
+        _columns("twin:int count:int"),
+    ),
+    "federation_attempted": EventSchema(
+        1,
+        _columns("relay:str ok:bool reason:str elapsed_ms:float count:int"),
+    ),
+    "relay_rank_changed": EventSchema(
+        1,
+        _columns("relay:str failures_per_hour:float"),
+    ),
+    "call_finished": EventSchema(
+        1,
+        _columns("twin:int ok:bool reason:str elapsed_ms:float count:int"),
     ),
     "events_dropped": EventSchema(
         1,

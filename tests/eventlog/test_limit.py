@@ -87,6 +87,61 @@ def test_counts_stay_exact(clock: Clock) -> None:
     assert sum(refusals) == done["refused"]
 
 
+def twins_flood(log: Any, clock: Clock, seconds: int, dice: random.Random) -> Counter[str]:
+    """What twins and other relays do to a relay for some seconds; how often each thing."""
+    done: Counter[str] = Counter()
+    for _ in range(seconds):
+        for _ in range(20):
+            times = dice.randrange(1, 100)
+            reason = dice.choice(["destination offline", "unknown twin destination", "message wrong source"])
+            log.emit(ev.EnvelopeFailed(dice.randrange(2**32), Reason.of(reason), times))
+            log.emit(ev.RateLimited(dice.randrange(2**32), times))
+            done["envelope_failed"] += times
+            done["rate_limited"] += times
+        for _ in range(50):
+            relay = f"r{dice.randrange(1000)}.example"
+            log.emit(ev.FederationAttempted(relay, False, Reason.TIMEOUT, dice.random() * 3000))
+            log.emit(ev.FederationAttempted(relay, True, Reason.NONE, dice.random() * 30))
+            log.emit(ev.CallFinished(dice.randrange(2**32), True, Reason.NONE, dice.random()))
+            done["federation_attempted"] += 2
+            done["call_finished"] += 1
+        clock.advance(1)
+    return done
+
+
+def test_twins_and_other_relays_cannot_fill_the_log_either(clock: Clock) -> None:
+    inner = MemoryEventLog()
+    log = LimitedEventLog(inner, clock)
+    dice = random.Random(3)
+    written: Counter[str] = Counter()
+    done = twins_flood(log, clock, 180, dice)
+    log.tell()
+    for event in inner.events:
+        written[event.NAME] += event.count
+    assert written == done
+    inner.events.clear()
+    twins_flood(log, clock, 60, dice)
+    encoder = Encoder("server", "r1.example", "0" * 16)
+    lines = b"".join(encoder.encode(event, 1.6e9 + at / 40) for at, event in enumerate(inner.events))
+    assert len(zstandard.compress(lines)) * TEN_HOURS_S / 60 < LIMIT_BYTES / 2
+    log.tell()
+
+
+def test_relays_beyond_those_told_apart_share_a_line_for_each_end(clock: Clock) -> None:
+    inner = MemoryEventLog()
+    log = LimitedEventLog(inner, clock, LineRate(reason_per_s=0.0, reason_burst=0.5, all_per_s=0.0, all_burst=0.5))
+    for number in range(REASONS_LIMIT):
+        log.emit(ev.FederationAttempted(f"r{number}.example", True, Reason.NONE, 1.0))
+    for number in range(50):
+        log.emit(ev.FederationAttempted(f"s{number}.example", True, Reason.NONE, 2.0))
+        log.emit(ev.FederationAttempted(f"s{number}.example", False, Reason.TIMEOUT, 4.0))
+    log.tell()
+    assert list(inner.events)[REASONS_LIMIT:] == [
+        ev.FederationAttempted("", True, Reason.NONE, 2.0, 50),
+        ev.FederationAttempted("", False, Reason.OTHER, 4.0, 50),
+    ]
+
+
 def test_what_is_left_out_is_told_without_addresses_by_reason(clock: Clock) -> None:
     inner = MemoryEventLog()
     log = LimitedEventLog(inner, clock, LineRate(reason_per_s=0.0, reason_burst=1, all_per_s=0.0, all_burst=10))

@@ -72,6 +72,14 @@ PROMISED = {
     "entry_published": "sequence kind elapsed_ms ok reason",
     "discovery_request": "method path status elapsed_ms reason key count",
     "ranks_loaded": "ok reason issuer issued relays",
+    "twin_session_opened": "conn twin connection address handshake_ms",
+    "twin_session_closed": "conn twin connection reason duration_s envelopes_in envelopes_out bytes_in bytes_out",
+    "envelopes_routed": "received ingested local stored fetched federated expired refused bytes",
+    "envelope_failed": "twin reason count",
+    "rate_limited": "twin count",
+    "federation_attempted": "relay ok reason elapsed_ms count",
+    "relay_rank_changed": "relay failures_per_hour",
+    "call_finished": "twin ok reason elapsed_ms count",
     "events_dropped": "count",
     "events_discarded": "files lines bytes",
     "file_shipped": "name lines bytes elapsed_ms attempt ok reason",
@@ -87,6 +95,14 @@ def test_columns_are_never_renamed_removed_or_moved(name: str) -> None:
     columns = [column.name for column in events.describe_event(events.EVENTS[name]).fields]
     promised = PROMISED[name].split()
     assert columns[: len(promised)] == promised
+
+
+def test_the_name_of_a_connection_is_told_by_a_digest() -> None:
+    assert events.digest(None) == ""
+    hostile = ["", "a", "a" * 1_000_000, "\x1b]0;owned", "\ud800"]
+    found = [events.digest(name) for name in hostile]
+    assert len(set(found)) == len(hostile)
+    assert all(len(text) == 16 and set(text) <= set("0123456789abcdef") for text in found)
 
 
 def test_the_schema_is_pure() -> None:

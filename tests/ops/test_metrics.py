@@ -75,6 +75,36 @@ def test_refusals_dials_sessions_and_discovery() -> None:
     assert value(log, "dmsg_drained") == 1
 
 
+def test_the_reliable_message_bus() -> None:
+    log, _ = make()
+    log.emit(ev.TwinSessionOpened(1, 7, "", "192.0.2.1:5", 20.0))
+    log.emit(ev.TwinSessionClosed(1, 7, "", "replaced", 60.0, 4, 3, 400, 300))
+    log.emit(ev.EnvelopesRouted(8, 2, 5, 1, 1, 2, 1, 1, 640))
+    log.emit(ev.EnvelopesRouted(1, 0, 1, 0, 0, 0, 0, 0, 64))
+    log.emit(ev.EnvelopeFailed(7, "destination offline", 3))
+    log.emit(ev.RateLimited(7, 5))
+    log.emit(ev.FederationAttempted("r1.example", True, "", 30.0))
+    log.emit(ev.FederationAttempted("r2.example", False, "timeout", 3000.0))
+    log.emit(ev.RelayRankChanged("r2.example", 1.0))
+    log.emit(ev.CallFinished(9, True, "", 4.0))
+    log.emit(ev.CallFinished(9, False, "timeout", 5000.0))
+    assert value(log, "dmsg_rmb_sessions_opened_total") == 1
+    assert value(log, "dmsg_rmb_sessions_closed_total", reason="replaced") == 1
+    assert value(log, "dmsg_rmb_session_duration_seconds_sum") == 60
+    ways = {"received": 9, "ingested": 2, "local": 6, "stored": 1, "fetched": 1, "federated": 2, "expired": 1}
+    for way, times in {**ways, "refused": 1}.items():
+        assert value(log, "dmsg_rmb_envelopes_total", way=way) == times
+    assert value(log, "dmsg_rmb_envelope_bytes_total") == 704
+    assert value(log, "dmsg_rmb_envelopes_failed_total", reason="destination offline") == 3
+    assert value(log, "dmsg_rmb_rate_limited_total") == 5
+    assert value(log, "dmsg_rmb_federation_attempts_total", relay="r1.example", result="ok") == 1
+    assert value(log, "dmsg_rmb_federation_attempts_total", relay="r2.example", result="timeout") == 1
+    assert value(log, "dmsg_rmb_federation_seconds_count", ok="no") == 1
+    assert value(log, "dmsg_rmb_rank_changes_total", relay="r2.example") == 1
+    assert value(log, "dmsg_rmb_calls_total", result="ok") == 1
+    assert value(log, "dmsg_rmb_call_seconds_sum", ok="no") == 5
+
+
 def test_dropped_events_are_read_from_the_log() -> None:
     log, inner = make()
     assert value(log, "dmsg_events_dropped") == 0
