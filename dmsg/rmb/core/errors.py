@@ -1,8 +1,89 @@
-"""What the Reliable Message Bus can refuse or fail for; all data is in attributes."""
+"""What the Reliable Message Bus can refuse or fail for; all data is in attributes. Pure.
+
+Texts that go over the wire are the public programs' own, by which their users tell problems apart. The codes are listed
+in :ref:`spec-rmb-problems`.
+"""
 
 from __future__ import annotations
 
-from dmsg.errors import RemoteProtocolError
+from enum import Enum, IntEnum
+
+from dmsg.errors import DmsgError, RemoteProtocolError
+
+
+class PeerCode(IntEnum):
+    """The ``code`` of an error that a receiver answers with; the public peer knows 100 to 106 and 500."""
+
+    WRONG_PAYLOAD_TYPE = 100
+    WRONG_PAYLOAD = 101
+    INVALID = 102
+    UNKNOWN_TWIN = 103
+    BAD_SIGNATURE = 104
+    NO_SENDER_KEY = 105
+    ENCRYPTION = 106
+    #: Ours: the receiver takes encrypted messages only.
+    PLAIN_REFUSED = 107
+    #: Ours: no such command here.
+    UNKNOWN_COMMAND = 108
+    #: Ours: the receiver has as many requests under way as it takes.
+    BUSY = 109
+    #: What handlers of the Go and Python programs raise.
+    HANDLER_FAILED = 255
+    OTHER = 500
+
+
+class RelayProblem(Enum):
+    """Why a relay does not deliver: ``code`` is ours (the public relay says 0 always), ``text`` the public relay's."""
+
+    RATE_LIMITED = 120, "exceeded rate limits, dropping message"
+    WRONG_SOURCE = 121, "message wrong source"
+    NO_DESTINATION = 122, "message with missing destination"
+    UNKNOWN_TWIN = 123, "unknown twin destination"
+    NO_RELAYS = 124, "relay info is not set for this twin"
+    OFFLINE = 125, "destination offline"
+    EXPIRED = 126, "message has expired"
+    REJECTED = 127, "remote relay rejected permanently: destination offline"
+    UNKNOWN_TWIN_LATER = 128, "remote relay rejected permanently: self twin not found!"
+    NO_RELAYS_LATER = 129, "remote relay rejected permanently: relay is not set for this twin"
+    NOT_STORED = 130, "failed to route message to peer"
+    REGISTRY_FAILED = 131, "failed to get twin information"
+    TOO_LARGE = 132, "message is too large"
+    OVERLOADED = 133, "relay is overloaded, try again later"
+
+    def __init__(self, code: int, text: str) -> None:
+        self.code = code
+        self.text = text
+
+
+class InvalidTwin(DmsgError, ValueError):
+    """What cannot be the number, the account, a relay or the encryption key of a twin."""
+
+
+class InvalidLimit(DmsgError, ValueError):
+    """A rate limit that is not two numbers."""
+
+
+class InvalidSecret(DmsgError, ValueError):
+    """What is no secret of a twin: not a BIP-39 phrase, and not 0x and 64 hex digits."""
+
+
+class InvalidMessage(DmsgError, ValueError):
+    """A JSON message of a local program that is none. ``problem`` says why, ``reply_to`` and ``reference`` who to tell."""
+
+    def __init__(self, problem: str, reply_to: str = "", reference: str | None = None) -> None:
+        super().__init__(problem)
+        self.problem = problem
+        self.reply_to = reply_to
+        self.reference = reference
+
+
+class TokenRefused(RemoteProtocolError):
+    """A relay does not let this token in: the HTTP ``status`` and the ``text`` of the answer's body."""
+
+    def __init__(self, status: int, text: str, reason: str) -> None:
+        super().__init__("token", reason)
+        self.status = status
+        self.text = text
 
 
 class MalformedEnvelope(RemoteProtocolError):
@@ -10,3 +91,90 @@ class MalformedEnvelope(RemoteProtocolError):
 
     def __init__(self) -> None:
         super().__init__("envelope", "malformed")
+
+
+class EnvelopeRefused(RemoteProtocolError):
+    """An envelope that is not handed on. ``reason`` is for logs.
+
+    ``code`` and ``text`` are what the sender of a request is answered, unless ``code`` is ``None``: then an answer would
+    go to somebody who did not send it, or tell an attacker more than it knows.
+    """
+
+    def __init__(self, reason: str, code: PeerCode | None = None, text: str = "") -> None:
+        super().__init__("envelope", reason)
+        self.code = code
+        self.text = text
+
+
+class EnvelopeExpired(EnvelopeRefused):
+    """Its time is over, or it is stamped too far in the future."""
+
+    def __init__(self) -> None:
+        super().__init__("expired", PeerCode.INVALID, "envelope validation error: message has expired")
+
+
+class UnknownSource(EnvelopeRefused):
+    """The registry does not have the twin that it says it is of."""
+
+    def __init__(self, twin: int) -> None:
+        super().__init__("unknown twin", PeerCode.UNKNOWN_TWIN, f"unknown twin id '{twin}'")
+        self.twin = twin
+
+
+class BadSignature(EnvelopeRefused):
+    """Not signed by the account. ``problem`` is the text of what is wrong with it."""
+
+    def __init__(self, problem: str) -> None:
+        super().__init__("bad signature", PeerCode.BAD_SIGNATURE, f"invalid envelope signature: {problem}")
+        self.problem = problem
+
+
+class NoSenderKey(EnvelopeRefused):
+    """Encrypted by a twin that has published no key."""
+
+    def __init__(self) -> None:
+        super().__init__("no sender key", PeerCode.NO_SENDER_KEY, "sender twin has no public key")
+
+
+class E2eError(EnvelopeRefused):
+    """What cannot be encrypted or decrypted. ``problem`` is the text of why."""
+
+    def __init__(self, problem: str) -> None:
+        super().__init__("encryption", PeerCode.ENCRYPTION, f"e2e error: {problem}")
+        self.problem = problem
+
+
+class PlainRefused(EnvelopeRefused):
+    """Not encrypted, though both sides have keys: who holds the signing key alone could pretend to be the twin."""
+
+    def __init__(self) -> None:
+        super().__init__("plain", PeerCode.PLAIN_REFUSED, "plain payload refused: encrypt to the key in the registry")
+
+
+class UnsignedSource(EnvelopeRefused):
+    """From twin 0, and not an error about a message that waits for an answer: anyone could have made it."""
+
+    def __init__(self) -> None:
+        super().__init__("unsigned source")
+
+
+class WrongDestination(EnvelopeRefused):
+    """Written to another twin, and brought here by somebody who has seen it."""
+
+    def __init__(self) -> None:
+        super().__init__("wrong destination")
+
+
+class Replayed(EnvelopeRefused):
+    """Seen before."""
+
+    def __init__(self) -> None:
+        super().__init__("replayed")
+
+
+class OverlongText(EnvelopeRefused):
+    """A uid, tags, schema, connection or command longer than any of use."""
+
+    def __init__(self, field: str) -> None:
+        super().__init__(f"overlong {field}")
+        self.field = field

@@ -1,0 +1,52 @@
+"""Which of a twin's relays to try first: those that failed less in the last hour. Pure."""
+
+from __future__ import annotations
+
+from collections import OrderedDict, deque
+from collections.abc import Iterable
+from typing import Final
+
+from dmsg.rmb.core.limits import RANKED_FAILURES, RANKED_RELAYS
+from dmsg.sansio.jitter import RandomNumbers
+
+#: Failures older than this, in seconds, do not count.
+WINDOW_S: Final = 3600
+_HOUR_S: Final = 3600
+
+
+class Ranker:
+    """Remembers the failures of relays for ``window_s`` seconds; a relay that fails no more is as good as new then.
+
+    At most :data:`~dmsg.rmb.core.limits.RANKED_RELAYS` relays are remembered, those that failed last, and the last
+    :data:`~dmsg.rmb.core.limits.RANKED_FAILURES` failures of each. ``now`` is seconds of any clock that does not jump.
+    """
+
+    __slots__ = ("_failures", "_random", "_window_s")
+
+    def __init__(self, random: RandomNumbers, window_s: float = WINDOW_S) -> None:
+        self._random = random
+        self._window_s = window_s
+        self._failures: OrderedDict[str, deque[float]] = OrderedDict()
+
+    def failed(self, relay: str, now: float) -> None:
+        """Count a failure of ``relay``."""
+        self._failures.setdefault(relay, deque(maxlen=RANKED_FAILURES)).append(now)
+        self._failures.move_to_end(relay)
+        if len(self._failures) > RANKED_RELAYS:
+            self._failures.popitem(last=False)
+
+    def rate(self, relay: str, now: float) -> float:
+        """Failures of ``relay`` an hour, over the window."""
+        failures = self._failures.get(relay)
+        if failures is None:
+            return 0.0
+        while failures and now - failures[0] >= self._window_s:
+            failures.popleft()
+        if not failures:
+            del self._failures[relay]
+        return len(failures) * _HOUR_S / self._window_s
+
+    def order(self, relays: Iterable[str], now: float) -> list[str]:
+        """``relays`` by their rates, the best first; equal ones in random order, so that they share the load."""
+        candidates = list(relays)
+        return sorted(self._random.sample(candidates, len(candidates)), key=lambda relay: self.rate(relay, now))
