@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import ipaddress
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
-from urllib.parse import urlsplit
+from urllib.parse import unquote, urlsplit
 
 from dmsg.crypto.errors import InvalidKey
 from dmsg.crypto.keys import PublicKey
@@ -74,6 +74,35 @@ class PinnedServer:
 
     def __str__(self) -> str:
         return f"{self.public_key}@{self.address}"
+
+
+@dataclass(frozen=True, slots=True)
+class RedisAddress:
+    """A database of a Redis: ``redis://[user:password@]host[:port][/number]``. Its text has no credentials."""
+
+    server: HostPort
+    database: int = 0
+    username: str | None = field(default=None, repr=False)
+    password: str | None = field(default=None, repr=False)
+
+    @classmethod
+    def parse(cls, url: str) -> RedisAddress:
+        """Read the URL or raise ``InvalidAddress``, whose text has nothing of the URL: it may hold a password."""
+        try:
+            parts = urlsplit(url)
+            host, port, number = parts.hostname or "", parts.port, parts.path.removeprefix("/")
+            server = HostPort.parse(f"[{host}]:{port or 6379}" if ":" in host else f"{host}:{port or 6379}")
+        except ValueError:
+            raise InvalidAddress("a Redis URL is redis://host:port/db") from None
+        # the library leaves out characters that have no place in a URL
+        plain = url.isprintable() and parts.scheme == "redis" and not parts.query and not parts.fragment and port != 0
+        if not plain or not (number or "0").isdecimal() or len(number) > 5 or int(number or 0) >= 1 << 16:
+            raise InvalidAddress("a Redis URL is redis://host:port/db")
+        username, password = (None if not word else unquote(word) for word in (parts.username, parts.password))
+        return cls(server, int(number or 0), username, password)
+
+    def __str__(self) -> str:
+        return f"redis://{self.server}/{self.database}"
 
 
 @lru_cache(maxsize=_PARSED_ADDRESSES)

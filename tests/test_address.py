@@ -13,6 +13,7 @@ from dmsg.address import (
     DmsgAddress,
     HostPort,
     PinnedServer,
+    RedisAddress,
     address_group,
     check_service_name,
     is_global,
@@ -152,3 +153,34 @@ def test_neither_groups_of_hosts_nor_names_are_global(host: str) -> None:
 @pytest.mark.parametrize("host", ["9.9.9.9", "2620:fe::fe", "::ffff:9.9.9.9"])
 def test_an_address_on_the_public_internet_is_global(host: str) -> None:
     assert is_global(host)
+
+
+@pytest.mark.parametrize(
+    ("url", "text", "credentials"),
+    [
+        ("redis://localhost", "redis://localhost:6379/0", (None, None)),
+        ("redis://localhost:1/", "redis://localhost:1/0", (None, None)),
+        ("redis://[::1]:6380/3", "redis://[::1]:6380/3", (None, None)),
+        ("redis://:secret@10.0.0.1/15", "redis://10.0.0.1:6379/15", (None, "secret")),
+        ("redis://me:a%40b@host:7/65535", "redis://host:7/65535", ("me", "a@b")),
+    ],
+)
+def test_a_redis_url_is_read_and_shown_without_credentials(url: str, text: str, credentials: Any) -> None:
+    address = RedisAddress.parse(url)
+    assert str(address) == text
+    assert (address.username, address.password) == credentials
+    assert "secret" not in repr(address) and "a@b" not in repr(address)
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "", "redis:", "redis://", "http://host", "redis://host:0", "redis://host:65536", "redis://host:x", "redis://host/a",
+        "redis://host/-1", "redis://host/65536", "redis://host/1/2", "redis://host/1?a=b", "redis://host#f", "redis://h ost",
+        "redis://:pass word@h\nost", "redis://[::1", "redis://host/99999999999999999999",
+    ],
+)  # fmt: skip
+def test_what_is_no_redis_url_is_refused_without_repeating_it(url: str) -> None:
+    with pytest.raises(InvalidAddress) as caught:
+        RedisAddress.parse(url)
+    assert str(caught.value) == "a Redis URL is redis://host:port/db"

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from typing import Any
-from urllib.parse import unquote, urlsplit
 
+from dmsg.address import RedisAddress
 from dmsg.discovery.stores.memory import MemoryStore
 from dmsg.discovery.stores.rules import StoreLimits
-from dmsg.errors import ConfigError
+from dmsg.errors import ConfigError, InvalidAddress
 from dmsg.interfaces import IEntryStore
 from dmsg.sansio.jitter import RandomNumbers
 
@@ -29,21 +29,18 @@ def open_store(
         return SqliteStore(rest, reactor, limits=limits, random=random)
     if scheme == "redis":
         try:
-            parts = urlsplit(url)
-            host, port, database = parts.hostname, parts.port or 6379, int(parts.path.strip("/") or 0)
-        except ValueError as error:
-            raise ConfigError("store", f"not a Redis URL ({error})") from None
-        if not host or parts.query or parts.fragment or not 0 <= database < 1 << 16:
-            raise ConfigError("store", "a Redis URL is redis://host:port/db")
+            address = RedisAddress.parse(url)
+        except InvalidAddress as error:
+            raise ConfigError("store", str(error)) from None
         from dmsg.discovery.stores.redis import RedisStore
 
         return RedisStore(
-            host,
-            port,
-            database,
+            address.server.host,
+            address.server.port,
+            address.database,
             reactor,
-            username=unquote(parts.username) if parts.username else None,
-            password=unquote(parts.password) if parts.password else None,
+            username=address.username,
+            password=address.password,
             limits=limits,
         )
     raise ConfigError("store", "a store is memory:, sqlite:PATH or redis://host:port/db")
