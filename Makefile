@@ -21,7 +21,7 @@ PIP := $(BIN)/python -m pip --quiet --disable-pip-version-check install
 
 .DEFAULT_GOAL := help
 .PHONY: help venv lock demo test test-core test-analytics lint format bench soak fuzz analytics-demo bench-analytics docs news clean
-.PHONY: proof system-packages analytics-packages proof-packages
+.PHONY: bench-wan proof system-packages analytics-packages proof-packages
 
 help:
 	@echo "make demo    relays, discovery and clients on this machine, end to end"
@@ -29,6 +29,7 @@ help:
 	@echo "make test-core, make test-analytics: one half; the second with kills and a cluster, too"
 	@echo "make lint    the gates without the tests;  make format repairs what it can"
 	@echo "make bench   the figures of the README;    make soak  two hours under load and faults"
+	@echo "make bench-wan   the same far away: 10 to 200 ms, 10 to 1,000 Mbit/s"
 	@echo "make proof   the models of the protocol, checked with Spin"
 	@echo "make fuzz    search for inputs that break a promise: make fuzz FUZZ_SECONDS=3600 until each has had an hour"
 	@echo "make analytics-demo   real traffic, its event logs shipped, tables, report and ranks made of them"
@@ -153,6 +154,10 @@ format: venv
 
 bench: venv
 	$(BIN)/python -m benchmarks
+
+# Twelve paths, half a minute each and more where they are slow.
+bench-wan: venv
+	$(BIN)/python -m benchmarks wan
 
 proof: proof-packages
 	$(PYTHON) proofs/check.py

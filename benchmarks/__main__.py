@@ -25,7 +25,7 @@ BENCHES: Final = (
     "soak",
 )
 #: Run when they are named only: they take minutes on every machine.
-LONG: Final = ("kills", "fleet")
+LONG: Final = ("kills", "fleet", "wan")
 _NAMES_HELP: Final = f"of {', '.join(BENCHES)}, which are the default, and {', '.join(LONG)}"
 
 

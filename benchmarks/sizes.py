@@ -82,6 +82,9 @@ class Sizes:
     soak: SoakSize
     secure_bytes: int
     fleet: FleetSize
+    #: How long a transfer far away takes at the rate of its path, and over how many of the paths.
+    wan_s: float
+    wan_distances: int
 
 
 FULL: Final = Sizes(
@@ -102,6 +105,8 @@ FULL: Final = Sizes(
     soak=SoakSize(seconds=600.0, fault_every_s=40.0, count_every_s=15.0),
     secure_bytes=128 * 1024 * 1024,
     fleet=FleetSize(clients=50, duration_s=500.0, dial_every_s=20.0, seeds=3),
+    wan_s=4.0,
+    wan_distances=12,
 )
 QUICK: Final = Sizes(
     repeats=3,
@@ -121,6 +126,8 @@ QUICK: Final = Sizes(
     soak=SoakSize(seconds=60.0, fault_every_s=15.0, sample_every_s=1.0, count_every_s=2.0),
     secure_bytes=32 * 1024 * 1024,
     fleet=FleetSize(clients=50, duration_s=500.0, dial_every_s=20.0),
+    wan_s=2.0,
+    wan_distances=12,
 )
 #: ``make soak``: twice as many faults a minute as in ten minutes of ``make bench``.
 LONG_SOAK: Final = SoakSize(seconds=7_200.0, fault_every_s=20.0)
@@ -152,4 +159,6 @@ TINY: Final = Sizes(
     ),
     secure_bytes=256 * 1024,
     fleet=FleetSize(clients=20, duration_s=300.0, dial_every_s=20.0),
+    wan_s=0.1,
+    wan_distances=1,
 )

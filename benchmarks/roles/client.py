@@ -66,7 +66,11 @@ class Pusher(Protocol):
             transport.write(piece)
         if self._left <= 0:
             transport.unregisterProducer()  # type: ignore[attr-defined]
-            transport.loseConnection()
+            self.finish()
+
+    def finish(self) -> None:
+        """Everything is written."""
+        self.transport.loseConnection()  # type: ignore[union-attr]
 
     def pauseProducing(self) -> None:
         """Stop writing."""
@@ -97,6 +101,10 @@ class Pinger(Protocol):
         """Begin."""
         self._ping()
 
+    def stop(self) -> None:
+        """Close after the echo that is awaited."""
+        self._rounds = 0
+
     def _ping(self) -> None:
         self._missing = len(self._message)
         self._sent_at = time.perf_counter()
@@ -120,8 +128,8 @@ class Pinger(Protocol):
 
 
 class Role:
-    """Options: ``server`` ({key, port}), ``discovery`` (a URL, used when given), ``listen`` (``sink`` or ``echo``),
-    ``security`` (``hop`` without it).
+    """Options: ``server`` ({key, port}), ``discovery`` (a URL, used when given), ``listen`` (``sink``, ``echo``, or ``both``:
+    the echo as the service ``echo``), ``security`` (``hop`` without it).
     """
 
     def __init__(self, reactor: Any, options: dict[str, Any]) -> None:
@@ -147,13 +155,15 @@ class Role:
         """Connect and listen."""
         listen = self._options.get("listen")
         if listen:
-            self.client.listen(Factory.forProtocol({"sink": Sink, "echo": Echo}[listen]))
+            self.client.listen(Factory.forProtocol(Echo if listen == "echo" else Sink))
+        if listen == "both":
+            self.client.listen(Factory.forProtocol(Echo), "echo")
         self.client.startService()
         await self.client.when_ready()
         return {"key": str(self.client.public_key)}
 
     async def do(self, command: str, arguments: dict[str, Any]) -> dict[str, Any]:
-        """``push``, ``pings``, ``dials``, ``received``: see the methods."""
+        """``push``, ``pings``, ``pings_beside``, ``dials``, ``received``: see the methods."""
         if command == "received":
             return {"bytes": Sink.received_bytes}
         target = PublicKey.parse(arguments.pop("target"))
@@ -161,6 +171,8 @@ class Role:
             return await self._push(target, **arguments)
         if command == "pings":
             return await self._pings(target, **arguments)
+        if command == "pings_beside":
+            return await self._pings_beside(target, **arguments)
         if command == "dials":
             return await self._dials(target, **arguments)
         raise ValueError(command)
@@ -193,6 +205,17 @@ class Role:
             "p99_ms": percentile(times_ms, 0.99),
             "times_ms": [round(one, 4) for one in times_ms] if len(times_ms) <= 20_000 else [],
         }
+
+    async def _pings_beside(self, target: PublicKey, size: int, total: int, limit_s: float) -> dict[str, Any]:
+        """Round trips of 64 bytes to the service ``echo`` while ``total`` bytes are sent on another transport."""
+        transport = await self.client.dial(target, "echo")
+        pinger = Pinger(64, 1_000_000, limit_s)
+        pushing = ensureDeferred(self._push(target, size, total, 1, limit_s))
+        transport.attach(pinger)
+        await pushing
+        pinger.stop()
+        times_ms = await pinger.done
+        return {"rounds": len(times_ms), "p50_ms": percentile(times_ms, 0.5), "p99_ms": percentile(times_ms, 0.99)}
 
     async def _dials(self, target: PublicKey, count: int, parallel: int) -> dict[str, Any]:
         """Dial and close ``count`` times, ``parallel`` at a time."""

@@ -1,25 +1,29 @@
-"""Twisted alone over TCP, without any of ours: an echo, a relay that copies bytes, and who sends a message through it.
+"""Twisted alone over TCP, without any of ours: an echo, a sink, a relay that copies bytes, and who sends through it.
 
-What such a message takes is what the machine and the reactor take at the time; the rest is ours.
+What it takes is what the machine and the reactor take at the time; the rest is ours.
 """
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 from twisted.internet.defer import ensureDeferred
 from twisted.internet.endpoints import TCP4ClientEndpoint, TCP4ServerEndpoint, connectProtocol
+from twisted.internet.interfaces import IHalfCloseableProtocol
 from twisted.internet.protocol import Factory, Protocol, connectionDone
 from twisted.python.failure import Failure
+from zope.interface import implementer
 
 from benchmarks.report import percentile
-from benchmarks.roles.client import Echo, Pinger
+from benchmarks.roles.client import Echo, Pinger, Pusher
 
 USES_TWISTED = True
 
 
+@implementer(IHalfCloseableProtocol)
 class Copy(Protocol):
-    """One side of the relay: what comes goes to the other side."""
+    """One side of the relay: what comes goes to the other side, as fast as that takes it."""
 
     other: Copy | None = None
 
@@ -41,6 +45,16 @@ class Copy(Protocol):
         """Pass on to ``other`` from now on."""
         self.other = other
         other.transport.writeSequence(self._early)  # type: ignore[union-attr]
+        other.transport.registerProducer(self.transport, True)  # type: ignore[union-attr]
+
+    def readConnectionLost(self) -> None:
+        """The other side hears that there is no more."""
+        if self.other is not None:
+            self.other.transport.unregisterProducer()  # type: ignore[union-attr]
+            self.other.transport.loseWriteConnection()  # type: ignore[union-attr]
+
+    def writeConnectionLost(self) -> None:
+        """The other side is told."""
 
     def connectionLost(self, reason: Failure = connectionDone) -> None:
         """The other side goes, too."""
@@ -48,8 +62,40 @@ class Copy(Protocol):
             self.other.transport.loseConnection()  # type: ignore[union-attr]
 
 
+@implementer(IHalfCloseableProtocol)
+class Sink(Protocol):
+    """Takes everything, and says so by closing behind the end of it."""
+
+    def readConnectionLost(self) -> None:
+        """All is here."""
+        self.transport.loseConnection()  # type: ignore[union-attr]
+
+    def writeConnectionLost(self) -> None:
+        """The writer is told."""
+
+
+@implementer(IHalfCloseableProtocol)
+class Source(Pusher):
+    """Writes, and is through when the other side has closed behind the last byte."""
+
+    def finish(self) -> None:
+        """Say that there is no more."""
+        self.transport.loseWriteConnection()  # type: ignore[union-attr]
+
+    def readConnectionLost(self) -> None:
+        """All has arrived."""
+        self.transport.loseConnection()  # type: ignore[union-attr]
+
+    def writeConnectionLost(self) -> None:
+        """The sink is told."""
+
+    def connectionLost(self, reason: Failure = connectionDone) -> None:
+        """Tell."""
+        self.done.callback(0)
+
+
 class Role:
-    """Options: ``listen`` (``echo``, ``relay`` or nothing) and ``to``, the port the relay passes on to."""
+    """Options: ``listen`` (``echo``, ``sink``, ``relay`` or nothing) and ``to``, the port the relay passes on to."""
 
     def __init__(self, reactor: Any, options: dict[str, Any]) -> None:
         self._reactor = reactor
@@ -60,18 +106,32 @@ class Role:
         listen = self._options.get("listen")
         if not listen:
             return {}
-        factory = Factory.forProtocol(Echo) if listen == "echo" else _RelayFactory(self._to(self._options["to"]))
+        if listen == "relay":
+            factory: Factory = _RelayFactory(self._to(self._options["to"]))
+        else:
+            factory = Factory.forProtocol({"echo": Echo, "sink": Sink}[listen])
         port = await TCP4ServerEndpoint(self._reactor, 0, interface="127.0.0.1").listen(factory)
         return {"port": port.getHost().port}
 
     async def do(self, command: str, arguments: dict[str, Any]) -> dict[str, Any]:
-        """``pings``: round trips one after the other, ``rounds`` of ``size`` bytes to ``port`` in ``seconds`` at most."""
+        """``pings``: round trips one after the other, ``rounds`` of ``size`` bytes to ``port`` in ``seconds`` at most;
+        ``push``: ``total`` bytes to a sink at ``port``.
+        """
+        if command == "push":
+            return await self._push(**arguments)
         if command != "pings":
             raise ValueError(command)
         pinger = Pinger(arguments["size"], arguments["rounds"], arguments["seconds"])
         await connectProtocol(self._to(arguments["port"]), pinger)
         times_ms = await pinger.done
         return {"p50_ms": percentile(times_ms, 0.5), "p99_ms": percentile(times_ms, 0.99)}
+
+    async def _push(self, port: int, size: int, total: int) -> dict[str, Any]:
+        source = Source(size, total)
+        began = time.perf_counter()
+        await connectProtocol(self._to(port), source)
+        await source.done
+        return {"elapsed_s": time.perf_counter() - began}
 
     def _to(self, port: int) -> TCP4ClientEndpoint:
         return TCP4ClientEndpoint(self._reactor, "127.0.0.1", port)

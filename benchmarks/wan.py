@@ -1,0 +1,126 @@
+"""Far away: what a transfer and a round trip take when relay and clients are some milliseconds apart.
+
+Each client reaches the relay over a :mod:`benchmarks.roles.link` of its own, in a process of its own, with a quarter of
+the round trip in each direction. The same links carry plain TCP through a relay that only copies, in the same run: that
+is what the path gives. MB are 10^6 bytes, rates are of the application's data, up to the last acknowledgement.
+"""
+
+from __future__ import annotations
+
+from typing import Final, NamedTuple
+
+from benchmarks.processes import Cast, Child
+from benchmarks.report import Row, row
+from benchmarks.sizes import Sizes
+
+NAME: Final = "wan"
+
+
+class Distance(NamedTuple):
+    """A path from client to client: its round trip in ms, its rate in Mbit/s."""
+
+    round_trip_ms: int
+    mbit_per_s: int
+
+
+DISTANCES: Final = tuple(Distance(ms, rate) for ms in (10, 50, 100, 200) for rate in (10, 100, 1000))
+#: What the narrowest hop of each link holds, besides what is under way.
+BUFFER_BYTES: Final = 256 * 1024
+SECURITIES: Final = ("hop", "e2e")
+_WRITE_BYTES: Final = 16384
+_TRANSPORTS: Final = 8
+#: Of plain TCP's rate, at least.
+_SHARE: Final = 0.8
+#: A ping-pong beside a transfer takes so many times the round trip of the path, at most.
+_BESIDE: Final = 1.5
+_LIMIT_S: Final = 120.0
+
+
+def run(sizes: Sizes) -> list[Row]:
+    """Rows of each distance: rates of plain TCP and of transports, ping-pongs alone and beside a transfer."""
+    rows = []
+    for distance in DISTANCES[: sizes.wan_distances]:
+        rows += _measure(distance, sizes)
+    return rows
+
+
+def _measure(distance: Distance, sizes: Sizes) -> list[Row]:
+    name = f"{distance.round_trip_ms} ms, {distance.mbit_per_s:,} Mbit/s"
+    total = (
+        max(1, int(distance.mbit_per_s * 1e6 / 8 * sizes.wan_s) // (_WRITE_BYTES * _TRANSPORTS))
+        * _WRITE_BYTES
+        * _TRANSPORTS
+    )
+    plain: list[float] = []
+    rates: dict[str, list[float]] = {}
+    beside: list[float] = []
+    with Cast() as cast:
+        server = cast.start("server")
+        sink_port = cast.start("plain", listen="sink").facts["port"]
+        copier = cast.start("plain", listen="relay", to=_link(cast, sink_port, distance))
+        plain_port = _link(cast, copier.facts["port"], distance)
+        plain_source = cast.start("plain")
+        pairs = {security: _pair(cast, server, distance, security) for security in SECURITIES}
+        for _ in range(sizes.repeats):
+            pushed = plain_source.ask("push", port=plain_port, size=_WRITE_BYTES, total=total, timeout_s=_LIMIT_S)
+            plain.append(total / pushed["elapsed_s"] / 1e6)
+            for security, (source, sink) in pairs.items():
+                for transports in (1, _TRANSPORTS):
+                    key = f"{security}, {transports} transport{'s' * (transports > 1)}"
+                    rates.setdefault(key, []).append(_push(source, sink, total, transports))
+            beside.append(_beside(*pairs["e2e"], total, distance))
+    rows = [row(NAME, f"{name}, plain TCP through a copying relay", plain, "MB/s")]
+    for key, found in rates.items():
+        shares = [ours / theirs for ours, theirs in zip(found, plain, strict=True)]
+        rows.append(row(NAME, f"{name}, {key}", found, "MB/s"))
+        rows.append(row(NAME, f"{name}, {key}, times plain TCP", shares, "x", at_least=_SHARE))
+    rows.append(row(NAME, f"{name}, e2e, 64 B beside a transfer, round trips", beside, "x", at_most=_BESIDE))
+    return rows
+
+
+def _link(cast: Cast, port: int, distance: Distance) -> int:
+    """A quarter of the round trip away from ``port``."""
+    shape = {"delay_s": distance.round_trip_ms / 4000, "bits_per_s": distance.mbit_per_s * 1e6}
+    found: int = cast.start("link", to=port, buffer_bytes=BUFFER_BYTES, **shape).facts["port"]
+    return found
+
+
+def _pair(cast: Cast, server: Child, distance: Distance, security: str) -> tuple[Child, Child]:
+    """A client that sends and one that takes what comes, or gives it back, each at its distance from the relay."""
+    clients = []
+    kind = "both" if security == "e2e" else "sink"  # base peers know no services
+    for listen in (None, kind):
+        far = {"key": server.facts["key"], "port": _link(cast, server.facts["port"], distance)}
+        clients.append(cast.start("client", server=far, listen=listen, security=security))
+    return clients[0], clients[1]
+
+
+def _push(source: Child, sink: Child, total: int, transports: int) -> float:
+    """MB/s."""
+    result = source.ask(
+        "push",
+        target=sink.facts["key"],
+        size=_WRITE_BYTES,
+        total=total,
+        transports=transports,
+        limit_s=_LIMIT_S,
+        timeout_s=2 * _LIMIT_S,
+    )
+    if result["acked_bytes"] != total:
+        raise RuntimeError(f"{total} sent, {result['acked_bytes']} acknowledged")
+    rate: float = total / result["elapsed_s"] / 1e6
+    return rate
+
+
+def _beside(source: Child, sink: Child, total: int, distance: Distance) -> float:
+    """The median round trip of 64 B while as much as fits is sent, in round trips of the path."""
+    result = source.ask(
+        "pings_beside",
+        target=sink.facts["key"],
+        size=_WRITE_BYTES,
+        total=total,
+        limit_s=_LIMIT_S,
+        timeout_s=2 * _LIMIT_S,
+    )
+    found: float = result["p50_ms"] / distance.round_trip_ms
+    return found
