@@ -722,7 +722,7 @@ async def test_a_failing_file_is_a_typed_error_and_recovers(
 async def test_more_waiting_than_may_wait_fails_at_once(
     opened: Any, tmp_path: Path, make_entry: Any, now_ns: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("dmsg.discovery.stores.sqlite.QUEUE_LIMIT", 3)
+    monkeypatch.setattr("dmsg.glue.lane.QUEUE_LIMIT", 3)
     store = opened(f"sqlite:{tmp_path / 'entries'}")
     writes = [store.put(make_entry(f"client {n}"), now_ns) for n in range(10)]
     outcomes = await defer.DeferredList(writes, consumeErrors=True)

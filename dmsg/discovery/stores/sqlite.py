@@ -8,12 +8,10 @@ arrive at the same time share one transaction and one fsync, and are acknowledge
 
 from __future__ import annotations
 
-import contextlib
 import os
 import time
-from collections import deque
 from collections.abc import Callable
-from typing import Any, Final, NamedTuple
+from typing import Any
 
 from twisted.internet.defer import Deferred, fail
 from zope.interface import implementer
@@ -24,99 +22,9 @@ from dmsg.discovery.errors import DiscoveryError, DiscoveryUnavailable
 from dmsg.discovery.stores import table as store_table
 from dmsg.discovery.stores.rules import NewKeys, ReadMarks, StoreLimits, Watchers, network_of, stored_entry
 from dmsg.errors import ConfigError
+from dmsg.glue.lane import Lane
 from dmsg.interfaces import IWatchedStore
 from dmsg.sansio.jitter import Jitter, RandomNumbers
-
-#: Most jobs done in one go: bounds how long a read or a transaction can keep those behind it waiting.
-BATCH_LIMIT: Final = 256
-#: Most jobs waiting in one lane; beyond, the store fails at once instead of growing.
-QUEUE_LIMIT: Final = 4096
-
-_Job = Callable[[store_table.Connection], Any]
-
-
-class _Failed(NamedTuple):
-    """A job's outcome when it is an error."""
-
-    error: DiscoveryError
-
-
-class _Lane:
-    """One connection, used by one pool thread at a time. Everything but :meth:`_work` runs in the reactor's thread."""
-
-    def __init__(self, connection: store_table.Connection, reactor: Any, pool: Any, *, transaction: bool) -> None:
-        self._connection = connection
-        self._reactor = reactor
-        self._pool = pool
-        self._transaction = transaction
-        self._waiting: deque[tuple[_Job, Deferred[Any]]] = deque()
-        self._busy = False
-        self._closing: Deferred[None] | None = None
-
-    def submit(self, job: _Job) -> Deferred[Any]:
-        """Run ``job`` in its turn; fires with its result once that is committed."""
-        if self._closing is not None:
-            return fail(DiscoveryUnavailable("the store is closed"))
-        if len(self._waiting) >= QUEUE_LIMIT:
-            return fail(DiscoveryUnavailable("the store is overloaded"))
-        done: Deferred[Any] = Deferred()
-        self._waiting.append((job, done))
-        self._start()
-        return done
-
-    def _start(self) -> None:
-        if self._busy:
-            return
-        if self._waiting:
-            self._busy = True
-            batch = [self._waiting.popleft() for _ in range(min(BATCH_LIMIT, len(self._waiting)))]
-            self._pool.callInThread(self._work, batch)
-        elif self._closing is not None and not self._closing.called:
-            self._connection.close()
-            self._closing.callback(None)
-
-    def _work(self, batch: list[tuple[_Job, Deferred[Any]]]) -> None:
-        try:
-            results = self._run([job for job, _ in batch])
-        except BaseException as error:  # whatever it was, no caller may be left waiting
-            failed = _Failed(DiscoveryUnavailable(f"the store failed ({error})"))
-            results = [failed] * len(batch)
-            with contextlib.suppress(store_table.SqlError):
-                self._connection.rollback()
-        self._reactor.callFromThread(self._finished, batch, results)
-
-    def _run(self, jobs: list[_Job]) -> list[Any]:
-        results: list[Any] = []
-        if self._transaction:
-            self._connection.execute("BEGIN IMMEDIATE")
-        for job in jobs:
-            try:
-                results.append(job(self._connection))
-            except DiscoveryError as error:
-                # The job refused before it wrote anything: its neighbours are not touched by that. Its traceback leads to
-                # this list, and both would wait for the garbage collector.
-                results.append(_Failed(error.with_traceback(None)))
-        if self._transaction:
-            self._connection.execute("COMMIT")
-        return results
-
-    def _finished(self, batch: list[tuple[_Job, Deferred[Any]]], results: list[Any]) -> None:
-        self._busy = False
-        self._start()
-        for (_, done), result in zip(batch, results, strict=True):
-            if isinstance(result, _Failed):
-                done.errback(result.error)
-            else:
-                done.callback(result)
-
-    def close(self) -> Deferred[None]:
-        """Close the connection after what is waiting; fires when done, every time it is asked."""
-        done: Deferred[None] = Deferred()
-        if self._closing is None:
-            self._closing = Deferred()
-        self._closing.addCallback(lambda _: done.callback(None))
-        self._start()
-        return done
 
 
 @implementer(IWatchedStore)
@@ -154,8 +62,9 @@ class SqliteStore:
         except (store_table.SqlError, ConfigError) as error:
             writer.close()
             raise store_table.unusable(path, error) from None
-        self._writes = _Lane(writer, reactor, pool, transaction=True)
-        self._reads = _Lane(reader, reactor, pool, transaction=False)
+        kinds: Any = {"refusal": DiscoveryError, "unavailable": DiscoveryUnavailable}
+        self._writes = Lane(writer, reactor, pool, transaction=True, **kinds)
+        self._reads = Lane(reader, reactor, pool, transaction=False, **kinds)
 
     def get(self, public_key: PublicKey, now_ns: int) -> Deferred[Entry]:
         """See :class:`~dmsg.interfaces.IEntryStore`."""

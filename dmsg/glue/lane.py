@@ -1,0 +1,133 @@
+"""Work on a database connection, in a pool thread, on everything that had come together while it was busy."""
+
+from __future__ import annotations
+
+import contextlib
+from collections import deque
+from collections.abc import Callable
+from typing import Any, Final, Generic, NamedTuple, TypeVar
+
+from twisted.internet.defer import Deferred, fail
+
+from dmsg.errors import DmsgError
+
+C = TypeVar("C")
+
+#: Most jobs done in one go: bounds how long a read or a transaction can keep those behind it waiting.
+BATCH_LIMIT: Final = 256
+#: Most jobs waiting in one lane; beyond, the store fails at once instead of growing.
+QUEUE_LIMIT: Final = 4096
+
+
+class _Failed(NamedTuple):
+    """A job's outcome when it is an error."""
+
+    error: DmsgError
+
+
+class InThisThread:
+    """A reactor and a pool for a :class:`Lane` that works in the caller's thread: for a database in memory."""
+
+    @staticmethod
+    def callInThread(work: Callable[..., None], *arguments: object) -> None:
+        """Call ``work`` now."""
+        work(*arguments)
+
+    callFromThread = callInThread
+
+
+class Lane(Generic[C]):
+    """One connection, used by one pool thread at a time. Everything but :meth:`_work` runs in the reactor's thread.
+
+    With ``transaction`` the jobs of one go share a transaction (``BEGIN IMMEDIATE`` … ``COMMIT``), and are answered after
+    it. A job that refuses raises ``refusal`` before it writes; whatever else goes wrong fails all jobs of the go with
+    ``unavailable(text)``, and ``undone(connection)`` is called when their transaction has been taken back.
+    """
+
+    def __init__(
+        self,
+        connection: C,
+        reactor: Any,
+        pool: Any,
+        *,
+        transaction: bool,
+        refusal: type[DmsgError],
+        unavailable: Callable[[str], DmsgError],
+        undone: Callable[[C], object] = lambda _: None,
+    ) -> None:
+        self._connection: Any = connection
+        self._reactor = reactor
+        self._pool = pool
+        self._transaction = transaction
+        self._refusal = refusal
+        self._unavailable = unavailable
+        self._undone = undone
+        self._waiting: deque[tuple[Callable[[C], Any], Deferred[Any]]] = deque()
+        self._busy = False
+        self._closing: Deferred[None] | None = None
+
+    def submit(self, job: Callable[[C], Any]) -> Deferred[Any]:
+        """Run ``job`` in its turn; fires with its result once that is committed."""
+        if self._closing is not None:
+            return fail(self._unavailable("the store is closed"))
+        if len(self._waiting) >= QUEUE_LIMIT:
+            return fail(self._unavailable("the store is overloaded"))
+        done: Deferred[Any] = Deferred()
+        self._waiting.append((job, done))
+        self._start()
+        return done
+
+    def _start(self) -> None:
+        if self._busy:
+            return
+        if self._waiting:
+            self._busy = True
+            batch = [self._waiting.popleft() for _ in range(min(BATCH_LIMIT, len(self._waiting)))]
+            self._pool.callInThread(self._work, batch)
+        elif self._closing is not None and not self._closing.called:
+            self._connection.close()
+            self._closing.callback(None)
+
+    def _work(self, batch: list[tuple[Callable[[C], Any], Deferred[Any]]]) -> None:
+        try:
+            results = self._run([job for job, _ in batch])
+        except BaseException as error:  # whatever it was, no caller may be left waiting
+            failed = _Failed(self._unavailable(f"the store failed ({error})"))
+            results = [failed] * len(batch)
+            with contextlib.suppress(Exception):
+                self._connection.rollback()
+                self._undone(self._connection)
+        self._reactor.callFromThread(self._finished, batch, results)
+
+    def _run(self, jobs: list[Callable[[C], Any]]) -> list[Any]:
+        results: list[Any] = []
+        if self._transaction:
+            self._connection.execute("BEGIN IMMEDIATE")
+        for job in jobs:
+            try:
+                results.append(job(self._connection))
+            except self._refusal as error:
+                # The job refused before it wrote anything: its neighbours are not touched by that. Its traceback leads to
+                # this list, and both would wait for the garbage collector.
+                results.append(_Failed(error.with_traceback(None)))
+        if self._transaction:
+            self._connection.execute("COMMIT")
+        return results
+
+    def _finished(self, batch: list[tuple[Callable[[C], Any], Deferred[Any]]], results: list[Any]) -> None:
+        self._busy = False
+        self._start()
+        for (_, done), result in zip(batch, results, strict=True):
+            if isinstance(result, _Failed):
+                done.errback(result.error)
+            else:
+                done.callback(result)
+
+    def close(self) -> Deferred[None]:
+        """Close the connection after what is waiting; fires when done, every time it is asked."""
+        done: Deferred[None] = Deferred()
+        if self._closing is None:
+            self._closing = Deferred()
+        self._closing.addCallback(lambda _: done.callback(None))
+        self._start()
+        return done

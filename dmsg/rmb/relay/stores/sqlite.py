@@ -1,0 +1,306 @@
+"""Waiting envelopes in SQLite: in memory, or in a file that outlives the relay and belongs to one process at a time.
+
+The rows are worked on by :class:`QueueTable`. In memory that happens at once; on a file a pool thread does it, and what
+comes together shares a transaction. What was acknowledged survives the end of the process (not a power cut: envelopes
+live for minutes, and a synchronous write each would cost more than they are worth).
+"""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+from collections.abc import Callable, Iterable
+from sqlite3 import Connection
+from typing import Any, Final
+
+from twisted.internet.defer import Deferred, succeed
+
+from dmsg.errors import ConfigError
+from dmsg.glue.lane import InThisThread, Lane
+from dmsg.rmb.core.address import SessionAddress
+from dmsg.rmb.relay.stores.base import KEPT_S, ROW_BYTES, QueueLimits, Stored, StoreError, StoreFull, StoreUnavailable
+
+#: Rows that are forgotten in one go because they have expired, and the time between two goes in seconds.
+PURGE_ROWS: Final = 1000
+PURGE_INTERVAL_S: Final = 1.0
+#: Most rows that are looked at in one go to make room for others.
+EVICTED_ROWS: Final = 256
+#: Free pages are given back in steps of so many: 4 MiB.
+FREED_PAGES: Final = 1024
+#: "dmRq", which tells a file of ours from others.
+_APPLICATION_ID: Final = 0x646D5271
+_VERSION: Final = 1
+
+_SCHEMA: Final = (
+    "CREATE TABLE waiting (id INTEGER PRIMARY KEY AUTOINCREMENT, session TEXT NOT NULL, source INTEGER NOT NULL,"
+    " expires_s REAL NOT NULL, data BLOB NOT NULL)",
+    "CREATE INDEX waiting_session ON waiting (session, id)",
+    "CREATE INDEX waiting_source ON waiting (source, id)",
+    "CREATE INDEX waiting_expires ON waiting (expires_s)",
+    f"PRAGMA application_id = {_APPLICATION_ID}",
+    f"PRAGMA user_version = {_VERSION}",
+)
+_WHERE: Final = {"queue": "session = ? AND", "twin": "(session = ? OR session GLOB ?) AND", "store": ""}
+
+
+class _Account:
+    """How much waits in one scope, in all and of each sender."""
+
+    __slots__ = ("by_source", "bytes", "envelopes")
+
+    def __init__(self) -> None:
+        self.envelopes = self.bytes = 0
+        self.by_source: dict[int, int] = {}
+
+    def add(self, source: int, size: int) -> None:
+        self.envelopes += 1
+        self.bytes += size
+        self.by_source[source] = self.by_source.get(source, 0) + size
+
+    def remove(self, source: int, size: int) -> None:
+        self.envelopes -= 1
+        self.bytes -= size
+        left = self.by_source[source] - size
+        if left:
+            self.by_source[source] = left
+        else:
+            del self.by_source[source]
+
+    def largest(self) -> int:
+        return max(self.by_source, key=self.by_source.__getitem__)
+
+
+def _twin(session: str) -> str:
+    return session.partition(":")[0]
+
+
+class QueueTable:
+    """Queues in the database behind a connection that one thread at a time uses. Transactions are the caller's.
+
+    What each queue, twin and sender takes is counted in memory, anew when the database is opened.
+    """
+
+    def __init__(self, connection: Connection, limits: QueueLimits) -> None:
+        self._limits = limits
+        self._purged_s = 0.0
+        self.count(connection)
+
+    def count(self, connection: Connection) -> None:
+        """Count what is there: at the start, and when a transaction was undone."""
+        self._store = _Account()
+        self._queues: dict[str, _Account] = {}
+        self._twins: dict[str, _Account] = {}
+        for session, source, size in connection.execute("SELECT session, source, length(data) FROM waiting"):
+            self._add(session, source, size + ROW_BYTES)
+
+    def push(
+        self, connection: Connection, session: str, data: bytes, now: float, expires_at: float, source: int
+    ) -> bool:
+        """See :meth:`~dmsg.rmb.relay.stores.base.QueueStore.push`."""
+        if not 0 <= now - self._purged_s < PURGE_INTERVAL_S:
+            self._purge(connection, now)
+        expires_at = min(expires_at, now + KEPT_S)
+        if expires_at <= now:
+            return False
+        size = len(data) + ROW_BYTES
+        limits = self._limits
+        self._make_room(connection, "queue", session, source, size, limits.queue_bytes, limits.queue_envelopes)
+        self._make_room(connection, "twin", session, source, size, limits.twin_bytes)
+        self._make_room(connection, "store", session, source, size, limits.store_bytes)
+        connection.execute(
+            "INSERT INTO waiting (session, source, expires_s, data) VALUES (?, ?, ?, ?)",
+            (session, source, expires_at, data),
+        )
+        self._add(session, source, size)
+        return True
+
+    def read(
+        self, connection: Connection, session: str, after: int, limit: int, max_bytes: int, now: float
+    ) -> list[Stored]:
+        """See :meth:`~dmsg.rmb.relay.stores.base.QueueStore.read`."""
+        found: list[Stored] = []
+        if session not in self._queues:
+            return found
+        rows = connection.execute(
+            "SELECT id, data, expires_s FROM waiting WHERE session = ? AND id > ? AND expires_s > ? ORDER BY id LIMIT ?",
+            (session, after, now, limit),
+        )
+        for number, data, expires_at in rows:
+            max_bytes -= len(data)
+            if found and max_bytes < 0:
+                break
+            found.append(Stored(str(number), data, expires_at))
+        rows.close()
+        return found
+
+    def delete(self, connection: Connection, session: str, ids: Iterable[int]) -> None:
+        """See :meth:`~dmsg.rmb.relay.stores.base.QueueStore.delete`."""
+        for number in ids:
+            self._delete(
+                connection,
+                connection.execute(
+                    "SELECT id, session, source, length(data) FROM waiting WHERE id = ? AND session = ?",
+                    (number, session),
+                ).fetchall(),
+            )
+
+    def _make_room(
+        self,
+        connection: Connection,
+        scope: str,
+        session: str,
+        source: int,
+        size: int,
+        byte_limit: int,
+        envelope_limit: float = float("inf"),
+    ) -> None:
+        """Evict until one more envelope of ``size`` fits, or raise ``StoreFull``: nothing has been changed then."""
+        twin = _twin(session)
+        account = {"queue": self._queues.get(session), "twin": self._twins.get(twin), "store": self._store}[scope]
+        if account is None:
+            account = _Account()
+        if size > byte_limit:
+            raise StoreFull(scope)
+        values = {"queue": (session,), "twin": (twin, f"{twin}:*"), "store": ()}[scope]
+        while account.bytes + size > byte_limit or account.envelopes >= envelope_limit:
+            largest = account.largest()
+            if account.by_source.get(source, 0) + size >= account.by_source[largest]:
+                raise StoreFull(scope)
+            rows = connection.execute(
+                f"SELECT id, session, source, length(data) FROM waiting WHERE {_WHERE[scope]} source = ?"
+                " ORDER BY id LIMIT ?",
+                (*values, largest, EVICTED_ROWS),
+            ).fetchall()
+            needed = max(1, account.bytes + size - byte_limit)
+            evicted = 0
+            for row in rows:
+                evicted += 1
+                needed -= row[3] + ROW_BYTES
+                if needed <= 0:
+                    break
+            self._delete(connection, rows[:evicted])
+
+    def _purge(self, connection: Connection, now: float) -> None:
+        self._purged_s = now
+        self._delete(
+            connection,
+            connection.execute(
+                "SELECT id, session, source, length(data) FROM waiting WHERE expires_s <= ? ORDER BY expires_s LIMIT ?",
+                (now, PURGE_ROWS),
+            ).fetchall(),
+        )
+        if connection.execute("PRAGMA freelist_count").fetchall()[0][0] > FREED_PAGES:
+            connection.execute(f"PRAGMA incremental_vacuum({FREED_PAGES})").fetchall()
+
+    def _delete(self, connection: Connection, rows: list[tuple[int, str, int, int]]) -> None:
+        connection.executemany("DELETE FROM waiting WHERE id = ?", [row[:1] for row in rows])
+        for _, session, source, length in rows:
+            size = length + ROW_BYTES
+            self._store.remove(source, size)
+            for accounts, key in ((self._queues, session), (self._twins, _twin(session))):
+                accounts[key].remove(source, size)
+                if not accounts[key].envelopes:
+                    del accounts[key]
+
+    def _add(self, session: str, source: int, size: int) -> None:
+        self._store.add(source, size)
+        self._queues.setdefault(session, _Account()).add(source, size)
+        self._twins.setdefault(_twin(session), _Account()).add(source, size)
+
+
+def _open(path: str) -> Connection:
+    try:
+        if path != ":memory:":
+            # Messages of others: readable by us alone, also the files SQLite makes beside it.
+            os.close(os.open(path, os.O_RDWR | os.O_CREAT, 0o600))
+        # Transactions are begun and ended by hand; the lane sees to it that threads take turns.
+        connection = sqlite3.connect(path, timeout=0, isolation_level=None, check_same_thread=False)
+    except (OSError, sqlite3.Error) as error:
+        raise ConfigError("store", f"{path} cannot be used ({error})") from None
+    try:
+        version, application, tables = (
+            connection.execute(query).fetchall()[0][0]
+            for query in ("PRAGMA user_version", "PRAGMA application_id", "SELECT count(*) FROM sqlite_master")
+        )
+        if tables and (application, version) != (_APPLICATION_ID, _VERSION):
+            raise ConfigError("store", f"{path} is not a store of waiting envelopes of this version")
+        connection.execute("PRAGMA auto_vacuum = INCREMENTAL")
+        # The counts are in memory: two processes on one file would both be wrong.
+        connection.execute("PRAGMA locking_mode = EXCLUSIVE")
+        connection.execute("PRAGMA journal_mode = WAL")
+        connection.execute("PRAGMA synchronous = NORMAL")
+        connection.execute("BEGIN IMMEDIATE")
+        if not tables:
+            for statement in _SCHEMA:
+                connection.execute(statement)
+        connection.execute("COMMIT")
+    except (sqlite3.Error, ConfigError) as error:
+        connection.close()
+        if isinstance(error, ConfigError):
+            raise
+        raise ConfigError("store", f"{path} cannot be used ({error})") from None
+    return connection
+
+
+class SqliteQueues:
+    """A :class:`~dmsg.rmb.relay.stores.base.QueueStore` in the file ``path``, or in memory (``:memory:``).
+
+    ``pool`` is a thread pool (default: the reactor's). Raises :class:`~dmsg.errors.ConfigError` when the file cannot be
+    used: it is something else's, or another process has it.
+    """
+
+    shared = False
+
+    def __init__(self, path: str, reactor: Any, *, pool: Any = None, limits: QueueLimits | None = None) -> None:
+        connection = _open(path)
+        self._table = QueueTable(connection, limits or QueueLimits())
+        if path == ":memory:":
+            reactor = pool = InThisThread
+        self._lane = Lane(
+            connection,
+            reactor,
+            pool if pool is not None else reactor.getThreadPool(),
+            transaction=True,
+            refusal=StoreError,
+            unavailable=StoreUnavailable,
+            undone=self._table.count,
+        )
+        self._attached: set[SessionAddress] = set()
+
+    def push(
+        self, session: SessionAddress, data: bytes, now: float, expires_at: float, source: int = 0
+    ) -> Deferred[bool]:
+        """See :class:`~dmsg.rmb.relay.stores.base.QueueStore`."""
+        key, table = str(session), self._table
+        return self._lane.submit(lambda connection: table.push(connection, key, data, now, expires_at, source))
+
+    def read(
+        self, session: SessionAddress, after: str | None, limit: int, max_bytes: int, now: float
+    ) -> Deferred[list[Stored]]:
+        """See :class:`~dmsg.rmb.relay.stores.base.QueueStore`."""
+        key, table, last = str(session), self._table, int(after or 0)
+        return self._lane.submit(lambda connection: table.read(connection, key, last, limit, max_bytes, now))
+
+    def delete(self, session: SessionAddress, ids: Iterable[str]) -> Deferred[None]:
+        """See :class:`~dmsg.rmb.relay.stores.base.QueueStore`."""
+        key, table, numbers = str(session), self._table, [int(one) for one in ids]
+        return self._lane.submit(lambda connection: table.delete(connection, key, numbers))
+
+    def attach(self, session: SessionAddress) -> None:
+        """See :class:`~dmsg.rmb.relay.stores.base.QueueStore`."""
+        self._attached.add(session)
+
+    def detach(self, session: SessionAddress) -> None:
+        """See :class:`~dmsg.rmb.relay.stores.base.QueueStore`."""
+        self._attached.discard(session)
+
+    def connected(self, session: SessionAddress) -> Deferred[bool]:
+        """See :class:`~dmsg.rmb.relay.stores.base.QueueStore`."""
+        return succeed(session in self._attached)
+
+    def listen(self, pushed: Callable[[SessionAddress], None], replaced: Callable[[SessionAddress], None]) -> None:
+        """See :class:`~dmsg.rmb.relay.stores.base.QueueStore`: no other process shares this one."""
+
+    def close(self) -> Deferred[None]:
+        """See :class:`~dmsg.rmb.relay.stores.base.QueueStore`."""
+        return self._lane.close()

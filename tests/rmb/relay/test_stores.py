@@ -1,0 +1,337 @@
+"""One conformance test for every store of waiting envelopes: order, expiry, bounds, fairness; and what each has alone."""
+
+from __future__ import annotations
+
+import sqlite3
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import pytest_twisted
+
+from dmsg.errors import ConfigError
+from dmsg.rmb.core.address import SessionAddress
+from dmsg.rmb.core.wire import Envelope
+from dmsg.rmb.relay.stores.base import KEPT_S, ROW_BYTES, QueueLimits, StoreFull, StoreUnavailable
+from dmsg.rmb.relay.stores.open import open_queues
+
+NOW = 1_700_000_000
+BOB = SessionAddress(7)
+SOME = 1 << 20
+
+
+def envelope(text: str = "", lifetime_s: int = 300, size: int = 0) -> bytes:
+    made = Envelope(uid=text, timestamp=NOW, expiration=lifetime_s, plain=bytes(size))
+    return made.SerializeToString()
+
+
+async def texts(store: Any, session: SessionAddress = BOB, now: float = NOW, limit: int = 100) -> list[str]:
+    found = await store.read(session, None, limit, SOME, now)
+    return [Envelope.FromString(one.data).uid for one in found]
+
+
+async def push(store: Any, text: str, session: SessionAddress = BOB, *, source: int = 1, size: int = 0) -> None:
+    assert await store.push(session, envelope(text, size=size), NOW, NOW + 300, source) is True
+
+
+@pytest.fixture(params=["memory", "sqlite"])
+def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    return "memory:" if request.param == "memory" else f"sqlite:{tmp_path / 'queues'}"
+
+
+@pytest.fixture
+def opened(url: str, reactor: Any) -> Any:
+    """``opened(**limits)``: an empty store of each kind, closed when the test ends."""
+    stores = []
+
+    def open_one(**limits: int) -> Any:
+        stores.append(open_queues(url, reactor, limits=QueueLimits(**limits)))
+        return stores[-1]
+
+    yield open_one
+    for store in stores:
+        pytest_twisted.blockon(store.close())
+
+
+@pytest.fixture
+def store(opened: Any) -> Any:
+    return opened()
+
+
+@pytest_twisted.ensureDeferred
+async def test_what_was_pushed_is_read_in_order_until_it_is_deleted(store: Any) -> None:
+    data = [envelope(str(number)) for number in range(5)]
+    for one in data:
+        assert await store.push(BOB, one, NOW, NOW + 300, 1) is True
+    found = await store.read(BOB, None, 100, SOME, NOW)
+    assert [one.data for one in found] == data
+    assert [one.expires_at for one in found] == [NOW + 300] * 5
+    await store.delete(BOB, [found[0].id, found[2].id])
+    await store.delete(BOB, [found[0].id])  # gone already
+    assert await texts(store) == ["1", "3", "4"]
+
+
+@pytest_twisted.ensureDeferred
+async def test_reading_goes_on_behind_what_was_read(store: Any) -> None:
+    for number in range(7):
+        await push(store, str(number))
+    first = await store.read(BOB, None, 3, SOME, NOW)
+    second = await store.read(BOB, first[-1].id, 3, SOME, NOW)
+    await store.delete(BOB, [one.id for one in second])
+    third = await store.read(BOB, second[-1].id, 3, SOME, NOW)
+    assert [len(first), len(second), len(third)] == [3, 3, 1]
+    assert third[0].data == envelope("6")
+    assert await store.read(BOB, third[-1].id, 3, SOME, NOW) == []
+
+
+@pytest_twisted.ensureDeferred
+async def test_no_connection_and_an_empty_one_are_two_sessions(store: Any) -> None:
+    sessions = [
+        SessionAddress(7),
+        SessionAddress(7, ""),
+        SessionAddress(7, "a"),
+        SessionAddress(77),
+        SessionAddress(7, ":"),
+    ]
+    for number, session in enumerate(sessions):
+        await push(store, str(number), session)
+    for number, session in enumerate(sessions):
+        assert await texts(store, session) == [str(number)]
+    (stored,) = await store.read(sessions[0], None, 1, SOME, NOW)
+    await store.delete(sessions[1], [stored.id])
+    assert await texts(store, sessions[0]) == ["0"]
+
+
+@pytest_twisted.ensureDeferred
+async def test_a_read_has_at_most_so_many_bytes_but_always_one_envelope(store: Any) -> None:
+    for number in range(4):
+        await push(store, str(number), size=10_000)
+    size = len(envelope("0", size=10_000))
+    assert len(await store.read(BOB, None, 100, 1, NOW)) == 1
+    assert len(await store.read(BOB, None, 100, size * 3, NOW)) == 3
+    assert len(await store.read(BOB, None, 100, size * 3 - 1, NOW)) == 2
+
+
+@pytest_twisted.ensureDeferred
+async def test_nothing_is_delivered_after_its_time(store: Any) -> None:
+    await store.push(BOB, envelope("short", 10), NOW, NOW + 10, 1)
+    await store.push(BOB, envelope("long", 300), NOW, NOW + 300, 1)
+    assert await texts(store, now=NOW + 9) == ["short", "long"]
+    assert await texts(store, now=NOW + 10) == ["long"]
+    assert await texts(store, now=NOW + 300) == []
+
+
+@pytest_twisted.ensureDeferred
+async def test_what_has_expired_is_not_stored(store: Any) -> None:
+    assert await store.push(BOB, envelope("late", 10), NOW + 10, NOW + 10, 1) is False
+    assert await texts(store) == []
+
+
+@pytest_twisted.ensureDeferred
+async def test_an_expired_head_does_not_hide_what_is_behind_it(store: Any) -> None:
+    for number in range(30):
+        await store.push(BOB, envelope(f"short {number}", 10), NOW, NOW + 10, 1)
+    await store.push(BOB, envelope("long", 300), NOW, NOW + 300, 1)
+    assert await texts(store, now=NOW + 20, limit=5) == ["long"]
+
+
+@pytest_twisted.ensureDeferred
+async def test_a_session_of_this_process_is_connected_until_it_leaves(store: Any) -> None:
+    assert await store.connected(BOB) is False
+    store.attach(BOB)
+    assert await store.connected(BOB) is True
+    assert await store.connected(SessionAddress(7, "")) is False
+    store.detach(BOB)
+    store.detach(BOB)
+    assert await store.connected(BOB) is False
+
+
+@pytest_twisted.ensureDeferred
+async def test_an_envelope_larger_than_a_queue_is_refused(opened: Any) -> None:
+    store = opened(queue_bytes=5000)
+    with pytest.raises(StoreFull):
+        await store.push(BOB, envelope(size=5000), NOW, NOW + 300, 1)
+    assert await texts(store) == []
+
+
+@pytest_twisted.ensureDeferred
+async def test_a_closed_store_says_so(store: Any) -> None:
+    await push(store, "x")
+    await store.close()
+    for call in (
+        store.push(BOB, envelope(), NOW, NOW + 300, 1),
+        store.read(BOB, None, 1, 1, NOW),
+        store.delete(BOB, ["1"]),
+    ):
+        with pytest.raises(StoreUnavailable):
+            await call
+
+
+# --- room --------------------------------------------------------------------------------------------------------------
+
+
+@pytest_twisted.ensureDeferred
+async def test_a_full_queue_refuses_the_sender_that_filled_it(opened: Any) -> None:
+    store = opened(queue_envelopes=10)
+    for number in range(10):
+        await push(store, str(number))
+    with pytest.raises(StoreFull) as caught:
+        await store.push(BOB, envelope(), NOW, NOW + 300, 1)
+    assert caught.value.scope == "queue"
+    assert await texts(store) == [str(number) for number in range(10)]
+    await push(store, "elsewhere", SessionAddress(8))
+
+
+@pytest_twisted.ensureDeferred
+async def test_deleting_makes_room(opened: Any) -> None:
+    store = opened(queue_envelopes=3)
+    for number in range(3):
+        await push(store, str(number))
+    found = await store.read(BOB, None, 1, SOME, NOW)
+    await store.delete(BOB, [found[0].id])
+    await push(store, "3")
+    assert await texts(store) == ["1", "2", "3"]
+
+
+# --- SQLite alone: it knows who sent what ---------------------------------------------------------------------------------
+
+
+def memory(reactor: Any, **limits: int) -> Any:
+    return open_queues("memory:", reactor, limits=QueueLimits(**limits))
+
+
+@pytest_twisted.ensureDeferred
+async def test_the_largest_sender_makes_room_for_others_in_a_full_queue(reactor: Any) -> None:
+    store = memory(reactor, queue_envelopes=10)
+    for number in range(10):
+        await push(store, f"flood {number}", source=666)
+    await push(store, "mine", source=1)
+    await push(store, "yours", source=2)
+    with pytest.raises(StoreFull):
+        await store.push(BOB, envelope(), NOW, NOW + 300, 666)
+    assert await texts(store) == [*(f"flood {number}" for number in range(2, 10)), "mine", "yours"]
+
+
+@pytest_twisted.ensureDeferred
+async def test_many_session_names_give_a_twin_no_more_room(reactor: Any) -> None:
+    store = memory(reactor, twin_bytes=10 * (1000 + ROW_BYTES) + 1000)
+    with pytest.raises(StoreFull) as caught:
+        for number in range(11):
+            await push(store, "x", SessionAddress(7, str(number)), size=1000)
+    assert caught.value.scope == "twin"
+    await push(store, "x", SessionAddress(77), size=1000)
+    await push(store, "another sender", SessionAddress(7, "new"), source=2, size=1000)
+    assert await texts(store, SessionAddress(7, "0")) == []
+    assert await texts(store, SessionAddress(7, "1")) == ["x"]
+
+
+@pytest_twisted.ensureDeferred
+async def test_a_flood_to_many_twins_does_not_keep_others_out_of_a_full_store(reactor: Any) -> None:
+    store = memory(reactor, store_bytes=100 * (1000 + ROW_BYTES))
+    refused = 0
+    for number in range(1, 201):
+        try:
+            await push(store, "flood", SessionAddress(number), source=666, size=1000)
+        except StoreFull as error:
+            assert error.scope == "store"
+            refused += 1
+    assert refused >= 100
+    for number in range(1, 41):
+        await push(store, "fair", SessionAddress(1000), source=number, size=1000)
+    assert await texts(store, SessionAddress(1000)) == ["fair"] * 40
+
+
+@pytest_twisted.ensureDeferred
+async def test_expired_envelopes_leave_their_room_to_others(reactor: Any) -> None:
+    store = memory(reactor, queue_envelopes=10)
+    for number in range(10):
+        await store.push(BOB, envelope(str(number), 10), NOW, NOW + 10, 1)
+    await store.push(BOB, envelope("next"), NOW + 10, NOW + 310, 1)
+    assert await texts(store, now=NOW + 10) == ["next"]
+
+
+@pytest_twisted.ensureDeferred
+async def test_nothing_waits_longer_than_an_hour(reactor: Any) -> None:
+    store = memory(reactor)
+    await store.push(BOB, envelope("x", 10**6), NOW, NOW + 10**6, 1)
+    assert await texts(store, now=NOW + KEPT_S - 1) == ["x"]
+    assert await texts(store, now=NOW + KEPT_S) == []
+
+
+WRITER = """
+import sys
+from twisted.internet import defer, reactor
+from dmsg.rmb.core.address import SessionAddress
+from dmsg.rmb.relay.stores.open import open_queues
+
+store = open_queues("sqlite:" + sys.argv[1], reactor)
+
+async def write():
+    for number in range(100):
+        await store.push(SessionAddress(7), b"%d" % number, 1000.0, 1300.0, 1)
+    print("written", flush=True)
+
+reactor.callWhenRunning(lambda: defer.Deferred.fromCoroutine(write()))
+reactor.run()
+"""
+
+
+@pytest.mark.system
+@pytest_twisted.ensureDeferred
+async def test_a_file_has_what_was_acknowledged_after_sigkill_and_counts_it(reactor: Any, tmp_path: Path) -> None:
+    path = tmp_path / "queues"
+    process = subprocess.Popen([sys.executable, "-c", WRITER, str(path)], stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    try:
+        assert process.stdout.readline() == "written\n"
+        with pytest.raises(ConfigError):
+            open_queues(f"sqlite:{path}", reactor)  # one process at a time
+    finally:
+        process.kill()
+        process.wait()
+        process.stdout.close()
+    assert path.stat().st_mode & 0o077 == 0
+    store = open_queues(f"sqlite:{path}", reactor, limits=QueueLimits(queue_envelopes=100))
+    found = await store.read(BOB, None, 1000, SOME, 1001.0)
+    assert [one.data for one in found] == [b"%d" % number for number in range(100)]
+    with pytest.raises(StoreFull):
+        await store.push(BOB, b"more", 1001.0, 1300.0, 1)
+    await store.close()
+
+
+@pytest_twisted.ensureDeferred
+async def test_a_transaction_that_fails_is_a_typed_error_and_leaves_the_counts_right(
+    reactor: Any, tmp_path: Path
+) -> None:
+    store: Any = open_queues(f"sqlite:{tmp_path / 'queues'}", reactor, limits=QueueLimits(queue_envelopes=2))
+    await push(store, "0")
+    with pytest.raises(StoreUnavailable):
+        await store.push(BOB, 3.5j, NOW, NOW + 300, 1)
+    await push(store, "1")
+    with pytest.raises(StoreFull):
+        await store.push(BOB, envelope(), NOW, NOW + 300, 1)
+    await store.close()
+
+
+@pytest.mark.parametrize("kind", ["directory", "text", "foreign"])
+def test_a_file_of_something_else_is_refused(reactor: Any, tmp_path: Path, kind: str) -> None:
+    path = tmp_path / "file"
+    if kind == "directory":
+        path.mkdir()
+    elif kind == "text":
+        path.write_text("no database " * 1000)
+    else:
+        other = sqlite3.connect(path)
+        other.execute("CREATE TABLE waiting (id)")
+        other.commit()
+        other.close()
+    with pytest.raises(ConfigError):
+        open_queues(f"sqlite:{path}", reactor)
+
+
+@pytest.mark.parametrize("url", ["", "memory", "sqlite:", "mysql://host/", "memory:x"])
+def test_a_url_that_names_no_store_is_refused(reactor: Any, url: str) -> None:
+    with pytest.raises(ConfigError):
+        open_queues(url, reactor)
