@@ -34,9 +34,9 @@ _PUSH_IF_ROOM: Final = """
 local length = redis.call('LLEN', KEYS[1])
 if length >= tonumber(ARGV[2]) then return 0 end
 if length >= 16 and redis.call('MEMORY', 'USAGE', KEYS[1], 'SAMPLES', 5) >= tonumber(ARGV[3]) then return 0 end
-redis.call('LPUSH', KEYS[1], ARGV[1])
+length = redis.call('LPUSH', KEYS[1], ARGV[1])
 redis.call('EXPIRE', KEYS[1], ARGV[4])
-return 1
+return length
 """
 # KEYS: note, list. ARGV: message, most messages, seconds the list is kept, whether a missing note stops it.
 _PUSH_ONCE: Final = """
@@ -181,11 +181,11 @@ class RedisLists:
 
     async def push_if_room(
         self, key: str, data: bytes, *, most: int, most_bytes: int, keep_s: int, wait_s: float
-    ) -> bool:
-        """Append, and keep the list for ``keep_s`` from now; ``False`` if it has ``most`` messages or, from the 16th on, takes
-        ``most_bytes``."""
+    ) -> int:
+        """Append, and keep the list for ``keep_s`` from now; gives its length, or 0 if there is no room: if it has ``most``
+        messages or, from the 16th on, takes ``most_bytes``."""
         arguments = [data, str(most), str(most_bytes), str(keep_s)]
-        return bool(await self._link.call("eval", _PUSH_IF_ROOM, [key], arguments, wait_s=wait_s))
+        return int(await self._link.call("eval", _PUSH_IF_ROOM, [key], arguments, wait_s=wait_s))
 
     async def push_once(
         self, note: str, key: str, data: bytes, *, most: int, keep_s: int, again: bool, wait_s: float

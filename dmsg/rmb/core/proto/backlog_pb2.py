@@ -24,13 +24,13 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n!dmsg/rmb/core/proto/backlog.proto\x12\x08\x64msg.rmb\"k\n\x07\x42\x61\x63klog\x12\x0b\n\x03uid\x18\x01 \x01(\t\x12\x16\n\treference\x18\x02 \x01(\tH\x00\x88\x01\x01\x12\x10\n\x08reply_to\x18\x03 \x01(\t\x12\x0e\n\x06module\x18\x04 \x01(\t\x12\x0b\n\x03ttl\x18\x05 \x01(\x04\x42\x0c\n\n_referenceb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n!dmsg/rmb/core/proto/backlog.proto\x12\x08\x64msg.rmb\"\x91\x01\n\x07\x42\x61\x63klog\x12\x0b\n\x03uid\x18\x01 \x01(\t\x12\x16\n\treference\x18\x02 \x01(\tH\x00\x88\x01\x01\x12\x10\n\x08reply_to\x18\x03 \x01(\t\x12\x0e\n\x06module\x18\x04 \x01(\t\x12\x0b\n\x03ttl\x18\x05 \x01(\x04\x12\x13\n\x0b\x64\x65stination\x18\x10 \x01(\r\x12\x0f\n\x07\x65xpires\x18\x11 \x01(\x04\x42\x0c\n\n_referenceb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'dmsg.rmb.core.proto.backlog_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_BACKLOG']._serialized_start=47
-  _globals['_BACKLOG']._serialized_end=154
+  _globals['_BACKLOG']._serialized_start=48
+  _globals['_BACKLOG']._serialized_end=193
 # @@protoc_insertion_point(module_scope)

@@ -1,0 +1,94 @@
+"""The lists of a peer: what they are called, and which commands of others get one. Pure."""
+
+from __future__ import annotations
+
+from collections import Counter, OrderedDict
+from typing import Final
+
+from dmsg.rmb.core.limits import MAX_COMMAND_BYTES, MAX_TTL_S
+
+_PREFIX: Final = "msgbus."
+#: Where local programs push requests to other twins.
+LOCAL: Final = f"{_PREFIX}system.local"
+#: Where services push answers.
+REPLY: Final = f"{_PREFIX}system.reply"
+#: What a note about a request under way is called, before its uid.
+BACKLOG: Final = f"{_PREFIX}backlog."
+#: First words of commands that would name lists and notes of the peer itself.
+_RESERVED: Final = frozenset({"system", "backlog"})
+#: First word of commands that the peer answers itself.
+OWN: Final = "rmb"
+
+#: Lists for commands that no service has taken a request of yet: in all, and made by one twin. They would fill Redis,
+#: because the senders choose the names.
+UNSERVED_COMMANDS: Final = 1_000
+UNSERVED_COMMANDS_OF_A_TWIN: Final = 100
+#: A list is kept this long after the last request was pushed, in seconds: no request in it is good for longer.
+KEEP_COMMAND_S: Final = MAX_TTL_S + 60
+
+
+def list_of(command: str) -> str | None:
+    """The list in which services wait for requests of ``command``; ``None`` for one that no service can have."""
+    usable = 0 < len(command.encode()) <= MAX_COMMAND_BYTES and command.isprintable()
+    if not usable or command.partition(".")[0] in _RESERVED:
+        return None
+    return _PREFIX + command
+
+
+class _Unserved:
+    __slots__ = ("pushed", "twin", "until")
+
+    def __init__(self, twin: int) -> None:
+        self.twin = twin
+        self.pushed = 0
+        self.until = 0.0
+
+
+class Commands:
+    """The commands of which requests came lately, and whether a service has taken any.
+
+    Times are in seconds, on any clock.
+    """
+
+    def __init__(self) -> None:
+        #: Both by when they came last; a served one has the time when it is forgotten.
+        self._served: OrderedDict[str, float] = OrderedDict()
+        self._unserved: OrderedDict[str, _Unserved] = OrderedDict()
+        self._of_twin: Counter[int] = Counter()
+
+    def admit(self, command: str, twin: int, now: float) -> bool:
+        """Whether a request of ``twin`` may be pushed to the list of ``command``."""
+        self._forget(now)
+        if command in self._served:
+            self._served[command] = now + KEEP_COMMAND_S
+            self._served.move_to_end(command)
+            return True
+        if command not in self._unserved:
+            if self._of_twin[twin] >= UNSERVED_COMMANDS_OF_A_TWIN or len(self._unserved) >= UNSERVED_COMMANDS:
+                return False
+            self._unserved[command] = _Unserved(twin)
+            self._of_twin[twin] += 1
+        self._unserved[command].until = now + KEEP_COMMAND_S
+        self._unserved.move_to_end(command)
+        return True
+
+    def pushed(self, command: str, length: int, now: float) -> None:
+        """A request was pushed, and the list has ``length`` now: fewer than were pushed, if a service has taken one."""
+        one = self._unserved.get(command)
+        if one is not None:
+            one.pushed += 1
+            if length < one.pushed:
+                self._drop(command)
+                self._served[command] = now + KEEP_COMMAND_S
+
+    def _forget(self, now: float) -> None:
+        while self._unserved and next(iter(self._unserved.values())).until <= now:
+            self._drop(next(iter(self._unserved)))
+        while self._served and next(iter(self._served.values())) <= now:
+            self._served.popitem(last=False)
+
+    def _drop(self, command: str) -> None:
+        twin = self._unserved.pop(command).twin
+        self._of_twin[twin] -= 1
+        if not self._of_twin[twin]:
+            del self._of_twin[twin]
