@@ -43,7 +43,9 @@ PURE_PACKAGES = ("crypto", "sansio")
 OWNERS = {
     "coincurve": {"dmsg.crypto.keys"},
     "noise": {"dmsg.crypto.noise"},
-    "cryptography": {"dmsg.crypto.aead"},
+    "cryptography": {"dmsg.crypto.aead", "dmsg.crypto.ed25519"},
+    "sr25519": {"dmsg.rmb.core.keys"},
+    "mnemonic": {"dmsg.rmb.core.keys"},
     "klein": {"dmsg.discovery.api"},
     "werkzeug": {"dmsg.discovery.api"},
     "google": {"dmsg.rmb.core.wire", "dmsg.rmb.core.proto.envelope_pb2", "dmsg.rmb.core.proto.backlog_pb2"},

@@ -6,13 +6,15 @@ raises :class:`~dmsg.crypto.errors.InvalidKey` or :class:`~dmsg.crypto.errors.In
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import os
 import stat
 from collections.abc import Callable, Collection
-from typing import Final
+from typing import Any, Final
 
 import coincurve
+from coincurve._libsecp256k1 import ffi, lib
 
 from dmsg.crypto.errors import InvalidKey, InvalidSignature, KeyFileError
 from dmsg.crypto.private_files import why_not_private, why_not_safe
@@ -153,10 +155,34 @@ class SecretKey:
             raise InvalidKey("the public key is not a point of the curve") from None
         return shared
 
+    def shared_x(self, public_key: bytes) -> bytes:
+        """The X coordinate of the shared point, 32 bytes, big-endian, in time that does not depend on the secret.
+
+        ``public_key`` is any SEC1 form of a point, compressed or not. Raises ``InvalidKey`` for a bad point.
+        """
+        try:
+            point = coincurve.PublicKey(bytes(public_key))
+        except ValueError:
+            raise InvalidKey("the public key is not a point of the curve") from None
+        shared = ffi.new("unsigned char [32]")
+        lib.secp256k1_ecdh(self._key.context.ctx, shared, point.public_key, self._key.secret, _copy_x(), ffi.NULL)
+        return bytes(ffi.buffer(shared, 32))
+
     def sign(self, message: bytes) -> bytes:
         """A 65-byte recoverable signature r ‖ s ‖ recovery id over SHA-256 of ``message``; s is always low."""
         signature: bytes = self._key.sign_recoverable(hashlib.sha256(message).digest(), hasher=None)
         return signature
+
+
+@functools.cache
+def _copy_x() -> Any:
+    """What libsecp256k1 calls with the shared point in place of a hash. The library would hash the compressed point."""
+
+    def copy_x(output: Any, x: Any, _y: Any, _data: Any) -> int:
+        ffi.memmove(output, x, 32)
+        return 1
+
+    return ffi.callback("int(unsigned char *, const unsigned char *, const unsigned char *, void *)", copy_x, error=0)
 
 
 def recover(signature: bytes, message: bytes) -> PublicKey:

@@ -1,0 +1,42 @@
+"""Signatures of ed25519 (RFC 8032): for parties whose account is such a key, and for relays that know each other. Pure."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from cryptography.exceptions import InvalidSignature as _Refused
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
+
+from dmsg.crypto.errors import InvalidKey, InvalidSignature
+
+PUBLIC_KEY_BYTES: Final = 32
+SEED_BYTES: Final = 32
+SIGNATURE_BYTES: Final = 64
+
+
+class SigningKey:
+    """An ed25519 key, of its seed of 32 bytes. ``public_key`` is 32 bytes."""
+
+    __slots__ = ("_key", "public_key")
+
+    def __init__(self, seed: bytes) -> None:
+        """Raises :class:`~dmsg.crypto.errors.InvalidKey` for a seed of another length."""
+        if len(seed) != SEED_BYTES:
+            raise InvalidKey("a seed of ed25519 is 32 bytes")
+        self._key = Ed25519PrivateKey.from_private_bytes(seed)
+        self.public_key = self._key.public_key().public_bytes_raw()
+
+    def __repr__(self) -> str:
+        return f"<SigningKey of {self.public_key.hex()}>"
+
+    def sign(self, message: bytes) -> bytes:
+        """The signature of 64 bytes, the same each time. As RFC 8032 has it, not a form of :ref:`spec-entry-signature`."""
+        return self._key.sign(message)
+
+
+def verify(public_key: bytes, message: bytes, signature: bytes) -> None:
+    """Raise :class:`~dmsg.crypto.errors.InvalidSignature` unless ``public_key`` (32 bytes) signed ``message``."""
+    try:
+        Ed25519PublicKey.from_public_bytes(public_key).verify(signature, message)
+    except (_Refused, ValueError):
+        raise InvalidSignature("the signature is not this key's") from None

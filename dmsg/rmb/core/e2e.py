@@ -1,0 +1,69 @@
+"""Encryption from twin to twin: the payload of an envelope, which no relay can read. Pure.
+
+Both keys are long-lived, so who learns one reads what was sent before: see :ref:`spec-rmb-e2e`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections import OrderedDict
+from typing import Final
+
+from dmsg.crypto.aead import TAG_BYTES, Aead, DoesNotOpen, gcm_pair
+from dmsg.crypto.errors import InvalidKey
+from dmsg.crypto.keys import SecretKey
+from dmsg.rmb.core.errors import E2eError
+from dmsg.rmb.core.limits import SHARED_KEYS
+
+NONCE_BYTES: Final = 12
+#: How much longer a cipher is than what is in it.
+OVERHEAD_BYTES: Final = NONCE_BYTES + TAG_BYTES
+
+
+class EncryptionKey:
+    """A twin's secp256k1 key, made of the same 32 bytes as its signing key. ``public_key`` (33 bytes) is published.
+
+    Keys shared with other twins are kept, the last :data:`~dmsg.rmb.core.limits.SHARED_KEYS`: making one takes 30 µs.
+    """
+
+    __slots__ = ("_key", "_shared", "public_key")
+
+    def __init__(self, secret: bytes) -> None:
+        """Raises :class:`~dmsg.rmb.core.errors.E2eError` for a secret that is no number below the curve's order."""
+        try:
+            self._key = SecretKey(secret)
+        except InvalidKey:
+            raise E2eError("k256: malformed or out-of-range secret key") from None
+        self.public_key = self._key.public_key.raw
+        self._shared: OrderedDict[bytes, tuple[Aead, Aead]] = OrderedDict()
+
+    def _pair(self, their_pk: bytes) -> tuple[Aead, Aead]:
+        pair = self._shared.get(their_pk)
+        if pair is not None:
+            self._shared.move_to_end(their_pk)
+            return pair
+        try:
+            pair = gcm_pair(hashlib.sha256(self._key.shared_x(their_pk)).digest())
+        except InvalidKey:
+            raise E2eError("k256: malformed public key") from None
+        self._shared[their_pk] = pair
+        if len(self._shared) > SHARED_KEYS:
+            self._shared.popitem(last=False)
+        return pair
+
+    def encrypt(self, their_pk: bytes, data: bytes, nonce: bytes) -> bytes:
+        """``data`` for the holder of ``their_pk``; ``nonce`` is 12 random bytes, never the same for the same two twins.
+
+        Raises :class:`~dmsg.rmb.core.errors.E2eError` when ``their_pk`` is no public key.
+        """
+        return nonce + self._pair(their_pk)[0](nonce, data, None)
+
+    def decrypt(self, their_pk: bytes, cipher: bytes) -> bytes:
+        """What the holder of ``their_pk`` encrypted for us, or we for them; raises ``E2eError``."""
+        open_ = self._pair(their_pk)[1]
+        if len(cipher) < OVERHEAD_BYTES:
+            raise E2eError("invalid cipher data")
+        try:
+            return open_(cipher[:NONCE_BYTES], cipher[NONCE_BYTES:], None)
+        except DoesNotOpen:
+            raise E2eError("invalid cipher data") from None

@@ -1,0 +1,199 @@
+"""The tokens that let a twin's connection into a relay. Pure.
+
+A token looks like a JSON Web Token and says RS512, but is signed by the twin's key over its first two parts. Libraries for
+such tokens therefore cannot make or check it. See :ref:`spec-rmb-token`.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import re
+from collections.abc import Collection
+from dataclasses import dataclass
+from typing import Any, Final
+
+from dmsg.http.errors import MalformedJson
+from dmsg.http.json_text import decode as decode_json
+from dmsg.rmb.core.errors import BadSignature, TokenRefused
+from dmsg.rmb.core.keys import TwinKey, verify
+from dmsg.rmb.core.limits import (
+    MAX_AHEAD_S,
+    MAX_CONNECTION_BYTES,
+    MAX_TOKEN_BYTES,
+    MAX_TOKEN_LIFETIME_S,
+    MAX_TWIN,
+    TOKEN_LIFETIME_S,
+)
+
+_HEADER: Final = '{"alg":"RS512"}'
+_ALGORITHM: Final = "RS512"
+#: The names of the algorithms of JSON Web Tokens: another text is no header at all.
+_ALGORITHMS: Final = {f"{kind}{size}" for kind in ("HS", "RS", "ES", "PS") for size in (256, 384, 512)} | {"none"}
+_PARTS: Final = ("header", "claims", "signature")
+_OTHER: Final = re.compile(r"[^A-Za-z0-9_-]")
+
+
+@dataclass(frozen=True, slots=True)
+class Token:
+    """What a token says, whose signature has yet to be checked with the account of ``twin``: :func:`check_token`.
+
+    ``connection`` is the text that tells the twin's connections apart, or ``None``; ``issued`` and ``expires`` are Unix
+    times; ``audience`` the relays it is for, or ``None`` when it does not say; ``signature`` 65 bytes over ``signed``.
+    """
+
+    twin: int
+    connection: str | None
+    issued: int
+    expires: int
+    audience: tuple[str, ...] | None
+    algorithm: str
+    signed: bytes
+    signature: bytes
+
+
+def make_token(
+    key: TwinKey,
+    twin: int,
+    connection: str | None,
+    now: int,
+    lifetime_s: int = TOKEN_LIFETIME_S,
+    audience: str | None = None,
+) -> str:
+    """A token for one connection of ``twin``, good for ``lifetime_s`` seconds.
+
+    ``audience`` is the domain of the relay it is for: another relay that gets to see it then cannot use it there.
+    """
+    claims = {"sub": twin, "sid": connection, "iat": now, "exp": now + lifetime_s}
+    if audience is not None:
+        claims["aud"] = audience
+    text = json.dumps(claims, separators=(",", ":"), ensure_ascii=False)
+    signed = f"{_base64(_HEADER.encode())}.{_base64(text.encode())}"
+    return f"{signed}.{_base64(key.sign(signed.encode()))}"
+
+
+def read_token(text: str | None, now: float, max_lifetime_s: int = MAX_TOKEN_LIFETIME_S) -> Token:
+    """The token in ``text``, the whole query of the URL as it stands there; ``None`` when there is no ``?``.
+
+    Raises :class:`~dmsg.rmb.core.errors.TokenRefused` for what is no token, is over or not yet good, or lives longer than
+    ``max_lifetime_s``. It is not believed until :func:`check_token`.
+    """
+    if text is None:
+        raise TokenRefused(400, "missing jwt", "missing")
+    if len(text) > MAX_TOKEN_BYTES:
+        raise _malformed("token is too long")
+    parts = text.split(".")
+    if len(parts) < 3:
+        raise _malformed(f"No {_PARTS[len(parts)]} component found in token string")
+    if len(parts) > 3:
+        raise _malformed("Too many components found in token string")
+    header, claims = _json(parts[0]), _json(parts[1])
+    signature = _unbase64(parts[2])
+    audience = claims.get("aud")
+    token = Token(
+        twin=_number(claims, "sub", MAX_TWIN),
+        connection=_connection(claims.get("sid")),
+        issued=_number(claims, "iat"),
+        expires=_number(claims, "exp"),
+        audience=None if audience is None else _texts(audience),
+        algorithm=_algorithm(header),
+        signed=text.rpartition(".")[0].encode(),
+        signature=signature,
+    )
+    if now > token.expires:
+        raise TokenRefused(401, "invalid jwt: jwt has expired", "expired")
+    if token.issued > now + MAX_AHEAD_S:
+        raise TokenRefused(401, "invalid jwt: jwt is not valid yet", "not yet valid")
+    if token.expires - token.issued > max_lifetime_s:
+        raise TokenRefused(401, "invalid jwt: jwt lifetime is too long", "lifetime")
+    return token
+
+
+def check_token(token: Token, account: bytes, domains: Collection[str] = (), *, demand_audience: bool = False) -> None:
+    """Raise ``TokenRefused`` unless ``account`` signed the token, and it is for a relay of one of ``domains``.
+
+    A token that does not say what relay it is for passes unless ``demand_audience``: public clients' tokens do not.
+    """
+    if token.algorithm != _ALGORITHM:
+        found = token.algorithm.capitalize()
+        raise TokenRefused(401, f"invalid jwt: jwt: Expected algorithm type {found} but found Rs512", "algorithm")
+    try:
+        verify(account, token.signed, token.signature)
+    except BadSignature:
+        raise TokenRefused(401, "invalid jwt: jwt: Invalid signature", "signature") from None
+    if demand_audience if token.audience is None else not set(token.audience) & set(domains):
+        raise TokenRefused(401, "invalid jwt: jwt is not for this relay", "audience")
+
+
+def _malformed(problem: str) -> TokenRefused:
+    return TokenRefused(401, f"invalid jwt: jwt: {problem}", "malformed")
+
+
+def _base64(data: bytes) -> str:
+    return base64.urlsafe_b64encode(data).rstrip(b"=").decode()
+
+
+def _unbase64(text: str) -> bytes:
+    """The bytes of a part; each has one text only, so that a token cannot be written in two ways."""
+    other = _OTHER.search(text)
+    if other:
+        raise _malformed(f"Invalid byte {other[0].encode(errors='replace')[0]}, offset {other.start()}.")
+    if len(text) % 4 == 1:
+        raise _malformed("Encoded text cannot have a 6-bit remainder.")
+    data = base64.urlsafe_b64decode(text + "=" * (-len(text) % 4))
+    if _base64(data) != text:
+        raise _malformed(f"Invalid last symbol {ord(text[-1])}, offset {len(text) - 1}.")
+    return data
+
+
+def _json(text: str) -> dict[str, Any]:
+    try:
+        value = decode_json(_unbase64(text), MAX_TOKEN_BYTES)
+    except MalformedJson:
+        raise _malformed("malformed JSON") from None
+    if not isinstance(value, dict):
+        raise _malformed("malformed JSON")
+    return value
+
+
+def _number(claims: dict[str, Any], name: str, limit: int = 2**64 - 1) -> int:
+    value = claims.get(name)
+    if value is None:
+        raise _malformed(f"missing field `{name}`")
+    if type(value) is not int or not 0 <= value <= limit:
+        raise _malformed(f"invalid field `{name}`")
+    return value
+
+
+def _connection(value: Any) -> str | None:
+    if value is None:
+        return None
+    if not isinstance(value, str):
+        raise _malformed("invalid field `sid`")
+    try:
+        size = len(value.encode())
+    except UnicodeEncodeError:
+        raise _malformed("invalid field `sid`") from None
+    if size > MAX_CONNECTION_BYTES:
+        raise _malformed("sid is too long")
+    return value
+
+
+def _texts(value: Any) -> tuple[str, ...]:
+    """An audience is one text or a list of them (RFC 7519, section 4.1.3)."""
+    texts = value if isinstance(value, list) else [value]
+    if not all(isinstance(one, str) for one in texts):
+        raise _malformed("invalid field `aud`")
+    return tuple(texts)
+
+
+def _algorithm(header: dict[str, Any]) -> str:
+    for name in ("typ", "cty"):
+        if header.get(name) not in (None, "JWT"):
+            raise _malformed(f"invalid field `{name}`")
+    if not isinstance(header.get("kid"), str | None):
+        raise _malformed("invalid field `kid`")
+    algorithm = header.get("alg")
+    if not isinstance(algorithm, str) or algorithm not in _ALGORITHMS:
+        raise _malformed("invalid field `alg`")
+    return algorithm
