@@ -41,7 +41,9 @@ def direct_sender(transport: object) -> Callable[[bytes], int] | None:
     out when it tries, and say why. Only Twisted's own TCP connections without TLS qualify: a wrapper would hand its
     handle on, which is the socket below its encryption.
     """
-    if not isinstance(transport, Connection) or getattr(transport, "TLS", False):
+    if not isinstance(transport, Connection) or getattr(transport, "TLS", False) or transport.dataBuffer:
+        return None
+    if transport._tempDataBuffer:  # written in this turn of the reactor
         return None
     send = transport.getHandle().send
 

@@ -209,6 +209,24 @@ class LimitedChannel(HTTPChannel):
             deadline.cancel()
         self.site.leave(self, self._address)
 
+    def hand_over(self, protocol: Any) -> bytes:
+        """Let ``protocol`` have the connection from now on; gives what has been read behind the request so far.
+
+        The request that asks for it is not answered, and the connection holds no place any more.
+        """
+        self._leave()
+        self.transport.unregisterProducer()
+        leftover = b"".join(self._dataBuffer)
+        self._dataBuffer.clear()
+        self.requests.clear()
+        # Twisted's loop may hold more of this read: it comes as raw data. Later reads pass this object by if they can.
+        self.rawDataReceived = self.dataReceived = protocol.dataReceived  # type: ignore[method-assign]
+        self.connectionLost = protocol.connectionLost  # type: ignore[method-assign]
+        if getattr(self.transport, "protocol", None) is self:
+            self.transport.protocol = protocol
+        protocol.makeConnection(self.transport)
+        return leftover
+
     def refuse(self, answer: bytes) -> None:
         """Write ``answer``, read no more, and close."""
         self._refused = True
