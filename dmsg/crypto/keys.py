@@ -9,7 +9,6 @@ from __future__ import annotations
 import functools
 import hashlib
 import os
-import stat
 from collections.abc import Callable, Collection
 from typing import Any, Final
 
@@ -17,7 +16,7 @@ import coincurve
 from coincurve._libsecp256k1 import ffi, lib
 
 from dmsg.crypto.errors import InvalidKey, InvalidSignature, KeyFileError
-from dmsg.crypto.private_files import why_not_private, why_not_safe
+from dmsg.crypto.private_files import create_private, read_private
 
 PUBLIC_KEY_BYTES: Final = 33
 SECRET_KEY_BYTES: Final = 32
@@ -208,25 +207,7 @@ def write_key_file(path: str | os.PathLike[str], key: SecretKey) -> None:
     Raises ``KeyFileError``, also for a directory where others may write, because :func:`read_key_file` refuses that;
     nothing is left behind when writing fails.
     """
-    name = os.fspath(path)
-    try:
-        problem = why_not_safe(os.path.dirname(os.path.realpath(name)))
-        if problem:
-            raise KeyFileError(name, problem)
-        descriptor = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-    except FileExistsError:
-        raise KeyFileError(name, "already exists; a key file is never overwritten") from None
-    except OSError as error:
-        raise KeyFileError(name, error.strerror or "cannot be created") from None
-    try:
-        with os.fdopen(descriptor, "wb") as file:
-            os.fchmod(file.fileno(), 0o600)
-            file.write(bytes(key).hex().encode() + b"\n")
-            file.flush()
-            os.fsync(file.fileno())
-    except OSError as error:
-        os.unlink(name)
-        raise KeyFileError(name, error.strerror or "cannot be written") from None
+    create_private(path, bytes(key).hex().encode() + b"\n")
 
 
 def read_key_file(path: str | os.PathLike[str], *, owners: Collection[int] = ()) -> SecretKey:
@@ -234,24 +215,8 @@ def read_key_file(path: str | os.PathLike[str], *, owners: Collection[int] = ())
 
     ``owners`` are uids that may own it beside this process's user and root: the one a role runs as later on.
     """
-    name = os.fspath(path)
-    try:
-        descriptor = os.open(name, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
-    except OSError as error:
-        raise KeyFileError(name, error.strerror or "cannot be opened") from None
-    try:
-        status = os.fstat(descriptor)
-        if not stat.S_ISREG(status.st_mode):
-            raise KeyFileError(name, "is not a plain file")
-        problem = why_not_private(name, status, owners)
-        if problem:
-            raise KeyFileError(name, problem)
-        content = os.read(descriptor, _KEY_FILE_LIMIT_BYTES)
-    except OSError as error:
-        raise KeyFileError(name, error.strerror or "cannot be read") from None
-    finally:
-        os.close(descriptor)
+    content = read_private(path, _KEY_FILE_LIMIT_BYTES, owners)
     try:
         return SecretKey(bytes.fromhex(content.strip().decode("ascii")))
     except ValueError:
-        raise KeyFileError(name, "does not hold a secret key (64 hex digits)") from None
+        raise KeyFileError(os.fspath(path), "does not hold a secret key (64 hex digits)") from None

@@ -1,4 +1,4 @@
-"""Whether a file with a secret is its owner's alone: who owns it, who may read it, who may put another in its place."""
+"""Files with a secret: who owns one, who may read it, who may put another in its place; making and reading one."""
 
 from __future__ import annotations
 
@@ -8,7 +8,60 @@ import pwd
 import stat
 from collections.abc import Collection
 
+from dmsg.crypto.errors import KeyFileError
+
 _ROOT = 0
+
+
+def create_private(path: str | os.PathLike[str], content: bytes) -> None:
+    """Create the file ``path`` (mode 0600, must not exist) with ``content``; fsynced.
+
+    Raises ``KeyFileError``, also for a directory where others may write, because :func:`read_private` refuses that;
+    nothing is left behind when writing fails.
+    """
+    name = os.fspath(path)
+    try:
+        problem = why_not_safe(os.path.dirname(os.path.realpath(name)))
+        if problem:
+            raise KeyFileError(name, problem)
+        descriptor = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    except FileExistsError:
+        raise KeyFileError(name, "already exists; a key file is never overwritten") from None
+    except OSError as error:
+        raise KeyFileError(name, error.strerror or "cannot be created") from None
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            os.fchmod(file.fileno(), 0o600)
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+    except OSError as error:
+        os.unlink(name)
+        raise KeyFileError(name, error.strerror or "cannot be written") from None
+
+
+def read_private(path: str | os.PathLike[str], limit_bytes: int, owners: Collection[int] = ()) -> bytes:
+    """At most the first ``limit_bytes`` of the file ``path``.
+
+    Raises ``KeyFileError`` when it is missing, not a plain file, or not private: see :func:`why_not_private`.
+    """
+    name = os.fspath(path)
+    try:
+        descriptor = os.open(name, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    except OSError as error:
+        raise KeyFileError(name, error.strerror or "cannot be opened") from None
+    try:
+        status = os.fstat(descriptor)
+        if not stat.S_ISREG(status.st_mode):
+            raise KeyFileError(name, "is not a plain file")
+        problem = why_not_private(name, status, owners)
+        if problem:
+            raise KeyFileError(name, problem)
+        return os.read(descriptor, limit_bytes)
+    except OSError as error:
+        raise KeyFileError(name, error.strerror or "cannot be read") from None
+    finally:
+        os.close(descriptor)
 
 
 def why_not_private(path: str, status: os.stat_result, owners: Collection[int] = ()) -> str:
