@@ -1,0 +1,212 @@
+"""The registry in a file: what it keeps, who may change it, and how processes share it."""
+
+from __future__ import annotations
+
+import sqlite3
+import subprocess
+import sys
+
+import pytest
+import pytest_twisted
+from twisted.internet import reactor
+
+from dmsg.errors import ConfigError
+from dmsg.rmb.core.errors import InvalidTwin
+from dmsg.rmb.core.keys import KeyType, TwinKey
+from dmsg.rmb.core.twin import Twin
+from dmsg.rmb.twins.errors import NoSuchAccount, RegistryError
+from dmsg.rmb.twins.table import SqliteRegistry, TwinTable
+
+ALICE = TwinKey(bytes(31) + b"\1", KeyType.ED25519)
+BOB = TwinKey(bytes(31) + b"\2", KeyType.SR25519)
+PK = b"\2" + bytes(32)
+
+
+@pytest.fixture
+def path(tmp_path):
+    return str(tmp_path / "twins")
+
+
+@pytest.fixture
+def table(path):
+    table = TwinTable(path)
+    yield table
+    table.close()
+
+
+def alter(path, statement, *values):
+    """What somebody does who can write the file, but has no key."""
+    with sqlite3.connect(path) as connection:
+        connection.execute(statement, values)
+    connection.close()
+
+
+def test_twins_are_numbered_from_one_and_kept(path, table):
+    assert table.create(ALICE, ["r2.example", "r1.example"], PK) == 1
+    assert table.create(BOB, ["localhost:8080"], None) == 2
+    table.close()
+    again = TwinTable(path)
+    assert again.get(1) == Twin(1, ALICE.account, ("r1.example", "r2.example"), PK)
+    assert again.get(2) == Twin(2, BOB.account, ("localhost:8080",), None)
+    assert again.get(3) is None
+    assert again.numbers() == [1, 2]
+    assert (again.find(ALICE.account), again.find(BOB.account), again.find(bytes(32))) == (1, 2, None)
+    again.close()
+
+
+def test_an_account_has_one_twin(table):
+    assert table.create(ALICE, ["a.example"], None) == 1
+    assert table.create(ALICE, ["b.example"], PK) == 1
+    assert table.get(1) == Twin(1, ALICE.account, ("b.example",), PK)
+
+
+def test_only_what_exists_is_updated(table):
+    with pytest.raises(NoSuchAccount) as error:
+        table.update(ALICE, ["a.example"], None)
+    assert error.value.account == ALICE.account
+    assert table.numbers() == []
+
+
+@pytest.mark.parametrize(("relays", "pk"), [(["no_underscore"], None), (["a b"], None), (["a.example"], bytes(129))])
+def test_what_no_twin_can_have_is_not_written(table, relays, pk):
+    with pytest.raises(InvalidTwin):
+        table.create(ALICE, relays, pk)
+    assert table.numbers() == []
+
+
+def test_an_unchanged_twin_is_not_written_again(path, table):
+    table.create(ALICE, ["a.example"], PK)
+    before = sqlite3.connect(path).execute("SELECT version, signature FROM twins").fetchall()
+    table.update(ALICE, ["a.example"], PK)
+    assert sqlite3.connect(path).execute("SELECT version, signature FROM twins").fetchall() == before
+
+
+def test_what_another_connection_writes_is_seen_at_once(path, table):
+    other = TwinTable(path)
+    assert table.get(1) is None
+    assert table.find(ALICE.account) is None
+    other.create(ALICE, ["a.example"], None)
+    assert table.get(1).relays == ("a.example",)
+    assert table.find(ALICE.account) == 1
+    other.update(ALICE, ["b.example"], None)
+    assert table.get(1).relays == ("b.example",)
+    other.close()
+
+
+CREATE = """
+import sys
+from dmsg.rmb.core.keys import KeyType, TwinKey
+from dmsg.rmb.twins.table import TwinTable
+
+first = int(sys.argv[2])
+table = TwinTable(sys.argv[1])
+for number in range(first, first + 20):
+    table.create(TwinKey(number.to_bytes(32, "big"), KeyType.ED25519), ["a.example"], None)
+"""
+
+
+def test_processes_that_create_at_the_same_time_get_different_numbers(path, table):
+    children = [subprocess.Popen([sys.executable, "-c", CREATE, path, str(1 + 20 * n)]) for n in range(3)]
+    assert [child.wait(60) for child in children] == [0, 0, 0]
+    assert table.numbers() == list(range(1, 61))
+    assert len({table.get(number).account for number in range(1, 61)}) == 60
+
+
+@pytest.mark.parametrize(
+    ("column", "value"),
+    [
+        ("relays", "evil.example"),
+        ("pk", b"\3" + bytes(32)),
+        ("pk", "text"),
+        ("version", 7),
+        ("id", 9),
+        ("signature", bytes(65)),
+        ("signature", "e"),
+        ("account", bytes(32)),
+        ("account", b"short"),
+        ("relays", b"\xff"),
+        ("relays", "x" * 70_000),
+    ],
+)
+def test_a_row_that_others_changed_is_not_believed(path, table, column, value):
+    table.create(ALICE, ["a.example"], PK)
+    alter(path, f"UPDATE twins SET {column} = ?", value)
+    with pytest.raises(RegistryError) as error:
+        table.get(9 if column == "id" else 1)
+    assert error.value.reason == "altered"
+
+
+def test_its_twin_writes_an_altered_row_anew(path, table):
+    table.create(ALICE, ["a.example"], PK)
+    alter(path, "UPDATE twins SET relays = 'evil.example', version = 'x'")
+    assert table.create(ALICE, ["a.example"], PK) == 1
+    assert TwinTable(path).get(1) == Twin(1, ALICE.account, ("a.example",), PK)
+
+
+def test_an_older_row_is_noticed_by_who_read_the_newer(path, table):
+    table.create(ALICE, ["old.example"], None)
+    [old] = sqlite3.connect(path).execute("SELECT * FROM twins").fetchall()
+    table.update(ALICE, ["new.example"], None)
+    assert table.get(1).relays == ("new.example",)
+    alter(path, "INSERT OR REPLACE INTO twins VALUES (?, ?, ?, ?, ?, ?)", *old)
+    with pytest.raises(RegistryError, match="altered"):
+        table.get(1)
+
+
+def test_a_number_that_changes_hands_is_noticed_by_who_read_it_before(path, tmp_path, table):
+    table.create(ALICE, ["a.example"], None)
+    assert table.get(1).account == ALICE.account
+    other = TwinTable(str(tmp_path / "other"))
+    other.create(BOB, ["b.example"], None)
+    [row] = sqlite3.connect(tmp_path / "other").execute("SELECT * FROM twins").fetchall()
+    alter(path, "INSERT OR REPLACE INTO twins VALUES (?, ?, ?, ?, ?, ?)", *row)
+    with pytest.raises(RegistryError, match="altered"):
+        table.get(1)
+    other.close()
+
+
+def test_numbers_end_where_they_end(path, table):
+    alter(path, "INSERT INTO twins VALUES (4294967295, x'00', 1, '', NULL, x'')")
+    with pytest.raises(RegistryError, match="full"):
+        table.create(ALICE, ["a.example"], None)
+    assert table.numbers() == [4294967295]
+
+
+def test_a_file_of_something_else_is_refused(path):
+    alter(path, "CREATE TABLE something (else_ TEXT)")
+    with pytest.raises(ConfigError, match="is not a registry of twins"):
+        TwinTable(path)
+
+
+@pytest.mark.parametrize("name", ["", "missing/twins"])
+def test_a_file_that_cannot_be_used_is_refused(tmp_path, name):
+    with pytest.raises(ConfigError, match="registry: "):
+        TwinTable(str(tmp_path / name))
+
+
+def test_a_closed_or_broken_file_is_an_error_that_may_pass(path, table):
+    table.create(ALICE, ["a.example"], None)
+    alter(path, "DROP TABLE twins")
+    with pytest.raises(RegistryError) as error:
+        table.get(1)
+    assert error.value.reason == "unavailable" and "twins" not in error.value.own_text.partition(":")[2]
+    table.close()
+    table.close()
+    with pytest.raises(RegistryError, match="closed"):
+        table.find(ALICE.account)
+
+
+@pytest.mark.parametrize("writes_in", [None, reactor])
+@pytest_twisted.ensureDeferred
+async def test_the_registry_reads_what_it_wrote(path, writes_in):
+    registry = SqliteRegistry(path, writes_in)
+    table = TwinTable(path)
+    table.create(ALICE, ["a.example"], None)
+    assert await registry.get(1) == Twin(1, ALICE.account, ("a.example",), None)
+    await registry.update(ALICE, ["b.example"], PK)
+    assert await registry.get(1) == Twin(1, ALICE.account, ("b.example",), PK)
+    assert await registry.find(ALICE.account) == 1
+    with pytest.raises(NoSuchAccount):
+        await registry.update(BOB, ["b.example"], None)
+    await registry.close()
+    table.close()
