@@ -15,6 +15,7 @@ from dmsg.cli.keys import keygen, pubkey
 from dmsg.cli.lookup import entry, servers
 from dmsg.cli.ping import echo, ping
 from dmsg.cli.relays import relays
+from dmsg.cli.rmb import rmb
 from dmsg.cli.tunnels import expose, forward
 from dmsg.cli.up import up
 
@@ -29,7 +30,7 @@ def group() -> None:
     """
 
 
-for command in (keygen, pubkey, servers, entry, echo, ping, send, receive, expose, forward, relays, up, config):
+for command in (keygen, pubkey, servers, entry, echo, ping, send, receive, expose, forward, relays, rmb, up, config):
     group.add_command(command)
 
 

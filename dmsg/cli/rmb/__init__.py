@@ -1,0 +1,35 @@
+"""``dmsg rmb``: the Reliable Message Bus. Its packages may be missing, so its commands are imported when asked for."""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any, Final
+
+import click
+
+#: Commands, each in the module of its name.
+_COMMANDS: Final = ("twin",)
+
+
+class _Commands(click.Group):
+    """Commands that are imported when they are asked for."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(_COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in _COMMANDS:
+            return None
+        try:
+            found: Any = getattr(importlib.import_module(f"{__name__}.{cmd_name}"), cmd_name)
+        except ModuleNotFoundError as error:
+            if str(error.name).startswith("dmsg."):
+                raise
+            raise click.ClickException(f"{error.name} is missing: install dmsg[rmb] to use dmsg rmb") from None
+        command: click.Command = found
+        return command
+
+
+@click.group(cls=_Commands)
+def rmb() -> None:
+    """The Reliable Message Bus: programs that are numbered twins call each other's commands, through relays."""

@@ -1,0 +1,96 @@
+"""``dmsg rmb twin``: make a twin in a registry file, and look at one."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from typing import Any
+
+import click
+
+from dmsg.cli.exits import CommandError, Exit
+from dmsg.cli.output import Output
+from dmsg.cli.settings import output_options
+from dmsg.errors import DmsgError
+from dmsg.rmb.core.e2e import EncryptionKey
+from dmsg.rmb.core.keys import KeyType
+from dmsg.rmb.core.twin import Twin
+from dmsg.rmb.key_file import make_twin_key, read_twin_key
+from dmsg.rmb.twins.table import TwinTable
+
+registry_option = click.option(
+    "--registry", metavar="FILE", required=True, help="The registry of twins; made if it is missing."
+)
+
+
+@click.group()
+def twin() -> None:
+    """Twins in a registry file that the processes of a host share."""
+
+
+@twin.command()
+@registry_option
+@click.option("--key", "key_file", metavar="FILE", required=True, help="The twin's key file; made if it is missing.")
+@click.option(
+    "--relay",
+    "relays",
+    metavar="HOST[,HOST]",
+    required=True,
+    multiple=True,
+    help="Relays the twin can be reached over, by the names they go by (--domain of rmb-relay).",
+)
+@click.option(
+    "--key-type",
+    type=click.Choice([one.value for one in KeyType]),
+    default=KeyType.ED25519.value,
+    show_default=True,
+    help="The kind of key that is made.",
+)
+@output_options
+def create(registry: str, key_file: str, relays: Iterable[str], key_type: str, out: Output, verbose: bool) -> None:
+    """Make a key and a twin, and print its number.
+
+    A key that is there already is used. If it has a twin, that one's relays are changed.
+    """
+    hosts = [host.strip() for given in relays for host in given.split(",")]
+    try:
+        table = TwinTable(registry)
+        if os.path.lexists(key_file):
+            key = read_twin_key(key_file)
+        else:
+            key = make_twin_key(key_file, KeyType(key_type), os.urandom)
+        number = table.create(key, hosts, EncryptionKey(key.secret).public_key)
+        found = table.get(number)
+    except DmsgError as error:
+        out.leave(error)
+    assert found is not None
+    out.result(_as_json(found), str(number))
+
+
+@twin.command()
+@click.argument("number", metavar="[TWIN]", type=click.IntRange(1), required=False)
+@registry_option
+@output_options
+def show(number: int | None, registry: str, out: Output, verbose: bool) -> None:
+    """Print what the registry has of TWIN, or of all twins: number, account, relays, encryption key."""
+    try:
+        table = TwinTable(registry)
+        found = [table.get(one) for one in (table.numbers() if number is None else [number])]
+    except DmsgError as error:
+        out.leave(error)
+    twins = [one for one in found if one is not None]
+    if number is not None and not twins:
+        out.leave(CommandError(f"there is no twin {number}", Exit.NOT_FOUND, {"twin": number}))
+    for one in twins:
+        out.result(_as_json(one))
+    rows = [(str(one.id), one.account.hex(), ",".join(one.relays), (one.pk or b"").hex()) for one in twins]
+    out.table("Twins", ("twin", "account", "relays", "pk"), rows)
+
+
+def _as_json(found: Twin) -> dict[str, Any]:
+    return {
+        "twin": found.id,
+        "account": found.account.hex(),
+        "relays": list(found.relays),
+        "pk": None if found.pk is None else found.pk.hex(),
+    }

@@ -1,0 +1,89 @@
+"""``dmsg rmb twin``."""
+
+from __future__ import annotations
+
+import json
+import sys
+
+import pytest
+from click.testing import CliRunner
+
+from dmsg.cli.main import group
+from dmsg.rmb.core.e2e import EncryptionKey
+from dmsg.rmb.core.twin import Twin
+from dmsg.rmb.key_file import read_twin_key
+from dmsg.rmb.twins.table import TwinTable
+
+
+def dmsg(*arguments):
+    return CliRunner().invoke(group, list(map(str, arguments)))
+
+
+@pytest.fixture
+def create(tmp_path):
+    def create(key, relays, *more):
+        files = "--registry", tmp_path / "twins", "--key", tmp_path / key
+        return dmsg("rmb", "twin", "create", *files, "--relay", relays, *more)
+
+    return create
+
+
+def test_create_makes_a_key_and_a_twin_and_prints_its_number(tmp_path, create):
+    first, second = create("a", "localhost"), create("b", "r2.example,r1.example", "--json")
+    assert (first.exit_code, first.stdout) == (0, "1\n")
+    key = read_twin_key(tmp_path / "b")
+    pk = EncryptionKey(key.secret).public_key
+    relays = ["r1.example", "r2.example"]
+    assert json.loads(second.stdout) == {"twin": 2, "account": key.account.hex(), "relays": relays, "pk": pk.hex()}
+    assert TwinTable(str(tmp_path / "twins")).get(2) == Twin(2, key.account, tuple(relays), pk)
+    assert key.secret.hex() not in second.output
+
+
+def test_a_key_that_is_there_is_used(tmp_path, create):
+    create("a", "localhost", "--key-type", "sr25519")
+    before = (tmp_path / "a").read_bytes()
+    assert before.startswith(b"sr25519 0x")
+    again = create("a", "other.example")
+    assert (again.exit_code, again.stdout) == (0, "1\n")
+    assert (tmp_path / "a").read_bytes() == before
+    assert TwinTable(str(tmp_path / "twins")).get(1).relays == ("other.example",)
+
+
+@pytest.mark.parametrize("relays", ["", "a_b", "a.example,", "http://a.example"])
+def test_a_relay_that_is_no_host_is_one_line_of_error(create, relays):
+    result = create("a", relays)
+    assert result.exit_code == 1 and not result.stdout
+    assert len(result.stderr.splitlines()) == 1 and "a relay is a host name" in result.stderr
+
+
+def test_a_key_file_of_something_else_is_one_line_of_error(tmp_path, create):
+    dmsg("keygen", tmp_path / "key")
+    result = create("key", "localhost")
+    assert result.exit_code == 1
+    assert len(result.stderr.splitlines()) == 1 and "is not the key of a twin" in result.stderr
+
+
+def test_show_prints_one_or_all(tmp_path, create):
+    create("a", "localhost:8080")
+    create("b", "r2.example,r1.example")
+    both = dmsg("rmb", "twin", "show", "--registry", tmp_path / "twins").stdout.splitlines()
+    account = read_twin_key(tmp_path / "b").account.hex()
+    assert [line.split("\t")[0] for line in both] == ["1", "2"]
+    assert both[1].split("\t")[1:3] == [account, "r1.example,r2.example"]
+    [one] = dmsg("rmb", "twin", "show", "1", "--registry", tmp_path / "twins", "--json").stdout.splitlines()
+    assert json.loads(one)["relays"] == ["localhost:8080"]
+
+
+def test_a_twin_that_is_missing_is_not_found(tmp_path):
+    result = dmsg("rmb", "twin", "show", "7", "--registry", tmp_path / "twins", "--json")
+    assert result.exit_code == 3
+    assert json.loads(result.stderr)["twin"] == 7
+
+
+def test_missing_packages_are_named_in_one_line(monkeypatch, tmp_path):
+    for name in [one for one in sys.modules if one.startswith(("dmsg.cli.rmb.", "dmsg.rmb"))]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "mnemonic", None)
+    result = dmsg("rmb", "twin", "show", "--registry", tmp_path / "twins")
+    assert result.exit_code == 1
+    assert result.stderr == "Error: mnemonic is missing: install dmsg[rmb] to use dmsg rmb\n"
