@@ -1,4 +1,4 @@
-"""The one transaction a twin sends to the chain: its relays and its encryption key, signed. Pure."""
+"""The one transaction a twin sends to the chain: its relays and its key, signed; :ref:`spec-rmb-update-twin`. Pure."""
 
 from __future__ import annotations
 

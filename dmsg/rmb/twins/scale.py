@@ -1,4 +1,4 @@
-"""SCALE, the encoding of Substrate, as far as twins need it: read with limits, and written. Pure.
+"""SCALE, the encoding of Substrate, as far as twins need it: read with limits, and written; :ref:`spec-rmb-chain`. Pure.
 
 Everything read comes from a node that is not trusted. A length is held against what is left before anything is made of it,
 nothing is built that is not asked for, and no type is nested by what the bytes say.

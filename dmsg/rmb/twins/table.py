@@ -1,4 +1,4 @@
-"""The embedded registry: twins in a SQLite file, which the processes of a host share.
+"""The embedded registry: twins in a SQLite file, which the processes of a host share; :ref:`spec-rmb-registry-file`.
 
 Each row has a signature by its twin over everything in it, and is read only if that holds: who can write to the file, but
 has not the twin's key, cannot change its relays or its encryption key. Such a writer can give a number to another account,
