@@ -221,6 +221,8 @@ class _Opening:
         [self._opened] = cast("Sequence[WebSocket]", events)
 
     def after_read(self, shell: Shell) -> None:
+        if self.done.called:
+            return
         if self._opened is not None:
             leftover = shell.core.leftover  # type: ignore[attr-defined]
             shell.owner = self._owner

@@ -126,6 +126,11 @@ class LimitedRequest(Request):
             self.requestHeaders.removeHeader(b"content-type")
             super().requestReceived(command, path, version)  # type: ignore[no-untyped-call]
 
+    def handed_over(self) -> None:
+        """The connection is something else's now, and this request will not be answered."""
+        self._release()
+        self.channel = None
+
     def _release(self) -> None:
         if self._counted:
             self._counted = False
@@ -218,6 +223,8 @@ class LimitedChannel(HTTPChannel):
         self.transport.unregisterProducer()
         leftover = b"".join(self._dataBuffer)
         self._dataBuffer.clear()
+        for request in self.requests:
+            request.handed_over()
         self.requests.clear()
         # Twisted's loop may hold more of this read: it comes as raw data. Later reads pass this object by if they can.
         self.rawDataReceived = self.dataReceived = protocol.dataReceived  # type: ignore[method-assign]

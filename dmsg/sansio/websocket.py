@@ -109,6 +109,7 @@ class WebSocket(Core):
         "_fragments",
         "_frame",
         "_frame_head",
+        "_greeting",
         "_head",
         "_heard",
         "_idle_frames",
@@ -156,7 +157,8 @@ class WebSocket(Core):
         self._fragments = bytearray()
         self._room = config.max_message_bytes
         self._message_since: float | None = None
-        self._out: list[bytes] = [head] if head else []
+        self._greeting = head
+        self._out: list[bytes] = []
         self.queued_bytes = len(head)
         self._pong: bytes | None = None
         self._heard = now
@@ -205,10 +207,14 @@ class WebSocket(Core):
 
     def data_to_send(self) -> bytes:
         """Whole frames, up to ``WRITE_BYTES`` of them."""
+        if self._greeting:
+            greeting, self._greeting = self._greeting, b""
+            self.queued_bytes -= len(greeting)
+            return greeting
         if self._pong is not None:
             pong, self._pong = self._pong, None
             if self.state is State.OPEN:
-                self._queue(FIN | PONG, pong)
+                return self._frame_of(FIN | PONG, pong)
         out = self._out
         if self.queued_bytes <= WRITE_BYTES:
             data = b"".join(out)
@@ -232,13 +238,15 @@ class WebSocket(Core):
         return self.queued_bytes > OVERLOAD_BYTES
 
     def _queue(self, first: int, payload: bytes) -> None:
-        if self._mask_bit:
-            frame = frame_head(first, len(payload), 0) + payload
-        else:
-            mask = self._next_mask()
-            frame = b"".join((frame_head(first, len(payload), MASKED), mask, apply_mask(payload, mask)))
+        frame = self._frame_of(first, payload)
         self._out.append(frame)
         self.queued_bytes += len(frame)
+
+    def _frame_of(self, first: int, payload: bytes) -> bytes:
+        if self._mask_bit:
+            return frame_head(first, len(payload), 0) + payload
+        mask = self._next_mask()
+        return b"".join((frame_head(first, len(payload), MASKED), mask, apply_mask(payload, mask)))
 
     def _next_mask(self) -> bytes:
         if not self._masks:
