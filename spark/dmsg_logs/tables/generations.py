@@ -35,17 +35,22 @@ from dmsg_logs.runtime.together import workers
 from dmsg_logs.tables import quality, transforms
 from dmsg_logs.tables.tabledef import Inputs, Table
 from dmsg_logs.tables.transforms.abuse import ABUSE_CANDIDATES
+from dmsg_logs.tables.transforms.calls_hourly import CALLS_HOURLY
 from dmsg_logs.tables.transforms.capacity_forecast import CAPACITY_FORECAST
 from dmsg_logs.tables.transforms.connections import CONNECTIONS
 from dmsg_logs.tables.transforms.dial_failures import DIAL_FAILURES
 from dmsg_logs.tables.transforms.discovery_hourly import DISCOVERY_HOURLY
+from dmsg_logs.tables.transforms.envelopes_hourly import ENVELOPES_HOURLY
+from dmsg_logs.tables.transforms.federation_hourly import FEDERATION_HOURLY
 from dmsg_logs.tables.transforms.log_quality import LOG_QUALITY
 from dmsg_logs.tables.transforms.pair_latency import PAIR_LATENCY
 from dmsg_logs.tables.transforms.relay_failures import RELAY_FAILURES
 from dmsg_logs.tables.transforms.relay_hourly import RELAY_HOURLY
 from dmsg_logs.tables.transforms.resumptions import RESUMPTIONS
+from dmsg_logs.tables.transforms.rmb_failures import RMB_FAILURES
 from dmsg_logs.tables.transforms.top_talkers import TOP_TALKERS
 from dmsg_logs.tables.transforms.transports import TRANSPORTS
+from dmsg_logs.tables.transforms.twin_sessions import TWIN_SESSIONS
 
 #: Told of every step: what is being done, steps done, steps in all.
 Progress = Callable[[str, int, int], None]
@@ -73,6 +78,11 @@ TABLES: Final[dict[str, Table]] = {
         RELAY_HOURLY,
         TOP_TALKERS,
         CAPACITY_FORECAST,
+        TWIN_SESSIONS,
+        ENVELOPES_HOURLY,
+        FEDERATION_HOURLY,
+        RMB_FAILURES,
+        CALLS_HOURLY,
     )
 }
 

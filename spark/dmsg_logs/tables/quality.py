@@ -117,6 +117,15 @@ RULES: Final = (
     Rule("resumptions", "percentile_order", _falling("elapsed_ms", *_POINTS, "max"), "percentiles rise"),
     Rule("top_talkers", "sum", "bytes <> bytes_sent + bytes_received", "the sum is that of its parts"),
     Rule("capacity_forecast", "interval", "low > value or value > high", "the value lies in its interval"),
+    *_session_rules("twin_sessions", "envelopes_in", "envelopes_out", "bytes_in", "bytes_out"),
+    Rule("twin_sessions", "unopened", "state = 'unopened'", "every closing has its opening", "data"),
+    Rule("twin_sessions", "cut_off", "run_over", "every session of a run that is over has its closing", "data"),
+    Rule("envelopes_hourly", "hour_in_date", "to_date(hour) <> date", "the hour lies in the date"),
+    Rule("federation_hourly", "failed", "failed > attempts", "no more attempts fail than there are"),
+    Rule("federation_hourly", "percentile_order", _falling("elapsed_ms", *_POINTS), "percentiles rise"),
+    Rule("rmb_failures", "count", "count is null or count < 1", "a row stands for one failure at least", "data"),
+    Rule("calls_hourly", "callers", "callers > calls", "a caller has one call at least"),
+    Rule("calls_hourly", "percentile_order", _falling("elapsed_ms", *_POINTS), "percentiles rise"),
     Rule(
         "log_quality", "gaps", "gaps > gap_lines or gap_lines < 0", "a gap is one line at least; no number comes twice"
     ),
@@ -172,6 +181,18 @@ BALANCES: Final = (
         ("transports", _OPENED),
         ("pair_latency", "sum(transports)"),
         "transports of the pairs are those of the list",
+    ),
+    Balance(
+        "twin_sessions_opened",
+        ("twin_sessions", _OPENED),
+        ("envelopes_hourly", "sum(sessions_opened)"),
+        "sessions of twins opened in the hours are those of the list",
+    ),
+    Balance(
+        "federation_failures",
+        ("rmb_failures", "sum(if(what = 'federation', count, 0))"),
+        ("federation_hourly", "sum(failed)"),
+        "failed posts to other relays have each a reason",
     ),
     Balance(
         "good_lines",

@@ -103,7 +103,7 @@ def _ended() -> list[Expression]:
 
 def _facts(frame: DataFrame, time: str, relays: DataFrame, *values: Expression | str) -> DataFrame:
     """``values`` of a server's rows, with the relay, its protocol and the hour of the column ``time``."""
-    own = frame.where(_SERVER).drop("protocol").join(relays, list(RUN))
+    own = frame.where(_SERVER).drop("protocol", "relay").join(relays, list(RUN))
     return own.select("relay", "protocol", hour_of(F.col(time)).alias("hour"), *values)
 
 
