@@ -45,6 +45,7 @@ def report_data(seed: int = 1, relays: int = 12) -> ReportData:
     _keys(rows, random)
     _days(rows, random, names)
     _nodes(rows, random, names)
+    _bus(rows, Random(seed), buckets)
     totals = {
         **{"files": 1204, "lines_in": 5_048_550, "good": 4_972_100, "dup": 75_945, "corrupt": 505, "missing": 12},
         **{
@@ -56,6 +57,7 @@ def report_data(seed: int = 1, relays: int = 12) -> ReportData:
         },
         **{"handshakes_failed": 1202, "refusals": 8_022, "bytes": sum(row["bytes"] for row in rows["relays"])},
         **{"dials": 84_122, "dials_ok": 82_010, "resumptions": 600, "abuse_keys": 9, "abuse_flagged": 2},
+        **{"bus_relays": 2, "twins": 31},
         **{"nodes": 40, "gaps": 3, "gap_lines": 410, "late_lines": 25_242, "events_dropped": 36, "unended": 4},
     }
     frames = {name: pd.DataFrame(rows[name], columns=list(columns)) for name, columns in FRAMES.items()}
@@ -186,6 +188,22 @@ def _keys(rows: dict[str, list[dict[str, Any]]], random: Random) -> None:
         sent, received = 2.1e11 / (1 + index * 0.6), 1.4e11 / (1 + index * 0.4)
         row = {"key": key_of(random), "days": 14, "sent": sent, "received": received, "bytes": sent + received}
         rows["talkers"].append({**row, "transports": 9000 // (1 + index), "peers": 40 - index})
+
+
+def _bus(rows: dict[str, list[dict[str, Any]]], random: Random, buckets: list[int]) -> None:
+    for at in buckets:
+        for way, most in (("local", 9000), ("federated", 2400), ("stored", 700), ("refused", 60), ("expired", 20)):
+            rows["bus"].append({"at": at, "way": way, "count": int(most * random.uniform(0.5, 1.0))})
+    for what, reason, count in (
+        *(("envelope", "destination offline", 4100), ("envelope", "unknown twin destination", 220)),
+        *(("federation", "timeout", 310), ("session", "evicted", 12)),
+    ):
+        rows["bus_failures"].append({"what": what, "reason": reason, "count": count})
+    for other, attempts, failed in (("r2.example", 240_000, 300), ("r9.example", 900, 410), ("", 12, 3)):
+        row = {"relay": "r1.example", "other": other, "attempts": attempts, "failed": failed, "p99": 41.5, "rate": 17.0}
+        rows["federation"].append(row)
+    for reason, calls, p50 in (("", 96_000, 2.1), ("timeout", 2_500, 5000.0), ("destination offline", 1_500, 1.2)):
+        rows["calls"].append({"reason": reason, "calls": calls, "p50": p50, "p99": p50 * 3})
 
 
 def _days(rows: dict[str, list[dict[str, Any]]], random: Random, names: list[str]) -> None:

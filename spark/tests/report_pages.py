@@ -11,7 +11,19 @@ from dmsg_logs.report import ReportData, render
 from dmsg_logs.report.data import FRAMES
 
 SECTIONS = (
-    *("overview", "load", "failures", "latency", "league", "dials", "resumptions", "abuse", "talkers", "forecast"),
+    *(
+        "overview",
+        "load",
+        "failures",
+        "latency",
+        "league",
+        "dials",
+        "resumptions",
+        "abuse",
+        "talkers",
+        "bus",
+        "forecast",
+    ),
     *("discovery", "quality"),
 )
 SUMMARY = {"in": 5_048_550, "good": 4_972_100, "dup": 75_945, "corrupt": 505, "seconds": 118.2}

@@ -21,6 +21,17 @@ from dmsg_logs.synthetic import Truth, generate
 from dmsg_logs.synthetic.texts import ADDED
 from dmsg_logs.synthetic.traffic import Outcome, refusals
 
+BUS_EVENTS = (
+    "twin_session_opened",
+    "twin_session_closed",
+    "envelopes_routed",
+    "envelope_failed",
+    "rate_limited",
+    "federation_attempted",
+    "relay_rank_changed",
+    "call_finished",
+)
+
 
 @pytest.fixture(scope="module")
 def zone(tmp_path_factory: pytest.TempPathFactory) -> Zone:
@@ -137,6 +148,35 @@ def test_truth_counts_dials_and_resumptions(zone: Zone) -> None:
     assert resumed
 
 
+def test_truth_counts_what_went_over_the_bus(zone: Zone) -> None:
+    """Sessions of twins, envelopes, posts to other relays and calls; both sides tell the same of a session."""
+    values = [value for value in zone.good.values() if value["event"] in BUS_EVENTS]
+    assert {value["event"] for value in values} == set(BUS_EVENTS)
+    found: dict[str, Counter[str]] = {name: Counter() for name in zone.truth.bus}
+    for value in values:
+        name, node, count = value["event"], value["node"], value.get("count", 1)
+        if name == "twin_session_opened" and value["role"] == "server":
+            found["sessions"][node] += 1
+        elif name == "envelopes_routed":
+            for way, amount in value.items():
+                if f"{node} {way}" in zone.truth.bus["envelopes"]:
+                    found["envelopes"][f"{node} {way}"] += amount
+        elif name in ("envelope_failed", "rate_limited"):
+            found["failures" if name == "envelope_failed" else "limits"][node] += count
+        elif name == "federation_attempted":
+            assert value["relay"] != node and value["ok"] == (not value["reason"])
+            found["attempts"][f"{node} {value['relay']}"] += count
+            found["failed"][f"{node} {value['relay']}"] += 0 if value["ok"] else count
+        elif name == "call_finished":
+            found["calls"][value["reason"]] += count
+    assert found == zone.truth.bus
+    assert set(zone.truth.bus["sessions"]) == set(zone.truth.planted["bus_relays"])
+    routed = zone.truth.bus["envelopes"]
+    for relay in zone.truth.planted["bus_relays"]:
+        ways = {way: routed[f"{relay} {way}"] for way in ("local", "stored", "federated", "expired", "refused")}
+        assert sum(ways.values()) == routed[f"{relay} received"] + routed[f"{relay} ingested"]
+
+
 def test_some_programs_are_of_the_version_before(zone: Zone) -> None:
     """Their lines have the version before and none of the fields that came since; all others have every field."""
     seen: Counter[bool] = Counter()
@@ -242,10 +282,10 @@ def test_the_same_seed_gives_the_same_bytes(tmp_path: Path) -> None:
     assert truth.lines == 4_000 and truth.seed == 1
 
 
-@pytest.mark.parametrize("events", [1, 37, 900])
-def test_any_number_of_lines(tmp_path: Path, events: int) -> None:
+@pytest.mark.parametrize(("events", "duplicates"), [(1, 0.1), (37, 0.1), (900, 0.1), (900, 0.5)])
+def test_any_number_of_lines(tmp_path: Path, events: int, duplicates: float) -> None:
     """Also fewer than a whole fleet has to tell."""
-    truth = generate(tmp_path, events=events, corrupt=0.1, duplicates=0.1, late=0.1)
+    truth = generate(tmp_path, events=events, corrupt=0.1, duplicates=duplicates, late=0.1)
     assert sum(len(lines_of(path)) for path in tmp_path.rglob("*.zst")) == truth.lines == events
 
 

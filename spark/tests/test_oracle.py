@@ -17,6 +17,7 @@ from pyspark.sql import functions as F
 from dmsg_logs.ingest.batches import IngestSummary, ingest, store
 from dmsg_logs.schemas import LINE
 from dmsg_logs.synthetic import generate
+from dmsg_logs.synthetic.bus import WAYS
 from dmsg_logs.tables.generations import build_tables, read_table
 from dmsg_logs.tables.transforms.log_quality import LATE_S
 
@@ -146,6 +147,35 @@ def test_relays_did_what_the_truth_says(spark: SparkSession, oracle: Oracle) -> 
     hourly = read_table(spark, oracle.tables, "relay_hourly").groupBy("relay").agg(*[F.sum(name) for name in names])
     found = {row[0]: tuple(row[1:]) for row in hourly.collect()}
     assert found == {key: tuple(counts[name] for name in names) for key, counts in oracle.zone.truth.relays.items()}
+
+
+def test_the_bus_did_what_the_truth_says(spark: SparkSession, oracle: Oracle) -> None:
+    """Sessions, envelopes, failures, posts to other relays and calls add up."""
+
+    def sums(table: str, keys: list[str], *names: str, where: str = "true") -> dict[str, tuple[int, ...]]:
+        summed = (
+            read_table(spark, oracle.tables, table).where(where).groupBy(*keys).agg(*[F.sum(name) for name in names])
+        )
+        rows = {" ".join(row[: len(keys)]): tuple(row[len(keys) :]) for row in summed.collect()}
+        return {key: values for key, values in rows.items() if any(values)}
+
+    truth = oracle.zone.truth.bus
+    hourly = sums("envelopes_hourly", ["relay"], "sessions_opened", "rate_limited", *WAYS)
+    assert hourly == {
+        relay: (
+            truth["sessions"][relay],
+            truth["limits"].get(relay, 0),
+            *(truth["envelopes"][f"{relay} {way}"] for way in WAYS),
+        )
+        for relay in oracle.zone.truth.planted["bus_relays"]
+    }
+    sessions = read_table(spark, oracle.tables, "twin_sessions").where("opened_at is not null and role = 'server'")
+    assert sessions.count() == sum(truth["sessions"].values())
+    attempts = sums("federation_hourly", ["relay", "other"], "attempts", "failed")
+    assert attempts == {pair: (count, truth["failed"][pair]) for pair, count in truth["attempts"].items()}
+    failures = sums("rmb_failures", ["relay"], "count", where="what = 'envelope'")
+    assert failures == {relay: (count,) for relay, count in truth["failures"].items()}
+    assert sums("calls_hourly", ["reason"], "calls") == {reason: (count,) for reason, count in truth["calls"].items()}
 
 
 def test_hours_of_relays_are_those_of_duckdb(

@@ -6,7 +6,7 @@ import pytest
 
 from dmsg_logs.schemas import REASONS
 from dmsg_logs.synthetic import texts
-from dmsg_logs.tables.transforms import abuse, rank_evidence, relay_failures
+from dmsg_logs.tables.transforms import abuse, rank_evidence, relay_failures, rmb_failures
 
 
 def test_reasons_are_listed_once() -> None:
@@ -26,6 +26,7 @@ def test_reasons_are_listed_once() -> None:
         rank_evidence.UNANSWERED,
         (rank_evidence.LOST,),
         relay_failures.NORMAL_ENDS,
+        rmb_failures.NORMAL_ENDS,
     ],
 )
 def test_what_is_sought_can_be_there(sought: tuple[str, ...]) -> None:
@@ -38,5 +39,6 @@ def test_generated_lines_have_reasons_of_the_list() -> None:
     }
     found |= set(texts.REFUSALS.values()) | set(texts.NAMES.values())
     found |= {reason for ends in texts.ENDS.values() for reason in ends}
+    found |= {*texts.FAILURES, *texts.ATTEMPTS, *texts.CALLS}
     found |= {texts.NOT_FOUND, texts.WRONG_TIME, texts.DOWN}
     assert found <= set(REASONS)

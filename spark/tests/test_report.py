@@ -87,6 +87,18 @@ def test_what_is_worth_a_look_stands_in_the_overview() -> None:
     assert "Nothing stands out" not in overview
 
 
+def test_the_bus_says_where_envelopes_went_and_which_relay_takes_few() -> None:
+    data = report_data()
+    outline = Outline(render(data))
+    bus, overview = outline.sections["bus"], outline.sections["overview"]
+
+    assert "2 relays of it took" in bus["reading"] and "for 31 twins" in bus["reading"]
+    assert "96 % of 100 k calls were answered" in bus["reading"]
+    assert "destination offline" in bus["text"] and "several" in bus["text"]
+    assert "r9.example did not take 45.6 % of the envelopes that r1.example posted to it" in overview["text"]
+    assert "r2.example did not take" not in overview["text"]
+
+
 def test_relays_are_listed_with_what_they_speak_and_compared_with_their_like() -> None:
     data = report_data()
     relays = data.frames["relays"].copy()
@@ -102,6 +114,7 @@ def test_relays_are_listed_with_what_they_speak_and_compared_with_their_like() -
 def test_a_quiet_fleet_has_nothing_worth_a_look() -> None:
     data = report_data()
     frames = {**data.frames, "abuse": data.frames["abuse"][:0], "quality": data.frames["quality"][:0]}
+    frames |= {"federation": data.frames["federation"][:1]}
     frames |= {"failures": data.frames["failures"][:0], "relays": data.frames["relays"].drop(index=4)}
     totals = {**data.totals, "missing": 0, "abuse_flagged": 0, "gaps": 0, "gap_lines": 0, "events_dropped": 0}
 

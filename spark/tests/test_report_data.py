@@ -165,6 +165,35 @@ def small_fleet() -> Rows:
             }
             for relay, value, days in ((RELAY, 10.0, 2), (OTHER_RELAY, 20.0, 1))
         ],
+        "envelopes_hourly": [
+            {"relay": "r1", "hour": moment(at), "date": date(at), "local": 5, "stored": 1, "federated": n, "refused": 1}
+            for at, n in ((DAY, 3), (DAY + 60 * 60, 2), (next_day, 1))
+        ],
+        "twin_sessions": [
+            {"role": role, "twin": twin, "opened_at": float(DAY), "date": date(DAY)}
+            for role, twin in (("server", 7), ("server", 7), ("server", 8), ("client", 9))
+        ],
+        "rmb_failures": [
+            {
+                **{"relay": "r1", "hour": moment(DAY), "date": date(DAY), "what": "envelope", "other": ""},
+                **{"reason": reason, "count": n, "twins": 1},
+            }
+            for reason, n in (("destination offline", 2), ("destination offline", 3), ("message wrong source", 1))
+        ],
+        "federation_hourly": [
+            {
+                **{"relay": "r1", "other": "r2", "hour": moment(at), "date": date(at), "attempts": n, "failed": failed},
+                **{"elapsed_ms_p99": took, "failures_per_hour_max": rate},
+            }
+            for at, n, failed, took, rate in ((DAY, 10, 1, 4.0, 2.0), (next_day, 5, 3, 9.0, None))
+        ],
+        "calls_hourly": [
+            {
+                **{"hour": moment(DAY), "date": date(DAY), "ok": not reason, "reason": reason, "calls": n},
+                **{"elapsed_ms_p50": 2.0, "elapsed_ms_p99": took},
+            }
+            for reason, n, took in (("", 8, 5.0), ("", 1, 7.0), ("timeout", 1, 5000.0))
+        ],
         "discovery_hourly": [
             {
                 "node": "d",
@@ -331,6 +360,18 @@ def test_discovery(data: ReportData) -> None:
     assert (path["requests"], path["errors_4xx"], path["errors_5xx"], path["p50"], path["max"]) == (3, 1, 1, 2.0, 6.0)
 
 
+def test_the_bus(data: ReportData) -> None:
+    ways = {(row["at"], row["way"]): row["count"] for row in data.rows("bus")}
+    assert ways[DAY, "federated"] == 3 and ways[DAY + HOUR_S, "local"] == 5 and ways[DAY + DAY_S, "expired"] == 0
+    assert (data.totals["bus_relays"], data.totals["twins"]) == (1, 2)
+    assert [tuple(row.values()) for row in data.rows("bus_failures")] == [
+        ("envelope", "destination offline", 5),
+        ("envelope", "message wrong source", 1),
+    ]
+    assert [tuple(row.values()) for row in data.rows("federation")] == [("r1", "r2", 15, 4, 9.0, 2.0)]
+    assert [tuple(row.values()) for row in data.rows("calls")] == [("", 9, 2.0, 7.0), ("timeout", 1, 2.0, 5000.0)]
+
+
 def test_quality(data: ReportData) -> None:
     node = one(data, "quality", node=node_of(RELAY))
     assert (node["key"], node["runs"], node["unended"], node["lines"], node["dropped"]) == (RELAY, 2, 1, 100, 10)
@@ -357,6 +398,15 @@ def test_lines_of_discovery_alone_give_a_page(spark: SparkSession) -> None:
     page = render(gather(read))
 
     assert "Discovery answered 11 requests" in page
+    assert "No relay has written anything yet." in page
+
+
+def test_lines_of_the_bus_alone_give_a_page(spark: SparkSession) -> None:
+    fleet = small_fleet()
+    names = ("accounts", "envelopes_hourly", "twin_sessions", "federation_hourly", "rmb_failures", "calls_hourly")
+    page = render(gather(Tables(spark, {name: fleet[name] for name in names}).read))
+
+    assert "1 relay of it took 27 envelopes for 2 twins" in page
     assert "No relay has written anything yet." in page
 
 

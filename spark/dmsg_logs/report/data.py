@@ -48,6 +48,7 @@ Reader = Callable[[str], "DataFrame"]
 #: Columns of the frames of :class:`ReportData`. ``at`` is the start of a bucket in Unix seconds, times are in
 #: milliseconds where nothing else is said, ``date`` and ``day`` are ISO dates, ``relay`` "" is the whole fleet.
 #: ``transports`` were opened, ``refused`` never were; ``failed`` are those of both that ended with an error.
+#: A ``way`` is what became of envelopes: a column of the table ``envelopes_hourly``.
 FRAMES: Final[Mapping[str, tuple[str, ...]]] = {
     "fleet": ("at", "bytes", "connections", "transports", "failed", "relays"),
     "load": ("relay", "at", "bytes", "connections"),
@@ -79,6 +80,10 @@ FRAMES: Final[Mapping[str, tuple[str, ...]]] = {
     "talkers": ("key", "days", "sent", "received", "bytes", "transports", "peers"),
     "history": ("relay", "date", "bytes", "connections"),
     "forecast": ("relay", "metric", "day", "value", "low", "high", "history_days", "method"),
+    "bus": ("at", "way", "count"),
+    "bus_failures": ("what", "reason", "count"),
+    "federation": ("relay", "other", "attempts", "failed", "p99", "rate"),
+    "calls": ("reason", "calls", "p50", "p99"),
     "discovery": ("at", "requests", "errors_4xx", "errors_5xx"),
     "paths": ("method", "path", "requests", "errors_4xx", "errors_5xx", "p50", "p95", "p99", "max"),
     "quality": (
@@ -170,6 +175,10 @@ def gather(read: Reader) -> ReportData:
         "talkers": lambda: queries.talkers(*span),
         "history": lambda: queries.history(*span, top()),
         "forecast": lambda: queries.forecast(read, top()),
+        "bus": lambda: queries.bus(*span, step),
+        "bus_failures": lambda: queries.bus_failures(*span),
+        "federation": lambda: queries.federation(*span),
+        "calls": lambda: queries.calls(*span),
         "discovery": lambda: queries.discovery(*span, step),
         "quality": lambda: queries.quality(read),
     }

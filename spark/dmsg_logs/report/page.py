@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from dmsg_logs.report import fleet, keys, outlook, text
+from dmsg_logs.report.bus import bus
 from dmsg_logs.report.data import ReportData
 from dmsg_logs.report.overview import overview
 from dmsg_logs.report.style import STYLE
@@ -35,6 +36,7 @@ def render(
         keys.resumptions(data),
         keys.abuse(data),
         keys.talkers(data),
+        bus(data),
         outlook.forecast(data),
         outlook.discovery(data),
         outlook.quality(data),

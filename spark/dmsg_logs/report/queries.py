@@ -41,7 +41,8 @@ def window(read: Reader, days: int) -> tuple[int, int]:
     :func:`~dmsg_logs.tables.transforms.common.credible_until`.
     """
     at = F.unix_timestamp("hour")
-    hours = read("relay_hourly").select("hour").unionByName(read("discovery_hourly").select("hour"))
+    told = [read(name).select("hour") for name in ("relay_hourly", "discovery_hourly", "envelopes_hourly")]
+    hours = told[0].unionByName(told[1]).unionByName(told[2])
     spans = hours.groupBy((F.floor(at / DAY_S) * DAY_S).alias("day")).agg(F.max(at).alias("last")).collect()
     landed = read("accounts").agg(F.max("landed_at")).first()
     earliest = min((row["day"] for row in spans), default=None)
@@ -124,6 +125,10 @@ def totals(read: Reader, since: int, until: int) -> dict[str, float]:
         read("connections")
         .where(_days(since, until) & (F.col("role") == "server"))
         .agg(F.countDistinct("remote").alias("clients")),
+        _hours(read("envelopes_hourly"), since, until).agg(F.countDistinct("relay").alias("bus_relays")),
+        read("twin_sessions")
+        .where(_days(since, until) & (F.col("role") == "server"))
+        .agg(F.countDistinct("twin").alias("twins")),
         read("pair_latency").where(_days(since, until)).agg(_total("dials"), _total("dials_ok")),
         read("resumptions").where(_days(since, until)).agg(_total("resumptions")),
         read("abuse_candidates")
@@ -354,6 +359,48 @@ def talkers(read: Reader, since: int, until: int) -> pd.DataFrame:
         .orderBy(F.desc("bytes"), "key")
         .limit(TOP_KEYS)
     )
+
+
+# --- the Reliable Message Bus ----------------------------------------------------------------------------------------
+
+
+def bus(read: Reader, since: int, until: int, step: int) -> pd.DataFrame:
+    """What became of the envelopes that relays took."""
+    ways = ("local", "stored", "federated", "expired", "refused")
+    hours = _hours(read("envelopes_hourly"), since, until).groupBy(_bucket("second", step))
+    found = _fetch(hours.agg(*(_total(way) for way in ways)), "at")
+    return found.melt("at", var_name="way", value_name="count")
+
+
+def bus_failures(read: Reader, since: int, until: int) -> pd.DataFrame:
+    """Why envelopes went nowhere and sessions ended, the most frequent first."""
+    failed = _hours(read("rmb_failures"), since, until).groupBy("what", "reason").agg(_total("count"))
+    return _fetch(failed.orderBy(F.desc("count"), "what", "reason").limit(TOP_REASONS))
+
+
+def federation(read: Reader, since: int, until: int) -> pd.DataFrame:
+    """Pairs of relays, those with most failures first; the percentile is that of the worst hour."""
+    pairs = (
+        _hours(read("federation_hourly"), since, until)
+        .groupBy("relay", "other")
+        .agg(
+            _total("attempts"),
+            _total("failed"),
+            F.max("elapsed_ms_p99").alias("p99"),
+            F.max("failures_per_hour_max").alias("rate"),
+        )
+    )
+    return _fetch(pairs.orderBy(F.desc("failed"), F.desc("attempts"), "relay", "other").limit(TOP_KEYS))
+
+
+def calls(read: Reader, since: int, until: int) -> pd.DataFrame:
+    """How calls ended; percentiles are those of the worst hour."""
+    ends = (
+        _hours(read("calls_hourly"), since, until)
+        .groupBy("reason")
+        .agg(_total("calls"), F.max("elapsed_ms_p50").alias("p50"), F.max("elapsed_ms_p99").alias("p99"))
+    )
+    return _fetch(ends.orderBy(F.desc("calls"), "reason").limit(TOP_REASONS))
 
 
 # --- what comes, and what it rests on --------------------------------------------------------------------------------

@@ -72,9 +72,9 @@ def generate(
     if any(directory.iterdir()):
         raise FileExistsError(f"{directory} is not empty")
     budget = make_budget(events, Shares(corrupt, duplicates, late, missing, newer))
-    random = [np.random.default_rng([seed, part]) for part in range(4)]
+    random = [np.random.default_rng([seed, part]) for part in (0, 1, 2, 3, 4)]
     fleet = make_fleet(random[0], seed, relays=relays, clients=clients, start=start, days=days)
-    world, timeline = make_world(fleet, random[1], budget.written)
+    world, timeline = make_world(fleet, random[1], random[4], budget.written)
     facts = make_facts(world, timeline, random[2])
     updated = np.array([not fleet.nodes[run.node].older for run in fleet.runs])
     plan = make_plan(timeline, budget, updated, random[3])

@@ -20,6 +20,8 @@ BUSY_S: Final = 3_000.0
 QUIET_S: Final = 12 * HOUR_S
 _BUSY_LINES: Final = 600
 _HEAL_LINES: Final = 8
+#: Draws for each copy before it is said that there are not enough different ones.
+_DRAWS: Final = 10_000
 _LATE_S: Final = 2 * DAY_S
 _TRUNCATE_FROM_LINES: Final = 40
 
@@ -239,7 +241,12 @@ def _ship_again(plan: Plan, budget: Budget, sources: list[PlannedFile], rng: np.
     good = plan.replaced < 0
     total = np.concatenate([[0], np.cumsum(good)])
     left = _heal(plan, budget, sources, total, left, rng)
+    shipped: set[tuple[int, int]] = set()
+    draws = 0
     while left:
+        draws += 1
+        if draws > _DRAWS * (1 + len(shipped)):
+            raise ValueError("there are not enough lines to copy")
         file = sources[int(rng.integers(0, len(sources)))]
         first, last = file.first, file.last
         if rng.random() < 0.5:  # a tail that overlaps, as after a crash
@@ -247,7 +254,9 @@ def _ship_again(plan: Plan, budget: Budget, sources: list[PlannedFile], rng: np.
         # no more good lines than are left
         last = min(last, int(np.searchsorted(total, total[first] + left)))
         copied = int(total[last] - total[first])
-        if copied:
+        span = int(total[first]), int(total[last])
+        if copied and span not in shipped:  # a second copy of the same lines would be the same file
+            shipped.add(span)
             plan.files.append(PlannedFile(file.run, file.number, first, last, copy=True))
             left -= copied
 

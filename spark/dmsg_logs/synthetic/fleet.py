@@ -25,7 +25,11 @@ _FIELD: Final = 2**256 - 2**32 - 977
 #: What relays speak; every fourth one is of the messaging system.
 DMSG: Final = "dmsg"
 MESSAGING: Final = "messaging"
+RMB: Final = "rmb"
 _MESSAGING_SHARE: Final = 4
+#: Relays of the Reliable Message Bus, and how many clients there are for one of its twins.
+_BUS_RELAYS: Final = 2
+_CLIENTS_PER_TWIN: Final = 4
 #: Homes of a client: the relays its entry names.
 HOMES: Final = 3
 
@@ -113,7 +117,8 @@ class Sessions:
 
 @dataclass(slots=True)
 class Fleet:
-    """All of it. Indices of nodes: relays first, then clients, then discovery, then a shipper for each relay.
+    """All of it. Indices of nodes: relays first, then clients, then discovery, then a shipper for each relay, then the
+    relays of the Reliable Message Bus, then its twins, whose programs are clients of nothing else.
 
     Of the relays those of the messaging system come last. Every client speaks dmsg and about every other one the messaging
     system as well, with the same key and in the same log (``bilingual``, by client). ``homes`` are the relays of either
@@ -128,6 +133,8 @@ class Fleet:
     runs: list[Run] = field(default_factory=list)
     outages: list[Outage] = field(default_factory=list)
     dmsg_relays: int = 0
+    bus_relays: int = 0
+    twins: int = 0
     bilingual: Bools = field(default_factory=lambda: np.zeros(0, np.bool_))
     homes: dict[str, Ints] = field(default_factory=dict)
     slow: int = -1
@@ -141,6 +148,11 @@ class Fleet:
     def discovery(self) -> int:
         """Index of discovery."""
         return self.relays + self.clients
+
+    @property
+    def bus(self) -> int:
+        """Index of the first relay of the Reliable Message Bus."""
+        return self.discovery + 1 + self.relays
 
     def speaks(self, client: int, relay: int) -> bool:
         """Whether two nodes can be connected."""
@@ -163,6 +175,9 @@ def make_fleet(rng: np.random.Generator, seed: int, *, relays: int, clients: int
     nodes.append(Node("discovery", "", "discovery", "tcp:9090"))
     nodes += [Node("shipper", "", "shipper", "")] * relays
     fleet = Fleet(start, start + days * DAY_S, nodes, relays, clients)
+    fleet.bus_relays, fleet.twins = _BUS_RELAYS, max(2, clients // _CLIENTS_PER_TWIN)
+    nodes += [Node("server", "", f"r{at + 1}.bus.example", "tcp:8081", RMB) for at in range(fleet.bus_relays)]
+    nodes += [Node("client", "", f"twin-{at + 11}", f"10.250.0.{at + 10}:40000") for at in range(fleet.twins)]
     fleet.dmsg_relays = dmsg_relays
     fleet.bilingual = np.array(
         [at % 2 == 0 and not node.older for at, node in enumerate(nodes[relays : relays + clients])]
@@ -218,6 +233,9 @@ def _plan_runs(fleet: Fleet, node: int, rng: np.random.Generator) -> list[Run]:
     elif node == fleet.discovery:
         at = fleet.start + (fleet.end - fleet.start) * 0.55
         away = [(at, at + 30.0, False)]
+    elif node == fleet.bus:
+        at = fleet.start + (fleet.end - fleet.start) * 0.4
+        away = [(at, at + 20.0, True)]
     elif node > fleet.discovery:
         away = []
     else:
@@ -359,6 +377,7 @@ def as_dict(fleet: Fleet) -> dict[str, Any]:
         "abusive_keys": [key(int(node)) for node in fleet.abusers],
         "lying_keys": [key(int(node)) for node in fleet.liars],
         "slandered_relay": key(fleet.victim),
+        "bus_relays": [node.name for node in fleet.nodes[fleet.bus : fleet.bus + fleet.bus_relays]],
         "relays": [node.key for node in fleet.nodes[: fleet.relays]],
         "clients": [node.key for node in fleet.nodes[fleet.relays : fleet.discovery]],
     }

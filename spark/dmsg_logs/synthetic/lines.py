@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from dmsg_logs.synthetic.bus_lines import BusScribe
 from dmsg_logs.synthetic.facts import CODES, NEVER_OPENED_FROM, Facts
 from dmsg_logs.synthetic.fleet import DMSG, MESSAGING, End, Ints, public_key
 from dmsg_logs.synthetic.texts import (
@@ -69,6 +70,7 @@ class Scribe:
             Kind.SERVERS_ASKED: self._servers_asked,
             Kind.RANKS_LOADED: self._ranks_loaded,
             Kind.SHIPPED: self._shipped,
+            **BusScribe(world).makers,
         }
 
     def write(self, first: int, last: int) -> list[str]:

@@ -42,6 +42,16 @@ EVENT_OF: Final = {
     Kind.SERVERS_ASKED: "discovery_request",
     Kind.RANKS_LOADED: "ranks_loaded",
     Kind.SHIPPED: "file_shipped",
+    Kind.TWIN_OPENED: "twin_session_opened",
+    Kind.TWIN_CLOSED: "twin_session_closed",
+    Kind.RELAY_JOINED: "twin_session_opened",
+    Kind.RELAY_LEFT: "twin_session_closed",
+    Kind.ROUTED: "envelopes_routed",
+    Kind.ENVELOPE_FAILED: "envelope_failed",
+    Kind.RATE_LIMITED: "rate_limited",
+    Kind.FEDERATED: "federation_attempted",
+    Kind.RANK_CHANGED: "relay_rank_changed",
+    Kind.CALL: "call_finished",
 }
 #: Stage, reason and detail of a failed try, as a tree of attempts has them.
 TRIED: Final = {
@@ -100,6 +110,16 @@ ENDS: Final = {
     End.CLIENT_KILLED: ("closed by peer", ""),
     End.ABUSE: ("abuse", "closed by server"),
 }
+#: How envelopes, posts to other relays and calls of the Reliable Message Bus end; the first is that they go well.
+FAILURES: Final = (
+    "",
+    "destination offline",
+    "unknown twin destination",
+    "message wrong source",
+    "relay info is not set for this twin",
+)
+ATTEMPTS: Final = ("", "timeout", "connection refused", "answered 4xx")
+CALLS: Final = ("", "timeout", "destination offline", "answered with an error", "unknown command")
 NOT_FOUND: Final = "entry of public key is not found"
 WRONG_TIME: Final = "entry validation error: previous entry timestamp is not set before current entry timestamp"
 DOWN: Final = "something unexpected happened"

@@ -13,6 +13,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
+from dmsg_logs.synthetic.bus import Bus, make_bus
 from dmsg_logs.synthetic.fleet import (
     HOUR_S,
     Bools,
@@ -71,6 +72,16 @@ class Kind(IntEnum):
     SERVERS_ASKED = 23
     RANKS_LOADED = 24
     SHIPPED = 25
+    TWIN_OPENED = 26  # by a relay of the Reliable Message Bus
+    TWIN_CLOSED = 27
+    RELAY_JOINED = 28  # by a twin
+    RELAY_LEFT = 29
+    ROUTED = 30
+    ENVELOPE_FAILED = 31
+    RATE_LIMITED = 32
+    FEDERATED = 33
+    RANK_CHANGED = 34
+    CALL = 35
 
 
 @dataclass(slots=True)
@@ -139,6 +150,7 @@ class World:
     waits: Waits
     drops: Drops
     parcels: Parcels
+    bus: Bus
 
 
 @dataclass(slots=True)
@@ -160,8 +172,11 @@ class Timeline:
         return np.arange(len(self), dtype=np.int64) - self.first[self.run]
 
 
-def make_world(fleet: Fleet, rng: np.random.Generator, lines: int) -> tuple[World, Timeline]:
+def make_world(
+    fleet: Fleet, rng: np.random.Generator, bus_rng: np.random.Generator, lines: int
+) -> tuple[World, Timeline]:
     """A world that has exactly ``lines`` to tell of (its ``Timeline``)."""
+    bus = make_bus(fleet, bus_rng, lines)
     sessions = make_sessions(fleet, rng)
     index = SessionIndex(fleet, sessions)
     entries = _make_entries(fleet, rng, lines)
@@ -173,7 +188,7 @@ def make_world(fleet: Fleet, rng: np.random.Generator, lines: int) -> tuple[Worl
     while True:
         dials = make_dials(fleet, index, rng, int(lines / per_dial * extra) + 40)
         segments = make_segments(fleet, sessions, index, rng, dials)
-        world = World(fleet, sessions, index, dials, segments, entries, strangers, waits, drops, parcels)
+        world = World(fleet, sessions, index, dials, segments, entries, strangers, waits, drops, parcels, bus)
         timeline = _tell(world, rng, lines)
         if timeline is not None:
             return world, timeline
@@ -251,6 +266,7 @@ class _Teller:
 def _tell(world: World, rng: np.random.Generator, lines: int) -> Timeline | None:
     teller = _Teller()
     _tell_of_lives(world, teller)
+    _tell_of_bus(world, teller)
     _tell_of_transports(world, rng, teller)
     _tell_of_dials(world, rng, teller)
     kind, ref, node, ts, dial = (np.concatenate(column) for column in zip(*teller.parts, strict=True))
@@ -293,7 +309,7 @@ def _thin(dial: Ints, ts: Floats, lines: int, dials: int, rng: np.random.Generat
 def _tell_of_lives(world: World, teller: _Teller) -> None:
     fleet, sessions = world.fleet, world.sessions
     for number, run in enumerate(fleet.runs):
-        if fleet.relays <= run.node < fleet.discovery:
+        if fleet.nodes[run.node].role == "client":
             continue
         row, node = np.array([number]), np.array([run.node])
         teller.add(Kind.STARTED, row, node, np.array([run.start]))
@@ -321,6 +337,26 @@ def _tell_of_lives(world: World, teller: _Teller) -> None:
         teller.add(kind, np.arange(len(ts)), node, ts)
     posted = np.flatnonzero(world.entries.fault != 2)
     teller.add(Kind.POSTED, posted, np.full(len(posted), fleet.discovery), world.entries.at[posted] - 0.003)
+
+
+def _tell_of_bus(world: World, teller: _Teller) -> None:
+    bus, sessions = world.bus, world.bus.sessions
+    rows = np.arange(len(sessions.start))
+    teller.add(Kind.TWIN_OPENED, rows, sessions.relay, sessions.start)
+    teller.add(Kind.RELAY_JOINED, rows, sessions.twin, sessions.start + 0.004)
+    told = rows[sessions.kind == End.BROKEN]
+    teller.add(Kind.TWIN_CLOSED, told, sessions.relay[told], sessions.end[told])
+    lost = rows[sessions.kind != End.OPEN]
+    teller.add(Kind.RELAY_LEFT, lost, sessions.twin[lost], sessions.end[lost] + 0.004)
+    for kind, part in (
+        (Kind.ROUTED, bus.routed),
+        (Kind.ENVELOPE_FAILED, bus.failures),
+        (Kind.RATE_LIMITED, bus.limits),
+        (Kind.FEDERATED, bus.attempts),
+        (Kind.RANK_CHANGED, bus.ranks),
+        (Kind.CALL, bus.calls),
+    ):
+        teller.add(kind, np.arange(len(part.at)), part.node, part.at)
 
 
 def _tell_of_transports(world: World, rng: np.random.Generator, teller: _Teller) -> None:

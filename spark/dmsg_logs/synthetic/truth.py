@@ -10,10 +10,11 @@ from typing import Any, Final
 
 import numpy as np
 
+from dmsg_logs.synthetic.bus import STRANGE_RELAY, WAYS
 from dmsg_logs.synthetic.facts import Facts
 from dmsg_logs.synthetic.flaws import Budget, Plan
 from dmsg_logs.synthetic.fleet import Bools, End, Ints, as_dict
-from dmsg_logs.synthetic.texts import EVENT_OF, TRIED
+from dmsg_logs.synthetic.texts import CALLS, EVENT_OF, TRIED
 from dmsg_logs.synthetic.timeline import Kind, Timeline, World
 from dmsg_logs.synthetic.traffic import TRIES, Outcome, refusals
 from dmsg_logs.synthetic.writer import WrittenFile
@@ -62,6 +63,9 @@ class Truth:
     dial_failures: dict[str, dict[str, int]]
     #: "relay reason" -> resumptions
     resumptions: dict[str, int]
+    #: of the Reliable Message Bus: "relay way" -> envelopes (bytes), "relay" -> sessions and failed envelopes, "relay other"
+    #: -> attempts and failures among them, reason -> calls
+    bus: dict[str, dict[str, int]]
     planted: dict[str, Any]
     #: a file each: name, recorded, lines, good (copies included), corrupt, copy, late
     file_list: list[dict[str, Any]] = field(default_factory=list)
@@ -120,6 +124,7 @@ def make_truth(
         dials=_dials(world, timeline, good),
         dial_failures=_dial_failures(world, timeline, good),
         resumptions=_resumptions(world, timeline, good),
+        bus=_bus(world, timeline, good),
         planted=as_dict(world.fleet),
         file_list=[
             {
@@ -213,6 +218,36 @@ def _relays(world: World, timeline: Timeline, facts: Facts, good: Bools) -> dict
             "refusals": int(counts.sum()),
         }
     return result
+
+
+def _bus(world: World, timeline: Timeline, good: Bools) -> dict[str, dict[str, int]]:
+    bus, nodes = world.bus, world.fleet.nodes
+
+    def of(kind: Kind) -> Ints:
+        found: Ints = timeline.ref[good & (timeline.kind == kind)].astype(np.int64)
+        return found
+
+    counts: dict[str, Counter[str]] = {
+        name: Counter() for name in ("sessions", "envelopes", "failures", "limits", "attempts", "failed", "calls")
+    }
+    counts["sessions"].update(nodes[one].name for one in bus.sessions.relay[of(Kind.TWIN_OPENED)].tolist())
+    for row in of(Kind.ROUTED).tolist():
+        for way, amount in zip(WAYS, bus.routed.amounts[row].tolist(), strict=True):
+            counts["envelopes"][f"{nodes[bus.routed.node[row]].name} {way}"] += amount
+    for name, kind, part in (
+        ("failures", Kind.ENVELOPE_FAILED, bus.failures),
+        ("limits", Kind.RATE_LIMITED, bus.limits),
+    ):
+        for row in of(kind).tolist():
+            counts[name][nodes[part.node[row]].name] += int(part.count[row])
+    hosts = [*as_dict(world.fleet)["bus_relays"], STRANGE_RELAY]
+    for row in of(Kind.FEDERATED).tolist():
+        pair = f"{nodes[bus.attempts.node[row]].name} {hosts[bus.attempts.whom[row]]}"
+        counts["attempts"][pair] += int(bus.attempts.count[row])
+        counts["failed"][pair] += int(bus.attempts.count[row]) if bus.attempts.what[row] else 0
+    for row in of(Kind.CALL).tolist():
+        counts["calls"][CALLS[bus.calls.what[row]]] += int(bus.calls.count[row])
+    return {name: dict(sorted(count.items())) for name, count in counts.items()}
 
 
 def _dials(world: World, timeline: Timeline, good: Bools) -> dict[str, int]:

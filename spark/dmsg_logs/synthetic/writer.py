@@ -77,7 +77,7 @@ class FileMaker:
         rng = np.random.default_rng([self._seed, 9, number])
         forms: dict[str, int] = {}
         lines, kept = self._lines(planned, rng, forms)
-        packed, plain_bytes = _pack(lines, kept, 1 if planned.copy else _LEVEL)
+        packed, plain_bytes = _pack(lines, kept, copy=planned.copy)
         name = self._name(planned, len(lines), packed)
         if kept < len(lines):
             packed = _cut(lines, kept)
@@ -133,9 +133,9 @@ class FileMaker:
         )
 
 
-def _pack(lines: list[str], kept: int, level: int) -> tuple[bytes, int]:
-    """Frames of whole lines, a new one where the file will be cut."""
-    packer = zstandard.ZstdCompressor(level=level)
+def _pack(lines: list[str], kept: int, *, copy: bool = False) -> tuple[bytes, int]:
+    """Frames of whole lines, a new one where the file will be cut. A copy is packed so that its digest is another one."""
+    packer = zstandard.ZstdCompressor(level=1 if copy else _LEVEL, write_checksum=copy)
     edges = sorted({*range(0, len(lines), _FRAME_LINES), kept, len(lines)})
     parts = ["\n".join(lines[a:b]) + "\n" for a, b in pairwise(edges)]
     encoded = [part.encode("utf-8", "surrogateescape") for part in parts]
@@ -144,7 +144,7 @@ def _pack(lines: list[str], kept: int, level: int) -> tuple[bytes, int]:
 
 def _cut(lines: list[str], kept: int) -> bytes:
     """The same file, cut within the first frame of the lines that are lost."""
-    head, tail = _pack(lines[:kept], kept, _LEVEL)[0] if kept else b"", _pack(lines[kept:], 0, _LEVEL)[0]
+    head, tail = _pack(lines[:kept], kept)[0] if kept else b"", _pack(lines[kept:], 0)[0]
     return head + tail[:_STUMP_BYTES]
 
 
