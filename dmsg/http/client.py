@@ -109,12 +109,24 @@ class HttpCaller:
         self._http = HTTPClient(_PlainAgent(agent), jar)
 
     @classmethod
-    def connect(cls, reactor: Any, *, timeout_s: float = CALL_TIMEOUT_S) -> HttpCaller:
-        """One with an agent and a pool of connections of its own, which :meth:`close` ends."""
+    def connect(
+        cls,
+        reactor: Any,
+        *,
+        timeout_s: float = CALL_TIMEOUT_S,
+        connect_timeout_s: float | None = None,
+        connections: int = POOL_CONNECTIONS,
+    ) -> HttpCaller:
+        """One with an agent and a pool of connections of its own, which :meth:`close` ends.
+
+        Connecting may take ``connect_timeout_s`` of the time of a call; ``connections`` to one host are kept open.
+        """
         pool: Any = HTTPConnectionPool(reactor, persistent=True)
-        pool.maxPersistentPerHost = POOL_CONNECTIONS
+        pool.maxPersistentPerHost = connections
         pool.cachedConnectionTimeout = POOL_IDLE_S
-        endpoints = HeadLimitedEndpoints(reactor, timeout_s=timeout_s)
+        endpoints = HeadLimitedEndpoints(
+            reactor, timeout_s=timeout_s if connect_timeout_s is None else connect_timeout_s
+        )
         caller = cls(Agent.usingEndpointFactory(reactor, endpoints, pool), reactor, timeout_s=timeout_s)
         caller._pool = pool
         return caller

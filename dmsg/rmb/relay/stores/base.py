@@ -1,4 +1,4 @@
-"""What a store of waiting envelopes promises (:class:`QueueStore`), what it limits, and how it fails.
+"""What a store of waiting envelopes promises (:class:`QueueStore`), what it limits, how it fails: :ref:`spec-rmb-stores`.
 
 Each session has a queue of its own; ``None`` and ``""`` as connection name two sessions. An envelope stays until it is
 deleted or has expired, and no longer than :data:`KEPT_S`. The relay reads it, writes it to the session's socket, and

@@ -1,0 +1,321 @@
+"""Brings envelopes to the relays of their destinations: which relay when, how often, and what the sender is told.
+
+:ref:`spec-rmb-federation`. An envelope goes to one relay after the other, those that failed least in the last hour first,
+up to three times with short pauses; then again after longer ones, until it expires. A relay that refuses it for good
+is not asked again, but the others are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final, Protocol
+
+from twisted.internet.defer import Deferred
+from twisted.internet.interfaces import IDelayedCall, IReactorTime
+
+from dmsg.errors import DmsgError
+from dmsg.eventlog.reasons import Reason
+from dmsg.eventlog.schema import Event, FederationAttempted, RelayRankChanged
+from dmsg.glue.waiters import Waiters
+from dmsg.rmb.core.errors import RelayProblem
+from dmsg.rmb.core.ranker import Ranker
+from dmsg.rmb.core.twin import Twin
+from dmsg.rmb.core.wire import Envelope
+from dmsg.rmb.relay.lanes import Lane, Outgoing, Room
+from dmsg.rmb.relay.posting import NotPosted
+from dmsg.sansio.backoff import Backoff
+from dmsg.sansio.jitter import RandomNumbers
+
+ACCEPTED: Final = 202
+#: Answers of 400 to 499 that may be another one soon: time-out, too early, too many requests.
+_PASSING: Final = frozenset((408, 425, 429))
+_SWEPT_EVERY_S: Final = 1.0
+#: The rate of failures of a relay is told at most once in so many seconds.
+RANK_TOLD_EVERY_S: Final = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class FederationLimits:
+    """How much may be under way, and when to try again."""
+
+    #: Bytes outstanding. One sender, and one relay, may have as much as it leaves free for others: half of it when alone.
+    outstanding_bytes: int = 64 << 20
+    #: Posts under way to one relay.
+    posts_per_relay: int = 4
+    #: Envelopes and bytes in a post to a relay that takes several.
+    batch_envelopes: int = 256
+    batch_bytes: int = 512 * 1024
+    #: Passes over a twin's relays before a longer pause, and the pauses between them: so long, and half as long again.
+    passes: int = 3
+    pause_s: float = 0.1
+    #: After so many failures in a row a relay is left alone for a while, and an envelope waits after its passes.
+    failures_to_close: int = 3
+    backoff: Backoff = field(default_factory=lambda: Backoff(3.0, 30.0, 1.0, 0.5))
+
+
+class Poster(Protocol):
+    """How envelopes get to another relay: :class:`dmsg.rmb.relay.posting.RelayPoster`."""
+
+    def knows(self, relay: str) -> bool:
+        """Whether this relay and the other trust each other: it takes several in a post, and knows who is connected."""
+
+    def post(self, relay: str, envelopes: Sequence[bytes], connected_only: bool) -> Deferred[list[int]]:
+        """Post; fires with the HTTP status of each. Fails with :class:`~dmsg.rmb.relay.posting.NotPosted`."""
+
+
+class Federation:
+    """Envelopes under way to other relays.
+
+    ``registry`` is an :class:`~dmsg.rmb.interfaces.ITwinRegistry`; ``unix_time()`` is Unix time; ``domains`` are this
+    relay's own names. ``failed(envelope, problem)`` is called for each envelope that was not delivered, and says to its
+    sender what is to be said. ``emit`` takes events.
+    """
+
+    def __init__(
+        self,
+        poster: Poster,
+        registry: Any,
+        ranker: Ranker,
+        clock: IReactorTime,
+        random: RandomNumbers,
+        *,
+        unix_time: Callable[[], float],
+        domains: Collection[str],
+        failed: Callable[[Envelope, RelayProblem], None],
+        emit: Callable[[Event], None],
+        limits: FederationLimits | None = None,
+    ) -> None:
+        self.limits = limits or FederationLimits()
+        self._poster = poster
+        self._registry = registry
+        self._ranker = ranker
+        self._clock = clock
+        self._random = random
+        self._unix_time = unix_time
+        self._domains = frozenset(domain.lower() for domain in domains)
+        self._failed = failed
+        self._emit = emit
+        self._outstanding: dict[Outgoing, IDelayedCall | None] = {}
+        self._by_source = Room(self.limits.outstanding_bytes)
+        self._by_relay = Room(self.limits.outstanding_bytes)
+        self._lanes: dict[str, Lane] = {}
+        self._sweeping: IDelayedCall | None = None
+        self._idle: Waiters[None] = Waiters()
+        self._stopped = False
+        #: Envelopes that other relays took.
+        self.accepted = 0
+
+    def __len__(self) -> int:
+        return len(self._outstanding)
+
+    def submit(self, envelope: Envelope, data: bytes, twin: Twin, expires_at: float) -> RelayProblem | None:
+        """Bring ``data`` to one of the relays of ``twin``, its destination, before ``expires_at`` (Unix seconds).
+
+        Returns why it is not even tried, or ``None``; then ``failed`` is called if it fails.
+        """
+        return self._start(Outgoing(envelope, data, twin, expires_at), self._relays(twin))
+
+    def elsewhere(
+        self, envelope: Envelope, data: bytes, twin: Twin, expires_at: float, otherwise: Callable[[], None]
+    ) -> bool:
+        """Bring ``data`` to a relay that the destination is connected to now, or call ``otherwise``.
+
+        For an envelope whose destination names this relay too, but is not connected here. Only relays that know this one
+        can be asked. ``False`` means that there is none to ask, and ``otherwise`` is not called.
+        """
+        known = [relay for relay in self._relays(twin) if self._poster.knows(relay)]
+        return bool(known) and self._start(Outgoing(envelope, data, twin, expires_at, otherwise), known) is None
+
+    async def stop(self, limit_s: float) -> None:
+        """Take nothing more, and return when nothing is under way; what is after ``limit_s`` seconds has failed."""
+        self._stopped = True
+        if self._outstanding:
+            await self._idle.wait_at_most(limit_s, self._clock)
+        for outgoing in list(self._outstanding):
+            self._give_up(outgoing, RelayProblem.OVERLOADED)
+
+    # --- which relay -----------------------------------------------------------------------------------------------
+
+    def _relays(self, twin: Twin) -> list[str]:
+        return [relay for relay in twin.relays if relay.lower() not in self._domains]
+
+    def _start(self, outgoing: Outgoing, relays: list[str]) -> RelayProblem | None:
+        if not relays:
+            return RelayProblem.NO_RELAYS
+        order = self._ranker.order(relays, self._clock.seconds())
+        size = outgoing.size
+        room = self._by_source.has(outgoing.source, size) and self._by_relay.has(order[0], size)
+        if self._stopped or not room:
+            return RelayProblem.OVERLOADED
+        outgoing.charged = order[0]
+        self._by_source.take(outgoing.source, size)
+        self._by_relay.take(order[0], size)
+        self._outstanding[outgoing] = None
+        if self._sweeping is None:
+            self._sweeping = self._clock.callLater(_SWEPT_EVERY_S, self._sweep)
+        outgoing.candidates = order[::-1]
+        self._advance(outgoing)
+        return None
+
+    def _advance(self, outgoing: Outgoing) -> None:
+        """Let it wait for the next relay of this pass, or for the next pass."""
+        now = self._clock.seconds()
+        while outgoing.candidates:
+            relay = outgoing.candidates.pop()
+            lane = self._lanes.get(relay)
+            if lane is None:
+                lane = self._lanes[relay] = Lane(self.limits.failures_to_close, self.limits.backoff)
+            if not lane.closed(now):
+                lane.put(outgoing)
+                self._pump(relay, lane)
+                return
+        if outgoing.otherwise is not None:
+            self._finish(outgoing)
+            outgoing.otherwise()
+            return
+        if not self._left(outgoing):
+            self._give_up(outgoing, RelayProblem.REJECTED)
+            return
+        outgoing.passes += 1
+        rounds, number = divmod(outgoing.passes, self.limits.passes)
+        if number:
+            pause_s = self.limits.pause_s * number * (1 + self._random.random() / 2)
+        else:
+            pause_s = self.limits.backoff.pause_s(rounds, self._random.random)
+        pause_s = min(pause_s, max(0.0, outgoing.expires_at - self._unix_time()))
+        self._outstanding[outgoing] = self._clock.callLater(pause_s, self._next_pass, outgoing, not number)
+
+    def _left(self, outgoing: Outgoing) -> list[str]:
+        return [relay for relay in self._relays(outgoing.twin) if relay not in outgoing.rejected]
+
+    def _next_pass(self, outgoing: Outgoing, look_up: bool) -> None:
+        self._outstanding[outgoing] = None
+        if self._unix_time() >= outgoing.expires_at:
+            self._give_up(outgoing, RelayProblem.EXPIRED)
+        elif look_up:
+            Deferred.fromCoroutine(self._look_up(outgoing))
+        else:
+            self._pass(outgoing)
+
+    async def _look_up(self, outgoing: Outgoing) -> None:
+        """After a long pause the twin may be somewhere else."""
+        try:
+            twin = await self._registry.get(outgoing.twin.id)
+        except DmsgError:  # the registry does not answer now
+            twin = outgoing.twin
+        if outgoing.done:
+            return
+        if twin is None:
+            self._give_up(outgoing, RelayProblem.UNKNOWN_TWIN_LATER)
+            return
+        outgoing.twin = twin
+        if self._relays(twin):
+            self._pass(outgoing)
+        else:
+            self._give_up(outgoing, RelayProblem.NO_RELAYS_LATER)
+
+    def _pass(self, outgoing: Outgoing) -> None:
+        outgoing.candidates = self._ranker.order(self._left(outgoing), self._clock.seconds())[::-1]
+        self._advance(outgoing)
+
+    # --- posting ---------------------------------------------------------------------------------------------------
+
+    def _pump(self, relay: str, lane: Lane) -> None:
+        limits = self.limits
+        if lane.pumping:
+            return  # a post failed at once: the loop below goes on
+        lane.pumping = True
+        while lane and lane.posting < limits.posts_per_relay:
+            batch = lane.take(limits.batch_envelopes if self._poster.knows(relay) else 1, limits.batch_bytes)
+            if not batch:
+                break
+            lane.posting += 1
+            connected_only = batch[0].otherwise is not None
+            posted = self._poster.post(relay, [outgoing.data for outgoing in batch], connected_only)
+            posted.addBoth(self._posted, relay, lane, batch, self._clock.seconds())
+        lane.pumping = False
+
+    def _posted(self, outcome: Any, relay: str, lane: Lane, batch: list[Outgoing], began: float) -> None:
+        lane.posting -= 1
+        now = self._clock.seconds()
+        if isinstance(outcome, list):
+            reason = _reason(outcome)
+            lane.answered()
+        else:
+            outcome.trap(NotPosted)
+            reason = outcome.value.reason
+            lane.failed(now, self._random.random)
+            outcome = [0] * len(batch)
+        if any(not 400 <= status < 500 and status != ACCEPTED for status in outcome):
+            self._ranker.failed(relay, now)
+        ok = outcome.count(ACCEPTED)
+        elapsed_ms = (now - began) * 1000
+        if ok:
+            self._emit(FederationAttempted(relay, True, Reason.NONE, elapsed_ms, ok))
+        if ok < len(batch):
+            self._emit(FederationAttempted(relay, False, reason, elapsed_ms, len(batch) - ok))
+        self._tell_rank(relay, lane, now)
+        for outgoing, status in zip(batch, outcome, strict=True):
+            if outgoing.done:
+                continue
+            if status == ACCEPTED:
+                self.accepted += 1
+                self._finish(outgoing)
+                continue
+            if 400 <= status < 500 and status not in _PASSING:
+                outgoing.rejected.add(relay)
+            self._advance(outgoing)
+        if lane.closed(now):
+            for outgoing in lane.clear():
+                self._advance(outgoing)
+        self._pump(relay, lane)
+
+    # --- ends ------------------------------------------------------------------------------------------------------
+
+    def _finish(self, outgoing: Outgoing) -> None:
+        outgoing.done = True
+        call = self._outstanding.pop(outgoing)
+        if call is not None and call.active():
+            call.cancel()
+        self._by_source.give_back(outgoing.source, outgoing.size)
+        self._by_relay.give_back(outgoing.charged, outgoing.size)
+        if not self._outstanding:
+            if self._sweeping is not None:
+                self._sweeping.cancel()
+                self._sweeping = None
+            self._idle.fire(None)
+
+    def _give_up(self, outgoing: Outgoing, problem: RelayProblem) -> None:
+        self._finish(outgoing)
+        if outgoing.otherwise is not None:
+            outgoing.otherwise()
+        else:
+            self._failed(outgoing.envelope, problem)
+
+    def _tell_rank(self, relay: str, lane: Lane, now: float) -> None:
+        rate = self._ranker.rate(relay, now)
+        if rate != lane.told_rate and (now - lane.told_at >= RANK_TOLD_EVERY_S or not lane.told_rate):
+            lane.told_rate, lane.told_at = rate, now
+            self._emit(RelayRankChanged(relay, rate))
+
+    def _sweep(self) -> None:
+        """Give up what has expired where it waits, and forget lanes that are as good as new."""
+        self._sweeping = None
+        unix_s, now = self._unix_time(), self._clock.seconds()
+        for outgoing in [one for one in self._outstanding if one.expires_at <= unix_s]:
+            self._give_up(outgoing, RelayProblem.EXPIRED)
+        for relay, lane in list(self._lanes.items()):
+            self._tell_rank(relay, lane, now)
+            if not lane.told_rate and not lane.busy and not lane.closed(now):
+                del self._lanes[relay]
+        if self._outstanding:
+            self._sweeping = self._clock.callLater(_SWEPT_EVERY_S, self._sweep)
+
+
+def _reason(statuses: list[int]) -> Reason:
+    """Why the first envelope of a post that was not accepted was not."""
+    status = next((one for one in statuses if one != ACCEPTED), ACCEPTED)
+    if status == ACCEPTED:
+        return Reason.NONE
+    return {4: Reason.ANSWERED_4XX, 5: Reason.ANSWERED_5XX}.get(status // 100, Reason.ANSWERED_OTHERWISE)

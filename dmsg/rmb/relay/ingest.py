@@ -1,0 +1,180 @@
+"""Takes what other relays post: ``POST /``.
+
+:ref:`spec-rmb-ingest`. Stands in front of Klein, which takes longer for the routing of one request than this for all of
+it. By default only relays that this one knows may post. Open to all, it checks the signature of each envelope against its
+source's account, so that strangers can only hand on what a twin has written to another.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from typing import Any, Final
+
+from twisted.internet.defer import Deferred
+from twisted.python import log
+from twisted.web.resource import Resource
+from twisted.web.server import NOT_DONE_YET
+
+from dmsg.errors import DmsgError
+from dmsg.eventlog.reasons import Reason
+from dmsg.rmb.core.errors import BadSignature, MalformedEnvelope, RelayProblem
+from dmsg.rmb.core.lifetime import remaining
+from dmsg.rmb.core.limits import MAX_CONNECTION_BYTES, MAX_ENVELOPE_BYTES
+from dmsg.rmb.core.signing import verify_envelope
+from dmsg.rmb.core.wire import Envelope, parse_envelope
+from dmsg.rmb.relay.federation import ACCEPTED
+from dmsg.rmb.relay.peering import HEADER, Body, NotTrusted, Verifier, join_statuses, split_envelopes
+from dmsg.rmb.relay.posting import ONE_TYPE
+
+#: Most envelopes in a post.
+MOST_ENVELOPES: Final = 1024
+#: A body may be so much longer than the largest envelope: room for the lengths, and for a batch of small ones beside one.
+BODY_SLACK_BYTES: Final = 8 * 1024
+_TEXT: Final = b"text/plain; charset=utf-8"
+
+#: Hands an envelope of a twin of this relay on: (envelope, its bytes, when it ends in Unix seconds, only to a session that
+#: is connected). Gives the HTTP status, now or later: 202 if it was taken, 404 if the destination is offline.
+Accept = Callable[[Envelope, bytes, float, bool], "int | Deferred[int]"]
+
+
+class Refused(DmsgError):
+    """A post, or an envelope in one, is not taken: the HTTP ``status`` and text of the answer."""
+
+    def __init__(self, status: int, text: str, why: Reason) -> None:
+        super().__init__(text)
+        self.status = status
+        self.why = why
+
+
+class Ingest(Resource):
+    """Answers ``POST /``.
+
+    ``registry`` is an :class:`~dmsg.rmb.interfaces.ITwinRegistry`, ``domains`` are this relay's names. With
+    ``open_to_all`` relays without a good header may post, too, an envelope at a time and as often as
+    ``admit(host, count)`` lets them; it counts the envelopes of relays that are known as well. ``refused(host, why)`` is
+    told of what was not taken.
+    """
+
+    isLeaf = True
+
+    def __init__(
+        self,
+        accept: Accept,
+        registry: Any,
+        verifier: Verifier,
+        unix_time: Callable[[], float],
+        *,
+        domains: Collection[str],
+        open_to_all: bool = False,
+        admit: Callable[[str, int], bool] = lambda host, count: True,
+        refused: Callable[[str, Reason], None] = lambda host, why: None,
+        message_bytes: int = MAX_ENVELOPE_BYTES,
+    ) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._accept = accept
+        self._registry = registry
+        self._verifier = verifier
+        self._unix_time = unix_time
+        self._domains = frozenset(domain.lower() for domain in domains)
+        self._open = open_to_all
+        self._admit = admit
+        self._refused = refused
+        self._message_bytes = message_bytes
+
+    def render_POST(self, request: Any) -> int:
+        """Begin to answer ``request``."""
+        answered = Deferred.fromCoroutine(self._answer(request))
+        request.notifyFinish().addErrback(lambda _: None)  # what was posted is handed on all the same
+        answered.addErrback(self._fail, request)
+        return NOT_DONE_YET
+
+    async def _answer(self, request: Any) -> None:
+        host = str(getattr(request.getClientAddress(), "host", ""))
+        content = request.content.getvalue()
+        kind = Body.ONE
+        status, answer, content_type = ACCEPTED, b"", _TEXT
+        try:
+            trusted = False
+            try:
+                said = self._verifier.check(request.getHeader(HEADER), content, self._unix_time())
+                kind, trusted = said.body, True
+            except NotTrusted as error:
+                if not self._open or (request.getHeader(HEADER) is not None and error.why is Reason.REPLAYED):
+                    raise Refused(401, "only relays that know each other may post here", error.why) from None
+            envelopes = [content] if kind is Body.ONE else split_envelopes(content, MOST_ENVELOPES)
+            if not self._admit(host, len(envelopes)):
+                raise Refused(429, "too many requests", Reason.LIMITS_EXCEEDED)
+        except MalformedEnvelope:
+            status, answer = 400, b"bad request: malformed"
+            self._refused(host, Reason.ENVELOPE_MALFORMED)
+        except Refused as error:
+            status, answer = error.status, str(error).encode()
+            self._refused(host, error.why)
+        else:
+            statuses = []
+            for data in envelopes:
+                try:
+                    statuses.append(await self._take(data, trusted, kind is Body.CONNECTED))
+                except Refused as error:
+                    self._refused(host, error.why)
+                    statuses.append(error.status)
+                    answer = str(error).encode()
+            status = statuses[0]
+            if kind is not Body.ONE:
+                status = ACCEPTED if statuses.count(ACCEPTED) == len(statuses) else 200
+                answer, content_type = b"" if status == ACCEPTED else join_statuses(statuses), ONE_TYPE
+        if request._disconnected:
+            return
+        request.setResponseCode(status)
+        if answer:
+            request.setHeader(b"Content-Type", content_type)
+        request.setHeader(b"Content-Length", b"%d" % len(answer))
+        request.write(answer)
+        request.finish()
+
+    async def _take(self, data: bytes, trusted: bool, connected_only: bool) -> int:
+        """The status of one envelope; raises :class:`Refused`."""
+        if len(data) > self._message_bytes:
+            raise Refused(413, RelayProblem.TOO_LARGE.text, Reason.OTHER)
+        try:
+            envelope = parse_envelope(data)
+        except MalformedEnvelope:
+            raise Refused(400, "bad request: malformed", Reason.ENVELOPE_MALFORMED) from None
+        unix_s = self._unix_time()
+        destination = envelope.destination
+        if not destination.twin or len(destination.connection) > MAX_CONNECTION_BYTES:
+            raise Refused(400, RelayProblem.NO_DESTINATION.text, Reason.NO_DESTINATION)
+        if not envelope.source.twin:
+            # Only relays send as nobody, to their own sessions: by federation it would be an order without a sender.
+            raise Refused(400, RelayProblem.WRONG_SOURCE.text, Reason.WRONG_SOURCE)
+        left_s = remaining(unix_s, envelope.timestamp, envelope.expiration)
+        if left_s is None:
+            raise Refused(400, RelayProblem.EXPIRED.text, Reason.MESSAGE_EXPIRED)
+        try:
+            twin = await self._registry.get(destination.twin)
+            if twin is None or not any(relay.lower() in self._domains for relay in twin.relays):
+                raise Refused(404, "not a twin of this relay", Reason.NOT_OUR_TWIN)
+            if not trusted:
+                await self._check_source(envelope)
+        except Refused:
+            raise
+        except DmsgError:
+            raise Refused(503, RelayProblem.REGISTRY_FAILED.text, Reason.REGISTRY_FAILED) from None
+        outcome = self._accept(envelope, data, unix_s + left_s, connected_only)
+        return outcome if isinstance(outcome, int) else await outcome
+
+    async def _check_source(self, envelope: Envelope) -> None:
+        source = await self._registry.get(envelope.source.twin)
+        if source is None:
+            raise Refused(400, RelayProblem.WRONG_SOURCE.text, Reason.UNKNOWN_TWIN)
+        try:
+            verify_envelope(envelope, source.account)
+        except BadSignature:
+            raise Refused(400, RelayProblem.WRONG_SOURCE.text, Reason.WRONG_SOURCE) from None
+
+    @staticmethod
+    def _fail(failure: Any, request: Any) -> None:
+        log.err(failure, "a post from another relay failed")
+        if not request._disconnected and not request.finished:
+            request.setResponseCode(500)
+            request.finish()

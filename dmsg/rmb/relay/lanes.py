@@ -1,0 +1,166 @@
+"""What waits for another relay: one lane each, in which the senders take turns, and how much may wait. Pure.
+
+:ref:`spec-rmb-federation`. A lane whose relay did not answer several times in a row is closed for a while: what waits in
+it goes another way at once, instead of one time-out after the other.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict, deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Final
+
+from dmsg.rmb.core.twin import Twin
+from dmsg.rmb.core.wire import Envelope
+from dmsg.sansio.backoff import Backoff
+
+#: What an outgoing envelope counts for beside its bytes: the parsed form and the bookkeeping.
+OUTGOING_BYTES: Final = 2048
+
+
+@dataclass(eq=False, slots=True)
+class Outgoing:
+    """An envelope on its way to another relay."""
+
+    envelope: Envelope
+    data: bytes
+    #: The twin it is for, as the registry had it last.
+    twin: Twin
+    expires_at: float
+    #: Only for a relay the session is connected to; called when there is none.
+    otherwise: Callable[[], None] | None = None
+    #: Relays left in this pass, the next one last.
+    candidates: list[str] = field(default_factory=list)
+    #: Relays that said they would never take it.
+    rejected: set[str] = field(default_factory=set)
+    #: The relay it counts for: the first to be tried.
+    charged: str = ""
+    passes: int = 0
+    done: bool = False
+
+    @property
+    def source(self) -> int:
+        """The twin it is from."""
+        return self.envelope.source.twin
+
+    @property
+    def size(self) -> int:
+        """What it counts for, in bytes."""
+        return len(self.data) + OUTGOING_BYTES
+
+
+class Room:
+    """Bytes that may be outstanding, shared fairly: one key may have as much as it leaves free for others."""
+
+    __slots__ = ("_limit", "_taken", "used")
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self._taken: dict[object, int] = {}
+        self.used = 0
+
+    def has(self, key: object, size: int) -> bool:
+        """Whether ``key`` may take ``size`` more."""
+        return self._taken.get(key, 0) + size <= self._limit - self.used
+
+    def take(self, key: object, size: int) -> None:
+        """Take it."""
+        self.used += size
+        self._taken[key] = self._taken.get(key, 0) + size
+
+    def give_back(self, key: object, size: int) -> None:
+        """Give it back."""
+        self.used -= size
+        left = self._taken[key] - size
+        if left:
+            self._taken[key] = left
+        else:
+            del self._taken[key]
+
+
+class Lane:
+    """What waits for one relay, and how the relay has done lately. Times are seconds on any one clock."""
+
+    __slots__ = (
+        "_backoff",
+        "_closed_until",
+        "_failures_to_close",
+        "_queues",
+        "failures",
+        "posting",
+        "pumping",
+        "told_at",
+        "told_rate",
+    )
+
+    def __init__(self, failures_to_close: int, backoff: Backoff) -> None:
+        self._queues: OrderedDict[int, deque[Outgoing]] = OrderedDict()
+        self._failures_to_close = failures_to_close
+        self._backoff = backoff
+        self._closed_until = 0.0
+        #: Failures in a row.
+        self.failures = 0
+        #: Posts under way.
+        self.posting = 0
+        #: Whether posts are being started.
+        self.pumping = False
+        #: The rate of failures that was told last, and when.
+        self.told_rate = self.told_at = 0.0
+
+    def __bool__(self) -> bool:
+        return bool(self._queues)
+
+    @property
+    def busy(self) -> bool:
+        """Whether something waits or is being posted."""
+        return bool(self._queues or self.posting)
+
+    def put(self, outgoing: Outgoing) -> None:
+        """Let it wait behind its sender's others."""
+        queue = self._queues.get(outgoing.source)
+        if queue is None:
+            queue = self._queues[outgoing.source] = deque()
+        queue.append(outgoing)
+
+    def take(self, most: int, max_bytes: int) -> list[Outgoing]:
+        """The next ones, at most ``most`` and ``max_bytes``, but one if there is one. Each sender has one in turn.
+
+        All are for any session, or all for connected ones only. What is done already is left out.
+        """
+        taken: list[Outgoing] = []
+        while self._queues and len(taken) < most:
+            source, queue = next(iter(self._queues.items()))
+            first = queue[0]
+            if not first.done:
+                max_bytes -= len(first.data)
+                if taken and (max_bytes < 0 or (first.otherwise is None) is not (taken[0].otherwise is None)):
+                    break
+                taken.append(first)
+            queue.popleft()
+            if queue:
+                self._queues.move_to_end(source)
+            else:
+                del self._queues[source]
+        return taken
+
+    def clear(self) -> list[Outgoing]:
+        """Take all, in the order they came in for each sender."""
+        queues, self._queues = self._queues, OrderedDict()
+        return [outgoing for queue in queues.values() for outgoing in queue if not outgoing.done]
+
+    def closed(self, now: float) -> bool:
+        """Whether nothing is to be tried yet."""
+        return now < self._closed_until
+
+    def answered(self) -> None:
+        """The relay did answer."""
+        self.failures = 0
+        self._closed_until = 0.0
+
+    def failed(self, now: float, uniform: Callable[[], float]) -> None:
+        """The relay did not answer."""
+        self.failures += 1
+        over = self.failures - self._failures_to_close
+        if over >= 0 and not self.closed(now):
+            self._closed_until = now + self._backoff.pause_s(over + 1, uniform)

@@ -1,0 +1,481 @@
+"""Which relay an envelope is brought to, how often, what its sender is told, and who waits for whom."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from typing import Any
+
+import pytest
+import pytest_twisted
+from twisted.internet.defer import Deferred
+from twisted.internet.task import Clock
+
+from dmsg.eventlog.reasons import Reason
+from dmsg.eventlog.schema import FederationAttempted, RelayRankChanged
+from dmsg.rmb.core.errors import RelayProblem
+from dmsg.rmb.core.ranker import Ranker
+from dmsg.rmb.core.twin import Twin
+from dmsg.rmb.core.wire import Envelope
+from dmsg.rmb.relay.federation import Federation, FederationLimits
+from dmsg.rmb.relay.lanes import OUTGOING_BYTES, Lane, Room
+from dmsg.rmb.relay.posting import NotPosted
+from dmsg.rmb.twins.errors import RegistryError
+from dmsg.sansio.backoff import Backoff
+
+UNIX = 1_700_000_000
+
+
+class Relays:
+    """Other relays: each answers with what ``answers`` says: a status, a list of them in turn, or no answer."""
+
+    def __init__(self) -> None:
+        self.answers: dict[str, Any] = {}
+        self.known: set[str] = set()
+        self.posts: list[tuple[str, list[str]]] = []
+        self.connected_only: list[bool] = []
+        #: Posts to relays that are in `slow`, until they are fired.
+        self.slow: dict[str, list[tuple[Deferred[Any], int]]] = {}
+
+    def knows(self, relay: str) -> bool:
+        return relay in self.known
+
+    def post(self, relay: str, envelopes: Any, connected_only: bool) -> Deferred[list[int]]:
+        self.posts.append((relay, [Envelope.FromString(data).uid for data in envelopes]))
+        self.connected_only.append(connected_only)
+        done: Deferred[list[int]] = Deferred()
+        if relay in self.slow:
+            self.slow[relay].append((done, len(envelopes)))
+            return done
+        answer = self.answers.get(relay, 202)
+        if isinstance(answer, list):
+            answer = answer.pop(0)
+        if isinstance(answer, Reason):
+            done.errback(NotPosted(answer))
+        else:
+            done.callback([answer] * len(envelopes))
+        return done
+
+    def answer_one(self, relay: str, status: int = 202) -> None:
+        done, count = self.slow[relay].pop(0)
+        done.callback([status] * count)
+
+    @property
+    def asked(self) -> list[str]:
+        return [relay for relay, _ in self.posts]
+
+
+class Registry:
+    def __init__(self) -> None:
+        self.twins: dict[int, Any] = {}
+
+    async def get(self, twin: int) -> Twin | None:
+        found = self.twins.get(twin)
+        if isinstance(found, Exception):
+            raise found
+        return found
+
+
+class Bench:
+    """A federation on a fake clock with made-up relays; ``failed`` is what senders were told."""
+
+    def __init__(self, **limits: Any) -> None:
+        self.clock = Clock()
+        self.relays = Relays()
+        self.registry = Registry()
+        self.failed: list[tuple[str, RelayProblem]] = []
+        self.events: list[Any] = []
+        self.ranker = Ranker(random.Random(7))
+        self.federation = Federation(
+            self.relays,
+            self.registry,
+            self.ranker,
+            self.clock,
+            random.Random(7),
+            unix_time=lambda: UNIX + self.clock.seconds(),
+            domains=["Me.example"],
+            failed=lambda envelope, problem: self.failed.append((envelope.uid, problem)),
+            emit=self.events.append,
+            limits=FederationLimits(**limits),
+        )
+
+    def submit(
+        self, uid: str, *relays: str, source: int = 1, twin: int = 7, lifetime_s: float = 60, size: int = 0
+    ) -> RelayProblem | None:
+        envelope = Envelope(uid=uid, plain=bytes(size))
+        envelope.source.twin, envelope.destination.twin = source, twin
+        known = self.registry.twins.setdefault(twin, Twin(twin, bytes(32), relays))
+        expires_at = UNIX + self.clock.seconds() + lifetime_s
+        return self.federation.submit(envelope, envelope.SerializeToString(), known, expires_at)
+
+    def pass_time(self, seconds: float, step: float = 0.05) -> None:
+        self.clock.pump([step] * round(seconds / step))
+
+
+@pytest.fixture
+def bench() -> Any:
+    return Bench()
+
+
+# --- one envelope --------------------------------------------------------------------------------------------------------
+
+
+def test_an_accepted_envelope_is_posted_once(bench: Bench) -> None:
+    assert bench.submit("x", "a", "b") is None
+    assert len(bench.relays.posts) == 1
+    bench.pass_time(120)
+    assert len(bench.relays.posts) == 1
+    assert bench.failed == []
+    assert len(bench.federation) == 0
+    assert bench.federation.accepted == 1
+    assert bench.clock.getDelayedCalls() == []
+
+
+def test_equal_relays_share_the_load(bench: Bench) -> None:
+    for number in range(400):
+        bench.submit(str(number), "a", "b", "c", "d")
+    counted = Counter(bench.relays.asked)
+    assert set(counted) == {"a", "b", "c", "d"}
+    assert min(counted.values()) > 70
+
+
+def test_a_relay_that_failed_is_asked_after_the_others_until_its_failures_are_forgotten(bench: Bench) -> None:
+    bench.relays.answers["a"] = 500
+    for number in range(20):
+        bench.submit(str(number), "a", "b")
+    assert bench.relays.asked.count("a") == 1  # the first time it was tried it fell behind
+    assert bench.failed == []
+    bench.relays.answers["a"] = 202
+    bench.pass_time(3600, 10)
+    for number in range(40):
+        bench.submit(str(number), "a", "b")
+    assert bench.relays.asked.count("a") > 10
+
+
+@pytest.mark.parametrize("refusal", [400, 401, 403, 404, 413, 499])
+def test_a_relay_that_refuses_does_not_keep_an_envelope_from_the_others(bench: Bench, refusal: int) -> None:
+    bench.relays.answers.update(a=refusal, b=refusal, c=202)
+    bench.submit("x", "a", "b", "c")
+    bench.pass_time(60)
+    assert bench.relays.asked[-1] == "c"
+    assert len(bench.relays.posts) <= 3
+    assert bench.failed == []
+
+
+def test_an_envelope_all_relays_refuse_fails_at_once_and_none_is_asked_twice(bench: Bench) -> None:
+    bench.relays.answers.update(a=404, b=413)
+    bench.submit("x", "a", "b")
+    assert bench.failed == [("x", RelayProblem.REJECTED)]
+    assert sorted(bench.relays.asked) == ["a", "b"]
+    assert bench.clock.getDelayedCalls() == []
+
+
+def test_a_refusal_does_not_lower_the_rank_of_a_relay_and_a_failure_does(bench: Bench) -> None:
+    bench.relays.answers.update(a=404, b=503, c=Reason.TIMEOUT)
+    bench.submit("x", "a", "b", "c")
+    now = bench.clock.seconds()
+    assert [bench.ranker.rate(relay, now) for relay in "abc"] == [0, 1, 1]
+
+
+def test_three_passes_with_pauses_then_a_longer_one(bench: Bench) -> None:
+    bench.relays.answers["a"] = 500
+    bench.submit("x", "a", lifetime_s=10)
+    times = []
+    for _ in range(190):
+        times += [bench.clock.seconds()] * (len(bench.relays.posts) - len(times))
+        bench.clock.advance(0.05)
+    assert len(times) >= 6
+    first, second, third, fourth = times[:4]
+    assert first == 0
+    assert 0.1 <= second - first <= 0.2
+    assert 0.2 <= third - second <= 0.35
+    assert 3.0 <= fourth - third <= 4.6
+
+
+def test_a_relay_that_comes_back_gets_what_waits(bench: Bench) -> None:
+    bench.relays.answers["a"] = Reason.CONNECTION_REFUSED
+    for number in range(50):
+        bench.submit(str(number), "a", lifetime_s=120)
+    bench.pass_time(20)
+    bench.relays.answers["a"] = 202
+    bench.pass_time(60)
+    assert bench.failed == []
+    assert bench.federation.accepted == 50
+
+
+def test_the_sender_is_told_at_expiry_when_no_relay_answers(bench: Bench) -> None:
+    bench.relays.answers["a"] = Reason.TIMEOUT
+    bench.submit("x", "a", lifetime_s=20)
+    bench.pass_time(19)
+    assert bench.failed == []
+    bench.pass_time(2)
+    assert bench.failed == [("x", RelayProblem.EXPIRED)]
+    assert bench.clock.getDelayedCalls() == []
+
+
+def test_an_envelope_expires_while_a_slow_relay_keeps_it_waiting(bench: Bench) -> None:
+    bench.relays.slow["a"] = []
+    for number in range(10):
+        bench.submit(str(number), "a", lifetime_s=5)
+    bench.pass_time(7)
+    assert len(bench.failed) == 10
+    bench.relays.answer_one("a")  # too late: it was told already, and is not told twice
+    bench.pass_time(1)
+    assert len(bench.failed) == 10
+    assert bench.federation.accepted == 0
+
+
+def test_a_relay_that_does_not_answer_is_left_alone_for_a_while(bench: Bench) -> None:
+    bench.relays.answers["a"] = Reason.TIMEOUT
+    for number in range(100):
+        bench.submit(str(number), "a", lifetime_s=60)
+    bench.pass_time(30)
+    assert len(bench.relays.posts) < 40  # and not 100 envelopes times three passes times the rounds
+
+
+def test_what_waits_for_a_dead_relay_goes_over_another_one(bench: Bench) -> None:
+    bench.relays.slow["dead"] = []
+    bench.relays.answers["good"] = 202
+    bench.ranker.failed("good", 0.0)  # so that the dead one comes first
+    for number in range(50):
+        bench.submit(str(number), "dead", "good")
+    assert set(bench.relays.asked) == {"dead"}
+    while bench.relays.slow["dead"]:
+        done, _ = bench.relays.slow["dead"].pop(0)
+        done.errback(NotPosted(Reason.TIMEOUT))
+    assert bench.federation.accepted == 50
+    assert bench.relays.asked.count("dead") <= 6  # and not 50 times
+
+
+def test_a_twin_that_moved_is_found_at_its_new_relay(bench: Bench) -> None:
+    bench.relays.answers["old"] = Reason.CONNECTION_REFUSED
+    bench.submit("x", "old")
+    bench.registry.twins[7] = Twin(7, bytes(32), ("new",))
+    bench.pass_time(10)
+    assert bench.relays.posts[-1] == ("new", ["x"])
+    assert bench.failed == []
+
+
+@pytest.mark.parametrize(
+    ("later", "problem"),
+    [
+        (None, RelayProblem.UNKNOWN_TWIN_LATER),
+        (Twin(7, bytes(32), ()), RelayProblem.NO_RELAYS_LATER),
+        (RegistryError("unavailable"), RelayProblem.EXPIRED),
+    ],
+)
+def test_what_the_registry_says_later_is_told(bench: Bench, later: Any, problem: RelayProblem) -> None:
+    bench.relays.answers["a"] = Reason.CONNECTION_REFUSED
+    bench.submit("x", "a", lifetime_s=15)
+    bench.registry.twins[7] = later
+    bench.pass_time(16)
+    assert bench.failed == [("x", problem)]
+
+
+def test_an_envelope_is_never_posted_to_the_relay_itself(bench: Bench) -> None:
+    assert bench.submit("x", "me.example") is RelayProblem.NO_RELAYS
+    assert bench.submit("y", "ME.EXAMPLE", "other", twin=8) is None
+    assert bench.relays.asked == ["other"]
+
+
+# --- to where the session is ---------------------------------------------------------------------------------------------
+
+
+def elsewhere(bench: Bench, *relays: str) -> tuple[bool, list[str]]:
+    parked: list[str] = []
+    envelope = Envelope(uid="x")
+    envelope.source.twin = 1
+    twin = Twin(7, bytes(32), relays)
+    data = envelope.SerializeToString()
+    return bench.federation.elsewhere(envelope, data, twin, UNIX + 60, lambda: parked.append("x")), parked
+
+
+def test_an_envelope_goes_to_the_known_relay_that_has_the_session(bench: Bench) -> None:
+    bench.relays.known = {"a", "b"}
+    bench.relays.answers.update(a=404, b=202, c=202)
+    started, parked = elsewhere(bench, "me.example", "a", "b", "c")
+    assert started is True
+    assert parked == []
+    assert bench.relays.asked[-1] == "b"
+    assert set(bench.relays.connected_only) == {True}
+
+
+@pytest.mark.parametrize("answer", [404, 500, Reason.TIMEOUT])
+def test_an_envelope_no_known_relay_has_the_session_for_stays_here(bench: Bench, answer: Any) -> None:
+    bench.relays.known = {"a"}
+    bench.relays.answers["a"] = answer
+    assert elsewhere(bench, "me.example", "a") == (True, ["x"])
+    assert bench.relays.asked == ["a"]
+    assert bench.failed == []
+    assert len(bench.federation) == 0
+
+
+def test_relays_that_do_not_know_this_one_are_not_asked_for_sessions(bench: Bench) -> None:
+    assert elsewhere(bench, "me.example", "c") == (False, [])
+    assert bench.relays.posts == []
+
+
+# --- many ----------------------------------------------------------------------------------------------------------------
+
+
+def test_a_known_relay_gets_several_at_once_and_others_one_by_one(bench: Bench) -> None:
+    bench.relays.known = {"a"}
+    bench.relays.slow.update(a=[], b=[])
+    for number in range(600):
+        bench.submit(f"a{number}", "a", twin=7)
+        bench.submit(f"b{number}", "b", twin=8)
+    assert len(bench.relays.slow["a"]) == len(bench.relays.slow["b"]) == 4
+    for _ in range(4):
+        bench.relays.answer_one("a")
+        bench.relays.answer_one("b")
+    sizes = {relay: max(len(uids) for to, uids in bench.relays.posts if to == relay) for relay in "ab"}
+    assert sizes == {"a": 256, "b": 1}
+
+
+def test_a_batch_is_bounded_in_bytes(bench: Bench) -> None:
+    bench.relays.known = {"a"}
+    bench.relays.slow["a"] = []
+    for number in range(20):
+        bench.submit(str(number), "a", size=100_000)
+    bench.relays.answer_one("a")
+    assert len(bench.relays.posts[-1][1]) == 5
+
+
+def test_a_flood_of_one_sender_does_not_delay_another(bench: Bench) -> None:
+    bench.relays.slow["a"] = []
+    for number in range(500):
+        bench.submit(f"flood {number}", "a", source=666)
+    bench.submit("mine", "a", source=1)
+    for _ in range(3):
+        bench.relays.answer_one("a")
+    assert "mine" in [uid for _, uids in bench.relays.posts for uid in uids]
+
+
+def test_a_slow_relay_does_not_delay_what_goes_to_others(bench: Bench) -> None:
+    bench.relays.slow["slow"] = []
+    for number in range(100):
+        bench.submit(f"slow {number}", "slow", twin=7)
+    bench.submit("x", "quick", twin=8)
+    assert bench.relays.posts[-1] == ("quick", ["x"])
+
+
+def test_a_sender_may_have_half_of_the_room_and_others_the_rest() -> None:
+    bench = Bench(outstanding_bytes=100 * (OUTGOING_BYTES + 1100))
+    bench.relays.slow.update(a=[], b=[])
+    outcomes = [bench.submit("x", "a", source=666, size=1000) for _ in range(100)]
+    assert 45 <= outcomes.count(None) <= 52
+    assert outcomes[-1] is RelayProblem.OVERLOADED
+    assert bench.submit("mine", "b", source=1, twin=8, size=1000) is None
+    while bench.relays.slow["a"]:
+        bench.relays.answer_one("a")
+    assert bench.submit("again", "a", source=666, size=1000) is None
+
+
+def test_a_dead_relay_does_not_take_the_room_of_others() -> None:
+    bench = Bench(outstanding_bytes=100 * (OUTGOING_BYTES + 1100))
+    bench.relays.answers["dead"] = Reason.TIMEOUT
+    outcomes = [bench.submit("x", "dead", source=number, size=1000) for number in range(1, 101)]
+    assert outcomes.count(None) <= 52
+    bench.relays.slow["good"] = []
+    assert bench.submit("mine", "good", source=200, twin=8, size=1000) is None
+
+
+def test_thousands_of_posts_that_fail_at_once_do_not_overflow_the_stack() -> None:
+    bench = Bench(failures_to_close=10**9)
+    bench.relays.slow["a"] = []
+    for number in range(2000):
+        bench.submit(str(number), "a")
+    waiting = bench.relays.slow.pop("a")
+    bench.relays.answers["a"] = Reason.OTHER
+    for done, _ in waiting:
+        done.errback(NotPosted(Reason.OTHER))
+    assert len(bench.relays.posts) == 2000
+    bench.relays.answers["a"] = 202
+    bench.pass_time(1)
+    assert bench.federation.accepted == 2000
+
+
+# --- the end -------------------------------------------------------------------------------------------------------------
+
+
+@pytest_twisted.ensureDeferred
+async def test_stopping_waits_for_what_is_under_way_and_takes_no_more(bench: Bench) -> None:
+    bench.relays.slow["a"] = []
+    bench.submit("x", "a")
+    stopping = Deferred.fromCoroutine(bench.federation.stop(5))
+    assert bench.submit("late", "a") is RelayProblem.OVERLOADED
+    assert not stopping.called
+    bench.relays.answer_one("a")
+    await stopping
+    assert bench.failed == []
+    assert bench.clock.getDelayedCalls() == []
+
+
+@pytest_twisted.ensureDeferred
+async def test_stopping_gives_up_after_its_time(bench: Bench) -> None:
+    bench.relays.answers["a"] = Reason.TIMEOUT
+    bench.submit("x", "a")
+    stopping = Deferred.fromCoroutine(bench.federation.stop(5))
+    bench.pass_time(5.1)
+    await stopping
+    assert bench.failed == [("x", RelayProblem.OVERLOADED)]
+    assert bench.clock.getDelayedCalls() == []
+
+
+# --- events --------------------------------------------------------------------------------------------------------------
+
+
+def test_attempts_and_changed_ranks_are_told(bench: Bench) -> None:
+    bench.relays.answers["a"] = [503, Reason.TIMEOUT, 404]
+    bench.submit("x", "a")
+    bench.pass_time(2)
+    attempts = [(one.ok, one.reason) for one in bench.events if isinstance(one, FederationAttempted)]
+    assert attempts == [(False, Reason.ANSWERED_5XX), (False, Reason.TIMEOUT), (False, Reason.ANSWERED_4XX)]
+    ranks = [one.failures_per_hour for one in bench.events if isinstance(one, RelayRankChanged)]
+    assert ranks == [1.0]  # the second is told some seconds later
+
+
+def test_a_relay_that_heals_is_told(bench: Bench) -> None:
+    bench.relays.answers["a"] = 503
+    bench.submit("x", "a", "b")
+    while not bench.relays.asked.count("a"):
+        bench.submit("x", "a", "b")
+    bench.pass_time(3700, 10)
+    bench.relays.slow["c"] = []
+    bench.submit("y", "c", twin=8, lifetime_s=20)
+    bench.pass_time(30)
+    ranks = [one.failures_per_hour for one in bench.events if isinstance(one, RelayRankChanged) and one.relay == "a"]
+    assert ranks == [1.0, 0.0]
+
+
+# --- lanes and rooms -----------------------------------------------------------------------------------------------------
+
+
+def test_a_lane_closes_after_failures_in_a_row_and_longer_each_time() -> None:
+    lane = Lane(3, Backoff(3.0, 30.0, 1.0, 0.0))
+    for _ in range(2):
+        lane.failed(0.0, lambda: 0.0)
+    assert not lane.closed(0.0)
+    lane.answered()
+    for _ in range(3):
+        lane.failed(0.0, lambda: 0.0)
+    assert lane.closed(2.9)
+    assert not lane.closed(3.0)
+    lane.failed(3.0, lambda: 0.0)
+    assert lane.closed(8.9)
+    assert not lane.closed(9.0)
+    lane.answered()
+    assert not lane.closed(9.0)
+
+
+def test_room_is_shared_and_given_back() -> None:
+    room = Room(100)
+    room.take("a", 50)
+    assert not room.has("a", 1)
+    room.take("b", 25)
+    assert not room.has("b", 1)
+    assert room.has("c", 25)
+    room.give_back("a", 50)
+    room.give_back("b", 25)
+    assert room.used == 0
+    assert room.has("a", 100)
