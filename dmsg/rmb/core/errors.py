@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from enum import Enum, IntEnum
 
-from dmsg.errors import DmsgError, RemoteProtocolError
+from dmsg.errors import DmsgError, LocalProtocolError, RemoteProtocolError
 
 
 class PeerCode(IntEnum):
@@ -75,6 +75,21 @@ class InvalidMessage(DmsgError, ValueError):
         self.problem = problem
         self.reply_to = reply_to
         self.reference = reference
+
+
+class NoReceiverKey(DmsgError):
+    """A payload for a twin that has published no key would go in plain text, which is not allowed here."""
+
+    def __init__(self) -> None:
+        super().__init__("the receiver has published no key, and plain text is not allowed")
+
+
+class EnvelopeTooLarge(LocalProtocolError):
+    """An envelope of ``size`` bytes, which is more than relays take."""
+
+    def __init__(self, size: int) -> None:
+        super().__init__(f"an envelope of {size} bytes is too large")
+        self.size = size
 
 
 class TokenRefused(RemoteProtocolError):
@@ -170,6 +185,13 @@ class Replayed(EnvelopeRefused):
 
     def __init__(self) -> None:
         super().__init__("replayed")
+
+
+class NoMessage(EnvelopeRefused):
+    """Neither a request nor an answer to one."""
+
+    def __init__(self) -> None:
+        super().__init__("no message")
 
 
 class OverlongText(EnvelopeRefused):

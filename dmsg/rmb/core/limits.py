@@ -43,14 +43,14 @@ MAX_PK_BYTES: Final = 128
 MAX_JSON_BYTES: Final = MAX_ENVELOPE_BYTES * 4 // 3 + 64 * 1024
 #: Destinations of one JSON request: each is an envelope of its own, with an encryption and a signature.
 MAX_DESTINATIONS: Final = 256
-#: A client's own name of a request, and of the list it awaits the answer in, in characters.
-MAX_REFERENCE_CHARS: Final = 1024
+#: A client's own name of a request, and of the list it awaits the answer in.
+MAX_REFERENCE_BYTES: Final = 1024
 
 #: Keys that two twins share, kept: 500 bytes each. Making one takes 30 µs.
 SHARED_KEYS: Final = 4096
-#: Messages seen by a receiver, in all, and of one twin: some 300 bytes each. Above that the oldest are forgotten.
-SEEN_MESSAGES: Final = 100_000
-SEEN_MESSAGES_OF_A_TWIN: Final = 10_000
+#: Messages that a receiver has seen and remembers until they are over: some 300 bytes each. Above that, the oldest of the
+#: twin with the most are forgotten.
+SEEN_MESSAGES: Final = 65_536
 
 #: Relays with failures that a ranker knows, and failures of one of them. More is no worse.
 RANKED_RELAYS: Final = 4096

@@ -10,10 +10,18 @@ import pytest
 
 from dmsg.rmb.core import proto
 from dmsg.rmb.core.errors import MalformedEnvelope
-from dmsg.rmb.core.wire import Envelope, parse_envelope
+from dmsg.rmb.core.wire import Backlog, Envelope, encode_envelope, parse_backlog, parse_envelope
+
+from .conftest import LIVE
 
 ROOT = Path(__file__).parents[3]
 SCHEMAS = sorted(Path(proto.__path__[0]).glob("*.proto"))
+
+
+#: What the public programs wrote.
+RECORDED = [
+    one["hex"] for one in LIVE["envelopes"] if one.get("hex") and not one["name"].startswith("signed request by")
+]
 
 
 def test_the_code_is_made_of_the_schema(tmp_path):
@@ -36,3 +44,32 @@ def test_envelopes_go_through_bytes():
 def test_what_is_no_envelope_is_refused(data):
     with pytest.raises(MalformedEnvelope):
         parse_envelope(data)
+
+
+@pytest.mark.parametrize("data", RECORDED)
+def test_recorded_envelopes_are_written_the_same(data):
+    envelope = parse_envelope(bytes.fromhex(data))
+    assert encode_envelope(envelope).hex() == data
+    assert Envelope.FromString(envelope.SerializeToString()) == envelope
+
+
+@pytest.mark.parametrize("message", ["request", "response", "error", "ping", "pong", None])
+@pytest.mark.parametrize("payload", ["plain", "cipher", None])
+def test_no_field_is_lost_in_the_order_of_the_public_programs(message, payload):
+    envelope = Envelope(uid="u", tags="t", timestamp=1, expiration=2, schema="s", federation="f", relays=["r"])
+    envelope.source.twin = 3
+    if message:
+        getattr(envelope, message).SetInParent()
+    if payload:
+        setattr(envelope, payload, b"")
+    before = envelope.SerializeToString()
+    again = parse_envelope(encode_envelope(envelope))
+    assert again == envelope and envelope.SerializeToString() == before
+    assert (again.WhichOneof("message"), again.WhichOneof("payload")) == (message, payload)
+
+
+def test_backlogs_go_through_bytes():
+    backlog = Backlog(uid="u", reply_to="list", ttl=5)
+    assert parse_backlog(backlog.SerializeToString()) == backlog
+    with pytest.raises(MalformedEnvelope):
+        parse_backlog(b"\xff")

@@ -1,0 +1,179 @@
+"""What a receiver takes, in the order in which it looks: :ref:`spec-rmb-acceptance`. Pure.
+
+Between the two steps the registry is asked for the sender, which takes time.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable
+
+from dmsg.rmb.core.address import SessionAddress
+from dmsg.rmb.core.e2e import EncryptionKey
+from dmsg.rmb.core.errors import (
+    EnvelopeExpired,
+    NoMessage,
+    NoSenderKey,
+    OverlongText,
+    PlainRefused,
+    Replayed,
+    UnknownSource,
+    UnsignedSource,
+    WrongDestination,
+)
+from dmsg.rmb.core.lifetime import remaining
+from dmsg.rmb.core.limits import (
+    LATE_S,
+    MAX_COMMAND_BYTES,
+    MAX_CONNECTION_BYTES,
+    MAX_SCHEMA_BYTES,
+    MAX_TAGS_BYTES,
+    MAX_UID_BYTES,
+    SEEN_MESSAGES,
+)
+from dmsg.rmb.core.signing import verify_envelope
+from dmsg.rmb.core.twin import Twin
+from dmsg.rmb.core.wire import Envelope
+from dmsg.sansio.tally import Tally
+
+#: UTF-8 takes at most this for a character: texts of fewer characters need not be encoded to be measured.
+_CHARACTER_BYTES = 4
+
+
+class SeenMessages:
+    """Which messages came before, until they are over: a message of a twin is known by its uid and its kind.
+
+    At most ``capacity`` are remembered. When there are more, the oldest of the twin with the most is forgotten, so that
+    a twin that sends much does not make another's messages new again.
+    """
+
+    __slots__ = ("_capacity", "_count", "_tally", "_twins")
+
+    def __init__(self, capacity: int = SEEN_MESSAGES) -> None:
+        self._capacity = capacity
+        self._twins: OrderedDict[int, OrderedDict[tuple[str, str], float]] = OrderedDict()
+        self._tally: Tally[int] = Tally()
+        self._count = 0
+
+    def __len__(self) -> int:
+        return self._count
+
+    def is_new(self, twin: int, uid: str, kind: str, now: float, until: float) -> bool:
+        """Remember the message until the time ``until``; ``False`` if it is remembered already."""
+        self._forget_old(next(iter(self._twins), twin), now)
+        seen = self._twins.setdefault(twin, OrderedDict())
+        known = seen.get((uid, kind))
+        if known is not None and known > now:
+            return False
+        if known is None:
+            self._tally.add(twin)
+            self._count += 1
+        seen[uid, kind] = until
+        seen.move_to_end((uid, kind))
+        self._forget_old(twin, now)
+        if self._count > self._capacity:
+            self._forget(self._tally.largest())
+        return True
+
+    def _forget_old(self, twin: int, now: float) -> None:
+        """Forget what is over of ``twin``, up to the first that is not; its turn comes again when all had theirs."""
+        seen = self._twins.get(twin)
+        while seen and next(iter(seen.values())) <= now:
+            self._forget(twin)
+            seen = self._twins.get(twin)
+        if seen is not None:
+            self._twins.move_to_end(twin)
+
+    def _forget(self, twin: int) -> None:
+        seen = self._twins[twin]
+        seen.popitem(last=False)
+        if not seen:
+            del self._twins[twin]
+        self._tally.remove(twin)
+        self._count -= 1
+
+
+class Receiver:
+    """Decides for one session of a twin. ``awaits(uid)`` says whether an answer to that message is awaited.
+
+    An ``encryption`` of ``None`` is for twins without a published key. ``allow_plain`` takes payloads that are not
+    encrypted though they could be.
+    """
+
+    def __init__(
+        self,
+        address: SessionAddress,
+        encryption: EncryptionKey | None,
+        awaits: Callable[[str], bool],
+        *,
+        allow_plain: bool = False,
+    ) -> None:
+        self.address = address
+        self.seen = SeenMessages()
+        self._encryption = encryption
+        self._awaits = awaits
+        self._allow_plain = allow_plain
+
+    def admit(self, envelope: Envelope, now: float) -> int | None:
+        """The twin to look up for :meth:`open`, or ``None`` for a relay's error, which is taken as it is.
+
+        Raises a kind of :class:`~dmsg.rmb.core.errors.EnvelopeRefused`.
+        """
+        kind = envelope.WhichOneof("message")
+        if kind not in ("request", "response", "error"):
+            raise NoMessage
+        _check_texts(envelope)
+        from_relay = kind == "error" and not envelope.source.twin
+        destination = SessionAddress.of(envelope.destination)
+        # The public relay leaves the destination out of an error that came after its sender had gone.
+        if destination != self.address and not (from_relay and not destination.twin):
+            raise WrongDestination
+        if remaining(now, envelope.timestamp, envelope.expiration, late_s=LATE_S) is None:
+            raise EnvelopeExpired
+        if envelope.source.twin:
+            return envelope.source.twin
+        if not from_relay or not self._awaits(envelope.uid):
+            raise UnsignedSource
+        return None
+
+    def open(self, envelope: Envelope, sender: Twin | None, now: float) -> bytes:
+        """The payload of an admitted envelope, decrypted, if ``sender``, the twin it is from, signed it.
+
+        Raises a kind of :class:`~dmsg.rmb.core.errors.EnvelopeRefused`. A message that passed does not pass again.
+        """
+        if sender is None or sender.id != envelope.source.twin:
+            raise UnknownSource(envelope.source.twin)
+        verify_envelope(envelope, sender.account)
+        payload = self._decrypt(envelope, sender.pk)
+        left = remaining(now, envelope.timestamp, envelope.expiration, late_s=LATE_S)
+        if left is None:
+            raise EnvelopeExpired
+        kind = envelope.WhichOneof("message") or ""
+        if not self.seen.is_new(sender.id, envelope.uid, kind, now, now + left + 1):
+            raise Replayed
+        return payload
+
+    def _decrypt(self, envelope: Envelope, their_pk: bytes | None) -> bytes:
+        payload = envelope.WhichOneof("payload")
+        if payload == "cipher":
+            if their_pk is None or self._encryption is None:
+                raise NoSenderKey
+            return self._encryption.decrypt(their_pk, envelope.cipher)
+        # An answer or an error may be empty. A request may not: with its signature alone it could be for another twin.
+        if envelope.plain or envelope.HasField("request"):
+            both_have_keys = their_pk is not None and self._encryption is not None
+            if both_have_keys and not self._allow_plain:
+                raise PlainRefused
+        return envelope.plain
+
+
+def _check_texts(envelope: Envelope) -> None:
+    for name, text, limit_bytes in (
+        ("uid", envelope.uid, MAX_UID_BYTES),
+        ("tags", envelope.tags, MAX_TAGS_BYTES),
+        ("schema", envelope.schema, MAX_SCHEMA_BYTES),
+        ("connection", envelope.source.connection, MAX_CONNECTION_BYTES),
+        ("command", envelope.request.command, MAX_COMMAND_BYTES),
+    ):
+        if len(text) * _CHARACTER_BYTES > limit_bytes and len(text.encode()) > limit_bytes:
+            raise OverlongText(name)

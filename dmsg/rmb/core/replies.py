@@ -1,0 +1,76 @@
+"""Envelopes that answer another one. Pure.
+
+Those of a receiver have no source, no stamp and no signature yet: :class:`~dmsg.rmb.core.sender.Sender` adds them. Those of
+a relay stay without: it has no twin.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from dmsg.rmb.core.address import SessionAddress
+from dmsg.rmb.core.errors import RelayProblem
+from dmsg.rmb.core.limits import DEFAULT_TTL_S, MAX_ERROR_TEXT_BYTES
+from dmsg.rmb.core.wire import Envelope
+
+_PONG: Final = b"hello world"
+
+
+def bounded_text(text: str) -> str:
+    """``text`` as an error may carry it: cut, and Unicode throughout."""
+    return text.encode("utf-8", "replace")[:MAX_ERROR_TEXT_BYTES].decode("utf-8", "ignore")
+
+
+def relay_error(
+    request: Envelope, problem: RelayProblem, now: int, destination: SessionAddress | None = None, detail: str = ""
+) -> Envelope:
+    """What a relay answers a ``request`` it does not deliver with; other kinds of messages get no answer.
+
+    ``destination`` is the session that sent it, or ``None`` when that is not connected here (the public relay then
+    leaves the field out, and receivers take it). ``detail`` follows the problem's text. See :ref:`spec-rmb-problems`.
+    """
+    envelope = Envelope(uid=request.uid, timestamp=now, expiration=DEFAULT_TTL_S)
+    if destination is not None:
+        destination.write_to(envelope.destination)
+    envelope.error.code = problem.code
+    envelope.error.message = bounded_text(f"{problem.text}: {detail}" if detail else problem.text)
+    return envelope
+
+
+def answer_ping(envelope: Envelope) -> None:
+    """Make the pong of a ping, as a relay answers browsers: addresses swapped, ``hello world`` behind the payload.
+
+    The signature stays, and is no longer one.
+    """
+    ping = Envelope()
+    ping.CopyFrom(envelope)
+    for name, other in (("source", "destination"), ("destination", "source")):
+        envelope.ClearField(name)
+        if ping.HasField(other):
+            getattr(envelope, name).CopyFrom(getattr(ping, other))
+    envelope.pong.SetInParent()
+    envelope.plain += _PONG
+
+
+def error_reply(request: Envelope, code: int, text: str, ttl_s: int = DEFAULT_TTL_S) -> Envelope:
+    """The error with which a receiver answers ``request``, for :meth:`~dmsg.rmb.core.sender.Sender.seal`."""
+    envelope = _reply(request, ttl_s)
+    envelope.error.code = code
+    envelope.error.message = bounded_text(text)
+    return envelope
+
+
+def response(request: Envelope, payload: bytes, schema: str | None = None, ttl_s: int = DEFAULT_TTL_S) -> Envelope:
+    """The answer to ``request`` that holds ``payload``, for :meth:`~dmsg.rmb.core.sender.Sender.seal`."""
+    envelope = _reply(request, ttl_s)
+    envelope.response.SetInParent()
+    envelope.plain = payload
+    if schema is not None:
+        envelope.schema = schema
+    return envelope
+
+
+def _reply(request: Envelope, ttl_s: int) -> Envelope:
+    envelope = Envelope(uid=request.uid, expiration=ttl_s)
+    envelope.destination.CopyFrom(request.source)
+    return envelope
