@@ -1,4 +1,4 @@
-"""Client endpoints for the places where relays are."""
+"""Client endpoints for the places where relays are, and why they do not connect."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import Any
 
 from twisted.internet.abstract import isIPAddress, isIPv6Address
 from twisted.internet.endpoints import HostnameEndpoint, TCP4ClientEndpoint, TCP6ClientEndpoint
+from twisted.internet.error import ConnectError, ConnectionRefusedError, DNSLookupError, TimeoutError
 from twisted.internet.interfaces import IStreamClientEndpoint
 
 from dmsg.address import HostPort
@@ -20,3 +21,14 @@ def client_endpoint(reactor: Any, address: HostPort, timeout_s: float) -> IStrea
     if isIPv6Address(address.host):
         return TCP6ClientEndpoint(reactor, address.host, address.port, timeout)
     return HostnameEndpoint(reactor, address.host, address.port, timeout)
+
+
+def connect_reason(error: BaseException | None) -> str:
+    """Why an endpoint did not connect, as a short fixed text."""
+    if isinstance(error, ConnectionRefusedError):
+        return "connection refused"
+    if isinstance(error, TimeoutError):
+        return "timeout"
+    if isinstance(error, DNSLookupError):
+        return "host not found"
+    return "unreachable" if isinstance(error, ConnectError) else type(error).__name__

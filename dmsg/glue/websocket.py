@@ -22,7 +22,7 @@ from twisted.python.failure import Failure
 
 from dmsg.address import HostPort
 from dmsg.errors import DmsgError, InvalidAddress, StageError
-from dmsg.glue.connecting import client_endpoint
+from dmsg.glue.connecting import client_endpoint, connect_reason
 from dmsg.glue.shell import Owner, Shell
 from dmsg.sansio.websocket import Role, State, WebSocket, WebSocketConfig
 from dmsg.sansio.websocket_frames import CloseCode, WebSocketViolation
@@ -240,7 +240,7 @@ class _Opening:
             return
         problem: Exception = error or cast(ClientHandshake, shell.core).refused()
         if not reason.check(ConnectionClosed):  # TLS: a certificate that is not trusted, or for another host
-            problem = StageError("connect", type(reason.value).__name__, reason.value)
+            problem = StageError("connect", connect_reason(reason.value), reason.value)
         self.done.errback(problem)
 
     def fail(self, error: Exception) -> None:
@@ -288,5 +288,5 @@ def connect_websocket(
             shell.cut()
         return outcome
 
-    connecting.addErrback(lambda why: opening.fail(StageError("connect", type(why.value).__name__, why.value)))
+    connecting.addErrback(lambda why: opening.fail(StageError("connect", connect_reason(why.value), why.value)))
     return opening.done.addBoth(over)

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Final, Generic, cast
 
 from twisted.internet.defer import CancelledError, Deferred, DeferredList, ensureDeferred, fail, succeed
-from twisted.internet.error import ConnectError, ConnectionRefusedError, DNSLookupError, TimeoutError
+from twisted.internet.error import ConnectError, DNSLookupError
 from twisted.internet.interfaces import IProtocol, IReactorTime, IStreamClientEndpoint
 from twisted.internet.protocol import Factory
 from twisted.python.failure import Failure
@@ -21,6 +21,7 @@ from dmsg.crypto.keys import PublicKey
 from dmsg.discovery.entry import DMSG
 from dmsg.discovery.errors import DiscoveryError, EntryNotFound
 from dmsg.errors import DmsgError, InvalidAddress, StageError
+from dmsg.glue.connecting import connect_reason
 from dmsg.glue.waiters import Waiters
 from dmsg.interfaces import IDiscovery
 from dmsg.relays.candidates import Candidate
@@ -238,10 +239,8 @@ class SessionPool(Generic[S]):
             )
         except StageError:
             raise
-        except ConnectError as error:
-            raise StageError("connect", _connect_reason(error), error) from None
-        except DNSLookupError as error:
-            raise StageError("connect", "host not found", error) from None
+        except (ConnectError, DNSLookupError) as error:
+            raise StageError("connect", connect_reason(error), error) from None
         await session.ready
         self._admitted(session)
         return session
@@ -365,11 +364,3 @@ def _unavailable(result: object, timeout_s: float) -> Failure:
 
 def _timed_out(result: object, timeout_s: float) -> Failure:
     return Failure(StageError("connect", "timeout"))
-
-
-def _connect_reason(error: ConnectError) -> str:
-    if isinstance(error, ConnectionRefusedError):
-        return "connection refused"
-    if isinstance(error, TimeoutError):
-        return "timeout"
-    return "unreachable"

@@ -434,10 +434,10 @@ class WebSocket(Core):
             self._heard = now
             if self._message_since is not None:
                 self._message_since = now
-        silent_s = now - self._heard
-        if silent_s >= config.dead_after_s:
-            raise KeepaliveLost(silent_s)
-        if silent_s >= config.ping_after_s and not self._pinged:
+        # Compared as _due is computed: a difference may be rounded down, and then this would be due again at once for ever.
+        if now >= self._heard + config.dead_after_s:
+            raise KeepaliveLost(now - self._heard)
+        if now >= self._heard + config.ping_after_s and not self._pinged:
             self._pinged = True
             self.ping()
         self._due = self._heard + (config.dead_after_s if self._pinged else config.ping_after_s)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import pytest
+from twisted.internet import error
 from twisted.internet.error import TimeoutError
 from twisted.internet.protocol import Factory, Protocol
 
 from dmsg.address import HostPort
-from dmsg.glue.connecting import client_endpoint
+from dmsg.glue.connecting import client_endpoint, connect_reason
 from dmsg.testing.memory import MemoryNetwork
 
 HOSTS = {"relay.example": "192.0.2.2", "2001:db8::1": "2001:db8::1"}
@@ -42,3 +43,17 @@ def test_a_silent_place_is_given_up() -> None:
     assert not outcome
     memory.advance(0.1)
     assert outcome[0].check(TimeoutError)  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize(
+    ("failure", "reason"),
+    [
+        (error.ConnectionRefusedError(), "connection refused"),
+        (error.TimeoutError(), "timeout"),
+        (error.NoRouteError(), "unreachable"),
+        (error.DNSLookupError(), "host not found"),
+        (error.ConnectionLost(), "ConnectionLost"),
+    ],
+)
+def test_a_failure_to_connect_has_a_fixed_reason(failure: Exception, reason: str) -> None:
+    assert connect_reason(failure) == reason
