@@ -1,0 +1,238 @@
+"""One relay, kept connected: a token, a WebSocket, a growing pause after each failure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+from typing import Protocol as TypingProtocol
+
+from twisted.internet.defer import CancelledError, Deferred, ensureDeferred
+from twisted.internet.interfaces import IDelayedCall
+from twisted.python.failure import Failure
+
+from dmsg.errors import DmsgError, InvalidAddress
+from dmsg.eventlog.reasons import Reason
+from dmsg.glue.shell import Owner, Shell
+from dmsg.glue.waiters import Waiters
+from dmsg.glue.websocket import WebSocketShell, WebSocketUrl
+from dmsg.rmb.client.config import RmbConfig
+from dmsg.sansio.backoff import Backoff
+from dmsg.sansio.websocket import KeepaliveLost
+from dmsg.sansio.websocket_frames import Closed
+from dmsg.sansio.websocket_handshake import WebSocketRefused
+
+#: Opens a WebSocket to a URL for an owner: :func:`dmsg.glue.websocket.connect_websocket` with all but these two given.
+Connect = Callable[[WebSocketUrl, Owner], "Deferred[WebSocketShell]"]
+
+
+class ConnectionOwner(TypingProtocol):
+    """Who is told what a connection brings, and how it fares."""
+
+    def received(self, connection: RelayConnection, message: bytes) -> None:
+        """A message came."""
+
+    def connected(self, connection: RelayConnection) -> None:
+        """It is connected."""
+
+    def lost(self, connection: RelayConnection) -> None:
+        """It is connected no longer; what was sent last may not have arrived."""
+
+    def failed(self, connection: RelayConnection) -> None:
+        """An attempt to connect has failed."""
+
+    def writable(self, connection: RelayConnection) -> None:
+        """Something was written, so there may be room again."""
+
+    @property
+    def in_haste(self) -> bool:
+        """Whether something waits for a relay."""
+
+
+class RelayConnection:
+    """Keeps one relay connected from :meth:`start` to :meth:`stop`.
+
+    ``token()`` makes a token: each attempt has its own, because a token is valid for a minute and a connection lasts for
+    days. Raises ``InvalidAddress`` for a ``url`` that is not ``ws://host[:port]`` or ``wss://host[:port]``.
+    """
+
+    def __init__(
+        self,
+        clock: Any,
+        url: str,
+        owner: ConnectionOwner,
+        *,
+        connect: Connect,
+        token: Callable[[], str],
+        uniform: Callable[[], float],
+        config: RmbConfig,
+    ) -> None:
+        self.url = url
+        self._where = WebSocketUrl.parse(url)
+        if "?" in self._where.target:
+            raise InvalidAddress("the URL of a relay has no query: there the token will be")
+        #: ``host`` or ``host:port``, as a registry may have it, and the host alone.
+        self.place = self._where.host_header.lower()
+        self.host = self._where.address.host.lower()
+        #: Why it is not connected, for people and for the log; "" while it is.
+        self.problem = "not started"
+        self.reason = Reason.NONE
+        #: When it was connected, how long that took, and when anything was last heard, in seconds on the clock.
+        self.since_s = 0.0
+        self.handshake_s = 0.0
+        self.heard_at = 0.0
+        #: Since it was connected.
+        self.envelopes_in = self.envelopes_out = self.bytes_in = self.bytes_out = 0
+        self._clock = clock
+        self._owner = owner
+        self._connect = connect
+        self._token = token
+        self._uniform = uniform
+        self._config = config
+        self._backoff = Backoff(config.backoff_first_s, config.backoff_limit_s)
+        self._urgent = Backoff(config.backoff_first_s, config.urgent_backoff_s)
+        self._shell: WebSocketShell | None = None
+        self._work: Deferred[None] | None = None
+        self._over: Waiters[None] = Waiters()
+        self._pause: Deferred[None] | None = None
+        self._pause_call: IDelayedCall | None = None
+
+    # --- life --------------------------------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Begin to connect."""
+        self._work = ensureDeferred(self._keep_connected())
+        self._work.addErrback(lambda failure: failure.trap(CancelledError))
+
+    async def stop(self) -> None:
+        """End the connection; what was sent before is written first, if that does not take long."""
+        work, self._work = self._work, None
+        shell = self._shell
+        if shell is not None:
+            over = self._over.wait_at_most(self._config.stop_timeout_s, self._clock)
+            shell.close()
+            await over
+            if self._shell is not None:
+                over = self._over.wait_at_most(self._config.stop_timeout_s, self._clock)
+                shell.cut()
+                await over
+        if work is not None:
+            work.cancel()
+
+    async def _keep_connected(self) -> None:
+        failures = 0
+        while True:
+            began_s = self._clock.seconds()
+            try:
+                shell = await self._connect(replace(self._where, target=f"{self._where.target}?{self._token()}"), self)
+            except DmsgError as error:
+                self._explain(error)
+                self._owner.failed(self)
+                failures += 1
+            else:
+                self._came_up(shell, began_s)
+                await self._over.wait()
+                failures = 1 if self._clock.seconds() - self.since_s >= self._config.stable_s else failures + 1
+            await self._rest(failures)
+
+    def _came_up(self, shell: WebSocketShell, began_s: float) -> None:
+        self._shell = shell
+        self.problem = ""
+        self.since_s = self.heard_at = self._clock.seconds()
+        self.handshake_s = self.since_s - began_s
+        self.envelopes_in = self.envelopes_out = self.bytes_in = self.bytes_out = 0
+        self._owner.connected(self)
+
+    def _explain(self, error: DmsgError | None) -> None:
+        if isinstance(error, WebSocketRefused):
+            self.reason = Reason.UPGRADE_REFUSED
+            self.problem = f"refused with status {error.status}: {_printable(error.text)}"
+        elif isinstance(error, KeepaliveLost):
+            self.reason, self.problem = Reason.SILENT, "silent"
+        else:
+            self.problem = getattr(error, "reason", "connection lost")
+            self.reason = Reason.of(self.problem)
+
+    async def _rest(self, failures: int) -> None:
+        backoff = self._urgent if self._owner.in_haste else self._backoff
+        self._pause = Deferred()
+        self._pause_call = self._clock.callLater(backoff.pause_s(failures, self._uniform), self._go_on)
+        try:
+            await self._pause
+        finally:
+            if self._pause_call is not None:
+                self._pause_call.cancel()
+            self._pause = self._pause_call = None
+
+    def _go_on(self) -> None:
+        self._pause_call = None
+        if self._pause is not None:
+            self._pause.callback(None)
+
+    def hurry(self) -> None:
+        """Cut a long pause short: something waits for a relay."""
+        call, limit_s = self._pause_call, self._config.urgent_backoff_s
+        if call is not None and call.getTime() - self._clock.seconds() > limit_s:
+            call.reset(limit_s * (0.5 + 0.5 * self._uniform()))
+
+    # --- sending -----------------------------------------------------------------------------------------------------
+
+    @property
+    def is_connected(self) -> bool:
+        """Whether messages can be sent."""
+        return self._shell is not None and self._shell.open
+
+    @property
+    def has_room(self) -> bool:
+        """Whether it is connected and little waits in it."""
+        shell = self._shell
+        return shell is not None and shell.open and shell.core.queued_bytes < self._config.relay_queue_bytes
+
+    def send(self, message: bytes) -> None:
+        """Send ``message``; only while connected. What is sent in one turn of the reactor is written together."""
+        shell = self._shell
+        assert shell is not None
+        shell.core.send(message)
+        self.envelopes_out += 1
+        self.bytes_out += len(message)
+        shell.flush_soon()
+
+    def hold(self, held: bool) -> None:
+        """Read nothing more for now, or go on."""
+        if self._shell is not None:
+            self._shell.hold("lookups", held)
+
+    # --- from the shell ----------------------------------------------------------------------------------------------
+
+    def handle_events(self, shell: Shell, events: Sequence[object]) -> None:
+        """Hand messages on."""
+        for event in events:
+            if isinstance(event, bytes):
+                self.envelopes_in += 1
+                self.bytes_in += len(event)
+                self._owner.received(self, event)
+            elif isinstance(event, Closed):
+                self.reason = Reason.CLOSED_BY_SERVER
+                self.problem = f"closed by the relay with code {event.code}: {_printable(event.reason)}"
+
+    def after_read(self, shell: Shell) -> None:
+        """Write what came of a read."""
+        self.heard_at = self._clock.seconds()
+        shell.flush()
+
+    def flushed(self, shell: Shell) -> None:
+        """Tell that there may be room."""
+        self._owner.writable(self)
+
+    def connection_lost(self, shell: Shell, error: DmsgError | None, reason: Failure) -> None:
+        """Go over to the next attempt."""
+        self._shell = None
+        if not self.problem:
+            self._explain(error)
+        self._owner.lost(self)
+        self._over.fire(None)
+
+
+def _printable(text: str) -> str:
+    """The beginning of a relay's text, safe to be shown."""
+    return "".join(one if one.isprintable() else "?" for one in text[:200])

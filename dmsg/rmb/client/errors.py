@@ -1,0 +1,153 @@
+"""Why a call, or anything else that was to be sent, failed. All data is in attributes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+
+from dmsg.errors import DmsgError
+from dmsg.eventlog.reasons import Reason
+from dmsg.rmb.core.address import SessionAddress
+from dmsg.rmb.core.errors import PeerCode
+
+
+class CallError(DmsgError):
+    """Base of what a call fails with. ``target`` is who was called; ``code`` and ``text`` are what a program that asked over
+    Redis is told, ``reason`` is for the log.
+    """
+
+    code: int = PeerCode.OTHER
+    reason = Reason.OTHER
+
+    def __init__(self, target: SessionAddress, text: str) -> None:
+        super().__init__(f"call of twin {target}: {text}")
+        self.target = target
+        self.text = text
+
+
+class CallTimeout(CallError):
+    """No answer in time. ``relays`` are the URLs of those that took the request, in order.
+
+    ``refused`` says why answers that came were not accepted; mostly it is empty.
+    """
+
+    code = PeerCode.INVALID
+    reason = Reason.TIMEOUT
+
+    def __init__(
+        self, target: SessionAddress, timeout_s: float, relays: tuple[str, ...], refused: tuple[str, ...]
+    ) -> None:
+        text = f"no answer within {timeout_s:g} s"
+        if refused:
+            text += f" ({', '.join(refused)})"
+        super().__init__(target, text)
+        self.timeout_s = timeout_s
+        self.relays = relays
+        self.refused = refused
+
+
+class NotConnected(CallError):
+    """No relay took the request in time. ``problems`` says for the URL of each relay what is wrong with it."""
+
+    reason = Reason.NOT_CONNECTED
+
+    def __init__(self, target: SessionAddress, problems: Mapping[str, str]) -> None:
+        self.problems = MappingProxyType(dict(problems))
+        what = "; ".join(f"{url}: {problem}" for url, problem in self.problems.items())
+        super().__init__(target, f"not connected to a relay ({what or 'none is known'})")
+
+
+class CallRefused(CallError):
+    """Answered with an error: ``code`` and ``text`` as the other side gave them.
+
+    ``source`` is the session that answered; twin 0 is a relay, whose errors are not signed.
+    """
+
+    reason = Reason.ANSWERED_WITH_ERROR
+
+    def __init__(self, target: SessionAddress, code: int, text: str, source: SessionAddress) -> None:
+        super().__init__(target, f"refused with code {code}: {text}")
+        self.code = code
+        self.text = text
+        self.source = source
+
+    @property
+    def own_text(self) -> str:
+        """Without the other side's text."""
+        return f"call of twin {self.target.twin}: refused with code {self.code}"
+
+
+class TwinUnknown(CallError):
+    """The registry has no such twin."""
+
+    code = PeerCode.UNKNOWN_TWIN
+    reason = Reason.UNKNOWN_TWIN
+
+    def __init__(self, target: SessionAddress) -> None:
+        super().__init__(target, f"unknown twin id '{target.twin}'")
+
+
+class RegistryFailed(CallError):
+    """The registry could not be asked. ``problem`` says why."""
+
+    reason = Reason.REGISTRY_FAILED
+
+    def __init__(self, target: SessionAddress, problem: str) -> None:
+        super().__init__(target, f"failed to get twin information: {problem}")
+        self.problem = problem
+
+
+class NoEncryptionKey(CallError):
+    """The other twin has published no key, and plain text is not allowed (``allow_plain``)."""
+
+    code = PeerCode.ENCRYPTION
+    reason = Reason.NO_PUBLIC_KEY
+
+    def __init__(self, target: SessionAddress) -> None:
+        super().__init__(target, "e2e error: the twin has no public key, and plain text is not allowed")
+
+
+class EncryptionFailed(CallError):
+    """The other twin's key is none. ``problem`` says why."""
+
+    code = PeerCode.ENCRYPTION
+
+    def __init__(self, target: SessionAddress, problem: str) -> None:
+        super().__init__(target, f"e2e error: {problem}")
+        self.problem = problem
+
+
+class EnvelopeTooLarge(CallError):
+    """An envelope of ``size_bytes``, which is more than relays take."""
+
+    reason = Reason.MESSAGE_OVER_LIMIT
+
+    def __init__(self, target: SessionAddress, size_bytes: int) -> None:
+        super().__init__(target, f"an envelope of {size_bytes} bytes is too large")
+        self.size_bytes = size_bytes
+
+
+class TooMuchUnderWay(CallError):
+    """As many calls, or bytes of calls, are under way as the client keeps."""
+
+    code = PeerCode.BUSY
+    reason = Reason.BUSY
+
+    def __init__(self, target: SessionAddress) -> None:
+        super().__init__(target, "too much is under way already")
+
+
+class Stopped(CallError):
+    """The client does not run, or has been stopped meanwhile."""
+
+    reason = Reason.STOPPED
+
+    def __init__(self, target: SessionAddress) -> None:
+        super().__init__(target, "the client is stopped")
+
+
+class NoTwin(DmsgError):
+    """The registry knows no twin with the client's own key."""
+
+    def __init__(self) -> None:
+        super().__init__("no twin found in the registry with the given key")

@@ -1,0 +1,452 @@
+"""Envelopes of one session over several relays: requests that are answered or fail in time, and answers to requests.
+
+This is what :class:`~dmsg.rmb.client.service.RmbClient` and the peer that serves Redis stand on. It knows envelopes,
+keys, the registry and the relays; commands and their handlers are its owner's.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
+from itertools import count
+from math import ceil
+from typing import Any, Final
+from typing import Protocol as TypingProtocol
+
+from twisted.internet.defer import CancelledError, Deferred, ensureDeferred
+from twisted.internet.task import deferLater
+from twisted.python.failure import Failure
+
+from dmsg.crypto.keys import Random
+from dmsg.eventlog.schema import TwinSessionClosed, TwinSessionOpened, digest
+from dmsg.glue.waiters import Waiters
+from dmsg.glue.websocket import connect_websocket
+from dmsg.interfaces import IEventLog
+from dmsg.rmb.client.answers import Answers
+from dmsg.rmb.client.config import RmbConfig
+from dmsg.rmb.client.connection import Connect, RelayConnection
+from dmsg.rmb.client.errors import (
+    CallError,
+    CallRefused,
+    CallTimeout,
+    EncryptionFailed,
+    EnvelopeTooLarge,
+    NoEncryptionKey,
+    NotConnected,
+    NoTwin,
+    RegistryFailed,
+    Stopped,
+    TooMuchUnderWay,
+    TwinUnknown,
+)
+from dmsg.rmb.client.lookups import Lookups
+from dmsg.rmb.client.relays import Parcel, Relays
+from dmsg.rmb.core import errors as wrong
+from dmsg.rmb.core.acceptance import Receiver
+from dmsg.rmb.core.address import SessionAddress
+from dmsg.rmb.core.e2e import EncryptionKey
+from dmsg.rmb.core.keys import TwinKey
+from dmsg.rmb.core.lifetime import remaining
+from dmsg.rmb.core.limits import DEFAULT_TTL_S, MAX_ENVELOPE_BYTES
+from dmsg.rmb.core.replies import bounded_text, error_reply, response
+from dmsg.rmb.core.sender import Sender
+from dmsg.rmb.core.token import make_token
+from dmsg.rmb.core.twin import Twin
+from dmsg.rmb.core.wire import Envelope, parse_envelope
+from dmsg.rmb.interfaces import ITwinRegistry
+from dmsg.rmb.twins.errors import RegistryError
+from dmsg.sansio.backoff import Backoff
+from dmsg.sansio.jitter import Jitter
+from dmsg.sansio.rate import TokenBucket
+from dmsg.sansio.websocket import WebSocketConfig
+
+#: Answers with an error to requests that were refused, a second: what is forged makes us sign no more than this.
+_REFUSALS_PER_S: Final = 200.0
+#: The pauses between attempts to find out our own twin, in seconds.
+_REGISTRY_PAUSES_S: Final = (1.0, 30.0)
+#: Reasons kept of answers to one call that were not accepted.
+_REFUSED_NOTED: Final = 8
+_REGISTRY_FAILED: Final = "other: failed to get twin information"
+
+
+@dataclass(frozen=True, slots=True)
+class Accepted:
+    """An envelope that has passed every check. ``payload`` is in clear; ``twin`` is the sender.
+
+    ``twin`` is ``None`` for an error of a relay, which nobody has signed. ``relay`` is the URL over which it came.
+    """
+
+    envelope: Envelope
+    payload: bytes
+    source: SessionAddress
+    twin: Twin | None
+    relay: str
+    remaining_s: int
+
+    @property
+    def sealed(self) -> bool:
+        """Whether the payload came encrypted."""
+        return bool(self.envelope.HasField("cipher"))
+
+
+class ExchangeOwner(TypingProtocol):
+    """Who is told of what nobody waits for in a coroutine."""
+
+    def request_received(self, request: Accepted) -> None:
+        """A request came. Answer it with :meth:`Exchange.respond`, or with :meth:`Exchange.send`."""
+
+    def is_awaited(self, uid: str, twin: int) -> bool:
+        """Whether an answer ``uid`` of ``twin`` is waited for though this exchange has not sent the request.
+
+        ``twin`` is 0 for an error of a relay. What is not awaited is dropped unread.
+        """
+
+    def answer_received(self, answer: Accepted) -> None:
+        """An answer came for which :meth:`is_awaited` said yes."""
+
+
+class _Call:
+    """A request without an answer."""
+
+    __slots__ = ("answer", "parcel", "refused", "size_bytes", "target")
+
+    def __init__(self, target: SessionAddress, size_bytes: int) -> None:
+        self.target = target
+        self.size_bytes = size_bytes
+        self.answer: Deferred[Accepted] = Deferred()
+        self.parcel: Parcel | None = None
+        self.refused: list[str] = []
+
+
+class Exchange:
+    """Sends and receives the envelopes of one session of one twin.
+
+    ``relays`` are one to four URLs (``ws://`` or ``wss://``). ``session`` is the name of the connection; ``None``, the
+    default, is the one that callers reach who name none, and one program at a time may have it. ``publish`` are the hosts
+    of our relays to be put into the registry, with our encryption key; ``True`` leaves those there, and is our own if
+    there are none; with ``False`` nothing is published. ``allow_plain`` lets payloads go unencrypted to twins without a
+    key, and takes them so from any. ``now_s()`` is Unix time.
+    """
+
+    def __init__(
+        self,
+        reactor: Any,
+        key: TwinKey,
+        registry: ITwinRegistry,
+        relays: Sequence[str],
+        owner: ExchangeOwner,
+        *,
+        session: str | None = None,
+        publish: bool | Sequence[str] = True,
+        allow_plain: bool = False,
+        config: RmbConfig | None = None,
+        events: IEventLog | None = None,
+        random: Random = os.urandom,
+        now_s: Callable[[], float] = time.time,
+        connect: Connect | None = None,
+    ) -> None:
+        self.config = config = config or RmbConfig()
+        #: Our twin's number and session; the number is 0 until :meth:`start` has found it.
+        self.address = SessionAddress(0, session)
+        #: Fires whenever a relay comes or goes.
+        self.relays_change: Waiters[None] = Waiters()
+        self._clock = reactor
+        self._key = key
+        self._publish = publish
+        self._registry = registry
+        self._owner = owner
+        self._allow_plain = allow_plain
+        self._events = events
+        self._random = random
+        self._now_s = now_s
+        self._uniform = Jitter(random).random
+        if connect is None:
+            limits = WebSocketConfig(max_message_bytes=MAX_ENVELOPE_BYTES)
+            connect = partial(
+                connect_websocket, reactor, config=limits, timeout_s=config.connect_timeout_s, random=random
+            )
+        self.relays = Relays(
+            reactor, relays, self, connect=connect, token=self._make_token, uniform=self._uniform, config=config
+        )
+        self._answers = Answers(reactor, self.relays, config.answers, config.answers_bytes)
+        self._calls: dict[str, _Call] = {}
+        self._calls_bytes = 0
+        self._refusals = TokenBucket(_REFUSALS_PER_S, _REFUSALS_PER_S, reactor.seconds())
+        self._sender: Sender | None = None
+        self._receiver: Receiver | None = None
+        self._lookups = Lookups(config.lookups)
+        self._found: Waiters[None] = Waiters()
+        self._sessions = count(1)
+        self._session_numbers: dict[RelayConnection, int] = {}
+        self._stopped = True
+
+    # --- life --------------------------------------------------------------------------------------------------------
+
+    async def start(self) -> None:
+        """Find our own twin in the registry, publish what is to be published, and begin to connect.
+
+        The registry is asked until it answers. Requests may be made before: they wait. Raises
+        :class:`~dmsg.rmb.client.errors.NoTwin`, or ``InvalidTwin`` for relays that cannot be published.
+        """
+        self._stopped = False
+        backoff, failures = Backoff(*_REGISTRY_PAUSES_S), 0
+        while True:
+            try:
+                encryption = await self._introduce()
+                break
+            except RegistryError:
+                failures += 1
+                await deferLater(self._clock, backoff.pause_s(failures, self._uniform))
+        plain = self._allow_plain
+        self._sender = Sender(self.address, self._key, encryption, self._random, allow_plain=plain)
+        self._receiver = Receiver(self.address, encryption, self._calls.__contains__, allow_plain=plain)
+        self.relays.start()
+        self._found.fire(None)
+
+    async def _introduce(self) -> EncryptionKey | None:
+        """Find and publish our twin; gives our encryption key if others find it in the registry."""
+        number = await self._registry.find(self._key.account)
+        twin = await self._registry.get(number) if number is not None else None
+        if twin is None:
+            raise NoTwin
+        self.address = self.address._replace(twin=twin.id)
+        ours = EncryptionKey(self._key.secret)
+        if self._publish is not False:
+            wanted = () if self._publish is True else self._publish
+            hosts = tuple(wanted) or twin.relays or tuple(one.place for one in self.relays.connections)
+            await self._registry.update(self._key, hosts, ours.public_key)
+        elif twin.pk != ours.public_key:
+            return None
+        return ours
+
+    async def stop(self) -> None:
+        """End all: calls fail with :class:`~dmsg.rmb.client.errors.Stopped`, answers that were given are written."""
+        self._stopped = True
+        for call in list(self._calls.values()):
+            self._fail(call, Stopped(call.target))
+        self._found.cancel()
+        self._lookups.cancel()
+        await self.relays.stop()
+        self._answers.stop()
+        self.relays_change.cancel()
+
+    def _make_token(self) -> str:
+        return make_token(self._key, *self.address, int(self._now_s()))
+
+    # --- requests ----------------------------------------------------------------------------------------------------
+
+    async def request(self, envelope: Envelope, timeout_s: float) -> Accepted:
+        """Send a request, and give the answer; raises a ``CallError`` when there is none within ``timeout_s``.
+
+        ``envelope`` has uid, destination, command and ``plain``, and if wanted tags, schema, timestamp and expiration;
+        an expiration of 0 becomes the end of the time-out. The rest is written into it. Cancelling forgets the request.
+        """
+        target = SessionAddress.of(envelope.destination)
+        size = len(envelope.plain)
+        config = self.config
+        if self._stopped:
+            raise Stopped(target)
+        if len(self._calls) >= config.calls or self._calls_bytes + size > config.calls_bytes:
+            raise TooMuchUnderWay(target)
+        if envelope.uid in self._calls:
+            raise ValueError(f"a request with the uid {envelope.uid!r} is under way")
+        call = self._calls[envelope.uid] = _Call(target, size)
+        self._calls_bytes += size
+        work = ensureDeferred(self._request(envelope, call, timeout_s))
+        try:
+            return await work.addTimeout(timeout_s, self._clock, lambda *_: Failure(self._timed_out(call, timeout_s)))
+        finally:
+            del self._calls[envelope.uid]
+            self._calls_bytes -= size
+            if call.parcel is not None:
+                self.relays.drop(call.parcel)
+
+    async def _request(self, envelope: Envelope, call: _Call, timeout_s: float) -> Accepted:
+        ends_at = self._clock.seconds() + timeout_s
+        if not envelope.expiration:
+            now = self._now_s()
+            envelope.timestamp = int(now)
+            envelope.expiration = ceil(now + timeout_s) - int(now)
+        twin = await self._look_up(call.target)
+        data = self._seal(envelope, twin, call.target)
+        call.parcel = Parcel(data, ends_at, is_request=True, prefer=twin.relays)
+        self.relays.post(call.parcel)
+        return await call.answer
+
+    def _timed_out(self, call: _Call, timeout_s: float) -> CallError:
+        parcel = call.parcel
+        if parcel is None:
+            return RegistryFailed(call.target, f"no answer within {timeout_s:g} s")
+        if not parcel.relays:
+            return NotConnected(call.target, self.relays.problems())
+        relays = tuple(dict.fromkeys(one.url for one in parcel.relays))
+        return CallTimeout(call.target, timeout_s, relays, tuple(dict.fromkeys(call.refused)))
+
+    async def _look_up(self, target: SessionAddress) -> Twin:
+        if not self.address.twin:
+            await self._found.wait()
+        try:
+            twin = await self._registry.get(target.twin)
+        except RegistryError as error:
+            raise RegistryFailed(target, error.reason) from error
+        if twin is None:
+            raise TwinUnknown(target)
+        return twin
+
+    # --- answers -----------------------------------------------------------------------------------------------------
+
+    def respond(self, request: Accepted, data: bytes, schema: str | None = None) -> None:
+        """Answer ``request`` with ``data``. Raises what :meth:`send` raises for an answer that cannot be sent."""
+        self._answer(request, response(request.envelope, data, schema, _lifetime_s(request.envelope)))
+
+    def refuse(self, request: Accepted, code: int, text: str) -> None:
+        """Answer ``request`` with an error; ``text`` can be read by the relays."""
+        self._answer(request, error_reply(request.envelope, code, text, _lifetime_s(request.envelope)))
+
+    def _answer(self, request: Accepted, answer: Envelope) -> None:
+        assert request.twin is not None
+        self._post_answer(answer, request.twin, (request.relay,))
+
+    async def send(self, envelope: Envelope) -> None:
+        """Send an answer that was made elsewhere: uid, destination, response or error, ``plain`` and the rest.
+
+        Returns when a relay has it or it waits for one. Raises a ``CallError`` that says why it cannot be sent.
+        """
+        target = SessionAddress.of(envelope.destination)
+        if self._stopped:
+            raise Stopped(target)
+        self._post_answer(envelope, await self._look_up(target), ())
+
+    def _post_answer(self, answer: Envelope, twin: Twin, prefer: Sequence[str]) -> None:
+        target = SessionAddress.of(answer.destination)
+        data = self._seal(answer, twin, target)
+        ends_at = self._clock.seconds() + answer.expiration
+        parcel = Parcel(data, ends_at, is_request=False, prefer=(*prefer, *twin.relays))
+        self._answers.post(target, answer.uid, parcel)
+
+    def _seal(self, envelope: Envelope, twin: Twin, target: SessionAddress) -> bytes:
+        assert self._sender is not None
+        try:
+            return self._sender.seal(envelope, twin.pk, int(self._now_s()))
+        except wrong.NoReceiverKey:
+            raise NoEncryptionKey(target) from None
+        except wrong.E2eError as error:
+            raise EncryptionFailed(target, error.problem) from None
+        except wrong.EnvelopeTooLarge as error:
+            raise EnvelopeTooLarge(target, error.size) from None
+        except wrong.EnvelopeExpired:
+            raise CallTimeout(target, 0.0, (), ("expired before it was sent",)) from None
+
+    # --- what comes --------------------------------------------------------------------------------------------------
+
+    def relay_connected(self, connection: RelayConnection) -> None:
+        """See :class:`~dmsg.rmb.client.relays.RelaysOwner`."""
+        number = self._session_numbers[connection] = next(self._sessions)
+        if self._events is not None:
+            twin, name = self.address
+            took_ms = connection.handshake_s * 1000
+            self._events.emit(TwinSessionOpened(number, twin, digest(name), connection.host, took_ms))
+        self.relays_change.fire(None)
+
+    def relay_lost(self, connection: RelayConnection, *, was_connected: bool) -> None:
+        """See :class:`~dmsg.rmb.client.relays.RelaysOwner`."""
+        if self._events is not None:
+            number = self._session_numbers[connection] if was_connected else next(self._sessions)
+            lasted_s = self._clock.seconds() - connection.since_s if was_connected else 0.0
+            counts = (
+                (connection.envelopes_in, connection.envelopes_out, connection.bytes_in, connection.bytes_out)
+                if was_connected
+                else (0, 0, 0, 0)
+            )
+            twin, name = self.address
+            self._events.emit(TwinSessionClosed(number, twin, digest(name), connection.reason, lasted_s, *counts))
+        self.relays_change.fire(None)
+
+    def received(self, connection: RelayConnection, message: bytes) -> None:
+        """See :class:`~dmsg.rmb.client.relays.RelaysOwner`."""
+        if self._stopped:
+            return
+        try:
+            envelope = parse_envelope(message)
+        except wrong.MalformedEnvelope:
+            return
+        if envelope.WhichOneof("message") != "request" and not self._is_awaited(envelope):
+            return
+        self._lookups.add(ensureDeferred(self._take(envelope, connection)), connection)
+
+    def _is_awaited(self, envelope: Envelope) -> bool:
+        twin = envelope.source.twin
+        call = self._calls.get(envelope.uid)
+        if call is not None:
+            return twin in (0, call.target.twin)
+        return self._owner.is_awaited(envelope.uid, twin)
+
+    async def _take(self, envelope: Envelope, connection: RelayConnection) -> None:
+        receiver = self._receiver
+        assert receiver is not None
+        twin, payload, now_s = None, b"", self._now_s()
+        try:
+            number = receiver.admit(envelope, now_s)
+            if number is not None:
+                twin = await self._registry.get(number)
+                payload = receiver.open(envelope, twin, now_s)
+        except wrong.Replayed:
+            if envelope.HasField("request"):
+                self._answers.repeat(SessionAddress.of(envelope.source), envelope.uid)
+        except wrong.EnvelopeRefused as refused:
+            self._refused(envelope, refused, connection)
+        except RegistryError:
+            why = wrong.EnvelopeRefused("registry failed", wrong.PeerCode.OTHER, _REGISTRY_FAILED)
+            self._refused(envelope, why, connection)
+        except CancelledError:
+            return
+        else:
+            left = remaining(now_s, envelope.timestamp, envelope.expiration) or 1
+            source = SessionAddress.of(envelope.source)
+            self._accepted(Accepted(envelope, payload, source, twin, connection.url, left), connection)
+
+    def _accepted(self, accepted: Accepted, connection: RelayConnection) -> None:
+        envelope = accepted.envelope
+        kind = envelope.WhichOneof("message")
+        if kind == "request":
+            self._owner.request_received(accepted)
+            return
+        call = self._calls.get(envelope.uid)
+        if call is None:
+            if self._owner.is_awaited(envelope.uid, accepted.source.twin):
+                self._owner.answer_received(accepted)
+        elif call.answer.called:
+            return
+        elif kind == "response":
+            call.answer.callback(accepted)
+        elif kind == "error":
+            by_relay = accepted.twin is None
+            if by_relay and call.parcel is not None and self.relays.post_elsewhere(call.parcel, connection):
+                return
+            error = envelope.error
+            self._fail(call, CallRefused(call.target, error.code, bounded_text(error.message), accepted.source))
+
+    def _fail(self, call: _Call, error: CallError) -> None:
+        if not call.answer.called:
+            call.answer.errback(Failure(error))
+
+    def _refused(self, envelope: Envelope, refused: wrong.EnvelopeRefused, connection: RelayConnection) -> None:
+        """An envelope is not accepted: tell the sender of a request, or note it for who waits for an answer."""
+        if envelope.WhichOneof("message") != "request":
+            call = self._calls.get(envelope.uid)
+            if call is not None and len(call.refused) < _REFUSED_NOTED:
+                call.refused.append(refused.reason)
+        elif refused.code is not None and connection.has_room and self._refusals.take(self._clock.seconds()):
+            answer = error_reply(envelope, refused.code, refused.text)
+            assert self._sender is not None
+            with suppress(wrong.EnvelopeTooLarge):
+                connection.send(self._sender.seal(answer, None, int(self._now_s())))
+
+
+def _lifetime_s(request: Envelope) -> int:
+    """How long an answer is good for: as long as its request was from the beginning, whatever the two clocks say."""
+    return request.expiration or DEFAULT_TTL_S

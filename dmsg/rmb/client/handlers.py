@@ -1,0 +1,169 @@
+"""The commands a program serves: handlers, how many are at work at once, and whose turn it is."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import Any, Final, TypeVar
+
+from twisted.internet.defer import CancelledError, Deferred, ensureDeferred
+from twisted.internet.interfaces import IReactorTime
+from twisted.logger import Logger
+
+from dmsg.errors import DmsgError
+from dmsg.glue.waiters import Waiters
+from dmsg.rmb.client.config import RmbConfig
+from dmsg.rmb.core.address import SessionAddress
+from dmsg.rmb.core.errors import PeerCode
+from dmsg.rmb.core.fair_queue import FairQueue
+
+_log = Logger()
+#: What a waiting request costs beside its bytes.
+_OVERHEAD_BYTES: Final = 2_048
+
+
+class Refusal(DmsgError):
+    """Raised by a handler to answer with an error: ``code`` and ``text`` go to the caller as they are, unencrypted."""
+
+    def __init__(self, code: int, text: str) -> None:
+        super().__init__(f"{code}: {text}")
+        self.code = code
+        self.text = text
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """A request that was accepted. ``source`` is who asks, proved by a signature; ``data`` the payload in clear.
+
+    ``sealed`` says that it came encrypted. ``remaining_s`` is how many seconds of its life were left when it came.
+    """
+
+    command: str
+    data: bytes
+    source: SessionAddress
+    uid: str
+    schema: str | None
+    tags: str
+    sealed: bool
+    remaining_s: int
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """A handler's answer, where bytes alone do not say enough: ``schema`` is the MIME type of ``data``."""
+
+    data: bytes
+    schema: str | None = None
+
+
+#: Gives the answer, or raises :class:`Refusal`.
+Handler = Callable[[Request], Awaitable[bytes | Reply]]
+H = TypeVar("H", bound=Handler)
+#: How an answer goes out: a :class:`Reply`, or the :class:`Refusal` to send.
+Respond = Callable[[Reply | Refusal], None]
+
+_UNKNOWN: Final = Refusal(PeerCode.UNKNOWN_COMMAND, "unknown command")
+_BUSY: Final = Refusal(PeerCode.BUSY, "too many requests are waiting")
+_FAILED: Final = Refusal(PeerCode.HANDLER_FAILED, "the command failed")
+
+
+class Handlers:
+    """Handlers by command. At most ``config.handlers`` are at work, at most half of them for one twin.
+
+    What waits is bounded; twins take turns (:class:`~dmsg.rmb.core.fair_queue.FairQueue`).
+    """
+
+    def __init__(self, clock: IReactorTime, config: RmbConfig) -> None:
+        self._clock = clock
+        self._limit = config.handlers
+        self._limit_of_a_twin = max(1, config.handlers // 2)
+        self._handlers: dict[str, Handler] = {}
+        self._waiting: FairQueue[int, tuple[Request, Respond, float]] = FairQueue(
+            config.waiting_requests, config.waiting_bytes
+        )
+        self._working: dict[Deferred[Any], None] = {}
+        self._working_for: Counter[int] = Counter()
+        self._idle: Waiters[None] = Waiters()
+        self._stopped = False
+
+    def add(self, command: str, handler: Handler) -> None:
+        """Serve ``command`` with ``handler``; raises ``ValueError`` if it is served already."""
+        if command in self._handlers:
+            raise ValueError(f"the command {command!r} is served already")
+        self._handlers[command] = handler
+
+    def take(self, request: Request, respond: Respond) -> None:
+        """Have ``request`` answered through ``respond``, once, unless its time is over before."""
+        if request.command not in self._handlers:
+            respond(_UNKNOWN)
+            return
+        ends_at = self._clock.seconds() + request.remaining_s
+        # With a place free, whoever waits has all of its own taken: so nobody is overtaken here.
+        if len(self._working) < self._limit and self._may(request.source.twin):
+            self._work(request, respond, ends_at)
+            return
+        size = len(request.data) + _OVERHEAD_BYTES
+        for _, answer, _ in self._waiting.put(request.source.twin, (request, respond, ends_at), size):
+            answer(_BUSY)
+        self._next()
+
+    async def stop(self, patience_s: float) -> None:
+        """Refuse what waits, give what is at work ``patience_s`` to end, then cancel it."""
+        self._stopped = True
+        while (one := self._waiting.take()) is not None:
+            one[1](_BUSY)
+        if self._working:
+            await self._idle.wait_at_most(patience_s, self._clock)
+        for work in list(self._working):
+            work.cancel()
+
+    # --- inside ------------------------------------------------------------------------------------------------------
+
+    def _may(self, twin: int) -> bool:
+        return self._working_for[twin] < self._limit_of_a_twin
+
+    def _next(self) -> None:
+        while len(self._working) < self._limit:
+            one = self._waiting.take(self._may)
+            if one is None:
+                return
+            if one[2] > self._clock.seconds():
+                self._work(*one)
+
+    def _work(self, request: Request, respond: Respond, ends_at: float) -> None:
+        twin = request.source.twin
+        self._working_for[twin] += 1
+        work = ensureDeferred(self._answer(request, respond))
+        if work.called:
+            self._done(twin)
+            return
+        self._working[work] = None
+        work.addTimeout(ends_at - self._clock.seconds(), self._clock)
+
+        def done(result: object) -> None:
+            del self._working[work]
+            self._done(twin)
+            self._next()
+
+        work.addBoth(done)
+
+    def _done(self, twin: int) -> None:
+        self._working_for[twin] -= 1
+        if not self._working_for[twin]:
+            del self._working_for[twin]
+        if not self._working:
+            self._idle.fire(None)
+
+    async def _answer(self, request: Request, respond: Respond) -> None:
+        try:
+            answer: object = await self._handlers[request.command](request)
+            respond(answer if isinstance(answer, Reply) else Reply(bytes(answer)))  # type: ignore[call-overload]
+        except Refusal as refusal:
+            respond(refusal)
+        except CancelledError:
+            if self._stopped:
+                respond(_FAILED)
+        except Exception:
+            _log.failure("a handler of the command {command} failed", command=request.command)
+            respond(_FAILED)

@@ -1,0 +1,198 @@
+"""Several relays, any of which carries an envelope: choice, failover, and waiting while there is none."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Final
+from typing import Protocol as TypingProtocol
+
+from twisted.internet.defer import DeferredList, ensureDeferred
+from twisted.internet.interfaces import IReactorTime
+
+from dmsg.rmb.client.config import RmbConfig
+from dmsg.rmb.client.connection import Connect, RelayConnection
+
+#: As many relays as the public peer takes.
+MAX_RELAYS: Final = 4
+#: What was sent so many seconds before a connection was last heard of has arrived at the relay: a round trip is shorter.
+_CERTAIN_S: Final = 2.0
+
+
+class Parcel:
+    """An envelope as bytes, on its way: kept until nobody needs it any more, so that it can go over another relay.
+
+    ``prefer`` are URLs, places or hosts of relays in the order in which they are tried first. ``is_request`` says that an
+    answer ends its way: without one it is not certain that it has arrived.
+    """
+
+    __slots__ = ("data", "expires_at", "is_request", "prefer", "refused_by", "relays", "sent_at", "via")
+
+    def __init__(self, data: bytes, expires_at: float, *, is_request: bool, prefer: Sequence[str] = ()) -> None:
+        self.data = data
+        #: On the clock of the relays.
+        self.expires_at = expires_at
+        self.is_request = is_request
+        self.prefer = prefer
+        #: The connection that carries it; ``None`` while it waits for one.
+        self.via: RelayConnection | None = None
+        self.sent_at = 0.0
+        #: All connections that have carried it, and those that have answered with an error.
+        self.relays: list[RelayConnection] = []
+        self.refused_by: set[RelayConnection] = set()
+
+
+class RelaysOwner(TypingProtocol):
+    """Who is told what comes from the relays."""
+
+    def received(self, connection: RelayConnection, message: bytes) -> None:
+        """A message came over ``connection``."""
+
+    def relay_connected(self, connection: RelayConnection) -> None:
+        """A relay is connected."""
+
+    def relay_lost(self, connection: RelayConnection, *, was_connected: bool) -> None:
+        """A relay is connected no more, or could not be."""
+
+
+class Relays:
+    """Up to four connections, and the parcels they carry.
+
+    A parcel goes over the first connection it prefers that has room, else over the first of all. When a connection is
+    lost, the requests it carried that have no answer yet go over another one, as do the answers that may not have arrived.
+    """
+
+    def __init__(
+        self,
+        clock: IReactorTime,
+        urls: Iterable[str],
+        owner: RelaysOwner,
+        *,
+        connect: Connect,
+        token: Callable[[], str],
+        uniform: Callable[[], float],
+        config: RmbConfig,
+    ) -> None:
+        unique = list(dict.fromkeys(urls))
+        if not 0 < len(unique) <= MAX_RELAYS:
+            raise ValueError(f"1 to {MAX_RELAYS} relays, not {len(unique)}")
+        self.connections = [
+            RelayConnection(clock, url, self, connect=connect, token=token, uniform=uniform, config=config)
+            for url in unique
+        ]
+        self._clock = clock
+        self._owner = owner
+        self._waiting: dict[Parcel, None] = {}
+        self._carried: dict[RelayConnection, dict[Parcel, None]] = {one: {} for one in self.connections}
+
+    def start(self) -> None:
+        """Begin to connect to all."""
+        for connection in self.connections:
+            connection.start()
+
+    async def stop(self) -> None:
+        """End all connections."""
+        await DeferredList([ensureDeferred(connection.stop()) for connection in self.connections])
+
+    def problems(self) -> dict[str, str]:
+        """What is wrong with each relay that is not connected, by URL."""
+        return {one.url: one.problem for one in self.connections if not one.is_connected}
+
+    @property
+    def is_connected(self) -> bool:
+        """Whether at least one relay is."""
+        return any(one.is_connected for one in self.connections)
+
+    # --- parcels -----------------------------------------------------------------------------------------------------
+
+    def post(self, parcel: Parcel) -> None:
+        """Send ``parcel`` over a relay, or as soon as there is one."""
+        connection = self._choose(parcel)
+        if connection is None:
+            self._waiting[parcel] = None
+            for one in self.connections:
+                one.hurry()
+        else:
+            self._send(parcel, connection)
+
+    def post_elsewhere(self, parcel: Parcel, refused_by: RelayConnection) -> bool:
+        """Send ``parcel`` over a relay that has not refused it, as ``refused_by`` has; tells whether there is one."""
+        parcel.refused_by.add(refused_by)
+        if parcel.via is not None and parcel.via is not refused_by and parcel.via not in parcel.refused_by:
+            return True  # it is on its way over another one already
+        if not any(one.is_connected and one not in parcel.refused_by for one in self.connections):
+            return False
+        self.drop(parcel)
+        self.post(parcel)
+        return True
+
+    def drop(self, parcel: Parcel) -> None:
+        """Forget ``parcel``: it has arrived, or is not wanted any more."""
+        self._waiting.pop(parcel, None)
+        if parcel.via is not None:
+            self._carried[parcel.via].pop(parcel, None)
+            parcel.via = None
+
+    def _choose(self, parcel: Parcel) -> RelayConnection | None:
+        free = [one for one in self.connections if one.has_room and one not in parcel.refused_by]
+        if len(free) > 1:
+            for wanted in parcel.prefer:
+                for one in free:
+                    if wanted in (one.url, one.place, one.host):
+                        return one
+        return free[0] if free else None
+
+    def _send(self, parcel: Parcel, connection: RelayConnection) -> None:
+        parcel.via = connection
+        parcel.sent_at = self._clock.seconds()
+        parcel.relays.append(connection)
+        self._carried[connection][parcel] = None
+        connection.send(parcel.data)
+
+    def _post_waiting(self) -> None:
+        now = self._clock.seconds()
+        for parcel in list(self._waiting):
+            if parcel.expires_at <= now:
+                del self._waiting[parcel]
+                continue
+            connection = self._choose(parcel)
+            if connection is not None:
+                del self._waiting[parcel]
+                self._send(parcel, connection)
+            elif not any(one.has_room for one in self.connections):
+                return
+
+    # --- from the connections ----------------------------------------------------------------------------------------
+
+    @property
+    def in_haste(self) -> bool:
+        """Whether something waits for a relay."""
+        return bool(self._waiting)
+
+    def received(self, connection: RelayConnection, message: bytes) -> None:
+        """See :class:`~dmsg.rmb.client.connection.ConnectionOwner`."""
+        self._owner.received(connection, message)
+
+    def connected(self, connection: RelayConnection) -> None:
+        """See :class:`~dmsg.rmb.client.connection.ConnectionOwner`."""
+        self._post_waiting()
+        self._owner.relay_connected(connection)
+
+    def failed(self, connection: RelayConnection) -> None:
+        """See :class:`~dmsg.rmb.client.connection.ConnectionOwner`."""
+        self._owner.relay_lost(connection, was_connected=False)
+
+    def lost(self, connection: RelayConnection) -> None:
+        """See :class:`~dmsg.rmb.client.connection.ConnectionOwner`."""
+        carried, self._carried[connection] = self._carried[connection], {}
+        certain_until = connection.heard_at - _CERTAIN_S
+        now = self._clock.seconds()
+        for parcel in carried:
+            parcel.via = None
+            if parcel.expires_at > now and (parcel.is_request or parcel.sent_at >= certain_until):
+                self.post(parcel)
+        self._owner.relay_lost(connection, was_connected=True)
+
+    def writable(self, connection: RelayConnection) -> None:
+        """See :class:`~dmsg.rmb.client.connection.ConnectionOwner`."""
+        if self._waiting and connection.has_room:
+            self._post_waiting()

@@ -1,0 +1,264 @@
+"""A client of the Reliable Message Bus: calls of other twins' commands, and commands of one's own. ::
+
+client = RmbClient(reactor, key, registry, ["wss://relay.example"])
+
+@client.service("greet")
+async def greet(request):
+    return b"hello, " + request.data
+
+client.startService()
+answer = await client.call(7, "calculator.add", b"[1, 2]", timeout=10)
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Final
+from uuid import UUID
+
+from twisted.application.service import Service
+from twisted.internet.defer import CancelledError, Deferred, ensureDeferred
+from twisted.logger import Logger
+from twisted.python.failure import Failure
+
+from dmsg.crypto.keys import Random
+from dmsg.eventlog.reasons import Reason
+from dmsg.eventlog.schema import CallFinished
+from dmsg.glue.waiters import Waiters
+from dmsg.interfaces import IEventLog
+from dmsg.rmb.client.config import RmbConfig
+from dmsg.rmb.client.connection import Connect
+from dmsg.rmb.client.errors import CallError, EnvelopeTooLarge, NoEncryptionKey
+from dmsg.rmb.client.exchange import Accepted, Exchange
+from dmsg.rmb.client.handlers import H, Handlers, Refusal, Reply, Request
+from dmsg.rmb.core.address import SessionAddress
+from dmsg.rmb.core.errors import PeerCode
+from dmsg.rmb.core.keys import TwinKey
+from dmsg.rmb.core.limits import MAX_TTL_S
+from dmsg.rmb.core.wire import Envelope
+from dmsg.rmb.interfaces import ITwinRegistry
+
+_log = Logger()
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What a call gives. ``source`` is the session that answered, of the twin that was called: its signature says so."""
+
+    data: bytes
+    schema: str | None
+    source: SessionAddress
+
+
+class RmbClient(Service):
+    """Calls commands of other twins, and serves its own, over one to four relays, as a Twisted service.
+
+    ``session`` is the name of this connection. Callers reach ``None``, the default, when they name none, and one program
+    of a twin at a time may have it; a program that only calls takes a name of its own. ``publish`` are the hosts of our
+    relays to be put into the registry, with our encryption key; ``True`` leaves those there, and is our own if there are
+    none; with ``False`` nothing is published. ``allow_plain`` lets payloads go unencrypted to twins without a key, and
+    takes them so from any. The registry is opened and closed by the caller.
+    """
+
+    def __init__(
+        self,
+        reactor: Any,
+        key: TwinKey,
+        registry: ITwinRegistry,
+        relays: Sequence[str],
+        *,
+        session: str | None = None,
+        allow_plain: bool = False,
+        publish: bool | Sequence[str] = True,
+        config: RmbConfig | None = None,
+        events: IEventLog | None = None,
+        random: Random = os.urandom,
+        now_s: Callable[[], float] = time.time,
+        connect: Connect | None = None,
+    ) -> None:
+        self.reactor = reactor
+        self.config = config = config or RmbConfig()
+        self.exchange = Exchange(
+            reactor,
+            key,
+            registry,
+            relays,
+            self,
+            session=session,
+            publish=publish,
+            allow_plain=allow_plain,
+            config=config,
+            events=events,
+            random=random,
+            now_s=now_s,
+            connect=connect,
+        )
+        self._events = events
+        self._random = random
+        self._handlers = Handlers(reactor, config)
+        self._ready: Waiters[None] = Waiters()
+        self._is_ready = False
+        self._failure: Failure | None = None
+        self._work: Deferred[None] | None = None
+
+    # --- service -----------------------------------------------------------------------------------------------------
+
+    def startService(self) -> None:
+        """Begin to connect."""
+        super().startService()  # type: ignore[no-untyped-call]
+        self._work = ensureDeferred(self._start())
+
+    def stopService(self) -> Deferred[None]:
+        """Give handlers a moment to end, fail what waits for answers, and disconnect."""
+        super().stopService()  # type: ignore[no-untyped-call]
+        return ensureDeferred(self._stop())
+
+    async def _start(self) -> None:
+        try:
+            await self.exchange.start()
+            self._is_ready = True
+            self._ready.fire(None)
+        except CancelledError:
+            return
+        except Exception:
+            self._failure = Failure()
+            _log.error("the client cannot work: {error}", error=self._failure.getErrorMessage())
+            self._ready.fire(self._failure)
+
+    async def _stop(self) -> None:
+        if self._work is not None:
+            self._work.cancel()
+        await self._handlers.stop(self.config.stop_timeout_s)
+        await self.exchange.stop()
+        self._ready.cancel()
+
+    async def when_ready(self) -> None:
+        """Wait until our twin is known and published and a relay is connected.
+
+        Raises :class:`~dmsg.rmb.client.errors.NoTwin` when there is no twin with our key.
+        """
+        if self._failure is not None:
+            self._failure.raiseException()
+        if not self._is_ready:
+            await self._ready.wait()
+        while not self.exchange.relays.is_connected:
+            await self.exchange.relays_change.wait()
+
+    @property
+    def twin(self) -> int:
+        """The number of our twin; 0 until it is known."""
+        return self.exchange.address.twin
+
+    # --- calls -------------------------------------------------------------------------------------------------------
+
+    async def call(
+        self,
+        twin: int,
+        command: str,
+        data: bytes = b"",
+        *,
+        timeout: float | None = None,
+        session: str | None = None,
+        schema: str | None = None,
+        tags: str | None = None,
+    ) -> Answer:
+        """Have ``twin`` do ``command`` with ``data``, and give its answer. May be called before a relay is connected.
+
+        ``timeout`` is in seconds, from now on. ``session`` names one connection of the twin, ``schema`` the MIME type of
+        ``data``. With the tag ``fail-fast`` a relay answers at once when the twin is offline; otherwise the request waits
+        for it. Always ends in time: with an answer, or with a :class:`~dmsg.rmb.client.errors.CallError` that says why.
+        Cancelling forgets the call, and takes back a request that no relay has yet.
+        """
+        timeout_s = self.config.call_timeout_s if timeout is None else timeout
+        if not 0 < timeout_s < MAX_TTL_S:
+            raise ValueError(f"a call takes more than 0 and less than {MAX_TTL_S} s")
+        uid = str(UUID(bytes=self._random(16), version=4))
+        envelope = Envelope(uid=uid, plain=data)
+        envelope.request.command = command
+        SessionAddress(twin, session).write_to(envelope.destination)
+        if schema is not None:
+            envelope.schema = schema
+        if tags is not None:
+            envelope.tags = tags
+        if self._failure is not None:
+            self._failure.raiseException()
+        started_s = self.reactor.seconds()
+        reason = Reason.OTHER
+        try:
+            answer = await self.exchange.request(envelope, timeout_s)
+            reason = Reason.NONE
+        except CallError as error:
+            reason = Reason.of(error.reason)
+            raise
+        except CancelledError:
+            reason = Reason.CANCELLED
+            raise
+        finally:
+            if self._events is not None:
+                elapsed_ms = (self.reactor.seconds() - started_s) * 1000
+                self._events.emit(CallFinished(twin, reason is Reason.NONE, reason, elapsed_ms))
+        envelope = answer.envelope
+        return Answer(answer.payload, envelope.schema if envelope.HasField("schema") else None, answer.source)
+
+    # --- commands ----------------------------------------------------------------------------------------------------
+
+    def service(self, command: str) -> Callable[[H], H]:
+        """Decorates an ``async`` function that serves ``command``: it gets a :class:`~dmsg.rmb.client.handlers.Request`, and
+        gives ``bytes`` or a :class:`~dmsg.rmb.client.handlers.Reply`.
+
+        To answer with an error it raises :class:`~dmsg.rmb.client.handlers.Refusal`; what else it raises is logged, and
+        the caller is told only that it failed. It is cancelled when the request expires.
+        """
+
+        def add(handler: H) -> H:
+            self._handlers.add(command, handler)
+            return handler
+
+        return add
+
+    def request_received(self, request: Accepted) -> None:
+        """See :class:`~dmsg.rmb.client.exchange.ExchangeOwner`."""
+        envelope = request.envelope
+        self._handlers.take(
+            Request(
+                envelope.request.command,
+                request.payload,
+                request.source,
+                envelope.uid,
+                envelope.schema if envelope.HasField("schema") else None,
+                envelope.tags,
+                request.sealed,
+                request.remaining_s,
+            ),
+            partial(self._respond, request),
+        )
+
+    def _respond(self, request: Accepted, answer: Reply | Refusal) -> None:
+        if isinstance(answer, Reply):
+            try:
+                self.exchange.respond(request, answer.data, answer.schema)
+                return
+            except EnvelopeTooLarge:
+                answer = _TOO_LARGE
+            except NoEncryptionKey:
+                answer = _NO_KEY
+            except CallError as error:
+                answer = Refusal(error.code, error.text)
+        with suppress(CallError):
+            self.exchange.refuse(request, answer.code, answer.text)
+
+    def is_awaited(self, uid: str, twin: int) -> bool:
+        """See :class:`~dmsg.rmb.client.exchange.ExchangeOwner`: no answer but those to calls."""
+        return False
+
+    def answer_received(self, answer: Accepted) -> None:
+        """See :class:`~dmsg.rmb.client.exchange.ExchangeOwner`."""
+
+
+_TOO_LARGE: Final = Refusal(PeerCode.HANDLER_FAILED, "the answer is too large")
+_NO_KEY: Final = Refusal(PeerCode.NO_SENDER_KEY, "sender twin has no public key")

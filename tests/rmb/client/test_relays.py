@@ -1,0 +1,301 @@
+"""Relays come and go: connecting, tokens, pauses, and what was under way when one dies."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from twisted.internet.defer import Deferred, ensureDeferred
+
+from dmsg.errors import InvalidAddress
+from dmsg.rmb.client.config import RmbConfig
+from dmsg.rmb.client.errors import CallError, CallRefused, CallTimeout, NotConnected
+from dmsg.rmb.client.handlers import Request
+from dmsg.rmb.core.address import SessionAddress
+from dmsg.rmb.core.token import read_token
+
+from .conftest import EPOCH_S
+
+CALLER, SERVICE = 1, 2
+
+
+def serve(client: Any) -> list[bytes]:
+    """Serve ``echo``; gives the payloads that its handler is given."""
+    handled: list[bytes] = []
+
+    @client.service("echo")
+    async def echo(request: Request) -> bytes:
+        handled.append(request.data)
+        return request.data
+
+    return handled
+
+
+# --- one relay -----------------------------------------------------------------------------------------------------------
+
+
+def test_each_connection_has_a_new_token(world: Any) -> None:
+    relay = world.relay()
+    world.client(CALLER, relay)
+    world.settle(3600)
+    relay.drop_connections()
+    world.settle(5)
+    first, second = (read_token(token, now) for token, now in zip(relay.tokens, (EPOCH_S, world.now_s()), strict=True))
+    assert first.expires < EPOCH_S + 3600 < second.expires
+    assert SessionAddress(CALLER) in relay.sessions
+
+
+def test_a_relay_that_refuses_the_token_is_asked_with_growing_pauses_and_its_text_is_told(world: Any) -> None:
+    relay = world.relay()
+    relay.answer = b"HTTP/1.1 401 Unauthorized\r\nContent-Length: 16\r\n\r\ntwin not found 1"
+    world.registry.add(SERVICE)
+    caller = world.client(CALLER, relay)
+    world.settle(600)
+    assert 20 <= len(relay.tokens) <= 50
+    with pytest.raises(NotConnected, match="401: twin not found 1"):
+        world.result(caller.call(SERVICE, "echo", timeout=2), 3)
+
+
+def test_a_relay_that_drops_us_at_once_is_not_asked_without_pauses(world: Any) -> None:
+    relay = world.relay()
+    world.client(CALLER, relay)
+    for _ in range(600):
+        relay.drop_connections()
+        world.settle(1)
+    assert len(relay.tokens) <= 60
+
+
+def test_a_connection_that_lasted_comes_back_soon(world: Any) -> None:
+    relay = world.relay()
+    world.client(CALLER, relay)
+    world.settle(60)
+    relay.drop_connections()
+    world.settle(0.6)
+    assert SessionAddress(CALLER) in relay.sessions
+
+
+def test_a_long_pause_is_cut_short_for_a_call(world: Any) -> None:
+    relay = world.relay()
+    serve(world.client(SERVICE, relay))
+    caller = world.client(CALLER, relay)
+    relay.die()
+    world.settle(300)
+    relay.come_back()
+    assert world.result(caller.call(SERVICE, "echo", b"x", timeout=60), 32).data == b"x"
+    relay.die()
+    world.settle(300)
+    call = ensureDeferred(caller.call(77, "echo", timeout=60))
+    with pytest.raises(CallError):
+        world.result(call)
+    call = ensureDeferred(caller.call(SERVICE, "echo", b"y", timeout=60))
+    relay.come_back()
+    world.settle(1.1)
+    assert SessionAddress(CALLER) in relay.sessions
+    assert world.result(call, 31).data == b"y"
+
+
+def test_a_silent_relay_is_given_up_after_40_seconds(world: Any) -> None:
+    relay = world.relay()
+    caller = world.client(CALLER, relay)
+    [pipe] = world.network.pipes_to(relay.port)
+    pipe.b.stopReading()
+    world.settle(39)
+    assert caller.exchange.relays.is_connected
+    world.settle(2)
+    assert not caller.exchange.relays.connections[0].is_connected or len(relay.tokens) == 2
+
+
+def test_a_call_made_while_the_relay_is_down_goes_when_it_is_back(world: Any) -> None:
+    relay = world.relay()
+    serve(world.client(SERVICE, relay))
+    caller = world.client(CALLER, relay)
+    relay.die()
+    world.settle()
+    call = ensureDeferred(caller.call(SERVICE, "echo", b"x", timeout=30))
+    world.settle(5)
+    relay.come_back()
+    assert world.result(call, 24).data == b"x"
+
+
+def test_a_request_that_its_relay_lost_is_sent_again(world: Any) -> None:
+    relay = world.relay()
+    handled = serve(world.client(SERVICE, relay))
+    caller = world.client(CALLER, relay)
+    relay.mangle = lambda message, envelope: []
+    call = ensureDeferred(caller.call(SERVICE, "echo", b"x", timeout=30))
+    world.settle()
+    relay.mangle = lambda message, envelope: [message]
+    relay.drop_connections()
+    assert world.result(call, 5).data == b"x"
+    assert handled == [b"x"]
+
+
+def test_an_answer_that_its_relay_lost_is_sent_again(world: Any) -> None:
+    relay = world.relay()
+    handled = serve(world.client(SERVICE, relay))
+    caller = world.client(CALLER, relay)
+    relay.mangle = lambda message, envelope: [] if envelope.HasField("response") else [message]
+    call = ensureDeferred(caller.call(SERVICE, "echo", b"x", timeout=30))
+    world.settle(0.2)
+    assert handled == [b"x"]
+    relay.mangle = lambda message, envelope: [message]
+    relay.drop_connections()
+    assert world.result(call, 5).data == b"x"
+    assert handled == [b"x"]
+
+
+@pytest.mark.parametrize(
+    "url", ["http://relay", "ws://", "ws://user@relay", "ws://relay/?token", "relay:80", "ws://relay#x"]
+)
+def test_what_is_no_url_of_a_relay_is_refused(world: Any, url: str) -> None:
+    relay = world.relay()
+    relay.url = url
+    with pytest.raises(InvalidAddress):
+        world.make(CALLER, relay)
+
+
+def test_one_to_four_relays_are_taken(world: Any) -> None:
+    relays = [world.relay(9000 + one) for one in range(5)]
+    with pytest.raises(ValueError, match="1 to 4"):
+        world.make(CALLER, *relays)
+    with pytest.raises(ValueError, match="1 to 4"):
+        world.make(CALLER)
+
+
+# --- several -------------------------------------------------------------------------------------------------------------
+
+
+def two(world: Any, **options: Any) -> tuple[Any, Any, list[bytes], Any]:
+    relays = world.relay(9000), world.relay(9001)
+    handled = serve(world.client(SERVICE, *relays))
+    return (*relays, handled, world.client(CALLER, *relays, **options))
+
+
+def test_a_client_is_connected_to_all_of_its_relays(world: Any) -> None:
+    relays = [world.relay(9000 + one) for one in range(4)]
+    world.client(CALLER, *relays)
+    assert all(SessionAddress(CALLER) in relay.sessions for relay in relays)
+
+
+def test_a_request_goes_over_a_relay_of_its_destination(world: Any) -> None:
+    first, second = world.relay(9000), world.relay(9001)
+    serve(world.client(SERVICE, second))
+    caller = world.client(CALLER, first, second)
+    world.result(caller.call(SERVICE, "echo", timeout=5))
+    assert not first.seen
+
+
+def test_an_answer_goes_over_the_relay_that_brought_the_request(world: Any) -> None:
+    first, second = world.relay(9000), world.relay(9001)
+    serve(world.client(SERVICE, first, second))
+    caller = world.client(CALLER, second)
+    world.result(caller.call(SERVICE, "echo", timeout=5))
+    assert not first.seen
+
+
+def test_when_one_of_two_relays_dies_every_call_is_answered_once(world: Any) -> None:
+    first, second, handled, caller = two(world)
+    calls = []
+    for number in range(1000):
+        calls.append(ensureDeferred(caller.call(SERVICE, "echo", b"%d" % number, timeout=10)))
+        world.network.advance(0.0005)
+        if number == 500:
+            first.die()
+    world.settle(5)
+    assert [call.result.data for call in calls] == [b"%d" % number for number in range(1000)]
+    assert sorted(handled) == sorted(b"%d" % number for number in range(1000))
+    assert len(second.seen) >= 499 * 2
+
+
+def test_relays_that_die_in_turn_lose_no_call(world: Any) -> None:
+    first, second, handled, caller = two(world)
+    calls = []
+    for number in range(400):
+        calls.append(ensureDeferred(caller.call(SERVICE, "echo", b"%d" % number, timeout=60)))
+        world.network.advance(0.02)
+        if number % 50 == 25:
+            (first if number % 100 == 25 else second).drop_connections()
+    world.settle(20)
+    assert [call.result.data for call in calls] == [b"%d" % number for number in range(400)]
+    assert sorted(handled) == sorted(b"%d" % number for number in range(400))
+
+
+def test_the_error_of_one_relay_is_no_reason_not_to_try_the_other(world: Any) -> None:
+    first, second, _, caller = two(world)
+
+    def refuse(message: bytes, envelope: Any) -> list[bytes]:
+        first.tell(SessionAddress.of(envelope.source), envelope.uid, "exceeded rate limits, dropping message")
+        return []
+
+    first.mangle = refuse
+    assert world.result(caller.call(SERVICE, "echo", b"x", timeout=5)).data == b"x"
+    assert len(second.seen) == 2
+
+
+def test_the_error_of_the_last_relay_ends_the_call(world: Any) -> None:
+    first, second, _, caller = two(world)
+    for relay in (first, second):
+
+        def refuse(message: bytes, envelope: Any, relay: Any = relay) -> list[bytes]:
+            relay.tell(SessionAddress.of(envelope.source), envelope.uid, "destination offline")
+            return []
+
+        relay.mangle = refuse
+    with pytest.raises(CallRefused, match="destination offline") as refused:
+        world.result(caller.call(SERVICE, "echo", timeout=5))
+    assert refused.value.source == SessionAddress(0)
+    assert (len(first.seen), len(second.seen)) == (1, 1)
+
+
+def test_a_timeout_says_over_which_relays_the_request_went(world: Any) -> None:
+    first, second, _, caller = two(world)
+    first.mangle = second.mangle = lambda message, envelope: []
+    call = ensureDeferred(caller.call(SERVICE, "echo", timeout=5))
+    world.settle()
+    first.die()
+    with pytest.raises(CallTimeout) as late:
+        world.result(call, 5)
+    assert late.value.relays == (first.url, second.url)
+
+
+def test_calls_wait_while_the_network_takes_nothing_and_none_is_lost(world: Any) -> None:
+    relay = world.relay()
+    handled = serve(world.client(SERVICE, relay))
+    caller = world.client(CALLER, relay, config=RmbConfig(relay_queue_bytes=10_000))
+    pipe = next(
+        one for one in world.network.pipes_to(relay.port) if one.b is relay.sessions[SessionAddress(CALLER)].transport
+    )
+    pipe.b.stopReading()
+    calls = [
+        ensureDeferred(caller.call(SERVICE, "echo", b"%05d" % one + bytes(2000), timeout=60)) for one in range(300)
+    ]
+    world.settle(5)
+    assert caller.exchange.relays.in_haste
+    assert not handled
+    pipe.b.startReading()
+    world.settle(5)
+    assert [call.result.data[:5] for call in calls] == [b"%05d" % one for one in range(300)]
+    assert len(handled) == 300
+
+
+def test_a_handler_that_takes_long_is_called_once_however_often_the_request_comes(world: Any) -> None:
+    relay = world.relay()
+    service = world.client(SERVICE, relay)
+    gate: Deferred[None] = Deferred()
+    times: list[int] = []
+
+    @service.service("long")
+    async def long(request: Request) -> bytes:
+        times.append(1)
+        await gate
+        return b"done"
+
+    caller = world.client(CALLER, relay)
+    call = ensureDeferred(caller.call(SERVICE, "long", timeout=100))
+    for _ in range(5):
+        world.settle(12)
+        relay.drop_connections()
+    world.settle(5)
+    gate.callback(None)
+    assert world.result(call).data == b"done"
+    assert times == [1]

@@ -1,0 +1,463 @@
+"""Calls and commands: what a program sees of them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from twisted.internet.defer import CancelledError, Deferred, ensureDeferred
+
+from dmsg.rmb.client.config import RmbConfig
+from dmsg.rmb.client.errors import (
+    CallRefused,
+    CallTimeout,
+    EnvelopeTooLarge,
+    NoEncryptionKey,
+    NotConnected,
+    NoTwin,
+    RegistryFailed,
+    Stopped,
+    TooMuchUnderWay,
+    TwinUnknown,
+)
+from dmsg.rmb.client.handlers import Refusal, Reply, Request
+from dmsg.rmb.core.address import SessionAddress
+from dmsg.rmb.core.e2e import EncryptionKey
+from dmsg.rmb.core.errors import PeerCode
+
+from .conftest import key_of
+
+CALLER, SERVICE = 1, 2
+
+
+async def echo(request: Request) -> bytes:
+    return request.data
+
+
+def pair(world: Any, **options: Any) -> tuple[Any, Any, Any]:
+    """A relay, a client that serves ``echo``, and one that calls it."""
+    relay = world.relay()
+    service = world.client(SERVICE, relay, **options)
+    service.service("echo")(echo)
+    return relay, service, world.client(CALLER, relay, **options)
+
+
+def test_a_call_is_answered(world: Any) -> None:
+    _, _, caller = pair(world)
+    answer = world.result(caller.call(SERVICE, "echo", b"hello", timeout=5))
+    assert (answer.data, answer.source) == (b"hello", SessionAddress(SERVICE))
+
+
+def test_a_handler_sees_who_asks_and_what(world: Any) -> None:
+    relay, service, _ = pair(world)
+    caller = world.client(CALLER + 10, relay, session="mine")
+    seen: list[Request] = []
+
+    @service.service("look")
+    async def look(request: Request) -> Reply:
+        seen.append(request)
+        return Reply(b"{}", "application/json")
+
+    answer = world.result(caller.call(SERVICE, "look", b"1", timeout=7, schema="text/plain", tags="a,b"))
+    assert answer.schema == "application/json"
+    [request] = seen
+    assert request.source == SessionAddress(CALLER + 10, "mine")
+    assert (request.command, request.data, request.schema, request.tags) == ("look", b"1", "text/plain", "a,b")
+    assert request.sealed
+    assert request.remaining_s in (7, 8)
+
+
+def test_calls_at_the_same_time_get_their_own_answers(world: Any) -> None:
+    _, _, caller = pair(world)
+    calls = [ensureDeferred(caller.call(SERVICE, "echo", b"%d" % one, timeout=5)) for one in range(200)]
+    world.settle()
+    assert [call.result.data for call in calls] == [b"%d" % one for one in range(200)]
+
+
+def test_one_session_of_a_twin_can_be_called(world: Any) -> None:
+    relay, _, caller = pair(world)
+    other = world.client(SERVICE, relay, session="other")
+
+    @other.service("echo")
+    async def name(request: Request) -> bytes:
+        return b"other"
+
+    assert world.result(caller.call(SERVICE, "echo", b"x", timeout=5, session="other")).data == b"other"
+    assert world.result(caller.call(SERVICE, "echo", b"x", timeout=5)).data == b"x"
+
+
+def test_a_request_waits_at_the_relay_for_a_twin_that_is_offline(world: Any) -> None:
+    relay = world.relay()
+    caller = world.client(CALLER, relay)
+    service = world.make(SERVICE, relay)
+    service.service("echo")(echo)
+    call = ensureDeferred(caller.call(SERVICE, "echo", b"late", timeout=30))
+    world.settle(10)
+    assert not call.called
+    service.startService()
+    assert world.result(call).data == b"late"
+
+
+# --- answers that are errors ---------------------------------------------------------------------------------------------
+
+
+def test_a_command_that_nobody_serves_is_refused(world: Any) -> None:
+    _, _, caller = pair(world)
+    with pytest.raises(CallRefused) as refused:
+        world.result(caller.call(SERVICE, "other", timeout=5))
+    assert (refused.value.code, refused.value.source) == (PeerCode.UNKNOWN_COMMAND, SessionAddress(SERVICE))
+    assert "unknown command" not in refused.value.own_text
+
+
+def test_a_handler_can_refuse(world: Any) -> None:
+    _, service, caller = pair(world)
+
+    @service.service("never")
+    async def never(request: Request) -> bytes:
+        raise Refusal(4711, "not today")
+
+    with pytest.raises(CallRefused, match="not today") as refused:
+        world.result(caller.call(SERVICE, "never", timeout=5))
+    assert refused.value.code == 4711
+
+
+def test_what_a_handler_raises_is_logged_and_not_told(world: Any, logged_errors: Any) -> None:
+    _, service, caller = pair(world)
+
+    @service.service("broken")
+    async def broken(request: Request) -> bytes:
+        raise KeyError("secret")
+
+    with pytest.raises(CallRefused) as refused:
+        world.result(caller.call(SERVICE, "broken", timeout=5))
+    assert refused.value.code == PeerCode.HANDLER_FAILED
+    assert "secret" not in str(refused.value)
+    assert len(logged_errors.flush(KeyError)) == 1
+
+
+def test_a_handler_that_gives_no_bytes_has_failed(world: Any, logged_errors: Any) -> None:
+    _, service, caller = pair(world)
+
+    @service.service("nothing")
+    async def nothing(request: Request) -> bytes:
+        return None  # type: ignore[return-value]
+
+    with pytest.raises(CallRefused):
+        world.result(caller.call(SERVICE, "nothing", timeout=5))
+    assert len(logged_errors.flush(TypeError)) == 1
+
+
+def test_an_answer_that_is_too_large_is_an_error(world: Any) -> None:
+    _, service, caller = pair(world)
+
+    @service.service("large")
+    async def large(request: Request) -> bytes:
+        return bytes(1024 * 1024)
+
+    with pytest.raises(CallRefused, match="too large"):
+        world.result(caller.call(SERVICE, "large", timeout=5))
+
+
+def test_a_command_is_served_once(world: Any) -> None:
+    _, service, _ = pair(world)
+    with pytest.raises(ValueError, match="served already"):
+        service.service("echo")(echo)
+
+
+# --- calls that come to nothing ------------------------------------------------------------------------------------------
+
+
+def test_a_twin_that_is_not_in_the_registry(world: Any) -> None:
+    _, _, caller = pair(world)
+    with pytest.raises(TwinUnknown) as unknown:
+        world.result(caller.call(77, "echo", timeout=5))
+    assert unknown.value.target == SessionAddress(77)
+    assert unknown.value.code == PeerCode.UNKNOWN_TWIN
+
+
+def test_a_registry_that_fails(world: Any) -> None:
+    _, _, caller = pair(world)
+    world.registry.away = True
+    with pytest.raises(RegistryFailed, match="unavailable"):
+        world.result(caller.call(SERVICE, "echo", timeout=5))
+
+
+def test_a_registry_that_does_not_answer_costs_the_timeout_and_no_more(world: Any) -> None:
+    _, _, caller = pair(world)
+    world.registry.silent = True
+    call = ensureDeferred(caller.call(SERVICE, "echo", timeout=5))
+    world.settle(4.9)
+    assert not call.called
+    with pytest.raises(RegistryFailed, match="within 5 s"):
+        world.result(call, 0.2)
+
+
+def test_no_relay_takes_the_request_in_time(world: Any) -> None:
+    relay, _, caller = pair(world)
+    relay.die()
+    world.settle()
+    call = ensureDeferred(caller.call(SERVICE, "echo", timeout=5))
+    world.settle(4.9)
+    assert not call.called
+    with pytest.raises(NotConnected, match="connection refused") as failed:
+        world.result(call, 0.2)
+    assert list(failed.value.problems) == [relay.url]
+
+
+def test_no_answer_in_time(world: Any) -> None:
+    relay, service, caller = pair(world)
+
+    @service.service("sleep")
+    async def sleep(request: Request) -> bytes:
+        await Deferred()
+        return b""
+
+    call = ensureDeferred(caller.call(SERVICE, "sleep", timeout=2.5))
+    world.settle(2.4)
+    assert not call.called
+    with pytest.raises(CallTimeout) as late:
+        world.result(call, 0.2)
+    assert late.value.relays == (relay.url,)
+
+
+def test_a_call_ends_before_its_request_expires(world: Any) -> None:
+    relay, _, caller = pair(world)
+    world.settle(0.7)
+    for timeout in (0.1, 1, 2.5):
+        began = world.now_s()
+        world.result(caller.call(SERVICE, "echo", timeout=timeout))
+        sent = [one for one in relay.seen if one.HasField("request")][-1]
+        assert began + timeout <= sent.timestamp + sent.expiration <= began + timeout + 1
+
+
+@pytest.mark.parametrize("timeout", [0, -1, 1800, float("nan")])
+def test_a_timeout_no_envelope_can_have_is_refused(world: Any, timeout: float) -> None:
+    _, _, caller = pair(world)
+    with pytest.raises(ValueError, match="less than 1800 s"):
+        world.result(caller.call(SERVICE, "echo", timeout=timeout))
+
+
+def test_more_than_an_envelope_holds(world: Any) -> None:
+    _, _, caller = pair(world)
+    with pytest.raises(EnvelopeTooLarge) as large:
+        world.result(caller.call(SERVICE, "echo", bytes(1024 * 1024), timeout=5))
+    assert large.value.size_bytes > 1024 * 1024
+
+
+def test_calls_under_way_are_bounded_in_number_and_bytes(world: Any) -> None:
+    relay = world.relay()
+    world.registry.add(SERVICE)
+    caller = world.client(CALLER, relay, config=RmbConfig(calls=2, calls_bytes=100))
+    first = ensureDeferred(caller.call(SERVICE, "echo", bytes(60), timeout=2))
+    with pytest.raises(TooMuchUnderWay):
+        world.result(caller.call(SERVICE, "echo", bytes(41), timeout=2))
+    second = ensureDeferred(caller.call(SERVICE, "echo", bytes(40), timeout=2))
+    with pytest.raises(TooMuchUnderWay):
+        world.result(caller.call(SERVICE, "echo", timeout=2))
+    for call in (first, second):
+        with pytest.raises(CallTimeout):
+            world.result(call, 3)
+    third = ensureDeferred(caller.call(SERVICE, "echo", bytes(100), timeout=2))
+    with pytest.raises(CallTimeout):
+        world.result(third, 3)
+
+
+def test_cancelling_takes_back_a_request_that_no_relay_has(world: Any) -> None:
+    relay = world.relay()
+    relay.die()
+    world.registry.add(SERVICE)
+    caller = world.client(CALLER, relay)
+    call = ensureDeferred(caller.call(SERVICE, "echo", timeout=60))
+    world.settle()
+    call.cancel()
+    with pytest.raises(CancelledError):
+        world.result(call)
+    relay.come_back()
+    world.settle(5)
+    assert relay.sessions
+    assert not relay.seen
+
+
+def test_cancelling_drops_an_answer_that_comes_later(world: Any) -> None:
+    relay, service, caller = pair(world)
+    gate: Deferred[None] = Deferred()
+
+    @service.service("wait")
+    async def wait(request: Request) -> bytes:
+        await gate
+        return b"late"
+
+    call = ensureDeferred(caller.call(SERVICE, "wait", timeout=60))
+    world.settle()
+    call.cancel()
+    gate.callback(None)
+    world.settle()
+    with pytest.raises(CancelledError):
+        world.result(call)
+    assert [one.WhichOneof("message") for one in relay.seen] == ["request", "response"]
+
+
+# --- encryption ----------------------------------------------------------------------------------------------------------
+
+
+def test_no_relay_can_read_what_is_sent(world: Any) -> None:
+    relay, _, caller = pair(world)
+    world.result(caller.call(SERVICE, "echo", b"a secret", timeout=5))
+    assert [one.WhichOneof("payload") for one in relay.seen] == ["cipher", "cipher"]
+    assert not any(b"secret" in one.SerializeToString() for one in relay.seen)
+
+
+def test_a_twin_without_a_key_is_called_in_plain_text_only_if_that_is_allowed(world: Any) -> None:
+    relay = world.relay()
+    world.registry.add(SERVICE, with_key=False)
+    service = world.client(SERVICE, relay, publish=False, allow_plain=True)
+    service.service("echo")(echo)
+    strict, lax = world.client(CALLER, relay), world.client(CALLER + 10, relay, allow_plain=True)
+    with pytest.raises(NoEncryptionKey):
+        world.result(strict.call(SERVICE, "echo", b"x", timeout=5))
+    assert not relay.seen
+    assert world.result(lax.call(SERVICE, "echo", b"x", timeout=5)).data == b"x"
+    assert relay.seen[0].plain == b"x"
+
+
+def test_a_twin_without_a_key_gets_an_error_for_an_answer(world: Any) -> None:
+    relay = world.relay()
+    service = world.client(SERVICE, relay)
+    service.service("echo")(echo)
+    world.registry.add(CALLER, with_key=False)
+    caller = world.client(CALLER, relay, publish=False, allow_plain=True)
+    with pytest.raises(CallRefused) as refused:
+        world.result(caller.call(SERVICE, "echo", b"x", timeout=5))
+    assert refused.value.code in (PeerCode.NO_SENDER_KEY, PeerCode.PLAIN_REFUSED)
+
+
+# --- our own twin --------------------------------------------------------------------------------------------------------
+
+
+def test_key_and_relays_are_published(world: Any) -> None:
+    relay = world.relay()
+    world.registry.add(CALLER, with_key=False)
+    world.client(CALLER, relay)
+    twin = world.registry.twins[CALLER]
+    assert twin.pk == EncryptionKey(key_of(CALLER).secret).public_key
+    assert twin.relays == ("127.0.0.1:9000",)
+
+
+def test_relays_in_the_registry_stay_unless_others_are_named(world: Any) -> None:
+    relay = world.relay()
+    world.registry.add(CALLER, relays=["relay.example"], with_key=False)
+    world.result(world.client(CALLER, relay).stopService())
+    assert world.registry.twins[CALLER].relays == ("relay.example",)
+    world.client(CALLER, relay, publish=["b.example", "a.example"])
+    assert world.registry.twins[CALLER].relays == ("a.example", "b.example")
+
+
+def test_nothing_is_published_when_told_not_to(world: Any) -> None:
+    world.registry.add(CALLER, with_key=False)
+    world.client(CALLER, world.relay(), publish=False)
+    assert world.registry.twins[CALLER].pk is None
+
+
+def test_no_twin_has_our_key(world: Any, logged_errors: Any) -> None:
+    client = world.make(CALLER, world.relay(), known=False)
+    ready = ensureDeferred(client.when_ready())
+    waiting = ensureDeferred(client.call(SERVICE, "echo", timeout=5)) if client.running else None
+    assert waiting is None
+    client.startService()
+    with pytest.raises(NoTwin):
+        world.result(ready)
+    with pytest.raises(NoTwin):
+        world.result(client.when_ready())
+    with pytest.raises(NoTwin):
+        world.result(client.call(SERVICE, "echo", timeout=5))
+    assert logged_errors.events()
+    logged_errors.flush()
+
+
+def test_a_registry_that_is_away_at_first_is_asked_until_it_answers(world: Any) -> None:
+    relay = world.relay()
+    world.registry.away = True
+    client = world.client(CALLER, relay)
+    ready = ensureDeferred(client.when_ready())
+    call = ensureDeferred(client.call(77, "echo", timeout=60))
+    world.settle(10)
+    assert not ready.called
+    assert not call.called
+    world.registry.away = False
+    world.result(ready, 31)
+    with pytest.raises(TwinUnknown):
+        world.result(call)
+
+
+def test_when_ready_waits_for_a_relay(world: Any) -> None:
+    relay = world.relay()
+    relay.die()
+    client = world.client(CALLER, relay)
+    ready = ensureDeferred(client.when_ready())
+    world.settle(10)
+    assert not ready.called
+    relay.come_back()
+    world.result(ready, 31)
+    assert client.twin == CALLER
+
+
+# --- the end -------------------------------------------------------------------------------------------------------------
+
+
+def test_stopping_fails_calls_and_says_why(world: Any) -> None:
+    relay, service, caller = pair(world)
+
+    @service.service("sleep")
+    async def sleep(request: Request) -> bytes:
+        await Deferred()
+        return b""
+
+    call = ensureDeferred(caller.call(SERVICE, "sleep", timeout=60))
+    world.settle()
+    stopped = caller.stopService()
+    with pytest.raises(Stopped):
+        world.result(call)
+    world.result(stopped)
+    assert SessionAddress(CALLER) not in relay.sessions
+    with pytest.raises(Stopped):
+        world.result(caller.call(SERVICE, "echo", timeout=60))
+
+
+def test_handlers_at_work_may_end_when_the_client_stops(world: Any) -> None:
+    _, service, caller = pair(world)
+    gate: Deferred[None] = Deferred()
+
+    @service.service("wait")
+    async def wait(request: Request) -> bytes:
+        await gate
+        return b"done"
+
+    call = ensureDeferred(caller.call(SERVICE, "wait", timeout=60))
+    world.settle()
+    stopped = service.stopService()
+    world.settle(0.5)
+    gate.callback(None)
+    assert world.result(call).data == b"done"
+    world.result(stopped)
+
+
+def test_handlers_that_do_not_end_are_cancelled_when_the_client_stops(world: Any) -> None:
+    _, service, caller = pair(world)
+
+    @service.service("sleep")
+    async def sleep(request: Request) -> bytes:
+        await Deferred()
+        return b""
+
+    call = ensureDeferred(caller.call(SERVICE, "sleep", timeout=60))
+    world.settle()
+    stopped = service.stopService()
+    with pytest.raises(CallRefused):
+        world.result(call, 3)
+    world.result(stopped)
+
+
+def test_a_client_can_be_stopped_before_anything_is_known(world: Any) -> None:
+    world.registry.silent = True
+    client = world.client(CALLER, world.relay())
+    world.result(client.stopService())
