@@ -79,14 +79,14 @@ def read_token(text: str | None, now: float, max_lifetime_s: int = MAX_TOKEN_LIF
     ``max_lifetime_s``. It is not believed until :func:`check_token`.
     """
     if text is None:
-        raise TokenRefused(400, "missing jwt", "missing")
+        raise TokenRefused(400, "missing jwt", "no token")
     if len(text) > MAX_TOKEN_BYTES:
-        raise _malformed("token is too long")
+        raise _no_token("token is too long")
     parts = text.split(".")
     if len(parts) < 3:
-        raise _malformed(f"No {_PARTS[len(parts)]} component found in token string")
+        raise _no_token(f"No {_PARTS[len(parts)]} component found in token string")
     if len(parts) > 3:
-        raise _malformed("Too many components found in token string")
+        raise _no_token("Too many components found in token string")
     header, claims = _json(parts[0]), _json(parts[1])
     signature = _unbase64(parts[2])
     audience = claims.get("aud")
@@ -101,11 +101,11 @@ def read_token(text: str | None, now: float, max_lifetime_s: int = MAX_TOKEN_LIF
         signature=signature,
     )
     if now > token.expires:
-        raise TokenRefused(401, "invalid jwt: jwt has expired", "expired")
+        raise TokenRefused(401, "invalid jwt: jwt has expired", "token expired")
     if token.issued > now + MAX_AHEAD_S:
-        raise TokenRefused(401, "invalid jwt: jwt is not valid yet", "not yet valid")
+        raise TokenRefused(401, "invalid jwt: jwt is not valid yet", "token from the future")
     if token.expires - token.issued > max_lifetime_s:
-        raise TokenRefused(401, "invalid jwt: jwt lifetime is too long", "lifetime")
+        raise TokenRefused(401, "invalid jwt: jwt lifetime is too long", "token lives too long")
     return token
 
 
@@ -116,17 +116,17 @@ def check_token(token: Token, account: bytes, domains: Collection[str] = (), *, 
     """
     if token.algorithm != _ALGORITHM:
         found = token.algorithm.capitalize()
-        raise TokenRefused(401, f"invalid jwt: jwt: Expected algorithm type {found} but found Rs512", "algorithm")
+        raise TokenRefused(401, f"invalid jwt: jwt: Expected algorithm type {found} but found Rs512", "token malformed")
     try:
         verify(account, token.signed, token.signature)
     except BadSignature:
-        raise TokenRefused(401, "invalid jwt: jwt: Invalid signature", "signature") from None
+        raise TokenRefused(401, "invalid jwt: jwt: Invalid signature", "token does not verify") from None
     if demand_audience if token.audience is None else not set(token.audience) & set(domains):
-        raise TokenRefused(401, "invalid jwt: jwt is not for this relay", "audience")
+        raise TokenRefused(401, "invalid jwt: jwt is not for this relay", "token for another relay")
 
 
-def _malformed(problem: str) -> TokenRefused:
-    return TokenRefused(401, f"invalid jwt: jwt: {problem}", "malformed")
+def _no_token(problem: str) -> TokenRefused:
+    return TokenRefused(401, f"invalid jwt: jwt: {problem}", "token malformed")
 
 
 def _base64(data: bytes) -> str:
@@ -137,12 +137,12 @@ def _unbase64(text: str) -> bytes:
     """The bytes of a part; each has one text only, so that a token cannot be written in two ways."""
     other = _OTHER.search(text)
     if other:
-        raise _malformed(f"Invalid byte {other[0].encode(errors='replace')[0]}, offset {other.start()}.")
+        raise _no_token(f"Invalid byte {other[0].encode(errors='replace')[0]}, offset {other.start()}.")
     if len(text) % 4 == 1:
-        raise _malformed("Encoded text cannot have a 6-bit remainder.")
+        raise _no_token("Encoded text cannot have a 6-bit remainder.")
     data = base64.urlsafe_b64decode(text + "=" * (-len(text) % 4))
     if _base64(data) != text:
-        raise _malformed(f"Invalid last symbol {ord(text[-1])}, offset {len(text) - 1}.")
+        raise _no_token(f"Invalid last symbol {ord(text[-1])}, offset {len(text) - 1}.")
     return data
 
 
@@ -150,18 +150,18 @@ def _json(text: str) -> dict[str, Any]:
     try:
         value = decode_json(_unbase64(text), MAX_TOKEN_BYTES)
     except MalformedJson:
-        raise _malformed("malformed JSON") from None
+        raise _no_token("malformed JSON") from None
     if not isinstance(value, dict):
-        raise _malformed("malformed JSON")
+        raise _no_token("malformed JSON")
     return value
 
 
 def _number(claims: dict[str, Any], name: str, limit: int = 2**64 - 1) -> int:
     value = claims.get(name)
     if value is None:
-        raise _malformed(f"missing field `{name}`")
+        raise _no_token(f"missing field `{name}`")
     if type(value) is not int or not 0 <= value <= limit:
-        raise _malformed(f"invalid field `{name}`")
+        raise _no_token(f"invalid field `{name}`")
     return value
 
 
@@ -169,13 +169,13 @@ def _connection(value: Any) -> str | None:
     if value is None:
         return None
     if not isinstance(value, str):
-        raise _malformed("invalid field `sid`")
+        raise _no_token("invalid field `sid`")
     try:
         size = len(value.encode())
     except UnicodeEncodeError:
-        raise _malformed("invalid field `sid`") from None
+        raise _no_token("invalid field `sid`") from None
     if size > MAX_CONNECTION_BYTES:
-        raise _malformed("sid is too long")
+        raise _no_token("sid is too long")
     return value
 
 
@@ -183,17 +183,17 @@ def _texts(value: Any) -> tuple[str, ...]:
     """An audience is one text or a list of them (RFC 7519, section 4.1.3)."""
     texts = value if isinstance(value, list) else [value]
     if not all(isinstance(one, str) for one in texts):
-        raise _malformed("invalid field `aud`")
+        raise _no_token("invalid field `aud`")
     return tuple(texts)
 
 
 def _algorithm(header: dict[str, Any]) -> str:
     for name in ("typ", "cty"):
         if header.get(name) not in (None, "JWT"):
-            raise _malformed(f"invalid field `{name}`")
+            raise _no_token(f"invalid field `{name}`")
     if not isinstance(header.get("kid"), str | None):
-        raise _malformed("invalid field `kid`")
+        raise _no_token("invalid field `kid`")
     algorithm = header.get("alg")
     if not isinstance(algorithm, str) or algorithm not in _ALGORITHMS:
-        raise _malformed("invalid field `alg`")
+        raise _no_token("invalid field `alg`")
     return algorithm
