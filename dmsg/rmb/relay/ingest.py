@@ -1,8 +1,7 @@
 """Takes what other relays post: ``POST /``.
 
-:ref:`spec-rmb-ingest`. Stands in front of Klein, which takes longer for the routing of one request than this for all of
-it. By default only relays that this one knows may post. Open to all, it checks the signature of each envelope against its
-source's account, so that strangers can only hand on what a twin has written to another.
+:ref:`spec-rmb-ingest`. By default only relays that this one knows may post. Open to all, it checks the signature of each
+envelope against its source's account, so that strangers can only hand on what a twin has written to another.
 """
 
 from __future__ import annotations
@@ -30,11 +29,12 @@ from dmsg.rmb.relay.posting import ONE_TYPE
 MOST_ENVELOPES: Final = 1024
 #: A body may be so much longer than the largest envelope: room for the lengths, and for a batch of small ones beside one.
 BODY_SLACK_BYTES: Final = 8 * 1024
+_HEADER: Final = HEADER.encode()
 _TEXT: Final = b"text/plain; charset=utf-8"
 
-#: Hands an envelope of a twin of this relay on: (envelope, its bytes, when it ends in Unix seconds, only to a session that
-#: is connected). Gives the HTTP status, now or later: 202 if it was taken, 404 if the destination is offline.
-Accept = Callable[[Envelope, bytes, float, bool], "int | Deferred[int]"]
+#: Hands an envelope of a twin of this relay on, with its bytes; if the last is true only to a session that is connected.
+#: Gives the HTTP status, now or later: 202 if it was taken, 404 if the destination is offline.
+Accept = Callable[[Envelope, bytes, bool], "int | Deferred[int]"]
 
 
 class Refused(DmsgError):
@@ -47,7 +47,7 @@ class Refused(DmsgError):
 
 
 class Ingest(Resource):
-    """Answers ``POST /``.
+    """Answers ``POST /``; which requests that are, somebody else looks at.
 
     ``registry`` is an :class:`~dmsg.rmb.interfaces.ITwinRegistry`, ``domains`` are this relay's names. With
     ``open_to_all`` relays without a good header may post, too, an envelope at a time and as often as
@@ -81,7 +81,7 @@ class Ingest(Resource):
         self._refused = refused
         self._message_bytes = message_bytes
 
-    def render_POST(self, request: Any) -> int:
+    def render(self, request: Any) -> int:
         """Begin to answer ``request``."""
         answered = Deferred.fromCoroutine(self._answer(request))
         request.notifyFinish().addErrback(lambda _: None)  # what was posted is handed on all the same
@@ -90,13 +90,13 @@ class Ingest(Resource):
 
     async def _answer(self, request: Any) -> None:
         host = str(getattr(request.getClientAddress(), "host", ""))
-        content = request.content.getvalue()
+        content, header = request.content.getvalue(), request.getHeader(_HEADER)
         kind = Body.ONE
         status, answer, content_type = ACCEPTED, b"", _TEXT
         try:
             trusted = False
             try:
-                said = self._verifier.check(request.getHeader(HEADER), content, self._unix_time())
+                said = self._verifier.check(header, content, self._unix_time())
                 kind, trusted = said.body, True
             except NotTrusted as error:
                 if not self._open or (request.getHeader(HEADER) is not None and error.why is Reason.REPLAYED):
@@ -140,15 +140,13 @@ class Ingest(Resource):
             envelope = parse_envelope(data)
         except MalformedEnvelope:
             raise Refused(400, "bad request: malformed", Reason.ENVELOPE_MALFORMED) from None
-        unix_s = self._unix_time()
         destination = envelope.destination
         if not destination.twin or len(destination.connection) > MAX_CONNECTION_BYTES:
             raise Refused(400, RelayProblem.NO_DESTINATION.text, Reason.NO_DESTINATION)
         if not envelope.source.twin:
             # Only relays send as nobody, to their own sessions: by federation it would be an order without a sender.
             raise Refused(400, RelayProblem.WRONG_SOURCE.text, Reason.WRONG_SOURCE)
-        left_s = remaining(unix_s, envelope.timestamp, envelope.expiration)
-        if left_s is None:
+        if remaining(self._unix_time(), envelope.timestamp, envelope.expiration) is None:
             raise Refused(400, RelayProblem.EXPIRED.text, Reason.MESSAGE_EXPIRED)
         try:
             twin = await self._registry.get(destination.twin)
@@ -160,7 +158,7 @@ class Ingest(Resource):
             raise
         except DmsgError:
             raise Refused(503, RelayProblem.REGISTRY_FAILED.text, Reason.REGISTRY_FAILED) from None
-        outcome = self._accept(envelope, data, unix_s + left_s, connected_only)
+        outcome = self._accept(envelope, data, connected_only)
         return outcome if isinstance(outcome, int) else await outcome
 
     async def _check_source(self, envelope: Envelope) -> None:

@@ -1,0 +1,352 @@
+"""Posts between two relays over HTTP on loopback: what arrives, what is refused, and what the sender makes of the answer."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import pytest_twisted
+from twisted.internet.defer import Deferred, succeed
+from twisted.internet.protocol import Factory, Protocol
+from twisted.web.resource import Resource
+
+from dmsg.crypto import ed25519
+from dmsg.eventlog.reasons import Reason
+from dmsg.http.client import HttpCaller
+from dmsg.http.limits import HttpLimits
+from dmsg.http.server import LimitedSite
+from dmsg.rmb.core.keys import KeyType, TwinKey
+from dmsg.rmb.core.signing import sign_envelope
+from dmsg.rmb.core.twin import Twin
+from dmsg.rmb.core.wire import Envelope
+from dmsg.rmb.relay.ingest import BODY_SLACK_BYTES, Ingest
+from dmsg.rmb.relay.peering import HEADER, Body, Signer, Verifier
+from dmsg.rmb.relay.posting import NotPosted, RelayPoster, is_loopback
+from dmsg.rmb.twins.errors import RegistryError
+
+OURS, THEIRS = ed25519.SigningKey(b"o" * 32), ed25519.SigningKey(b"t" * 32)
+ALICE = TwinKey(b"a" * 32, KeyType.ED25519)
+MESSAGE_BYTES = 100_000
+
+
+def envelope(uid: str = "x", *, source: int = 1, twin: int = 7, lifetime_s: int = 60, size: int = 0) -> bytes:
+    made = Envelope(uid=uid, timestamp=int(time.time()), expiration=lifetime_s, plain=bytes(size))
+    made.source.twin, made.destination.twin = source, twin
+    made.request.command = "c"
+    sign_envelope(made, ALICE)
+    return made.SerializeToString()
+
+
+class Registry:
+    def __init__(self, relay: str) -> None:
+        self.twins: dict[int, Any] = {
+            1: Twin(1, ALICE.account, ("elsewhere.example",)),
+            7: Twin(7, bytes(32), ("elsewhere.example", relay.upper())),
+            8: Twin(8, bytes(32), ("elsewhere.example",)),
+        }
+
+    async def get(self, twin: int) -> Twin | None:
+        found = self.twins.get(twin)
+        if isinstance(found, Exception):
+            raise found
+        return found
+
+
+class Relay:
+    """A relay's ``POST /`` on loopback; ``taken`` is what it took, ``status`` what it says to it."""
+
+    def __init__(self, reactor: Any, **options: Any) -> None:
+        self.taken: list[tuple[str, bool]] = []
+        self.refused: list[Reason] = []
+        self.status: Callable[[str], Any] = lambda uid: 202
+        limits = HttpLimits(body_bytes=MESSAGE_BYTES + BODY_SLACK_BYTES)
+        site = LimitedSite(Resource(), reactor=reactor, limits=limits)
+        self.port = reactor.listenTCP(0, site, interface="127.0.0.1")
+        self.name = f"localhost:{self.port.getHost().port}"
+        self.registry = Registry(self.name)
+        self.ingest = Ingest(
+            self._accept,
+            self.registry,
+            Verifier([self.name], {"sender.example": OURS.public_key}),
+            time.time,
+            domains=[self.name],
+            refused=lambda host, why: self.refused.append(why),
+            message_bytes=MESSAGE_BYTES,
+            **options,
+        )
+        site.resource = self.ingest
+
+    def _accept(self, made: Envelope, data: bytes, connected_only: bool) -> Any:
+        assert made.SerializeToString() == data
+        status = self.status(made.uid)
+        if status == 202:
+            self.taken.append((made.uid, connected_only))
+        return status
+
+
+@pytest.fixture
+def relay(reactor: Any) -> Any:
+    """``relay(**options)``: a listening :class:`Relay`."""
+    relays = []
+
+    def listen(**options: Any) -> Relay:
+        relays.append(Relay(reactor, **options))
+        return relays[-1]
+
+    yield listen
+    for one in relays:
+        pytest_twisted.blockon(one.port.stopListening())
+
+
+@pytest.fixture
+def poster(reactor: Any) -> Any:
+    """``poster(known=…, key=…)``: a :class:`RelayPoster` that calls itself sender.example."""
+    made = []
+
+    def make(known: Any = (), key: ed25519.SigningKey = OURS, **options: Any) -> RelayPoster:
+        signer = Signer("sender.example", key, random_bytes)
+        made.append(
+            RelayPoster(
+                RelayPoster.connect(reactor), time.time, domains=["localhost"], signer=signer, known=known, **options
+            )
+        )
+        return made[-1]
+
+    yield make
+    for one in made:
+        pytest_twisted.blockon(Deferred.fromCoroutine(one.close()))
+
+
+def random_bytes(size: int) -> bytes:
+    import os
+
+    return os.urandom(size)
+
+
+# --- relays that know each other -----------------------------------------------------------------------------------------
+
+
+@pytest_twisted.ensureDeferred
+async def test_a_known_relay_posts_one_or_several(relay: Any, poster: Any) -> None:
+    there = relay()
+    sender = poster({there.name})
+    assert sender.knows(there.name.upper())
+    assert await sender.post(there.name, [envelope("one")], False) == [202]
+    assert await sender.post(there.name, [envelope("two"), envelope("three")], False) == [202, 202]
+    assert await sender.post(there.name, [envelope("four")], True) == [202]
+    assert there.taken == [("one", False), ("two", False), ("three", False), ("four", True)]
+
+
+@pytest_twisted.ensureDeferred
+async def test_each_of_several_has_a_status_of_its_own(relay: Any, poster: Any) -> None:
+    there = relay()
+    there.status = {"a": 202, "b": 404, "c": succeed(503), "d": 202}.__getitem__
+    sender = poster({there.name})
+    posted = [envelope("a"), envelope("b"), envelope("c"), b"\xff", envelope("x", twin=8), envelope("d")]
+    assert await sender.post(there.name, posted, False) == [202, 404, 503, 400, 404, 202]
+    assert await sender.post(there.name, [envelope("b")], True) == [404]
+
+
+@pytest_twisted.ensureDeferred
+async def test_a_relay_that_does_not_know_the_sender_refuses_it(relay: Any, poster: Any) -> None:
+    there = relay()
+    assert await poster().post(there.name, [envelope()], False) == [401]
+    assert await poster({there.name}, key=THEIRS).post(there.name, [envelope()], False) == [401]
+    assert there.taken == []
+    assert there.refused == [Reason.NOT_SIGNED] * 2
+
+
+@pytest_twisted.ensureDeferred
+async def test_a_relay_that_does_not_understand_several_is_posted_to_one_by_one(relay: Any, poster: Any) -> None:
+    there = relay(open_to_all=True)
+    sender = poster({there.name}, key=THEIRS)
+    assert await sender.post(there.name, [envelope("a"), envelope("b")], False) == [425, 425]
+    assert not sender.knows(there.name)
+    assert await sender.post(there.name, [envelope("a")], False) == [202]
+
+
+@pytest_twisted.ensureDeferred
+async def test_a_post_that_is_sent_again_is_refused(reactor: Any, relay: Any) -> None:
+    for options in ({}, {"open_to_all": True}):
+        there = relay(**options)
+        caller = HttpCaller.connect(reactor)
+        data = envelope()
+        header = Signer("sender.example", OURS, random_bytes).header(there.name, Body.ONE, data, time.time())
+        statuses = []
+        for _ in range(2):
+            answer = await caller.call(
+                "POST", f"http://{there.name}/", limit_bytes=1000, body=data, headers={HEADER: header}
+            )
+            statuses.append(answer[0])
+        await caller.close()
+        assert statuses == [202, 401]
+        assert len(there.taken) == 1
+
+
+# --- open to all ---------------------------------------------------------------------------------------------------------
+
+
+@pytest_twisted.ensureDeferred
+async def test_an_open_relay_takes_what_its_source_has_signed(relay: Any, poster: Any) -> None:
+    there = relay(open_to_all=True)
+    assert await poster().post(there.name, [envelope()], False) == [202]
+    forged = Envelope.FromString(envelope())
+    forged.request.command = "other"
+    unsigned = Envelope.FromString(envelope())
+    unsigned.ClearField("signature")
+    unknown = envelope(source=99)
+    for data in (forged.SerializeToString(), unsigned.SerializeToString(), unknown):
+        assert await poster().post(there.name, [data], False) == [400]
+    assert len(there.taken) == 1
+
+
+@pytest_twisted.ensureDeferred
+async def test_an_open_relay_takes_as_much_as_it_admits(relay: Any, poster: Any) -> None:
+    asked: list[tuple[str, int]] = []
+
+    def admit(host: str, count: int) -> bool:
+        asked.append((host, count))
+        return len(asked) <= 2
+
+    there = relay(open_to_all=True, admit=admit)
+    sender = poster()
+    assert [await sender.post(there.name, [envelope()], False) for _ in range(3)] == [[202], [202], [429]]
+    assert asked == [("127.0.0.1", 1)] * 3
+
+
+@pytest.mark.parametrize("known", [True, False])
+@pytest_twisted.ensureDeferred
+async def test_what_is_not_for_this_relay_is_refused(relay: Any, poster: Any, known: bool) -> None:
+    there = relay(open_to_all=True)
+    sender = poster({there.name} if known else ())
+    expected = {
+        envelope(source=0): 400,  # an order without a sender
+        envelope(twin=0): 400,
+        envelope(twin=8): 404,
+        envelope(twin=9): 404,
+        envelope(lifetime_s=0): 400,
+        envelope(size=MESSAGE_BYTES): 413,
+        b"": 400,
+        b"no envelope": 400,
+    }
+    for data, status in expected.items():
+        assert await sender.post(there.name, [data], False) == [status]
+    assert there.taken == []
+    assert len(there.refused) == len(expected)
+
+
+@pytest_twisted.ensureDeferred
+async def test_a_registry_that_does_not_answer_is_no_refusal_for_good(relay: Any, poster: Any) -> None:
+    there = relay()
+    there.registry.twins[7] = RegistryError("unavailable")
+    assert await poster({there.name}).post(there.name, [envelope()], False) == [503]
+
+
+@pytest_twisted.ensureDeferred
+async def test_a_body_over_the_limit_is_refused_while_it_comes(relay: Any, poster: Any) -> None:
+    there = relay()
+    data = envelope(size=MESSAGE_BYTES + BODY_SLACK_BYTES)
+    assert await poster({there.name}).post(there.name, [data], False) == [413]
+
+
+# --- what the sender makes of it -----------------------------------------------------------------------------------------
+
+
+@pytest_twisted.ensureDeferred
+async def test_nobody_listening_is_not_posted(reactor: Any, poster: Any) -> None:
+    port = reactor.listenTCP(0, Factory(), interface="127.0.0.1")
+    name = f"localhost:{port.getHost().port}"
+    await port.stopListening()
+    with pytest.raises(NotPosted) as caught:
+        await poster().post(name, [envelope()], False)
+    assert caught.value.reason is Reason.CONNECTION_REFUSED
+
+
+class Answer(Protocol):
+    """Answers whatever comes with the bytes the factory has."""
+
+    factory: Any
+
+    def dataReceived(self, data: bytes) -> None:
+        assert self.transport is not None
+        self.transport.write(self.factory.answer)
+
+
+@pytest.mark.parametrize(
+    ("answer", "expected"),
+    [
+        (b"HTTP/1.1 200 OK\r\nContent-Length: 3\r\n\r\nabc", Reason.ANSWERED_OTHERWISE),
+        (b"HTTP/1.1 200 OK\r\nContent-Length: 4\r\n\r\n\x00\xca\x01\x94", [202, 404]),
+        (b"HTTP/1.1 302 Found\r\nLocation: http://127.0.0.1:1/\r\nContent-Length: 0\r\n\r\n", [302, 302]),
+        (b"HTTP/1.1 202 Accepted\r\nContent-Length: 99999999999\r\n\r\n" + b"x" * 200_000, Reason.OTHER),
+        (b"SSH-2.0-OpenSSH\r\n\r\n", Reason.OTHER),
+    ],
+)
+@pytest_twisted.ensureDeferred
+async def test_what_a_strange_relay_answers_is_a_status_or_a_reason(
+    reactor: Any, poster: Any, answer: bytes, expected: Any
+) -> None:
+    factory = Factory.forProtocol(Answer)
+    factory.answer = answer  # type: ignore[attr-defined]
+    port = reactor.listenTCP(0, factory, interface="127.0.0.1")
+    name = f"localhost:{port.getHost().port}"
+    posting = poster({name}).post(name, [envelope("a"), envelope("b")], False)
+    if isinstance(expected, list):
+        assert await posting == expected
+    else:
+        with pytest.raises(NotPosted) as caught:
+            await posting
+        assert caught.value.reason is expected
+    await port.stopListening()
+
+
+# --- where it posts to ---------------------------------------------------------------------------------------------------
+
+
+class Recorder:
+    """Stands for a caller and notes the URLs it was asked for."""
+
+    def __init__(self) -> None:
+        self.urls: list[str] = []
+
+    async def call(self, method: str, url: str, **_: Any) -> Any:
+        self.urls.append(url)
+        return 202, None, b""
+
+
+@pytest.mark.parametrize(
+    ("domain", "scheme", "relay_name", "url"),
+    [
+        ("relay.example", "auto", "other.example", "https://other.example/"),
+        ("relay.example", "auto", "other.example:8443", "https://other.example:8443/"),
+        # A stranger has written this into the registry: it must not reach what listens on this machine only.
+        ("relay.example", "auto", "localhost:6379", "https://localhost:6379/"),
+        ("relay.example", "auto", "127.0.0.1:6379", "https://127.0.0.1:6379/"),
+        ("localhost", "auto", "localhost:8080", "http://localhost:8080/"),
+        ("127.0.0.1:7000", "auto", "127.0.0.1:8080", "http://127.0.0.1:8080/"),
+        ("localhost", "auto", "other.example", "https://other.example/"),
+        ("localhost", "https", "localhost:8080", "https://localhost:8080/"),
+        ("relay.example", "http", "other.example", "http://other.example/"),
+    ],
+)
+@pytest_twisted.ensureDeferred
+async def test_the_scheme_depends_on_both_relays(domain: str, scheme: str, relay_name: str, url: str) -> None:
+    recorder: Any = Recorder()
+    await RelayPoster(recorder, time.time, domains=[domain], scheme=scheme).post(relay_name, [b"x"], False)
+    assert recorder.urls == [url]
+
+
+@pytest.mark.parametrize(
+    ("name", "loopback"),
+    [
+        ("localhost", True),
+        ("LocalHost:1", True),
+        ("127.9.9.9:80", True),
+        ("128.0.0.1", False),
+        ("localhost.example", False),
+    ],
+)
+def test_which_hosts_are_this_machine(name: str, loopback: bool) -> None:
+    assert is_loopback(name) is loopback
