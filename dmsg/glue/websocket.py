@@ -193,7 +193,7 @@ class WebSocketUrl:
         """Read one or raise ``InvalidAddress``. It has no user, password or fragment."""
         try:
             parts = urlsplit(text)
-            port = parts.port or _PORTS[parts.scheme]
+            port = _PORTS[parts.scheme] if parts.port is None else parts.port
             address = HostPort.parse(str(HostPort(parts.hostname or "", port)))
         except (ValueError, KeyError):
             raise InvalidAddress("must be ws://host:port/path or wss://host:port/path") from None
