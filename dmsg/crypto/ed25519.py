@@ -12,6 +12,21 @@ from dmsg.crypto.errors import InvalidKey, InvalidSignature
 PUBLIC_KEY_BYTES: Final = 32
 SEED_BYTES: Final = 32
 SIGNATURE_BYTES: Final = 64
+#: Points of small order, without the bit of the sign, in every way they can be written: anyone can sign for these.
+_WEAK_KEYS: Final = frozenset(
+    map(
+        bytes.fromhex,
+        (
+            "00" * 32,
+            "01" + "00" * 31,
+            "26e8958fc2b227b045c3f489f2ef98f0d5dfac05d3c63339b13802886d53fc05",
+            "c7176a703d4dd84fba3c0b760d10670f2a2053fa2c39ccc64ec7fd7792ac037a",
+            "ec" + "ff" * 30 + "7f",
+            "ed" + "ff" * 30 + "7f",
+            "ee" + "ff" * 30 + "7f",
+        ),
+    )
+)
 
 
 class SigningKey:
@@ -35,8 +50,13 @@ class SigningKey:
 
 
 def verify(public_key: bytes, message: bytes, signature: bytes) -> None:
-    """Raise :class:`~dmsg.crypto.errors.InvalidSignature` unless ``public_key`` (32 bytes) signed ``message``."""
+    """Raise :class:`~dmsg.crypto.errors.InvalidSignature` unless ``public_key`` (32 bytes) signed ``message``.
+
+    Keys of small order have signed nothing: signatures that fit them can be made without a secret.
+    """
     try:
+        if public_key[:31] + bytes((public_key[31] & 0x7F,)) in _WEAK_KEYS:
+            raise InvalidSignature("the key is of small order")
         Ed25519PublicKey.from_public_bytes(public_key).verify(signature, message)
-    except (_Refused, ValueError):
+    except (_Refused, ValueError, IndexError):
         raise InvalidSignature("the signature is not this key's") from None

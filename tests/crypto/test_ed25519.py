@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from itertools import count
+
 import pytest
+from cryptography.exceptions import InvalidSignature as RefusedByLibrary
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dmsg.crypto.ed25519 import SigningKey, verify
+from dmsg.crypto.ed25519 import _WEAK_KEYS, SigningKey, verify
 from dmsg.crypto.errors import InvalidKey, InvalidSignature
 
 
@@ -42,3 +46,22 @@ def test_a_key_needs_its_seed_and_does_not_show_it():
         SigningKey(bytes(31))
     key = SigningKey(b"\x01" * 32)
     assert key.public_key.hex() in repr(key) and "01" * 32 not in repr(key)
+
+
+@pytest.mark.parametrize("sign", [0, 0x80])
+@pytest.mark.parametrize("key", sorted(_WEAK_KEYS), ids=bytes.hex)
+def test_nobody_signs_for_a_key_of_small_order(key, sign):
+    """The library takes a signature that was made without a secret, for one message of eight at the latest."""
+    key = key[:31] + bytes((key[31] | sign,))
+    neutral = b"\x01" + bytes(31)
+    for number in count():
+        message = number.to_bytes(4, "big")
+        signature = neutral + bytes(32)
+        with pytest.raises(InvalidSignature):
+            verify(key, message, signature)
+        try:
+            Ed25519PublicKey.from_public_bytes(key).verify(signature, message)
+        except RefusedByLibrary:
+            assert number < 500
+            continue
+        break

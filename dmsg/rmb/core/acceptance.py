@@ -26,6 +26,8 @@ from dmsg.rmb.core.limits import (
     LATE_S,
     MAX_COMMAND_BYTES,
     MAX_CONNECTION_BYTES,
+    MAX_RELAYS,
+    MAX_RELAYS_BYTES,
     MAX_SCHEMA_BYTES,
     MAX_TAGS_BYTES,
     MAX_UID_BYTES,
@@ -174,6 +176,10 @@ def _check_texts(envelope: Envelope) -> None:
         ("schema", envelope.schema, MAX_SCHEMA_BYTES),
         ("connection", envelope.source.connection, MAX_CONNECTION_BYTES),
         ("command", envelope.request.command, MAX_COMMAND_BYTES),
+        ("federation", envelope.federation, MAX_RELAYS_BYTES),
     ):
         if len(text) * _CHARACTER_BYTES > limit_bytes and len(text.encode()) > limit_bytes:
             raise OverlongText(name)
+    # Nothing reads them, but the signature covers them: half a million empty ones would take long to join.
+    if len(envelope.relays) > MAX_RELAYS:
+        raise OverlongText("relays")

@@ -195,7 +195,7 @@ class NoMessage(EnvelopeRefused):
 
 
 class OverlongText(EnvelopeRefused):
-    """A uid, tags, schema, connection or command longer than any of use."""
+    """A ``field`` of the envelope is longer than any of use."""
 
     def __init__(self, field: str) -> None:
         super().__init__(f"overlong {field}")

@@ -19,6 +19,8 @@ from dmsg.rmb.core.errors import BadSignature, InvalidSecret
 SECRET_BYTES: Final = 32
 SIGNATURE_BYTES: Final = 65
 _PHRASE_ROUNDS: Final = 2048
+#: The point of ristretto255 that is nobody's: anyone can make signatures of sr25519 that fit it.
+_NEUTRAL: Final = bytes(32)
 
 
 class KeyType(Enum):
@@ -94,11 +96,9 @@ def verify(account: bytes, message: bytes, signature: bytes) -> None:
             ed25519.verify(account, message, rest)
         elif letter != KeyType.SR25519.letter:
             raise BadSignature("invalid signature type (expected either sr25519 or ed25519)")
-        elif not sr25519.verify(rest, message, account):
+        elif account == _NEUTRAL or not sr25519.verify(rest, message, account):
             raise BadSignature("sr25519 signature verification failed")
     except InvalidSignature:
         raise BadSignature("ed25519 signature verification failed") from None
-    except ValueError as error:  # sr25519 raises it for bytes that no key could have made
-        if isinstance(error, BadSignature):
-            raise
+    except ValueError:  # sr25519 raises it for bytes that no key could have made
         raise BadSignature("sr25519 signature verification failed") from None

@@ -196,11 +196,11 @@ def test_other_kinds_are_refused(kind):
         receiver().admit(envelope, NOW)
 
 
-@pytest.mark.parametrize("name", ["uid", "tags", "schema", "connection", "command"])
+@pytest.mark.parametrize("name", ["uid", "tags", "schema", "connection", "command", "federation"])
 def test_texts_longer_than_any_use(name):
     envelope = request()
     place = {"connection": envelope.source, "command": envelope.request}.get(name, envelope)
-    limit = {"uid": 128, "connection": 128, "tags": 1024}.get(name, 255)
+    limit = {"uid": 128, "connection": 128, "tags": 1024, "federation": 1024}.get(name, 255)
     for text in ("é" * (limit // 2 + 1), "x" * (limit + 1)):
         setattr(place, name, text)
         with pytest.raises(OverlongText) as caught:
@@ -208,6 +208,14 @@ def test_texts_longer_than_any_use(name):
         assert caught.value.field == name
     setattr(place, name, "x" * limit)
     receiver().admit(sealed(envelope), NOW)
+
+
+def test_relays_that_nobody_reads_are_few():
+    envelope = request(relays=["r"] * 16)
+    assert taken(sealed(envelope)) == b"x"
+    envelope.relays.append("")
+    with pytest.raises(OverlongText):
+        receiver().admit(sealed(envelope), NOW)
 
 
 @pytest.mark.parametrize("one", [one for one in LIVE["envelopes"] if one.get("hex")], ids=lambda one: one["name"])

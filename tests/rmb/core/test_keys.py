@@ -94,3 +94,12 @@ def test_keys_do_not_show_their_secret():
 def test_another_program_verifies_ours():
     key = TwinKey(b"\x07" * 32)
     assert sr25519.verify(key.sign(b"message")[1:], b"message", key.account)
+
+
+@pytest.mark.parametrize("kind", KeyType)
+def test_nobody_signs_for_the_account_of_zeros(kind):
+    """A signature of sr25519 whose scalar is zero fits that account, by the library."""
+    signature = bytes(63) + b"\x80"
+    assert kind is KeyType.ED25519 or sr25519.verify(signature, b"message", bytes(32))
+    with pytest.raises(BadSignature):
+        verify(bytes(32), b"message", kind.letter + signature)

@@ -143,6 +143,12 @@ def test_recorded_requests_of_programs(one):
     assert envelope.timestamp == recorded.timestamp and envelope.expiration == recorded.expiration
 
 
+def test_tags_and_schema_go_into_the_envelope():
+    message = OutgoingRequest.from_json(text_of(REQUEST, tag="fail-fast", shm="text/plain"))
+    [envelope] = message.envelopes("u", 5)
+    assert (envelope.tags, envelope.schema) == ("fail-fast", "text/plain")
+
+
 def test_padding_may_be_missing():
     for text in ("MSAyYg", "MSAyYg=="):
         assert OutgoingRequest.from_json(text_of(REQUEST, dat=text)).payload == b"1 2b"
@@ -208,6 +214,11 @@ def test_there_is_nobody_to_tell_without_a_list(changed):
 def test_answers_of_services_that_are_refused(changed):
     with pytest.raises(InvalidMessage):
         OutgoingResponse.from_json(text_of(RESPONSE, **changed))
+
+
+def test_a_list_is_no_message():
+    with pytest.raises(InvalidMessage, match="not an object"):
+        OutgoingResponse.from_json(b"[]")
 
 
 def test_too_long_a_message_is_not_read():
