@@ -102,10 +102,18 @@ class _AdminSite(Site):
         """Scrapes are not worth a line each."""
 
 
+def admin_pages(registry: CollectorRegistry, ready: Readiness, reactor: Any) -> dict[bytes, Resource]:
+    """The pages by name; ``ready()`` gives the reason why the program is not ready, "" if it is."""
+    return {
+        b"metrics": _Metrics(registry),
+        b"livez": _Live(),  # type: ignore[no-untyped-call]
+        b"readyz": _Ready(ready, reactor),
+    }
+
+
 def make_admin_site(registry: CollectorRegistry, ready: Readiness, reactor: Any) -> Site:
-    """The site; ``ready()`` gives the reason why the program is not ready, "" if it is."""
+    """The site with :func:`admin_pages`."""
     root = _Root()  # type: ignore[no-untyped-call]
-    root.putChild(b"metrics", _Metrics(registry))
-    root.putChild(b"livez", _Live())  # type: ignore[no-untyped-call]
-    root.putChild(b"readyz", _Ready(ready, reactor))
+    for name, page in admin_pages(registry, ready, reactor).items():
+        root.putChild(name, page)
     return _AdminSite(root, timeout=_IDLE_TIMEOUT_S, reactor=reactor)  # type: ignore[no-untyped-call]

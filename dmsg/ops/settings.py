@@ -111,8 +111,9 @@ def _settings(cls: type, made: Any, path: tuple[str, ...], place: tuple[str, ...
             continue
         meta: Marks = each.metadata.get(_METADATA) or Marks(f"{prefix}{each.name}".replace("_", " "), derived=True)
         name = meta.name or each.name
-        kind = kind_of(hint, name)
-        if meta.kind is not None:
+        if meta.kind is None:
+            kind = kind_of(hint, name)
+        else:
             kind = optional(meta.kind) if type(None) in getattr(hint, "__args__", ()) else meta.kind
         default = each.default if made is None else getattr(made, each.name)
         yield Setting(prefix + name, here, (*place, name), kind, default, meta)

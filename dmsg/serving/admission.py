@@ -16,7 +16,7 @@ from typing import Protocol as TypingProtocol
 from dmsg.address import address_group, network_group
 from dmsg.crypto.keys import Random
 from dmsg.sansio.tally import Tally
-from dmsg.serving.limits import ServingLimits
+from dmsg.serving.limits import AdmissionLimits
 
 #: The part of all places that one network may hold with idle clients before the relay calls the others free: some 150
 #: of 10,000, more than an honest /24 has that only listens.
@@ -135,7 +135,7 @@ class Admission(Generic[H]):
     An admitted client is *fresh* until it has carried a transport, and *quiet* when the last one it carried is over.
     """
 
-    def __init__(self, limits: ServingLimits, *, random: Random = os.urandom) -> None:
+    def __init__(self, limits: AdmissionLimits, *, random: Random = os.urandom) -> None:
         self._limits = limits
         self._random = random
         self.strangers: Crowd[H] = Crowd()

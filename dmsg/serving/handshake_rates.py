@@ -10,7 +10,7 @@ from typing import Final
 
 from dmsg.sansio.rate import RateLimiterTable, TokenBucket
 from dmsg.serving.admission import Origin
-from dmsg.serving.limits import ServingLimits
+from dmsg.serving.limits import AdmissionLimits
 
 #: Connections a group may open for each handshake it may begin. One costs a relay a fifth of a first message.
 _CONNECTS_A_HANDSHAKE: Final = 4
@@ -26,7 +26,7 @@ def _table(rate_per_s: float, burst: float, *, times: int = 1) -> RateLimiterTab
 class HandshakeRates:
     """The token buckets of all strangers."""
 
-    def __init__(self, limits: ServingLimits, now: float) -> None:
+    def __init__(self, limits: AdmissionLimits, now: float) -> None:
         address = limits.handshakes_per_s_per_address, limits.handshake_burst_per_address
         network = limits.handshakes_per_s_per_network, limits.handshake_burst_per_network
         self._addresses = _table(*address)

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
-class ServingLimits:
-    """The limits that every relay has. Each refusal is counted."""
+class AdmissionLimits:
+    """What a relay takes of strangers, and how many clients it has. Each refusal is counted."""
 
     #: A connection that is silent is dropped after the first, an unfinished handshake after the second.
     first_byte_timeout_s: float = 1.0
@@ -28,6 +28,14 @@ class ServingLimits:
     #: any the newcomer is turned away.
     connections: int = 10_000
     connections_per_address: int = 1_000
+    #: How long a stopping relay lets what is under way go on.
+    drain_timeout_s: float = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class ServingLimits(AdmissionLimits):
+    """The limits of a relay that carries transports. Each refusal is counted."""
+
     #: Open and requested transports of one connection; more are refused as busy. Half of them are kept for its own dials.
     transports_per_connection: int = 1_024
     #: When all places of a connection for transports that others open are taken, a newcomer whose address group, or within
@@ -68,5 +76,3 @@ class ServingLimits:
     control_backlog_bytes: int = 256 * 1024
     #: Bytes a connection may send each second; 0 is no limit.
     bytes_per_s: float = 0.0
-    #: How long a stopping relay lets open transports go on.
-    drain_timeout_s: float = 10.0

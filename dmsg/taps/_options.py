@@ -39,6 +39,8 @@ class RoleOptions(usage.Options):
     #: Table in the configuration file.
     role = ""
     settings_class: type[Any]
+    #: Letters of options that have one.
+    letters: Mapping[str, str] = {}
     settings: Any = None
     optParameters: list[list[Any]] = []  # noqa: RUF012 - what usage.Options wants; each subclass gets its own
     optFlags: list[list[Any]] = []  # noqa: RUF012 - the same
@@ -51,9 +53,14 @@ class RoleOptions(usage.Options):
             if one.marks.flag:
                 cls.optFlags.append([one.option, None, one.marks.help])
                 continue
+            letter = cls.letters.get(one.name)
             if one.kind.many:
                 setattr(cls, f"opt_{one.name}", _repeatable(one))
-            cls.optParameters.append([one.option, None, None, f"{one.marks.help} [{describe_default(one)}]"])
+                if letter:
+                    setattr(cls, f"opt_{letter}", getattr(cls, f"opt_{one.name}"))
+            cls.optParameters.append(
+                [one.option, None if one.kind.many else letter, None, f"{one.marks.help} [{describe_default(one)}]"]
+            )
 
     def __init__(self, environ: Mapping[str, str] | None = None) -> None:
         self._environ = os.environ if environ is None else environ

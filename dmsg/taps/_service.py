@@ -22,7 +22,7 @@ from dmsg.eventlog.limit import LimitedEventLog
 from dmsg.eventlog.log import EventLog, NullEventLog, check_directory, new_boot_id
 from dmsg.eventlog.schema import Event
 from dmsg.glue.listening import LateFactory, server_endpoint
-from dmsg.ops.admin import Readiness, make_admin_site
+from dmsg.ops.admin import admin_pages, make_admin_site
 from dmsg.ops.gc import GC_THRESHOLDS, settle_memory
 from dmsg.ops.metrics import CollectorRegistry, MetricsEventLog, add_gauges
 from dmsg.taps._signals import end_well_on_signals, note_signals
@@ -108,7 +108,7 @@ class NoEndpoint(BoundEndpoint):
 class _Events:
     """Where a role's events go: nowhere, standard output or a directory; counted if there is an admin site."""
 
-    def __init__(self, reactor: Any, settings: CommonSettings, role: str, node: str) -> None:
+    def __init__(self, reactor: Any, settings: CommonSettings, role: str, node: str, *, counted: bool) -> None:
         boot = new_boot_id(os.urandom)
         self.log: EventLog | NullEventLog
         self._directory: str | None = None
@@ -134,7 +134,7 @@ class _Events:
         self.registry = CollectorRegistry()
         #: Metrics count every event; the log gets no more lines of what strangers cause than it can keep.
         self.limited = LimitedEventLog(self.log, reactor)
-        self.sink = MetricsEventLog(self.limited, self.registry) if settings.admin else self.limited
+        self.sink = MetricsEventLog(self.limited, self.registry) if counted else self.limited
 
     def start(self) -> None:
         """Start writing; a directory that cannot be written to raises ``ConfigError``. Only now, as the user that a
@@ -158,12 +158,16 @@ class RoleService(Service, ABC):
     #: When the garbage collector runs (:mod:`dmsg.ops.gc`).
     gc_thresholds = GC_THRESHOLDS
 
-    def __init__(self, reactor: Any, settings: CommonSettings, *, node: str, listen: str | None) -> None:
+    def __init__(
+        self, reactor: Any, settings: CommonSettings, *, node: str, listen: str | None, public_pages: bool = False
+    ) -> None:
+        """With ``public_pages`` the role serves metrics itself, beside the admin site."""
         self.reactor = reactor
         self.settings = settings
         self.endpoint = NoEndpoint() if listen is None else BoundEndpoint(reactor, "listen", listen)
         self._admin = BoundEndpoint(reactor, "admin", settings.admin) if settings.admin else None
-        self._events = _Events(reactor, settings, self.role, settings.node or node)
+        self._counted = public_pages or self._admin is not None
+        self._events = _Events(reactor, settings, self.role, settings.node or node, counted=self._counted)
         self.events: Any = self._events.sink
         self.started_at = 0.0
         self._made_in = os.getpid()
@@ -206,10 +210,10 @@ class RoleService(Service, ABC):
         self.started_at = self.reactor.seconds()
         self._or_exit(self._events.start)
         self._or_exit(self.start_role)
-        if self._admin is not None:
+        if self._counted:
             add_gauges(self._events.registry, f"dmsg_{self.role}_", self.gauges)
-            ready: Readiness = self._ready
-            self._admin.listen(make_admin_site(self._events.registry, ready, self.reactor))
+        if self._admin is not None:
+            self._admin.listen(make_admin_site(self._events.registry, self._ready, self.reactor))
         self.reactor.callWhenRunning(self._running)
 
     def stopService(self) -> Deferred[None]:
@@ -231,6 +235,10 @@ class RoleService(Service, ABC):
         end_well_on_signals(self.reactor)
         settle_memory(self.gc_thresholds)
         _log.info("{name} runs, {where}", name=self.tap_name, where=self.where())
+
+    def pages(self) -> dict[bytes, Any]:
+        """The pages of the admin site by name, for a role that serves them itself."""
+        return dict(admin_pages(self._events.registry, self._ready, self.reactor))
 
     def _ready(self) -> str | Awaitable[str]:
         return self.readiness() if self.running else "stopping"

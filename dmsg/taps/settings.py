@@ -25,7 +25,11 @@ from dmsg.mux.client.settings import ClientSettings
 from dmsg.mux.relay.limits import RelayLimits
 from dmsg.ops.config import CONFIG_VARIABLE
 from dmsg.ops.settings import setting, variables_of
-from dmsg.ops.values import DURATION, SIZE, URL, more_than_zero
+from dmsg.ops.values import DURATION, SIZE, URL, Kind, more_than_zero
+from dmsg.rmb.core.errors import InvalidLimit
+from dmsg.rmb.core.limiter import Limit, parse_limit
+from dmsg.rmb.core.limits import MAX_ENVELOPE_BYTES
+from dmsg.rmb.relay.limits import RelayLimits as RmbRelayLimits
 from dmsg.serving.limits import ServingLimits
 from dmsg.shipping.destinations import parse_options
 
@@ -33,6 +37,16 @@ _LISTEN_HELP = "endpoint to listen on, such as tcp:8080:interface=127.0.0.1 or s
 _EVENTS_HELP = "where the event log goes: a directory, or - for standard output"
 _ADMIN_HELP = "endpoint for /metrics, /livez and /readyz, such as tcp:9100:interface=127.0.0.1; never a public one"
 _NODE_HELP = "name in logs and metrics"
+
+
+def _limit(value: object) -> Limit:
+    try:
+        return parse_limit(str(value))
+    except InvalidLimit as error:
+        raise ValueError(f"must be COUNT,BYTES ({error})") from None
+
+
+LIMIT: Final = Kind("COUNT,BYTES", _limit, lambda limit: f"{limit.count},{limit.bytes}")
 
 
 class Verify(Enum):
@@ -201,6 +215,64 @@ class ShipperSettings(CommonSettings):
     drain_timeout: float = setting("seconds uploads under way may take after SIGTERM", default=20.0, kind=DURATION)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TwinSettings(CommonSettings):
+    """What roles of the Reliable Message Bus have: where twins are looked up."""
+
+    registry: str | None = setting(
+        "file with the twins, which dmsg rmb twin create makes", default=None, may_be_path=True
+    )
+    substrate: tuple[str, ...] = setting("WebSocket URLs of nodes of tfchain, in place of a registry file", default=())
+
+
+class Ingest(Enum):
+    """Which relays may post envelopes to this one."""
+
+    KNOWN = "known"
+    OPEN = "open"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RmbRelaySettings(TwinSettings):
+    """``twistd rmb-relay``: one relay of the Reliable Message Bus."""
+
+    listen: str = setting(_LISTEN_HELP, default="tcp:8080")
+    domain: tuple[str, ...] = setting("names by which twins name this relay in the registry", default=())
+    store: str = setting(
+        "where envelopes wait for sessions: memory: (lost at the end), sqlite:PATH, or redis://host:port/db",
+        default="memory:",
+        secret=True,
+        may_be_path=True,
+    )
+    redis: str | None = setting("another name of --store, for a Redis", default=None, secret=True)
+    limit: Limit | None = setting(
+        "envelopes and bytes a twin may send in a minute, as COUNT,BYTES", default=None, kind=LIMIT
+    )
+    ranker_period: float = setting(
+        "how long a failure of another relay counts against it, in seconds",
+        default=3600.0,
+        kind=DURATION,
+        check=more_than_zero,
+    )
+    workers: int | None = setting("with --user-per-worker: the most sessions are the product", default=None)
+    user_per_worker: int | None = setting("see --workers", default=None)
+    max_message: int = setting("longest envelope in bytes", default=MAX_ENVELOPE_BYTES, kind=SIZE, check=more_than_zero)
+    federation: Ingest = setting(
+        "which relays may post envelopes: known ones (--trust), or open to all, as the public relays are",
+        default=Ingest.KNOWN,
+    )
+    trust: tuple[str, ...] = setting("a relay that may post, as DOMAIN=HEXKEY", default=())
+    relay_key: Path | None = setting(
+        "file with this relay's secret key, by which others know it", default=None, key_file=True
+    )
+    demand_audience: bool = setting(
+        "refuse tokens that do not say which relay they are for; public programs' do not", default=False, flag=True
+    )
+    private_metrics: bool = setting("serve /metrics at the admin endpoint only", default=False, flag=True)
+    drain_timeout: float | None = setting("seconds for what is under way after SIGTERM", default=None, kind=DURATION)
+    limits: RmbRelayLimits = field(default_factory=RmbRelayLimits)
+
+
 #: The tables a configuration file may have, one for each role, and what each declares.
 SETTINGS: Final[dict[str, type]] = {
     "client": ClientSettings,
@@ -209,6 +281,7 @@ SETTINGS: Final[dict[str, type]] = {
     "messaging-server": MessagingServerSettings,
     "discovery": DiscoverySettings,
     "shipper": ShipperSettings,
+    "rmb-relay": RmbRelaySettings,
 }
 ROLES: Final = tuple(SETTINGS)
 #: Variables of the programs that make tables of event logs.

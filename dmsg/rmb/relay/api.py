@@ -1,0 +1,118 @@
+"""The HTTP side of a relay: WebSockets, what other relays post, and the pages for its operator.
+
+:ref:`spec-rmb-relay`. Four paths and a header are told apart: that takes no framework.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Coroutine, Mapping
+from typing import Any, Final
+
+from twisted.internet.defer import CancelledError, Deferred, ensureDeferred
+from twisted.logger import Logger
+from twisted.web.resource import IResource, Resource
+from twisted.web.server import NOT_DONE_YET
+
+from dmsg.glue.websocket import accept_websocket, asks_for_websocket
+from dmsg.http.limits import HttpLimits
+from dmsg.http.server import LimitedSite
+from dmsg.rmb.core.errors import TokenRefused
+from dmsg.rmb.relay.service import RmbRelay
+from dmsg.sansio.websocket_handshake import WebSocketRefused
+
+_log = Logger()
+#: Other relays post several envelopes in one body.
+_BODY_SLACK_BYTES: Final = 64 * 1024
+_TEXT: Final = b"text/plain; charset=utf-8"
+
+
+class RelayApi(Resource):
+    """Answers all requests to ``relay``. ``pages`` are resources by path, for GET; ``ingest`` takes ``POST /``."""
+
+    isLeaf = True
+
+    def __init__(self, relay: RmbRelay, pages: Mapping[bytes, IResource], ingest: IResource | None = None) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._relay = relay
+        self._pages = pages
+        self._ingest = ingest
+
+    def render(self, request: Any) -> Any:
+        """Answer ``request``."""
+        if asks_for_websocket(request):
+            return _later(request, self._upgrade(request))
+        if request.method == b"POST" and request.path == b"/" and self._ingest is not None:
+            return self._ingest.render(request)
+        page = self._pages.get(request.path)
+        if page is not None and request.method in (b"GET", b"HEAD"):
+            return page.render(request)
+        return _respond(request, 404, "page not found")
+
+    async def _upgrade(self, request: Any) -> tuple[int, str] | None:
+        relay = self._relay
+        host, began = _host_of(request), relay.reactor.seconds()
+        _, mark, query = request.uri.partition(b"?")
+        try:
+            address = await relay.login(query.decode("latin-1") if mark else None, host)
+            relay.check_room(address, host)
+            shell = accept_websocket(request, relay, relay.reactor, relay.websocket_config)
+        except (TokenRefused, WebSocketRefused) as refused:
+            return refused.status, refused.text
+        except ConnectionError:
+            return None
+        relay.open(shell, address, host, began)
+        return None
+
+
+def _later(request: Any, answering: Coroutine[Deferred[Any], Any, tuple[int, str] | None]) -> int:
+    """Answer ``request`` with a status and a text when they are known; with ``None`` it is another's by then."""
+    gone: list[object] = []
+    running = ensureDeferred(answering)
+
+    def lost(reason: object) -> None:
+        gone.append(reason)
+        running.cancel()
+
+    def answer(given: tuple[int, str] | None) -> None:
+        if given is not None and not gone:
+            request.write(_respond(request, *given))
+            request.finish()
+
+    def failed(failure: Any) -> None:
+        if failure.check(CancelledError) is None:
+            _log.failure("a request cannot be answered", failure)
+            answer((500, "something unexpected happened"))
+
+    request.notifyFinish().addErrback(lost)
+    running.addCallbacks(answer, failed)
+    return NOT_DONE_YET
+
+
+def _respond(request: Any, status: int, text: str) -> bytes:
+    body = text.encode()
+    request.setResponseCode(status)
+    request.setHeader(b"content-type", _TEXT)
+    request.setHeader(b"content-length", b"%d" % len(body))
+    return b"" if request.method == b"HEAD" else body
+
+
+def _host_of(request: Any) -> str:
+    """The IP address a request came from; "" when it came over no network."""
+    return str(getattr(request.getClientAddress(), "host", ""))
+
+
+def make_site(
+    relay: RmbRelay, reactor: Any, pages: Mapping[bytes, IResource], ingest: IResource | None = None
+) -> LimitedSite:
+    """The site of ``relay``. Connections count as strangers until they are sessions."""
+    limits = relay.limits
+    return LimitedSite(
+        RelayApi(relay, pages, ingest),
+        reactor=reactor,
+        limits=HttpLimits(
+            body_bytes=relay.max_message_bytes + _BODY_SLACK_BYTES,
+            first_byte_timeout_s=limits.first_byte_timeout_s,
+            connections=limits.half_open,
+            connections_per_address=limits.half_open_per_address,
+        ),
+    )

@@ -1,0 +1,374 @@
+"""What becomes of envelopes whose session is not connected here: the registry, other relays and the store are asked.
+
+:ref:`spec-rmb-routing`, :ref:`spec-rmb-queues`. Order of what is tried: the session, if it is here after all; other relays
+of the twin; the store, if this is one of its relays. What cannot be delivered is answered with an error if it is a request.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Coroutine, Sequence
+from typing import Any, Final, Protocol
+
+from twisted.internet.defer import Deferred, ensureDeferred
+from twisted.internet.interfaces import IDelayedCall, IReactorTime
+from twisted.logger import Logger
+
+from dmsg.glue.waiters import Waiters
+from dmsg.rmb.core.address import SessionAddress
+from dmsg.rmb.core.errors import MalformedEnvelope, RelayProblem
+from dmsg.rmb.core.lifetime import remaining
+from dmsg.rmb.core.replies import relay_error
+from dmsg.rmb.core.tags import fails_fast
+from dmsg.rmb.core.twin import Twin
+from dmsg.rmb.core.wire import Envelope, encode_envelope, parse_envelope
+from dmsg.rmb.interfaces import ITwinRegistry
+from dmsg.rmb.relay.session import Session
+from dmsg.rmb.relay.stores.base import QueueStore, StoreError, StoreFull
+from dmsg.rmb.relay.switch import Parcel, Switch
+from dmsg.rmb.twins.errors import RegistryError
+
+_log = Logger()
+#: After a failure of the store a session's envelopes are asked for again.
+_RETRY_S: Final = 2.0
+#: Why a session is not read from while too many of its envelopes wait for others.
+HOLD: Final = "pending"
+_ACCEPTED: Final = 202
+_REFUSED: Final = 400
+_OFFLINE: Final = 404
+_UNAVAILABLE: Final = 503
+
+
+class Federation(Protocol):
+    """What a relay needs of the part that posts to other relays. Times are Unix seconds."""
+
+    def submit(self, envelope: Envelope, data: bytes, twin: Twin, expires_at: float) -> RelayProblem | None:
+        """Bring it to a relay of ``twin`` before ``expires_at``; gives why that is not even tried."""
+
+    def elsewhere(
+        self, envelope: Envelope, data: bytes, twin: Twin, expires_at: float, otherwise: Callable[[], None]
+    ) -> bool:
+        """Bring it to a relay that has the session connected, or call ``otherwise``; ``False`` if there is none to ask."""
+
+
+class Delivery:
+    """Carries parcels of ``switch`` on. ``domains`` are the names of this relay in the registry.
+
+    ``flush()`` writes what sessions got, ``unix_time()`` gives seconds.
+    """
+
+    federation: Federation | None = None
+
+    def __init__(
+        self,
+        switch: Switch,
+        registry: ITwinRegistry,
+        store: QueueStore,
+        *,
+        domains: frozenset[str],
+        clock: IReactorTime,
+        unix_time: Callable[[], float],
+        flush: Callable[[], None],
+    ) -> None:
+        self._switch = switch
+        self._limits = switch.limits
+        self._registry = registry
+        self._store = store
+        self._domains = frozenset(domain.lower() for domain in domains)
+        self._clock = clock
+        self._unix_time = unix_time
+        self._flush = flush
+        self.pending_bytes = 0
+        self._under_way = 0
+        self._done: Waiters[None] = Waiters()
+        #: Sessions of which something is being put into the store, or taken out after they have ended.
+        self._pushing: Counter[SessionAddress] = Counter()
+        self._returning: Counter[SessionAddress] = Counter()
+        self._retries: dict[Session, IDelayedCall] = {}
+
+    # --- from sessions ---------------------------------------------------------------------------------------------
+
+    def take(self, parcels: Sequence[Parcel]) -> None:
+        """Carry ``parcels`` on. The session they are from is not read from while too many wait."""
+        limits = self._limits
+        for parcel in parcels:
+            session, size = parcel.session, len(parcel.data)
+            assert session is not None
+            if self.pending_bytes + size > limits.pending_total_bytes:
+                self._switch.refuse(parcel.envelope, RelayProblem.OVERLOADED, session, self._unix_time())
+                continue
+            self.pending_bytes += size
+            session.pending += 1
+            session.pending_bytes += size
+            self._run(self._carry(parcel, session))
+        for session in {parcel.session for parcel in parcels}:
+            assert session is not None
+            if session.pending > limits.pending_per_session or session.pending_bytes > limits.pending_session_bytes:
+                session.owner.hold(HOLD, True)
+
+    async def _carry(self, parcel: Parcel, session: Session) -> None:
+        problem = await self._attempt(self._try(parcel))
+        size = len(parcel.data)
+        self.pending_bytes -= size
+        session.pending -= 1
+        session.pending_bytes -= size
+        limits = self._limits
+        if (
+            session.pending <= limits.pending_per_session // 2
+            and session.pending_bytes <= limits.pending_session_bytes // 2
+        ):
+            session.owner.hold(HOLD, False)
+        if problem is not None:
+            self.answer(parcel.envelope, problem)
+
+    async def _attempt(self, work: Coroutine[Deferred[Any], Any, RelayProblem | None]) -> RelayProblem | None:
+        """What ``work`` gives, or what its failure means."""
+        try:
+            return await work
+        except RegistryError as error:
+            _log.warn("a twin cannot be looked up: {error}", error=error)
+            return RelayProblem.REGISTRY_FAILED
+        except StoreFull:
+            return RelayProblem.NOT_STORED
+        except StoreError as error:
+            _log.warn("an envelope cannot be stored: {error}", error=error)
+            return RelayProblem.NOT_STORED
+        except Exception:  # a bug costs this one envelope, and the session goes on
+            _log.failure("an envelope cannot be routed")
+            return RelayProblem.NOT_STORED
+
+    async def _try(self, parcel: Parcel) -> RelayProblem | None:
+        envelope, data, to = parcel.envelope, parcel.data, parcel.to
+        if to in self._switch.sessions:
+            return await self._keep(to, data, envelope)
+        twin = await self._registry.get(to.twin)
+        if twin is None:
+            return RelayProblem.UNKNOWN_TWIN
+        if not twin.relays:
+            return RelayProblem.NO_RELAYS
+        if self._here(to, data):
+            return None
+        now_s = self._unix_time()
+        expires_at = now_s + (remaining(now_s, envelope.timestamp, envelope.expiration) or 0)
+        federation = self.federation
+        if not any(relay.lower() in self._domains for relay in twin.relays):
+            if federation is None:
+                return RelayProblem.OFFLINE
+            problem = federation.submit(envelope, data, twin, expires_at)
+            if problem is None:
+                self._switch.counts.federated += 1
+            return problem
+        if self._store.shared and await self._store.connected(to):
+            return await self._keep(to, data, envelope)
+        if federation is not None and federation.elsewhere(
+            envelope, data, twin, expires_at, lambda: self._run(self._park_or_answer(parcel))
+        ):
+            return None
+        return await self._park(parcel)
+
+    async def _park(self, parcel: Parcel) -> RelayProblem | None:
+        """Let an envelope wait for a session that is connected nowhere."""
+        if self._here(parcel.to, parcel.data):
+            return None
+        if fails_fast(parcel.envelope.tags):
+            return RelayProblem.OFFLINE
+        return await self._keep(parcel.to, parcel.data, parcel.envelope)
+
+    async def _park_or_answer(self, parcel: Parcel) -> None:
+        problem = await self._attempt(self._park(parcel))
+        if problem is not None:
+            self.answer(parcel.envelope, problem)
+
+    def _here(self, to: SessionAddress, data: bytes) -> bool:
+        """Hand it to the session if it has come meanwhile."""
+        if not self._switch.deliver(to, data):
+            return False
+        self._flush()
+        return True
+
+    # --- from relays, and of our own -------------------------------------------------------------------------------
+
+    def accept(self, envelope: Envelope, data: bytes, connected_only: bool = False) -> int | Deferred[int]:
+        """Take what another relay has posted for a twin of this one, which has been checked; gives an HTTP status.
+
+        With ``connected_only``, or if it shall fail fast, it is taken only if its session is connected.
+        """
+        counts = self._switch.counts
+        counts.ingested += 1
+        counts.bytes += len(data)
+        to = SessionAddress.of(envelope.destination)
+        if self._here(to, data):
+            return _ACCEPTED
+        connected_only = connected_only or fails_fast(envelope.tags)
+        if connected_only and not self._store.shared and to not in self._switch.sessions:
+            return _OFFLINE
+        return ensureDeferred(self._accept(Parcel(envelope, data, to, None), connected_only))
+
+    async def _accept(self, parcel: Parcel, connected_only: bool) -> int:
+        if connected_only and parcel.to not in self._switch.sessions and not await self._store.connected(parcel.to):
+            return _OFFLINE
+        problem = await self._attempt(self._keep(parcel.to, parcel.data, parcel.envelope))
+        if problem is None:
+            return _ACCEPTED
+        self._switch.note(parcel.envelope.source.twin, problem)
+        return _REFUSED if problem is RelayProblem.EXPIRED else _UNAVAILABLE
+
+    def answer(self, envelope: Envelope, problem: RelayProblem) -> None:
+        """Tell the sender of a request why it goes nowhere, wherever it is now; of what is no request it hears nothing."""
+        to = SessionAddress.of(envelope.source)
+        self._switch.note(to.twin, problem)
+        if not envelope.HasField("request"):
+            return
+        error = encode_envelope(relay_error(envelope, problem, int(self._unix_time()), to))
+        session = self._switch.sessions.get(to)
+        if session is None:
+            self._run(self._store_quietly(to, error))
+        elif not session.overloaded:
+            session.say(error)
+            self._flush()
+
+    # --- the store -------------------------------------------------------------------------------------------------
+
+    async def _keep(self, to: SessionAddress, data: bytes, envelope: Envelope) -> RelayProblem | None:
+        """Put an envelope into the store, unless its session has room for it."""
+        if self._here(to, data):
+            return None
+        now_s = self._unix_time()
+        left_s = remaining(now_s, envelope.timestamp, envelope.expiration)
+        if left_s is None:
+            return RelayProblem.EXPIRED
+        session = self._switch.sessions.get(to)
+        earlier = session.take_behind() if session is not None else []
+        if session is not None:
+            session.stored = True
+        self._pushing[to] += 1
+        try:
+            for each in earlier:  # not awaited in between: what comes meanwhile must come behind
+                self._run(self._store_quietly(to, each))
+            if not await self._store.push(
+                to, data, now_s, now_s + min(left_s, self._limits.stored_s), envelope.source.twin
+            ):
+                return RelayProblem.EXPIRED
+        finally:
+            self._pushed(to)
+        self._switch.counts.stored += 1
+        return None
+
+    async def _store_quietly(self, to: SessionAddress, data: bytes) -> None:
+        """Put into the store what was counted as delivered, or is an answer of ours: there is nobody to tell."""
+        try:
+            envelope = parse_envelope(data)
+        except MalformedEnvelope:
+            return
+        now_s = self._unix_time()
+        left_s = remaining(now_s, envelope.timestamp, envelope.expiration)
+        if left_s is None:
+            self._switch.counts.expired += 1
+            return
+        self._pushing[to] += 1
+        try:
+            await self._store.push(to, data, now_s, now_s + min(left_s, self._limits.stored_s), envelope.source.twin)
+        except StoreError as error:
+            self._switch.note(envelope.source.twin, RelayProblem.NOT_STORED)
+            _log.warn("an envelope is lost: {error}", error=error)
+        finally:
+            self._pushed(to)
+
+    def _pushed(self, to: SessionAddress) -> None:
+        self._pushing[to] -= 1
+        if not self._pushing[to]:
+            del self._pushing[to]
+        self.stored(to)
+
+    def stored(self, to: SessionAddress) -> None:
+        """Something may have come to the store for ``to``, perhaps from another process."""
+        session = self._switch.sessions.get(to)
+        if session is not None:
+            session.stored = True
+            session.news += 1
+            self.fetch(session)
+
+    def fetch(self, session: Session) -> None:
+        """Read on for ``session`` if the store has something, and all that was read before is written."""
+        if not session.stored or session.fetching or session.queue or session.stalled_at is not None:
+            return
+        if session.address not in self._returning and self._is_current(session):
+            session.fetching = True
+            self._run(self._fetch(session))
+
+    async def _fetch(self, session: Session) -> None:
+        address, news, limits = session.address, session.news, self._limits
+        try:
+            done = session.written_ids()
+            if done:
+                await self._store.delete(address, done)
+            page = await self._store.read(address, None, limits.page_envelopes, limits.page_bytes, self._unix_time())
+        except StoreError as error:
+            _log.warn("stored envelopes cannot be read: {error}", error=error)
+            self._retries[session] = self._clock.callLater(_RETRY_S, self._retry, session)
+            return
+        finally:
+            session.fetching = False
+        if not self._is_current(session):
+            return
+        if page:
+            session.put_page([one.id for one in page], [one.data for one in page])
+            self._switch.counts.fetched += len(page)
+        elif address in self._pushing:
+            return  # what is being pushed calls again
+        elif session.news != news:
+            self.fetch(session)
+            return
+        else:
+            session.caught_up()
+        self._flush()
+
+    def _retry(self, session: Session) -> None:
+        del self._retries[session]
+        self.fetch(session)
+
+    def _is_current(self, session: Session) -> bool:
+        return self._switch.sessions.get(session.address) is session
+
+    # --- ends ------------------------------------------------------------------------------------------------------
+
+    def left(self, session: Session) -> None:
+        """``session`` has ended: what it has not written goes back to the store."""
+        call = self._retries.pop(session, None)
+        if call is not None:
+            call.cancel()
+        done, unwritten = session.written_ids(), session.take_unwritten()
+        if done or unwritten:
+            self._returning[session.address] += 1
+            self._run(self._return(session.address, done, unwritten))
+
+    async def _return(self, address: SessionAddress, done: list[str], unwritten: list[bytes]) -> None:
+        try:
+            for data in unwritten:
+                await self._store_quietly(address, data)
+            if done:
+                await self._store.delete(address, done)
+        except StoreError as error:
+            _log.warn("delivered envelopes cannot be deleted: {error}", error=error)
+        finally:
+            self._returning[address] -= 1
+            if not self._returning[address]:
+                del self._returning[address]
+            self.stored(address)
+
+    async def when_idle(self, limit_s: float) -> None:
+        """Returns when nothing is under way, or after ``limit_s``."""
+        deadline = self._clock.seconds() + limit_s
+        while self._under_way and (left_s := deadline - self._clock.seconds()) > 0:
+            await self._done.wait_at_most(left_s, self._clock)
+
+    def _run(self, work: Coroutine[Deferred[Any], Any, None]) -> None:
+        self._under_way += 1
+        ensureDeferred(work).addErrback(lambda failure: _log.failure("a delivery failed", failure)).addCallback(
+            self._ran
+        )
+
+    def _ran(self, _: object) -> None:
+        self._under_way -= 1
+        if not self._under_way:
+            self._done.fire(None)

@@ -1,0 +1,71 @@
+"""Who may open a session: the token in the URL, whose it is, and how often a network may try. :ref:`spec-rmb-token`."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from hashlib import sha256
+
+from dmsg.rmb.core.address import SessionAddress
+from dmsg.rmb.core.errors import TokenRefused
+from dmsg.rmb.core.token import Token, check_token, read_token
+from dmsg.rmb.interfaces import ITwinRegistry
+from dmsg.rmb.relay.limits import RelayLimits
+from dmsg.rmb.twins.errors import RegistryError
+from dmsg.serving.admission import Origin
+from dmsg.serving.handshake_rates import HandshakeRates
+
+
+class _UsedTokens:
+    """From which network each token came first. Who has seen a token elsewhere, in a log say, cannot use it again.
+
+    A program may: one that connects twice within a second may have made the same token twice.
+    """
+
+    def __init__(self, capacity: int) -> None:
+        self._capacity = capacity
+        self._networks: OrderedDict[bytes, str] = OrderedDict()
+
+    def is_replayed(self, token: Token, origin: Origin) -> bool:
+        """Whether ``token`` was used from another network; if not, it is now used from that of ``origin``."""
+        name = sha256(token.signed).digest()
+        network = self._networks.setdefault(name, origin.network)
+        if len(self._networks) > self._capacity:
+            self._networks.popitem(last=False)
+        return network != origin.network
+
+
+class Logins:
+    """Checks logins to a relay that is called ``domains``. ``now`` is on the clock that :meth:`check` gets times of."""
+
+    def __init__(
+        self,
+        registry: ITwinRegistry,
+        limits: RelayLimits,
+        *,
+        domains: frozenset[str],
+        demand_audience: bool = False,
+        now: float = 0.0,
+    ) -> None:
+        self._registry = registry
+        self._limits = limits
+        self._domains = domains
+        self._demand_audience = demand_audience
+        self._rates = HandshakeRates(limits, now)
+        self._used = _UsedTokens(limits.used_tokens)
+
+    async def check(self, query: str | None, origin: Origin, now: float, unix_s: float) -> SessionAddress:
+        """The session that ``query``, the text behind the ``?``, lets in. Raises ``TokenRefused``."""
+        limit = self._rates.take(origin, now)
+        if limit:
+            raise TokenRefused(429, "too many logins", limit)
+        token = read_token(query, unix_s, self._limits.token_lifetime_s)
+        try:
+            twin = await self._registry.get(token.twin)
+        except RegistryError as error:
+            raise TokenRefused(500, f"failed to get twin: {error.own_text}", "registry failed") from None
+        if twin is None:
+            raise TokenRefused(401, f"twin not found {token.twin}", "unknown twin")
+        check_token(token, twin.account, self._domains, demand_audience=self._demand_audience)
+        if self._used.is_replayed(token, origin):
+            raise TokenRefused(401, "invalid jwt: jwt was used from another network", "replayed")
+        return SessionAddress(token.twin, token.connection)

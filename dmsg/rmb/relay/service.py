@@ -1,0 +1,312 @@
+"""A relay of the Reliable Message Bus as a service: sessions over WebSockets, envelopes between them, HTTP beside them.
+
+:ref:`spec-rmb-relay`. A read of one session is parsed, routed, and written to each session it is for, in one go:
+``WebSocket.receive_data``, ``Switch.route``, ``Session.data_to_send``.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Callable, Sequence
+from itertools import count
+from typing import Any, Final, cast
+
+from twisted.application.service import Service
+from twisted.internet.defer import Deferred, ensureDeferred
+from twisted.internet.interfaces import IReactorTime
+from twisted.internet.task import LoopingCall
+from twisted.logger import Logger
+from twisted.python.failure import Failure
+
+from dmsg.errors import DmsgError, RemoteProtocolError
+from dmsg.eventlog import schema as ev
+from dmsg.eventlog.reasons import Reason
+from dmsg.eventlog.refusals import TwinReport
+from dmsg.glue.fanout import flush_all
+from dmsg.glue.shell import Shell
+from dmsg.glue.waiters import Waiters
+from dmsg.glue.websocket import WebSocketShell
+from dmsg.interfaces import IEventLog
+from dmsg.rmb.core.address import SessionAddress
+from dmsg.rmb.core.errors import MalformedEnvelope, RelayProblem, TokenRefused
+from dmsg.rmb.core.limiter import Limit
+from dmsg.rmb.core.limits import MAX_ENVELOPE_BYTES
+from dmsg.rmb.interfaces import ITwinRegistry
+from dmsg.rmb.relay.delivery import Delivery
+from dmsg.rmb.relay.limits import RelayLimits
+from dmsg.rmb.relay.login import Logins
+from dmsg.rmb.relay.session import CloseCode, Session
+from dmsg.rmb.relay.stores.base import QueueStore
+from dmsg.rmb.relay.switch import Counts, Parcel, Switch
+from dmsg.sansio.websocket import WebSocketConfig
+from dmsg.serving.admission import Admission, Origin
+from dmsg.serving.errors import RelayDraining
+
+_log = Logger()
+#: Between two lines of the event log that tell what happened to envelopes, in seconds.
+_ROUTED_EVERY_S: Final = 10.0
+
+
+class RmbRelay(Service):
+    """A relay as a Twisted service. ``domains`` are its names in the registry, ``limit`` what a twin may send.
+
+    An envelope has at most ``max_message_bytes``; that is enforced while its fragments arrive.
+
+    ``startService`` listens; ``stopService`` takes no more sessions, lets what is under way come to its end for
+    ``limits.drain_timeout_s``, and closes all sessions. What they were not given is in the store then.
+    """
+
+    def __init__(
+        self,
+        reactor: Any,
+        registry: ITwinRegistry,
+        store: QueueStore,
+        *,
+        domains: frozenset[str],
+        limits: RelayLimits | None = None,
+        limit: Limit | None = None,
+        max_message_bytes: int = MAX_ENVELOPE_BYTES,
+        demand_audience: bool = False,
+        events: IEventLog | None = None,
+        unix_time: Callable[[], float] = time.time,
+    ) -> None:
+        self.reactor: IReactorTime = reactor
+        self.domains = domains
+        self.max_message_bytes = max_message_bytes
+        self.switch = Switch(limits, limit=limit)
+        self.limits = limits = self.switch.limits
+        self.delivery = Delivery(
+            self.switch,
+            registry,
+            store,
+            domains=domains,
+            clock=reactor,
+            unix_time=unix_time,
+            flush=self.flush,
+        )
+        self.admission: Admission[Session] = Admission(limits)
+        self.ready = False
+        self._logins = Logins(registry, limits, domains=domains, demand_audience=demand_audience, now=reactor.seconds())
+        self._store = store
+        self._events = events
+        self._unix_time = unix_time
+        self._numbers = count(1)
+        self._config = WebSocketConfig(
+            max_message_bytes=max_message_bytes, ping_after_s=limits.ping_after_s, dead_after_s=limits.dead_after_s
+        )
+        self._report = TwinReport(reactor, self._emit)
+        self._shells: set[WebSocketShell] = set()
+        self._emptied: Waiters[None] = Waiters()
+        self._routed = Counts()
+        self._telling = LoopingCall(self._tell_routed)
+        self._telling.clock = reactor
+        store.listen(self.delivery.stored, self._replaced_elsewhere)
+
+    # --- service ---------------------------------------------------------------------------------------------------
+
+    def startService(self) -> None:
+        """Let sessions in."""
+        super().startService()  # type: ignore[no-untyped-call]
+        self.ready = True
+        self._telling.start(_ROUTED_EVERY_S, now=False)
+
+    def stopService(self) -> Deferred[None]:
+        """Close the sessions, and bring what is under way to its end."""
+        super().stopService()  # type: ignore[no-untyped-call]
+        return ensureDeferred(self._stop())
+
+    async def _stop(self) -> None:
+        self.ready = False
+        deadline = self.reactor.seconds() + self.limits.drain_timeout_s
+        for session in list(self.switch.sessions.values()):
+            self._close(session, CloseCode.GOING_AWAY, "the relay stops", RelayDraining())
+        await self.delivery.when_idle(deadline - self.reactor.seconds())
+        if self._shells:
+            await self._emptied.wait_at_most(self.limits.close_timeout_s, self.reactor)
+        for shell in list(self._shells):
+            shell.cut()
+        if self._shells:
+            await self._emptied.wait()
+        await self.delivery.when_idle(max(self.limits.close_timeout_s, deadline - self.reactor.seconds()))
+        if self._telling.running:
+            self._telling.stop()
+            self._tell_routed()
+        self._report.close()
+
+    def stats(self) -> dict[str, float]:
+        """Levels for the metrics."""
+        return {
+            "sessions": len(self.switch.sessions),
+            "queued_bytes": self.switch.waiting_bytes,
+            "pending_bytes": self.delivery.pending_bytes,
+            "stalled_sessions": len(self.switch.stalled),
+        }
+
+    # --- sessions --------------------------------------------------------------------------------------------------
+
+    async def login(self, query: str | None, host: str) -> SessionAddress:
+        """The session that a client at ``host`` may open; raises ``TokenRefused``."""
+        began = self.reactor.seconds()
+        try:
+            if not self.ready:
+                raise TokenRefused(503, "the relay stops", Reason.SERVER_DRAINING)
+            return await self._logins.check(query, Origin.of(host), began, self._unix_time())
+        except TokenRefused as error:
+            elapsed_ms = (self.reactor.seconds() - began) * 1000
+            self._emit(ev.HandshakeFailed(host, "token", Reason.of(error.reason), elapsed_ms))
+            raise
+
+    def check_room(self, address: SessionAddress, host: str) -> None:
+        """Raise ``TokenRefused`` when there is no place for ``address``, and none can be made."""
+        if not self.ready:
+            raise TokenRefused(503, "the relay stops", Reason.SERVER_DRAINING)
+        origin, sessions = Origin.of(host), self.switch.sessions
+        if address in sessions or self.switch.surplus(address) or self.admission.victim(origin):
+            return
+        if self.admission.is_full(origin):
+            raise TokenRefused(503, "too many sessions from this address", "connections_per_address")
+        if len(sessions) >= self.limits.connections:
+            raise TokenRefused(503, "too many sessions", "too many connections")
+
+    def _make_room(self, address: SessionAddress, origin: Origin) -> None:
+        """Close the session whose place ``address`` takes."""
+        older = self.switch.sessions.get(address)
+        if older is not None:
+            self._close(older, CloseCode.REPLACED, "a newer connection has taken this session", "replaced")
+        elif (surplus := self.switch.surplus(address)) is not None:
+            self._close(surplus, CloseCode.TOO_MANY_SESSIONS, "the twin has too many sessions", "too many connections")
+        elif (victim := self.admission.victim(origin)) is not None:
+            self._close(victim, CloseCode.EVICTED, "the place is needed for others", "evicted")
+
+    @property
+    def websocket_config(self) -> WebSocketConfig:
+        """What the WebSocket of a session allows."""
+        return self._config
+
+    def open(self, shell: WebSocketShell, address: SessionAddress, host: str, began: float) -> None:
+        """Begin a session of ``address`` on a WebSocket that was accepted; ``began`` is when its request came."""
+        now, origin = self.reactor.seconds(), Origin.of(host)
+        self._make_room(address, origin)
+        session = Session(self.switch, address, self._config, origin=origin, number=next(self._numbers), now=now)
+        session.owner = shell
+        self._shells.add(shell)
+        shell.become(session, b"")
+        self.switch.join(session)
+        self.admission.joined(session)
+        self._store.attach(address)
+        handshake_ms = (now - began) * 1000
+        name = ev.digest(address.connection)
+        self._emit(ev.TwinSessionOpened(session.number, address.twin, name, host, handshake_ms))
+        self.delivery.fetch(session)
+
+    def _close(self, session: Session, code: CloseCode, text: str, why: DmsgError | str) -> None:
+        """End a session: it is out of the switch now, its connection goes on until the goodbyes are said."""
+        shell = cast(WebSocketShell, session.owner)
+        self._forget(session)
+        error = why if isinstance(why, DmsgError) else RemoteProtocolError("session", why)
+        shell.close(error, code=code, reason=text)
+
+    def _forget(self, session: Session) -> None:
+        self.admission.left(session)
+        if self.switch.leave(session):
+            self._store.detach(session.address)
+        self.delivery.left(session)
+
+    def _replaced_elsewhere(self, address: SessionAddress) -> None:
+        """The session connected to another process that shares the store."""
+        session = self.switch.sessions.get(address)
+        if session is not None:
+            self._close(session, CloseCode.REPLACED, "a newer connection has taken this session", "replaced")
+
+    # --- from the shells -------------------------------------------------------------------------------------------
+
+    def handle_events(self, shell: Shell, events: Sequence[object]) -> None:
+        """Route the messages of one read."""
+        session = cast(Session, shell.core)
+        messages = cast("Sequence[bytes]", events if type(events[-1]) is bytes else events[:-1])  # Closed is the last
+        if self.switch.sessions.get(session.address) is not session:
+            return
+        try:
+            parcels = self.switch.route(session, messages, self.reactor.seconds(), self._unix_time())
+        except MalformedEnvelope as error:
+            parcels = cast("list[Parcel]", error.events)
+            self._close(session, CloseCode.MALFORMED, "malformed envelope", error)
+        if not session.proved:
+            session.proved = True
+            self.admission.carries(session)
+            self.admission.rests(session)
+        if parcels:
+            self.delivery.take(parcels)
+
+    def after_read(self, shell: Shell) -> None:
+        """Write what one read has led to."""
+        shell.flush()
+        self.flush()
+
+    def flush(self) -> None:
+        """Write to the sessions that got something; if too much waits, close those for which the most does."""
+        switch = self.switch
+        switch.now = self.reactor.seconds()
+        flush_all(switch.dirty)
+        while (largest := switch.largest()) is not None:
+            self._close(largest, CloseCode.SLOW_CONSUMER, "too much waits for this session", "slow_consumer")
+        if switch.problems:
+            problems, switch.problems = switch.problems, []
+            for twin, problem in problems:
+                if problem is RelayProblem.RATE_LIMITED:
+                    self._report.rate_limited(twin)
+                else:
+                    self._report.failed(twin, problem.text)
+
+    def flushed(self, shell: Shell) -> None:
+        """Read on from the store when all that was read before is written."""
+        session = shell.core
+        if isinstance(session, Session) and session.stored and not session.queue:
+            self.delivery.fetch(session)
+
+    def connection_lost(self, shell: Shell, error: DmsgError | None, reason: Failure) -> None:
+        """Forget a session that has ended; what it has not written goes to the store."""
+        assert isinstance(shell, WebSocketShell)
+        self._shells.discard(shell)
+        session = shell.core
+        if isinstance(session, Session):
+            self._forget(session)
+            self._emit(
+                ev.TwinSessionClosed(
+                    session.number,
+                    session.address.twin,
+                    ev.digest(session.address.connection),
+                    _why(error),
+                    self.reactor.seconds() - session.opened_at,
+                    session.envelopes_in,
+                    session.envelopes_out,
+                    session.bytes_in,
+                    session.bytes_out,
+                )
+            )
+            session.owner = None  # without the cycle both are freed now, before the garbage collector runs
+        if not self._shells:
+            self._emptied.fire(None)
+
+    # --- the event log ---------------------------------------------------------------------------------------------
+
+    def _tell_routed(self) -> None:
+        now = dataclasses.replace(self.switch.counts)
+        counts = {name: getattr(now, name) - getattr(self._routed, name) for name in Counts.__slots__}
+        self._routed = now
+        if any(counts.values()):
+            self._emit(ev.EnvelopesRouted(**counts))
+
+    def _emit(self, event: ev.Event) -> None:
+        if self._events is not None:
+            self._events.emit(event)
+
+
+def _why(error: DmsgError | None) -> Reason:
+    """Why a session ended. Without an error of ours the client closed it."""
+    if error is None:
+        return Reason.CLOSED_BY_PEER
+    if isinstance(error, RelayDraining):
+        return Reason.SERVER_DRAINING
+    return Reason.of(error.reason if isinstance(error, RemoteProtocolError) else type(error).__name__)

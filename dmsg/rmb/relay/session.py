@@ -1,0 +1,238 @@
+"""A twin's session at a relay: its WebSocket, and what waits for it. Pure.
+
+What waits becomes frames only when the network takes them, so that what has not been written can go to the store when
+the session ends.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from enum import IntEnum
+from typing import Any, Final
+
+from dmsg.errors import RemoteProtocolError
+from dmsg.rmb.core.address import SessionAddress
+from dmsg.rmb.core.limiter import FixedWindow
+from dmsg.rmb.core.wire import Address
+from dmsg.rmb.relay.limits import RelayLimits
+from dmsg.sansio.websocket import WRITE_BYTES, Role, State, WebSocket, WebSocketConfig
+from dmsg.serving.admission import Origin
+
+# An attribute of an enumeration takes a call in Python.
+_OPEN: Final = State.OPEN
+
+
+class CloseCode(IntEnum):
+    """Why the relay closes a session: codes of the private range of WebSocket, and those of the standard."""
+
+    GOING_AWAY = 1001
+    #: A newer connection has the same twin and the same name.
+    REPLACED = 4001
+    #: A message that is no envelope.
+    MALFORMED = 4002
+    #: It takes nothing of what waits for it, or too much waits for it.
+    SLOW_CONSUMER = 4003
+    #: Its place is needed for others.
+    EVICTED = 4004
+    #: Its twin has as many sessions as it may.
+    TOO_MANY_SESSIONS = 4005
+
+
+class Traffic:
+    """What waits for all sessions of a relay, which one hands another's envelopes to."""
+
+    def __init__(self, limits: RelayLimits) -> None:
+        self.limits = limits
+        #: Sessions with something to write. The service flushes them and empties the list.
+        self.dirty: list[Session] = []
+        #: Sessions whose network takes nothing.
+        self.stalled: dict[Session, None] = {}
+        #: Bytes of envelopes that are not written yet.
+        self.waiting_bytes = 0
+        #: The time on the clock of the shells when something happened last.
+        self.now = 0.0
+
+
+class Session(WebSocket):
+    """One connection of a twin. ``number`` grows with each; ``origin`` is where it comes from."""
+
+    __slots__ = (
+        "address",
+        "behind",
+        "bytes_in",
+        "bytes_out",
+        "dirty",
+        "envelopes_in",
+        "envelopes_out",
+        "fetching",
+        "limiter",
+        "news",
+        "number",
+        "opened_at",
+        "origin",
+        "owner",
+        "page",
+        "pending",
+        "pending_bytes",
+        "proved",
+        "queue",
+        "source",
+        "stalled_at",
+        "stored",
+        "traffic",
+        "used_at",
+        "waiting_bytes",
+    )
+
+    def __init__(
+        self,
+        traffic: Traffic,
+        address: SessionAddress,
+        config: WebSocketConfig,
+        *,
+        origin: Origin,
+        number: int,
+        now: float,
+    ) -> None:
+        super().__init__(Role.SERVER, config, now=now)
+        self.traffic = traffic
+        self.address = address
+        self.origin = origin
+        self.number = number
+        #: What its twin may send, if that is limited.
+        self.limiter: FixedWindow | None = None
+        #: What its envelopes have as source.
+        self.source = Address()
+        address.write_to(self.source)
+        #: The shell that drives it.
+        self.owner: Any = None
+        #: Whether it is going to be flushed.
+        self.dirty = False
+        #: What is to be written next, and behind it what comes after that which is in the store.
+        self.queue: deque[bytes] = deque()
+        self.behind: deque[bytes] = deque()
+        self.waiting_bytes = 0
+        #: Whether the store may have something for it.
+        self.stored = True
+        #: How often something may have come to the store for it.
+        self.news = 0
+        self.fetching = False
+        #: The ids in the store of what is in the queue, and of what was in it.
+        self.page: list[str] = []
+        #: Envelopes of it that wait for the registry, the store or federation.
+        self.pending = self.pending_bytes = 0
+        #: Whether it has sent anything.
+        self.proved = False
+        self.stalled_at: float | None = None
+        self.opened_at = self.used_at = now
+        self.envelopes_in = self.envelopes_out = self.bytes_in = self.bytes_out = 0
+
+    # --- as a core -------------------------------------------------------------------------------------------------
+
+    def data_to_send(self) -> bytes:
+        """What is next, some 64 KiB at a time."""
+        self.dirty = False
+        queue = self.queue
+        if queue and self.state is _OPEN:
+            send, left, count = self.send, WRITE_BYTES - self.queued_bytes, len(queue)
+            before = left
+            while queue and left > 0:
+                data = queue.popleft()
+                left -= len(data)
+                send(data)
+            size = before - left
+            self.waiting_bytes -= size
+            self.traffic.waiting_bytes -= size
+            self.bytes_out += size
+            self.envelopes_out += count - len(queue)
+        return super().data_to_send()
+
+    def next_timeout(self) -> float | None:
+        """The WebSocket's, and when a session that takes nothing is given up."""
+        due = super().next_timeout()
+        if self.stalled_at is None or due is None:
+            return due
+        return min(due, self.stalled_at + self.traffic.limits.slow_consumer_timeout_s)
+
+    def handle_timeout(self, now: float) -> Sequence[object]:
+        """Ping, or end the session with ``RemoteProtocolError`` when the other side is silent or takes nothing."""
+        if self.stalled_at is not None and now >= self.stalled_at + self.traffic.limits.slow_consumer_timeout_s:
+            raise RemoteProtocolError("session", "slow_consumer")
+        return super().handle_timeout(now)
+
+    def pause(self) -> None:
+        """The network takes nothing more for now."""
+        self.stalled_at = self.traffic.now
+        self.traffic.stalled[self] = None
+
+    def resume(self) -> None:
+        """The network takes again."""
+        self.stalled_at = None
+        self.traffic.stalled.pop(self, None)
+
+    # --- what waits ------------------------------------------------------------------------------------------------
+
+    def say(self, data: bytes) -> None:
+        """Write an answer of the relay itself, past everything that waits: it never goes to the store."""
+        self.send(data)
+        self._mark_dirty()
+
+    def put(self, data: bytes) -> bool:
+        """Let ``data`` go out when its turn comes; ``False`` when too much waits already."""
+        size = len(data)
+        if self.waiting_bytes + size > self.traffic.limits.queue_bytes:
+            return False
+        (self.behind if self.stored else self.queue).append(data)
+        self.waiting_bytes += size
+        self.traffic.waiting_bytes += size
+        self._mark_dirty()
+        return True
+
+    def put_page(self, ids: list[Any], envelopes: list[bytes]) -> None:
+        """Write what was read from the store; the queue is empty then."""
+        self.page = ids
+        self.queue.extend(envelopes)
+        size = sum(map(len, envelopes))
+        self.waiting_bytes += size
+        self.traffic.waiting_bytes += size
+        self._mark_dirty()
+
+    def caught_up(self) -> None:
+        """Nothing is left in the store: what came meanwhile is next."""
+        self.stored = False
+        self.queue, self.behind = self.behind, self.queue
+        self._mark_dirty()
+
+    def take_behind(self) -> list[bytes]:
+        """What came after that which is in the store, to put it there as well."""
+        taken = list(self.behind)
+        self.behind.clear()
+        self._uncount(taken)
+        return taken
+
+    def written_ids(self) -> list[Any]:
+        """The ids in the store of what has been written; they are forgotten here."""
+        count = len(self.page) - len(self.queue) if self.page else 0
+        done, self.page = self.page[:count], self.page[count:]
+        return done
+
+    def take_unwritten(self) -> list[bytes]:
+        """All that waits and is not in the store. Call :meth:`written_ids` before, if at all."""
+        queue = [] if self.page else list(self.queue)
+        taken = queue + list(self.behind)
+        self._uncount([*self.queue, *self.behind])
+        self.queue.clear()
+        self.behind.clear()
+        self.page = []
+        return taken
+
+    def _mark_dirty(self) -> None:
+        if not self.dirty:
+            self.dirty = True
+            self.traffic.dirty.append(self)
+
+    def _uncount(self, taken: list[bytes]) -> None:
+        size = sum(map(len, taken))
+        self.waiting_bytes -= size
+        self.traffic.waiting_bytes -= size

@@ -1,0 +1,197 @@
+"""The switch of a relay: which sessions are there, and where each envelope goes. Pure.
+
+:ref:`spec-rmb-routing`. An envelope is parsed once, its bytes are forwarded unchanged. One for a session that is connected
+here waits in that session's queue when :meth:`Switch.route` returns; all others are given back as :class:`Parcel`, for
+which the registry, the store and federation have to be asked.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from dmsg.rmb.core.address import SessionAddress
+from dmsg.rmb.core.errors import MalformedEnvelope, RelayProblem
+from dmsg.rmb.core.limiter import FixedWindow, Limit
+from dmsg.rmb.core.replies import answer_ping, relay_error
+from dmsg.rmb.core.wire import Envelope, encode_envelope, parse_envelope
+from dmsg.rmb.relay.limits import RelayLimits
+from dmsg.rmb.relay.session import Session, Traffic
+
+
+@dataclass(slots=True)
+class Parcel:
+    """An envelope, and its bytes, for a session that is not here or takes nothing now.
+
+    ``session`` is the one that has sent it, ``None`` for what another relay has posted.
+    """
+
+    envelope: Envelope
+    data: bytes
+    to: SessionAddress
+    session: Session | None
+
+
+@dataclass(slots=True)
+class Counts:
+    """What happened to envelopes since the relay started, as :class:`~dmsg.eventlog.schema.EnvelopesRouted` has it."""
+
+    received: int = 0
+    ingested: int = 0
+    local: int = 0
+    stored: int = 0
+    fetched: int = 0
+    federated: int = 0
+    expired: int = 0
+    refused: int = 0
+    bytes: int = 0
+
+
+class Switch(Traffic):
+    """The sessions of a relay. Times are on the clock of the shells, ``unix_s`` is Unix time; both in seconds."""
+
+    def __init__(self, limits: RelayLimits | None = None, *, limit: Limit | None = None) -> None:
+        super().__init__(limits or RelayLimits())
+        #: By address; the key is a plain tuple, which equals one and takes less time to make.
+        self.sessions: dict[tuple[int, str | None], Session] = {}
+        self.counts = Counts()
+        #: Envelopes that go nowhere: whose, and why. The service tells the event log, and empties the list.
+        self.problems: list[tuple[int, RelayProblem]] = []
+        self._of_twin: dict[int, dict[Session, None]] = {}
+        self._limit = limit
+        self._limiters: dict[int, FixedWindow] = {}
+
+    # --- sessions --------------------------------------------------------------------------------------------------
+
+    def join(self, session: Session) -> Session | None:
+        """Let others reach ``session``. Gives the older one of the same twin and name, which must be closed.
+
+        What waits for the older one waits for the newer one now.
+        """
+        address = session.address
+        older = self.sessions.get(address)
+        self.sessions[address] = session
+        if older is not None:
+            self._forget(older)
+        self._of_twin.setdefault(address.twin, {})[session] = None
+        if self._limit is not None:
+            session.limiter = self._limiter_of(address.twin, self._limit)
+        return older
+
+    def leave(self, session: Session) -> bool:
+        """Forget ``session``; gives whether others could reach it until now. Its twin and name may be a newer one's."""
+        self.stalled.pop(session, None)
+        if self.sessions.get(session.address) is not session:
+            return False
+        del self.sessions[session.address]
+        self._forget(session)
+        return True
+
+    def _forget(self, session: Session) -> None:
+        others = self._of_twin[session.address.twin]
+        del others[session]
+        if not others:
+            del self._of_twin[session.address.twin]
+
+    def surplus(self, address: SessionAddress) -> Session | None:
+        """The session that has to end before one more of this twin comes, or ``None``: the one used longest ago."""
+        sessions = self._of_twin.get(address.twin, {})
+        if address in self.sessions or len(sessions) < self.limits.sessions_per_twin:
+            return None
+        return min(sessions, key=lambda session: session.used_at)
+
+    def _limiter_of(self, twin: int, limit: Limit) -> FixedWindow:
+        """The counters of a twin, which all of its sessions share and which outlive them."""
+        limiter = self._limiters.pop(twin, None) or FixedWindow(limit)
+        self._limiters[twin] = limiter
+        if len(self._limiters) > self.limits.limited_twins:
+            idle = next((one for one in self._limiters if one not in self._of_twin), None)
+            if idle is not None:
+                del self._limiters[idle]
+        return limiter
+
+    # --- envelopes -------------------------------------------------------------------------------------------------
+
+    def route(self, session: Session, messages: Sequence[bytes], now: float, unix_s: float) -> list[Parcel]:
+        """Take what ``session`` has sent. Sessions with something to write because of it are in :attr:`dirty`.
+
+        Raises :class:`~dmsg.rmb.core.errors.MalformedEnvelope` with the parcels of what came before as its ``events``.
+        """
+        self.now = session.used_at = now
+        sessions, limiter, source, dirty = self.sessions, session.limiter, session.source, self.dirty
+        queue_bytes = self.limits.queue_bytes
+        parcels: list[Parcel] = []
+        received = queued = local = 0
+        try:
+            for data in messages:
+                size = len(data)
+                received += size
+                envelope = parse_envelope(data)
+                destination = envelope.destination
+                if limiter is not None and not limiter.admit(size, unix_s):
+                    self.refuse(envelope, RelayProblem.RATE_LIMITED, session, unix_s)
+                elif envelope.source != source:
+                    self.refuse(envelope, RelayProblem.WRONG_SOURCE, session, unix_s)
+                elif envelope.HasField("ping"):
+                    answer_ping(envelope)
+                    session.say(encode_envelope(envelope))
+                elif not destination.twin:
+                    self.refuse(envelope, RelayProblem.NO_DESTINATION, session, unix_s)
+                elif envelope.timestamp + envelope.expiration <= unix_s:
+                    self.refuse(envelope, RelayProblem.EXPIRED, session, unix_s)
+                else:
+                    to = (destination.twin, destination.connection if destination.HasField("connection") else None)
+                    target = sessions.get(to)
+                    if target is None or target.waiting_bytes + size > queue_bytes:
+                        parcels.append(Parcel(envelope, data, SessionAddress(*to), session))
+                        continue
+                    (target.behind if target.stored else target.queue).append(data)
+                    target.waiting_bytes += size
+                    queued += size
+                    local += 1
+                    if not target.dirty:
+                        target.dirty = True
+                        dirty.append(target)
+        except MalformedEnvelope as error:
+            error.events = parcels
+            raise
+        finally:
+            session.envelopes_in += len(messages)
+            session.bytes_in += received
+            self.waiting_bytes += queued
+            counts = self.counts
+            counts.received += len(messages)
+            counts.bytes += received
+            counts.local += local
+        return parcels
+
+    def deliver(self, to: SessionAddress, data: bytes) -> bool:
+        """Let ``data`` wait for the session ``to`` if it is connected and has room."""
+        target = self.sessions.get(to)
+        if target is None or not target.put(data):
+            return False
+        self.counts.local += 1
+        return True
+
+    def refuse(self, envelope: Envelope, problem: RelayProblem, session: Session, unix_s: float) -> None:
+        """Tell ``session`` why the request it has sent goes nowhere; of what is no request it hears nothing."""
+        self.note(session.address.twin, problem)
+        if envelope.HasField("request"):
+            session.say(encode_envelope(relay_error(envelope, problem, int(unix_s), session.address)))
+
+    def note(self, twin: int, problem: RelayProblem) -> None:
+        """Count an envelope of ``twin`` that goes nowhere."""
+        self.counts.refused += 1
+        if problem is RelayProblem.EXPIRED:
+            self.counts.expired += 1
+        self.problems.append((twin, problem))
+
+    def largest(self) -> Session | None:
+        """While more waits than may: the session that has to end, of those whose network takes nothing."""
+        if self.waiting_bytes <= self.limits.queued_total_bytes:
+            return None
+        groups: Counter[str] = Counter()
+        for session in self.stalled:
+            groups[session.origin.address] += session.waiting_bytes
+        return max(self.stalled, key=lambda one: (groups[one.origin.address], one.waiting_bytes), default=None)
