@@ -1,0 +1,175 @@
+"""A WebSocket of either role that is sent anything, and the opening handshake of a client."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from wsproto.frame_protocol import CloseReason, FrameProtocol, Opcode, ParseFailed
+
+from dmsg.errors import RemoteProtocolError
+from dmsg.sansio.websocket import Role, WebSocket, WebSocketConfig
+from dmsg.sansio.websocket_frames import Closed, WebSocketViolation, apply_mask
+from dmsg.sansio.websocket_handshake import HEAD_BYTES, ClientHandshake, accept_value, server_answer
+from fuzz import words
+from fuzz.choices import Choices, repeatable
+from fuzz.oracles import built_bytes, check_memory
+
+LIMIT_BYTES = 600
+_MASK = b"\x01\x02\x04\x08"
+_KEY = b"AAAAAAAAAAAAAAAAAAAAAA=="
+DICTIONARY = (
+    *words.HTTP,
+    *(b"HTTP/1.1 101 \r\n", b"Upgrade: websocket\r\n", b"Connection: Upgrade\r\n"),
+    *(b"Sec-WebSocket-Accept: " + accept_value(_KEY) + b"\r\n", b"\x82\xfe", b"\x82\xff", b"\x88\x82", b"\x03\xe8"),
+)
+
+
+def one_input(data: bytes) -> None:
+    """The first byte says what reads: a client's handshake, or frames as a client or server, with or without text.
+
+    A core raises nothing but its own errors, finds the same byte by byte and in one piece, keeps no more than a message
+    may be long, and finds what wsproto does.
+    """
+    choices = Choices(data)
+    how = choices.byte()
+    if how & 1:
+        _handshake(choices)
+        return
+    role = Role.CLIENT if how & 2 else Role.SERVER
+    config = WebSocketConfig(max_message_bytes=LIMIT_BYTES, text=bool(how & 4))
+    pieces = choices.pieces(choices.rest())
+    stream = b"".join(pieces)
+    whole = _open(role, config)
+    found, said = _read(whole, [stream]), _written(whole)
+    for other in (pieces, [stream[at : at + 1] for at in range(len(stream))]):
+        one = _open(role, config)
+        assert _read(one, other) == found
+        assert one.state is whole.state and _written(one) == said
+    check_memory(found, len(stream))
+    assert sum(len(one) for one in found[0] if isinstance(one, bytes)) <= len(stream)
+    _as_wsproto(role, stream + bytes(20))
+
+
+def _open(role: Role, config: WebSocketConfig) -> WebSocket:
+    return WebSocket(role, config, now=0.0, random=repeatable(b""))
+
+
+def _read(one: WebSocket, pieces: list[bytes]) -> tuple[list[Any], str]:
+    """All events, and the violation that ended it. What the core holds never exceeds its limit."""
+    events: list[Any] = []
+    for piece in pieces:
+        try:
+            events += one.receive_data(piece, 0.0)
+        except WebSocketViolation as violation:
+            one.give_up(violation.code, violation.reason)
+            return [*events, *violation.events], violation.reason
+        held = built_bytes([getattr(one, name) for name in ("_fragments", "_frame", "_head")])
+        assert held <= 2_000 + 3 * LIMIT_BYTES, held
+    return events, ""
+
+
+def _written(one: WebSocket) -> bytes:
+    return b"".join(iter(one.data_to_send, b""))
+
+
+def _as_wsproto(role: Role, stream: bytes) -> None:
+    """Without our limits the two find the same messages, and both a violation or none."""
+    judge = FrameProtocol(role is Role.CLIENT, [])
+    expected: list[Any] = []
+    parts: list[Any] = []
+    code: CloseReason | None = None
+    judge.receive_bytes(stream)
+    try:
+        for frame in judge.received_frames():
+            if frame.opcode is Opcode.CLOSE:
+                expected.append(Closed(*frame.payload))  # type: ignore[misc]
+                break
+            if not frame.opcode.iscontrol():
+                parts.append(frame.payload)
+                if frame.message_finished:
+                    expected.append(("" if frame.opcode is Opcode.TEXT else b"").join(parts))
+                    parts = []
+    except ParseFailed as problem:
+        code = problem.code
+    events, reason = _read_unlimited(role, stream)
+    if reason == "too many frames without data":
+        return
+    if code is CloseReason.INVALID_FRAME_PAYLOAD_DATA:  # found before the text is complete; we wait for its end
+        assert [one for one in events if not isinstance(one, Closed)] == expected
+    else:
+        assert events == expected and bool(reason) == (code is not None), (events, reason, expected, code)
+
+
+def _read_unlimited(role: Role, stream: bytes) -> tuple[list[Any], str]:
+    one = _open(role, WebSocketConfig(max_message_bytes=2**62, text=True))
+    try:
+        return list(one.receive_data(stream, 0.0)), ""
+    except WebSocketViolation as violation:
+        return list(violation.events), violation.reason
+
+
+def _handshake(choices: Choices) -> None:
+    pieces = choices.pieces(choices.rest())
+    stream = b"".join(pieces)
+    whole = _shake([stream])
+    assert _shake(pieces) == whole
+    assert _shake([stream[at : at + 1] for at in range(len(stream))]) == whole
+
+
+def _shake(pieces: list[bytes]) -> tuple[str, bytes]:
+    """What became of it, and what came behind the answer."""
+    one = ClientHandshake("relay", "/", WebSocketConfig(), random=bytes)
+    opened = False
+    behind = b""
+    for piece in pieces:
+        if opened:
+            behind += piece
+            continue
+        try:
+            opened = bool(one.receive_data(piece, 0.0))
+        except RemoteProtocolError as error:
+            return f"{error} {getattr(error, 'text', '')}", b""
+        assert opened or len(one._received) <= HEAD_BYTES
+        behind = one.leftover
+    return ("open" if opened else str(one.refused())), behind
+
+
+def _frame(first: int, payload: bytes, masked: bool) -> bytes:
+    size = len(payload)
+    bit = 0x80 if masked else 0
+    head = bytes((first, bit | size)) if size < 126 else bytes((first, bit | 126)) + size.to_bytes(2, "big")
+    return head + (_MASK + apply_mask(payload, _MASK) if masked else payload)
+
+
+def seeds() -> Iterator[bytes]:
+    """Every kind of frame, messages of several, what is one byte too long, and answers to a handshake."""
+    for how, masked in ((0, True), (2, False), (4, True), (6, False)):
+        for stream in (
+            [(0x82, b"one"), (0x82, bytes(125)), (0x82, bytes(126)), (0x82, bytes(LIMIT_BYTES))],
+            [(0x02, b"a"), (0x89, b"ping"), (0x00, b""), (0x80, b"b"), (0x8A, b"")],
+            [(0x81, "ä".encode()), (0x01, b"\xc3"), (0x80, b"\xa4"), (0x88, b"\x03\xe8bye")],
+            [(0x02, bytes(LIMIT_BYTES)), (0x80, b"x")],
+            [(0x88, b""), (0x82, b"late")],
+            [(0x88, b"\x03\xed")],
+            [(0xC2, b"rsv")],
+            [(0x83, b"")],
+            [(0x09, b"")],
+        ):
+            frames = b"".join(_frame(first, payload, masked) for first, payload in stream)
+            for cut in (0, 3):
+                yield bytes((how, cut)) + frames
+        bit = 0x80 if masked else 0
+        yield bytes((how, 0, 0x82, bit | 127)) + (2**40).to_bytes(8, "big")
+        yield bytes((how, 0)) + _frame(0x89, b"", masked) * 120
+    agreed = server_answer({b"sec-websocket-key": [_KEY], b"sec-websocket-version": [b"13"]})
+    for answer in (
+        agreed + b"\x82\x01x",
+        b"HTTP/1.1 100 Continue\r\n\r\n" + agreed,
+        b"HTTP/1.1 401 Unauthorized\r\nContent-Length: 11\r\n\r\nmissing jwt",
+        b"HTTP/1.1 503 Busy\r\n\r\nfull",
+        agreed.replace(b"Accept: ", b"Accept: x"),
+        b"HTTP/1.1 101 x\r\nno colon\r\n\r\n",
+    ):
+        yield b"\x01\x00" + answer
+        yield b"\x01\x05" + answer
