@@ -135,7 +135,8 @@ class FakeRelay(Factory):
 
     noisy = False
 
-    def __init__(self, network: MemoryNetwork, registry: MemoryRegistry, port: int) -> None:
+    def __init__(self, network: MemoryNetwork, registry: MemoryRegistry, port: int, epoch_s: float) -> None:
+        self.epoch_s = epoch_s
         self.clock = network
         self.registry = registry
         self.url = f"ws://127.0.0.1:{port}"
@@ -150,7 +151,7 @@ class FakeRelay(Factory):
         self._listener = network.listenTCP(port, self)
 
     def now_s(self) -> float:
-        return EPOCH_S + self.clock.seconds()
+        return self.epoch_s + self.clock.seconds()
 
     def buildProtocol(self, addr: object) -> Protocol:  # type: ignore[override]
         return _Door(self)
@@ -223,20 +224,29 @@ class World:
         self.network = MemoryNetwork(delay_s=0.01)
         self.registry = MemoryRegistry()
         self.clients: list[RmbClient] = []
+        #: Unix time of second 0.
+        self.epoch_s: float = EPOCH_S
 
     def relay(self, port: int = 9000) -> FakeRelay:
-        return FakeRelay(self.network, self.registry, port)
+        return FakeRelay(self.network, self.registry, port, self.epoch_s)
 
     def now_s(self) -> float:
-        return EPOCH_S + self.network.seconds()
+        return self.epoch_s + self.network.seconds()
 
-    def make(self, twin: int, *relays: FakeRelay, known: bool = True, **options: Any) -> RmbClient:
+    def make(
+        self, twin: int, *relays: FakeRelay, known: bool = True, key: TwinKey | None = None, **options: Any
+    ) -> RmbClient:
         """A client that is not started."""
         if known and twin not in self.registry.twins:
             self.registry.add(twin, relays=[relay.url[5:] for relay in relays])
         options.setdefault("random", Random(len(self.clients)).randbytes)
         client = RmbClient(
-            self.network, key_of(twin), self.registry, [relay.url for relay in relays], now_s=self.now_s, **options
+            self.network,
+            key or key_of(twin),
+            self.registry,
+            [relay.url for relay in relays],
+            now_s=self.now_s,
+            **options,
         )
         self.clients.append(client)
         return client
@@ -268,6 +278,7 @@ class World:
         for client in self.clients:
             if client.running:
                 self.result(client.stopService(), 10.0)
+        self.settle()
 
 
 @pytest.fixture
