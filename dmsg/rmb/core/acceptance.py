@@ -60,14 +60,18 @@ class SeenMessages:
     def __len__(self) -> int:
         return self._count
 
+    def has(self, twin: int, uid: str, kind: str, now: float) -> bool:
+        """Whether the message is remembered, and is not over."""
+        seen = self._twins.get(twin)
+        return seen is not None and seen.get((uid, kind), now) > now
+
     def is_new(self, twin: int, uid: str, kind: str, now: float, until: float) -> bool:
         """Remember the message until the time ``until``; ``False`` if it is remembered already."""
         self._forget_old(next(iter(self._twins), twin), now)
-        seen = self._twins.setdefault(twin, OrderedDict())
-        known = seen.get((uid, kind))
-        if known is not None and known > now:
+        if self.has(twin, uid, kind, now):
             return False
-        if known is None:
+        seen = self._twins.setdefault(twin, OrderedDict())
+        if (uid, kind) not in seen:
             self._tally.add(twin)
             self._count += 1
         seen[uid, kind] = until
@@ -132,8 +136,12 @@ class Receiver:
             raise WrongDestination
         if remaining(now, envelope.timestamp, envelope.expiration, late_s=LATE_S) is None:
             raise EnvelopeExpired
-        if envelope.source.twin:
-            return envelope.source.twin
+        source = envelope.source.twin
+        if source:
+            # Only what was signed is remembered. Checking that again takes 100 µs, which a flood of copies could use.
+            if self.seen.has(source, envelope.uid, kind, now):
+                raise Replayed
+            return source
         if not from_relay or not self._awaits(envelope.uid):
             raise UnsignedSource
         return None

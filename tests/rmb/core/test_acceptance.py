@@ -76,6 +76,16 @@ def test_an_encrypted_request_is_taken_once():
     assert taken(sealed(request("v")), by) == b"x"
 
 
+def test_a_copy_is_refused_before_the_registry_is_asked_and_after():
+    by, envelope = receiver(), sealed(request())
+    assert by.admit(envelope, NOW) == by.admit(envelope, NOW) == 10
+    by.open(envelope, SENDER, NOW)
+    with pytest.raises(Replayed):
+        by.open(envelope, SENDER, NOW)
+    with pytest.raises(Replayed):
+        by.admit(envelope, NOW)
+
+
 def test_a_response_is_another_message_than_its_request():
     by = receiver()
     assert taken(sealed(request()), by) == b"x"
