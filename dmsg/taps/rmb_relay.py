@@ -3,20 +3,32 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib.util
+import os
+import time
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import dmsg
+from dmsg.crypto.ed25519 import SigningKey
+from dmsg.crypto.errors import KeyFileError
 from dmsg.errors import ConfigError
 from dmsg.eventlog.reasons import Reason
+from dmsg.eventlog.refusals import RefusalReport
 from dmsg.eventlog.schema import Drained, ServerStarted, ServerStopped
+from dmsg.rmb.relay.limits import post_rate
+from dmsg.rmb.relay.peering import parse_trust
+from dmsg.sansio.jitter import Jitter
 from dmsg.taps._options import RoleOptions
 from dmsg.taps._service import RoleService, address_text
-from dmsg.taps.settings import RmbRelaySettings
+from dmsg.taps.settings import Posters, RmbRelaySettings
 
 if TYPE_CHECKING:
     from twisted.internet.interfaces import IListeningPort
 
+    from dmsg.http.client import HttpCaller
     from dmsg.rmb.interfaces import ITwinRegistry
+    from dmsg.rmb.relay.federation import Federation
     from dmsg.rmb.relay.service import RmbRelay
     from dmsg.rmb.relay.stores.base import QueueStore
 
@@ -39,6 +51,15 @@ class Options(RoleOptions):
         "ranker_period": "p",
     }
 
+    def parseOptions(self, options: Sequence[str] | None = None) -> None:
+        """As for other roles; ``--limit COUNT BYTES``, as the public relay takes it, is one value of two numbers."""
+        words = list(options or ())
+        for at, word in enumerate(words[:-2]):
+            if word == "--limit" and words[at + 1].isdecimal() and words[at + 2].isdecimal():
+                words[at + 1 : at + 3] = [f"{words[at + 1]},{words[at + 2]}"]
+                break
+        super().parseOptions(words)
+
 
 class RmbRelayService(RoleService):
     """A relay with its registry, store and metrics, as a Twisted service."""
@@ -47,9 +68,17 @@ class RmbRelayService(RoleService):
     role = "server"
     settings: RmbRelaySettings
 
-    def __init__(self, reactor: Any, settings: RmbRelaySettings) -> None:
+    def __init__(self, reactor: Any, settings: RmbRelaySettings, *, uid: int | None = None) -> None:
+        """``uid`` is the user the process will run as when it has started as root, and may own the key file."""
+        for library in ("google", "sr25519"):
+            if importlib.util.find_spec(library) is None:
+                raise ConfigError("rmb-relay", f"{library} is missing: install dmsg[rmb]")
         if not (settings.registry or settings.substrate):
             raise ConfigError("registry", "must be given, or substrate: where twins are looked up")
+        self._key = _read_key(settings, uid)
+        self._known = dict(map(parse_trust, settings.trust))
+        if not settings.domain and (self._key is not None or self._known):
+            raise ConfigError("domain", "must be given with relay-key and trust: other relays know this one by it")
         super().__init__(
             reactor,
             settings,
@@ -61,6 +90,9 @@ class RmbRelayService(RoleService):
         self.store: QueueStore | None = None
         #: The relay itself, from the start on.
         self.relay: RmbRelay | None = None
+        self.federation: Federation | None = None
+        self._caller: HttpCaller | None = None
+        self._refusals = RefusalReport(reactor, self.emit)
         self._listens = False
 
     def start_role(self) -> None:
@@ -84,11 +116,55 @@ class RmbRelayService(RoleService):
             demand_audience=settings.demand_audience,
             events=self.events,
         )
+        ingest = self._federate(relay)
         pages = {b"/" + name: page for name, page in self.pages().items()}
         if settings.private_metrics:
             del pages[b"/metrics"]
         relay.startService()
-        self.endpoint.listen(make_site(relay, self.reactor, pages)).addCallback(self._listening)
+        self.endpoint.listen(make_site(relay, self.reactor, pages, ingest)).addCallback(self._listening)
+
+    def _federate(self, relay: RmbRelay) -> Any:
+        """Let ``relay`` post to others; gives what takes their posts."""
+        from dmsg.rmb.core.ranker import Ranker
+        from dmsg.rmb.relay.federation import Federation
+        from dmsg.rmb.relay.ingest import Ingest
+        from dmsg.rmb.relay.peering import Signer, Verifier
+        from dmsg.rmb.relay.posting import RelayPoster
+
+        settings, domains, random = self.settings, self.settings.domain, Jitter(os.urandom)
+        key, known = self._key, self._known
+        self._caller = RelayPoster.connect(self.reactor)
+        poster = RelayPoster(
+            self._caller,
+            time.time,
+            domains=domains,
+            scheme=settings.federation_scheme.value,
+            signer=Signer(domains[0], key, os.urandom) if key is not None else None,
+            known=known,
+        )
+        self.federation = relay.delivery.federation = Federation(
+            poster,
+            self.registry,
+            Ranker(random, settings.ranker_period),
+            self.reactor,
+            random,
+            unix_time=time.time,
+            domains=domains,
+            failed=relay.delivery.answer,
+            emit=self.emit,
+        )
+        rates = post_rate(relay.limits)
+        return Ingest(
+            relay.delivery.accept,
+            self.registry,
+            Verifier(domains, known),
+            time.time,
+            domains=domains,
+            open_to_all=settings.federation is Posters.OPEN,
+            admit=lambda host, count: rates.take(host, self.reactor.seconds()),
+            refused=lambda host, why: self._refusals.add(0, host, "post", why),
+            message_bytes=settings.max_message,
+        )
 
     def _limits(self) -> Any:
         settings = self.settings
@@ -107,9 +183,14 @@ class RmbRelayService(RoleService):
         """Take no more connections, close the sessions, put what they were not given into the store, and close that."""
         began = self.reactor.seconds()
         await self.endpoint.close()
+        if self.federation is not None:
+            await self.federation.stop(self._limits().drain_timeout_s)
         if self.relay is not None:
             await self.relay.stopService()
             self.emit(Drained((self.reactor.seconds() - began) * 1000, 0))
+        self._refusals.close()
+        if self._caller is not None:
+            await self._caller.close()
         if self.store is not None:
             await self.store.close()
         if self.registry is not None:
@@ -125,8 +206,23 @@ class RmbRelayService(RoleService):
         return self.relay.stats() if self.relay is not None else {}
 
 
+def _read_key(settings: RmbRelaySettings, uid: int | None) -> SigningKey | None:
+    if settings.relay_key is None:
+        return None
+    from dmsg.rmb.core.keys import KeyType
+    from dmsg.rmb.key_file import read_twin_key
+
+    try:
+        key = read_twin_key(settings.relay_key, owners=() if uid is None else (uid,))
+    except KeyFileError as error:
+        raise ConfigError("relay_key", str(error)) from None
+    if key.kind is not KeyType.ED25519:
+        raise ConfigError("relay_key", "must be a key of ed25519")
+    return SigningKey(key.secret)
+
+
 def makeService(options: Options) -> RmbRelayService:
     """The service for parsed options; what cannot work raises ``SystemExit`` with one line."""
     from twisted.internet import reactor
 
-    return options.build(lambda: RmbRelayService(reactor, options.settings))
+    return options.build(lambda: RmbRelayService(reactor, options.settings, uid=options.uid))

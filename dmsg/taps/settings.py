@@ -225,11 +225,19 @@ class TwinSettings(CommonSettings):
     substrate: tuple[str, ...] = setting("WebSocket URLs of nodes of tfchain, in place of a registry file", default=())
 
 
-class Ingest(Enum):
+class Posters(Enum):
     """Which relays may post envelopes to this one."""
 
     KNOWN = "known"
     OPEN = "open"
+
+
+class PostScheme(Enum):
+    """How other relays are posted to."""
+
+    AUTO = "auto"
+    HTTPS = "https"
+    HTTP = "http"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -257,9 +265,13 @@ class RmbRelaySettings(TwinSettings):
     workers: int | None = setting("with --user-per-worker: the most sessions are the product", default=None)
     user_per_worker: int | None = setting("see --workers", default=None)
     max_message: int = setting("longest envelope in bytes", default=MAX_ENVELOPE_BYTES, kind=SIZE, check=more_than_zero)
-    federation: Ingest = setting(
+    federation: Posters = setting(
         "which relays may post envelopes: known ones (--trust), or open to all, as the public relays are",
-        default=Ingest.KNOWN,
+        default=Posters.KNOWN,
+    )
+    federation_scheme: PostScheme = setting(
+        "how other relays are posted to: https, http, or auto, which is http only within this machine",
+        default=PostScheme.AUTO,
     )
     trust: tuple[str, ...] = setting("a relay that may post, as DOMAIN=HEXKEY", default=())
     relay_key: Path | None = setting(

@@ -7,8 +7,8 @@ from typing import Any, Final
 
 import click
 
-#: Commands, each in the module of its name.
-_COMMANDS: Final = ("twin",)
+#: Commands, each in the module of its name (with _ for -).
+_COMMANDS: Final = ("relay-key", "twin")
 
 
 class _Commands(click.Group):
@@ -21,7 +21,8 @@ class _Commands(click.Group):
         if cmd_name not in _COMMANDS:
             return None
         try:
-            found: Any = getattr(importlib.import_module(f"{__name__}.{cmd_name}"), cmd_name)
+            name = cmd_name.replace("-", "_")
+            found: Any = getattr(importlib.import_module(f"{__name__}.{name}"), name)
         except ModuleNotFoundError as error:
             if str(error.name).startswith("dmsg."):
                 raise

@@ -106,7 +106,7 @@ def make_site(
 ) -> LimitedSite:
     """The site of ``relay``. Connections count as strangers until they are sessions."""
     limits = relay.limits
-    return LimitedSite(
+    site = LimitedSite(
         RelayApi(relay, pages, ingest),
         reactor=reactor,
         limits=HttpLimits(
@@ -116,3 +116,5 @@ def make_site(
             connections_per_address=limits.half_open_per_address,
         ),
     )
+    site.noisy = False
+    return site

@@ -188,7 +188,7 @@ class Delivery:
 
     # --- from relays, and of our own -------------------------------------------------------------------------------
 
-    def accept(self, envelope: Envelope, data: bytes, connected_only: bool = False) -> int | Deferred[int]:
+    def accept(self, envelope: Envelope, data: bytes, connected_only: bool) -> int | Deferred[int]:
         """Take what another relay has posted for a twin of this one, which has been checked; gives an HTTP status.
 
         With ``connected_only``, or if it shall fail fast, it is taken only if its session is connected.

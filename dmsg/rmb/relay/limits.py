@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from dmsg.http.rates import FairRate, SharedRate
 from dmsg.rmb.core.limits import MAX_TOKEN_LIFETIME_S
 from dmsg.serving.limits import AdmissionLimits
 
@@ -43,10 +44,22 @@ class RelayLimits(AdmissionLimits):
     stored_s: int = 3_600
     #: Twins whose sending is counted (with ``--limit``): 300 bytes each. The counts of those with sessions are never lost.
     limited_twins: int = 65_536
-    #: Envelopes posted by one address, by all, and kept free for each network.
+    #: Posts of one address, of all, and kept free for each network.
     posts_per_s_per_address: float = 500.0
-    post_burst_per_address: float = 2_000
+    post_burst_per_address: int = 2_000
     posts_per_s: float = 5_000.0
-    post_burst: float = 10_000
+    post_burst: int = 10_000
     posts_per_s_per_network: float = 10.0
-    post_burst_per_network: float = 100
+    post_burst_per_network: int = 100
+    #: Addresses and networks whose posts are counted: 200 bytes each.
+    post_addresses: int = 16_384
+
+
+def post_rate(limits: RelayLimits) -> FairRate:
+    """How often each address may post."""
+    shared = SharedRate(
+        (limits.posts_per_s, limits.post_burst),
+        (limits.posts_per_s_per_network, limits.post_burst_per_network),
+        limits.post_addresses,
+    )
+    return FairRate((limits.posts_per_s_per_address, limits.post_burst_per_address), shared, limits.post_addresses)
