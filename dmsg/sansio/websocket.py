@@ -32,6 +32,7 @@ from dmsg.sansio.websocket_frames import (
     apply_mask,
     close_payload,
     frame_head,
+    mask_in_place,
     read_close,
     read_text,
 )
@@ -286,7 +287,9 @@ class WebSocket(Core):
                 return
             at = missing
             payload, self._frame = self._frame, None
-            self._frame_done(first, apply_mask(payload, mask) if mask else bytes(payload), now, events)
+            if mask:
+                mask_in_place(payload, mask)
+            self._frame_done(first, bytes(payload), now, events)
         elif self._head:
             data = self._head + data
             self._head = b""

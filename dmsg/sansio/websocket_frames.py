@@ -14,7 +14,7 @@ CONTROL_BYTES: Final = 125
 REASON_BYTES: Final = CONTROL_BYTES - 2
 #: From this length in bytes on, four table look-ups are faster than one long integer.
 LONG_BYTES: Final = 768
-#: Pieces in which a long payload is masked: they stay in a processor's cache. A multiple of 4.
+#: A multiple of 4.
 _PIECE_BYTES: Final = 16 * 1024
 
 FIN: Final = 0x80
@@ -68,14 +68,18 @@ def apply_mask(data: bytes | bytearray, mask: bytes) -> bytes:
     if size < LONG_BYTES:
         key = int.from_bytes((mask * ((size >> 2) + 1))[:size], "little")
         return (int.from_bytes(data, "little") ^ key).to_bytes(size, "little")
-    pieces = [data] if size <= _PIECE_BYTES else [data[at : at + _PIECE_BYTES] for at in range(0, size, _PIECE_BYTES)]
-    masked = []
-    for piece in pieces:
-        result = bytearray(piece)
-        for at in range(4):
-            result[at::4] = result[at::4].translate(_XOR[mask[at]])
-        masked.append(result)
-    return b"".join(masked)
+    result = bytearray(data)
+    mask_in_place(result, mask)
+    return bytes(result)
+
+
+def mask_in_place(data: bytearray, mask: bytes) -> None:
+    """:func:`apply_mask` without a copy. Pieces keep what is allocated on the way small, and in a processor's cache."""
+    tables = [_XOR[key] for key in mask]
+    for start in range(0, len(data), _PIECE_BYTES):
+        end = start + _PIECE_BYTES
+        for at, table in enumerate(tables, start):
+            data[at:end:4] = data[at:end:4].translate(table)
 
 
 def frame_head(first: int, size: int, masked: int) -> bytes:

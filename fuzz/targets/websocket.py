@@ -102,7 +102,7 @@ def _as_wsproto(role: Role, stream: bytes) -> None:
 
 
 def _read_unlimited(role: Role, stream: bytes) -> tuple[list[Any], str]:
-    one = _open(role, WebSocketConfig(max_message_bytes=2**62, text=True))
+    one = _open(role, WebSocketConfig(max_message_bytes=2**63 - 1, text=True))
     try:
         return list(one.receive_data(stream, 0.0)), ""
     except WebSocketViolation as violation:
