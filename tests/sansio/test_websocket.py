@@ -435,6 +435,34 @@ def test_silence_is_pinged_once_and_then_given_up() -> None:
     assert caught.value.silent_s == 40.0
 
 
+@given(
+    st.lists(st.floats(0.0, 100.0), max_size=5),
+    st.floats(0.001, 50.0),
+    st.floats(0.001, 50.0),
+    st.floats(0.001, 50.0),
+    st.sampled_from([0.0, 1.7e9, 12345.678]),
+)
+def test_time_goes_on_however_it_is_rounded(
+    waits: list[float], ping_s: float, more_s: float, message_s: float, start: float
+) -> None:
+    config = WebSocketConfig(ping_after_s=ping_s, dead_after_s=ping_s + more_s, message_timeout_s=message_s)
+    ours, now = WebSocket(Role.SERVER, config, now=start), start
+    try:
+        for wait in waits:
+            now += wait
+            for _ in range(1000):
+                due = ours.next_timeout()
+                assert due is not None
+                if due > now:
+                    break
+                ours.handle_timeout(due)
+            else:
+                raise AssertionError(f"called a thousand times before {now}")
+            ours.receive_data(frame(0x89) if wait > 50 else b"\x82", now)
+    except (KeepaliveLost, WebSocketViolation):
+        pass
+
+
 def test_any_byte_is_a_sign_of_life() -> None:
     ours = server(ping_after_s=20.0, dead_after_s=40.0, message_timeout_s=1000.0)
     for byte_at, byte in enumerate(frame(0x82, b"slowly")):
