@@ -36,8 +36,10 @@ async def push(store: Any, text: str, session: SessionAddress = BOB, *, source: 
     assert await store.push(session, envelope(text, size=size), NOW, NOW + 300, source) is True
 
 
-@pytest.fixture(params=["memory", "sqlite"])
+@pytest.fixture(params=["memory", "sqlite", "redis"])
 def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    if request.param == "redis":
+        return request.getfixturevalue("redis_url") + "/3"
     return "memory:" if request.param == "memory" else f"sqlite:{tmp_path / 'queues'}"
 
 

@@ -52,8 +52,12 @@ class QueueLimits:
     queue_bytes: int = 64 << 20
     #: Bytes in all queues of one twin, which may name its sessions as it likes.
     twin_bytes: int = 128 << 20
-    #: Bytes in all. The default store is in memory.
+    #: Bytes in all of a store in memory or in a file.
     store_bytes: int = 256 << 20
+    #: Bytes that a Redis may use for everything it has, and those one sender may put into it for sessions that are not
+    #: connected, in an hour.
+    redis_bytes: int = 1 << 30
+    source_bytes: int = 128 << 20
 
 
 class Stored(NamedTuple):

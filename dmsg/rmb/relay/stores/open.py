@@ -4,21 +4,29 @@ from __future__ import annotations
 
 from typing import Any
 
-from dmsg.errors import ConfigError
+from dmsg.address import RedisAddress
+from dmsg.errors import ConfigError, InvalidAddress
 from dmsg.rmb.relay.stores.base import QueueLimits, QueueStore
+from dmsg.rmb.relay.stores.sqlite import SqliteQueues
 
 
 def open_queues(url: str, reactor: Any, *, limits: QueueLimits | None = None) -> QueueStore:
-    """The store ``url`` names: ``memory:`` or ``sqlite:PATH``.
+    """The store ``url`` names: ``memory:``, ``sqlite:PATH`` or ``redis://[user:password@]host[:port][/db]``.
 
-    A SQLite file is made if it is not there. Raises :class:`~dmsg.errors.ConfigError` for a URL that is none of these, and
-    for a file that cannot be used.
+    A SQLite file is made if it is not there; Redis need not be there yet. Raises :class:`~dmsg.errors.ConfigError` for a
+    URL that is none of these, a file that cannot be used, or a missing library.
     """
-    from dmsg.rmb.relay.stores.sqlite import SqliteQueues
-
     scheme, _, rest = url.partition(":")
     if url == "memory:":
         return SqliteQueues(":memory:", reactor, limits=limits)
     if scheme == "sqlite" and rest:
         return SqliteQueues(rest, reactor, limits=limits)
-    raise ConfigError("store", "a store is memory: or sqlite:PATH")
+    if scheme == "redis":
+        try:
+            address = RedisAddress.parse(url)
+        except InvalidAddress as error:
+            raise ConfigError("store", str(error)) from None
+        from dmsg.rmb.relay.stores.redis import RedisQueues
+
+        return RedisQueues(address, reactor, limits=limits)
+    raise ConfigError("store", "a store is memory:, sqlite:PATH or redis://host:port/db")

@@ -1,0 +1,427 @@
+"""Waiting envelopes in Redis, in the public relay's layout, for one or several relay processes.
+
+A session's queue is the stream ``stream:TWIN`` or ``stream:TWIN:CONNECTION``, an entry has one field ``_`` with the envelope,
+it goes when it was written to the socket (XDEL), and a stream an hour after the last push. So the public relay may share the
+database. Beside the streams there are, all of them with an expiry:
+
+======================================  ==============================================================================
+``dmsg.rmb.at:SESSION``                 the process that the session is connected to
+``dmsg.rmb.told:SESSION``               that process has been told of envelopes and has not read them yet
+``dmsg.rmb.inbox:PROCESS``              list of what a process is told: ``p`` or ``r`` (put, replaced) and the session
+``dmsg.rmb.queues:TWIN``                sorted set of a twin's queues by when they go
+``dmsg.rmb.from:TWIN``                  bytes that a twin has sent to queues nobody reads, this hour
+======================================  ==============================================================================
+
+Each operation is one script. An answer with several parts is packed into one string, because txredisapi takes a turn of
+the reactor for each string of a reply and copies what is left each time.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import struct
+from collections.abc import Callable, Iterable
+from typing import Any, Final
+
+from twisted.internet.defer import Deferred
+from twisted.internet.interfaces import IDelayedCall
+from twisted.logger import Logger
+
+from dmsg.address import RedisAddress
+from dmsg.rmb.core.address import SessionAddress
+from dmsg.rmb.core.errors import MalformedEnvelope
+from dmsg.rmb.core.lifetime import remaining
+from dmsg.rmb.core.limits import MAX_AHEAD_S, MAX_TTL_S
+from dmsg.rmb.core.wire import parse_envelope
+from dmsg.rmb.peer.errors import RedisAway, RedisRefused
+from dmsg.rmb.peer.redis import RedisLink, Taker
+from dmsg.rmb.relay.stores.base import KEPT_S, ROW_BYTES, QueueLimits, Stored, StoreFull, StoreUnavailable
+
+#: How long Redis believes that a session is connected to a process that says nothing more, and how often it says so, in
+#: seconds. As often the streams of sessions here are looked at: a public relay tells nobody what it has pushed.
+PRESENT_S: Final = 30
+SWEPT_EVERY_S: Final = 2.0
+#: Sessions looked at by one script: some 200 µs of Redis.
+SWEPT_AT_ONCE: Final = 500
+#: Queues of one twin at a time.
+QUEUES_OF_TWIN: Final = 64
+#: How long an operation waits for a connection that is being made again, in seconds: senders wait for it.
+WAIT_S: Final = 1.0
+#: After a failure the inbox is looked at again in so many seconds.
+RETRY_S: Final = 1.0
+#: How old the size of the database may be, in seconds.
+_MEMORY_EVERY_S: Final = 1.0
+#: Entries of a stream that are older have expired whatever they say.
+_OLDEST_S: Final = MAX_TTL_S + MAX_AHEAD_S
+
+# KEYS: stream, at, told, queues, from. ARGV: data, most envelopes, most bytes, kept s, source, source bytes, size, our inbox,
+# session, most queues, oldest s. Returns 0, or why there is no room.
+_PUSH: Final = """
+local now = redis.call('TIME')
+local now_s = tonumber(now[1])
+local length = redis.call('XLEN', KEYS[1])
+if length > 0 then
+    redis.call('XTRIM', KEYS[1], 'MINID', '~', (now_s - tonumber(ARGV[11])) * 1000)
+    if length >= tonumber(ARGV[2]) then
+        redis.call('XTRIM', KEYS[1], 'MINID', (now_s - tonumber(ARGV[11])) * 1000)
+        length = redis.call('XLEN', KEYS[1])
+    end
+    if length >= tonumber(ARGV[2]) then return 'queue' end
+    if length >= 16 and redis.call('MEMORY', 'USAGE', KEYS[1]) >= tonumber(ARGV[3]) then return 'queue' end
+end
+redis.call('ZREMRANGEBYSCORE', KEYS[4], '-inf', now_s)
+if not redis.call('ZSCORE', KEYS[4], ARGV[9]) and redis.call('ZCARD', KEYS[4]) >= tonumber(ARGV[10]) then
+    return 'twin'
+end
+local at = redis.call('GET', KEYS[2])
+if not at and ARGV[5] ~= '0' then
+    local sent = redis.call('INCRBY', KEYS[5], ARGV[7])
+    if sent == tonumber(ARGV[7]) then redis.call('EXPIRE', KEYS[5], ARGV[4]) end
+    if sent > tonumber(ARGV[6]) then
+        redis.call('DECRBY', KEYS[5], ARGV[7])
+        return 'source'
+    end
+end
+redis.call('XADD', KEYS[1], 'MAXLEN', '~', ARGV[2], '*', '_', ARGV[1])
+redis.call('EXPIRE', KEYS[1], ARGV[4])
+redis.call('ZADD', KEYS[4], now_s + tonumber(ARGV[4]), ARGV[9])
+redis.call('EXPIRE', KEYS[4], ARGV[4])
+if at and at ~= ARGV[8] and redis.call('SET', KEYS[3], '1', 'NX', 'EX', 5) then
+    redis.call('LPUSH', at, 'p' .. ARGV[9])
+    redis.call('EXPIRE', at, 60)
+end
+return 0
+"""
+# KEYS: stream, told. ARGV: where to begin, most envelopes, most bytes.
+_READ: Final = """
+redis.call('DEL', KEYS[2])
+local start, left, room, pieces = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3]), {}
+while left > 0 do
+    local some = redis.call('XRANGE', KEYS[1], start, '+', 'COUNT', math.min(left, 8))
+    for _, entry in ipairs(some) do
+        local id, fields = entry[1], entry[2]
+        start = '(' .. id
+        if #fields ~= 2 or fields[1] ~= '_' then
+            redis.call('XDEL', KEYS[1], id)
+        else
+            room = room - #fields[2]
+            if room < 0 and #pieces > 0 then return table.concat(pieces) end
+            pieces[#pieces + 1] = struct.pack('>BI4', #id, #fields[2])
+            pieces[#pieces + 1] = id
+            pieces[#pieces + 1] = fields[2]
+            left = left - 1
+        end
+    end
+    if #some == 0 then break end
+end
+return table.concat(pieces)
+"""
+# KEYS: at. ARGV: our inbox, session, present s. Also who had the session is told.
+_ATTACH: Final = """
+local old = redis.call('GET', KEYS[1])
+redis.call('SET', KEYS[1], ARGV[1], 'EX', ARGV[3])
+if old and old ~= ARGV[1] then
+    redis.call('LPUSH', old, 'r' .. ARGV[2])
+    redis.call('EXPIRE', old, 60)
+end
+return 0
+"""
+_DETACH: Final = "if redis.call('GET', KEYS[1]) == ARGV[1] then redis.call('DEL', KEYS[1]) end return 0"
+# KEYS: at, stream, at, stream … ARGV: our inbox, present s. Returns a letter for each session: - (nothing), p or r.
+_SWEEP: Final = """
+local found = {}
+for one = 1, #KEYS, 2 do
+    local at = redis.call('GET', KEYS[one])
+    if at and at ~= ARGV[1] then
+        found[#found + 1] = 'r'
+    else
+        redis.call('SET', KEYS[one], ARGV[1], 'EX', ARGV[2])
+        found[#found + 1] = redis.call('XLEN', KEYS[one + 1]) > 0 and 'p' or '-'
+    end
+end
+return table.concat(found)
+"""
+# KEYS: inbox. What is there, each with its length before it; it is taken out.
+_NOTICES: Final = """
+local pieces = {}
+for _, text in ipairs(redis.call('LRANGE', KEYS[1], 0, -1)) do
+    pieces[#pieces + 1] = struct.pack('>I4', #text)
+    pieces[#pieces + 1] = text
+end
+redis.call('DEL', KEYS[1])
+return table.concat(pieces)
+"""
+_ENTRY: Final = struct.Struct(">BI")
+_LENGTH: Final = struct.Struct(">I")
+_log = Logger()
+
+
+def _stream(session: SessionAddress) -> str:
+    return f"stream:{session}"
+
+
+def _at(session: SessionAddress) -> str:
+    return f"dmsg.rmb.at:{session}"
+
+
+def _told(session: SessionAddress) -> str:
+    return f"dmsg.rmb.told:{session}"
+
+
+def _session(text: str) -> SessionAddress:
+    twin, colon, connection = text.partition(":")
+    return SessionAddress(int(twin), connection if colon else None)
+
+
+class RedisQueues:
+    """A :class:`~dmsg.rmb.relay.stores.base.QueueStore` in the Redis at ``address``, which need not be there yet.
+
+    ``process`` names this process among those that share the database (default: a random name). Of the limits, those of
+    bytes are kept as Redis estimates them; of one sender's, what it sends to sessions that are not connected counts, for an
+    hour. Raises :class:`~dmsg.errors.ConfigError` without the library.
+    """
+
+    shared = True
+
+    def __init__(
+        self, address: RedisAddress, reactor: Any, *, limits: QueueLimits | None = None, process: str = ""
+    ) -> None:
+        self._limits = limits or QueueLimits()
+        self._reactor = reactor
+        self._inbox = f"dmsg.rmb.inbox:{process or os.urandom(8).hex()}"
+        self._link = RedisLink(address, reactor)
+        self._taker = Taker(address, self._inbox, reactor)
+        #: Sessions of this process; ``False`` for those that Redis does not know of yet.
+        self._attached: dict[SessionAddress, bool] = {}
+        self._pushed: Callable[[SessionAddress], None] = lambda _: None
+        self._replaced: Callable[[SessionAddress], None] = lambda _: None
+        self._closed = False
+        self._measured_at: float | None = None
+        self._full = False
+        self._calls: dict[str, IDelayedCall] = {}
+        self._running: dict[str, Deferred[None]] = {}
+
+    # --- envelopes ---------------------------------------------------------------------------------------------------
+
+    def push(
+        self, session: SessionAddress, data: bytes, now: float, expires_at: float, source: int = 0
+    ) -> Deferred[bool]:
+        """See :class:`~dmsg.rmb.relay.stores.base.QueueStore`."""
+        return Deferred.fromCoroutine(self._push(session, data, now, expires_at, source))
+
+    async def _push(self, session: SessionAddress, data: bytes, now: float, expires_at: float, source: int) -> bool:
+        if expires_at <= now:
+            return False
+        limits, size = self._limits, len(data) + ROW_BYTES
+        if size > limits.queue_bytes:
+            raise StoreFull("queue")
+        await self._measure()
+        why = await self._eval(
+            _PUSH,
+            [
+                _stream(session),
+                _at(session),
+                _told(session),
+                f"dmsg.rmb.queues:{session.twin}",
+                f"dmsg.rmb.from:{source}",
+            ],
+            data,
+            limits.queue_envelopes,
+            limits.queue_bytes,
+            int(KEPT_S),
+            source,
+            limits.source_bytes,
+            size,
+            self._inbox,
+            str(session),
+            QUEUES_OF_TWIN,
+            _OLDEST_S,
+        )
+        if why:
+            raise StoreFull(why.decode("ascii"))
+        return True
+
+    async def _measure(self) -> None:
+        """Look how much memory the Redis uses, from time to time."""
+        now = self._reactor.seconds()
+        if self._measured_at is None or now - self._measured_at >= _MEMORY_EVERY_S:
+            self._measured_at = now
+            info = await self._call("info", "memory")
+            most = min(self._limits.redis_bytes, int(info["maxmemory"]) or self._limits.redis_bytes)
+            self._full = int(info["used_memory"]) >= most
+        if self._full:
+            raise StoreFull("store")
+
+    def read(
+        self, session: SessionAddress, after: str | None, limit: int, max_bytes: int, now: float
+    ) -> Deferred[list[Stored]]:
+        """See :class:`~dmsg.rmb.relay.stores.base.QueueStore`."""
+        return Deferred.fromCoroutine(self._read(session, after, limit, max_bytes, now))
+
+    async def _read(
+        self, session: SessionAddress, after: str | None, limit: int, max_bytes: int, now: float
+    ) -> list[Stored]:
+        while True:
+            start = "-" if after is None else f"({after}"
+            packed = await self._eval(_READ, [_stream(session), _told(session)], start, limit, max_bytes)
+            found, over = [], []
+            position = 0
+            while position < len(packed):
+                id_bytes, size = _ENTRY.unpack_from(packed, position)
+                middle = position + _ENTRY.size + id_bytes
+                after = packed[position + _ENTRY.size : middle].decode("ascii")
+                position = middle + size
+                data = packed[middle:position]
+                left_s = _left_s(data, now)
+                if left_s is None:
+                    over.append(after)
+                else:
+                    found.append(Stored(after, data, now + left_s))
+            if over:
+                await self.delete(session, over)
+            if found or not over:
+                return found
+
+    def delete(self, session: SessionAddress, ids: Iterable[str]) -> Deferred[None]:
+        """See :class:`~dmsg.rmb.relay.stores.base.QueueStore`."""
+        return Deferred.fromCoroutine(self._delete(session, list(ids)))
+
+    async def _delete(self, session: SessionAddress, ids: list[str]) -> None:
+        if ids:
+            await self._call("execute_command", "XDEL", _stream(session), *ids)
+
+    # --- sessions ----------------------------------------------------------------------------------------------------
+
+    def attach(self, session: SessionAddress) -> None:
+        """See :class:`~dmsg.rmb.relay.stores.base.QueueStore`."""
+        self._attached[session] = False
+        self._start("sweep", SWEPT_EVERY_S, self._sweep)
+        self._start("listen", 0.0, self._listen)
+        Deferred.fromCoroutine(self._attach(session)).addErrback(lambda failure: failure.trap(StoreUnavailable))
+
+    async def _attach(self, session: SessionAddress) -> None:
+        await self._eval(_ATTACH, [_at(session)], self._inbox, str(session), PRESENT_S)
+        if session in self._attached:
+            self._attached[session] = True
+
+    def detach(self, session: SessionAddress) -> None:
+        """See :class:`~dmsg.rmb.relay.stores.base.QueueStore`."""
+        if self._attached.pop(session, None) is not None and not self._closed:
+            gone = Deferred.fromCoroutine(self._eval(_DETACH, [_at(session)], self._inbox))
+            gone.addErrback(lambda failure: failure.trap(StoreUnavailable))  # Redis forgets it by itself
+
+    def connected(self, session: SessionAddress) -> Deferred[bool]:
+        """See :class:`~dmsg.rmb.relay.stores.base.QueueStore`."""
+        return Deferred.fromCoroutine(self._connected(session))
+
+    async def _connected(self, session: SessionAddress) -> bool:
+        return session in self._attached or bool(await self._call("exists", _at(session)))
+
+    def listen(self, pushed: Callable[[SessionAddress], None], replaced: Callable[[SessionAddress], None]) -> None:
+        """See :class:`~dmsg.rmb.relay.stores.base.QueueStore`."""
+        self._pushed, self._replaced = pushed, replaced
+
+    def _tell(self, letter: str, session: SessionAddress) -> None:
+        if session not in self._attached:
+            return
+        if letter == "r":
+            del self._attached[session]
+            self._replaced(session)
+        elif letter == "p":
+            self._pushed(session)
+
+    # --- what goes on by itself --------------------------------------------------------------------------------------
+
+    def _start(self, name: str, delay_s: float, work: Callable[[], Any]) -> None:
+        """Run ``work`` after ``delay_s``, and again as often as it gives a pause, unless it is running."""
+        if self._closed or name in self._calls or name in self._running:
+            return
+
+        def go() -> None:
+            del self._calls[name]
+            running = self._running[name] = Deferred.fromCoroutine(work())
+            running.addErrback(lambda failure: _log.failure("the store's {name} failed", failure, name=name))
+            running.addCallback(done)
+
+        def done(pause_s: float | None) -> None:
+            del self._running[name]
+            if self._attached:
+                self._start(name, RETRY_S if pause_s is None else pause_s, work)
+
+        self._calls[name] = self._reactor.callLater(delay_s, go)
+
+    async def _sweep(self) -> float | None:
+        """Say that the sessions are still here, and look whether something waits for them."""
+        try:
+            for session in [one for one, known in self._attached.items() if not known]:
+                await self._attach(session)
+            sessions = list(self._attached)
+            for start in range(0, len(sessions), SWEPT_AT_ONCE):
+                some = [one for one in sessions[start : start + SWEPT_AT_ONCE] if self._attached.get(one)]
+                keys = [key for session in some for key in (_at(session), _stream(session))]
+                letters = await self._eval(_SWEEP, keys, self._inbox, PRESENT_S) if some else b""
+                for letter, session in zip(letters.decode("ascii"), some, strict=True):
+                    self._tell(letter, session)
+        except StoreUnavailable:
+            return None
+        return SWEPT_EVERY_S
+
+    async def _listen(self) -> float | None:
+        """Wait for what other processes tell this one."""
+        try:
+            notice = await self._taker.take()
+            if notice is not None:
+                packed = await self._eval(_NOTICES, [self._inbox])
+                notices, position = [notice], 0
+                while position < len(packed):
+                    (size,) = _LENGTH.unpack_from(packed, position)
+                    position += _LENGTH.size + size
+                    notices.append(packed[position - size : position])
+                for text in dict.fromkeys(one.decode("utf-8", "surrogateescape") for one in notices):
+                    self._tell(text[:1], _session(text[1:]))
+        except (RedisAway, RedisRefused, StoreUnavailable):
+            return None
+        return 0.0
+
+    async def _eval(self, script: str, keys: list[str], *arguments: object) -> Any:
+        texts = [one if isinstance(one, bytes) else str(one) for one in arguments]
+        return await self._call("eval", script, keys, texts)
+
+    async def _call(self, method: str, *arguments: Any) -> Any:
+        if self._closed:
+            raise StoreUnavailable("the store is closed")
+        try:
+            return await self._link.call(method, *arguments, wait_s=WAIT_S)
+        except RedisAway as error:
+            if error.reason.startswith("OOM"):
+                raise StoreFull("store") from None
+            raise StoreUnavailable(str(error)) from None
+        except RedisRefused as error:
+            raise StoreUnavailable(str(error)) from None
+
+    def close(self) -> Deferred[None]:
+        """See :class:`~dmsg.rmb.relay.stores.base.QueueStore`."""
+        return Deferred.fromCoroutine(self._close())
+
+    async def _close(self) -> None:
+        if self._closed:
+            return
+        for session in list(self._attached):
+            self.detach(session)
+        self._attached.clear()
+        with contextlib.suppress(StoreUnavailable):
+            await self._call("ping")  # everything before it has arrived
+        self._closed = True
+        for call in self._calls.values():
+            call.cancel()
+        await self._taker.close()
+        await self._link.close()
+
+
+def _left_s(data: bytes, now: float) -> int | None:
+    try:
+        envelope = parse_envelope(data)
+    except MalformedEnvelope:
+        return None
+    return remaining(now, envelope.timestamp, envelope.expiration)

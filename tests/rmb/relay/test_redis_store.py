@@ -1,0 +1,311 @@
+"""The store in Redis: the public relay's layout, several processes on one database, its bounds, and a Redis that is away."""
+
+from __future__ import annotations
+
+import socket
+from typing import Any
+
+import pytest
+import pytest_twisted
+from twisted.internet.defer import Deferred, DeferredQueue
+
+from dmsg.address import RedisAddress
+from dmsg.rmb.core.address import SessionAddress
+from dmsg.rmb.core.wire import Envelope
+from dmsg.rmb.peer.redis import RedisLink
+from dmsg.rmb.relay.stores.base import QueueLimits, StoreFull, StoreUnavailable
+from dmsg.rmb.relay.stores.redis import QUEUES_OF_TWIN, RedisQueues
+
+NOW = 1_700_000_000
+BOB = SessionAddress(7)
+SOME = 1 << 20
+
+
+def envelope(text: str = "", lifetime_s: int = 300, size: int = 0) -> bytes:
+    return Envelope(uid=text, timestamp=NOW, expiration=lifetime_s, plain=bytes(size)).SerializeToString()
+
+
+async def push(store: Any, text: str = "", session: SessionAddress = BOB, source: int = 1, size: int = 0) -> None:
+    assert await store.push(session, envelope(text, size=size), NOW, NOW + 300, source) is True
+
+
+async def texts(store: Any, session: SessionAddress = BOB) -> list[str]:
+    return [Envelope.FromString(one.data).uid for one in await store.read(session, None, 1000, SOME, NOW)]
+
+
+class Process:
+    """A relay process: its store, and what it is told."""
+
+    def __init__(self, store: RedisQueues) -> None:
+        self.store = store
+        self.pushed: Any = DeferredQueue()
+        self.replaced: Any = DeferredQueue()
+        store.listen(self.pushed.put, self.replaced.put)
+
+
+@pytest.fixture
+def address(redis_url: str) -> RedisAddress:
+    return RedisAddress.parse(redis_url)
+
+
+@pytest.fixture
+def redis(address: RedisAddress, reactor: Any) -> Any:
+    """``await redis("COMMAND", …)``: any program at the same database."""
+    link = RedisLink(address, reactor)
+    yield lambda *words: link.call("execute_command", *words)
+    pytest_twisted.blockon(Deferred.fromCoroutine(link.close()))
+
+
+@pytest.fixture
+def process(address: RedisAddress, reactor: Any) -> Any:
+    """``process(**limits)``: one more :class:`Process` on the database."""
+    made = []
+
+    def start(**limits: int) -> Process:
+        made.append(Process(RedisQueues(address, reactor, limits=QueueLimits(**limits))))
+        return made[-1]
+
+    yield start
+    for one in made:
+        pytest_twisted.blockon(one.store.close())
+
+
+# --- the public layout ---------------------------------------------------------------------------------------------------
+
+
+@pytest_twisted.ensureDeferred
+async def test_a_queue_is_the_public_relays_stream(process: Any, redis: Any) -> None:
+    store = process().store
+    for session, key in ((SessionAddress(7), "7"), (SessionAddress(7, ""), "7:"), (SessionAddress(7, "a:b"), "7:a:b")):
+        await push(store, key, session)
+        ((_, fields),) = await redis("XRANGE", f"stream:{key}", "-", "+")
+        assert fields == [b"_", envelope(key)]
+        assert 3590 < await redis("TTL", f"stream:{key}") <= 3600
+    found = await store.read(BOB, None, 10, SOME, NOW)
+    await store.delete(BOB, [one.id for one in found])
+    assert await redis("XLEN", "stream:7") == 0
+
+
+@pytest_twisted.ensureDeferred
+async def test_what_the_public_relay_has_put_there_is_read(process: Any, redis: Any) -> None:
+    store = process().store
+    await redis("XADD", "stream:7", "MAXLEN", "~", "10000", "*", "_", envelope("public"))
+    assert await texts(store) == ["public"]
+
+
+@pytest_twisted.ensureDeferred
+async def test_entries_of_another_shape_are_left_out_and_removed(process: Any, redis: Any) -> None:
+    store = process().store
+    for _ in range(30):
+        await redis("XADD", "stream:7", "*", "msg", b"x")
+        await redis("XADD", "stream:7", "*", "_", b"x", "more", b"x")
+    await redis("XADD", "stream:7", "*", "_", b"\xff no envelope")
+    await push(store, "good")
+    found = await store.read(BOB, None, 3, SOME, NOW)
+    assert [one.data for one in found] == [envelope("good")]
+    assert await redis("XLEN", "stream:7") == 1
+
+
+@pytest_twisted.ensureDeferred
+async def test_all_keys_go_by_themselves(process: Any, redis: Any) -> None:
+    first, second = process(), process()
+    second.store.attach(BOB)
+    for number in range(5):
+        await push(first.store, str(number))
+        await push(first.store, str(number), SessionAddress(8, "x"))
+    await texts(second.store)
+    second.store.attach(SessionAddress(9))
+    keys = await redis("KEYS", "*")
+    assert len(keys) >= 6
+    assert [key for key in keys if await redis("TTL", key) < 0] == []
+
+
+# --- several processes ---------------------------------------------------------------------------------------------------
+
+
+@pytest_twisted.ensureDeferred
+async def test_a_process_is_told_what_others_put_for_its_sessions_and_only_once_before_it_reads(process: Any) -> None:
+    first, second = process(), process()
+    second.store.attach(BOB)
+    assert await second.store.connected(BOB) is True
+    await texts(second.store)  # so that Redis knows it, too
+    for number in range(10):
+        await push(first.store, str(number))
+    assert await second.pushed.get() == BOB
+    assert await texts(second.store) == [str(number) for number in range(10)]
+    assert second.pushed.pending == []
+    await push(first.store, "10")
+    assert await second.pushed.get() == BOB
+
+
+@pytest_twisted.ensureDeferred
+async def test_a_process_is_not_told_of_what_it_puts_itself_or_others_get(process: Any) -> None:
+    first, second = process(), process()
+    first.store.attach(BOB)
+    second.store.attach(SessionAddress(8))
+    await push(first.store, "mine")
+    await push(first.store, "theirs", SessionAddress(8))
+    await push(first.store, "nobody's", SessionAddress(9))
+    assert await second.pushed.get() == SessionAddress(8)
+    assert first.pushed.pending == []
+
+
+@pytest_twisted.ensureDeferred
+async def test_a_session_that_connects_elsewhere_is_replaced_here(process: Any) -> None:
+    first, second = process(), process()
+    first.store.attach(BOB)
+    assert await second.store.connected(BOB) is True
+    second.store.attach(BOB)
+    assert await first.replaced.get() == BOB
+    first.store.detach(BOB)  # says nothing: it is the other one's now
+    await texts(first.store)
+    assert await first.store.connected(BOB) is True
+    assert second.replaced.pending == []
+
+
+@pytest_twisted.ensureDeferred
+async def test_a_session_that_left_is_connected_nowhere(process: Any) -> None:
+    first, second = process(), process()
+    first.store.attach(BOB)
+    await texts(first.store)
+    assert await second.store.connected(BOB) is True
+    first.store.detach(BOB)
+    await texts(first.store)
+    assert await second.store.connected(BOB) is False
+
+
+@pytest_twisted.ensureDeferred
+async def test_what_a_program_puts_there_that_tells_nobody_is_found(process: Any, redis: Any) -> None:
+    only = process()
+    sessions = [SessionAddress(number, "x") for number in range(1, 700)]
+    for session in sessions:
+        only.store.attach(session)
+    await redis("XADD", "stream:650:x", "*", "_", envelope("public"))
+    assert await only.pushed.get() == SessionAddress(650, "x")
+
+
+@pytest_twisted.ensureDeferred
+async def test_a_process_that_was_killed_is_forgotten_and_others_can_have_its_sessions(
+    process: Any, redis: Any, address: RedisAddress, reactor: Any
+) -> None:
+    await redis("SET", "dmsg.rmb.at:7", "dmsg.rmb.inbox:dead", "EX", "30")
+    alive = process()
+    await push(alive.store, "kept")
+    assert 0 < await redis("TTL", "dmsg.rmb.inbox:dead") <= 60
+    alive.store.attach(BOB)
+    assert await texts(alive.store) == ["kept"]
+    assert await alive.store.connected(BOB) is True
+
+
+@pytest_twisted.ensureDeferred
+async def test_names_of_connections_may_have_any_characters(process: Any) -> None:
+    first, second = process(), process()
+    session = SessionAddress(7, "a:b\n\0é *[?] '\"$(x)")
+    second.store.attach(session)
+    await texts(second.store)
+    await push(first.store, "x", session)
+    assert await second.pushed.get() == session
+    assert await texts(second.store, session) == ["x"]
+
+
+# --- room ----------------------------------------------------------------------------------------------------------------
+
+
+@pytest_twisted.ensureDeferred
+async def test_a_queue_is_bounded_in_bytes(process: Any) -> None:
+    store = process(queue_bytes=1 << 20).store
+    with pytest.raises(StoreFull) as caught:
+        for _ in range(200):
+            await push(store, size=10_000)
+    assert caught.value.scope == "queue"
+    assert 90 <= len(await store.read(BOB, None, 1000, 1 << 30, NOW)) <= 140
+
+
+@pytest_twisted.ensureDeferred
+async def test_a_twin_has_so_many_queues(process: Any) -> None:
+    store = process().store
+    for number in range(QUEUES_OF_TWIN):
+        await push(store, "x", SessionAddress(7, str(number)))
+    with pytest.raises(StoreFull) as caught:
+        await push(store, "x", SessionAddress(7, "more"))
+    assert caught.value.scope == "twin"
+    await push(store, "x", SessionAddress(7, "0"))
+    await push(store, "x", SessionAddress(77))
+
+
+@pytest_twisted.ensureDeferred
+async def test_a_sender_has_so_many_bytes_for_sessions_that_are_away_and_any_for_others(process: Any) -> None:
+    store = process(source_bytes=100_000).store
+    with pytest.raises(StoreFull) as caught:
+        for number in range(1, 101):
+            await push(store, "x", SessionAddress(number), source=666, size=10_000)
+    assert caught.value.scope == "source"
+    await push(store, "mine", source=1)
+    other = process()
+    other.store.attach(SessionAddress(500))
+    await texts(other.store)
+    await push(store, "read at once", SessionAddress(500), source=666, size=10_000)
+    assert await texts(store, SessionAddress(9)) == ["x"]
+    assert await texts(store, SessionAddress(11)) == []
+
+
+@pytest_twisted.ensureDeferred
+async def test_a_redis_with_too_much_in_it_takes_nothing_more(process: Any) -> None:
+    store = process(redis_bytes=1000).store
+    with pytest.raises(StoreFull) as caught:
+        await push(store)
+    assert caught.value.scope == "store"
+
+
+@pytest_twisted.ensureDeferred
+async def test_a_redis_without_memory_is_full(process: Any, redis: Any) -> None:
+    await redis("CONFIG", "SET", "maxmemory", "1")
+    try:
+        with pytest.raises(StoreFull):
+            await push(process().store)
+    finally:
+        await redis("CONFIG", "SET", "maxmemory", "0")
+
+
+@pytest_twisted.ensureDeferred
+async def test_entries_too_old_to_be_delivered_make_room(process: Any, redis: Any) -> None:
+    store = process(queue_envelopes=10).store
+    for number in range(10):
+        await redis("XADD", "stream:7", f"{NOW}000-{number}", "_", envelope("old"))
+    await push(store, "new")
+    assert await texts(store) == ["new"]
+
+
+# --- a Redis that is away ------------------------------------------------------------------------------------------------
+
+
+@pytest_twisted.ensureDeferred
+async def test_a_redis_that_is_not_there_is_a_typed_error(reactor: Any) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+    store = RedisQueues(RedisAddress.parse(f"redis://127.0.0.1:{port}"), reactor)
+    store.attach(BOB)
+    assert await store.connected(BOB) is True
+    closing = store.close()
+    for call in (store.push(BOB, envelope(), NOW, NOW + 300, 1), store.read(BOB, None, 1, 1, NOW)):
+        with pytest.raises(StoreUnavailable):
+            await call
+    await closing
+
+
+@pytest_twisted.ensureDeferred
+async def test_a_store_goes_on_after_its_connections_were_lost(process: Any, redis: Any) -> None:
+    first, second = process(), process()
+    second.store.attach(BOB)
+    await push(first.store, "before")
+    assert await second.pushed.get() == BOB
+    await texts(second.store)
+    await redis("CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes")
+    while True:
+        try:
+            await push(first.store, "after")
+            break
+        except StoreUnavailable:
+            continue
+    assert await second.pushed.get() == BOB
+    assert "after" in await texts(second.store)
