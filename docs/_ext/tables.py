@@ -332,6 +332,18 @@ def _messaging_relay_limits() -> type:
     return RelayLimits
 
 
+def _rmb_relay_limits() -> type:
+    from dmsg.rmb.relay.limits import RelayLimits
+
+    return RelayLimits
+
+
+def _rmb_config() -> type:
+    from dmsg.rmb.client.config import RmbConfig
+
+    return RmbConfig
+
+
 def _client_config() -> type:
     from dmsg.mux.client.service import ClientConfig
 
@@ -366,6 +378,8 @@ def _race_config() -> type:
 LIMITS: Final[dict[str, Callable[[], type]]] = {
     "RelayLimits": _relay_limits,
     "MessagingRelayLimits": _messaging_relay_limits,
+    "RmbRelayLimits": _rmb_relay_limits,
+    "RmbConfig": _rmb_config,
     "ClientConfig": _client_config,
     "ConnectionConfig": _client_part("connection"),
     "PoolConfig": _client_part("pool"),
