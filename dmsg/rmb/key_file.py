@@ -35,3 +35,11 @@ def read_twin_key(path: str | os.PathLike[str], *, owners: Collection[int] = ())
     except (InvalidSecret, ValueError):
         problem = "is not the key of a twin (ed25519 or sr25519, a space, 0x and 64 hex digits)"
         raise KeyFileError(os.fspath(path), problem) from None
+
+
+def read_secret_file(path: str | os.PathLike[str], *, owners: Collection[int] = ()) -> bytes:
+    """The 32 bytes that a file with nothing but a secret stands for, words or hex; raises as :func:`read_twin_key`."""
+    try:
+        return read_secret(read_private(path, LIMIT_BYTES, owners).decode("utf-8", "replace"))
+    except InvalidSecret as error:
+        raise KeyFileError(os.fspath(path), str(error)) from None

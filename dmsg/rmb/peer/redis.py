@@ -6,6 +6,7 @@ Whoever pushes does it at the head of a list, whoever takes does it at the tail:
 from __future__ import annotations
 
 from collections.abc import Sequence
+from enum import Enum
 from typing import Any, Final
 
 from twisted.internet.defer import Deferred
@@ -38,14 +39,32 @@ length = redis.call('LPUSH', KEYS[1], ARGV[1])
 redis.call('EXPIRE', KEYS[1], ARGV[4])
 return length
 """
-# KEYS: note, list. ARGV: message, most messages, seconds the list is kept, whether a missing note stops it.
+# KEYS: note, list. ARGV: message, most messages, seconds the list is kept, and what tells that it has been pushed already: "" for
+# nothing, "note" for a missing note, "list" for the message among the newest ones.
 _PUSH_ONCE: Final = """
-if redis.call('DEL', KEYS[1]) == 0 and ARGV[4] == '1' then return 0 end
+local there = redis.call('DEL', KEYS[1])
+if ARGV[4] == 'note' and there == 0 then return 0 end
+if ARGV[4] == 'list' then
+    for _, found in ipairs(redis.call('LRANGE', KEYS[2], 0, 99)) do
+        if found == ARGV[1] then return 0 end
+    end
+end
 redis.call('LPUSH', KEYS[2], ARGV[1])
 redis.call('LTRIM', KEYS[2], 0, ARGV[2] - 1)
 redis.call('EXPIRE', KEYS[2], ARGV[3])
 return 1
 """
+
+
+class Doubt(Enum):
+    """What tells whether a message was pushed before, by an attempt whose outcome is not known."""
+
+    #: There was no such attempt.
+    NONE = ""
+    #: It was if its note, which is known to have been written, is gone.
+    NOTE = "note"
+    #: It was if it is in the list. It may be gone from there, too, but nothing better is known.
+    LIST = "list"
 
 
 class _Tuned:
@@ -188,14 +207,13 @@ class RedisLists:
         return int(await self._link.call("eval", _PUSH_IF_ROOM, [key], arguments, wait_s=wait_s))
 
     async def push_once(
-        self, note: str, key: str, data: bytes, *, most: int, keep_s: int, again: bool, wait_s: float
+        self, note: str, key: str, data: bytes, *, most: int, keep_s: int, doubt: Doubt, wait_s: float
     ) -> bool:
         """Append, drop all but the newest ``most``, keep the list for ``keep_s`` and remove a note, all in one.
 
-        ``again`` is for a second attempt after one that may have been carried out: if the note is gone, it was, and nothing
-        happens (``False``).
+        If the message has been pushed before, as far as ``doubt`` tells, nothing happens (``False``).
         """
-        arguments = [data, str(most), str(keep_s), "1" if again else "0"]
+        arguments = [data, str(most), str(keep_s), doubt.value]
         return bool(await self._link.call("eval", _PUSH_ONCE, [note, key], arguments, wait_s=wait_s))
 
     async def keep(self, note: str, data: bytes, keep_s: int) -> None:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import signal
 import subprocess
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +16,15 @@ import pytest_twisted
 from twisted.internet.defer import Deferred
 
 from dmsg.address import HostPort, RedisAddress
+from dmsg.glue.waiters import Waiters
+from dmsg.rmb.client.errors import CallTimeout, Stopped
+from dmsg.rmb.client.exchange import Accepted, ExchangeOwner
+from dmsg.rmb.core.address import SessionAddress
+from dmsg.rmb.core.replies import error_reply, response
+from dmsg.rmb.core.twin import Twin
+from dmsg.rmb.core.wire import Envelope
+from dmsg.rmb.peer.errors import RedisAway
+from dmsg.rmb.peer.gateway import Gateway
 from dmsg.rmb.peer.redis import RedisLists, Taker
 from dmsg.testing.process import free_port
 
@@ -101,3 +112,161 @@ def redis_process(tmp_path: Path) -> Iterator[RedisProcess]:
     process = RedisProcess(tmp_path)
     yield process
     process.kill()
+
+
+class FakeExchange:
+    """Stands for the relays and all twins behind them.
+
+    ``answer(envelope)`` gives, for each request that is sent, what it is answered with: an :class:`Accepted`, an error to
+    raise, or ``None`` for nothing until its time is over.
+    """
+
+    def __init__(self, reactor: Any, owner: ExchangeOwner) -> None:
+        self.address = SessionAddress(1)
+        self.owner = owner
+        self.answer: Callable[[Envelope], Accepted | Exception | None] = lambda envelope: answer_to(envelope, b"pong")
+        #: Requests in the order in which they came, and the seconds they have.
+        self.requests: list[tuple[Envelope, float]] = []
+        self.answers: list[Envelope] = []
+        self.sent: Waiters[None] = Waiters()
+        self._reactor = reactor
+        self._open: dict[str, tuple[SessionAddress, Deferred[Accepted]]] = {}
+
+    async def start(self) -> None:
+        """It knows its twin."""
+
+    async def stop(self) -> None:
+        waiting, self._open = self._open, {}
+        for target, answer in waiting.values():
+            if not answer.called:
+                answer.errback(Stopped(target))
+
+    async def request(self, envelope: Envelope, timeout_s: float) -> Accepted:
+        self.requests.append((envelope, timeout_s))
+        target = SessionAddress.of(envelope.destination)
+        answer = self.answer(envelope)
+        self.sent.fire(None)
+        if isinstance(answer, Exception):
+            raise answer
+        if answer is not None:
+            return answer
+        waiting: Deferred[Accepted] = Deferred()
+        self._open[envelope.uid] = (target, waiting)
+
+        def too_late(*_: object) -> None:
+            raise CallTimeout(target, timeout_s, ("ws://relay",), ())
+
+        return await waiting.addTimeout(timeout_s, self._reactor, too_late)
+
+    async def send(self, envelope: Envelope) -> None:
+        problem = self.answer(envelope)
+        if isinstance(problem, Exception):
+            raise problem
+        self._sent(envelope)
+
+    def respond(self, request: Accepted, data: bytes, schema: str | None = None) -> None:
+        envelope = Envelope(uid=request.envelope.uid, destination=request.envelope.source, plain=data)
+        envelope.response.SetInParent()
+        if schema is not None:
+            envelope.schema = schema
+        self._sent(envelope)
+
+    def refuse(self, request: Accepted, code: int, text: str) -> None:
+        self._sent(error_reply(request.envelope, code, text))
+
+    def _sent(self, envelope: Envelope) -> None:
+        self.answers.append(envelope)
+        self.sent.fire(None)
+
+    async def until_sent(self, count: int) -> None:
+        """Wait until so many requests and answers have been sent."""
+        while len(self.requests) + len(self.answers) < count:
+            await self.sent.wait()
+
+
+def accepted(envelope: Envelope, remaining_s: int = 60) -> Accepted:
+    """What an exchange makes of an envelope it takes."""
+    source = SessionAddress.of(envelope.source)
+    twin = Twin(source.twin, bytes(32)) if source.twin else None
+    return Accepted(envelope, envelope.plain, source, twin, "ws://relay", remaining_s)
+
+
+def answer_to(request: Envelope, payload: bytes) -> Accepted:
+    """The twin's answer."""
+    envelope = response(request, payload)
+    envelope.source.CopyFrom(request.destination)
+    envelope.timestamp = request.timestamp
+    return accepted(envelope)
+
+
+def request_of(twin: int, command: str, payload: bytes = b"", uid: str = "uid") -> Accepted:
+    """A request of another twin."""
+    envelope = Envelope(uid=uid, timestamp=1_800_000_000, expiration=60, plain=payload)
+    envelope.request.command = command
+    envelope.source.twin = twin
+    envelope.destination.twin = 1
+    return accepted(envelope)
+
+
+class Peer:
+    """A gateway on an exchange that does as it is told, and local programs at its Redis."""
+
+    def __init__(self, reactor: Any, address: RedisAddress, now_s: Callable[[], float]) -> None:
+        self.gateway = Gateway(reactor, address, lambda owner: FakeExchange(reactor, owner), now_s=now_s)  # type: ignore[arg-type, return-value]
+        self.exchange: FakeExchange = self.gateway.exchange  # type: ignore[assignment]
+        self.lists = RedisLists(address, reactor)
+        self._address = address
+        self._reactor = reactor
+        self._takers: dict[str, Taker] = {}
+
+    async def ask(self, method: str, *arguments: Any) -> Any:
+        """What Redis says itself."""
+        return await self.lists._link.call(method, *arguments)
+
+    async def push(self, key: str, message: Any) -> None:
+        """As a local program does."""
+        data = message if isinstance(message, bytes) else json.dumps(message).encode()
+        try:
+            await self.lists.push(key, data)
+        except RedisAway:  # it was killed, which we did not know yet
+            await self.lists.push(key, data, wait_s=20.0)
+
+    async def take(self, key: str, wait_s: int = 20) -> Any:
+        """The next JSON in a list; ``None`` if there is none."""
+        if key not in self._takers:
+            self._takers[key] = Taker(self._address, key, self._reactor)
+        found = await self._takers[key].take(wait_s)
+        return None if found is None else json.loads(found)
+
+    async def close(self) -> None:
+        await self.gateway.stop()
+        for one in (self.lists, *self._takers.values()):
+            await one.close()
+
+
+@pytest.fixture
+def make_peer(guard: None, reactor: Any) -> Iterator[Callable[..., Peer]]:
+    """``make_peer(address)``: a peer that is not started."""
+    made: list[Peer] = []
+
+    def make(address: RedisAddress, now_s: Callable[[], float] = time.time) -> Peer:
+        made.append(Peer(reactor, address, now_s))
+        return made[-1]
+
+    yield make
+    for one in made:
+        pytest_twisted.blockon(Deferred.fromCoroutine(one.close()))
+
+
+@pytest.fixture
+def peer(make_peer: Any, address: RedisAddress) -> Peer:
+    """A peer that runs."""
+    peer: Peer = make_peer(address)
+    pytest_twisted.blockon(Deferred.fromCoroutine(peer.gateway.start()))
+    return peer
+
+
+@pytest.fixture(scope="session")
+def live() -> Any:
+    """What was recorded from the running public programs."""
+    return json.loads((Path(__file__).parents[2] / "vectors" / "rmb-live.json").read_text("utf-8"))

@@ -11,7 +11,7 @@ from twisted.internet.defer import Deferred
 
 from dmsg.address import RedisAddress
 from dmsg.rmb.peer.errors import RedisAway, RedisRefused
-from dmsg.rmb.peer.redis import RedisLists
+from dmsg.rmb.peer.redis import Doubt, RedisLists
 
 ROOM = {"most": 3, "most_bytes": 1 << 20, "keep_s": 60, "wait_s": 5.0}
 
@@ -64,13 +64,16 @@ async def test_a_list_of_large_messages_is_full_before_its_number_is_reached(lis
 
 @pytest_twisted.ensureDeferred
 async def test_a_message_is_pushed_once_however_often_it_is_tried(lists: Any) -> None:
-    options = {"most": 2, "keep_s": 60, "wait_s": 5.0}
+    async def push(note: str, data: bytes, doubt: Doubt) -> bool:
+        return await lists.push_once(note, "list", data, most=2, keep_s=60, doubt=doubt, wait_s=5.0)
+
     await lists.keep("note", b"x", 60)
-    assert await lists.push_once("note", "list", b"one", again=True, **options)
-    assert not await lists.push_once("note", "list", b"one", again=True, **options)
+    assert await push("note", b"one", Doubt.NOTE)
+    assert not await push("note", b"one", Doubt.NOTE)
+    assert not await push("missing", b"one", Doubt.LIST)
     assert await ask(lists, "lrange", "list", 0, -1) == [b"one"]
-    for data in (b"two", b"three"):
-        assert await lists.push_once("missing", "list", data, again=False, **options)
+    assert await push("missing", b"two", Doubt.LIST)
+    assert await push("missing", b"three", Doubt.NONE)
     assert await ask(lists, "lrange", "list", 0, -1) == [b"three", b"two"]
     assert 50 < await ask(lists, "ttl", "list") <= 60
 

@@ -1,0 +1,173 @@
+"""The peer: one twin's exchange on one side, the lists of a Redis on the other."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Awaitable, Callable
+from typing import Any, Final
+from uuid import UUID
+
+from twisted.internet.defer import CancelledError, Deferred, DeferredList, ensureDeferred
+from twisted.internet.task import deferLater
+from twisted.logger import Logger
+
+from dmsg.address import RedisAddress
+from dmsg.crypto.keys import Random
+from dmsg.interfaces import IEventLog
+from dmsg.rmb.client.exchange import Accepted, Exchange, ExchangeOwner
+from dmsg.rmb.peer.commands import LOCAL, REPLY
+from dmsg.rmb.peer.errors import RedisAway, RedisRefused
+from dmsg.rmb.peer.redis import RedisLists, Taker
+from dmsg.rmb.peer.requests import Requests
+from dmsg.rmb.peer.services import Services
+from dmsg.sansio.backoff import Backoff
+from dmsg.sansio.jitter import Jitter
+
+_log = Logger()
+#: The pauses after failures of Redis, in seconds.
+_REDIS_PAUSES: Final = Backoff(0.1, 2.0)
+#: What is on its way to Redis when the peer stops has this long to arrive, in seconds.
+STOP_TIMEOUT_S: Final = 2.0
+
+
+class Gateway:
+    """Lets local programs call other twins, and serve commands, through lists in the Redis at ``address``.
+
+    ``make_exchange(owner)`` makes the exchange. Its session should be the one without a name, so that one peer at a time runs
+    for a twin.
+    """
+
+    def __init__(
+        self,
+        reactor: Any,
+        address: RedisAddress,
+        make_exchange: Callable[[ExchangeOwner], Exchange],
+        *,
+        events: IEventLog | None = None,
+        random: Random = os.urandom,
+        now_s: Callable[[], float] = time.time,
+    ) -> None:
+        self.exchange = make_exchange(self)
+        self._reactor = reactor
+        self._uniform = Jitter(random).random
+        self._lists = RedisLists(address, reactor)
+        self._local = Taker(address, LOCAL, reactor)
+        self._reply = Taker(address, REPLY, reactor)
+        self.requests = Requests(
+            reactor,
+            self._lists,
+            self.exchange,
+            events=events,
+            now_s=now_s,
+            new_uid=lambda: str(UUID(bytes=random(16), version=4)),
+        )
+        self.services = Services(reactor, self._lists, self.exchange)
+        #: Why Redis cannot be used; "" while it can.
+        self.redis_problem = "not asked yet"
+        self._work: Deferred[None] | None = None
+        self._pauses: list[Deferred[None]] = []
+        self._stopping = False
+
+    # --- life --------------------------------------------------------------------------------------------------------
+
+    async def start(self) -> None:
+        """Find our own twin and begin; raises :class:`~dmsg.rmb.client.errors.NoTwin` if the registry has none."""
+        await self.exchange.start()
+        if self._stopping:
+            return
+        self._work = ensureDeferred(self._keep_serving())
+
+    async def stop(self) -> None:
+        """Take no more, let what is on its way to Redis arrive, and end all connections."""
+        self._stopping = True
+        for pause in list(self._pauses):
+            pause.cancel()
+        if self._work is not None:
+            await self._work
+        await self.services.stop(STOP_TIMEOUT_S)
+        await self.exchange.stop()
+        await self.requests.stop(STOP_TIMEOUT_S)
+        for one in (self._local, self._reply, self._lists):
+            await one.close()
+
+    async def _rest(self, pause_s: float) -> None:
+        """Pause, unless the peer stops."""
+        if self._stopping:
+            return
+        pause: Deferred[None] = deferLater(self._reactor, pause_s)
+        self._pauses.append(pause)
+        try:
+            await pause
+        except CancelledError:
+            pass
+        finally:
+            self._pauses.remove(pause)
+
+    async def _keep_serving(self) -> None:
+        """Read the notes first: an answer that comes before would be dropped."""
+        await self._try_until_done(self.requests.restore)
+        # Each list has a connection of its own, so that neither has to wait for the other.
+        await DeferredList(
+            [
+                ensureDeferred(self._keep_taking(self._local, self.requests.take, self.requests.room)),
+                ensureDeferred(self._keep_taking(self._reply, self.services.take, None)),
+            ]
+        )
+
+    async def _try_until_done(self, step: Callable[[], Awaitable[None]]) -> None:
+        failures = 0
+        while not self._stopping:
+            try:
+                await step()
+                self._redis_works()
+                return
+            except (RedisAway, RedisRefused) as error:
+                failures += 1
+                self._redis_failed(error)
+            await self._rest(_REDIS_PAUSES.pause_s(failures, self._uniform))
+
+    async def _keep_taking(
+        self, taker: Taker, take: Callable[[bytes], None], room: Callable[[], Awaitable[None]] | None
+    ) -> None:
+        async def one() -> None:
+            if room is not None:
+                await room()
+            data = await taker.take()
+            if data is not None and self._stopping:
+                await self._lists.put_back(taker.key, data)
+            elif data is not None:
+                take(data)
+
+        while not self._stopping:
+            await self._try_until_done(one)
+
+    # --- what is known of Redis --------------------------------------------------------------------------------------
+
+    def _redis_works(self) -> None:
+        if self.redis_problem:
+            _log.info("Redis is there")
+        self.redis_problem = ""
+
+    def _redis_failed(self, error: RedisAway | RedisRefused) -> None:
+        if self.redis_problem != error.reason:
+            _log.warn("{problem}", problem=str(error))
+        self.redis_problem = error.reason
+
+    def stats(self) -> dict[str, float]:
+        """Levels for metrics."""
+        return {"requests": self.requests.under_way, "waiting_for_redis": self.requests.waiting + self.services.waiting}
+
+    # --- from the exchange -------------------------------------------------------------------------------------------
+
+    def request_received(self, request: Accepted) -> None:
+        """See :class:`~dmsg.rmb.client.exchange.ExchangeOwner`."""
+        self.services.request_received(request)
+
+    def is_awaited(self, uid: str, twin: int) -> bool:
+        """See :class:`~dmsg.rmb.client.exchange.ExchangeOwner`."""
+        return self.requests.is_awaited(uid, twin)
+
+    def answer_received(self, answer: Accepted) -> None:
+        """See :class:`~dmsg.rmb.client.exchange.ExchangeOwner`."""
+        self.requests.answer_received(answer)

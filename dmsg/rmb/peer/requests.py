@@ -1,0 +1,274 @@
+"""Requests of local programs: from their list to other twins, and each answer to the list that its program waits on.
+
+Every request with a list for its answer is answered there once, in time: with the answer, or with an error that says why
+there is none. A note in Redis outlives this process, so that this holds for the next one, too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Final
+
+from twisted.internet.defer import ensureDeferred
+from twisted.internet.interfaces import IDelayedCall, IReactorTime
+from twisted.logger import Logger
+
+from dmsg.eventlog.reasons import Reason
+from dmsg.eventlog.schema import CallFinished
+from dmsg.glue.waiters import Waiters
+from dmsg.interfaces import IEventLog
+from dmsg.rmb.client.errors import CallError, CallRefused, Stopped
+from dmsg.rmb.client.exchange import Accepted, Exchange
+from dmsg.rmb.core.errors import EnvelopeExpired, InvalidMessage, PeerCode
+from dmsg.rmb.core.limits import MAX_TTL_S
+from dmsg.rmb.core.messages import IncomingResponse, JsonError, OutgoingRequest
+from dmsg.rmb.core.wire import Backlog, Envelope
+from dmsg.rmb.peer.commands import BACKLOG
+from dmsg.rmb.peer.errors import RedisAway, RedisRefused
+from dmsg.rmb.peer.redis import Doubt, RedisLists
+from dmsg.rmb.peer.tasks import Tasks
+
+_log = Logger()
+#: Answers kept in one list, and how long a list is kept after the last one, in seconds: a program that has not come for an
+#: answer in an hour is gone.
+KEPT_ANSWERS: Final = 10_000
+KEEP_ANSWERS_S: Final = 3600
+#: A note is kept this much longer than the request it is about, in seconds: an error is pushed when the time is over, and a
+#: Redis that was away has to come back first.
+NOTE_GRACE_S: Final = 300
+#: Answers that wait for a Redis that is away, in bytes. Above, errors are kept in their place.
+WAITING_ANSWERS_BYTES: Final = 64 * 1024 * 1024
+#: An error comes this long before the end of a request at most, in seconds: it has to get into the list in time.
+EARLY_S: Final = 0.1
+#: Requests under way, above which no more are taken while answers come, and how long an answer counts as having just come.
+UNDER_WAY: Final = 4_096
+_STALLED_S: Final = 1.0
+#: Share of all requests under way that may be to one twin.
+UNDER_WAY_TO_A_TWIN: Final = 7_500
+#: Notes of the process before this one that are read.
+RESTORED: Final = 100_000
+
+
+class _Awaited:
+    """An answer that a local program waits for."""
+
+    __slots__ = ("ends_at", "note", "noted", "reference", "reply_to", "timer", "twin")
+
+    def __init__(self, note: str, reply_to: str, reference: str | None, twin: int, ends_at: float) -> None:
+        self.note = note
+        #: Whether the note is known to be there.
+        self.noted = False
+        self.reply_to = reply_to
+        self.reference = reference
+        self.twin = twin
+        #: Unix time.
+        self.ends_at = ends_at
+        self.timer: IDelayedCall | None = None
+
+
+class Requests:
+    """What is under way. ``now_s()`` is Unix time, ``new_uid()`` gives a text that no other request has."""
+
+    def __init__(
+        self,
+        clock: IReactorTime,
+        lists: RedisLists,
+        exchange: Exchange,
+        *,
+        events: IEventLog | None,
+        now_s: Callable[[], float],
+        new_uid: Callable[[], str],
+    ) -> None:
+        self._clock = clock
+        self._lists = lists
+        self._exchange = exchange
+        self._events = events
+        self._now_s = now_s
+        self._new_uid = new_uid
+        self._calls = Tasks()
+        self._deliveries = Tasks()
+        self._to_twin: dict[int, int] = {}
+        self._restored: dict[str, _Awaited] = {}
+        self._answered: Waiters[None] = Waiters()
+        self._answered_at = 0.0
+        self._waiting_bytes = 0
+
+    @property
+    def under_way(self) -> int:
+        """How many have no answer yet."""
+        return len(self._calls) + len(self._restored)
+
+    @property
+    def waiting(self) -> int:
+        """How many answers are on their way to Redis."""
+        return len(self._deliveries)
+
+    # --- from the list -----------------------------------------------------------------------------------------------
+
+    async def room(self) -> None:
+        """Wait while much is under way and answers come. When none come, waiting would help nobody: one is refused then."""
+        while len(self._calls) >= UNDER_WAY:
+            left_s = self._answered_at + _STALLED_S - self._clock.seconds()
+            if left_s <= 0:
+                return
+            await self._answered.wait_at_most(left_s, self._clock)
+
+    def take(self, data: bytes) -> None:
+        """Send what was pushed to :data:`~dmsg.rmb.peer.commands.LOCAL`: to each of its destinations an envelope of its own."""
+        now = self._now_s()
+        try:
+            request = OutgoingRequest.from_json(data)
+        except InvalidMessage as invalid:
+            text = f"invalid message payload data: {invalid.problem}"
+            self._refuse(invalid.reply_to, invalid.reference, "", PeerCode.WRONG_PAYLOAD, text)
+            return
+        for twin in request.destinations:
+            # Each has a uid of its own: an error of a relay says nothing else of whose envelope it is about.
+            uid = self._new_uid()
+            try:
+                [envelope] = replace(request, destinations=(twin,)).envelopes(uid, int(now))
+            except EnvelopeExpired as expired:
+                self._refuse(request.reply_to, request.reference, str(twin), PeerCode.INVALID, expired.text)
+                continue
+            if self._to_twin.get(twin, 0) >= UNDER_WAY_TO_A_TWIN:
+                text = "too many requests to this twin are under way"
+                self._refuse(request.reply_to, request.reference, str(twin), PeerCode.BUSY, text)
+                continue
+            ends_at = float(envelope.timestamp + envelope.expiration)
+            awaited = _Awaited(BACKLOG + uid, request.reply_to, request.reference, twin, ends_at)
+            self._note(awaited, uid, envelope.expiration)
+            self._begin(envelope, awaited)
+
+    def _begin(self, envelope: Envelope, awaited: _Awaited) -> None:
+        twin = awaited.twin
+        self._to_twin[twin] = self._to_twin.get(twin, 0) + 1
+
+        def over(result: object) -> object:
+            self._to_twin[twin] -= 1
+            if not self._to_twin[twin]:
+                del self._to_twin[twin]
+            self._answered_at = self._clock.seconds()
+            self._answered.fire(None)
+            return result
+
+        self._calls.begin(self._call(envelope, awaited)).addBoth(over)
+
+    async def _call(self, envelope: Envelope, awaited: _Awaited) -> None:
+        left_s = awaited.ends_at - self._now_s()
+        started_s, reason = self._clock.seconds(), Reason.NONE
+        try:
+            answer = await self._exchange.request(envelope, max(left_s - EARLY_S, left_s / 2))
+        except Stopped:
+            return  # the note stays, for the next process
+        except CallError as error:
+            reason = Reason.of(error.reason)
+            # A relay does not say so itself, and neither do we when nothing went out.
+            source = error.source if isinstance(error, CallRefused) and error.source.twin else awaited.twin
+            self._answer(awaited, _error(awaited.reference, str(source), error.code, error.text))
+        else:
+            self._answer(awaited, IncomingResponse.of(answer.envelope, answer.payload, awaited.reference))
+        if self._events is not None:
+            elapsed_ms = (self._clock.seconds() - started_s) * 1000
+            self._events.emit(CallFinished(awaited.twin, reason is Reason.NONE, reason, elapsed_ms))
+
+    # --- from the process before -------------------------------------------------------------------------------------
+
+    async def restore(self) -> None:
+        """Wait for the answers that the process before this one waited for."""
+        now = self._now_s()
+        for name, data in await self._lists.notes(BACKLOG, RESTORED):
+            try:
+                note = Backlog.FromString(data)
+            except ValueError:
+                continue
+            if not note.reply_to or note.module:
+                continue
+            reference = note.reference if note.HasField("reference") else None
+            ends_at = float(note.expires or int(now) + min(note.ttl, MAX_TTL_S))
+            awaited = _Awaited(name, note.reply_to, reference, note.destination, ends_at)
+            awaited.noted = True
+            self._restored[note.uid] = awaited
+            awaited.timer = self._clock.callLater(max(0.0, ends_at - now - EARLY_S), self._over, note.uid)
+
+    def _over(self, uid: str) -> None:
+        awaited = self._restored.pop(uid)
+        text = "no answer in time"
+        self._answer(awaited, _error(awaited.reference, str(awaited.twin or ""), PeerCode.INVALID, text))
+
+    def is_awaited(self, uid: str, twin: int) -> bool:
+        """See :class:`~dmsg.rmb.client.exchange.ExchangeOwner`."""
+        awaited = self._restored.get(uid)
+        return awaited is not None and (not twin or not awaited.twin or twin == awaited.twin)
+
+    def answer_received(self, answer: Accepted) -> None:
+        """See :class:`~dmsg.rmb.client.exchange.ExchangeOwner`."""
+        awaited = self._restored.pop(answer.envelope.uid)
+        assert awaited.timer is not None
+        awaited.timer.cancel()
+        response = IncomingResponse.of(answer.envelope, answer.payload, awaited.reference)
+        self._answer(awaited, response if answer.source.twin else replace(response, source=str(awaited.twin)))
+
+    # --- to the lists ------------------------------------------------------------------------------------------------
+
+    def _note(self, awaited: _Awaited, uid: str, left_s: int) -> None:
+        note = Backlog(uid=uid, reply_to=awaited.reply_to, ttl=left_s, destination=awaited.twin)
+        note.expires = int(awaited.ends_at)
+        if awaited.reference is not None:
+            note.reference = awaited.reference
+
+        def noted(_: None) -> None:
+            awaited.noted = True
+
+        # Not waited for: the answer, which comes later, is pushed over the same connection, and removes it.
+        keeping = ensureDeferred(self._lists.keep(awaited.note, note.SerializeToString(), left_s + NOTE_GRACE_S))
+        keeping.addCallbacks(noted, lambda failure: failure.trap(RedisAway, RedisRefused))
+
+    def _refuse(self, reply_to: str, reference: str | None, source: str, code: int, text: str) -> None:
+        self._answer(_Awaited("", reply_to, reference, 0, 0.0), _error(reference, source, code, text))
+
+    def _answer(self, awaited: _Awaited, answer: IncomingResponse) -> None:
+        if awaited.reply_to:
+            data = answer.to_json()
+            if self._waiting_bytes + len(data) > WAITING_ANSWERS_BYTES:
+                text = "the answer was dropped: too much waits for Redis"
+                data = _error(answer.reference, answer.source, PeerCode.BUSY, text).to_json()
+            self._deliveries.begin(self._deliver(awaited, data))
+
+    async def _deliver(self, awaited: _Awaited, data: bytes) -> None:
+        """Push ``data`` once, however long that takes, but not beyond the time for which its note is kept."""
+        doubt = Doubt.NONE
+        self._waiting_bytes += len(data)
+        give_up_at = max(awaited.ends_at, self._now_s()) + NOTE_GRACE_S
+        try:
+            while (left_s := give_up_at - self._now_s()) > 0:
+                try:
+                    await self._lists.push_once(
+                        awaited.note,
+                        awaited.reply_to,
+                        data,
+                        most=KEPT_ANSWERS,
+                        keep_s=KEEP_ANSWERS_S,
+                        doubt=doubt,
+                        wait_s=left_s,
+                    )
+                    return
+                except RedisAway as away:
+                    if away.maybe_done:
+                        doubt = Doubt.NOTE if awaited.noted else Doubt.LIST
+        except RedisRefused as refused:
+            _log.info("an answer was dropped: {reason}", reason=refused.reason)
+        finally:
+            self._waiting_bytes -= len(data)
+
+    async def stop(self, patience_s: float) -> None:
+        """Give the answers on their way to Redis ``patience_s``; to be called when the exchange has stopped."""
+        for awaited in self._restored.values():
+            assert awaited.timer is not None
+            awaited.timer.cancel()
+        self._restored.clear()
+        await self._deliveries.end(patience_s, self._clock)
+
+
+def _error(reference: str | None, source: str, code: int, text: str) -> IncomingResponse:
+    return IncomingResponse(reference=reference, source=source, timestamp=0, error=JsonError(code, text))

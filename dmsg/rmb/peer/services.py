@@ -1,0 +1,158 @@
+"""Requests of other twins: each to the list of its command, where services take them, and the services' answers back."""
+
+from __future__ import annotations
+
+import json
+from typing import Final
+
+from twisted.internet.defer import CancelledError
+from twisted.internet.interfaces import IReactorTime
+from twisted.logger import Logger
+
+import dmsg
+from dmsg.rmb.client.errors import CallError, EnvelopeTooLarge
+from dmsg.rmb.client.exchange import Accepted, Exchange
+from dmsg.rmb.core.errors import InvalidMessage, PeerCode
+from dmsg.rmb.core.messages import IncomingRequest, OutgoingResponse
+from dmsg.rmb.core.wire import Envelope
+from dmsg.rmb.peer.commands import KEEP_COMMAND_S, OWN, Commands, list_of
+from dmsg.rmb.peer.errors import RedisAway, RedisRefused
+from dmsg.rmb.peer.redis import RedisLists
+from dmsg.rmb.peer.tasks import Tasks
+
+_log = Logger()
+#: Requests in the list of one command, and their bytes in Redis: above, the next ones are answered with an error.
+KEPT_REQUESTS: Final = 10_000
+KEPT_REQUESTS_BYTES: Final = 64 * 1024 * 1024
+#: Requests on their way to Redis, in bytes: in all, and of one twin. They wait while it is away.
+WAITING_REQUESTS_BYTES: Final = 64 * 1024 * 1024
+WAITING_REQUESTS_BYTES_OF_A_TWIN: Final = 16 * 1024 * 1024
+#: What a waiting request costs beside its payload.
+_REQUEST_BYTES: Final = 2_048
+VERSION: Final = f"dmsg {dmsg.__version__}"
+
+_JSON: Final = "application/json"
+_UNKNOWN: Final = "unknown command"
+
+
+class Services:
+    """Hands requests to services and answers to the exchange."""
+
+    def __init__(self, clock: IReactorTime, lists: RedisLists, exchange: Exchange) -> None:
+        self._clock = clock
+        self._lists = lists
+        self._exchange = exchange
+        self._commands = Commands()
+        self._waiting_bytes: dict[int, int] = {}
+        self._all_waiting_bytes = 0
+        self._hands = Tasks()
+        self._sends = Tasks()
+
+    @property
+    def waiting(self) -> int:
+        """How many requests are on their way to Redis."""
+        return len(self._hands)
+
+    # --- requests ----------------------------------------------------------------------------------------------------
+
+    def request_received(self, request: Accepted) -> None:
+        """See :class:`~dmsg.rmb.client.exchange.ExchangeOwner`."""
+        command = request.envelope.request.command
+        if command.partition(".")[0] == OWN:
+            self._answer_ourselves(request, command)
+            return
+        key = list_of(command)
+        if key is None:
+            self._refuse(request, PeerCode.UNKNOWN_COMMAND, _UNKNOWN)
+            return
+        twin, size = request.source.twin, len(request.payload) + _REQUEST_BYTES
+        of_twin = self._waiting_bytes.get(twin, 0) + size
+        full = self._all_waiting_bytes + size > WAITING_REQUESTS_BYTES or of_twin > WAITING_REQUESTS_BYTES_OF_A_TWIN
+        if full or not self._commands.admit(command, twin, self._clock.seconds()):
+            self._refuse(request, PeerCode.BUSY, "too many requests are waiting")
+            return
+        self._waiting_bytes[twin] = of_twin
+        self._all_waiting_bytes += size
+
+        self._hands.begin(self._hand(request, command, key)).addBoth(self._handed, twin, size)
+
+    def _handed(self, result: object, twin: int, size: int) -> object:
+        self._all_waiting_bytes -= size
+        self._waiting_bytes[twin] -= size
+        if not self._waiting_bytes[twin]:
+            del self._waiting_bytes[twin]
+        return result
+
+    async def _hand(self, request: Accepted, command: str, key: str) -> None:
+        data = IncomingRequest.of(request.envelope, request.payload).to_json()
+        ends_at = self._clock.seconds() + request.remaining_s
+        while (left_s := ends_at - self._clock.seconds()) > 0:
+            try:
+                length = await self._lists.push_if_room(
+                    key, data, most=KEPT_REQUESTS, most_bytes=KEPT_REQUESTS_BYTES, keep_s=KEEP_COMMAND_S, wait_s=left_s
+                )
+            except CancelledError:
+                self._refuse(request, PeerCode.BUSY, "the peer stops")
+                raise
+            except RedisAway as away:
+                if away.maybe_done:
+                    # a second push could have the service do it twice
+                    self._refuse(request, PeerCode.OTHER, "other: the service may not have got the request")
+                    return
+            except RedisRefused:
+                self._refuse(request, PeerCode.OTHER, "other: the service cannot be reached")
+                return
+            else:
+                if length:
+                    self._commands.pushed(command, length, self._clock.seconds())
+                else:
+                    self._refuse(request, PeerCode.BUSY, "too many requests are waiting for the service")
+                return
+
+    def _answer_ourselves(self, request: Accepted, command: str) -> None:
+        if command == f"{OWN}.version":
+            try:
+                self._exchange.respond(request, json.dumps(VERSION).encode(), _JSON)
+            except CallError as error:
+                _log.info("an answer was not sent: {reason}", reason=error.own_text)
+        else:
+            self._refuse(request, PeerCode.UNKNOWN_COMMAND, _UNKNOWN)
+
+    def _refuse(self, request: Accepted, code: int, text: str) -> None:
+        try:
+            self._exchange.refuse(request, code, text)
+        except CallError as error:
+            _log.info("an answer was not sent: {reason}", reason=error.own_text)
+
+    # --- answers -----------------------------------------------------------------------------------------------------
+
+    def take(self, data: bytes) -> None:
+        """Send what was pushed to :data:`~dmsg.rmb.peer.commands.REPLY`."""
+        try:
+            envelope = OutgoingResponse.from_json(data).envelope()
+        except InvalidMessage as invalid:
+            _log.info("a service's answer is none: {problem}", problem=invalid.problem)
+            return
+        self._sends.begin(self._send(envelope))
+
+    async def _send(self, envelope: Envelope) -> None:
+        try:
+            await self._exchange.send(envelope)
+        except EnvelopeTooLarge:
+            refusal = Envelope(uid=envelope.uid, destination=envelope.destination)
+            refusal.error.code = PeerCode.OTHER
+            refusal.error.message = "other: the answer is too large"
+            await self._try(refusal)
+        except CallError as error:
+            _log.info("a service's answer was not sent: {reason}", reason=error.own_text)
+
+    async def _try(self, envelope: Envelope) -> None:
+        try:
+            await self._exchange.send(envelope)
+        except CallError as error:
+            _log.info("a service's answer was not sent: {reason}", reason=error.own_text)
+
+    async def stop(self, patience_s: float) -> None:
+        """Refuse the requests that Redis does not have after ``patience_s``; the exchange has still to run."""
+        await self._hands.end(patience_s, self._clock)
+        await self._sends.end(patience_s, self._clock)

@@ -1,0 +1,43 @@
+"""Coroutines that run beside each other, and are ended together."""
+
+from __future__ import annotations
+
+from collections.abc import Coroutine
+from typing import Any
+
+from twisted.internet.defer import CancelledError, Deferred, ensureDeferred
+from twisted.internet.interfaces import IReactorTime
+
+from dmsg.glue.waiters import Waiters
+
+
+class Tasks:
+    """What runs; its length is their number."""
+
+    def __init__(self) -> None:
+        self._running: dict[Deferred[None], None] = {}
+        self._idle: Waiters[None] = Waiters()
+
+    def __len__(self) -> int:
+        return len(self._running)
+
+    def begin(self, work: Coroutine[Any, Any, None]) -> Deferred[None]:
+        """Run ``work``, which raises nothing but ``CancelledError``."""
+        task = ensureDeferred(work)
+        if not task.called:
+            self._running[task] = None
+            task.addBoth(self._over, task)
+        return task
+
+    def _over(self, result: Any, task: Deferred[None]) -> Any:
+        del self._running[task]
+        if not self._running:
+            self._idle.fire(None)
+        return None if getattr(result, "type", None) is CancelledError else result
+
+    async def end(self, patience_s: float, clock: IReactorTime) -> None:
+        """Wait until none runs; after ``patience_s`` cancel what does."""
+        if self._running and patience_s > 0:
+            await self._idle.wait_at_most(patience_s, clock)
+        for task in list(self._running):
+            task.cancel()

@@ -1,0 +1,238 @@
+"""Requests of local programs, on a real Redis: each is answered on its list, once and in time."""
+
+from __future__ import annotations
+
+import base64
+import json
+import time
+from typing import Any
+
+import pytest
+import pytest_twisted
+
+from dmsg.rmb.client.errors import CallRefused, NotConnected, TwinUnknown
+from dmsg.rmb.core.address import SessionAddress
+from dmsg.rmb.core.wire import parse_envelope
+from dmsg.rmb.peer.commands import BACKLOG, LOCAL
+
+from .conftest import Peer, answer_to
+
+RECORDED = {
+    "ver": 1, "ref": "mine", "cmd": "calc.add", "exp": 60, "dat": "MSAy", "tag": None, "dst": [100], "ret": "answers",
+    "shm": None, "now": 0, "err": None, "src": None,
+}  # fmt: skip
+
+
+def local(**members: Any) -> dict[str, Any]:
+    """A request as a local program writes it."""
+    return {**RECORDED, "now": int(time.time()), **members}
+
+
+async def notes(peer: Peer) -> list[str]:
+    """Of which requests Redis knows that they are under way."""
+    return [name for name, _ in await peer.lists.notes(BACKLOG, 100)]
+
+
+@pytest_twisted.ensureDeferred
+async def test_a_request_goes_out_and_its_answer_comes_to_the_list(peer: Peer) -> None:
+    await peer.push(LOCAL, local(tag="a b", shm="text/plain"))
+    answer = await peer.take("answers")
+    [(envelope, timeout_s)] = peer.exchange.requests
+    assert (envelope.request.command, envelope.plain, envelope.destination.twin) == ("calc.add", b"1 2", 100)
+    assert (envelope.tags, envelope.schema) == ("a b", "text/plain")
+    assert 50 < timeout_s < 60
+    assert list(answer) == ["ver", "ref", "dat", "src", "shm", "now", "err"]
+    assert answer == {
+        "ver": 1, "ref": "mine", "dat": base64.b64encode(b"pong").decode(), "src": "100", "shm": None,
+        "now": envelope.timestamp, "err": None,
+    }  # fmt: skip
+    assert 3000 < await peer.ask("ttl", "answers") <= 3600 or await peer.ask("llen", "answers") == 0
+    assert await notes(peer) == []
+
+
+@pytest_twisted.ensureDeferred
+async def test_a_list_of_answers_that_nobody_takes_expires(peer: Peer) -> None:
+    await peer.push(LOCAL, local())
+    await peer.exchange.until_sent(1)
+    await peer.push(LOCAL, local(ret="others"))
+    await peer.take("others")
+    assert 3000 < await peer.ask("ttl", "answers") <= 3600
+
+
+@pytest_twisted.ensureDeferred
+async def test_each_destination_answers_by_itself(peer: Peer) -> None:
+    def answer(envelope: Any) -> Any:
+        twin = envelope.destination.twin
+        return TwinUnknown(SessionAddress(twin)) if twin == 2 else answer_to(envelope, b"from %d" % twin)
+
+    peer.exchange.answer = answer
+    await peer.push(LOCAL, local(dst=[1, 2, 3, 3]))
+    answers = {one["src"]: one for one in [await peer.take("answers") for _ in range(3)]}
+    assert base64.b64decode(answers["1"]["dat"]) == b"from 1" and base64.b64decode(answers["3"]["dat"]) == b"from 3"
+    assert answers["2"]["err"] == {"code": 103, "message": "unknown twin id '2'"}
+    assert len({envelope.uid for envelope, _ in peer.exchange.requests}) == 3
+    assert await peer.take("answers", 1) is None
+    assert await notes(peer) == []
+
+
+@pytest.mark.parametrize(
+    ("members", "code"),
+    [
+        ({"exp": 0}, 102),
+        ({"now": 1_000_000_000}, 102),
+        ({"dat": "not base64"}, 101),
+        ({"dst": []}, 101),
+        ({"dst": "x"}, 101),
+        ({"cmd": None}, 101),
+        ({"exp": -1}, 101),
+    ],
+)
+@pytest_twisted.ensureDeferred
+async def test_a_request_that_cannot_be_sent_is_answered_with_an_error(peer: Peer, members: Any, code: int) -> None:
+    await peer.push(LOCAL, local(**members))
+    answer = await peer.take("answers")
+    assert (answer["ref"], answer["dat"], answer["now"]) == ("mine", "", 0)
+    assert answer["err"]["code"] == code and answer["err"]["message"]
+    assert peer.exchange.requests == [] and await notes(peer) == []
+
+
+@pytest_twisted.ensureDeferred
+async def test_what_is_no_json_does_not_stop_what_is(peer: Peer) -> None:
+    for rubbish in (b"", b"{", b"\xff", b"[]", b"null", b'{"ret":7}', b"[" * 100_000, bytes(3 * 1024 * 1024)):
+        await peer.push(LOCAL, rubbish)
+    await peer.push(LOCAL, local())
+    assert (await peer.take("answers"))["err"] is None
+
+
+@pytest_twisted.ensureDeferred
+async def test_an_error_comes_before_the_time_of_the_request_is_over(peer: Peer) -> None:
+    peer.exchange.answer = lambda envelope: None
+    began = time.time()
+    await peer.push(LOCAL, local(exp=2))
+    answer = await peer.take("answers")
+    assert time.time() < int(began) + 2
+    assert answer["src"] == "100" and answer["err"]["code"] == 102
+    assert await notes(peer) == []
+
+
+@pytest.mark.parametrize(
+    ("error", "expected"),
+    [
+        (NotConnected(SessionAddress(100), {}), ("100", 500)),
+        (CallRefused(SessionAddress(100), 0, "destination offline", SessionAddress(0)), ("100", 0)),
+        (CallRefused(SessionAddress(100), 7, "no", SessionAddress(100, "a")), ("100:a", 7)),
+    ],
+)
+@pytest_twisted.ensureDeferred
+async def test_an_error_says_which_destination_failed(peer: Peer, error: Any, expected: Any) -> None:
+    peer.exchange.answer = lambda envelope: error
+    await peer.push(LOCAL, local())
+    answer = await peer.take("answers")
+    assert (answer["src"], answer["err"]["code"]) == expected
+    assert answer["err"]["message"] == error.text
+
+
+@pytest_twisted.ensureDeferred
+async def test_requests_that_are_not_answered_hold_up_no_others(peer: Peer) -> None:
+    peer.exchange.answer = lambda envelope: None if envelope.destination.twin == 1 else answer_to(envelope, b"")
+    for _ in range(50):
+        await peer.push(LOCAL, local(dst=[1], ret="slow"))
+    await peer.push(LOCAL, local(dst=[2]))
+    assert (await peer.take("answers"))["src"] == "2"
+    assert peer.gateway.requests.under_way == 50
+
+
+@pytest_twisted.ensureDeferred
+async def test_the_next_process_waits_for_the_answers_of_the_one_before(make_peer: Any, address: Any) -> None:
+    first, second = make_peer(address), make_peer(address)
+    first.exchange.answer = lambda envelope: None
+    await first.gateway.start()
+    await first.push(LOCAL, local(dst=[7, 8, 9]))
+    await first.push(LOCAL, local(dst=[10], ref="other", exp=3))
+    await first.exchange.until_sent(4)
+    await first.gateway.stop()
+    await second.gateway.start()
+    await second.push(LOCAL, local(dst=[11], ret="here"))
+    assert (await second.take("here"))["src"] == "11"  # it has read the notes
+    for envelope, _ in first.exchange.requests[:3]:
+        answer = answer_to(envelope, b"late")
+        assert second.gateway.is_awaited(envelope.uid, envelope.destination.twin)
+        assert second.gateway.is_awaited(envelope.uid, 0)
+        assert not second.gateway.is_awaited(envelope.uid, 99)
+        second.gateway.answer_received(answer)
+        assert not second.gateway.is_awaited(envelope.uid, envelope.destination.twin)
+    answers = [await second.take("answers") for _ in range(4)]
+    assert [one["src"] for one in answers] == ["7", "8", "9", "10"]
+    assert [one["ref"] for one in answers] == ["mine", "mine", "mine", "other"]
+    assert answers[3]["err"]["code"] == 102
+    assert await notes(second) == []
+
+
+@pytest_twisted.ensureDeferred
+async def test_an_answer_waits_for_a_redis_that_is_away_and_comes_once(make_peer: Any, redis_process: Any) -> None:
+    redis_process.start()
+    peer = make_peer(redis_process.address)
+
+    def answer(envelope: Any) -> Any:
+        redis_process.kill()
+        return answer_to(envelope, b"kept")
+
+    peer.exchange.answer = answer
+    await peer.gateway.start()
+    await peer.push(LOCAL, local())
+    await peer.exchange.until_sent(1)
+    redis_process.start()
+    assert (await peer.take("answers"))["dat"] == base64.b64encode(b"kept").decode()
+    assert await peer.take("answers", 1) is None
+
+
+@pytest_twisted.ensureDeferred
+async def test_requests_in_redis_survive_its_end_and_are_taken_when_it_is_back(
+    make_peer: Any, redis_process: Any
+) -> None:
+    redis_process.start()
+    peer = make_peer(redis_process.address)
+    for number in range(20):
+        await peer.push(LOCAL, local(ref=str(number)))
+    redis_process.kill()
+    await peer.gateway.start()
+    redis_process.start()
+    assert {one["ref"] for one in [await peer.take("answers") for _ in range(20)]} == {
+        str(number) for number in range(20)
+    }
+    redis_process.kill()
+    redis_process.start()
+    await peer.push(LOCAL, local(ref="again"))
+    assert (await peer.take("answers"))["ref"] == "again"
+
+
+@pytest_twisted.ensureDeferred
+async def test_a_program_that_waits_on_a_key_that_is_no_list_harms_nobody(peer: Peer) -> None:
+    await peer.lists.keep("answers", b"x", 60)
+    await peer.push(LOCAL, local())
+    await peer.push(LOCAL, local(ret="others"))
+    assert (await peer.take("others"))["err"] is None
+
+
+def test_the_recorded_request_is_the_one_of_the_vectors(live: Any) -> None:
+    [recorded] = [one["json_in"] for one in live["envelopes"] if one["name"] == "encrypted request from rmb-peer"]
+    assert list(recorded) == list(RECORDED)
+
+
+@pytest_twisted.ensureDeferred
+async def test_the_recorded_requests_go_out_as_they_were_recorded(make_peer: Any, address: Any, live: Any) -> None:
+    for one in live["envelopes"]:
+        if "json_in" not in one:
+            continue
+        peer = make_peer(address, lambda stamp=one["json_in"]["now"]: stamp)
+        await peer.gateway.start()
+        await peer.push(LOCAL, json.dumps(one["json_in"]).encode())
+        assert (await peer.take(one["json_in"]["ret"]))["err"] is None
+        [(ours, _)] = peer.exchange.requests
+        theirs = parse_envelope(bytes.fromhex(one["hex"]))
+        assert ours.plain == bytes.fromhex(one["plain_hex"])
+        for message in (ours, theirs):
+            for random in ("uid", "signature", "plain", "cipher", "source"):
+                message.ClearField(random)
+        assert ours == theirs
+        await peer.gateway.stop()

@@ -1,0 +1,180 @@
+"""Requests of other twins, on a real Redis: to the list of their command, and the services' answers back."""
+
+from __future__ import annotations
+
+import base64
+import json
+from typing import Any
+
+import pytest
+import pytest_twisted
+
+import dmsg
+from dmsg.rmb.client.errors import EnvelopeTooLarge, TwinUnknown
+from dmsg.rmb.core.address import SessionAddress
+from dmsg.rmb.core.wire import parse_envelope
+from dmsg.rmb.peer import services
+from dmsg.rmb.peer.commands import REPLY, UNSERVED_COMMANDS_OF_A_TWIN
+
+from .conftest import Peer, accepted, request_of
+
+ANSWER = {
+    "ver": 1, "ref": "uid", "dat": "cG9uZw==", "dst": "7:a", "shm": None, "now": 1_800_000_000, "err": None,
+}  # fmt: skip
+
+
+async def refused(peer: Peer) -> Any:
+    """The error that the only answer so far is."""
+    await peer.exchange.until_sent(1)
+    [answer] = peer.exchange.answers
+    assert answer.WhichOneof("message") == "error"
+    return answer.error
+
+
+@pytest_twisted.ensureDeferred
+async def test_a_request_comes_to_the_list_of_its_command_and_its_answer_goes_out(peer: Peer) -> None:
+    peer.gateway.request_received(request_of(7, "calc.add", b"1 2"))
+    assert await peer.take("msgbus.calc.add") == {
+        "ver": 1, "ref": "uid", "src": "7", "cmd": "calc.add", "exp": 60, "dat": "MSAy", "tag": None,
+        "ret": "msgbus.system.reply", "shm": None, "now": 1_800_000_000,
+    }  # fmt: skip
+    await peer.push(REPLY, ANSWER)
+    await peer.exchange.until_sent(1)
+    [answer] = peer.exchange.answers
+    assert (answer.uid, answer.plain, answer.WhichOneof("message")) == ("uid", b"pong", "response")
+    assert SessionAddress.of(answer.destination) == SessionAddress(7, "a")
+    assert answer.timestamp == 1_800_000_000
+
+
+@pytest_twisted.ensureDeferred
+async def test_requests_wait_for_their_service_in_order_and_the_list_expires(peer: Peer) -> None:
+    for number in range(5):
+        peer.gateway.request_received(request_of(7, "slow", uid=str(number)))
+    assert [(await peer.take("msgbus.slow"))["ref"] for _ in range(4)] == ["0", "1", "2", "3"]
+    assert 1800 < await peer.ask("ttl", "msgbus.slow") <= 1860
+
+
+@pytest_twisted.ensureDeferred
+async def test_the_error_of_a_service_goes_out_with_its_code(peer: Peer) -> None:
+    await peer.push(REPLY, {**ANSWER, "dat": "", "err": {"code": 42, "message": "no such thing"}})
+    error = await refused(peer)
+    assert (error.code, error.message) == (42, "no such thing")
+
+
+@pytest_twisted.ensureDeferred
+async def test_rubbish_of_a_service_does_not_stop_what_is_none(peer: Peer) -> None:
+    for rubbish in (b"", b"{", b"null", json.dumps({**ANSWER, "dst": "x"}).encode(), json.dumps({"ver": 1}).encode()):
+        await peer.push(REPLY, rubbish)
+    await peer.push(REPLY, ANSWER)
+    await peer.exchange.until_sent(1)
+    assert [one.uid for one in peer.exchange.answers] == ["uid"]
+
+
+@pytest_twisted.ensureDeferred
+async def test_an_answer_that_is_too_large_becomes_an_error(peer: Peer) -> None:
+    def problem(envelope: Any) -> Any:
+        return EnvelopeTooLarge(SessionAddress(7), 2) if envelope.HasField("response") else None
+
+    peer.exchange.answer = problem
+    await peer.push(REPLY, ANSWER)
+    assert (await refused(peer)).message == "other: the answer is too large"
+    peer.exchange.answer = lambda envelope: TwinUnknown(SessionAddress(7))
+    await peer.push(REPLY, ANSWER)
+    peer.gateway.request_received(request_of(7, "rmb.version"))
+    await peer.exchange.until_sent(2)
+
+
+@pytest_twisted.ensureDeferred
+async def test_the_peer_tells_its_version(peer: Peer) -> None:
+    peer.gateway.request_received(request_of(7, "rmb.version"))
+    [answer] = peer.exchange.answers
+    assert json.loads(answer.plain) == f"dmsg {dmsg.__version__}"
+    assert answer.schema == "application/json"
+
+
+@pytest.mark.parametrize(
+    "command", ["rmb.other", "rmb", "system.local", "system.reply", "backlog.uid", "", "a\r\nb", "x" * 300]
+)
+@pytest_twisted.ensureDeferred
+async def test_commands_that_nobody_can_serve_are_answered(peer: Peer, command: str) -> None:
+    peer.gateway.request_received(request_of(7, command))
+    assert (await refused(peer)).code == 108
+    assert await peer.ask("dbsize") == 0
+
+
+@pytest_twisted.ensureDeferred
+async def test_one_twin_cannot_fill_redis_with_lists(peer: Peer) -> None:
+    for number in range(UNSERVED_COMMANDS_OF_A_TWIN + 1):
+        peer.gateway.request_received(request_of(7, f"made.up.{number}"))
+    assert (await refused(peer)).code == 109
+    peer.gateway.request_received(request_of(8, "real"))
+    assert (await peer.take("msgbus.real"))["src"] == "8"
+    assert await peer.ask("dbsize") == UNSERVED_COMMANDS_OF_A_TWIN
+
+
+@pytest_twisted.ensureDeferred
+async def test_a_list_that_is_full_answers_that_it_is(peer: Peer, monkeypatch: Any) -> None:
+    monkeypatch.setattr(services, "KEPT_REQUESTS", 3)
+    for number in range(4):
+        peer.gateway.request_received(request_of(7, "slow", uid=str(number)))
+    assert (await refused(peer)).code == 109
+    assert peer.exchange.answers[0].uid == "3"
+    assert await peer.ask("llen", "msgbus.slow") == 3
+
+
+@pytest_twisted.ensureDeferred
+async def test_a_command_whose_key_is_no_list_is_answered(peer: Peer) -> None:
+    await peer.lists.keep("msgbus.taken", b"x", 60)
+    peer.gateway.request_received(request_of(7, "taken"))
+    assert (await refused(peer)).code == 500
+
+
+@pytest_twisted.ensureDeferred
+async def test_requests_wait_for_a_redis_that_is_away(make_peer: Any, redis_process: Any) -> None:
+    peer = make_peer(redis_process.address)
+    await peer.gateway.start()
+    for number in range(3):
+        peer.gateway.request_received(request_of(7, "calc.add", uid=str(number)))
+    redis_process.start()
+    assert [(await peer.take("msgbus.calc.add"))["ref"] for _ in range(3)] == ["0", "1", "2"]
+    assert peer.exchange.answers == []
+
+
+@pytest_twisted.ensureDeferred
+async def test_one_twin_cannot_fill_the_memory_while_redis_is_away(make_peer: Any, redis_process: Any) -> None:
+    peer = make_peer(redis_process.address)
+    await peer.gateway.start()
+    for number in range(40):
+        peer.gateway.request_received(request_of(7, "calc.add", bytes(1_000_000), str(number)))
+    assert 20 < len(peer.exchange.answers) < 30
+    assert {one.error.code for one in peer.exchange.answers} == {109}
+    count = len(peer.exchange.answers)
+    peer.gateway.request_received(request_of(8, "calc.add", b"small"))
+    assert len(peer.exchange.answers) == count
+
+
+@pytest_twisted.ensureDeferred
+async def test_a_request_is_not_handed_out_twice_when_redis_dies(make_peer: Any, redis_process: Any) -> None:
+    redis_process.start()
+    peer = make_peer(redis_process.address)
+    await peer.gateway.start()
+    await peer.ask("ping")
+    redis_process.pause()
+    peer.gateway.request_received(request_of(7, "calc.add"))
+    redis_process.kill()
+    assert (await refused(peer)).code == 500
+
+
+@pytest_twisted.ensureDeferred
+async def test_the_recorded_requests_are_handed_out_as_they_were_recorded(peer: Peer, live: Any) -> None:
+    by_uid = {one["json_out"]["ref"]: one["json_out"] for one in live["envelopes"] if "json_out" in one}
+    for one in live["envelopes"]:
+        if one["name"].startswith("signed request by an independent client"):
+            peer.gateway.request_received(accepted(parse_envelope(bytes.fromhex(one["hex"]))))
+    for expected in by_uid.values():
+        if expected["cmd"] == "svc.s":
+            continue  # the request of this one was not recorded
+        found = await peer.take(f"msgbus.{expected['cmd']}")
+        assert found == expected
+        assert list(found) == list(expected)
+        assert base64.b64decode(found["dat"]) == b"ask"
