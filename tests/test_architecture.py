@@ -287,6 +287,7 @@ REACTOR_USERS = {
     "dmsg.cli.runner",
     "dmsg.taps.discovery",
     "dmsg.taps.messaging_server",
+    "dmsg.taps.rmb_peer",
     "dmsg.taps.rmb_relay",
     "dmsg.taps.server",
     "dmsg.taps.shipper",

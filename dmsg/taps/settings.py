@@ -285,6 +285,43 @@ class RmbRelaySettings(TwinSettings):
     limits: RmbRelayLimits = field(default_factory=RmbRelayLimits)
 
 
+def _key_type(value: object) -> str:
+    word = str(value).lower()
+    if word not in ("ed25519", "sr25519"):
+        raise ValueError("must be ed25519 or sr25519")
+    return word
+
+
+_SECRET_HELP = (
+    "the twin's secret, in place of a key file: 12 to 24 words, or 0x and 64 hex digits, or @FILE with either"
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RmbPeerSettings(TwinSettings):
+    """``twistd rmb-peer``: what connects the programs at a Redis with the Reliable Message Bus."""
+
+    key: Path | None = setting(
+        "file with the twin's secret key; dmsg rmb twin create makes one", default=None, key_file=True
+    )
+    mnemonic: str | None = setting(f"{_SECRET_HELP}; a command line can be read by others", default=None, secret=True)
+    mnemonics: str | None = setting("another name of --mnemonic", default=None, secret=True)
+    seed: str | None = setting("another name of --mnemonic", default=None, secret=True)
+    key_type: str = setting(
+        "what a secret that is not in a key file signs with", default="sr25519", kind=Kind("sr25519|ed25519", _key_type)
+    )
+    redis: str = setting(
+        "the Redis of the programs, redis://host:port/db", default="redis://localhost:6379", secret=True
+    )
+    relay: tuple[str, ...] = setting("WebSocket URL of a relay; up to four, all of which are used", default=())
+    no_update: bool = setting("leave the twin's key and relays in the registry as they are", default=False, flag=True)
+    allow_plain: bool = setting(
+        "take payloads in plain text, and send them so to twins without a key, as public peers do",
+        default=False,
+        flag=True,
+    )
+
+
 #: The tables a configuration file may have, one for each role, and what each declares.
 SETTINGS: Final[dict[str, type]] = {
     "client": ClientSettings,
@@ -294,6 +331,7 @@ SETTINGS: Final[dict[str, type]] = {
     "discovery": DiscoverySettings,
     "shipper": ShipperSettings,
     "rmb-relay": RmbRelaySettings,
+    "rmb-peer": RmbPeerSettings,
 }
 ROLES: Final = tuple(SETTINGS)
 #: Variables of the programs that make tables of event logs.

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import atexit
 import os
-import sys
 import time
 from typing import Any
 
@@ -18,7 +17,7 @@ from dmsg.shipping.destinations import check_target, local_path, open_destinatio
 from dmsg.shipping.plan import Plan, redact
 from dmsg.shipping.shipper import Shipper, ShipperConfig, in_daemon_thread
 from dmsg.taps._options import RoleOptions
-from dmsg.taps._service import RoleService
+from dmsg.taps._service import RoleService, leave
 from dmsg.taps.settings import ShipperSettings, Verify
 
 
@@ -84,7 +83,7 @@ class ShipperService(RoleService):
         await self.shipper.when_none_in_flight(self.settings.drain_timeout)
         reason = Reason.UPLOADS_ABANDONED if self.shipper.in_flight else Reason.STOPPED
         if self.settings.once and not self.shipper.done.called:
-            atexit.register(_leave, 1)
+            atexit.register(leave, 1)
         self.emit(ServerStopped(reason, self.reactor.seconds() - self.started_at))
 
     def readiness(self) -> str:
@@ -101,15 +100,8 @@ class ShipperService(RoleService):
 
     def _done(self, ok: bool) -> None:
         if not ok:
-            atexit.register(_leave, 1)
+            atexit.register(leave, 1)
         self.reactor.stop()
-
-
-def _leave(status: int) -> None:
-    """End with a status: twistd knows none but 0 for a program that ended by itself."""
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(status)
 
 
 def makeService(options: Options) -> ShipperService:

@@ -11,5 +11,8 @@ messaging_server = ServiceMaker(
 dmsg_discovery = ServiceMaker("dmsg discovery", "dmsg.taps.discovery", "A dmsg discovery (HTTP).", "dmsg-discovery")
 dmsg_shipper = ServiceMaker("dmsg shipper", "dmsg.taps.shipper", "A shipper of event logs.", "dmsg-shipper")
 rmb_relay = ServiceMaker("rmb relay", "dmsg.taps.rmb_relay", "A relay of the Reliable Message Bus.", "rmb-relay")
+rmb_peer = ServiceMaker(
+    "rmb peer", "dmsg.taps.rmb_peer", "Programs at a Redis on the Reliable Message Bus.", "rmb-peer"
+)
 dmsg_endpoints = LazyParser("dmsg", "dmsg.mux.client.endpoint")
 messaging_endpoints = LazyParser("messaging", "dmsg.messaging.client.endpoint")

@@ -1,0 +1,168 @@
+"""``twistd rmb-peer``: lets the programs at a Redis call, and answer, twins of the Reliable Message Bus."""
+
+from __future__ import annotations
+
+import atexit
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+from urllib.parse import urlsplit
+
+from twisted.internet.defer import Deferred, ensureDeferred
+from twisted.logger import Logger
+from twisted.python.failure import Failure
+
+import dmsg
+from dmsg.address import RedisAddress, parse_ip
+from dmsg.crypto.errors import KeyFileError
+from dmsg.errors import ConfigError, DmsgError, InvalidAddress
+from dmsg.eventlog.reasons import Reason
+from dmsg.eventlog.schema import ServerStarted, ServerStopped
+from dmsg.rmb.core.errors import InvalidSecret
+from dmsg.rmb.core.keys import KeyType, TwinKey, read_secret
+from dmsg.rmb.key_file import read_secret_file, read_twin_key
+from dmsg.taps._options import RoleOptions
+from dmsg.taps._service import RoleService, leave
+from dmsg.taps.settings import RmbPeerSettings
+
+if TYPE_CHECKING:
+    from dmsg.rmb.interfaces import ITwinRegistry
+    from dmsg.rmb.peer.gateway import Gateway
+
+_log = Logger()
+#: Relays of one peer.
+_MAX_RELAYS: Final = 4
+
+
+class Options(RoleOptions):
+    """Options of ``twistd rmb-peer``."""
+
+    synopsis = "--key FILE --registry FILE --relay URL [options]"
+    longdesc = (
+        "A peer of the Reliable Message Bus: programs push requests to msgbus.system.local in Redis, and take those of "
+        "other twins from msgbus.COMMAND."
+    )
+    tap_name = "rmb-peer"
+    role = "rmb-peer"
+    settings_class = RmbPeerSettings
+    letters = {"key_type": "k", "mnemonic": "m", "redis": "r", "substrate": "s"}  # noqa: RUF012 - the public peer's
+
+
+class RmbPeerService(RoleService):
+    """A peer with its registry and metrics, as a Twisted service."""
+
+    tap_name = "rmb-peer"
+    role = "client"
+    settings: RmbPeerSettings
+
+    def __init__(self, reactor: Any, settings: RmbPeerSettings, *, uid: int | None = None) -> None:
+        """``uid`` is the user the process will run as when it has started as root, and may own the key file."""
+        if not (settings.registry or settings.substrate):
+            raise ConfigError("registry", "must be given, or substrate: where twins are looked up")
+        if not 0 < len(settings.relay) <= _MAX_RELAYS:
+            raise ConfigError(
+                "relay", f"must be given, up to {_MAX_RELAYS} times: over which relays the twin is reached"
+            )
+        self._key = _read_key(settings, uid)
+        try:
+            self._redis = RedisAddress.parse(settings.redis)
+        except InvalidAddress as error:
+            raise ConfigError("redis", str(error)) from None
+        super().__init__(reactor, settings, node="rmb-peer", listen=None)
+        self.registry: ITwinRegistry | None = None
+        #: The peer itself, from the start on.
+        self.gateway: Gateway | None = None
+        self._works = False
+
+    def start_role(self) -> None:
+        """Open the registry (only now: a daemon has forked, and threads do not survive that), and begin."""
+        from dmsg.rmb.client.exchange import Exchange
+        from dmsg.rmb.peer.gateway import Gateway
+        from dmsg.rmb.twins.table import SqliteRegistry
+
+        settings = self.settings
+        registry = self.registry = SqliteRegistry(settings.registry or "", self.reactor)
+        self.gateway = Gateway(
+            self.reactor,
+            self._redis,
+            lambda owner: Exchange(
+                self.reactor,
+                self._key,
+                registry,
+                settings.relay,
+                owner,
+                publish=False if settings.no_update else hosts_to_publish(settings.relay) or True,
+                allow_plain=settings.allow_plain,
+                events=self.events,
+            ),
+            events=self.events,
+        )
+        self.emit(ServerStarted("", "", dmsg.__version__, "rmb"))
+        started: Deferred[None] = ensureDeferred(self.gateway.start())
+        started.addCallbacks(self._working, self._failed)
+
+    def _working(self, _: None) -> None:
+        self._works = True
+
+    def _failed(self, failure: Failure) -> None:
+        if not self.running:
+            return
+        known = failure.check(DmsgError, ValueError) is not None
+        _log.critical("{problem}", problem=failure.getErrorMessage() if known else failure.getTraceback())
+        atexit.register(leave, 1)
+        self.reactor.callWhenRunning(self.reactor.stop)
+
+    async def stop_role(self) -> None:
+        """Take nothing more from Redis, bring there what is on its way, and disconnect."""
+        if self.gateway is not None:
+            await self.gateway.stop()
+        if self.registry is not None:
+            await self.registry.close()
+            self.emit(ServerStopped(Reason.STOPPED, self.reactor.seconds() - self.started_at))
+
+    def readiness(self) -> str:
+        """Not ready without a relay, or without Redis."""
+        if self.gateway is None or not self._works:
+            return "starting"
+        if self.gateway.redis_problem:
+            return f"Redis: {self.gateway.redis_problem}"
+        return "" if self.gateway.exchange.relays.is_connected else "not connected to a relay"
+
+    def gauges(self) -> dict[str, float]:
+        """What is under way."""
+        return {} if self.gateway is None else self.gateway.stats()
+
+    def where(self) -> str:
+        """For whom, and over which relays."""
+        return f"between {self._redis} and {', '.join(self.settings.relay)}"
+
+
+def hosts_to_publish(relays: tuple[str, ...]) -> tuple[str, ...]:
+    """The names under which others find our relays; none if the URLs do not tell.
+
+    A port or an address in a URL is for a way of our own: what the relay is called there is known to the registry only.
+    """
+    places = [urlsplit(url) for url in relays]
+    named = all(place.port is None and place.hostname and parse_ip(place.hostname) is None for place in places)
+    return tuple(sorted({place.hostname or "" for place in places})) if named else ()
+
+
+def _read_key(settings: RmbPeerSettings, uid: int | None) -> TwinKey:
+    given = [name for name in ("key", "mnemonic", "mnemonics", "seed") if getattr(settings, name) is not None]
+    if len(given) != 1:
+        raise ConfigError("key", "must be given, or mnemonic: one of them")
+    owners = () if uid is None else (uid,)
+    try:
+        if settings.key is not None:
+            return read_twin_key(settings.key, owners=owners)
+        text = getattr(settings, given[0])
+        secret = read_secret_file(Path(text[1:]), owners=owners) if text.startswith("@") else read_secret(text)
+        return TwinKey(secret, KeyType(settings.key_type))
+    except (KeyFileError, InvalidSecret) as error:
+        raise ConfigError(given[0], str(error)) from None
+
+
+def makeService(options: Options) -> RmbPeerService:
+    """The service for parsed options; what cannot work raises ``SystemExit`` with one line."""
+    from twisted.internet import reactor
+
+    return options.build(lambda: RmbPeerService(reactor, options.settings, uid=options.uid))
