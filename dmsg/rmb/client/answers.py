@@ -1,4 +1,4 @@
-"""Answers that were given lately, for requests that come again, and for relays that die with an answer in them."""
+"""Requests that came lately and their answers, for requests that come again and for relays that die with an answer in them."""
 
 from __future__ import annotations
 
@@ -16,16 +16,20 @@ _REPEATS: Final = 4
 _SWEEP_S: Final = 15.0
 
 
-class _Answer:
-    __slots__ = ("parcel", "repeats")
+class _Request:
+    """A request that was accepted: its signature, when it is over, and its answer, once there is one."""
 
-    def __init__(self, parcel: Parcel) -> None:
-        self.parcel = parcel
+    __slots__ = ("answer", "expires_at", "repeats", "signature")
+
+    def __init__(self, signature: bytes, expires_at: float) -> None:
+        self.signature = signature
+        self.expires_at = expires_at
+        self.answer: Parcel | None = None
         self.repeats = 0
 
 
 class Answers:
-    """The last answers, at most ``count`` with ``size_bytes`` in all, each until it expires.
+    """The answers to the last requests, at most ``count`` with ``size_bytes`` in all, each until it expires.
 
     A request is handed to its handler once. When it comes again, because its sender lost the relay over which the answer
     was to come, it is answered with the same bytes.
@@ -36,50 +40,71 @@ class Answers:
         self._relays = relays
         self._limit = count
         self._limit_bytes = size_bytes
-        self._answers: OrderedDict[tuple[SessionAddress, str], _Answer] = OrderedDict()
+        self._requests: OrderedDict[tuple[SessionAddress, str], _Request] = OrderedDict()
         self._size_bytes = 0
         self._call: IDelayedCall | None = None
 
-    def post(self, destination: SessionAddress, uid: str, parcel: Parcel) -> None:
-        """Send the answer to the request ``uid`` of ``destination``, and keep it."""
-        self._forget((destination, uid))
-        self._answers[destination, uid] = _Answer(parcel)
-        self._size_bytes += len(parcel.data)
-        self._relays.post(parcel)
-        while len(self._answers) > self._limit or self._size_bytes > self._limit_bytes:
-            self._forget(next(iter(self._answers)))
-        if self._call is None:
-            self._call = self._clock.callLater(_SWEEP_S, self._sweep)
+    def accepted(self, source: SessionAddress, uid: str, signature: bytes, expires_at: float) -> None:
+        """Note the request ``uid`` of ``source``."""
+        self._forget((source, uid))
+        self._requests[source, uid] = _Request(signature, expires_at)
+        self._bound()
 
-    def repeat(self, source: SessionAddress, uid: str) -> None:
-        """The request ``uid`` of ``source`` came again: so does its answer, if there is one yet."""
-        answer = self._answers.get((source, uid))
-        if answer is not None and answer.repeats < _REPEATS and answer.parcel.via is not None:
-            answer.repeats += 1
-            self._relays.drop(answer.parcel)
-            self._relays.post(answer.parcel)
+    def post(self, destination: SessionAddress, uid: str, answer: Parcel) -> None:
+        """Send the answer to the request ``uid`` of ``destination``, and keep it."""
+        request = self._requests.get((destination, uid))
+        if request is None:
+            request = self._requests[destination, uid] = _Request(b"", answer.expires_at)
+        elif request.answer is not None:
+            self._drop(request)
+        request.answer = answer
+        request.expires_at = answer.expires_at
+        self._size_bytes += len(answer.data)
+        self._relays.post(answer)
+        self._bound()
+
+    def repeat(self, source: SessionAddress, uid: str, signature: bytes) -> None:
+        """A request has come that is called ``uid`` as one of ``source`` was: if it is the same, so is its answer.
+
+        It is the same if it has the same signature, which then need not be checked once more.
+        """
+        request = self._requests.get((source, uid))
+        if request is None or request.answer is None or request.signature != signature:
+            return
+        if request.repeats < _REPEATS and self._relays.post_again(request.answer):
+            request.repeats += 1
 
     def stop(self) -> None:
         """Forget all."""
         if self._call is not None:
             self._call.cancel()
             self._call = None
-        for key in list(self._answers):
+        for key in list(self._requests):
             self._forget(key)
 
+    def _bound(self) -> None:
+        while len(self._requests) > self._limit or self._size_bytes > self._limit_bytes:
+            self._forget(next(iter(self._requests)))
+        if self._call is None and self._requests:
+            self._call = self._clock.callLater(_SWEEP_S, self._sweep)
+
     def _forget(self, key: tuple[SessionAddress, str]) -> None:
-        answer = self._answers.pop(key, None)
-        if answer is not None:
-            self._size_bytes -= len(answer.parcel.data)
-            self._relays.drop(answer.parcel)
+        request = self._requests.pop(key, None)
+        if request is not None:
+            self._drop(request)
+
+    def _drop(self, request: _Request) -> None:
+        if request.answer is not None:
+            self._size_bytes -= len(request.answer.data)
+            self._relays.drop(request.answer)
+            request.answer = None
 
     def _sweep(self) -> None:
         self._call = None
         now = self._clock.seconds()
-        for key in [key for key, answer in self._answers.items() if answer.parcel.expires_at <= now]:
+        for key in [key for key, request in self._requests.items() if request.expires_at <= now]:
             self._forget(key)
-        if self._answers:
-            self._call = self._clock.callLater(_SWEEP_S, self._sweep)
+        self._bound()
 
     def __len__(self) -> int:
-        return len(self._answers)
+        return len(self._requests)

@@ -396,7 +396,7 @@ class Exchange:
                 payload = receiver.open(envelope, twin, now_s)
         except wrong.Replayed:
             if envelope.HasField("request"):
-                self._answers.repeat(SessionAddress.of(envelope.source), envelope.uid)
+                self._answers.repeat(SessionAddress.of(envelope.source), envelope.uid, envelope.signature)
         except wrong.EnvelopeRefused as refused:
             self._refused(envelope, refused, connection)
         except RegistryError:
@@ -413,6 +413,8 @@ class Exchange:
         envelope = accepted.envelope
         kind = envelope.WhichOneof("message")
         if kind == "request":
+            ends_at = self._clock.seconds() + accepted.remaining_s
+            self._answers.accepted(accepted.source, envelope.uid, envelope.signature, ends_at)
             self._owner.request_received(accepted)
             return
         call = self._calls.get(envelope.uid)

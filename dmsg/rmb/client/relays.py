@@ -114,6 +114,14 @@ class Relays:
         else:
             self._send(parcel, connection)
 
+    def post_again(self, parcel: Parcel) -> bool:
+        """Send ``parcel`` once more; ``False`` if it still waits for a relay."""
+        if parcel in self._waiting:
+            return False
+        self.drop(parcel)
+        self.post(parcel)
+        return True
+
     def post_elsewhere(self, parcel: Parcel, refused_by: RelayConnection) -> bool:
         """Send ``parcel`` over a relay that has not refused it, as ``refused_by`` has; tells whether there is one."""
         parcel.refused_by.add(refused_by)

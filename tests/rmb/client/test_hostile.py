@@ -292,7 +292,7 @@ def test_a_forged_request_with_a_known_uid_does_not_change_the_answer_kept_for_i
     scene.world.result(scene.call())
     request = scene.relay.seen[0]
     forged = forge(CALLER, SessionAddress(SERVICE), uid=request.uid, signer=STRANGER)
-    assert scene.codes(forged) == [PeerCode.BAD_SIGNATURE]
+    assert [scene.inject(forged) for _ in range(10)] == [[]] * 10
     [again] = scene.inject(request.SerializeToString())
     assert again.HasField("response")
 

@@ -144,6 +144,19 @@ def test_an_answer_that_its_relay_lost_is_sent_again(world: Any) -> None:
     assert handled == [b"x"]
 
 
+def test_an_answer_that_was_lost_long_ago_is_sent_again_when_its_request_comes_again(world: Any) -> None:
+    relay = world.relay()
+    handled = serve(world.client(SERVICE, relay))
+    caller = world.client(CALLER, relay)
+    relay.mangle = lambda message, envelope: [] if envelope.HasField("response") else [message]
+    call = ensureDeferred(caller.call(SERVICE, "echo", b"x", timeout=100))
+    world.settle(60)
+    relay.mangle = lambda message, envelope: [message]
+    relay.drop_connections()
+    assert world.result(call, 5).data == b"x"
+    assert handled == [b"x"]
+
+
 @pytest.mark.parametrize(
     "url", ["http://relay", "ws://", "ws://user@relay", "ws://relay/?token", "relay:80", "ws://relay#x"]
 )
