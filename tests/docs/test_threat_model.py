@@ -19,6 +19,9 @@ from dmsg.mux.core.limits import ConnectionConfig
 from dmsg.mux.relay.limits import RelayLimits
 from dmsg.relays.race import RaceConfig
 from dmsg.relays.state import GROUP_LIMIT, RELAYS_LIMIT
+from dmsg.rmb.core import limits as rmb
+from dmsg.rmb.peer.commands import UNSERVED_COMMANDS, UNSERVED_COMMANDS_OF_A_TWIN
+from dmsg.rmb.relay.limits import RelayLimits as RmbRelayLimits
 
 from .conftest import DOCS, ROOT
 
@@ -32,6 +35,7 @@ ROWS = {
 }
 _RELAY, _DISCOVERY, _LISTENER = RelayLimits(), DiscoveryLimits(), ListenerLimits()
 _MESSAGING = MessagingRelayLimits()
+_RMB = RmbRelayLimits()
 _PROOFS, _RACE, _CALLERS = ProofLimits(), RaceConfig(), CallerLimits()
 
 
@@ -52,7 +56,7 @@ def test_rows_are_counted_by_table() -> None:
         counts[table] = counts.get(table, 0) + 1
         assert int(number) == counts[table]
     assert set(
-        re.findall(r"\b(?:relay|discovery|listener|client|sealed|messaging|files|logs|host)-\d+\b", PAGE)
+        re.findall(r"\b(?:relay|discovery|listener|client|sealed|messaging|rmb|files|logs|host)-\d+\b", PAGE)
     ) == set(ROWS)
 
 
@@ -113,6 +117,13 @@ def test_each_weakness_of_the_reference_has_its_row() -> None:
         ),
         ("messaging-9", f"Half of the {_MESSAGING.transports_per_connection} channels of a link"),
         ("messaging-10", f"the channel ends at {MessagingConnectionConfig().receive_limit_bytes >> 20} MiB"),
+        ("rmb-2", f"messages live {rmb.MAX_TTL_S // 60} minutes"),
+        ("rmb-6", f"over after {rmb.TOKEN_LIFETIME_S} s"),
+        ("rmb-7", f"first byte over {rmb.MAX_ENVELOPE_BYTES >> 20} MiB"),
+        ("rmb-8", f"{_RMB.queue_bytes >> 20} MiB in memory, then the store"),
+        ("rmb-8", f"after {_RMB.slow_consumer_timeout_s:g} s without progress"),
+        ("rmb-8", f"given up after {_RMB.dead_after_s:g} s"),
+        ("rmb-15", f"{UNSERVED_COMMANDS:,} lists that no service has taken from, {UNSERVED_COMMANDS_OF_A_TWIN} of one"),
         ("client-1", "three are raced, six after three were overtaken, 32 at most"),
         ("client-3", f"{RELAYS_LIMIT} relays, two of a network"),
     ],
