@@ -17,12 +17,11 @@ from dmsg.glue.websocket import accept_websocket, asks_for_websocket
 from dmsg.http.limits import HttpLimits
 from dmsg.http.server import LimitedSite
 from dmsg.rmb.core.errors import TokenRefused
+from dmsg.rmb.relay.ingest import BODY_SLACK_BYTES
 from dmsg.rmb.relay.service import RmbRelay
 from dmsg.sansio.websocket_handshake import WebSocketRefused
 
 _log = Logger()
-#: Other relays post several envelopes in one body.
-_BODY_SLACK_BYTES: Final = 64 * 1024
 _TEXT: Final = b"text/plain; charset=utf-8"
 
 
@@ -110,7 +109,7 @@ def make_site(
         RelayApi(relay, pages, ingest),
         reactor=reactor,
         limits=HttpLimits(
-            body_bytes=relay.max_message_bytes + _BODY_SLACK_BYTES,
+            body_bytes=relay.max_message_bytes + BODY_SLACK_BYTES,
             first_byte_timeout_s=limits.first_byte_timeout_s,
             connections=limits.half_open,
             connections_per_address=limits.half_open_per_address,

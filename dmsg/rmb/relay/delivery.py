@@ -112,12 +112,13 @@ class Delivery:
         self.pending_bytes -= size
         session.pending -= 1
         session.pending_bytes -= size
-        limits = self._limits
+        limits, shell = self._limits, session.owner
         if (
-            session.pending <= limits.pending_per_session // 2
+            shell is not None  # it may have ended
+            and session.pending <= limits.pending_per_session // 2
             and session.pending_bytes <= limits.pending_session_bytes // 2
         ):
-            session.owner.hold(HOLD, False)
+            shell.hold(HOLD, False)
         if problem is not None:
             self.answer(parcel.envelope, problem)
 
@@ -290,7 +291,7 @@ class Delivery:
 
     def fetch(self, session: Session) -> None:
         """Read on for ``session`` if the store has something, and all that was read before is written."""
-        if not session.stored or session.fetching or session.queue or session.stalled_at is not None:
+        if not session.stored or session.fetching or session.queue:
             return
         if session.address not in self._returning and self._is_current(session):
             session.fetching = True

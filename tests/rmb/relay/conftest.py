@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 from twisted.internet.defer import Deferred
+from twisted.internet.protocol import ClientFactory, Protocol
 from zope.interface import implementer
 
 from dmsg.errors import DmsgError
@@ -178,6 +179,11 @@ class World:
         for _ in range(4):
             self.network.advance(0)
 
+    def settle(self) -> None:
+        """Let megabytes that wait come through, 64 KiB a turn."""
+        for _ in range(200):
+            self.network.advance(0)
+
     def token(self, address: SessionAddress, **options: Any) -> str:
         return make_token(key_of(address.twin), *address, int(self.unix_time()), **options)
 
@@ -218,8 +224,6 @@ class World:
 
     def raw(self, data: bytes, host: str = "203.0.113.9") -> bytes:
         """What comes back for ``data`` on a connection of its own."""
-        from twisted.internet.protocol import Factory, Protocol
-
         answer: list[bytes] = []
 
         class Raw(Protocol):
@@ -229,7 +233,7 @@ class World:
             def dataReceived(self, data: bytes) -> None:
                 answer.append(data)
 
-        _From(self.network, host).connectTCP("192.0.2.1", 80, Factory.forProtocol(Raw))
+        _From(self.network, host).connectTCP("192.0.2.1", 80, ClientFactory.forProtocol(Raw))
         self.turn()
         return b"".join(answer)
 
@@ -237,7 +241,7 @@ class World:
         """End the relay; nothing may be left of it."""
         stopping = self.relay.stopService()
         self.port.stopListening()
-        self.network.advance(30)
+        self.network.advance(100)
         assert result_of(stopping) is None
         result_of(self.store.close())
         self.network.advance(0)

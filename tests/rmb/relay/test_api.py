@@ -1,0 +1,125 @@
+"""The HTTP side of a relay."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from twisted.internet.defer import Deferred
+from twisted.web.resource import Resource
+
+from dmsg.ops.admin import admin_pages
+from dmsg.ops.metrics import CollectorRegistry
+from dmsg.rmb.core.address import SessionAddress
+from dmsg.rmb.relay.api import RelayApi
+
+from .conftest import World
+
+UPGRADE = "Connection: Upgrade\r\nUpgrade: websocket\r\n"
+KEY = "Sec-WebSocket-Key: AAAAAAAAAAAAAAAAAAAAAA==\r\n"
+
+
+class Posted(Resource):
+    """Takes posts."""
+
+    isLeaf = True
+
+    def render_POST(self, request: Any) -> bytes:
+        request.setResponseCode(202)
+        return b"took " + request.content.read()
+
+
+@pytest.fixture
+def world(world: World) -> World:
+    pages = admin_pages(CollectorRegistry(), lambda: "", world.network)
+    world.site.resource = RelayApi(world.relay, {b"/" + name: page for name, page in pages.items()}, Posted())
+    return world
+
+
+def get(world: World, path: str, method: str = "GET", headers: str = "", body: bytes = b"") -> tuple[int, str, bytes]:
+    """Status, content type and body of an answer."""
+    head, _, answer = world.http(method, path, body, headers).partition(b"\r\n\r\n")
+    lines = head.decode().split("\r\n")
+    types = [line.split(": ")[1] for line in lines if line.lower().startswith("content-type")]
+    return int(lines[0].split()[1]), types[0] if types else "", answer
+
+
+@pytest.mark.parametrize(
+    ("method", "path"),
+    [
+        ("GET", "/"),
+        ("GET", "/other"),
+        ("PUT", "/"),
+        ("DELETE", "/metrics"),
+        ("POST", "/metrics"),
+        ("POST", "/x"),
+        ("GET", "/%ff%fe"),
+        ("GET", "//metrics"),
+        ("GET", "/metrics/"),
+        ("BREW", "/"),
+    ],
+)
+def test_everything_else_is_not_found(world: World, method: str, path: str) -> None:
+    status, kind, body = get(world, path, method)
+    assert (status, body) == (404, b"page not found") and kind.startswith("text/plain")
+
+
+def test_head_is_answered_without_a_body(world: World) -> None:
+    assert get(world, "/nowhere", "HEAD")[::2] == (404, b"")
+    assert get(world, "/livez", "HEAD")[::2] == (200, b"")
+
+
+def test_metrics_say_what_type_they_are(world: World) -> None:
+    status, kind, _ = get(world, "/metrics")
+    assert status == 200 and kind.startswith("text/plain; version=")
+
+
+def test_it_says_whether_it_lives_and_is_ready(world: World) -> None:
+    assert get(world, "/livez")[0] == get(world, "/readyz")[0] == 200
+
+
+def test_posts_go_to_the_ingest_whatever_their_query(world: World) -> None:
+    assert get(world, "/?a=b", "POST", body=b"x")[::2] == (202, b"took x")
+
+
+def test_a_body_that_is_too_long_is_refused_before_it_is_read(world: World) -> None:
+    answer = world.raw(b"POST / HTTP/1.1\r\nHost: relay\r\nContent-Length: 99999999\r\n\r\n")
+    assert answer.startswith(b"HTTP/1.1 413")
+
+
+@pytest.mark.parametrize(
+    ("headers", "answer"),
+    [
+        ("Sec-WebSocket-Version: 13\r\n", (500, b'No "Sec-WebSocket-Key" header')),
+        (KEY, (500, b'No "Sec-WebSocket-Version: 13" header')),
+        (KEY + "Sec-WebSocket-Version: 12\r\n", (500, b'No "Sec-WebSocket-Version: 13" header')),
+    ],
+)
+def test_what_is_no_handshake_is_refused_and_ends_no_session(
+    world: World, headers: str, answer: tuple[int, bytes]
+) -> None:
+    older = world.connect(1)
+    reply = world.raw(
+        f"GET /?{world.token(SessionAddress(1))} HTTP/1.1\r\nHost: relay\r\n{UPGRADE}{headers}\r\n".encode(),
+        host="198.51.100.7",
+    )
+    head, _, body = reply.partition(b"\r\n\r\n")
+    assert (int(head.split()[1]), body) == answer and not older.lost
+
+
+def test_a_client_that_goes_while_its_twin_is_looked_up_gets_no_session(world: World) -> None:
+    world.registry.slow = Deferred()
+    opening = f"GET /?{world.token(SessionAddress(1))} HTTP/1.1\r\nHost: relay\r\n{UPGRADE}{KEY}"
+    world.raw((opening + "Sec-WebSocket-Version: 13\r\n\r\n").encode())
+    [pipe] = world.network.pipes_to(80)
+    pipe.cut()
+    world.turn()
+    world.registry.slow.callback(None)
+    world.turn()
+    assert not world.relay.switch.sessions and world.site.connections == 0
+
+
+def test_a_session_holds_no_place_of_the_http_site(world: World) -> None:
+    for twin in range(1, 6):
+        world.connect(twin)
+    assert world.site.connections == 0 and len(world.relay.switch.sessions) == 5

@@ -1,0 +1,377 @@
+"""Envelopes for sessions that are not connected, or take nothing now."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from twisted.internet.defer import Deferred
+
+from dmsg.rmb.core.address import SessionAddress
+from dmsg.rmb.core.errors import RelayProblem
+from dmsg.rmb.core.wire import Envelope
+from dmsg.rmb.relay.stores.base import StoreFull, StoreUnavailable
+
+from .conftest import Client, World, result_of
+
+
+def uids(client: Client) -> list[str]:
+    return [envelope.uid for envelope in client.envelopes]
+
+
+def stored(world: World, twin: int, connection: str | None = None) -> list[str]:
+    found = result_of(world.store.read(SessionAddress(twin, connection), None, 10_000, 1 << 26, world.unix_time()))
+    return [Envelope.FromString(one.data).uid for one in found]
+
+
+class Federation:
+    """Writes down what it is given."""
+
+    def __init__(self) -> None:
+        self.submitted: list[tuple[int, tuple[str, ...]]] = []
+        self.asked: list[Callable[[], None]] = []
+        self.problem: RelayProblem | None = None
+        self.knows_others = True
+
+    def submit(self, envelope: Envelope, data: bytes, twin: Any, expires_at: float) -> RelayProblem | None:
+        self.submitted.append((twin.id, twin.relays))
+        return self.problem
+
+    def elsewhere(
+        self, envelope: Envelope, data: bytes, twin: Any, expires_at: float, otherwise: Callable[[], None]
+    ) -> bool:
+        if self.knows_others:
+            self.asked.append(otherwise)
+        return self.knows_others
+
+
+@pytest.fixture
+def federation(world: World) -> Federation:
+    world.relay.delivery.federation = made = Federation()
+    return made
+
+
+# --- offline ---------------------------------------------------------------------------------------------------------
+
+
+def test_what_comes_while_a_session_is_away_is_there_when_it_comes_in_order_and_once(world: World) -> None:
+    alice = world.connect(1)
+    sent = [str(at) for at in range(250)]
+    alice.send(*[alice.envelope(2, uid=uid) for uid in sent])
+    assert not alice.received and stored(world, 2) == sent
+    bob = world.connect(2)
+    assert uids(bob) == sent
+    alice.send(alice.envelope(2, uid="direct"))
+    assert uids(bob)[-1] == "direct" and stored(world, 2) == []
+    bob.leave()
+    assert uids(world.connect(2)) == []
+
+
+def test_a_session_gets_nothing_that_is_for_another_name_of_its_twin(world: World) -> None:
+    alice = world.connect(1)
+    alice.send(alice.envelope(SessionAddress(2)), alice.envelope(SessionAddress(2, "")))
+    assert not world.connect(2, "other").received
+    assert len(world.connect(2, "").received) == 1 and len(world.connect(2).received) == 1
+
+
+def test_what_has_expired_in_the_store_is_not_delivered(world: World) -> None:
+    alice = world.connect(1)
+    alice.send(alice.envelope(2, uid="short", expiration=30), alice.envelope(2, uid="long", expiration=300))
+    world.network.advance(31)
+    assert uids(world.connect(2)) == ["long"]
+
+
+def test_what_has_expired_is_not_put_into_the_store(world: World) -> None:
+    alice = world.connect(1)
+    alice.send(alice.envelope(2, timestamp=int(world.unix_time()) - 400))
+    assert [one.error.code for one in alice.envelopes] == [126] and stored(world, 2) == []
+
+
+def test_what_comes_while_the_store_is_read_comes_behind_what_was_in_it(world: World) -> None:
+    alice = world.connect(1)
+    alice.send(*[alice.envelope(2, uid=str(at)) for at in range(3)])
+    waiting: list[tuple[Deferred[Any], Any]] = []
+    read = world.store.read
+
+    def slow_read(*arguments: Any) -> Deferred[Any]:
+        found = result_of(read(*arguments))
+        waiting.append((Deferred(), found))
+        return waiting[-1][0]
+
+    world.store.read = slow_read  # type: ignore[method-assign]
+    bob = world.connect(2)
+    alice.send(alice.envelope(2, uid="meanwhile"))
+    assert uids(bob) == []
+    while waiting:
+        answer, found = waiting.pop(0)
+        answer.callback(found)
+        world.turn()
+    assert uids(bob) == ["0", "1", "2", "meanwhile"]
+
+
+def test_what_a_session_has_not_written_when_it_ends_is_delivered_to_the_next(world: World) -> None:
+    alice, bob = world.connect(1), world.connect(2)
+    bob.shell.hold("test", True)
+    sent = [str(at) for at in range(30)]
+    alice.send(*[alice.envelope(2, uid=uid, plain=bytes(50_000)) for uid in sent])
+    assert world.relay.switch.waiting_bytes > 1_000_000
+    bob.leave()
+    again = world.connect(2)
+    world.settle()
+    found = uids(again)
+    # What was in the network's buffers is lost with it; all else comes, in order, and once.
+    assert found == sent[-len(found) :] and len(found) >= 20
+    assert world.relay.switch.waiting_bytes == 0
+
+
+def test_a_newer_connection_gets_what_the_older_one_had_not_written(world: World) -> None:
+    alice, bob = world.connect(1), world.connect(2)
+    bob.shell.hold("test", True)
+    sent = [str(at) for at in range(30)]
+    alice.send(*[alice.envelope(2, uid=uid, plain=bytes(50_000)) for uid in sent])
+    newer = world.connect(2)
+    world.settle()
+    found = uids(newer)
+    assert found == sent[-len(found) :] and len(found) >= 20
+
+
+def test_stored_envelopes_that_were_not_written_stay_and_those_that_were_do_not_come_again(
+    make_world: Callable[..., World],
+) -> None:
+    world = make_world(page_envelopes=10)
+    alice = world.connect(1)
+    sent = [str(at) for at in range(40)]
+    alice.send(*[alice.envelope(2, uid=uid, plain=bytes(30_000)) for uid in sent])
+    slow = world.dial(f"?{world.token(SessionAddress(2))}")
+    taken = uids(slow)
+    slow.shell.hold("test", True)
+    world.network.advance(1)
+    slow.leave()
+    again = world.connect(2)
+    world.settle()
+    rest = uids(again)
+    assert rest == sent[len(sent) - len(rest) :] and len(taken) + len(rest) >= len(sent) - 10
+
+
+def test_a_client_that_reads_slowly_slows_down_only_the_reading_from_the_store(world: World) -> None:
+    alice = world.connect(1)
+    alice.send(*[alice.envelope(2, uid=str(at), plain=bytes(50_000)) for at in range(100)])
+    query = f"?{world.token(SessionAddress(2))}"
+    slow = world.dial(query)
+    slow.shell.hold("test", True)
+    # Two pages at most are in memory, and 4.4 MB of 5 in the store.
+    assert world.relay.switch.waiting_bytes < 600_000
+    slow.shell.hold("test", False)
+    world.settle()
+    assert len(slow.received) == 100
+
+
+# --- slow receivers ---------------------------------------------------------------------------------------------------
+
+
+def test_more_than_a_queue_holds_waits_in_the_store_and_comes_in_order(make_world: Callable[..., World]) -> None:
+    world = make_world(queue_bytes=500_000)
+    alice, bob = world.connect(1), world.connect(2)
+    bob.shell.hold("test", True)
+    sent = [str(at) for at in range(60)]
+    for uid in sent:
+        alice.send(alice.envelope(2, uid=uid, plain=bytes(40_000)))
+    assert world.relay.switch.waiting_bytes <= 500_000 and len(stored(world, 2)) > 20
+    bob.shell.hold("test", False)
+    world.settle()
+    assert uids(bob) == sent and stored(world, 2) == [] and world.relay.switch.waiting_bytes == 0
+    alice.send(alice.envelope(2, uid="direct"))
+    assert uids(bob)[-1] == "direct"
+
+
+def test_a_session_that_takes_nothing_for_a_minute_is_cut_and_nothing_that_was_not_written_is_lost(
+    world: World,
+) -> None:
+    alice, bob = world.connect(1), world.connect(2)
+    bob.shell.hold("test", True)
+    alice.send(*[alice.envelope(2, uid=str(at), plain=bytes(50_000), expiration=900) for at in range(30)])
+    world.network.advance(59)
+    assert SessionAddress(2) in world.relay.switch.sessions
+    world.network.advance(2)
+    assert SessionAddress(2) not in world.relay.switch.sessions and world.relay.switch.waiting_bytes == 0
+    assert len(stored(world, 2)) >= 20
+
+
+def test_a_session_that_takes_a_little_now_and_then_is_not_cut(world: World) -> None:
+    alice, bob = world.connect(1), world.connect(2)
+    alice.send(*[alice.envelope(2, uid=str(at), expiration=900) for at in range(3)])
+    for at in range(10):
+        bob.shell.hold("test", True)
+        alice.send(*[alice.envelope(2, plain=bytes(50_000), uid=f"{at}.{number}") for number in range(10)])
+        world.network.advance(30)
+        bob.shell.hold("test", False)
+        world.settle()
+    assert not bob.lost and len(bob.received) == 103
+
+
+def test_all_that_waits_is_bounded_and_the_address_that_has_most_gives_way(make_world: Callable[..., World]) -> None:
+    world = make_world(queued_total_bytes=3_000_000, queue_bytes=1_000_000)
+    world.registry.add(*range(100, 120))
+    alice = world.connect(1, host="203.0.113.1")
+    honest = world.connect(2, host="203.0.113.2")
+    honest.shell.hold("test", True)
+    alice.send(*[alice.envelope(2, uid=str(at), plain=bytes(50_000)) for at in range(8)])
+    slow = [world.connect(twin, host="198.51.100.1") for twin in range(100, 120)]
+    for client in slow:
+        client.shell.hold("test", True)
+    for client in slow:
+        alice.send(*[alice.envelope(client.address, plain=bytes(50_000)) for _ in range(18)])
+        assert world.relay.switch.waiting_bytes <= 3_000_000
+    world.network.advance(6)
+    assert sum(SessionAddress(twin) not in world.relay.switch.sessions for twin in range(100, 120)) >= 10
+    assert SessionAddress(2) in world.relay.switch.sessions and not alice.lost
+
+
+# --- what cannot be delivered -----------------------------------------------------------------------------------------
+
+
+def errors(client: Client) -> list[tuple[str, int, str]]:
+    return [(one.uid, one.error.code, one.error.message) for one in client.envelopes]
+
+
+def test_the_sender_hears_that_a_twin_is_unknown_or_has_no_relay(world: World) -> None:
+    world.registry.add(8, relays=())
+    alice = world.connect(1)
+    alice.send(alice.envelope(99, uid="a"), alice.envelope(8, uid="b"))
+    assert errors(alice) == [
+        ("a", 123, "unknown twin destination"),
+        ("b", 124, "relay info is not set for this twin"),
+    ]
+
+
+def test_a_registry_that_does_not_answer_is_said_so(world: World) -> None:
+    alice = world.connect(1)
+    world.registry.broken = True
+    alice.send(alice.envelope(3))
+    assert [(code, text) for _, code, text in errors(alice)] == [(131, "failed to get twin information")]
+
+
+def test_an_error_for_a_session_that_has_gone_waits_for_it(world: World) -> None:
+    alice = world.connect(1)
+    world.registry.slow = Deferred()
+    alice.send(alice.envelope(99, uid="a"))
+    alice.leave()
+    world.registry.slow.callback(None)
+    world.registry.slow = None
+    world.turn()
+    assert errors(world.connect(1)) == [("a", 123, "unknown twin destination")]
+
+
+def test_a_session_that_connects_while_its_twin_is_looked_up_gets_it_directly(world: World) -> None:
+    alice = world.connect(1)
+    world.registry.slow = waiting = Deferred()
+    alice.send(alice.envelope(2, uid="a", tags="x fail-fast"))
+    world.registry.slow = None
+    bob = world.connect(2)
+    waiting.callback(None)
+    world.turn()
+    assert uids(bob) == ["a"] and not alice.received
+
+
+@pytest.mark.parametrize("error", [StoreFull("queue"), StoreUnavailable("gone"), RuntimeError("a bug")])
+def test_the_sender_hears_that_there_is_no_room_and_its_session_goes_on(
+    world: World, error: Exception, monkeypatch: pytest.MonkeyPatch, logged_errors: Any
+) -> None:
+    alice = world.connect(1)
+
+    def push(*arguments: Any) -> Deferred[bool]:
+        failing: Deferred[bool] = Deferred()
+        failing.errback(error)
+        return failing
+
+    monkeypatch.setattr(world.store, "push", push)
+    alice.send(alice.envelope(2, uid="a"))
+    [(uid, code, text)] = errors(alice)
+    assert (uid, code) == ("a", 130) and text.startswith("failed to route message to peer") and not alice.lost
+    logged_errors.flush(RuntimeError)
+
+
+def test_a_sender_with_too_many_envelopes_under_way_is_not_read_from(make_world: Callable[..., World]) -> None:
+    world = make_world(pending_per_session=20)
+    alice, bob, carol = world.connect(1), world.connect(2), world.connect(3)
+    world.registry.slow = Deferred()
+    alice.send(*[alice.envelope(9, uid=str(at)) for at in range(30)])
+    alice.send(alice.envelope(2, uid="behind"))
+    bob.send(bob.envelope(3, uid="neighbour"))
+    assert uids(bob) == [] and uids(carol) == ["neighbour"]
+    world.registry.slow.callback(None)
+    world.registry.slow = None
+    world.turn()
+    assert uids(bob) == ["behind"] and len(stored(world, 9)) == 30
+
+
+def test_all_envelopes_under_way_are_bounded(make_world: Callable[..., World]) -> None:
+    world = make_world(pending_total_bytes=100_000)
+    alice = world.connect(1)
+    world.registry.slow = Deferred()
+    alice.send(*[alice.envelope(9, uid=str(at), plain=bytes(30_000)) for at in range(4)])
+    assert errors(alice) == [("3", 133, "relay is overloaded, try again later")]
+    world.registry.slow.callback(None)
+    world.turn()
+    assert stored(world, 9) == ["0", "1", "2"] and world.relay.delivery.pending_bytes == 0
+
+
+# --- other relays -----------------------------------------------------------------------------------------------------
+
+
+def test_an_envelope_for_a_twin_of_other_relays_is_federated(world: World, federation: Federation) -> None:
+    world.registry.add(50, relays=("b.example", "c.example"))
+    alice = world.connect(1)
+    alice.send(alice.envelope(50))
+    assert federation.submitted == [(50, ("b.example", "c.example"))] and not alice.received
+    federation.problem = RelayProblem.OVERLOADED
+    alice.send(alice.envelope(50, uid="b"))
+    assert errors(alice) == [("b", 133, "relay is overloaded, try again later")]
+
+
+def test_a_session_that_is_here_is_preferred_to_its_relays(world: World, federation: Federation) -> None:
+    world.registry.add(50, relays=("b.example",))
+    alice, bob = world.connect(1), world.connect(50)
+    alice.send(alice.envelope(50))
+    assert len(bob.received) == 1 and not federation.submitted
+    assert world.registry.asked.count(50) == 1  # at its login
+
+
+def test_a_twin_that_is_connected_to_another_of_its_relays_is_found_there(world: World, federation: Federation) -> None:
+    world.registry.add(50, relays=("relay.example", "b.example"))
+    alice = world.connect(1)
+    alice.send(alice.envelope(50, uid="a"), alice.envelope(50, uid="b"), alice.envelope(50, uid="c", tags="fail-fast"))
+    assert len(federation.asked) == 3 and stored(world, 50) == [] and not alice.received
+    federation.asked[1]()  # nobody has it
+    federation.asked[2]()
+    world.turn()
+    assert stored(world, 50) == ["b"] and errors(alice) == [("c", 125, "destination offline")]
+
+
+def test_an_envelope_that_no_other_relay_can_be_asked_about_waits_here(world: World, federation: Federation) -> None:
+    world.registry.add(50, relays=("relay.example", "b.example"))
+    federation.knows_others = False
+    alice = world.connect(1)
+    alice.send(alice.envelope(50, uid="a"))
+    assert stored(world, 50) == ["a"]
+
+
+def accept(world: World, envelope: Envelope, connected_only: bool = False) -> int:
+    outcome = world.relay.delivery.accept(envelope, envelope.SerializeToString(), connected_only)
+    world.turn()
+    return outcome if isinstance(outcome, int) else int(result_of(outcome))
+
+
+def test_what_another_relay_brings_goes_to_the_session_or_waits_for_it(world: World, federation: Federation) -> None:
+    bob = world.connect(2)
+    envelope = bob.envelope(2, uid="a")
+    envelope.source.twin = 70
+    assert accept(world, envelope) == 202 and uids(bob) == ["a"]
+    bob.leave()
+    assert accept(world, envelope, True) == 404
+    envelope.tags = "fail-fast"
+    assert accept(world, envelope) == 404
+    envelope.tags = ""
+    assert accept(world, envelope) == 202 and stored(world, 2) == ["a"]
+    assert not federation.submitted and not federation.asked  # what a relay brings goes to no other one

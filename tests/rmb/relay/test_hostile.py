@@ -1,0 +1,174 @@
+"""Clients that mean harm: what they cost the relay, and what they cannot do to others."""
+
+from __future__ import annotations
+
+import os
+import struct
+from collections.abc import Callable
+
+import pytest
+
+from dmsg.rmb.core.address import SessionAddress
+from dmsg.sansio.websocket import apply_mask
+
+from .conftest import Client, World, result_of
+
+BINARY, CONTINUATION, FIN = 0x02, 0x00, 0x80
+
+
+def frame(payload: bytes, first: int = FIN | BINARY, *, masked: bool = True, claimed: int | None = None) -> bytes:
+    """A frame as a client that knows no rules may write it; ``claimed`` is the length it says."""
+    size = len(payload) if claimed is None else claimed
+    bit = 0x80 if masked else 0
+    if size < 126:
+        head = bytes((first, bit | size))
+    elif size < 65536:
+        head = struct.pack("!BBH", first, bit | 126, size)
+    else:
+        head = struct.pack("!BBQ", first, bit | 127, size)
+    mask = os.urandom(4)
+    return head + (mask + apply_mask(payload, mask) if masked else payload)
+
+
+def write(client: Client, data: bytes) -> None:
+    """Past the client's WebSocket."""
+    if not client.lost:
+        client.shell.transport.write(data)
+    client.world.turn()
+
+
+@pytest.fixture
+def mallory(world: World) -> Client:
+    return world.connect(6)
+
+
+@pytest.fixture
+def others(world: World) -> tuple[Client, Client]:
+    return world.connect(1), world.connect(2)
+
+
+@pytest.fixture(autouse=True)
+def others_are_served(world: World, others: tuple[Client, Client]) -> object:
+    yield
+    alice, bob = others
+    before = len(bob.received)
+    alice.send(alice.envelope(2))
+    assert len(bob.received) == before + 1 and not bob.lost and not alice.lost
+
+
+def test_a_message_that_is_too_long_is_refused_at_its_header(world: World, mallory: Client) -> None:
+    write(mallory, frame(b"", claimed=2**40))
+    assert mallory.closed is not None and mallory.closed.code == 1009 and mallory.lost
+
+
+def test_a_message_of_the_longest_length_passes_and_one_byte_more_does_not(
+    world: World, others: tuple[Client, Client]
+) -> None:
+    _, bob = others
+    sender = world.connect(3)
+    room = world.relay.max_message_bytes - len(sender.envelope(2, plain=b"").SerializeToString())
+    exact = sender.envelope(2, plain=bytes(room - 2))
+    assert len(exact.SerializeToString()) == world.relay.max_message_bytes
+    sender.send(exact)
+    world.settle()
+    assert len(bob.received) == 1
+    sender.send(sender.envelope(2, plain=bytes(room - 1)))
+    world.settle()
+    assert len(bob.received) == 1 and sender.closed is not None and sender.closed.code == 1009
+
+
+def test_fragments_without_an_end_are_refused_when_they_are_too_long(world: World, mallory: Client) -> None:
+    write(mallory, frame(bytes(60_000), BINARY))
+    for _ in range(30):
+        write(mallory, frame(bytes(60_000), CONTINUATION))
+    assert mallory.closed is not None and mallory.closed.code == 1009 and mallory.lost
+
+
+def test_empty_fragments_without_an_end_are_refused(world: World, mallory: Client) -> None:
+    write(mallory, frame(b"x", BINARY))
+    for _ in range(40):
+        write(mallory, frame(b"", CONTINUATION) * 10)
+    assert mallory.lost
+
+
+def test_a_message_that_never_ends_is_given_up(world: World, mallory: Client) -> None:
+    write(mallory, frame(b"x", BINARY))
+    for _ in range(13):
+        world.network.advance(10)
+        write(mallory, frame(b"x", CONTINUATION))
+    assert mallory.lost
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        frame(b"x", masked=False),
+        frame(b"x", 0xF2),
+        frame(b"x", FIN | 0x7),
+        frame(b"x", FIN | CONTINUATION),
+        b"GET / HTTP",
+    ],
+    ids=["unmasked", "reserved bits", "unknown kind", "continuation of nothing", "another protocol"],
+)
+def test_what_is_no_websocket_ends_the_session(world: World, mallory: Client, data: bytes) -> None:
+    write(mallory, data)
+    assert mallory.lost and (6, None) not in world.relay.switch.sessions
+
+
+def test_a_flood_of_pings_is_ended(world: World, mallory: Client) -> None:
+    for _ in range(20):
+        write(mallory, frame(b"ping", FIN | 0x9) * 100)
+    assert mallory.lost
+
+
+def test_a_flood_of_application_pings_by_one_that_reads_nothing_stops_being_read(world: World, mallory: Client) -> None:
+    mallory.shell.hold("test", True)
+    ping = mallory.envelope(None, plain=bytes(20_000))
+    ping.ping.SetInParent()
+    for _ in range(60):
+        mallory.shell.send(ping.SerializeToString())
+        mallory.shell.flush()
+        world.turn()
+    world.settle()
+    [session] = [one for one in world.relay.switch.sessions.values() if one.address.twin == 6]
+    assert session.queued_bytes < 500_000 and session.envelopes_in < 60
+
+
+def test_a_flood_to_twins_that_do_not_exist_costs_no_more_than_its_sender(world: World, mallory: Client) -> None:
+    mallory.send(*[mallory.envelope(1_000 + at, uid=str(at)) for at in range(2_000)])
+    world.settle()
+    assert len(mallory.received) == 2_000 and {one.error.code for one in mallory.envelopes} == {123}
+    assert world.relay.delivery.pending_bytes == 0
+
+
+def test_an_envelope_cannot_be_sent_in_the_name_of_others(world: World, mallory: Client) -> None:
+    victim = world.connect(3)
+    forged = mallory.envelope(3)
+    for source in (SessionAddress(1), SessionAddress(6, "other"), SessionAddress(0)):
+        source.write_to(forged.source)
+        mallory.send(forged)
+    assert not victim.received and {one.error.code for one in mallory.envelopes} == {121}
+
+
+def test_a_session_that_opens_and_closes_leaves_nothing(world: World) -> None:
+    for at in range(50):
+        client = world.connect(5, str(at % 7))
+        client.send(client.envelope(5))
+        client.leave()
+    switch = world.relay.switch
+    assert len(switch.sessions) == 2 and not switch.stalled and not switch.waiting_bytes
+    assert len(world.relay.admission.admitted) == 2
+
+
+def test_a_receiver_that_reads_nothing_does_not_stop_its_senders(
+    make_world: Callable[..., World], world: World
+) -> None:
+    mallory, carol, dave = world.connect(6), world.connect(3), world.connect(4)
+    mallory.shell.hold("test", True)
+    for at in range(40):
+        carol.send(carol.envelope(6, plain=bytes(300_000)), carol.envelope(4, uid=str(at)))
+        world.settle()
+    assert [one.uid for one in dave.envelopes] == [str(at) for at in range(40)] and not carol.received
+    assert world.relay.switch.waiting_bytes <= world.relay.limits.queue_bytes
+    waiting = result_of(world.store.read(SessionAddress(6), None, 100, 1 << 26, world.unix_time()))
+    assert waiting  # what did not fit into the queue
