@@ -203,7 +203,7 @@ class Exchange:
                 await deferLater(self._clock, backoff.pause_s(failures, self._uniform))
         plain = self._allow_plain
         self._sender = Sender(self.address, self._key, encryption, self._random, allow_plain=plain)
-        self._receiver = Receiver(self.address, encryption, self._calls.__contains__, allow_plain=plain)
+        self._receiver = Receiver(self.address, encryption, self._is_awaited_of_relays, allow_plain=plain)
         self.relays.start()
         self._found.fire(None)
 
@@ -384,6 +384,9 @@ class Exchange:
         if call is not None:
             return twin in (0, call.target.twin)
         return self._owner.is_awaited(envelope.uid, twin)
+
+    def _is_awaited_of_relays(self, uid: str) -> bool:
+        return uid in self._calls or self._owner.is_awaited(uid, 0)
 
     async def _take(self, envelope: Envelope, connection: RelayConnection) -> None:
         receiver = self._receiver
