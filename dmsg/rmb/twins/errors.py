@@ -1,4 +1,4 @@
-"""What a registry of twins fails for."""
+"""What a registry of twins fails for. Pure."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ class RegistryError(DmsgError):
     """The registry did not answer, or with something that cannot be believed; later it may.
 
     ``reason`` is a short fixed text for logs: ``unavailable``, ``altered`` (a row its twin has not signed, or that goes
-    back behind what this process has seen), ``full``, ``closed``. ``detail`` is for people.
+    back behind what this process has seen), ``malformed`` (a twin on the chain), ``overloaded``, ``full``, ``closed``.
+    ``detail`` is for people.
     """
 
     def __init__(self, reason: str, detail: str = "") -> None:
@@ -37,3 +38,24 @@ class MalformedAnswer(RemoteProtocolError):
     def __init__(self, problem: str) -> None:
         super().__init__("chain", "malformed answer")
         self.problem = problem
+
+
+class NodeFailed(DmsgError):
+    """A node was lost, did not answer in time, or is not to be believed: another one may do.
+
+    ``reason`` is a short fixed text: ``connect``, ``lost``, ``timeout``, ``malformed``, ``lies``, ``stalled``, ``rejected``
+    (a transaction), ``refused``, ``closed``. ``lost`` alone does not speak against the node.
+    """
+
+    def __init__(self, reason: str, detail: str = "") -> None:
+        super().__init__(f"the node failed: {reason}" + (f" ({detail})" if detail else ""))
+        self.reason = reason
+        self.detail = detail
+
+
+class NodeRefused(NodeFailed):
+    """A node answered with an error: its ``code``, and the beginning of its text in ``detail``."""
+
+    def __init__(self, code: int, text: str) -> None:
+        super().__init__("refused", f"{code}: {text}")
+        self.code = code

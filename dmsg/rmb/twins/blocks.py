@@ -1,0 +1,177 @@
+"""Listens for new blocks, and tells which twins they change."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from twisted.internet.defer import CancelledError, Deferred, FirstError, gatherResults
+from twisted.internet.interfaces import IReactorTime
+from twisted.internet.task import deferLater
+from twisted.logger import Logger
+
+from dmsg.rmb.twins.errors import MalformedAnswer, NodeFailed, RegistryError
+from dmsg.rmb.twins.metadata import MAX_METADATA_BYTES, Metadata, read_metadata
+from dmsg.rmb.twins.node import Node
+from dmsg.rmb.twins.rpc import SMALL_BYTES, member, read_hash, read_hex, read_number
+from dmsg.rmb.twins.scale import EVENTS_KEY
+from dmsg.rmb.twins.substrate import Substrate
+
+#: The events of a block: some KiB as a rule.
+MAX_EVENTS_BYTES: Final = 1024 * 1024
+#: Twins that one block may change; for more everything is forgotten.
+MAX_CHANGES: Final = 10_000
+_LAST_BLOCK: Final = 2**48
+_log = Logger()
+
+
+@dataclass(frozen=True, slots=True)
+class BlockConfig:
+    """How blocks are listened for. Times are in seconds."""
+
+    #: The chain makes a block every six seconds; a node without one for so long has stopped.
+    stalled_s: float = 7.0
+    #: Blocks missed are caught up with, unless they are more; then everything is forgotten.
+    catchup_threshold: int = 600
+    #: Blocks caught up with at the same time.
+    catchup_at_once: int = 20
+    #: Pauses before the first, second, … try to listen again; the last one holds for all that follow.
+    pauses_s: tuple[float, ...] = (1.0, 2.0, 4.0, 6.0)
+
+
+def changed_twins(events: bytes, starts: Sequence[bytes]) -> set[int]:
+    """The numbers of the twins that ``events`` may change; ``starts`` are the first two bytes of the events that do.
+
+    The events of other pallets are not understood, so every place is taken that looks like such an event: the two bytes and
+    then the number. A number too many costs one look-up, and none can be missed.
+    """
+    places = re.finditer(b"(?=" + b"|".join(b"(?:%s)" % re.escape(start) for start in starts) + b")", events)
+    found: set[int] = set()
+    for place in places:
+        found.add(int.from_bytes(events[place.start() + 2 : place.start() + 6], "little"))
+        if len(found) > MAX_CHANGES:
+            break
+    return found
+
+
+async def ask_metadata(node: Node) -> Metadata:
+    """What the node's metadata says of twins."""
+    limit = 2 * MAX_METADATA_BYTES + SMALL_BYTES
+    found = await node.call("state_call", "Metadata_metadata", "0x", None, limit_bytes=limit)
+    return read_metadata(read_hex(found, MAX_METADATA_BYTES + 8))
+
+
+class BlockWatch:
+    """Calls ``changed(number)`` for each twin that a new block changes, and ``unknown()`` when blocks were missed.
+
+    It goes on until it is stopped, with pauses in which nothing is known.
+    """
+
+    def __init__(
+        self,
+        clock: IReactorTime,
+        substrate: Substrate,
+        changed: Callable[[int], None],
+        unknown: Callable[[], None],
+        config: BlockConfig | None = None,
+    ) -> None:
+        self._clock = clock
+        self._substrate = substrate
+        self._changed = changed
+        self._unknown = unknown
+        self._config = config or BlockConfig()
+        #: The last block that was looked at, and its hash; without a hash if that failed.
+        self.last: tuple[int, str] | None = None
+        self._failures = 0
+        self._running: Deferred[None] | None = None
+
+    def start(self) -> None:
+        """Begin to listen."""
+        self._running = Deferred.fromCoroutine(self._run())
+        self._running.addErrback(lambda why: why.trap(CancelledError) and None)
+
+    def stop(self) -> None:
+        """Listen no more."""
+        if self._running is not None:
+            self._running.cancel()
+
+    async def _run(self) -> None:
+        while True:
+            try:
+                await self._listen(await self._substrate.node())
+            except (NodeFailed, RegistryError) as error:
+                _log.debug("blocks are not heard of: {error}", error=error)
+            pauses = self._config.pauses_s
+            pause_s = pauses[min(self._failures, len(pauses) - 1)]
+            self._failures += 1
+            await deferLater(self._clock, pause_s)
+
+    async def _listen(self, node: Node) -> None:
+        """Until the node fails, which is raised."""
+        try:
+            starts = (await ask_metadata(node)).changes
+            heads = await node.subscribe("chain_subscribeNewHeads", "chain_unsubscribeNewHeads")
+            try:
+                while True:
+                    try:
+                        head = await heads.newest(self._config.stalled_s)
+                    except NodeFailed as error:
+                        raise NodeFailed("stalled") if error.reason == "timeout" else error from None
+                    await self._take(node, starts, head)
+                    self._failures = 0
+            finally:
+                heads.close()
+        except MalformedAnswer as error:
+            failed = NodeFailed("malformed", error.problem)
+            self._substrate.give_up(node, failed)
+            raise failed from None
+        except NodeFailed as error:
+            self._substrate.give_up(node, error)
+            raise
+
+    async def _take(self, node: Node, starts: Sequence[bytes], head: Any) -> None:
+        number = read_number(member(head, "number"), _LAST_BLOCK)
+        parent = read_hash(member(head, "parentHash"))
+        last, last_hash = self.last or (number, "")
+        if number == last and self.last and not last_hash:
+            self._unknown()  # it failed before, and would again
+            return
+        first = last  # to see whether it is still the same block
+        if number == last + 1 and parent == last_hash:
+            first = number
+        elif not last_hash or number == last + 1 or not 0 <= number - last <= self._config.catchup_threshold:
+            self._unknown()  # the first one, or behind one that failed or was taken back, or too far away
+            first = number
+        self.last = number, ""
+        try:
+            await self._look(node, starts, first, number, {last: last_hash})
+        except (NodeFailed, MalformedAnswer):
+            self._unknown()
+            raise
+
+    async def _look(self, node: Node, starts: Sequence[bytes], first: int, last: int, known: dict[int, str]) -> None:
+        """Look at the blocks from ``first`` to ``last``. ``known`` are hashes of some; another one means a taken-back block."""
+        step = self._config.catchup_at_once
+        for start in range(first, last + 1, step):
+            blocks = range(start, min(start + step, last + 1))
+            asked = [Deferred.fromCoroutine(self._events(node, number)) for number in blocks]
+            try:
+                found = await gatherResults(asked, consumeErrors=True)
+            except FirstError as error:
+                raise error.subFailure.value from None  # type: ignore[misc]
+            for number, (block_hash, events) in zip(blocks, found, strict=True):
+                changes = changed_twins(events, starts)
+                if len(changes) > MAX_CHANGES or known.get(number, block_hash) != block_hash:
+                    self._unknown()
+                else:
+                    for twin in changes:
+                        self._changed(twin)
+                self.last = number, block_hash
+
+    async def _events(self, node: Node, number: int) -> tuple[str, bytes]:
+        block_hash = read_hash(await node.call("chain_getBlockHash", number))
+        limit = 2 * MAX_EVENTS_BYTES + SMALL_BYTES
+        found = await node.call("state_getStorage", "0x" + EVENTS_KEY.hex(), block_hash, limit_bytes=limit)
+        return block_hash, b"" if found is None else read_hex(found, MAX_EVENTS_BYTES)

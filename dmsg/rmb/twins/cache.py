@@ -1,0 +1,124 @@
+"""Twins that were looked up, for a while; and that there is none of a number, for a shorter one."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass
+from typing import Any
+
+from twisted.internet.defer import CancelledError, Deferred
+from twisted.internet.interfaces import IReactorTime
+from twisted.python.failure import Failure
+
+from dmsg.glue.waiters import Waiters
+from dmsg.rmb.core.twin import Twin
+from dmsg.rmb.twins.errors import RegistryError
+
+
+@dataclass(frozen=True, slots=True)
+class CacheLimits:
+    """How much is kept, and how long."""
+
+    #: Twins kept, some 500 bytes each; of more, the one not asked for longest goes.
+    twins: int = 10_000
+    #: How long one is believed, in seconds. Events tell earlier, if they are listened for.
+    twin_ttl_s: float = 300.0
+    #: When it cannot be looked up after that, the old one is given for so long, in seconds: a chain that is out of reach for
+    #: a while shall not stop envelopes between twins that are known.
+    stale_s: float = 3600.0
+    #: Numbers without a twin: fewer and shorter, because anyone can ask for any number, and a new twin wants to be found.
+    missing: int = 10_000
+    missing_ttl_s: float = 15.0
+    #: Look-ups under way. More are refused: waiting for their turn, they would outlive what they are for.
+    at_once: int = 64
+
+
+class TwinCache:
+    """Looks twins up with ``fetch`` and remembers what it gave. All who ask for one twin wait for one look-up."""
+
+    def __init__(
+        self,
+        clock: IReactorTime,
+        fetch: Callable[[int], Coroutine[Any, Any, Twin | None]],
+        limits: CacheLimits | None = None,
+    ) -> None:
+        self._clock = clock
+        self._fetch = fetch
+        self._limits = limits or CacheLimits()
+        self._twins: OrderedDict[int, tuple[Twin, float]] = OrderedDict()
+        self._missing: OrderedDict[int, float] = OrderedDict()
+        self._fetching: dict[int, Waiters[Twin | None]] = {}
+        self._running: set[Deferred[None]] = set()
+
+    async def get(self, number: int) -> Twin | None:
+        """The twin; raises what ``fetch`` does, and ``RegistryError`` (``overloaded``)."""
+        now = self._clock.seconds()
+        known = self._twins.get(number)
+        if known is not None and now < known[1]:
+            self._twins.move_to_end(number)
+            return known[0]
+        if now < self._missing.get(number, now):
+            return None
+        waiters = self._fetching.get(number)
+        if waiters is not None:
+            return await waiters.wait()
+        if len(self._running) >= self._limits.at_once:
+            raise RegistryError("overloaded")
+        waiters = self._fetching[number] = Waiters()
+        waiter = waiters.wait()
+        running = Deferred.fromCoroutine(self._look_up(number, waiters))
+        if not running.called:
+            self._running.add(running)
+            running.addBoth(lambda _: self._running.discard(running))
+        return await waiter
+
+    def forget(self, number: int) -> None:
+        """Look the twin up again when it is asked for. A look-up under way is too old: those who wait get it, no one else."""
+        self._twins.pop(number, None)
+        self._missing.pop(number, None)
+        self._fetching.pop(number, None)
+
+    def clear(self) -> None:
+        """Forget everything."""
+        self._twins.clear()
+        self._missing.clear()
+        self._fetching.clear()
+
+    def close(self) -> None:
+        """Give up look-ups under way."""
+        for running in list(self._running):
+            running.cancel()
+
+    async def _look_up(self, number: int, waiters: Waiters[Twin | None]) -> None:
+        found: Twin | Failure | None
+        try:
+            found = await self._fetch(number)
+        except CancelledError:
+            found = Failure(RegistryError("closed"))
+        except Exception:
+            found = Failure()
+        if self._fetching.get(number) is waiters:
+            del self._fetching[number]
+            if not isinstance(found, Failure):
+                self._keep(number, found)
+            elif found.check(RegistryError) and number in self._twins:
+                twin, end = self._twins[number]
+                if self._clock.seconds() < end + self._limits.stale_s:
+                    found = twin
+        waiters.fire(found)
+
+    def _keep(self, number: int, found: Twin | None) -> None:
+        now = self._clock.seconds()
+        if found is None:
+            self._twins.pop(number, None)
+            self._missing[number] = now + self._limits.missing_ttl_s
+            self._missing.move_to_end(number)
+            if len(self._missing) > self._limits.missing:
+                self._missing.popitem(last=False)
+        else:
+            self._missing.pop(number, None)
+            self._twins[number] = found, now + self._limits.twin_ttl_s
+            self._twins.move_to_end(number)
+            if len(self._twins) > self._limits.twins:
+                self._twins.popitem(last=False)

@@ -1,0 +1,134 @@
+"""One connection at a time to one of several nodes: the next one when it fails."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Final, TypeVar
+
+from twisted.internet.defer import CancelledError, Deferred
+from twisted.internet.interfaces import IReactorTime
+from twisted.logger import Logger
+from twisted.python.failure import Failure
+
+from dmsg.glue.waiters import Waiters
+from dmsg.glue.websocket import WebSocketUrl
+from dmsg.rmb.twins.errors import MalformedAnswer, NodeFailed, RegistryError
+from dmsg.rmb.twins.node import Connect, Node
+
+#: Each node is tried at most so often for one question.
+TRIALS_PER_NODE: Final = 2
+#: After all trials of a question failed, others fail at once for so long, in seconds: they would ask the same nodes.
+REST_S: Final = 2.0
+
+T = TypeVar("T")
+_log = Logger()
+
+
+class Substrate:
+    """The nodes at ``urls``. Raises ``ValueError`` if there are none.
+
+    A connection that was lost is made again to the same node; one that was given up because the node did not answer, or not
+    to be believed, to the next one.
+    """
+
+    def __init__(self, clock: IReactorTime, urls: Sequence[WebSocketUrl], connect: Connect) -> None:
+        if not urls:
+            raise ValueError("no node")
+        self._clock = clock
+        self._urls = tuple(urls)
+        self._connect = connect
+        self._place = 0
+        self._node: Node | None = None
+        self._connecting: Deferred[None] | None = None
+        self._waiting: Waiters[Node] = Waiters()
+        self._rest_until = clock.seconds()
+        self._closed = False
+
+    @property
+    def trials(self) -> int:
+        """How often a question is asked at most."""
+        return TRIALS_PER_NODE * len(self._urls)
+
+    async def ask(self, job: Callable[[Node], Awaitable[T]], trials: int | None = None) -> T:
+        """What ``job`` finds out, which asks one node and may raise ``NodeFailed`` or ``MalformedAnswer``.
+
+        Then it is tried with the next node. Raises :class:`~dmsg.rmb.twins.errors.RegistryError` after ``trials`` (by
+        default :attr:`trials`), and while the nodes rest.
+        """
+        if self._clock.seconds() < self._rest_until:
+            raise RegistryError("unavailable", "no node answered a moment ago")
+        problem: NodeFailed | None = None
+        for _ in range(self.trials if trials is None else trials):
+            try:
+                node = await self.node()
+            except NodeFailed as error:
+                problem = error
+                continue
+            try:
+                return await job(node)
+            except NodeFailed as error:
+                problem = error
+            except MalformedAnswer as error:
+                problem = NodeFailed("malformed", error.problem)
+            self.give_up(node, problem)
+        if trials is None:
+            self._rest_until = self._clock.seconds() + REST_S
+        raise RegistryError("unavailable", str(problem))
+
+    async def node(self) -> Node:
+        """The connected node, or after one trial of at most ``TRIAL_S`` a new one; raises ``NodeFailed``."""
+        if self._closed:
+            raise RegistryError("closed")
+        if self._node is not None:
+            return self._node
+        waiter = self._waiting.wait()
+        if self._connecting is None:
+            dialing = Deferred.fromCoroutine(self._dial())
+            if not dialing.called:
+                self._connecting = dialing
+            dialing.addErrback(lambda why: why.trap(CancelledError) and None)
+        return await waiter
+
+    def give_up(self, node: Node, error: NodeFailed) -> None:
+        """End the connection to ``node``, and turn to the next one unless ``error`` is only that it was lost."""
+        if node is self._node:
+            self._node = None
+            self._turn(error)
+        node.fail(error)
+
+    async def close(self) -> None:
+        """End it all; every question under way fails."""
+        self._closed = True
+        if self._connecting is not None:
+            self._connecting.cancel()
+        if self._node is not None:
+            self.give_up(self._node, NodeFailed("closed"))
+        self._waiting.fail(RegistryError("closed"))
+
+    async def _dial(self) -> None:
+        node = Node(self._clock, self._lost)
+        outcome: Node | Failure = node
+        try:
+            node.connected(await self._connect(self._urls[self._place], node))
+            node.check()
+            self._node = node
+        except CancelledError:
+            raise
+        except Exception as error:
+            failed = error if isinstance(error, NodeFailed) else NodeFailed("connect", str(error))
+            self._turn(failed)
+            outcome = Failure(failed)
+        finally:
+            self._connecting = None
+        self._waiting.fire(outcome)
+
+    def _lost(self, node: Node, error: NodeFailed) -> None:
+        if node is self._node:
+            self._node = None
+            self._turn(error)
+
+    def _turn(self, error: NodeFailed) -> None:
+        host = self._urls[self._place].address
+        _log.info("the node at {host} failed: {reason}", host=host, reason=error.reason)
+        if error.reason not in ("lost", "closed"):
+            self._place = (self._place + 1) % len(self._urls)
