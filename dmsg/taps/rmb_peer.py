@@ -20,6 +20,7 @@ from dmsg.eventlog.schema import ServerStarted, ServerStopped
 from dmsg.rmb.core.errors import InvalidSecret
 from dmsg.rmb.core.keys import KeyType, TwinKey, read_secret
 from dmsg.rmb.key_file import read_secret_file, read_twin_key
+from dmsg.rmb.twins.open import check_registry, open_registry
 from dmsg.taps._options import RoleOptions
 from dmsg.taps._service import RoleService, leave
 from dmsg.taps.settings import RmbPeerSettings
@@ -56,8 +57,7 @@ class RmbPeerService(RoleService):
 
     def __init__(self, reactor: Any, settings: RmbPeerSettings, *, uid: int | None = None) -> None:
         """``uid`` is the user the process will run as when it has started as root, and may own the key file."""
-        if not (settings.registry or settings.substrate):
-            raise ConfigError("registry", "must be given, or substrate: where twins are looked up")
+        check_registry(settings.registry, settings.substrate)
         if not 0 < len(settings.relay) <= _MAX_RELAYS:
             raise ConfigError(
                 "relay", f"must be given, up to {_MAX_RELAYS} times: over which relays the twin is reached"
@@ -77,10 +77,9 @@ class RmbPeerService(RoleService):
         """Open the registry (only now: a daemon has forked, and threads do not survive that), and begin."""
         from dmsg.rmb.client.exchange import Exchange
         from dmsg.rmb.peer.gateway import Gateway
-        from dmsg.rmb.twins.table import SqliteRegistry
 
         settings = self.settings
-        registry = self.registry = SqliteRegistry(settings.registry or "", self.reactor)
+        registry = self.registry = open_registry(self.reactor, settings.registry, settings.substrate)
         self.gateway = Gateway(
             self.reactor,
             self._redis,

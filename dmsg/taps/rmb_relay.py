@@ -73,8 +73,9 @@ class RmbRelayService(RoleService):
         for library in ("google", "sr25519"):
             if importlib.util.find_spec(library) is None:
                 raise ConfigError("rmb-relay", f"{library} is missing: install dmsg[rmb]")
-        if not (settings.registry or settings.substrate):
-            raise ConfigError("registry", "must be given, or substrate: where twins are looked up")
+        from dmsg.rmb.twins.open import check_registry
+
+        check_registry(settings.registry, settings.substrate)
         self._key = _read_key(settings, uid)
         self._known = dict(map(parse_trust, settings.trust))
         if not settings.domain and (self._key is not None or self._known):
@@ -100,10 +101,12 @@ class RmbRelayService(RoleService):
         from dmsg.rmb.relay.api import make_site
         from dmsg.rmb.relay.service import RmbRelay
         from dmsg.rmb.relay.stores.open import open_queues
-        from dmsg.rmb.twins.table import SqliteRegistry
+        from dmsg.rmb.twins.blocks import BlockConfig
+        from dmsg.rmb.twins.open import open_registry
 
         settings = self.settings
-        self.registry = SqliteRegistry(settings.registry or "", self.reactor)
+        blocks = BlockConfig(catchup_threshold=settings.catchup_threshold)
+        self.registry = open_registry(self.reactor, settings.registry, settings.substrate, blocks)
         self.store = open_queues(settings.redis or settings.store, self.reactor)
         self.relay = relay = RmbRelay(
             self.reactor,

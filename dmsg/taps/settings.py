@@ -262,6 +262,10 @@ class RmbRelaySettings(TwinSettings):
         kind=DURATION,
         check=more_than_zero,
     )
+    catchup_threshold: int = setting(
+        "with --substrate: blocks missed that are caught up with; after more, all twins are looked up again",
+        default=600,
+    )
     workers: int | None = setting("with --user-per-worker: the most sessions are the product", default=None)
     user_per_worker: int | None = setting("see --workers", default=None)
     max_message: int = setting("longest envelope in bytes", default=MAX_ENVELOPE_BYTES, kind=SIZE, check=more_than_zero)

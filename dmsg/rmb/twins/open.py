@@ -1,0 +1,51 @@
+"""Opens the registry that settings name: a file, or nodes of tfchain."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from typing import Any
+
+from dmsg.errors import ConfigError, InvalidAddress
+from dmsg.glue.websocket import WebSocketUrl
+from dmsg.rmb.interfaces import ITwinRegistry
+from dmsg.rmb.twins.blocks import BlockConfig
+from dmsg.rmb.twins.chain import ChainRegistry
+from dmsg.rmb.twins.node import connect_with
+from dmsg.rmb.twins.substrate import Substrate
+from dmsg.rmb.twins.table import SqliteRegistry
+from dmsg.sansio.jitter import Jitter
+
+
+def parse_nodes(urls: Sequence[str]) -> list[WebSocketUrl]:
+    """The URLs of nodes; raises ``ConfigError``."""
+    try:
+        return [WebSocketUrl.parse(url) for url in urls]
+    except InvalidAddress as error:
+        raise ConfigError("substrate", str(error)) from None
+
+
+def check_registry(path: str | None, urls: Sequence[str]) -> None:
+    """Raise ``ConfigError`` unless there is either a file or nodes, and the nodes have URLs."""
+    if not (path or urls):
+        raise ConfigError("registry", "must be given, or substrate: where twins are looked up")
+    if path and urls:
+        raise ConfigError("registry", "cannot be given together with substrate")
+    parse_nodes(urls)
+
+
+def open_registry(
+    reactor: Any, path: str | None, urls: Sequence[str] = (), blocks: BlockConfig | None = None, *, trust: Any = None
+) -> ITwinRegistry:
+    """The registry in the file ``path``, or that of the nodes at ``urls`` (``wss://host``); raises ``ConfigError``.
+
+    With ``blocks`` the nodes are also listened to, from now on: relays, which look up many twins, do that. ``trust`` is an
+    ``IOpenSSLTrustRoot`` in place of the platform's.
+    """
+    check_registry(path, urls)
+    if path:
+        return SqliteRegistry(path, reactor)
+    substrate = Substrate(reactor, parse_nodes(urls), connect_with(reactor, trust))
+    registry = ChainRegistry(reactor, substrate, Jitter(os.urandom).random, blocks=blocks)
+    registry.start()
+    return registry

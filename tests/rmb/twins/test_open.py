@@ -1,0 +1,56 @@
+"""Opening a registry as settings name it."""
+
+from __future__ import annotations
+
+import pytest
+import pytest_twisted
+from twisted.internet import reactor
+
+from dmsg.errors import ConfigError
+from dmsg.rmb.core.keys import KeyType, TwinKey
+from dmsg.rmb.twins.blocks import BlockConfig
+from dmsg.rmb.twins.open import open_registry
+from dmsg.rmb.twins.table import TwinTable
+from tests.rmb.twins.fake_node import Chain, FakeNode
+
+KEY = TwinKey(bytes([5]) * 32, KeyType.SR25519)
+PK = b"\2" + bytes(32)
+
+
+@pytest_twisted.ensureDeferred
+async def test_a_file(tmp_path):
+    TwinTable(str(tmp_path / "twins")).create(KEY, ["localhost"], None)
+    registry = open_registry(reactor, str(tmp_path / "twins"))
+    assert await registry.find(KEY.account) == 1
+    await registry.close()
+
+
+@pytest_twisted.ensureDeferred
+async def test_a_node_over_a_socket():
+    chain = Chain()
+    chain.twin(7, KEY.account, "old.example")
+    node = FakeNode(reactor, chain, 0, "127.0.0.1")
+    url = f"ws://127.0.0.1:{node.port.getHost().port}"
+    registry = open_registry(reactor, None, [url], BlockConfig())
+    assert (await registry.get(7)).relays == ("old.example",)
+    await registry.update(KEY, ["new.example"], PK)
+    twin = await registry.get(7)
+    assert (twin.relays, twin.pk) == (("new.example",), PK)
+    assert node.connections == 1
+    await registry.close()
+    await node.close()
+
+
+@pytest.mark.parametrize(
+    ("path", "urls", "problem"),
+    [
+        (None, [], "registry: must be given"),
+        ("", [], "registry: must be given"),
+        ("twins", ["ws://a"], "together with substrate"),
+        (None, ["http://a"], "substrate: must be ws://"),
+        (None, ["ws://a", "wss://"], "substrate: must be ws://"),
+    ],
+)
+def test_settings_that_name_no_registry_or_two(path, urls, problem):
+    with pytest.raises(ConfigError, match=problem):
+        open_registry(reactor, path, urls)
