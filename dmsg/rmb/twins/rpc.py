@@ -1,4 +1,4 @@
-"""JSON-RPC 2.0 as a client of a Substrate node speaks it: questions, answers, and notices of subscriptions. Pure.
+"""JSON-RPC 2.0 as a client of a Substrate node speaks it: questions, answers and notices; :ref:`spec-rmb-nodes`. Pure.
 
 The node is not trusted. A message is as long as the longest answer that is awaited, notices have a rate, and nothing but
 strings is large: whatever else a message holds is some hundred values at most.
