@@ -17,6 +17,7 @@ BENCHES: Final = (
     "relay_cost",
     "throughput",
     "messaging",
+    "rmb",
     "dials",
     "e2e_cost",
     "connections",
