@@ -164,7 +164,9 @@ class RmbRelayService(RoleService):
             time.time,
             domains=domains,
             open_to_all=settings.federation is Posters.OPEN,
-            admit=lambda host, count: rates.take(host, self.reactor.seconds()),
+            clock=self.reactor,
+            admit=lambda host: rates.take(host, self.reactor.seconds()),
+            flush=relay.flush,
             refused=lambda host, why: self._refusals.add(0, host, "post", why),
             message_bytes=settings.max_message,
         )

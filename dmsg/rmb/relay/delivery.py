@@ -192,13 +192,13 @@ class Delivery:
     def accept(self, envelope: Envelope, data: bytes, connected_only: bool) -> int | Deferred[int]:
         """Take what another relay has posted for a twin of this one, which has been checked; gives an HTTP status.
 
-        With ``connected_only``, or if it shall fail fast, it is taken only if its session is connected.
+        With ``connected_only``, or if it shall fail fast, it is taken only if its session is connected. The caller flushes.
         """
         counts = self._switch.counts
         counts.ingested += 1
         counts.bytes += len(data)
         to = SessionAddress.of(envelope.destination)
-        if self._here(to, data):
+        if self._switch.deliver(to, data):
             return _ACCEPTED
         connected_only = connected_only or fails_fast(envelope.tags)
         if connected_only and not self._store.shared and to not in self._switch.sessions:

@@ -9,8 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable, Collection
 from typing import Any, Final
 
-from twisted.internet.defer import Deferred
-from twisted.python import log
+from twisted.internet.defer import CancelledError, Deferred, DeferredList
+from twisted.internet.interfaces import IDelayedCall, IReactorTime
+from twisted.logger import Logger
 from twisted.web.resource import Resource
 from twisted.web.server import NOT_DONE_YET
 
@@ -29,6 +30,10 @@ from dmsg.rmb.relay.posting import ONE_TYPE
 MOST_ENVELOPES: Final = 1024
 #: A body may be so much longer than the largest envelope: room for the lengths, and for a batch of small ones beside one.
 BODY_SLACK_BYTES: Final = 8 * 1024
+#: What the registry and the store have not decided in so many seconds is refused: the other relay gives up after 3, and would
+#: send all of the post again.
+DECIDED_S: Final = 2.0
+_log = Logger()
 _HEADER: Final = HEADER.encode()
 _TEXT: Final = b"text/plain; charset=utf-8"
 
@@ -50,9 +55,9 @@ class Ingest(Resource):
     """Answers ``POST /``; which requests that are, somebody else looks at.
 
     ``registry`` is an :class:`~dmsg.rmb.interfaces.ITwinRegistry`, ``domains`` are this relay's names. With
-    ``open_to_all`` relays without a good header may post, too, an envelope at a time and as often as
-    ``admit(host, count)`` lets them; it counts the envelopes of relays that are known as well. ``refused(host, why)`` is
-    told of what was not taken.
+    ``open_to_all`` relays without a good header may post, too, an envelope at a time and as often as ``admit(host)`` lets
+    them. ``flush()`` is called when all of a post that can be handed on at once has been. ``refused(host, why)`` is told of
+    what was not taken.
     """
 
     isLeaf = True
@@ -66,7 +71,9 @@ class Ingest(Resource):
         *,
         domains: Collection[str],
         open_to_all: bool = False,
-        admit: Callable[[str, int], bool] = lambda host, count: True,
+        clock: IReactorTime,
+        admit: Callable[[str], bool] = lambda host: True,
+        flush: Callable[[], None] = lambda: None,
         refused: Callable[[str, Reason], None] = lambda host, why: None,
         message_bytes: int = MAX_ENVELOPE_BYTES,
     ) -> None:
@@ -77,59 +84,82 @@ class Ingest(Resource):
         self._unix_time = unix_time
         self._domains = frozenset(domain.lower() for domain in domains)
         self._open = open_to_all
+        self._clock = clock
         self._admit = admit
+        self._flush = flush
         self._refused = refused
         self._message_bytes = message_bytes
 
     def render(self, request: Any) -> int:
         """Begin to answer ``request``."""
-        answered = Deferred.fromCoroutine(self._answer(request))
         request.notifyFinish().addErrback(lambda _: None)  # what was posted is handed on all the same
-        answered.addErrback(self._fail, request)
+        host = str(getattr(request.getClientAddress(), "host", ""))
+        content = request.content.getvalue()
+        try:
+            kind, trusted = self._kind(request.getHeader(_HEADER), content)
+            if not trusted and not self._admit(host):
+                raise Refused(429, "too many requests", Reason.LIMITS_EXCEEDED)
+            envelopes = [content] if kind is Body.ONE else split_envelopes(content, MOST_ENVELOPES)
+        except Refused as error:
+            self._refused(host, error.why)
+            self._respond(request, error.status, str(error).encode())
+        except MalformedEnvelope:
+            self._refused(host, Reason.ENVELOPE_MALFORMED)
+            self._respond(request, 400, b"bad request: malformed")
+        else:
+            taking = [Deferred.fromCoroutine(self._take(data, trusted, kind is Body.CONNECTED)) for data in envelopes]
+            self._flush()
+            pending = [one for one in taking if not one.called]
+            deadline = self._clock.callLater(DECIDED_S, _cancel, pending) if pending else None
+            decided = DeferredList(taking, consumeErrors=True)
+            decided.addCallback(self._decided, request, host, kind, deadline)
+            decided.addErrback(lambda failure: _log.failure("a post from another relay failed", failure))
         return NOT_DONE_YET
 
-    async def _answer(self, request: Any) -> None:
-        host = str(getattr(request.getClientAddress(), "host", ""))
-        content, header = request.content.getvalue(), request.getHeader(_HEADER)
-        kind = Body.ONE
-        status, answer, content_type = ACCEPTED, b"", _TEXT
+    def _kind(self, header: bytes | None, content: bytes) -> tuple[Body, bool]:
+        """What the body is, and whether a relay that is known has posted it; raises :class:`Refused`."""
         try:
-            trusted = False
-            try:
-                said = self._verifier.check(header, content, self._unix_time())
-                kind, trusted = said.body, True
-            except NotTrusted as error:
-                if not self._open or (request.getHeader(HEADER) is not None and error.why is Reason.REPLAYED):
-                    raise Refused(401, "only relays that know each other may post here", error.why) from None
-            envelopes = [content] if kind is Body.ONE else split_envelopes(content, MOST_ENVELOPES)
-            if not self._admit(host, len(envelopes)):
-                raise Refused(429, "too many requests", Reason.LIMITS_EXCEEDED)
-        except MalformedEnvelope:
-            status, answer = 400, b"bad request: malformed"
-            self._refused(host, Reason.ENVELOPE_MALFORMED)
-        except Refused as error:
-            status, answer = error.status, str(error).encode()
+            return self._verifier.check(header, content, self._unix_time()).body, True
+        except NotTrusted as error:
+            if not self._open or error.why is Reason.REPLAYED:
+                raise Refused(401, "only relays that know each other may post here", error.why) from None
+            return Body.ONE, False
+
+    def _decided(
+        self, outcomes: list[tuple[bool, Any]], request: Any, host: str, kind: Body, deadline: IDelayedCall | None
+    ) -> None:
+        """Answer when the last envelope has a status."""
+        if deadline is not None and deadline.active():
+            deadline.cancel()
+        statuses, text = [], b""
+        for taken, outcome in outcomes:
+            if taken:
+                statuses.append(outcome)
+                continue
+            error = outcome.value
+            if not isinstance(error, Refused):
+                if not isinstance(error, CancelledError):
+                    _log.failure("a post from another relay failed", outcome)
+                error = Refused(503, RelayProblem.OVERLOADED.text, Reason.TIMEOUT)
             self._refused(host, error.why)
+            statuses.append(error.status)
+            text = str(error).encode()
+        if kind is Body.ONE:
+            self._respond(request, statuses[0], text)
+        elif statuses.count(ACCEPTED) == len(statuses):
+            self._respond(request, ACCEPTED, b"")
         else:
-            statuses = []
-            for data in envelopes:
-                try:
-                    statuses.append(await self._take(data, trusted, kind is Body.CONNECTED))
-                except Refused as error:
-                    self._refused(host, error.why)
-                    statuses.append(error.status)
-                    answer = str(error).encode()
-            status = statuses[0]
-            if kind is not Body.ONE:
-                status = ACCEPTED if statuses.count(ACCEPTED) == len(statuses) else 200
-                answer, content_type = b"" if status == ACCEPTED else join_statuses(statuses), ONE_TYPE
+            self._respond(request, 200, join_statuses(statuses), ONE_TYPE)
+
+    @staticmethod
+    def _respond(request: Any, status: int, body: bytes, content_type: bytes = _TEXT) -> None:
         if request._disconnected:
             return
         request.setResponseCode(status)
-        if answer:
+        if body:
             request.setHeader(b"Content-Type", content_type)
-        request.setHeader(b"Content-Length", b"%d" % len(answer))
-        request.write(answer)
+        request.setHeader(b"Content-Length", b"%d" % len(body))
+        request.write(body)
         request.finish()
 
     async def _take(self, data: bytes, trusted: bool, connected_only: bool) -> int:
@@ -170,9 +200,7 @@ class Ingest(Resource):
         except BadSignature:
             raise Refused(400, RelayProblem.WRONG_SOURCE.text, Reason.WRONG_SOURCE) from None
 
-    @staticmethod
-    def _fail(failure: Any, request: Any) -> None:
-        log.err(failure, "a post from another relay failed")
-        if not request._disconnected and not request.finished:
-            request.setResponseCode(500)
-            request.finish()
+
+def _cancel(pending: list[Deferred[int]]) -> None:
+    for one in pending:
+        one.cancel()

@@ -10,6 +10,7 @@ import pytest
 import pytest_twisted
 from twisted.internet.defer import Deferred, succeed
 from twisted.internet.protocol import Factory, Protocol
+from twisted.internet.task import Clock
 from twisted.web.resource import Resource
 
 from dmsg.crypto import ed25519
@@ -54,12 +55,29 @@ class Registry:
         return found
 
 
+class Timer(Clock):
+    """A clock whose ``armed`` fires at the first call that is put off."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.armed: Deferred[None] = Deferred()
+
+    def callLater(self, *arguments: Any, **options: Any) -> Any:
+        call = super().callLater(*arguments, **options)
+        if not self.armed.called:
+            self.armed.callback(None)
+        return call
+
+
 class Relay:
     """A relay's ``POST /`` on loopback; ``taken`` is what it took, ``status`` what it says to it."""
 
     def __init__(self, reactor: Any, **options: Any) -> None:
         self.taken: list[tuple[str, bool]] = []
         self.refused: list[Reason] = []
+        self.clock = Timer()
+        #: How many had been taken at each flush.
+        self.flushes: list[int] = []
         self.status: Callable[[str], Any] = lambda uid: 202
         limits = HttpLimits(body_bytes=MESSAGE_BYTES + BODY_SLACK_BYTES)
         site = LimitedSite(Resource(), reactor=reactor, limits=limits)
@@ -72,11 +90,16 @@ class Relay:
             Verifier([self.name], {"sender.example": OURS.public_key}),
             time.time,
             domains=[self.name],
+            clock=self.clock,
+            flush=self._flush,
             refused=lambda host, why: self.refused.append(why),
             message_bytes=MESSAGE_BYTES,
             **options,
         )
         site.resource = self.ingest
+
+    def _flush(self) -> None:
+        self.flushes.append(len(self.taken))
 
     def _accept(self, made: Envelope, data: bytes, connected_only: bool) -> Any:
         assert made.SerializeToString() == data
@@ -185,6 +208,37 @@ async def test_a_post_that_is_sent_again_is_refused(reactor: Any, relay: Any) ->
         assert len(there.taken) == 1
 
 
+@pytest_twisted.ensureDeferred
+async def test_several_envelopes_are_written_together(relay: Any, poster: Any) -> None:
+    there = relay()
+    assert await poster({there.name}).post(there.name, [envelope()] * 50, False) == [202] * 50
+    assert there.flushes == [50]
+
+
+@pytest_twisted.ensureDeferred
+async def test_an_envelope_that_waits_does_not_hold_up_the_others_and_is_refused_in_time(
+    relay: Any, poster: Any
+) -> None:
+    there = relay()
+    waiting: Deferred[int] = Deferred()
+    there.status = {"a": waiting, "b": 202}.__getitem__
+    posted = poster({there.name}).post(there.name, [envelope("a"), envelope("b")], False)
+    await there.clock.armed
+    assert there.taken == [("b", False)]
+    there.clock.advance(2)
+    assert await posted == [503, 202]
+
+
+@pytest_twisted.ensureDeferred
+async def test_a_fault_of_the_relay_is_a_status_and_a_line_in_the_log(
+    relay: Any, poster: Any, logged_errors: Any
+) -> None:
+    there = relay()
+    there.status = {"b": 202}.__getitem__
+    assert await poster({there.name}).post(there.name, [envelope("a"), envelope("b")], False) == [503, 202]
+    assert len(logged_errors.flush(KeyError)) == 1
+
+
 # --- open to all ---------------------------------------------------------------------------------------------------------
 
 
@@ -204,16 +258,17 @@ async def test_an_open_relay_takes_what_its_source_has_signed(relay: Any, poster
 
 @pytest_twisted.ensureDeferred
 async def test_an_open_relay_takes_as_much_as_it_admits(relay: Any, poster: Any) -> None:
-    asked: list[tuple[str, int]] = []
+    asked: list[str] = []
 
-    def admit(host: str, count: int) -> bool:
-        asked.append((host, count))
+    def admit(host: str) -> bool:
+        asked.append(host)
         return len(asked) <= 2
 
     there = relay(open_to_all=True, admit=admit)
     sender = poster()
     assert [await sender.post(there.name, [envelope()], False) for _ in range(3)] == [[202], [202], [429]]
-    assert asked == [("127.0.0.1", 1)] * 3
+    assert asked == ["127.0.0.1"] * 3
+    assert await poster({there.name}).post(there.name, [envelope()], False) == [202]  # a relay it knows
 
 
 @pytest.mark.parametrize("known", [True, False])

@@ -24,9 +24,10 @@ import struct
 from collections.abc import Callable, Iterable
 from typing import Any, Final
 
-from twisted.internet.defer import Deferred
+from twisted.internet.defer import CancelledError, Deferred
 from twisted.internet.interfaces import IDelayedCall
 from twisted.logger import Logger
+from twisted.python.failure import Failure
 
 from dmsg.address import RedisAddress
 from dmsg.rmb.core.address import SessionAddress
@@ -340,12 +341,15 @@ class RedisQueues:
 
         def go() -> None:
             del self._calls[name]
-            running = self._running[name] = Deferred.fromCoroutine(work())
-            running.addErrback(lambda failure: _log.failure("the store's {name} failed", failure, name=name))
-            running.addCallback(done)
+            self._running[name] = Deferred.fromCoroutine(work())
+            self._running[name].addBoth(done)
 
-        def done(pause_s: float | None) -> None:
+        def done(pause_s: Any) -> None:
             del self._running[name]
+            if isinstance(pause_s, Failure):
+                if not pause_s.check(CancelledError):
+                    _log.failure("the store's {name} failed", pause_s, name=name)
+                pause_s = None
             if self._attached:
                 self._start(name, RETRY_S if pause_s is None else pause_s, work)
 
@@ -415,6 +419,8 @@ class RedisQueues:
         self._closed = True
         for call in self._calls.values():
             call.cancel()
+        for running in list(self._running.values()):
+            running.cancel()
         await self._taker.close()
         await self._link.close()
 
