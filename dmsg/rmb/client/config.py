@@ -18,6 +18,8 @@ class RmbConfig:
     backoff_limit_s: float = 30.0
     #: No pause is longer while something waits for a relay.
     urgent_backoff_s: float = 1.0
+    #: The pause when another program has taken our session, with up to half of jitter.
+    replaced_pause_s: float = 60.0
     #: A connection that lasted this long ends a row of failures: before, a relay that lets one in and drops one at once,
     #: as it does when another program has the same session, would be asked again without a growing pause.
     stable_s: float = 10.0

@@ -9,6 +9,7 @@ from typing import Protocol as TypingProtocol
 
 from twisted.internet.defer import CancelledError, Deferred, ensureDeferred
 from twisted.internet.interfaces import IDelayedCall
+from twisted.logger import Logger
 from twisted.python.failure import Failure
 
 from dmsg.errors import DmsgError, InvalidAddress
@@ -17,11 +18,13 @@ from dmsg.glue.shell import Owner, Shell
 from dmsg.glue.waiters import Waiters
 from dmsg.glue.websocket import WebSocketShell, WebSocketUrl
 from dmsg.rmb.client.config import RmbConfig
+from dmsg.rmb.core.close_codes import CloseCode
 from dmsg.sansio.backoff import Backoff
 from dmsg.sansio.websocket import KeepaliveLost
 from dmsg.sansio.websocket_frames import Closed
 from dmsg.sansio.websocket_handshake import WebSocketRefused
 
+_log = Logger()
 #: Opens a WebSocket to a URL for an owner: :func:`dmsg.glue.websocket.connect_websocket` with all but these two given.
 Connect = Callable[[WebSocketUrl, Owner], "Deferred[WebSocketShell]"]
 
@@ -92,6 +95,8 @@ class RelayConnection:
         self._backoff = Backoff(config.backoff_first_s, config.backoff_limit_s)
         self._urgent = Backoff(config.backoff_first_s, config.urgent_backoff_s)
         self._shell: WebSocketShell | None = None
+        #: Whether another program has taken our session: two that come back at once would replace each other for ever.
+        self._replaced = False
         self._work: Deferred[None] | None = None
         self._over: Waiters[None] = Waiters()
         self._pause: Deferred[None] | None = None
@@ -137,6 +142,7 @@ class RelayConnection:
 
     def _came_up(self, shell: WebSocketShell, began_s: float) -> None:
         self._shell = shell
+        self._replaced = False
         self.problem = ""
         self.since_s = self.heard_at = self._clock.seconds()
         self.handshake_s = self.since_s - began_s
@@ -154,9 +160,14 @@ class RelayConnection:
             self.reason = Reason.of(self.problem)
 
     async def _rest(self, failures: int) -> None:
-        backoff = self._urgent if self._owner.in_haste else self._backoff
+        if self._replaced:
+            _log.warn("another program has taken the session at {relay}; trying again later", relay=self.url)
+            pause_s = self._config.replaced_pause_s * (0.5 + 0.5 * self._uniform())
+        else:
+            backoff = self._urgent if self._owner.in_haste else self._backoff
+            pause_s = backoff.pause_s(failures, self._uniform)
         self._pause = Deferred()
-        self._pause_call = self._clock.callLater(backoff.pause_s(failures, self._uniform), self._go_on)
+        self._pause_call = self._clock.callLater(pause_s, self._go_on)
         try:
             await self._pause
         finally:
@@ -172,7 +183,7 @@ class RelayConnection:
     def hurry(self) -> None:
         """Cut a long pause short: something waits for a relay."""
         call, limit_s = self._pause_call, self._config.urgent_backoff_s
-        if call is not None and call.getTime() - self._clock.seconds() > limit_s:
+        if call is not None and not self._replaced and call.getTime() - self._clock.seconds() > limit_s:
             call.reset(limit_s * (0.5 + 0.5 * self._uniform()))
 
     # --- sending -----------------------------------------------------------------------------------------------------
@@ -212,7 +223,8 @@ class RelayConnection:
                 self.bytes_in += len(event)
                 self._owner.received(self, event)
             elif isinstance(event, Closed):
-                self.reason = Reason.CLOSED_BY_SERVER
+                self._replaced = event.code == CloseCode.REPLACED
+                self.reason = Reason.REPLACED if self._replaced else Reason.CLOSED_BY_SERVER
                 self.problem = f"closed by the relay with code {event.code}: {_printable(event.reason)}"
 
     def after_read(self, shell: Shell) -> None:

@@ -29,6 +29,7 @@ from dmsg.glue.waiters import Waiters
 from dmsg.glue.websocket import WebSocketShell
 from dmsg.interfaces import IEventLog
 from dmsg.rmb.core.address import SessionAddress
+from dmsg.rmb.core.close_codes import CloseCode
 from dmsg.rmb.core.errors import MalformedEnvelope, RelayProblem, TokenRefused
 from dmsg.rmb.core.limiter import Limit
 from dmsg.rmb.core.limits import MAX_ENVELOPE_BYTES
@@ -36,7 +37,7 @@ from dmsg.rmb.interfaces import ITwinRegistry
 from dmsg.rmb.relay.delivery import Delivery
 from dmsg.rmb.relay.limits import RelayLimits
 from dmsg.rmb.relay.login import Logins
-from dmsg.rmb.relay.session import CloseCode, Session
+from dmsg.rmb.relay.session import Session
 from dmsg.rmb.relay.stores.base import QueueStore
 from dmsg.rmb.relay.switch import Counts, Parcel, Switch
 from dmsg.sansio.websocket import WebSocketConfig

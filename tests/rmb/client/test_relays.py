@@ -74,6 +74,22 @@ def test_a_connection_that_lasted_comes_back_soon(world: Any) -> None:
     assert SessionAddress(CALLER) in relay.sessions
 
 
+def test_of_two_programs_with_one_session_the_newer_has_it_for_a_while(world: Any) -> None:
+    relay = world.relay()
+    world.registry.add(SERVICE)
+    older, newer = world.client(CALLER, relay), world.client(CALLER, relay)
+    call = ensureDeferred(older.call(SERVICE, "echo", timeout=100))
+    world.settle(25)
+    assert len(relay.tokens) == 2
+    assert newer.exchange.relays.is_connected
+    assert "code 4001: replaced" in older.exchange.relays.problems()[relay.url]
+    assert not call.called
+    world.settle(300)
+    assert 6 <= len(relay.tokens) <= 12
+    with pytest.raises(CallTimeout):
+        world.result(call)
+
+
 def test_a_long_pause_is_cut_short_for_a_call(world: Any) -> None:
     relay = world.relay()
     serve(world.client(SERVICE, relay))
