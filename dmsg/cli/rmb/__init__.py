@@ -8,7 +8,7 @@ from typing import Any, Final
 import click
 
 #: Commands, each in the module of its name (with _ for -).
-_COMMANDS: Final = ("relay-key", "twin")
+_COMMANDS: Final = ("call", "relay-key", "serve", "twin")
 
 
 class _Commands(click.Group):

@@ -287,7 +287,7 @@ class Exchange:
         return CallTimeout(call.target, timeout_s, relays, tuple(dict.fromkeys(call.refused)))
 
     async def _look_up(self, target: SessionAddress) -> Twin:
-        if not self.address.twin:
+        if self._sender is None:
             await self._found.wait()
         try:
             twin = await self._registry.get(target.twin)

@@ -18,7 +18,7 @@ from dmsg.eventlog.reasons import Reason
 from dmsg.eventlog.schema import CallFinished
 from dmsg.glue.waiters import Waiters
 from dmsg.interfaces import IEventLog
-from dmsg.rmb.client.errors import CallError, CallRefused, Stopped
+from dmsg.rmb.client.errors import CallError, CallRefused, CallTimeout, Stopped
 from dmsg.rmb.client.exchange import Accepted, Exchange
 from dmsg.rmb.core.errors import EnvelopeExpired, InvalidMessage, PeerCode
 from dmsg.rmb.core.limits import MAX_TTL_S
@@ -48,6 +48,8 @@ _STALLED_S: Final = 1.0
 UNDER_WAY_TO_A_TWIN: Final = 7_500
 #: Notes of the process before this one that are read.
 RESTORED: Final = 100_000
+
+_NO_ANSWER: Final = "no answer in time"
 
 
 class _Awaited:
@@ -165,7 +167,8 @@ class Requests:
             reason = Reason.of(error.reason)
             # A relay does not say so itself, and neither do we when nothing went out.
             source = error.source if isinstance(error, CallRefused) and error.source.twin else awaited.twin
-            self._answer(awaited, _error(awaited.reference, str(source), error.code, error.text))
+            text = _NO_ANSWER if isinstance(error, CallTimeout) else error.text
+            self._answer(awaited, _error(awaited.reference, str(source), error.code, text))
         else:
             self._answer(awaited, IncomingResponse.of(answer.envelope, answer.payload, awaited.reference))
         if self._events is not None:
@@ -193,8 +196,7 @@ class Requests:
 
     def _over(self, uid: str) -> None:
         awaited = self._restored.pop(uid)
-        text = "no answer in time"
-        self._answer(awaited, _error(awaited.reference, str(awaited.twin or ""), PeerCode.INVALID, text))
+        self._answer(awaited, _error(awaited.reference, str(awaited.twin or ""), PeerCode.INVALID, _NO_ANSWER))
 
     def is_awaited(self, uid: str, twin: int) -> bool:
         """See :class:`~dmsg.rmb.client.exchange.ExchangeOwner`."""

@@ -230,6 +230,20 @@ def test_a_call_ends_before_its_request_expires(world: Any) -> None:
         assert began + timeout <= sent.timestamp + sent.expiration <= began + timeout + 1
 
 
+def test_a_call_waits_until_our_key_is_published(world: Any) -> None:
+    published: Deferred[None] = Deferred()
+
+    async def update(*_: Any) -> None:
+        await published
+
+    world.registry.update = update
+    _, _, caller = pair(world)
+    call = ensureDeferred(caller.call(SERVICE, "echo", b"early", timeout=5))
+    world.settle(1.0)
+    published.callback(None)
+    assert world.result(call).data == b"early"
+
+
 @pytest.mark.parametrize("timeout", [0, -1, 1800, float("nan")])
 def test_a_timeout_no_envelope_can_have_is_refused(world: Any, timeout: float) -> None:
     _, _, caller = pair(world)

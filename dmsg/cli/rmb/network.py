@@ -1,0 +1,165 @@
+"""How a command reaches the Reliable Message Bus: over relays as a twin of its own, or through a peer's Redis."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import click
+
+from dmsg.address import RedisAddress
+from dmsg.cli.exits import CommandError, Exit
+from dmsg.cli.output import Output
+from dmsg.cli.runner import run
+from dmsg.cli.settings import output_options
+from dmsg.errors import ConfigError, DmsgError, InvalidAddress
+from dmsg.rmb.client import errors as wrong
+from dmsg.rmb.client.config import RmbConfig
+from dmsg.rmb.client.service import RmbClient
+from dmsg.rmb.core.errors import PeerCode, RelayProblem
+from dmsg.rmb.core.keys import TwinKey
+from dmsg.rmb.key_file import read_twin_key
+from dmsg.rmb.peer.errors import RedisAway
+from dmsg.rmb.twins.errors import RegistryError
+from dmsg.rmb.twins.table import SqliteRegistry
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+_NOT_THERE = frozenset({PeerCode.UNKNOWN_TWIN, RelayProblem.UNKNOWN_TWIN.code, RelayProblem.UNKNOWN_TWIN_LATER.code})
+_OFFLINE = frozenset(
+    {PeerCode.INVALID, *(one.code for one in (RelayProblem.OFFLINE, RelayProblem.EXPIRED, RelayProblem.REJECTED))}
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Network:
+    """Where the bus is. There is either a ``redis``, or the rest."""
+
+    out: Output
+    verbose: bool
+    key: TwinKey | None = None
+    registry: str = ""
+    relays: tuple[str, ...] = ()
+    allow_plain: bool = False
+    redis: RedisAddress | None = None
+
+    def execute(self, make: Callable[[Any], Coroutine[Any, Any, None]]) -> None:
+        """Run a coroutine function of the reactor, and leave with its exit code."""
+        raise SystemExit(run(lambda reactor: self.told(make, reactor), self.out, verbose=self.verbose))
+
+    async def told(self, make: Callable[[Any], Coroutine[Any, Any, None]], reactor: Any) -> None:
+        """``await make(reactor)``, with errors of the bus made errors of a command."""
+        try:
+            await make(reactor)
+        except (wrong.CallError, wrong.NoTwin, RegistryError) as error:
+            raise failure(error) from error
+        except RedisAway as error:
+            raise CommandError(str(error), Exit.UNREACHABLE, {"reason": "RedisAway"}) from error
+
+    @asynccontextmanager
+    async def client(self, reactor: Any, *, session: str | None, config: RmbConfig) -> AsyncIterator[RmbClient]:
+        """A client that runs inside of the block."""
+        assert self.key is not None
+        registry = SqliteRegistry(self.registry, reactor)
+        client = RmbClient(
+            reactor,
+            self.key,
+            registry,
+            self.relays,
+            session=session,
+            allow_plain=self.allow_plain,
+            config=config,
+        )
+        client.startService()
+        try:
+            yield client
+        finally:
+            await client.stopService()
+            await registry.close()
+
+
+def network_options(function: F) -> F:
+    """Add the options that say where the bus is; the function gets a :class:`Network` first."""
+
+    @click.option("--key", "key_file", metavar="FILE", help="The key file of our twin.")
+    @click.option("--registry", metavar="FILE", help="The registry of twins.")
+    @click.option(
+        "--relay", "relays", metavar="URL", multiple=True, help="A relay, as in ws://127.0.0.1:8080; up to four."
+    )
+    @click.option(
+        "--allow-plain", is_flag=True, help="Take payloads in plain text, and send them so to twins without a key."
+    )
+    @click.option(
+        "--redis",
+        metavar="URL",
+        help="The Redis of a running rmb-peer, redis://host:port/db, in place of all of these.",
+    )
+    @output_options
+    @functools.wraps(function)
+    def wrapped(
+        key_file: str | None,
+        registry: str | None,
+        relays: tuple[str, ...],
+        allow_plain: bool,
+        redis: str | None,
+        out: Output,
+        verbose: bool,
+        **options: Any,
+    ) -> Any:
+        try:
+            network = _network(out, verbose, key_file, registry, relays, allow_plain, redis)
+        except DmsgError as error:
+            out.leave(error)
+        return function(network, **options)
+
+    return wrapped  # type: ignore[return-value]
+
+
+def _network(
+    out: Output,
+    verbose: bool,
+    key_file: str | None,
+    registry: str | None,
+    relays: tuple[str, ...],
+    allow_plain: bool,
+    redis: str | None,
+) -> Network:
+    direct = {"key": key_file, "registry": registry, "relay": relays, "allow-plain": allow_plain}
+    if redis is not None:
+        for name, given in direct.items():
+            if given:
+                raise ConfigError(name, "belongs to the peer that is at the Redis", "option --redis")
+        try:
+            return Network(out, verbose, redis=RedisAddress.parse(redis))
+        except InvalidAddress as error:
+            raise ConfigError("redis", str(error)) from None
+    for name in ("key", "registry", "relay"):
+        if not direct[name]:
+            raise ConfigError(name, f"must be given (--{name}), or --redis")
+    return Network(out, verbose, read_twin_key(key_file or ""), registry or "", relays, allow_plain)
+
+
+def failure(error: DmsgError) -> CommandError:
+    """``error`` with the exit code of its kind."""
+    data: dict[str, Any] = {"reason": type(error).__name__}
+    if isinstance(error, wrong.CallRefused):
+        data |= {"code": error.code, "text": error.text}
+        return CommandError(str(error), exit_of(error.code), data)
+    code = Exit.FAILED
+    if isinstance(error, wrong.NoTwin | wrong.TwinUnknown):
+        code = Exit.NOT_FOUND
+    elif isinstance(error, wrong.CallTimeout | wrong.NotConnected):
+        code = Exit.UNREACHABLE
+    elif isinstance(error, RegistryError | wrong.RegistryFailed):
+        code = Exit.NO_DISCOVERY
+    return CommandError(str(error), code, data)
+
+
+def exit_of(code: int) -> Exit:
+    """The exit code for an answer that is the error ``code``."""
+    if code in _NOT_THERE:
+        return Exit.NOT_FOUND
+    return Exit.UNREACHABLE if code in _OFFLINE else Exit.FAILED

@@ -1,0 +1,190 @@
+"""``dmsg rmb call`` and ``dmsg rmb serve``, over a relay and through the Redis of a peer."""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+import sys
+import uuid
+from pathlib import Path
+from typing import Any
+
+import pytest
+import pytest_twisted
+from click.testing import CliRunner
+
+from dmsg.address import RedisAddress
+from dmsg.cli.exits import CommandError, Exit
+from dmsg.cli.main import group
+from dmsg.cli.rmb.call import read_payload, run_call
+from dmsg.cli.rmb.serve import run_serve
+from dmsg.rmb.peer.redis import RedisLists
+from dmsg.testing.process import free_port
+
+PROGRAM = f"{sys.executable} -c"
+
+
+async def refused(work: Any) -> CommandError:
+    """What a command fails with."""
+    with pytest.raises(CommandError) as caught:
+        await work
+    return caught.value
+
+
+@pytest_twisted.ensureDeferred
+async def test_a_program_answers_a_call_over_a_relay(bus: Any) -> None:
+    caller, server = bus.twin(1), bus.twin(2)
+    serving = bus.start(run_serve, "shout", "tr a-z A-Z", key_file=server)
+    assert await serving.out.wait_for(event="ready") == {"event": "ready", "twin": 2, "command": "shout"}
+    answer = await bus.run(run_call, 2, "shout", b"anyone there?", key_file=caller)
+    assert answer == {"twin": 2, "command": "shout", "source": "2", "schema": None, "data": "ANYONE THERE?"}
+    answered = await serving.out.wait_for(event="answered")
+    assert answered["source"].startswith("1:call-") and answered["error"] is None
+    unicode = "ÄÖ ✓".encode()
+    assert (await bus.run(run_call, 2, "shout", unicode, key_file=caller))["data"] == "ÄÖ ✓"
+    binary = await bus.run(run_call, 2, "shout", b"\xff\0", key_file=caller)
+    assert "data" not in binary and base64.b64decode(binary["data_base64"]) == b"\xff\0"
+
+
+@pytest_twisted.ensureDeferred
+async def test_a_twin_may_call_itself(bus: Any) -> None:
+    only = bus.twin(1)
+    serving = bus.start(run_serve, "cat", "cat", key_file=only)
+    await serving.out.wait_for(event="ready")
+    assert (await bus.run(run_call, 1, "cat", b"me", key_file=only))["data"] == "me"
+
+
+@pytest_twisted.ensureDeferred
+async def test_a_program_knows_who_asks_for_what(bus: Any) -> None:
+    caller, server = bus.twin(1), bus.twin(2)
+    source = "import os, sys; [sys.stdout.write(os.environ['RMB_' + n] + ' ') for n in ('SOURCE', 'COMMAND', 'SCHEMA', 'UID')]"
+    serving = bus.start(run_serve, "who", f'{PROGRAM} "{source}"', key_file=server)
+    await serving.out.wait_for(event="ready")
+    answer = await bus.run(run_call, 2, "who", b"", key_file=caller, schema="text/plain")
+    who, command, schema, uid = answer["data"].split()
+    assert who.startswith("1:call-") and (command, schema) == ("who", "text/plain")
+    assert str(uuid.UUID(uid)) == uid
+
+
+@pytest_twisted.ensureDeferred
+async def test_what_a_program_fails_with_is_told_to_the_caller(bus: Any) -> None:
+    caller, server = bus.twin(1), bus.twin(2)
+    script = f'{PROGRAM} "import sys; sys.exit(sys.stdin.read())"'
+    serving = bus.start(run_serve, "fail", script, key_file=server)
+    await serving.out.wait_for(event="ready")
+    error = await refused(bus.run(run_call, 2, "fail", b"no such number", key_file=caller))
+    assert (error.exit, error.data["code"]) == (Exit.FAILED, 255)
+    assert error.data["text"] == "the program ended with 1: no such number"
+    error = await refused(bus.run(run_call, 2, "other", b"", key_file=caller))
+    assert (error.exit, error.data["code"]) == (Exit.FAILED, 108)
+    answered = await serving.out.wait_for(event="answered")
+    assert answered["error"] == "the program ended with 1: no such number"
+
+
+@pytest_twisted.ensureDeferred
+async def test_programs_run_beside_each_other_but_not_too_many(bus: Any, tmp_path: Path) -> None:
+    caller, server = bus.twin(1), bus.twin(2)
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    # the first waits for the second, which is another program at the same time
+    script = f"sh -c 'read word; if [ $word = wait ]; then cat {pipe}; else echo -n met > {pipe}; echo -n sent; fi'"
+    serving = bus.start(run_serve, "meet", script, key_file=server, concurrency=4)
+    await serving.out.wait_for(event="ready")
+    first = bus.start(run_call, 2, "meet", b"wait", key_file=caller)
+    assert (await bus.run(run_call, 2, "meet", b"go", key_file=caller))["data"] == "sent"
+    await first.ended
+    assert first.out.objects()[0]["data"] == "met"
+
+
+@pytest_twisted.ensureDeferred
+async def test_a_call_of_what_is_not_there(bus: Any) -> None:
+    caller = bus.twin(1)
+    bus.twin(2)
+    assert (await refused(bus.run(run_call, 9, "x", b"", key_file=caller))).exit == Exit.NOT_FOUND
+    offline = await refused(bus.run(run_call, 2, "x", b"", key_file=caller, fail_fast=True))
+    assert (offline.exit, offline.data["code"]) == (Exit.UNREACHABLE, 125)
+    late = await refused(bus.run(run_call, 2, "x", b"", key_file=caller, timeout_s=0.5))
+    assert late.exit == Exit.UNREACHABLE
+    await bus.relay.stopService()
+    lost = await refused(bus.run(run_call, 2, "x", b"", key_file=caller, timeout_s=0.5))
+    assert lost.exit == Exit.UNREACHABLE
+
+
+@pytest_twisted.ensureDeferred
+async def test_a_program_answers_a_call_through_redis(bus: Any, redis_url: str) -> None:
+    mine = f"{redis_url}/1", f"{redis_url}/2"
+    for number, url in enumerate(mine, 1):
+        await bus.peer(bus.twin(number), url)
+    serving = bus.start(run_serve, "shout", "tr a-z A-Z", redis=mine[1])
+    assert await serving.out.wait_for(event="ready") == {"event": "ready", "twin": None, "command": "shout"}
+    answer = await bus.run(run_call, 2, "shout", b"anyone there?", redis=mine[0])
+    assert answer == {"twin": 2, "command": "shout", "source": "2", "schema": None, "data": "ANYONE THERE?"}
+    error = await refused(bus.run(run_call, 9, "shout", b"", redis=mine[0]))
+    assert (error.exit, error.data["code"]) == (Exit.NOT_FOUND, 103)
+
+
+@pytest_twisted.ensureDeferred
+async def test_a_failure_comes_through_redis_and_rubbish_is_passed_over(bus: Any, redis_url: str, reactor: Any) -> None:
+    mine = f"{redis_url}/1", f"{redis_url}/2"
+    for number, url in enumerate(mine, 1):
+        await bus.peer(bus.twin(number), url)
+    lists = RedisLists(RedisAddress.parse(mine[1]), reactor)
+    expired = {"ver": 1, "ref": "x", "src": "1", "cmd": "fail", "exp": 1, "dat": "", "ret": "x", "now": 1}
+    for rubbish in (b"", b"{}", json.dumps(expired).encode()):
+        await lists.push("msgbus.fail", rubbish)
+    await lists.close()
+    serving = bus.start(run_serve, "fail", "false", redis=mine[1], concurrency=1)
+    await serving.out.wait_for(event="ready")
+    error = await refused(bus.run(run_call, 2, "fail", b"", redis=mine[0]))
+    assert (error.exit, error.data["code"], error.data["text"]) == (Exit.FAILED, 255, "the program ended with 1")
+    assert (await serving.out.wait_for(event="answered"))["source"] == "1"
+
+
+@pytest_twisted.ensureDeferred
+async def test_without_a_peer_or_a_redis_a_call_fails(bus: Any, redis_url: str) -> None:
+    error = await refused(bus.run(run_call, 2, "x", b"", redis=redis_url, timeout_s=0.5))
+    assert error.exit == Exit.UNREACHABLE and "rmb-peer" in str(error)
+    nothing = f"redis://127.0.0.1:{free_port()}"
+    error = await refused(bus.run(run_call, 2, "x", b"", redis=nothing, timeout_s=0.5))
+    assert error.exit == Exit.UNREACHABLE and "Redis" in str(error)
+
+
+@pytest.mark.parametrize("command", ["system.local", "backlog.x", "a\nb"])
+@pytest_twisted.ensureDeferred
+async def test_a_command_that_no_peer_hands_out_cannot_be_served(bus: Any, redis_url: str, command: str) -> None:
+    assert (await refused(bus.run(run_serve, command, "cat", redis=redis_url))).exit == Exit.USAGE
+
+
+@pytest.mark.parametrize("program", ["", "'", "/nowhere/at/all", "no-such-program-here x"])
+@pytest_twisted.ensureDeferred
+async def test_a_program_that_is_not_there_is_told_at_once(bus: Any, program: str) -> None:
+    assert (await refused(bus.run(run_serve, "x", program, key_file=bus.twin(1)))).exit == Exit.USAGE
+
+
+@pytest.mark.parametrize(
+    ("arguments", "problem"),
+    [
+        ((), "key: must be given (--key), or --redis"),
+        (("--key", "k"), "registry: must be given"),
+        (("--key", "k", "--registry", "r"), "relay: must be given"),
+        (("--redis", "redis://h", "--relay", "ws://h"), "relay: belongs to the peer"),
+        (("--redis", "http://h"), "redis: a Redis URL is"),
+    ],
+)
+def test_a_command_line_says_where_the_bus_is_once(arguments: Any, problem: str) -> None:
+    result = CliRunner().invoke(group, ["rmb", "call", "2", "x", *arguments])
+    assert result.exit_code == Exit.USAGE
+    assert problem in result.stderr and len(result.stderr.splitlines()) == 1
+
+
+def test_a_payload_is_a_text_a_file_or_standard_input(tmp_path: Path, monkeypatch: Any) -> None:
+    (tmp_path / "payload").write_bytes(b"\0\xff")
+    assert read_payload(f"@{tmp_path / 'payload'}") == b"\0\xff"
+    assert read_payload("text ✓") == "text ✓".encode()
+    assert read_payload("") == b""
+    with (tmp_path / "payload").open("rb") as file:
+        monkeypatch.setattr(sys, "stdin", type("Input", (), {"buffer": file}))
+        assert read_payload("-") == b"\0\xff"
+    result = CliRunner().invoke(group, ["rmb", "call", "2", "x", "--data", "@/nowhere", "--redis", "redis://h"])
+    assert result.exit_code == Exit.FAILED and "No such file" in result.stderr
