@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-from scalecodec.base import RuntimeConfigurationObject
-
 from dmsg.rmb.twins.scale import compact, optional, with_length
-
-LIBRARY = RuntimeConfigurationObject()
 
 #: Facts of the recorded runtime: vector chain/event-indices.
 PALLET, UPDATE_TWIN, TWIN_STORED, TWIN_UPDATED = 25, 18, 11, 12
