@@ -16,7 +16,7 @@ from dmsg.errors import ConfigError
 from dmsg.eventlog.reasons import Reason
 from dmsg.eventlog.refusals import RefusalReport
 from dmsg.eventlog.schema import Drained, ServerStarted, ServerStopped
-from dmsg.rmb.relay.limits import post_rate
+from dmsg.rmb.relay.limits import RelayLimits, post_rate
 from dmsg.rmb.relay.peering import parse_trust
 from dmsg.sansio.jitter import Jitter
 from dmsg.taps._options import RoleOptions
@@ -113,7 +113,7 @@ class RmbRelayService(RoleService):
             self.registry,
             self.store,
             domains=frozenset(settings.domain),
-            limits=self._limits(),
+            limits=self.limits,
             limit=settings.limit,
             max_message_bytes=settings.max_message,
             demand_audience=settings.demand_audience,
@@ -171,7 +171,9 @@ class RmbRelayService(RoleService):
             message_bytes=settings.max_message,
         )
 
-    def _limits(self) -> Any:
+    @property
+    def limits(self) -> RelayLimits:
+        """The limits, with what has options of its own."""
         settings = self.settings
         changes: dict[str, Any] = {}
         if settings.drain_timeout is not None:
@@ -189,7 +191,7 @@ class RmbRelayService(RoleService):
         began = self.reactor.seconds()
         await self.endpoint.close()
         if self.federation is not None:
-            await self.federation.stop(self._limits().drain_timeout_s)
+            await self.federation.stop(self.limits.drain_timeout_s)
         if self.relay is not None:
             await self.relay.stopService()
             self.emit(Drained((self.reactor.seconds() - began) * 1000, 0))

@@ -266,8 +266,10 @@ class RmbRelaySettings(TwinSettings):
         "with --substrate: blocks missed that are caught up with; after more, all twins are looked up again",
         default=600,
     )
-    workers: int | None = setting("with --user-per-worker: the most sessions are the product", default=None)
-    user_per_worker: int | None = setting("see --workers", default=None)
+    workers: int | None = setting(
+        "with --user-per-worker: the most sessions are the product", default=None, check=more_than_zero
+    )
+    user_per_worker: int | None = setting("see --workers", default=None, check=more_than_zero)
     max_message: int = setting("longest envelope in bytes", default=MAX_ENVELOPE_BYTES, kind=SIZE, check=more_than_zero)
     federation: Posters = setting(
         "which relays may post envelopes: known ones (--trust), or open to all, as the public relays are",

@@ -1,0 +1,165 @@
+"""``twistd rmb-relay``: its options, and the command line of the documentation as a process."""
+
+from __future__ import annotations
+
+import os
+import socket
+import time
+import urllib.request
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dmsg.rmb.core.e2e import EncryptionKey
+from dmsg.rmb.core.keys import KeyType
+from dmsg.rmb.core.limiter import Limit
+from dmsg.rmb.core.token import make_token
+from dmsg.rmb.core.wire import Envelope
+from dmsg.rmb.key_file import make_twin_key
+from dmsg.rmb.twins.table import TwinTable
+from dmsg.sansio.websocket import Role, WebSocket, WebSocketConfig
+from dmsg.sansio.websocket_frames import Closed
+from dmsg.taps import rmb_relay
+from dmsg.testing.process import free_port
+
+from .conftest import PATIENCE_S, Program
+from .test_options import parse, refusal
+
+REGISTRY = ("--registry", "file")
+
+
+# --- options -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("given", [("--limit", "5,1000"), ("--limit", "5", "1000"), ("--limit=5 1000",)])
+def test_the_limit_is_taken_as_the_seed_and_as_the_public_relay_write_it(given: tuple[str, ...]) -> None:
+    assert parse(rmb_relay, *REGISTRY, *given).limit == Limit(5, 1000)
+    assert parse(rmb_relay, *REGISTRY).limit is None
+
+
+def test_the_flags_of_the_public_relay_are_taken() -> None:
+    settings = parse(
+        rmb_relay,
+        *(
+            "-m",
+            "a.example",
+            "--domain",
+            "b.example",
+            "-r",
+            "redis://localhost:6379",
+            "-s",
+            "ws://one",
+            "-s",
+            "ws://two",
+        ),
+        *("-w", "10", "-u", "5", "-l", "tcp:8080", "-p", "60", "--catchup-threshold", "9"),
+    )
+    assert settings.domain == ("a.example", "b.example") and settings.substrate == ("ws://one", "ws://two")
+    assert (settings.redis, settings.listen, settings.ranker_period) == ("redis://localhost:6379", "tcp:8080", 60.0)
+    assert (settings.workers, settings.user_per_worker, settings.catchup_threshold) == (10, 5, 9)
+
+
+def test_workers_and_users_make_the_most_sessions() -> None:
+    def most(*arguments: str) -> int:
+        service = rmb_relay.RmbRelayService(object(), parse(rmb_relay, *REGISTRY, *arguments))
+        return int(service.limits.connections)
+
+    assert most("-w", "10", "-u", "5") == 50
+    assert most() == most("-w", "10") == 10_000
+
+
+@pytest.mark.parametrize(
+    ("arguments", "line"),
+    [
+        ((), "registry"),
+        ((*REGISTRY, "--limit", "5"), "limit: must be COUNT,BYTES"),
+        ((*REGISTRY, "--workers", "0", "--user-per-worker", "1"), "workers: must be more than 0"),
+        ((*REGISTRY, "--user-per-worker", "0"), "user_per_worker: must be more than 0"),
+        ((*REGISTRY, "--max-message", "0"), "max_message: must be more than 0"),
+        ((*REGISTRY, "--relay-key", "missing", "-m", "a.example"), "relay_key: "),
+        ((*REGISTRY, "--trust", "a.example=00"), "trust: a relay is trusted as NAME[:PORT]=KEY"),
+        ((*REGISTRY, "--trust", f"a.example={'ab' * 32}"), "domain: must be given with relay-key and trust"),
+    ],
+)
+def test_what_cannot_work_is_one_line(arguments: tuple[str, ...], line: str) -> None:
+    assert refusal(rmb_relay, *arguments).startswith(f"rmb-relay: {line}")
+
+
+def test_the_key_of_a_relay_is_of_ed25519(tmp_path: Path) -> None:
+    make_twin_key(tmp_path / "key", KeyType.SR25519, os.urandom)
+    refused = refusal(rmb_relay, *REGISTRY, "-m", "a.example", "--relay-key", str(tmp_path / "key"))
+    assert refused == "rmb-relay: relay_key: must be a key of ed25519"
+
+
+# --- a process ---------------------------------------------------------------------------------------------------------
+
+
+class Peer:
+    """A twin's program on a blocking socket."""
+
+    def __init__(self, port: int, token: str) -> None:
+        self.socket = socket.create_connection(("127.0.0.1", port), PATIENCE_S)
+        self.socket.sendall(
+            f"GET /?{token} HTTP/1.1\r\nHost: localhost\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n"
+            "Sec-WebSocket-Version: 13\r\nSec-WebSocket-Key: AAAAAAAAAAAAAAAAAAAAAA==\r\n\r\n".encode()
+        )
+        answer = b""
+        while b"\r\n\r\n" not in answer:
+            answer += self.socket.recv(4096)
+        assert answer.startswith(b"HTTP/1.1 101 ")
+        self.core = WebSocket(Role.CLIENT, WebSocketConfig(), now=0.0, random=os.urandom)
+        self.events: list[Any] = []
+
+    def send(self, data: bytes) -> None:
+        self.core.send(data)
+        self.socket.sendall(self.core.data_to_send())
+
+    def next(self) -> Any:
+        while not self.events:
+            self.events += self.core.receive_data(self.socket.recv(65536), 0.0)
+        return self.events.pop(0)
+
+
+@pytest.mark.system
+@pytest.mark.time_limit(90)
+def test_the_documented_command_serves_and_ends_well_on_sigterm(start: Callable[..., Program], tmp_path: Path) -> None:
+    keys, table = [], TwinTable(str(tmp_path / "twins"))
+    for name in ("alice", "bob"):
+        keys.append(make_twin_key(tmp_path / name, KeyType.ED25519, os.urandom))
+        table.create(keys[-1], ["localhost"], EncryptionKey(keys[-1].secret).public_key)
+    table.close()
+    port = free_port()
+    listen = f"tcp:{port}:interface=127.0.0.1"
+    relay = start(
+        "twistd", "-n", "rmb-relay", "--listen", listen, "--registry", str(tmp_path / "twins"), "--domain", "localhost"
+    )
+    relay.wait_for(f"rmb-relay runs, on {listen}")
+    for page, kind in (
+        ("metrics", "text/plain; version="),
+        ("livez", "application/json"),
+        ("readyz", "application/json"),
+    ):
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/{page}", timeout=PATIENCE_S) as answer:
+            assert answer.status == 200 and answer.headers["content-type"].startswith(kind)
+    alice, bob = (Peer(port, make_token(key, twin, None, int(time.time()))) for twin, key in enumerate(keys, 1))
+    envelope = Envelope(uid="1", timestamp=int(time.time()), expiration=60, plain=b"hello")
+    envelope.source.twin, envelope.destination.twin = 1, 2
+    alice.send(envelope.SerializeToString())
+    assert bob.next() == envelope.SerializeToString()
+    relay.send(15)
+    assert alice.next() == Closed(1001, "the relay stops")
+    for peer in (alice, bob):
+        peer.socket.close()
+    assert relay.wait() == 0 and "Traceback" not in relay.text
+
+
+@pytest.mark.system
+@pytest.mark.time_limit(60)
+def test_an_address_in_use_is_one_line(start: Callable[..., Program]) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        listen = f"tcp:{taken.getsockname()[1]}:interface=127.0.0.1"
+        relay = start("twistd", "-n", "--pidfile=", "rmb-relay", "--listen", listen, "--registry", "twins")
+        assert relay.wait() == 1
+    assert "rmb-relay: listen: cannot listen on" in relay.text.splitlines()[-1] and "Traceback" not in relay.text
