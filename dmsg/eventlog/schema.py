@@ -351,7 +351,9 @@ class EnvelopesRouted(Event):
     fetched: Annotated[int, "envelopes taken from the store for a session that came"]
     federated: Annotated[int, "envelopes given to federation"]
     expired: Annotated[int, "envelopes left out because their time was over"]
-    refused: Annotated[int, "envelopes that went nowhere; lines envelope_failed and rate_limited tell why"]
+    refused: Annotated[
+        int, "envelopes that went nowhere, expired ones too; lines envelope_failed and rate_limited tell why"
+    ]
     bytes: Annotated[int, "bytes of the envelopes received and ingested"]
 
 

@@ -192,7 +192,7 @@ def _keys(rows: dict[str, list[dict[str, Any]]], random: Random) -> None:
 
 def _bus(rows: dict[str, list[dict[str, Any]]], random: Random, buckets: list[int]) -> None:
     for at in buckets:
-        for way, most in (("local", 9000), ("federated", 2400), ("stored", 700), ("refused", 60), ("expired", 20)):
+        for way, most in (("local", 9000), ("federated", 2400), ("stored", 700), ("refused", 80)):
             rows["bus"].append({"at": at, "way": way, "count": int(most * random.uniform(0.5, 1.0))})
     for what, reason, count in (
         *(("envelope", "destination offline", 4100), ("envelope", "unknown twin destination", 220)),

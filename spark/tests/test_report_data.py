@@ -362,7 +362,7 @@ def test_discovery(data: ReportData) -> None:
 
 def test_the_bus(data: ReportData) -> None:
     ways = {(row["at"], row["way"]): row["count"] for row in data.rows("bus")}
-    assert ways[DAY, "federated"] == 3 and ways[DAY + HOUR_S, "local"] == 5 and ways[DAY + DAY_S, "expired"] == 0
+    assert ways[DAY, "federated"] == 3 and ways[DAY + HOUR_S, "local"] == 5 and ways[DAY + DAY_S, "refused"] == 1
     assert (data.totals["bus_relays"], data.totals["twins"]) == (1, 2)
     assert [tuple(row.values()) for row in data.rows("bus_failures")] == [
         ("envelope", "destination offline", 5),

@@ -41,7 +41,7 @@ def bus(data: ReportData) -> Section:
         f"{text.many(data.totals.get('twins'), 'twin')}"
     )
     if taken:
-        lost = ways.get("expired", 0) + ways.get("refused", 0)
+        lost = ways.get("refused", 0)
         reading += (
             f": {text.percent(ways.get('local', 0), taken)} went to a session at once, "
             f"{text.percent(ways.get('federated', 0), taken)} to another relay; {text.percent(lost, taken)} went nowhere"

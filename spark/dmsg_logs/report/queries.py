@@ -366,7 +366,7 @@ def talkers(read: Reader, since: int, until: int) -> pd.DataFrame:
 
 def bus(read: Reader, since: int, until: int, step: int) -> pd.DataFrame:
     """What became of the envelopes that relays took."""
-    ways = ("local", "stored", "federated", "expired", "refused")
+    ways = ("local", "stored", "federated", "refused")
     hours = _hours(read("envelopes_hourly"), since, until).groupBy(_bucket("second", step))
     found = _fetch(hours.agg(*(_total(way) for way in ways)), "at")
     return found.melt("at", var_name="way", value_name="count")

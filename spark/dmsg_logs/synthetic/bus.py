@@ -117,8 +117,8 @@ def make_bus(fleet: Fleet, rng: np.random.Generator, lines: int) -> Bus:
 
 def _amounts(rng: np.random.Generator, n: int) -> Ints:
     received, ingested, fetched = rng.poisson(300, n), rng.poisson(80, n), rng.poisson(6, n)
-    shares = rng.multinomial(received + ingested, [0.7, 0.05, 0.23, 0.005, 0.015])
-    columns = [received, ingested, shares[:, 0], shares[:, 1], fetched, *shares.T[2:]]
+    local, stored, federated, refused = rng.multinomial(received + ingested, [0.7, 0.05, 0.23, 0.02]).T
+    columns = [received, ingested, local, stored, fetched, federated, refused // 4, refused]
     return np.stack([*columns, (received + ingested) * 437], axis=1).astype(np.int64)
 
 

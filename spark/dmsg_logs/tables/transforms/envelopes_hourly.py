@@ -68,7 +68,7 @@ ENVELOPES_HOURLY: Final = Table(
         Column("fetched", "long", "envelopes taken from the store for a session that came"),
         Column("federated", "long", "envelopes given to federation"),
         Column("expired", "long", "envelopes left out because their time was over"),
-        Column("refused", "long", "envelopes that went nowhere"),
+        Column("refused", "long", "envelopes that went nowhere, those whose time was over when they came among them"),
         Column("bytes", "long", "of the envelopes received and ingested", "bytes"),
         Column("rate_limited", "long", "envelopes dropped because their twin sends too many"),
         Column("date", "date", "UTC date of the hour"),
