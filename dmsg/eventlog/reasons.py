@@ -223,10 +223,10 @@ class Reason(str, Enum):
     REJECTED_UNKNOWN = "remote relay rejected permanently: self twin not found!"
     REJECTED_NO_RELAY = "remote relay rejected permanently: relay is not set for this twin"
     ENVELOPE_MALFORMED = "envelope malformed"
-    NOT_ROUTED = "failed to route message"
-    STORE_FULL = "store full"
-    STORE_FAILED = "store failed"
-    QUEUE_FULL = "queue full"
+    NOT_ROUTED = "failed to route message to peer"
+    NO_TWIN_INFORMATION = "failed to get twin information"
+    TOO_LARGE = "message is too large"
+    OVERLOADED = "relay is overloaded, try again later"
 
     # --- attempts of federation, and what other relays are refused for ("timeout", "connection refused" … as above)
     TLS_FAILED = "TLS failed"
@@ -242,7 +242,6 @@ class Reason(str, Enum):
     NOT_CONNECTED = "not connected"
     ANSWERED_WITH_ERROR = "answered with an error"
     UNKNOWN_COMMAND = "unknown command"
-    HANDLER_FAILED = "handler failed"
     NO_MESSAGE = "no message"
     WRONG_DESTINATION = "wrong destination"
     UNSIGNED_SOURCE = "unsigned source"

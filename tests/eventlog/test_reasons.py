@@ -17,6 +17,7 @@ from dmsg.eventlog.reasons import Reason
 from dmsg.eventlog.schema import EVENTS, Event, describe_event
 from dmsg.mux.core.errors import REFUSED_BY_SERVER, SERVER_REFUSALS
 from dmsg.mux.core.wire import CloseReason, reason_name
+from dmsg.rmb.core.errors import RelayProblem
 
 PACKAGE = Path(__file__).parents[2] / "dmsg"
 #: Callable -> the position of the reason among its arguments.
@@ -93,6 +94,7 @@ def test_reasons_that_go_over_the_wire_are_listed() -> None:
     texts |= {error.text for error in (*DISCOVERY_ERRORS.values(), DiscoveryError, EntryRolledBack)}
     texts |= {*SERVER_REFUSALS, REFUSED_BY_SERVER}
     texts |= {f"message {number} does not open" for number in (1, 2, 3)}
+    texts |= {problem.text for problem in RelayProblem}
     assert {text for text in texts if Reason.of(text) is Reason.OTHER} == set()
 
 
