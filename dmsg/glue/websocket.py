@@ -24,6 +24,7 @@ from dmsg.address import HostPort
 from dmsg.errors import DmsgError, InvalidAddress, StageError
 from dmsg.glue.connecting import client_endpoint, connect_reason
 from dmsg.glue.shell import Owner, Shell
+from dmsg.sansio.core import Core
 from dmsg.sansio.websocket import Role, State, WebSocket, WebSocketConfig
 from dmsg.sansio.websocket_frames import CloseCode, WebSocketViolation
 from dmsg.sansio.websocket_handshake import ClientHandshake, WebSocketRefused, server_answer, wants_websocket
@@ -32,6 +33,8 @@ from dmsg.sansio.websocket_handshake import ClientHandshake, WebSocketRefused, s
 CLOSE_TIMEOUT_S: Final = 5.0
 #: From dialing to the end of the opening handshake, in seconds.
 CONNECT_TIMEOUT_S: Final = 10.0
+# An attribute of an enumeration takes a call in Python.
+_OPEN, _CLOSED = State.OPEN, State.CLOSED
 _PORTS: Final = {"ws": 80, "wss": 443}
 
 
@@ -39,7 +42,7 @@ class WebSocketShell(Shell):
     """A shell that ends its WebSocket with a close frame: after a violation, on :meth:`close`, and in answer to theirs.
 
     The owner gets messages as ``bytes`` (text messages as ``str``) and, when the other side closes,
-    :class:`~dmsg.sansio.websocket.Closed`; the connection then ends when the owner has flushed it. ``connection_lost``
+    :class:`~dmsg.sansio.websocket_frames.Closed`; the connection then ends when the owner has flushed it. ``connection_lost``
     comes at most ``CLOSE_TIMEOUT_S`` after a close frame of either side.
     """
 
@@ -48,35 +51,45 @@ class WebSocketShell(Shell):
     _closing_for: DmsgError | None = None
     _finished = False
 
+    def __init__(self, core: Core, owner: Owner, clock: IReactorTime) -> None:
+        super().__init__(core, owner, clock)
+        #: The core, once the opening handshake is over.
+        self.websocket = core if isinstance(core, WebSocket) else None
+
+    def become(self, core: Core, leftover: bytes) -> None:
+        """Go on with ``core``, beginning with the bytes that came behind what the old one needed."""
+        self.websocket = core if isinstance(core, WebSocket) else None
+        super().become(core, leftover)
+
     @property
     def open(self) -> bool:
         """Whether messages can be sent."""
-        return (
-            not self.lost and self.error is None and isinstance(self.core, WebSocket) and self.core.state is State.OPEN
-        )
+        core = self.websocket
+        return core is not None and core.state is _OPEN and self.error is None and not self.lost
 
     def send(self, message: bytes | str) -> None:
         """Queue a message for the next flush. It is dropped when the WebSocket is not :attr:`open`."""
-        if self.open:
-            self.core.send(message)
+        core = self.websocket
+        if core is not None and core.state is _OPEN and self.error is None and not self.lost:
+            core.send(message)
 
     @property
     def queued_bytes(self) -> int:
         """What the network has not taken yet, but for what the transport holds."""
-        return self.core.queued_bytes if isinstance(self.core, WebSocket) else 0
+        return 0 if self.websocket is None else self.websocket.queued_bytes
 
     def flush(self) -> None:
         """Write what there is; once both sides have closed and all is written, end the connection."""
         super().flush()
-        core = self.core
-        if isinstance(core, WebSocket) and core.state is State.CLOSED and not core.queued_bytes and not self._busy:
+        core = self.websocket
+        if core is not None and core.state is _CLOSED and not core.queued_bytes and not self._busy:
             self._finish(self._closing_for)
 
     def hold(self, reason: str, held: bool) -> None:
         """Stop reading for ``reason``, or go on. What is not read counts neither as silence nor as slow."""
         super().hold(reason, held)
-        if isinstance(self.core, WebSocket):
-            self.core.listening = not self._holds
+        if self.websocket is not None:
+            self.websocket.listening = not self._holds
 
     def close(self, error: DmsgError | None = None, *, code: int = CloseCode.NORMAL, reason: str = "") -> None:
         """Send a close frame behind what is queued; end the connection when theirs has come, or ``CLOSE_TIMEOUT_S`` later.
@@ -84,20 +97,20 @@ class WebSocketShell(Shell):
         ``code`` and ``reason`` (at most 123 bytes of UTF-8) are what the other side is told, ``error`` is what the owner's
         ``connection_lost`` is given.
         """
-        if not isinstance(self.core, WebSocket):
+        if self.websocket is None:
             super().close(error)
         elif not self.lost and self.error is None:
             self._closing_for = self._closing_for or error
-            self.core.close(code, reason)
+            self.websocket.close(code, reason)
             self._cut_later()
             self.flush()
 
     def fail(self, error: DmsgError) -> None:
         """End the connection at once, for ``error``; after a violation of theirs with a close frame, if the network takes it."""
-        core = self.core
+        core = self.websocket
         if self.lost or self.error is not None:
             return
-        if isinstance(core, WebSocket) and isinstance(error, WebSocketViolation) and not self.congested:
+        if core is not None and isinstance(error, WebSocketViolation) and not self.congested:
             core.give_up(error.code, error.reason)
             self._closing_for = error
             self._busy = False

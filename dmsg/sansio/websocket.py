@@ -89,6 +89,8 @@ class State(Enum):
     CLOSED = "closed"
 
 
+# An attribute of an enumeration takes a call in Python.
+_OPEN, _CLOSED = State.OPEN, State.CLOSED
 _TRANSITIONS: Final = {
     State.OPEN: {State.CLOSING, State.CLOSED},
     State.CLOSING: {State.CLOSED},
@@ -178,7 +180,7 @@ class WebSocket(Core):
 
     def send(self, message: bytes | str) -> None:
         """Queue a message: binary for ``bytes``, text for ``str``; ``LocalProtocolError`` once either side has closed."""
-        if self.state is not State.OPEN:
+        if self.state is not _OPEN:
             raise LocalProtocolError(f"the WebSocket is {self.state.value}")
         if isinstance(message, str):
             self._queue(FIN | TEXT, message.encode("utf-8"))
@@ -187,7 +189,7 @@ class WebSocket(Core):
 
     def ping(self, payload: bytes = b"") -> None:
         """Queue a ping with up to ``CONTROL_BYTES``; nothing tells of the pong but that bytes come."""
-        if self.state is State.OPEN:
+        if self.state is _OPEN:
             self._queue(FIN | PING, payload[:CONTROL_BYTES])
 
     def close(self, code: int = CloseCode.NORMAL, reason: str = "") -> None:
@@ -195,14 +197,14 @@ class WebSocket(Core):
 
         Silent when either side has closed already.
         """
-        if self.state is State.OPEN:
+        if self.state is _OPEN:
             self._queue(FIN | CLOSE, close_payload(code, reason))
             self.move(State.CLOSING)
 
     def give_up(self, code: int, reason: str) -> None:
         """Queue a close frame after a violation: nothing more is read, and theirs is not waited for."""
         self.close(code, reason)
-        if self.state is not State.CLOSED:
+        if self.state is not _CLOSED:
             self.move(State.CLOSED)
         self._forget()
 
@@ -214,7 +216,7 @@ class WebSocket(Core):
             return greeting
         if self._pong is not None:
             pong, self._pong = self._pong, None
-            if self.state is State.OPEN:
+            if self.state is _OPEN:
                 return self._frame_of(FIN | PONG, pong)
         out = self._out
         if self.queued_bytes <= WRITE_BYTES:
@@ -294,7 +296,7 @@ class WebSocket(Core):
             data = self._head + data
             self._head = b""
         mask_bit, end = self._mask_bit, len(data)
-        while self.state is not State.CLOSED:
+        while self.state is not _CLOSED:
             start = at + 2
             if start > end:
                 break
@@ -329,7 +331,7 @@ class WebSocket(Core):
                     else:
                         content = apply_mask(data[payload_at:stop], mask)
                     if first == 0x82:
-                        if self.state is State.OPEN:
+                        if self.state is _OPEN:
                             events.append(content)
                     else:
                         self._frame_done(first, content, now, events)
@@ -340,7 +342,7 @@ class WebSocket(Core):
                 if stop <= end:
                     at = stop
                     if first == 0x82:
-                        if self.state is State.OPEN:
+                        if self.state is _OPEN:
                             events.append(data[start:stop])
                     else:
                         self._frame_done(first, data[start:stop], now, events)
@@ -348,7 +350,7 @@ class WebSocket(Core):
             self._frame = bytearray(data[payload_at:])
             self._frame_head = (first, mask, stop - end)
             return
-        if at < end and self.state is not State.CLOSED:
+        if at < end and self.state is not _CLOSED:
             self._head = data[at:]
 
     def _check_first(self, first: int, size: int) -> None:
@@ -396,7 +398,7 @@ class WebSocket(Core):
             self._message_opcode = 0
             self._fragments = bytearray()
             self._room = self._config.max_message_bytes
-        if self.state is State.OPEN:
+        if self.state is _OPEN:
             events.append(payload if opcode == BINARY else read_text(payload))
 
     def _count_idle(self, now: float) -> None:
@@ -409,7 +411,7 @@ class WebSocket(Core):
 
     def _closed(self, payload: bytes, events: list[bytes | str | Closed]) -> None:
         closed = read_close(payload)
-        if self.state is State.OPEN:
+        if self.state is _OPEN:
             events.append(closed)
             self._queue(FIN | CLOSE, payload[:2])
         self.move(State.CLOSED)
@@ -428,7 +430,7 @@ class WebSocket(Core):
 
     def next_timeout(self) -> float | None:
         """When to look for silence and for slow messages."""
-        return None if self.state is State.CLOSED else self._due
+        return None if self.state is _CLOSED else self._due
 
     def handle_timeout(self, now: float) -> Sequence[object]:
         """Ping after a silence; raises ``KeepaliveLost`` or, for a message that takes too long, ``WebSocketViolation``."""
