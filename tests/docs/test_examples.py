@@ -106,6 +106,25 @@ def test_one_program_is_reached_in_both_protocols(terminal: Terminal) -> None:
         assert "p50" in terminal.run(command), command
 
 
+def test_two_services_of_the_message_bus_call_each_other(terminal: Terminal) -> None:
+    blocks = runnable_blocks(DOCS / "tutorial" / "rmb.rst")
+    port = str(free_port())
+    blocks = {name: body.replace("8080", port) for name, body in blocks.items()}
+    write(terminal, blocks)
+    assert [terminal.run(command) for command in commands(blocks["twins"])] == ["1\n", "2\n"]
+    (relay,) = commands(blocks["relay"])
+    terminal.start(relay, "rmb-relay runs, on")
+    (serve,) = commands(blocks["serve"])
+    terminal.start(serve, "shout is served by twin 1")
+    (call,) = commands(blocks["call"])
+    assert terminal.run(call).strip() in blocks["call"]
+    (greeter,) = commands(blocks["greeter"])
+    printed = terminal.start(greeter, "as expected")
+    assert printed.strip() == "\n".join(blocks["greeter"].strip().splitlines()[1:])
+    (back,) = commands(blocks["back"])
+    assert terminal.run(back).strip() == blocks["back"].strip().splitlines()[-1]
+
+
 def test_the_tests_that_are_shown(terminal: Terminal) -> None:
     write(terminal, runnable_blocks(DOCS / "howto" / "test-your-program.rst"))
     output = terminal.run("python -m pytest -q -p no:cacheprovider test_program.py test_memory.py")
