@@ -1,0 +1,164 @@
+"""Clients at the project's own relay."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from twisted.internet.defer import ensureDeferred
+
+from dmsg.rmb.client.errors import CallRefused
+from dmsg.rmb.client.handlers import Request
+from dmsg.rmb.core.address import SessionAddress
+from dmsg.rmb.core.errors import RelayProblem
+from dmsg.rmb.core.limiter import Limit
+from dmsg.rmb.core.limits import MAX_ENVELOPE_BYTES
+from dmsg.rmb.relay.api import make_site
+from dmsg.rmb.relay.limits import RelayLimits
+from dmsg.rmb.relay.service import RmbRelay
+from dmsg.rmb.relay.stores.open import open_queues
+
+CALLER, SERVICE = 1, 2
+
+
+class RealRelay:
+    """A relay at ``relay-PORT:PORT`` of the network in memory."""
+
+    def __init__(self, world: Any, port: int, limit: Limit | None) -> None:
+        self.url = f"ws://127.0.0.1:{port}"
+        self.port = port
+        self._world = world
+        self._store = open_queues("memory:", world.network)
+        self._relay = RmbRelay(
+            world.network,
+            world.registry,
+            self._store,
+            domains=frozenset({f"127.0.0.1:{port}"}),
+            limits=RelayLimits(),
+            limit=limit,
+            unix_time=world.now_s,
+        )
+        self._relay.startService()
+        self._listener = world.network.listenTCP(port, make_site(self._relay, world.network, {}))
+
+    def die(self) -> None:
+        """As a process that is killed."""
+        self._listener.stopListening()
+        for pipe in self._world.network.pipes_to(self.port):
+            pipe.b.abortConnection()
+
+    def stop(self) -> None:
+        self._listener.stopListening()
+        self._world.result(self._relay.stopService(), 100)
+        self._world.result(self._store.close())
+
+
+@pytest.fixture
+def real(world: Any) -> Iterator[Callable[..., RealRelay]]:
+    """``real(port=9000, limit=None)``: a relay, until the test ends."""
+    relays: list[RealRelay] = []
+
+    def make(port: int = 9000, limit: Limit | None = None) -> RealRelay:
+        relays.append(RealRelay(world, port, limit))
+        return relays[-1]
+
+    yield make
+    world.stop()
+    for relay in relays:
+        relay.stop()
+
+
+def serve(client: Any) -> list[bytes]:
+    handled: list[bytes] = []
+
+    @client.service("echo")
+    async def echo(request: Request) -> bytes:
+        handled.append(request.data)
+        return request.data
+
+    return handled
+
+
+def test_calls_are_answered_whatever_their_size(world: Any, real: Any) -> None:
+    relay = real()
+    serve(world.client(SERVICE, relay))
+    caller = world.client(CALLER, relay, session="s")
+    for size in (0, 1, 100, 70_000, MAX_ENVELOPE_BYTES - 300):
+        assert world.result(caller.call(SERVICE, "echo", bytes(size), timeout=5)).data == bytes(size)
+
+
+def test_when_one_of_two_relays_dies_every_call_is_answered_once(world: Any, real: Any) -> None:
+    first, second = real(9000), real(9001)
+    handled = serve(world.client(SERVICE, first, second))
+    caller = world.client(CALLER, first, second)
+    calls = []
+    for number in range(1000):
+        calls.append(ensureDeferred(caller.call(SERVICE, "echo", b"%d" % number, timeout=10)))
+        world.network.advance(0.0005)
+        if number == 500:
+            first.die()
+    world.settle(5)
+    assert [call.result.data for call in calls] == [b"%d" % number for number in range(1000)]
+    assert sorted(handled) == sorted(b"%d" % number for number in range(1000))
+
+
+def test_a_request_waits_for_a_twin_that_is_offline(world: Any, real: Any) -> None:
+    relay = real()
+    caller, service = world.client(CALLER, relay), world.make(SERVICE, relay)
+    handled = serve(service)
+    call = ensureDeferred(caller.call(SERVICE, "echo", b"late", timeout=30))
+    world.settle(10)
+    service.startService()
+    assert world.result(call).data == b"late"
+    assert handled == [b"late"]
+
+
+def test_with_fail_fast_a_call_of_a_twin_that_is_offline_ends_at_once(world: Any, real: Any) -> None:
+    relay = real()
+    world.registry.add(SERVICE, relays=["127.0.0.1:9000"])
+    caller = world.client(CALLER, relay)
+    with pytest.raises(CallRefused) as refused:
+        world.result(caller.call(SERVICE, "echo", timeout=30, tags="fail-fast"))
+    assert (refused.value.code, refused.value.text) == (RelayProblem.OFFLINE.code, RelayProblem.OFFLINE.text)
+    assert refused.value.source == SessionAddress(0)
+
+
+def test_a_twin_without_relays_ends_the_call_with_the_relays_words(world: Any, real: Any) -> None:
+    relay = real()
+    world.registry.add(SERVICE)
+    caller = world.client(CALLER, relay)
+    with pytest.raises(CallRefused, match=RelayProblem.NO_RELAYS.text):
+        world.result(caller.call(SERVICE, "echo", timeout=30))
+
+
+def test_a_call_over_the_rate_limit_goes_over_the_other_relay_and_else_ends_at_once(world: Any, real: Any) -> None:
+    first, second = real(9000, Limit(3, 100_000)), real(9001, Limit(2, 100_000))
+    serve(world.client(SERVICE, first, second))
+    caller = world.client(CALLER, first, second)
+    for _ in range(3):
+        world.result(caller.call(SERVICE, "echo", timeout=5))
+    # The service has used up what the first lets it send; its answers go over the other one only as errors do not tell it.
+    with pytest.raises(CallRefused, match="exceeded rate limits"):
+        for _ in range(3):
+            world.result(caller.call(SERVICE, "echo", timeout=5), 6)
+
+
+def test_the_newer_of_two_programs_with_one_session_is_called(world: Any, real: Any) -> None:
+    relay = real()
+    older, newer = world.client(SERVICE, relay), world.client(SERVICE, relay)
+    handled = serve(older), serve(newer)
+    caller = world.client(CALLER, relay)
+    world.result(caller.call(SERVICE, "echo", b"x", timeout=5))
+    assert handled == ([], [b"x"])
+
+
+def test_a_connection_that_is_idle_for_an_hour_is_still_there(world: Any, real: Any) -> None:
+    relay = real()
+    handled = serve(world.client(SERVICE, relay))
+    caller = world.client(CALLER, relay)
+    before = list(world.network.pipes)
+    world.settle(3600)
+    assert world.network.pipes == before
+    world.result(caller.call(SERVICE, "echo", b"x", timeout=5))
+    assert handled == [b"x"]
