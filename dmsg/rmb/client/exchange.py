@@ -55,7 +55,7 @@ from dmsg.rmb.core.limits import DEFAULT_TTL_S, MAX_ENVELOPE_BYTES
 from dmsg.rmb.core.replies import bounded_text, error_reply, response
 from dmsg.rmb.core.sender import Sender
 from dmsg.rmb.core.token import make_token
-from dmsg.rmb.core.twin import Twin
+from dmsg.rmb.core.twin import Twin, parse_relays
 from dmsg.rmb.core.wire import Envelope, parse_envelope
 from dmsg.rmb.interfaces import ITwinRegistry
 from dmsg.rmb.twins.errors import RegistryError
@@ -217,7 +217,7 @@ class Exchange:
         ours = EncryptionKey(self._key.secret)
         if self._publish is not False:
             wanted = () if self._publish is True else self._publish
-            hosts = tuple(wanted) or twin.relays or tuple(one.place for one in self.relays.connections)
+            hosts = tuple(wanted) or twin.relays or parse_relays("_".join(self.relays.places()))
             await self._registry.update(self._key, hosts, ours.public_key)
         elif twin.pk != ours.public_key:
             return None

@@ -23,7 +23,7 @@ class Lookups:
             return
         self._waiting[lookup] = connection
         self._counts[connection] += 1
-        if self._counts[connection] == self._limit:
+        if self._counts[connection] >= self._limit:  # above the limit it has been made anew meanwhile
             connection.hold(True)
         lookup.addBoth(self._over, lookup)
 

@@ -97,6 +97,10 @@ class Relays:
         """What is wrong with each relay that is not connected, by URL."""
         return {one.url: one.problem for one in self.connections if not one.is_connected}
 
+    def places(self) -> list[str]:
+        """Where the relays are: hosts, with a port where it is not the usual one."""
+        return [one.place for one in self.connections]
+
     @property
     def is_connected(self) -> bool:
         """Whether at least one relay is."""

@@ -36,10 +36,11 @@ from dmsg.rmb.client.connection import Connect
 from dmsg.rmb.client.errors import CallError, EnvelopeTooLarge, NoEncryptionKey
 from dmsg.rmb.client.exchange import Accepted, Exchange
 from dmsg.rmb.client.handlers import H, Handlers, Refusal, Reply, Request
+from dmsg.rmb.core.acceptance import check_texts
 from dmsg.rmb.core.address import SessionAddress
-from dmsg.rmb.core.errors import PeerCode
+from dmsg.rmb.core.errors import OverlongText, PeerCode
 from dmsg.rmb.core.keys import TwinKey
-from dmsg.rmb.core.limits import MAX_TTL_S
+from dmsg.rmb.core.limits import MAX_CONNECTION_BYTES, MAX_TTL_S
 from dmsg.rmb.core.wire import Envelope
 from dmsg.rmb.interfaces import ITwinRegistry
 
@@ -185,6 +186,12 @@ class RmbClient(Service):
             envelope.schema = schema
         if tags is not None:
             envelope.tags = tags
+        try:
+            check_texts(envelope)
+            if len((session or "").encode()) > MAX_CONNECTION_BYTES:
+                raise OverlongText("session")
+        except OverlongText as error:
+            raise ValueError(f"the {error.field} is too long") from None
         if self._failure is not None:
             self._failure.raiseException()
         started_s = self.reactor.seconds()

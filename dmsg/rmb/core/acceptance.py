@@ -128,7 +128,7 @@ class Receiver:
         kind = envelope.WhichOneof("message")
         if kind not in ("request", "response", "error"):
             raise NoMessage
-        _check_texts(envelope)
+        check_texts(envelope)
         from_relay = kind == "error" and not envelope.source.twin
         destination = SessionAddress.of(envelope.destination)
         # The public relay leaves the destination out of an error that came after its sender had gone.
@@ -177,7 +177,8 @@ class Receiver:
         return envelope.plain
 
 
-def _check_texts(envelope: Envelope) -> None:
+def check_texts(envelope: Envelope) -> None:
+    """Raise :class:`~dmsg.rmb.core.errors.OverlongText` for a text that no receiver takes."""
     for name, text, limit_bytes in (
         ("uid", envelope.uid, MAX_UID_BYTES),
         ("tags", envelope.tags, MAX_TAGS_BYTES),

@@ -251,6 +251,14 @@ def test_a_timeout_no_envelope_can_have_is_refused(world: Any, timeout: float) -
         world.result(caller.call(SERVICE, "echo", timeout=timeout))
 
 
+@pytest.mark.parametrize("field", ["command", "session", "schema", "tags"])
+def test_a_text_that_no_receiver_takes_is_refused(world: Any, field: str) -> None:
+    _, _, caller = pair(world)
+    texts = {"command": "echo", field: "ä" * 2000}
+    with pytest.raises(ValueError, match="too long"):
+        world.result(caller.call(SERVICE, timeout=5, **texts))
+
+
 def test_more_than_an_envelope_holds(world: Any) -> None:
     _, _, caller = pair(world)
     with pytest.raises(EnvelopeTooLarge) as large:
@@ -364,6 +372,16 @@ def test_relays_in_the_registry_stay_unless_others_are_named(world: Any) -> None
     assert world.registry.twins[CALLER].relays == ("relay.example",)
     world.client(CALLER, relay, publish=["b.example", "a.example"])
     assert world.registry.twins[CALLER].relays == ("a.example", "b.example")
+
+
+def test_a_relay_that_no_registry_can_hold_is_not_published(world: Any) -> None:
+    relay = world.relay()
+    relay.url = "ws://[::1]:9000"
+    world.registry.add(CALLER, with_key=False)
+    world.client(CALLER, relay)
+    twin = world.registry.twins[CALLER]
+    assert twin.relays == ()
+    assert twin.pk is not None
 
 
 def test_nothing_is_published_when_told_not_to(world: Any) -> None:
