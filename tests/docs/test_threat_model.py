@@ -7,6 +7,7 @@ import re
 import pytest
 import tables
 
+from dmsg.cli.rmb.serve import CONCURRENCY, OUTPUT_LIMIT_BYTES, TIME_LIMIT_S
 from dmsg.clients.limits import ListenerLimits
 from dmsg.discovery.limits import DiscoveryLimits
 from dmsg.discovery.listing import NETWORK_LIMIT
@@ -124,6 +125,10 @@ def test_each_weakness_of_the_reference_has_its_row() -> None:
         ("rmb-8", f"after {_RMB.slow_consumer_timeout_s:g} s without progress"),
         ("rmb-8", f"given up after {_RMB.dead_after_s:g} s"),
         ("rmb-15", f"{UNSERVED_COMMANDS:,} lists that no service has taken from, {UNSERVED_COMMANDS_OF_A_TWIN} of one"),
+        (
+            "rmb-19",
+            f"{CONCURRENCY} programs at a time, {TIME_LIMIT_S:g} s and {OUTPUT_LIMIT_BYTES / 2**20:.0f} MiB each",
+        ),
         ("client-1", "three are raced, six after three were overtaken, 32 at most"),
         ("client-3", f"{RELAYS_LIMIT} relays, two of a network"),
     ],
