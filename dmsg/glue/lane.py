@@ -42,6 +42,7 @@ class Lane(Generic[C]):
     With ``transaction`` the jobs of one go share a transaction (``BEGIN IMMEDIATE`` … ``COMMIT``), and are answered after
     it. A job that refuses raises ``refusal`` before it writes; whatever else goes wrong fails all jobs of the go with
     ``unavailable(text)``, and ``undone(connection)`` is called when their transaction has been taken back.
+    ``after(connection)`` is called after each go, and must not fail.
     """
 
     def __init__(
@@ -54,6 +55,7 @@ class Lane(Generic[C]):
         refusal: type[DmsgError],
         unavailable: Callable[[str], DmsgError],
         undone: Callable[[C], object] = lambda _: None,
+        after: Callable[[C], object] = lambda _: None,
     ) -> None:
         self._connection: Any = connection
         self._reactor = reactor
@@ -62,6 +64,7 @@ class Lane(Generic[C]):
         self._refusal = refusal
         self._unavailable = unavailable
         self._undone = undone
+        self._after = after
         self._waiting: deque[tuple[Callable[[C], Any], Deferred[Any]]] = deque()
         self._busy = False
         self._closing: Deferred[None] | None = None
@@ -112,6 +115,7 @@ class Lane(Generic[C]):
                 results.append(_Failed(error.with_traceback(None)))
         if self._transaction:
             self._connection.execute("COMMIT")
+        self._after(self._connection)
         return results
 
     def _finished(self, batch: list[tuple[Callable[[C], Any], Deferred[Any]]], results: list[Any]) -> None:

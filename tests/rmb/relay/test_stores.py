@@ -262,6 +262,41 @@ async def test_nothing_waits_longer_than_an_hour(reactor: Any) -> None:
     assert await texts(store, now=NOW + KEPT_S) == []
 
 
+MEMORY = """
+import os, sys
+from twisted.internet import reactor
+from dmsg.rmb.core.address import SessionAddress
+from dmsg.rmb.relay.stores.open import open_queues
+
+def resident():
+    return int(open("/proc/self/statm").read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+store = open_queues("memory:", reactor)
+before = resident()
+for number in range(6000):
+    store.push(SessionAddress(number % 50 + 1), bytes(16384), 1000.0, 1300.0, number % 7)
+for number in range(50):
+    store.push(SessionAddress(number + 1), bytes(1 << 20), 1000.0, 1300.0, number % 7)
+full = resident()
+for number in range(50):
+    while True:
+        found = []
+        store.read(SessionAddress(number + 1), None, 100, 1 << 20, 1001.0).addCallback(found.extend)
+        if not found:
+            break
+        store.delete(SessionAddress(number + 1), [one.id for one in found])
+print(full - before, resident() - before)
+"""
+
+
+@pytest.mark.system
+def test_memory_comes_back_when_many_and_large_envelopes_are_gone() -> None:
+    result = subprocess.run([sys.executable, "-c", MEMORY], capture_output=True, text=True, timeout=60, check=True)
+    grown, left = map(int, result.stdout.split())
+    assert grown > 100 << 20
+    assert left < 16 << 20
+
+
 WRITER = """
 import sys
 from twisted.internet import defer, reactor

@@ -7,6 +7,7 @@ live for minutes, and a synchronous write each would cost more than they are wor
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sqlite3
 from collections.abc import Callable, Iterable
@@ -17,6 +18,7 @@ from twisted.internet.defer import Deferred, succeed
 
 from dmsg.errors import ConfigError
 from dmsg.glue.lane import InThisThread, Lane
+from dmsg.glue.memory import give_memory_back
 from dmsg.rmb.core.address import SessionAddress
 from dmsg.rmb.relay.stores.base import KEPT_S, ROW_BYTES, QueueLimits, Stored, StoreError, StoreFull, StoreUnavailable
 
@@ -25,8 +27,9 @@ PURGE_ROWS: Final = 1000
 PURGE_INTERVAL_S: Final = 1.0
 #: Most rows that are looked at in one go to make room for others.
 EVICTED_ROWS: Final = 256
-#: Free pages are given back in steps of so many: 4 MiB.
-FREED_PAGES: Final = 1024
+#: What was used and is free is given back when so many bytes at most are left, and four times as many were there: making
+#: the database anew takes some 10 ms then.
+SHRUNK_BYTES: Final = 8 << 20
 #: "dmRq", which tells a file of ours from others.
 _APPLICATION_ID: Final = 0x646D5271
 _VERSION: Final = 1
@@ -82,6 +85,8 @@ class QueueTable:
 
     def __init__(self, connection: Connection, limits: QueueLimits) -> None:
         self._limits = limits
+        #: The most bytes there were since the database was made anew.
+        self._peak = 0
         self._purged_s = 0.0
         self.count(connection)
 
@@ -144,6 +149,16 @@ class QueueTable:
                 ).fetchall(),
             )
 
+    def shrink(self, connection: Connection) -> None:
+        """Give back what is free, if that is most of it. Not in a transaction."""
+        left = self._store.bytes
+        self._peak = max(self._peak, left)
+        if left <= SHRUNK_BYTES <= self._peak // 4:
+            self._peak = left
+            with contextlib.suppress(sqlite3.Error):  # for want of room on the disk
+                connection.execute("VACUUM")
+            give_memory_back()
+
     def _make_room(
         self,
         connection: Connection,
@@ -189,8 +204,6 @@ class QueueTable:
                 (now, PURGE_ROWS),
             ).fetchall(),
         )
-        if connection.execute("PRAGMA freelist_count").fetchall()[0][0] > FREED_PAGES:
-            connection.execute(f"PRAGMA incremental_vacuum({FREED_PAGES})").fetchall()
 
     def _delete(self, connection: Connection, rows: list[tuple[int, str, int, int]]) -> None:
         connection.executemany("DELETE FROM waiting WHERE id = ?", [row[:1] for row in rows])
@@ -224,7 +237,6 @@ def _open(path: str) -> Connection:
         )
         if tables and (application, version) != (_APPLICATION_ID, _VERSION):
             raise ConfigError("store", f"{path} is not a store of waiting envelopes of this version")
-        connection.execute("PRAGMA auto_vacuum = INCREMENTAL")
         # The counts are in memory: two processes on one file would both be wrong.
         connection.execute("PRAGMA locking_mode = EXCLUSIVE")
         connection.execute("PRAGMA journal_mode = WAL")
@@ -264,6 +276,7 @@ class SqliteQueues:
             refusal=StoreError,
             unavailable=StoreUnavailable,
             undone=self._table.count,
+            after=self._table.shrink,
         )
         self._attached: set[SessionAddress] = set()
 
