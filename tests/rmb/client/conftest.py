@@ -149,6 +149,7 @@ class FakeRelay(Factory):
         self.stored: dict[SessionAddress, list[bytes]] = {}
         self._network = network
         self._listener = network.listenTCP(port, self)
+        self.is_listening = True
 
     def now_s(self) -> float:
         return self.epoch_s + self.clock.seconds()
@@ -168,12 +169,14 @@ class FakeRelay(Factory):
     def die(self) -> None:
         """As a process that is killed: no listener, all connections reset, nothing kept."""
         self._listener.stopListening()
+        self.is_listening = False
         self.stored.clear()
         for pipe in self._network.pipes_to(self.port):
             pipe.b.abortConnection()
 
     def come_back(self) -> None:
         self._listener = self._network.listenTCP(self.port, self)
+        self.is_listening = True
 
     def drop_connections(self) -> None:
         """All connections are reset; the listener stays."""
