@@ -98,6 +98,9 @@ class Handlers:
         if request.command not in self._handlers:
             respond(_UNKNOWN)
             return
+        if self._stopped:
+            respond(_BUSY)
+            return
         ends_at = self._clock.seconds() + request.remaining_s
         # With a place free, whoever waits has all of its own taken: so nobody is overtaken here.
         if len(self._working) < self._limit and self._may(request.source.twin):
@@ -158,7 +161,8 @@ class Handlers:
     async def _answer(self, request: Request, respond: Respond) -> None:
         try:
             answer: object = await self._handlers[request.command](request)
-            respond(answer if isinstance(answer, Reply) else Reply(bytes(answer)))  # type: ignore[call-overload]
+            # A memoryview is of what is bytes already: bytes(5) would be five of them.
+            respond(answer if isinstance(answer, Reply) else Reply(bytes(memoryview(answer))))  # type: ignore[arg-type]
         except Refusal as refusal:
             respond(refusal)
         except CancelledError:
