@@ -24,7 +24,7 @@ from dmsg.rmb.core.keys import TwinKey
 from dmsg.rmb.key_file import read_twin_key
 from dmsg.rmb.peer.errors import RedisAway
 from dmsg.rmb.twins.errors import RegistryError
-from dmsg.rmb.twins.table import SqliteRegistry
+from dmsg.rmb.twins.open import check_registry, open_registry
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -41,10 +41,11 @@ class Network:
     out: Output
     verbose: bool
     key: TwinKey | None = None
-    registry: str = ""
+    registry: str | None = None
     relays: tuple[str, ...] = ()
     allow_plain: bool = False
     redis: RedisAddress | None = None
+    substrate: tuple[str, ...] = ()
 
     def execute(self, make: Callable[[Any], Coroutine[Any, Any, None]]) -> None:
         """Run a coroutine function of the reactor, and leave with its exit code."""
@@ -63,7 +64,7 @@ class Network:
     async def client(self, reactor: Any, *, session: str | None, config: RmbConfig) -> AsyncIterator[RmbClient]:
         """A client that runs inside of the block."""
         assert self.key is not None
-        registry = SqliteRegistry(self.registry, reactor)
+        registry = open_registry(reactor, self.registry, self.substrate)
         client = RmbClient(
             reactor,
             self.key,
@@ -87,6 +88,9 @@ def network_options(function: F) -> F:
     @click.option("--key", "key_file", metavar="FILE", help="The key file of our twin.")
     @click.option("--registry", metavar="FILE", help="The registry of twins.")
     @click.option(
+        "--substrate", metavar="URL", multiple=True, help="A node of tfchain, wss://host, in place of a registry file."
+    )
+    @click.option(
         "--relay", "relays", metavar="URL", multiple=True, help="A relay, as in ws://127.0.0.1:8080; up to four."
     )
     @click.option(
@@ -102,6 +106,7 @@ def network_options(function: F) -> F:
     def wrapped(
         key_file: str | None,
         registry: str | None,
+        substrate: tuple[str, ...],
         relays: tuple[str, ...],
         allow_plain: bool,
         redis: str | None,
@@ -110,7 +115,7 @@ def network_options(function: F) -> F:
         **options: Any,
     ) -> Any:
         try:
-            network = _network(out, verbose, key_file, registry, relays, allow_plain, redis)
+            network = _network(out, verbose, key_file, registry, substrate, relays, allow_plain, redis)
         except DmsgError as error:
             out.leave(error)
         return function(network, **options)
@@ -123,11 +128,18 @@ def _network(
     verbose: bool,
     key_file: str | None,
     registry: str | None,
+    substrate: tuple[str, ...],
     relays: tuple[str, ...],
     allow_plain: bool,
     redis: str | None,
 ) -> Network:
-    direct = {"key": key_file, "registry": registry, "relay": relays, "allow-plain": allow_plain}
+    direct = {
+        "key": key_file,
+        "registry": registry,
+        "substrate": substrate,
+        "relay": relays,
+        "allow-plain": allow_plain,
+    }
     if redis is not None:
         for name, given in direct.items():
             if given:
@@ -136,10 +148,12 @@ def _network(
             return Network(out, verbose, redis=RedisAddress.parse(redis))
         except InvalidAddress as error:
             raise ConfigError("redis", str(error)) from None
-    for name in ("key", "registry", "relay"):
-        if not direct[name]:
-            raise ConfigError(name, f"must be given (--{name}), or --redis")
-    return Network(out, verbose, read_twin_key(key_file or ""), registry or "", relays, allow_plain)
+    if not key_file:
+        raise ConfigError("key", "must be given (--key), or --redis")
+    check_registry(registry, substrate)
+    if not relays:
+        raise ConfigError("relay", "must be given (--relay), or --redis")
+    return Network(out, verbose, read_twin_key(key_file), registry, relays, allow_plain, substrate=substrate)
 
 
 def failure(error: DmsgError) -> CommandError:

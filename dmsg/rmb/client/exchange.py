@@ -19,6 +19,7 @@ from typing import Protocol as TypingProtocol
 
 from twisted.internet.defer import CancelledError, Deferred, ensureDeferred
 from twisted.internet.task import deferLater
+from twisted.logger import Logger
 from twisted.python.failure import Failure
 
 from dmsg.crypto.keys import Random
@@ -64,6 +65,7 @@ from dmsg.sansio.jitter import Jitter
 from dmsg.sansio.rate import TokenBucket
 from dmsg.sansio.websocket import WebSocketConfig
 
+_log = Logger()
 #: Answers with an error to requests that were refused, a second: what is forged makes us sign no more than this.
 _REFUSALS_PER_S: Final = 200.0
 #: The pauses between attempts to find out our own twin, in seconds.
@@ -198,8 +200,9 @@ class Exchange:
             try:
                 encryption = await self._introduce()
                 break
-            except RegistryError:
+            except RegistryError as error:
                 failures += 1
+                _log.warn("our twin is not known or not published yet: {error}", error=error)
                 await deferLater(self._clock, backoff.pause_s(failures, self._uniform))
         plain = self._allow_plain
         self._sender = Sender(self.address, self._key, encryption, self._random, allow_plain=plain)
@@ -218,7 +221,13 @@ class Exchange:
         if self._publish is not False:
             wanted = () if self._publish is True else self._publish
             hosts = tuple(wanted) or twin.relays or parse_relays("_".join(self.relays.places()))
-            await self._registry.update(self._key, hosts, ours.public_key)
+            try:
+                await self._registry.update(self._key, hosts, ours.public_key)
+            except RegistryError as error:
+                # A transaction that the chain does not take is no reason to be deaf to those who have our key already.
+                if twin.pk != ours.public_key:
+                    raise
+                _log.warn("our relays are not published: {error}", error=error)
         elif twin.pk != ours.public_key:
             return None
         return ours

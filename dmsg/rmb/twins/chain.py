@@ -24,9 +24,9 @@ from dmsg.rmb.twins.substrate import Substrate
 from dmsg.sansio.backoff import Backoff
 
 #: A transaction is final after some 20 seconds; the chain may have stopped to make blocks final.
-FINAL_S: Final = 120.0
-#: Transactions that are tried for one update, at least; and the pauses in between.
-UPDATE_TRIALS: Final = 4
+FINAL_S: Final = 90.0
+#: No trial of an update begins after so long; and the pauses between two trials.
+UPDATE_S: Final = 60.0
 UPDATE_PAUSES: Final = Backoff(first_s=2.0, limit_s=30.0)
 #: What a node says of a transaction that will not become final.
 _FAILED: Final = {"invalid", "dropped", "usurped", "finalityTimeout"}
@@ -77,29 +77,27 @@ class ChainRegistry:
     async def update(self, key: TwinKey, relays: Iterable[str], pk: bytes | None) -> None:
         """See :class:`~dmsg.rmb.interfaces.ITwinRegistry`. The chain keeps no ports, so they are left out.
 
-        Returns when the change is final. Takes :data:`UPDATE_TRIALS` times :data:`FINAL_S` at most, or a little more when
-        nodes do not answer.
+        Returns when the change is final. Is tried for :data:`UPDATE_S`, and the last trial may take :data:`FINAL_S`, or a
+        little more when nodes do not answer.
         """
         text = format_relays(relay.partition(":")[0] for relay in relays)
         number = await self.find(key.account)
         if number is None:
             raise NoSuchAccount(key.account)
         wanted = Twin(number, key.account, parse_relays(text), pk)
-        problem: RegistryError | None = None
-        for failures in range(max(UPDATE_TRIALS, self._substrate.trials)):
-            if failures:
-                await deferLater(self._clock, UPDATE_PAUSES.pause_s(failures, self._uniform))
+        end, failures = self._clock.seconds() + UPDATE_S, 0
+        while True:
             try:
                 await self._substrate.ask(lambda node: self._update(node, key, wanted, text), trials=1)
             except RegistryError as error:
-                problem = error
-                if error.reason == "closed":
-                    break
+                failures += 1
+                pause_s = UPDATE_PAUSES.pause_s(failures, self._uniform)
+                if error.reason == "closed" or self._clock.seconds() + pause_s > end:
+                    raise
             else:
                 self._cache.forget(number)
                 return
-        assert problem is not None
-        raise problem
+            await deferLater(self._clock, pause_s)
 
     async def close(self) -> None:
         """See :class:`~dmsg.rmb.interfaces.ITwinRegistry`."""

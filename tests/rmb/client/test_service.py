@@ -24,6 +24,7 @@ from dmsg.rmb.client.handlers import Refusal, Reply, Request
 from dmsg.rmb.core.address import SessionAddress
 from dmsg.rmb.core.e2e import EncryptionKey
 from dmsg.rmb.core.errors import PeerCode
+from dmsg.rmb.twins.errors import RegistryError
 
 from .conftest import key_of
 
@@ -382,6 +383,23 @@ def test_a_relay_that_no_registry_can_hold_is_not_published(world: Any) -> None:
     twin = world.registry.twins[CALLER]
     assert twin.relays == ()
     assert twin.pk is not None
+
+
+def test_relays_that_cannot_be_published_do_not_stop_who_is_known(world: Any) -> None:
+    relay = world.relay()
+
+    async def refuse(*_: object) -> None:
+        raise RegistryError("unavailable", "Inability to pay some fees")
+
+    world.registry.update = refuse
+    world.registry.add(CALLER, relays=["old.example"])
+    world.result(world.client(CALLER, relay, publish=["new.example"]).when_ready())
+    world.registry.add(SERVICE, with_key=False)
+    unknown = ensureDeferred(world.client(SERVICE, relay).when_ready())
+    world.settle(10)
+    assert not unknown.called
+    del world.registry.update
+    world.result(unknown, 31)
 
 
 def test_nothing_is_published_when_told_not_to(world: Any) -> None:
