@@ -263,7 +263,7 @@ class RmbRelay(Service):
     def flushed(self, shell: Shell) -> None:
         """Read on from the store when all that was read before is written."""
         session = shell.core
-        if isinstance(session, Session) and session.stored and not session.queue:
+        if type(session) is Session and session.stored and not session.queue:
             self.delivery.fetch(session)
 
     def connection_lost(self, shell: Shell, error: DmsgError | None, reason: Failure) -> None:
