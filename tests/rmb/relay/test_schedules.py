@@ -8,7 +8,6 @@ from typing import Any
 
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-
 from twisted.internet.defer import Deferred
 
 from dmsg.rmb.core.address import SessionAddress
