@@ -30,6 +30,7 @@ from twisted.logger import Logger
 from twisted.python.failure import Failure
 
 from dmsg.address import RedisAddress
+from dmsg.glue.waiters import Waiters
 from dmsg.rmb.core.address import SessionAddress
 from dmsg.rmb.core.errors import MalformedEnvelope
 from dmsg.rmb.core.lifetime import remaining
@@ -199,6 +200,9 @@ class RedisQueues:
         self._replaced: Callable[[SessionAddress], None] = lambda _: None
         self._closed = False
         self._measured_at: float | None = None
+        self._measuring = False
+        #: Pushes that wait until it is known how full the Redis is.
+        self._measured: Waiters[None] = Waiters()
         self._full = False
         self._calls: dict[str, IDelayedCall] = {}
         self._running: dict[str, Deferred[None]] = {}
@@ -214,45 +218,64 @@ class RedisQueues:
     async def _push(self, session: SessionAddress, data: bytes, now: float, expires_at: float, source: int) -> bool:
         if expires_at <= now:
             return False
-        limits, size = self._limits, len(data) + ROW_BYTES
-        if size > limits.queue_bytes:
+        if len(data) + ROW_BYTES > self._limits.queue_bytes:
             raise StoreFull("queue")
-        await self._measure()
-        why = await self._eval(
-            _PUSH,
-            [
-                _stream(session),
-                _at(session),
-                _told(session),
-                f"dmsg.rmb.queues:{session.twin}",
-                f"dmsg.rmb.from:{source}",
-            ],
-            data,
-            limits.queue_envelopes,
-            limits.queue_bytes,
-            int(KEPT_S),
-            source,
-            limits.source_bytes,
-            size,
-            self._inbox,
-            str(session),
-            QUEUES_OF_TWIN,
-            _OLDEST_S,
-        )
+        if self._measuring:
+            await self._measured.wait()
+            pushing = self._start_push(session, data, source)
+        else:
+            try:
+                await self._measure()
+                pushing = self._start_push(session, data, source)
+            finally:
+                self._measured.fire(None)  # behind our own: they come in the order in which they were pushed
+        why = await pushing
         if why:
             raise StoreFull(why.decode("ascii"))
         return True
 
+    def _start_push(self, session: SessionAddress, data: bytes, source: int) -> Deferred[bytes]:
+        if self._full:
+            raise StoreFull("store")
+        limits = self._limits
+        keys = [
+            _stream(session),
+            _at(session),
+            _told(session),
+            f"dmsg.rmb.queues:{session.twin}",
+            f"dmsg.rmb.from:{source}",
+        ]
+        return Deferred.fromCoroutine(
+            self._eval(
+                _PUSH,
+                keys,
+                data,
+                limits.queue_envelopes,
+                limits.queue_bytes,
+                int(KEPT_S),
+                source,
+                limits.source_bytes,
+                len(data) + ROW_BYTES,
+                self._inbox,
+                str(session),
+                QUEUES_OF_TWIN,
+                _OLDEST_S,
+            )
+        )
+
     async def _measure(self) -> None:
         """Look how much memory the Redis uses, from time to time."""
         now = self._reactor.seconds()
-        if self._measured_at is None or now - self._measured_at >= _MEMORY_EVERY_S:
-            self._measured_at = now
+        if self._measured_at is not None and now - self._measured_at < _MEMORY_EVERY_S:
+            return
+        self._measured_at = now
+        self._measuring = True
+        try:
             info = await self._call("info", "memory")
-            most = min(self._limits.redis_bytes, int(info["maxmemory"]) or self._limits.redis_bytes)
-            self._full = int(info["used_memory"]) >= most
-        if self._full:
-            raise StoreFull("store")
+        finally:
+            self._measuring = False
+        most = min(self._limits.redis_bytes, int(info["maxmemory"]) or self._limits.redis_bytes)
+        self._full = int(info["used_memory"]) >= most
 
     def read(
         self, session: SessionAddress, after: str | None, limit: int, max_bytes: int, now: float
