@@ -57,7 +57,7 @@ def report_data(seed: int = 1, relays: int = 12) -> ReportData:
         },
         **{"handshakes_failed": 1202, "refusals": 8_022, "bytes": sum(row["bytes"] for row in rows["relays"])},
         **{"dials": 84_122, "dials_ok": 82_010, "resumptions": 600, "abuse_keys": 9, "abuse_flagged": 2},
-        **{"bus_relays": 2, "twins": 31},
+        **{"bus_relays": 2, "envelopes": 1_030_000, "twins": 31},
         **{"nodes": 40, "gaps": 3, "gap_lines": 410, "late_lines": 25_242, "events_dropped": 36, "unended": 4},
     }
     frames = {name: pd.DataFrame(rows[name], columns=list(columns)) for name, columns in FRAMES.items()}

@@ -59,6 +59,10 @@ def hour(relay: str, at: int, **figures: int) -> dict[str, Any]:
     return {"relay": relay, "protocol": protocol, "hour": moment(at), "date": date(at), **counted, **figures}
 
 
+def ways(federated: int) -> dict[str, int]:
+    return {"ingested": 2, "local": 5, "stored": 1, "federated": federated, "refused": 1}
+
+
 def event(name: str, at: float, **fields: Any) -> dict[str, Any]:
     return {"event": name, "ts": at, "date": date(at), **fields}
 
@@ -166,7 +170,7 @@ def small_fleet() -> Rows:
             for relay, value, days in ((RELAY, 10.0, 2), (OTHER_RELAY, 20.0, 1))
         ],
         "envelopes_hourly": [
-            {"relay": "r1", "hour": moment(at), "date": date(at), "local": 5, "stored": 1, "federated": n, "refused": 1}
+            {"relay": "r1", "hour": moment(at), "date": date(at), "received": 9, **ways(n)}
             for at, n in ((DAY, 3), (DAY + 60 * 60, 2), (next_day, 1))
         ],
         "twin_sessions": [
@@ -406,7 +410,7 @@ def test_lines_of_the_bus_alone_give_a_page(spark: SparkSession) -> None:
     names = ("accounts", "envelopes_hourly", "twin_sessions", "federation_hourly", "rmb_failures", "calls_hourly")
     page = render(gather(Tables(spark, {name: fleet[name] for name in names}).read))
 
-    assert "1 relay of it took 27 envelopes for 2 twins" in page
+    assert "1 relay of it took 33 envelopes for 2 twins" in page
     assert "No relay has written anything yet." in page
 
 

@@ -239,7 +239,9 @@ class RelayConnection:
     def connection_lost(self, shell: Shell, error: DmsgError | None, reason: Failure) -> None:
         """Go over to the next attempt."""
         self._shell = None
-        if not self.problem:
+        if self._work is None:
+            self.problem, self.reason = "closed", Reason.CLOSED
+        elif not self.problem:
             self._explain(error)
         self._owner.lost(self)
         self._over.fire(None)

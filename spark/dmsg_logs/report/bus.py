@@ -35,7 +35,7 @@ def bus(data: ReportData) -> Section:
     ways: dict[str, float] = {}
     for row in rows:
         ways[str(row["way"])] = ways.get(str(row["way"]), 0) + text.of(row["count"])
-    taken = sum(ways.values())
+    taken = text.of(data.totals.get("envelopes"))
     reading = (
         f"{text.many(data.totals.get('bus_relays'), 'relay')} of it took {text.many(taken, 'envelope')} for "
         f"{text.many(data.totals.get('twins'), 'twin')}"

@@ -125,7 +125,10 @@ def totals(read: Reader, since: int, until: int) -> dict[str, float]:
         read("connections")
         .where(_days(since, until) & (F.col("role") == "server"))
         .agg(F.countDistinct("remote").alias("clients")),
-        _hours(read("envelopes_hourly"), since, until).agg(F.countDistinct("relay").alias("bus_relays")),
+        _hours(read("envelopes_hourly"), since, until).agg(
+            F.countDistinct("relay").alias("bus_relays"),
+            F.coalesce(F.sum(F.col("received") + F.col("ingested")), F.lit(0)).alias("envelopes"),
+        ),
         read("twin_sessions")
         .where(_days(since, until) & (F.col("role") == "server"))
         .agg(F.countDistinct("twin").alias("twins")),
