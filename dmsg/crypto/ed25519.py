@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import Final
 
 from cryptography.exceptions import InvalidSignature as _Refused
@@ -49,6 +50,10 @@ class SigningKey:
         return self._key.sign(message)
 
 
+#: What is checked is mostly of the same parties. A key takes some 300 bytes.
+_public_key = lru_cache(maxsize=1024)(Ed25519PublicKey.from_public_bytes)
+
+
 def verify(public_key: bytes, message: bytes, signature: bytes) -> None:
     """Raise :class:`~dmsg.crypto.errors.InvalidSignature` unless ``public_key`` (32 bytes) signed ``message``.
 
@@ -57,6 +62,6 @@ def verify(public_key: bytes, message: bytes, signature: bytes) -> None:
     try:
         if public_key[:31] + bytes((public_key[31] & 0x7F,)) in _WEAK_KEYS:
             raise InvalidSignature("the key is of small order")
-        Ed25519PublicKey.from_public_bytes(public_key).verify(signature, message)
+        _public_key(public_key).verify(signature, message)
     except (_Refused, ValueError, IndexError):
         raise InvalidSignature("the signature is not this key's") from None

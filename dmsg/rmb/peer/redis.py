@@ -15,7 +15,7 @@ from twisted.internet.defer import TimeoutError as NotInTime
 from dmsg.address import RedisAddress
 from dmsg.errors import ConfigError
 from dmsg.glue.connecting import client_endpoint
-from dmsg.glue.sockets import tune_socket
+from dmsg.glue.sockets import tune_socket, write_at_once
 from dmsg.rmb.peer.errors import RedisAway, RedisRefused
 
 #: A command that is not answered in so long ends its connection, in seconds: Redis answers in microseconds.
@@ -76,6 +76,7 @@ class _Tuned:
     def connect(self, factory: Any) -> Deferred[Any]:
         def tune(protocol: Any) -> Any:
             tune_socket(protocol.transport)
+            write_at_once(protocol.transport)
             return protocol
 
         connecting: Deferred[Any] = self._endpoint.connect(factory)
@@ -119,6 +120,9 @@ class RedisLink:
         """The connection, once there is one; ``RedisAway`` after ``wait_s``, or if Redis wants other credentials."""
         if self._factory.stopped and not self._closed:
             self._factory = self._open()
+        for connection in self._factory.pool:  # the library would take a Deferred, a timer and a draw for it
+            if connection.connected:
+                return connection
         try:
             return await self._factory.getConnection(peek=True).addTimeout(wait_s, self._reactor)
         except (NotInTime, self._library.RedisError):
