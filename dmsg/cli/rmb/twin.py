@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Iterable
 from typing import Any
 
@@ -10,26 +11,24 @@ import click
 
 from dmsg.cli.exits import CommandError, Exit
 from dmsg.cli.output import Output
+from dmsg.cli.runner import run
 from dmsg.cli.settings import output_options
-from dmsg.errors import DmsgError
+from dmsg.errors import ConfigError, DmsgError
 from dmsg.rmb.core.e2e import EncryptionKey
 from dmsg.rmb.core.keys import KeyType
 from dmsg.rmb.core.twin import Twin
 from dmsg.rmb.key_file import make_twin_key, read_twin_key
+from dmsg.rmb.twins.open import check_registry, open_registry
 from dmsg.rmb.twins.table import TwinTable
-
-registry_option = click.option(
-    "--registry", metavar="FILE", required=True, help="The registry of twins; made if it is missing."
-)
 
 
 @click.group()
 def twin() -> None:
-    """Twins in a registry file that the processes of a host share."""
+    """Twins in a registry file, which the processes of a host share, or on tfchain."""
 
 
 @twin.command()
-@registry_option
+@click.option("--registry", metavar="FILE", required=True, help="The registry of twins; made if it is missing.")
 @click.option("--key", "key_file", metavar="FILE", required=True, help="The twin's key file; made if it is missing.")
 @click.option(
     "--relay",
@@ -69,18 +68,38 @@ def create(registry: str, key_file: str, relays: Iterable[str], key_type: str, o
 
 @twin.command()
 @click.argument("number", metavar="[TWIN]", type=click.IntRange(1), required=False)
-@registry_option
+@click.option("--registry", metavar="FILE", help="The registry of twins.")
+@click.option(
+    "--substrate", metavar="URL", multiple=True, help="A node of tfchain, wss://host, in place of a registry file."
+)
 @output_options
-def show(number: int | None, registry: str, out: Output, verbose: bool) -> None:
-    """Print what the registry has of TWIN, or of all twins: number, account, relays, encryption key."""
+def show(number: int | None, registry: str | None, substrate: tuple[str, ...], out: Output, verbose: bool) -> None:
+    """Print what the registry has of TWIN, or a file of all twins: number, account, relays, encryption key."""
     try:
-        table = TwinTable(registry)
-        found = [table.get(one) for one in (table.numbers() if number is None else [number])]
+        check_registry(registry, substrate)
+        if registry:
+            table = TwinTable(registry)
+            _print(out, [table.get(one) for one in (table.numbers() if number is None else [number])], number)
+        elif number is None:
+            raise ConfigError("substrate", "a chain has too many twins to show all: say which")
+        else:
+            sys.exit(run(lambda reactor: _ask(out, reactor, substrate, number), out, verbose=verbose))
     except DmsgError as error:
         out.leave(error)
+
+
+async def _ask(out: Output, reactor: Any, substrate: tuple[str, ...], number: int) -> None:
+    chain = open_registry(reactor, None, substrate)
+    try:
+        _print(out, [await chain.get(number)], number)
+    finally:
+        await chain.close()
+
+
+def _print(out: Output, found: list[Twin | None], number: int | None) -> None:
     twins = [one for one in found if one is not None]
     if number is not None and not twins:
-        out.leave(CommandError(f"there is no twin {number}", Exit.NOT_FOUND, {"twin": number}))
+        raise CommandError(f"there is no twin {number}", Exit.NOT_FOUND, {"twin": number})
     for one in twins:
         out.result(_as_json(one))
     rows = [(str(one.id), one.account.hex(), ",".join(one.relays), (one.pk or b"").hex()) for one in twins]

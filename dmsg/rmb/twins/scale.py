@@ -93,11 +93,11 @@ class Reader:
 
     def each(self, read: Callable[[], object]) -> None:
         """Call ``read``, which takes a byte at least, for each thing of a list."""
-        for _ in range(self.compact()):
-            before = self.at
+        count = self.compact()
+        if count > len(self.data) - self.at:
+            raise MalformedAnswer("it ends too early")
+        for _ in range(count):
             read()
-            if self.at == before:
-                raise MalformedAnswer("a list of nothing")
 
 
 def compact(number: int) -> bytes:

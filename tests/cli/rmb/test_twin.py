@@ -6,6 +6,7 @@ import json
 import sys
 
 import pytest
+import pytest_twisted
 from click.testing import CliRunner
 
 from dmsg.cli.main import group
@@ -13,6 +14,8 @@ from dmsg.rmb.core.e2e import EncryptionKey
 from dmsg.rmb.core.twin import Twin
 from dmsg.rmb.key_file import read_twin_key
 from dmsg.rmb.twins.table import TwinTable
+from dmsg.testing.process import Process
+from tests.rmb.twins.fake_node import Chain, FakeNode
 
 
 def dmsg(*arguments):
@@ -78,6 +81,38 @@ def test_a_twin_that_is_missing_is_not_found(tmp_path):
     result = dmsg("rmb", "twin", "show", "7", "--registry", tmp_path / "twins", "--json")
     assert result.exit_code == 3
     assert json.loads(result.stderr)["twin"] == 7
+
+
+@pytest.mark.parametrize(
+    ("arguments", "problem"),
+    [
+        ((), "registry: must be given, or substrate"),
+        (("--registry", "r", "--substrate", "ws://a"), "registry: cannot be given together with substrate"),
+        (("--substrate", "http://a"), "substrate: must be ws://"),
+        (("--substrate", "ws://a"), "substrate: a chain has too many twins"),
+    ],
+)
+def test_show_needs_one_registry(arguments, problem):
+    result = dmsg("rmb", "twin", "show", *arguments)
+    assert result.exit_code == 2
+    assert problem in result.stderr and len(result.stderr.splitlines()) == 1
+
+
+@pytest_twisted.ensureDeferred
+async def test_show_prints_a_twin_of_the_chain(reactor):
+    chain = Chain()
+    chain.twin(7, bytes(32), "r.example")
+    node = FakeNode(reactor, chain, 0, "127.0.0.1")
+    url = f"ws://127.0.0.1:{node.port.getHost().port}"
+    show = [sys.executable, "-m", "dmsg.cli.main", "rmb", "twin", "show", "--substrate", url, "--json"]
+    async with Process(reactor, [*show, "7"]) as found:
+        line = await found.line("{")
+        assert await found.ended() == 0
+    assert json.loads(line.string) == {"twin": 7, "account": "00" * 32, "relays": ["r.example"], "pk": None}
+    async with Process(reactor, [*show, "8"]) as missing:
+        assert await missing.ended() == 3
+    assert json.loads(missing.output)["twin"] == 8
+    await node.close()
 
 
 def test_missing_packages_are_named_in_one_line(monkeypatch, tmp_path):

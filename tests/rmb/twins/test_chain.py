@@ -6,6 +6,7 @@ import itertools
 import json
 
 import pytest
+from twisted.internet.defer import CancelledError
 
 from dmsg.rmb.core.keys import KeyType, TwinKey
 from dmsg.rmb.core.twin import Twin
@@ -262,6 +263,41 @@ def test_a_twin_that_is_not_understood_costs_no_connection(world):
     assert (world.a.connections, len(world.network.pipes_to(9944))) == (1, 1)
 
 
+def test_one_who_gives_up_hears_no_late_answer(world):
+    world.chain.twin(7, ALICE)
+    registry = world.registry("ws://a:9944")
+    late = world.a.hold("state_getStorage", lambda params: True)
+    asked = world.start(registry.find(ALICE))
+    asked.deferred.cancel()
+    late("0x07000000")
+    assert world.ask(registry.find(ALICE)) == 7
+    assert isinstance(asked.error, CancelledError)
+    assert world.a.connections == 1
+
+
+def test_a_node_that_says_goodbye_is_connected_again(world):
+    world.chain.twin(7, ALICE)
+
+    def close_once(params):
+        world.a.lies.clear()
+        world.a.shells[-1].close(code=1001)
+        return SILENCE
+
+    world.a.lies["state_getStorage"] = close_once
+    asked = world.start(world.registry("ws://a:9944").get(7))
+    world.network.advance(6)
+    assert asked.result.account == ALICE
+    assert world.a.connections == 2
+
+
+def test_the_end_comes_while_a_node_is_being_reached(world):
+    world.network.silence("192.0.2.3", 2)
+    registry = world.registry("ws://nowhere:2")
+    asked = world.start(registry.get(7))
+    world.ask(registry.close())
+    assert isinstance(asked.error, RegistryError) and asked.error.reason == "closed"
+
+
 def test_nothing_is_asked_after_the_end(world):
     registry = world.registry()
     waiting = world.start(registry.get(1))
@@ -342,6 +378,25 @@ def test_a_transaction_that_is_refused_is_tried_again_with_pauses_and_given_up(w
         updating.result  # noqa: B018
     assert [later - earlier for earlier, later in itertools.pairwise(tried)] == [1.5, 3.0, 6.0, 12.0, 22.5]
     assert (world.a.connections, world.b.connections) == (3, 3)
+
+
+@pytest.mark.parametrize("state", ["invalid", "dropped", {"usurped": "0x00"}, {"finalityTimeout": "0x00"}])
+def test_a_transaction_that_the_node_drops_is_sent_again(world, state):
+    world.chain.twin(7, KEY.account)
+    told = []
+
+    def drop(params):
+        world.a.lies.clear()
+        world.network.callLater(0, world.a.notice, world.a.shells[-1], "author_extrinsicUpdate", "dropped", state)
+        told.append(state)
+        return "dropped"
+
+    world.a.lies["author_submitAndWatchExtrinsic"] = drop
+    updating = world.start(world.registry().update(KEY, ["a.example"], None))
+    assert not updating.done
+    world.network.advance(2)
+    assert updating.result is None and told == [state]
+    assert (world.a.asked["author_submitAndWatchExtrinsic"], world.chain.transactions) == (1, 1)
 
 
 def test_an_update_that_never_becomes_final_fails_in_time(world):

@@ -178,6 +178,14 @@ def test_a_file_of_something_else_is_refused(path):
         TwinTable(path)
 
 
+@pytest.mark.parametrize("content", [b"x" * 5000, b"SQLite format 3\0" + bytes(5000)])
+def test_a_file_that_is_no_database_is_refused(tmp_path, content):
+    (tmp_path / "twins").write_bytes(content)
+    with pytest.raises(ConfigError, match=r"registry: .* cannot be used"):
+        TwinTable(str(tmp_path / "twins"))
+    assert (tmp_path / "twins").read_bytes() == content
+
+
 @pytest.mark.parametrize("name", ["", "missing/twins"])
 def test_a_file_that_cannot_be_used_is_refused(tmp_path, name):
     with pytest.raises(ConfigError, match="registry: "):
