@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import socket
 from collections.abc import Callable
-from typing import Any, Final
+from typing import Final
 
 from twisted.internet.tcp import Connection
 
@@ -55,22 +55,3 @@ def direct_sender(transport: object) -> Callable[[bytes], int] | None:
         return sent
 
     return send_now
-
-
-def write_at_once(transport: Any) -> None:
-    """Let ``transport.write`` send what the socket takes now; for small commands of a library that waits for their answers.
-
-    By itself a transport sends in the next turn of the reactor, after three system calls more. Nothing changes where
-    :func:`direct_sender` gives ``None``.
-    """
-    send, write = direct_sender(transport), transport.write
-    if send is None:
-        return
-
-    def write_now(data: bytes) -> None:
-        waits = transport.dataBuffer or transport._tempDataBuffer or transport.disconnecting or not transport.connected
-        sent = 0 if waits else send(data)
-        if sent < len(data):
-            write(data[sent:])
-
-    transport.write = write_now

@@ -19,10 +19,10 @@ import pytest_twisted
 from twisted.internet.defer import Deferred
 
 from dmsg.address import RedisAddress
+from dmsg.glue.redis import RedisAway
 from dmsg.rmb.core.e2e import EncryptionKey
 from dmsg.rmb.core.keys import KeyType, TwinKey
 from dmsg.rmb.peer.commands import BACKLOG, LOCAL, REPLY
-from dmsg.rmb.peer.errors import RedisAway
 from dmsg.rmb.peer.redis import RedisLists, Taker
 from dmsg.rmb.twins.table import TwinTable
 from dmsg.testing.process import Process, free_port

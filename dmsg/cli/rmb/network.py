@@ -16,13 +16,13 @@ from dmsg.cli.output import Output
 from dmsg.cli.runner import run
 from dmsg.cli.settings import output_options
 from dmsg.errors import ConfigError, DmsgError, InvalidAddress
+from dmsg.glue.redis import RedisAway
 from dmsg.rmb.client import errors as wrong
 from dmsg.rmb.client.config import RmbConfig
 from dmsg.rmb.client.service import RmbClient
 from dmsg.rmb.core.errors import PeerCode, RelayProblem
 from dmsg.rmb.core.keys import TwinKey
 from dmsg.rmb.key_file import read_twin_key
-from dmsg.rmb.peer.errors import RedisAway
 from dmsg.rmb.twins.errors import RegistryError
 from dmsg.rmb.twins.open import check_registry, open_registry
 

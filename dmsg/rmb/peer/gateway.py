@@ -14,10 +14,10 @@ from twisted.logger import Logger
 
 from dmsg.address import RedisAddress
 from dmsg.crypto.keys import Random
+from dmsg.glue.redis import RedisAway, RedisRefused
 from dmsg.interfaces import IEventLog
 from dmsg.rmb.client.exchange import Accepted, Exchange, ExchangeOwner
 from dmsg.rmb.peer.commands import LOCAL, REPLY
-from dmsg.rmb.peer.errors import RedisAway, RedisRefused
 from dmsg.rmb.peer.redis import RedisLists, Taker
 from dmsg.rmb.peer.requests import Requests
 from dmsg.rmb.peer.services import Services

@@ -16,6 +16,7 @@ from twisted.logger import Logger
 
 from dmsg.eventlog.reasons import Reason
 from dmsg.eventlog.schema import CallFinished
+from dmsg.glue.redis import RedisAway, RedisRefused
 from dmsg.glue.waiters import Waiters
 from dmsg.interfaces import IEventLog
 from dmsg.rmb.client.errors import CallError, CallRefused, CallTimeout, Stopped
@@ -25,7 +26,6 @@ from dmsg.rmb.core.limits import MAX_TTL_S
 from dmsg.rmb.core.messages import IncomingResponse, JsonError, OutgoingRequest
 from dmsg.rmb.core.wire import Backlog, Envelope
 from dmsg.rmb.peer.commands import BACKLOG
-from dmsg.rmb.peer.errors import RedisAway, RedisRefused
 from dmsg.rmb.peer.redis import Doubt, RedisLists
 from dmsg.rmb.peer.tasks import Tasks
 

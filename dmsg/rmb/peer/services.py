@@ -10,13 +10,13 @@ from twisted.internet.interfaces import IReactorTime
 from twisted.logger import Logger
 
 import dmsg
+from dmsg.glue.redis import RedisAway, RedisRefused
 from dmsg.rmb.client.errors import CallError, EnvelopeTooLarge
 from dmsg.rmb.client.exchange import Accepted, Exchange
 from dmsg.rmb.core.errors import InvalidMessage, PeerCode
 from dmsg.rmb.core.messages import IncomingRequest, OutgoingResponse
 from dmsg.rmb.core.wire import Envelope
 from dmsg.rmb.peer.commands import KEEP_COMMAND_S, OWN, Commands, list_of
-from dmsg.rmb.peer.errors import RedisAway, RedisRefused
 from dmsg.rmb.peer.redis import RedisLists
 from dmsg.rmb.peer.tasks import Tasks
 

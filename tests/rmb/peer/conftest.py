@@ -16,6 +16,7 @@ import pytest_twisted
 from twisted.internet.defer import Deferred
 
 from dmsg.address import HostPort, RedisAddress
+from dmsg.glue.redis import RedisAway
 from dmsg.glue.waiters import Waiters
 from dmsg.rmb.client.errors import CallTimeout, Stopped
 from dmsg.rmb.client.exchange import Accepted, ExchangeOwner
@@ -23,7 +24,6 @@ from dmsg.rmb.core.address import SessionAddress
 from dmsg.rmb.core.replies import error_reply, response
 from dmsg.rmb.core.twin import Twin
 from dmsg.rmb.core.wire import Envelope
-from dmsg.rmb.peer.errors import RedisAway
 from dmsg.rmb.peer.gateway import Gateway
 from dmsg.rmb.peer.redis import RedisLists, Taker
 from dmsg.testing.process import free_port
@@ -221,7 +221,7 @@ class Peer:
 
     async def ask(self, method: str, *arguments: Any) -> Any:
         """What Redis says itself."""
-        return await self.lists._link.call(method, *arguments)
+        return await self.lists.redis.call(method, *arguments)
 
     async def push(self, key: str, message: Any) -> None:
         """As a local program does."""

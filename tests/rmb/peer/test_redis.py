@@ -10,7 +10,7 @@ import pytest_twisted
 from twisted.internet.defer import Deferred
 
 from dmsg.address import RedisAddress
-from dmsg.rmb.peer.errors import RedisAway, RedisRefused
+from dmsg.glue.redis import RedisAway, RedisRefused
 from dmsg.rmb.peer.redis import Doubt, RedisLists
 
 ROOM = {"most": 3, "most_bytes": 1 << 20, "keep_s": 60, "wait_s": 5.0}
@@ -18,7 +18,7 @@ ROOM = {"most": 3, "most_bytes": 1 << 20, "keep_s": 60, "wait_s": 5.0}
 
 async def ask(lists: RedisLists, method: str, *arguments: Any) -> Any:
     """What Redis says itself."""
-    return await lists._link.call(method, *arguments)
+    return await lists.redis.call(method, *arguments)
 
 
 @pytest_twisted.ensureDeferred
@@ -103,7 +103,7 @@ async def test_a_key_that_is_no_list_is_refused(lists: Any, taker: Any) -> None:
 async def test_a_command_waits_for_a_redis_that_comes_late(opened: Any, redis_process: Any) -> None:
     lists = opened(RedisLists, redis_process.address)
     with pytest.raises(RedisAway) as caught:
-        await lists._link.call("lpush", "list", b"early", wait_s=0.01)
+        await lists.redis.call("LPUSH", "list", b"early", wait_s=0.01)
     assert not caught.value.maybe_done
     waiting = Deferred.fromCoroutine(lists.push("list", b"late", wait_s=20.0))
     redis_process.start()
@@ -147,11 +147,11 @@ async def test_a_wrong_password_is_told_and_a_right_one_later_works(opened: Any,
     right = RedisAddress(redis_process.address.server, 3, None, "open sesame")
     wrong = opened(RedisLists, RedisAddress(right.server, password="x"))
     with pytest.raises((RedisAway, RedisRefused)):
-        await wrong._link.call("ping", wait_s=2.0)
+        await wrong.redis.call("PING", wait_s=2.0)
     lists = opened(RedisLists, right)
     await lists.ping()
-    await ask(lists, "execute_command", "CONFIG", "SET", "requirepass", "x")
-    await wrong._link.call("ping", wait_s=10.0)
+    await ask(lists, "CONFIG", "SET", "requirepass", "x")
+    await wrong.redis.call("PING", wait_s=10.0)
 
 
 @pytest_twisted.ensureDeferred

@@ -10,9 +10,9 @@ import pytest_twisted
 from twisted.internet.defer import Deferred, DeferredQueue
 
 from dmsg.address import RedisAddress
+from dmsg.glue.redis import RedisConnection
 from dmsg.rmb.core.address import SessionAddress
 from dmsg.rmb.core.wire import Envelope
-from dmsg.rmb.peer.redis import RedisLink
 from dmsg.rmb.relay.stores.base import QueueLimits, StoreFull, StoreUnavailable
 from dmsg.rmb.relay.stores.redis import QUEUES_OF_TWIN, RedisQueues
 
@@ -51,8 +51,8 @@ def address(redis_url: str) -> RedisAddress:
 @pytest.fixture
 def redis(address: RedisAddress, reactor: Any) -> Any:
     """``await redis("COMMAND", …)``: any program at the same database."""
-    link = RedisLink(address, reactor)
-    yield lambda *words: link.call("execute_command", *words)
+    link = RedisConnection(address, reactor)
+    yield link.call
     pytest_twisted.blockon(Deferred.fromCoroutine(link.close()))
 
 

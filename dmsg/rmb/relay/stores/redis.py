@@ -12,8 +12,7 @@ database. Beside the streams there are, all of them with an expiry:
 ``dmsg.rmb.from:TWIN``                  bytes that a twin has sent to queues nobody reads, this hour
 ======================================  ==============================================================================
 
-Each operation is one script. An answer with several parts is packed into one string, because txredisapi takes a turn of
-the reactor for each string of a reply and copies what is left each time.
+Each operation is one script. An answer with several parts is packed into one string, which is read faster.
 """
 
 from __future__ import annotations
@@ -30,14 +29,14 @@ from twisted.logger import Logger
 from twisted.python.failure import Failure
 
 from dmsg.address import RedisAddress
+from dmsg.glue.redis import RedisAway, RedisConnection, RedisRefused, Word
 from dmsg.glue.waiters import Waiters
 from dmsg.rmb.core.address import SessionAddress
 from dmsg.rmb.core.errors import MalformedEnvelope
 from dmsg.rmb.core.lifetime import remaining
 from dmsg.rmb.core.limits import MAX_AHEAD_S, MAX_TTL_S
 from dmsg.rmb.core.wire import parse_envelope
-from dmsg.rmb.peer.errors import RedisAway, RedisRefused
-from dmsg.rmb.peer.redis import RedisLink, Taker
+from dmsg.rmb.peer.redis import Taker
 from dmsg.rmb.relay.stores.base import KEPT_S, ROW_BYTES, QueueLimits, Stored, StoreFull, StoreUnavailable
 
 #: How long Redis believes that a session is connected to a process that says nothing more, and how often it says so, in
@@ -192,7 +191,7 @@ class RedisQueues:
         self._limits = limits or QueueLimits()
         self._reactor = reactor
         self._inbox = f"dmsg.rmb.inbox:{process or os.urandom(8).hex()}"
-        self._link = RedisLink(address, reactor)
+        self._redis = RedisConnection(address, reactor)
         self._taker = Taker(address, self._inbox, reactor)
         #: Sessions of this process; ``False`` for those that Redis does not know of yet.
         self._attached: dict[SessionAddress, bool] = {}
@@ -271,11 +270,12 @@ class RedisQueues:
         self._measured_at = now
         self._measuring = True
         try:
-            info = await self._call("info", "memory")
+            lines: list[bytes] = (await self._call("INFO", "memory")).splitlines()
         finally:
             self._measuring = False
-        most = min(self._limits.redis_bytes, int(info["maxmemory"]) or self._limits.redis_bytes)
-        self._full = int(info["used_memory"]) >= most
+        info = dict(line.split(b":", 1) for line in lines if b":" in line)
+        most = min(self._limits.redis_bytes, int(info[b"maxmemory"]) or self._limits.redis_bytes)
+        self._full = int(info[b"used_memory"]) >= most
 
     def read(
         self, session: SessionAddress, after: str | None, limit: int, max_bytes: int, now: float
@@ -313,7 +313,7 @@ class RedisQueues:
 
     async def _delete(self, session: SessionAddress, ids: list[str]) -> None:
         if ids:
-            await self._call("execute_command", "XDEL", _stream(session), *ids)
+            await self._call("XDEL", _stream(session), *ids)
 
     # --- sessions ----------------------------------------------------------------------------------------------------
 
@@ -340,7 +340,7 @@ class RedisQueues:
         return Deferred.fromCoroutine(self._connected(session))
 
     async def _connected(self, session: SessionAddress) -> bool:
-        return session in self._attached or bool(await self._call("exists", _at(session)))
+        return session in self._attached or bool(await self._call("EXISTS", _at(session)))
 
     def listen(self, pushed: Callable[[SessionAddress], None], replaced: Callable[[SessionAddress], None]) -> None:
         """See :class:`~dmsg.rmb.relay.stores.base.QueueStore`."""
@@ -413,13 +413,13 @@ class RedisQueues:
 
     async def _eval(self, script: str, keys: list[str], *arguments: object) -> Any:
         texts = [one if isinstance(one, bytes) else str(one) for one in arguments]
-        return await self._call("eval", script, keys, texts)
+        return await self._call("EVAL", script, len(keys), *keys, *texts)
 
-    async def _call(self, method: str, *arguments: Any) -> Any:
+    async def _call(self, *words: Word) -> Any:
         if self._closed:
             raise StoreUnavailable("the store is closed")
         try:
-            return await self._link.call(method, *arguments, wait_s=WAIT_S)
+            return await self._redis.call(*words, wait_s=WAIT_S)
         except RedisAway as error:
             if error.reason.startswith("OOM"):
                 raise StoreFull("store") from None
@@ -438,14 +438,14 @@ class RedisQueues:
             self.detach(session)
         self._attached.clear()
         with contextlib.suppress(StoreUnavailable):
-            await self._call("ping")  # everything before it has arrived
+            await self._call("PING")  # everything before it has arrived
         self._closed = True
         for call in self._calls.values():
             call.cancel()
         for running in list(self._running.values()):
             running.cancel()
         await self._taker.close()
-        await self._link.close()
+        await self._redis.close()
 
 
 def _left_s(data: bytes, now: float) -> int | None:

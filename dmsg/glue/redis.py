@@ -1,0 +1,203 @@
+"""A connection to Redis that is made again as often as it is lost."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Any, Final
+
+from twisted.internet.defer import CancelledError, Deferred, ensureDeferred
+from twisted.internet.interfaces import IDelayedCall
+from twisted.internet.protocol import Factory
+from twisted.python.failure import Failure
+
+from dmsg.address import RedisAddress
+from dmsg.errors import DmsgError
+from dmsg.glue.connecting import client_endpoint, connect_reason
+from dmsg.glue.shell import Shell
+from dmsg.glue.waiters import Waiters
+from dmsg.sansio.backoff import Backoff
+from dmsg.sansio.resp import ReplyError, RespClient
+
+#: A command that is not answered in so long ends its connection, in seconds: Redis answers in microseconds.
+REPLY_TIMEOUT_S: Final = 5.0
+#: The pauses between attempts to connect, in seconds: a Redis that is back is used soon.
+_PAUSES: Final = Backoff(0.05, 2.0)
+#: Replies that mean "not now", and that the command was not carried out.
+_NOT_NOW: Final = ("LOADING", "READONLY", "MASTERDOWN", "CLUSTERDOWN", "TRYAGAIN", "BUSY", "NOREPLICAS", "OOM")
+
+Word = bytes | str | int
+
+
+class RedisAway(DmsgError):
+    """Redis is not there, or not able to work; a later attempt may succeed.
+
+    ``reason`` says what is known, ``maybe_done`` whether the command may have been carried out nevertheless.
+    """
+
+    def __init__(self, reason: str, *, maybe_done: bool) -> None:
+        super().__init__(f"Redis failed: {reason}")
+        self.reason = reason
+        self.maybe_done = maybe_done
+
+
+class RedisRefused(DmsgError):
+    """Redis does not do this, now or later: the key is no list, for instance. ``reason`` is what it said."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(f"Redis refused: {reason}")
+        self.reason = reason
+
+
+def _refusal(text: str) -> RedisAway | RedisRefused:
+    return RedisAway(text, maybe_done=False) if text.startswith(_NOT_NOW) else RedisRefused(text)
+
+
+class RedisConnection:
+    """One connection to the database at ``address``, from the first command to :meth:`close`.
+
+    Commands are sent at once, without waiting for the replies to those before. ``uniform()`` is in [0, 1).
+    """
+
+    def __init__(self, address: RedisAddress, reactor: Any, *, uniform: Callable[[], float] = lambda: 0.5) -> None:
+        #: Why there is no connection; "" while there is one.
+        self.problem = "not connected"
+        self._address = address
+        self._reactor = reactor
+        self._uniform = uniform
+        self._shell: Shell | None = None
+        self._core: RespClient | None = None
+        self._replies: deque[Deferred[Any]] = deque()
+        self._connected: Waiters[None] = Waiters()
+        self._lost: Waiters[None] = Waiters()
+        self._failures = 0
+        self._attempt: Deferred[Any] | None = None
+        self._pause: IDelayedCall | None = None
+        self._closed = False
+
+    # --- commands ----------------------------------------------------------------------------------------------------
+
+    def call(self, *words: Word, wait_s: float = REPLY_TIMEOUT_S, patience_s: float = REPLY_TIMEOUT_S) -> Deferred[Any]:
+        """Fires with the reply to a command, which is sent when there is a connection, in ``wait_s`` at the latest.
+
+        Fails with :class:`RedisAway`, also when there is no reply in ``patience_s``, or :class:`RedisRefused`.
+        """
+        if not self.problem:
+            return self._send(words, patience_s)
+        return ensureDeferred(self._call_later(words, wait_s, patience_s))
+
+    async def _call_later(self, words: tuple[Word, ...], wait_s: float, patience_s: float) -> Any:
+        self._begin()
+        if not self._closed:
+            await self._connected.wait_at_most(wait_s, self._reactor)
+        if self.problem:
+            raise RedisAway(self.problem, maybe_done=False)
+        return await self._send(words, patience_s)
+
+    def _send(self, words: tuple[Word, ...], patience_s: float) -> Deferred[Any]:
+        assert self._core is not None and self._shell is not None
+        reply: Deferred[Any] = Deferred()
+        self._replies.append(reply)
+        self._core.send(words, patience_s, self._reactor.seconds())
+        self._shell.flush()
+        return reply
+
+    # --- life --------------------------------------------------------------------------------------------------------
+
+    def _begin(self) -> None:
+        if self._attempt is None and self._pause is None and self._shell is None and not self._closed:
+            self._connect()
+
+    def _connect(self) -> None:
+        self._pause = None
+        core = RespClient()
+        factory: Any = Factory.forProtocol(lambda: Shell(core, self, self._reactor))
+        factory.noisy = False
+        endpoint = client_endpoint(self._reactor, self._address.server, REPLY_TIMEOUT_S)
+        self._attempt = endpoint.connect(factory)
+        self._attempt.addCallbacks(self._opened, self._failed, callbackArgs=(core,))
+
+    def _opened(self, shell: Any, core: RespClient) -> None:
+        self._attempt = None
+        if shell.lost:
+            self._retry("connection lost")
+            return
+        self._shell, self._core = shell, core
+        address, first = self._address, []
+        if address.password is not None:
+            user = () if address.username is None else (address.username,)
+            first.append(self._send(("AUTH", *user, address.password), REPLY_TIMEOUT_S))
+        if address.database:
+            first.append(self._send(("SELECT", address.database), REPLY_TIMEOUT_S))
+        first.append(self._send(("PING",), REPLY_TIMEOUT_S))
+        for reply in first[:-1]:
+            reply.addErrback(self._unwelcome)
+        first[-1].addCallbacks(self._welcome, self._unwelcome)
+
+    def _welcome(self, _: Any) -> None:
+        if self._shell is not None and self._shell.error is None:
+            self.problem, self._failures = "", 0
+            self._connected.fire(None)
+
+    def _unwelcome(self, failure: Failure) -> None:
+        error = failure.value
+        if isinstance(error, RedisAway | RedisRefused) and self._shell is not None and self._shell.error is None:
+            self.problem = error.reason
+            self._shell.fail(error)
+
+    def _failed(self, failure: Failure) -> None:
+        self._attempt = None
+        if failure.check(CancelledError) is None:
+            self._retry(connect_reason(failure.value))
+
+    def _retry(self, problem: str) -> None:
+        self.problem = problem
+        if not self._closed and self._pause is None:
+            self._failures += 1
+            self._pause = self._reactor.callLater(_PAUSES.pause_s(self._failures, self._uniform), self._connect)
+
+    async def close(self) -> None:
+        """Let go of the connection at once. What is under way fails."""
+        self._closed = True
+        if self._pause is not None:
+            self._pause.cancel()
+            self._pause = None
+        if self._attempt is not None:
+            self._attempt.cancel()
+        self.problem = self.problem or "closed"
+        self._connected.fire(None)
+        if self._shell is not None:
+            lost = self._lost.wait()
+            self._shell.cut()
+            await lost
+
+    # --- from the shell ----------------------------------------------------------------------------------------------
+
+    def handle_events(self, shell: Shell, events: Sequence[Any]) -> None:
+        """Hand out the replies."""
+        for reply in events:
+            waiting = self._replies.popleft()
+            if waiting.called:
+                continue  # cancelled
+            if isinstance(reply, ReplyError):
+                waiting.errback(_refusal(reply.text))
+            else:
+                waiting.callback(reply)
+
+    def after_read(self, shell: Shell) -> None:
+        """Send the commands that the replies led to."""
+        shell.flush()
+
+    def flushed(self, shell: Shell) -> None:
+        """Nobody waits for that: a command is over when its reply is there."""
+
+    def connection_lost(self, shell: Shell, error: DmsgError | None, reason: Failure) -> None:
+        """Fail what has no reply, and connect again."""
+        self._shell = self._core = None
+        why = getattr(error, "reason", None) or "connection lost"
+        self._retry(why)
+        waiting, self._replies = self._replies, deque()
+        for one in waiting:
+            if not one.called:
+                one.errback(RedisAway(why, maybe_done=True))
+        self._lost.fire(None)
