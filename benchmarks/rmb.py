@@ -72,7 +72,7 @@ class _Bus:
     def peer(self, port: int, redis: str) -> tuple[Child, int]:
         """A peer with a new twin, connected to the relay on ``port``, and the twin's number."""
         path = self._folder / f"peer-{time.monotonic_ns()}"
-        key = make_twin_key(path, KeyType.ED25519, os.urandom)
+        key = make_twin_key(path, KeyType.SR25519, os.urandom)  # the public peer's default
         table = TwinTable(self._registry)
         twin = table.create(key, [f"127.0.0.1:{port}"], None)
         table.close()
