@@ -47,25 +47,27 @@ class Bus:
             patience_s=PATIENCE_S,
         )
 
-    def relay(self) -> Process:
-        port = free_port()
-        self.ports.append(port)
+    def relay(self, port: int | None = None) -> Process:
+        if port is None:
+            port = free_port()
+            self.ports.append(port)
         listen = f"tcp:{port}:interface=127.0.0.1"
         options = ("--listen", listen, "--registry", str(self._registry), "--domain", f"localhost:{port}")
-        return self._process("-m", "twisted", "--log-format=text", "rmb-relay", "--events", "-", *options)
+        posts = ("--federation", "open", "--federation-scheme", "http")
+        return self._process("-m", "twisted", "--log-format=text", "rmb-relay", "--events", "-", *options, *posts)
 
-    def twin(self, name: str) -> int:
-        """Make a twin that is reached over all relays."""
+    def twin(self, name: str, *ports: int) -> int:
+        """Make a twin that is reached over the relays at ``ports``, or over all."""
         key = make_twin_key(self._directory / name, KeyType.ED25519, os.urandom)
         table = TwinTable(str(self._registry))
         try:
-            relays = [f"localhost:{port}" for port in self.ports]
+            relays = [f"localhost:{port}" for port in ports or self.ports]
             return table.create(key, relays, EncryptionKey(key.secret).public_key)
         finally:
             table.close()
 
-    def peer(self, name: str, concurrency: int = 25) -> Process:
-        urls = [f"ws://localhost:{port}" for port in self.ports]
+    def peer(self, name: str, *ports: int, concurrency: int = 25) -> Process:
+        urls = [f"ws://localhost:{port}" for port in ports or self.ports]
         return self._process(str(PROGRAM), name, str(self._registry), str(concurrency), *urls)
 
 
@@ -115,7 +117,7 @@ async def test_calls_without_any_relay_fail_in_time_and_say_why(bus: Bus) -> Non
         relays = [await started(stack, bus.relay(), "server_started") for _ in range(2)]
         names = ["a", "b"]
         twins = [bus.twin(name) for name in names]
-        peers = [await started(stack, bus.peer(name, 200), "^ready") for name in names]
+        peers = [await started(stack, bus.peer(name, concurrency=200), "^ready") for name in names]
         for peer, target in zip(peers, reversed(twins), strict=True):
             peer.write(f"call 1000 5 {target}\n".encode())
         await peers[0].line("^halfway")
@@ -157,3 +159,25 @@ async def test_a_peer_that_is_killed_and_comes_again_answers_what_waits_for_it(b
         caller.write(f"call 20 60 {target}\n".encode())
         await started(stack, bus.peer("b"), "^ready")
         assert json.loads((await caller.line("^called (.*)$")).group(1)) == {"late": 0, "answered": 120}
+
+
+@pytest_twisted.ensureDeferred
+async def test_calls_between_peers_at_different_relays_outlive_the_death_of_one(bus: Bus) -> None:
+    async with AsyncExitStack() as stack:
+        _, second = [await started(stack, bus.relay(), "server_started") for _ in range(2)]
+        ports = dict(zip("ab", bus.ports, strict=True))
+        twins = {name: bus.twin(name, port) for name, port in ports.items()}
+        peers = {name: await started(stack, bus.peer(name, port), "^ready") for name, port in ports.items()}
+        for name, other in (("a", "b"), ("b", "a")):
+            peers[name].write(f"call 1000 60 {twins[other]}\n".encode())
+        await peers["a"].line("^halfway")
+        second.signal(signal.SIGKILL)
+        await second.ended()
+        await started(stack, bus.relay(ports["b"]), "server_started")
+        for peer in peers.values():
+            result = json.loads((await peer.line("^called (.*)$")).group(1))
+            assert (result["late"], sum(result.values())) == (0, 1000)
+            assert set(result) <= {"late", "answered", "CallTimeout", "CallRefused"}
+            # What only the dead relay knew is lost, if both twins think that it has arrived.
+            assert result["answered"] >= 900
+            assert (await told(peer, "served", "served"))["all"] <= 1000

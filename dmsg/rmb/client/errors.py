@@ -98,13 +98,15 @@ class RegistryFailed(CallError):
 
 
 class NoEncryptionKey(CallError):
-    """The other twin has published no key, and plain text is not allowed (``allow_plain``)."""
+    """The registry has no key of the other twin, or with ``ours`` none of our own, and plain text is not allowed."""
 
     code = PeerCode.ENCRYPTION
     reason = Reason.NO_PUBLIC_KEY
 
-    def __init__(self, target: SessionAddress) -> None:
-        super().__init__(target, "e2e error: the twin has no public key, and plain text is not allowed")
+    def __init__(self, target: SessionAddress, *, ours: bool) -> None:
+        whose = "our twin" if ours else "the twin"
+        super().__init__(target, f"e2e error: {whose} has no public key in the registry, and plain text is not allowed")
+        self.ours = ours
 
 
 class EncryptionFailed(CallError):

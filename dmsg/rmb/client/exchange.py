@@ -178,6 +178,7 @@ class Exchange:
         self._calls: dict[str, _Call] = {}
         self._calls_bytes = 0
         self._refusals = TokenBucket(_REFUSALS_PER_S, _REFUSALS_PER_S, reactor.seconds())
+        self._is_published = False
         self._sender: Sender | None = None
         self._receiver: Receiver | None = None
         self._lookups = Lookups(config.lookups)
@@ -204,6 +205,7 @@ class Exchange:
                 failures += 1
                 _log.warn("our twin is not known or not published yet: {error}", error=error)
                 await deferLater(self._clock, backoff.pause_s(failures, self._uniform))
+        self._is_published = encryption is not None
         plain = self._allow_plain
         self._sender = Sender(self.address, self._key, encryption, self._random, allow_plain=plain)
         self._receiver = Receiver(self.address, encryption, self._is_awaited_of_relays, allow_plain=plain)
@@ -342,7 +344,7 @@ class Exchange:
         try:
             return self._sender.seal(envelope, twin.pk, int(self._now_s()))
         except wrong.NoReceiverKey:
-            raise NoEncryptionKey(target) from None
+            raise NoEncryptionKey(target, ours=not self._is_published) from None
         except wrong.E2eError as error:
             raise EncryptionFailed(target, error.problem) from None
         except wrong.EnvelopeTooLarge as error:
@@ -406,6 +408,8 @@ class Exchange:
             if number is not None:
                 twin = await self._registry.get(number)
                 payload = receiver.open(envelope, twin, now_s)
+                if envelope.HasField("request") and not self._may_answer(twin):
+                    raise wrong.NoSenderKey
         except wrong.Replayed:
             if envelope.HasField("request"):
                 self._answers.repeat(SessionAddress.of(envelope.source), envelope.uid, envelope.signature)
@@ -420,6 +424,10 @@ class Exchange:
             left = remaining(now_s, envelope.timestamp, envelope.expiration) or 1
             source = SessionAddress.of(envelope.source)
             self._accepted(Accepted(envelope, payload, source, twin, connection.url, left), connection)
+
+    def _may_answer(self, twin: Twin | None) -> bool:
+        """Whether an answer to ``twin`` could be sent: a request that is never answered is better not begun."""
+        return self._allow_plain or (self._is_published and twin is not None and twin.pk is not None)
 
     def _accepted(self, accepted: Accepted, connection: RelayConnection) -> None:
         envelope = accepted.envelope

@@ -33,7 +33,7 @@ from dmsg.glue.waiters import Waiters
 from dmsg.interfaces import IEventLog
 from dmsg.rmb.client.config import RmbConfig
 from dmsg.rmb.client.connection import Connect
-from dmsg.rmb.client.errors import CallError, EnvelopeTooLarge, NoEncryptionKey
+from dmsg.rmb.client.errors import CallError, EnvelopeTooLarge
 from dmsg.rmb.client.exchange import Accepted, Exchange
 from dmsg.rmb.client.handlers import H, Handlers, Refusal, Reply, Request
 from dmsg.rmb.core.acceptance import check_texts
@@ -252,8 +252,6 @@ class RmbClient(Service):
                 return
             except EnvelopeTooLarge:
                 answer = _TOO_LARGE
-            except NoEncryptionKey:
-                answer = _NO_KEY
             except CallError as error:
                 answer = Refusal(error.code, error.text)
         with suppress(CallError):
@@ -268,4 +266,3 @@ class RmbClient(Service):
 
 
 _TOO_LARGE: Final = Refusal(PeerCode.HANDLER_FAILED, "the answer is too large")
-_NO_KEY: Final = Refusal(PeerCode.NO_SENDER_KEY, "sender twin has no public key")

@@ -336,22 +336,39 @@ def test_a_twin_without_a_key_is_called_in_plain_text_only_if_that_is_allowed(wo
     service = world.client(SERVICE, relay, publish=False, allow_plain=True)
     service.service("echo")(echo)
     strict, lax = world.client(CALLER, relay), world.client(CALLER + 10, relay, allow_plain=True)
-    with pytest.raises(NoEncryptionKey):
+    with pytest.raises(NoEncryptionKey, match="the twin"):
         world.result(strict.call(SERVICE, "echo", b"x", timeout=5))
     assert not relay.seen
     assert world.result(lax.call(SERVICE, "echo", b"x", timeout=5)).data == b"x"
     assert relay.seen[0].plain == b"x"
 
 
-def test_a_twin_without_a_key_gets_an_error_for_an_answer(world: Any) -> None:
+def test_a_request_that_could_be_answered_in_plain_text_only_is_refused_before_it_is_begun(world: Any) -> None:
     relay = world.relay()
     service = world.client(SERVICE, relay)
-    service.service("echo")(echo)
+    handled = []
+
+    @service.service("echo")
+    async def note(request: Request) -> bytes:
+        handled.append(request)
+        return request.data
+
     world.registry.add(CALLER, with_key=False)
     caller = world.client(CALLER, relay, publish=False, allow_plain=True)
     with pytest.raises(CallRefused) as refused:
         world.result(caller.call(SERVICE, "echo", b"x", timeout=5))
-    assert refused.value.code in (PeerCode.NO_SENDER_KEY, PeerCode.PLAIN_REFUSED)
+    assert refused.value.code == PeerCode.NO_SENDER_KEY
+    assert handled == []
+
+
+def test_a_client_whose_own_key_is_not_published_says_so(world: Any) -> None:
+    relay = world.relay()
+    world.registry.add(SERVICE)
+    world.registry.add(CALLER, with_key=False)
+    caller = world.client(CALLER, relay, publish=False)
+    with pytest.raises(NoEncryptionKey, match="our twin") as failed:
+        world.result(caller.call(SERVICE, "echo", b"x", timeout=5))
+    assert failed.value.ours
 
 
 # --- our own twin --------------------------------------------------------------------------------------------------------
