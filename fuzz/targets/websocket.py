@@ -1,18 +1,34 @@
-"""A WebSocket of either role that is sent anything, and the opening handshake of a client."""
+"""A WebSocket of either role that is sent anything, the opening handshake of a client, and a site that takes WebSockets."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Iterator, Sequence
+from typing import Any, cast
 
+from twisted.internet.error import ConnectionDone
+from twisted.internet.task import Clock
+from twisted.python.failure import Failure
+from twisted.web.resource import Resource
+from twisted.web.server import NOT_DONE_YET
 from wsproto.frame_protocol import CloseReason, FrameProtocol, Opcode, ParseFailed
 
 from dmsg.errors import RemoteProtocolError
+from dmsg.glue.shell import Shell
+from dmsg.glue.websocket import WebSocketShell, accept_websocket, asks_for_websocket
+from dmsg.http.limits import HttpLimits
+from dmsg.http.server import LimitedSite
 from dmsg.sansio.websocket import Role, WebSocket, WebSocketConfig
 from dmsg.sansio.websocket_frames import Closed, WebSocketViolation, apply_mask
-from dmsg.sansio.websocket_handshake import HEAD_BYTES, ClientHandshake, accept_value, server_answer
+from dmsg.sansio.websocket_handshake import (
+    HEAD_BYTES,
+    ClientHandshake,
+    WebSocketRefused,
+    accept_value,
+    server_answer,
+)
 from fuzz import words
 from fuzz.choices import Choices, repeatable
+from fuzz.memory_http import Complaints, Transport
 from fuzz.oracles import built_bytes, check_memory
 
 LIMIT_BYTES = 600
@@ -26,7 +42,8 @@ DICTIONARY = (
 
 
 def one_input(data: bytes) -> None:
-    """The first byte says what reads: a client's handshake, or frames as a client or server, with or without text.
+    """The first byte says what reads: a client's handshake, a site from the first request on, or frames as a client or
+    server, with or without text.
 
     A core raises nothing but its own errors, finds the same byte by byte and in one piece, keeps no more than a message
     may be long, and finds what wsproto does.
@@ -34,7 +51,7 @@ def one_input(data: bytes) -> None:
     choices = Choices(data)
     how = choices.byte()
     if how & 1:
-        _handshake(choices)
+        (_site if how & 2 else _handshake)(choices)
         return
     role = Role.CLIENT if how & 2 else Role.SERVER
     config = WebSocketConfig(max_message_bytes=LIMIT_BYTES, text=bool(how & 4))
@@ -135,6 +152,87 @@ def _shake(pieces: list[bytes]) -> tuple[str, bytes]:
     return ("open" if opened else str(one.refused())), behind
 
 
+class _Echo(Resource):
+    """Takes every WebSocket at once, or a turn later, and sends its messages back."""
+
+    isLeaf = True
+
+    def __init__(self, clock: Clock, late: bool) -> None:
+        super().__init__()
+        self.clock, self.late = clock, late
+        self.open = 0
+        self.ended: set[Shell] = set()
+
+    def render(self, request: Any) -> bytes | int:
+        if not asks_for_websocket(request):
+            return b"no WebSocket"
+        if self.late:
+            self.clock.callLater(0, self._accept, request)
+            return NOT_DONE_YET
+        return self._accept(request) or NOT_DONE_YET
+
+    def _accept(self, request: Any) -> bytes | None:
+        try:
+            accept_websocket(request, self, self.clock, WebSocketConfig(max_message_bytes=LIMIT_BYTES))
+        except WebSocketRefused as refused:
+            request.setResponseCode(refused.status)
+            if not self.late:
+                return refused.text.encode()
+            request.write(refused.text.encode())
+            request.finish()
+        except ConnectionError:
+            assert self.late
+        else:
+            self.open += 1
+        return None
+
+    def handle_events(self, shell: Shell, events: Sequence[object]) -> None:
+        assert shell not in self.ended
+        for event in events:
+            if isinstance(event, bytes):
+                cast(WebSocketShell, shell).send(event)
+            else:
+                assert isinstance(event, Closed)
+                self.ended.add(shell)
+
+    def after_read(self, shell: Shell) -> None:
+        shell.flush()
+
+    def flushed(self, shell: Shell) -> None:
+        assert not shell.lost
+
+    def connection_lost(self, shell: Shell, error: object, reason: object) -> None:
+        self.open -= 1
+
+
+def _site(choices: Choices) -> None:
+    """Nothing is logged as an error, and when the connection is over nothing of it is left."""
+    late = choices.flag()
+    pieces = choices.pieces(choices.rest())
+    clock = Clock()
+    echo = _Echo(clock, late)
+    site: Any = LimitedSite(echo, reactor=clock, limits=HttpLimits(body_bytes=100))
+    site.startFactory()
+    transport = Transport()
+    channel = site.buildProtocol(transport.getPeer())
+    with Complaints() as complaints:
+        channel.makeConnection(transport)
+        for piece in pieces:
+            if transport.disconnecting:
+                break
+            channel.dataReceived(piece)
+            clock.advance(0)
+        answer = transport.value()
+        assert not answer or answer.startswith(b"HTTP/1."), answer[:80]
+        clock.advance(30)
+        channel.connectionLost(Failure(ConnectionDone()))
+        clock.advance(0)
+        site.stopFactory()
+    assert not complaints.found, complaints.found[0]
+    assert echo.open == 0 and site.bodies == 0 and site.connections == 0
+    assert not [call for call in clock.getDelayedCalls() if call.active()]
+
+
 def _frame(first: int, payload: bytes, masked: bool) -> bytes:
     size = len(payload)
     bit = 0x80 if masked else 0
@@ -173,3 +271,22 @@ def seeds() -> Iterator[bytes]:
     ):
         yield b"\x01\x00" + answer
         yield b"\x01\x05" + answer
+    request = b"GET /?a HTTP/1.1\r\n%s%s%s\r\n" % (
+        b"Connection: Upgrade\r\nUpgrade: websocket\r\n",
+        b"Sec-WebSocket-Version: 13\r\n",
+        b"Sec-WebSocket-Key: %s\r\n" % _KEY,
+    )
+    messages = b"".join(_frame(first, payload, True) for first, payload in ((0x82, b"a"), (0x02, b"b"), (0x80, b"c")))
+    for stream in (
+        request + messages + _frame(0x88, b"\x03\xe8", True),
+        request + messages + b"\xff\xff",
+        request + _frame(0x89, b"", True) * 120,
+        b"GET / HTTP/1.1\r\n\r\n" * 2 + request + messages,
+        request.replace(b"13", b"12") + b"GET / HTTP/1.1\r\n\r\n",
+        request[:-2] + b"Content-Length: 1\r\n\r\nx" + messages,
+        request[:-2] + b"Transfer-Encoding: chunked\r\n\r\n0\r\n\r\n" + messages,
+        request + request,
+    ):
+        for late in (b"\x00", b"\x01"):
+            yield b"\x03" + late + b"\x00" + stream
+            yield b"\x03" + late + b"\x07" + stream
