@@ -210,7 +210,9 @@ class RmbRelayService(RoleService):
 
     def gauges(self) -> dict[str, float]:
         """The relay's own numbers."""
-        return self.relay.stats() if self.relay is not None else {}
+        if self.relay is None or self.federation is None:
+            return {}
+        return {**self.relay.stats(), "federation_outstanding": len(self.federation)}
 
 
 def _read_key(settings: RmbRelaySettings, uid: int | None) -> SigningKey | None:

@@ -22,6 +22,8 @@ from dmsg.rmb.relay.service import RmbRelay
 from dmsg.sansio.websocket_handshake import WebSocketRefused
 
 _log = Logger()
+#: Posts that come in at a time: 64 MiB of envelopes. A relay that knows this one has four at most.
+_CONCURRENT_BODIES: Final = 64
 _TEXT: Final = b"text/plain; charset=utf-8"
 
 
@@ -110,6 +112,7 @@ def make_site(
         reactor=reactor,
         limits=HttpLimits(
             body_bytes=relay.max_message_bytes + BODY_SLACK_BYTES,
+            concurrent_bodies=_CONCURRENT_BODIES,
             first_byte_timeout_s=limits.first_byte_timeout_s,
             connections=limits.half_open,
             connections_per_address=limits.half_open_per_address,

@@ -319,6 +319,18 @@ async def test_nobody_listening_is_not_posted(reactor: Any, poster: Any) -> None
     assert caught.value.reason is Reason.CONNECTION_REFUSED
 
 
+@pytest_twisted.ensureDeferred
+async def test_a_relay_that_says_nothing_is_given_up_in_time(reactor: Any) -> None:
+    port = reactor.listenTCP(0, Factory.forProtocol(Protocol), interface="127.0.0.1")
+    caller = HttpCaller.connect(reactor, timeout_s=0.1)
+    sender = RelayPoster(caller, time.time, domains=["localhost"])
+    with pytest.raises(NotPosted) as caught:
+        await sender.post(f"localhost:{port.getHost().port}", [envelope()], False)
+    assert caught.value.reason is Reason.TIMEOUT
+    await sender.close()
+    await port.stopListening()
+
+
 class Answer(Protocol):
     """Answers whatever comes with the bytes the factory has."""
 
