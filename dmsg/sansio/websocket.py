@@ -260,6 +260,11 @@ class WebSocket(Core):
 
     # --- in --------------------------------------------------------------------------------------------------------
 
+    @property
+    def incoming_bytes(self) -> int:
+        """What is held of a message that is not complete."""
+        return len(self._fragments) + (0 if self._frame is None else len(self._frame))
+
     def receive_data(self, data: bytes, now: float) -> Sequence[bytes | str | Closed]:
         """Take bytes; give the messages they complete. Raises ``WebSocketViolation``."""
         self._heard = now

@@ -235,6 +235,11 @@ class RoleService(Service, ABC):
         settle_memory(self.gc_thresholds)
         _log.info("{name} runs, {where}", name=self.tap_name, where=self.where())
 
+    @property
+    def metrics(self) -> CollectorRegistry:
+        """What :meth:`pages` and the admin site show; levels of the role itself come in :meth:`gauges`."""
+        return self._events.registry
+
     def pages(self) -> dict[bytes, Any]:
         """The pages of the admin site by name, for a role that serves them itself."""
         return dict(admin_pages(self._events.registry, self._ready, self.reactor))

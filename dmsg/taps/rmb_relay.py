@@ -16,6 +16,7 @@ from dmsg.errors import ConfigError
 from dmsg.eventlog.reasons import Reason
 from dmsg.eventlog.refusals import RefusalReport
 from dmsg.eventlog.schema import Drained, ServerStarted, ServerStopped
+from dmsg.ops.metrics import add_gauges
 from dmsg.rmb.relay.limits import RelayLimits, post_rate
 from dmsg.rmb.relay.peering import parse_trust
 from dmsg.sansio.jitter import Jitter
@@ -119,6 +120,7 @@ class RmbRelayService(RoleService):
             demand_audience=settings.demand_audience,
             events=self.events,
         )
+        add_gauges(self.metrics, "", relay.public_stats)
         ingest = self._federate(relay)
         pages = {b"/" + name: page for name, page in self.pages().items()}
         if settings.private_metrics:

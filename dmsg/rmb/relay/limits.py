@@ -28,6 +28,8 @@ class RelayLimits(AdmissionLimits):
     queue_bytes: int = 8 * 1024 * 1024
     #: Bytes waiting for all sessions: above it those of the largest address group are closed, the largest first.
     queued_total_bytes: int = 256 * 1024 * 1024
+    #: Bytes of messages that are not complete, of all sessions: above it, the same.
+    incoming_total_bytes: int = 256 * 1024 * 1024
     #: A session that has taken nothing of what waits for it is closed after this, as by the public relay.
     slow_consumer_timeout_s: float = 60.0
     #: How long a closing handshake may take.

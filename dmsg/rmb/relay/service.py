@@ -88,6 +88,8 @@ class RmbRelay(Service):
         )
         self.admission: Admission[Session] = Admission(limits)
         self.ready = False
+        #: Sessions that the relay closed.
+        self.evictions = 0
         self._logins = Logins(registry, limits, domains=domains, demand_audience=demand_audience, now=reactor.seconds())
         self._store = store
         self._events = events
@@ -142,6 +144,18 @@ class RmbRelay(Service):
             "queued_bytes": self.switch.waiting_bytes,
             "pending_bytes": self.delivery.pending_bytes,
             "stalled_sessions": len(self.switch.stalled),
+        }
+
+    def public_stats(self) -> dict[str, float]:
+        """What the public relay counts, under its names."""
+        counts, switch = self.switch.counts, self.switch
+        return {
+            "relay_worker_connections": len(switch.sessions),
+            "relay_message_rx": counts.local + counts.stored,
+            "relay_message_rx_bytes": counts.bytes,
+            "relay_message_tx": switch.written,
+            "relay_message_tx_bytes": switch.written_bytes,
+            "relay_session_evictions_total": self.evictions,
         }
 
     # --- sessions --------------------------------------------------------------------------------------------------
@@ -203,6 +217,7 @@ class RmbRelay(Service):
 
     def _close(self, session: Session, code: CloseCode, text: str, why: DmsgError | str) -> None:
         """End a session: it is out of the switch now, its connection goes on until the goodbyes are said."""
+        self.evictions += 1
         shell = cast(WebSocketShell, session.owner)
         self._forget(session)
         error = why if isinstance(why, DmsgError) else RemoteProtocolError("session", why)
@@ -228,6 +243,7 @@ class RmbRelay(Service):
         messages = cast("Sequence[bytes]", events if type(events[-1]) is bytes else events[:-1])  # Closed is the last
         if self.switch.sessions.get(session.address) is not session:
             return
+        is_over = len(messages) < len(events)
         try:
             parcels = self.switch.route(session, messages, self.reactor.seconds(), self._unix_time())
         except MalformedEnvelope as error:
@@ -239,6 +255,8 @@ class RmbRelay(Service):
             self.admission.rests(session)
         if parcels:
             self.delivery.take(parcels)
+        if is_over:
+            self._forget(session)
 
     def after_read(self, shell: Shell) -> None:
         """Write what one read has led to."""
@@ -251,7 +269,9 @@ class RmbRelay(Service):
         switch.now = self.reactor.seconds()
         flush_all(switch.dirty)
         while (largest := switch.largest()) is not None:
-            self._close(largest, CloseCode.SLOW_CONSUMER, "too much waits for this session", "slow_consumer")
+            self._close(largest, CloseCode.SLOW_CONSUMER, "this session takes too much memory", "slow_consumer")
+            if largest.owner.congested or largest.incoming_bytes:
+                largest.owner.cut()  # what it holds is needed now
         if switch.problems:
             problems, switch.problems = switch.problems, []
             for twin, problem in problems:

@@ -1,7 +1,7 @@
 """A twin's session at a relay: its WebSocket, and what waits for it. Pure.
 
-What waits becomes frames only when the network takes them, so that what has not been written can go to the store when
-the session ends.
+:ref:`spec-rmb-queues`. What waits becomes frames only when the network takes them, so that what has not been written can go
+to the store when the session ends.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from dmsg.rmb.core.limiter import FixedWindow
 from dmsg.rmb.core.wire import Address
 from dmsg.rmb.relay.limits import RelayLimits
 from dmsg.sansio.websocket import WRITE_BYTES, Role, State, WebSocket, WebSocketConfig
+from dmsg.sansio.websocket_frames import Closed
 from dmsg.serving.admission import Origin
 
 # An attribute of an enumeration takes a call in Python.
@@ -31,8 +32,13 @@ class Traffic:
         self.dirty: list[Session] = []
         #: Sessions whose network takes nothing.
         self.stalled: dict[Session, None] = {}
-        #: Bytes of envelopes that are not written yet.
+        #: Bytes of envelopes that are not written yet, or that a network has not taken.
         self.waiting_bytes = 0
+        #: Sessions that have sent a part of a message, how much, and the sum.
+        self.incoming: dict[Session, int] = {}
+        self.incoming_total_bytes = 0
+        #: Envelopes and bytes that were written.
+        self.written = self.written_bytes = 0
         #: The time on the clock of the shells when something happened last.
         self.now = 0.0
 
@@ -41,8 +47,10 @@ class Session(WebSocket):
     """One connection of a twin. ``number`` grows with each; ``origin`` is where it comes from."""
 
     __slots__ = (
+        "_last_bytes",
         "address",
         "behind",
+        "buffered_bytes",
         "bytes_in",
         "bytes_out",
         "dirty",
@@ -96,6 +104,8 @@ class Session(WebSocket):
         self.queue: deque[bytes] = deque()
         self.behind: deque[bytes] = deque()
         self.waiting_bytes = 0
+        #: What was written last, which a network that takes nothing more may not have taken.
+        self.buffered_bytes = self._last_bytes = 0
         #: Whether the store may have something for it.
         self.stored = True
         #: How often something may have come to the store for it.
@@ -113,6 +123,21 @@ class Session(WebSocket):
 
     # --- as a core -------------------------------------------------------------------------------------------------
 
+    def receive_data(self, data: bytes, now: float) -> Sequence[bytes | str | Closed]:
+        """The messages in ``data``; what is not complete is counted."""
+        try:
+            return super().receive_data(data, now)
+        finally:
+            if self.incoming_bytes or self in self.traffic.incoming:
+                self.count_incoming(self.incoming_bytes)
+
+    def count_incoming(self, size: int) -> None:
+        """Note that ``size`` bytes of a message are held."""
+        traffic = self.traffic
+        traffic.incoming_total_bytes += size - traffic.incoming.pop(self, 0)
+        if size:
+            traffic.incoming[self] = size
+
     def data_to_send(self) -> bytes:
         """What is next, some 64 KiB at a time."""
         self.dirty = False
@@ -129,7 +154,11 @@ class Session(WebSocket):
             self.traffic.waiting_bytes -= size
             self.bytes_out += size
             self.envelopes_out += count - len(queue)
-        return super().data_to_send()
+            self.traffic.written += count - len(queue)
+            self.traffic.written_bytes += size
+        written = super().data_to_send()
+        self._last_bytes = len(written)
+        return written
 
     def next_timeout(self) -> float | None:
         """The WebSocket's, and when a session that takes nothing is given up."""
@@ -146,20 +175,26 @@ class Session(WebSocket):
 
     def pause(self) -> None:
         """The network takes nothing more for now."""
-        self.stalled_at = self.traffic.now
-        self.traffic.stalled[self] = None
+        if self.stalled_at is None:
+            self.stalled_at = self.traffic.now
+            self.traffic.stalled[self] = None
+            self.buffered_bytes = self._last_bytes
+            self.traffic.waiting_bytes += self.buffered_bytes
 
     def resume(self) -> None:
         """The network takes again."""
         self.stalled_at = None
         self.traffic.stalled.pop(self, None)
+        self.traffic.waiting_bytes -= self.buffered_bytes
+        self.buffered_bytes = 0
 
     # --- what waits ------------------------------------------------------------------------------------------------
 
     def say(self, data: bytes) -> None:
         """Write an answer of the relay itself, past everything that waits: it never goes to the store."""
-        self.send(data)
-        self._mark_dirty()
+        if self.state is _OPEN:
+            self.send(data)
+            self._mark_dirty()
 
     def put(self, data: bytes) -> bool:
         """Let ``data`` go out when its turn comes; ``False`` when too much waits already."""

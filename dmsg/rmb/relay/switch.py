@@ -8,7 +8,7 @@ which the registry, the store and federation have to be asked.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from dmsg.rmb.core.address import SessionAddress
@@ -81,7 +81,8 @@ class Switch(Traffic):
 
     def leave(self, session: Session) -> bool:
         """Forget ``session``; gives whether others could reach it until now. Its twin and name may be a newer one's."""
-        self.stalled.pop(session, None)
+        session.resume()
+        session.count_incoming(0)
         if self.sessions.get(session.address) is not session:
             return False
         del self.sessions[session.address]
@@ -188,10 +189,19 @@ class Switch(Traffic):
         self.problems.append((twin, problem))
 
     def largest(self) -> Session | None:
-        """While more waits than may: the session that has to end, of those whose network takes nothing."""
-        if self.waiting_bytes <= self.limits.queued_total_bytes:
+        """While more is held than may be: the session that has to end.
+
+        It is of the address group for which most waits, among those whose network takes nothing; or of the one that has
+        sent most of what is not complete.
+        """
+        loads: Mapping[Session, int]
+        if self.waiting_bytes > self.limits.queued_total_bytes:
+            loads = {session: session.waiting_bytes + session.buffered_bytes for session in self.stalled}
+        elif self.incoming_total_bytes > self.limits.incoming_total_bytes:
+            loads = self.incoming
+        else:
             return None
         groups: Counter[str] = Counter()
-        for session in self.stalled:
-            groups[session.origin.address] += session.waiting_bytes
-        return max(self.stalled, key=lambda one: (groups[one.origin.address], one.waiting_bytes), default=None)
+        for session, load in loads.items():
+            groups[session.origin.address] += load
+        return max(loads, key=lambda one: (groups[one.origin.address], loads[one]), default=None)

@@ -177,7 +177,7 @@ def test_more_than_a_queue_holds_waits_in_the_store_and_comes_in_order(make_worl
     sent = [str(at) for at in range(60)]
     for uid in sent:
         alice.send(alice.envelope(2, uid=uid, plain=bytes(40_000)))
-    assert world.relay.switch.waiting_bytes <= 500_000 and len(stored(world, 2)) > 20
+    assert world.relay.switch.waiting_bytes <= 500_000 + 2 * 65_536 and len(stored(world, 2)) > 20
     bob.shell.hold("test", False)
     world.settle()
     assert uids(bob) == sent and stored(world, 2) == [] and world.relay.switch.waiting_bytes == 0
@@ -359,6 +359,7 @@ def test_an_envelope_that_no_other_relay_can_be_asked_about_waits_here(world: Wo
 
 def accept(world: World, envelope: Envelope, connected_only: bool = False) -> int:
     outcome = world.relay.delivery.accept(envelope, envelope.SerializeToString(), connected_only)
+    world.relay.flush()
     world.turn()
     return outcome if isinstance(outcome, int) else int(result_of(outcome))
 

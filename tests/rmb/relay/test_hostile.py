@@ -91,6 +91,45 @@ def test_empty_fragments_without_an_end_are_refused(world: World, mallory: Clien
     assert mallory.lost
 
 
+def test_messages_that_are_never_complete_are_bounded_for_all_together(make_world: Callable[..., World]) -> None:
+    world = make_world(incoming_total_bytes=1_000_000)
+    honest = world.connect(1, host="203.0.113.1")
+    write(honest, frame(b"", claimed=300_000)[:8] + bytes(200_000))
+    many = [world.connect(6, str(at)) for at in range(30)]
+    for client in many:
+        write(client, frame(b"", claimed=300_000)[:8] + bytes(60_000))
+        assert world.relay.switch.incoming_total_bytes <= 1_000_000
+    assert not honest.lost and 10 < sum(client.lost for client in many) < 25
+    for client in many:
+        client.leave()
+    honest.leave()
+    assert world.relay.switch.incoming_total_bytes == 0 and not world.relay.switch.incoming
+
+
+def test_what_the_networks_buffers_hold_counts_as_well(make_world: Callable[..., World]) -> None:
+    world = make_world(queued_total_bytes=3_000_000)
+    alice = world.connect(1, host="203.0.113.1")
+    slow = [world.connect(6, str(at)) for at in range(8)]
+    for client in slow:
+        client.shell.hold("test", True)
+        alice.send(*[alice.envelope(client.address, plain=bytes(900_000)) for _ in range(1)])
+        world.settle()
+    assert 0 < sum(client.lost for client in slow) < 8 and world.relay.switch.waiting_bytes <= 3_000_000
+    for client in slow:
+        client.leave()
+    assert world.relay.switch.waiting_bytes == 0 and not world.relay.switch.stalled
+
+
+def test_a_close_behind_envelopes_of_the_same_read_ends_the_session_after_them(
+    world: World, others: tuple[Client, Client], mallory: Client
+) -> None:
+    _, bob = others
+    forged = mallory.envelope(SessionAddress(0))
+    close = frame(b"\x03\xe8", FIN | 0x8)
+    write(mallory, frame(mallory.envelope(2).SerializeToString()) + frame(forged.SerializeToString()) + close)
+    assert len(bob.received) == 1 and mallory.lost and (6, None) not in world.relay.switch.sessions
+
+
 def test_a_message_that_never_ends_is_given_up(world: World, mallory: Client) -> None:
     write(mallory, frame(b"x", BINARY))
     for _ in range(13):
@@ -169,6 +208,6 @@ def test_a_receiver_that_reads_nothing_does_not_stop_its_senders(
         carol.send(carol.envelope(6, plain=bytes(300_000)), carol.envelope(4, uid=str(at)))
         world.settle()
     assert [one.uid for one in dave.envelopes] == [str(at) for at in range(40)] and not carol.received
-    assert world.relay.switch.waiting_bytes <= world.relay.limits.queue_bytes
+    assert world.relay.switch.waiting_bytes <= world.relay.limits.queue_bytes + 2 * 300_000
     waiting = result_of(world.store.read(SessionAddress(6), None, 100, 1 << 26, world.unix_time()))
     assert waiting  # what did not fit into the queue
