@@ -18,7 +18,6 @@ from typing import Any, Final
 from typing import Protocol as TypingProtocol
 
 from twisted.internet.defer import CancelledError, Deferred, ensureDeferred
-from twisted.internet.task import deferLater
 from twisted.logger import Logger
 from twisted.python.failure import Failure
 
@@ -44,6 +43,7 @@ from dmsg.rmb.client.errors import (
     TooMuchUnderWay,
     TwinUnknown,
 )
+from dmsg.rmb.client.introduction import Introduction
 from dmsg.rmb.client.lookups import Lookups
 from dmsg.rmb.client.relays import Parcel, Relays
 from dmsg.rmb.core import errors as wrong
@@ -56,11 +56,10 @@ from dmsg.rmb.core.limits import DEFAULT_TTL_S, MAX_ENVELOPE_BYTES
 from dmsg.rmb.core.replies import bounded_text, error_reply, response
 from dmsg.rmb.core.sender import Sender
 from dmsg.rmb.core.token import make_token
-from dmsg.rmb.core.twin import Twin, parse_relays
+from dmsg.rmb.core.twin import Twin
 from dmsg.rmb.core.wire import Envelope, parse_envelope
 from dmsg.rmb.interfaces import ITwinRegistry
 from dmsg.rmb.twins.errors import RegistryError
-from dmsg.sansio.backoff import Backoff
 from dmsg.sansio.jitter import Jitter
 from dmsg.sansio.rate import TokenBucket
 from dmsg.sansio.websocket import WebSocketConfig
@@ -68,8 +67,6 @@ from dmsg.sansio.websocket import WebSocketConfig
 _log = Logger()
 #: Answers with an error to requests that were refused, a second: what is forged makes us sign no more than this.
 _REFUSALS_PER_S: Final = 200.0
-#: The pauses between attempts to find out our own twin, in seconds.
-_REGISTRY_PAUSES_S: Final = (1.0, 30.0)
 #: Reasons kept of answers to one call that were not accepted.
 _REFUSED_NOTED: Final = 8
 _REGISTRY_FAILED: Final = "other: failed to get twin information"
@@ -178,7 +175,8 @@ class Exchange:
         self._calls: dict[str, _Call] = {}
         self._calls_bytes = 0
         self._refusals = TokenBucket(_REFUSALS_PER_S, _REFUSALS_PER_S, reactor.seconds())
-        self._is_published = False
+        self._is_found = self._is_published = False
+        self._publishing: Deferred[None] | None = None
         self._sender: Sender | None = None
         self._receiver: Receiver | None = None
         self._lookups = Lookups(config.lookups)
@@ -192,47 +190,41 @@ class Exchange:
     async def start(self) -> None:
         """Find our own twin in the registry, publish what is to be published, and begin to connect.
 
-        The registry is asked until it answers. Requests may be made before: they wait. Raises
+        The registry is asked until it answers. What it takes long to publish is waited for only if others have no use for
+        us before: when they do not have our key. Requests may be made before: they wait. Raises
         :class:`~dmsg.rmb.client.errors.NoTwin`, or ``InvalidTwin`` for relays that cannot be published.
         """
         self._stopped = False
-        backoff, failures = Backoff(*_REGISTRY_PAUSES_S), 0
-        while True:
-            try:
-                encryption = await self._introduce()
-                break
-            except RegistryError as error:
-                failures += 1
-                _log.warn("our twin is not known or not published yet: {error}", error=error)
-                await deferLater(self._clock, backoff.pause_s(failures, self._uniform))
-        self._is_published = encryption is not None
+        ours = EncryptionKey(self._key.secret)
+        introduction = Introduction(
+            self._clock,
+            self._key,
+            self._registry,
+            ours.public_key,
+            hosts=() if isinstance(self._publish, bool) else self._publish,
+            places=self.relays.places(),
+            uniform=self._uniform,
+        )
+        try:
+            twin = await introduction.find()
+        except NoTwin as error:
+            self._found.fail(error)
+            raise
+        self.address = self.address._replace(twin=twin.id)
+        self._is_published = twin.pk == ours.public_key
+        if self._publish is not False:
+            self._publishing = ensureDeferred(introduction.publish(twin))
+            if not self._is_published:
+                await self._publishing
+                self._is_published = True
+            self._publishing.addErrback(_not_published)
+        encryption = ours if self._is_published else None
         plain = self._allow_plain
         self._sender = Sender(self.address, self._key, encryption, self._random, allow_plain=plain)
         self._receiver = Receiver(self.address, encryption, self._is_awaited_of_relays, allow_plain=plain)
         self.relays.start()
+        self._is_found = True
         self._found.fire(None)
-
-    async def _introduce(self) -> EncryptionKey | None:
-        """Find and publish our twin; gives our encryption key if others find it in the registry."""
-        number = await self._registry.find(self._key.account)
-        twin = await self._registry.get(number) if number is not None else None
-        if twin is None:
-            raise NoTwin
-        self.address = self.address._replace(twin=twin.id)
-        ours = EncryptionKey(self._key.secret)
-        if self._publish is not False:
-            wanted = () if self._publish is True else self._publish
-            hosts = tuple(wanted) or twin.relays or parse_relays("_".join(self.relays.places()))
-            try:
-                await self._registry.update(self._key, hosts, ours.public_key)
-            except RegistryError as error:
-                # A transaction that the chain does not take is no reason to be deaf to those who have our key already.
-                if twin.pk != ours.public_key:
-                    raise
-                _log.warn("our relays are not published: {error}", error=error)
-        elif twin.pk != ours.public_key:
-            return None
-        return ours
 
     async def stop(self) -> None:
         """End all: calls fail with :class:`~dmsg.rmb.client.errors.Stopped`, answers that were given are written."""
@@ -240,6 +232,8 @@ class Exchange:
         for call in list(self._calls.values()):
             self._fail(call, Stopped(call.target))
         self._found.cancel()
+        if self._publishing is not None:
+            self._publishing.cancel()
         self._lookups.cancel()
         await self.relays.stop()
         self._answers.stop()
@@ -467,6 +461,11 @@ class Exchange:
             assert self._sender is not None
             with suppress(wrong.EnvelopeTooLarge):
                 connection.send(self._sender.seal(answer, None, int(self._now_s())))
+
+
+def _not_published(failure: Failure) -> None:
+    if not failure.check(CancelledError):
+        _log.warn("our relays are not published: {error}", error=failure.value)
 
 
 def _lifetime_s(request: Envelope) -> int:

@@ -139,7 +139,7 @@ class RmbClient(Service):
         self._ready.cancel()
 
     async def when_ready(self) -> None:
-        """Wait until our twin is known and published and a relay is connected.
+        """Wait until our twin is known, its key is published and a relay is connected.
 
         Raises :class:`~dmsg.rmb.client.errors.NoTwin` when there is no twin with our key.
         """

@@ -43,7 +43,16 @@ class MemoryRegistry:
         self.twins: dict[int, Twin] = {}
         self.away = False
         self.silent = False
+        self.slow_update = False
         self.asked: list[int] = []
+        self._open: list[Deferred[None]] = []
+
+    def release(self) -> None:
+        """Answer all questions, those that are open first."""
+        self.silent = False
+        waiting, self._open = self._open, []
+        for question in waiting:
+            question.callback(None)
 
     def add(self, number: int, *, relays: Sequence[str] = (), with_key: bool = True) -> None:
         key = key_of(number)
@@ -61,6 +70,8 @@ class MemoryRegistry:
 
     async def update(self, key: TwinKey, relays: Iterable[str], pk: bytes | None) -> None:
         await self._think()
+        if self.slow_update:
+            await Deferred()
         number = await self.find(key.account)
         assert number is not None
         self.twins[number] = Twin(number, key.account, tuple(sorted(relays)), pk)
@@ -69,7 +80,9 @@ class MemoryRegistry:
         if self.away:
             raise RegistryError("unavailable")
         if self.silent:
-            await Deferred()
+            question: Deferred[None] = Deferred()
+            self._open.append(question)
+            await question
 
     async def close(self) -> None:
         """There is nothing to close."""

@@ -23,7 +23,7 @@ from dmsg.rmb.client.errors import (
 from dmsg.rmb.client.handlers import Refusal, Reply, Request
 from dmsg.rmb.core.address import SessionAddress
 from dmsg.rmb.core.e2e import EncryptionKey
-from dmsg.rmb.core.errors import PeerCode
+from dmsg.rmb.core.errors import InvalidTwin, PeerCode
 from dmsg.rmb.twins.errors import RegistryError
 
 from .conftest import key_of
@@ -419,6 +419,22 @@ def test_relays_that_cannot_be_published_do_not_stop_who_is_known(world: Any) ->
     world.result(unknown, 31)
 
 
+def test_an_update_that_never_ends_does_not_keep_a_known_twin_from_work(world: Any) -> None:
+    relay = world.relay()
+    world.registry.add(CALLER, relays=["old.example"])
+    world.registry.slow_update = True
+    client = world.client(CALLER, relay, publish=["new.example"])
+    world.result(client.when_ready())
+    world.result(client.stopService())
+
+
+def test_relays_no_registry_can_hold_are_told_at_the_start(world: Any, logged_errors: Any) -> None:
+    client = world.client(CALLER, world.relay(), publish=["under_score"])
+    with pytest.raises(InvalidTwin):
+        world.result(client.when_ready())
+    logged_errors.flush()
+
+
 def test_nothing_is_published_when_told_not_to(world: Any) -> None:
     world.registry.add(CALLER, with_key=False)
     world.client(CALLER, world.relay(), publish=False)
@@ -428,11 +444,14 @@ def test_nothing_is_published_when_told_not_to(world: Any) -> None:
 def test_no_twin_has_our_key(world: Any, logged_errors: Any) -> None:
     client = world.make(CALLER, world.relay(), known=False)
     ready = ensureDeferred(client.when_ready())
-    waiting = ensureDeferred(client.call(SERVICE, "echo", timeout=5)) if client.running else None
-    assert waiting is None
+    world.registry.silent = True
     client.startService()
-    with pytest.raises(NoTwin):
-        world.result(ready)
+    early = ensureDeferred(client.call(SERVICE, "echo", timeout=5))
+    assert not early.called
+    world.registry.release()
+    for waiting in (ready, early):
+        with pytest.raises(NoTwin):
+            world.result(waiting, 0)
     with pytest.raises(NoTwin):
         world.result(client.when_ready())
     with pytest.raises(NoTwin):
