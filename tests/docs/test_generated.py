@@ -35,7 +35,16 @@ from dmsg.mux.relay.handshake_budget import COOKIE_SLOT_S
 from dmsg.mux.relay.limits import RelayLimits
 from dmsg.ops.settings import settings_of
 from dmsg.relays.pool import PoolConfig
+from dmsg.rmb.client.config import RmbConfig
+from dmsg.rmb.core import limits as rmb
+from dmsg.rmb.peer.commands import KEEP_COMMAND_S, UNSERVED_COMMANDS, UNSERVED_COMMANDS_OF_A_TWIN
+from dmsg.rmb.peer.requests import KEPT_ANSWERS
+from dmsg.rmb.peer.services import KEPT_REQUESTS, KEPT_REQUESTS_BYTES
+from dmsg.rmb.relay.federation import FederationLimits
+from dmsg.rmb.relay.limits import RelayLimits as RmbRelayLimits
+from dmsg.rmb.relay.stores.base import QueueLimits
 from dmsg.sansio.rate import RecentIds
+from dmsg.sansio.websocket import WebSocketConfig
 from dmsg.serving import member
 from dmsg.taps.settings import SETTINGS
 
@@ -203,6 +212,7 @@ _LIMITS = RelayLimits()
 _LISTENER = ListenerLimits()
 _CALLERS = CallerLimits()
 _POOL = PoolConfig()
+_RMB, _STORES, _CALLS, _WEBSOCKET = RmbRelayLimits(), QueueLimits(), RmbConfig(), WebSocketConfig()
 #: Page, what its text has to contain.
 NUMBERS = [
     ("spec/frames.rst", f"at most **{wire.FRAME_PAYLOAD_LIMIT_BYTES:,}** bytes"),
@@ -282,6 +292,37 @@ NUMBERS = [
     ("explanation/limits.rst", f"carry {MAX_PAIRS} connections at one time"),
     ("explanation/limits.rst", f"dials for {DIALS_AT_ONCE} of them at a time"),
     ("spec/secure.rst", f"Without it within {CONFIRM_TIMEOUT_S:g} seconds"),
+    ("explanation/limits.rst", f"**Messages** have {rmb.MAX_ENVELOPE_BYTES >> 20} MiB"),
+    ("explanation/limits.rst", f"a message has {_WEBSOCKET.message_timeout_s:g} seconds"),
+    (
+        "explanation/limits.rst",
+        f"lives {rmb.MAX_TTL_S:,} seconds at most. A receiver remembers {rmb.SEEN_MESSAGES:,} of them",
+    ),
+    ("explanation/limits.rst", f"may be {rmb.MAX_AHEAD_S} seconds ahead, and {rmb.LATE_S} behind"),
+    ("explanation/limits.rst", f"{_RMB.queue_bytes >> 20} MiB for one session"),
+    ("explanation/limits.rst", f"after {_RMB.slow_consumer_timeout_s:g} seconds without any progress"),
+    ("explanation/limits.rst", f"{_RMB.queued_total_bytes >> 20} MiB for all sessions"),
+    (
+        "explanation/limits.rst",
+        f"{_STORES.queue_envelopes:,} of them and {_STORES.queue_bytes >> 20} MiB for a session, "
+        f"{_STORES.twin_bytes >> 20} MiB for a twin and, in memory or a file, {_STORES.store_bytes >> 20} MiB in all",
+    ),
+    ("explanation/limits.rst", f"a twin {_RMB.sessions_per_twin} sessions"),
+    ("explanation/limits.rst", f"have {_RMB.posts_per_s_per_address:g} a second for an address"),
+    ("explanation/limits.rst", f"under way has {FederationLimits().outstanding_bytes >> 20} MiB"),
+    ("explanation/limits.rst", f"has {_CALLS.calls:,} calls under way with {_CALLS.calls_bytes >> 20} MiB"),
+    ("explanation/limits.rst", f"serves {_CALLS.handlers} requests at once, {_CALLS.waiting_requests:,} wait"),
+    ("spec/rmb.rst", f"more than {rmb.MAX_TTL_S:,} seconds"),
+    ("spec/rmb.rst", f"more than {rmb.MAX_AHEAD_S} seconds ahead"),
+    ("spec/rmb.rst", f"allow {rmb.LATE_S} seconds more"),
+    ("spec/rmb-relay.rst", f"for {_RMB.ping_after_s:g} s is pinged"),
+    ("spec/rmb-relay.rst", f"more than {_RMB.sessions_per_twin} sessions"),
+    ("spec/rmb-relay.rst", f"a queue of {_RMB.queue_bytes >> 20} MiB"),
+    ("spec/rmb-federation.rst", f"{_STORES.queue_envelopes:,} envelopes and {_STORES.queue_bytes >> 20} MiB"),
+    ("spec/rmb-peer.rst", f"newest {KEPT_ANSWERS:,}"),
+    ("spec/rmb-peer.rst", f"at most {KEPT_REQUESTS:,} requests and {KEPT_REQUESTS_BYTES >> 20} MiB"),
+    ("spec/rmb-peer.rst", f"kept for {KEEP_COMMAND_S // 60} minutes"),
+    ("spec/rmb-peer.rst", f"at most {UNSERVED_COMMANDS:,} lists, {UNSERVED_COMMANDS_OF_A_TWIN} of one twin"),
     ("tutorial/access-policy.rst", f"one of {_LISTENER.offers} places"),
 ]
 
