@@ -140,12 +140,13 @@ class TooMuchUnderWay(CallError):
 
 
 class Stopped(CallError):
-    """The client does not run, or has been stopped meanwhile."""
+    """The client does not run, or has been stopped meanwhile. ``sent`` says whether a relay may have the request."""
 
     reason = Reason.STOPPED
 
-    def __init__(self, target: SessionAddress) -> None:
+    def __init__(self, target: SessionAddress, *, sent: bool = False) -> None:
         super().__init__(target, "the client is stopped")
+        self.sent = sent
 
 
 class NoTwin(DmsgError):

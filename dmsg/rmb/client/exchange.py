@@ -230,7 +230,8 @@ class Exchange:
         """End all: calls fail with :class:`~dmsg.rmb.client.errors.Stopped`, answers that were given are written."""
         self._stopped = True
         for call in list(self._calls.values()):
-            self._fail(call, Stopped(call.target))
+            sent = call.parcel is not None and bool(call.parcel.relays)
+            self._fail(call, Stopped(call.target, sent=sent))
         self._found.cancel()
         if self._publishing is not None:
             self._publishing.cancel()

@@ -7,11 +7,13 @@ there is none. A note in Redis outlives this process, so that this holds for the
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
-from typing import Final
+from typing import Any, Final
 
 from twisted.internet.defer import ensureDeferred
-from twisted.internet.interfaces import IDelayedCall, IReactorTime
+from twisted.internet.interfaces import IDelayedCall
+from twisted.internet.task import deferLater
 from twisted.logger import Logger
 
 from dmsg.eventlog.reasons import Reason
@@ -25,7 +27,7 @@ from dmsg.rmb.core.errors import EnvelopeExpired, InvalidMessage, PeerCode
 from dmsg.rmb.core.limits import MAX_TTL_S
 from dmsg.rmb.core.messages import IncomingResponse, JsonError, OutgoingRequest
 from dmsg.rmb.core.wire import Backlog, Envelope
-from dmsg.rmb.peer.commands import BACKLOG
+from dmsg.rmb.peer.commands import BACKLOG, LOCAL
 from dmsg.rmb.peer.redis import Doubt, RedisLists
 from dmsg.rmb.peer.tasks import Tasks
 
@@ -46,6 +48,8 @@ UNDER_WAY: Final = 4_096
 _STALLED_S: Final = 1.0
 #: Share of all requests under way that may be to one twin.
 UNDER_WAY_TO_A_TWIN: Final = 7_500
+#: A Redis that is there, but says "not now", is asked again in so many seconds.
+RETRY_S: Final = 0.1
 #: Notes of the process before this one that are read.
 RESTORED: Final = 100_000
 
@@ -74,7 +78,7 @@ class Requests:
 
     def __init__(
         self,
-        clock: IReactorTime,
+        clock: Any,
         lists: RedisLists,
         exchange: Exchange,
         *,
@@ -129,7 +133,8 @@ class Requests:
             # Each has a uid of its own: an error of a relay says nothing else of whose envelope it is about.
             uid = self._new_uid()
             try:
-                [envelope] = replace(request, destinations=(twin,)).envelopes(uid, int(now))
+                one = replace(request, destinations=(twin,))
+                [envelope] = one.envelopes(uid, int(now))
             except EnvelopeExpired as expired:
                 self._refuse(request.reply_to, request.reference, str(twin), PeerCode.INVALID, expired.text)
                 continue
@@ -140,9 +145,10 @@ class Requests:
             ends_at = float(envelope.timestamp + envelope.expiration)
             awaited = _Awaited(BACKLOG + uid, request.reply_to, request.reference, twin, ends_at)
             self._note(awaited, uid, envelope.expiration)
-            self._begin(envelope, awaited)
+            one = replace(one, timestamp=envelope.timestamp, expiration=envelope.expiration)
+            self._begin(one, envelope, awaited)
 
-    def _begin(self, envelope: Envelope, awaited: _Awaited) -> None:
+    def _begin(self, request: OutgoingRequest, envelope: Envelope, awaited: _Awaited) -> None:
         twin = awaited.twin
         self._to_twin[twin] = self._to_twin.get(twin, 0) + 1
 
@@ -154,15 +160,18 @@ class Requests:
             self._answered.fire(None)
             return result
 
-        self._calls.begin(self._call(envelope, awaited)).addBoth(over)
+        self._calls.begin(self._call(request, envelope, awaited)).addBoth(over)
 
-    async def _call(self, envelope: Envelope, awaited: _Awaited) -> None:
+    async def _call(self, request: OutgoingRequest, envelope: Envelope, awaited: _Awaited) -> None:
         left_s = awaited.ends_at - self._now_s()
         started_s, reason = self._clock.seconds(), Reason.NONE
         try:
             answer = await self._exchange.request(envelope, max(left_s - EARLY_S, left_s / 2))
-        except Stopped:
-            return  # the note stays, for the next process
+        except Stopped as stopped:
+            # The next process awaits the answer, of which the note tells, or takes the request once more.
+            if not stopped.sent:
+                self._deliveries.begin(self._put_back(request, awaited))
+            return
         except CallError as error:
             reason = Reason.of(error.reason)
             # A relay does not say so itself, and neither do we when nothing went out.
@@ -258,10 +267,16 @@ class Requests:
                 except RedisAway as away:
                     if away.maybe_done:
                         doubt = Doubt.NOTE if awaited.noted else Doubt.LIST
+                await deferLater(self._clock, RETRY_S)
         except RedisRefused as refused:
             _log.info("an answer was dropped: {reason}", reason=refused.reason)
         finally:
             self._waiting_bytes -= len(data)
+
+    async def _put_back(self, request: OutgoingRequest, awaited: _Awaited) -> None:
+        with suppress(RedisAway, RedisRefused):
+            await self._lists.put_back(LOCAL, request.to_json())
+            await self._lists.forget([awaited.note])
 
     async def stop(self, patience_s: float) -> None:
         """Give the answers on their way to Redis ``patience_s``; to be called when the exchange has stopped."""

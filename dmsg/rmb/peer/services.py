@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import json
-from typing import Final
+from typing import Any, Final
 
 from twisted.internet.defer import CancelledError
-from twisted.internet.interfaces import IReactorTime
+from twisted.internet.task import deferLater
 from twisted.logger import Logger
 
 import dmsg
@@ -27,6 +27,8 @@ KEPT_REQUESTS_BYTES: Final = 64 * 1024 * 1024
 #: Requests on their way to Redis, in bytes: in all, and of one twin. They wait while it is away.
 WAITING_REQUESTS_BYTES: Final = 64 * 1024 * 1024
 WAITING_REQUESTS_BYTES_OF_A_TWIN: Final = 16 * 1024 * 1024
+#: A Redis that is there, but says "not now", is asked again in so many seconds.
+RETRY_S: Final = 0.1
 #: What a waiting request costs beside its payload.
 _REQUEST_BYTES: Final = 2_048
 VERSION: Final = f"dmsg {dmsg.__version__}"
@@ -38,7 +40,7 @@ _UNKNOWN: Final = "unknown command"
 class Services:
     """Hands requests to services and answers to the exchange."""
 
-    def __init__(self, clock: IReactorTime, lists: RedisLists, exchange: Exchange) -> None:
+    def __init__(self, clock: Any, lists: RedisLists, exchange: Exchange) -> None:
         self._clock = clock
         self._lists = lists
         self._exchange = exchange
@@ -84,6 +86,15 @@ class Services:
         return result
 
     async def _hand(self, request: Accepted, command: str, key: str) -> None:
+        try:
+            refusal = await self._push(request, command, key)
+        except CancelledError:
+            refusal = PeerCode.BUSY, "the peer stops"
+        if refusal is not None:
+            self._refuse(request, *refusal)
+
+    async def _push(self, request: Accepted, command: str, key: str) -> tuple[int, str] | None:
+        """Push ``request``, however long Redis is away; gives what to answer when it cannot be done."""
         data = IncomingRequest.of(request.envelope, request.payload).to_json()
         ends_at = self._clock.seconds() + request.remaining_s
         while (left_s := ends_at - self._clock.seconds()) > 0:
@@ -91,23 +102,18 @@ class Services:
                 length = await self._lists.push_if_room(
                     key, data, most=KEPT_REQUESTS, most_bytes=KEPT_REQUESTS_BYTES, keep_s=KEEP_COMMAND_S, wait_s=left_s
                 )
-            except CancelledError:
-                self._refuse(request, PeerCode.BUSY, "the peer stops")
-                raise
             except RedisAway as away:
-                if away.maybe_done:
-                    # a second push could have the service do it twice
-                    self._refuse(request, PeerCode.OTHER, "other: the service may not have got the request")
-                    return
+                if away.maybe_done:  # a second push could have the service do it twice
+                    return PeerCode.OTHER, "other: the service may not have got the request"
             except RedisRefused:
-                self._refuse(request, PeerCode.OTHER, "other: the service cannot be reached")
-                return
+                return PeerCode.OTHER, "other: the service cannot be reached"
             else:
-                if length:
-                    self._commands.pushed(command, length, self._clock.seconds())
-                else:
-                    self._refuse(request, PeerCode.BUSY, "too many requests are waiting for the service")
-                return
+                if not length:
+                    return PeerCode.BUSY, "too many requests are waiting for the service"
+                self._commands.pushed(command, length, self._clock.seconds())
+                return None
+            await deferLater(self._clock, RETRY_S)
+        return None
 
     def _answer_ourselves(self, request: Accepted, command: str) -> None:
         if command == f"{OWN}.version":

@@ -125,6 +125,8 @@ class FakeExchange:
         self.address = SessionAddress(1)
         self.owner = owner
         self.answer: Callable[[Envelope], Accepted | Exception | None] = lambda envelope: answer_to(envelope, b"pong")
+        #: Twins to which no relay has taken a request.
+        self.unreachable: set[int] = set()
         #: Requests in the order in which they came, and the seconds they have.
         self.requests: list[tuple[Envelope, float]] = []
         self.answers: list[Envelope] = []
@@ -139,7 +141,7 @@ class FakeExchange:
         waiting, self._open = self._open, {}
         for target, answer in waiting.values():
             if not answer.called:
-                answer.errback(Stopped(target))
+                answer.errback(Stopped(target, sent=target.twin not in self.unreachable))
 
     async def request(self, envelope: Envelope, timeout_s: float) -> Accepted:
         self.requests.append((envelope, timeout_s))

@@ -169,6 +169,27 @@ async def test_the_next_process_waits_for_the_answers_of_the_one_before(make_pee
 
 
 @pytest_twisted.ensureDeferred
+async def test_what_no_relay_has_goes_back_to_redis_when_the_peer_stops(make_peer: Any, address: Any) -> None:
+    first, second = make_peer(address), make_peer(address)
+    first.exchange.answer = lambda envelope: None
+    first.exchange.unreachable = {7, 8}
+    await first.gateway.start()
+    await first.push(LOCAL, local(dst=[7, 8, 9], tag="t", shm="text/plain"))
+    await first.exchange.until_sent(3)
+    await first.gateway.stop()
+    assert await first.ask("LLEN", LOCAL) == 2
+    assert len(await notes(first)) == 1
+    await second.gateway.start()
+    answers = [await second.take("answers") for _ in range(2)]
+    assert sorted(one["src"] for one in answers) == ["7", "8"]
+    (one, _), (other, _) = second.exchange.requests
+    assert (one.plain, one.tags, one.schema) == (b"1 2", "t", "text/plain")
+    before = first.exchange.requests[0][0]
+    assert before.timestamp + before.expiration == one.timestamp + one.expiration
+    assert {one.destination.twin, other.destination.twin} == {7, 8}
+
+
+@pytest_twisted.ensureDeferred
 async def test_an_answer_waits_for_a_redis_that_is_away_and_comes_once(make_peer: Any, redis_process: Any) -> None:
     redis_process.start()
     peer = make_peer(redis_process.address)

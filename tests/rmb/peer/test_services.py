@@ -141,6 +141,20 @@ async def test_requests_wait_for_a_redis_that_is_away(make_peer: Any, redis_proc
 
 
 @pytest_twisted.ensureDeferred
+async def test_a_redis_that_is_full_is_asked_again(peer: Peer) -> None:
+    await peer.ask("CONFIG", "RESETSTAT")
+    await peer.ask("CONFIG", "SET", "maxmemory", "1")
+    try:
+        peer.gateway.request_received(request_of(7, "calc.add"))
+        while b"errorstat_OOM" not in await peer.ask("INFO", "errorstats"):
+            assert await peer.ask("LLEN", "msgbus.calc.add") == 0
+    finally:
+        await peer.ask("CONFIG", "SET", "maxmemory", "0")
+    assert (await peer.take("msgbus.calc.add"))["ref"] == "uid"
+    assert peer.exchange.answers == []
+
+
+@pytest_twisted.ensureDeferred
 async def test_one_twin_cannot_fill_the_memory_while_redis_is_away(make_peer: Any, redis_process: Any) -> None:
     peer = make_peer(redis_process.address)
     await peer.gateway.start()
