@@ -17,7 +17,7 @@ from dmsg.glue.websocket import accept_websocket, asks_for_websocket
 from dmsg.http.limits import HttpLimits
 from dmsg.http.server import LimitedSite
 from dmsg.rmb.core.errors import TokenRefused
-from dmsg.rmb.relay.ingest import BODY_SLACK_BYTES
+from dmsg.rmb.relay.ingest import body_limit
 from dmsg.rmb.relay.service import RmbRelay
 from dmsg.sansio.websocket_handshake import WebSocketRefused
 
@@ -111,7 +111,7 @@ def make_site(
         RelayApi(relay, pages, ingest),
         reactor=reactor,
         limits=HttpLimits(
-            body_bytes=relay.max_message_bytes + BODY_SLACK_BYTES,
+            body_bytes=body_limit(relay.max_message_bytes),
             concurrent_bodies=_CONCURRENT_BODIES,
             first_byte_timeout_s=limits.first_byte_timeout_s,
             connections=limits.half_open,

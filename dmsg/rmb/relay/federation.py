@@ -23,6 +23,7 @@ from dmsg.rmb.core.ranker import Ranker
 from dmsg.rmb.core.twin import Twin
 from dmsg.rmb.core.wire import Envelope
 from dmsg.rmb.relay.lanes import Lane, Outgoing, Room
+from dmsg.rmb.relay.peering import BATCH_BYTES
 from dmsg.rmb.relay.posting import NotPosted
 from dmsg.sansio.backoff import Backoff
 from dmsg.sansio.jitter import RandomNumbers
@@ -45,7 +46,7 @@ class FederationLimits:
     posts_per_relay: int = 4
     #: Envelopes and bytes in a post to a relay that takes several.
     batch_envelopes: int = 256
-    batch_bytes: int = 512 * 1024
+    batch_bytes: int = BATCH_BYTES
     #: Passes over a twin's relays before a longer pause, and the pauses between them: so long, and half as long again.
     passes: int = 3
     pause_s: float = 0.1

@@ -23,13 +23,13 @@ from dmsg.rmb.core.limits import MAX_CONNECTION_BYTES, MAX_ENVELOPE_BYTES
 from dmsg.rmb.core.signing import verify_envelope
 from dmsg.rmb.core.wire import Envelope, parse_envelope
 from dmsg.rmb.relay.federation import ACCEPTED
-from dmsg.rmb.relay.peering import HEADER, Body, NotTrusted, Verifier, join_statuses, split_envelopes
+from dmsg.rmb.relay.peering import BATCH_BYTES, HEADER, Body, NotTrusted, Verifier, join_statuses, split_envelopes
 from dmsg.rmb.relay.posting import ONE_TYPE
 
 #: Most envelopes in a post.
 MOST_ENVELOPES: Final = 1024
-#: A body may be so much longer than the largest envelope: room for the lengths, and for a batch of small ones beside one.
-BODY_SLACK_BYTES: Final = 8 * 1024
+#: The lengths of envelopes in a post.
+_LENGTHS_BYTES: Final = 4 * MOST_ENVELOPES
 #: What the registry and the store have not decided in so many seconds is refused: the other relay gives up after 3, and would
 #: send all of the post again.
 DECIDED_S: Final = 2.0
@@ -40,6 +40,11 @@ _TEXT: Final = b"text/plain; charset=utf-8"
 #: Hands an envelope of a twin of this relay on, with its bytes; if the last is true only to a session that is connected.
 #: Gives the HTTP status, now or later: 202 if it was taken, 404 if the destination is offline.
 Accept = Callable[[Envelope, bytes, bool], "int | Deferred[int]"]
+
+
+def body_limit(message_bytes: int) -> int:
+    """The longest body of a post where an envelope may have ``message_bytes``."""
+    return max(message_bytes, BATCH_BYTES) + _LENGTHS_BYTES
 
 
 class Refused(DmsgError):

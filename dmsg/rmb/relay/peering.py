@@ -35,6 +35,9 @@ REMEMBERED_POSTS: Final = 65_536
 #: Longest header: two names of 259 bytes at most, and 230 more.
 HEADER_LIMIT_BYTES: Final = 1024
 
+#: Most bytes of envelopes in a post of several, whatever the length of one may be.
+BATCH_BYTES: Final = 512 * 1024
+
 _NONCE_BYTES: Final = 8
 _DOMAIN: Final = b"dmsg rmb relay post\n"
 _LENGTH: Final = struct.Struct(">I")

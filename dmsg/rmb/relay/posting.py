@@ -25,7 +25,7 @@ SCHEMES: Final = ("auto", "https", "http")
 #: A known relay that does not understand a post of several envelopes is sent them one by one for so long, in seconds.
 SINGLE_S: Final = 60.0
 TOO_EARLY: Final = 425
-_UNKNOWN: Final = (400, 401)
+_UNKNOWN: Final = (400, 401, 413)
 _ANSWER_BYTES: Final = 64 * 1024
 
 

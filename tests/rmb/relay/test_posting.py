@@ -22,8 +22,8 @@ from dmsg.rmb.core.keys import KeyType, TwinKey
 from dmsg.rmb.core.signing import sign_envelope
 from dmsg.rmb.core.twin import Twin
 from dmsg.rmb.core.wire import Envelope
-from dmsg.rmb.relay.ingest import BODY_SLACK_BYTES, Ingest
-from dmsg.rmb.relay.peering import HEADER, Body, Signer, Verifier
+from dmsg.rmb.relay.ingest import Ingest, body_limit
+from dmsg.rmb.relay.peering import BATCH_BYTES, HEADER, Body, Signer, Verifier
 from dmsg.rmb.relay.posting import NotPosted, RelayPoster, is_loopback
 from dmsg.rmb.twins.errors import RegistryError
 
@@ -79,7 +79,7 @@ class Relay:
         #: How many had been taken at each flush.
         self.flushes: list[int] = []
         self.status: Callable[[str], Any] = lambda uid: 202
-        limits = HttpLimits(body_bytes=MESSAGE_BYTES + BODY_SLACK_BYTES)
+        limits = HttpLimits(body_bytes=body_limit(MESSAGE_BYTES))
         site = LimitedSite(Resource(), reactor=reactor, limits=limits)
         self.port = reactor.listenTCP(0, site, interface="127.0.0.1")
         self.name = f"localhost:{self.port.getHost().port}"
@@ -239,6 +239,15 @@ async def test_a_fault_of_the_relay_is_a_status_and_a_line_in_the_log(
     assert len(logged_errors.flush(KeyError)) == 1
 
 
+@pytest_twisted.ensureDeferred
+async def test_a_relay_takes_as_many_bytes_in_a_post_as_another_one_sends(relay: Any, poster: Any) -> None:
+    there = relay()
+    size = BATCH_BYTES // 8
+    several = [envelope(size=size - len(envelope(size=size)) + size) for _ in range(8)]
+    assert sum(map(len, several)) == BATCH_BYTES
+    assert await poster({there.name}).post(there.name, several, False) == [202] * 8
+
+
 # --- open to all ---------------------------------------------------------------------------------------------------------
 
 
@@ -302,7 +311,7 @@ async def test_a_registry_that_does_not_answer_is_no_refusal_for_good(relay: Any
 @pytest_twisted.ensureDeferred
 async def test_a_body_over_the_limit_is_refused_while_it_comes(relay: Any, poster: Any) -> None:
     there = relay()
-    data = envelope(size=MESSAGE_BYTES + BODY_SLACK_BYTES)
+    data = envelope(size=body_limit(MESSAGE_BYTES))
     assert await poster({there.name}).post(there.name, [data], False) == [413]
 
 
