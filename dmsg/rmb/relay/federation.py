@@ -129,8 +129,14 @@ class Federation:
         return bool(known) and self._start(Outgoing(envelope, data, twin, expires_at, otherwise), known) is None
 
     async def stop(self, limit_s: float) -> None:
-        """Take nothing more, and return when nothing is under way; what is after ``limit_s`` seconds has failed."""
+        """Take nothing more, and return when nothing is under way; what still is after ``limit_s`` seconds has failed.
+
+        What waits because no relay answered has failed at once.
+        """
         self._stopped = True
+        for outgoing, call in list(self._outstanding.items()):
+            if call is not None and outgoing.passes % self.limits.passes == 0:
+                self._give_up(outgoing, RelayProblem.OVERLOADED)
         if self._outstanding:
             await self._idle.wait_at_most(limit_s, self._clock)
         for outgoing in list(self._outstanding):
@@ -180,6 +186,9 @@ class Federation:
             return
         outgoing.passes += 1
         rounds, number = divmod(outgoing.passes, self.limits.passes)
+        if not number and self._stopped:
+            self._give_up(outgoing, RelayProblem.OVERLOADED)
+            return
         if number:
             pause_s = self.limits.pause_s * number * (1 + self._random.random() / 2)
         else:

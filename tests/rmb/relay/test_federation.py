@@ -413,13 +413,28 @@ async def test_stopping_waits_for_what_is_under_way_and_takes_no_more(bench: Ben
 
 @pytest_twisted.ensureDeferred
 async def test_stopping_gives_up_after_its_time(bench: Bench) -> None:
-    bench.relays.answers["a"] = Reason.TIMEOUT
+    bench.relays.slow["a"] = []
     bench.submit("x", "a")
     stopping = Deferred.fromCoroutine(bench.federation.stop(5))
     bench.pass_time(5.1)
     await stopping
     assert bench.failed == [("x", RelayProblem.OVERLOADED)]
     assert bench.clock.getDelayedCalls() == []
+
+
+@pytest_twisted.ensureDeferred
+async def test_stopping_does_not_wait_for_relays_that_do_not_answer(bench: Bench) -> None:
+    bench.relays.answers["a"] = Reason.TIMEOUT
+    bench.submit("long", "a")
+    bench.pass_time(1)
+    bench.submit("short", "b", twin=8)
+    bench.relays.answers["b"] = Reason.TIMEOUT
+    bench.submit("new", "b", twin=8)
+    stopping = Deferred.fromCoroutine(bench.federation.stop(5))
+    assert bench.failed == [("long", RelayProblem.OVERLOADED)]
+    bench.pass_time(1)
+    await stopping
+    assert bench.failed[1:] == [("new", RelayProblem.OVERLOADED)]
 
 
 # --- events --------------------------------------------------------------------------------------------------------------
