@@ -45,7 +45,7 @@ from dmsg.rmb.client.errors import (
 )
 from dmsg.rmb.client.introduction import Introduction
 from dmsg.rmb.client.lookups import Lookups
-from dmsg.rmb.client.relays import Parcel, Relays
+from dmsg.rmb.client.relays import Again, Parcel, Relays
 from dmsg.rmb.core import errors as wrong
 from dmsg.rmb.core.acceptance import Receiver
 from dmsg.rmb.core.address import SessionAddress
@@ -245,8 +245,10 @@ class Exchange:
 
     # --- requests ----------------------------------------------------------------------------------------------------
 
-    async def request(self, envelope: Envelope, timeout_s: float) -> Accepted:
+    async def request(self, envelope: Envelope, timeout_s: float, *, once: bool = False) -> Accepted:
         """Send a request, and give the answer; raises a ``CallError`` when there is none within ``timeout_s``.
+
+        A request whose relay is lost goes over another one, unless ``once``.
 
         ``envelope`` has uid, destination, command and ``plain``, and if wanted tags, schema, timestamp and expiration;
         an expiration of 0 becomes the end of the time-out. The rest is written into it. Cancelling forgets the request.
@@ -262,7 +264,7 @@ class Exchange:
             raise ValueError(f"a request with the uid {envelope.uid!r} is under way")
         call = self._calls[envelope.uid] = _Call(target, size)
         self._calls_bytes += size
-        work = ensureDeferred(self._request(envelope, call, timeout_s))
+        work = ensureDeferred(self._request(envelope, call, timeout_s, once))
         try:
             return await work.addTimeout(timeout_s, self._clock, lambda *_: Failure(self._timed_out(call, timeout_s)))
         finally:
@@ -271,7 +273,7 @@ class Exchange:
             if call.parcel is not None:
                 self.relays.drop(call.parcel)
 
-    async def _request(self, envelope: Envelope, call: _Call, timeout_s: float) -> Accepted:
+    async def _request(self, envelope: Envelope, call: _Call, timeout_s: float, once: bool) -> Accepted:
         ends_at = self._clock.seconds() + timeout_s
         if not envelope.expiration:
             now = self._now_s()
@@ -279,7 +281,8 @@ class Exchange:
             envelope.expiration = ceil(now + timeout_s) - int(now)
         twin = await self._look_up(call.target)
         data = self._seal(envelope, twin, call.target)
-        call.parcel = Parcel(data, ends_at, is_request=True, prefer=twin.relays)
+        again = Again.NEVER if once else Again.ALWAYS
+        call.parcel = Parcel(data, ends_at, again=again, prefer=twin.relays)
         self.relays.post(call.parcel)
         return await call.answer
 
@@ -331,7 +334,7 @@ class Exchange:
         target = SessionAddress.of(answer.destination)
         data = self._seal(answer, twin, target)
         ends_at = self._clock.seconds() + answer.expiration
-        parcel = Parcel(data, ends_at, is_request=False, prefer=(*prefer, *twin.relays))
+        parcel = Parcel(data, ends_at, again=Again.IF_UNCERTAIN, prefer=(*prefer, *twin.relays))
         self._answers.post(target, answer.uid, parcel)
 
     def _seal(self, envelope: Envelope, twin: Twin, target: SessionAddress) -> bytes:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from enum import Enum
 from typing import Final
 from typing import Protocol as TypingProtocol
 
@@ -18,20 +19,31 @@ MAX_RELAYS: Final = 4
 _CERTAIN_S: Final = 2.0
 
 
+class Again(Enum):
+    """When a parcel that a lost connection has carried goes over another one."""
+
+    #: Whenever it was sent: until its answer comes it is not certain that it has arrived.
+    ALWAYS = "always"
+    #: If the connection was not heard of after it was sent.
+    IF_UNCERTAIN = "if uncertain"
+    #: Not at all: it must not arrive twice.
+    NEVER = "never"
+
+
 class Parcel:
     """An envelope as bytes, on its way: kept until nobody needs it any more, so that it can go over another relay.
 
-    ``prefer`` are URLs, places or hosts of relays in the order in which they are tried first. ``is_request`` says that an
-    answer ends its way: without one it is not certain that it has arrived.
+    ``prefer`` are URLs, places or hosts of relays in the order in which they are tried first. ``again`` says when it goes
+    over another relay because one that carried it is lost.
     """
 
-    __slots__ = ("data", "expires_at", "is_request", "prefer", "refused_by", "relays", "sent_at", "via")
+    __slots__ = ("again", "data", "expires_at", "prefer", "refused_by", "relays", "sent_at", "via")
 
-    def __init__(self, data: bytes, expires_at: float, *, is_request: bool, prefer: Sequence[str] = ()) -> None:
+    def __init__(self, data: bytes, expires_at: float, *, again: Again, prefer: Sequence[str] = ()) -> None:
         self.data = data
         #: On the clock of the relays.
         self.expires_at = expires_at
-        self.is_request = is_request
+        self.again = again
         self.prefer = prefer
         #: The connection that carries it; ``None`` while it waits for one.
         self.via: RelayConnection | None = None
@@ -200,7 +212,10 @@ class Relays:
         now = self._clock.seconds()
         for parcel in carried:
             parcel.via = None
-            if parcel.expires_at > now and (parcel.is_request or parcel.sent_at >= certain_until):
+            lost = parcel.again is Again.ALWAYS
+            if parcel.again is Again.IF_UNCERTAIN:
+                lost = parcel.sent_at >= certain_until
+            if lost and parcel.expires_at > now:
                 self.post(parcel)
         self._owner.relay_lost(connection, was_connected=True)
 

@@ -167,12 +167,16 @@ class RmbClient(Service):
         session: str | None = None,
         schema: str | None = None,
         tags: str | None = None,
+        once: bool = False,
     ) -> Answer:
         """Have ``twin`` do ``command`` with ``data``, and give its answer. May be called before a relay is connected.
 
         ``timeout`` is in seconds, from now on. ``session`` names one connection of the twin, ``schema`` the MIME type of
         ``data``. With the tag ``fail-fast`` a relay answers at once when the twin is offline; otherwise the request waits
-        for it. Always ends in time: with an answer, or with a :class:`~dmsg.rmb.client.errors.CallError` that says why.
+        for it. A request whose relay dies before the answer comes goes over another one; programs of this project know
+        it again and do ``command`` once. With ``once`` that does not happen, for public programs that may not do it twice.
+
+        Always ends in time: with an answer, or with a :class:`~dmsg.rmb.client.errors.CallError` that says why.
         Cancelling forgets the call, and takes back a request that no relay has yet.
         """
         timeout_s = self.config.call_timeout_s if timeout is None else timeout
@@ -197,7 +201,7 @@ class RmbClient(Service):
         started_s = self.reactor.seconds()
         reason = Reason.OTHER
         try:
-            answer = await self.exchange.request(envelope, timeout_s)
+            answer = await self.exchange.request(envelope, timeout_s, once=once)
             reason = Reason.NONE
         except CallError as error:
             reason = Reason.of(error.reason)

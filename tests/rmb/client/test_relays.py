@@ -146,6 +146,19 @@ def test_a_request_that_its_relay_lost_is_sent_again(world: Any) -> None:
     assert handled == [b"x"]
 
 
+def test_a_request_that_may_arrive_once_only_is_not_sent_again(world: Any) -> None:
+    first, second, handled, caller = two(world)
+    first.mangle = lambda message, envelope: []
+    call = ensureDeferred(caller.call(SERVICE, "echo", b"x", timeout=5, once=True))
+    world.settle()
+    first.die()
+    with pytest.raises(CallTimeout) as late:
+        world.result(call, 5)
+    assert late.value.relays == (first.url,)
+    assert (handled, second.seen) == ([], [])
+    assert world.result(caller.call(SERVICE, "echo", b"y", timeout=5, once=True)).data == b"y"
+
+
 def test_an_answer_that_its_relay_lost_is_sent_again(world: Any) -> None:
     relay = world.relay()
     handled = serve(world.client(SERVICE, relay))
