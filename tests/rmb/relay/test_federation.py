@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter
+from functools import partial
 from typing import Any
 
 import pytest
@@ -393,6 +394,59 @@ def test_thousands_of_posts_that_fail_at_once_do_not_overflow_the_stack() -> Non
     bench.relays.answers["a"] = 202
     bench.pass_time(1)
     assert bench.federation.accepted == 2000
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_every_envelope_is_accepted_once_or_fails_once_before_its_end(seed: int) -> None:
+    chance = random.Random(seed)
+    bench = Bench(outstanding_bytes=200 * OUTGOING_BYTES)
+    bench.relays.known = {"a", "b"}
+    accepted: Counter[str] = Counter()
+
+    def post(relay: str, envelopes: Any, connected_only: bool) -> Deferred[list[int]]:
+        done: Deferred[list[int]] = Deferred()
+        statuses = [chance.choice((202, 202, 404, 429, 503)) for _ in envelopes]
+        uids = [Envelope.FromString(data).uid for data in envelopes]
+        silent = relay == "c" or chance.random() < 0.2
+
+        def answer() -> None:
+            if silent:
+                done.errback(NotPosted(Reason.TIMEOUT))
+                return
+            accepted.update(uid for uid, status in zip(uids, statuses, strict=True) if status == 202)
+            done.callback(statuses)
+
+        if chance.random() < 0.3:
+            answer()
+        else:
+            bench.clock.callLater(chance.random() * 3, answer)
+        return done
+
+    bench.relays.post = post  # type: ignore[method-assign]
+    ends: dict[str, float] = {}
+    parked: list[str] = []
+    for number in range(300):
+        uid, relays = str(number), chance.sample("abcd", chance.randrange(1, 4))
+        lifetime_s = chance.choice((1, 5, 60))
+        if chance.random() < 0.2 and {"a", "b"} & set(relays):
+            envelope = Envelope(uid=uid)
+            twin = Twin(number + 1, bytes(32), tuple(relays))
+            expires_at = UNIX + bench.clock.seconds() + lifetime_s
+            parking = partial(parked.append, uid)
+            if bench.federation.elsewhere(envelope, envelope.SerializeToString(), twin, expires_at, parking):
+                ends[uid] = bench.clock.seconds() + lifetime_s
+        elif bench.submit(uid, *relays, source=chance.randrange(1, 9), twin=number + 1, lifetime_s=lifetime_s) is None:
+            ends[uid] = bench.clock.seconds() + lifetime_s
+        bench.pass_time(chance.random() / 2)
+    over = {*accepted, *parked, *(uid for uid, _ in bench.failed)}
+    assert {uid for uid, end_s in ends.items() if end_s + 1.1 < bench.clock.seconds()} <= over
+    bench.pass_time(65)
+    assert len(bench.federation) == 0
+    outcomes = Counter(uid for uid, _ in bench.failed) + Counter(parked)
+    assert set(outcomes.values()) <= {1}
+    assert {*outcomes, *accepted} == set(ends)
+    assert bench.federation._by_source.used == bench.federation._by_relay.used == 0
+    assert bench.clock.getDelayedCalls() == []
 
 
 # --- the end -------------------------------------------------------------------------------------------------------------
