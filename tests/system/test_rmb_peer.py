@@ -9,6 +9,8 @@ import os
 import signal
 import sys
 import time
+import urllib.error
+import urllib.request
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
@@ -17,6 +19,7 @@ from typing import Any
 import pytest
 import pytest_twisted
 from twisted.internet.defer import Deferred
+from twisted.internet.threads import deferToThread
 
 from dmsg.address import RedisAddress
 from dmsg.glue.redis import RedisAway
@@ -108,10 +111,10 @@ class World:
         options = ("--listen", f"tcp:{self._port}:interface=127.0.0.1", "--domain", "localhost", "--events", "-")
         return self.process("rmb-relay", "--registry", "registry", *options)
 
-    def peer(self, number: int, address: RedisAddress) -> Process:
+    def peer(self, number: int, address: RedisAddress, *more: str) -> Process:
         key = ("-k", "ED25519", "-m", f"@secret{number}")
         where = ("--registry", "registry", "--relay", f"ws://127.0.0.1:{self._port}", "-r", str(address))
-        return self.process("rmb-peer", *key, *where, "--events", "-")
+        return self.process("rmb-peer", *key, *where, "--events", "-", *more)
 
     @asynccontextmanager
     async def programs(self, *addresses: RedisAddress) -> AsyncIterator[list[Programs]]:
@@ -236,6 +239,44 @@ async def test_redis_is_killed_and_comes_back(world: World, redis_url: str, tmp_
             assert len(seen) == len(set(seen))
     finally:
         redis.kill()
+
+
+def page(port: int, path: str) -> tuple[int, str]:
+    """A page of the admin site: status and body."""
+    try:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/{path}", timeout=20) as answer:
+            return answer.status, answer.read().decode()
+    except urllib.error.HTTPError as error:
+        with error:
+            return error.code, error.read().decode()
+
+
+@pytest_twisted.ensureDeferred
+async def test_a_request_outlives_a_peer_that_had_no_relay_for_it(world: World, redis_url: str) -> None:
+    mine, theirs = (RedisAddress.parse(f"{redis_url}/{number}") for number in (1, 2))
+    port = free_port()
+    async with AsyncExitStack() as stack:
+        here, there = await stack.enter_async_context(world.programs(mine, theirs))
+        async with world.peer(1, mine, "--admin", f"tcp:{port}:interface=127.0.0.1") as peer:
+            await here.push(LOCAL, request("mine", payload=b"abc"))
+            while not await here.lists.notes(BACKLOG, 1):
+                await here.lists.ping()
+            status, body = await deferToThread(page, port, "readyz")
+            assert status == 503 and "not connected to a relay" in body
+            assert "dmsg_client_requests 1.0" in (await deferToThread(page, port, "metrics"))[1]
+            assert (await deferToThread(page, port, "livez"))[0] == 200
+            peer.signal(signal.SIGTERM)
+            assert await peer.ended() == 0
+        assert await here.lists.notes(BACKLOG, 1) == []
+        assert await here.lists.redis.call("LLEN", LOCAL) == 1
+        relay = await stack.enter_async_context(world.relay())
+        await relay.line("server_started")
+        for number, address in ((1, mine), (2, theirs)):
+            peer = await stack.enter_async_context(world.peer(number, address))
+            await peer.line("twin_session_opened")
+        there.serve("turn")
+        answer = await here.take("answers")
+        assert (answer["ref"], answer["src"], base64.b64decode(answer["dat"])) == ("mine", "2", b"cba")
 
 
 @pytest_twisted.ensureDeferred
