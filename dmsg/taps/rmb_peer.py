@@ -15,6 +15,7 @@ import dmsg
 from dmsg.address import RedisAddress, parse_ip
 from dmsg.crypto.errors import KeyFileError
 from dmsg.errors import ConfigError, DmsgError, InvalidAddress
+from dmsg.eventlog.log import short_node
 from dmsg.eventlog.reasons import Reason
 from dmsg.eventlog.schema import ServerStarted, ServerStopped
 from dmsg.rmb.core.errors import InvalidSecret
@@ -67,7 +68,7 @@ class RmbPeerService(RoleService):
             self._redis = RedisAddress.parse(settings.redis)
         except InvalidAddress as error:
             raise ConfigError("redis", str(error)) from None
-        super().__init__(reactor, settings, node="rmb-peer", listen=None)
+        super().__init__(reactor, settings, node=short_node(self._key.account.hex()), listen=None)
         self.registry: ITwinRegistry | None = None
         #: The peer itself, from the start on.
         self.gateway: Gateway | None = None

@@ -84,7 +84,7 @@ class RmbRelayService(RoleService):
         super().__init__(
             reactor,
             settings,
-            node="rmb-relay",
+            node=settings.domain[0] if settings.domain else "rmb-relay",
             listen=settings.listen,
             public_pages=not settings.private_metrics,
         )
