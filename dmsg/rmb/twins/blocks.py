@@ -121,6 +121,7 @@ class BlockWatch:
                         raise NodeFailed("stalled") if error.reason == "timeout" else error from None
                     await self._take(node, starts, head)
                     self._failures = 0
+                    self._substrate.worked()
             finally:
                 heads.close()
         except MalformedAnswer as error:

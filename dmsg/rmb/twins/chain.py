@@ -88,7 +88,7 @@ class ChainRegistry:
         end, failures = self._clock.seconds() + UPDATE_S, 0
         while True:
             try:
-                await self._substrate.ask(lambda node: self._update(node, key, wanted, text), trials=1)
+                await self._substrate.ask(lambda node: self._update(node, key, wanted, text), 1, None)
             except RegistryError as error:
                 failures += 1
                 pause_s = UPDATE_PAUSES.pause_s(failures, self._uniform)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
-from typing import Final, TypeVar
+from collections.abc import Callable, Coroutine, Sequence
+from typing import Any, Final, NoReturn, TypeVar
 
 from twisted.internet.defer import CancelledError, Deferred
 from twisted.internet.interfaces import IReactorTime
@@ -13,7 +13,7 @@ from twisted.python.failure import Failure
 from dmsg.glue.waiters import Waiters
 from dmsg.glue.websocket import WebSocketUrl
 from dmsg.rmb.twins.errors import MalformedAnswer, NodeFailed, RegistryError
-from dmsg.rmb.twins.node import Connect, Node
+from dmsg.rmb.twins.node import TRIAL_S, Connect, Node
 
 #: Each node is tried at most so often for one question.
 TRIALS_PER_NODE: Final = 2
@@ -21,14 +21,15 @@ TRIALS_PER_NODE: Final = 2
 REST_S: Final = 2.0
 
 T = TypeVar("T")
+Job = Callable[[Node], Coroutine[Any, Any, T]]
 _log = Logger()
 
 
 class Substrate:
     """The nodes at ``urls``. Raises ``ValueError`` if there are none.
 
-    A connection that was lost is made again to the same node; one that was given up because the node did not answer, or not
-    to be believed, to the next one.
+    A connection that was lost is made again to the same node, unless it is lost a second time before anything came of it;
+    one that was given up because the node did not answer, or is not to be believed, to the next one.
     """
 
     def __init__(self, clock: IReactorTime, urls: Sequence[WebSocketUrl], connect: Connect) -> None:
@@ -38,6 +39,8 @@ class Substrate:
         self._urls = tuple(urls)
         self._connect = connect
         self._place = 0
+        self._losses = 0
+        self._blamed: set[int] = set()
         self._node: Node | None = None
         self._connecting: Deferred[None] | None = None
         self._waiting: Waiters[Node] = Waiters()
@@ -49,8 +52,8 @@ class Substrate:
         """How often a question is asked at most."""
         return TRIALS_PER_NODE * len(self._urls)
 
-    async def ask(self, job: Callable[[Node], Awaitable[T]], trials: int | None = None) -> T:
-        """What ``job`` finds out, which asks one node and may raise ``NodeFailed`` or ``MalformedAnswer``.
+    async def ask(self, job: Job[T], trials: int | None = None, limit_s: float | None = TRIAL_S) -> T:
+        """What ``job`` finds out within ``limit_s``, which asks one node and may raise ``NodeFailed``, ``MalformedAnswer``.
 
         Then it is tried with the next node. Raises :class:`~dmsg.rmb.twins.errors.RegistryError` after ``trials`` (by
         default :attr:`trials`), and while the nodes rest.
@@ -65,7 +68,12 @@ class Substrate:
                 problem = error
                 continue
             try:
-                return await job(node)
+                work: Deferred[T] = Deferred.fromCoroutine(job(node))
+                if limit_s is not None:
+                    work.addTimeout(limit_s, self._clock, _late)
+                found = await work
+                self.worked()
+                return found
             except NodeFailed as error:
                 problem = error
             except MalformedAnswer as error:
@@ -95,6 +103,11 @@ class Substrate:
             self._node = None
             self._turn(error)
         node.fail(error)
+
+    def worked(self) -> None:
+        """The node has done what it is for."""
+        self._losses = 0
+        self._blamed.discard(self._place)
 
     async def close(self) -> None:
         """End it all; every question under way fails."""
@@ -128,7 +141,15 @@ class Substrate:
             self._turn(error)
 
     def _turn(self, error: NodeFailed) -> None:
-        host = self._urls[self._place].address
-        _log.info("the node at {host} failed: {reason}", host=host, reason=error.reason)
-        if error.reason not in ("lost", "closed"):
+        if self._place not in self._blamed:
+            self._blamed.add(self._place)
+            host = self._urls[self._place].address
+            _log.info("the node at {host} failed: {reason}", host=host, reason=error.reason)
+        self._losses += 1
+        if self._losses > 1 or error.reason not in ("lost", "closed"):
+            self._losses = 0
             self._place = (self._place + 1) % len(self._urls)
+
+
+def _late(_: object, limit_s: float) -> NoReturn:
+    raise NodeFailed("timeout", "too slow")

@@ -179,6 +179,32 @@ def test_a_question_that_dies_with_its_connection_is_asked_again(world):
     assert (world.a.connections, world.b.connections) == (2, 0)
 
 
+def test_a_node_that_always_hangs_up_is_left_for_the_next(world):
+    def die(params):
+        world.a.cut()
+        return SILENCE
+
+    world.a.lies["state_getStorage"] = die
+    world.chain.twin(7, ALICE)
+    assert world.ask(world.registry().get(7)).account == ALICE
+    assert (world.a.connections, world.b.connections) == (2, 1)
+
+
+def test_a_node_that_is_slow_with_each_answer_is_left_for_the_next(world):
+    world.chain.twin(7, ALICE)
+    answers = []
+    for method in ("chain_getBlockHash", "state_getStorage"):
+        answers.append(world.a.hold(method, lambda params: True))
+    asked = world.start(world.registry().get(7))
+    world.network.advance(11)
+    answers[0](world.chain.blocks[-1])
+    world.network.advance(0.9)
+    assert not asked.done
+    world.network.advance(0.2)
+    assert asked.result.account == ALICE
+    assert world.b.connections == 1
+
+
 def test_an_error_of_a_node_is_not_the_last_word(world):
     def refuse(params):
         raise ValueError("State already discarded")

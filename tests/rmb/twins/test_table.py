@@ -9,13 +9,14 @@ import sys
 import pytest
 import pytest_twisted
 from twisted.internet import reactor
+from twisted.internet.task import Clock
 
 from dmsg.errors import ConfigError
 from dmsg.rmb.core.errors import InvalidTwin
 from dmsg.rmb.core.keys import KeyType, TwinKey
 from dmsg.rmb.core.twin import Twin
 from dmsg.rmb.twins.errors import NoSuchAccount, RegistryError
-from dmsg.rmb.twins.table import SqliteRegistry, TwinTable
+from dmsg.rmb.twins.table import FRESH_S, SqliteRegistry, TwinTable
 
 ALICE = TwinKey(bytes(31) + b"\1", KeyType.ED25519)
 BOB = TwinKey(bytes(31) + b"\2", KeyType.SR25519)
@@ -90,6 +91,24 @@ def test_what_another_connection_writes_is_seen_at_once(path, table):
     assert table.find(ALICE.account) == 1
     other.update(ALICE, ["b.example"], None)
     assert table.get(1).relays == ("b.example",)
+    other.close()
+
+
+def test_with_a_clock_it_is_seen_a_little_later(path):
+    clock = Clock()
+    table, other = TwinTable(path, clock), TwinTable(path)
+    assert table.get(1) is None
+    other.create(ALICE, ["a.example"], None)
+    clock.advance(FRESH_S * 0.9)
+    assert table.get(1) is None
+    clock.advance(FRESH_S * 0.2)
+    assert table.get(1).relays == ("a.example",)
+    other.update(ALICE, ["b.example"], None)
+    table.look_again()
+    assert table.get(1).relays == ("b.example",)
+    table.update(ALICE, ["c.example"], None)
+    assert table.get(1).relays == ("c.example",)
+    table.close()
     other.close()
 
 
