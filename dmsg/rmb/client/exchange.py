@@ -194,7 +194,7 @@ class Exchange:
         us before: when they do not have our key. Requests may be made before: they wait. Raises
         :class:`~dmsg.rmb.client.errors.NoTwin`, or ``InvalidTwin`` for relays that cannot be published.
         """
-        self._stopped = False
+        self._stopped = self._is_found = False
         ours = EncryptionKey(self._key.secret)
         introduction = Introduction(
             self._clock,

@@ -111,6 +111,10 @@ class Handlers:
             answer(_BUSY)
         self._next()
 
+    def start(self) -> None:
+        """Begin requests that are taken, as at first."""
+        self._stopped = False
+
     async def stop(self, patience_s: float) -> None:
         """Refuse what waits, give what is at work ``patience_s`` to end, then cancel it."""
         self._stopped = True

@@ -63,7 +63,8 @@ class RmbClient(Service):
     of a twin at a time may have it; a program that only calls takes a name of its own. ``publish`` are the hosts of our
     relays to be put into the registry, with our encryption key; ``True`` leaves those there, and is our own if there are
     none; with ``False`` nothing is published. ``allow_plain`` lets payloads go unencrypted to twins without a key, and
-    takes them so from any. The registry is opened and closed by the caller.
+    takes them so from any. The registry is opened and closed by the caller. ``connect`` opens WebSockets; another than
+    :func:`~dmsg.glue.websocket.connect_websocket` with its defaults is needed for relays with a certificate of one's own.
     """
 
     def __init__(
@@ -112,6 +113,8 @@ class RmbClient(Service):
     def startService(self) -> None:
         """Begin to connect."""
         super().startService()  # type: ignore[no-untyped-call]
+        self._is_ready, self._failure = False, None
+        self._handlers.start()
         self._work = ensureDeferred(self._start())
 
     def stopService(self) -> Deferred[None]:

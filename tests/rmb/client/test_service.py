@@ -543,6 +543,16 @@ def test_handlers_that_do_not_end_are_cancelled_when_the_client_stops(world: Any
     world.result(stopped)
 
 
+def test_a_client_that_was_stopped_can_be_started_again(world: Any) -> None:
+    _, service, caller = pair(world)
+    for _ in range(3):
+        for client in (service, caller):
+            world.result(client.stopService(), 10)
+            client.startService()
+        world.result(caller.when_ready())
+        assert world.result(caller.call(SERVICE, "echo", b"x", timeout=5)).data == b"x"
+
+
 def test_a_client_can_be_stopped_before_anything_is_known(world: Any) -> None:
     world.registry.silent = True
     client = world.client(CALLER, world.relay())
