@@ -80,7 +80,7 @@ ENVELOPE: Final = (
 
 @dataclass(slots=True)
 class ServerStarted(Event):
-    """A server or discovery listens, or a shipper has started."""
+    """A server or discovery listens, or a shipper, or a peer of the Reliable Message Bus, has started."""
 
     NAME = "server_started"
     VERSION = 2
@@ -92,7 +92,7 @@ class ServerStarted(Event):
 
 @dataclass(slots=True)
 class ServerStopped(Event):
-    """A server, discovery or shipper has stopped; the last event of a run that was not killed."""
+    """A server, discovery, shipper or peer has stopped; the last event of a run that was not killed."""
 
     NAME = "server_stopped"
     reason: Annotated[Reason, "why, as a short fixed text"] = Reason.NONE
