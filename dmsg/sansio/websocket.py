@@ -200,6 +200,10 @@ class WebSocket(Core):
         if self.state is _OPEN:
             self._queue(FIN | CLOSE, close_payload(code, reason))
             self.move(State.CLOSING)
+            # Their close frame has still to be found, but nothing of a message is wanted any more.
+            self._fragments = bytearray()
+            if self._frame is not None and self._frame_head[0] & 0x0F < CLOSE:
+                self._frame = bytearray()
 
     def give_up(self, code: int, reason: str) -> None:
         """Queue a close frame after a violation: nothing more is read, and theirs is not waited for."""
@@ -288,7 +292,8 @@ class WebSocket(Core):
         at = 0
         if self._frame is not None:
             first, mask, missing = self._frame_head
-            self._frame += data[:missing] if missing < len(data) else data
+            if self.state is _OPEN or first & 0x0F >= CLOSE:
+                self._frame += data[:missing] if missing < len(data) else data
             if len(data) < missing:
                 self._frame_head = (first, mask, missing - len(data))
                 return
@@ -352,7 +357,7 @@ class WebSocket(Core):
                     else:
                         self._frame_done(first, data[start:stop], now, events)
                     continue
-            self._frame = bytearray(data[payload_at:])
+            self._frame = bytearray(data[payload_at:] if self.state is _OPEN or first & 0x0F >= CLOSE else b"")
             self._frame_head = (first, mask, stop - end)
             return
         if at < end and self.state is not _CLOSED:
@@ -389,6 +394,9 @@ class WebSocket(Core):
             if opcode == PING:
                 self._pong = payload  # of several only the last is answered, as RFC 6455 allows
             return
+        if self.state is not _OPEN:
+            self._message_opcode = 0 if first & FIN else self._message_opcode or opcode
+            return
         if not first & FIN:
             if not payload:
                 self._count_idle(now)
@@ -403,8 +411,7 @@ class WebSocket(Core):
             self._message_opcode = 0
             self._fragments = bytearray()
             self._room = self._config.max_message_bytes
-        if self.state is _OPEN:
-            events.append(payload if opcode == BINARY else read_text(payload))
+        events.append(payload if opcode == BINARY else read_text(payload))
 
     def _count_idle(self, now: float) -> None:
         if now - self._idle_since >= IDLE_WINDOW_S:

@@ -318,6 +318,20 @@ def test_a_violation_gives_the_memory_of_what_was_begun_back() -> None:
         tracemalloc.stop()
 
 
+@pytest.mark.parametrize("begun", [frame(0x82, bytes(50_000))[:40_008], frame(0x02, bytes(40_000))])
+def test_after_our_close_nothing_is_kept_of_messages_and_their_close_is_found(begun: bytes) -> None:
+    ours = server()
+    ours.receive_data(begun, 0.0)
+    assert ours.incoming_bytes >= 40_000
+    ours.close()
+    assert ours.incoming_bytes < 100
+    rest = bytes(10_000) if begun[0] == 0x82 else frame(0x80, bytes(10_000))
+    stream = rest + frame(0x02, bytes(30_000)) + frame(0x00, bytes(60_000)) + frame(0x80) + frame(0x88, b"\x03\xe8")
+    for at in range(0, len(stream), 1_000):
+        assert ours.receive_data(stream[at : at + 1_000], 0.0) == [] and ours.incoming_bytes < 100
+    assert ours.state is State.CLOSED
+
+
 # --- writing -----------------------------------------------------------------------------------------------------------
 
 
