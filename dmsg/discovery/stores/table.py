@@ -275,8 +275,11 @@ def unusable(path: str, error: Exception) -> ConfigError:
     return ConfigError("store", f"{path} cannot be used ({error})")
 
 
-def connect(path: str) -> Connection:
-    """A connection to the file ``path``, or to a new database in memory (``:memory:``); raises ``ConfigError``."""
+def connect(path: str, journal: str = "WAL") -> Connection:
+    """A connection to the file ``path``, or to a new database in memory (``:memory:``); raises ``ConfigError``.
+
+    ``journal`` is SQLite's mode: with ``WAL`` readers and writers do not wait for each other, and all must be able to write.
+    """
     try:
         # Transactions are begun and ended by hand; the lane sees to it that threads take turns.
         connection = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
@@ -284,7 +287,7 @@ def connect(path: str) -> Connection:
         raise unusable(path, error) from None
     try:
         connection.execute(f"PRAGMA busy_timeout = {BUSY_TIMEOUT_MS}")
-        connection.execute("PRAGMA journal_mode = WAL")
+        connection.execute(f"PRAGMA journal_mode = {journal}")
         connection.execute("PRAGMA synchronous = FULL")
     except SqlError as error:
         connection.close()

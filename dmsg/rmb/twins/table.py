@@ -58,22 +58,20 @@ def _signed_text(number: int, version: int, account: bytes, relays: str, pk: byt
 
 def _open(path: str) -> Connection:
     try:
-        connection = connect(path)
+        # With a rollback journal, a process that may only read the file can do so.
+        connection = connect(path, "DELETE")
     except ConfigError as error:
         raise ConfigError("registry", error.problem) from None
     try:
-        connection.execute("BEGIN IMMEDIATE")
-        marks = [
-            connection.execute(f"PRAGMA {name}").fetchone()[0]
-            for name in ("application_id", "user_version", "schema_version")
-        ]
-        if marks == [0, 0, 0]:
-            connection.execute(_TABLE)
-            connection.execute(f"PRAGMA application_id = {_APPLICATION_ID}")
-            connection.execute(f"PRAGMA user_version = {_VERSION}")
-        elif marks[:2] != [_APPLICATION_ID, _VERSION]:
+        if _marks(connection) == (0, 0, 0):
+            connection.execute("BEGIN IMMEDIATE")
+            if _marks(connection) == (0, 0, 0):  # no other process was faster
+                connection.execute(_TABLE)
+                connection.execute(f"PRAGMA application_id = {_APPLICATION_ID}")
+                connection.execute(f"PRAGMA user_version = {_VERSION}")
+            connection.execute("COMMIT")
+        if _marks(connection)[:2] != (_APPLICATION_ID, _VERSION):
             raise ConfigError("registry", f"{path} is not a registry of twins of this version")
-        connection.execute("COMMIT")
     except SqlError as error:
         connection.close()
         raise ConfigError("registry", f"{path} cannot be used ({error})") from None
@@ -81,6 +79,11 @@ def _open(path: str) -> Connection:
         connection.close()
         raise
     return connection
+
+
+def _marks(connection: Connection) -> tuple[int, ...]:
+    names = ("application_id", "user_version", "schema_version")
+    return tuple(connection.execute(f"PRAGMA {name}").fetchone()[0] for name in names)
 
 
 class TwinTable:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import sqlite3
 import subprocess
 import sys
+import tempfile
 
 import pytest
 import pytest_twisted
@@ -110,6 +112,48 @@ def test_with_a_clock_it_is_seen_a_little_later(path):
     assert table.get(1).relays == ("c.example",)
     table.close()
     other.close()
+
+
+READ_ONLY = """
+import os, sys
+from dmsg.rmb.core.keys import KeyType, TwinKey
+from dmsg.rmb.twins.errors import RegistryError
+from dmsg.rmb.twins.table import TwinTable
+
+if os.geteuid() == 0:
+    os.setgroups([])
+    os.setgid(65534)
+    os.setuid(65534)
+table = TwinTable(sys.argv[1])
+print(table.get(1).relays, flush=True)
+sys.stdin.readline()
+table.look_again()
+print(table.get(1).relays)
+try:
+    table.create(TwinKey(bytes(32), KeyType.ED25519), ["a.example"], None)
+except RegistryError as error:
+    print(error.reason)
+"""
+
+
+def test_who_may_only_read_the_file_reads_it():
+    with tempfile.TemporaryDirectory() as directory:
+        path = f"{directory}/twins"
+        table = TwinTable(path)
+        table.create(ALICE, ["a.example"], None)
+        os.chmod(path, 0o444)
+        os.chmod(directory, 0o555)
+        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+        with subprocess.Popen([sys.executable, "-c", READ_ONLY, path], **pipes) as reader:
+            assert reader.stdout.readline() == "('a.example',)\n"
+            os.chmod(directory, 0o755)
+            os.chmod(path, 0o644)
+            table.update(ALICE, ["b.example"], None)
+            os.chmod(directory, 0o555)
+            os.chmod(path, 0o444)
+            assert reader.communicate("go on\n")[0] == "('b.example',)\nunavailable\n"
+        table.close()
+        os.chmod(directory, 0o755)
 
 
 CREATE = """
