@@ -87,11 +87,11 @@ class Services:
 
     async def _hand(self, request: Accepted, command: str, key: str) -> None:
         try:
-            refusal = await self._push(request, command, key)
+            answer = await self._push(request, command, key)
         except CancelledError:
-            refusal = PeerCode.BUSY, "the peer stops"
-        if refusal is not None:
-            self._refuse(request, *refusal)
+            answer = PeerCode.BUSY, "the peer stops"
+        if answer is not None:
+            self._refuse(request, *answer)
 
     async def _push(self, request: Accepted, command: str, key: str) -> tuple[int, str] | None:
         """Push ``request``, however long Redis is away; gives what to answer when it cannot be done."""
