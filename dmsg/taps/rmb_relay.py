@@ -103,6 +103,7 @@ class RmbRelayService(RoleService):
         from dmsg.rmb.relay.service import RmbRelay
         from dmsg.rmb.relay.stores.open import open_queues
         from dmsg.rmb.twins.blocks import BlockConfig
+        from dmsg.rmb.twins.chain import ChainRegistry
         from dmsg.rmb.twins.open import open_registry
 
         settings = self.settings
@@ -121,6 +122,8 @@ class RmbRelayService(RoleService):
             events=self.events,
         )
         add_gauges(self.metrics, "", relay.public_stats)
+        if isinstance(self.registry, ChainRegistry):
+            add_gauges(self.metrics, "", self.registry.public_stats)
         ingest = self._federate(relay)
         pages = {b"/" + name: page for name, page in self.pages().items()}
         if settings.private_metrics:

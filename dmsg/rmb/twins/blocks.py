@@ -84,8 +84,15 @@ class BlockWatch:
         self._config = config or BlockConfig()
         #: The last block that was looked at, and its hash; without a hash if that failed.
         self.last: tuple[int, str] | None = None
+        #: How often it had to begin anew, since the beginning.
+        self.reconnects = 0
         self._failures = 0
         self._running: Deferred[None] | None = None
+
+    @property
+    def listens(self) -> bool:
+        """Whether the last thing heard was a block, and not that a node failed."""
+        return self.last is not None and not self._failures
 
     def start(self) -> None:
         """Begin to listen."""
@@ -106,6 +113,7 @@ class BlockWatch:
             pauses = self._config.pauses_s
             pause_s = pauses[min(self._failures, len(pauses) - 1)]
             self._failures += 1
+            self.reconnects += 1
             await deferLater(self._clock, pause_s)
 
     async def _listen(self, node: Node) -> None:
@@ -147,7 +155,7 @@ class BlockWatch:
             first = number
         self.last = number, ""
         try:
-            await self._look(node, starts, first, number, {last: last_hash})
+            await self._look(node, starts, first, number, {last: last_hash} if last_hash else {})
         except (NodeFailed, MalformedAnswer):
             self._unknown()
             raise

@@ -35,7 +35,10 @@ class CacheLimits:
 
 
 class TwinCache:
-    """Looks twins up with ``fetch`` and remembers what it gave. All who ask for one twin wait for one look-up."""
+    """Looks twins up with ``fetch`` and remembers what it gave. All who ask for one twin wait for one look-up.
+
+    ``len()`` is how many twins are remembered; ``hits``, ``misses`` and ``flushes`` count since the beginning.
+    """
 
     def __init__(
         self,
@@ -50,6 +53,10 @@ class TwinCache:
         self._missing: OrderedDict[int, float] = OrderedDict()
         self._fetching: dict[int, Waiters[Twin | None]] = {}
         self._running: set[Deferred[None]] = set()
+        self.hits = self.misses = self.flushes = 0
+
+    def __len__(self) -> int:
+        return len(self._twins)
 
     async def get(self, number: int) -> Twin | None:
         """The twin; raises what ``fetch`` does, and ``RegistryError`` (``overloaded``)."""
@@ -57,9 +64,12 @@ class TwinCache:
         known = self._twins.get(number)
         if known is not None and now < known[1]:
             self._twins.move_to_end(number)
+            self.hits += 1
             return known[0]
         if now < self._missing.get(number, now):
+            self.hits += 1
             return None
+        self.misses += 1
         waiters = self._fetching.get(number)
         if waiters is not None:
             return await waiters.wait()
@@ -81,6 +91,7 @@ class TwinCache:
 
     def clear(self) -> None:
         """Forget everything."""
+        self.flushes += 1
         self._twins.clear()
         self._missing.clear()
         self._fetching.clear()

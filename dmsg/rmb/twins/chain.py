@@ -66,6 +66,23 @@ class ChainRegistry:
         if self._watch is not None:
             self._watch.start()
 
+    def public_stats(self) -> dict[str, float]:
+        """What the public relay counts of twins, under its names."""
+        cache, watch = self._cache, self._watch
+        found: dict[str, float] = {
+            "rmb_cache_entries": len(cache),
+            "rmb_cache_hits_total": cache.hits,
+            "rmb_cache_misses_total": cache.misses,
+            "rmb_cache_flushes_total": cache.flushes,
+        }
+        if watch is not None:
+            found |= {
+                "events_listener_reconnecting": int(not watch.listens),
+                "events_listener_reconnect_cycles_total": watch.reconnects,
+                "events_listener_last_processed_block_number": 0 if watch.last is None else watch.last[0],
+            }
+        return found
+
     async def get(self, twin: int) -> Twin | None:
         """See :class:`~dmsg.rmb.interfaces.ITwinRegistry`."""
         return await self._cache.get(twin) if 0 < twin <= MAX_TWIN else None

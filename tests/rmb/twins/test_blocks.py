@@ -273,3 +273,26 @@ def test_events_that_are_too_long_make_everything_be_forgotten(world):
     world.network.advance(1)
     assert relays(world, registry) == ("newer.example",)
     assert world.a.connections + world.b.connections == 2
+
+
+def test_the_public_relays_figures(world):
+    world.chain.twin(7, ALICE, "r.example")
+    registry = world.listening()
+    for number in (7, 7, 8, 8):
+        relays(world, registry, number)
+    expected = {
+        "rmb_cache_entries": 1,
+        "rmb_cache_hits_total": 2,
+        "rmb_cache_misses_total": 2,
+        "rmb_cache_flushes_total": 1,  # at the beginning
+        "events_listener_reconnecting": 0,
+        "events_listener_reconnect_cycles_total": 0,
+        "events_listener_last_processed_block_number": 1,
+    }
+    assert registry.public_stats() == expected
+    world.a.cut()
+    world.network.advance(0)
+    changed = {"events_listener_reconnecting": 1, "events_listener_reconnect_cycles_total": 1}
+    assert registry.public_stats() == expected | changed
+    world.network.advance(1)
+    assert registry.public_stats() == expected | {"events_listener_reconnect_cycles_total": 1}
