@@ -171,7 +171,7 @@ class BlockWatch:
             except FirstError as error:
                 raise error.subFailure.value from None  # type: ignore[misc]
             for number, (block_hash, events) in zip(blocks, found, strict=True):
-                changes = changed_twins(events, starts)
+                changes = set() if known.get(number) == block_hash else changed_twins(events, starts)
                 if len(changes) > MAX_CHANGES or known.get(number, block_hash) != block_hash:
                     self._unknown()
                 else:
