@@ -33,6 +33,12 @@ async def texts(store: Any, session: SessionAddress = BOB) -> list[str]:
     return [Envelope.FromString(one.data).uid for one in await store.read(session, None, 1000, SOME, NOW)]
 
 
+async def attach(process: Process, session: SessionAddress = BOB) -> None:
+    """Connect a session to a process; Redis knows of it then."""
+    process.store.attach(session)
+    await texts(process.store, SessionAddress(4_000_000_000))
+
+
 class Process:
     """A relay process: its store, and what it is told."""
 
@@ -109,12 +115,12 @@ async def test_entries_of_another_shape_are_left_out_and_removed(process: Any, r
 @pytest_twisted.ensureDeferred
 async def test_all_keys_go_by_themselves(process: Any, redis: Any) -> None:
     first, second = process(), process()
-    second.store.attach(BOB)
+    await attach(second)
     for number in range(5):
         await push(first.store, str(number))
         await push(first.store, str(number), SessionAddress(8, "x"))
     await texts(second.store)
-    second.store.attach(SessionAddress(9))
+    await attach(second, SessionAddress(9))
     keys = await redis("KEYS", "*")
     assert len(keys) >= 6
     assert [key for key in keys if await redis("TTL", key) < 0] == []
@@ -126,9 +132,8 @@ async def test_all_keys_go_by_themselves(process: Any, redis: Any) -> None:
 @pytest_twisted.ensureDeferred
 async def test_a_process_is_told_what_others_put_for_its_sessions_and_only_once_before_it_reads(process: Any) -> None:
     first, second = process(), process()
-    second.store.attach(BOB)
+    await attach(second)
     assert await second.store.connected(BOB) is True
-    await texts(second.store)  # so that Redis knows it, too
     for number in range(10):
         await push(first.store, str(number))
     assert await second.pushed.get() == BOB
@@ -141,8 +146,8 @@ async def test_a_process_is_told_what_others_put_for_its_sessions_and_only_once_
 @pytest_twisted.ensureDeferred
 async def test_a_process_is_not_told_of_what_it_puts_itself_or_others_get(process: Any) -> None:
     first, second = process(), process()
-    first.store.attach(BOB)
-    second.store.attach(SessionAddress(8))
+    await attach(first)
+    await attach(second, SessionAddress(8))
     await push(first.store, "mine")
     await push(first.store, "theirs", SessionAddress(8))
     await push(first.store, "nobody's", SessionAddress(9))
@@ -153,9 +158,9 @@ async def test_a_process_is_not_told_of_what_it_puts_itself_or_others_get(proces
 @pytest_twisted.ensureDeferred
 async def test_a_session_that_connects_elsewhere_is_replaced_here(process: Any) -> None:
     first, second = process(), process()
-    first.store.attach(BOB)
+    await attach(first)
     assert await second.store.connected(BOB) is True
-    second.store.attach(BOB)
+    await attach(second)
     assert await first.replaced.get() == BOB
     first.store.detach(BOB)  # says nothing: it is the other one's now
     await texts(first.store)
@@ -166,7 +171,7 @@ async def test_a_session_that_connects_elsewhere_is_replaced_here(process: Any) 
 @pytest_twisted.ensureDeferred
 async def test_a_session_that_left_is_connected_nowhere(process: Any) -> None:
     first, second = process(), process()
-    first.store.attach(BOB)
+    await attach(first)
     await texts(first.store)
     assert await second.store.connected(BOB) is True
     first.store.detach(BOB)
@@ -192,7 +197,7 @@ async def test_a_process_that_was_killed_is_forgotten_and_others_can_have_its_se
     alive = process()
     await push(alive.store, "kept")
     assert 0 < await redis("TTL", "dmsg.rmb.inbox:dead") <= 60
-    alive.store.attach(BOB)
+    await attach(alive)
     assert await texts(alive.store) == ["kept"]
     assert await alive.store.connected(BOB) is True
 
@@ -201,7 +206,7 @@ async def test_a_process_that_was_killed_is_forgotten_and_others_can_have_its_se
 async def test_names_of_connections_may_have_any_characters(process: Any) -> None:
     first, second = process(), process()
     session = SessionAddress(7, "a:b\n\0é *[?] '\"$(x)")
-    second.store.attach(session)
+    await attach(second, session)
     await texts(second.store)
     await push(first.store, "x", session)
     assert await second.pushed.get() == session
@@ -242,7 +247,7 @@ async def test_a_sender_has_so_many_bytes_for_sessions_that_are_away_and_any_for
     assert caught.value.scope == "source"
     await push(store, "mine", source=1)
     other = process()
-    other.store.attach(SessionAddress(500))
+    await attach(other, SessionAddress(500))
     await texts(other.store)
     await push(store, "read at once", SessionAddress(500), source=666, size=10_000)
     assert await texts(store, SessionAddress(9)) == ["x"]
@@ -296,7 +301,7 @@ async def test_a_redis_that_is_not_there_is_a_typed_error(reactor: Any) -> None:
 @pytest_twisted.ensureDeferred
 async def test_a_store_goes_on_after_its_connections_were_lost(process: Any, redis: Any) -> None:
     first, second = process(), process()
-    second.store.attach(BOB)
+    await attach(second)
     await push(first.store, "before")
     assert await second.pushed.get() == BOB
     await texts(second.store)

@@ -104,6 +104,8 @@ def relays(reactor: Any, redis_url: str) -> Any:
 @pytest_twisted.ensureDeferred
 async def test_an_envelope_reaches_a_session_that_is_connected_to_another_process(relays: list[Relay]) -> None:
     alice, bob = await relays[0].connect(1), await relays[1].connect(2)
+    while not await relays[0].store.connected(bob.address):
+        continue  # it is on its way to Redis
     for uid in ("first", "second"):
         alice.send(bob.address, uid, tags="fail-fast")
         assert await bob.next() == uid
