@@ -113,6 +113,23 @@ async def test_ten_thousand_calls_while_one_of_two_relays_is_killed(bus: Bus) ->
 
 
 @pytest_twisted.ensureDeferred
+async def test_calls_are_answered_while_one_of_two_relays_hangs(bus: Bus) -> None:
+    async with AsyncExitStack() as stack:
+        relays = [await started(stack, bus.relay(), "server_started") for _ in range(2)]
+        twins = {name: bus.twin(name) for name in "ab"}
+        peers = {name: await started(stack, bus.peer(name), "^ready") for name in "ab"}
+        for name, other in (("a", "b"), ("b", "a")):
+            peers[name].write(f"call 1000 35 {twins[other]}\n".encode())
+        sent = json.loads((await peers["a"].line("^halfway (.*)$")).group(1))
+        relays[sent.index(max(sent))].signal(signal.SIGSTOP)
+        for peer in peers.values():
+            result = json.loads((await peer.line("^called (.*)$")).group(1))
+            assert result == {"late": 0, "answered": 1000}
+            served = await told(peer, "served", "served")
+            assert served == {"all": 1000, "different": 1000}
+
+
+@pytest_twisted.ensureDeferred
 async def test_calls_without_any_relay_fail_in_time_and_say_why(bus: Bus) -> None:
     async with AsyncExitStack() as stack:
         relays = [await started(stack, bus.relay(), "server_started") for _ in range(2)]

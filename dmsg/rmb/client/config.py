@@ -23,6 +23,9 @@ class RmbConfig:
     #: A connection that lasted this long ends a row of failures: before, a relay that lets one in and drops one at once,
     #: as it does when another program has the same session, would be asked again without a growing pause.
     stable_s: float = 10.0
+    #: With nothing heard from a relay for so long after something was sent it is pinged, and after as long again what it
+    #: carries goes over another one, if there is one: the WebSocket's own keepalive takes 40 s.
+    probe_s: float = 3.0
     #: How long an answer is waited for unless the caller says.
     call_timeout_s: float = DEFAULT_TTL_S
     #: Requests under way, with their bytes: they are kept until they are answered, to go over another relay.

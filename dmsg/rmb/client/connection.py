@@ -47,6 +47,9 @@ class ConnectionOwner(TypingProtocol):
     def writable(self, connection: RelayConnection) -> None:
         """Something was written, so there may be room again."""
 
+    def doubted(self, connection: RelayConnection) -> None:
+        """It does not answer a ping; it may be dead, or slow."""
+
     @property
     def in_haste(self) -> bool:
         """Whether something waits for a relay."""
@@ -98,6 +101,13 @@ class RelayConnection:
         #: Whether another program has taken our session: two that come back at once would replace each other for ever.
         self._replaced = False
         self._work: Deferred[None] | None = None
+        #: Whether it has not answered a ping in time. Other relays are better then; the keepalive may yet end it.
+        self.is_doubtful = False
+        self._probe: IDelayedCall | None = None
+        self._pinged = False
+        self._sent_at = 0.0
+        #: Whether messages of this read have been handed on; what they led us to send was sent after they were heard.
+        self._reading = False
         self._over: Waiters[None] = Waiters()
         self._pause: Deferred[None] | None = None
         self._pause_call: IDelayedCall | None = None
@@ -207,6 +217,29 @@ class RelayConnection:
         self.envelopes_out += 1
         self.bytes_out += len(message)
         shell.flush_soon()
+        self._sent_at = self._clock.seconds()
+        if self._probe is None:
+            self._probe = self._clock.callLater(self._config.probe_s, self._look)
+
+    def _look(self) -> None:
+        """Some time after something was sent: if nothing has come since, ping, and if nothing comes then, doubt."""
+        self._probe = None
+        shell = self._shell
+        if shell is None or not shell.open:
+            return
+        if self.heard_at > self._sent_at:
+            return
+        now, due = self._clock.seconds(), self.heard_at + self._config.probe_s
+        if now < due:
+            self._probe = self._clock.callLater(due - now, self._look)
+        elif not self._pinged:
+            self._pinged = True
+            shell.core.ping()
+            shell.flush()
+            self._probe = self._clock.callLater(self._config.probe_s, self._look)
+        elif not self.is_doubtful:
+            self.is_doubtful = True
+            self._owner.doubted(self)
 
     def hold(self, held: bool) -> None:
         """Read nothing more for now, or go on."""
@@ -217,6 +250,8 @@ class RelayConnection:
 
     def handle_events(self, shell: Shell, events: Sequence[object]) -> None:
         """Hand messages on."""
+        self._reading = True
+        self._heard()
         for event in events:
             if isinstance(event, bytes):
                 self.envelopes_in += 1
@@ -229,8 +264,14 @@ class RelayConnection:
 
     def after_read(self, shell: Shell) -> None:
         """Write what came of a read."""
-        self.heard_at = self._clock.seconds()
+        if not self._reading:  # a pong
+            self._heard()
+        self._reading = False
         shell.flush()
+
+    def _heard(self) -> None:
+        self.heard_at = self._clock.seconds()
+        self._pinged = self.is_doubtful = False
 
     def flushed(self, shell: Shell) -> None:
         """Tell that there may be room."""
@@ -239,6 +280,10 @@ class RelayConnection:
     def connection_lost(self, shell: Shell, error: DmsgError | None, reason: Failure) -> None:
         """Go over to the next attempt."""
         self._shell = None
+        self._pinged = self.is_doubtful = False
+        if self._probe is not None:
+            self._probe.cancel()
+            self._probe = None
         if self._work is None:
             self.problem, self.reason = "closed", Reason.CLOSED
         elif not self.problem:

@@ -159,6 +159,8 @@ class Relays:
     def _choose(self, parcel: Parcel) -> RelayConnection | None:
         free = [one for one in self.connections if one.has_room and one not in parcel.refused_by]
         if len(free) > 1:
+            free = [one for one in free if not one.is_doubtful] or free
+        if len(free) > 1:
             for wanted in parcel.prefer:
                 for one in free:
                     if wanted in (one.url, one.place, one.host):
@@ -208,16 +210,27 @@ class Relays:
     def lost(self, connection: RelayConnection) -> None:
         """See :class:`~dmsg.rmb.client.connection.ConnectionOwner`."""
         carried, self._carried[connection] = self._carried[connection], {}
-        certain_until = connection.heard_at - _CERTAIN_S
-        now = self._clock.seconds()
         for parcel in carried:
             parcel.via = None
-            lost = parcel.again is Again.ALWAYS
-            if parcel.again is Again.IF_UNCERTAIN:
-                lost = parcel.sent_at >= certain_until
-            if lost and parcel.expires_at > now:
-                self.post(parcel)
+        self._post_again_of(carried, connection)
         self._owner.relay_lost(connection, was_connected=True)
+
+    def doubted(self, connection: RelayConnection) -> None:
+        """See :class:`~dmsg.rmb.client.connection.ConnectionOwner`."""
+        if any(one.is_connected and not one.is_doubtful for one in self.connections):
+            self._post_again_of(list(self._carried[connection]), connection)
+
+    def _post_again_of(self, parcels: Iterable[Parcel], connection: RelayConnection) -> None:
+        """Send those of ``parcels``, which ``connection`` carried, that may not have arrived."""
+        certain_until = connection.heard_at - _CERTAIN_S
+        now = self._clock.seconds()
+        for parcel in parcels:
+            again = parcel.again is Again.ALWAYS
+            if parcel.again is Again.IF_UNCERTAIN:
+                again = parcel.sent_at >= certain_until
+            if again and parcel.expires_at > now:
+                self.drop(parcel)
+                self.post(parcel)
 
     def writable(self, connection: RelayConnection) -> None:
         """See :class:`~dmsg.rmb.client.connection.ConnectionOwner`."""

@@ -341,3 +341,70 @@ def test_a_handler_that_takes_long_is_called_once_however_often_the_request_come
     gate.callback(None)
     assert world.result(call).data == b"done"
     assert times == [1]
+
+
+def hush(world: Any, relay: Any) -> None:
+    """The relay takes nothing and says nothing any more, and no connection is lost."""
+    for pipe in world.network.pipes_to(relay.port):
+        pipe.b.stopReading()
+
+
+@pytest.mark.parametrize("busy_s", [0.0, 1.0, 2.9, 3.1, 30.0])
+def test_what_a_silent_relay_carries_goes_over_another_one_before_it_is_given_up(world: Any, busy_s: float) -> None:
+    first, _, handled, caller = two(world)
+    world.result(caller.call(SERVICE, "echo", timeout=10))
+    handled.clear()
+    world.settle(busy_s)
+    hush(world, first)
+    calls = [ensureDeferred(caller.call(SERVICE, "echo", b"%d" % one, timeout=10)) for one in range(20)]
+    world.settle(7)
+    assert [call.result.data for call in calls] == [b"%d" % one for one in range(20)]
+    assert len(handled) == 20
+    assert world.result(caller.call(SERVICE, "echo", b"soon", timeout=10)).data == b"soon"
+    assert caller.exchange.relays.connections[0].is_connected
+    world.settle(60)
+    assert len(first.tokens) > 2
+
+
+def test_an_answer_in_a_silent_relay_goes_over_another_one(world: Any) -> None:
+    first, second, handled, caller = two(world)
+    service = world.clients[0]
+    gate: Deferred[None] = Deferred()
+
+    @service.service("wait")
+    async def wait(request: Request) -> bytes:
+        await gate
+        return b"done"
+
+    call = ensureDeferred(caller.call(SERVICE, "wait", timeout=30, once=True))
+    world.settle()
+    hush(world, first)
+    gate.callback(None)
+    assert world.result(call, 8).data == b"done"
+    assert [one.WhichOneof("message") for one in second.seen] == ["response"]
+    assert handled == []
+
+
+def test_a_relay_that_has_no_answer_for_us_is_not_silent(world: Any) -> None:
+    first, second = world.relay(9000), world.relay(9001)
+    world.registry.add(SERVICE)
+    caller = world.client(CALLER, first, second)
+    for _ in range(5):
+        call = ensureDeferred(caller.call(SERVICE, "echo", timeout=20))
+        with pytest.raises(CallTimeout) as late:
+            world.result(call, 21)
+        assert late.value.relays == (first.url,)
+    assert (len(first.seen), len(second.seen)) == (5, 0)
+
+
+def test_a_silent_relay_that_is_the_only_one_gets_nothing_twice(world: Any) -> None:
+    relay = world.relay()
+    handled = serve(world.client(SERVICE, relay))
+    caller = world.client(CALLER, relay)
+    hush(world, relay)
+    call = ensureDeferred(caller.call(SERVICE, "echo", b"x", timeout=60))
+    world.settle(20)
+    for pipe in world.network.pipes_to(relay.port):
+        pipe.b.startReading()
+    assert world.result(call, 5).data == b"x"
+    assert (handled, len(relay.seen)) == ([b"x"], 2)
