@@ -21,7 +21,7 @@ from dmsg.eventlog.schema import ServerStarted, ServerStopped
 from dmsg.rmb.core.errors import InvalidSecret
 from dmsg.rmb.core.keys import KeyType, TwinKey, read_secret
 from dmsg.rmb.key_file import read_secret_file, read_twin_key
-from dmsg.rmb.twins.open import check_registry, open_registry
+from dmsg.rmb.twins.open import check_registry, open_registry, parse_genesis
 from dmsg.taps._options import RoleOptions
 from dmsg.taps._service import RoleService, leave
 from dmsg.taps.settings import RmbPeerSettings
@@ -59,6 +59,7 @@ class RmbPeerService(RoleService):
     def __init__(self, reactor: Any, settings: RmbPeerSettings, *, uid: int | None = None) -> None:
         """``uid`` is the user the process will run as when it has started as root, and may own the key file."""
         check_registry(settings.registry, settings.substrate)
+        self._genesis = parse_genesis(settings.genesis)
         if not 0 < len(settings.relay) <= _MAX_RELAYS:
             raise ConfigError(
                 "relay", f"must be given, up to {_MAX_RELAYS} times: over which relays the twin is reached"
@@ -80,7 +81,9 @@ class RmbPeerService(RoleService):
         from dmsg.rmb.peer.gateway import Gateway
 
         settings = self.settings
-        registry = self.registry = open_registry(self.reactor, settings.registry, settings.substrate)
+        registry = self.registry = open_registry(
+            self.reactor, settings.registry, settings.substrate, genesis=self._genesis
+        )
         self.gateway = Gateway(
             self.reactor,
             self._redis,

@@ -320,6 +320,10 @@ class RmbPeerSettings(TwinSettings):
         "the Redis of the programs, redis://host:port/db", default="redis://localhost:6379", secret=True
     )
     relay: tuple[str, ...] = setting("WebSocket URL of a relay; up to four, all of which are used", default=())
+    genesis: str | None = setting(
+        "with --substrate: hash of the chain's first block; the twin's transaction is signed for no other chain",
+        default=None,
+    )
     no_update: bool = setting("leave the twin's key and relays in the registry as they are", default=False, flag=True)
     allow_plain: bool = setting(
         "take payloads in plain text, and send them so to twins without a key, as public peers do",

@@ -524,22 +524,25 @@ def exit_codes() -> str:
 
 
 def interfaces() -> str:
-    """The seams of :mod:`dmsg.interfaces`."""
+    """The seams of :mod:`dmsg.interfaces`, and of the message bus."""
     from zope.interface.interface import InterfaceClass, Method
 
     from dmsg import interfaces as seams
+    from dmsg.rmb import interfaces as rmb_seams
 
     parts = []
-    for name, interface in vars(seams).items():
-        if not isinstance(interface, InterfaceClass) or interface.__module__ != seams.__name__:
-            continue
-        parts += [f".. py:class:: dmsg.interfaces.{name}", "", _indent(inspect.cleandoc(interface.__doc__), 3), ""]
-        for member, what in interface.namesAndDescriptions():
-            if isinstance(what, Method):
-                head = f"   .. py:method:: {member}{what.getSignatureString()}"
-            else:
-                head = f"   .. py:attribute:: {member}"
-            parts += [head, "", _indent(inspect.cleandoc(what.__doc__), 6), ""]
+    for module in (seams, rmb_seams):
+        for name, interface in vars(module).items():
+            if not isinstance(interface, InterfaceClass) or interface.__module__ != module.__name__:
+                continue
+            docstring = _indent(inspect.cleandoc(interface.__doc__), 3)
+            parts += [f".. py:class:: {module.__name__}.{name}", "", docstring, ""]
+            for member, what in interface.namesAndDescriptions():
+                if isinstance(what, Method):
+                    head = f"   .. py:method:: {member}{what.getSignatureString()}"
+                else:
+                    head = f"   .. py:attribute:: {member}"
+                parts += [head, "", _indent(inspect.cleandoc(what.__doc__), 6), ""]
     return "\n".join(parts)
 
 

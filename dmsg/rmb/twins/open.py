@@ -11,7 +11,9 @@ from dmsg.glue.websocket import WebSocketUrl
 from dmsg.rmb.interfaces import ITwinRegistry
 from dmsg.rmb.twins.blocks import BlockConfig
 from dmsg.rmb.twins.chain import ChainRegistry
+from dmsg.rmb.twins.errors import MalformedAnswer
 from dmsg.rmb.twins.node import connect_with
+from dmsg.rmb.twins.rpc import read_hash
 from dmsg.rmb.twins.substrate import Substrate
 from dmsg.rmb.twins.table import SqliteRegistry
 from dmsg.sansio.jitter import Jitter
@@ -25,6 +27,14 @@ def parse_nodes(urls: Sequence[str]) -> list[WebSocketUrl]:
         raise ConfigError("substrate", str(error)) from None
 
 
+def parse_genesis(text: str | None) -> bytes | None:
+    """The hash of a chain's first block, ``0x`` and 64 hex digits; raises ``ConfigError``."""
+    try:
+        return None if text is None else bytes.fromhex(read_hash(text)[2:])
+    except MalformedAnswer:
+        raise ConfigError("genesis", "must be 0x and 64 hex digits") from None
+
+
 def check_registry(path: str | None, urls: Sequence[str]) -> None:
     """Raise ``ConfigError`` unless there is either a file or nodes, and the nodes have URLs."""
     if not (path or urls):
@@ -35,17 +45,23 @@ def check_registry(path: str | None, urls: Sequence[str]) -> None:
 
 
 def open_registry(
-    reactor: Any, path: str | None, urls: Sequence[str] = (), blocks: BlockConfig | None = None, *, trust: Any = None
+    reactor: Any,
+    path: str | None,
+    urls: Sequence[str] = (),
+    blocks: BlockConfig | None = None,
+    *,
+    genesis: bytes | None = None,
+    trust: Any = None,
 ) -> ITwinRegistry:
     """The registry in the file ``path``, or that of the nodes at ``urls`` (``wss://host``); raises ``ConfigError``.
 
-    With ``blocks`` the nodes are also listened to, from now on: relays, which look up many twins, do that. ``trust`` is an
-    ``IOpenSSLTrustRoot`` in place of the platform's.
+    With ``blocks`` the nodes are also listened to, from now on: relays, which look up many twins, do that. ``genesis`` is the
+    hash of the first block of the only chain to sign for. ``trust`` is an ``IOpenSSLTrustRoot`` in place of the platform's.
     """
     check_registry(path, urls)
     if path:
         return SqliteRegistry(path, reactor)
     substrate = Substrate(reactor, parse_nodes(urls), connect_with(reactor, trust))
-    registry = ChainRegistry(reactor, substrate, Jitter(os.urandom).random, blocks=blocks)
+    registry = ChainRegistry(reactor, substrate, Jitter(os.urandom).random, blocks=blocks, genesis=genesis)
     registry.start()
     return registry

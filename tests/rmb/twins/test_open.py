@@ -9,7 +9,7 @@ from twisted.internet import reactor
 from dmsg.errors import ConfigError
 from dmsg.rmb.core.keys import KeyType, TwinKey
 from dmsg.rmb.twins.blocks import BlockConfig
-from dmsg.rmb.twins.open import open_registry
+from dmsg.rmb.twins.open import open_registry, parse_genesis
 from dmsg.rmb.twins.table import TwinTable
 from tests.rmb.twins.fake_node import Chain, FakeNode
 
@@ -54,3 +54,11 @@ async def test_a_node_over_a_socket():
 def test_settings_that_name_no_registry_or_two(path, urls, problem):
     with pytest.raises(ConfigError, match=problem):
         open_registry(reactor, path, urls)
+
+
+def test_the_first_block_of_a_chain():
+    assert parse_genesis(None) is None
+    assert parse_genesis("0x" + "0F" * 32) == b"\x0f" * 32
+    for text in ("", "0x", "0f" * 32, "0x" + "0f" * 31, "0x" + "0g" * 32):
+        with pytest.raises(ConfigError, match="genesis: must be 0x and 64 hex digits"):
+            parse_genesis(text)
