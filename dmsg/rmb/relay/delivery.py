@@ -12,6 +12,7 @@ from typing import Any, Final, Protocol
 
 from twisted.internet.defer import Deferred, ensureDeferred
 from twisted.internet.interfaces import IDelayedCall, IReactorTime
+from twisted.internet.task import deferLater
 from twisted.logger import Logger
 
 from dmsg.glue.waiters import Waiters
@@ -298,31 +299,35 @@ class Delivery:
             self._run(self._fetch(session))
 
     async def _fetch(self, session: Session) -> None:
-        address, news, limits = session.address, session.news, self._limits
+        """Read page after page, as long as all of one is written at once; then :meth:`fetch` is called again."""
+        address, limits = session.address, self._limits
         try:
-            done = session.written_ids()
-            if done:
-                await self._store.delete(address, done)
-            page = await self._store.read(address, None, limits.page_envelopes, limits.page_bytes, self._unix_time())
+            while self._is_current(session):
+                news = session.news
+                done = session.written_ids()
+                if done:
+                    await self._store.delete(address, done)
+                page = await self._store.read(
+                    address, None, limits.page_envelopes, limits.page_bytes, self._unix_time()
+                )
+                if not self._is_current(session):
+                    return
+                if page:
+                    session.put_page([one.id for one in page], [one.data for one in page])
+                    self._switch.counts.fetched += len(page)
+                elif address in self._pushing:
+                    return  # what is being pushed calls again
+                elif session.news == news:
+                    session.caught_up()
+                self._flush()
+                if session.queue or not session.stored:
+                    return
+                await deferLater(self._clock, 0)  # others have their turn: a store in memory answers at once
         except StoreError as error:
             _log.warn("stored envelopes cannot be read: {error}", error=error)
             self._retries[session] = self._clock.callLater(_RETRY_S, self._retry, session)
-            return
         finally:
             session.fetching = False
-        if not self._is_current(session):
-            return
-        if page:
-            session.put_page([one.id for one in page], [one.data for one in page])
-            self._switch.counts.fetched += len(page)
-        elif address in self._pushing:
-            return  # what is being pushed calls again
-        elif session.news != news:
-            self.fetch(session)
-            return
-        else:
-            session.caught_up()
-        self._flush()
 
     def _retry(self, session: Session) -> None:
         del self._retries[session]

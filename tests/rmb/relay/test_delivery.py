@@ -61,11 +61,24 @@ def test_what_comes_while_a_session_is_away_is_there_when_it_comes_in_order_and_
     alice.send(*[alice.envelope(2, uid=uid) for uid in sent])
     assert not alice.received and stored(world, 2) == sent
     bob = world.connect(2)
+    world.settle()
     assert uids(bob) == sent
     alice.send(alice.envelope(2, uid="direct"))
     assert uids(bob)[-1] == "direct" and stored(world, 2) == []
     bob.leave()
     assert uids(world.connect(2)) == []
+
+
+def test_a_long_queue_is_fetched_to_its_end(make_world: Callable[..., World]) -> None:
+    world = make_world(page_envelopes=2)
+    alice = world.connect(1)
+    sent = [str(at) for at in range(1_000)]
+    for at in range(0, 1_000, 100):
+        alice.send(*[alice.envelope(2, uid=uid) for uid in sent[at : at + 100]])
+    bob = world.connect(2)
+    for _ in range(10):
+        world.settle()
+    assert uids(bob) == sent and stored(world, 2) == []
 
 
 def test_a_session_gets_nothing_that_is_for_another_name_of_its_twin(world: World) -> None:
