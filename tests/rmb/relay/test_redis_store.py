@@ -281,6 +281,15 @@ async def test_entries_too_old_to_be_delivered_make_room(process: Any, redis: An
     assert await texts(store) == ["new"]
 
 
+@pytest_twisted.ensureDeferred
+async def test_a_redis_that_forgot_the_scripts_gets_them_again(process: Any, redis: Any) -> None:
+    store = process().store
+    await push(store, "before")
+    await redis("SCRIPT", "FLUSH")
+    await push(store, "after")
+    assert await texts(store) == ["before", "after"]
+
+
 # --- a Redis that is away ------------------------------------------------------------------------------------------------
 
 

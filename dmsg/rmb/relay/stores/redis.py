@@ -18,9 +18,11 @@ Each operation is one script. An answer with several parts is packed into one st
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import os
 import struct
 from collections.abc import Callable, Iterable
+from functools import cache
 from typing import Any, Final
 
 from twisted.internet.defer import CancelledError, Deferred
@@ -173,6 +175,15 @@ def _told(session: SessionAddress) -> str:
 def _session(text: str) -> SessionAddress:
     twin, colon, connection = text.partition(":")
     return SessionAddress(int(twin), connection if colon else None)
+
+
+class _NoScript(StoreUnavailable):
+    """Redis has not had the script since it was started."""
+
+
+@cache
+def _digest(script: str) -> str:
+    return hashlib.sha1(script.encode(), usedforsecurity=False).hexdigest()
 
 
 class RedisQueues:
@@ -412,8 +423,11 @@ class RedisQueues:
         return 0.0
 
     async def _eval(self, script: str, keys: list[str], *arguments: object) -> Any:
-        texts = [one if isinstance(one, bytes) else str(one) for one in arguments]
-        return await self._call("EVAL", script, len(keys), *keys, *texts)
+        words: list[Any] = [len(keys), *keys, *(one if isinstance(one, bytes) else str(one) for one in arguments)]
+        try:
+            return await self._call("EVALSHA", _digest(script), *words)
+        except _NoScript:
+            return await self._call("EVAL", script, *words)
 
     async def _call(self, *words: Word) -> Any:
         if self._closed:
@@ -425,6 +439,8 @@ class RedisQueues:
                 raise StoreFull("store") from None
             raise StoreUnavailable(str(error)) from None
         except RedisRefused as error:
+            if error.reason.startswith("NOSCRIPT"):
+                raise _NoScript(str(error)) from None
             raise StoreUnavailable(str(error)) from None
 
     def close(self) -> Deferred[None]:
