@@ -58,7 +58,7 @@ class ConnectionOwner(TypingProtocol):
 class RelayConnection:
     """Keeps one relay connected from :meth:`start` to :meth:`stop`.
 
-    ``token()`` makes a token: each attempt has its own, because a token is valid for a minute and a connection lasts for
+    ``token(self)`` makes a token: each attempt has its own, because a token is valid for a minute and a connection lasts for
     days. Raises ``InvalidAddress`` for a ``url`` that is not ``ws://host[:port]`` or ``wss://host[:port]``.
     """
 
@@ -69,7 +69,7 @@ class RelayConnection:
         owner: ConnectionOwner,
         *,
         connect: Connect,
-        token: Callable[[], str],
+        token: Callable[[RelayConnection], str],
         uniform: Callable[[], float],
         config: RmbConfig,
     ) -> None:
@@ -139,7 +139,9 @@ class RelayConnection:
         while True:
             began_s = self._clock.seconds()
             try:
-                shell = await self._connect(replace(self._where, target=f"{self._where.target}?{self._token()}"), self)
+                shell = await self._connect(
+                    replace(self._where, target=f"{self._where.target}?{self._token(self)}"), self
+                )
             except DmsgError as error:
                 self._explain(error)
                 self._owner.failed(self)

@@ -175,6 +175,8 @@ class Exchange:
         self._calls: dict[str, _Call] = {}
         self._calls_bytes = 0
         self._refusals = TokenBucket(_REFUSALS_PER_S, _REFUSALS_PER_S, reactor.seconds())
+        #: What relays of ours are called in the registry: to themselves, too, or nobody would reach us over them.
+        self._relay_names: frozenset[str] = frozenset()
         self._is_found = self._is_published = False
         self._publishing: Deferred[None] | None = None
         self._sender: Sender | None = None
@@ -196,12 +198,13 @@ class Exchange:
         """
         self._stopped = self._is_found = False
         ours = EncryptionKey(self._key.secret)
+        hosts = () if isinstance(self._publish, bool) else self._publish
         introduction = Introduction(
             self._clock,
             self._key,
             self._registry,
             ours.public_key,
-            hosts=() if isinstance(self._publish, bool) else self._publish,
+            hosts=hosts,
             places=self.relays.places(),
             uniform=self._uniform,
         )
@@ -211,6 +214,7 @@ class Exchange:
             self._found.fail(error)
             raise
         self.address = self.address._replace(twin=twin.id)
+        self._relay_names = frozenset(name.lower() for name in (*twin.relays, *hosts))
         self._is_published = twin.pk == ours.public_key
         if self._publish is not False:
             self._publishing = ensureDeferred(introduction.publish(twin))
@@ -240,8 +244,10 @@ class Exchange:
         self._answers.stop()
         self.relays_change.cancel()
 
-    def _make_token(self) -> str:
-        return make_token(self._key, *self.address, int(self._now_s()))
+    def _make_token(self, relay: RelayConnection) -> str:
+        """A token for ``relay``; one that the registry knows by the name in its URL cannot use it elsewhere."""
+        name = next((one for one in (relay.place, relay.host) if one in self._relay_names), None)
+        return make_token(self._key, *self.address, int(self._now_s()), audience=name)
 
     # --- requests ----------------------------------------------------------------------------------------------------
 

@@ -80,7 +80,7 @@ class Relays:
         owner: RelaysOwner,
         *,
         connect: Connect,
-        token: Callable[[], str],
+        token: Callable[[RelayConnection], str],
         uniform: Callable[[], float],
         config: RmbConfig,
     ) -> None:

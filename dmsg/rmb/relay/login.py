@@ -48,7 +48,7 @@ class Logins:
     ) -> None:
         self._registry = registry
         self._limits = limits
-        self._domains = domains
+        self._domains = frozenset(domain.lower() for domain in domains)
         self._demand_audience = demand_audience
         self._rates = HandshakeRates(limits, now)
         self._used = _UsedTokens(limits.used_tokens)

@@ -117,7 +117,7 @@ class _Door(Protocol):
             return
         try:
             token = read_token(token_text, relay.now_s())
-            check_token(token, relay.registry.twins[token.twin].account)
+            check_token(token, relay.registry.twins[token.twin].account, {relay.url.removeprefix("ws://")})
         except TokenRefused as error:
             body = error.text.encode()
             transport.write(b"HTTP/1.1 %d No\r\nContent-Length: %d\r\n\r\n%s" % (error.status, len(body), body))

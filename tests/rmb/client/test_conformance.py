@@ -167,7 +167,7 @@ def test_our_token_is_one_that_the_public_relay_takes(world: Any) -> None:
     parts: list[bytes] = [base64.urlsafe_b64decode(part + "==") for part in token.split(".")]
     assert parts[0] == b'{"alg":"RS512"}'
     claims = json.loads(parts[1])
-    assert list(claims) == ["sub", "sid", "iat", "exp"]
-    assert (claims["sub"], claims["sid"]) == (1, None)
+    assert list(claims) == ["sub", "sid", "iat", "exp", "aud"]  # it takes what it does not know
+    assert (claims["sub"], claims["sid"], claims["aud"]) == (1, None, "127.0.0.1:9000")
     assert 0 < claims["exp"] - claims["iat"] <= 300
     assert is_signed_by(key_of(1), token.rpartition(".")[0].encode(), parts[2])

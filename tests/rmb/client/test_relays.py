@@ -45,6 +45,20 @@ def test_each_connection_has_a_new_token(world: Any) -> None:
     assert SessionAddress(CALLER) in relay.sessions
 
 
+def test_a_token_names_the_relay_by_what_it_is_called_in_the_registry(world: Any) -> None:
+    relay = world.relay()
+    for twin, names in ((1, ["127.0.0.1:9000", "other.example"]), (2, ["127.0.0.1"]), (3, ["relay.example"])):
+        world.registry.add(twin, relays=names)
+    world.client(1, relay)
+    relay.answer = b"HTTP/1.1 401 No\r\nContent-Length: 0\r\n\r\n"  # it knows itself by its port
+    world.client(2, relay)
+    relay.answer = None
+    world.client(3, relay)
+    tokens = [read_token(token, world.now_s()) for token in relay.tokens]
+    named = {token.twin: token.audience for token in tokens}
+    assert named == {1: ("127.0.0.1:9000",), 2: ("127.0.0.1",), 3: None}
+
+
 def test_a_relay_that_refuses_the_token_is_asked_with_growing_pauses_and_its_text_is_told(world: Any) -> None:
     relay = world.relay()
     relay.answer = b"HTTP/1.1 401 Unauthorized\r\nContent-Length: 16\r\n\r\ntwin not found 1"
