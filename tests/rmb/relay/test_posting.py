@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 import pytest_twisted
-from twisted.internet.defer import Deferred, succeed
+from twisted.internet.defer import CancelledError, Deferred, ensureDeferred, succeed
 from twisted.internet.protocol import Factory, Protocol
-from twisted.internet.task import Clock
+from twisted.internet.task import Clock, deferLater
 from twisted.web.resource import Resource
 
 from dmsg.crypto import ed25519
@@ -246,6 +246,36 @@ async def test_a_relay_takes_as_many_bytes_in_a_post_as_another_one_sends(relay:
     several = [envelope(size=size - len(envelope(size=size)) + size) for _ in range(8)]
     assert sum(map(len, several)) == BATCH_BYTES
     assert await poster({there.name}).post(there.name, several, False) == [202] * 8
+
+
+@pytest.mark.parametrize("body", [b"", b"\0\0\0\1", b"\0\0\0\0" * 1025])
+@pytest_twisted.ensureDeferred
+async def test_a_body_that_is_not_several_envelopes_is_refused(reactor: Any, relay: Any, body: bytes) -> None:
+    there = relay()
+    header = Signer("sender.example", OURS, random_bytes).header(there.name, Body.SEVERAL, body, time.time())
+    caller = HttpCaller.connect(reactor)
+    answer = await caller.call("POST", f"http://{there.name}/", limit_bytes=1000, body=body, headers={HEADER: header})
+    await caller.close()
+    assert (answer[0], answer[2]) == (400, b"bad request: malformed")
+    assert there.refused == [Reason.ENVELOPE_MALFORMED]
+
+
+@pytest_twisted.ensureDeferred
+async def test_a_relay_that_hangs_up_has_posted_all_the_same(reactor: Any, relay: Any) -> None:
+    there = relay(open_to_all=True)
+    deciding: Deferred[int] = Deferred()
+    there.status = lambda uid: deciding
+    caller = HttpCaller.connect(reactor)
+    posting = ensureDeferred(caller.call("POST", f"http://{there.name}/", limit_bytes=1000, body=envelope()))
+    await there.clock.armed
+    posting.cancel()
+    with pytest.raises(CancelledError):
+        await posting
+    await caller.close()
+    while there.port.factory.connections:
+        await deferLater(reactor, 0)
+    deciding.callback(202)
+    assert there.clock.getDelayedCalls() == []
 
 
 # --- open to all ---------------------------------------------------------------------------------------------------------
