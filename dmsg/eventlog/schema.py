@@ -8,7 +8,8 @@ a text of a closed list, :class:`~dmsg.eventlog.reasons.Reason`.
 The maker of an event gives facts only. The log adds the envelope (:data:`ENVELOPE`): when, who, and a key
 ``(node, boot, seq)`` under which a line can be recognised if it is delivered twice. Keys are hex text. Times in fields
 are durations; the unit is part of the name. No event ever holds a payload, a secret, or a text another side sent; of the
-name that a twin gives its connection there is a digest (:func:`digest`).
+name that a twin gives its connection there is a digest (:func:`digest`), and of relays of the Reliable Message Bus there are
+the host names that the registry has, checked.
 
 ``protocol`` is what the entry of a relay names (:ref:`spec-entry-protocol`): "dmsg", "messaging", … A client may speak several
 at once, under one key and in one log, so its lines about relays and transports tell it; of a relay, which speaks one, the
