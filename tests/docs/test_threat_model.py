@@ -121,6 +121,7 @@ def test_each_weakness_of_the_reference_has_its_row() -> None:
         ("rmb-2", f"messages live {rmb.MAX_TTL_S // 60} minutes"),
         ("rmb-6", f"over after {rmb.TOKEN_LIFETIME_S} s"),
         ("rmb-7", f"first byte over {rmb.MAX_ENVELOPE_BYTES >> 20} MiB"),
+        ("rmb-7", f"all together {_RMB.incoming_total_bytes >> 20} MiB"),
         ("rmb-8", f"{_RMB.queue_bytes >> 20} MiB in memory, then the store"),
         ("rmb-8", f"after {_RMB.slow_consumer_timeout_s:g} s without progress"),
         ("rmb-8", f"given up after {_RMB.dead_after_s:g} s"),
