@@ -27,7 +27,8 @@ def listed(*items):
 
 
 def field(kind, name=None):
-    return optional(None if name is None else name.encode()) + compact(kind) + b"\0" + listed()
+    of = None if name is None else b"a type's name"
+    return optional(None if name is None else name.encode()) + compact(kind) + optional(of) + listed(text("a doc"))
 
 
 def variant(name, index, *fields):
@@ -38,19 +39,27 @@ def a_type(number, path, kind, content, parameters=()):
     return compact(number) + listed(*map(text, path)) + listed(*parameters) + bytes([kind]) + content + listed()
 
 
-def pallet(name, index, calls=None, events=None, storage=None):
+def pallet(name, index, calls=None, events=None, storage=None, errors=None):
     return (
         text(name)
         + (b"\0" if storage is None else b"\1" + storage)
         + b"".join(b"\0" if kind is None else b"\1" + compact(kind) for kind in (calls, events))
         + listed(text("AConstant") + compact(0) + with_length(b"\1\2\3\4") + listed(text("a doc")))
-        + b"\0"
+        + (b"\0" if errors is None else b"\1" + compact(errors))
         + bytes([index])
     )
 
 
 def metadata(
-    *, index=PALLET, update=UPDATE_TWIN, extensions=EXTENSIONS, name="TfgridModule", version=14, call="update_twin"
+    *,
+    index=PALLET,
+    update=UPDATE_TWIN,
+    extensions=EXTENSIONS,
+    name="TfgridModule",
+    version=14,
+    call="update_twin",
+    calls=11,
+    extrinsics=4,
 ):
     """The runtime's metadata, with a type of every kind, as ``state_call`` gives it."""
     types = [
@@ -77,8 +86,8 @@ def metadata(
         text("TwinID") + b"\1\0" + compact(0) + with_length(bytes(4)) + listed(),
         text("Twins") + b"\0\1" + listed(b"\2") + compact(0) + compact(3) + with_length(b"\0") + listed(text("a doc")),
     )
-    pallets = [pallet("System", 0), pallet(name, index, 11, 12, text(name) + entries), pallet("Other", 30, 6)]
-    extrinsic = compact(5) + b"\4" + listed(*(text(one) + compact(0) + compact(0) for one in extensions))
+    pallets = [pallet("System", 0), pallet(name, index, calls, 12, text(name) + entries, 6), pallet("Other", 30, 6)]
+    extrinsic = compact(5) + bytes([extrinsics]) + listed(*(text(one) + compact(0) + compact(0) for one in extensions))
     inner = b"meta" + bytes([version]) + listed(*types) + listed(*pallets) + extrinsic + compact(0)
     return with_length(inner)
 

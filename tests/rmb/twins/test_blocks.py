@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from dmsg.rmb.core.keys import KeyType, TwinKey
 from dmsg.rmb.twins.blocks import MAX_CHANGES, MAX_EVENTS_BYTES, changed_twins
 from dmsg.rmb.twins.scale import EVENTS_KEY
 from tests.rmb.twins import chain_bytes
@@ -207,6 +208,37 @@ def test_the_pallet_has_the_number_the_node_says(world):
     world.chain.tell()
     world.network.advance(0)
     assert relays(world, registry) == ("new.example",)
+
+
+def test_a_node_that_gives_one_name_to_two_subscriptions_is_left_for_the_next(world):
+    world.a.lies["author_submitAndWatchExtrinsic"] = lambda params: next(iter(world.a.heads))
+    key = TwinKey(bytes([5]) * 32, KeyType.ED25519)
+    world.chain.twin(7, key.account)
+    registry = world.listening()
+    updating = world.start(registry.update(key, ["a.example"], None))
+    assert not updating.done and not world.a.heads
+    world.network.advance(2)
+    assert updating.result is None
+    assert world.b.connections == 1
+
+
+def test_of_many_heads_at_once_the_last_counts(world):
+    registry = world.listening()
+    reads = storage_reads(world)
+    [(name, shell)] = world.a.heads.items()
+    late = world.a.hold("chain_getBlockHash", lambda params: params == [1])
+    heads = []
+    for number in range(1, 6):
+        world.chain.block(chain_bytes.twin(number, ALICE, "r.example"))
+        heads.append(world.chain.head())
+    for head in heads:
+        world.a.notice(shell, "chain_newHead", name, head)
+    world.network.advance(0)
+    assert storage_reads(world) == reads
+    late(world.chain.blocks[1])
+    world.network.advance(0)
+    assert registry.public_stats()["events_listener_last_processed_block_number"] == 5
+    assert storage_reads(world) == reads + 6  # block 1; then 5, for which 1 is looked at again with those in between
 
 
 HEADS = {

@@ -37,6 +37,9 @@ def test_an_independent_library_reads_the_same():
         metadata(version=13),
         metadata(name="Another"),
         metadata(call="update_other"),
+        metadata(calls=None),
+        metadata(calls=99),
+        metadata(extrinsics=5),
         metadata(extensions=["X"] * 33),
         metadata()[:-30],
         with_length(b"meta\x0e" + compact(2**32)),
@@ -44,7 +47,20 @@ def test_an_independent_library_reads_the_same():
         compact(MAX_METADATA_BYTES + 1) + bytes(MAX_METADATA_BYTES + 1),
         b"",
     ],
-    ids=["version", "no pallet", "no call", "extensions", "cut", "types", "zero types", "too long", "empty"],
+    ids=[
+        "version",
+        "no pallet",
+        "no call",
+        "no calls",
+        "no type",
+        "extrinsics",
+        "extensions",
+        "cut",
+        "types",
+        "zero types",
+        "too long",
+        "empty",
+    ],
 )
 def test_other_metadata_is_refused(data):
     with pytest.raises(MalformedAnswer):

@@ -79,7 +79,7 @@ def test_what_no_subscription_is_called(name):
         subscription_id(name)
 
 
-@pytest.mark.parametrize("value", [None, 7, "", "00", "0x0", "0xzz", "0x0 0 ", "0x" + "00" * 5, ["0x00"]])
+@pytest.mark.parametrize("value", [None, 7, "", "00", "0x0", "0xzz", "0x0 0 ", "0x00 00", "0x" + "00" * 5, ["0x00"]])
 def test_what_is_no_bytes(value):
     with pytest.raises(MalformedAnswer):
         read_hex(value, 4)

@@ -114,6 +114,14 @@ def test_with_a_clock_it_is_seen_a_little_later(path):
     other.close()
 
 
+def test_no_more_is_kept_than_there_is_room_for(table, monkeypatch):
+    monkeypatch.setattr("dmsg.rmb.twins.table.CACHED_TWINS", 1)
+    assert table.create(ALICE, ["a.example"], None) == 1
+    assert table.create(BOB, ["b.example"], None) == 2
+    for _ in range(2):
+        assert [table.get(number).id for number in (1, 2, 1)] == [1, 2, 1]
+
+
 READ_ONLY = """
 import os, sys
 from dmsg.rmb.core.keys import KeyType, TwinKey
