@@ -302,7 +302,10 @@ class Delivery:
         """Read page after page, as long as all of one is written at once; then :meth:`fetch` is called again."""
         address, limits = session.address, self._limits
         try:
-            while self._is_current(session):
+            while True:
+                await deferLater(self._clock, 0)  # a store in memory answers at once: others have their turn
+                if not self._is_current(session):
+                    return
                 news = session.news
                 done = session.written_ids()
                 if done:
@@ -322,15 +325,18 @@ class Delivery:
                 self._flush()
                 if session.queue or not session.stored:
                     return
-                await deferLater(self._clock, 0)  # others have their turn: a store in memory answers at once
         except StoreError as error:
             _log.warn("stored envelopes cannot be read: {error}", error=error)
-            self._retries[session] = self._clock.callLater(_RETRY_S, self._retry, session)
+            if self._is_current(session):
+                session.caught_up()  # what comes now need not wait for the store
+                self._flush()
+                self._retries[session] = self._clock.callLater(_RETRY_S, self._retry, session)
         finally:
             session.fetching = False
 
     def _retry(self, session: Session) -> None:
         del self._retries[session]
+        session.stored = True
         self.fetch(session)
 
     def _is_current(self, session: Session) -> bool:

@@ -180,6 +180,28 @@ def test_a_client_that_reads_slowly_slows_down_only_the_reading_from_the_store(w
     assert len(slow.received) == 100
 
 
+def test_while_the_store_fails_sessions_get_what_is_sent_now_and_later_what_was_stored(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    alice = world.connect(1)
+    alice.send(alice.envelope(2, uid="stored"))
+
+    def read(*arguments: Any) -> Deferred[Any]:
+        failing: Deferred[Any] = Deferred()
+        failing.errback(StoreUnavailable("gone"))
+        return failing
+
+    with monkeypatch.context() as patch:
+        patch.setattr(world.store, "read", read)
+        bob = world.connect(2)
+        alice.send(alice.envelope(2, uid="now"))
+        world.network.advance(5)
+        alice.send(alice.envelope(2, uid="still"))
+        assert uids(bob) == ["now", "still"]
+    world.network.advance(5)
+    assert uids(bob) == ["now", "still", "stored"]
+
+
 # --- slow receivers ---------------------------------------------------------------------------------------------------
 
 
