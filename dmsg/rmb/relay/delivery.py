@@ -310,6 +310,7 @@ class Delivery:
                 done = session.written_ids()
                 if done:
                     await self._store.delete(address, done)
+                    session.deleted(done)
                 page = await self._store.read(
                     address, None, limits.page_envelopes, limits.page_bytes, self._unix_time()
                 )

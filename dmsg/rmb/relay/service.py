@@ -313,6 +313,7 @@ class RmbRelay(Service):
     # --- the event log ---------------------------------------------------------------------------------------------
 
     def _tell_routed(self) -> None:
+        self.flush()  # problems of envelopes whose senders have gone
         now = dataclasses.replace(self.switch.counts)
         counts = {name: getattr(now, name) - getattr(self._routed, name) for name in Counts.__slots__}
         self._routed = now

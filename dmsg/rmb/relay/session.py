@@ -54,6 +54,7 @@ class Session(WebSocket):
         "bytes_in",
         "bytes_out",
         "dirty",
+        "done",
         "envelopes_in",
         "envelopes_out",
         "fetching",
@@ -113,6 +114,7 @@ class Session(WebSocket):
         self.fetching = False
         #: The ids in the store of what is in the queue, and of what was in it.
         self.page: list[str] = []
+        self.done: list[str] = []
         #: Envelopes of it that wait for the registry, the store or federation.
         self.pending = self.pending_bytes = 0
         #: Whether it has sent anything.
@@ -230,10 +232,15 @@ class Session(WebSocket):
         return taken
 
     def written_ids(self) -> list[Any]:
-        """The ids in the store of what has been written; they are forgotten here."""
+        """The ids in the store of what has been written, until :meth:`deleted` says that they are gone from there."""
         count = len(self.page) - len(self.queue) if self.page else 0
-        done, self.page = self.page[:count], self.page[count:]
-        return done
+        self.done += self.page[:count]
+        self.page = self.page[count:]
+        return list(self.done)
+
+    def deleted(self, ids: list[str]) -> None:
+        """The store has them no more."""
+        del self.done[: len(ids)]
 
     def take_unwritten(self) -> list[bytes]:
         """All that waits and is not in the store. Call :meth:`written_ids` before, if at all."""

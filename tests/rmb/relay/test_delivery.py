@@ -202,6 +202,27 @@ def test_while_the_store_fails_sessions_get_what_is_sent_now_and_later_what_was_
     assert uids(bob) == ["now", "still", "stored"]
 
 
+def test_what_could_not_be_deleted_when_it_was_written_does_not_come_twice(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    alice = world.connect(1)
+    alice.send(*[alice.envelope(2, uid=str(at)) for at in range(3)])
+    delete, failures = world.store.delete, [StoreUnavailable("gone")] * 2
+
+    def delete_later(*arguments: Any) -> Deferred[None]:
+        failing: Deferred[None] = Deferred()
+        if not failures:
+            return delete(*arguments)
+        failing.errback(failures.pop())
+        return failing
+
+    monkeypatch.setattr(world.store, "delete", delete_later)
+    bob = world.connect(2)
+    world.network.advance(10)
+    alice.send(alice.envelope(2, uid="now"))
+    assert uids(bob) == ["0", "1", "2", "now"] and not failures and stored(world, 2) == []
+
+
 # --- slow receivers ---------------------------------------------------------------------------------------------------
 
 
