@@ -5,10 +5,11 @@ from __future__ import annotations
 import shlex
 import shutil
 import time
+from contextlib import suppress
 from typing import Any, Final
 
 import click
-from twisted.internet.defer import Deferred
+from twisted.internet.defer import Deferred, TimeoutError
 
 from dmsg.address import RedisAddress
 from dmsg.cli.exits import CommandError, Exit
@@ -33,6 +34,8 @@ CONCURRENCY: Final = 8
 TIME_LIMIT_S: Final = 30.0
 #: The longest answer: an envelope has to hold it, with its addresses and signature.
 OUTPUT_LIMIT_BYTES: Final = MAX_ENVELOPE_BYTES - 4096
+#: How often somebody who waits for a relay is told why there is none, in seconds.
+PATIENCE_S: Final = 5.0
 #: Requests that wait for a program; beyond, they are refused. In Redis they wait there.
 WAITING: Final = 256
 
@@ -90,7 +93,12 @@ async def run_serve(
     config = RmbConfig(handlers=concurrency, waiting_requests=WAITING)
     async with network.client(reactor, session=None, config=config) as client:
         client.service(command)(server.handle)
-        await client.when_ready()
+        while True:
+            with suppress(TimeoutError):
+                await Deferred.fromCoroutine(client.when_ready()).addTimeout(PATIENCE_S, reactor)
+                break
+            for url, problem in client.exchange.relays.problems().items():
+                network.out.note(f"not connected to {url} yet: {problem}")
         server.ready(client.twin)
         await Deferred()  # until interrupted
 

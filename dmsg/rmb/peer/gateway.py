@@ -83,6 +83,9 @@ class Gateway:
         self._stopping = True
         for pause in list(self._pauses):
             pause.cancel()
+        for taker in (self._local, self._reply):
+            if taker.is_away:  # others are waited for, as they may be given a message
+                await taker.close()
         if self._work is not None:
             await self._work
         await self.services.stop(STOP_TIMEOUT_S)
@@ -134,9 +137,7 @@ class Gateway:
             if room is not None:
                 await room()
             data = await taker.take()
-            if data is not None and self._stopping:
-                await self._lists.put_back(taker.key, data)
-            elif data is not None:
+            if data is not None:  # also when the peer stops meanwhile: what no relay has then is put back
                 take(data)
 
         while not self._stopping:

@@ -67,6 +67,11 @@ class Taker:
         found = await self._redis.call("BRPOP", self.key, wait_s, patience_s=wait_s + REPLY_TIMEOUT_S)
         return None if found is None else found[1]
 
+    @property
+    def is_away(self) -> bool:
+        """Whether there is no connection, so that nothing is being taken."""
+        return bool(self._redis.problem)
+
     async def close(self) -> None:
         """Let go of the connection. To be called while nothing is being taken."""
         await self._redis.close()

@@ -28,10 +28,32 @@ from dmsg.rmb.twins.table import SqliteRegistry, TwinTable
 from ..conftest import Lines
 
 
+class Notes(io.StringIO):
+    """A stream in which a text can be waited for."""
+
+    def __init__(self, reactor: Any) -> None:
+        super().__init__()
+        self._reactor = reactor
+        self._wanted: tuple[str, Deferred[None]] | None = None
+
+    def write(self, text: str) -> int:
+        written = super().write(text)
+        if self._wanted is not None and self._wanted[0] in self.getvalue():
+            (_, waiter), self._wanted = self._wanted, None
+            self._reactor.callLater(0, waiter.callback, None)  # not in the middle of the command
+        return written
+
+    async def saw(self, text: str) -> None:
+        """Wait until it has been written."""
+        if text not in self.getvalue():
+            self._wanted = text, Deferred()
+            await self._wanted[1]
+
+
 class Command:
     """A command that runs in this process."""
 
-    def __init__(self, running: Deferred[Any], out: Lines, errors: io.StringIO) -> None:
+    def __init__(self, running: Deferred[Any], out: Lines, errors: Notes) -> None:
         self.ended = running
         self.out = out
         self.errors = errors
@@ -92,11 +114,12 @@ class Bus:
         *arguments: Any,
         key_file: str = "",
         redis: str = "",
+        json_lines: bool = True,
         **options: Any,
     ) -> Command:
         """Start ``run(network, reactor, …)``, over the relay as the twin of a key file, or through a Redis."""
-        out, errors = Lines(), io.StringIO()
-        output = Output(out, errors, json_lines=True)
+        out, errors = Lines(), Notes(self.reactor)
+        output = Output(out, errors, json_lines=json_lines)
         if redis:
             network = Network(output, False, redis=RedisAddress.parse(redis))
         else:

@@ -17,6 +17,7 @@ from click.testing import CliRunner
 from dmsg.address import RedisAddress
 from dmsg.cli.exits import CommandError, Exit
 from dmsg.cli.main import group
+from dmsg.cli.rmb import serve
 from dmsg.cli.rmb.call import read_payload, run_call
 from dmsg.cli.rmb.serve import run_serve
 from dmsg.rmb.peer.redis import RedisLists
@@ -45,6 +46,16 @@ async def test_a_program_answers_a_call_over_a_relay(bus: Any) -> None:
     assert (await bus.run(run_call, 2, "shout", unicode, key_file=caller))["data"] == "ÄÖ ✓"
     binary = await bus.run(run_call, 2, "shout", b"\xff\0", key_file=caller)
     assert "data" not in binary and base64.b64decode(binary["data_base64"]) == b"\xff\0"
+
+
+@pytest_twisted.ensureDeferred
+async def test_who_waits_for_a_relay_is_told_why_there_is_none(bus: Any, monkeypatch: Any) -> None:
+    monkeypatch.setattr(serve, "PATIENCE_S", 0.1)
+    server, bus.url = bus.twin(1), f"ws://127.0.0.1:{free_port()}"
+    serving = bus.start(run_serve, "shout", "cat", key_file=server, json_lines=False)
+    await serving.errors.saw("refused")
+    assert f"not connected to {bus.url} yet: " in serving.errors.getvalue()
+    assert serving.out.getvalue() == ""
 
 
 @pytest_twisted.ensureDeferred

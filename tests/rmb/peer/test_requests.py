@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import pytest_twisted
+from twisted.internet.task import deferLater
 
 from dmsg.rmb.client.errors import CallRefused, NotConnected, TwinUnknown
 from dmsg.rmb.core.address import SessionAddress
@@ -257,3 +258,18 @@ async def test_the_recorded_requests_go_out_as_they_were_recorded(make_peer: Any
                 message.ClearField(random)
         assert ours == theirs
         await peer.gateway.stop()
+
+
+@pytest_twisted.ensureDeferred
+async def test_a_peer_stops_at_once_while_redis_is_away(make_peer: Any, redis_process: Any, reactor: Any) -> None:
+    peer = make_peer(redis_process.address)
+    redis_process.start()
+    await peer.gateway.start()
+    await peer.push(LOCAL, local())
+    assert (await peer.take("answers"))["err"] is None
+    redis_process.kill()
+    while not peer.gateway.redis_problem:
+        await deferLater(reactor, 0)
+    began = time.monotonic()
+    await peer.gateway.stop()
+    assert time.monotonic() - began < 1.5
