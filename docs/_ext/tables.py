@@ -332,6 +332,18 @@ def _messaging_relay_limits() -> type:
     return RelayLimits
 
 
+def _twin_cache_limits() -> type:
+    from dmsg.rmb.twins.cache import CacheLimits
+
+    return CacheLimits
+
+
+def _block_config() -> type:
+    from dmsg.rmb.twins.blocks import BlockConfig
+
+    return BlockConfig
+
+
 def _rmb_relay_limits() -> type:
     from dmsg.rmb.relay.limits import RelayLimits
 
@@ -377,6 +389,8 @@ def _race_config() -> type:
 #: Name -> the class, found when it is asked for.
 LIMITS: Final[dict[str, Callable[[], type]]] = {
     "RelayLimits": _relay_limits,
+    "CacheLimits": _twin_cache_limits,
+    "BlockConfig": _block_config,
     "MessagingRelayLimits": _messaging_relay_limits,
     "RmbRelayLimits": _rmb_relay_limits,
     "RmbConfig": _rmb_config,

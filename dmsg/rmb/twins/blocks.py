@@ -18,6 +18,7 @@ from dmsg.rmb.twins.node import Node
 from dmsg.rmb.twins.rpc import SMALL_BYTES, member, read_hash, read_hex, read_number
 from dmsg.rmb.twins.scale import EVENTS_KEY
 from dmsg.rmb.twins.substrate import Substrate
+from dmsg.sansio.backoff import Backoff
 
 #: The events of a block: some KiB as a rule.
 MAX_EVENTS_BYTES: Final = 1024 * 1024
@@ -37,8 +38,8 @@ class BlockConfig:
     catchup_threshold: int = 600
     #: Blocks caught up with at the same time.
     catchup_at_once: int = 20
-    #: Pauses before the first, second, … try to listen again; the last one holds for all that follow.
-    pauses_s: tuple[float, ...] = (1.0, 2.0, 4.0, 6.0)
+    #: The longest pause before it begins to listen again; the first is one second, and each twice the one before.
+    pause_s: float = 6.0
 
 
 def changed_twins(events: bytes, starts: Sequence[bytes]) -> set[int]:
@@ -110,8 +111,7 @@ class BlockWatch:
                 await self._listen(await self._substrate.node())
             except (NodeFailed, RegistryError) as error:
                 _log.debug("blocks are not heard of: {error}", error=error)
-            pauses = self._config.pauses_s
-            pause_s = pauses[min(self._failures, len(pauses) - 1)]
+            pause_s = Backoff(limit_s=self._config.pause_s).longest_s(self._failures + 1)
             self._failures += 1
             self.reconnects += 1
             await deferLater(self._clock, pause_s)
