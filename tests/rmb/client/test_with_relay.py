@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
+import pytest_twisted
+from cryptography import x509
 from twisted.internet.defer import ensureDeferred
+from twisted.internet.ssl import Certificate, DefaultOpenSSLContextFactory
 
-from dmsg.rmb.client.errors import CallRefused
+from dmsg.glue.websocket import connect_websocket
+from dmsg.rmb.client.errors import CallRefused, NotConnected
 from dmsg.rmb.client.handlers import Request
+from dmsg.rmb.client.service import RmbClient
 from dmsg.rmb.core.address import SessionAddress
 from dmsg.rmb.core.errors import RelayProblem
 from dmsg.rmb.core.limiter import Limit
@@ -18,6 +25,8 @@ from dmsg.rmb.relay.api import make_site
 from dmsg.rmb.relay.limits import RelayLimits
 from dmsg.rmb.relay.service import RmbRelay
 from dmsg.rmb.relay.stores.open import open_queues
+
+from .conftest import key_of
 
 CALLER, SERVICE = 1, 2
 
@@ -162,3 +171,37 @@ def test_a_connection_that_is_idle_for_an_hour_is_still_there(world: Any, real: 
     assert world.network.pipes == before
     world.result(caller.call(SERVICE, "echo", b"x", timeout=5))
     assert handled == [b"x"]
+
+
+@pytest_twisted.ensureDeferred
+async def test_a_relay_behind_tls_is_reached_with_a_certificate_that_is_trusted_and_no_other(
+    reactor: Any, world: Any, self_signed: Any, tmp_path: Path
+) -> None:
+    pem = self_signed(x509.DNSName("localhost"))
+    path = tmp_path / "both.pem"
+    path.write_bytes(pem)
+    store = open_queues("memory:", reactor)
+    relay = RmbRelay(reactor, world.registry, store, domains=frozenset({"localhost"}), limits=RelayLimits())
+    relay.startService()
+    context = DefaultOpenSSLContextFactory(str(path), str(path))
+    port = reactor.listenSSL(0, make_site(relay, reactor, {}), context, interface="127.0.0.1")
+    url = f"wss://localhost:{port.getHost().port}"
+
+    def client(twin: int, **options: Any) -> RmbClient:
+        world.registry.add(twin, relays=["localhost"])
+        made = RmbClient(reactor, key_of(twin), world.registry, [url], **options)
+        made.startService()
+        return made
+
+    connect = partial(connect_websocket, reactor, trust=Certificate.loadPEM(pem))
+    service, caller, stranger = client(SERVICE, connect=connect), client(CALLER, connect=connect), client(3)
+    handled = serve(service)
+    assert (await caller.call(SERVICE, "echo", b"x", timeout=20)).data == b"x"
+    assert handled == [b"x"]
+    with pytest.raises(NotConnected):
+        await stranger.call(SERVICE, "echo", b"y", timeout=0.5)
+    for one in (service, caller, stranger):
+        await one.stopService()
+    await port.stopListening()
+    await relay.stopService()
+    await store.close()
