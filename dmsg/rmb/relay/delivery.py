@@ -17,7 +17,7 @@ from twisted.logger import Logger
 
 from dmsg.glue.waiters import Waiters
 from dmsg.rmb.core.address import SessionAddress
-from dmsg.rmb.core.errors import MalformedEnvelope, RelayProblem
+from dmsg.rmb.core.errors import RelayProblem
 from dmsg.rmb.core.lifetime import remaining
 from dmsg.rmb.core.replies import relay_error
 from dmsg.rmb.core.tags import fails_fast
@@ -28,12 +28,16 @@ from dmsg.rmb.relay.session import Session
 from dmsg.rmb.relay.stores.base import QueueStore, StoreError, StoreFull
 from dmsg.rmb.relay.switch import Parcel, Switch
 from dmsg.rmb.twins.errors import RegistryError
+from dmsg.sansio.rate import TokenBucket
 
 _log = Logger()
 #: After a failure of the store a session's envelopes are asked for again.
 _RETRY_S: Final = 2.0
 #: Why a session is not read from while too many of its envelopes wait for others.
 HOLD: Final = "pending"
+#: Lines of the program's log about registry and store: so many at once, and one in ten seconds.
+_COMPLAINTS: Final = 5
+_COMPLAINTS_PER_S: Final = 0.1
 _ACCEPTED: Final = 202
 _REFUSED: Final = 400
 _OFFLINE: Final = 404
@@ -86,6 +90,7 @@ class Delivery:
         self._pushing: Counter[SessionAddress] = Counter()
         self._returning: Counter[SessionAddress] = Counter()
         self._retries: dict[Session, IDelayedCall] = {}
+        self._complaints = TokenBucket(_COMPLAINTS_PER_S, _COMPLAINTS, clock.seconds())
 
     # --- from sessions ---------------------------------------------------------------------------------------------
 
@@ -128,12 +133,12 @@ class Delivery:
         try:
             return await work
         except RegistryError as error:
-            _log.warn("a twin cannot be looked up: {error}", error=error)
+            self._complain("a twin cannot be looked up", error)
             return RelayProblem.REGISTRY_FAILED
         except StoreFull:
             return RelayProblem.NOT_STORED
         except StoreError as error:
-            _log.warn("an envelope cannot be stored: {error}", error=error)
+            self._complain("an envelope cannot be stored", error)
             return RelayProblem.NOT_STORED
         except Exception:  # a bug costs this one envelope, and the session goes on
             _log.failure("an envelope cannot be routed")
@@ -258,10 +263,7 @@ class Delivery:
 
     async def _store_quietly(self, to: SessionAddress, data: bytes) -> None:
         """Put into the store what was counted as delivered, or is an answer of ours: there is nobody to tell."""
-        try:
-            envelope = parse_envelope(data)
-        except MalformedEnvelope:
-            return
+        envelope = parse_envelope(data)
         now_s = self._unix_time()
         left_s = remaining(now_s, envelope.timestamp, envelope.expiration)
         if left_s is None:
@@ -272,7 +274,7 @@ class Delivery:
             await self._store.push(to, data, now_s, now_s + min(left_s, self._limits.stored_s), envelope.source.twin)
         except StoreError as error:
             self._switch.note(envelope.source.twin, RelayProblem.NOT_STORED)
-            _log.warn("an envelope is lost: {error}", error=error)
+            self._complain("an envelope is lost", error)
         finally:
             self._pushed(to)
 
@@ -327,7 +329,7 @@ class Delivery:
                 if session.queue or not session.stored:
                     return
         except StoreError as error:
-            _log.warn("stored envelopes cannot be read: {error}", error=error)
+            self._complain("stored envelopes cannot be read", error)
             if self._is_current(session):
                 session.caught_up()  # what comes now need not wait for the store
                 self._flush()
@@ -362,12 +364,17 @@ class Delivery:
             if done:
                 await self._store.delete(address, done)
         except StoreError as error:
-            _log.warn("delivered envelopes cannot be deleted: {error}", error=error)
+            self._complain("delivered envelopes cannot be deleted", error)
         finally:
             self._returning[address] -= 1
             if not self._returning[address]:
                 del self._returning[address]
             self.stored(address)
+
+    def _complain(self, what: str, error: Exception) -> None:
+        """Say in the program's log what fails, a few times a minute; the event log counts all of it."""
+        if self._complaints.take(self._clock.seconds()):
+            _log.warn("{what}: {error}", what=what, error=error)
 
     async def when_idle(self, limit_s: float) -> None:
         """Returns when nothing is under way, or after ``limit_s``."""

@@ -6,8 +6,9 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from twisted.internet.defer import Deferred
+from twisted.internet.defer import Deferred, fail, succeed
 
+from dmsg.eventlog import schema as ev
 from dmsg.rmb.core.address import SessionAddress
 from dmsg.rmb.core.errors import RelayProblem
 from dmsg.rmb.core.wire import Envelope
@@ -186,13 +187,8 @@ def test_while_the_store_fails_sessions_get_what_is_sent_now_and_later_what_was_
     alice = world.connect(1)
     alice.send(alice.envelope(2, uid="stored"))
 
-    def read(*arguments: Any) -> Deferred[Any]:
-        failing: Deferred[Any] = Deferred()
-        failing.errback(StoreUnavailable("gone"))
-        return failing
-
     with monkeypatch.context() as patch:
-        patch.setattr(world.store, "read", read)
+        patch.setattr(world.store, "read", lambda *arguments: fail(StoreUnavailable("gone")))
         bob = world.connect(2)
         alice.send(alice.envelope(2, uid="now"))
         world.network.advance(5)
@@ -210,11 +206,7 @@ def test_what_could_not_be_deleted_when_it_was_written_does_not_come_twice(
     delete, failures = world.store.delete, [StoreUnavailable("gone")] * 2
 
     def delete_later(*arguments: Any) -> Deferred[None]:
-        failing: Deferred[None] = Deferred()
-        if not failures:
-            return delete(*arguments)
-        failing.errback(failures.pop())
-        return failing
+        return fail(failures.pop()) if failures else delete(*arguments)
 
     monkeypatch.setattr(world.store, "delete", delete_later)
     bob = world.connect(2)
@@ -335,13 +327,7 @@ def test_the_sender_hears_that_there_is_no_room_and_its_session_goes_on(
     world: World, error: Exception, monkeypatch: pytest.MonkeyPatch, logged_errors: Any
 ) -> None:
     alice = world.connect(1)
-
-    def push(*arguments: Any) -> Deferred[bool]:
-        failing: Deferred[bool] = Deferred()
-        failing.errback(error)
-        return failing
-
-    monkeypatch.setattr(world.store, "push", push)
+    monkeypatch.setattr(world.store, "push", lambda *arguments: fail(error))
     alice.send(alice.envelope(2, uid="a"))
     [(uid, code, text)] = errors(alice)
     assert (uid, code) == ("a", 130) and text.startswith("failed to route message to peer") and not alice.lost
@@ -371,6 +357,31 @@ def test_all_envelopes_under_way_are_bounded(make_world: Callable[..., World]) -
     world.registry.slow.callback(None)
     world.turn()
     assert stored(world, 9) == ["0", "1", "2"] and world.relay.delivery.pending_bytes == 0
+
+
+def test_a_store_that_says_an_envelope_is_over_is_believed(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    alice = world.connect(1)
+    monkeypatch.setattr(world.store, "push", lambda *arguments: succeed(False))
+    alice.send(alice.envelope(2, uid="a"))
+    assert errors(alice) == [("a", 126, "message has expired")]
+
+
+def test_a_session_may_end_while_the_store_fails(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    def failing(*arguments: Any) -> Deferred[Any]:
+        return fail(StoreUnavailable("gone"))
+
+    alice = world.connect(1)
+    with monkeypatch.context() as patch:
+        for name in ("read", "push", "delete"):
+            patch.setattr(world.store, name, failing)
+        bob = world.connect(2)
+        bob.shell.hold("test", True)
+        alice.send(*[alice.envelope(2, uid=str(at), plain=bytes(50_000)) for at in range(10)])
+        bob.leave()
+        world.network.advance(5)
+    assert world.relay.switch.waiting_bytes == 0 and uids(world.connect(2)) == []
+    world.network.advance(1)
+    assert {str(one.reason) for one in world.events.of(ev.EnvelopeFailed)} == {"failed to route message to peer"}
 
 
 # --- other relays -----------------------------------------------------------------------------------------------------
@@ -403,6 +414,25 @@ def test_a_twin_that_is_connected_to_another_of_its_relays_is_found_there(world:
     federation.asked[2]()
     world.turn()
     assert stored(world, 50) == ["b"] and errors(alice) == [("c", 125, "destination offline")]
+
+
+def test_a_session_that_comes_while_other_relays_are_asked_gets_the_envelope(
+    world: World, federation: Federation
+) -> None:
+    world.registry.add(50, relays=("relay.example", "b.example"))
+    alice = world.connect(1)
+    alice.send(alice.envelope(50, uid="a", tags="fail-fast"))
+    bob = world.connect(50)
+    federation.asked[0]()
+    world.turn()
+    assert uids(bob) == ["a"] and not alice.received
+
+
+def test_without_federation_twins_of_other_relays_are_offline(world: World) -> None:
+    world.registry.add(50, relays=("b.example",))
+    alice = world.connect(1)
+    alice.send(alice.envelope(50, uid="a"))
+    assert errors(alice) == [("a", 125, "destination offline")]
 
 
 def test_an_envelope_that_no_other_relay_can_be_asked_about_waits_here(world: World, federation: Federation) -> None:
