@@ -19,6 +19,7 @@ from dmsg.errors import ConfigError, DialError, DmsgError
 from dmsg.messaging.core.errors import IntegrityError as ChannelIntegrityError
 from dmsg.mux.core.errors import IntegrityError
 from dmsg.relays.errors import RelayListError
+from dmsg.rmb.twins.errors import RegistryError
 
 
 class Exit(IntEnum):
@@ -74,7 +75,7 @@ def exit_code(error: BaseException) -> Exit:
             return Exit.UNVERIFIED
         case DocumentError(reason="untrusted" | "bad_signature" | "rolled_back"):
             return Exit.UNVERIFIED
-        case DiscoveryUnavailable() | RateLimitedByDiscovery():
+        case DiscoveryUnavailable() | RateLimitedByDiscovery() | RegistryError():
             return Exit.NO_DISCOVERY
         case DialError(attempts=attempts):
             # With no server tried because discovery did not answer, it is discovery that is missing, not the peer.

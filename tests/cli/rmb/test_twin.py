@@ -113,6 +113,9 @@ async def test_show_prints_a_twin_of_the_chain(reactor):
         assert await missing.ended() == 3
     assert json.loads(missing.output)["twin"] == 8
     await node.close()
+    async with Process(reactor, [*show, "7"]) as unreachable:
+        assert await unreachable.ended() == 6
+    assert json.loads(unreachable.output)["error"] == "RegistryError"
 
 
 def test_missing_packages_are_named_in_one_line(monkeypatch, tmp_path):
