@@ -10,6 +10,7 @@ from typing import Any, Final
 
 import click
 from twisted.internet.defer import Deferred, TimeoutError
+from twisted.internet.task import deferLater
 
 from dmsg.address import RedisAddress
 from dmsg.cli.exits import CommandError, Exit
@@ -17,6 +18,7 @@ from dmsg.cli.output import printable
 from dmsg.cli.rmb.network import Network, network_options
 from dmsg.cli.rmb.programs import Program, ProgramFailed
 from dmsg.cli.settings import ValueType
+from dmsg.glue.redis import RedisAway, RedisRefused
 from dmsg.glue.waiters import Waiters
 from dmsg.ops.values import DURATION, SIZE
 from dmsg.rmb.client.config import RmbConfig
@@ -26,7 +28,7 @@ from dmsg.rmb.core.lifetime import remaining
 from dmsg.rmb.core.limits import MAX_ENVELOPE_BYTES
 from dmsg.rmb.core.messages import IncomingRequest, JsonError, OutgoingResponse
 from dmsg.rmb.peer.commands import REPLY, list_of
-from dmsg.rmb.peer.redis import RedisLists, Taker
+from dmsg.rmb.peer.redis import TAKE_S, RedisLists, Taker
 from dmsg.rmb.peer.tasks import Tasks
 
 #: Programs at work at once, and how long one may take, in seconds.
@@ -36,6 +38,8 @@ TIME_LIMIT_S: Final = 30.0
 OUTPUT_LIMIT_BYTES: Final = MAX_ENVELOPE_BYTES - 4096
 #: How often somebody who waits for a relay is told why there is none, in seconds.
 PATIENCE_S: Final = 5.0
+#: A Redis that is away is asked again in so many seconds.
+RETRY_S: Final = 0.5
 #: Requests that wait for a program; beyond, they are refused. In Redis they wait there.
 WAITING: Final = 256
 
@@ -165,17 +169,40 @@ class _Server:
         if key is None:
             raise CommandError(f"a peer hands out no command {printable(self._command)!r}", Exit.USAGE)
         lists, taker = RedisLists(address, self._reactor), Taker(address, key, self._reactor)
-        running, freed = Tasks(), Waiters[None]()
+        running, taking, freed = Tasks(), Tasks(), Waiters[None]()
+        over: Deferred[None] = Deferred()
+        stopping = False
+
+        async def one() -> None:
+            while len(running) >= concurrency and not stopping:
+                await freed.wait()
+            data = None if stopping else await taker.take()
+            if data is not None and stopping:
+                await lists.put_back(key, data)
+            elif data is not None:
+                running.begin(self._answer_redis(lists, data)).addBoth(lambda _: freed.fire(None))
+
+        async def take_all() -> None:
+            while not stopping:
+                try:
+                    await one()
+                except RedisAway as away:
+                    self._out.note(str(away))
+                    await deferLater(self._reactor, RETRY_S)
+                except RedisRefused as refused:
+                    over.errback(CommandError(str(refused)))
+                    return
+
         try:
             await lists.ping()
             self.ready(None)
-            while True:
-                while len(running) >= concurrency:
-                    await freed.wait()
-                data = await taker.take()
-                if data is not None:
-                    running.begin(self._answer_redis(lists, data)).addBoth(lambda _: freed.fire(None))
+            taking.begin(take_all())
+            await over  # until interrupted
         finally:
+            stopping = True
+            freed.fire(None)
+            # Not cancelled while it waits for a message: Redis may be giving one away.
+            await taking.end(TAKE_S + RETRY_S, self._reactor)
             await running.end(0, self._reactor)
             await taker.close()
             await lists.close()
@@ -188,6 +215,7 @@ class _Server:
         left_s = remaining(time.time(), request.timestamp, request.expiration)
         if left_s is None:
             return
+        ends_at = self._reactor.seconds() + left_s
         payload, error = b"", None
         try:
             payload = await self._answer(str(request.source), request.uid, request.schema, request.payload, left_s)
@@ -200,4 +228,11 @@ class _Server:
             payload=payload,
             error=error,
         )
-        await lists.push(REPLY, answer.to_json(), left_s)
+        while (left_s := ends_at - self._reactor.seconds()) > 0:
+            try:
+                await lists.push(REPLY, answer.to_json(), left_s)  # twice does no harm: the caller takes one
+                return
+            except RedisRefused:
+                return
+            except RedisAway:
+                await deferLater(self._reactor, RETRY_S)

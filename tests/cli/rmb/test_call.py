@@ -6,6 +6,7 @@ import base64
 import json
 import os
 import sys
+import time
 import uuid
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from typing import Any
 import pytest
 import pytest_twisted
 from click.testing import CliRunner
+from twisted.internet.defer import Deferred
 
 from dmsg.address import RedisAddress
 from dmsg.cli.exits import CommandError, Exit
@@ -20,8 +22,11 @@ from dmsg.cli.main import group
 from dmsg.cli.rmb import serve
 from dmsg.cli.rmb.call import read_payload, run_call
 from dmsg.cli.rmb.serve import run_serve
-from dmsg.rmb.peer.redis import RedisLists
+from dmsg.rmb.peer.commands import REPLY
+from dmsg.rmb.peer.redis import RedisLists, Taker
 from dmsg.testing.process import free_port
+
+from ...rmb.peer.conftest import RedisProcess
 
 PROGRAM = f"{sys.executable} -c"
 
@@ -150,6 +155,50 @@ async def test_a_failure_comes_through_redis_and_rubbish_is_passed_over(bus: Any
     error = await refused(bus.run(run_call, 2, "fail", b"", redis=mine[0]))
     assert (error.exit, error.data["code"], error.data["text"]) == (Exit.FAILED, 255, "the program ended with 1")
     assert (await serving.out.wait_for(event="answered"))["source"] == "1"
+
+
+@pytest_twisted.ensureDeferred
+async def test_who_serves_outlives_a_redis_and_gives_back_what_it_does_not_answer(
+    bus: Any, tmp_path: Path, reactor: Any
+) -> None:
+    redis = RedisProcess(tmp_path)
+    redis.start()
+    lists, taker = (kind(redis.address, *more, reactor) for kind, more in ((RedisLists, ()), (Taker, (REPLY,))))
+    request = {
+        "ver": 1,
+        "ref": "x",
+        "src": "1",
+        "cmd": "up",
+        "exp": 60,
+        "dat": "YQ==",
+        "ret": "x",
+        "now": int(time.time()),
+    }
+    try:
+        serving = bus.start(run_serve, "up", "tr a-z A-Z", redis=str(redis.address))
+        await serving.out.wait_for(event="ready")
+        redis.kill()
+        redis.start()
+        await lists.push("msgbus.up", json.dumps(request).encode(), 20.0)
+        answer = json.loads(await taker.take(20) or b"{}")
+        assert (answer["ref"], answer["dst"], answer["dat"], answer["err"]) == ("x", "1", "QQ==", None)
+        stopping = Deferred.fromCoroutine(serving.stop())
+        await lists.push("msgbus.up", json.dumps(request).encode())
+        await stopping
+        assert await lists.redis.call("LLEN", "msgbus.up") == 1
+    finally:
+        redis.kill()
+        await lists.close()
+        await taker.close()
+
+
+@pytest_twisted.ensureDeferred
+async def test_a_command_whose_key_is_no_list_ends(bus: Any, redis_url: str, reactor: Any) -> None:
+    lists = RedisLists(RedisAddress.parse(redis_url), reactor)
+    await lists.keep("msgbus.up", b"x", 60)
+    await lists.close()
+    command = bus.start(run_serve, "up", "cat", redis=redis_url)
+    assert "WRONGTYPE" in str(await refused(command.ended))
 
 
 @pytest_twisted.ensureDeferred

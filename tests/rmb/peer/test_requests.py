@@ -14,6 +14,7 @@ from twisted.internet.task import deferLater
 from dmsg.rmb.client.errors import CallRefused, NotConnected, TwinUnknown
 from dmsg.rmb.core.address import SessionAddress
 from dmsg.rmb.core.wire import parse_envelope
+from dmsg.rmb.peer import requests
 from dmsg.rmb.peer.commands import BACKLOG, LOCAL
 
 from .conftest import Peer, answer_to
@@ -141,6 +142,28 @@ async def test_requests_that_are_not_answered_hold_up_no_others(peer: Peer) -> N
     await peer.push(LOCAL, local(dst=[2]))
     assert (await peer.take("answers"))["src"] == "2"
     assert peer.gateway.requests.under_way == 50
+
+
+@pytest_twisted.ensureDeferred
+async def test_a_twin_that_does_not_answer_takes_no_more_than_its_share(peer: Peer, monkeypatch: Any) -> None:
+    monkeypatch.setattr(requests, "UNDER_WAY_TO_A_TWIN", 3)
+    peer.exchange.answer = lambda envelope: None if envelope.destination.twin == 7 else answer_to(envelope, b"")
+    for number in range(4):
+        await peer.push(LOCAL, local(dst=[7], ref=str(number)))
+    refused = await peer.take("answers")
+    assert (refused["ref"], refused["src"], refused["err"]["code"]) == ("3", "7", 109)
+    await peer.push(LOCAL, local(dst=[8]))
+    assert (await peer.take("answers"))["src"] == "8"
+
+
+@pytest_twisted.ensureDeferred
+async def test_many_under_way_are_no_reason_to_stop_when_none_is_answered(peer: Peer, monkeypatch: Any) -> None:
+    monkeypatch.setattr(requests, "UNDER_WAY", 2)
+    peer.exchange.answer = lambda envelope: None if envelope.destination.twin == 7 else answer_to(envelope, b"")
+    for number in range(5):
+        await peer.push(LOCAL, local(dst=[7], ref=str(number)))
+    await peer.push(LOCAL, local(dst=[8]))
+    assert (await peer.take("answers"))["src"] == "8"
 
 
 @pytest_twisted.ensureDeferred
