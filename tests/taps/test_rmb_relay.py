@@ -11,6 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from twisted.internet.defer import Deferred
+from twisted.internet.protocol import ClientFactory, Protocol
 
 from dmsg.rmb.core.e2e import EncryptionKey
 from dmsg.rmb.core.keys import KeyType
@@ -22,6 +24,7 @@ from dmsg.rmb.twins.table import TwinTable
 from dmsg.sansio.websocket import Role, WebSocket, WebSocketConfig
 from dmsg.sansio.websocket_frames import Closed
 from dmsg.taps import rmb_relay
+from dmsg.testing.memory import MemoryNetwork
 from dmsg.testing.process import free_port
 
 from .conftest import PATIENCE_S, Program
@@ -166,3 +169,24 @@ def test_an_address_in_use_is_one_line(start: Callable[..., Program]) -> None:
         relay = start("twistd", "-n", "--pidfile=", "rmb-relay", "--listen", listen, "--registry", "twins")
         assert relay.wait() == 1
     assert "rmb-relay: listen: cannot listen on" in relay.text.splitlines()[-1] and "Traceback" not in relay.text
+
+
+@pytest.mark.parametrize(("more", "status"), [((), 200), (("--private-metrics",), 404)])
+def test_metrics_can_be_kept_off_the_public_port(tmp_path: Path, more: tuple[str, ...], status: int) -> None:
+    network, answer = MemoryNetwork(), []
+    arguments = ("--registry", str(tmp_path / "twins"), "--listen", "tcp:80", *more)
+    service = rmb_relay.RmbRelayService(network, parse(rmb_relay, *arguments))
+    service.start_role()
+
+    class Get(Protocol):
+        def connectionMade(self) -> None:
+            self.transport.write(b"GET /metrics HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n")
+
+        def dataReceived(self, data: bytes) -> None:
+            answer.append(data)
+
+    network.connectTCP("127.0.0.1", 80, ClientFactory.forProtocol(Get))
+    network.advance(0)
+    stopping = Deferred.fromCoroutine(service.stop_role())
+    network.advance(100)
+    assert stopping.called and answer[0].startswith(b"HTTP/1.1 %d " % status)

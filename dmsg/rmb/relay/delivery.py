@@ -24,6 +24,7 @@ from dmsg.rmb.core.tags import fails_fast
 from dmsg.rmb.core.twin import Twin
 from dmsg.rmb.core.wire import Envelope, encode_envelope, parse_envelope
 from dmsg.rmb.interfaces import ITwinRegistry
+from dmsg.rmb.relay.lanes import Room
 from dmsg.rmb.relay.session import Session
 from dmsg.rmb.relay.stores.base import QueueStore, StoreError, StoreFull
 from dmsg.rmb.relay.switch import Parcel, Switch
@@ -35,6 +36,8 @@ _log = Logger()
 _RETRY_S: Final = 2.0
 #: Why a session is not read from while too many of its envelopes wait for others.
 HOLD: Final = "pending"
+#: What an envelope under way counts for beside its bytes: the parsed form, and the bookkeeping.
+_PARCEL_BYTES: Final = 2048
 #: Lines of the program's log about registry and store: so many at once, and one in ten seconds.
 _COMPLAINTS: Final = 5
 _COMPLAINTS_PER_S: Final = 0.1
@@ -83,7 +86,8 @@ class Delivery:
         self._clock = clock
         self._unix_time = unix_time
         self._flush = flush
-        self.pending_bytes = 0
+        #: What is under way, shared by the networks it comes from.
+        self.pending: Room = Room(self._limits.pending_total_bytes)
         self._under_way = 0
         self._done: Waiters[None] = Waiters()
         #: Sessions of which something is being put into the store, or taken out after they have ended.
@@ -98,12 +102,12 @@ class Delivery:
         """Carry ``parcels`` on. The session they are from is not read from while too many wait."""
         limits = self._limits
         for parcel in parcels:
-            session, size = parcel.session, len(parcel.data)
+            session, size = parcel.session, len(parcel.data) + _PARCEL_BYTES
             assert session is not None
-            if self.pending_bytes + size > limits.pending_total_bytes:
+            if not self.pending.has(session.origin.network, size):
                 self._switch.refuse(parcel.envelope, RelayProblem.OVERLOADED, session, self._unix_time())
                 continue
-            self.pending_bytes += size
+            self.pending.take(session.origin.network, size)
             session.pending += 1
             session.pending_bytes += size
             self._run(self._carry(parcel, session))
@@ -114,8 +118,8 @@ class Delivery:
 
     async def _carry(self, parcel: Parcel, session: Session) -> None:
         problem = await self._attempt(self._try(parcel))
-        size = len(parcel.data)
-        self.pending_bytes -= size
+        size = len(parcel.data) + _PARCEL_BYTES
+        self.pending.give_back(session.origin.network, size)
         session.pending -= 1
         session.pending_bytes -= size
         limits, shell = self._limits, session.owner

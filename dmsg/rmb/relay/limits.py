@@ -35,7 +35,8 @@ class RelayLimits(AdmissionLimits):
     #: How long a closing handshake may take.
     close_timeout_s: float = 2.0
     #: Envelopes of one session that wait for the registry, the store or federation, and their bytes; above, it is not read
-    #: from. The bytes of all sessions: above, requests are answered "overloaded".
+    #: from. The bytes of all sessions, of which a network may have as much as it leaves free: above, requests are answered
+    #: "overloaded".
     pending_per_session: int = 256
     pending_session_bytes: int = 2 * 1024 * 1024
     pending_total_bytes: int = 64 * 1024 * 1024

@@ -142,7 +142,7 @@ class RmbRelay(Service):
         return {
             "sessions": len(self.switch.sessions),
             "queued_bytes": self.switch.waiting_bytes,
-            "pending_bytes": self.delivery.pending_bytes,
+            "pending_bytes": self.delivery.pending.used,
             "stalled_sessions": len(self.switch.stalled),
         }
 

@@ -349,14 +349,16 @@ def test_a_sender_with_too_many_envelopes_under_way_is_not_read_from(make_world:
 
 
 def test_all_envelopes_under_way_are_bounded(make_world: Callable[..., World]) -> None:
-    world = make_world(pending_total_bytes=100_000)
-    alice = world.connect(1)
+    world = make_world(pending_total_bytes=200_000)
+    alice, mallory = world.connect(1, host="203.0.113.1"), world.connect(6, host="198.51.100.1")
     world.registry.slow = Deferred()
-    alice.send(*[alice.envelope(9, uid=str(at), plain=bytes(30_000)) for at in range(4)])
-    assert errors(alice) == [("3", 133, "relay is overloaded, try again later")]
+    mallory.send(*[mallory.envelope(9, uid=str(at), plain=bytes(30_000)) for at in range(4)])
+    assert errors(mallory) == [("3", 133, "relay is overloaded, try again later")]
+    alice.send(alice.envelope(9, uid="another network"))
+    assert not alice.received
     world.registry.slow.callback(None)
     world.turn()
-    assert stored(world, 9) == ["0", "1", "2"] and world.relay.delivery.pending_bytes == 0
+    assert stored(world, 9) == ["0", "1", "2", "another network"] and world.relay.delivery.pending.used == 0
 
 
 def test_a_store_that_says_an_envelope_is_over_is_believed(world: World, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -177,7 +177,7 @@ def test_a_flood_to_twins_that_do_not_exist_costs_no_more_than_its_sender(world:
     mallory.send(*[mallory.envelope(1_000 + at, uid=str(at)) for at in range(2_000)])
     world.settle()
     assert len(mallory.received) == 2_000 and {one.error.code for one in mallory.envelopes} == {123}
-    assert world.relay.delivery.pending_bytes == 0
+    assert world.relay.delivery.pending.used == 0
 
 
 def test_an_envelope_cannot_be_sent_in_the_name_of_others(world: World, mallory: Client) -> None:

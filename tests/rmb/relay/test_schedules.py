@@ -112,7 +112,7 @@ class Schedule:
             assert written == len(self.sent[twin])
             assert set(received) <= set(self.sent[twin])
         switch = self.world.relay.switch
-        assert switch.waiting_bytes == 0 and not switch.stalled and self.world.relay.delivery.pending_bytes == 0
+        assert switch.waiting_bytes == 0 and not switch.stalled and self.world.relay.delivery.pending.used == 0
         assert not self.sender.received
         self.world.stop()
         assert not self.world.network.getDelayedCalls()
