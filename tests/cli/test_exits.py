@@ -7,6 +7,7 @@ import json
 import re
 from pathlib import Path
 
+import click
 import pytest
 from click.testing import CliRunner
 
@@ -49,7 +50,9 @@ def test_the_documentation_shows_the_table():
 
 def commands(of, *before):
     """Every command by its words, those of groups included."""
-    for name, command in of.commands.items():
+    context = click.Context(of)
+    for name in of.list_commands(context):
+        command = of.get_command(context, name)
         if hasattr(command, "commands"):
             yield from commands(command, *before, name)
         else:
