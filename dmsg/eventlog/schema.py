@@ -216,7 +216,7 @@ class Refused(Event):
     NAME = "refused"
     conn: Annotated[int, "number of the connection in this run; 0 if it had none yet"]
     remote: Annotated[str, "key of the client, or its address if the key is not known yet; empty if there were several"]
-    what: Annotated[str, "what was refused: connection, request, frame or transport"]
+    what: Annotated[str, "what was refused: connection, request, frame, transport, or post of another relay"]
     reason: Annotated[Reason, "which limit or rule, as a short fixed text"]
     count: Annotated[int, "refusals this line stands for"]
 
