@@ -26,7 +26,7 @@ class RelayLimits(AdmissionLimits):
     dead_after_s: float = 60.0
     #: Bytes waiting for one session; what is more goes to the store, as for a session that is not connected.
     queue_bytes: int = 8 * 1024 * 1024
-    #: Bytes waiting for all sessions: above it those of the largest address group are closed, the largest first.
+    #: Bytes waiting for all sessions: above it those of the network that has most are closed, the largest first.
     queued_total_bytes: int = 256 * 1024 * 1024
     #: Bytes of messages that are not complete, of all sessions: above it, the same.
     incoming_total_bytes: int = 256 * 1024 * 1024

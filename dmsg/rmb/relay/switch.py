@@ -191,7 +191,7 @@ class Switch(Traffic):
     def largest(self) -> Session | None:
         """While more is held than may be: the session that has to end.
 
-        It is of the address group for which most waits, among those whose network takes nothing; or of the one that has
+        It is of the network for which most waits, among those whose network takes nothing; or of the one that has
         sent most of what is not complete.
         """
         loads: Mapping[Session, int]
@@ -201,7 +201,7 @@ class Switch(Traffic):
             loads = self.incoming
         else:
             return None
-        groups: Counter[str] = Counter()
+        networks: Counter[str] = Counter()
         for session, load in loads.items():
-            groups[session.origin.address] += load
-        return max(loads, key=lambda one: (groups[one.origin.address], loads[one]), default=None)
+            networks[session.origin.network] += load
+        return max(loads, key=lambda one: (networks[one.origin.network], loads[one]), default=None)

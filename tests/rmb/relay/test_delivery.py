@@ -258,14 +258,14 @@ def test_a_session_that_takes_a_little_now_and_then_is_not_cut(world: World) -> 
     assert not bob.lost and len(bob.received) == 103
 
 
-def test_all_that_waits_is_bounded_and_the_address_that_has_most_gives_way(make_world: Callable[..., World]) -> None:
+def test_all_that_waits_is_bounded_and_the_network_that_has_most_gives_way(make_world: Callable[..., World]) -> None:
     world = make_world(queued_total_bytes=3_000_000, queue_bytes=1_000_000)
     world.registry.add(*range(100, 120))
     alice = world.connect(1, host="203.0.113.1")
     honest = world.connect(2, host="203.0.113.2")
     honest.shell.hold("test", True)
-    alice.send(*[alice.envelope(2, uid=str(at), plain=bytes(50_000)) for at in range(8)])
-    slow = [world.connect(twin, host="198.51.100.1") for twin in range(100, 120)]
+    alice.send(*[alice.envelope(2, uid=str(at), plain=bytes(50_000)) for at in range(19)])
+    slow = [world.connect(twin, host=f"198.51.100.{twin}") for twin in range(100, 120)]
     for client in slow:
         client.shell.hold("test", True)
     for client in slow:
