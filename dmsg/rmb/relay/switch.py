@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from dmsg.rmb.core.address import SessionAddress
 from dmsg.rmb.core.errors import MalformedEnvelope, RelayProblem
 from dmsg.rmb.core.limiter import FixedWindow, Limit
+from dmsg.rmb.core.limits import MAX_CONNECTION_BYTES
 from dmsg.rmb.core.replies import answer_ping, relay_error
 from dmsg.rmb.core.wire import Envelope, encode_envelope, parse_envelope
 from dmsg.rmb.relay.limits import RelayLimits
@@ -145,7 +146,10 @@ class Switch(Traffic):
                     to = (destination.twin, destination.connection if destination.HasField("connection") else None)
                     target = sessions.get(to)
                     if target is None or target.waiting_bytes + size > queue_bytes:
-                        parcels.append(Parcel(envelope, data, SessionAddress(*to), session))
+                        if len(destination.connection) > MAX_CONNECTION_BYTES:  # no session can have such a name
+                            self.refuse(envelope, RelayProblem.NO_DESTINATION, session, unix_s)
+                        else:
+                            parcels.append(Parcel(envelope, data, SessionAddress(*to), session))
                         continue
                     (target.behind if target.stored else target.queue).append(data)
                     target.waiting_bytes += size

@@ -160,6 +160,14 @@ def test_an_envelope_whose_time_is_over_goes_nowhere() -> None:
     assert switch.counts.expired == 1
 
 
+def test_a_name_that_no_session_can_have_is_no_destination() -> None:
+    switch = Switch()
+    sender = join(switch, 1)
+    assert switch.route(sender, [request(sender.address, SessionAddress(7, "x" * 129))], 1.0, NOW) == []
+    assert error_of(sender)[1] == 122
+    assert len(switch.route(sender, [request(sender.address, SessionAddress(7, "x" * 128))], 1.0, NOW)) == 1
+
+
 def test_expiry_does_not_overflow() -> None:
     switch = Switch()
     sender, target = join(switch, 1), join(switch, 7)
