@@ -48,6 +48,14 @@ class Options(RoleOptions):
     settings_class = RmbPeerSettings
     letters = {"key_type": "k", "mnemonic": "m", "redis": "r", "substrate": "s"}  # noqa: RUF012 - the public peer's
 
+    def opt_debug(self) -> None:
+        """Taken because the public peer has it, and does nothing: what is logged does not depend on it"""
+
+    def opt_uploads(self, directory: str) -> None:
+        """Taken because the public peer has it, which does not use it either"""
+
+    opt_d, opt_u = opt_debug, opt_uploads
+
 
 class RmbPeerService(RoleService):
     """A peer with its registry and metrics, as a Twisted service."""

@@ -114,7 +114,7 @@ class World:
     def peer(self, number: int, address: RedisAddress, *more: str) -> Process:
         key = ("-k", "ED25519", "-m", f"@secret{number}")
         where = ("--registry", "registry", "--relay", f"ws://127.0.0.1:{self._port}", "-r", str(address))
-        return self.process("rmb-peer", *key, *where, "--events", "-", *more)
+        return self.process("rmb-peer", "-d", "-u", "/uploads", *key, *where, "--events", "-", *more)
 
     @asynccontextmanager
     async def programs(self, *addresses: RedisAddress) -> AsyncIterator[list[Programs]]:

@@ -12,6 +12,9 @@ _PREFIX: Final = "msgbus."
 LOCAL: Final = f"{_PREFIX}system.local"
 #: Where services push answers.
 REPLY: Final = f"{_PREFIX}system.reply"
+#: Where messages of these two are while the peer works on them.
+LOCAL_TAKEN: Final = f"{LOCAL}.taken"
+REPLY_TAKEN: Final = f"{REPLY}.taken"
 #: What a note about a request under way is called, before its uid.
 BACKLOG: Final = f"{_PREFIX}backlog."
 #: First words of commands that would name lists and notes of the peer itself.

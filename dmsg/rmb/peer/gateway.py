@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from typing import Any, Final
 from uuid import UUID
 
@@ -17,10 +18,11 @@ from dmsg.crypto.keys import Random
 from dmsg.glue.redis import RedisAway, RedisRefused
 from dmsg.interfaces import IEventLog
 from dmsg.rmb.client.exchange import Accepted, Exchange, ExchangeOwner
-from dmsg.rmb.peer.commands import LOCAL, REPLY
+from dmsg.rmb.peer.commands import LOCAL, LOCAL_TAKEN, REPLY, REPLY_TAKEN
 from dmsg.rmb.peer.redis import RedisLists, Taker
 from dmsg.rmb.peer.requests import Requests
 from dmsg.rmb.peer.services import Services
+from dmsg.rmb.peer.tasks import Tasks
 from dmsg.sansio.backoff import Backoff
 from dmsg.sansio.jitter import Jitter
 
@@ -52,8 +54,8 @@ class Gateway:
         self._reactor = reactor
         self._uniform = Jitter(random).random
         self._lists = RedisLists(address, reactor)
-        self._local = Taker(address, LOCAL, reactor)
-        self._reply = Taker(address, REPLY, reactor)
+        self._local = Taker(address, LOCAL, reactor, taken=LOCAL_TAKEN)
+        self._reply = Taker(address, REPLY, reactor, taken=REPLY_TAKEN)
         self.requests = Requests(
             reactor,
             self._lists,
@@ -66,6 +68,7 @@ class Gateway:
         #: Why Redis cannot be used; "" while it can.
         self.redis_problem = "not asked yet"
         self._work: Deferred[None] | None = None
+        self._finishing = Tasks()
         self._pauses: list[Deferred[None]] = []
         self._stopping = False
 
@@ -88,9 +91,11 @@ class Gateway:
                 await taker.close()
         if self._work is not None:
             await self._work
+        ends_at = self._reactor.seconds() + STOP_TIMEOUT_S
         await self.services.stop(STOP_TIMEOUT_S)
         await self.exchange.stop()
-        await self.requests.stop(STOP_TIMEOUT_S)
+        await self.requests.stop(ends_at - self._reactor.seconds())
+        await self._finishing.end(ends_at - self._reactor.seconds(), self._reactor)
         for one in (self._local, self._reply, self._lists):
             await one.close()
 
@@ -109,7 +114,7 @@ class Gateway:
 
     async def _keep_serving(self) -> None:
         """Read the notes first: an answer that comes before would be dropped."""
-        await self._try_until_done(self.requests.restore)
+        await self._try_until_done(self._restore)
         # Each list has a connection of its own, so that neither has to wait for the other.
         await DeferredList(
             [
@@ -117,6 +122,21 @@ class Gateway:
                 ensureDeferred(self._keep_taking(self._reply, self.services.take, None)),
             ]
         )
+
+    async def _restore(self) -> None:
+        """Begin where the process before ended."""
+        await self.requests.restore()
+        for taker in (self._local, self._reply):
+            await self._lists.give_back(taker.taken, taker.key)
+
+    async def _finish(self, taker: Taker, data: bytes) -> None:
+        """Make sure that the next process does not take ``data`` once more."""
+        while True:
+            with suppress(RedisAway):
+                with suppress(RedisRefused):
+                    await self._lists.done(taker.taken, data)
+                return
+            await deferLater(self._reactor, _REDIS_PAUSES.first_s)
 
     async def _try_until_done(self, step: Callable[[], Awaitable[None]]) -> None:
         failures = 0
@@ -131,14 +151,18 @@ class Gateway:
             await self._rest(_REDIS_PAUSES.pause_s(failures, self._uniform))
 
     async def _keep_taking(
-        self, taker: Taker, take: Callable[[bytes], None], room: Callable[[], Awaitable[None]] | None
+        self, taker: Taker, take: Callable[[bytes], Deferred[None] | None], room: Callable[[], Awaitable[None]] | None
     ) -> None:
         async def one() -> None:
             if room is not None:
                 await room()
             data = await taker.take()
             if data is not None:  # also when the peer stops meanwhile: what no relay has then is put back
-                take(data)
+                work = take(data)
+                if work is None:
+                    self._finishing.begin(self._finish(taker, data))
+                else:
+                    work.addCallback(lambda _: self._finishing.begin(self._finish(taker, data)))
 
         while not self._stopping:
             await self._try_until_done(one)

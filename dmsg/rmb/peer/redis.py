@@ -40,6 +40,17 @@ return 1
 """
 
 
+# KEYS: taken, list.
+_GIVE_BACK: Final = """
+local data = redis.call('LPOP', KEYS[1])
+while data do
+    redis.call('RPUSH', KEYS[2], data)
+    data = redis.call('LPOP', KEYS[1])
+end
+return 1
+"""
+
+
 class Doubt(Enum):
     """What tells whether a message was pushed before, by an attempt whose outcome is not known."""
 
@@ -52,10 +63,15 @@ class Doubt(Enum):
 
 
 class Taker:
-    """Takes the messages of one list, over a connection of its own: waiting for one blocks it."""
+    """Takes the messages of one list, over a connection of its own: waiting for one blocks it.
 
-    def __init__(self, address: RedisAddress, key: str, reactor: Any) -> None:
+    With ``taken``, another list, a message goes there at once, until :meth:`RedisLists.done`: so that it is not lost when
+    this process or its connection ends in the meantime.
+    """
+
+    def __init__(self, address: RedisAddress, key: str, reactor: Any, *, taken: str = "") -> None:
         self.key = key
+        self.taken = taken
         self._redis = RedisConnection(address, reactor)
 
     async def take(self, wait_s: int = TAKE_S) -> bytes | None:
@@ -64,7 +80,13 @@ class Taker:
         Raises as :meth:`~dmsg.glue.redis.RedisConnection.call`. Not to be cancelled: Redis may have given a message away by
         then.
         """
-        found = await self._redis.call("BRPOP", self.key, wait_s, patience_s=wait_s + REPLY_TIMEOUT_S)
+        patience_s = wait_s + REPLY_TIMEOUT_S
+        if self.taken:
+            kept: bytes | None = await self._redis.call(
+                "BRPOPLPUSH", self.key, self.taken, wait_s, patience_s=patience_s
+            )
+            return kept
+        found = await self._redis.call("BRPOP", self.key, wait_s, patience_s=patience_s)
         return None if found is None else found[1]
 
     @property
@@ -93,6 +115,14 @@ class RedisLists:
     async def put_back(self, key: str, data: bytes, wait_s: float = REPLY_TIMEOUT_S) -> None:
         """Make ``data`` the next message that is taken from a list."""
         await self.redis.call("RPUSH", key, data, wait_s=wait_s)
+
+    async def done(self, taken: str, data: bytes) -> None:
+        """Forget a message that was taken."""
+        await self.redis.call("LREM", taken, -1, data)
+
+    async def give_back(self, taken: str, key: str) -> None:
+        """Make what was taken, and not done, the next messages of a list again."""
+        await self.redis.call("EVAL", _GIVE_BACK, 2, taken, key)
 
     async def push_if_room(
         self, key: str, data: bytes, *, most: int, most_bytes: int, keep_s: int, wait_s: float

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any, Final
 
-from twisted.internet.defer import CancelledError
+from twisted.internet.defer import CancelledError, Deferred
 from twisted.internet.task import deferLater
 from twisted.logger import Logger
 
@@ -132,14 +132,14 @@ class Services:
 
     # --- answers -----------------------------------------------------------------------------------------------------
 
-    def take(self, data: bytes) -> None:
-        """Send what was pushed to :data:`~dmsg.rmb.peer.commands.REPLY`."""
+    def take(self, data: bytes) -> Deferred[None] | None:
+        """Send what was pushed to :data:`~dmsg.rmb.peer.commands.REPLY`; fires when that is done, or cannot be."""
         try:
             envelope = OutgoingResponse.from_json(data).envelope()
         except InvalidMessage as invalid:
             _log.info("a service's answer is none: {problem}", problem=invalid.problem)
-            return
-        self._sends.begin(self._send(envelope))
+            return None
+        return self._sends.begin(self._send(envelope))
 
     async def _send(self, envelope: Envelope) -> None:
         try:
