@@ -14,6 +14,7 @@ from twisted.python.failure import Failure
 from dmsg.address import RedisAddress
 from dmsg.errors import DmsgError
 from dmsg.glue.connecting import client_endpoint, connect_reason
+from dmsg.glue.errors import RedisAway, RedisRefused
 from dmsg.glue.shell import Shell
 from dmsg.glue.waiters import Waiters
 from dmsg.sansio.backoff import Backoff
@@ -27,26 +28,6 @@ _PAUSES: Final = Backoff(0.05, 2.0)
 _NOT_NOW: Final = ("LOADING", "READONLY", "MASTERDOWN", "CLUSTERDOWN", "TRYAGAIN", "BUSY", "NOREPLICAS", "OOM")
 
 Word = bytes | str | int
-
-
-class RedisAway(DmsgError):
-    """Redis is not there, or not able to work; a later attempt may succeed.
-
-    ``reason`` says what is known, ``maybe_done`` whether the command may have been carried out nevertheless.
-    """
-
-    def __init__(self, reason: str, *, maybe_done: bool) -> None:
-        super().__init__(f"Redis failed: {reason}")
-        self.reason = reason
-        self.maybe_done = maybe_done
-
-
-class RedisRefused(DmsgError):
-    """Redis does not do this, now or later: the key is no list, for instance. ``reason`` is what it said."""
-
-    def __init__(self, reason: str) -> None:
-        super().__init__(f"Redis refused: {reason}")
-        self.reason = reason
 
 
 def _refusal(text: str) -> RedisAway | RedisRefused:

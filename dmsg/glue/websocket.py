@@ -25,9 +25,10 @@ from dmsg.errors import DmsgError, InvalidAddress, StageError
 from dmsg.glue.connecting import client_endpoint, connect_reason
 from dmsg.glue.shell import Owner, Shell
 from dmsg.sansio.core import Core
+from dmsg.sansio.errors import WebSocketRefused, WebSocketViolation
 from dmsg.sansio.websocket import Role, State, WebSocket, WebSocketConfig
-from dmsg.sansio.websocket_frames import CloseCode, WebSocketViolation
-from dmsg.sansio.websocket_handshake import ClientHandshake, WebSocketRefused, server_answer, wants_websocket
+from dmsg.sansio.websocket_frames import CloseCode
+from dmsg.sansio.websocket_handshake import ClientHandshake, server_answer, wants_websocket
 
 #: From our close frame until the connection is cut if the other side does not end it, in seconds.
 CLOSE_TIMEOUT_S: Final = 5.0

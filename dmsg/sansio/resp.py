@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections import deque
 from typing import Any, Final
 
-from dmsg.errors import RemoteProtocolError
 from dmsg.sansio.core import Core
+from dmsg.sansio.errors import RedisViolation
 
 #: A line: a text, an error, or the length of what follows.
 LINE_LIMIT_BYTES: Final = 64 * 1024
@@ -28,13 +28,6 @@ class ReplyError(Exception):
     def __init__(self, text: str) -> None:
         super().__init__(text)
         self.text = text
-
-
-class RedisViolation(RemoteProtocolError):
-    """What is no reply, or not one to a command; or no reply in time."""
-
-    def __init__(self, reason: str) -> None:
-        super().__init__("redis", reason)
 
 
 class RespClient(Core):

@@ -12,8 +12,9 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Final
 
-from dmsg.errors import LocalProtocolError, RemoteProtocolError
+from dmsg.errors import LocalProtocolError
 from dmsg.sansio.core import Core
+from dmsg.sansio.errors import KeepaliveLost, WebSocketViolation
 from dmsg.sansio.websocket_frames import (
     BINARY,
     CLOSE,
@@ -28,7 +29,6 @@ from dmsg.sansio.websocket_frames import (
     TEXT,
     CloseCode,
     Closed,
-    WebSocketViolation,
     apply_mask,
     close_payload,
     frame_head,
@@ -53,14 +53,6 @@ class Role(Enum):
 
     CLIENT = "client"
     SERVER = "server"
-
-
-class KeepaliveLost(RemoteProtocolError):
-    """Nothing was heard for ``silent_s`` seconds, although we pinged."""
-
-    def __init__(self, silent_s: float) -> None:
-        super().__init__("websocket", "keepalive")
-        self.silent_s = silent_s
 
 
 @dataclass(frozen=True, slots=True)

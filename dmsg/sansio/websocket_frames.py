@@ -7,7 +7,7 @@ from enum import IntEnum
 from struct import Struct
 from typing import Final
 
-from dmsg.errors import RemoteProtocolError
+from dmsg.sansio.errors import WebSocketViolation
 
 #: Longest payload of a control frame, in bytes, and the longest reason of a close in it.
 CONTROL_BYTES: Final = 125
@@ -52,14 +52,6 @@ class Closed:
 
     code: int
     reason: str
-
-
-class WebSocketViolation(RemoteProtocolError):
-    """The other side broke the protocol or a limit; ``code`` is what our close frame says."""
-
-    def __init__(self, reason: str, code: CloseCode = CloseCode.PROTOCOL_ERROR) -> None:
-        super().__init__("websocket", reason)
-        self.code = code
 
 
 def apply_mask(data: bytes | bytearray, mask: bytes) -> bytes:

@@ -14,6 +14,7 @@ from typing import Final
 
 from dmsg.errors import LocalProtocolError, RemoteProtocolError
 from dmsg.sansio.core import Core
+from dmsg.sansio.errors import WebSocketRefused
 from dmsg.sansio.websocket import Role, WebSocket, WebSocketConfig
 
 #: Longest head of an answer, with the 1xx heads before it, in bytes.
@@ -26,19 +27,6 @@ _STATUS: Final = re.compile(rb"HTTP/1\.1 ([1-5][0-9][0-9])(?: [^\r\n]*)?")
 _NAME: Final = re.compile(rb"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 #: What a client may put into the request line and its headers: printable ASCII.
 _SENDABLE: Final = re.compile(r"[!-~][ -~]*")
-
-
-class WebSocketRefused(RemoteProtocolError):
-    """There is no WebSocket: ``status`` and ``text`` are the HTTP answer's.
-
-    To a client they are what the server said (text of theirs, up to ``REFUSAL_BYTES``; status 101 if it agreed but not
-    as it has to), to a server what it shall answer.
-    """
-
-    def __init__(self, status: int, text: str) -> None:
-        super().__init__("websocket", f"refused with status {status}")
-        self.status = status
-        self.text = text
 
 
 def accept_value(key: bytes) -> bytes:

@@ -17,15 +17,10 @@ from dmsg.glue.shell import Shell
 from dmsg.glue.websocket import WebSocketShell, accept_websocket, asks_for_websocket
 from dmsg.http.limits import HttpLimits
 from dmsg.http.server import LimitedSite
+from dmsg.sansio.errors import WebSocketRefused, WebSocketViolation
 from dmsg.sansio.websocket import Role, WebSocket, WebSocketConfig
-from dmsg.sansio.websocket_frames import Closed, WebSocketViolation, apply_mask
-from dmsg.sansio.websocket_handshake import (
-    HEAD_BYTES,
-    ClientHandshake,
-    WebSocketRefused,
-    accept_value,
-    server_answer,
-)
+from dmsg.sansio.websocket_frames import Closed, apply_mask
+from dmsg.sansio.websocket_handshake import HEAD_BYTES, ClientHandshake, accept_value, server_answer
 from fuzz import words
 from fuzz.choices import Choices, repeatable
 from fuzz.memory_http import Complaints, Transport

@@ -114,7 +114,8 @@ def test_what_a_role_needs_and_has_not_is_said_after_the_rest():
             "[cleint]\n",
             {},
             (),
-            "cleint: is no table; there are [client], [discovery], [messaging], [messaging-server], [rmb-relay], [server], "
+            "cleint: is no table; there are [client], [discovery], [messaging], [messaging-server]"
+            ", [rmb-peer], [rmb-relay], [server], "
             "[shipper] (in {})",
         ),
         (

@@ -33,8 +33,8 @@ from dmsg.rmb.core.limiter import Limit
 from dmsg.rmb.core.ranker import Ranker
 from dmsg.rmb.core.twin import Twin
 from dmsg.rmb.relay.api import make_site
+from dmsg.rmb.relay.errors import NotPosted
 from dmsg.rmb.relay.federation import Federation
-from dmsg.rmb.relay.posting import NotPosted
 from dmsg.rmb.relay.service import RmbRelay
 from dmsg.rmb.relay.stores.open import open_queues
 from dmsg.testing.memory import MemoryNetwork

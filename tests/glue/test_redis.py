@@ -10,7 +10,8 @@ from twisted.internet.defer import CancelledError, Deferred
 from twisted.internet.protocol import Factory, Protocol
 
 from dmsg.address import HostPort, RedisAddress
-from dmsg.glue.redis import REPLY_TIMEOUT_S, RedisAway, RedisConnection, RedisRefused
+from dmsg.glue.errors import RedisAway, RedisRefused
+from dmsg.glue.redis import REPLY_TIMEOUT_S, RedisConnection
 from dmsg.testing.memory import MemoryNetwork
 
 ADDRESS = RedisAddress(HostPort("192.0.2.1", 6379))

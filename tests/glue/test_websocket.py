@@ -33,9 +33,9 @@ from dmsg.glue.websocket import (
 )
 from dmsg.http.limits import HttpLimits
 from dmsg.http.server import LimitedSite
-from dmsg.sansio.websocket import KeepaliveLost, Role, WebSocket, WebSocketConfig
-from dmsg.sansio.websocket_frames import Closed, WebSocketViolation
-from dmsg.sansio.websocket_handshake import WebSocketRefused
+from dmsg.sansio.errors import KeepaliveLost, WebSocketRefused, WebSocketViolation
+from dmsg.sansio.websocket import Role, WebSocket, WebSocketConfig
+from dmsg.sansio.websocket_frames import Closed
 from dmsg.testing.memory import MemoryNetwork
 
 

@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dmsg.sansio.resp import DEPTH_LIMIT, LINE_LIMIT_BYTES, RedisViolation, ReplyError, RespClient
+from dmsg.sansio.errors import RedisViolation
+from dmsg.sansio.resp import DEPTH_LIMIT, LINE_LIMIT_BYTES, ReplyError, RespClient
 
 REPLIES = st.recursive(
     st.none() | st.integers(-(2**63), 2**63 - 1) | st.binary(max_size=50),

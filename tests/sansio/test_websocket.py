@@ -13,17 +13,9 @@ from hypothesis import strategies as st
 from wsproto.frame_protocol import CloseReason, FrameProtocol, Opcode, ParseFailed
 
 from dmsg.errors import LocalProtocolError
-from dmsg.sansio.websocket import (
-    IDLE_FRAMES,
-    IDLE_WINDOW_S,
-    WRITE_BYTES,
-    KeepaliveLost,
-    Role,
-    State,
-    WebSocket,
-    WebSocketConfig,
-)
-from dmsg.sansio.websocket_frames import CloseCode, Closed, WebSocketViolation, apply_mask, close_payload
+from dmsg.sansio.errors import KeepaliveLost, WebSocketViolation
+from dmsg.sansio.websocket import IDLE_FRAMES, IDLE_WINDOW_S, WRITE_BYTES, Role, State, WebSocket, WebSocketConfig
+from dmsg.sansio.websocket_frames import CloseCode, Closed, apply_mask, close_payload
 from dmsg.testing.strategies import cut_at
 
 MASK = b"\x37\xfa\x21\x3d"

@@ -12,12 +12,12 @@ from wsproto import ConnectionType, WSConnection
 from wsproto.events import AcceptConnection, BytesMessage, Request
 
 from dmsg.errors import LocalProtocolError, RemoteProtocolError
+from dmsg.sansio.errors import WebSocketRefused
 from dmsg.sansio.websocket import WebSocket, WebSocketConfig
 from dmsg.sansio.websocket_handshake import (
     HEAD_BYTES,
     REFUSAL_BYTES,
     ClientHandshake,
-    WebSocketRefused,
     accept_value,
     server_answer,
     wants_websocket,

@@ -22,7 +22,7 @@ from twisted.internet.defer import Deferred
 from twisted.internet.threads import deferToThread
 
 from dmsg.address import RedisAddress
-from dmsg.glue.redis import RedisAway
+from dmsg.glue.errors import RedisAway
 from dmsg.rmb.core.e2e import EncryptionKey
 from dmsg.rmb.core.keys import KeyType, TwinKey
 from dmsg.rmb.peer.commands import BACKLOG, LOCAL, REPLY

@@ -16,7 +16,7 @@ from dmsg.cli.output import Output
 from dmsg.cli.runner import run
 from dmsg.cli.settings import output_options
 from dmsg.errors import ConfigError, DmsgError, InvalidAddress
-from dmsg.glue.redis import RedisAway
+from dmsg.glue.errors import RedisAway
 from dmsg.rmb.client import errors as wrong
 from dmsg.rmb.client.config import RmbConfig
 from dmsg.rmb.client.service import RmbClient

@@ -18,11 +18,12 @@ from dmsg.cli.output import printable
 from dmsg.cli.rmb.network import Network, network_options
 from dmsg.cli.rmb.programs import Program, ProgramFailed
 from dmsg.cli.settings import ValueType
-from dmsg.glue.redis import RedisAway, RedisRefused
+from dmsg.glue.errors import RedisAway, RedisRefused
 from dmsg.glue.waiters import Waiters
 from dmsg.ops.values import DURATION, SIZE
 from dmsg.rmb.client.config import RmbConfig
-from dmsg.rmb.client.handlers import Refusal, Request
+from dmsg.rmb.client.errors import Refusal
+from dmsg.rmb.client.handlers import Request
 from dmsg.rmb.core.errors import InvalidMessage, PeerCode
 from dmsg.rmb.core.lifetime import remaining
 from dmsg.rmb.core.limits import MAX_ENVELOPE_BYTES

@@ -20,9 +20,8 @@ from dmsg.glue.websocket import WebSocketShell, WebSocketUrl
 from dmsg.rmb.client.config import RmbConfig
 from dmsg.rmb.core.close_codes import CloseCode
 from dmsg.sansio.backoff import Backoff
-from dmsg.sansio.websocket import KeepaliveLost
+from dmsg.sansio.errors import KeepaliveLost, WebSocketRefused
 from dmsg.sansio.websocket_frames import Closed
-from dmsg.sansio.websocket_handshake import WebSocketRefused
 
 _log = Logger()
 #: Opens a WebSocket to a URL for an owner: :func:`dmsg.glue.websocket.connect_websocket` with all but these two given.

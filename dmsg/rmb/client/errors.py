@@ -154,3 +154,12 @@ class NoTwin(DmsgError):
 
     def __init__(self) -> None:
         super().__init__("no twin found in the registry with the given key")
+
+
+class Refusal(DmsgError):
+    """Raised by a handler to answer with an error: ``code`` and ``text`` go to the caller as they are, unencrypted."""
+
+    def __init__(self, code: int, text: str) -> None:
+        super().__init__(f"{code}: {text}")
+        self.code = code
+        self.text = text

@@ -11,9 +11,9 @@ from twisted.internet.defer import CancelledError, Deferred, ensureDeferred
 from twisted.internet.interfaces import IReactorTime
 from twisted.logger import Logger
 
-from dmsg.errors import DmsgError
 from dmsg.glue.waiters import Waiters
 from dmsg.rmb.client.config import RmbConfig
+from dmsg.rmb.client.errors import Refusal
 from dmsg.rmb.core.address import SessionAddress
 from dmsg.rmb.core.errors import PeerCode
 from dmsg.rmb.core.fair_queue import FairQueue
@@ -21,15 +21,6 @@ from dmsg.rmb.core.fair_queue import FairQueue
 _log = Logger()
 #: What a waiting request costs beside its bytes.
 _OVERHEAD_BYTES: Final = 2_048
-
-
-class Refusal(DmsgError):
-    """Raised by a handler to answer with an error: ``code`` and ``text`` go to the caller as they are, unencrypted."""
-
-    def __init__(self, code: int, text: str) -> None:
-        super().__init__(f"{code}: {text}")
-        self.code = code
-        self.text = text
 
 
 @dataclass(frozen=True, slots=True)

@@ -33,9 +33,9 @@ from dmsg.glue.waiters import Waiters
 from dmsg.interfaces import IEventLog
 from dmsg.rmb.client.config import RmbConfig
 from dmsg.rmb.client.connection import Connect
-from dmsg.rmb.client.errors import CallError, EnvelopeTooLarge
+from dmsg.rmb.client.errors import CallError, EnvelopeTooLarge, Refusal
 from dmsg.rmb.client.exchange import Accepted, Exchange
-from dmsg.rmb.client.handlers import H, Handlers, Refusal, Reply, Request
+from dmsg.rmb.client.handlers import H, Handlers, Reply, Request
 from dmsg.rmb.core.acceptance import check_texts
 from dmsg.rmb.core.address import SessionAddress
 from dmsg.rmb.core.errors import OverlongText, PeerCode
@@ -225,7 +225,7 @@ class RmbClient(Service):
         """Decorates an ``async`` function that serves ``command``: it gets a :class:`~dmsg.rmb.client.handlers.Request`, and
         gives ``bytes`` or a :class:`~dmsg.rmb.client.handlers.Reply`.
 
-        To answer with an error it raises :class:`~dmsg.rmb.client.handlers.Refusal`; what else it raises is logged, and
+        To answer with an error it raises :class:`~dmsg.rmb.client.errors.Refusal`; what else it raises is logged, and
         the caller is told only that it failed. It is cancelled when the request expires.
         """
 

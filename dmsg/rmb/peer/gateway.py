@@ -15,7 +15,7 @@ from twisted.logger import Logger
 
 from dmsg.address import RedisAddress
 from dmsg.crypto.keys import Random
-from dmsg.glue.redis import RedisAway, RedisRefused
+from dmsg.glue.errors import RedisAway, RedisRefused
 from dmsg.interfaces import IEventLog
 from dmsg.rmb.client.exchange import Accepted, Exchange, ExchangeOwner
 from dmsg.rmb.peer.commands import LOCAL, LOCAL_TAKEN, REPLY, REPLY_TAKEN

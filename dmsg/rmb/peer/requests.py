@@ -18,7 +18,7 @@ from twisted.logger import Logger
 
 from dmsg.eventlog.reasons import Reason
 from dmsg.eventlog.schema import CallFinished
-from dmsg.glue.redis import RedisAway, RedisRefused
+from dmsg.glue.errors import RedisAway, RedisRefused
 from dmsg.glue.waiters import Waiters
 from dmsg.interfaces import IEventLog
 from dmsg.rmb.client.errors import CallError, CallRefused, CallTimeout, Stopped

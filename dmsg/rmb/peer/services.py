@@ -10,7 +10,7 @@ from twisted.internet.task import deferLater
 from twisted.logger import Logger
 
 import dmsg
-from dmsg.glue.redis import RedisAway, RedisRefused
+from dmsg.glue.errors import RedisAway, RedisRefused
 from dmsg.rmb.client.errors import CallError, EnvelopeTooLarge
 from dmsg.rmb.client.exchange import Accepted, Exchange
 from dmsg.rmb.core.errors import InvalidMessage, PeerCode

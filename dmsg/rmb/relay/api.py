@@ -19,7 +19,7 @@ from dmsg.http.server import LimitedSite
 from dmsg.rmb.core.errors import TokenRefused
 from dmsg.rmb.relay.ingest import body_limit
 from dmsg.rmb.relay.service import RmbRelay
-from dmsg.sansio.websocket_handshake import WebSocketRefused
+from dmsg.sansio.errors import WebSocketRefused
 
 _log = Logger()
 #: Posts that come in at a time: 64 MiB of envelopes. A relay that knows this one has four at most.

@@ -24,9 +24,10 @@ from dmsg.rmb.core.tags import fails_fast
 from dmsg.rmb.core.twin import Twin
 from dmsg.rmb.core.wire import Envelope, encode_envelope, parse_envelope
 from dmsg.rmb.interfaces import ITwinRegistry
+from dmsg.rmb.relay.errors import StoreError, StoreFull
 from dmsg.rmb.relay.lanes import Room
 from dmsg.rmb.relay.session import Session
-from dmsg.rmb.relay.stores.base import QueueStore, StoreError, StoreFull
+from dmsg.rmb.relay.stores.base import QueueStore
 from dmsg.rmb.relay.switch import Parcel, Switch
 from dmsg.rmb.twins.errors import RegistryError
 from dmsg.sansio.rate import TokenBucket

@@ -22,9 +22,9 @@ from dmsg.rmb.core.errors import RelayProblem
 from dmsg.rmb.core.ranker import Ranker
 from dmsg.rmb.core.twin import Twin
 from dmsg.rmb.core.wire import Envelope
+from dmsg.rmb.relay.errors import NotPosted
 from dmsg.rmb.relay.lanes import Lane, Outgoing, Room
 from dmsg.rmb.relay.peering import BATCH_BYTES
-from dmsg.rmb.relay.posting import NotPosted
 from dmsg.sansio.backoff import Backoff
 from dmsg.sansio.jitter import RandomNumbers
 
@@ -62,7 +62,7 @@ class Poster(Protocol):
         """Whether this relay and the other trust each other: it takes several in a post, and knows who is connected."""
 
     def post(self, relay: str, envelopes: Sequence[bytes], connected_only: bool) -> Deferred[list[int]]:
-        """Post; fires with the HTTP status of each. Fails with :class:`~dmsg.rmb.relay.posting.NotPosted`."""
+        """Post; fires with the HTTP status of each. Fails with :class:`~dmsg.rmb.relay.errors.NotPosted`."""
 
 
 class Federation:

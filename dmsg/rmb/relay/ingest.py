@@ -22,8 +22,9 @@ from dmsg.rmb.core.lifetime import remaining
 from dmsg.rmb.core.limits import MAX_CONNECTION_BYTES, MAX_ENVELOPE_BYTES
 from dmsg.rmb.core.signing import verify_envelope
 from dmsg.rmb.core.wire import Envelope, parse_envelope
+from dmsg.rmb.relay.errors import NotTrusted, Refused
 from dmsg.rmb.relay.federation import ACCEPTED
-from dmsg.rmb.relay.peering import BATCH_BYTES, HEADER, Body, NotTrusted, Verifier, join_statuses, split_envelopes
+from dmsg.rmb.relay.peering import BATCH_BYTES, HEADER, Body, Verifier, join_statuses, split_envelopes
 from dmsg.rmb.relay.posting import ONE_TYPE
 
 #: Most envelopes in a post.
@@ -45,15 +46,6 @@ Accept = Callable[[Envelope, bytes, bool], "int | Deferred[int]"]
 def body_limit(message_bytes: int) -> int:
     """The longest body of a post where an envelope may have ``message_bytes``."""
     return max(message_bytes, BATCH_BYTES) + _LENGTHS_BYTES
-
-
-class Refused(DmsgError):
-    """A post, or an envelope in one, is not taken: the HTTP ``status`` and text of the answer."""
-
-    def __init__(self, status: int, text: str, why: Reason) -> None:
-        super().__init__(text)
-        self.status = status
-        self.why = why
 
 
 class Ingest(Resource):

@@ -20,10 +20,11 @@ from typing import Final
 
 from dmsg.crypto import ed25519
 from dmsg.crypto.errors import InvalidSignature
-from dmsg.errors import ConfigError, RemoteProtocolError
+from dmsg.errors import ConfigError
 from dmsg.eventlog.reasons import Reason
 from dmsg.rmb.core.errors import InvalidTwin, MalformedEnvelope
 from dmsg.rmb.core.twin import check_relay
+from dmsg.rmb.relay.errors import NotTrusted
 
 HEADER: Final = "Dmsg-Relay"
 VERSION: Final = "1"
@@ -53,14 +54,6 @@ class Body(Enum):
     SEVERAL = "several"
     #: Several, each only for a session that is connected now: the sender keeps the others.
     CONNECTED = "connected"
-
-
-class NotTrusted(RemoteProtocolError):
-    """A POST that does not come from a relay this one knows; ``why`` is for the event log and the answer."""
-
-    def __init__(self, why: Reason) -> None:
-        super().__init__("post", why.value)
-        self.why = why
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,6 +11,7 @@ from dmsg.address import parse_ip
 from dmsg.eventlog.reasons import Reason
 from dmsg.http.client import HttpCaller
 from dmsg.http.errors import NoAnswer
+from dmsg.rmb.relay.errors import NotPosted
 from dmsg.rmb.relay.peering import HEADER, Body, Signer, join_envelopes, split_statuses
 
 #: How long connecting, and a whole post, may take, in seconds: the public relay's numbers.
@@ -27,14 +28,6 @@ SINGLE_S: Final = 60.0
 TOO_EARLY: Final = 425
 _UNKNOWN: Final = (400, 401, 413)
 _ANSWER_BYTES: Final = 64 * 1024
-
-
-class NotPosted(NoAnswer):
-    """Another relay did not take a post, or did not answer; ``reason`` is for the event log."""
-
-    def __init__(self, reason: Reason) -> None:
-        super().__init__(reason.value)
-        self.reason = reason
 
 
 def is_loopback(relay: str) -> bool:

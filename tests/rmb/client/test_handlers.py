@@ -9,7 +9,8 @@ from twisted.internet.defer import Deferred
 from twisted.internet.task import Clock
 
 from dmsg.rmb.client.config import RmbConfig
-from dmsg.rmb.client.handlers import Handlers, Refusal, Reply, Request
+from dmsg.rmb.client.errors import Refusal
+from dmsg.rmb.client.handlers import Handlers, Reply, Request
 from dmsg.rmb.core.address import SessionAddress
 from dmsg.rmb.core.errors import PeerCode
 

@@ -15,12 +15,13 @@ from dmsg.rmb.client.errors import (
     NoEncryptionKey,
     NotConnected,
     NoTwin,
+    Refusal,
     RegistryFailed,
     Stopped,
     TooMuchUnderWay,
     TwinUnknown,
 )
-from dmsg.rmb.client.handlers import Refusal, Reply, Request
+from dmsg.rmb.client.handlers import Reply, Request
 from dmsg.rmb.core.address import SessionAddress
 from dmsg.rmb.core.e2e import EncryptionKey
 from dmsg.rmb.core.errors import InvalidTwin, PeerCode

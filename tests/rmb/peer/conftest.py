@@ -16,7 +16,7 @@ import pytest_twisted
 from twisted.internet.defer import Deferred
 
 from dmsg.address import HostPort, RedisAddress
-from dmsg.glue.redis import RedisAway
+from dmsg.glue.errors import RedisAway
 from dmsg.glue.waiters import Waiters
 from dmsg.rmb.client.errors import CallTimeout, Stopped
 from dmsg.rmb.client.exchange import Accepted, ExchangeOwner

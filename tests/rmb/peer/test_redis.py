@@ -10,7 +10,7 @@ import pytest_twisted
 from twisted.internet.defer import Deferred
 
 from dmsg.address import RedisAddress
-from dmsg.glue.redis import RedisAway, RedisRefused
+from dmsg.glue.errors import RedisAway, RedisRefused
 from dmsg.rmb.peer.redis import Doubt, RedisLists
 
 ROOM = {"most": 3, "most_bytes": 1 << 20, "keep_s": 60, "wait_s": 5.0}

@@ -12,7 +12,7 @@ from dmsg.eventlog import schema as ev
 from dmsg.rmb.core.address import SessionAddress
 from dmsg.rmb.core.errors import RelayProblem
 from dmsg.rmb.core.wire import Envelope
-from dmsg.rmb.relay.stores.base import StoreFull, StoreUnavailable
+from dmsg.rmb.relay.errors import StoreFull, StoreUnavailable
 
 from .conftest import Client, World, result_of
 

@@ -18,9 +18,9 @@ from dmsg.rmb.core.errors import RelayProblem
 from dmsg.rmb.core.ranker import Ranker
 from dmsg.rmb.core.twin import Twin
 from dmsg.rmb.core.wire import Envelope
+from dmsg.rmb.relay.errors import NotPosted
 from dmsg.rmb.relay.federation import Federation, FederationLimits
 from dmsg.rmb.relay.lanes import OUTGOING_BYTES, Lane, Room
-from dmsg.rmb.relay.posting import NotPosted
 from dmsg.rmb.twins.errors import RegistryError
 from dmsg.sansio.backoff import Backoff
 

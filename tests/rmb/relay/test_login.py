@@ -9,7 +9,7 @@ import pytest
 from dmsg.eventlog import schema as ev
 from dmsg.rmb.core.address import SessionAddress
 from dmsg.rmb.core.token import make_token
-from dmsg.sansio.websocket_handshake import WebSocketRefused
+from dmsg.sansio.errors import WebSocketRefused
 
 from .conftest import EPOCH, HOST, Client, World, key_of
 

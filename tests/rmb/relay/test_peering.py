@@ -10,9 +10,9 @@ from dmsg.crypto import ed25519
 from dmsg.errors import ConfigError
 from dmsg.eventlog.reasons import Reason
 from dmsg.rmb.core.errors import MalformedEnvelope
+from dmsg.rmb.relay.errors import NotTrusted
 from dmsg.rmb.relay.peering import (
     Body,
-    NotTrusted,
     SignedPost,
     Signer,
     Verifier,

@@ -22,9 +22,10 @@ from dmsg.rmb.core.keys import KeyType, TwinKey
 from dmsg.rmb.core.signing import sign_envelope
 from dmsg.rmb.core.twin import Twin
 from dmsg.rmb.core.wire import Envelope
+from dmsg.rmb.relay.errors import NotPosted
 from dmsg.rmb.relay.ingest import Ingest, body_limit
 from dmsg.rmb.relay.peering import BATCH_BYTES, HEADER, Body, Signer, Verifier
-from dmsg.rmb.relay.posting import NotPosted, RelayPoster, is_loopback
+from dmsg.rmb.relay.posting import RelayPoster, is_loopback
 from dmsg.rmb.twins.errors import RegistryError
 
 OURS, THEIRS = ed25519.SigningKey(b"o" * 32), ed25519.SigningKey(b"t" * 32)

@@ -13,7 +13,8 @@ from dmsg.address import RedisAddress
 from dmsg.glue.redis import RedisConnection
 from dmsg.rmb.core.address import SessionAddress
 from dmsg.rmb.core.wire import Envelope
-from dmsg.rmb.relay.stores.base import QueueLimits, StoreFull, StoreUnavailable
+from dmsg.rmb.relay.errors import StoreFull, StoreUnavailable
+from dmsg.rmb.relay.stores.base import QueueLimits
 from dmsg.rmb.relay.stores.redis import QUEUES_OF_TWIN, RedisQueues
 
 NOW = 1_700_000_000

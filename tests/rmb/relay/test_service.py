@@ -8,7 +8,7 @@ from dmsg.eventlog import schema as ev
 from dmsg.eventlog.reasons import Reason
 from dmsg.rmb.core.address import SessionAddress
 from dmsg.rmb.core.limiter import Limit
-from dmsg.sansio.websocket_handshake import WebSocketRefused
+from dmsg.sansio.errors import WebSocketRefused
 
 from .conftest import World, result_of
 

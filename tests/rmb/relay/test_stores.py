@@ -14,7 +14,8 @@ import pytest_twisted
 from dmsg.errors import ConfigError
 from dmsg.rmb.core.address import SessionAddress
 from dmsg.rmb.core.wire import Envelope
-from dmsg.rmb.relay.stores.base import KEPT_S, ROW_BYTES, QueueLimits, StoreFull, StoreUnavailable
+from dmsg.rmb.relay.errors import StoreFull, StoreUnavailable
+from dmsg.rmb.relay.stores.base import KEPT_S, ROW_BYTES, QueueLimits
 from dmsg.rmb.relay.stores.open import open_queues
 
 NOW = 1_700_000_000

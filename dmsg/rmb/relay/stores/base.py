@@ -13,29 +13,12 @@ from typing import Final, NamedTuple, Protocol
 
 from twisted.internet.defer import Deferred
 
-from dmsg.errors import DmsgError
 from dmsg.rmb.core.address import SessionAddress
 
 #: How long an envelope waits at the most, in seconds, whatever its own lifetime: what the public relay does.
 KEPT_S: Final = 3600.0
 #: What an envelope counts for beside its own bytes: the row, its indexes, the entry of a stream.
 ROW_BYTES: Final = 256
-
-
-class StoreError(DmsgError):
-    """A store that could not do what it was asked for."""
-
-
-class StoreFull(StoreError):
-    """There is no room for the envelope: ``scope`` is ``queue``, ``twin``, ``source`` or ``store``."""
-
-    def __init__(self, scope: str) -> None:
-        super().__init__(f"no room in the {scope}")
-        self.scope = scope
-
-
-class StoreUnavailable(StoreError):
-    """The database behind the store failed, was too slow, or the store is closed; the next try may succeed."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -31,7 +31,8 @@ from twisted.logger import Logger
 from twisted.python.failure import Failure
 
 from dmsg.address import RedisAddress
-from dmsg.glue.redis import RedisAway, RedisConnection, RedisRefused, Word
+from dmsg.glue.errors import RedisAway, RedisRefused
+from dmsg.glue.redis import RedisConnection, Word
 from dmsg.glue.waiters import Waiters
 from dmsg.rmb.core.address import SessionAddress
 from dmsg.rmb.core.errors import MalformedEnvelope
@@ -39,7 +40,8 @@ from dmsg.rmb.core.lifetime import remaining
 from dmsg.rmb.core.limits import MAX_AHEAD_S, MAX_TTL_S
 from dmsg.rmb.core.wire import parse_envelope
 from dmsg.rmb.peer.redis import Taker
-from dmsg.rmb.relay.stores.base import KEPT_S, ROW_BYTES, QueueLimits, Stored, StoreFull, StoreUnavailable
+from dmsg.rmb.relay.errors import ScriptMissing, StoreFull, StoreUnavailable
+from dmsg.rmb.relay.stores.base import KEPT_S, ROW_BYTES, QueueLimits, Stored
 
 #: How long Redis believes that a session is connected to a process that says nothing more, and how often it says so, in
 #: seconds. As often the streams of sessions here are looked at: a public relay tells nobody what it has pushed.
@@ -175,10 +177,6 @@ def _told(session: SessionAddress) -> str:
 def _session(text: str) -> SessionAddress:
     twin, colon, connection = text.partition(":")
     return SessionAddress(int(twin), connection if colon else None)
-
-
-class _NoScript(StoreUnavailable):
-    """Redis has not had the script since it was started."""
 
 
 @cache
@@ -426,7 +424,7 @@ class RedisQueues:
         words: list[Any] = [len(keys), *keys, *(one if isinstance(one, bytes) else str(one) for one in arguments)]
         try:
             return await self._call("EVALSHA", _digest(script), *words)
-        except _NoScript:
+        except ScriptMissing:
             return await self._call("EVAL", script, *words)
 
     async def _call(self, *words: Word) -> Any:
@@ -440,7 +438,7 @@ class RedisQueues:
             raise StoreUnavailable(str(error)) from None
         except RedisRefused as error:
             if error.reason.startswith("NOSCRIPT"):
-                raise _NoScript(str(error)) from None
+                raise ScriptMissing(str(error)) from None
             raise StoreUnavailable(str(error)) from None
 
     def close(self) -> Deferred[None]:

@@ -20,7 +20,8 @@ from dmsg.errors import ConfigError
 from dmsg.glue.lane import InThisThread, Lane
 from dmsg.glue.memory import give_memory_back
 from dmsg.rmb.core.address import SessionAddress
-from dmsg.rmb.relay.stores.base import KEPT_S, ROW_BYTES, QueueLimits, Stored, StoreError, StoreFull, StoreUnavailable
+from dmsg.rmb.relay.errors import StoreError, StoreFull, StoreUnavailable
+from dmsg.rmb.relay.stores.base import KEPT_S, ROW_BYTES, QueueLimits, Stored
 
 #: Rows that are forgotten in one go because they have expired, and the time between two goes in seconds.
 PURGE_ROWS: Final = 1000
