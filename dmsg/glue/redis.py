@@ -37,14 +37,23 @@ def _refusal(text: str) -> RedisAway | RedisRefused:
 class RedisConnection:
     """One connection to the database at ``address``, from the first command to :meth:`close`.
 
-    Commands are sent at once, without waiting for the replies to those before. ``uniform()`` is in [0, 1).
+    Commands are sent at once, without waiting for the replies to those before. ``uniform()`` is in [0, 1). Each connection
+    begins with loading ``scripts``, whether Redis allows that or not.
     """
 
-    def __init__(self, address: RedisAddress, reactor: Any, *, uniform: Callable[[], float] = lambda: 0.5) -> None:
+    def __init__(
+        self,
+        address: RedisAddress,
+        reactor: Any,
+        *,
+        scripts: Sequence[str] = (),
+        uniform: Callable[[], float] = lambda: 0.5,
+    ) -> None:
         #: Why there is no connection; "" while there is one.
         self.problem = "not connected"
         self._address = address
         self._reactor = reactor
+        self._scripts = scripts
         self._uniform = uniform
         self._shell: Shell | None = None
         self._core: RespClient | None = None
@@ -110,6 +119,8 @@ class RedisConnection:
             first.append(self._send(("AUTH", *user, address.password), REPLY_TIMEOUT_S))
         if address.database:
             first.append(self._send(("SELECT", address.database), REPLY_TIMEOUT_S))
+        for script in self._scripts:
+            self._send(("SCRIPT", "LOAD", script), REPLY_TIMEOUT_S).addErrback(lambda _: None)
         first.append(self._send(("PING",), REPLY_TIMEOUT_S))
         for reply in first[:-1]:
             reply.addErrback(self._unwelcome)

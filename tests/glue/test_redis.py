@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from typing import Any
 
 import pytest
@@ -204,4 +205,14 @@ async def test_a_real_redis_answers(reactor: Any, redis_url: str) -> None:
     assert await redis.call("EVAL", "return {1, {'a', {}}, false}", 0) == [1, [b"a", []], None]
     with pytest.raises(RedisRefused, match="WRONGTYPE"):
         await redis.call("LPUSH", "key", "x")
+    await redis.close()
+
+
+@pytest_twisted.ensureDeferred
+async def test_scripts_are_there_before_the_first_command_and_one_that_is_refused_is_no_hindrance(
+    reactor: Any, redis_url: str
+) -> None:
+    script = "return 'loaded'"
+    redis = RedisConnection(RedisAddress.parse(redis_url), reactor, scripts=("no Lua", script))
+    assert await redis.call("EVALSHA", hashlib.sha1(script.encode()).hexdigest(), 0) == b"loaded"
     await redis.close()

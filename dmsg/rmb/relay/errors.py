@@ -49,4 +49,4 @@ class StoreUnavailable(StoreError):
 
 
 class ScriptMissing(StoreUnavailable):
-    """Redis has not had the script since it was started."""
+    """Redis does not have the script: it was told to forget it, or does not let us load it."""

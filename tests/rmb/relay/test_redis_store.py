@@ -181,6 +181,19 @@ async def test_a_session_that_left_is_connected_nowhere(process: Any) -> None:
 
 
 @pytest_twisted.ensureDeferred
+async def test_a_session_that_leaves_at_once_is_not_there_afterwards_in_a_redis_without_our_scripts(
+    process: Any, redis: Any
+) -> None:
+    await redis("SCRIPT", "FLUSH")
+    first, second = process(), process()
+    first.store.attach(BOB)
+    assert await first.store.connected(SessionAddress(8)) is False
+    first.store.detach(BOB)
+    assert await first.store.connected(BOB) is False
+    assert await second.store.connected(BOB) is False
+
+
+@pytest_twisted.ensureDeferred
 async def test_what_a_program_puts_there_that_tells_nobody_is_found(process: Any, redis: Any) -> None:
     only = process()
     sessions = [SessionAddress(number, "x") for number in range(1, 700)]

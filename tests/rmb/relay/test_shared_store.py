@@ -116,6 +116,8 @@ async def test_an_envelope_reaches_a_session_that_is_connected_to_another_proces
 @pytest_twisted.ensureDeferred
 async def test_a_session_that_connects_to_another_process_is_replaced(relays: list[Relay]) -> None:
     alice, older = await relays[0].connect(1), await relays[0].connect(2)
+    while not await relays[1].store.connected(older.address):
+        continue  # it is on its way to Redis
     newer = await relays[1].connect(2)
     assert await older.next() == 4001
     alice.send(newer.address, "new")

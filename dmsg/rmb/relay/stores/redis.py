@@ -157,6 +157,9 @@ end
 redis.call('DEL', KEYS[1])
 return table.concat(pieces)
 """
+#: Each connection loads them. One that had to be sent again, with its text, would come behind what was sent meanwhile: a
+#: session would be there again after it left, and envelopes would change places.
+_SCRIPTS: Final = (_PUSH, _READ, _ATTACH, _DETACH, _SWEEP, _NOTICES)
 _ENTRY: Final = struct.Struct(">BI")
 _LENGTH: Final = struct.Struct(">I")
 _log = Logger()
@@ -200,7 +203,7 @@ class RedisQueues:
         self._limits = limits or QueueLimits()
         self._reactor = reactor
         self._inbox = f"dmsg.rmb.inbox:{process or os.urandom(8).hex()}"
-        self._redis = RedisConnection(address, reactor)
+        self._redis = RedisConnection(address, reactor, scripts=_SCRIPTS)
         self._taker = Taker(address, self._inbox, reactor)
         #: Sessions of this process; ``False`` for those that Redis does not know of yet.
         self._attached: dict[SessionAddress, bool] = {}
@@ -391,7 +394,8 @@ class RedisQueues:
         """Say that the sessions are still here, and look whether something waits for them."""
         try:
             for session in [one for one, known in self._attached.items() if not known]:
-                await self._attach(session)
+                if session in self._attached:  # it may have left while Redis was told of those before
+                    await self._attach(session)
             sessions = list(self._attached)
             for start in range(0, len(sessions), SWEPT_AT_ONCE):
                 some = [one for one in sessions[start : start + SWEPT_AT_ONCE] if self._attached.get(one)]
