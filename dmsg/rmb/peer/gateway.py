@@ -119,7 +119,7 @@ class Gateway:
         await DeferredList(
             [
                 ensureDeferred(self._keep_taking(self._local, self.requests.take, self.requests.room)),
-                ensureDeferred(self._keep_taking(self._reply, self.services.take, None)),
+                ensureDeferred(self._keep_taking(self._reply, self._take_reply, None)),
             ]
         )
 
@@ -129,12 +129,19 @@ class Gateway:
         for taker in (self._local, self._reply):
             await self._lists.give_back(taker.taken, taker.key)
 
-    async def _finish(self, taker: Taker, data: bytes) -> None:
+    def _take_reply(self, data: bytes) -> None:
+        work = self.services.take(data)
+        if work is None:
+            self._finishing.begin(self._finish(data))
+        else:
+            work.addCallback(lambda _: self._finishing.begin(self._finish(data)))
+
+    async def _finish(self, data: bytes) -> None:
         """Make sure that the next process does not take ``data`` once more."""
         while True:
             with suppress(RedisAway):
                 with suppress(RedisRefused):
-                    await self._lists.done(taker.taken, data)
+                    await self._lists.done(REPLY_TAKEN, data)
                 return
             await deferLater(self._reactor, _REDIS_PAUSES.first_s)
 
@@ -151,18 +158,14 @@ class Gateway:
             await self._rest(_REDIS_PAUSES.pause_s(failures, self._uniform))
 
     async def _keep_taking(
-        self, taker: Taker, take: Callable[[bytes], Deferred[None] | None], room: Callable[[], Awaitable[None]] | None
+        self, taker: Taker, take: Callable[[bytes], None], room: Callable[[], Awaitable[None]] | None
     ) -> None:
         async def one() -> None:
             if room is not None:
                 await room()
             data = await taker.take()
             if data is not None:  # also when the peer stops meanwhile: what no relay has then is put back
-                work = take(data)
-                if work is None:
-                    self._finishing.begin(self._finish(taker, data))
-                else:
-                    work.addCallback(lambda _: self._finishing.begin(self._finish(taker, data)))
+                take(data)
 
         while not self._stopping:
             await self._try_until_done(one)

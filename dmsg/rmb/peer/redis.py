@@ -40,6 +40,11 @@ return 1
 """
 
 
+# KEYS: taken, note, note … ARGV: message, seconds and value of each note.
+_DONE: Final = """
+for one = 2, #KEYS do redis.call('SETEX', KEYS[one], ARGV[2 * one - 2], ARGV[2 * one - 1]) end
+return redis.call('LREM', KEYS[1], -1, ARGV[1])
+"""
 # KEYS: taken, list.
 _GIVE_BACK: Final = """
 local data = redis.call('LPOP', KEYS[1])
@@ -116,9 +121,10 @@ class RedisLists:
         """Make ``data`` the next message that is taken from a list."""
         await self.redis.call("RPUSH", key, data, wait_s=wait_s)
 
-    async def done(self, taken: str, data: bytes) -> None:
-        """Forget a message that was taken."""
-        await self.redis.call("LREM", taken, -1, data)
+    async def done(self, taken: str, data: bytes, notes: Sequence[tuple[str, int, bytes]] = ()) -> None:
+        """Forget a message that was taken, and write notes, each with the seconds for which it is kept, all in one."""
+        values = [word for _, keep_s, value in notes for word in (keep_s, value)]
+        await self.redis.call("EVAL", _DONE, 1 + len(notes), taken, *(name for name, _, _ in notes), data, *values)
 
     async def give_back(self, taken: str, key: str) -> None:
         """Make what was taken, and not done, the next messages of a list again."""
@@ -141,10 +147,6 @@ class RedisLists:
         """
         words = ("EVAL", _PUSH_ONCE, 2, note, key, data, most, keep_s, doubt.value)
         return bool(await self.redis.call(*words, wait_s=wait_s))
-
-    async def keep(self, note: str, data: bytes, keep_s: int) -> None:
-        """Write a note that expires."""
-        await self.redis.call("SETEX", note, keep_s, data)
 
     async def forget(self, notes: Sequence[str]) -> None:
         """Remove notes."""

@@ -11,7 +11,6 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import Any, Final
 
-from twisted.internet.defer import ensureDeferred
 from twisted.internet.interfaces import IDelayedCall
 from twisted.internet.task import deferLater
 from twisted.logger import Logger
@@ -27,7 +26,7 @@ from dmsg.rmb.core.errors import EnvelopeExpired, InvalidMessage, PeerCode
 from dmsg.rmb.core.limits import MAX_TTL_S
 from dmsg.rmb.core.messages import IncomingResponse, JsonError, OutgoingRequest
 from dmsg.rmb.core.wire import Backlog, Envelope
-from dmsg.rmb.peer.commands import BACKLOG, LOCAL
+from dmsg.rmb.peer.commands import BACKLOG, LOCAL, LOCAL_TAKEN
 from dmsg.rmb.peer.redis import Doubt, RedisLists
 from dmsg.rmb.peer.tasks import Tasks
 
@@ -59,12 +58,14 @@ _NO_ANSWER: Final = "no answer in time"
 class _Awaited:
     """An answer that a local program waits for."""
 
-    __slots__ = ("ends_at", "note", "noted", "reference", "reply_to", "timer", "twin")
+    __slots__ = ("answered", "ends_at", "note", "noted", "reference", "reply_to", "timer", "twin")
 
     def __init__(self, note: str, reply_to: str, reference: str | None, twin: int, ends_at: float) -> None:
         self.note = note
         #: Whether the note is known to be there.
         self.noted = False
+        #: Whether its answer is on its way to Redis, or there.
+        self.answered = False
         self.reply_to = reply_to
         self.reference = reference
         self.twin = twin
@@ -94,6 +95,7 @@ class Requests:
         self._new_uid = new_uid
         self._calls = Tasks()
         self._deliveries = Tasks()
+        self._noting = Tasks()
         self._to_twin: dict[int, int] = {}
         self._restored: dict[str, _Awaited] = {}
         self._answered: Waiters[None] = Waiters()
@@ -121,14 +123,19 @@ class Requests:
             await self._answered.wait_at_most(left_s, self._clock)
 
     def take(self, data: bytes) -> None:
-        """Send what was pushed to :data:`~dmsg.rmb.peer.commands.LOCAL`: to each of its destinations an envelope of its own."""
+        """Send what was pushed to :data:`~dmsg.rmb.peer.commands.LOCAL`: to each of its destinations an envelope of its own.
+
+        It is noted before, and not taken once more then when this process is killed.
+        """
         now = self._now_s()
         try:
             request = OutgoingRequest.from_json(data)
         except InvalidMessage as invalid:
             text = f"invalid message payload data: {invalid.problem}"
             self._refuse(invalid.reply_to, invalid.reference, "", PeerCode.WRONG_PAYLOAD, text)
+            self._noting.begin(self._note(data, []))
             return
+        begun: list[tuple[OutgoingRequest, Envelope, _Awaited]] = []
         for twin in request.destinations:
             # Each has a uid of its own: an error of a relay says nothing else of whose envelope it is about.
             uid = self._new_uid()
@@ -144,8 +151,11 @@ class Requests:
                 continue
             ends_at = float(envelope.timestamp + envelope.expiration)
             awaited = _Awaited(BACKLOG + uid, request.reply_to, request.reference, twin, ends_at)
-            self._note(awaited, uid, envelope.expiration)
-            one = replace(one, timestamp=envelope.timestamp, expiration=envelope.expiration)
+            begun.append(
+                (replace(one, timestamp=envelope.timestamp, expiration=envelope.expiration), envelope, awaited)
+            )
+        self._noting.begin(self._note(data, [(envelope, awaited) for _, envelope, awaited in begun]))
+        for one, envelope, awaited in begun:
             self._begin(one, envelope, awaited)
 
     def _begin(self, request: OutgoingRequest, envelope: Envelope, awaited: _Awaited) -> None:
@@ -222,23 +232,28 @@ class Requests:
 
     # --- to the lists ------------------------------------------------------------------------------------------------
 
-    def _note(self, awaited: _Awaited, uid: str, left_s: int) -> None:
-        note = Backlog(uid=uid, reply_to=awaited.reply_to, ttl=left_s, destination=awaited.twin)
-        note.expires = int(awaited.ends_at)
-        if awaited.reference is not None:
-            note.reference = awaited.reference
+    async def _note(self, data: bytes, begun: list[tuple[Envelope, _Awaited]]) -> None:
+        """Put notes in the place of the message that was taken.
 
-        def noted(_: None) -> None:
-            awaited.noted = True
-
-        # Not waited for: the answer, which comes later, is pushed over the same connection, and removes it.
-        keeping = ensureDeferred(self._lists.keep(awaited.note, note.SerializeToString(), left_s + NOTE_GRACE_S))
-        keeping.addCallbacks(noted, lambda failure: failure.trap(RedisAway, RedisRefused))
+        Not waited for: the answer, which comes later, is pushed over the same connection, and removes its note.
+        """
+        with suppress(RedisRefused):
+            while True:
+                open_ones = [(envelope, awaited) for envelope, awaited in begun if not awaited.answered]
+                try:
+                    await self._lists.done(LOCAL_TAKEN, data, [_note_of(*one) for one in open_ones])
+                except RedisAway:
+                    await deferLater(self._clock, RETRY_S)
+                    continue
+                for _, awaited in open_ones:
+                    awaited.noted = True
+                return
 
     def _refuse(self, reply_to: str, reference: str | None, source: str, code: int, text: str) -> None:
         self._answer(_Awaited("", reply_to, reference, 0, 0.0), _error(reference, source, code, text))
 
     def _answer(self, awaited: _Awaited, answer: IncomingResponse) -> None:
+        awaited.answered = True
         if awaited.reply_to:
             data = answer.to_json()
             if self._waiting_bytes + len(data) > WAITING_ANSWERS_BYTES:
@@ -284,7 +299,18 @@ class Requests:
             assert awaited.timer is not None
             awaited.timer.cancel()
         self._restored.clear()
+        ends_at = self._clock.seconds() + patience_s
         await self._deliveries.end(patience_s, self._clock)
+        await self._noting.end(ends_at - self._clock.seconds(), self._clock)
+
+
+def _note_of(envelope: Envelope, awaited: _Awaited) -> tuple[str, int, bytes]:
+    left_s = envelope.expiration
+    note = Backlog(uid=envelope.uid, reply_to=awaited.reply_to, ttl=left_s, destination=awaited.twin)
+    note.expires = int(awaited.ends_at)
+    if awaited.reference is not None:
+        note.reference = awaited.reference
+    return awaited.note, left_s + NOTE_GRACE_S, note.SerializeToString()
 
 
 def _error(reference: str | None, source: str, code: int, text: str) -> IncomingResponse:

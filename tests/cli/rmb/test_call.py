@@ -195,7 +195,7 @@ async def test_who_serves_outlives_a_redis_and_gives_back_what_it_does_not_answe
 @pytest_twisted.ensureDeferred
 async def test_a_command_whose_key_is_no_list_ends(bus: Any, redis_url: str, reactor: Any) -> None:
     lists = RedisLists(RedisAddress.parse(redis_url), reactor)
-    await lists.keep("msgbus.up", b"x", 60)
+    await lists.redis.call("SETEX", "msgbus.up", 60, b"x")
     await lists.close()
     command = bus.start(run_serve, "up", "cat", redis=redis_url)
     assert "WRONGTYPE" in str(await refused(command.ended))

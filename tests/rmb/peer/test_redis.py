@@ -67,7 +67,7 @@ async def test_a_message_is_pushed_once_however_often_it_is_tried(lists: Any) ->
     async def push(note: str, data: bytes, doubt: Doubt) -> bool:
         return await lists.push_once(note, "list", data, most=2, keep_s=60, doubt=doubt, wait_s=5.0)
 
-    await lists.keep("note", b"x", 60)
+    await lists.redis.call("SETEX", "note", 60, b"x")
     assert await push("note", b"one", Doubt.NOTE)
     assert not await push("note", b"one", Doubt.NOTE)
     assert not await push("missing", b"one", Doubt.LIST)
@@ -81,8 +81,8 @@ async def test_a_message_is_pushed_once_however_often_it_is_tried(lists: Any) ->
 @pytest_twisted.ensureDeferred
 async def test_notes_are_found_by_the_beginning_of_their_names(lists: Any) -> None:
     for number in range(5):
-        await lists.keep(f"note.{number}", str(number).encode(), 60)
-    await lists.keep("other", b"x", 60)
+        await lists.redis.call("SETEX", f"note.{number}", 60, str(number))
+    await lists.redis.call("SETEX", "other", 60, b"x")
     assert sorted(await lists.notes("note.", 100)) == [(f"note.{n}", str(n).encode()) for n in range(5)]
     assert len(await lists.notes("note.", 2)) == 2
     await lists.forget(["note.0", "note.1"])
@@ -92,7 +92,7 @@ async def test_notes_are_found_by_the_beginning_of_their_names(lists: Any) -> No
 
 @pytest_twisted.ensureDeferred
 async def test_a_key_that_is_no_list_is_refused(lists: Any, taker: Any) -> None:
-    await lists.keep("list", b"x", 60)
+    await lists.redis.call("SETEX", "list", 60, b"x")
     for attempt in (lists.push("list", b"x"), taker("list").take(), lists.push_if_room("list", b"x", **ROOM)):
         with pytest.raises(RedisRefused) as caught:
             await attempt

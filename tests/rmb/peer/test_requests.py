@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+import socket
 import time
 from typing import Any
 
@@ -253,7 +254,7 @@ async def test_requests_in_redis_survive_its_end_and_are_taken_when_it_is_back(
 
 @pytest_twisted.ensureDeferred
 async def test_a_program_that_waits_on_a_key_that_is_no_list_harms_nobody(peer: Peer) -> None:
-    await peer.lists.keep("answers", b"x", 60)
+    await peer.lists.redis.call("SETEX", "answers", 60, b"x")
     await peer.push(LOCAL, local())
     await peer.push(LOCAL, local(ret="others"))
     assert (await peer.take("others"))["err"] is None
@@ -313,3 +314,24 @@ async def test_what_a_process_had_taken_when_it_was_killed_is_taken_by_the_next_
     assert [one.uid for one in peer.exchange.answers] == ["0", "1", "2"]
     await peer.gateway.stop()
     assert await peer.ask("EXISTS", LOCAL_TAKEN, REPLY_TAKEN) == 0
+
+
+@pytest_twisted.ensureDeferred
+async def test_a_request_is_noted_and_not_taken_once_more_before_it_is_sent(make_peer: Any, address: Any) -> None:
+    peer, there = make_peer(address), list[bytes]()
+
+    def look(envelope: Any) -> Any:
+        """While nothing else happens in this process: it could be killed now."""
+        asked, ends_at = f"EXISTS {LOCAL_TAKEN} {BACKLOG}{envelope.uid}\r\nEXISTS {LOCAL_TAKEN}\r\n".encode(), 5.0
+        with socket.create_connection((address.server.host, address.server.port), timeout=ends_at) as redis:
+            ends_at += time.monotonic()
+            while there != [b":1", b":0"] and time.monotonic() < ends_at:
+                redis.sendall(asked)
+                there[:] = redis.recv(8, socket.MSG_WAITALL).split()
+        return answer_to(envelope, b"pong")
+
+    peer.exchange.answer = look
+    await peer.gateway.start()
+    await peer.push(LOCAL, local(ref="mine"))
+    assert (await peer.take("answers"))["ref"] == "mine"
+    assert there == [b":1", b":0"]

@@ -124,7 +124,7 @@ async def test_a_list_that_is_full_answers_that_it_is(peer: Peer, monkeypatch: A
 
 @pytest_twisted.ensureDeferred
 async def test_a_command_whose_key_is_no_list_is_answered(peer: Peer) -> None:
-    await peer.lists.keep("msgbus.taken", b"x", 60)
+    await peer.lists.redis.call("SETEX", "msgbus.taken", 60, b"x")
     peer.gateway.request_received(request_of(7, "taken"))
     assert (await refused(peer)).code == 500
 
