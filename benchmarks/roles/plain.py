@@ -1,6 +1,6 @@
 """Twisted alone over TCP, without any of ours: an echo, a sink, a relay that copies bytes, and who sends through it.
 
-What it takes is what the machine and the reactor take at the time; the rest is ours.
+Its figures are those of the machine and the reactor at that time. What ours take beyond them is our own cost.
 """
 
 from __future__ import annotations

@@ -181,7 +181,7 @@ class RedisConnection:
         shell.flush()
 
     def flushed(self, shell: Shell) -> None:
-        """Nobody waits for that: a command is over when its reply is there."""
+        """A command is over when its reply is there, not when it is written."""
 
     def connection_lost(self, shell: Shell, error: DmsgError | None, reason: Failure) -> None:
         """Fail what has no reply, and connect again."""

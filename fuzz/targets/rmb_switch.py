@@ -68,7 +68,7 @@ class _Relay:
         self.route(session, [data] * (1 + choices.below(2)))
 
     def route(self, session: Session, messages: list[bytes]) -> None:
-        """What comes back is what is for nobody that is here and has room."""
+        """What comes back is for sessions that are not here, or have no room."""
         self.sent.update(messages)
         try:
             parcels, malformed = self.switch.route(session, messages, float(self.count), _NOW), False
@@ -93,7 +93,7 @@ class _Relay:
                 assert SessionAddress.of(Envelope.FromString(data).destination) == session.address
 
     def check(self) -> None:
-        """The sums are right, and there is somebody to close when there is too much."""
+        """The sums are right, and when there is too much there is a session to close."""
         switch = self.switch
         held = {one: sum(map(len, (*one.queue, *one.behind))) for one in self.programs}
         assert set(switch.sessions.values()) == set(self.programs)

@@ -60,7 +60,7 @@ class Party:
         shell.flush()
 
     def flushed(self, shell: Shell) -> None:
-        """Nobody waits."""
+        """No writer waits."""
 
     def connection_lost(self, shell: Shell, error: DmsgError | None, reason: object) -> None:
         assert not self.lost

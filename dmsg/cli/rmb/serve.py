@@ -37,7 +37,7 @@ CONCURRENCY: Final = 8
 TIME_LIMIT_S: Final = 30.0
 #: The longest answer: an envelope has to hold it, with its addresses and signature.
 OUTPUT_LIMIT_BYTES: Final = MAX_ENVELOPE_BYTES - 4096
-#: How often somebody who waits for a relay is told why there is none, in seconds.
+#: While no relay is connected, the command says why every so many seconds.
 PATIENCE_S: Final = 5.0
 #: A Redis that is away is asked again in so many seconds.
 RETRY_S: Final = 0.5

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import re
+from abc import abstractmethod
 from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Any, Final
@@ -237,11 +238,13 @@ class _LinkHandshake(Core):
         self._deadline = None
         raise _malformed("timeout")
 
+    @abstractmethod
     def _on_frame(self, frame: LinkFrame) -> None:
-        raise NotImplementedError
+        """Take the next message of the handshake."""
 
+    @abstractmethod
     def _on_line_feed(self) -> Event:
-        raise NotImplementedError
+        """Take the line feed that ends the last message."""
 
     def _send(self, frame: LinkFrame) -> None:
         self._frame = frame

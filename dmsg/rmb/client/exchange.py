@@ -76,7 +76,7 @@ _REGISTRY_FAILED: Final = "other: failed to get twin information"
 class Accepted:
     """An envelope that has passed every check. ``payload`` is in clear; ``twin`` is the sender.
 
-    ``twin`` is ``None`` for an error of a relay, which nobody has signed. ``relay`` is the URL over which it came.
+    ``twin`` is ``None`` for an error of a relay, which has no signature. ``relay`` is the URL over which it came.
     """
 
     envelope: Envelope
@@ -93,7 +93,7 @@ class Accepted:
 
 
 class ExchangeOwner(TypingProtocol):
-    """Who is told of what nobody waits for in a coroutine."""
+    """Receives the requests, and the answers that no coroutine awaits."""
 
     def request_received(self, request: Accepted) -> None:
         """A request came. Answer it with :meth:`Exchange.respond`, or with :meth:`Exchange.send`."""
@@ -175,7 +175,7 @@ class Exchange:
         self._calls: dict[str, _Call] = {}
         self._calls_bytes = 0
         self._refusals = TokenBucket(_REFUSALS_PER_S, _REFUSALS_PER_S, reactor.seconds())
-        #: What relays of ours are called in the registry: to themselves, too, or nobody would reach us over them.
+        #: The names of our relays in the registry. A relay must know itself by one of them, or envelopes to us go elsewhere.
         self._relay_names: frozenset[str] = frozenset()
         self._is_found = self._is_published = False
         self._publishing: Deferred[None] | None = None
@@ -192,8 +192,8 @@ class Exchange:
     async def start(self) -> None:
         """Find our own twin in the registry, publish what is to be published, and begin to connect.
 
-        The registry is asked until it answers. What it takes long to publish is waited for only if others have no use for
-        us before: when they do not have our key. Requests may be made before: they wait. Raises
+        The registry is asked until it answers. Publishing is awaited only if the registry does not have our key yet: without
+        it others cannot write to us. Requests may be made before: they wait. Raises
         :class:`~dmsg.rmb.client.errors.NoTwin`, or ``InvalidTwin`` for relays that cannot be published.
         """
         self._stopped = self._is_found = False

@@ -93,7 +93,7 @@ class Handlers:
             respond(_BUSY)
             return
         ends_at = self._clock.seconds() + request.remaining_s
-        # With a place free, whoever waits has all of its own taken: so nobody is overtaken here.
+        # With a place free, twins whose requests wait have taken all of their own places: this one overtakes none of them.
         if len(self._working) < self._limit and self._may(request.source.twin):
             self._work(request, respond, ends_at)
             return
@@ -163,6 +163,6 @@ class Handlers:
         except CancelledError:
             if self._stopped:
                 respond(_FAILED)
-        except Exception:
+        except Exception:  # a handler is the application's, and may raise anything: its caller is told
             _log.failure("a handler of the command {command} failed", command=request.command)
             respond(_FAILED)

@@ -31,7 +31,7 @@ class Again(Enum):
 
 
 class Parcel:
-    """An envelope as bytes, on its way: kept until nobody needs it any more, so that it can go over another relay.
+    """An envelope as bytes, on its way: kept until it is answered or over, so that it can go over another relay.
 
     ``prefer`` are URLs, places or hosts of relays in the order in which they are tried first. ``again`` says when it goes
     over another relay because one that carried it is lost.

@@ -129,7 +129,7 @@ class RmbClient(Service):
             self._ready.fire(None)
         except CancelledError:
             return
-        except Exception:
+        except Exception:  # the program decides: when_ready() raises it to each that waits
             self._failure = Failure()
             _log.error("the client cannot work: {error}", error=self._failure.getErrorMessage())
             self._ready.fire(self._failure)

@@ -112,7 +112,7 @@ class EnvelopeRefused(RemoteProtocolError):
     """An envelope that is not handed on. ``reason`` is for logs.
 
     ``code`` and ``text`` are what the sender of a request is answered, unless ``code`` is ``None``: then an answer would
-    go to somebody who did not send it, or tell an attacker more than it knows.
+    go to a twin that did not send it, or tell an attacker more than it knows.
     """
 
     def __init__(self, reason: str, code: PeerCode | None = None, text: str = "") -> None:
@@ -174,7 +174,7 @@ class UnsignedSource(EnvelopeRefused):
 
 
 class WrongDestination(EnvelopeRefused):
-    """Written to another twin, and brought here by somebody who has seen it."""
+    """Addressed to another twin. A relay or an eavesdropper has brought it here."""
 
     def __init__(self) -> None:
         super().__init__("wrong destination")

@@ -19,7 +19,7 @@ from dmsg.rmb.core.errors import BadSignature, InvalidSecret
 SECRET_BYTES: Final = 32
 SIGNATURE_BYTES: Final = 65
 _PHRASE_ROUNDS: Final = 2048
-#: The point of ristretto255 that is nobody's: anyone can make signatures of sr25519 that fit it.
+#: The neutral point of ristretto255 has no secret key: signatures of sr25519 that fit it can be made without one.
 _NEUTRAL: Final = bytes(32)
 
 

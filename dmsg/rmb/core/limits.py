@@ -12,8 +12,8 @@ MAX_TWIN: Final = 2**32 - 1
 #: Life of a message that does not say how long, and the longest there is, in seconds. Both are the public peer's.
 DEFAULT_TTL_S: Final = 300
 MAX_TTL_S: Final = 1800
-#: A clock may be this much ahead of ours. The stamp of an envelope further ahead is not believed: whoever has seen it could
-#: send it again for as long.
+#: A clock may be this much ahead of ours. An envelope stamped further ahead is refused: a copy of it could be sent again
+#: for as long.
 MAX_AHEAD_S: Final = 300
 #: A receiver takes an envelope this long after its time, because clocks differ.
 LATE_S: Final = 10

@@ -115,7 +115,7 @@ class Requests:
     # --- from the list -----------------------------------------------------------------------------------------------
 
     async def room(self) -> None:
-        """Wait while much is under way and answers come. When none come, waiting would help nobody: one is refused then."""
+        """Wait while much is under way and answers come. When no answers come, return: the next request is then refused."""
         while len(self._calls) >= UNDER_WAY:
             left_s = self._answered_at + _STALLED_S - self._clock.seconds()
             if left_s <= 0:

@@ -267,7 +267,7 @@ class Delivery:
         return None
 
     async def _store_quietly(self, to: SessionAddress, data: bytes) -> None:
-        """Put into the store what was counted as delivered, or is an answer of ours: there is nobody to tell."""
+        """Store an envelope that was counted as delivered, or an answer of ours. Its sender is not told if that fails."""
         envelope = parse_envelope(data)
         now_s = self._unix_time()
         left_s = remaining(now_s, envelope.timestamp, envelope.expiration)

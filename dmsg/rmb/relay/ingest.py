@@ -49,7 +49,7 @@ def body_limit(message_bytes: int) -> int:
 
 
 class Ingest(Resource):
-    """Answers ``POST /``; which requests that are, somebody else looks at.
+    """Answers ``POST /``; :mod:`dmsg.rmb.relay.api` finds out which requests these are.
 
     ``registry`` is an :class:`~dmsg.rmb.interfaces.ITwinRegistry`, ``domains`` are this relay's names. With
     ``open_to_all`` relays without a good header may post, too, an envelope at a time and as often as ``admit(host)`` lets
@@ -171,7 +171,7 @@ class Ingest(Resource):
         if not destination.twin or len(destination.connection) > MAX_CONNECTION_BYTES:
             raise Refused(400, RelayProblem.NO_DESTINATION.text, Reason.NO_DESTINATION)
         if not envelope.source.twin:
-            # Only relays send as nobody, to their own sessions: by federation it would be an order without a sender.
+            # Twin 0 is a relay that writes to its own sessions: from another relay it would be an order without a sender.
             raise Refused(400, RelayProblem.WRONG_SOURCE.text, Reason.WRONG_SOURCE)
         if remaining(self._unix_time(), envelope.timestamp, envelope.expiration) is None:
             raise Refused(400, RelayProblem.EXPIRED.text, Reason.MESSAGE_EXPIRED)

@@ -107,7 +107,7 @@ class TwinCache:
             found = await self._fetch(number)
         except CancelledError:
             found = Failure(RegistryError("closed"))
-        except Exception:
+        except Exception:  # whatever it is, all who asked for the twin are told, and the next one asks again
             found = Failure()
         if self._fetching.get(number) is waiters:
             del self._fetching[number]

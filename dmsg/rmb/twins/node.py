@@ -160,7 +160,7 @@ class Node:
         shell.flush()
 
     def flushed(self, shell: Shell) -> None:
-        """Questions are short: nobody waits for room."""
+        """Questions are short, so none waits for room."""
 
     def connection_lost(self, shell: Shell, error: DmsgError | None, reason: Failure) -> None:
         """All that waits will wait in vain."""

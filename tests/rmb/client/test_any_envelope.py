@@ -1,4 +1,4 @@
-"""No envelope, whatever is in it and whoever signed it, does more than it should."""
+"""No envelope does more than it should, whatever is in it and however it is signed."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def test_any_messages_of_a_relay_leave_the_client_at_work(messages: list[bytes])
             relay.deliver(message, SessionAddress(twin))
     world.settle()
     assert call.result.data == b"x"
-    assert len(relay.tokens) == 2, "nobody had to connect again"
+    assert len(relay.tokens) == 2, "no session had to connect again"
     for request in served:
         assert request.source.twin in (CALLER, STRANGER)
         assert request.sealed

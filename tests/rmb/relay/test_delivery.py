@@ -412,7 +412,7 @@ def test_a_twin_that_is_connected_to_another_of_its_relays_is_found_there(world:
     alice = world.connect(1)
     alice.send(alice.envelope(50, uid="a"), alice.envelope(50, uid="b"), alice.envelope(50, uid="c", tags="fail-fast"))
     assert len(federation.asked) == 3 and stored(world, 50) == [] and not alice.received
-    federation.asked[1]()  # nobody has it
+    federation.asked[1]()  # no relay has it
     federation.asked[2]()
     world.turn()
     assert stored(world, 50) == ["b"] and errors(alice) == [("c", 125, "destination offline")]

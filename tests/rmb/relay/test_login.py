@@ -1,4 +1,4 @@
-"""Who is let in: tokens that are good, bad, old, seen before, for others, or of nobody."""
+"""Who is let in: tokens that are good, bad, old, seen before, for another relay, or of an unknown twin."""
 
 from __future__ import annotations
 

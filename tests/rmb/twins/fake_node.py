@@ -166,7 +166,7 @@ class FakeNode(Resource):
         shell.flush()
 
     def flushed(self, shell: Any) -> None:
-        """Nobody waits."""
+        """No writer waits."""
 
     def connection_lost(self, shell: Any, error: Any, reason: Any) -> None:
         self.heads = {name: one for name, one in self.heads.items() if one is not shell}

@@ -1,4 +1,4 @@
-"""SCALE against the vectors, against an independent library, and against bytes that nobody honest sends."""
+"""SCALE against the vectors, against an independent library, and against bytes that no honest node sends."""
 
 from __future__ import annotations
 

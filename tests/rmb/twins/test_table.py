@@ -38,7 +38,7 @@ def table(path):
 
 
 def alter(path, statement, *values):
-    """What somebody does who can write the file, but has no key."""
+    """What a writer of the file can do without a key."""
     with sqlite3.connect(path) as connection:
         connection.execute(statement, values)
     connection.close()

@@ -9,7 +9,7 @@ database. Beside the streams there are, all of them with an expiry:
 ``dmsg.rmb.told:SESSION``               that process has been told of envelopes and has not read them yet
 ``dmsg.rmb.inbox:PROCESS``              list of what a process is told: ``p`` or ``r`` (put, replaced) and the session
 ``dmsg.rmb.queues:TWIN``                sorted set of a twin's queues by when they go
-``dmsg.rmb.from:TWIN``                  bytes that a twin has sent to queues nobody reads, this hour
+``dmsg.rmb.from:TWIN``                  bytes that a twin has sent to queues without a session, this hour
 ======================================  ==============================================================================
 
 Each operation is one script. An answer with several parts is packed into one string, which is read faster.
@@ -44,7 +44,7 @@ from dmsg.rmb.relay.errors import ScriptMissing, StoreFull, StoreUnavailable
 from dmsg.rmb.relay.stores.base import KEPT_S, ROW_BYTES, QueueLimits, Stored
 
 #: How long Redis believes that a session is connected to a process that says nothing more, and how often it says so, in
-#: seconds. As often the streams of sessions here are looked at: a public relay tells nobody what it has pushed.
+#: seconds. The streams of sessions here are read as often: a public relay does not announce what it has pushed.
 PRESENT_S: Final = 30
 SWEPT_EVERY_S: Final = 2.0
 #: Sessions looked at by one script: some 200 µs of Redis.
