@@ -1,4 +1,4 @@
-"""A connection to Redis that is made again as often as it is lost."""
+"""A connection to Redis that is made again as often as it is lost, and one that takes the messages of a list."""
 
 from __future__ import annotations
 
@@ -22,6 +22,9 @@ from dmsg.sansio.resp import ReplyError, RespClient
 
 #: A command that is not answered in so long ends its connection, in seconds: Redis answers in microseconds.
 REPLY_TIMEOUT_S: Final = 5.0
+#: Redis itself ends a wait for a message after so long, in whole seconds. So that no program stops in the middle of one,
+#: a wait is never broken off, and stopping takes this long at most.
+TAKE_S: Final = 1
 #: The pauses between attempts to connect, in seconds: a Redis that is back is used soon.
 _PAUSES: Final = Backoff(0.05, 2.0)
 #: Replies that mean "not now", and that the command was not carried out.
@@ -193,3 +196,39 @@ class RedisConnection:
             if not one.called:
                 one.errback(RedisAway(why, maybe_done=True))
         self._lost.fire(None)
+
+
+class Taker:
+    """Takes the messages of one list, over a connection of its own: waiting for one blocks it.
+
+    With ``taken``, another list, a message goes there at once, and stays until it is removed from it: so that it is not lost
+    when this process or its connection ends in the meantime.
+    """
+
+    def __init__(self, address: RedisAddress, key: str, reactor: Any, *, taken: str = "") -> None:
+        self.key = key
+        self.taken = taken
+        self._redis = RedisConnection(address, reactor)
+
+    async def take(self, wait_s: int = TAKE_S) -> bytes | None:
+        """The oldest message; ``None`` if none has come in ``wait_s``, whole seconds.
+
+        Raises as :meth:`RedisConnection.call`. Not to be cancelled: Redis may have given a message away by then.
+        """
+        patience_s = wait_s + REPLY_TIMEOUT_S
+        if self.taken:
+            kept: bytes | None = await self._redis.call(
+                "BRPOPLPUSH", self.key, self.taken, wait_s, patience_s=patience_s
+            )
+            return kept
+        found = await self._redis.call("BRPOP", self.key, wait_s, patience_s=patience_s)
+        return None if found is None else found[1]
+
+    @property
+    def is_away(self) -> bool:
+        """Whether there is no connection, so that nothing is being taken."""
+        return bool(self._redis.problem)
+
+    async def close(self) -> None:
+        """Let go of the connection. To be called while nothing is being taken."""
+        await self._redis.close()

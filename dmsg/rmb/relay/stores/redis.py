@@ -32,14 +32,13 @@ from twisted.python.failure import Failure
 
 from dmsg.address import RedisAddress
 from dmsg.glue.errors import RedisAway, RedisRefused
-from dmsg.glue.redis import RedisConnection, Word
+from dmsg.glue.redis import RedisConnection, Taker, Word
 from dmsg.glue.waiters import Waiters
 from dmsg.rmb.core.address import SessionAddress
 from dmsg.rmb.core.errors import MalformedEnvelope
 from dmsg.rmb.core.lifetime import remaining
 from dmsg.rmb.core.limits import MAX_AHEAD_S, MAX_TTL_S
 from dmsg.rmb.core.wire import parse_envelope
-from dmsg.rmb.peer.redis import Taker
 from dmsg.rmb.relay.errors import ScriptMissing, StoreFull, StoreUnavailable
 from dmsg.rmb.relay.stores.base import KEPT_S, ROW_BYTES, QueueLimits, Stored
 
