@@ -457,8 +457,8 @@ class RedisQueues:
         with contextlib.suppress(StoreUnavailable):
             await self._call("PING")  # everything before it has arrived
         self._closed = True
-        for call in self._calls.values():
-            call.cancel()
+        while self._calls:  # closing twice at a time comes here twice
+            self._calls.popitem()[1].cancel()
         for running in list(self._running.values()):
             running.cancel()
         await self._taker.close()
