@@ -72,8 +72,14 @@ def test_a_cut_ends_both_sides(link, listener):
 
 
 @pytest.mark.system
-def test_each_distance_gives_rows():
+def test_each_distance_gives_rows_and_what_is_not_installed_is_told(monkeypatch, capsys):
+    monkeypatch.setenv("PATH", "")
+    monkeypatch.delenv("BENCH_OTHERS", raising=False)
     rows = wan.run(TINY)
+    assert capsys.readouterr().err.splitlines() == [
+        "left out: derper is not installed",
+        "left out: wormhole is not installed",
+    ]
     assert {one.bench for one in rows} == {"wan"}
     assert sum(bool(one.target) for one in rows) == 5
     assert all(one.value > 0 for one in rows)
