@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, Final
 
 from twisted.internet.defer import CancelledError, Deferred, ensureDeferred
@@ -26,7 +26,7 @@ REPLY_TIMEOUT_S: Final = 5.0
 #: a wait is never broken off, and stopping takes this long at most.
 TAKE_S: Final = 1
 #: The pauses between attempts to connect, in seconds: a Redis that is back is used soon.
-_PAUSES: Final = Backoff(0.05, 2.0)
+_PAUSES: Final = Backoff(0.0375, 1.5)
 #: Replies that mean "not now", and that the command was not carried out.
 _NOT_NOW: Final = ("LOADING", "READONLY", "MASTERDOWN", "CLUSTERDOWN", "TRYAGAIN", "BUSY", "NOREPLICAS", "OOM")
 
@@ -40,8 +40,8 @@ def _refusal(text: str) -> RedisAway | RedisRefused:
 class RedisConnection:
     """One connection to the database at ``address``, from the first command to :meth:`close`.
 
-    Commands are sent at once, without waiting for the replies to those before. ``uniform()`` is in [0, 1). Each connection
-    begins with loading ``scripts``, whether Redis allows that or not.
+    Commands are sent at once, without waiting for the replies to those before. Each connection begins with loading ``scripts``,
+    whether Redis allows that or not.
     """
 
     def __init__(
@@ -50,14 +50,12 @@ class RedisConnection:
         reactor: Any,
         *,
         scripts: Sequence[str] = (),
-        uniform: Callable[[], float] = lambda: 0.5,
     ) -> None:
         #: Why there is no connection; "" while there is one.
         self.problem = "not connected"
         self._address = address
         self._reactor = reactor
         self._scripts = scripts
-        self._uniform = uniform
         self._shell: Shell | None = None
         self._core: RespClient | None = None
         self._replies: deque[Deferred[Any]] = deque()
@@ -149,7 +147,7 @@ class RedisConnection:
         self.problem = problem
         if not self._closed and self._pause is None:
             self._failures += 1
-            self._pause = self._reactor.callLater(_PAUSES.pause_s(self._failures, self._uniform), self._connect)
+            self._pause = self._reactor.callLater(_PAUSES.longest_s(self._failures), self._connect)
 
     async def close(self) -> None:
         """Let go of the connection at once. What is under way fails."""

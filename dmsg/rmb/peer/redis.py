@@ -76,9 +76,9 @@ class RedisLists:
         """Append to a list that is not ours to bound."""
         await self.redis.call("LPUSH", key, data, wait_s=wait_s)
 
-    async def put_back(self, key: str, data: bytes, wait_s: float = REPLY_TIMEOUT_S) -> None:
+    async def put_back(self, key: str, data: bytes) -> None:
         """Make ``data`` the next message that is taken from a list."""
-        await self.redis.call("RPUSH", key, data, wait_s=wait_s)
+        await self.redis.call("RPUSH", key, data)
 
     async def done(self, taken: str, data: bytes, notes: Sequence[tuple[str, int, bytes]] = ()) -> None:
         """Forget a message that was taken, and write notes, each with the seconds for which it is kept, all in one."""

@@ -95,7 +95,8 @@ class RmbRelay(Service):
         self._events = events
         self._unix_time = unix_time
         self._numbers = count(1)
-        self._config = WebSocketConfig(
+        #: What the WebSocket of a session allows.
+        self.websocket_config = WebSocketConfig(
             max_message_bytes=max_message_bytes, ping_after_s=limits.ping_after_s, dead_after_s=limits.dead_after_s
         )
         self._report = TwinReport(reactor, self._emit)
@@ -194,16 +195,13 @@ class RmbRelay(Service):
         elif (victim := self.admission.victim(origin)) is not None:
             self._close(victim, CloseCode.EVICTED, "the place is needed for others", "evicted")
 
-    @property
-    def websocket_config(self) -> WebSocketConfig:
-        """What the WebSocket of a session allows."""
-        return self._config
-
     def open(self, shell: WebSocketShell, address: SessionAddress, host: str, began: float) -> None:
         """Begin a session of ``address`` on a WebSocket that was accepted; ``began`` is when its request came."""
         now, origin = self.reactor.seconds(), Origin.of(host)
         self._make_room(address, origin)
-        session = Session(self.switch, address, self._config, origin=origin, number=next(self._numbers), now=now)
+        session = Session(
+            self.switch, address, self.websocket_config, origin=origin, number=next(self._numbers), now=now
+        )
         session.owner = shell
         self._shells.add(shell)
         shell.become(session, b"")

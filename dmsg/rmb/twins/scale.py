@@ -31,9 +31,9 @@ class Reader:
 
     __slots__ = ("at", "data")
 
-    def __init__(self, data: bytes, at: int = 0) -> None:
+    def __init__(self, data: bytes) -> None:
         self.data = data
-        self.at = at
+        self.at = 0
 
     def take(self, count: int) -> bytes:
         """The next ``count`` bytes."""

@@ -189,19 +189,16 @@ def _digest(script: str) -> str:
 class RedisQueues:
     """A :class:`~dmsg.rmb.relay.stores.base.QueueStore` in the Redis at ``address``, which need not be there yet.
 
-    ``process`` names this process among those that share the database (default: a random name). Of the limits, those of
-    bytes are kept as Redis estimates them; of one sender's, what it sends to sessions that are not connected counts, for an
-    hour. Raises :class:`~dmsg.errors.ConfigError` without the library.
+    Of the limits, those of bytes are kept as Redis estimates them; of one sender's, what it sends to sessions that are not
+    connected counts, for an hour.
     """
 
     shared = True
 
-    def __init__(
-        self, address: RedisAddress, reactor: Any, *, limits: QueueLimits | None = None, process: str = ""
-    ) -> None:
+    def __init__(self, address: RedisAddress, reactor: Any, *, limits: QueueLimits | None = None) -> None:
         self._limits = limits or QueueLimits()
         self._reactor = reactor
-        self._inbox = f"dmsg.rmb.inbox:{process or os.urandom(8).hex()}"
+        self._inbox = f"dmsg.rmb.inbox:{os.urandom(8).hex()}"
         self._redis = RedisConnection(address, reactor, scripts=_SCRIPTS)
         self._taker = Taker(address, self._inbox, reactor)
         #: Sessions of this process; ``False`` for those that Redis does not know of yet.
