@@ -36,8 +36,8 @@ def find(program: str) -> str:
 
 
 def version_of(*command: str) -> str:
-    """The first thing that looks like a version in what ``command`` prints. Raises ``LeftOut``."""
-    found = re.search(r"\d+(\.\d+)+", run(command, timeout_s=_VERSION_TIMEOUT_S))
+    """The first thing that looks like ``1.2.3`` in what ``command`` prints. Raises ``LeftOut``."""
+    found = re.search(r"\d+(\.\d+){2,}", run(command, timeout_s=_VERSION_TIMEOUT_S))
     return found.group() if found else "of some version"
 
 

@@ -19,18 +19,18 @@ class Transit:
 
     def __init__(self, cast: Cast) -> None:
         wormhole = find("wormhole")
-        self._python = str(Path(wormhole).resolve().with_name(Path(sys.executable).name))
+        self.python = str(Path(wormhole).resolve().with_name(Path(sys.executable).name))
         relay = "import importlib.metadata as m; print(m.version('magic-wormhole-transit-relay'))"
-        self.name = f"transit relay {version_of(self._python, '-c', relay)}"
+        self.name = f"transit relay {version_of(self.python, '-c', relay)}"
         self.port = free_port()
         endpoint = f"tcp:{self.port}:interface=127.0.0.1"
-        self._process = serve(cast, (self._python, "-m", "twisted", "transitrelay", "--port", endpoint), self.port)
+        self._process = serve(cast, (self.python, "-m", "twisted", "transitrelay", "--port", endpoint), self.port)
         self._cast = cast
 
     def pair(self, source_port: int = 0, sink_port: int = 0) -> tuple[Child, Child]:
         """An end that sends and one that answers, connected: over the relay's port, or ones that lead there."""
         key = secrets.token_hex(32)
-        command = (self._python, "-m", "benchmarks.child", "transit")
+        command = (self.python, "-m", "benchmarks.child", "transit")
         ends = [
             self._cast.start("transit", command=command, port=port or self.port, key=key, sends=sends)
             for port, sends in ((source_port, True), (sink_port, False))
