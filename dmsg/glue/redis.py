@@ -8,12 +8,11 @@ from typing import Any, Final
 
 from twisted.internet.defer import CancelledError, Deferred, ensureDeferred
 from twisted.internet.interfaces import IDelayedCall
-from twisted.internet.protocol import Factory
 from twisted.python.failure import Failure
 
 from dmsg.address import RedisAddress
 from dmsg.errors import DmsgError
-from dmsg.glue.connecting import client_endpoint, connect_reason
+from dmsg.glue.connecting import client_endpoint, connect_reason, quiet_factory
 from dmsg.glue.errors import RedisAway, RedisRefused
 from dmsg.glue.shell import Shell
 from dmsg.glue.waiters import Waiters
@@ -102,10 +101,8 @@ class RedisConnection:
     def _connect(self) -> None:
         self._pause = None
         core = RespClient()
-        factory: Any = Factory.forProtocol(lambda: Shell(core, self, self._reactor))
-        factory.noisy = False
         endpoint = client_endpoint(self._reactor, self._address.server, REPLY_TIMEOUT_S)
-        self._attempt = endpoint.connect(factory)
+        self._attempt = endpoint.connect(quiet_factory(lambda: Shell(core, self, self._reactor)))
         self._attempt.addCallbacks(self._opened, self._failed, callbackArgs=(core,))
 
     def _opened(self, shell: Any, core: RespClient) -> None:

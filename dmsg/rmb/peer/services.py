@@ -143,18 +143,13 @@ class Services:
 
     async def _send(self, envelope: Envelope) -> None:
         try:
-            await self._exchange.send(envelope)
-        except EnvelopeTooLarge:
-            refusal = Envelope(uid=envelope.uid, destination=envelope.destination)
-            refusal.error.code = PeerCode.OTHER
-            refusal.error.message = "other: the answer is too large"
-            await self._try(refusal)
-        except CallError as error:
-            _log.info("a service's answer was not sent: {reason}", reason=error.own_text)
-
-    async def _try(self, envelope: Envelope) -> None:
-        try:
-            await self._exchange.send(envelope)
+            try:
+                await self._exchange.send(envelope)
+            except EnvelopeTooLarge:
+                refusal = Envelope(uid=envelope.uid, destination=envelope.destination)
+                refusal.error.code = PeerCode.OTHER
+                refusal.error.message = "other: the answer is too large"
+                await self._exchange.send(refusal)
         except CallError as error:
             _log.info("a service's answer was not sent: {reason}", reason=error.own_text)
 

@@ -93,11 +93,15 @@ class Reader:
 
     def each(self, read: Callable[[], object]) -> None:
         """Call ``read``, which takes a byte at least, for each thing of a list."""
-        count = self.compact()
+        count = self.count()
         if count > len(self.data) - self.at:
             raise MalformedAnswer("it ends too early")
         for _ in range(count):
             read()
+
+    def count(self) -> int:
+        """The length of a list."""
+        return self.compact()
 
 
 def compact(number: int) -> bytes:
