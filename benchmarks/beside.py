@@ -27,6 +27,10 @@ _WRITE_BYTES: Final = 64 * 1024
 _PING_BYTES: Final = 64
 _LIMIT_S: Final = 120.0
 _MB: Final = 1e6
+#: From client to client, the distance at which files are sent.
+_FAR_MS: Final = 100
+_FAR_MBIT_PER_S: Final = 1000
+_PIECE_BYTES: Final = 64 * 1024
 #: With whom the others are compared.
 _OURS: Final = "dmsg, e2e"
 
@@ -215,17 +219,27 @@ def _our_tunnel(cast: Cast, home: str, services: dict[str, int]) -> tuple[dict[s
 
 
 def _files(sizes: Sizes, left_out: set[str]) -> list[Row]:
+    far = {"delay_s": _FAR_MS / 4000, "bits_per_s": _FAR_MBIT_PER_S * 1e6}
+    distance = f", {_FAR_MS} ms and {_FAR_MBIT_PER_S:,} Mbit/s away"
+    rows = _send_files(sizes.file_bytes, sizes.repeats, None, "", left_out)
+    return rows + _send_files(max(_PIECE_BYTES, sizes.file_bytes // 4), sizes.repeats, far, distance, left_out)
+
+
+def _send_files(
+    size: int, repeats: int, shape: dict[str, float] | None, distance: str, left_out: set[str]
+) -> list[Row]:
     table = _Table()
     with Cast() as cast, tempfile.TemporaryDirectory(prefix="bench-files-") as home:
         path = Path(home) / "random"
         with path.open("wb") as file:
-            for _ in range(sizes.file_bytes // 65536):
-                file.write(os.urandom(65536))
-        contenders: list[Any] = [files.Dmsg(cast, cast.start("server"))]
+            for _ in range(size // _PIECE_BYTES):
+                file.write(os.urandom(_PIECE_BYTES))
+        way = files.Way(cast, shape)
+        contenders: list[Any] = [files.Dmsg(cast, cast.start("server"), way)]
         for make in (files.Croc, files.Wormhole):
-            found = _made(lambda make=make: make(cast), left_out)  # type: ignore[misc]
+            found = _made(lambda make=make: make(cast, way), left_out)  # type: ignore[misc]
             contenders += [found] if found else []
-        for _ in range(sizes.repeats):
+        for _ in range(repeats):
             for one in list(contenders):
                 target = Path(home) / f"to-{time.monotonic_ns()}"
                 target.mkdir()
@@ -233,7 +247,7 @@ def _files(sizes: Sizes, left_out: set[str]) -> list[Row]:
                 if elapsed_s is None:
                     contenders.remove(one)
                     continue
-                table.add(f"a file of {sizes.file_bytes >> 20} MiB, command to command", "s", one.name, elapsed_s)
+                table.add(f"a file of {size / 2**20:g} MiB{distance}", "s", one.name, elapsed_s)
                 if not _same(path, target / path.name):
                     raise RuntimeError(f"{one.name} sent another file")
                 shutil.rmtree(target)
@@ -242,7 +256,7 @@ def _files(sizes: Sizes, left_out: set[str]) -> list[Row]:
 
 def _same(one: Path, other: Path) -> bool:
     with one.open("rb") as a, other.open("rb") as b:
-        while piece := a.read(1 << 20):
-            if piece != b.read(1 << 20):
+        while piece := a.read(_PIECE_BYTES):
+            if piece != b.read(_PIECE_BYTES):
                 return False
         return not b.read(1)

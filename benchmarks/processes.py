@@ -178,11 +178,11 @@ def process_cpu_s(pid: int) -> float:
         return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
-def wait_for_port(port: int, running: Callable[[], bool]) -> bool:
-    """Wait until something listens on ``port`` of this machine, as long as it is ``running``; whether it does."""
+def wait_for_port(port: int, running: Callable[[], bool], host: str = "127.0.0.1") -> bool:
+    """Wait until something listens on ``port`` of ``host``, as long as it is ``running``; whether it does."""
     until = time.monotonic() + _START_TIMEOUT_S
     while running() and time.monotonic() < until:
-        with suppress(OSError), socket.create_connection(("127.0.0.1", port), 1):
+        with suppress(OSError), socket.create_connection((host, port), 1):
             return True
         time.sleep(0.05)
     return False

@@ -53,8 +53,8 @@ def run(command: Sequence[str], *, directory: Path | None = None, timeout_s: flo
     return done.stdout + done.stderr
 
 
-def serve(cast: Cast, command: Sequence[str], port: int) -> subprocess.Popen[bytes]:
-    """Run ``command`` until the end of ``cast``; gives it once it listens on ``port``. Raises ``LeftOut``."""
+def serve(cast: Cast, command: Sequence[str], port: int, host: str = "127.0.0.1") -> subprocess.Popen[bytes]:
+    """Run ``command`` until the end of ``cast``; gives it once it listens on ``port`` of ``host``. Raises ``LeftOut``."""
     process = subprocess.Popen(
         command,
         stdin=subprocess.DEVNULL,
@@ -68,6 +68,6 @@ def serve(cast: Cast, command: Sequence[str], port: int) -> subprocess.Popen[byt
         process.wait()
 
     cast.close_at_end(end)
-    if not wait_for_port(port, lambda: process.poll() is None):
+    if not wait_for_port(port, lambda: process.poll() is None, host):
         raise LeftOut(f"{Path(command[0]).name} does not listen")
     return process

@@ -1,4 +1,4 @@
-"""Commands that send a file: ours, croc, and wormhole, each through a relay of its own kind on this machine.
+"""Commands that send a file: ours, croc, and wormhole, each through a relay of its own kind, near or far.
 
 The time is from the start of the second of the two commands to the end of both, when the first one waits for it: it
 includes starting a program, agreeing on a key, and comparing a hash of the file.
@@ -24,6 +24,35 @@ from dmsg.testing.process import free_port
 _LIMIT_S: Final = 300.0
 #: What a sender of others needs to be waiting at its relay; told apart from the time that is measured.
 _HEAD_START_S: Final = 3.0
+#: Addresses of this machine that stand for it when it is far away.
+_FAR_HOSTS: Final = ("127.0.0.2", "127.0.0.3")
+#: Told to listen on 127.0.0.1, a relay of croc's listens on all addresses.
+_CROC_HOST: Final = "127.0.0.4"
+#: A relay of croc's listens on so many ports in a row, and tells those who connect to the first one.
+_CROC_PORTS: Final = 5
+
+
+class Way:
+    """How the two commands reach what runs on this machine: as it is, or each over a link of ``shape``."""
+
+    def __init__(self, cast: Cast, shape: Mapping[str, float] | None = None) -> None:
+        self._cast = cast
+        self._shape = dict(shape or {})
+
+    def ports(self, port: int) -> tuple[int, int]:
+        """The ports of this machine that lead to ``port``, for each of the two."""
+        if not self._shape:
+            return port, port
+        sending, receiving = (self._cast.start("link", to=port, **self._shape).facts["port"] for _ in range(2))
+        return sending, receiving
+
+    def hosts(self, host: str, ports: Sequence[int]) -> tuple[str, str]:
+        """The addresses whose ``ports`` lead to those of ``host``, for each of the two."""
+        if not self._shape:
+            return host, host
+        for far in _FAR_HOSTS:
+            self._cast.start("link", to=list(ports), to_host=host, host=far, **self._shape)
+        return _FAR_HOSTS
 
 
 class Dmsg:
@@ -31,15 +60,17 @@ class Dmsg:
 
     name = "dmsg send"
 
-    def __init__(self, cast: Cast, server: Child) -> None:
+    def __init__(self, cast: Cast, server: Child, way: Way) -> None:
         self._cast = cast
-        self._relay = ("--server", f"{server.facts['key']}@127.0.0.1:{server.facts['port']}")
+        key, ports = server.facts["key"], way.ports(server.facts["port"])
+        self._relays = [("--server", f"{key}@127.0.0.1:{port}") for port in ports]
 
     def send(self, path: Path, directory: Path) -> float:
         """Send the file into ``directory``; seconds."""
-        receive = Command(self._cast, directory, "receive", "receive", str(directory), "--once", *self._relay)
+        near, far = self._relays
+        receive = Command(self._cast, directory, "receive", "receive", str(directory), "--once", *far)
         began = time.perf_counter()
-        send = Command(self._cast, directory, "send", "send", receive.result["public_key"], str(path), *self._relay)
+        send = Command(self._cast, directory, "send", "send", receive.result["public_key"], str(path), *near)
         for command in (send, receive):
             command.wait(_LIMIT_S)
         return time.perf_counter() - began
@@ -48,20 +79,21 @@ class Dmsg:
 class Croc:
     """croc, with its own relay; no compression, since the file is random. Raises ``LeftOut``."""
 
-    def __init__(self, cast: Cast) -> None:
-        self._croc = find("croc")
-        self.name = f"croc {version_of(self._croc, '--version')}"
-        port = free_port()  # and the four behind it
-        serve(cast, (self._croc, "relay", "--host", "127.0.0.1", "--port", str(port)), port)
-        self._options = ("--yes", "--ignore-stdin", "--disable-clipboard", "--no-compress", "--overwrite")
-        self._options += ("--relay", f"127.0.0.1:{port}")
+    def __init__(self, cast: Cast, way: Way) -> None:
+        croc = find("croc")
+        self.name = f"croc {version_of(croc, '--version')}"
+        port = free_port()
+        serve(cast, (croc, "relay", "--port", str(port), "--host", _CROC_HOST), port, _CROC_HOST)
+        hosts = way.hosts(_CROC_HOST, range(port, port + _CROC_PORTS))
+        options = ("--yes", "--ignore-stdin", "--disable-clipboard", "--no-compress", "--overwrite")
+        self._sender, self._receiver = ((croc, *options, "--relay", f"{host}:{port}") for host in hosts)
 
     def send(self, path: Path, directory: Path) -> float:
         """Send the file into ``directory``; seconds."""
         secret = {"CROC_SECRET": f"1234-{secrets.token_hex(6)}"}
         return _both(
-            (self._croc, *self._options, "send", "--no-local", str(path)),
-            (self._croc, *self._options),
+            (*self._sender, "send", "--no-local", str(path)),
+            self._receiver,
             directory,
             secret,
         )
@@ -70,7 +102,7 @@ class Croc:
 class Wormhole:
     """Magic Wormhole, with its own mailbox and transit relay. Raises ``LeftOut``."""
 
-    def __init__(self, cast: Cast) -> None:
+    def __init__(self, cast: Cast, way: Way) -> None:
         wormhole = find("wormhole")
         self.name = f"wormhole {version_of(wormhole, '--version')}"
         transit, port = Transit(cast), free_port()
@@ -79,15 +111,17 @@ class Wormhole:
         cast.close_at_end(lambda: [path.unlink() for path in Path(store).iterdir()] and os.rmdir(store))
         mailbox = ("wormhole-mailbox", "--port", endpoint, "--channel-db", f"{store}/mailbox.sqlite")
         serve(cast, (transit.python, "-m", "twisted", *mailbox), port)
-        relays = ("--relay-url", f"ws://127.0.0.1:{port}/v1", "--transit-helper", f"tcp:127.0.0.1:{transit.port}")
-        self._wormhole = (wormhole, *relays)
+        self._sender, self._receiver = (
+            (wormhole, "--relay-url", f"ws://127.0.0.1:{mailbox}/v1", "--transit-helper", f"tcp:127.0.0.1:{relay}")
+            for mailbox, relay in zip(way.ports(port), way.ports(transit.port), strict=True)
+        )
 
     def send(self, path: Path, directory: Path) -> float:
         """Send the file into ``directory``; seconds."""
         code = f"7-{secrets.token_hex(4)}"
         send = ("send", "--no-listen", "--hide-progress", "--code", code, str(path))
         receive = ("receive", "--no-listen", "--hide-progress", "--accept-file", code)
-        return _both((*self._wormhole, *send), (*self._wormhole, *receive), directory, {})
+        return _both((*self._sender, *send), (*self._receiver, *receive), directory, {})
 
 
 def _both(first: Sequence[str], second: Sequence[str], directory: Path, variables: Mapping[str, str]) -> float:

@@ -11,6 +11,7 @@ import pytest
 from benchmarks import wan
 from benchmarks.roles.link import Role
 from benchmarks.sizes import TINY
+from dmsg.testing.process import free_port
 
 
 @pytest.fixture
@@ -61,6 +62,21 @@ def test_data_comes_at_the_rate_and_waits_when_the_path_is_full(link, listener):
         assert got == data
         assert time.monotonic() - began >= 1.0
     assert link.do("full", {})["full_s"][0] > 0.1
+
+
+def test_ports_of_another_address_lead_to_those_of_the_same_numbers(listener):
+    port = listener.getsockname()[1]
+    other = free_port("127.0.0.2")
+    link = Role({"to": [port, other], "host": "127.0.0.2", "delay_s": 0.0})
+    near = socket.create_connection(("127.0.0.2", port), 10)
+    far, _ = listener.accept()
+    far.settimeout(10)
+    with near, far:
+        near.sendall(b"there")
+        assert far.recv(100) == b"there"
+    with socket.create_connection(("127.0.0.2", other), 10) as nobody:
+        assert nobody.recv(1) == b""
+    link.close()
 
 
 @pytest.mark.parametrize("link", [{}], indirect=True)
