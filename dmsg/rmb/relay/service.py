@@ -73,7 +73,6 @@ class RmbRelay(Service):
         unix_time: Callable[[], float] = time.time,
     ) -> None:
         self.reactor: IReactorTime = reactor
-        self.domains = domains
         self.max_message_bytes = max_message_bytes
         self.switch = Switch(limits, limit=limit)
         self.limits = limits = self.switch.limits
