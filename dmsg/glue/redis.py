@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections import deque
 from collections.abc import Sequence
+from functools import cache
 from typing import Any, Final
 
 from twisted.internet.defer import CancelledError, Deferred, ensureDeferred
@@ -30,6 +32,11 @@ _PAUSES: Final = Backoff(0.0375, 1.5)
 _NOT_NOW: Final = ("LOADING", "READONLY", "MASTERDOWN", "CLUSTERDOWN", "TRYAGAIN", "BUSY", "NOREPLICAS", "OOM")
 
 Word = bytes | str | int
+
+
+@cache
+def _digest(script: str) -> str:
+    return hashlib.sha1(script.encode(), usedforsecurity=False).hexdigest()
 
 
 def _refusal(text: str) -> RedisAway | RedisRefused:
@@ -75,6 +82,23 @@ class RedisConnection:
         if not self.problem:
             return self._send(words, patience_s)
         return ensureDeferred(self._call_later(words, wait_s, patience_s))
+
+    def eval(
+        self, script: str, keys: Sequence[str], *arguments: Word, wait_s: float = REPLY_TIMEOUT_S
+    ) -> Deferred[Any]:
+        """As :meth:`call`, with what ``script``, one of ``scripts``, gives for ``KEYS`` and ``ARGV``.
+
+        Its text is sent only if Redis was told to forget it, or does not let us load it.
+        """
+        return ensureDeferred(self._eval(script, (len(keys), *keys, *arguments), wait_s))
+
+    async def _eval(self, script: str, words: tuple[Word, ...], wait_s: float) -> Any:
+        try:
+            return await self.call("EVALSHA", _digest(script), *words, wait_s=wait_s)
+        except RedisRefused as refused:
+            if not refused.reason.startswith("NOSCRIPT"):
+                raise
+            return await self.call("EVAL", script, *words, wait_s=wait_s)
 
     async def _call_later(self, words: tuple[Word, ...], wait_s: float, patience_s: float) -> Any:
         self._begin()

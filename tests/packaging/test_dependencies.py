@@ -141,17 +141,3 @@ def test_noiseprotocol_is_the_text_we_have_read(module: str) -> None:
     assert noise.__file__ is not None
     text = (Path(noise.__file__).parent / module).read_bytes()
     assert hashlib.sha256(text).hexdigest() == READ_AND_JUDGED[module]
-
-
-# --- txredisapi: kept up by few people -----------------------------------------------------------------------------------
-
-
-def test_what_is_used_of_txredisapi_is_public() -> None:
-    """dmsg/discovery/stores/redis.py is the only module that imports it, and takes nothing with a leading underscore."""
-    tree = ast.parse((ROOT / "dmsg" / "discovery" / "stores" / "redis.py").read_text())
-    used = {
-        node.attr
-        for node in ast.walk(tree)
-        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "txredisapi"
-    }
-    assert used and not any(name.startswith("_") for name in used)

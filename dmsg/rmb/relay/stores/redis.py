@@ -18,11 +18,9 @@ Each operation is one script. An answer with several parts is packed into one st
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import os
 import struct
 from collections.abc import Callable, Iterable
-from functools import cache
 from typing import Any, Final
 
 from twisted.internet.defer import CancelledError, Deferred
@@ -39,7 +37,7 @@ from dmsg.rmb.core.errors import MalformedEnvelope
 from dmsg.rmb.core.lifetime import remaining
 from dmsg.rmb.core.limits import MAX_AHEAD_S, MAX_TTL_S
 from dmsg.rmb.core.wire import parse_envelope
-from dmsg.rmb.relay.errors import ScriptMissing, StoreFull, StoreUnavailable
+from dmsg.rmb.relay.errors import StoreFull, StoreUnavailable
 from dmsg.rmb.relay.stores.base import KEPT_S, ROW_BYTES, QueueLimits, Stored
 
 #: How long Redis believes that a session is connected to a process that says nothing more, and how often it says so, in
@@ -179,11 +177,6 @@ def _told(session: SessionAddress) -> str:
 def _session(text: str) -> SessionAddress:
     twin, colon, connection = text.partition(":")
     return SessionAddress(int(twin), connection if colon else None)
-
-
-@cache
-def _digest(script: str) -> str:
-    return hashlib.sha1(script.encode(), usedforsecurity=False).hexdigest()
 
 
 class RedisQueues:
@@ -420,25 +413,22 @@ class RedisQueues:
             return None
         return 0.0
 
-    async def _eval(self, script: str, keys: list[str], *arguments: object) -> Any:
-        words: list[Any] = [len(keys), *keys, *(one if isinstance(one, bytes) else str(one) for one in arguments)]
-        try:
-            return await self._call("EVALSHA", _digest(script), *words)
-        except ScriptMissing:
-            return await self._call("EVAL", script, *words)
+    async def _eval(self, script: str, keys: list[str], *arguments: Word) -> Any:
+        return await self._ask(self._redis.eval, script, keys, *arguments)
 
     async def _call(self, *words: Word) -> Any:
+        return await self._ask(self._redis.call, *words)
+
+    async def _ask(self, how: Callable[..., Deferred[Any]], *words: Any) -> Any:
         if self._closed:
             raise StoreUnavailable("the store is closed")
         try:
-            return await self._redis.call(*words, wait_s=WAIT_S)
+            return await how(*words, wait_s=WAIT_S)
         except RedisAway as error:
             if error.reason.startswith("OOM"):
                 raise StoreFull("store") from None
             raise StoreUnavailable(str(error)) from None
         except RedisRefused as error:
-            if error.reason.startswith("NOSCRIPT"):
-                raise ScriptMissing(str(error)) from None
             raise StoreUnavailable(str(error)) from None
 
     def close(self) -> Deferred[None]:
