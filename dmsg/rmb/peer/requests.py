@@ -18,6 +18,7 @@ from twisted.logger import Logger
 from dmsg.eventlog.reasons import Reason
 from dmsg.eventlog.schema import CallFinished
 from dmsg.glue.errors import RedisAway, RedisRefused
+from dmsg.glue.tasks import Tasks
 from dmsg.glue.waiters import Waiters
 from dmsg.interfaces import IEventLog
 from dmsg.rmb.client.errors import CallError, CallRefused, CallTimeout, Stopped
@@ -28,7 +29,6 @@ from dmsg.rmb.core.messages import IncomingResponse, JsonError, OutgoingRequest
 from dmsg.rmb.core.wire import Envelope, parse_backlog
 from dmsg.rmb.peer.commands import BACKLOG, LOCAL, LOCAL_TAKEN
 from dmsg.rmb.peer.redis import Doubt, RedisLists
-from dmsg.rmb.peer.tasks import Tasks
 
 _log = Logger()
 #: Answers kept in one list, and how long a list is kept after the last one, in seconds: a program that has not come for an

@@ -11,6 +11,7 @@ from twisted.logger import Logger
 
 import dmsg
 from dmsg.glue.errors import RedisAway, RedisRefused
+from dmsg.glue.tasks import Tasks
 from dmsg.rmb.client.errors import CallError, EnvelopeTooLarge
 from dmsg.rmb.client.exchange import Accepted, Exchange
 from dmsg.rmb.core.errors import InvalidMessage, PeerCode
@@ -18,7 +19,6 @@ from dmsg.rmb.core.messages import IncomingRequest, OutgoingResponse
 from dmsg.rmb.core.wire import Envelope
 from dmsg.rmb.peer.commands import KEEP_COMMAND_S, OWN, Commands, list_of
 from dmsg.rmb.peer.redis import RedisLists
-from dmsg.rmb.peer.tasks import Tasks
 
 _log = Logger()
 #: Requests in the list of one command, and their bytes in Redis: above, the next ones are answered with an error.

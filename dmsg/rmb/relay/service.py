@@ -124,14 +124,15 @@ class RmbRelay(Service):
         deadline = self.reactor.seconds() + self.limits.drain_timeout_s
         for session in list(self.switch.sessions.values()):
             self._close(session, CloseCode.GOING_AWAY, "the relay stops", RelayDraining())
-        await self.delivery.when_idle(deadline - self.reactor.seconds())
+        await self.delivery.tasks.when_idle(deadline - self.reactor.seconds(), self.reactor)
         if self._shells:
             await self._emptied.wait_at_most(self.limits.close_timeout_s, self.reactor)
         for shell in list(self._shells):
             shell.cut()
         if self._shells:
             await self._emptied.wait()
-        await self.delivery.when_idle(max(self.limits.close_timeout_s, deadline - self.reactor.seconds()))
+        patience_s = max(self.limits.close_timeout_s, deadline - self.reactor.seconds())
+        await self.delivery.tasks.when_idle(patience_s, self.reactor)
         if self._telling.running:
             self._telling.stop()
             self._tell_routed()
