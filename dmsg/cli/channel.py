@@ -17,6 +17,10 @@ from dmsg.glue.waiters import Waiters
 
 #: Unread bytes at which the other side is made to wait until they are read.
 UNREAD_PAUSE_BYTES: Final = 1024 * 1024
+#: How long a reader that wants many bytes waits for the last of them, in seconds: a slow transfer is still seen to move.
+GATHER_S: Final = 0.1
+#: Smaller pieces are put together: each object costs some 50 bytes, and the sender chooses how small its pieces are.
+_SMALL_BYTES: Final = 4096
 
 
 class TransportBroken(CommandError):
@@ -43,7 +47,10 @@ class Channel(Protocol):
     def __init__(self, clock: Any, opened: Callable[[Channel], object] | None = None) -> None:
         self._clock = clock
         self._opened = opened
-        self._unread = bytearray()  # in one piece: many small ones would cost far more than their bytes
+        self._unread: list[bytes | bytearray] = []
+        #: How much has come and was not read yet.
+        self.unread_bytes = 0
+        self._enough_bytes = 1
         self._reading_paused = False
         self._readers: Waiters[None] = Waiters()
         self._writers: Waiters[None] = Waiters()
@@ -58,19 +65,32 @@ class Channel(Protocol):
 
         Raises ``TransportBroken`` at the end, ``TimedOut`` after ``timeout_s``.
         """
+        return b"".join(await self.read_pieces(timeout_s))
+
+    async def read_pieces(self, timeout_s: float | None = None, enough_bytes: int = 1) -> list[bytes]:
+        """The same in pieces, without a copy of them: waking up once for many pieces costs far less than once for each.
+
+        When something has come, waits for ``enough_bytes`` (at most :data:`UNREAD_PAUSE_BYTES`) or for :data:`GATHER_S`,
+        whichever is first.
+        """
         while not self._unread:
             if self._ended is not None:
                 raise self._broken()
             await self._limited(self._readers.wait(), timeout_s)
-        data = bytes(self._unread)
-        self._unread.clear()
-        self._resume_reading()
-        return data
+        enough_bytes = min(enough_bytes, UNREAD_PAUSE_BYTES)
+        if self.unread_bytes < enough_bytes and self._ended is None:
+            self._enough_bytes = enough_bytes
+            try:
+                await self._readers.wait_at_most(GATHER_S, self._clock)
+            finally:
+                self._enough_bytes = 1
+        return self.take_unread()
 
-    @property
-    def unread_bytes(self) -> int:
-        """How much has come and was not read yet."""
-        return len(self._unread)
+    def take_unread(self) -> list[bytes]:
+        """What has come and was not read yet, which may be nothing."""
+        pieces, self._unread, self.unread_bytes = self._unread, [], 0
+        self._resume_reading()
+        return [bytes(one) if isinstance(one, bytearray) else one for one in pieces]
 
     async def write(self, data: bytes, timeout_s: float | None = None) -> None:
         """Send ``data``; returns when more may be written. Raises as :meth:`read` does."""
@@ -127,11 +147,12 @@ class Channel(Protocol):
             self._opened(self)
 
     def dataReceived(self, data: bytes) -> None:
-        self._unread += data
-        if len(self._unread) >= UNREAD_PAUSE_BYTES and not self._reading_paused:
+        self._keep(data)
+        if self.unread_bytes >= self._enough_bytes:
+            self._readers.fire(None)
+        if self.unread_bytes >= UNREAD_PAUSE_BYTES and not self._reading_paused:
             self._reading_paused = True
             self.transport.pauseProducing()
-        self._readers.fire(None)
 
     def connectionLost(self, reason: Failure = connectionDone) -> None:
         self._ended = reason
@@ -140,6 +161,15 @@ class Channel(Protocol):
         self._watchers.fire(None)
 
     # --- inside ----------------------------------------------------------------------------------------------------
+
+    def _keep(self, data: bytes) -> None:
+        self.unread_bytes += len(data)
+        if len(data) >= _SMALL_BYTES:
+            self._unread.append(data)
+        elif self._unread and isinstance(self._unread[-1], bytearray):
+            self._unread[-1] += data
+        else:
+            self._unread.append(bytearray(data))
 
     def _broken(self) -> TransportBroken:
         assert self._ended is not None

@@ -30,6 +30,9 @@ class RelayListSource(SignedSource[RelayList]):
         *,
         only: bool,
         now_s: Callable[[], float],
+        refresh_s: float = REFRESH_S,
+        retry_s: float = RETRY_S,
+        caller: Any = None,
     ) -> None:
         super().__init__(
             location,
@@ -38,9 +41,10 @@ class RelayListSource(SignedSource[RelayList]):
             trusted,
             reactor,
             now_s=now_s,
-            refresh_s=REFRESH_S,
-            retry_s=RETRY_S,
+            refresh_s=refresh_s,
+            retry_s=retry_s,
             timeout_s=TIMEOUT_S,
+            caller=caller,
         )
         self.only = only
         #: Called whenever another list is in force.

@@ -57,7 +57,7 @@ def _units(pieces: list[bytes]) -> tuple[list[Message | bytes], bool]:
         except TransferFailed as error:
             assert error.code == "malformed"
             return found, True
-        assert len(decoder._buffer) < _UNIT_LIMIT_BYTES
+        assert len(decoder._begun) < _UNIT_LIMIT_BYTES
         for unit in units:
             if isinstance(unit, bytes) and found and isinstance(found[-1], bytes):
                 found[-1] += unit

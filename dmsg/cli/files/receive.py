@@ -22,7 +22,7 @@ from dmsg.cli.files.names import check_name, local_name
 from dmsg.cli.files.parts import PartFile, PartStore
 from dmsg.cli.files.places import Places
 from dmsg.cli.files.quota import KEEP_FREE, QUOTA, Quota
-from dmsg.cli.files.store import BLOCK_BYTES, in_thread, storage_failure
+from dmsg.cli.files.store import WriteBehind, in_thread, storage_failure
 from dmsg.cli.files.talk import HASH_TIMEOUT_S, IDLE_TIMEOUT_S, Conversation
 from dmsg.cli.files.wire import (
     Done,
@@ -292,30 +292,28 @@ class Receiver(Factory):
             self._out.note(f"receiving {name} ({sizes or human_bytes(offer.size)})")
         bar = self._out.bar(name, offer.size, part.offset)
         left = offer.size - part.offset
-        waiting = bytearray()
 
-        def keep(data: bytearray) -> None:
-            self._quota.check(sender, len(data))  # others have taken room since the offer
-            part.append(data)
-            self._quota.add(sender, len(data))
+        def keep(pieces: list[bytes]) -> None:
+            size = sum(map(len, pieces))
+            self._quota.check(sender, size)  # others have taken room since the offer
+            part.append(*pieces)
+            self._quota.add(sender, size)
 
+        behind = WriteBehind(self._reactor, keep)
         try:
-            while left or waiting:
-                if left and len(waiting) < BLOCK_BYTES:
-                    piece = await talk.hear(IDLE_TIMEOUT_S)
-                    if not isinstance(piece, bytes) or len(piece) > left:
-                        raise MalformedTransfer("something other than data, or too much of it")
-                    waiting += piece
-                    left -= len(piece)
-                    self._places.received(talk.channel, len(piece))
-                    bar.advance(len(piece), self._reactor.seconds())
-                    continue
-                block, waiting = waiting, bytearray()
-                await in_thread(self._reactor, lambda data=block: keep(data))  # type: ignore[misc]
+            while left:
+                pieces = await talk.hear_data(left)
+                size = sum(map(len, pieces))
+                left -= size
+                self._places.received(talk.channel, size)
+                bar.advance(size, self._reactor.seconds())
+                await behind.put(pieces)
+            await behind.done()
         except (TransportBroken, TimedOut, CancelledError):
-            keep(waiting)  # what came is not sent twice
+            behind.finish(talk.overheard_data()[:left])  # what came is not sent twice
             raise
         finally:
+            behind.stop()
             bar.close()
 
     def _tell(

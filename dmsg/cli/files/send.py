@@ -15,7 +15,7 @@ from dmsg.cli.channel import Channel, TimedOut, TransportBroken
 from dmsg.cli.client import open_client
 from dmsg.cli.exits import CommandError, Exit
 from dmsg.cli.files.names import check_name
-from dmsg.cli.files.store import SourceFile, in_thread
+from dmsg.cli.files.store import ReadAhead, SourceFile, in_thread
 from dmsg.cli.files.talk import CLOSE_TIMEOUT_S, HASH_TIMEOUT_S, Conversation
 from dmsg.cli.files.wire import Done, End, Finish, Have, MalformedTransfer, Offer, Start, TransferFailed
 from dmsg.cli.output import human_bytes
@@ -181,20 +181,24 @@ class _Sending:
         if source.offset:
             self._out.note(f"{source.name}: going on at {human_bytes(source.offset)} of {human_bytes(source.size)}")
         bar = self._out.bar(source.name, source.size, source.offset)
+        sent = source.offset
+        ahead = ReadAhead(self._reactor, source)
         try:
-            while source.offset < source.size:
+            while sent < source.size:
                 try:
-                    block = await in_thread(self._reactor, lambda: source.read_block(source.size))
+                    block = await ahead.next()
                 except OSError:
                     block = b""
                 if not block:
                     raise TransferFailed("source", source.name)
                 await talk.send_data(block)
+                sent += len(block)
                 self._sent_bytes += len(block)
-                self._furthest = max(self._furthest, source.offset)
+                self._furthest = max(self._furthest, sent)
                 bar.advance(len(block), self._reactor.seconds())
         finally:
             bar.close()
+            await ahead.stop()
 
     def _report(self, source: SourceFile, transport: Transport, sha256: str, start: int) -> None:
         elapsed_s = max(self._reactor.seconds() - self._began, 1e-9)

@@ -7,9 +7,11 @@ import hashlib
 import os
 import stat
 import threading
+from collections import deque
 from collections.abc import Callable
 from typing import Any, Final, TypeVar
 
+from twisted.internet.defer import Deferred
 from twisted.internet.threads import deferToThreadPool
 
 from dmsg.cli.files.wire import TransferFailed
@@ -22,8 +24,58 @@ BLOCK_BYTES: Final = 1024 * 1024
 
 async def in_thread(reactor: Any, work: Callable[[], T]) -> T:
     """``work()`` in a thread of the reactor's pool."""
-    result: T = await deferToThreadPool(reactor, reactor.getThreadPool(), work)
-    return result
+    return await start_in_thread(reactor, work)
+
+
+def start_in_thread(reactor: Any, work: Callable[[], T]) -> Deferred[T]:
+    """The same, for a caller that goes on meanwhile. Cancelling does not stop the work."""
+    return deferToThreadPool(reactor, reactor.getThreadPool(), work)
+
+
+class WriteBehind:
+    """Data on its way to ``write``, which a thread calls with one block after the other while the next ones come.
+
+    A block is a list of pieces.
+    """
+
+    def __init__(self, reactor: Any, write: Callable[[list[bytes]], None]) -> None:
+        self._reactor = reactor
+        self._write = write
+        self._waiting: deque[list[bytes]] = deque()
+        self._lock = threading.Lock()
+        self._failed = False
+        self._running: Deferred[None] | None = None
+
+    async def put(self, pieces: list[bytes]) -> None:
+        """Have ``pieces`` written; waits until everything put before is. Raises what writing that failed with."""
+        self._waiting.append(pieces)
+        await self.done()
+        if self._waiting:
+            self._running = start_in_thread(self._reactor, self._write_waiting)
+
+    async def done(self) -> None:
+        """Wait until everything is written. Raises what that failed with."""
+        running, self._running = self._running, None
+        if running is not None:
+            await running
+
+    def finish(self, data: bytes) -> None:
+        """Write, in this thread and now, what waits and ``data``. Raises what writing them failed with."""
+        self._waiting.append([data])
+        self._write_waiting()
+
+    def stop(self) -> None:
+        """Nothing more is to be written, and what becomes of a block in work does not matter."""
+        self._waiting.clear()
+        if self._running is not None:
+            self._running.addErrback(lambda _: None)
+
+    def _write_waiting(self) -> None:
+        with self._lock:
+            while self._waiting and not self._failed:  # what comes behind a gap is of no use
+                self._failed = True
+                self._write(self._waiting.popleft())
+                self._failed = False
 
 
 class HashedFile:
@@ -93,6 +145,34 @@ class SourceFile(HashedFile):
         with self._lock:
             self._hash = hashlib.sha256()
             self.offset = 0
+
+
+class ReadAhead:
+    """The blocks of ``source`` from where it stands; a thread reads and hashes the next one while one is sent."""
+
+    def __init__(self, reactor: Any, source: SourceFile) -> None:
+        self._reactor = reactor
+        self._source = source
+        self._reading: Deferred[bytes] | None = None
+
+    async def next(self) -> bytes:
+        """One block; empty at the end of the file. Raises ``OSError``."""
+        reading = self._reading or self._begin()
+        self._reading = None
+        block = await reading
+        if block:
+            self._reading = self._begin()
+        return block
+
+    async def stop(self) -> None:
+        """Wait for the thread: the source may be used for something else then."""
+        reading, self._reading = self._reading, None
+        if reading is not None:
+            reading.addErrback(lambda _: None)
+            await reading
+
+    def _begin(self) -> Deferred[bytes]:
+        return start_in_thread(self._reactor, lambda: self._source.read_block(self._source.size))
 
 
 def storage_failure(error: OSError, name: str) -> TransferFailed:

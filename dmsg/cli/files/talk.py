@@ -7,6 +7,7 @@ from collections import deque
 from typing import Final, TypeVar
 
 from dmsg.cli.channel import Channel, TimedOut, TransportBroken
+from dmsg.cli.files.store import BLOCK_BYTES
 from dmsg.cli.files.wire import Decoder, Failed, MalformedTransfer, Message, TransferFailed, data_prefix, encode
 
 M = TypeVar("M", bound=Message)
@@ -15,6 +16,8 @@ M = TypeVar("M", bound=Message)
 IDLE_TIMEOUT_S: Final = 60.0
 #: The same when it may have to hash a large file first.
 HASH_TIMEOUT_S: Final = 600.0
+#: Pieces of data passed on as they came: a block has some 30 of them.
+_PIECES_LIMIT: Final = 256
 #: How long closing may take, in seconds.
 CLOSE_TIMEOUT_S: Final = 5.0
 
@@ -32,12 +35,43 @@ class Conversation:
 
     async def hear(self, timeout_s: float = IDLE_TIMEOUT_S) -> Message | bytes:
         """The next header or piece of data; raises ``TransportBroken``, ``TimedOut``, ``TransferFailed``."""
-        while not self._heard:
-            self._heard.extend(self._decoder.feed(await self.channel.read(timeout_s)))
+        await self._hear_more(timeout_s)
         unit = self._heard.popleft()
         if isinstance(unit, Failed):
             raise TransferFailed(unit.code)
         return unit
+
+    async def hear_data(self, left_bytes: int, timeout_s: float = IDLE_TIMEOUT_S) -> list[bytes]:
+        """The next pieces of the ``left_bytes`` (at least 1) of data that are still to come: some
+        :data:`~dmsg.cli.files.store.BLOCK_BYTES`, unless they come slowly. Raises ``MalformedTransfer`` for anything else.
+        """
+        await self._hear_more(timeout_s, min(left_bytes, BLOCK_BYTES))
+        pieces = self._take_data()
+        if not pieces:
+            await self.hear()  # raises what the other side gave up for
+            raise MalformedTransfer("something other than data")
+        if sum(map(len, pieces)) > left_bytes:
+            raise MalformedTransfer("more data than was offered")
+        # The sender chooses how small its pieces are, and each costs some 50 bytes.
+        return pieces if len(pieces) <= _PIECES_LIMIT else [b"".join(pieces)]
+
+    def overheard_data(self) -> bytes:
+        """Data that has come and that nothing waited for, when the conversation is over."""
+        with contextlib.suppress(MalformedTransfer):
+            for piece in self.channel.take_unread():
+                self._heard.extend(self._decoder.feed(piece))
+        return b"".join(self._take_data())
+
+    def _take_data(self) -> list[bytes]:
+        pieces: list[bytes] = []
+        while self._heard and isinstance(self._heard[0], bytes):
+            pieces.append(self._heard.popleft())  # type: ignore[arg-type]
+        return pieces
+
+    async def _hear_more(self, timeout_s: float, enough_bytes: int = 1) -> None:
+        while not self._heard:
+            for piece in await self.channel.read_pieces(timeout_s, enough_bytes):
+                self._heard.extend(self._decoder.feed(piece))
 
     async def expect(self, kind: type[M], timeout_s: float = IDLE_TIMEOUT_S) -> M:
         """The next unit, which has to be a header of ``kind``."""

@@ -191,47 +191,48 @@ def _check(name: str, value: Any, *, optional: bool) -> None:
 
 
 class Decoder:
-    """Makes units of a stream: headers come out whole, data in the pieces it came in."""
+    """Makes units of a stream: headers come out whole, data in the pieces it came in, without a copy of whole pieces."""
 
     def __init__(self) -> None:
-        self._buffer = bytearray()
+        self._begun = b""  # the first bytes of a unit: a prefix, or a prefix and a part of a header
         self._data_left = 0
 
     def feed(self, data: bytes) -> list[Message | bytes]:
         """What became complete with ``data``; raises ``MalformedTransfer``, after which there is nothing to go on."""
-        self._buffer += data
+        if self._begun:
+            data, self._begun = self._begun + data, b""
         found: list[Message | bytes] = []
-        with memoryview(self._buffer) as view:
-            at = self._split(view, found)
-        del self._buffer[:at]
-        return found
-
-    def _split(self, view: memoryview, found: list[Message | bytes]) -> int:
-        """Add to ``found`` what ``view`` holds; gives how much of it that was."""
         at = 0
-        while at < len(view):
+        while at < len(data):
             if self._data_left:
-                piece = bytes(view[at : at + self._data_left])
+                piece = data[at : at + self._data_left]  # all of ``data`` is itself
                 found.append(piece)
                 at += len(piece)
                 self._data_left -= len(piece)
                 continue
-            kind = view[at]
-            limit = {HEADER: HEADER_LIMIT_BYTES, DATA: DATA_LIMIT_BYTES}.get(kind, 0)
-            if not limit:
-                raise MalformedTransfer("a unit of no known kind")
-            body = at + PREFIX.size
-            if len(view) < body:
+            end = self._unit(data, at, found)
+            if not end:
+                self._begun = data[at:]
                 break
-            length: int = PREFIX.unpack_from(view, at)[1]
-            if not 0 < length <= limit:
-                raise MalformedTransfer("a unit is empty or too long")
-            if kind == DATA:
-                self._data_left = length
-                at = body
-            elif len(view) >= body + length:
-                found.append(decode(bytes(view[body : body + length])))
-                at = body + length
-            else:
-                break
-        return at
+            at = end
+        return found
+
+    def _unit(self, data: bytes, at: int, found: list[Message | bytes]) -> int:
+        """Take the prefix at ``at``, and the header behind it; gives where to go on, 0 if some of it is still to come."""
+        kind = data[at]
+        limit = {HEADER: HEADER_LIMIT_BYTES, DATA: DATA_LIMIT_BYTES}.get(kind, 0)
+        if not limit:
+            raise MalformedTransfer("a unit of no known kind")
+        body = at + PREFIX.size
+        if len(data) < body:
+            return 0
+        length: int = PREFIX.unpack_from(data, at)[1]
+        if not 0 < length <= limit:
+            raise MalformedTransfer("a unit is empty or too long")
+        if kind == DATA:
+            self._data_left = length
+            return body
+        if len(data) < body + length:
+            return 0
+        found.append(decode(data[body : body + length]))
+        return body + length

@@ -1,0 +1,92 @@
+"""Reading ahead and writing behind: threads do it, and the order of what they do is not theirs."""
+
+from __future__ import annotations
+
+import hashlib
+import threading
+
+import pytest
+import pytest_twisted
+from twisted.internet import reactor
+
+from dmsg.cli.files.store import BLOCK_BYTES, ReadAhead, SourceFile, WriteBehind
+
+
+class Disk:
+    """Keeps what is written once it ``may`` be; fails from the block with the number ``full`` on."""
+
+    def __init__(self, full: int = 1_000) -> None:
+        self.may = threading.Event()
+        self.written: list[bytes] = []
+        self._full = full
+        self._asked = 0
+
+    def write(self, pieces: list[bytes]) -> None:
+        assert self.may.wait(10)
+        self._asked += 1
+        if self._asked >= self._full:
+            raise OSError("full")
+        self.written.append(b"".join(pieces))
+
+
+@pytest_twisted.ensureDeferred
+async def test_blocks_are_written_in_order_while_the_next_ones_come():
+    disk = Disk()
+    behind = WriteBehind(reactor, disk.write)
+    await behind.put([b"a", b"b"])
+    assert not disk.written, "the caller goes on"
+    disk.may.set()
+    for number in range(20):
+        await behind.put([b"%d" % number])
+    await behind.done()
+    assert disk.written == [b"ab", *(b"%d" % number for number in range(20))]
+
+
+@pytest_twisted.ensureDeferred
+async def test_what_waits_is_written_at_once_when_the_transfer_breaks():
+    disk = Disk()
+    behind = WriteBehind(reactor, disk.write)
+    await behind.put([b"in work"])
+    disk.may.set()
+    behind.finish(b"the last")
+    behind.stop()
+    assert disk.written == [b"in work", b"the last"]
+
+
+@pytest_twisted.ensureDeferred
+async def test_nothing_is_written_behind_a_gap():
+    disk = Disk(full=2)
+    disk.may.set()
+    behind = WriteBehind(reactor, disk.write)
+    with pytest.raises(OSError, match="full"):
+        for number in range(3):
+            await behind.put([b"%d" % number])
+    behind.finish(b"last")
+    behind.stop()
+    assert disk.written == [b"0"]
+
+
+@pytest_twisted.ensureDeferred
+async def test_a_source_that_is_read_ahead_comes_whole_and_hashed(tmp_path):
+    data = bytes(range(256)) * (BLOCK_BYTES // 256 * 2) + b"end"
+    (tmp_path / "a").write_bytes(data)
+    source = SourceFile(str(tmp_path / "a"))
+    ahead = ReadAhead(reactor, source)
+    blocks = [await ahead.next()]
+    while blocks[-1]:
+        blocks.append(await ahead.next())
+    await ahead.stop()
+    assert b"".join(blocks) == data and source.sha256 == hashlib.sha256(data).hexdigest()
+    source.close()
+
+
+@pytest_twisted.ensureDeferred
+async def test_a_source_may_begin_again_once_reading_ahead_has_stopped(tmp_path):
+    (tmp_path / "a").write_bytes(bytes(3 * BLOCK_BYTES))
+    source = SourceFile(str(tmp_path / "a"))
+    ahead = ReadAhead(reactor, source)
+    await ahead.next()
+    await ahead.stop()
+    source.rewind()
+    assert source.offset == 0 and len(source.read_block(source.size)) == BLOCK_BYTES
+    source.close()
