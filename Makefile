@@ -21,7 +21,7 @@ PIP := $(BIN)/python -m pip --quiet --disable-pip-version-check install
 
 .DEFAULT_GOAL := help
 .PHONY: help venv lock demo test test-core test-analytics lint format bench soak fuzz analytics-demo bench-analytics docs news clean
-.PHONY: bench-wan proof system-packages analytics-packages proof-packages
+.PHONY: bench-wan bench-others proof system-packages analytics-packages proof-packages
 
 help:
 	@echo "make demo    relays, discovery and clients on this machine, end to end"
@@ -30,6 +30,7 @@ help:
 	@echo "make lint    the gates without the tests;  make format repairs what it can"
 	@echo "make bench   the figures of the README;    make soak  two hours under load and faults"
 	@echo "make bench-wan   the same far away: 10 to 200 ms, 10 to 1,000 Mbit/s"
+	@echo "make bench-others  ours beside relays, tunnels and senders of files of others, those that are installed"
 	@echo "make proof   the models of the protocol, checked with Spin"
 	@echo "make fuzz    search for inputs that break a promise: make fuzz FUZZ_SECONDS=3600 until each has had an hour"
 	@echo "make analytics-demo   real traffic, its event logs shipped, tables, report and ranks made of them"
@@ -158,6 +159,10 @@ bench: venv
 # Twelve paths, half a minute each and more where they are slow.
 bench-wan: venv
 	$(BIN)/python -m benchmarks wan
+
+# Looked for in PATH and BENCH_OTHERS=DIR:DIR; docs/performance.rst has how to get them.
+bench-others: venv
+	$(BIN)/python -m benchmarks beside
 
 proof: proof-packages
 	$(PYTHON) proofs/check.py

@@ -11,10 +11,11 @@ import os
 import resource
 import select
 import signal
+import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from contextlib import ExitStack, suppress
 from pathlib import Path
 from types import TracebackType
@@ -33,12 +34,21 @@ class Child:
     """One process running ``benchmarks.roles.<role>``, on certain ``cores`` if any are given.
 
     ``facts`` is what it said once it was ready. With ``wait`` false it may still be starting: see :meth:`ready`.
+    ``command`` is run in place of this Python and the module of roles; it gets the options and talks as a role does.
     """
 
-    def __init__(self, role: str, cores: Collection[int] = (), *, wait: bool = True, **options: Any) -> None:
+    def __init__(
+        self,
+        role: str,
+        cores: Collection[int] = (),
+        *,
+        wait: bool = True,
+        command: Sequence[str] = (),
+        **options: Any,
+    ) -> None:
         self.role = role
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "benchmarks.child", role, json.dumps(options)],
+            [*(command or (sys.executable, "-m", "benchmarks.child", role)), json.dumps(options)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             cwd=ROOT,
@@ -148,7 +158,7 @@ class Cast:
         self._stack.close()
 
     def start(self, role: str, cores: Collection[int] = (), *, wait: bool = True, **options: Any) -> Child:
-        """Start a child."""
+        """Start a child; see :class:`Child`."""
         child = Child(role, cores, wait=wait, **options)
         self._children.append(child)
         self.close_at_end(child.close)
@@ -166,6 +176,16 @@ def process_cpu_s(pid: int) -> float:
     except OSError:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
         return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def wait_for_port(port: int, running: Callable[[], bool], host: str = "127.0.0.1") -> bool:
+    """Wait until something listens on ``port`` of ``host``, as long as it is ``running``; whether it does."""
+    until = time.monotonic() + _START_TIMEOUT_S
+    while running() and time.monotonic() < until:
+        with suppress(OSError), socket.create_connection((host, port), 1):
+            return True
+        time.sleep(0.05)
+    return False
 
 
 def raise_open_files() -> int:

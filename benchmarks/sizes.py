@@ -85,6 +85,8 @@ class Sizes:
     #: How long a transfer far away takes at the rate of its path, and over how many of the paths.
     wan_s: float
     wan_distances: int
+    #: The file that commands send to each other.
+    file_bytes: int
 
 
 FULL: Final = Sizes(
@@ -107,6 +109,7 @@ FULL: Final = Sizes(
     fleet=FleetSize(clients=50, duration_s=500.0, dial_every_s=20.0, seeds=3),
     wan_s=4.0,
     wan_distances=12,
+    file_bytes=256 * 1024 * 1024,
 )
 QUICK: Final = Sizes(
     repeats=3,
@@ -128,6 +131,7 @@ QUICK: Final = Sizes(
     fleet=FleetSize(clients=50, duration_s=500.0, dial_every_s=20.0),
     wan_s=2.0,
     wan_distances=12,
+    file_bytes=64 * 1024 * 1024,
 )
 #: ``make soak``: twice as many faults a minute as in ten minutes of ``make bench``.
 LONG_SOAK: Final = SoakSize(seconds=7_200.0, fault_every_s=20.0)
@@ -161,4 +165,5 @@ TINY: Final = Sizes(
     fleet=FleetSize(clients=20, duration_s=300.0, dial_every_s=20.0),
     wan_s=0.1,
     wan_distances=1,
+    file_bytes=1024 * 1024,
 )

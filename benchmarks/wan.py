@@ -2,13 +2,16 @@
 
 Each client reaches the relay over a :mod:`benchmarks.roles.link` of its own, in a process of its own, with a quarter of
 the round trip in each direction. The same links carry plain TCP through a relay that only copies, in the same run: that
-is what the path gives. MB are 10^6 bytes, rates are of the application's data, up to the last acknowledgement.
+is what the path gives. Relays of others are measured over links of the same kind where they are installed
+(:mod:`benchmarks.others`). MB are 10^6 bytes, rates are of the application's data, up to the last acknowledgement.
 """
 
 from __future__ import annotations
 
+import sys
 from typing import Final, NamedTuple
 
+from benchmarks.others import LeftOut, derp, transit
 from benchmarks.processes import Cast, Child
 from benchmarks.report import Row, row
 from benchmarks.sizes import Sizes
@@ -39,12 +42,15 @@ _LIMIT_S: Final = 120.0
 def run(sizes: Sizes) -> list[Row]:
     """Rows of each distance: rates of plain TCP and of transports, ping-pongs alone and beside a transfer."""
     rows = []
+    left_out: set[str] = set()
     for distance in DISTANCES[: sizes.wan_distances]:
-        rows += _measure(distance, sizes)
+        rows += _measure(distance, sizes, left_out)
+    for reason in sorted(left_out):
+        print(f"left out: {reason}", file=sys.stderr)
     return rows
 
 
-def _measure(distance: Distance, sizes: Sizes) -> list[Row]:
+def _measure(distance: Distance, sizes: Sizes, left_out: set[str]) -> list[Row]:
     name = f"{distance.round_trip_ms} ms, {distance.mbit_per_s:,} Mbit/s"
     total = (
         max(1, int(distance.mbit_per_s * 1e6 / 8 * sizes.wan_s) // (_WRITE_BYTES * _TRANSPORTS))
@@ -61,6 +67,7 @@ def _measure(distance: Distance, sizes: Sizes) -> list[Row]:
         plain_port = _link(cast, copier.facts["port"], distance)
         plain_source = cast.start("plain")
         pairs = {security: _pair(cast, server, distance, security) for security in SECURITIES}
+        others = _others(cast, distance, left_out)
         for _ in range(sizes.repeats):
             pushed = plain_source.ask("push", port=plain_port, size=_WRITE_BYTES, total=total, timeout_s=_LIMIT_S)
             plain.append(total / pushed["elapsed_s"] / 1e6)
@@ -69,13 +76,70 @@ def _measure(distance: Distance, sizes: Sizes) -> list[Row]:
                     key = f"{security}, {transports} transport{'s' * (transports > 1)}"
                     rates.setdefault(key, []).append(_push(source, sink, total, transports))
             beside.append(_beside(*pairs["e2e"], total, distance))
+            for other in others:
+                other(total)
     rows = [row(NAME, f"{name}, plain TCP through a copying relay", plain, "MB/s")]
     for key, found in rates.items():
-        shares = [ours / theirs for ours, theirs in zip(found, plain, strict=True)]
-        rows.append(row(NAME, f"{name}, {key}", found, "MB/s"))
-        rows.append(row(NAME, f"{name}, {key}, times plain TCP", shares, "x", at_least=_SHARE))
+        rows += _beside_plain(f"{name}, {key}", found, plain, _SHARE)
     rows.append(row(NAME, f"{name}, e2e, 64 B beside a transfer, round trips", beside, "x", at_most=_BESIDE))
+    for other in others:
+        rows += other.rows(name, plain)
     return rows
+
+
+class _Derp:
+    """A derper and two clients, each at its distance from it."""
+
+    def __init__(self, cast: Cast, distance: Distance) -> None:
+        relay = derp.Derper(cast)
+        self._ends = [relay.client(_link(cast, relay.port, distance)) for _ in range(2)]
+        self._name = relay.name
+        self._rates: dict[str, list[float]] = {}
+        self._lost: list[float] = []
+
+    def __call__(self, total: int) -> None:
+        for window, way in ((derp.WINDOW, f"{derp.WINDOW} packets at a time"), (0, "what arrives of all it takes")):
+            rate, lost = derp.push(*self._ends, total, window, _LIMIT_S)
+            self._rates.setdefault(way, []).append(rate)
+        self._lost.append(lost)
+
+    def rows(self, name: str, plain: list[float]) -> list[Row]:
+        rows = []
+        for way, found in self._rates.items():
+            rows += _beside_plain(f"{name}, {self._name}, {way}", found, plain)
+        return [*rows, row(NAME, f"{name}, {self._name}, lost of all it takes", self._lost, "x")]
+
+
+class _Transit:
+    """A transit relay and two ends, each at its distance from it."""
+
+    def __init__(self, cast: Cast, distance: Distance) -> None:
+        relay = transit.Transit(cast)
+        self._source, _ = relay.pair(*[_link(cast, relay.port, distance) for _ in range(2)])
+        self._name = relay.name
+        self._rates: list[float] = []
+
+    def __call__(self, total: int) -> None:
+        self._rates.append(transit.push(self._source, _WRITE_BYTES, total, _LIMIT_S))
+
+    def rows(self, name: str, plain: list[float]) -> list[Row]:
+        return _beside_plain(f"{name}, {self._name}", self._rates, plain)
+
+
+def _others(cast: Cast, distance: Distance, left_out: set[str]) -> list[_Derp | _Transit]:
+    """Those that are installed; why others are not here is added to ``left_out``."""
+    found: list[_Derp | _Transit] = []
+    for kind in (_Derp, _Transit):
+        try:
+            found.append(kind(cast, distance))
+        except LeftOut as reason:
+            left_out.add(str(reason))
+    return found
+
+
+def _beside_plain(name: str, rates: list[float], plain: list[float], at_least: float | None = None) -> list[Row]:
+    shares = [rate / theirs for rate, theirs in zip(rates, plain, strict=True)]
+    return [row(NAME, name, rates, "MB/s"), row(NAME, f"{name}, times plain TCP", shares, "x", at_least=at_least)]
 
 
 def _link(cast: Cast, port: int, distance: Distance) -> int:

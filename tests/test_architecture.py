@@ -50,7 +50,6 @@ OWNERS = {
     "werkzeug": {"dmsg.discovery.api"},
     "google": {"dmsg.rmb.core.wire", "dmsg.rmb.core.proto.envelope_pb2", "dmsg.rmb.core.proto.backlog_pb2"},
     "treq": {"dmsg.http.client"},
-    "txredisapi": {"dmsg.discovery.stores.redis"},
     "sqlite3": {"dmsg.discovery.stores.table", "dmsg.rmb.relay.stores.sqlite"},
     "prometheus_client": {"dmsg.ops.metrics"},
     "zstandard": {"dmsg.eventlog.compress"},

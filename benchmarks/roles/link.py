@@ -123,16 +123,23 @@ class Path:
 
 
 class Role:
-    """Options: ``to`` (a port), ``delay_s`` one way, ``bits_per_s`` (0: none), ``buffer_bytes``."""
+    """Options: ``to`` (a port), ``delay_s`` one way, ``bits_per_s`` (0: none), ``buffer_bytes``.
+
+    With ``host``, an address of this machine, ``to`` is a list of ports, and those of the same numbers there lead to those
+    at ``to_host``: for programs that are told a host and find the ports out themselves.
+    """
 
     def __init__(self, options: dict[str, Any]) -> None:
-        self._to: int = options["to"]
+        host = options.get("host")
+        places = [(host, port, port) for port in options["to"]] if host else [("127.0.0.1", 0, options["to"])]
         shape = (options["delay_s"], options.get("bits_per_s", 0), options.get("buffer_bytes", 256 * 1024))
         self._paths = (Path(*shape), Path(*shape))
-        self._listener = socket.create_server(("127.0.0.1", 0), backlog=256)
-        _keep_small(self._listener)
-        self._listener.setblocking(False)
-        self.facts: dict[str, Any] = {"port": self._listener.getsockname()[1]}
+        self._listeners = {socket.create_server((at, port), backlog=256): to for at, port, to in places}
+        for listener in self._listeners:
+            _keep_small(listener)
+            listener.setblocking(False)
+        self._to_host: str = options.get("to_host", "127.0.0.1")
+        self.facts: dict[str, Any] = {"port": next(iter(self._listeners)).getsockname()[1]}
         self._lanes: list[tuple[Lane, Lane]] = []
         self._cutting = threading.Event()
         self._closing = threading.Event()
@@ -176,13 +183,15 @@ class Role:
             self._wait(now)
         for pair in list(self._lanes):
             self._drop(pair)
-        self._listener.close()
+        for listener in self._listeners:
+            listener.close()
 
     def _wait(self, now: float) -> None:
         times = [lane.wants for pair in self._lanes for lane in pair]
         due = min((each for each in times if each is not None), default=now + _LONGEST_WAIT_S)
         with selectors.DefaultSelector() as selector:
-            selector.register(self._listener, selectors.EVENT_READ)
+            for listener in self._listeners:
+                selector.register(listener, selectors.EVENT_READ)
             wanted: dict[socket.socket, int] = {}
             for pair in self._lanes:
                 for lane in pair:
@@ -193,17 +202,19 @@ class Role:
             for each, events in wanted.items():
                 selector.register(each, events)
             ready = selector.select(min(_LONGEST_WAIT_S, max(0.0, due - time.monotonic())))
-        if any(key.fileobj is self._listener for key, _ in ready):
-            self._accept()
+        for key, _ in ready:
+            if key.fileobj in self._listeners:
+                self._accept(key.fileobj)
 
-    def _accept(self) -> None:
-        near, _ = self._listener.accept()
+    def _accept(self, listener: Any) -> None:
+        near, _ = listener.accept()
         far = socket.socket()
         _keep_small(far)
         try:
-            far.connect(("127.0.0.1", self._to))
+            far.connect((self._to_host, self._listeners[listener]))
         except OSError:
             near.close()
+            far.close()
             return
         for each in (near, far):
             each.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)

@@ -128,8 +128,8 @@ class Role:
 
     async def _push(self, port: int, size: int, total: int) -> dict[str, Any]:
         source = Source(size, total)
-        began = time.perf_counter()
         await connectProtocol(self._to(port), source)
+        began = time.perf_counter()  # as with ours, connecting does not count
         await source.done
         return {"elapsed_s": time.perf_counter() - began}
 

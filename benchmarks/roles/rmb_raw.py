@@ -30,8 +30,8 @@ class Role:
         self._one_bytes = 0
 
     def do(self, command: str, arguments: dict[str, Any]) -> dict[str, Any]:
-        """``prepare`` (size, count, to), ``send`` what was prepared, one frame in a write; ``drain`` (size, count, of);
-        ``pings`` and ``echo`` (rounds) after ``prepare``; ``fill`` (count), ``empty``.
+        """``prepare`` (size, count, to), ``send`` what was prepared, one frame in a write; ``drain`` (size: bytes in all);
+        ``pings`` and ``echo`` (rounds, size: bytes that are waited for) after ``prepare``; ``fill`` (count), ``empty``.
         """
         method: Any = getattr(self, f"_{command}")
         result: dict[str, Any] = method(**arguments)

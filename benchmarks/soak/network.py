@@ -2,23 +2,18 @@
 
 from __future__ import annotations
 
-import json
-import os
 import random
-import subprocess
-import sys
 import time
 from pathlib import Path
 from typing import Any, Final
 
-from benchmarks.processes import ROOT, Cast, Child, ChildFailed
+from benchmarks.commands import Command
+from benchmarks.processes import Cast, Child
 from benchmarks.sizes import SoakSize
 from benchmarks.soak.levels import Levels
 from dmsg.crypto.keys import SecretKey, write_key_file
 from dmsg.testing.process import free_port
 
-_START_TIMEOUT_S: Final = 40.0
-_END_TIMEOUT_S: Final = 5.0
 _FAULTS: Final = ("kill a relay", "kill a relay", "cut a connection", "stop a receiver", "discovery")
 #: How long a relay or a discovery that was ended stays away, in seconds.
 _AWAY_S: Final = 1.0
@@ -61,47 +56,6 @@ class TwistdRole:
         time.sleep(_AWAY_S)
         self.start()
         self.ready()
-
-
-class Command:
-    """A ``dmsg`` command that runs until it is ended; ``result`` is the first line it printed."""
-
-    def __init__(self, cast: Cast, levels: Levels, home: Path, name: str, *arguments: str) -> None:
-        environment = {key: value for key, value in os.environ.items() if not key.startswith("DMSG_")}
-        code = "from benchmarks.child import run_dmsg; run_dmsg()"
-        self._name = name
-        self._said = home / f"{name.replace(' ', '-')}.out"
-        with self._said.open("wb") as said:
-            self._process = subprocess.Popen(
-                [sys.executable, "-c", code, *arguments, "--state-dir", "none", "--json"],
-                cwd=ROOT,
-                env=environment,
-                stdin=subprocess.DEVNULL,
-                stdout=said,
-                stderr=subprocess.DEVNULL,
-            )
-        cast.close_at_end(self.close)
-        self.result = self._first_line()
-        levels.watch(name, self._process.pid)
-
-    def _first_line(self) -> dict[str, Any]:
-        give_up = time.monotonic() + _START_TIMEOUT_S
-        while time.monotonic() < give_up and self._process.poll() is None:
-            line, end, _ = self._said.read_text().partition("\n")
-            if end:
-                result: dict[str, Any] = json.loads(line)
-                return result
-            time.sleep(0.05)
-        raise ChildFailed(f"{self._name} did not start")
-
-    def close(self) -> None:
-        """End it."""
-        self._process.terminate()
-        try:
-            self._process.wait(_END_TIMEOUT_S)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
 
 
 class Network:
@@ -163,11 +117,13 @@ class Network:
     def _tunnel(self, cast: Cast, levels: Levels, home: Path, url: str) -> tuple[Child, int]:
         tcp = cast.start("tcp")
         target = f"tcp:127.0.0.1:{tcp.facts['port']}"
-        expose = Command(cast, levels, home, "dmsg expose", "expose", target, "--discovery", url)
+        expose = Command(cast, home, "dmsg expose", "expose", target, "--discovery", url)
+        levels.watch("dmsg expose", expose.pid)
         peer = expose.result["public_key"]
         port = free_port()
         listen = f"tcp:{port}:interface=127.0.0.1"
-        Command(cast, levels, home, "dmsg forward", "forward", peer, listen, "--discovery", url)
+        forward = Command(cast, home, "dmsg forward", "forward", peer, listen, "--discovery", url)
+        levels.watch("dmsg forward", forward.pid)
         return tcp, port
 
     # --- load ------------------------------------------------------------------------------------------------------

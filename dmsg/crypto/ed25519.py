@@ -12,7 +12,6 @@ from dmsg.crypto.errors import InvalidKey, InvalidSignature
 
 PUBLIC_KEY_BYTES: Final = 32
 SEED_BYTES: Final = 32
-SIGNATURE_BYTES: Final = 64
 #: Points of small order, without the bit of the sign, in every way they can be written: anyone can sign for these.
 _WEAK_KEYS: Final = frozenset(
     map(

@@ -28,11 +28,19 @@ _KEY_FILE_LIMIT_BYTES: Final = 4096
 Random = Callable[[int], bytes]
 
 
-def _check_point(raw: bytes) -> None:
-    try:
-        coincurve.PublicKey(raw)
-    except ValueError:
-        raise InvalidKey("the public key is not a point of the curve") from None
+_CONTEXT: Final = coincurve.context.GLOBAL_CONTEXT.ctx
+_PARSED: Final = ffi.typeof("secp256k1_pubkey *")
+_32_BYTES: Final = ffi.typeof("unsigned char [32]")
+_33_BYTES: Final = ffi.typeof("unsigned char [33]")
+_SIZE: Final = ffi.typeof("size_t *")
+
+
+def _parse(raw: bytes) -> Any:
+    """A point in any SEC1 form as the library wants it. Raises ``InvalidKey``."""
+    parsed = ffi.new(_PARSED)
+    if not lib.secp256k1_ec_pubkey_parse(_CONTEXT, parsed, raw, len(raw)):
+        raise InvalidKey("the public key is not a point of the curve")
+    return parsed
 
 
 class PublicKey:
@@ -49,7 +57,7 @@ class PublicKey:
         raw = bytes(raw)
         if len(raw) != PUBLIC_KEY_BYTES or raw[0] not in (2, 3):
             raise InvalidKey("a public key is 33 bytes that begin with 02 or 03")
-        _check_point(raw)
+        _parse(raw)
         object.__setattr__(self, "raw", raw)
 
     @classmethod
@@ -84,7 +92,7 @@ class PublicKey:
 
     def check_point(self) -> None:
         """Raise ``InvalidKey`` unless this is a point of the curve: only news for :meth:`parse_unchecked`."""
-        _check_point(self.raw)
+        _parse(self.raw)
 
     def __setattr__(self, name: str, value: object) -> None:
         raise AttributeError("a PublicKey cannot be changed")
@@ -113,20 +121,43 @@ class PublicKey:
             raise InvalidSignature("the signature is not this key's")
 
 
+class Point:
+    """A public key for several Diffie-Hellmans: only the first has to take its square root, 5 µs."""
+
+    __slots__ = ("_parsed", "raw")
+
+    def __init__(self, raw: bytes) -> None:
+        """Take 33 bytes or raise ``InvalidKey``. Whether they are a point is seen when they are used."""
+        if len(raw) != PUBLIC_KEY_BYTES:
+            raise InvalidKey("a public key is 33 bytes")
+        self.raw = bytes(raw)
+        self._parsed: Any = None
+
+    @property
+    def parsed(self) -> Any:
+        """The point as the library wants it. Raises ``InvalidKey``."""
+        if self._parsed is None:
+            self._parsed = _parse(self.raw)
+        return self._parsed
+
+
 class SecretKey:
     """A secp256k1 secret key. Never printed: ``repr`` shows the public half only."""
 
-    __slots__ = ("_key", "public_key")
+    __slots__ = ("_raw", "_signer", "public_key")
 
     def __init__(self, raw: bytes) -> None:
         """Take 32 bytes in 1…n-1 or raise ``InvalidKey``."""
         if len(raw) != SECRET_KEY_BYTES:
             raise InvalidKey("a secret key is 32 bytes")
-        try:
-            self._key = coincurve.PrivateKey(bytes(raw))
-        except ValueError:
-            raise InvalidKey("the secret key is out of range") from None
-        self.public_key = PublicKey(self._key.public_key.format())
+        self._raw = raw = bytes(raw)
+        # coincurve's PrivateKey calculates the public key twice: as long as half a Diffie-Hellman, for each handshake.
+        self._signer: coincurve.PrivateKey | None = None
+        point, public, size = ffi.new(_PARSED), ffi.new(_33_BYTES), ffi.new(_SIZE, PUBLIC_KEY_BYTES)
+        if not lib.secp256k1_ec_pubkey_create(_CONTEXT, point, raw):
+            raise InvalidKey("the secret key is out of range")
+        lib.secp256k1_ec_pubkey_serialize(_CONTEXT, public, size, point, lib.SECP256K1_EC_COMPRESSED)
+        self.public_key = PublicKey._unchecked(ffi.buffer(public)[:])
 
     @classmethod
     def generate(cls, random: Random = os.urandom) -> SecretKey:
@@ -138,38 +169,34 @@ class SecretKey:
                 continue
 
     def __bytes__(self) -> bytes:
-        secret: bytes = self._key.secret
-        return secret
+        return self._raw
 
     def __repr__(self) -> str:
         return f"<SecretKey of {self.public_key}>"
 
-    def ecdh(self, public_key: bytes) -> bytes:
+    def ecdh(self, public_key: bytes | Point) -> bytes:
         """SHA-256 of the compressed shared point, 32 bytes. Raises ``InvalidKey`` for a bad point."""
-        if len(public_key) != PUBLIC_KEY_BYTES:
-            raise InvalidKey("a public key is 33 bytes")
-        try:
-            shared: bytes = self._key.ecdh(bytes(public_key))
-        except ValueError:
-            raise InvalidKey("the public key is not a point of the curve") from None
-        return shared
+        point = public_key if isinstance(public_key, Point) else Point(public_key)
+        return self._multiply(point.parsed, ffi.NULL)
 
     def shared_x(self, public_key: bytes) -> bytes:
         """The X coordinate of the shared point, 32 bytes, big-endian, in time that does not depend on the secret.
 
         ``public_key`` is any SEC1 form of a point, compressed or not. Raises ``InvalidKey`` for a bad point.
         """
-        try:
-            point = coincurve.PublicKey(bytes(public_key))
-        except ValueError:
-            raise InvalidKey("the public key is not a point of the curve") from None
-        shared = ffi.new("unsigned char [32]")
-        lib.secp256k1_ecdh(self._key.context.ctx, shared, point.public_key, self._key.secret, _copy_x(), ffi.NULL)
-        return bytes(ffi.buffer(shared, 32))
+        return self._multiply(_parse(bytes(public_key)), _copy_x())
+
+    def _multiply(self, parsed: Any, hash_function: Any) -> bytes:
+        shared = ffi.new(_32_BYTES)
+        lib.secp256k1_ecdh(_CONTEXT, shared, parsed, self._raw, hash_function, ffi.NULL)
+        made: bytes = ffi.buffer(shared)[:]
+        return made
 
     def sign(self, message: bytes) -> bytes:
         """A 65-byte recoverable signature r ‖ s ‖ recovery id over SHA-256 of ``message``; s is always low."""
-        signature: bytes = self._key.sign_recoverable(hashlib.sha256(message).digest(), hasher=None)
+        if self._signer is None:
+            self._signer = coincurve.PrivateKey(self._raw)
+        signature: bytes = self._signer.sign_recoverable(hashlib.sha256(message).digest(), hasher=None)
         return signature
 
 

@@ -48,6 +48,7 @@ from dmsg.http.server import (
     JSON_TYPE,
     LimitedSite,
     LongAnswer,
+    client_host,
     message,
 )
 from dmsg.interfaces import IEntryStore, IEventLog
@@ -337,11 +338,6 @@ def _rates(limits: DiscoveryLimits) -> dict[str, FairRate]:
         "post": FairRate((limits.post_rate_per_s, limits.post_burst), posts, each),
         "ranks": FairRate((limits.ranks_rate_per_s, limits.ranks_burst), None, each),
     }
-
-
-def client_host(request: Any) -> str:
-    """The IP address a request came from; "" when it came over no network."""
-    return str(getattr(request.getClientAddress(), "host", ""))
 
 
 def _respond(request: Any, status: int, body: bytes) -> bytes:

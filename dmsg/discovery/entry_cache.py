@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections import OrderedDict
 from typing import Final
 
-__all__ = ["ENTRIES_LIMIT", "ENTRY_LIMIT_BYTES", "EntryCache"]
-
 #: Entries held, and the largest of them: at most 8 MiB.
 ENTRIES_LIMIT: Final = 4096
 ENTRY_LIMIT_BYTES: Final = 2048

@@ -42,10 +42,8 @@ class EntryNotFound(DiscoveryError):
 
     text, status, reference_status = "entry of public key is not found", 404, 404
 
-    def __init__(
-        self, detail: str = "", *, next_sequence: int | None = None, after_timestamp: int | None = None
-    ) -> None:
-        super().__init__(detail)
+    def __init__(self, *, next_sequence: int | None = None, after_timestamp: int | None = None) -> None:
+        super().__init__()
         self.next_sequence = next_sequence
         self.after_timestamp = after_timestamp
 

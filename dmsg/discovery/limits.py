@@ -8,8 +8,6 @@ from typing import Any
 from dmsg.discovery.entry import ENTRY_LIMIT_BYTES
 from dmsg.http.limits import HttpLimits
 
-__all__ = ["DiscoveryLimits"]
-
 
 @dataclass(frozen=True, slots=True)
 class DiscoveryLimits(HttpLimits):

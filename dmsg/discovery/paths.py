@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Final
 
-__all__ = ["DESCRIBED", "OF_2019", "OF_2023"]
-
 #: Described in 2019; implemented by the reference in 2019, which every base discovery answers; and later.
 DESCRIBED: Final = "discovery"
 OF_2019: Final = "messaging-discovery"

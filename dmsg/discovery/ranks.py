@@ -19,16 +19,6 @@ from dmsg.crypto.keys import PublicKey, SecretKey
 from dmsg.discovery.errors import RanksError
 from dmsg.discovery.signed import NUMBER_LIMIT, DocumentKind
 
-__all__ = [
-    "DOCUMENT_LIMIT_BYTES",
-    "KIND",
-    "NEUTRAL",
-    "RELAYS_LIMIT",
-    "Ranks",
-    "sign_ranks",
-    "weight",
-]
-
 #: Longest document in bytes: :data:`RELAYS_LIMIT` relays at about 175 bytes each, with room for white space.
 DOCUMENT_LIMIT_BYTES: Final = 4 * 1024 * 1024
 #: Relays in a document. Reading so many takes about half a second, so it is done in a thread where there is one.

@@ -21,8 +21,6 @@ from dmsg.discovery.wanted import Unmanaged, WantedEntry
 from dmsg.interfaces import IDiscovery, IEventLog
 from dmsg.sansio.jitter import RandomNumbers
 
-__all__ = ["EntryPublisher", "EntryRegistrar"]
-
 
 class EntryPublisher:
     """What one service publishes in the entry of its key. :meth:`EntryRegistrar.publisher` makes one.

@@ -6,8 +6,6 @@ from dmsg.address import is_global, parse_ip
 from dmsg.discovery.entry import Entry
 from dmsg.discovery.errors import AddressNotGlobal
 
-__all__ = ["RelayAddresses", "is_ip"]
-
 
 def is_ip(host: str) -> bool:
     """Whether ``host`` is an IP address and no name."""

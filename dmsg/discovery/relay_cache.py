@@ -9,8 +9,6 @@ from typing import Final, NamedTuple
 
 from dmsg.discovery.entry import DMSG, Entry, is_available
 
-__all__ = ["RELAYS_HELD", "RELAY_LIMIT_BYTES", "RelayCache"]
-
 #: Entries held, and the largest of them in bytes of JSON. Each has its JSON twice, with and without the signature: at
 #: most 8 MiB.
 RELAYS_HELD: Final = 2048

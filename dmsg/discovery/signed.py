@@ -19,8 +19,6 @@ from dmsg.discovery.errors import DocumentError
 from dmsg.http import json_text
 from dmsg.http.errors import MalformedJson
 
-__all__ = ["AHEAD_S", "NUMBER_LIMIT", "DocumentKind", "canonical"]
-
 #: How far the issuer's clock may be ahead of ours, in seconds.
 AHEAD_S: Final = 300
 #: Whole numbers in a document are below this: what every JSON reader holds exactly.

@@ -15,8 +15,6 @@ from dmsg.discovery.entry import (
     version_with,
 )
 
-__all__ = ["Unmanaged", "WantedEntry"]
-
 
 class Unmanaged(Enum):
     """Stands for a half that nothing in this process has to do with: it stays as it is found."""

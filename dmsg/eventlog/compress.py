@@ -28,8 +28,8 @@ _READ_BYTES: Final = 64 * 1024
 class Compressor:
     """Makes frames; for one thread only."""
 
-    def __init__(self, level: int = LEVEL) -> None:
-        self._compressor = zstandard.ZstdCompressor(level=level, write_checksum=True, write_content_size=True)
+    def __init__(self) -> None:
+        self._compressor = zstandard.ZstdCompressor(level=LEVEL, write_checksum=True, write_content_size=True)
 
     def frame(self, data: bytes) -> bytes:
         """``data`` as one whole frame."""

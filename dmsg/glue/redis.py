@@ -1,19 +1,20 @@
-"""A connection to Redis that is made again as often as it is lost."""
+"""A connection to Redis that is made again as often as it is lost, and one that takes the messages of a list."""
 
 from __future__ import annotations
 
+import hashlib
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from functools import cache
 from typing import Any, Final
 
 from twisted.internet.defer import CancelledError, Deferred, ensureDeferred
 from twisted.internet.interfaces import IDelayedCall
-from twisted.internet.protocol import Factory
 from twisted.python.failure import Failure
 
 from dmsg.address import RedisAddress
 from dmsg.errors import DmsgError
-from dmsg.glue.connecting import client_endpoint, connect_reason
+from dmsg.glue.connecting import client_endpoint, connect_reason, quiet_factory
 from dmsg.glue.errors import RedisAway, RedisRefused
 from dmsg.glue.shell import Shell
 from dmsg.glue.waiters import Waiters
@@ -22,12 +23,20 @@ from dmsg.sansio.resp import ReplyError, RespClient
 
 #: A command that is not answered in so long ends its connection, in seconds: Redis answers in microseconds.
 REPLY_TIMEOUT_S: Final = 5.0
+#: Redis itself ends a wait for a message after so long, in whole seconds. So that no program stops in the middle of one,
+#: a wait is never broken off, and stopping takes this long at most.
+TAKE_S: Final = 1
 #: The pauses between attempts to connect, in seconds: a Redis that is back is used soon.
-_PAUSES: Final = Backoff(0.05, 2.0)
+_PAUSES: Final = Backoff(0.0375, 1.5)
 #: Replies that mean "not now", and that the command was not carried out.
 _NOT_NOW: Final = ("LOADING", "READONLY", "MASTERDOWN", "CLUSTERDOWN", "TRYAGAIN", "BUSY", "NOREPLICAS", "OOM")
 
 Word = bytes | str | int
+
+
+@cache
+def _digest(script: str) -> str:
+    return hashlib.sha1(script.encode(), usedforsecurity=False).hexdigest()
 
 
 def _refusal(text: str) -> RedisAway | RedisRefused:
@@ -37,8 +46,8 @@ def _refusal(text: str) -> RedisAway | RedisRefused:
 class RedisConnection:
     """One connection to the database at ``address``, from the first command to :meth:`close`.
 
-    Commands are sent at once, without waiting for the replies to those before. ``uniform()`` is in [0, 1). Each connection
-    begins with loading ``scripts``, whether Redis allows that or not.
+    Commands are sent at once, without waiting for the replies to those before. Each connection begins with loading ``scripts``,
+    whether Redis allows that or not.
     """
 
     def __init__(
@@ -47,14 +56,12 @@ class RedisConnection:
         reactor: Any,
         *,
         scripts: Sequence[str] = (),
-        uniform: Callable[[], float] = lambda: 0.5,
     ) -> None:
         #: Why there is no connection; "" while there is one.
         self.problem = "not connected"
         self._address = address
         self._reactor = reactor
         self._scripts = scripts
-        self._uniform = uniform
         self._shell: Shell | None = None
         self._core: RespClient | None = None
         self._replies: deque[Deferred[Any]] = deque()
@@ -75,6 +82,23 @@ class RedisConnection:
         if not self.problem:
             return self._send(words, patience_s)
         return ensureDeferred(self._call_later(words, wait_s, patience_s))
+
+    def eval(
+        self, script: str, keys: Sequence[str], *arguments: Word, wait_s: float = REPLY_TIMEOUT_S
+    ) -> Deferred[Any]:
+        """As :meth:`call`, with what ``script``, one of ``scripts``, gives for ``KEYS`` and ``ARGV``.
+
+        Its text is sent only if Redis was told to forget it, or does not let us load it.
+        """
+        return ensureDeferred(self._eval(script, (len(keys), *keys, *arguments), wait_s))
+
+    async def _eval(self, script: str, words: tuple[Word, ...], wait_s: float) -> Any:
+        try:
+            return await self.call("EVALSHA", _digest(script), *words, wait_s=wait_s)
+        except RedisRefused as refused:
+            if not refused.reason.startswith("NOSCRIPT"):
+                raise
+            return await self.call("EVAL", script, *words, wait_s=wait_s)
 
     async def _call_later(self, words: tuple[Word, ...], wait_s: float, patience_s: float) -> Any:
         self._begin()
@@ -101,10 +125,8 @@ class RedisConnection:
     def _connect(self) -> None:
         self._pause = None
         core = RespClient()
-        factory: Any = Factory.forProtocol(lambda: Shell(core, self, self._reactor))
-        factory.noisy = False
         endpoint = client_endpoint(self._reactor, self._address.server, REPLY_TIMEOUT_S)
-        self._attempt = endpoint.connect(factory)
+        self._attempt = endpoint.connect(quiet_factory(lambda: Shell(core, self, self._reactor)))
         self._attempt.addCallbacks(self._opened, self._failed, callbackArgs=(core,))
 
     def _opened(self, shell: Any, core: RespClient) -> None:
@@ -146,7 +168,7 @@ class RedisConnection:
         self.problem = problem
         if not self._closed and self._pause is None:
             self._failures += 1
-            self._pause = self._reactor.callLater(_PAUSES.pause_s(self._failures, self._uniform), self._connect)
+            self._pause = self._reactor.callLater(_PAUSES.longest_s(self._failures), self._connect)
 
     async def close(self) -> None:
         """Let go of the connection at once. What is under way fails."""
@@ -193,3 +215,39 @@ class RedisConnection:
             if not one.called:
                 one.errback(RedisAway(why, maybe_done=True))
         self._lost.fire(None)
+
+
+class Taker:
+    """Takes the messages of one list, over a connection of its own: waiting for one blocks it.
+
+    With ``taken``, another list, a message goes there at once, and stays until it is removed from it: so that it is not lost
+    when this process or its connection ends in the meantime.
+    """
+
+    def __init__(self, address: RedisAddress, key: str, reactor: Any, *, taken: str = "") -> None:
+        self.key = key
+        self.taken = taken
+        self._redis = RedisConnection(address, reactor)
+
+    async def take(self, wait_s: int = TAKE_S) -> bytes | None:
+        """The oldest message; ``None`` if none has come in ``wait_s``, whole seconds.
+
+        Raises as :meth:`RedisConnection.call`. Not to be cancelled: Redis may have given a message away by then.
+        """
+        patience_s = wait_s + REPLY_TIMEOUT_S
+        if self.taken:
+            kept: bytes | None = await self._redis.call(
+                "BRPOPLPUSH", self.key, self.taken, wait_s, patience_s=patience_s
+            )
+            return kept
+        found = await self._redis.call("BRPOP", self.key, wait_s, patience_s=patience_s)
+        return None if found is None else found[1]
+
+    @property
+    def is_away(self) -> bool:
+        """Whether there is no connection, so that nothing is being taken."""
+        return bool(self._redis.problem)
+
+    async def close(self) -> None:
+        """Let go of the connection. To be called while nothing is being taken."""
+        await self._redis.close()

@@ -267,9 +267,13 @@ class StreamTransport(ABC, Generic[S]):
 
     def end_received(self) -> None:
         """The peer has ended its half; to be told again is silent."""
-        if self.state in (_OPEN, TransportState.WRITE_ENDED) and not self._peer_end_waits:
+        if self.state not in (_OPEN, TransportState.WRITE_ENDED) or self._peer_end_waits:
+            return
+        if self._inbox or self._paused or self.protocol is None:
             self._inbox.append(_END)
             self._pump_soon()
+        else:
+            self._on_peer_end()  # what it leads to goes out with the answers to this read
 
     def end_acked(self) -> None:
         """The peer has everything that was written, and knows that it is everything."""

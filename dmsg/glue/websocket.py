@@ -16,13 +16,13 @@ from twisted.internet.defer import Deferred
 from twisted.internet.endpoints import wrapClientTLS
 from twisted.internet.error import ConnectionClosed
 from twisted.internet.interfaces import IDelayedCall, IReactorTime
-from twisted.internet.protocol import Factory, connectionDone
+from twisted.internet.protocol import connectionDone
 from twisted.internet.ssl import optionsForClientTLS
 from twisted.python.failure import Failure
 
 from dmsg.address import HostPort
 from dmsg.errors import DmsgError, InvalidAddress, StageError
-from dmsg.glue.connecting import client_endpoint, connect_reason
+from dmsg.glue.connecting import client_endpoint, connect_reason, quiet_factory
 from dmsg.glue.shell import Owner, Shell
 from dmsg.sansio.core import Core
 from dmsg.sansio.errors import WebSocketRefused, WebSocketViolation
@@ -289,9 +289,7 @@ def connect_websocket(
     if url.secure:
         options = optionsForClientTLS(url.address.host, trustRoot=trust)
         endpoint = wrapClientTLS(options, endpoint)
-    factory = Factory.forProtocol(lambda: shell)
-    factory.noisy = False
-    connecting: Deferred[Any] = endpoint.connect(factory)
+    connecting: Deferred[Any] = endpoint.connect(quiet_factory(lambda: shell))
     timer = reactor.callLater(timeout_s, opening.fail, StageError("connect", "timeout"))
 
     def over(outcome: Any) -> Any:

@@ -251,6 +251,11 @@ def _host_of(address: object) -> str:
     return str(getattr(address, "host", ""))
 
 
+def client_host(request: Any) -> str:
+    """The IP address a request came from; "" when it came over no network."""
+    return _host_of(request.getClientAddress())
+
+
 class LimitedSite(Site):
     """Serves ``resource`` within ``limits``. Writes no access log: the event log has a line for each request."""
 

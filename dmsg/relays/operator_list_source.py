@@ -30,9 +30,6 @@ class RelayListSource(SignedSource[RelayList]):
         *,
         only: bool,
         now_s: Callable[[], float],
-        refresh_s: float = REFRESH_S,
-        retry_s: float = RETRY_S,
-        caller: Any = None,
     ) -> None:
         super().__init__(
             location,
@@ -41,10 +38,9 @@ class RelayListSource(SignedSource[RelayList]):
             trusted,
             reactor,
             now_s=now_s,
-            refresh_s=refresh_s,
-            retry_s=retry_s,
+            refresh_s=REFRESH_S,
+            retry_s=RETRY_S,
             timeout_s=TIMEOUT_S,
-            caller=caller,
         )
         self.only = only
         #: Called whenever another list is in force.

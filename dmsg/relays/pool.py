@@ -12,8 +12,7 @@ from typing import Final, Generic, cast
 
 from twisted.internet.defer import CancelledError, Deferred, DeferredList, ensureDeferred, fail, succeed
 from twisted.internet.error import ConnectError, DNSLookupError
-from twisted.internet.interfaces import IProtocol, IReactorTime, IStreamClientEndpoint
-from twisted.internet.protocol import Factory
+from twisted.internet.interfaces import IReactorTime, IStreamClientEndpoint
 from twisted.python.failure import Failure
 
 from dmsg.address import HostPort, network_group
@@ -21,7 +20,7 @@ from dmsg.crypto.keys import PublicKey
 from dmsg.discovery.entry import DMSG
 from dmsg.discovery.errors import DiscoveryError, EntryNotFound
 from dmsg.errors import DmsgError, InvalidAddress, StageError
-from dmsg.glue.connecting import connect_reason
+from dmsg.glue.connecting import connect_reason, quiet_factory
 from dmsg.glue.waiters import Waiters
 from dmsg.interfaces import IDiscovery
 from dmsg.relays.candidates import Candidate
@@ -31,7 +30,7 @@ from dmsg.relays.listed import WAIT_S, ListedRelays
 from dmsg.relays.race import RaceConfig
 from dmsg.relays.rankwatch import RankWatch
 from dmsg.relays.scores import RelayScores
-from dmsg.relays.session import CLOSED, S, Session
+from dmsg.relays.session import CLOSED, S
 from dmsg.relays.state import RelayFile
 from dmsg.sansio.backoff import Backoff
 
@@ -59,16 +58,6 @@ class PoolConfig:
     #: With one session up and only another group missing, the pause doubles up to this: there may be no other group.
     poll_limit_s: float = 300.0
     race: RaceConfig = field(default_factory=RaceConfig)
-
-
-class _OneShell(Factory):
-    noisy = False
-
-    def __init__(self, session: Session) -> None:
-        self._session = session
-
-    def buildProtocol(self, addr: object) -> IProtocol:  # type: ignore[override]
-        return self._session.shell
 
 
 @dataclass(slots=True)
@@ -234,7 +223,7 @@ class SessionPool(Generic[S]):
         try:
             await (
                 self._endpoint_for(address)
-                .connect(_OneShell(session))
+                .connect(quiet_factory(lambda: session.shell))
                 .addTimeout(self._config.connect_timeout_s, self._clock, _timed_out)
             )
         except StageError:

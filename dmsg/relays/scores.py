@@ -8,7 +8,7 @@ fade, something in between. So a client that knows nothing goes by what it was t
 relay that has healed is tried again.
 
 Scores change the order in which relays are tried and never leave one out: a draw gives the worst relay at least a 64th
-of an equal chance (:func:`weight`). Discovery, or the signer of the ranks, cannot do more than that.
+of an equal chance (:func:`dmsg.discovery.ranks.weight`). Discovery, or the signer of the ranks, cannot do more than that.
 """
 
 from __future__ import annotations
@@ -19,12 +19,10 @@ from dataclasses import dataclass
 from typing import Final
 
 from dmsg.crypto.keys import PublicKey
+from dmsg.discovery.ranks import weight
 
 NEUTRAL: Final = 500.0
 _BEST: Final = 1000.0
-#: The weights in a draw of the best and the worst, a neutral relay's being 1: the same as discovery's.
-WEIGHT_LIMIT: Final = 8.0
-WEIGHT_FLOOR: Final = 0.125
 #: Scores that differ by less than this are equal as far as the order of a dial is concerned: chance decides.
 CLOSE: Final = 100.0
 #: A relay below this is tried after those with which there is no connection yet.
@@ -55,12 +53,6 @@ class ScoreConfig:
     observations: float = 20.0
     #: Relays remembered; the one not heard of for longest is forgotten first.
     relays: int = 1_024
-
-
-def weight(score: float) -> float:
-    """The weight of a score in a draw: its third power, a neutral one's being 1; at least :data:`WEIGHT_FLOOR`."""
-    relative = min(max(score, 0.0), _BEST) / NEUTRAL
-    return max(WEIGHT_FLOOR, relative**3)
 
 
 class RelayScores:

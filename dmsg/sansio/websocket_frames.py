@@ -38,8 +38,6 @@ class CloseCode(IntEnum):
     INVALID_TEXT = 1007
     POLICY = 1008
     TOO_BIG = 1009
-    INTERNAL_ERROR = 1011
-    TRY_AGAIN_LATER = 1013
 
 
 #: Codes below 3000 that a close frame may carry: the ones that are registered and not for local use only.

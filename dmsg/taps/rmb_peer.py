@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import atexit
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from twisted.internet.defer import Deferred, ensureDeferred
@@ -20,6 +20,7 @@ from dmsg.eventlog.reasons import Reason
 from dmsg.eventlog.schema import ServerStarted, ServerStopped
 from dmsg.rmb.core.errors import InvalidSecret
 from dmsg.rmb.core.keys import KeyType, TwinKey, read_secret
+from dmsg.rmb.core.limits import MAX_OWN_RELAYS
 from dmsg.rmb.key_file import read_secret_file, read_twin_key
 from dmsg.rmb.twins.open import check_registry, open_registry, parse_genesis
 from dmsg.taps._options import RoleOptions
@@ -31,8 +32,6 @@ if TYPE_CHECKING:
     from dmsg.rmb.peer.gateway import Gateway
 
 _log = Logger()
-#: Relays of one peer.
-_MAX_RELAYS: Final = 4
 
 
 class Options(RoleOptions):
@@ -68,10 +67,9 @@ class RmbPeerService(RoleService):
         """``uid`` is the user the process will run as when it has started as root, and may own the key file."""
         check_registry(settings.registry, settings.substrate)
         self._genesis = parse_genesis(settings.genesis)
-        if not 0 < len(settings.relay) <= _MAX_RELAYS:
-            raise ConfigError(
-                "relay", f"must be given, up to {_MAX_RELAYS} times: over which relays the twin is reached"
-            )
+        if not 0 < len(settings.relay) <= MAX_OWN_RELAYS:
+            text = f"must be given, up to {MAX_OWN_RELAYS} times: over which relays the twin is reached"
+            raise ConfigError("relay", text)
         self._key = _read_key(settings, uid)
         try:
             self._redis = RedisAddress.parse(settings.redis)

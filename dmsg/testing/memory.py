@@ -9,7 +9,9 @@ without an ``interface`` answers on all of them. What can go wrong on the way is
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass
+from itertools import count
 from random import Random
 from typing import Any
 
@@ -21,6 +23,7 @@ from twisted.internet.task import Clock
 from twisted.python.failure import Failure
 from zope.interface import implementer
 
+from dmsg.testing.link import Link
 from dmsg.testing.pipe import Chunking, Pipe
 
 _FIRST_FREE_PORT = 49152
@@ -73,7 +76,8 @@ class _Attempt:
         self._connector = connector
         self._ended = False
         self._path = network._path(connector.host, connector.port)
-        self._call = network.clock.callLater(self._path.delay_s, self._arrive)
+        round_trip_s = 2 * network.link.out.delay_s if network.link is not None else 0.0
+        self._call = network.clock.callLater(self._path.delay_s + round_trip_s, self._arrive)
         self._network = network
 
     def _arrive(self) -> None:
@@ -201,7 +205,8 @@ class MemoryNetwork:
         self._listeners: dict[tuple[str, int], _MemoryPort] = {}
         self._fates: dict[tuple[str, int | None], Exception | None] = {}
         self._paths: dict[tuple[str, int], Path] = {}
-        self._next_port = _FIRST_FREE_PORT
+        self._ports = count(_FIRST_FREE_PORT + 1)
+        self.link: Link | None = None
 
     # --- time ---------------------------------------------------------------------------------------------------------
 
@@ -250,6 +255,15 @@ class MemoryNetwork:
         before, self.nameResolver = self.nameResolver, resolver
         return before
 
+    def through(self, link: Link) -> MemoryNetwork:
+        """This network as a reactor for programs that lie behind ``link``: whatever they connect to is reached over it.
+
+        Connecting takes a round trip of the link. Time, listeners and pipes are those of this network.
+        """
+        behind = copy(self)
+        behind.link = link
+        return behind
+
     # --- what may go wrong --------------------------------------------------------------------------------------------
 
     def refuse(self, host: str, port: int | None = None) -> None:
@@ -284,8 +298,7 @@ class MemoryNetwork:
     # --- inside -------------------------------------------------------------------------------------------------------
 
     def _free_port(self) -> int:
-        self._next_port += 1
-        return self._next_port
+        return next(self._ports)
 
     def _fate(self, host: str, port: int) -> tuple[_MemoryPort, str] | Exception | None:
         """The listener and its address, the error of connecting there, or ``None`` for no answer ever."""
@@ -312,6 +325,7 @@ class MemoryNetwork:
             high_water_bytes=self.high_water_bytes,
             random=self.random,
             addresses=(source, target),
+            link=self.link,
         )
         connection.loss = path.loss
         connection.on_closed = self.pipes.remove

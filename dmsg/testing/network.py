@@ -259,7 +259,11 @@ class LocalNetwork:
                 await self.wait(client.sessions_change.wait())
 
     async def client(self, *, key: SecretKey | None = None, min_servers: int = 1, **options: Any) -> DmsgClient:
-        """A client that is connected and can be dialled. ``options`` go to :class:`~dmsg.mux.client.service.DmsgClient`."""
+        """A client that is connected and can be dialled. ``options`` go to :class:`~dmsg.mux.client.service.DmsgClient`.
+
+        Among them may be ``link``, a :class:`~dmsg.testing.link.Link` over which it reaches the network (which has to be
+        a :class:`~dmsg.testing.memory.MemoryNetwork`); so it may for all kinds of clients.
+        """
         return await self._started(self.new_client(key=key, min_servers=min_servers, **options))
 
     async def messaging_client(
@@ -291,7 +295,9 @@ class LocalNetwork:
     ) -> C:
         servers = () if self.discovery is not None else tuple(pinned)
         key = key or SecretKey.generate(self._random)
-        client = kind(self.reactor, key, **{**self._settings, "servers": servers, **options})
+        link = options.pop("link", None)
+        reactor = self.reactor if link is None else self.reactor.through(link)
+        client = kind(reactor, key, **{**self._settings, "servers": servers, **options})
         clients.append(client)
         return client
 

@@ -19,6 +19,8 @@ from twisted.logger import Logger
 from twisted.python.failure import Failure
 from zope.interface import implementer
 
+from dmsg.testing.link import Lane, Link
+
 #: How much one turn of one end reads at most, in bytes: as much as Twisted takes from a socket at once.
 READ_BYTES = 65536
 #: When bytes that are lost on the way are sent again, in seconds, and when no later any more.
@@ -55,8 +57,10 @@ class PipeEnd(FileDescriptor):
     ``protocol`` is the one it serves; ``on_lost`` is called after that has lost this end.
     """
 
-    def __init__(self, pipe: Pipe, host: IPv4Address, peer: IPv4Address) -> None:
+    def __init__(self, pipe: Pipe, host: IPv4Address, peer: IPv4Address, lane: Lane | None) -> None:
         self._pipe = pipe
+        self._lane = lane  # the way to this end
+        self._full_since: float | None = None
         self._reading = self._writing = self._aborting = False
         super().__init__(pipe.clock)
         self.bufferSize = pipe.high_water_bytes
@@ -98,20 +102,32 @@ class PipeEnd(FileDescriptor):
         """When this end has something to do: 0.0 for now, ``None`` for not before something else happens."""
         if self.disconnected:
             return None
-        if self._writing and (self.other._room() > 0 or not self._unsent()):
-            return 0.0
-        if not self._reading or self._pipe.frozen:
-            return None
+        write_at = (self.other._room_at() if self._unsent() else 0.0) if self._writing else None
+        if write_at == 0.0 or not self._reading or self._pipe.frozen:
+            return write_at
         if self._readable:
             return 0.0
-        return self._arrivals[0][0] if self._arrivals else self._end_at
+        read_at = self._arrivals[0][0] if self._arrivals else self._end_at
+        return min((when for when in (write_at, read_at) if when is not None), default=None)
 
     def _unsent(self) -> int:
         return len(self.dataBuffer) - self.offset + self._tempDataLen
 
     def _room(self) -> int:
         """How many bytes the way to this end still takes. To an end that is gone any number, all of them lost."""
-        return READ_BYTES if self.disconnected else self._pipe.high_water_bytes - len(self._wire)
+        if self.disconnected:
+            return READ_BYTES
+        if self._lane is None:
+            return self._pipe.high_water_bytes - len(self._wire)
+        return min(self._lane.window_bytes - len(self._wire), self._lane.room(self._pipe.clock.seconds()))
+
+    def _room_at(self) -> float | None:
+        """When that is not 0: 0.0 for now, ``None`` for not before this end reads."""
+        if self._room() > 0:
+            return 0.0
+        if self._lane is None or len(self._wire) >= self._lane.window_bytes:
+            return None
+        return self._lane.room_at()
 
     def _wake(self) -> None:
         when = self._next_at()
@@ -147,10 +163,22 @@ class PipeEnd(FileDescriptor):
 
     def writeSomeData(self, data: bytes) -> int:
         sent = bytes(data[: max(0, self.other._room())])
+        now = self._pipe.clock.seconds()
         if sent and not self.other.disconnected:
             self.other._wire += sent
-            self.other._arrivals.append((self._pipe.clock.seconds() + self._pipe.travel_s(), len(sent)))
+            travel_s, lane = self._pipe.travel_s(), self.other._lane
+            pieces = [(now, len(sent))] if lane is None else lane.send(len(sent), now)
+            self.other._arrivals.extend((at + travel_s, size) for at, size in pieces)
+        self._note_full(len(sent) < len(data), now)
         return len(sent)
+
+    def _note_full(self, full: bool, now: float) -> None:
+        if full and self._full_since is None:
+            self._full_since = now
+        elif not full and self._full_since is not None:
+            if self.other._lane is not None:
+                self.other._lane.full_s += now - self._full_since
+            self._full_since = None
 
     def doRead(self) -> Exception | None:
         """Hand what has arrived to the protocol; gives ``ConnectionDone`` at the end of the stream."""
@@ -183,7 +211,8 @@ class PipeEnd(FileDescriptor):
 
     def _send_end(self) -> None:
         if not self.other.disconnected and self.other._end_at is None:
-            self.other._end_at = self._pipe.clock.seconds() + self._pipe.delay_s
+            now, lane = self._pipe.clock.seconds(), self.other._lane
+            self.other._end_at = self._pipe.delay_s + (now if lane is None else lane.end_at(now))
 
     def readConnectionLost(self, reason: Failure) -> None:
         """The other end will send no more: protocols that know half-closed connections go on, others lose theirs."""
@@ -232,7 +261,8 @@ class PipeEnd(FileDescriptor):
 
     def _reset_soon(self) -> None:
         if not self.disconnected and not self._pipe.frozen:
-            self._pipe.clock.callLater(self._pipe.delay_s, self.connectionLost, Failure(error.ConnectionLost()))
+            delay_s = self._pipe.delay_s + (self._lane.delay_s if self._lane is not None else 0.0)
+            self._pipe.clock.callLater(delay_s, self.connectionLost, Failure(error.ConnectionLost()))
 
     # --- addresses and options ----------------------------------------------------------------------------------------
 
@@ -263,7 +293,7 @@ class Pipe:
     ``clock`` is an ``IReactorTime``: usually a ``twisted.internet.task.Clock``, but the real reactor does as well.
     ``chunking`` says how bytes come out (:data:`Chunking`; ``random`` decides for ``"random"``), ``delay_s`` how long
     they are on their way, ``high_water_bytes`` how many fit on it in each direction and beyond how many unsent bytes a
-    producer is paused.
+    producer is paused. Over a ``link`` it is the link that says how many bytes fit, and ``delay_s`` is added to its delay.
 
     ``frozen`` tells whether it is, ``closed`` whether both ends are gone. ``delay_s`` and ``loss`` may be changed while
     it is open: ``loss`` is the share of writes that are lost on the way and, as TCP does it, sent again later.
@@ -278,6 +308,7 @@ class Pipe:
         high_water_bytes: int = 65536,
         random: Random | None = None,
         addresses: tuple[IPv4Address, IPv4Address] | None = None,
+        link: Link | None = None,
     ) -> None:
         self.clock = clock
         self.delay_s = delay_s
@@ -288,8 +319,9 @@ class Pipe:
         self.cut_size = _cutter(chunking, self.random)
         self.on_closed: Callable[[Pipe], object] | None = None
         host_a, host_b = addresses or (IPv4Address("TCP", "127.0.0.1", 1), IPv4Address("TCP", "127.0.0.1", 2))
-        self.a = PipeEnd(self, host_a, host_b)
-        self.b = PipeEnd(self, host_b, host_a)
+        self.link = link
+        self.a = PipeEnd(self, host_a, host_b, link.back if link is not None else None)
+        self.b = PipeEnd(self, host_b, host_a, link.out if link is not None else None)
         self.a.other, self.b.other = self.b, self.a
 
     def travel_s(self) -> float:
@@ -306,6 +338,8 @@ class Pipe:
 
     def connect(self, protocol_a: Any, protocol_b: Any) -> Pipe:
         """Attach the protocols; each is told at once, ``a`` first. Gives the pipe itself."""
+        if self.link is not None:
+            self.link.pipes.append(self)
         self.a._attach(protocol_a)
         self.b._attach(protocol_b)
         return self
@@ -331,5 +365,9 @@ class Pipe:
         self.b._wake()
 
     def _end_lost(self) -> None:
-        if self.closed and self.on_closed is not None:
+        if not self.closed:
+            return
+        if self.link is not None:
+            self.link.pipes.remove(self)
+        if self.on_closed is not None:
             self.on_closed(self)

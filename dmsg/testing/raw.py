@@ -21,12 +21,13 @@ from itertools import pairwise
 from typing import Any
 
 from twisted.internet.interfaces import IStreamClientEndpoint, IStreamServerEndpoint
-from twisted.internet.protocol import Factory, Protocol, connectionDone
+from twisted.internet.protocol import Protocol, connectionDone
 from twisted.python.failure import Failure
 
 from dmsg.address import HostPort, PinnedServer
 from dmsg.crypto.keys import PublicKey, Random, SecretKey
 from dmsg.crypto.noise import NoiseHandshake
+from dmsg.glue.connecting import quiet_factory
 from dmsg.glue.waiters import Waiters
 from dmsg.mux.core.record import LENGTH_BYTES, RecordLayer
 from dmsg.mux.core.wire import FrameType, encode_frame, split_frames
@@ -258,16 +259,6 @@ class RawConnection(Protocol):
             self._frame_waiters.fire(None)
 
 
-class _Factory(Factory):
-    noisy = False
-
-    def __init__(self, build: Callable[[], RawConnection]) -> None:
-        self._build = build
-
-    def buildProtocol(self, addr: object) -> RawConnection:
-        return self._build()
-
-
 async def connect_raw(
     endpoint: IStreamClientEndpoint,
     server: PublicKey,
@@ -283,7 +274,7 @@ async def connect_raw(
     what connecting raises, and the reason of a loss.
     """
     raw = connection or RawConnection(key or SecretKey.generate(random), server, shake=shake, random=random)
-    await endpoint.connect(_Factory(lambda: raw))
+    await endpoint.connect(quiet_factory(lambda: raw))
     if shake:
         await raw.sealed()
     return raw
@@ -316,7 +307,7 @@ class RawRelay:
 
     async def listen(self) -> PinnedServer:
         """Begin to listen; what comes back tells a client where."""
-        self._port = await self._endpoint.listen(_Factory(self._build))
+        self._port = await self._endpoint.listen(quiet_factory(self._build))
         host = self._port.getHost()
         return PinnedServer(self.key.public_key, HostPort(host.host, host.port))
 

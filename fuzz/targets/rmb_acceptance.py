@@ -7,12 +7,12 @@ from typing import Any
 
 from dmsg.rmb.core.acceptance import Receiver
 from dmsg.rmb.core.address import SessionAddress
-from dmsg.rmb.core.challenge import challenge
 from dmsg.rmb.core.e2e import EncryptionKey
 from dmsg.rmb.core.errors import EnvelopeExpired, EnvelopeRefused, MalformedEnvelope
 from dmsg.rmb.core.keys import KeyType, TwinKey
 from dmsg.rmb.core.limits import LATE_S, MAX_AHEAD_S, MAX_TTL_S
 from dmsg.rmb.core.sender import Sender
+from dmsg.rmb.core.signing import challenge
 from dmsg.rmb.core.twin import Twin
 from dmsg.rmb.core.wire import Envelope, parse_envelope
 from fuzz.choices import Choices

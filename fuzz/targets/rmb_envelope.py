@@ -6,12 +6,11 @@ from collections.abc import Iterator
 
 from dmsg.errors import InvalidAddress
 from dmsg.rmb.core.address import SessionAddress
-from dmsg.rmb.core.challenge import challenge
 from dmsg.rmb.core.errors import BadSignature, MalformedEnvelope, RelayProblem
 from dmsg.rmb.core.lifetime import remaining, stamp
 from dmsg.rmb.core.limits import MAX_AHEAD_S, MAX_TTL_S
 from dmsg.rmb.core.replies import answer_ping, error_reply, relay_error, response
-from dmsg.rmb.core.signing import verify_envelope
+from dmsg.rmb.core.signing import challenge, verify_envelope
 from dmsg.rmb.core.tags import fails_fast
 from dmsg.rmb.core.wire import Envelope, encode_envelope, parse_backlog, parse_envelope
 from fuzz.oracles import outcome

@@ -9,18 +9,12 @@ protocols with one key. A message takes 5 ms one way.
 from __future__ import annotations
 
 from datetime import date, datetime
-from pathlib import Path
-from typing import Any
 
 import coincurve
 import pytest
-from pyspark.sql import DataFrame, SparkSession
-from pyspark.testing import assertDataFrameEqual
+from log_tables import LogTables
+from pyspark.sql import SparkSession
 
-from dmsg_logs.ingest.batches import ingest
-from dmsg_logs.tables.generations import TABLES, build_tables, read_manifest, read_table
-
-LANDING = Path(__file__).parent / "vectors" / "network_log"
 DAY, HOUR = date(2026, 3, 2), datetime(2026, 3, 2, 9)
 
 
@@ -32,44 +26,25 @@ def _key(number: int) -> str:
 KILLED, DRAINED, MESSAGING, ALICE, BOB, CAROL, ABSENT = (_key(number) for number in (1, 2, 3, 11, 12, 13, 99))
 
 
-class Tables:
-    """The tables of that log."""
-
-    def __init__(self, spark: SparkSession, directory: str) -> None:
-        self._spark = spark
-        self._directory = directory
-        self.summary = ingest(spark, str(LANDING), directory)
-        self.rows = build_tables(spark, directory)
-        self.manifest = read_manifest(spark, directory)
-
-    def check(self, name: str, columns: str, rows: list[tuple[Any, ...]], where: str = "true") -> None:
-        """These columns of a table, in these rows of it, in any order."""
-        names = columns.split()
-        found = read_table(self._spark, self._directory, name).where(where).select(*names)
-        schema = ", ".join(f"{each} {dict(TABLES[name].dtypes)[each]}" for each in names)
-        expected: DataFrame = self._spark.createDataFrame(rows, schema)
-        assertDataFrameEqual(found, expected, ignoreNullable=True, atol=0.01)
-
-
 @pytest.fixture(scope="module")
-def tables(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Tables:
-    return Tables(spark, str(tmp_path_factory.mktemp("tables")))
+def tables(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> LogTables:
+    return LogTables(spark, "network_log", tmp_path_factory.mktemp("tables"))
 
 
-def test_every_line_is_good(tables: Tables) -> None:
+def test_every_line_is_good(tables: LogTables) -> None:
     summary = tables.summary
     assert (summary.files, summary.lines_in, summary.good, summary.missing) == (6, 79, 79, 0)
     assert (tables.manifest.violations, tables.manifest.findings) == ({}, {})
 
 
-def test_connections_of_a_relay_that_was_killed_are_open(tables: Tables) -> None:
+def test_connections_of_a_relay_that_was_killed_are_open(tables: LogTables) -> None:
     rows = [(DRAINED[:16], each, 15.0, "closed", "server_draining", "dmsg") for each in (ALICE, BOB, CAROL)]
     rows += [(KILLED[:16], each, 15.0, "open", None, "dmsg") for each in (ALICE, BOB, CAROL)]
     rows += [(MESSAGING[:16], each, 15.0, "closed", "closed by peer", "messaging") for each in (ALICE, BOB)]
     tables.check("connections", "node remote handshake_ms state reason protocol", rows)
 
 
-def test_clients_see_one_transport_where_relays_see_two(tables: Tables) -> None:
+def test_clients_see_one_transport_where_relays_see_two(tables: LogTables) -> None:
     columns = "node initiator responder server state reason bytes_in bytes_out security"
     ends = [
         (me[:16], initiator, BOB, began_at, "closed", "normal", size, size, "e2e")
@@ -89,7 +64,7 @@ def test_clients_see_one_transport_where_relays_see_two(tables: Tables) -> None:
     )
 
 
-def test_a_channel_is_a_transport_of_the_messaging_system(tables: Tables) -> None:
+def test_a_channel_is_a_transport_of_the_messaging_system(tables: LogTables) -> None:
     """Channels have ids of their own on either side; the relay sees their data encrypted."""
     rows = [
         ("client", ALICE[:16], MESSAGING, 0, "closed", 3_000, 3_000, "e2e"),
@@ -100,13 +75,13 @@ def test_a_channel_is_a_transport_of_the_messaging_system(tables: Tables) -> Non
     tables.check("transports", columns, rows, "protocol = 'messaging'")
 
 
-def test_the_transport_that_outlived_its_relay(tables: Tables) -> None:
+def test_the_transport_that_outlived_its_relay(tables: LogTables) -> None:
     """A request and its answer, 10 ms each way."""
     rows = [(DAY, KILLED, "server_draining", 1, 1, 20.0)]
     tables.check("resumptions", "date server reason resumptions transports elapsed_ms_max", rows)
 
 
-def test_dials_that_failed_say_where_and_why(tables: Tables) -> None:
+def test_dials_that_failed_say_where_and_why(tables: LogTables) -> None:
     rows = [
         (DAY, DRAINED, "accept", "no_such_service", 1, 1, 1),
         (DAY, KILLED, "accept", "no_such_service", 1, 1, 1),
@@ -124,7 +99,7 @@ def test_dials_that_failed_say_where_and_why(tables: Tables) -> None:
     tables.check("pair_latency", "initiator responder server protocol dials dials_ok dial_ms_p50", dials, "dials > 0")
 
 
-def test_an_hour_of_each_relay(tables: Tables) -> None:
+def test_an_hour_of_each_relay(tables: LogTables) -> None:
     columns = (
         "relay protocol hour connections_opened connections_closed connections_open_max transports_opened "
         "transports_closed"
@@ -137,7 +112,7 @@ def test_an_hour_of_each_relay(tables: Tables) -> None:
     tables.check("relay_hourly", columns, rows)
 
 
-def test_who_talked_and_whose_log_has_an_end(tables: Tables) -> None:
+def test_who_talked_and_whose_log_has_an_end(tables: LogTables) -> None:
     columns = "role key protocol lines gaps gap_lines dup corrupt missing events_dropped ended"
     told = [("server", DRAINED, "dmsg", 14, True), ("server", KILLED, "dmsg", 9, False)]
     told += [("server", MESSAGING, "messaging", 11, True)]

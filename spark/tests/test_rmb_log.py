@@ -8,53 +8,29 @@ sends five messages more than she may. The relay is killed at the end.
 from __future__ import annotations
 
 from datetime import date, datetime
-from pathlib import Path
-from typing import Any
 
 import pytest
-from pyspark.sql import DataFrame, SparkSession
-from pyspark.testing import assertDataFrameEqual
+from log_tables import LogTables
+from pyspark.sql import SparkSession
 
-from dmsg_logs.ingest.batches import ingest
 from dmsg_logs.report import collect, render
-from dmsg_logs.tables.generations import TABLES, build_tables, read_manifest, read_table
 
-LANDING = Path(__file__).parent / "vectors" / "rmb_log"
 DAY, HOUR = date(2026, 3, 2), datetime(2026, 3, 2, 9)
 RELAY, OTHER = "r1.example", "r2.example"
 
 
-class Tables:
-    """The tables of that log."""
-
-    def __init__(self, spark: SparkSession, directory: str) -> None:
-        self.spark = spark
-        self.directory = directory
-        self.summary = ingest(spark, str(LANDING), directory)
-        build_tables(spark, directory)
-        self.manifest = read_manifest(spark, directory)
-
-    def check(self, name: str, columns: str, rows: list[tuple[Any, ...]], where: str = "true") -> None:
-        """These columns of a table, in these rows of it, in any order."""
-        names = columns.split()
-        found = read_table(self.spark, self.directory, name).where(where).select(*names)
-        schema = ", ".join(f"{each} {dict(TABLES[name].dtypes)[each]}" for each in names)
-        expected: DataFrame = self.spark.createDataFrame(rows, schema)
-        assertDataFrameEqual(found, expected, ignoreNullable=True, atol=0.01)
-
-
 @pytest.fixture(scope="module")
-def tables(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Tables:
-    return Tables(spark, str(tmp_path_factory.mktemp("tables")))
+def tables(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> LogTables:
+    return LogTables(spark, "rmb_log", tmp_path_factory.mktemp("tables"))
 
 
-def test_every_line_is_good_and_no_rule_is_broken(tables: Tables) -> None:
+def test_every_line_is_good_and_no_rule_is_broken(tables: LogTables) -> None:
     summary = tables.summary
     assert (summary.files, summary.good, summary.missing) == (4, summary.lines_in, 0)
     assert (tables.manifest.violations, tables.manifest.findings) == ({}, {})
 
 
-def test_sessions_are_told_by_both_sides(tables: Tables) -> None:
+def test_sessions_are_told_by_both_sides(tables: LogTables) -> None:
     rows = [
         ("server", RELAY, 1, "open", None),
         ("server", RELAY, 2, "closed", "replaced"),
@@ -66,13 +42,13 @@ def test_sessions_are_told_by_both_sides(tables: Tables) -> None:
     tables.check("twin_sessions", "role node twin state reason", rows)
 
 
-def test_each_envelope_went_somewhere(tables: Tables) -> None:
+def test_each_envelope_went_somewhere(tables: LogTables) -> None:
     """Requests and answers of 3 + 20 calls and of one that is refused; two go elsewhere, of which one gets nowhere in time."""
     columns = "relay hour sessions_opened sessions_closed received local stored federated expired refused rate_limited"
     tables.check("envelopes_hourly", columns, [(RELAY, HOUR, 3, 1, 56, 48, 0, 2, 1, 7, 5)])
 
 
-def test_failures_have_the_reasons_that_senders_were_told(tables: Tables) -> None:
+def test_failures_have_the_reasons_that_senders_were_told(tables: LogTables) -> None:
     rows = [
         ("envelope", "", "destination offline", 1, 1),
         ("envelope", "", "message has expired", 1, 1),
@@ -81,11 +57,11 @@ def test_failures_have_the_reasons_that_senders_were_told(tables: Tables) -> Non
     tables.check("rmb_failures", "what other reason count twins", rows)
 
 
-def test_the_relay_that_does_not_answer_has_a_rank(tables: Tables) -> None:
+def test_the_relay_that_does_not_answer_has_a_rank(tables: LogTables) -> None:
     tables.check("federation_hourly", "relay other attempts failed failures_per_hour_max", [(RELAY, OTHER, 5, 4, 1.0)])
 
 
-def test_every_call_has_ended(tables: Tables) -> None:
+def test_every_call_has_ended(tables: LogTables) -> None:
     rows = [
         (True, "", 23, 1, 20.0),
         (False, "answered with an error", 7, 1, 10.0),
@@ -95,12 +71,12 @@ def test_every_call_has_ended(tables: Tables) -> None:
     tables.check("calls_hourly", "ok reason calls callers elapsed_ms_p50", rows)
 
 
-def test_there_is_nothing_in_the_tables_of_the_other_protocols(tables: Tables) -> None:
+def test_there_is_nothing_in_the_tables_of_the_other_protocols(tables: LogTables) -> None:
     for name in ("connections", "transports", "relay_hourly", "relay_failures", "pair_latency", "dial_failures"):
-        assert read_table(tables.spark, tables.directory, name).count() == 0, name
+        assert tables.table(name).count() == 0, name
 
 
-def test_the_report_tells_of_it(tables: Tables) -> None:
+def test_the_report_tells_of_it(tables: LogTables) -> None:
     page = render(collect(tables.spark, tables.directory))
     assert "1 relay of it took 56 envelopes for 2 twins" in page
     assert " of 33 calls were answered" in page

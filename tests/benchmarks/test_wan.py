@@ -11,6 +11,7 @@ import pytest
 from benchmarks import wan
 from benchmarks.roles.link import Role
 from benchmarks.sizes import TINY
+from dmsg.testing.process import free_port
 
 
 @pytest.fixture
@@ -63,6 +64,21 @@ def test_data_comes_at_the_rate_and_waits_when_the_path_is_full(link, listener):
     assert link.do("full", {})["full_s"][0] > 0.1
 
 
+def test_ports_of_another_address_lead_to_those_of_the_same_numbers(listener):
+    port = listener.getsockname()[1]
+    other = free_port("127.0.0.2")
+    link = Role({"to": [port, other], "host": "127.0.0.2", "delay_s": 0.0})
+    near = socket.create_connection(("127.0.0.2", port), 10)
+    far, _ = listener.accept()
+    far.settimeout(10)
+    with near, far:
+        near.sendall(b"there")
+        assert far.recv(100) == b"there"
+    with socket.create_connection(("127.0.0.2", other), 10) as nobody:
+        assert nobody.recv(1) == b""
+    link.close()
+
+
 @pytest.mark.parametrize("link", [{}], indirect=True)
 def test_a_cut_ends_both_sides(link, listener):
     near, far = ends(link, listener)
@@ -72,8 +88,14 @@ def test_a_cut_ends_both_sides(link, listener):
 
 
 @pytest.mark.system
-def test_each_distance_gives_rows():
+def test_each_distance_gives_rows_and_what_is_not_installed_is_told(monkeypatch, capsys):
+    monkeypatch.setenv("PATH", "")
+    monkeypatch.delenv("BENCH_OTHERS", raising=False)
     rows = wan.run(TINY)
+    assert capsys.readouterr().err.splitlines() == [
+        "left out: derper is not installed",
+        "left out: wormhole is not installed",
+    ]
     assert {one.bench for one in rows} == {"wan"}
     assert sum(bool(one.target) for one in rows) == 5
     assert all(one.value > 0 for one in rows)

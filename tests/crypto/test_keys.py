@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dmsg.crypto.errors import InvalidKey, InvalidSignature, KeyFileError
-from dmsg.crypto.keys import PublicKey, SecretKey, read_key_file, recover, write_key_file
+from dmsg.crypto.keys import Point, PublicKey, SecretKey, read_key_file, recover, write_key_file
 
 ALICE, BOB = (SecretKey(hashlib.sha256(name).digest()) for name in (b"alice", b"bob"))
 ORDER = 0xFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFEBAAEDCE6AF48A03BBFD25E8CD0364141
@@ -131,6 +131,25 @@ def test_the_reference_s_shared_secrets(vectors: Any) -> None:
 def test_no_secret_is_shared_with_what_is_no_point(raw: bytes) -> None:
     with pytest.raises(InvalidKey):
         ALICE.ecdh(raw)
+    with pytest.raises(InvalidKey):
+        ALICE.ecdh(Point(raw))
+
+
+def test_a_point_gives_each_secret_what_its_bytes_give() -> None:
+    point = Point(BOB.public_key.raw)
+    for secret in (ALICE, BOB, SecretKey.generate(), ALICE):
+        assert secret.ecdh(point) == secret.ecdh(point.raw)
+
+
+@given(st.binary(min_size=32, max_size=32))
+@settings(max_examples=25)
+def test_a_key_of_any_bytes_signs_in_the_name_of_its_public_half(raw: bytes) -> None:
+    try:
+        key = SecretKey(raw)
+    except InvalidKey:
+        assert not 0 < int.from_bytes(raw, "big") < ORDER
+    else:
+        assert recover(key.sign(b"text"), b"text") == key.public_key and bytes(key) == raw
 
 
 # --- signatures ------------------------------------------------------------------------------------------------------

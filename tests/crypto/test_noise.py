@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -12,7 +13,7 @@ from hypothesis import strategies as st
 
 from dmsg.crypto.errors import CryptoError, InvalidKey
 from dmsg.crypto.keys import SecretKey
-from dmsg.crypto.noise import XK_MESSAGE_BYTES, NoiseHandshake
+from dmsg.crypto.noise import XK_MESSAGE_BYTES, KnownPeer, NoiseHandshake
 from dmsg.errors import LocalProtocolError
 
 ALICE, BOB, CAROL = (SecretKey(hashlib.sha256(name).digest()) for name in (b"alice", b"bob", b"carol"))
@@ -84,6 +85,80 @@ def test_each_handshake_has_keys_of_its_own() -> None:
         assert initiator.result is not None
         results.add((initiator.result.send_key, initiator.result.handshake_hash))
     assert len(results) == 3
+
+
+# --- known peers -----------------------------------------------------------------------------------------------------
+
+
+def known_pair(random: Any = os.urandom) -> Callable[[], tuple[NoiseHandshake, NoiseHandshake]]:
+    """Gives both sides of a new KK handshake each time it is called; both know the other from the time before."""
+    bob, alice = KnownPeer(ALICE, BOB.public_key.raw), KnownPeer(BOB, ALICE.public_key.raw)
+    return lambda: (
+        NoiseHandshake("KK", initiator=True, static=ALICE, remote_static=bob, random=random),
+        NoiseHandshake("KK", initiator=False, static=BOB, remote_static=alice, random=random),
+    )
+
+
+def fixed(size: int) -> bytes:
+    return hashlib.sha256(b"fixed").digest()[:size]
+
+
+def test_what_is_kept_of_a_peer_shows_in_no_message_and_no_key() -> None:
+    make = known_pair(fixed)
+    for _ in range(3):
+        sides = [make(), pair("KK", random=fixed)]
+        messages = [initiator.write_message(b"list 1") for initiator, _ in sides]
+        answers = []
+        for (_, responder), message in zip(sides, messages, strict=True):
+            responder.read_message(message)
+            answers.append(responder.write_message(b"list 2"))
+        assert messages[0] == messages[1] and answers[0] == answers[1]
+        for (initiator, _), answer in zip(sides, answers, strict=True):
+            assert initiator.read_message(answer) == b"list 2"
+        assert sides[0][0].result == sides[1][0].result and sides[0][1].result == sides[1][1].result
+
+
+def test_no_ephemeral_key_is_used_twice_however_well_a_peer_is_known() -> None:
+    make = known_pair()
+    ephemeral, results = set(), set()
+    for _ in range(50):
+        initiator, responder = make()
+        message = initiator.write_message()
+        responder.read_message(message)
+        answer = responder.write_message()
+        initiator.read_message(answer)
+        assert initiator.result is not None
+        ephemeral |= {message[:33], answer[:33]}
+        results |= {initiator.result.send_key, initiator.result.receive_key, initiator.result.handshake_hash}
+    assert len(ephemeral) == 100 and len(results) == 150
+
+
+def test_a_known_peer_is_the_only_one_who_can_answer() -> None:
+    make = known_pair()
+    run(*make(), [b"", b""])
+    initiator, _ = make()
+    thief = NoiseHandshake("KK", initiator=False, static=CAROL, remote_static=ALICE.public_key.raw)
+    with pytest.raises(CryptoError):
+        thief.read_message(initiator.write_message())
+    _, responder = make()
+    impostor = NoiseHandshake("KK", initiator=True, static=CAROL, remote_static=BOB.public_key.raw)
+    with pytest.raises(CryptoError):
+        responder.read_message(impostor.write_message())
+
+
+def test_a_peer_that_is_no_point_is_never_known() -> None:
+    bad = KnownPeer(ALICE, b"\x02" + b"\xff" * 32)
+    for _ in range(2):
+        with pytest.raises(CryptoError):
+            NoiseHandshake("KK", initiator=True, static=ALICE, remote_static=bad).write_message()
+    with pytest.raises(InvalidKey):
+        KnownPeer(ALICE, b"\x02short")
+
+
+def test_what_a_peer_shares_with_us_is_not_printed() -> None:
+    known = KnownPeer(ALICE, BOB.public_key.raw)
+    NoiseHandshake("KK", initiator=True, static=ALICE, remote_static=known).write_message()
+    assert known.shared and known.shared.hex() not in repr(known)
 
 
 def test_randomness_is_the_one_given() -> None:

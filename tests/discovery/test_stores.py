@@ -17,6 +17,7 @@ import pytest_twisted
 from twisted.internet import defer
 from zope.interface.verify import verifyObject
 
+from dmsg.address import RedisAddress
 from dmsg.crypto.keys import PublicKey
 from dmsg.discovery.entry import ClientPart, Entry
 from dmsg.discovery.errors import (
@@ -33,6 +34,7 @@ from dmsg.discovery.stores.redis import RedisStore
 from dmsg.discovery.stores.rules import StoreLimits, shielded
 from dmsg.discovery.stores.sqlite import SqliteStore
 from dmsg.errors import ConfigError
+from dmsg.glue.redis import RedisConnection
 from dmsg.interfaces import IEntryStore
 
 S = 10**9
@@ -792,7 +794,7 @@ async def test_a_redis_that_is_not_there_is_unavailable(
     reactor: Any, make_entry: Any, now_ns: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("dmsg.discovery.stores.redis.OPERATION_TIMEOUT_S", 0.2)
-    store = RedisStore("127.0.0.1", 1, 0, reactor)
+    store = RedisStore(RedisAddress.parse("redis://127.0.0.1:1"), reactor)
     await refused(DiscoveryUnavailable, store.get(make_entry("alice").static, now_ns))
     await refused(DiscoveryUnavailable, store.put(make_entry("alice"), now_ns))
     await store.close()
@@ -812,8 +814,7 @@ async def test_two_stores_share_a_redis(redis_url: str, opened: Any, make_entry:
 async def test_a_redis_of_the_first_layout_is_brought_up_to_date(
     reactor: Any, redis_url: str, opened: Any, make_entry: Any, key_of: Any, now_ns: int
 ) -> None:
-    port = int(redis_url.rpartition(":")[2])
-    old = RedisStore("127.0.0.1", port, 4, reactor)
+    old = RedisConnection(RedisAddress.parse(f"{redis_url}/4"), reactor)
     relay, ours, base = (
         make_entry("relay", address="10.0.0.1:80"),
         make_entry("ours", version="0.1.0"),
@@ -821,12 +822,12 @@ async def test_a_redis_of_the_first_layout_is_brought_up_to_date(
     )
     for entry in (relay, ours, base, make_entry("gone", 4)):
         expires = str(now_ns // 10**6 + 300_000) if entry is relay else ""
-        fields = {"s": str(entry.sequence), "t": f"{entry.timestamp + 2**63:020}", "x": expires}
+        fields = ["s", entry.sequence, "t", f"{entry.timestamp + 2**63:020}", "x", expires]
         if not entry.sequence:
-            fields["b"] = entry.to_json()
-        await old._redis.hmset(f"dmsg:entry:{entry.static}", fields)
-    await old._redis.zadd("dmsg:expiring", 1, f"dmsg:entry:{relay.static}")
-    await old._redis.zadd("dmsg:servers", now_ns // 10**6 + 300_000, f"dmsg:entry:{relay.static}")
+            fields += ["b", entry.to_json()]
+        await old.call("HSET", f"dmsg:entry:{entry.static}", *fields)
+    await old.call("ZADD", "dmsg:expiring", 1, f"dmsg:entry:{relay.static}")
+    await old.call("ZADD", "dmsg:servers", now_ns // 10**6 + 300_000, f"dmsg:entry:{relay.static}")
     await old.close()
     store = opened(f"{redis_url}/4", limits=StoreLimits(clients=3))
     for entry in (relay, ours, base):

@@ -440,6 +440,20 @@ def test_a_peer_that_ends_its_half_closes_a_protocol_that_knows_no_halves() -> N
     assert world.transport.state is TransportState.ENDED
 
 
+def test_the_end_of_the_peer_s_half_is_told_in_the_read_that_brings_it() -> None:
+    """So that the answer, the end of the other half above all, goes out with what else answers that read."""
+    world = World(Plain())
+    world.attach()
+    world.peer_end()
+    assert world.line.closing
+    halved = World(Halved())
+    halved.attach()
+    halved.deliver()
+    halved.peer_end()
+    assert halved.protocol.told == ["made", "data", "read lost"]
+    assert not halved.clock.getDelayedCalls()
+
+
 def test_what_a_producer_had_still_to_say_does_not_look_complete() -> None:
     world = World(Plain())
     for event in ("attach", "register", "peer_end", "turn"):

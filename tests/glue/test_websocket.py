@@ -647,10 +647,8 @@ def listening(reactor: Any) -> Any:
 MESSAGES = [b"", b"x" * 64, bytes(1024 * 1024), b"y" * 70_000, *[b"z" * 1000] * 500]
 
 
-@pytest_twisted.ensureDeferred
-async def test_an_echo_over_tcp(reactor: Any, listening: Any) -> None:
-    party = Collector(len(MESSAGES))
-    shell = await connect_websocket(reactor, WebSocketUrl.parse(f"ws://127.0.0.1:{listening()}/"), party)
+async def all_come_back(shell: WebSocketShell, party: Collector) -> None:
+    """Send :data:`MESSAGES`, get them back, and close."""
     for message in MESSAGES:
         shell.send(message)
     shell.flush()
@@ -659,6 +657,13 @@ async def test_an_echo_over_tcp(reactor: Any, listening: Any) -> None:
     shell.close()
     await party.gone
     assert party.error is None
+
+
+@pytest_twisted.ensureDeferred
+async def test_an_echo_over_tcp(reactor: Any, listening: Any) -> None:
+    party = Collector(len(MESSAGES))
+    shell = await connect_websocket(reactor, WebSocketUrl.parse(f"ws://127.0.0.1:{listening()}/"), party)
+    await all_come_back(shell, party)
 
 
 @pytest_twisted.ensureDeferred
@@ -703,14 +708,7 @@ async def test_an_echo_over_tls(reactor: Any, listening: Any, tls: Any) -> None:
     party = Collector(len(MESSAGES))
     url = WebSocketUrl.parse(f"wss://127.0.0.1:{listening(context)}/")
     shell = await connect_websocket(reactor, url, party, trust=certificate)
-    for message in MESSAGES:
-        shell.send(message)
-    shell.flush()
-    await party.done
-    assert party.messages == MESSAGES
-    shell.close()
-    await party.gone
-    assert party.error is None
+    await all_come_back(shell, party)
 
 
 @pytest.mark.parametrize(("host", "trusted"), [("127.0.0.9", True), ("127.0.0.1", False)])

@@ -7,6 +7,8 @@ import configparser
 import hashlib
 import importlib.metadata
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -112,18 +114,23 @@ def test_noiseprotocol_is_the_one_release_we_know() -> None:
     assert str(requirement.specifier) == "==0.3.1"
 
 
-#: SHA-256 of the modules that dmsg/crypto/noise.py takes, or replaces a part of: it gives the backend another
-#: Diffie-Hellman, hash, HMAC, HKDF and cipher, and drives the state machine itself.
+#: SHA-256 of the modules that dmsg/crypto/noise.py takes, or replaces a part of. Of state.py it takes the interpreter of
+#: patterns; it gives that keys and a symmetric state with everything that is calculated.
 READ_AND_JUDGED = {
-    "backends/default/backend.py": "8ff2bcb002036ed08f6851ceb39c7c5892de64163edc8b584f8e0c7c10a99e8b",
-    "backends/noise_backend.py": "02ed56bcdb8ac5760fa54f7a3a3b90b6caa5fcf667e80be82cd062b63a565586",
     "constants.py": "618c9689191cf8df88392bb984f3bb892ac893978f05f5d354ae36b86bd027a8",
     "exceptions.py": "a0b543f9bcddd9600f451e0c26a776270bb5a3123a8b4a5a605b30b4b4626a5d",
     "functions/patterns.py": "f97e240f5394e115ff9a74d00f978eeae76aa42b70ae0ac51cd658133ceed91b",
-    "noise_protocol.py": "37abb8c458dce19514edfbbbe4b27716edb1d1afb9af462859c2a458be5114cd",
     "patterns.py": "67942cf0c4ee0512b70a57aaee6886eb1941939ac0e76121e992a36196e82329",
     "state.py": "6c042444e91e06bbe184bf4810e78241848e086ac776e769fdba38c9c31eaecd",
 }
+
+
+def test_no_more_of_noiseprotocol_is_loaded_than_was_read() -> None:
+    script = "import sys, dmsg.crypto.noise; print(*(one.__file__ for n, one in sys.modules.items() if n.startswith('noise')))"
+    loaded = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout.split()
+    assert {one.partition("/noise/")[2] for one in loaded} - {"__init__.py", "functions/__init__.py"} == set(
+        READ_AND_JUDGED
+    )
 
 
 @pytest.mark.parametrize("module", READ_AND_JUDGED)
@@ -134,17 +141,3 @@ def test_noiseprotocol_is_the_text_we_have_read(module: str) -> None:
     assert noise.__file__ is not None
     text = (Path(noise.__file__).parent / module).read_bytes()
     assert hashlib.sha256(text).hexdigest() == READ_AND_JUDGED[module]
-
-
-# --- txredisapi: kept up by few people -----------------------------------------------------------------------------------
-
-
-def test_what_is_used_of_txredisapi_is_public() -> None:
-    """dmsg/discovery/stores/redis.py is the only module that imports it, and takes nothing with a leading underscore."""
-    tree = ast.parse((ROOT / "dmsg" / "discovery" / "stores" / "redis.py").read_text())
-    used = {
-        node.attr
-        for node in ast.walk(tree)
-        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "txredisapi"
-    }
-    assert used and not any(name.startswith("_") for name in used)

@@ -96,7 +96,7 @@ def test_the_wheel_has_what_it_should_and_nothing_else(wheel: Path) -> None:
     assert {name.split("/")[0] for name in names if ".dist-info" not in name} == {"dmsg", "twisted"}
     in_tree = {path.relative_to(ROOT).as_posix() for path in (ROOT / "dmsg").rglob("*.py")}
     assert in_tree - set(names) == set()
-    for extra in ("redis", "test", "lint", "docs", "bench", "all"):
+    for extra in ("test", "lint", "docs", "bench", "all"):
         assert f"Provides-Extra: {extra}\n" in text
 
 

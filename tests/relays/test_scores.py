@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 from dmsg.crypto.keys import SecretKey
 from dmsg.discovery import ranks as discovery_ranks
-from dmsg.relays.scores import CLOSE, RelayScores, ScoreConfig, weight
+from dmsg.discovery.ranks import weight
+from dmsg.relays.scores import CLOSE, RelayScores, ScoreConfig
 
 RELAYS = [SecretKey.generate().public_key for _ in range(8)]
 GOOD, BAD, OTHER = RELAYS[:3]

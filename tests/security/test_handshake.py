@@ -11,7 +11,7 @@ import pytest
 import pytest_twisted
 
 from dmsg.clients.limits import ListenerLimits
-from dmsg.crypto.keys import PublicKey, SecretKey
+from dmsg.crypto.keys import Point, PublicKey, SecretKey
 from dmsg.errors import DialError
 from dmsg.eventlog import schema as ev
 from dmsg.mux.core.e2e_handshake import CONFIRM_TIMEOUT_S, UPGRADE_MAGIC, SecureInitiator
@@ -183,8 +183,8 @@ class _Stolen(ForgedKey):
         super().__init__(alice.raw)
         self._bob = bob
 
-    def ecdh(self, public_key: bytes) -> bytes:
-        assert public_key == self._bob.public_key.raw
+    def ecdh(self, public_key: bytes | Point) -> bytes:
+        assert isinstance(public_key, Point) and public_key.raw == self._bob.public_key.raw
         return self._bob.ecdh(self.public_key.raw)
 
 

@@ -23,10 +23,11 @@ from twisted.internet.threads import deferToThread
 
 from dmsg.address import RedisAddress
 from dmsg.glue.errors import RedisAway
+from dmsg.glue.redis import Taker
 from dmsg.rmb.core.e2e import EncryptionKey
 from dmsg.rmb.core.keys import KeyType, TwinKey
 from dmsg.rmb.peer.commands import BACKLOG, LOCAL, REPLY
-from dmsg.rmb.peer.redis import RedisLists, Taker
+from dmsg.rmb.peer.redis import RedisLists
 from dmsg.rmb.twins.table import TwinTable
 from dmsg.testing.process import Process, free_port
 

@@ -11,6 +11,7 @@ from twisted.protocols.wire import Echo
 from dmsg.crypto.keys import SecretKey
 from dmsg.discovery.errors import DiscoveryUnavailable, EntryNotFound
 from dmsg.errors import DialError
+from dmsg.testing.link import Link
 from dmsg.testing.memory import MemoryNetwork
 from dmsg.testing.network import LocalNetwork
 
@@ -106,6 +107,24 @@ async def test_the_memory_discovery_checks_what_it_is_given(reactor):
         with pytest.raises(EntryNotFound):
             await network.discovery.get_entry(SecretKey.generate().public_key)
         assert await network.discovery.available_servers() == []
+
+
+@pytest.mark.parametrize("kind", ["client", "messaging_client"])
+@pytest_twisted.ensureDeferred
+async def test_clients_of_each_kind_may_be_far_away(kind):
+    memory = MemoryNetwork()
+    near, far = Link(memory.clock), Link(memory.clock, delay_s=0.1, bits_per_s=8e6)
+    async with LocalNetwork(memory, relays=1, messaging_relays=1) as network:
+        alice, bob = await getattr(network, kind)(link=near), await getattr(network, kind)(link=far)
+        bob.listen(Factory.forProtocol(Echo))
+        collector = Collector(10_000)
+        await network.wait(alice.connect(Factory.forProtocol(lambda: collector), bob.public_key))
+        before = memory.seconds()
+        collector.transport.write(bytes(10_000))
+        await network.wait(collector.complete)
+        # 0.1 s each way, and 0.01 s for the bytes.
+        assert 0.21 <= memory.seconds() - before <= 0.24
+        assert len(near.pipes) == len(far.pipes) == 1
 
 
 @pytest_twisted.ensureDeferred

@@ -16,12 +16,13 @@ from dmsg.cli.exits import CommandError, Exit
 from dmsg.cli.output import Output, printable
 from dmsg.cli.rmb.network import Network, exit_of, network_options
 from dmsg.cli.settings import ValueType
+from dmsg.glue.redis import Taker
 from dmsg.ops.values import DURATION
 from dmsg.rmb.client.config import RmbConfig
 from dmsg.rmb.core.limits import MAX_ENVELOPE_BYTES, MAX_TTL_S, MAX_TWIN
 from dmsg.rmb.core.messages import IncomingResponse, OutgoingRequest
 from dmsg.rmb.peer.commands import LOCAL
-from dmsg.rmb.peer.redis import RedisLists, Taker
+from dmsg.rmb.peer.redis import RedisLists
 
 #: How long an answer may take by default, in seconds.
 TIMEOUT_S: Final = 30.0

@@ -19,6 +19,8 @@ from dmsg.cli.rmb.network import Network, network_options
 from dmsg.cli.rmb.programs import Program, ProgramFailed
 from dmsg.cli.settings import ValueType
 from dmsg.glue.errors import RedisAway, RedisRefused
+from dmsg.glue.redis import TAKE_S, Taker
+from dmsg.glue.tasks import Tasks
 from dmsg.glue.waiters import Waiters
 from dmsg.ops.values import DURATION, SIZE
 from dmsg.rmb.client.config import RmbConfig
@@ -29,8 +31,7 @@ from dmsg.rmb.core.lifetime import remaining
 from dmsg.rmb.core.limits import MAX_ENVELOPE_BYTES
 from dmsg.rmb.core.messages import IncomingRequest, JsonError, OutgoingResponse
 from dmsg.rmb.peer.commands import REPLY, list_of
-from dmsg.rmb.peer.redis import TAKE_S, RedisLists, Taker
-from dmsg.rmb.peer.tasks import Tasks
+from dmsg.rmb.peer.redis import RedisLists
 
 #: Programs at work at once, and how long one may take, in seconds.
 CONCURRENCY: Final = 8

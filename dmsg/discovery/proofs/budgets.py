@@ -13,8 +13,6 @@ from dmsg.discovery.proofs.limits import ProofLimits
 from dmsg.discovery.proofs.record import RelayRecord
 from dmsg.sansio.rate import RateLimiterTable
 
-__all__ = ["ProofBudgets"]
-
 #: A proof of an address whose budget is used up waits no longer than this, in seconds, while another proof is under way
 #: there: if that one succeeds, the budget is there again.
 _POLL_S: Final = 1.0

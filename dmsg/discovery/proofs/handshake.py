@@ -8,9 +8,7 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 from twisted.internet.defer import Deferred
-from twisted.internet.endpoints import TCP4ClientEndpoint, TCP6ClientEndpoint
 from twisted.internet.error import ConnectError, ConnectionRefusedError, TimeoutError
-from twisted.internet.protocol import Factory
 from twisted.python.failure import Failure
 from zope.interface import implementer
 
@@ -19,6 +17,7 @@ from dmsg.crypto.keys import PublicKey, Random, SecretKey
 from dmsg.discovery.errors import ProofFailed
 from dmsg.errors import DmsgError, RemoteProtocolError
 from dmsg.glue import names
+from dmsg.glue.connecting import client_endpoint, quiet_factory
 from dmsg.glue.shell import Shell
 from dmsg.interfaces import IRelayProver
 from dmsg.sansio.core import Core
@@ -55,19 +54,8 @@ class HandshakeProver(ABC):
     def prove(self, public_key: PublicKey, address: HostPort) -> Deferred[None]:
         """See :class:`~dmsg.interfaces.IRelayProver`."""
         proof = _Proof(self, self._reactor, self.make_core(self._key, public_key, self._reactor.seconds()))
-        kind = TCP6ClientEndpoint if ":" in address.host else TCP4ClientEndpoint
-        connecting = kind(self._reactor, address.host, address.port, timeout=TIMEOUT_S).connect(_OneShell(proof))
-        return proof.begin(connecting)
-
-
-class _OneShell(Factory):
-    noisy = False
-
-    def __init__(self, proof: _Proof) -> None:
-        self._proof = proof
-
-    def buildProtocol(self, addr: object) -> Shell:
-        return self._proof.shell
+        endpoint = client_endpoint(self._reactor, address, TIMEOUT_S)
+        return proof.begin(endpoint.connect(quiet_factory(lambda: proof.shell)))
 
 
 class _Proof:

@@ -29,8 +29,6 @@ from dmsg.interfaces import IEntryStore, IRankedStore, IRelayProver
 from dmsg.sansio.jitter import RandomNumbers
 from dmsg.sansio.rate import TokenBucket
 
-__all__ = ["ProofLimits", "RelayProofs"]
-
 #: Records looked at in one turn of the reactor; the rest of a long queue waits for the next one.
 _PUMP_RECORDS: Final = 64
 #: Shortest pause before the queue is looked at again, in seconds.

@@ -6,8 +6,6 @@ from collections import OrderedDict
 from collections.abc import Container
 from typing import Generic, TypeVar
 
-__all__ = ["FairQueue"]
-
 T = TypeVar("T")
 
 

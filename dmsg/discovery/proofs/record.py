@@ -11,8 +11,6 @@ from dmsg.address import HostPort
 from dmsg.crypto.keys import PublicKey
 from dmsg.discovery.entry import DMSG
 
-__all__ = ["TRANSITIONS", "RelayRecord", "RelayState"]
-
 
 class RelayState(Enum):
     """What a record waits for."""

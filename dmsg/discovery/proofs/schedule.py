@@ -24,8 +24,6 @@ from dmsg.sansio.backoff import Backoff
 from dmsg.sansio.jitter import RandomNumbers
 from dmsg.sansio.rate import TokenBucket
 
-__all__ = ["ProofSchedule"]
-
 
 class ProofSchedule:
     """The relays a discovery knows of, those that are proved, and which one is proved next.

@@ -18,7 +18,7 @@ def open_store(
     """The store ``url`` names: ``memory:``, ``sqlite:PATH`` or ``redis://[user:password@]host[:port][/db]``.
 
     A SQLite file is made if it is not there. Raises :class:`~dmsg.errors.ConfigError` for a URL that is none of these,
-    a file that cannot be used, or a missing Redis client library. Redis itself need not be there yet.
+    and for a file that cannot be used. Redis need not be there yet.
     """
     scheme, _, rest = url.partition(":")
     if url == "memory:":
@@ -34,13 +34,5 @@ def open_store(
             raise ConfigError("store", str(error)) from None
         from dmsg.discovery.stores.redis import RedisStore
 
-        return RedisStore(
-            address.server.host,
-            address.server.port,
-            address.database,
-            reactor,
-            username=address.username,
-            password=address.password,
-            limits=limits,
-        )
+        return RedisStore(address, reactor, limits=limits)
     raise ConfigError("store", "a store is memory:, sqlite:PATH or redis://host:port/db")

@@ -1,4 +1,4 @@
-"""Entries in Redis: the owner of txredisapi, which is imported late because it installs the reactor.
+"""Entries in Redis.
 
 Each key has a hash ``dmsg:entry:HEX`` with ``s`` (sequence), ``t`` (timestamp, shifted to be positive and padded, so
 that texts compare as numbers do: numbers in Lua are doubles), ``b`` (body, missing in a tombstone), ``x`` (expiry in
@@ -11,12 +11,13 @@ are one script, so several processes may share a database. How durable it is dep
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 from twisted.internet.defer import Deferred, DeferredLock
 from zope.interface import implementer
 
+from dmsg.address import RedisAddress
 from dmsg.crypto.keys import PublicKey
 from dmsg.discovery.entry import DMSG, Entry, is_available
 from dmsg.discovery.errors import (
@@ -42,13 +43,11 @@ from dmsg.discovery.stores.rules import (
     shielded,
     stored_entry,
 )
-from dmsg.errors import ConfigError
+from dmsg.glue.redis import RedisConnection, Word
 from dmsg.interfaces import IWatchedStore
 
 #: How long one operation may take, in seconds, the wait for a lost connection to come back included.
 OPERATION_TIMEOUT_S: Final = 5.0
-#: Connections kept open.
-POOL_SIZE: Final = 2
 
 _ENTRY: Final = "dmsg:entry:"
 _LAYOUT: Final = "dmsg:layout"
@@ -244,25 +243,11 @@ _REFUSALS: Final[dict[bytes, type[DiscoveryError]]] = {
 
 @implementer(IWatchedStore)
 class RedisStore:
-    """Entries in database number ``database`` of the Redis at ``host`` and ``port``; it need not be there yet."""
+    """Entries in the database at ``address``; Redis need not be there yet."""
 
     durable = False
 
-    def __init__(
-        self,
-        host: str,
-        port: int,
-        database: int,
-        reactor: Any,
-        *,
-        username: str | None = None,
-        password: str | None = None,
-        limits: StoreLimits | None = None,
-    ) -> None:
-        try:
-            import txredisapi
-        except ImportError:
-            raise ConfigError("store", "Redis needs the package's extra: pip install dmsg[redis]") from None
+    def __init__(self, address: RedisAddress, reactor: Any, *, limits: StoreLimits | None = None) -> None:
         self._limits = limits or StoreLimits()
         self._new_keys = NewKeys(self._limits)
         self._marks = ReadMarks()
@@ -270,23 +255,18 @@ class RedisStore:
         self._reactor = reactor
         self._preparing = DeferredLock()
         self._prepared = False
-        self._redis = txredisapi.lazyConnectionPool(
-            host,
-            port,
-            dbid=database,
-            poolsize=POOL_SIZE,
-            charset=None,
-            username=username,
-            password=password,
-            connectTimeout=OPERATION_TIMEOUT_S,
-            replyTimeout=OPERATION_TIMEOUT_S,
-            convertNumbers=False,
-        )
+        self._redis = RedisConnection(address, reactor, scripts=(_PUT, _MARK, _ADOPT, _AVAILABLE, _KEYS, _SERVERS_OF))
 
-    async def _call(self, method: str, *arguments: Any) -> Any:
-        """One command. Whatever goes wrong between here and Redis is ``DiscoveryUnavailable``."""
+    async def _call(self, *words: Word) -> Any:
+        return await self._answer(self._redis.call(*words))
+
+    async def _eval(self, script: str, keys: Sequence[str], *arguments: Word) -> Any:
+        return await self._answer(self._redis.eval(script, keys, *arguments))
+
+    async def _answer(self, asked: Deferred[Any]) -> Any:
+        """Whatever goes wrong between here and Redis is ``DiscoveryUnavailable``."""
         try:
-            return await getattr(self._redis, method)(*arguments).addTimeout(OPERATION_TIMEOUT_S, self._reactor)
+            return await asked.addTimeout(OPERATION_TIMEOUT_S, self._reactor)
         except Exception as error:
             raise DiscoveryUnavailable(f"Redis failed ({type(error).__name__})") from error
 
@@ -300,7 +280,7 @@ class RedisStore:
 
     async def _get(self, public_key: PublicKey, now_ns: int) -> bytes:
         sequence, timestamp, body, expires_ms, read_hour = await self._call(
-            "hmget", f"{_ENTRY}{public_key}", ["s", "t", "b", "x", "r"]
+            "HMGET", f"{_ENTRY}{public_key}", "s", "t", "b", "x", "r"
         )
         if sequence is None:
             raise EntryNotFound
@@ -317,7 +297,7 @@ class RedisStore:
         """Bring a database of the first layout up to date, before the first write. Doing it twice does no harm."""
         await self._preparing.acquire()
         try:
-            if self._prepared or await self._call("get", _LAYOUT) == _LAYOUT_VERSION:
+            if self._prepared or await self._call("GET", _LAYOUT) == _LAYOUT_VERSION:
                 self._prepared = True
                 return
             ttls_s = (self._limits.client_ttl_s, self._limits.base_client_ttl_s)
@@ -326,12 +306,12 @@ class RedisStore:
             times.append(str(self._limits.tombstone_ttl_ns // _NS_PER_MS))
             cursor: Any = 0
             while True:
-                cursor, names = await self._call("scan", cursor, f"{_ENTRY}*", _ADOPTED)
-                await self._call("eval", _ADOPT, [], [*times, *(bytes(name).decode("ascii") for name in names)])
+                cursor, names = await self._call("SCAN", cursor, "MATCH", f"{_ENTRY}*", "COUNT", _ADOPTED)
+                await self._eval(_ADOPT, (), *times, *names)
                 if not int(cursor):
                     break
-            await self._call("delete", "dmsg:expiring")
-            await self._call("set", _LAYOUT, _LAYOUT_VERSION.decode())
+            await self._call("DEL", "dmsg:expiring")
+            await self._call("SET", _LAYOUT, _LAYOUT_VERSION)
             self._prepared = True
         finally:
             self._preparing.release()
@@ -342,28 +322,25 @@ class RedisStore:
             await self._prepare(now_ns)
         marks = self._marks.take(now_ns)
         if marks:
-            await self._call("eval", _MARK, [], [str(hour_of(now_ns)), *(f"{_ENTRY}{key.hex()}" for key in marks)])
+            await self._eval(_MARK, (), hour_of(now_ns), *(f"{_ENTRY}{key.hex()}" for key in marks))
         expires_ns = self._limits.expires_ns(entry, now_ns)
         body, kind = entry.to_json(), kind_of(entry)
-        answer = await self._call(
-            "eval",
+        answer = await self._eval(
             _PUT,
             [f"{_ENTRY}{entry.static}"],
-            [
-                str((entry.sequence - 1) % (1 << 64)),
-                str(entry.sequence),
-                f"{entry.timestamp + _TIMESTAMP_SHIFT:020}",
-                body,
-                "" if expires_ns is None else str(-(-expires_ns // _NS_PER_MS)),
-                str(now_ns // _NS_PER_MS),
-                _servers(entry.protocol) if is_available(entry) else "",
-                str(kind),
-                network_of(poster),
-                str(len(body) + ROW_BYTES),
-                *map(str, self._limits.room(kind)),
-                str(self._limits.tombstones),
-                str(self._limits.tombstone_ttl_ns // _NS_PER_MS),
-            ],
+            (entry.sequence - 1) % (1 << 64),
+            entry.sequence,
+            f"{entry.timestamp + _TIMESTAMP_SHIFT:020}",
+            body,
+            "" if expires_ns is None else -(-expires_ns // _NS_PER_MS),
+            now_ns // _NS_PER_MS,
+            _servers(entry.protocol) if is_available(entry) else "",
+            kind,
+            network_of(poster),
+            len(body) + ROW_BYTES,
+            *self._limits.room(kind),
+            self._limits.tombstones,
+            self._limits.tombstone_ttl_ns // _NS_PER_MS,
         )
         if answer in _REFUSALS:
             raise _REFUSALS[answer]
@@ -378,8 +355,7 @@ class RedisStore:
         return Deferred.fromCoroutine(self._available_servers(limit, now_ns, protocol))
 
     async def _available_servers(self, limit: int, now_ns: int, protocol: str) -> list[Entry]:
-        now_ms = str(now_ns // _NS_PER_MS)
-        bodies = await self._call("eval", _AVAILABLE, [_servers(protocol)], [now_ms, str(limit)])
+        bodies = await self._eval(_AVAILABLE, [_servers(protocol)], now_ns // _NS_PER_MS, limit)
         return [stored_entry(bytes(body)) for body in bodies]
 
     def available_keys(self, limit: int, now_ns: int, protocol: str = DMSG) -> Deferred[list[bytes]]:
@@ -387,7 +363,7 @@ class RedisStore:
         return Deferred.fromCoroutine(self._available_keys(limit, now_ns, protocol))
 
     async def _available_keys(self, limit: int, now_ns: int, protocol: str) -> list[bytes]:
-        names = await self._call("eval", _KEYS, [_servers(protocol)], [str(now_ns // _NS_PER_MS), str(limit)])
+        names = await self._eval(_KEYS, [_servers(protocol)], now_ns // _NS_PER_MS, limit)
         try:
             return [bytes.fromhex(bytes(name).decode("ascii").removeprefix(_ENTRY)) for name in names]
         except ValueError:
@@ -399,10 +375,9 @@ class RedisStore:
 
     async def _servers_of(self, keys: list[bytes], now_ns: int, protocol: str) -> list[Entry]:
         names = [f"{_ENTRY}{key.hex()}" for key in keys]
-        bodies = await self._call("eval", _SERVERS_OF, [_servers(protocol)], [str(now_ns // _NS_PER_MS), *names])
+        bodies = await self._eval(_SERVERS_OF, [_servers(protocol)], now_ns // _NS_PER_MS, *names)
         return [stored_entry(bytes(body)) for body in bodies]
 
     def close(self) -> Deferred[None]:
         """See :class:`~dmsg.interfaces.IEntryStore`."""
-        done: Deferred[None] = self._redis.disconnect()
-        return done.addCallback(lambda _: None)
+        return Deferred.fromCoroutine(self._redis.close())

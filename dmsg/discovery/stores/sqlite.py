@@ -31,9 +31,9 @@ from dmsg.sansio.jitter import Jitter, RandomNumbers
 class SqliteStore:
     """Entries in the SQLite file ``path``. Several processes may share the file.
 
-    ``pool`` is a thread pool (default: the reactor's), of which at most two threads are used at a time. ``now_ns()`` is
-    Unix time in nanoseconds: a file of an earlier version is brought up to date, and its clients live from now on. Raises
-    :class:`~dmsg.errors.ConfigError` when the file cannot be used.
+    At most two threads of the reactor's pool are used at a time. ``now_ns()`` is Unix time in nanoseconds: a file of an
+    earlier version is brought up to date, and its clients live from now on. Raises :class:`~dmsg.errors.ConfigError` when
+    the file cannot be used.
     """
 
     durable = True
@@ -43,7 +43,6 @@ class SqliteStore:
         path: str,
         reactor: Any,
         *,
-        pool: Any = None,
         limits: StoreLimits | None = None,
         random: RandomNumbers | None = None,
         now_ns: Callable[[], int] = time.time_ns,
@@ -54,7 +53,7 @@ class SqliteStore:
         self._new_keys = NewKeys(limits)
         self._marks = ReadMarks()
         self._watchers = Watchers()
-        pool = pool if pool is not None else reactor.getThreadPool()
+        pool = reactor.getThreadPool()
         writer = store_table.connect(path)
         try:
             store_table.prepare(writer, limits, now_ns())

@@ -113,9 +113,8 @@ class Connection(Core):
     def accept(self, channel: Channel) -> None:
         """Answer an offered channel: it is open. Raises as :meth:`prove`, which need not have been called."""
         handshake = self.prove(channel)
-        message = (
-            handshake.write_message()
-        )  # the peer's ephemeral key is good: it went through a Diffie-Hellman already
+        # The peer's ephemeral key is good: it went through a Diffie-Hellman already.
+        message = handshake.write_message()
         assert handshake.result is not None and channel.send_id is not None
         self._offered -= 1
         channel.open(handshake.result, self.dialect)

@@ -12,8 +12,6 @@ from dmsg.serving.limits import ServingLimits
 class RelayLimits(ServingLimits):
     """The limits of one relay; its transports are channels. Every refusal is counted."""
 
-    #: A connection that is silent is dropped after the first, an unfinished handshake after the second.
-    first_byte_timeout_s: float = 1.0
     handshake_timeout_s: float = HANDSHAKE_TIMEOUT_S
     #: Open and requested transports of one connection; more are refused as busy. Half of them are kept for its own dials.
     #: With those that are unanswered they are fewer than 255: a client of 2019 whose ids are all taken crashes.

@@ -15,7 +15,7 @@ from typing import Final
 
 from dmsg.crypto.errors import CryptoError
 from dmsg.crypto.keys import PublicKey, Random, SecretKey
-from dmsg.crypto.noise import HandshakeResult, NoiseHandshake
+from dmsg.crypto.noise import HandshakeResult, KnownPeer, NoiseHandshake
 from dmsg.discovery.entry import SECURE_VERSION
 from dmsg.errors import RemoteProtocolError
 from dmsg.mux.core.errors import IntegrityError
@@ -32,6 +32,10 @@ LIST_2_BYTES: Final = 64
 CONFIRM_TIMEOUT_S: Final = 3.0
 
 _PROLOGUE: Final = b"dmsg/0.1 e2e"
+#: The lists of a handshake for a new transport of the default listener, and of every answer to a new transport.
+_ORDINARY_LIST_1, _ORDINARY_LIST_2 = (
+    encode_padded_tlvs({Tlv.VERSION: SECURE_VERSION.encode()}, size) for size in (LIST_1_BYTES, LIST_2_BYTES)
+)
 _INITIATOR_TO_RESPONDER: Final = b"\x00"
 _RESPONDER_TO_INITIATOR: Final = b"\x01"
 
@@ -88,6 +92,23 @@ def prologue(initiator: PublicKey, responder: PublicKey, server: PublicKey) -> b
     return _PROLOGUE + initiator.raw + responder.raw + server.raw
 
 
+def _list_1(service: str, resume: Resume | None) -> bytes:
+    if not service and resume is None:
+        return _ORDINARY_LIST_1
+    values = {Tlv.VERSION: SECURE_VERSION.encode()}
+    if service:
+        values[Tlv.SERVICE] = service.encode()
+    if resume is not None:
+        values[Tlv.RESUME] = resume.encode()
+    return encode_padded_tlvs(values, LIST_1_BYTES)
+
+
+def _list_2(resume: Resume | None) -> bytes:
+    if resume is None:
+        return _ORDINARY_LIST_2
+    return encode_padded_tlvs({Tlv.VERSION: SECURE_VERSION.encode(), Tlv.RESUME: resume.encode()}, LIST_2_BYTES)
+
+
 class SecureInitiator:
     """The side that dials: ``message`` goes out, ``finish`` takes the answer."""
 
@@ -102,21 +123,18 @@ class SecureInitiator:
         service: str = "",
         resume: Resume | None = None,
         random: Random = os.urandom,
+        known: KnownPeer | None = None,
     ) -> None:
+        """Begin; ``known`` is the responder's key prepared for ``static``."""
         self._noise = NoiseHandshake(
             "KK",
             initiator=True,
             static=static,
-            remote_static=responder.raw,
+            remote_static=known or responder.raw,
             prologue=prologue(static.public_key, responder, server),
             random=random,
         )
-        values: dict[Tlv, bytes] = {Tlv.VERSION: SECURE_VERSION.encode()}
-        if service:
-            values[Tlv.SERVICE] = service.encode()
-        if resume is not None:
-            values[Tlv.RESUME] = resume.encode()
-        self.message = self._noise.write_message(encode_padded_tlvs(values, LIST_1_BYTES))
+        self.message = self._noise.write_message(_list_1(service, resume))
 
     def finish(self, message: bytes) -> tuple[SecureKeys, Resume | None]:
         """Take message 2. Raises ``IntegrityError`` unless the responder itself made it for this handshake."""
@@ -142,13 +160,17 @@ class SecureResponder:
         message: bytes,
         *,
         random: Random = os.urandom,
+        known: KnownPeer | None = None,
     ) -> None:
-        """Take message 1. Raises ``IntegrityError`` unless it was made for this pair of keys and this relay."""
+        """Take message 1. Raises ``IntegrityError`` unless it was made for this pair of keys and this relay.
+
+        ``known`` is the initiator's key prepared for ``static``.
+        """
         self._noise = NoiseHandshake(
             "KK",
             initiator=False,
             static=static,
-            remote_static=initiator.raw,
+            remote_static=known or initiator.raw,
             prologue=prologue(initiator, static.public_key, server),
             random=random,
         )
@@ -170,9 +192,6 @@ class SecureResponder:
 
     def answer(self, resume: Resume | None = None) -> tuple[bytes, SecureKeys]:
         """Message 2 and the keys."""
-        values: dict[Tlv, bytes] = {Tlv.VERSION: SECURE_VERSION.encode()}
-        if resume is not None:
-            values[Tlv.RESUME] = resume.encode()
-        message = self._noise.write_message(encode_padded_tlvs(values, LIST_2_BYTES))
+        message = self._noise.write_message(_list_2(resume))
         assert self._noise.result is not None
         return message, derive_keys(self._noise.result, initiator=False)

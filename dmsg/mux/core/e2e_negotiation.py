@@ -7,8 +7,11 @@ from __future__ import annotations
 
 import os
 from enum import Enum
+from functools import lru_cache, partial
+from typing import Final
 
 from dmsg.crypto.keys import PublicKey, Random, SecretKey
+from dmsg.crypto.noise import KnownPeer
 from dmsg.mux.core.e2e_handshake import Resume, SecureInitiator, SecureResponder
 
 
@@ -28,20 +31,33 @@ class Carrier(Enum):
     FORWARD = "B"  # inside the first FWD of each direction
 
 
-class EndToEnd:
-    """What the end-to-end handshakes of one connection have in common: our key, the relay, the dice."""
+#: Peers of one connection whose keys are kept prepared for the next handshake, some 600 bytes each.
+KNOWN_PEERS: Final = 256
 
-    __slots__ = ("_key", "_random", "server")
+
+class EndToEnd:
+    """What the end-to-end handshakes of one connection have in common: our key, the relay, the dice, the known peers.
+
+    Each connection learns its peers anew. So the time that an answer takes tells a relay nothing about dials over others,
+    and what was calculated from our key (:class:`~dmsg.crypto.noise.KnownPeer`) goes with the connection.
+    """
+
+    __slots__ = ("_key", "_known", "_random", "server")
 
     def __init__(self, key: SecretKey, server: PublicKey, *, random: Random = os.urandom) -> None:
         self.server = server
         self._key = key
         self._random = random
+        self._known = lru_cache(maxsize=KNOWN_PEERS)(partial(KnownPeer, key))
 
     def initiate(self, target: PublicKey, service: str, resume: Resume | None) -> SecureInitiator:
         """Begin a handshake with ``target``."""
-        return SecureInitiator(self._key, target, self.server, service=service, resume=resume, random=self._random)
+        known = self._known(target.raw)
+        return SecureInitiator(
+            self._key, target, self.server, service=service, resume=resume, random=self._random, known=known
+        )
 
     def respond(self, remote: PublicKey, message: bytes) -> SecureResponder:
         """Take message 1 of ``remote``. Raises ``IntegrityError``."""
-        return SecureResponder(self._key, remote, self.server, message, random=self._random)
+        known = self._known(remote.raw)
+        return SecureResponder(self._key, remote, self.server, message, random=self._random, known=known)

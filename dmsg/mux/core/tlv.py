@@ -23,7 +23,7 @@ class Tlv(IntEnum):
     PADDING = 6
 
 
-_KNOWN: Final = frozenset(int(kind) for kind in Tlv)
+_KNOWN: Final = {int(kind): kind for kind in Tlv}  # calling Tlv takes longer
 
 
 def encode_tlvs(values: Mapping[Tlv, bytes]) -> bytes:
@@ -54,8 +54,8 @@ def decode_tlvs(data: bytes, stage: str = "tlv") -> dict[Tlv, bytes]:
         end = start + int.from_bytes(data[position + 1 : start], "big")
         if start > len(data) or end > len(data):
             raise RemoteProtocolError(stage, "TLV list is cut")
-        if data[position] in _KNOWN:
-            kind = Tlv(data[position])
+        kind = _KNOWN.get(data[position])
+        if kind is not None:
             if kind in found:
                 raise RemoteProtocolError(stage, "TLV given twice")
             found[kind] = data[start:end]

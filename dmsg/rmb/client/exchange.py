@@ -177,7 +177,7 @@ class Exchange:
         self._refusals = TokenBucket(_REFUSALS_PER_S, _REFUSALS_PER_S, reactor.seconds())
         #: The names of our relays in the registry. A relay must know itself by one of them, or envelopes to us go elsewhere.
         self._relay_names: frozenset[str] = frozenset()
-        self._is_found = self._is_published = False
+        self._is_published = False
         self._publishing: Deferred[None] | None = None
         self._sender: Sender | None = None
         self._receiver: Receiver | None = None
@@ -196,7 +196,7 @@ class Exchange:
         it others cannot write to us. Requests may be made before: they wait. Raises
         :class:`~dmsg.rmb.client.errors.NoTwin`, or ``InvalidTwin`` for relays that cannot be published.
         """
-        self._stopped = self._is_found = False
+        self._stopped = False
         ours = EncryptionKey(self._key.secret)
         hosts = () if isinstance(self._publish, bool) else self._publish
         introduction = Introduction(
@@ -227,7 +227,6 @@ class Exchange:
         self._sender = Sender(self.address, self._key, encryption, self._random, allow_plain=plain)
         self._receiver = Receiver(self.address, encryption, self._is_awaited_of_relays, allow_plain=plain)
         self.relays.start()
-        self._is_found = True
         self._found.fire(None)
 
     async def stop(self) -> None:

@@ -12,9 +12,8 @@ from twisted.internet.interfaces import IReactorTime
 
 from dmsg.rmb.client.config import RmbConfig
 from dmsg.rmb.client.connection import Connect, RelayConnection
+from dmsg.rmb.core.limits import MAX_OWN_RELAYS
 
-#: As many relays as the public peer takes.
-MAX_RELAYS: Final = 4
 #: What was sent so many seconds before a connection was last heard of has arrived at the relay: a round trip is shorter.
 _CERTAIN_S: Final = 2.0
 
@@ -85,8 +84,8 @@ class Relays:
         config: RmbConfig,
     ) -> None:
         unique = list(dict.fromkeys(urls))
-        if not 0 < len(unique) <= MAX_RELAYS:
-            raise ValueError(f"1 to {MAX_RELAYS} relays, not {len(unique)}")
+        if not 0 < len(unique) <= MAX_OWN_RELAYS:
+            raise ValueError(f"1 to {MAX_OWN_RELAYS} relays, not {len(unique)}")
         self.connections = [
             RelayConnection(clock, url, self, connect=connect, token=token, uniform=uniform, config=config)
             for url in unique

@@ -36,6 +36,8 @@ MAX_TOKEN_LIFETIME_S: Final = 1800
 #: A twin's relays: the chain keeps 1,024 bytes of them. We try each once a message, so their number counts too.
 MAX_RELAYS: Final = 16
 MAX_RELAYS_BYTES: Final = 1024
+#: As many relays as the public peer takes for itself.
+MAX_OWN_RELAYS: Final = 4
 #: A twin's encryption key: the chain keeps 128 bytes.
 MAX_PK_BYTES: Final = 128
 

@@ -38,6 +38,7 @@ REPLY_LIST: Final = "msgbus.system.reply"
 #: What the public peer gives answers of services to live, before it cuts that to MAX_TTL_S.
 _RESPONSE_TTL_S: Final = 3600
 _VERSION: Final = 1
+_LAST_NUMBER: Final = 2**63 - 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -342,12 +343,12 @@ class _Members:
             raise self._invalid(f"{name} is missing")
         return value
 
-    def number(self, name: str, limit: int = 2**63 - 1) -> int:
+    def number(self, name: str) -> int:
         value = self._values.get(name)
         if value is None:
             raise self._invalid(f"{name} is missing")
-        if type(value) is not int or not 0 <= value <= limit:
-            raise self._invalid(f"{name} is not a number from 0 to {limit}")
+        if type(value) is not int or not 0 <= value <= _LAST_NUMBER:
+            raise self._invalid(f"{name} is not a number from 0 to {_LAST_NUMBER}")
         return value
 
     def payload(self) -> bytes:

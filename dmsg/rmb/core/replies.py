@@ -22,18 +22,18 @@ def bounded_text(text: str) -> str:
 
 
 def relay_error(
-    request: Envelope, problem: RelayProblem, now: int, destination: SessionAddress | None = None, detail: str = ""
+    request: Envelope, problem: RelayProblem, now: int, destination: SessionAddress | None = None
 ) -> Envelope:
     """What a relay answers a ``request`` it does not deliver with; other kinds of messages get no answer.
 
     ``destination`` is the session that sent it, or ``None`` when that is not connected here (the public relay then
-    leaves the field out, and receivers take it). ``detail`` follows the problem's text. See :ref:`spec-rmb-problems`.
+    leaves the field out, and receivers take it). See :ref:`spec-rmb-problems`.
     """
     envelope = Envelope(uid=request.uid, timestamp=now, expiration=DEFAULT_TTL_S)
     if destination is not None:
         destination.write_to(envelope.destination)
     envelope.error.code = problem.code
-    envelope.error.message = bounded_text(f"{problem.text}: {detail}" if detail else problem.text)
+    envelope.error.message = problem.text
     return envelope
 
 

@@ -16,13 +16,14 @@ from twisted.logger import Logger
 from dmsg.address import RedisAddress
 from dmsg.crypto.keys import Random
 from dmsg.glue.errors import RedisAway, RedisRefused
+from dmsg.glue.redis import Taker
+from dmsg.glue.tasks import Tasks
 from dmsg.interfaces import IEventLog
 from dmsg.rmb.client.exchange import Accepted, Exchange, ExchangeOwner
 from dmsg.rmb.peer.commands import LOCAL, LOCAL_TAKEN, REPLY, REPLY_TAKEN
-from dmsg.rmb.peer.redis import RedisLists, Taker
+from dmsg.rmb.peer.redis import RedisLists
 from dmsg.rmb.peer.requests import Requests
 from dmsg.rmb.peer.services import Services
-from dmsg.rmb.peer.tasks import Tasks
 from dmsg.sansio.backoff import Backoff
 from dmsg.sansio.jitter import Jitter
 

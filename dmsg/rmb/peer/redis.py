@@ -9,10 +9,6 @@ from typing import Any, Final
 from dmsg.address import RedisAddress
 from dmsg.glue.redis import REPLY_TIMEOUT_S, RedisConnection
 
-#: Redis itself ends a wait for a message after so long, in whole seconds. So that no program stops in the middle of one,
-#: a wait is never broken off, and stopping takes this long at most.
-TAKE_S: Final = 1
-
 # KEYS: list. ARGV: message, most messages, most bytes, seconds the list is kept. The bytes are looked at in longer lists only:
 # they are an estimate from five messages, and a short list has room for its messages' own limit.
 _PUSH_IF_ROOM: Final = """
@@ -67,43 +63,6 @@ class Doubt(Enum):
     LIST = "list"
 
 
-class Taker:
-    """Takes the messages of one list, over a connection of its own: waiting for one blocks it.
-
-    With ``taken``, another list, a message goes there at once, until :meth:`RedisLists.done`: so that it is not lost when
-    this process or its connection ends in the meantime.
-    """
-
-    def __init__(self, address: RedisAddress, key: str, reactor: Any, *, taken: str = "") -> None:
-        self.key = key
-        self.taken = taken
-        self._redis = RedisConnection(address, reactor)
-
-    async def take(self, wait_s: int = TAKE_S) -> bytes | None:
-        """The oldest message; ``None`` if none has come in ``wait_s``, whole seconds.
-
-        Raises as :meth:`~dmsg.glue.redis.RedisConnection.call`. Not to be cancelled: Redis may have given a message away by
-        then.
-        """
-        patience_s = wait_s + REPLY_TIMEOUT_S
-        if self.taken:
-            kept: bytes | None = await self._redis.call(
-                "BRPOPLPUSH", self.key, self.taken, wait_s, patience_s=patience_s
-            )
-            return kept
-        found = await self._redis.call("BRPOP", self.key, wait_s, patience_s=patience_s)
-        return None if found is None else found[1]
-
-    @property
-    def is_away(self) -> bool:
-        """Whether there is no connection, so that nothing is being taken."""
-        return bool(self._redis.problem)
-
-    async def close(self) -> None:
-        """Let go of the connection. To be called while nothing is being taken."""
-        await self._redis.close()
-
-
 class RedisLists:
     """Pushes messages, and keeps notes (keys that expire), over one connection for all.
 
@@ -117,9 +76,9 @@ class RedisLists:
         """Append to a list that is not ours to bound."""
         await self.redis.call("LPUSH", key, data, wait_s=wait_s)
 
-    async def put_back(self, key: str, data: bytes, wait_s: float = REPLY_TIMEOUT_S) -> None:
+    async def put_back(self, key: str, data: bytes) -> None:
         """Make ``data`` the next message that is taken from a list."""
-        await self.redis.call("RPUSH", key, data, wait_s=wait_s)
+        await self.redis.call("RPUSH", key, data)
 
     async def done(self, taken: str, data: bytes, notes: Sequence[tuple[str, int, bytes]] = ()) -> None:
         """Forget a message that was taken, and write notes, each with the seconds for which it is kept, all in one."""

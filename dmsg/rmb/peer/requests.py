@@ -18,17 +18,17 @@ from twisted.logger import Logger
 from dmsg.eventlog.reasons import Reason
 from dmsg.eventlog.schema import CallFinished
 from dmsg.glue.errors import RedisAway, RedisRefused
+from dmsg.glue.tasks import Tasks
 from dmsg.glue.waiters import Waiters
 from dmsg.interfaces import IEventLog
 from dmsg.rmb.client.errors import CallError, CallRefused, CallTimeout, Stopped
 from dmsg.rmb.client.exchange import Accepted, Exchange
-from dmsg.rmb.core.errors import EnvelopeExpired, InvalidMessage, PeerCode
+from dmsg.rmb.core.errors import EnvelopeExpired, InvalidMessage, MalformedEnvelope, PeerCode
 from dmsg.rmb.core.limits import MAX_TTL_S
 from dmsg.rmb.core.messages import IncomingResponse, JsonError, OutgoingRequest
-from dmsg.rmb.core.wire import Backlog, Envelope
+from dmsg.rmb.core.wire import Envelope, parse_backlog
 from dmsg.rmb.peer.commands import BACKLOG, LOCAL, LOCAL_TAKEN
 from dmsg.rmb.peer.redis import Doubt, RedisLists
-from dmsg.rmb.peer.tasks import Tasks
 
 _log = Logger()
 #: Answers kept in one list, and how long a list is kept after the last one, in seconds: a program that has not come for an
@@ -151,10 +151,9 @@ class Requests:
                 continue
             ends_at = float(envelope.timestamp + envelope.expiration)
             awaited = _Awaited(BACKLOG + uid, request.reply_to, request.reference, twin, ends_at)
-            begun.append(
-                (replace(one, timestamp=envelope.timestamp, expiration=envelope.expiration), envelope, awaited)
-            )
-        self._noting.begin(self._note(data, [(envelope, awaited) for _, envelope, awaited in begun]))
+            one = replace(one, timestamp=envelope.timestamp, expiration=envelope.expiration)
+            begun.append((one, envelope, awaited))
+        self._noting.begin(self._note(data, begun))
         for one, envelope, awaited in begun:
             self._begin(one, envelope, awaited)
 
@@ -201,10 +200,12 @@ class Requests:
         now = self._now_s()
         for name, data in await self._lists.notes(BACKLOG, RESTORED):
             try:
-                note = Backlog.FromString(data)
-            except ValueError:
+                note = parse_backlog(data)
+            except MalformedEnvelope:
                 continue
-            if not note.reply_to or note.module:
+            if (
+                not note.reply_to or note.module or note.uid in self._restored
+            ):  # Redis may have failed after the last look
                 continue
             reference = note.reference if note.HasField("reference") else None
             ends_at = float(note.expires or int(now) + min(note.ttl, MAX_TTL_S))
@@ -232,20 +233,20 @@ class Requests:
 
     # --- to the lists ------------------------------------------------------------------------------------------------
 
-    async def _note(self, data: bytes, begun: list[tuple[Envelope, _Awaited]]) -> None:
+    async def _note(self, data: bytes, begun: list[tuple[OutgoingRequest, Envelope, _Awaited]]) -> None:
         """Put notes in the place of the message that was taken.
 
         Not waited for: the answer, which comes later, is pushed over the same connection, and removes its note.
         """
         with suppress(RedisRefused):
             while True:
-                open_ones = [(envelope, awaited) for envelope, awaited in begun if not awaited.answered]
+                open_ones = [one for one in begun if not one[2].answered]
                 try:
                     await self._lists.done(LOCAL_TAKEN, data, [_note_of(*one) for one in open_ones])
                 except RedisAway:
                     await deferLater(self._clock, RETRY_S)
                     continue
-                for _, awaited in open_ones:
+                for _, _, awaited in open_ones:
                     awaited.noted = True
                 return
 
@@ -304,13 +305,10 @@ class Requests:
         await self._noting.end(ends_at - self._clock.seconds(), self._clock)
 
 
-def _note_of(envelope: Envelope, awaited: _Awaited) -> tuple[str, int, bytes]:
-    left_s = envelope.expiration
-    note = Backlog(uid=envelope.uid, reply_to=awaited.reply_to, ttl=left_s, destination=awaited.twin)
-    note.expires = int(awaited.ends_at)
-    if awaited.reference is not None:
-        note.reference = awaited.reference
-    return awaited.note, left_s + NOTE_GRACE_S, note.SerializeToString()
+def _note_of(request: OutgoingRequest, envelope: Envelope, awaited: _Awaited) -> tuple[str, int, bytes]:
+    note = request.backlog(envelope.uid, envelope.timestamp)
+    note.destination, note.expires = awaited.twin, int(awaited.ends_at)
+    return awaited.note, note.ttl + NOTE_GRACE_S, note.SerializeToString()
 
 
 def _error(reference: str | None, source: str, code: int, text: str) -> IncomingResponse:

@@ -11,6 +11,7 @@ from twisted.logger import Logger
 
 import dmsg
 from dmsg.glue.errors import RedisAway, RedisRefused
+from dmsg.glue.tasks import Tasks
 from dmsg.rmb.client.errors import CallError, EnvelopeTooLarge
 from dmsg.rmb.client.exchange import Accepted, Exchange
 from dmsg.rmb.core.errors import InvalidMessage, PeerCode
@@ -18,7 +19,6 @@ from dmsg.rmb.core.messages import IncomingRequest, OutgoingResponse
 from dmsg.rmb.core.wire import Envelope
 from dmsg.rmb.peer.commands import KEEP_COMMAND_S, OWN, Commands, list_of
 from dmsg.rmb.peer.redis import RedisLists
-from dmsg.rmb.peer.tasks import Tasks
 
 _log = Logger()
 #: Requests in the list of one command, and their bytes in Redis: above, the next ones are answered with an error.
@@ -143,18 +143,13 @@ class Services:
 
     async def _send(self, envelope: Envelope) -> None:
         try:
-            await self._exchange.send(envelope)
-        except EnvelopeTooLarge:
-            refusal = Envelope(uid=envelope.uid, destination=envelope.destination)
-            refusal.error.code = PeerCode.OTHER
-            refusal.error.message = "other: the answer is too large"
-            await self._try(refusal)
-        except CallError as error:
-            _log.info("a service's answer was not sent: {reason}", reason=error.own_text)
-
-    async def _try(self, envelope: Envelope) -> None:
-        try:
-            await self._exchange.send(envelope)
+            try:
+                await self._exchange.send(envelope)
+            except EnvelopeTooLarge:
+                refusal = Envelope(uid=envelope.uid, destination=envelope.destination)
+                refusal.error.code = PeerCode.OTHER
+                refusal.error.message = "other: the answer is too large"
+                await self._exchange.send(refusal)
         except CallError as error:
             _log.info("a service's answer was not sent: {reason}", reason=error.own_text)
 

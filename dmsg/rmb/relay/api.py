@@ -15,7 +15,7 @@ from twisted.web.server import NOT_DONE_YET
 
 from dmsg.glue.websocket import accept_websocket, asks_for_websocket
 from dmsg.http.limits import HttpLimits
-from dmsg.http.server import LimitedSite
+from dmsg.http.server import LimitedSite, client_host
 from dmsg.rmb.core.errors import TokenRefused
 from dmsg.rmb.relay.ingest import body_limit
 from dmsg.rmb.relay.service import RmbRelay
@@ -51,7 +51,7 @@ class RelayApi(Resource):
 
     async def _upgrade(self, request: Any) -> tuple[int, str] | None:
         relay = self._relay
-        host, began = _host_of(request), relay.reactor.seconds()
+        host, began = client_host(request), relay.reactor.seconds()
         _, mark, query = request.uri.partition(b"?")
         try:
             address = await relay.login(query.decode("latin-1") if mark else None, host)
@@ -95,11 +95,6 @@ def _respond(request: Any, status: int, text: str) -> bytes:
     request.setHeader(b"content-type", _TEXT)
     request.setHeader(b"content-length", b"%d" % len(body))
     return b"" if request.method == b"HEAD" else body
-
-
-def _host_of(request: Any) -> str:
-    """The IP address a request came from; "" when it came over no network."""
-    return str(getattr(request.getClientAddress(), "host", ""))
 
 
 def make_site(

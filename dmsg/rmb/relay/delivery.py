@@ -15,7 +15,7 @@ from twisted.internet.interfaces import IDelayedCall, IReactorTime
 from twisted.internet.task import deferLater
 from twisted.logger import Logger
 
-from dmsg.glue.waiters import Waiters
+from dmsg.glue.tasks import Tasks
 from dmsg.rmb.core.address import SessionAddress
 from dmsg.rmb.core.errors import RelayProblem
 from dmsg.rmb.core.lifetime import remaining
@@ -89,8 +89,8 @@ class Delivery:
         self._flush = flush
         #: What is under way, shared by the networks it comes from.
         self.pending: Room = Room(self._limits.pending_total_bytes)
-        self._under_way = 0
-        self._done: Waiters[None] = Waiters()
+        #: Envelopes on their way to the store, to other relays, or from the store to sessions.
+        self.tasks = Tasks()
         #: Sessions of which something is being put into the store, or taken out after they have ended.
         self._pushing: Counter[SessionAddress] = Counter()
         self._returning: Counter[SessionAddress] = Counter()
@@ -381,19 +381,5 @@ class Delivery:
         if self._complaints.take(self._clock.seconds()):
             _log.warn("{what}: {error}", what=what, error=error)
 
-    async def when_idle(self, limit_s: float) -> None:
-        """Returns when nothing is under way, or after ``limit_s``."""
-        deadline = self._clock.seconds() + limit_s
-        while self._under_way and (left_s := deadline - self._clock.seconds()) > 0:
-            await self._done.wait_at_most(left_s, self._clock)
-
     def _run(self, work: Coroutine[Deferred[Any], Any, None]) -> None:
-        self._under_way += 1
-        ensureDeferred(work).addErrback(lambda failure: _log.failure("a delivery failed", failure)).addCallback(
-            self._ran
-        )
-
-    def _ran(self, _: object) -> None:
-        self._under_way -= 1
-        if not self._under_way:
-            self._done.fire(None)
+        self.tasks.begin(work).addErrback(lambda failure: _log.failure("a delivery failed", failure))

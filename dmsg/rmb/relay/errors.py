@@ -46,7 +46,3 @@ class StoreFull(StoreError):
 
 class StoreUnavailable(StoreError):
     """The database behind the store failed, was too slow, or the store is closed; the next try may succeed."""
-
-
-class ScriptMissing(StoreUnavailable):
-    """Redis does not have the script: it was told to forget it, or does not let us load it."""

@@ -17,6 +17,7 @@ from twisted.web.server import NOT_DONE_YET
 
 from dmsg.errors import DmsgError
 from dmsg.eventlog.reasons import Reason
+from dmsg.http.server import client_host
 from dmsg.rmb.core.errors import BadSignature, MalformedEnvelope, RelayProblem
 from dmsg.rmb.core.lifetime import remaining
 from dmsg.rmb.core.limits import MAX_CONNECTION_BYTES, MAX_ENVELOPE_BYTES
@@ -90,7 +91,7 @@ class Ingest(Resource):
     def render(self, request: Any) -> int:
         """Begin to answer ``request``."""
         request.notifyFinish().addErrback(lambda _: None)  # what was posted is handed on all the same
-        host = str(getattr(request.getClientAddress(), "host", ""))
+        host = client_host(request)
         content = request.content.getvalue()
         try:
             kind, trusted = self._kind(request.getHeader(_HEADER), content)

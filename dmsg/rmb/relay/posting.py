@@ -22,7 +22,6 @@ CONNECTIONS: Final = 4
 ONE_TYPE: Final = b"application/octet-stream"
 #: Several envelopes, each with its length before it.
 SEVERAL_TYPE: Final = b"application/x-dmsg-envelopes"
-SCHEMES: Final = ("auto", "https", "http")
 #: A known relay that does not understand a post of several envelopes is sent them one by one for so long, in seconds.
 SINGLE_S: Final = 60.0
 TOO_EARLY: Final = 425

@@ -73,7 +73,6 @@ class RmbRelay(Service):
         unix_time: Callable[[], float] = time.time,
     ) -> None:
         self.reactor: IReactorTime = reactor
-        self.domains = domains
         self.max_message_bytes = max_message_bytes
         self.switch = Switch(limits, limit=limit)
         self.limits = limits = self.switch.limits
@@ -95,7 +94,8 @@ class RmbRelay(Service):
         self._events = events
         self._unix_time = unix_time
         self._numbers = count(1)
-        self._config = WebSocketConfig(
+        #: What the WebSocket of a session allows.
+        self.websocket_config = WebSocketConfig(
             max_message_bytes=max_message_bytes, ping_after_s=limits.ping_after_s, dead_after_s=limits.dead_after_s
         )
         self._report = TwinReport(reactor, self._emit)
@@ -124,14 +124,15 @@ class RmbRelay(Service):
         deadline = self.reactor.seconds() + self.limits.drain_timeout_s
         for session in list(self.switch.sessions.values()):
             self._close(session, CloseCode.GOING_AWAY, "the relay stops", RelayDraining())
-        await self.delivery.when_idle(deadline - self.reactor.seconds())
+        await self.delivery.tasks.when_idle(deadline - self.reactor.seconds(), self.reactor)
         if self._shells:
             await self._emptied.wait_at_most(self.limits.close_timeout_s, self.reactor)
         for shell in list(self._shells):
             shell.cut()
         if self._shells:
             await self._emptied.wait()
-        await self.delivery.when_idle(max(self.limits.close_timeout_s, deadline - self.reactor.seconds()))
+        patience_s = max(self.limits.close_timeout_s, deadline - self.reactor.seconds())
+        await self.delivery.tasks.when_idle(patience_s, self.reactor)
         if self._telling.running:
             self._telling.stop()
             self._tell_routed()
@@ -194,16 +195,13 @@ class RmbRelay(Service):
         elif (victim := self.admission.victim(origin)) is not None:
             self._close(victim, CloseCode.EVICTED, "the place is needed for others", "evicted")
 
-    @property
-    def websocket_config(self) -> WebSocketConfig:
-        """What the WebSocket of a session allows."""
-        return self._config
-
     def open(self, shell: WebSocketShell, address: SessionAddress, host: str, began: float) -> None:
         """Begin a session of ``address`` on a WebSocket that was accepted; ``began`` is when its request came."""
         now, origin = self.reactor.seconds(), Origin.of(host)
         self._make_room(address, origin)
-        session = Session(self.switch, address, self._config, origin=origin, number=next(self._numbers), now=now)
+        session = Session(
+            self.switch, address, self.websocket_config, origin=origin, number=next(self._numbers), now=now
+        )
         session.owner = shell
         self._shells.add(shell)
         shell.become(session, b"")

@@ -7,10 +7,11 @@ from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from typing import Any
 
-from twisted.internet.defer import CancelledError, Deferred
+from twisted.internet.defer import CancelledError
 from twisted.internet.interfaces import IReactorTime
 from twisted.python.failure import Failure
 
+from dmsg.glue.tasks import Tasks
 from dmsg.glue.waiters import Waiters
 from dmsg.rmb.core.twin import Twin
 from dmsg.rmb.twins.errors import RegistryError
@@ -52,7 +53,7 @@ class TwinCache:
         self._twins: OrderedDict[int, tuple[Twin, float]] = OrderedDict()
         self._missing: OrderedDict[int, float] = OrderedDict()
         self._fetching: dict[int, Waiters[Twin | None]] = {}
-        self._running: set[Deferred[None]] = set()
+        self._look_ups = Tasks()
         self.hits = self.misses = self.flushes = 0
 
     def __len__(self) -> int:
@@ -73,14 +74,11 @@ class TwinCache:
         waiters = self._fetching.get(number)
         if waiters is not None:
             return await waiters.wait()
-        if len(self._running) >= self._limits.at_once:
+        if len(self._look_ups) >= self._limits.at_once:
             raise RegistryError("overloaded")
         waiters = self._fetching[number] = Waiters()
         waiter = waiters.wait()
-        running = Deferred.fromCoroutine(self._look_up(number, waiters))
-        if not running.called:
-            self._running.add(running)
-            running.addBoth(lambda _: self._running.discard(running))
+        self._look_ups.begin(self._look_up(number, waiters))
         return await waiter
 
     def forget(self, number: int) -> None:
@@ -98,8 +96,7 @@ class TwinCache:
 
     def close(self) -> None:
         """Give up look-ups under way."""
-        for running in list(self._running):
-            running.cancel()
+        self._look_ups.cancel()
 
     async def _look_up(self, number: int, waiters: Waiters[Twin | None]) -> None:
         found: Twin | Failure | None

@@ -6,7 +6,6 @@ walked over once; of the types only the places of enumerations are kept, because
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
@@ -72,13 +71,12 @@ class _Walk(Reader):
         self.found: tuple[int, int, int] | None = None
         self._left = MAX_THINGS
 
-    def each(self, read: Callable[[], object]) -> None:
-        place = self.at
-        self._left -= self.compact()
+    def count(self) -> int:
+        count = self.compact()
+        self._left -= count
         if self._left < 0:
             raise MalformedAnswer("more things than any chain has")
-        self.at = place
-        super().each(read)
+        return count
 
     def type(self) -> None:
         number = self.compact()

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Final
-from typing import Protocol as TypingProtocol
 
 from twisted.internet.defer import Deferred
 from twisted.internet.interfaces import IReactorTime
@@ -14,7 +13,7 @@ from twisted.python.failure import Failure
 from dmsg.errors import DmsgError, RemoteProtocolError
 from dmsg.glue.shell import Shell
 from dmsg.glue.waiters import Waiters
-from dmsg.glue.websocket import WebSocketShell, WebSocketUrl, connect_websocket
+from dmsg.glue.websocket import WebSocketShell
 from dmsg.rmb.twins.errors import MalformedAnswer, NodeFailed, NodeRefused
 from dmsg.rmb.twins.metadata import MAX_METADATA_BYTES
 from dmsg.rmb.twins.rpc import SMALL_BYTES, Answer, Notice, Refusal, Rpc, SubscriptionId, subscription_id
@@ -184,19 +183,3 @@ class Node:
             call.errback(NodeRefused(message.code, message.text))
         else:
             call.callback(message.result)
-
-
-class Connect(TypingProtocol):
-    """How a node is reached: an argument, so that a program can go through a proxy of its own."""
-
-    def __call__(self, url: WebSocketUrl, node: Node) -> Awaitable[WebSocketShell]:
-        """Connect within :data:`TRIAL_S`, with ``node`` as the owner; raises ``DmsgError``."""
-
-
-def connect_with(reactor: Any, trust: Any = None) -> Connect:
-    """The usual way; ``trust`` is an ``IOpenSSLTrustRoot`` in place of the platform's."""
-
-    def connect(url: WebSocketUrl, node: Node) -> Awaitable[WebSocketShell]:
-        return connect_websocket(reactor, url, node, WEBSOCKET, timeout_s=TRIAL_S, trust=trust)
-
-    return connect

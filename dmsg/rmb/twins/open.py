@@ -10,10 +10,8 @@ from dmsg.errors import ConfigError, InvalidAddress
 from dmsg.glue.websocket import WebSocketUrl
 from dmsg.rmb.interfaces import ITwinRegistry
 from dmsg.rmb.twins.blocks import BlockConfig
-from dmsg.rmb.twins.cache import CacheLimits
 from dmsg.rmb.twins.chain import ChainRegistry
 from dmsg.rmb.twins.errors import MalformedAnswer
-from dmsg.rmb.twins.node import connect_with
 from dmsg.rmb.twins.rpc import read_hash
 from dmsg.rmb.twins.substrate import Substrate
 from dmsg.rmb.twins.table import SqliteRegistry
@@ -51,20 +49,17 @@ def open_registry(
     urls: Sequence[str] = (),
     blocks: BlockConfig | None = None,
     *,
-    cache: CacheLimits | None = None,
     genesis: bytes | None = None,
-    trust: Any = None,
 ) -> ITwinRegistry:
     """The registry in the file ``path``, or that of the nodes at ``urls`` (``wss://host``); raises ``ConfigError``.
 
-    With ``blocks`` the nodes are also listened to, from now on: relays, which look up many twins, do that. ``cache`` is
-    what is remembered of the chain, ``genesis`` the hash of the first block of the only chain to sign for, ``trust`` an
-    ``IOpenSSLTrustRoot`` in place of the platform's.
+    With ``blocks`` the nodes are also listened to, from now on: relays, which look up many twins, do that. ``genesis`` is
+    the hash of the first block of the only chain to sign for.
     """
     check_registry(path, urls)
     if path:
         return SqliteRegistry(path, reactor)
-    substrate = Substrate(reactor, parse_nodes(urls), connect_with(reactor, trust))
-    registry = ChainRegistry(reactor, substrate, Jitter(os.urandom).random, cache=cache, blocks=blocks, genesis=genesis)
+    substrate = Substrate(reactor, parse_nodes(urls))
+    registry = ChainRegistry(reactor, substrate, Jitter(os.urandom).random, blocks=blocks, genesis=genesis)
     registry.start()
     return registry

@@ -31,9 +31,9 @@ class Reader:
 
     __slots__ = ("at", "data")
 
-    def __init__(self, data: bytes, at: int = 0) -> None:
+    def __init__(self, data: bytes) -> None:
         self.data = data
-        self.at = at
+        self.at = 0
 
     def take(self, count: int) -> bytes:
         """The next ``count`` bytes."""
@@ -93,11 +93,15 @@ class Reader:
 
     def each(self, read: Callable[[], object]) -> None:
         """Call ``read``, which takes a byte at least, for each thing of a list."""
-        count = self.compact()
+        count = self.count()
         if count > len(self.data) - self.at:
             raise MalformedAnswer("it ends too early")
         for _ in range(count):
             read()
+
+    def count(self) -> int:
+        """The length of a list."""
+        return self.compact()
 
 
 def compact(number: int) -> bytes:

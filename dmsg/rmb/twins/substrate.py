@@ -11,9 +11,9 @@ from twisted.logger import Logger
 from twisted.python.failure import Failure
 
 from dmsg.glue.waiters import Waiters
-from dmsg.glue.websocket import WebSocketUrl
+from dmsg.glue.websocket import WebSocketUrl, connect_websocket
 from dmsg.rmb.twins.errors import MalformedAnswer, NodeFailed, RegistryError
-from dmsg.rmb.twins.node import TRIAL_S, Connect, Node
+from dmsg.rmb.twins.node import TRIAL_S, WEBSOCKET, Node
 
 #: Each node is tried at most so often for one question.
 TRIALS_PER_NODE: Final = 2
@@ -32,19 +32,19 @@ class Substrate:
     one that was given up because the node did not answer, or is not to be believed, to the next one.
     """
 
-    def __init__(self, clock: IReactorTime, urls: Sequence[WebSocketUrl], connect: Connect) -> None:
+    def __init__(self, reactor: Any, urls: Sequence[WebSocketUrl]) -> None:
         if not urls:
             raise ValueError("no node")
-        self._clock = clock
+        self._clock: IReactorTime = reactor
         self._urls = tuple(urls)
-        self._connect = connect
+        self._reactor = reactor
         self._place = 0
         self._losses = 0
         self._blamed: set[int] = set()
         self._node: Node | None = None
         self._connecting: Deferred[None] | None = None
         self._waiting: Waiters[Node] = Waiters()
-        self._rest_until = clock.seconds()
+        self._rest_until = self._clock.seconds()
         self._closed = False
 
     @property
@@ -122,7 +122,8 @@ class Substrate:
         node = Node(self._clock, self._lost)
         outcome: Node | Failure = node
         try:
-            node.connected(await self._connect(self._urls[self._place], node))
+            url = self._urls[self._place]
+            node.connected(await connect_websocket(self._reactor, url, node, WEBSOCKET, timeout_s=TRIAL_S))
             node.check()
             self._node = node
         except CancelledError:

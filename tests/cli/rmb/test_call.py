@@ -22,8 +22,9 @@ from dmsg.cli.main import group
 from dmsg.cli.rmb import serve
 from dmsg.cli.rmb.call import read_payload, run_call
 from dmsg.cli.rmb.serve import run_serve
+from dmsg.glue.redis import Taker
 from dmsg.rmb.peer.commands import REPLY
-from dmsg.rmb.peer.redis import RedisLists, Taker
+from dmsg.rmb.peer.redis import RedisLists
 from dmsg.testing.process import free_port
 
 from ...rmb.peer.conftest import RedisProcess

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dmsg.crypto.keys import SecretKey
+from dmsg.crypto.keys import Point, SecretKey
 from dmsg.crypto.noise import NoiseHandshake
 from dmsg.errors import DmsgError, RemoteProtocolError
 from dmsg.mux.core.e2e_handshake import (
@@ -314,8 +314,9 @@ class Thief:
         class Impostor(SecretKey):
             """Shows the initiator's public key; computes ``ss`` with the responder's secret."""
 
-            def ecdh(self, public_key: bytes) -> bytes:
-                return BOB.ecdh(ALICE.public_key.raw) if public_key == BOB.public_key.raw else super().ecdh(public_key)
+            def ecdh(self, public_key: bytes | Point) -> bytes:
+                raw = public_key.raw if isinstance(public_key, Point) else public_key
+                return BOB.ecdh(ALICE.public_key.raw) if raw == BOB.public_key.raw else super().ecdh(public_key)
 
         static = Impostor(bytes(MALLORY))
         static.public_key = ALICE.public_key

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 from pathlib import Path
@@ -13,10 +14,11 @@ from typing import Any
 import pytest
 
 from dmsg.crypto.keys import SecretKey
+from dmsg.crypto.noise import KnownPeer
 from dmsg.errors import LocalProtocolError, RemoteProtocolError
 from dmsg.mux.core.connection import Connection
 from dmsg.mux.core.e2e_handshake import Resume
-from dmsg.mux.core.e2e_negotiation import Carrier, EndToEnd
+from dmsg.mux.core.e2e_negotiation import KNOWN_PEERS, Carrier, EndToEnd
 from dmsg.mux.core.errors import IntegrityError
 from dmsg.mux.core.events import (
     Confirmed,
@@ -285,3 +287,35 @@ def test_without_keys_there_are_plain_streams_only(carrier: Carrier) -> None:
     with pytest.raises(LocalProtocolError):
         connection.open(BOB.public_key, carrier)
     assert connection.open(BOB.public_key).security == "hop"
+
+
+# --- known peers -----------------------------------------------------------------------------------------------------
+
+
+def known_peers() -> int:
+    gc.collect()
+    return sum(isinstance(one, KnownPeer) for one in gc.get_objects())
+
+
+def test_a_connection_knows_so_many_peers_and_takes_them_with_it() -> None:
+    before = known_peers()
+    ends = EndToEnd(ALICE, SERVER.public_key)
+    names = [SecretKey(number.to_bytes(32, "big")).public_key for number in range(1, KNOWN_PEERS + 50)]
+    for name in names:
+        ends.initiate(name, "", None)
+        with pytest.raises(IntegrityError):
+            ends.respond(name, bytes(400))
+    assert known_peers() == before + KNOWN_PEERS
+    del ends
+    assert known_peers() == before
+
+
+def test_a_peer_that_was_forgotten_is_learned_again() -> None:
+    ends, peer = EndToEnd(ALICE, SERVER.public_key), EndToEnd(BOB, SERVER.public_key)
+    for _ in range(2):
+        dial = ends.initiate(BOB.public_key, "web", None)
+        responder = peer.respond(ALICE.public_key, dial.message)
+        answer, keys = responder.answer()
+        assert responder.service == "web" and dial.finish(answer)[0].send_key == keys.receive_key
+        for number in range(1, KNOWN_PEERS + 1):
+            ends.initiate(SecretKey(number.to_bytes(32, "big")).public_key, "", None)

@@ -7,7 +7,7 @@ import os
 
 import pytest
 import pytest_twisted
-from noise.noise_protocol import NoiseProtocol
+from noise.state import HandshakeState
 from twisted.internet.endpoints import TCP4ClientEndpoint
 from twisted.internet.task import deferLater
 
@@ -22,7 +22,7 @@ from dmsg.testing.raw import connect_raw
 from tests.memory_log import MemoryEventLog
 
 STRANGERS = 20
-KINDS = (RelayShell, Member, Handshake, NoiseProtocol)
+KINDS = (RelayShell, Member, Handshake, HandshakeState)
 
 
 def held() -> dict[str, int]:

@@ -13,6 +13,7 @@ from twisted.internet.protocol import Factory, Protocol
 from twisted.python.failure import Failure
 
 from dmsg.glue.websocket import WebSocketShell
+from dmsg.rmb.client.handlers import Request
 from dmsg.rmb.client.service import RmbClient
 from dmsg.rmb.core.address import SessionAddress
 from dmsg.rmb.core.e2e import EncryptionKey
@@ -295,6 +296,18 @@ class World:
             if client.running:
                 self.result(client.stopService(), 10.0)
         self.settle()
+
+
+def serve(client: RmbClient) -> list[bytes]:
+    """Serve ``echo``; gives the payloads that its handler is given."""
+    handled: list[bytes] = []
+
+    @client.service("echo")
+    async def echo(request: Request) -> bytes:
+        handled.append(request.data)
+        return request.data
+
+    return handled
 
 
 @pytest.fixture

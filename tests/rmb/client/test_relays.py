@@ -14,21 +14,9 @@ from dmsg.rmb.client.handlers import Request
 from dmsg.rmb.core.address import SessionAddress
 from dmsg.rmb.core.token import read_token
 
-from .conftest import EPOCH_S
+from .conftest import EPOCH_S, serve
 
 CALLER, SERVICE = 1, 2
-
-
-def serve(client: Any) -> list[bytes]:
-    """Serve ``echo``; gives the payloads that its handler is given."""
-    handled: list[bytes] = []
-
-    @client.service("echo")
-    async def echo(request: Request) -> bytes:
-        handled.append(request.data)
-        return request.data
-
-    return handled
 
 
 # --- one relay -----------------------------------------------------------------------------------------------------------

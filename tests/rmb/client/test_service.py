@@ -36,6 +36,11 @@ async def echo(request: Request) -> bytes:
     return request.data
 
 
+async def sleep(request: Request) -> bytes:
+    await Deferred()
+    return b""
+
+
 def pair(world: Any, **options: Any) -> tuple[Any, Any, Any]:
     """A relay, a client that serves ``echo``, and one that calls it."""
     relay = world.relay()
@@ -208,11 +213,7 @@ def test_no_relay_takes_the_request_in_time(world: Any) -> None:
 
 def test_no_answer_in_time(world: Any) -> None:
     relay, service, caller = pair(world)
-
-    @service.service("sleep")
-    async def sleep(request: Request) -> bytes:
-        await Deferred()
-        return b""
+    service.service("sleep")(sleep)
 
     call = ensureDeferred(caller.call(SERVICE, "sleep", timeout=2.5))
     world.settle(2.4)
@@ -493,11 +494,7 @@ def test_when_ready_waits_for_a_relay(world: Any) -> None:
 
 def test_stopping_fails_calls_and_says_why(world: Any) -> None:
     relay, service, caller = pair(world)
-
-    @service.service("sleep")
-    async def sleep(request: Request) -> bytes:
-        await Deferred()
-        return b""
+    service.service("sleep")(sleep)
 
     call = ensureDeferred(caller.call(SERVICE, "sleep", timeout=60))
     world.settle()
@@ -530,11 +527,7 @@ def test_handlers_at_work_may_end_when_the_client_stops(world: Any) -> None:
 
 def test_handlers_that_do_not_end_are_cancelled_when_the_client_stops(world: Any) -> None:
     _, service, caller = pair(world)
-
-    @service.service("sleep")
-    async def sleep(request: Request) -> bytes:
-        await Deferred()
-        return b""
+    service.service("sleep")(sleep)
 
     call = ensureDeferred(caller.call(SERVICE, "sleep", timeout=60))
     world.settle()

@@ -15,7 +15,6 @@ from twisted.internet.ssl import Certificate, DefaultOpenSSLContextFactory
 
 from dmsg.glue.websocket import connect_websocket
 from dmsg.rmb.client.errors import CallRefused, NotConnected
-from dmsg.rmb.client.handlers import Request
 from dmsg.rmb.client.service import RmbClient
 from dmsg.rmb.core.address import SessionAddress
 from dmsg.rmb.core.errors import RelayProblem
@@ -26,7 +25,7 @@ from dmsg.rmb.relay.limits import RelayLimits
 from dmsg.rmb.relay.service import RmbRelay
 from dmsg.rmb.relay.stores.open import open_queues
 
-from .conftest import key_of
+from .conftest import key_of, serve
 
 CALLER, SERVICE = 1, 2
 
@@ -76,17 +75,6 @@ def real(world: Any) -> Iterator[Callable[..., RealRelay]]:
     world.stop()
     for relay in relays:
         relay.stop()
-
-
-def serve(client: Any) -> list[bytes]:
-    handled: list[bytes] = []
-
-    @client.service("echo")
-    async def echo(request: Request) -> bytes:
-        handled.append(request.data)
-        return request.data
-
-    return handled
 
 
 def test_calls_are_answered_whatever_their_size(world: Any, real: Any) -> None:

@@ -43,11 +43,6 @@ def test_derived_errors_of_relays(where):
     assert ours == recorded
 
 
-def test_the_detail_of_a_problem_follows_its_text():
-    envelope = relay_error(Envelope(uid="u"), RelayProblem.NOT_STORED, 5, detail="full")
-    assert envelope.error.message == "failed to route message to peer: full"
-
-
 def test_pongs():
     one = RELAYED["relay: pong"]
     envelope = parse_envelope(bytes.fromhex(one["request_hex"]))

@@ -8,10 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dmsg.rmb.core.challenge import challenge
 from dmsg.rmb.core.errors import BadSignature
 from dmsg.rmb.core.keys import KeyType, TwinKey, read_secret
-from dmsg.rmb.core.signing import sign_envelope, verify_envelope
+from dmsg.rmb.core.signing import challenge, sign_envelope, verify_envelope
 from dmsg.rmb.core.wire import Envelope, parse_envelope
 
 from .conftest import DERIVED, LIVE

@@ -17,6 +17,7 @@ from twisted.internet.defer import Deferred
 
 from dmsg.address import HostPort, RedisAddress
 from dmsg.glue.errors import RedisAway
+from dmsg.glue.redis import Taker
 from dmsg.glue.waiters import Waiters
 from dmsg.rmb.client.errors import CallTimeout, Stopped
 from dmsg.rmb.client.exchange import Accepted, ExchangeOwner
@@ -25,7 +26,7 @@ from dmsg.rmb.core.replies import error_reply, response
 from dmsg.rmb.core.twin import Twin
 from dmsg.rmb.core.wire import Envelope
 from dmsg.rmb.peer.gateway import Gateway
-from dmsg.rmb.peer.redis import RedisLists, Taker
+from dmsg.rmb.peer.redis import RedisLists
 from dmsg.testing.process import free_port
 
 

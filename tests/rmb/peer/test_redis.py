@@ -11,6 +11,7 @@ from twisted.internet.defer import Deferred
 
 from dmsg.address import RedisAddress
 from dmsg.glue.errors import RedisAway, RedisRefused
+from dmsg.glue.redis import Taker
 from dmsg.rmb.peer.redis import Doubt, RedisLists
 
 ROOM = {"most": 3, "most_bytes": 1 << 20, "keep_s": 60, "wait_s": 5.0}
@@ -113,8 +114,6 @@ async def test_a_command_waits_for_a_redis_that_comes_late(opened: Any, redis_pr
 
 @pytest_twisted.ensureDeferred
 async def test_who_takes_finds_a_redis_that_was_away(opened: Any, redis_process: Any) -> None:
-    from dmsg.rmb.peer.redis import Taker
-
     redis_process.start()
     lists, found = opened(RedisLists, redis_process.address), opened(Taker, redis_process.address, "list")
     await lists.ping()

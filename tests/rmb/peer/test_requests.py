@@ -14,7 +14,7 @@ from twisted.internet.task import deferLater
 
 from dmsg.rmb.client.errors import CallRefused, NotConnected, TwinUnknown
 from dmsg.rmb.core.address import SessionAddress
-from dmsg.rmb.core.wire import parse_envelope
+from dmsg.rmb.core.wire import Backlog, Envelope, parse_envelope
 from dmsg.rmb.peer import requests
 from dmsg.rmb.peer.commands import BACKLOG, LOCAL, LOCAL_TAKEN, REPLY_TAKEN
 
@@ -191,6 +191,27 @@ async def test_the_next_process_waits_for_the_answers_of_the_one_before(make_pee
     assert [one["ref"] for one in answers] == ["mine", "mine", "mine", "other"]
     assert answers[3]["err"]["code"] == 102
     assert await notes(second) == []
+
+
+@pytest_twisted.ensureDeferred
+async def test_a_note_that_is_none_and_a_redis_that_fails_behind_the_notes_do_no_harm(
+    make_peer: Any, address: Any
+) -> None:
+    peer = make_peer(address)
+    note = Backlog(uid="u", reply_to="answers", reference="mine", ttl=60, destination=7, expires=int(time.time()) + 60)
+    await peer.ask("SET", f"{BACKLOG}rubbish", b"\xff")
+    await peer.ask("SET", f"{BACKLOG}u", note.SerializeToString())
+    await peer.ask("SET", LOCAL_TAKEN, "no list")
+    await peer.gateway.start()
+    while not peer.gateway.redis_problem.startswith("WRONGTYPE"):
+        await peer.ask("PING")
+    await peer.ask("DEL", LOCAL_TAKEN)
+    await peer.push(LOCAL, local(dst=[8], ret="here"))
+    assert (await peer.take("here"))["src"] == "8"
+    awaited = Envelope(uid="u", plain=b"late")
+    awaited.destination.twin = 7
+    peer.gateway.answer_received(answer_to(awaited, b"late"))
+    assert (await peer.take("answers"))["src"] == "7"
 
 
 @pytest_twisted.ensureDeferred

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import pytest_twisted
 from twisted.internet.defer import Deferred, DeferredQueue
+from twisted.internet.protocol import Factory, Protocol
 
 from dmsg.address import RedisAddress
 from dmsg.glue.redis import RedisConnection
@@ -16,6 +17,7 @@ from dmsg.rmb.core.wire import Envelope
 from dmsg.rmb.relay.errors import StoreFull, StoreUnavailable
 from dmsg.rmb.relay.stores.base import QueueLimits
 from dmsg.rmb.relay.stores.redis import QUEUES_OF_TWIN, RedisQueues
+from dmsg.testing.memory import MemoryNetwork
 
 NOW = 1_700_000_000
 BOB = SessionAddress(7)
@@ -48,6 +50,21 @@ class Process:
         self.pushed: Any = DeferredQueue()
         self.replaced: Any = DeferredQueue()
         store.listen(self.pushed.put, self.replaced.put)
+
+
+class Unhelpful(Protocol):
+    """A program in Redis' place that does nothing, ends each connection, or says "not now"."""
+
+    def __init__(self, what: str) -> None:
+        self._what = what
+
+    def connectionMade(self) -> None:
+        if self._what == "ends connections":
+            self.transport.loseConnection()  # type: ignore[union-attr]
+
+    def dataReceived(self, data: bytes) -> None:
+        if self._what == "not now":
+            self.transport.write(b"-LOADING\r\n" * data.count(b"*"))  # type: ignore[union-attr]
 
 
 @pytest.fixture
@@ -319,6 +336,27 @@ async def test_a_redis_that_is_not_there_is_a_typed_error(reactor: Any) -> None:
         with pytest.raises(StoreUnavailable):
             await call
     await closing
+
+
+@pytest.mark.parametrize("server", ["away", "unreachable", "silent", "ends connections", "not now"])
+@pytest.mark.parametrize("at_s", [0.0, 0.03, 0.9, 1.0, 2.0, 4.5])
+def test_a_store_that_is_closed_while_it_connects_leaves_nothing_behind(server: str, at_s: float) -> None:
+    network = MemoryNetwork()
+    if server == "unreachable":
+        network.silence("192.0.2.1", 6379)
+    elif server != "away":
+        network.listenTCP(6379, Factory.forProtocol(lambda: Unhelpful(server)))
+    store = RedisQueues(RedisAddress.parse("redis://192.0.2.1:6379"), network)
+    store.attach(BOB)
+    under_way = [store.push(BOB, envelope(), NOW, NOW + 300, 1)]
+    network.advance(at_s)
+    under_way += [store.read(BOB, None, 1, 1, NOW), store.close(), store.close()]
+    for _ in range(100):
+        network.advance(0.1)
+    assert [one.called for one in under_way] == [True] * 4
+    for one in under_way[:2]:
+        one.addErrback(lambda failure: failure.trap(StoreUnavailable))
+    assert network.getDelayedCalls() == []
 
 
 @pytest_twisted.ensureDeferred

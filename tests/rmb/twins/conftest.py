@@ -10,7 +10,6 @@ from twisted.internet.defer import Deferred
 from dmsg.glue.websocket import WebSocketUrl
 from dmsg.rmb.twins.blocks import BlockConfig
 from dmsg.rmb.twins.chain import ChainRegistry
-from dmsg.rmb.twins.node import connect_with
 from dmsg.rmb.twins.substrate import Substrate
 from dmsg.testing.memory import MemoryNetwork
 from tests.rmb.twins.fake_node import Chain, FakeNode
@@ -28,7 +27,7 @@ class World:
 
     def registry(self, *urls: str, **options: Any) -> ChainRegistry:
         found = [WebSocketUrl.parse(url) for url in urls or ("ws://a:9944", "ws://b:9945")]
-        substrate = Substrate(self.network, found, connect_with(self.network))
+        substrate = Substrate(self.network, found)
         registry = ChainRegistry(self.network, substrate, lambda: 0.5, **options)
         self.registries.append(registry)
         return registry

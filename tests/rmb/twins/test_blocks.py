@@ -28,6 +28,17 @@ def storage_reads(world):
 # --- events ------------------------------------------------------------------------------------------------------------
 
 
+def listening_to_a_block_that_will_be_taken_back(world):
+    """A registry that has heard of it, and the state of the chain before it."""
+    world.chain.twin(7, ALICE, "before.example")
+    before = world.chain.state
+    registry = world.listening()
+    world.chain.twin(7, ALICE, "lost.example")
+    world.network.advance(0)
+    assert relays(world, registry) == ("lost.example",)
+    return registry, before
+
+
 def test_changed_twins_are_found_between_other_events():
     twins = [chain_bytes.twin(number, ALICE, "r.example") for number in (1, 55, 2**32 - 1)]
     assert changed_twins(chain_bytes.events(*twins), STARTS) >= {1, 55, 2**32 - 1}
@@ -120,12 +131,7 @@ def test_after_more_blocks_than_the_threshold_everything_is_forgotten(world):
 
 
 def test_a_block_that_is_taken_back_makes_everything_be_forgotten(world):
-    world.chain.twin(7, ALICE, "before.example")
-    before = world.chain.state
-    registry = world.listening()
-    world.chain.twin(7, ALICE, "lost.example")
-    world.network.advance(0)
-    assert relays(world, registry) == ("lost.example",)
+    registry, before = listening_to_a_block_that_will_be_taken_back(world)
     # another block takes its place, and nodes tell only of the one behind that
     taken_back = world.chain.blocks.pop()
     world.chain.states[world.chain.blocks[-1]] = before
@@ -137,12 +143,7 @@ def test_a_block_that_is_taken_back_makes_everything_be_forgotten(world):
 
 
 def test_a_block_that_is_taken_back_while_the_node_was_away_makes_everything_be_forgotten(world):
-    world.chain.twin(7, ALICE, "before.example")
-    before = world.chain.state
-    registry = world.listening()
-    world.chain.twin(7, ALICE, "lost.example")
-    world.network.advance(0)
-    assert relays(world, registry) == ("lost.example",)
+    registry, before = listening_to_a_block_that_will_be_taken_back(world)
     world.a.cut()
     world.chain.blocks.pop()
     world.chain.states[world.chain.blocks[-1]] = before

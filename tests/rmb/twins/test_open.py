@@ -9,7 +9,6 @@ from twisted.internet import reactor
 from dmsg.errors import ConfigError
 from dmsg.rmb.core.keys import KeyType, TwinKey
 from dmsg.rmb.twins.blocks import BlockConfig
-from dmsg.rmb.twins.node import connect_with
 from dmsg.rmb.twins.open import open_registry, parse_genesis
 from dmsg.rmb.twins.substrate import Substrate
 from dmsg.rmb.twins.table import TwinTable
@@ -60,7 +59,7 @@ def test_settings_that_name_no_registry_or_two(path, urls, problem):
 
 def test_a_chain_without_nodes_is_a_mistake():
     with pytest.raises(ValueError, match="no node"):
-        Substrate(reactor, [], connect_with(reactor))
+        Substrate(reactor, [])
 
 
 def test_the_first_block_of_a_chain():

@@ -7,6 +7,7 @@ from typing import Any
 from dmsg.address import RedisAddress
 from dmsg.errors import ConfigError, InvalidAddress
 from dmsg.rmb.relay.stores.base import QueueLimits, QueueStore
+from dmsg.rmb.relay.stores.redis import RedisQueues
 from dmsg.rmb.relay.stores.sqlite import SqliteQueues
 
 
@@ -14,7 +15,7 @@ def open_queues(url: str, reactor: Any, *, limits: QueueLimits | None = None) ->
     """The store ``url`` names: ``memory:``, ``sqlite:PATH`` or ``redis://[user:password@]host[:port][/db]``.
 
     A SQLite file is made if it is not there; Redis need not be there yet. Raises :class:`~dmsg.errors.ConfigError` for a
-    URL that is none of these, a file that cannot be used, or a missing library.
+    URL that is none of these, and for a file that cannot be used.
     """
     scheme, _, rest = url.partition(":")
     if url == "memory:":
@@ -26,7 +27,5 @@ def open_queues(url: str, reactor: Any, *, limits: QueueLimits | None = None) ->
             address = RedisAddress.parse(url)
         except InvalidAddress as error:
             raise ConfigError("store", str(error)) from None
-        from dmsg.rmb.relay.stores.redis import RedisQueues
-
         return RedisQueues(address, reactor, limits=limits)
     raise ConfigError("store", "a store is memory:, sqlite:PATH or redis://host:port/db")

@@ -18,11 +18,9 @@ Each operation is one script. An answer with several parts is packed into one st
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import os
 import struct
 from collections.abc import Callable, Iterable
-from functools import cache
 from typing import Any, Final
 
 from twisted.internet.defer import CancelledError, Deferred
@@ -32,15 +30,14 @@ from twisted.python.failure import Failure
 
 from dmsg.address import RedisAddress
 from dmsg.glue.errors import RedisAway, RedisRefused
-from dmsg.glue.redis import RedisConnection, Word
+from dmsg.glue.redis import RedisConnection, Taker, Word
 from dmsg.glue.waiters import Waiters
 from dmsg.rmb.core.address import SessionAddress
 from dmsg.rmb.core.errors import MalformedEnvelope
 from dmsg.rmb.core.lifetime import remaining
 from dmsg.rmb.core.limits import MAX_AHEAD_S, MAX_TTL_S
 from dmsg.rmb.core.wire import parse_envelope
-from dmsg.rmb.peer.redis import Taker
-from dmsg.rmb.relay.errors import ScriptMissing, StoreFull, StoreUnavailable
+from dmsg.rmb.relay.errors import StoreFull, StoreUnavailable
 from dmsg.rmb.relay.stores.base import KEPT_S, ROW_BYTES, QueueLimits, Stored
 
 #: How long Redis believes that a session is connected to a process that says nothing more, and how often it says so, in
@@ -182,27 +179,19 @@ def _session(text: str) -> SessionAddress:
     return SessionAddress(int(twin), connection if colon else None)
 
 
-@cache
-def _digest(script: str) -> str:
-    return hashlib.sha1(script.encode(), usedforsecurity=False).hexdigest()
-
-
 class RedisQueues:
     """A :class:`~dmsg.rmb.relay.stores.base.QueueStore` in the Redis at ``address``, which need not be there yet.
 
-    ``process`` names this process among those that share the database (default: a random name). Of the limits, those of
-    bytes are kept as Redis estimates them; of one sender's, what it sends to sessions that are not connected counts, for an
-    hour. Raises :class:`~dmsg.errors.ConfigError` without the library.
+    Of the limits, those of bytes are kept as Redis estimates them; of one sender's, what it sends to sessions that are not
+    connected counts, for an hour.
     """
 
     shared = True
 
-    def __init__(
-        self, address: RedisAddress, reactor: Any, *, limits: QueueLimits | None = None, process: str = ""
-    ) -> None:
+    def __init__(self, address: RedisAddress, reactor: Any, *, limits: QueueLimits | None = None) -> None:
         self._limits = limits or QueueLimits()
         self._reactor = reactor
-        self._inbox = f"dmsg.rmb.inbox:{process or os.urandom(8).hex()}"
+        self._inbox = f"dmsg.rmb.inbox:{os.urandom(8).hex()}"
         self._redis = RedisConnection(address, reactor, scripts=_SCRIPTS)
         self._taker = Taker(address, self._inbox, reactor)
         #: Sessions of this process; ``False`` for those that Redis does not know of yet.
@@ -424,25 +413,22 @@ class RedisQueues:
             return None
         return 0.0
 
-    async def _eval(self, script: str, keys: list[str], *arguments: object) -> Any:
-        words: list[Any] = [len(keys), *keys, *(one if isinstance(one, bytes) else str(one) for one in arguments)]
-        try:
-            return await self._call("EVALSHA", _digest(script), *words)
-        except ScriptMissing:
-            return await self._call("EVAL", script, *words)
+    async def _eval(self, script: str, keys: list[str], *arguments: Word) -> Any:
+        return await self._ask(self._redis.eval, script, keys, *arguments)
 
     async def _call(self, *words: Word) -> Any:
+        return await self._ask(self._redis.call, *words)
+
+    async def _ask(self, how: Callable[..., Deferred[Any]], *words: Any) -> Any:
         if self._closed:
             raise StoreUnavailable("the store is closed")
         try:
-            return await self._redis.call(*words, wait_s=WAIT_S)
+            return await how(*words, wait_s=WAIT_S)
         except RedisAway as error:
             if error.reason.startswith("OOM"):
                 raise StoreFull("store") from None
             raise StoreUnavailable(str(error)) from None
         except RedisRefused as error:
-            if error.reason.startswith("NOSCRIPT"):
-                raise ScriptMissing(str(error)) from None
             raise StoreUnavailable(str(error)) from None
 
     def close(self) -> Deferred[None]:
@@ -458,8 +444,8 @@ class RedisQueues:
         with contextlib.suppress(StoreUnavailable):
             await self._call("PING")  # everything before it has arrived
         self._closed = True
-        for call in self._calls.values():
-            call.cancel()
+        while self._calls:  # closing twice at a time comes here twice
+            self._calls.popitem()[1].cancel()
         for running in list(self._running.values()):
             running.cancel()
         await self._taker.close()

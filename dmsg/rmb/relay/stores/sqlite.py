@@ -258,21 +258,19 @@ def _open(path: str) -> Connection:
 class SqliteQueues:
     """A :class:`~dmsg.rmb.relay.stores.base.QueueStore` in the file ``path``, or in memory (``:memory:``).
 
-    ``pool`` is a thread pool (default: the reactor's). Raises :class:`~dmsg.errors.ConfigError` when the file cannot be
-    used: it is something else's, or another process has it.
+    Raises :class:`~dmsg.errors.ConfigError` when the file cannot be used: it is something else's, or another process has it.
     """
 
     shared = False
 
-    def __init__(self, path: str, reactor: Any, *, pool: Any = None, limits: QueueLimits | None = None) -> None:
+    def __init__(self, path: str, reactor: Any, *, limits: QueueLimits | None = None) -> None:
         connection = _open(path)
         self._table = QueueTable(connection, limits or QueueLimits())
-        if path == ":memory:":
-            reactor = pool = InThisThread
+        in_memory = path == ":memory:"
         self._lane = Lane(
             connection,
-            reactor,
-            pool if pool is not None else reactor.getThreadPool(),
+            InThisThread if in_memory else reactor,
+            InThisThread if in_memory else reactor.getThreadPool(),
             transaction=True,
             refusal=StoreError,
             unavailable=StoreUnavailable,

@@ -35,9 +35,19 @@ class Tasks:
             self._idle.fire(None)
         return None if getattr(result, "type", None) is CancelledError else result
 
+    async def when_idle(self, limit_s: float, clock: IReactorTime) -> None:
+        """Returns when none runs, or after ``limit_s``."""
+        deadline = clock.seconds() + limit_s
+        while self._running and (left_s := deadline - clock.seconds()) > 0:
+            await self._idle.wait_at_most(left_s, clock)
+
     async def end(self, patience_s: float, clock: IReactorTime) -> None:
         """Wait until none runs; after ``patience_s`` cancel what does."""
         if self._running and patience_s > 0:
             await self._idle.wait_at_most(patience_s, clock)
+        self.cancel()
+
+    def cancel(self) -> None:
+        """Cancel all that run."""
         for task in list(self._running):
             task.cancel()
