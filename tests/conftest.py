@@ -41,12 +41,16 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from twisted.internet import defer, task
 from twisted.logger import LogLevel, globalLogPublisher
 
+from dmsg.glue.lean_epoll import install
+from dmsg.glue.reactors import REACTOR_VARIABLE
 from dmsg.testing.process import free_port
 
 pytest_plugins = ["pytester"]
 
 TIME_LIMIT_S = 30.0
 _USERS_SIGNALS = (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT)
+#: The functions in which the reactor waits: Twisted's, and that of the reactor of our programs.
+_POLLING = ("doPoll", "_turn_until_stopped")
 #: A test that is over its limit gets this long to come to an end once its Deferred is cancelled.
 CANCEL_GRACE_S = 3.0
 #: When all else fails (a loop in C code), the whole run ends this long after a test's time limit.
@@ -63,7 +67,16 @@ class TimeLimitExceeded(BaseException):
     """A test took longer than its limit. Not an ``Exception``: neither tests nor Hypothesis may swallow it."""
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    about = "run the tests on the reactor of our programs, and programs on Twisted's own, not the other way round"
+    parser.addoption("--swap-reactors", action="store_true", help=about)
+
+
+@pytest.hookimpl(tryfirst=True)  # before pytest-twisted installs a reactor
 def pytest_configure(config: pytest.Config) -> None:
+    if config.getoption("--swap-reactors"):
+        install()
+        os.environ[REACTOR_VARIABLE] = "epoll"
     config.addinivalue_line("markers", f"time_limit(seconds): how long the test may take ({TIME_LIMIT_S:g} by default)")
     # What programs remember from one run to the next is not the user's own while they are tested.
     directory = os.environ["XDG_STATE_HOME"] = tempfile.mkdtemp(prefix="dmsg-state-")
@@ -187,7 +200,7 @@ class Watch:
         # The reactor runs. Idle, it never comes back to a test whose Deferred does not fire; busy in a callback that
         # does not end, only an exception gets it out of there.
         reactor.callFromThread(self._cancel, self._alarms)
-        if self._alarms > 1 and not any(f.f_code.co_name == "doPoll" for f in _frames(frame)):
+        if self._alarms > 1 and not any(f.f_code.co_name in _POLLING for f in _frames(frame)):
             raise self._error()
 
     def _in_test(self, frame: FrameType | None) -> bool:

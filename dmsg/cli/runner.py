@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import sys
 from collections.abc import Callable, Coroutine
@@ -20,6 +21,8 @@ from twisted.python.failure import Failure
 
 from dmsg.cli.exits import Exit, exit_code
 from dmsg.cli.output import Output
+from dmsg.errors import ConfigError
+from dmsg.glue.reactors import install_default
 
 Main = Callable[[Any], Coroutine[Any, Any, Any]]
 _SILENCE: Final = LogPublisher()
@@ -33,6 +36,11 @@ def run(make: Main, out: Output, *, verbose: bool = False) -> int:
     SIGINT, SIGTERM, SIGQUIT and SIGHUP (the terminal is gone) cancel the coroutine, which then has :data:`GOODBYE_S` to
     clean up; a second one ends at once. One that is ignored, as nohup has SIGHUP, stays so.
     """
+    try:
+        install_default(os.environ)
+    except ConfigError as error:
+        out.failure(error)
+        return exit_code(error)
     from twisted.internet import reactor as installed
 
     reactor: Any = installed

@@ -10,6 +10,7 @@ from twisted.python import usage
 
 import dmsg
 from dmsg.errors import ConfigError
+from dmsg.glue.reactors import install_default
 from dmsg.ops.config import resolve
 from dmsg.ops.settings import Setting, describe_default, settings_of
 from dmsg.taps.settings import ROLES, known_variables
@@ -78,6 +79,8 @@ class RoleOptions(usage.Options):
                 roles=ROLES,
                 elsewhere=known_variables(),
             )
+            if self.parent is not None:  # a command line of twistd or twist, whose --reactor comes before the role
+                install_default(self._environ)
         except (usage.UsageError, ConfigError) as error:
             raise SystemExit(f"{self.tap_name}: {error}") from None
 

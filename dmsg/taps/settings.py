@@ -19,6 +19,7 @@ from dmsg.discovery.proofs.limits import ProofLimits
 from dmsg.discovery.ranks_source import REFRESH_S as RANKS_REFRESH_S
 from dmsg.discovery.stores.rules import StoreLimits
 from dmsg.eventlog.files import LIMIT_BYTES, ROTATE_BYTES, ROTATE_S
+from dmsg.glue.reactors import REACTOR_VARIABLE
 from dmsg.messaging.client.settings import MessagingSettings
 from dmsg.messaging.relay.limits import RelayLimits as MessagingRelayLimits
 from dmsg.mux.client.settings import ClientSettings
@@ -350,4 +351,4 @@ LOG_VARIABLES: Final = frozenset({"DMSG_LOGS_CACHE", "DMSG_LOGS_DRIVER_MEMORY"})
 
 def known_variables() -> frozenset[str]:
     """Every ``DMSG_*`` variable that means something to some role: one environment may serve several."""
-    return LOG_VARIABLES.union({CONFIG_VARIABLE}, *map(variables_of, SETTINGS.values()))
+    return LOG_VARIABLES.union({CONFIG_VARIABLE, REACTOR_VARIABLE}, *map(variables_of, SETTINGS.values()))

@@ -22,6 +22,9 @@ from twisted.internet.error import ProcessExitedAlready
 from twisted.internet.protocol import ProcessProtocol
 from twisted.python.failure import Failure
 
+from dmsg.glue.reactors import REACTOR_VARIABLE
+from dmsg.ops.settings import PREFIX
+
 #: How long to wait for a line or an end, unless a test says otherwise, in seconds: starting takes long on a busy machine.
 PATIENCE_S: Final = 30.0
 #: Output beyond this is forgotten from its beginning: a program that raves must not fill the memory of its test.
@@ -39,6 +42,11 @@ def free_port(host: str = "127.0.0.1") -> int:
     with socket.socket() as probe:
         probe.bind((host, 0))
         return int(probe.getsockname()[1])
+
+
+def environ_without_settings() -> dict[str, str]:
+    """The environment without the settings of dmsg, for a program. Which reactor it runs on stays."""
+    return {name: text for name, text in os.environ.items() if not name.startswith(PREFIX) or name == REACTOR_VARIABLE}
 
 
 class _Watcher(ProcessProtocol):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import json
-import os
 import signal
 import subprocess
 import sys
@@ -25,6 +24,7 @@ from dmsg.crypto.keys import SecretKey, write_key_file
 from dmsg.discovery.entry import DMSG, MESSAGING
 from dmsg.mux.core.e2e_negotiation import Security
 from dmsg.testing.network import LocalNetwork
+from dmsg.testing.process import environ_without_settings
 
 ROOT = Path(__file__).parents[2]
 #: Twisted keeps a descriptor in reserve for when there are none left, and never closes it.
@@ -233,8 +233,7 @@ def start(tmp_path: Path) -> Iterator[Callable[..., Process]]:
     processes: list[Process] = []
 
     def run(*arguments: str, environ: dict[str, str] | None = None, module: str = "dmsg.cli.main") -> Process:
-        clean = {name: value for name, value in os.environ.items() if not name.startswith("DMSG_")}
-        clean |= {"PYTHONPATH": str(ROOT), **(environ or {})}
+        clean = environ_without_settings() | {"PYTHONPATH": str(ROOT), **(environ or {})}
         processes.append(Process((module, *arguments), tmp_path, clean))
         return processes[-1]
 

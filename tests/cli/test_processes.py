@@ -256,3 +256,10 @@ def test_a_demo_that_fails_shows_the_log_of_what_failed(tmp_path, monkeypatch, c
         demo.Demo(Output(sys.stdout, sys.stderr), tmp_path, 1).run()
     assert "discovery: ended with 7" in str(caught.value)
     assert "the reason" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("command", ["up", "servers", "echo"])
+@pytest_twisted.ensureDeferred
+async def test_a_command_takes_the_reactor_that_is_named_before_anything_installs_another(start, command):
+    program = start(*command.split(), environ={"DMSG_REACTOR": "pol", "DMSG_DISCOVERY": NOWHERE})
+    assert await program.ended() == (2, "", "dmsg: reactor: 'pol' is none; twistd --help-reactors lists them\n")

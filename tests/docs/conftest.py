@@ -14,6 +14,8 @@ from pathlib import Path
 
 import pytest
 
+from dmsg.testing.process import environ_without_settings
+
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
 PATIENCE_S = 60.0
@@ -44,7 +46,7 @@ class Terminal:
 
     def __init__(self, directory: Path, site: Path) -> None:
         self.directory = directory
-        clean = {name: value for name, value in os.environ.items() if not name.startswith("DMSG_")}
+        clean = environ_without_settings()
         path = os.pathsep.join((str(Path(sys.executable).parent), clean.get("PATH", "")))
         self.environ = {**clean, "PATH": path, "PYTHONPATH": str(site), "PYTHONUNBUFFERED": "1"}
         self._background: list[subprocess.Popen[bytes]] = []

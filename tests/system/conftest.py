@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import sys
 from collections.abc import Callable, Iterator
@@ -15,6 +14,8 @@ from twisted.internet.defer import Deferred
 from twisted.internet.error import ProcessExitedAlready
 from twisted.internet.protocol import ProcessProtocol
 from twisted.python.failure import Failure
+
+from dmsg.testing.process import environ_without_settings
 
 ROOT = Path(__file__).parents[2]
 EXAMPLES = ROOT / "docs" / "examples"
@@ -98,8 +99,11 @@ def start(reactor: Any, plugin_path: Path, tmp_path: Path) -> Iterator[Start]:
     programs: list[Program] = []
 
     def run(command: str, *arguments: str, environ: dict[str, str] | None = None) -> Program:
-        clean = {name: value for name, value in os.environ.items() if not name.startswith("DMSG_")}
-        clean |= {"PYTHONPATH": str(plugin_path), "PYTHONUNBUFFERED": "1", **(environ or {})}
+        clean = environ_without_settings() | {
+            "PYTHONPATH": str(plugin_path),
+            "PYTHONUNBUFFERED": "1",
+            **(environ or {}),
+        }
         line = [sys.executable, str(EXAMPLES / command)]
         if not command.endswith(".py"):
             line = [str(Path(sys.executable).with_name(command))]

@@ -13,6 +13,8 @@ from pathlib import Path
 
 import pytest
 
+from dmsg.testing.process import environ_without_settings
+
 ROOT = Path(__file__).parents[2]
 #: A program has this long to start or to end on a busy machine.
 PATIENCE_S = 30.0
@@ -94,8 +96,11 @@ def start(plugin_path: Path, tmp_path: Path) -> Iterator[Callable[..., Program]]
     programs: list[Program] = []
 
     def run(command: str, *arguments: str, environ: dict[str, str] | None = None) -> Program:
-        clean = {name: value for name, value in os.environ.items() if not name.startswith("DMSG_")}
-        clean |= {"PYTHONPATH": str(plugin_path), "PYTHONUNBUFFERED": "1", **(environ or {})}
+        clean = environ_without_settings() | {
+            "PYTHONPATH": str(plugin_path),
+            "PYTHONUNBUFFERED": "1",
+            **(environ or {}),
+        }
         path = str(Path(sys.executable).with_name(command))
         programs.append(Program([path, *arguments], tmp_path, clean))
         return programs[-1]

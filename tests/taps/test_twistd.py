@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 import socket
 import urllib.error
 import urllib.request
@@ -80,6 +82,25 @@ def test_a_discovery_serves_and_ends_well(start: Start, runner: tuple[str, ...],
     assert [event["seq"] for event in events] == [0, 1, 2, 3]
     assert events[0]["address"] == f"127.0.0.1:{port}"
     assert not list((tmp_path / "events").rglob("*.part"))
+
+
+@pytest.mark.parametrize(
+    ("options", "environ", "reactor"),
+    [
+        ((), {}, "dmsg.glue.lean_epoll.LeanEpollReactor"),
+        ((), {"DMSG_REACTOR": "poll"}, "twisted.internet.pollreactor.PollReactor"),
+        (("--reactor=epoll",), {"DMSG_REACTOR": "poll"}, "twisted.internet.epollreactor.EPollReactor"),
+    ],
+)
+def test_a_role_runs_on_our_reactor_unless_another_is_asked_for(
+    start: Start, options: tuple[str, ...], environ: dict[str, str], reactor: str
+) -> None:
+    listen = f"tcp:{free_port()}:interface=127.0.0.1"
+    command = [*RUNNERS[0], *options, "dmsg-discovery", "--listen", listen, "--store", "memory:"]
+    program = start(*command, environ={"DMSG_REACTOR": "", **environ})
+    program.wait_for("dmsg-discovery runs, on tcp:")
+    assert f"reactor class: {reactor}." in program.text
+    assert program.terminate() == 0
 
 
 def test_a_discovery_on_redis(start: Start, redis_url: str) -> None:
@@ -167,6 +188,36 @@ def test_mistakes_end_with_one_line_and_a_status(
     assert program.wait() == 1
     assert line in program.text.splitlines()[-1]
     assert "Traceback" not in program.text
+
+
+@pytest.mark.parametrize("runner", RUNNERS, ids=["twistd", "twist"])
+def test_a_reactor_that_is_none_is_a_mistake_like_others(start: Start, runner: tuple[str, ...]) -> None:
+    program = start(*runner, "dmsg-discovery", "--listen", "tcp:0", environ={"DMSG_REACTOR": "pol"})
+    assert program.wait() == 1
+    assert program.text.splitlines()[-1] == "dmsg-discovery: reactor: 'pol' is none; twistd --help-reactors lists them"
+
+
+def test_a_daemon_runs_on_our_reactor(start: Start, tmp_path: Path) -> None:
+    port = free_port()
+    listen = f"tcp:{port}:interface=127.0.0.1"
+    command = [
+        "twistd",
+        "--pidfile=pid",
+        "--logfile",
+        "log",
+        "dmsg-discovery",
+        "--listen",
+        listen,
+        "--store",
+        "memory:",
+    ]
+    assert start(*command, environ={"DMSG_REACTOR": ""}).wait() == 0
+    daemon = int((tmp_path / "pid").read_text())
+    try:
+        assert "LeanEpollReactor" in (tmp_path / "log").read_text()
+        assert get(port, "/discovery/available_servers")[0] == 404
+    finally:
+        os.kill(daemon, signal.SIGTERM)
 
 
 @pytest.mark.parametrize("runner", RUNNERS, ids=["twistd", "twist"])

@@ -1,5 +1,6 @@
 """What Twisted finds of dmsg: its twistd plugins and its endpoint strings. Loads neither a role nor the reactor."""
 
+from twisted.application.reactors import Reactor
 from twisted.application.service import ServiceMaker
 
 from dmsg.taps._parsers import LazyParser
@@ -14,5 +15,6 @@ rmb_relay = ServiceMaker("rmb relay", "dmsg.taps.rmb_relay", "A relay of the Rel
 rmb_peer = ServiceMaker(
     "rmb peer", "dmsg.taps.rmb_peer", "Programs at a Redis on the Reliable Message Bus.", "rmb-peer"
 )
+dmsg_epoll = Reactor("dmsg-epoll", "dmsg.glue.lean_epoll", "epoll(7), with less work for each message.")
 dmsg_endpoints = LazyParser("dmsg", "dmsg.mux.client.endpoint")
 messaging_endpoints = LazyParser("messaging", "dmsg.messaging.client.endpoint")

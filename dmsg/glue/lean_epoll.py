@@ -1,0 +1,47 @@
+"""Twisted's epoll reactor with a shorter way from a socket to its connection. Linux only: importing it fails elsewhere."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from twisted.internet.epollreactor import EPollReactor
+from twisted.internet.main import installReactor
+from twisted.logger import Logger
+
+_guarded: Final = Logger().failureHandler("Unexpected error in main loop")
+#: The longest wait that epoll takes, in seconds: its milliseconds are a C int.
+_LONGEST_S: Final = 2_147_483.0
+
+
+class LeanEpollReactor(EPollReactor):
+    """An ``EPollReactor`` that takes a quarter of the CPU time off a small message.
+
+    It calls a descriptor that is ready without making a log context for it: what is logged meanwhile by
+    ``twisted.python.log`` (not by ``twisted.logger``) begins with "-" in place of the connection's name. And it looks for
+    timed calls only when there are new ones, or the first is due.
+    """
+
+    def mainLoop(self) -> None:
+        """Run until the reactor is stopped."""
+        while self._started:
+            with _guarded:
+                self._turn_until_stopped()
+
+    def _turn_until_stopped(self) -> None:
+        selectables, poll, act, seconds = self._selectables, self._poller.poll, self._doReadOrWrite, self.seconds
+        while self._started:
+            calls = self._pendingTimedCalls
+            wait_s = min(calls[0].time - seconds(), _LONGEST_S) if calls else _LONGEST_S
+            if wait_s <= 0 or self._newTimedCalls or self.threadCallQueue or self._justStopped:
+                self.runUntilCurrent()
+                due_s = self.timeout() if self.running else 0
+                wait_s = _LONGEST_S if due_s is None else due_s
+            for descriptor, event in poll(wait_s, len(selectables)):
+                selectable = selectables.get(descriptor)
+                if selectable is not None:  # one that was ready before it may have closed it
+                    act(selectable, descriptor, event)  # type: ignore[no-untyped-call]
+
+
+def install() -> None:
+    """Make a :class:`LeanEpollReactor` the reactor of this process, as ``twistd --reactor=dmsg-epoll`` does."""
+    installReactor(LeanEpollReactor())  # type: ignore[no-untyped-call]

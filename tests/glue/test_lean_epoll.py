@@ -1,0 +1,191 @@
+"""The reactor of our programs does what Twisted's own does. Each test runs one of its own to its end."""
+
+from __future__ import annotations
+
+import socket
+import struct
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from twisted.internet.error import ConnectionDone, ConnectionLost
+from twisted.internet.protocol import Factory, Protocol, connectionDone
+from twisted.python.failure import Failure
+
+from dmsg.glue.lean_epoll import LeanEpollReactor
+
+#: Nothing here takes long; a reactor that is never stopped is stopped then, and fails its test by what is missing.
+PATIENCE_S = 10.0
+
+
+@pytest.fixture
+def own() -> Iterator[Any]:
+    """A reactor that nothing else knows. ``run()`` returns when it is stopped."""
+    reactor: Any = LeanEpollReactor()
+    reactor.callLater(PATIENCE_S, reactor.crash)
+    yield reactor
+    for each in reactor.removeAll():
+        each.connectionLost(Failure(ConnectionDone()))
+    reactor._poller.close()
+
+
+def run(reactor: Any) -> None:
+    reactor.run(installSignalHandlers=False)
+
+
+class Recorder(Protocol):
+    """Keeps what came, and how it ended; then ``on_end`` is called."""
+
+    def __init__(self, on_end: Callable[[], None]) -> None:
+        self.data = b""
+        self.end: BaseException | None = None
+        self._on_end = on_end
+
+    def dataReceived(self, data: bytes) -> None:
+        self.data += data
+
+    def connectionLost(self, reason: Failure = connectionDone) -> None:
+        self.end = reason.value
+        self._on_end()
+
+
+def listen(reactor: Any, protocol: Protocol) -> socket.socket:
+    """A connection to ``protocol``, which a reactor that does not run yet serves."""
+    factory = Factory()
+    factory.noisy = False
+    factory.protocol = lambda: protocol  # type: ignore[assignment]
+    port = reactor.listenTCP(0, factory, interface="127.0.0.1")
+    client = socket.create_connection(("127.0.0.1", port.getHost().port))
+    client.setblocking(False)
+    return client
+
+
+def test_what_came_before_the_end_of_a_connection_is_delivered(own: Any) -> None:
+    protocol = Recorder(own.stop)
+    with listen(own, protocol) as client:
+        client.send(b"hello")
+        client.shutdown(socket.SHUT_WR)
+        run(own)
+    assert protocol.data == b"hello"
+    assert isinstance(protocol.end, ConnectionDone)
+
+
+def test_a_reset_behind_more_data_than_one_read_takes_ends_the_connection(own: Any) -> None:
+    protocol = Recorder(own.stop)
+    with listen(own, protocol) as client:
+        client.send(bytes(300_000))
+        client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    run(own)
+    assert isinstance(protocol.end, ConnectionLost)
+
+
+def test_a_reset_while_reading_is_paused_shows_when_it_goes_on(own: Any) -> None:
+    class Paused(Recorder):
+        def connectionMade(self) -> None:
+            self.transport.pauseProducing()  # type: ignore[union-attr]
+            own.callLater(0.05, self.transport.resumeProducing)  # type: ignore[union-attr]
+
+    protocol = Paused(own.stop)
+    with listen(own, protocol) as client:
+        client.send(bytes(300_000))
+        client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    run(own)
+    assert isinstance(protocol.end, ConnectionLost)
+
+
+def test_more_is_written_than_the_network_takes_at_once(own: Any) -> None:
+    class Writer(Recorder):
+        def connectionMade(self) -> None:
+            self.transport.write(bytes(8_000_000))  # type: ignore[union-attr]
+            self.transport.loseConnection()  # type: ignore[union-attr]
+
+    got = []
+
+    def read(client: socket.socket) -> None:
+        client.setblocking(True)
+        while data := client.recv(1 << 20):
+            got.append(len(data))
+
+    with listen(own, Writer(own.stop)) as client:
+        reader = threading.Thread(target=read, args=(client,))
+        reader.start()
+        run(own)
+        reader.join()
+    assert sum(got) == 8_000_000
+
+
+def test_an_error_of_an_application_ends_its_connection_alone(own: Any, logged_errors: Any) -> None:
+    class Faulty(Recorder):
+        def dataReceived(self, data: bytes) -> None:
+            raise ValueError(data)
+
+    def next_to_it() -> None:
+        second.send(b"still here")
+        second.shutdown(socket.SHUT_WR)
+
+    faulty, healthy = Faulty(next_to_it), Recorder(own.stop)
+    with listen(own, faulty) as first, listen(own, healthy) as second:
+        first.send(b"x")
+        run(own)
+    assert isinstance(faulty.end, ValueError)
+    assert healthy.data == b"still here"
+    [failure] = logged_errors.flush(ValueError)
+    assert failure.value is faulty.end
+
+
+def test_calls_come_when_they_are_due_in_their_order(own: Any) -> None:
+    order: list[str] = []
+
+    def first() -> None:
+        order.append("first")
+        own.callLater(0, order.append, "at once")
+        own.callLater(0.01, order.append, "a new one that is due before")
+
+    own.callLater(0.03, order.append, "third")
+    own.callLater(0.0, first)
+    later = own.callLater(0.02, order.append, "never")
+    moved = own.callLater(PATIENCE_S, own.stop)
+    own.callLater(0, later.cancel)
+    own.callLater(0, moved.reset, 0.06)
+    own.callLater(100 * 86_400.0, order.append, "after more days than epoll counts milliseconds")
+    run(own)
+    assert order == ["first", "at once", "a new one that is due before", "third"]
+
+
+def test_an_error_in_a_timed_call_ends_nothing(own: Any, logged_errors: Any) -> None:
+    def fail() -> None:
+        raise ValueError("here")
+
+    own.callLater(0, fail)
+    own.callLater(0.01, own.stop)
+    run(own)
+    assert len(logged_errors.flush(ValueError)) == 1
+
+
+def test_other_threads_wake_it(own: Any) -> None:
+    names: list[str] = []
+
+    def in_thread() -> None:
+        own.callFromThread(lambda: (names.append(threading.current_thread().name), own.stop()))
+
+    own.callWhenRunning(threading.Thread(target=in_thread).start)
+    run(own)
+    assert names == [threading.current_thread().name]
+
+
+def test_it_stops_in_order_and_crashes_at_once(own: Any) -> None:
+    order: list[str] = []
+    own.addSystemEventTrigger("before", "shutdown", order.append, "before")
+    own.addSystemEventTrigger("after", "shutdown", order.append, "after")
+    own.callLater(0, own.stop)
+    run(own)
+    assert order == ["before", "after"]
+
+    other: Any = LeanEpollReactor()
+    other.callLater(0, other.crash)
+    other.callLater(PATIENCE_S, order.append, "too late")
+    run(other)
+    assert order == ["before", "after"]
+    other.removeAll()
+    other._poller.close()
