@@ -155,6 +155,8 @@ class Dialer(Generic[S, R]):
 
     def _order(self, relays: Sequence[PublicKey]) -> list[PublicKey]:
         """The relays to race, best first; of those an entry names, so many as may be tried."""
+        if len(relays) < 2:
+            return list(relays)
         connected, scores, now = self._pool.sessions, self._pool.scores, self._clock.seconds()
         if self._lookups is not None and len(relays) > self.config.servers:
             drawn = scores.draw(relays, self._uniform, now)
@@ -225,7 +227,7 @@ class _Race(Generic[S, R]):
         self._running: dict[PublicKey, Deferred[R]] = {}
         self._waiting: list[PublicKey] = []
         self._timer: IDelayedCall | None = None
-        self._done: Deferred[R] = Deferred(lambda _: self._stop())
+        self._done: Deferred[R]
 
     def note(self, stage: str, relay: str, reason: str, error: BaseException | None) -> None:
         """Add to the tree of attempts."""
@@ -234,6 +236,7 @@ class _Race(Generic[S, R]):
 
     def run(self, relays: list[PublicKey]) -> Deferred[R]:
         """Fires with the first to get through; fails with ``DialError`` when none did."""
+        self._done = Deferred(lambda _: self._stop())
         self._waiting = relays
         self._next()
         return self._done

@@ -39,58 +39,57 @@ class Watched(TypingProtocol):
 
 
 class Deadlines:
-    """All deadlines of one transport; nothing is scheduled unless it is needed."""
+    """All deadlines of one transport; nothing is scheduled unless it is needed, and only then is there a reference to it."""
 
-    __slots__ = ("_calls", "_clock", "_transport")
+    __slots__ = ("_calls", "_clock")
 
-    def __init__(self, transport: Watched, clock: IReactorTime) -> None:
-        self._transport = transport
+    def __init__(self, clock: IReactorTime) -> None:
         self._clock = clock
         self._calls: dict[str, IDelayedCall] = {}
 
-    def set_read(self, at_s: float | None) -> None:
+    def set_read(self, transport: Watched, at_s: float | None) -> None:
         """Call ``deadline_exceeded`` at ``at_s``, an absolute time on the clock; ``None`` takes the deadline back."""
         self._cancel("read")
         if at_s is not None:
-            self._set("read", at_s - self._clock.seconds(), self._transport.deadline_exceeded, "read deadline")
+            self._set("read", at_s - self._clock.seconds(), transport.deadline_exceeded, "read deadline")
 
-    def set_write(self, at_s: float | None) -> None:
+    def set_write(self, transport: Watched, at_s: float | None) -> None:
         """The same, but only if something waits to be acknowledged then and nothing has been since the deadline was set.
 
         When something has, the deadline is set once more for as long.
         """
         self._cancel("write")
         if at_s is not None:
-            self._watch_writing(at_s - self._clock.seconds(), self._transport.stream.acked_bytes)
+            self._watch_writing(transport, at_s - self._clock.seconds(), transport.stream.acked_bytes)
 
-    def linger(self, acked_bytes: int) -> None:
+    def linger(self, transport: Watched, acked_bytes: int) -> None:
         """Call ``linger_over`` once the peer has acknowledged nothing beyond ``acked_bytes`` for :data:`LINGER_S`."""
         if "linger" not in self._calls:
-            self._set("linger", LINGER_S, self._check_linger, acked_bytes)
+            self._set("linger", LINGER_S, self._check_linger, transport, acked_bytes)
 
     def stop(self) -> None:
         """Take all of them back: the transport is over."""
         for name in list(self._calls):
             self._cancel(name)
 
-    def _watch_writing(self, delay_s: float, acked_bytes: int) -> None:
-        self._set("write", delay_s, self._check_writing, delay_s, acked_bytes)
+    def _watch_writing(self, transport: Watched, delay_s: float, acked_bytes: int) -> None:
+        self._set("write", delay_s, self._check_writing, transport, delay_s, acked_bytes)
 
-    def _check_writing(self, delay_s: float, acked_bytes: int) -> None:
-        stream = self._transport.stream
+    def _check_writing(self, transport: Watched, delay_s: float, acked_bytes: int) -> None:
+        stream = transport.stream
         if stream.drained:
             return
         if stream.acked_bytes > acked_bytes:
-            self._watch_writing(delay_s, stream.acked_bytes)
+            self._watch_writing(transport, delay_s, stream.acked_bytes)
         else:
-            self._transport.deadline_exceeded("write deadline")
+            transport.deadline_exceeded("write deadline")
 
-    def _check_linger(self, acked_bytes: int) -> None:
-        now_acked = self._transport.stream.acked_bytes
+    def _check_linger(self, transport: Watched, acked_bytes: int) -> None:
+        now_acked = transport.stream.acked_bytes
         if now_acked > acked_bytes:
-            self.linger(now_acked)
+            self.linger(transport, now_acked)
         else:
-            self._transport.linger_over()
+            transport.linger_over()
 
     def _set(self, name: str, delay_s: float, call: Callable[..., None], *arguments: object) -> None:
         self._cancel(name)

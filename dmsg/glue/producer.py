@@ -25,32 +25,34 @@ class Sink(TypingProtocol):
 
 
 class ProducerAdapter:
-    """Pauses the registered producer while the sink takes nothing, and asks a pull producer as long as it does."""
+    """Pauses the registered producer while the sink takes nothing, and asks a pull producer as long as it does.
 
-    __slots__ = ("_clock", "_paused", "_sink", "_streaming", "producer")
+    It is told by each call whose it is, and keeps no reference to it: a sink that is over is gone at once.
+    """
 
-    def __init__(self, sink: Sink, clock: IReactorTime) -> None:
+    __slots__ = ("_clock", "_paused", "_streaming", "producer")
+
+    def __init__(self, clock: IReactorTime) -> None:
         self.producer: IProducer | None = None
-        self._sink = sink
         self._clock = clock
         self._streaming = False
         self._paused = False
 
-    def register(self, producer: IProducer, streaming: bool) -> None:
+    def register(self, sink: Sink, producer: IProducer, streaming: bool) -> None:
         """Let ``producer`` write; ``RuntimeError`` if another one is registered already."""
         if self.producer is not None:
             raise RuntimeError(f"cannot register {producer!r}: {self.producer!r} is still registered")
-        if not self._sink.connected:
+        if not sink.connected:
             producer.stopProducing()
             return
         self.producer = producer
         self._streaming = streaming
         self._paused = False
-        if self._sink.blocked:
+        if sink.blocked:
             self.pause()
         elif not streaming:
             cast(IPullProducer, producer).resumeProducing()
-            self._pull_again()
+            self._pull_again(sink)
 
     def pause(self) -> None:
         """The sink takes nothing more for now."""
@@ -59,13 +61,13 @@ class ProducerAdapter:
             if self._streaming:
                 cast(IPushProducer, self.producer).pauseProducing()
 
-    def resume(self) -> None:
+    def resume(self, sink: Sink) -> None:
         """The sink takes again."""
         if self.producer is not None and self._paused:
             self._paused = False
-            self._sink.guarded(cast(IPullProducer, self.producer).resumeProducing)
+            sink.guarded(cast(IPullProducer, self.producer).resumeProducing)
             if not self._streaming:
-                self._pull_again()
+                self._pull_again(sink)
 
     def stop(self) -> None:
         """The sink is over."""
@@ -73,14 +75,14 @@ class ProducerAdapter:
         if producer is not None:
             producer.stopProducing()
 
-    def _pull_again(self) -> None:
-        self._clock.callLater(0, self._pull)
+    def _pull_again(self, sink: Sink) -> None:
+        self._clock.callLater(0, self._pull, sink)
 
-    def _pull(self) -> None:
-        if self.producer is None or self._streaming or not self._sink.connected or self._paused:
+    def _pull(self, sink: Sink) -> None:
+        if self.producer is None or self._streaming or not sink.connected or self._paused:
             return
-        if self._sink.blocked:
+        if sink.blocked:
             self._paused = True
         else:
-            self._sink.guarded(cast(IPullProducer, self.producer).resumeProducing)
-            self._pull_again()
+            sink.guarded(cast(IPullProducer, self.producer).resumeProducing)
+            self._pull_again(sink)

@@ -111,8 +111,8 @@ class StreamTransport(ABC, Generic[S]):
         self._connection = connection
         self._flush_soon = flush_soon
         self._clock = clock
-        self._writer = ProducerAdapter(self, clock)
-        self._deadlines = Deadlines(self, clock)
+        self._writer = ProducerAdapter(clock)
+        self._deadlines = Deadlines(clock)
         self._inbox: deque[bytes] = deque()
         self._paused = False
         self._pump_scheduled = False
@@ -190,14 +190,14 @@ class StreamTransport(ABC, Generic[S]):
     def set_read_deadline(self, at_s: float | None) -> None:
         """End the transport with ``DeadlineExceeded`` at ``at_s`` unless the deadline is moved before."""
         if self.state not in OVER:
-            self._deadlines.set_read(at_s)
+            self._deadlines.set_read(self, at_s)
 
     def set_write_deadline(self, at_s: float | None) -> None:
         """End the transport with ``DeadlineExceeded`` when something waits to be acknowledged at ``at_s`` and nothing
         has been since the deadline was set. A slow but moving transfer never trips it: it gets as long again.
         """
         if self.state not in OVER:
-            self._deadlines.set_write(at_s)
+            self._deadlines.set_write(self, at_s)
 
     @abstractmethod
     def deadline_exceeded(self, what: str) -> None:
@@ -222,7 +222,7 @@ class StreamTransport(ABC, Generic[S]):
 
     def registerProducer(self, producer: IProducer, streaming: bool) -> None:
         """Let ``producer`` write at the pace the peer takes it. ``RuntimeError`` if one is registered already."""
-        self._writer.register(producer, streaming)
+        self._writer.register(self, producer, streaming)
 
     def unregisterProducer(self) -> None:
         """The producer is done; a close that waited for it goes on."""
@@ -263,7 +263,7 @@ class StreamTransport(ABC, Generic[S]):
 
     def writable(self) -> None:
         """The stream takes more: let the producer go on."""
-        self._writer.resume()
+        self._writer.resume(self)
 
     def end_received(self) -> None:
         """The peer has ended its half; to be told again is silent."""
@@ -339,7 +339,7 @@ class StreamTransport(ABC, Generic[S]):
         if self._connection.close(self.stream):
             self.over(Failure(ConnectionDone()))
         else:
-            self._deadlines.linger(self.stream.acked_bytes)
+            self._deadlines.linger(self, self.stream.acked_bytes)
         self._flush_soon()
 
     @abstractmethod
@@ -433,9 +433,13 @@ class StreamTransport(ABC, Generic[S]):
     def _finish(self) -> None:
         self.move(TransportState.ENDED)
         self._writer.stop()
+        protocol, self.protocol = (
+            self.protocol,
+            None,
+        )  # it keeps the transport: the two are not to wait for the garbage collector
         try:
-            if self.protocol is not None:
-                self.protocol.connectionLost(self._reason)
+            if protocol is not None:
+                protocol.connectionLost(self._reason)
         finally:
             if self.on_over is not None:
                 self.on_over()

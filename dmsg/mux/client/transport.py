@@ -18,7 +18,7 @@ from dmsg.clients.transport import Carrier, RelayTransport
 from dmsg.crypto.keys import PublicKey
 from dmsg.errors import DmsgError
 from dmsg.glue.stream_transport import AbortReason, TransportLost
-from dmsg.glue.transport_state import TransportState
+from dmsg.glue.transport_state import OVER, TransportState
 from dmsg.mux.core.connection import Connection
 from dmsg.mux.core.endings import close_is_final, peers_reason
 from dmsg.mux.core.errors import Busy, DeadlineExceeded, IntegrityError, Refused, Unsupported, close_error
@@ -104,7 +104,7 @@ class DmsgTransport(RelayTransport[Stream], StreamOwner):
     def linger_over(self) -> None:
         """See :meth:`~dmsg.glue.stream_transport.StreamTransport.linger_over`."""
         if self.detached:
-            self._deadlines.linger(self.stream.acked_bytes)
+            self._deadlines.linger(self, self.stream.acked_bytes)
         elif self.state is TransportState.CLOSING:
             super().linger_over()
         elif self.stream.state is not StreamState.CLOSED:  # the application was told; the peer never ended its side
@@ -133,7 +133,8 @@ class DmsgTransport(RelayTransport[Stream], StreamOwner):
                 return
             code = peers_reason(self.stream, code, closing=self.disconnecting)
         self._release(code, local=local)
-        self.over(end_failure(self.stream, code, local=local))
+        if self.state not in OVER:  # else it is known how it ended
+            self.over(end_failure(self.stream, code, local=local))
 
     def lost(self, error: DmsgError, code: int) -> None:
         """What carried the transport is gone: wait for another path, if there may be one."""
@@ -273,7 +274,7 @@ class DmsgTransport(RelayTransport[Stream], StreamOwner):
         else:
             if self.stream.end_acked:
                 self.end_acked()
-            self._deadlines.linger(self.stream.acked_bytes)
+            self._deadlines.linger(self, self.stream.acked_bytes)
         self._flush_soon()
 
     def _abort_stream(self, why: AbortReason) -> None:
