@@ -7,7 +7,6 @@ inside REQUEST and ACCEPT, B inside the first FWD of each direction.
 from __future__ import annotations
 
 import hashlib
-import hmac
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -15,7 +14,7 @@ from typing import Final
 
 from dmsg.crypto.errors import CryptoError
 from dmsg.crypto.keys import PublicKey, Random, SecretKey
-from dmsg.crypto.noise import HandshakeResult, KnownPeer, NoiseHandshake
+from dmsg.crypto.noise import HandshakeResult, KnownPeer, NoiseHandshake, hmac_sha256
 from dmsg.discovery.entry import SECURE_VERSION
 from dmsg.errors import RemoteProtocolError
 from dmsg.mux.core.errors import IntegrityError
@@ -83,7 +82,7 @@ def derive_keys(result: HandshakeResult, *, initiator: bool) -> SecureKeys:
         result.receive_key,
         hashlib.sha256(binding + ours).digest(),
         hashlib.sha256(binding + theirs).digest(),
-        hmac.digest(binding, b"resume", "sha256")[:TOKEN_BYTES],
+        hmac_sha256(binding, b"resume")[:TOKEN_BYTES],
     )
 
 
