@@ -14,7 +14,7 @@ from dmsg.mux.core.stream import Stream, StreamState
 class Outgoing:
     """Queues of one connection, emptied in lots of about ``flush_bytes``."""
 
-    __slots__ = ("_acking", "_config", "_control", "_sending", "control_bytes", "writable")
+    __slots__ = ("_acking", "_config", "_control", "_proving", "_sending", "control_bytes", "writable")
 
     def __init__(self, config: ConnectionConfig) -> None:
         #: Streams whose writer may go on; the shell empties this after every flush.
@@ -23,10 +23,11 @@ class Outgoing:
         self._config = config
         self._control: list[bytes] = []
         self._acking: set[Stream] = set()
+        self._proving: list[Stream] = []
         self._sending: deque[Stream] = deque()
 
     def __bool__(self) -> bool:
-        return bool(self._control) or bool(self._sending) or bool(self._acking)
+        return bool(self._control) or bool(self._sending) or bool(self._acking) or bool(self._proving)
 
     def control(self, frame: bytes) -> None:
         """Send a frame that is not data; it does not wait behind data."""
@@ -36,6 +37,10 @@ class Outgoing:
     def acknowledge(self, stream: Stream) -> None:
         """Send what ``stream`` has to acknowledge when everything of this read is taken in."""
         self._acking.add(stream)
+
+    def prove(self, stream: Stream) -> None:
+        """Send the first sealed frame of ``stream``, which its peer waits for: data if there is any by then, else an ACK."""
+        self._proving.append(stream)
 
     def queue(self, stream: Stream) -> None:
         """Give ``stream`` its turn to send data."""
@@ -62,6 +67,11 @@ class Outgoing:
                 if stream.ack_due and stream.state is not StreamState.CLOSED:
                     parts.append(stream.take_ack())
             self._acking.clear()
+        if self._proving:
+            for stream in self._proving:
+                if stream.state is not StreamState.CLOSED:
+                    parts += stream.next_fwd(self._config.frame_data_bytes) if stream.sendable else (stream.take_ack(),)
+            self._proving.clear()
         if not parts and not sending:
             return parts
         budget = self._config.flush_bytes - self.control_bytes

@@ -23,6 +23,7 @@ from dmsg.mux.core.errors import IntegrityError
 from dmsg.mux.core.events import (
     Confirmed,
     DataReceived,
+    EndReceived,
     Event,
     StreamClosed,
     StreamOffered,
@@ -33,7 +34,7 @@ from dmsg.mux.core.record import RecordLayer
 from dmsg.mux.core.resumption import ResumeAttempts
 from dmsg.mux.core.sealed_stream import SealedStream
 from dmsg.mux.core.stream import Stream, StreamState
-from dmsg.mux.core.wire import ACCEPT, FWD, OK, REQUEST, REQUEST_BYTES, CloseReason, encode_frame, split_frames
+from dmsg.mux.core.wire import ACCEPT, CLOSE, FWD, OK, REQUEST, REQUEST_BYTES, CloseReason, encode_frame, split_frames
 from dmsg.mux.relay.switch import Switch
 
 ALICE, BOB, SERVER, MALLORY = (SecretKey(bytes((n,)) * 32) for n in (0x11, 0x22, 0x33, 0x66))
@@ -319,3 +320,52 @@ def test_a_peer_that_was_forgotten_is_learned_again() -> None:
         assert responder.service == "web" and dial.finish(answer)[0].send_key == keys.receive_key
         for number in range(1, KNOWN_PEERS + 1):
             ends.initiate(SecretKey(number.to_bytes(32, "big")).public_key, "", None)
+
+
+# --- the proof -------------------------------------------------------------------------------------------------------
+
+
+def accepted(net: Net) -> Stream:
+    """Alice has asked, Bob has accepted, and his answer has just been read: gives Alice's end."""
+    net.ends[0].open(BOB.public_key, Carrier.REQUEST)
+    [offered] = net.turn()[1]
+    assert isinstance(offered, StreamOffered)
+    net.ends[1].read_offer(offered.stream)
+    net.ends[1].accept(offered.stream)
+    [opened] = net.turn()[0]
+    assert isinstance(opened, StreamOpened)
+    net.frames.clear()
+    return opened.stream
+
+
+def test_what_is_written_at_once_is_the_proof() -> None:
+    net = Net()
+    net.ends[0].send_data(accepted(net), b"first words")
+    _, [confirmed, came] = net.turn()
+    assert isinstance(confirmed, Confirmed) and isinstance(came, DataReceived) and came.data == b"first words"
+    assert [kind for kind, _ in net.frames] == [FWD]
+
+
+def test_the_end_of_a_stream_without_a_word_is_the_proof() -> None:
+    net = Net()
+    net.ends[0].close(accepted(net))
+    _, events = net.turn()
+    assert [type(one) for one in events] == [Confirmed, EndReceived]
+    assert [kind for kind, _ in net.frames] == [FWD]
+
+
+def test_the_proof_does_not_wait_behind_the_data_of_others() -> None:
+    net = Net()
+    first, second = net.handshake(Carrier.REQUEST)[1], accepted(net)
+    net.ends[0].send_data(first, bytes(200_000))
+    net.ends[0].send_data(second, b"first words")
+    net.ends[0].data_to_send()
+    assert second.sent_bytes == len(b"first words") and first.sent_bytes < 200_000
+
+
+def test_a_dial_that_is_given_up_at_once_proves_nothing() -> None:
+    net = Net()
+    net.ends[0].abort(accepted(net))
+    _, events = net.turn()
+    assert [type(one) for one in events] == [StreamClosed]
+    assert [kind for kind, _ in net.frames] == [CLOSE]
