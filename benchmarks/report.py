@@ -141,7 +141,7 @@ def as_table(rows: Sequence[Row], facts: dict[str, Any]) -> str:
     lines += [
         "",
         f"{facts['cpu']}, {facts['cores']} cores, {facts['system']}, Python {facts['python']}; {versions}",
-        f"load average before: {facts['load_average']}",
+        f"{facts['at'][:10]}, load average before: {facts['load_average']}",
     ]
     if stolen := facts.get("stolen"):
         shares = ", ".join(f"{name} {share:.0%}" for name, share in stolen.items())
