@@ -56,6 +56,7 @@ class Channel(Protocol):
         self._writers: Waiters[None] = Waiters()
         self._writing_paused = False
         self._ended: Failure | None = None
+        self._interruption: Exception | None = None
         self._watchers: Waiters[None] = Waiters()
 
     # --- what commands use -----------------------------------------------------------------------------------------
@@ -73,7 +74,9 @@ class Channel(Protocol):
         When something has come, waits for ``enough_bytes`` (at most :data:`UNREAD_PAUSE_BYTES`) or for :data:`GATHER_S`,
         whichever is first.
         """
-        while not self._unread:
+        while not self._unread or self._interruption is not None:
+            if self._interruption is not None:
+                raise self._interruption
             if self._ended is not None:
                 raise self._broken()
             await self._limited(self._readers.wait(), timeout_s)
@@ -91,6 +94,11 @@ class Channel(Protocol):
         pieces, self._unread, self.unread_bytes = self._unread, [], 0
         self._resume_reading()
         return [bytes(one) if isinstance(one, bytearray) else one for one in pieces]
+
+    def interrupt(self, error: Exception) -> None:
+        """Raise ``error`` from every read from now on: what reading was for has failed elsewhere."""
+        self._interruption = error
+        self._readers.fire(None)
 
     async def write(self, data: bytes, timeout_s: float | None = None) -> None:
         """Send ``data``; returns when more may be written. Raises as :meth:`read` does."""

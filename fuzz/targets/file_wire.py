@@ -20,6 +20,7 @@ DICTIONARY = words.members(
         "offset",
         "code",
         "offer",
+        "whole",
         "have",
         "start",
         "finish",
@@ -71,6 +72,7 @@ def seeds() -> Iterator[bytes]:
     digest = "0" * 64
     messages = [
         Offer("notes.txt", 5),
+        filewire.Whole("notes.txt", 5, digest),
         filewire.Have(0, digest),
         filewire.Start(0),
         filewire.Finish(digest),
@@ -78,7 +80,7 @@ def seeds() -> Iterator[bytes]:
         filewire.Failed("busy"),
         filewire.End(),
     ]
-    talk = b"".join(map(filewire.encode, messages)) + filewire.data_prefix(5) + b"hello" + filewire.encode(messages[4])
+    talk = b"".join(map(filewire.encode, messages)) + filewire.data_prefix(5) + b"hello" + filewire.encode(messages[5])
     yield b"\x00" + talk
     yield b"\xff" + talk
     for name in (

@@ -16,7 +16,8 @@ import os
 import stat
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, NamedTuple
@@ -33,6 +34,8 @@ PARTS_PER_SENDER: Final = 16
 #: Parts of all senders. With more, the smallest goes, so that strangers push a part out only with larger ones.
 PARTS_LIMIT: Final = 1_024
 _NAME_DIGITS: Final = 32
+#: Files made to last at a time.
+_SYNCS: Final = 8
 #: Pieces written at once: what all systems take.
 PIECES_LIMIT: Final = 1_000
 #: The disk begins with so much at a time while more comes, so that little is left to wait for in the end.
@@ -53,6 +56,18 @@ class _Hashed(NamedTuple):
     def is_of(self, status: os.stat_result) -> bool:
         """Whether the file has not been changed since."""
         return (self.size, self.inode, self.changed_ns) == (status.st_size, status.st_ino, status.st_mtime_ns)
+
+
+class SmallFile(NamedTuple):
+    """A file that has come whole: the name it was offered under, what is in it, the SHA-256 (hex) it should have, when it
+    was there (seconds), and whether its sender may have sent it before.
+    """
+
+    name: str
+    data: bytes
+    sha256: str
+    came_at: float
+    again: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,17 +102,54 @@ class PartStore:
         """The part for a file, new or from before. Raises ``OSError``, or ``TransferFailed`` (``busy``, ``storage``)."""
         path = self.path(sender, name)
         with self._lock:
-            for left in reversed(range(_TRIES)):
-                self._make_folder(name)
-                if not path.exists():
-                    self._make_room(sender)
-                try:
-                    part = PartFile(self, path, name)
-                    self._listed().setdefault(path, _Listed(path, 0, self._clock()))
-                    return part
-                except FileNotFoundError:
-                    if not left:
-                        raise
+            if not path.exists():
+                self._make_room(sender)
+            part = self._open(path, name)
+            self._listed().setdefault(path, _Listed(path, 0, self._clock()))
+            return part
+
+    def keep_small(
+        self, sender: str, files: Sequence[SmallFile], *, overwrite: bool, admit: Callable[[int], None]
+    ) -> tuple[list[str], OSError | TransferFailed | None]:
+        """Store small files together, so that one wait for the disk serves them all.
+
+        Gives the names of those that are stored, in order, and why the next one is not, if one is not. ``admit`` is called
+        with the size of each, and raises ``TransferFailed`` when there is no room for it.
+        """
+        parts: list[PartFile] = []
+        complete = 0
+        problem: OSError | TransferFailed | None = None
+        try:
+            try:
+                for file in files:
+                    admit(len(file.data))
+                    # None of these is ever gone on with, so each has a name of its own; what a crash leaves ages out.
+                    path = self.folder / f"{sender}-{os.urandom(_NAME_DIGITS // 2).hex()}{PART_SUFFIX}"
+                    with self._lock:
+                        part = self._open(path, file.name)
+                    parts.append(part)
+                    part.append(file.data)
+                    if part.sha256 != file.sha256:
+                        raise TransferFailed("mismatch")
+                    complete += 1
+            except (OSError, TransferFailed) as error:
+                problem = error
+            return publish(self.directory, parts[:complete], overwrite=overwrite), problem
+        except OSError as error:
+            return [], error
+        finally:
+            for part in parts:
+                part.discard()
+                part.close()
+
+    def _open(self, path: Path, name: str) -> PartFile:
+        for left in reversed(range(_TRIES)):
+            self._make_folder(name)
+            try:
+                return PartFile(self, path, name)
+            except FileNotFoundError:
+                if not left:
+                    raise
         raise AssertionError("the loop returns or raises")
 
     def sweep(self) -> None:
@@ -241,28 +293,33 @@ class PartFile(HashedFile):
                 self._flushed = self.offset
 
     def publish(self, *, overwrite: bool) -> str:
-        """Make it last and give it its name, which is returned.
+        """Make it last and give it its name, which is returned."""
+        with self._lock:
+            return publish(self._store.directory, (self,), overwrite=overwrite)[0]
+
+    def begin_to_sync(self) -> None:
+        """Have the disk begin."""
+        flush_soon(self._fd(), self._flushed, self.offset)
+
+    def sync(self) -> None:
+        """Wait until the disk has all of it, and nothing else."""
+        os.ftruncate(self._fd(), self.offset)
+        os.fsync(self._fd())
+
+    def give_name(self, *, overwrite: bool) -> str:
+        """Give it its name, which is returned.
 
         If there is a file of its local name, it replaces that if it may ``overwrite``, and else gets
         :func:`~dmsg.cli.files.names.second_name`. So no sender learns which files are there.
         """
-        with self._lock:
-            os.ftruncate(self._fd(), self.offset)
-            os.fsync(self._fd())
-            directory = self._store.directory
-            name = self._local
-            final = directory / name
-            if overwrite and (not os.path.lexists(final) or _is_plain_file(final)):
-                os.replace(self._path, final)
-            elif not self._link(final):
-                name = self._link_otherwise()
-            self._is_kept = False
-            descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-            try:
-                os.fsync(descriptor)
-            finally:
-                os.close(descriptor)
-            return name
+        name = self._local
+        final = self._store.directory / name
+        if overwrite and (not os.path.lexists(final) or _is_plain_file(final)):
+            os.replace(self._path, final)
+        elif not self._link(final):
+            name = self._link_otherwise()
+        self._is_kept = False
+        return name
 
     def _link_otherwise(self) -> str:
         """Give it another name than its local one, which is taken."""
@@ -296,10 +353,11 @@ class PartFile(HashedFile):
         return True
 
     def discard(self) -> None:
-        """Remove it."""
+        """Remove it, unless it has its name."""
         with self._lock:
-            self._path.unlink(missing_ok=True)
-            self._is_kept = False
+            if self._is_kept:
+                self._path.unlink(missing_ok=True)
+                self._is_kept = False
 
     def _closing(self) -> None:
         status = os.fstat(self._descriptor)
@@ -310,6 +368,25 @@ class PartFile(HashedFile):
             self._path.unlink(missing_ok=True)  # an offer alone leaves nothing behind
         if self._is_ours:
             self._store.gone(self._path)
+
+
+def publish(directory: Path, parts: Sequence[PartFile], *, overwrite: bool) -> list[str]:
+    """Make all of them last and give them their names in ``directory``, which are returned."""
+    if len(parts) > 1:
+        for part in parts:
+            part.begin_to_sync()
+        with ThreadPoolExecutor(_SYNCS) as pool:  # the disk takes a few times as many of them together
+            list(pool.map(PartFile.sync, parts))
+    else:
+        for part in parts:
+            part.sync()
+    names = [part.give_name(overwrite=overwrite) for part in parts]
+    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+    return names
 
 
 def flush_soon(descriptor: int, start: int, end: int) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -19,12 +20,14 @@ from dmsg.cli.channel import Channel, TimedOut, TransportBroken
 from dmsg.cli.client import open_client
 from dmsg.cli.exits import CommandError
 from dmsg.cli.files.names import check_name, local_name
-from dmsg.cli.files.parts import PartFile, PartStore
+from dmsg.cli.files.parts import PartFile, PartStore, SmallFile
 from dmsg.cli.files.places import Places
 from dmsg.cli.files.quota import KEEP_FREE, QUOTA, Quota
+from dmsg.cli.files.small import SmallFiles
 from dmsg.cli.files.store import WriteBehind, in_thread, storage_failure
 from dmsg.cli.files.talk import HASH_TIMEOUT_S, IDLE_TIMEOUT_S, Conversation
 from dmsg.cli.files.wire import (
+    WHOLE_LIMIT_BYTES,
     Done,
     End,
     Finish,
@@ -33,6 +36,7 @@ from dmsg.cli.files.wire import (
     Offer,
     Start,
     TransferFailed,
+    Whole,
 )
 from dmsg.cli.output import human_bytes
 from dmsg.cli.protocols import security_of
@@ -193,10 +197,15 @@ class Receiver(Factory):
         peer: DmsgAddress = channel.transport.getPeer()
         outcome: CommandError | None = None
         timeout_s = FIRST_OFFER_TIMEOUT_S
+        small = self._small_files(talk, peer)
         try:
             while True:
                 message = await talk.hear(timeout_s)
                 timeout_s = IDLE_TIMEOUT_S
+                if isinstance(message, Whole):
+                    await self._take_whole(talk, message, small)
+                    continue
+                await small.done()
                 if isinstance(message, End):
                     break
                 if not isinstance(message, Offer):
@@ -214,8 +223,53 @@ class Receiver(Factory):
         if not self.finished.called:
             self.finished.callback(outcome)
 
+    def _small_files(self, talk: Conversation, peer: DmsgAddress) -> SmallFiles:
+        sender = str(peer.public_key)
+        came = self._reactor.seconds
+
+        def keep(files: Sequence[SmallFile]) -> tuple[list[str], OSError | TransferFailed | None]:
+            admitted: list[int] = []
+
+            def admit(size: int) -> None:
+                self._quota.check(sender, size)
+                self._quota.add(sender, size, files=1)
+                admitted.append(size)
+
+            names, problem = self._parts.keep_small(sender, files, overwrite=self._rules.overwrite, admit=admit)
+            for size in admitted[len(names) :]:
+                self._quota.add(sender, -size, files=-1)
+            return names, problem
+
+        def stored(file: SmallFile, name: str) -> None:
+            self._remember(sender, file.name, len(file.data), file.sha256)
+            self._tell(len(file.data), name, file.sha256, peer, 0, came() - file.came_at, talk)
+
+        def known(file: SmallFile) -> bool:
+            return file.again and (sender, file.name, len(file.data), file.sha256) in self._arrived
+
+        return SmallFiles(self._reactor, talk, keep=keep, known=known, stored=stored)
+
+    async def _take_whole(self, talk: Conversation, whole: Whole, small: SmallFiles) -> None:
+        """Receive one small file."""
+        try:
+            if whole.size > WHOLE_LIMIT_BYTES:
+                raise MalformedTransfer("a whole file that is not small")
+            name = check_name(whole.name)
+            if whole.size > self._rules.max_size_bytes:
+                raise TransferFailed("too_big", local_name(name))
+        except TransferFailed:
+            await small.done()  # answers come in order
+            raise
+        pieces: list[bytes] = []
+        left = whole.size
+        while left:
+            pieces += await talk.hear_data(left)
+            left = whole.size - sum(map(len, pieces))
+        self._places.received(talk.channel, whole.size)
+        await small.put(SmallFile(name, b"".join(pieces), whole.sha256, self._reactor.seconds(), whole.again))
+
     async def _take(self, talk: Conversation, offer: Offer, peer: DmsgAddress) -> None:
-        """Receive one file."""
+        """Receive one large file."""
         name, sender = check_name(offer.name), str(peer.public_key)
         if offer.size > self._rules.max_size_bytes:
             raise TransferFailed("too_big", local_name(name))
@@ -264,12 +318,12 @@ class Receiver(Factory):
         finally:
             if part is not None:
                 part.close()
-        self._remember(sender, offer, part.sha256)
-        self._tell(offer, name, part.sha256, peer, start, self._reactor.seconds() - began, talk)
+        self._remember(sender, offer.name, offer.size, part.sha256)
+        self._tell(offer.size, name, part.sha256, peer, start, self._reactor.seconds() - began, talk)
         await talk.say(Done())
 
-    def _remember(self, sender: str, offer: Offer, sha256: str) -> None:
-        self._arrived[sender, offer.name, offer.size, sha256] = None
+    def _remember(self, sender: str, name: str, size: int, sha256: str) -> None:
+        self._arrived[sender, name, size, sha256] = None
         if len(self._arrived) > _REMEMBERED:
             self._arrived.popitem(last=False)
 
@@ -318,7 +372,7 @@ class Receiver(Factory):
 
     def _tell(
         self,
-        offer: Offer,
+        size: int,
         name: str,
         sha256: str,
         peer: DmsgAddress,
@@ -326,7 +380,7 @@ class Receiver(Factory):
         elapsed_s: float,
         talk: Conversation,
     ) -> None:
-        rate = (offer.size - start) / max(elapsed_s, 1e-9)
+        rate = (size - start) / max(elapsed_s, 1e-9)
         security = talk.channel.transport.security
         server = talk.channel.transport.getPeer().server_public_key  # the transport may have moved
         self._out.result(
@@ -334,7 +388,7 @@ class Receiver(Factory):
                 "event": "received",
                 "file": name,
                 "path": str(self._rules.directory / name),
-                "size_bytes": offer.size,
+                "size_bytes": size,
                 "sha256": sha256,
                 "resumed_from": start,
                 "elapsed_s": round(elapsed_s, 6),
@@ -343,7 +397,7 @@ class Receiver(Factory):
                 "server": str(server),
                 "security": security,
             },
-            f"received {name}: {human_bytes(offer.size)} in {elapsed_s:.2f} s ({human_bytes(rate)}/s, {security})"
+            f"received {name}: {human_bytes(size)} in {elapsed_s:.2f} s ({human_bytes(rate)}/s, {security})"
             f"  sha256 {sha256}",
         )
 

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any, Final
 
@@ -15,9 +19,21 @@ from dmsg.cli.channel import Channel, TimedOut, TransportBroken
 from dmsg.cli.client import open_client
 from dmsg.cli.exits import CommandError, Exit
 from dmsg.cli.files.names import check_name
-from dmsg.cli.files.store import ReadAhead, SourceFile, in_thread
-from dmsg.cli.files.talk import CLOSE_TIMEOUT_S, HASH_TIMEOUT_S, Conversation
-from dmsg.cli.files.wire import Done, End, Finish, Have, MalformedTransfer, Offer, Start, TransferFailed
+from dmsg.cli.files.store import ReadAhead, Source, SourceFile, find_source, in_thread
+from dmsg.cli.files.talk import CLOSE_TIMEOUT_S, HASH_TIMEOUT_S, IDLE_TIMEOUT_S, Conversation
+from dmsg.cli.files.wire import (
+    WHOLE_LIMIT_BYTES,
+    Done,
+    End,
+    Finish,
+    Have,
+    MalformedTransfer,
+    Offer,
+    Start,
+    TransferFailed,
+    Whole,
+    encode_whole,
+)
 from dmsg.cli.output import human_bytes
 from dmsg.cli.protocols import Client, Transport
 from dmsg.cli.settings import PUBLIC_KEY, Invocation, common_options, service_option
@@ -27,6 +43,10 @@ from dmsg.sansio.backoff import Backoff
 from dmsg.sansio.jitter import Jitter
 
 RETRIES: Final = 8
+#: Small files sent before the first of them is confirmed: at 100 ms there and back and 4 KiB each some 20 MB/s. A receiver
+#: remembers more, so that those whose confirmation is lost are not stored twice.
+UNDER_WAY_LIMIT: Final = 512
+UNDER_WAY_BYTES: Final = 4 * 1024 * 1024
 #: The pause before the first new dial, in seconds; twice as long each time, up to the longest, with half of jitter.
 BACKOFF: Final = Backoff(0.5, 10.0)
 
@@ -59,15 +79,27 @@ async def run_send(
     names = [check_name(Path(file).name) for file in files]
     if len(set(names)) < len(names):
         raise CommandError("two of the files have the same name", Exit.USAGE)
-    sources = []
-    try:
-        for file in files:
-            sources.append(SourceFile(file))
-        async with open_client(call.settings, reactor, listening=False) as client:
-            await _Sending(call, reactor, client, DmsgAddress(peer, service), sources, retries).run()
-    finally:
-        for source in sources:
-            source.close()
+    sources = [find_source(file) for file in files]
+    async with open_client(call.settings, reactor, listening=False) as client:
+        await _Sending(call, reactor, client, DmsgAddress(peer, service), sources, retries).run()
+
+
+@dataclass(slots=True)
+class _Outgoing:
+    """A file that the receiver has not confirmed, and what is known of it from before the transport broke."""
+
+    source: Source
+    began: float = 0.0
+    attempts: int = 0
+    sent_bytes: int = 0
+    furthest: int = 0
+    sha256: str = ""  # once all of it was sent
+
+    def begin(self, now: float) -> None:
+        """One more attempt."""
+        if not self.attempts:
+            self.began = now
+        self.attempts += 1
 
 
 class _Sending:
@@ -79,7 +111,7 @@ class _Sending:
         reactor: Any,
         client: Client,
         target: DmsgAddress,
-        sources: list[SourceFile],
+        sources: list[Source],
         retries: int,
     ) -> None:
         self._out = call.out
@@ -87,27 +119,21 @@ class _Sending:
         self._client = client
         self._peer = target.public_key
         self._service = target.service
-        self._pending = deque(sources)
+        self._pending = deque(map(_Outgoing, sources))
         self._retries = retries
         self._dialled = False
-        # What of the file at hand is known from before the transport broke.
-        self._furthest = 0
-        self._whole_sha256 = ""
-        self._began = 0.0
-        self._sent_bytes = 0
-        self._attempts = 0
 
     async def run(self) -> None:
         """Send all of them; dial again while that leads anywhere."""
         failures = 0
         while self._pending:
-            before = (len(self._pending), self._furthest)
+            before = (len(self._pending), self._pending[0].furthest)
             try:
                 await self._deliver()
             except (TransportBroken, TimedOut, DialError) as error:
                 if not self._dialled:
                     raise
-                failures = 1 if (len(self._pending), self._furthest) != before else failures + 1
+                failures = 1 if (len(self._pending), self._pending[0].furthest) != before else failures + 1
                 if failures > self._retries:
                     raise
                 reason = error.reason if isinstance(error, DialError) else str(error)
@@ -124,11 +150,12 @@ class _Sending:
         try:
             while self._pending:
                 try:
-                    await self._send(talk, self._pending[0], transport)
+                    await self._send_small(talk, transport)
+                    if self._pending:
+                        await self._send(talk, self._pending[0], transport)
+                        self._pending.popleft()
                 except TransferFailed as error:
-                    raise error.about(self._pending[0].name) from None
-                self._pending.popleft()
-                self._furthest, self._whole_sha256, self._began, self._sent_bytes, self._attempts = 0, "", 0.0, 0, 0
+                    raise error.about(self._pending[0].source.name) from None
             await self._say_goodbye(talk)
         except TransportBroken:
             await self._verdict(talk)
@@ -150,38 +177,79 @@ class _Sending:
         try:
             await talk.verdict()
         except TransferFailed as error:
-            raise error.about(self._pending[0].name if self._pending else "") from None
+            raise error.about(self._pending[0].source.name if self._pending else "") from None
 
-    async def _send(self, talk: Conversation, source: SourceFile, transport: Transport) -> None:
-        if not self._attempts:
-            self._began = self._reactor.seconds()
-        self._attempts += 1
-        await talk.say(Offer(source.name, source.size, self._whole_sha256))
-        source.rewind()
-        answer = await talk.hear(HASH_TIMEOUT_S)
-        if isinstance(answer, Done) and self._whole_sha256:
-            # The transport had broken between the receiver's last step and the word of it.
-            self._report(source, transport, self._whole_sha256, source.size)
-            return
-        if not isinstance(answer, Have) or answer.offset > source.size:
-            raise MalformedTransfer("something other than have")
-        await in_thread(self._reactor, lambda: source.hash_to(answer.offset))
-        if source.offset != answer.offset or source.sha256 != answer.sha256:
-            self._out.note(f"{source.name}: what the receiver has is of another file; sending all of it")
-            source.rewind()
-        start = source.offset
-        await talk.say(Start(start))
-        await self._send_data(talk, source)
-        self._whole_sha256 = source.sha256
-        await talk.say(Finish(self._whole_sha256))
-        await talk.expect(Done, HASH_TIMEOUT_S)
-        self._report(source, transport, self._whole_sha256, start)
+    async def _send_small(self, talk: Conversation, transport: Transport) -> None:
+        """Send the small files that come next; many are under way at a time."""
+        under_way: deque[_Outgoing] = deque()
+        problem: TransferFailed | None = None
+        while True:
+            some = self._next_small(under_way) if problem is None else []
+            if some:
+                sent_at = self._reactor.seconds()
+                units, problem = await in_thread(self._reactor, lambda files=some: _read_small(files))  # type: ignore[misc]
+                for file in islice(some, len(units)):
+                    file.begin(sent_at)
+                    file.sent_bytes += file.source.size
+                    under_way.append(file)
+                await talk.channel.write(b"".join(units), IDLE_TIMEOUT_S)
+            if not under_way:
+                break
+            await talk.expect(Done, HASH_TIMEOUT_S)
+            self._report(under_way.popleft(), transport, 0)
+            self._pending.popleft()
+        if problem is not None:
+            raise problem
 
-    async def _send_data(self, talk: Conversation, source: SourceFile) -> None:
-        if source.offset:
-            self._out.note(f"{source.name}: going on at {human_bytes(source.offset)} of {human_bytes(source.size)}")
-        bar = self._out.bar(source.name, source.size, source.offset)
-        sent = source.offset
+    def _next_small(self, under_way: Sequence[_Outgoing]) -> list[_Outgoing]:
+        """The files behind those ``under_way`` that may be sent with them."""
+        room = UNDER_WAY_LIMIT - len(under_way)
+        if room < UNDER_WAY_LIMIT // 2:
+            return []  # many at a time cost less
+        room_bytes = UNDER_WAY_BYTES - sum(file.source.size for file in under_way)
+        found: list[_Outgoing] = []
+        for file in islice(self._pending, len(under_way), len(under_way) + room):
+            room_bytes -= file.source.size
+            if file.source.size > WHOLE_LIMIT_BYTES or room_bytes < 0:
+                break
+            found.append(file)
+        return found
+
+    async def _send(self, talk: Conversation, file: _Outgoing, transport: Transport) -> None:
+        """Send a large file."""
+        file.begin(self._reactor.seconds())
+        try:
+            source = file.source.open()
+        except OSError:
+            raise TransferFailed("source") from None
+        try:
+            await talk.say(Offer(file.source.name, source.size, file.sha256))
+            answer = await talk.hear(HASH_TIMEOUT_S)
+            if isinstance(answer, Done) and file.sha256:
+                # The transport had broken between the receiver's last step and the word of it.
+                self._report(file, transport, source.size)
+                return
+            if not isinstance(answer, Have) or answer.offset > source.size:
+                raise MalformedTransfer("something other than have")
+            await in_thread(self._reactor, lambda: source.hash_to(answer.offset))
+            if source.offset != answer.offset or source.sha256 != answer.sha256:
+                self._out.note(f"{file.source.name}: what the receiver has is of another file; sending all of it")
+                source.rewind()
+            start = source.offset
+            await talk.say(Start(start))
+            await self._send_data(talk, file, source)
+            file.sha256 = source.sha256
+            await talk.say(Finish(file.sha256))
+            await talk.expect(Done, HASH_TIMEOUT_S)
+            self._report(file, transport, start)
+        finally:
+            source.close()
+
+    async def _send_data(self, talk: Conversation, file: _Outgoing, source: SourceFile) -> None:
+        name, sent = file.source.name, source.offset
+        if sent:
+            self._out.note(f"{name}: going on at {human_bytes(sent)} of {human_bytes(source.size)}")
+        bar = self._out.bar(name, source.size, sent)
         ahead = ReadAhead(self._reactor, source)
         try:
             while sent < source.size:
@@ -190,28 +258,29 @@ class _Sending:
                 except OSError:
                     block = b""
                 if not block:
-                    raise TransferFailed("source", source.name)
+                    raise TransferFailed("source")
                 await talk.send_data(block)
                 sent += len(block)
-                self._sent_bytes += len(block)
-                self._furthest = max(self._furthest, sent)
+                file.sent_bytes += len(block)
+                file.furthest = max(file.furthest, sent)
                 bar.advance(len(block), self._reactor.seconds())
         finally:
             bar.close()
             await ahead.stop()
 
-    def _report(self, source: SourceFile, transport: Transport, sha256: str, start: int) -> None:
-        elapsed_s = max(self._reactor.seconds() - self._began, 1e-9)
-        rate = self._sent_bytes / elapsed_s
+    def _report(self, file: _Outgoing, transport: Transport, start: int) -> None:
+        source = file.source
+        elapsed_s = max(self._reactor.seconds() - file.began, 1e-9)
+        rate = file.sent_bytes / elapsed_s
         server = str(transport.getPeer().server_public_key)
         self._out.result(
             {
                 "file": source.name,
                 "size_bytes": source.size,
-                "sha256": sha256,
-                "sent_bytes": self._sent_bytes,
+                "sha256": file.sha256,
+                "sent_bytes": file.sent_bytes,
                 "resumed_from": start,
-                "transports": self._attempts,
+                "transports": file.attempts,
                 "elapsed_s": round(elapsed_s, 6),
                 "bytes_per_s": round(rate, 1),
                 "peer": str(self._peer),
@@ -219,5 +288,21 @@ class _Sending:
                 "security": transport.security,
             },
             f"sent {source.name}: {human_bytes(source.size)} in {elapsed_s:.2f} s ({human_bytes(rate)}/s,"
-            f" {transport.security})  sha256 {sha256}",
+            f" {transport.security})  sha256 {file.sha256}",
         )
+
+
+def _read_small(files: Sequence[_Outgoing]) -> tuple[list[bytes], TransferFailed | None]:
+    """The units that small files are sent as, up to the first that cannot be read, and the error for that one. Blocks."""
+    units: list[bytes] = []
+    for file in files:
+        source = file.source
+        try:
+            data = source.read()
+        except OSError:
+            data = b""
+        if len(data) < source.size:
+            return units, TransferFailed("source", source.name)
+        file.sha256 = hashlib.sha256(data).hexdigest()
+        units.append(encode_whole(Whole(source.name, len(data), file.sha256, file.attempts > 0), data))
+    return units, None

@@ -9,6 +9,7 @@ import stat
 import threading
 from collections import deque
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, Final, TypeVar
 
 from twisted.internet.defer import Deferred
@@ -128,17 +129,50 @@ class HashedFile:
         return self._descriptor
 
 
-class SourceFile(HashedFile):
-    """A file to be sent. Raises ``OSError`` when it cannot be opened, ``TransferFailed`` when it is no plain file."""
+@dataclass(frozen=True, slots=True)
+class Source:
+    """A file that is to be sent: where it is, what it is called, and its size in bytes."""
 
-    def __init__(self, path: str) -> None:
-        super().__init__(os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK))
-        self.name = os.path.basename(path)
-        status = os.fstat(self._descriptor)
-        if not stat.S_ISREG(status.st_mode):
-            self.close()
-            raise TransferFailed("source", self.name)
-        self.size = status.st_size
+    path: str
+    name: str
+    size: int
+
+    def open(self) -> SourceFile:
+        """Open it to send it. Raises ``OSError``."""
+        return SourceFile(_open_source(self.path), self.size)
+
+    def read(self) -> bytes:
+        """All of a small one. Raises ``OSError``; gives less when it has become shorter."""
+        descriptor = _open_source(self.path)
+        try:
+            return os.read(descriptor, self.size)
+        finally:
+            os.close(descriptor)
+
+
+def find_source(path: str) -> Source:
+    """The file at ``path``. Raises ``OSError`` when it cannot be opened, ``TransferFailed`` when it is no plain file."""
+    descriptor = _open_source(path)
+    try:
+        status = os.fstat(descriptor)
+    finally:
+        os.close(descriptor)
+    name = os.path.basename(path)
+    if not stat.S_ISREG(status.st_mode):
+        raise TransferFailed("source", name)
+    return Source(path, name, status.st_size)
+
+
+def _open_source(path: str) -> int:
+    return os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+
+
+class SourceFile(HashedFile):
+    """A file that is being sent, as long as it was when it was found."""
+
+    def __init__(self, descriptor: int, size: int) -> None:
+        super().__init__(descriptor)
+        self.size = size
 
     def rewind(self) -> None:
         """Begin again from the start."""

@@ -80,9 +80,9 @@ class Conversation:
             raise MalformedTransfer(f"something other than {kind.KIND}")
         return unit
 
-    async def say(self, message: Message) -> None:
-        """Send a header."""
-        await self.channel.write(encode(message), IDLE_TIMEOUT_S)
+    async def say(self, *messages: Message) -> None:
+        """Send headers."""
+        await self.channel.write(b"".join(map(encode, messages)), IDLE_TIMEOUT_S)
 
     async def send_data(self, block: bytes) -> None:
         """Send data, then raise if the other side has given up meanwhile."""

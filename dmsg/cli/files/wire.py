@@ -1,7 +1,7 @@
 """The file transfer protocol: what ``dmsg send`` and ``dmsg receive`` say to each other. Pure.
 
 A unit is ``u8 kind ‖ u32 length ‖ body`` (big-endian). Kind 1 is a header: one JSON object of at most
-:data:`HEADER_LIMIT_BYTES`. Kind 2 is data of a file: 1 to :data:`DATA_LIMIT_BYTES`. For each file::
+:data:`HEADER_LIMIT_BYTES`. Kind 2 is data of a file: 1 to :data:`DATA_LIMIT_BYTES`. For each large file::
 
     sender                     receiver
     offer name size [sha256]                    sha256 only if all of it was sent before
@@ -11,7 +11,15 @@ A unit is ``u8 kind ‖ u32 length ‖ body`` (big-endian). Kind 1 is a header: 
     finish sha256                               of the whole file
                                done             verified and in its place
 
-and ``end`` after the last. Either side may say ``failed code`` instead, and then closes.
+A small file, of at most :data:`WHOLE_LIMIT_BYTES`, takes one message each way, and the sender waits for no answer before
+it sends the next small ones. They are answered in order, and all of them before a large one is offered::
+
+    whole name size sha256 [again]              again if no answer came the first time
+    data …
+                               done
+
+``end`` follows the last. Either side may say ``failed code`` instead, about the first file without an answer, and then
+closes.
 """
 
 from __future__ import annotations
@@ -33,6 +41,8 @@ PREFIX: Final = struct.Struct(">BI")
 HEADER_LIMIT_BYTES: Final = 4096
 #: Bounds what one unit announces; data is passed on as it comes, so it costs no memory.
 DATA_LIMIT_BYTES: Final = 1024 * 1024
+#: Files up to this size are sent without asking what is there of them: sending it again costs less than the question.
+WHOLE_LIMIT_BYTES: Final = 64 * 1024
 SIZE_LIMIT_BYTES: Final = 2**63 - 1
 PART_SUFFIX: Final = ".part"
 _SHA256: Final = re.compile(r"[0-9a-f]{64}\Z")
@@ -94,6 +104,20 @@ class Offer(Message):
 
 
 @dataclass(frozen=True, slots=True)
+class Whole(Message):
+    """All ``size`` bytes of a small file follow; they have this ``sha256``. ``again``: they were sent before, and no word
+    of their arrival came.
+    """
+
+    KIND: ClassVar[str] = "whole"
+    name: str
+    size: int
+    sha256: str
+    again: bool = False
+    version: int = VERSION
+
+
+@dataclass(frozen=True, slots=True)
 class Have(Message):
     """The receiver has the first ``offset`` bytes of it, which have this ``sha256``."""
 
@@ -140,7 +164,9 @@ class End(Message):
     KIND: ClassVar[str] = "end"
 
 
-_MESSAGES: Final[dict[str, type[Message]]] = {cls.KIND: cls for cls in (Offer, Have, Start, Finish, Done, Failed, End)}
+_MESSAGES: Final[dict[str, type[Message]]] = {
+    cls.KIND: cls for cls in (Offer, Whole, Have, Start, Finish, Done, Failed, End)
+}
 
 
 def encode(message: Message) -> bytes:
@@ -148,6 +174,12 @@ def encode(message: Message) -> bytes:
     body = json.dumps({"type": message.KIND, **dataclasses.asdict(message)}, separators=(",", ":")).encode("ascii")
     assert len(body) <= HEADER_LIMIT_BYTES
     return PREFIX.pack(HEADER, len(body)) + body
+
+
+def encode_whole(message: Whole, data: bytes) -> bytes:
+    """A small file with its ``data``."""
+    head = encode(message)
+    return head + data_prefix(len(data)) + data if data else head
 
 
 def data_prefix(length: int) -> bytes:
@@ -180,6 +212,8 @@ def _check(name: str, value: Any, *, optional: bool) -> None:
         good = type(value) is int and 0 <= value <= SIZE_LIMIT_BYTES
     elif name == "version":
         good = value == VERSION and type(value) is int
+    elif name == "again":
+        good = isinstance(value, bool)
     elif name == "sha256":
         good = isinstance(value, str) and bool(_SHA256.match(value) or (optional and not value))
     elif name == "code":

@@ -19,6 +19,7 @@ from dmsg.cli.files.send import run_send
 from dmsg.cli.files.store import BLOCK_BYTES
 from dmsg.cli.files.talk import Conversation
 from dmsg.cli.files.wire import (
+    WHOLE_LIMIT_BYTES,
     Done,
     End,
     Finish,
@@ -27,8 +28,10 @@ from dmsg.cli.files.wire import (
     Offer,
     Start,
     TransferFailed,
+    Whole,
     data_prefix,
     encode,
+    encode_whole,
 )
 from dmsg.cli.settings import ValueType
 from dmsg.crypto.keys import PublicKey
@@ -40,6 +43,8 @@ from dmsg.mux.core.e2e_negotiation import Security
 from dmsg.ops.values import SIZE
 
 GIBIBYTE = 1024**3
+#: More than a small file: its sender asks what is there of it.
+LARGE = bytes(range(256)) * (WHOLE_LIMIT_BYTES // 256) + b"large"
 
 
 def sha256(data: bytes) -> str:
@@ -82,6 +87,14 @@ async def talk_to(bench, peer, client=None) -> Conversation:
     channel = Channel(bench.reactor)
     transport.attach(channel)
     return Conversation(channel)
+
+
+async def hear_all(talk, size) -> bytes:
+    """So much data."""
+    data = b""
+    while len(data) < size:
+        data += b"".join(await talk.hear_data(size - len(data)))
+    return data
 
 
 async def upload(talk, name, data) -> None:
@@ -239,13 +252,13 @@ async def test_a_sender_that_is_told_of_a_mismatch_fails_verification(bench, tmp
         await talk.expect(Offer)
         await talk.say(Have(0, sha256(b"")))
         await talk.expect(Start)
-        assert await talk.hear(5) == b"data"
+        assert await hear_all(talk, len(LARGE)) == LARGE
         await talk.expect(Finish)
         await talk.give_up(TransferFailed("mismatch"))
 
     peer = await fake_receiver(bench, lie)
     with pytest.raises(TransferFailed) as caught:
-        await bench.run(run_send, peer, (source(tmp_path, "a", b"data"),), retries=0)
+        await bench.run(run_send, peer, (source(tmp_path, "a", LARGE),), retries=0)
     assert exit_code(caught.value) is Exit.UNVERIFIED and "a: " in str(caught.value)
 
 
@@ -281,6 +294,9 @@ async def fake_receiver(bench, *scripts):
         encode(Finish("ab" * 32)),
         encode(Done()),
         data_prefix(1) + b"x",
+        encode_whole(Whole("a", 4, "ab" * 32), b"1234567"),
+        encode(Whole("a", 4, "ab" * 32)) + encode(Done()),
+        encode(Whole("a", WHOLE_LIMIT_BYTES + 1, "ab" * 32)),
         encode(Offer("a", 4)) + encode(Finish("ab" * 32)),
         encode(Offer("a", 4)) + encode(Start(2)),
         encode(Offer("a", 4)) + encode(Start(0)) + data_prefix(5) + b"12345",
@@ -303,7 +319,7 @@ async def test_a_sender_that_does_not_keep_to_the_protocol_is_cut_off(bench, inb
 
 
 @pytest.mark.parametrize(
-    "answer", [encode(Done()), encode(Have(5, sha256(b""))), encode(End()), data_prefix(1) + b"x", b"\xff"]
+    "answer", [encode(Done()), encode(Have(len(LARGE) + 1, sha256(b""))), encode(End()), data_prefix(1) + b"x", b"\xff"]
 )
 @pytest_twisted.ensureDeferred
 async def test_a_receiver_that_does_not_keep_to_the_protocol_is_given_up(bench, tmp_path, answer):
@@ -315,7 +331,7 @@ async def test_a_receiver_that_does_not_keep_to_the_protocol_is_given_up(bench, 
 
     peer = await fake_receiver(bench, play)
     with pytest.raises(MalformedTransfer):
-        await bench.run(run_send, peer, (source(tmp_path, "a", b"data"),), retries=0)
+        await bench.run(run_send, peer, (source(tmp_path, "a", LARGE),), retries=0)
 
 
 @pytest_twisted.ensureDeferred
@@ -333,10 +349,10 @@ async def test_a_partial_file_is_gone_on_with(bench, inbox, tmp_path):
     assert [path.name for path in inbox.iterdir()] == ["a"]
 
 
-@pytest.mark.parametrize("there", [b"not what was sent", b"x" * 5000])
+@pytest.mark.parametrize("there", [b"not what was sent", b"x" * 500_000])
 @pytest_twisted.ensureDeferred
 async def test_a_partial_file_of_something_else_is_not_used(bench, inbox, tmp_path, there):
-    data = os.urandom(3000)
+    data = os.urandom(300_000)
     key, key_file = bench.key("sender")
     part = PartStore(inbox).open(str(key.public_key), "a")
     part.append(there)
@@ -349,7 +365,7 @@ async def test_a_partial_file_of_something_else_is_not_used(bench, inbox, tmp_pa
 
 @pytest_twisted.ensureDeferred
 async def test_what_another_sender_left_is_neither_used_nor_told(bench, inbox, tmp_path):
-    data = os.urandom(3000)
+    data = os.urandom(300_000)
     other, _ = bench.key("other")
     part = PartStore(inbox).open(str(other.public_key), "a")
     part.append(data[:1000])
@@ -367,7 +383,7 @@ async def test_a_partial_file_in_use_by_another_program_is_busy(bench, inbox, tm
     try:
         _, peer = await receiver(bench, inbox)
         with pytest.raises(TransferFailed) as caught:
-            await bench.run(run_send, peer, (source(tmp_path, "a", b"x"),), retries=0, key_file=key_file)
+            await bench.run(run_send, peer, (source(tmp_path, "a", LARGE),), retries=0, key_file=key_file)
         assert caught.value.code == "busy"
     finally:
         part.close()
@@ -382,7 +398,7 @@ async def test_a_link_in_place_of_the_partial_file_is_not_followed(bench, inbox,
     PartStore(inbox).path(str(key.public_key), "a").symlink_to(victim)
     _, peer = await receiver(bench, inbox)
     with pytest.raises(TransferFailed) as caught:
-        await bench.run(run_send, peer, (source(tmp_path, "a", b"x"),), retries=0, key_file=key_file)
+        await bench.run(run_send, peer, (source(tmp_path, "a", LARGE),), retries=0, key_file=key_file)
     assert caught.value.code == "storage"
     assert victim.read_bytes() == b"precious"
 
@@ -418,13 +434,13 @@ async def test_a_transfer_goes_on_when_the_connection_to_the_relay_breaks(bench,
 @pytest.mark.parametrize("bench", [None, "messaging"], indirect=True)
 @pytest_twisted.ensureDeferred
 async def test_an_acknowledgement_that_was_lost_is_asked_for_again(bench, inbox, tmp_path):
-    data = b"data"
+    data = LARGE
 
     async def take_and_vanish(talk):
         await talk.expect(Offer)
         await talk.say(Have(0, sha256(b"")))
         await talk.expect(Start)
-        await talk.hear(5)
+        await hear_all(talk, len(data))
         await talk.expect(Finish)
 
     async def know_it(talk):
@@ -477,20 +493,20 @@ async def test_dialling_again_has_an_end(bench, tmp_path):
 
     peer = await fake_receiver(bench, vanish, vanish, vanish)
     with pytest.raises(TransportBroken):
-        await bench.run(run_send, peer, (source(tmp_path, "a", b"x"),), retries=1)
+        await bench.run(run_send, peer, (source(tmp_path, "a", LARGE),), retries=1)
     assert len(tries) == 2
 
 
 @pytest_twisted.ensureDeferred
 async def test_a_file_that_became_shorter_fails_on_both_sides(bench, inbox, tmp_path):
-    file = source(tmp_path, "a", b"x" * 100)
+    file = source(tmp_path, "a", LARGE)
 
     async def shorten(talk):
         await talk.expect(Offer)
         os.truncate(file, 50)
         await talk.say(Have(0, sha256(b"")))
         await talk.expect(Start)
-        assert await talk.hear(5) == b"x" * 50
+        assert await talk.hear(5) == LARGE[:50]
         with pytest.raises(TransferFailed) as told:
             await talk.hear(5)
         assert told.value.code == "source"

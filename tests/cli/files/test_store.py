@@ -9,7 +9,7 @@ import pytest
 import pytest_twisted
 from twisted.internet import reactor
 
-from dmsg.cli.files.store import BLOCK_BYTES, ReadAhead, SourceFile, WriteBehind
+from dmsg.cli.files.store import BLOCK_BYTES, ReadAhead, WriteBehind, find_source
 
 
 class Disk:
@@ -70,7 +70,7 @@ async def test_nothing_is_written_behind_a_gap():
 async def test_a_source_that_is_read_ahead_comes_whole_and_hashed(tmp_path):
     data = bytes(range(256)) * (BLOCK_BYTES // 256 * 2) + b"end"
     (tmp_path / "a").write_bytes(data)
-    source = SourceFile(str(tmp_path / "a"))
+    source = find_source(str(tmp_path / "a")).open()
     ahead = ReadAhead(reactor, source)
     blocks = [await ahead.next()]
     while blocks[-1]:
@@ -83,7 +83,7 @@ async def test_a_source_that_is_read_ahead_comes_whole_and_hashed(tmp_path):
 @pytest_twisted.ensureDeferred
 async def test_a_source_may_begin_again_once_reading_ahead_has_stopped(tmp_path):
     (tmp_path / "a").write_bytes(bytes(3 * BLOCK_BYTES))
-    source = SourceFile(str(tmp_path / "a"))
+    source = find_source(str(tmp_path / "a")).open()
     ahead = ReadAhead(reactor, source)
     await ahead.next()
     await ahead.stop()

@@ -13,7 +13,7 @@ from dmsg.cli.files.parts import FOLDER, KEPT_S, PARTS_LIMIT, PARTS_PER_SENDER, 
 from dmsg.cli.files.places import MAX_TRANSFERS, TRANSFERS_PER_SENDER, Places
 from dmsg.cli.files.quota import FILES_PER_SENDER, SHARE_PERIOD_S, Quota
 from dmsg.cli.files.send import run_send
-from dmsg.cli.files.wire import Done, Have, Offer, Start, TransferFailed, data_prefix
+from dmsg.cli.files.wire import Done, Have, Offer, Start, TransferFailed, Whole, data_prefix, encode_whole
 from dmsg.errors import DmsgError
 
 from .test_files import GIBIBYTE, inbox, receiver, sha256, source, talk_to, upload
@@ -265,6 +265,8 @@ async def test_a_stranger_cannot_tell_which_files_are_there(bench, inbox):
             talk.channel.abort()
         talk = await talk_to(bench, peer)
         await upload(talk, name, b"mine")
+        heard[name].append(await talk.hear(5))
+        await talk.channel.write(encode_whole(Whole(name, 4, sha256(b"ours"), again=True), b"ours"))
         heard[name].append(await talk.hear(5))
     assert heard["there"] == heard["directory"] == heard["not there"]
     assert heard["there"][-1] == Done()

@@ -24,9 +24,11 @@ from dmsg.cli.files.wire import (
     Offer,
     Start,
     TransferFailed,
+    Whole,
     data_prefix,
     decode,
     encode,
+    encode_whole,
 )
 from dmsg.testing.strategies import cuts
 
@@ -34,6 +36,7 @@ sizes = st.integers(0, 2**63 - 1)
 digests = st.binary(min_size=32, max_size=32).map(bytes.hex)
 messages = st.one_of(
     st.builds(Offer, st.text(max_size=200), sizes, st.one_of(st.just(""), digests)),
+    st.builds(Whole, st.text(max_size=200), sizes, digests),
     st.builds(Have, sizes, digests),
     st.builds(Start, sizes),
     st.builds(Finish, digests),
@@ -65,6 +68,12 @@ def test_what_goes_in_comes_out_however_it_is_cut(stream, data):
     for piece in data.draw(cuts(encode_all(stream))):
         found += decoder.feed(piece)
     assert joined(found) == joined(stream)
+
+
+@given(st.binary(max_size=300))
+def test_a_small_file_is_a_header_and_its_data(data):
+    message = Whole("a", len(data), "ab" * 32)
+    assert Decoder().feed(encode_whole(message, data)) == [message, data][: 1 + bool(data)]
 
 
 @given(st.lists(st.binary(max_size=60), max_size=20))

@@ -1,0 +1,97 @@
+"""Small files on their way from a conversation to the disk, many at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Final
+
+from twisted.internet.defer import Deferred
+
+from dmsg.cli.channel import TimedOut, TransportBroken
+from dmsg.cli.files.parts import SmallFile
+from dmsg.cli.files.store import BLOCK_BYTES, in_thread, storage_failure
+from dmsg.cli.files.talk import Conversation
+from dmsg.cli.files.wire import Done, TransferFailed
+from dmsg.glue.waiters import Waiters
+
+#: Files that wait for the disk; with more, or with :data:`~dmsg.cli.files.store.BLOCK_BYTES` of them, their sender waits.
+WAITING_LIMIT: Final = 256
+
+#: Stores files in a thread; gives the names of those that are stored, and why the next one is not, if one is not.
+Keep = Callable[[Sequence[SmallFile]], tuple[list[str], OSError | TransferFailed | None]]
+
+
+class SmallFiles:
+    """Those of one conversation. What comes while a thread stores some is stored together next.
+
+    ``known`` tells whether a file has arrived already, ``stored`` is told what has been stored, and under which name. When
+    one cannot be stored, the conversation is interrupted with ``TransferFailed``, behind the answers to those before it.
+    """
+
+    def __init__(
+        self,
+        reactor: Any,
+        talk: Conversation,
+        *,
+        keep: Keep,
+        known: Callable[[SmallFile], bool],
+        stored: Callable[[SmallFile, str], object],
+    ) -> None:
+        self._reactor = reactor
+        self._talk = talk
+        self._keep = keep
+        self._known = known
+        self._stored = stored
+        self._waiting: list[SmallFile] = []
+        self._waiting_bytes = 0
+        self._storing = False
+        self._error: TransferFailed | None = None
+        self._progress: Waiters[None] = Waiters()
+
+    async def put(self, file: SmallFile) -> None:
+        """Have ``file`` stored and answered; waits while too many wait."""
+        self._waiting.append(file)
+        self._waiting_bytes += len(file.data)
+        if not self._storing:
+            self._storing = True
+            Deferred.fromCoroutine(self._store())
+        while len(self._waiting) >= WAITING_LIMIT or self._waiting_bytes >= BLOCK_BYTES:
+            await self._wait()
+
+    async def done(self) -> None:
+        """Wait until all are stored and answered. Raises ``TransferFailed`` when one could not be."""
+        while self._storing:
+            await self._wait()
+        if self._error is not None:
+            raise self._error
+
+    async def _wait(self) -> None:
+        await self._progress.wait()
+        if self._error is not None:
+            raise self._error
+
+    async def _store(self) -> None:
+        try:
+            while self._waiting and self._error is None:
+                files, self._waiting, self._waiting_bytes = self._waiting, [], 0
+                await self._store_some(files)
+                self._progress.fire(None)
+        except TransferFailed as error:
+            self._error = error
+            self._talk.channel.interrupt(error)
+        except (TransportBroken, TimedOut):
+            pass  # the conversation hears of it as well
+        finally:
+            self._storing = False
+            self._progress.fire(None)
+
+    async def _store_some(self, files: list[SmallFile]) -> None:
+        new = [file for file in files if not self._known(file)]
+        names, problem = await in_thread(self._reactor, lambda: self._keep(new))
+        for file, name in zip(new, names, strict=False):
+            self._stored(file, name)
+        answered = len(files) if problem is None else files.index(new[len(names)])
+        await self._talk.say(*[Done()] * answered)
+        if problem is not None:
+            failed = problem if isinstance(problem, TransferFailed) else storage_failure(problem, "")
+            raise failed.about(files[answered].name)
