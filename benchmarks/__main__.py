@@ -26,7 +26,7 @@ BENCHES: Final = (
     "soak",
 )
 #: Run when they are named only: they take minutes on every machine.
-LONG: Final = ("kills", "fleet", "wan", "beside")
+LONG: Final = ("kills", "fleet", "wan", "beside", "crowd", "cores")
 _NAMES_HELP: Final = f"of {', '.join(BENCHES)}, which are the default, and {', '.join(LONG)}"
 
 

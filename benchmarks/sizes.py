@@ -87,6 +87,9 @@ class Sizes:
     wan_distances: int
     #: The file that commands send to each other.
     file_bytes: int
+    #: Idle connections, if there are descriptors for so many, and how long others are measured beside them.
+    crowd: int
+    crowd_s: float
 
 
 FULL: Final = Sizes(
@@ -110,6 +113,8 @@ FULL: Final = Sizes(
     wan_s=4.0,
     wan_distances=12,
     file_bytes=256 * 1024 * 1024,
+    crowd=100_000,
+    crowd_s=3.0,
 )
 QUICK: Final = Sizes(
     repeats=3,
@@ -132,6 +137,8 @@ QUICK: Final = Sizes(
     wan_s=2.0,
     wan_distances=12,
     file_bytes=64 * 1024 * 1024,
+    crowd=5_000,
+    crowd_s=2.0,
 )
 #: ``make soak``: twice as many faults a minute as in ten minutes of ``make bench``.
 LONG_SOAK: Final = SoakSize(seconds=7_200.0, fault_every_s=20.0)
@@ -166,4 +173,6 @@ TINY: Final = Sizes(
     wan_s=0.1,
     wan_distances=1,
     file_bytes=1024 * 1024,
+    crowd=20,
+    crowd_s=0.1,
 )

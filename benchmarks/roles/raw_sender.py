@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import time
-from typing import Any
+from typing import Any, Final
 
 from benchmarks.raw import RawConnection
 from benchmarks.raw_link import RawLink
 from dmsg.address import PublicKey
 
 USES_TWISTED = False
+#: How far ahead of its pace a sender may be, in seconds.
+_TURN_S: Final = 0.001
 
 
 def connect(options: dict[str, Any]) -> RawConnection | RawLink:
@@ -29,7 +31,9 @@ class Role:
         self._records: list[bytes] = []
 
     def do(self, command: str, arguments: dict[str, Any]) -> dict[str, Any]:
-        """``dial`` (target), ``prepare`` (size, count: made beforehand), ``send`` (what was prepared), ``connect`` (count)."""
+        """``dial`` (target), ``prepare`` (size, count: made beforehand), ``send`` (what was prepared; ``bytes_per_s``, or as
+        fast as it goes), ``connect`` (count).
+        """
         connection = self._connection
         if command == "dial":
             connection.ask(bytes.fromhex(arguments["target"]))
@@ -44,8 +48,13 @@ class Role:
         if command == "send":
             began = time.perf_counter()
             send = connection.socket.sendall
+            pace = arguments.get("bytes_per_s")
+            sent = 0
             for record in self._records:
                 send(record)
+                sent += len(record)
+                if pace and (ahead_s := began + sent / pace - time.perf_counter()) > _TURN_S:
+                    time.sleep(ahead_s)
             self._records = []
             return {"elapsed_s": time.perf_counter() - began}
         raise ValueError(command)

@@ -24,7 +24,7 @@ def children() -> set[int]:
 
 
 @pytest.mark.system
-@pytest.mark.parametrize("name", command.BENCHES)
+@pytest.mark.parametrize("name", [*command.BENCHES, "crowd", "cores"])
 def test_bench_gives_rows(name: str) -> None:
     before = children()
     rows = importlib.import_module(f"benchmarks.{name}").run(TINY)
