@@ -80,9 +80,10 @@ def _run_plain(module: Any, options: dict[str, Any], answers: Any) -> None:
 
 
 def _run_twisted(module: Any, options: dict[str, Any], answers: Any) -> None:
-    from dmsg.glue.reactors import install_default
+    if not getattr(module, "IS_OF_OTHERS", False):
+        from dmsg.glue.reactors import install_default
 
-    install_default(os.environ)  # as the role and the command do
+        install_default(os.environ)  # as the role and the command do
 
     from twisted.internet import reactor, stdio
     from twisted.internet.defer import Deferred, ensureDeferred

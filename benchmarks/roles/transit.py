@@ -13,6 +13,8 @@ from zope.interface import implementer
 from benchmarks.report import percentile
 
 USES_TWISTED = True
+#: It runs on the reactor that wormhole itself would run on.
+IS_OF_OTHERS = True
 #: The first byte of a record: data, a ping, its echo, the end of data, and behind that how many bytes there were.
 _DATA, _PING, _PONG, _END, _COUNT = (bytes([number]) for number in range(5))
 
