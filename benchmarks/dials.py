@@ -1,19 +1,22 @@
-"""How many transports a second can be opened and closed on one connection, 16 at a time, without discovery.
+"""How many transports a second can be opened and closed on one connection, and what that costs, without discovery.
 
-Security is by the hop, for which the target was set; :mod:`benchmarks.e2e_cost` has the rate of the end-to-end kind.
+16 at a time and one after another; with security by the hop, and sealed. A dial one after another costs each process more:
+it wakes up for every one, and what it needs has left the caches by then.
 """
 
 from __future__ import annotations
 
 from typing import Final
 
-from benchmarks.processes import Cast
+from benchmarks.processes import Cast, Child
 from benchmarks.report import Row, row
 from benchmarks.sizes import Sizes
 
 NAME: Final = "dials"
 PARALLEL: Final = 16
 _TARGET_PER_S: Final = 2_500.0
+#: CPU of a sealed dial, 16 at a time, in microseconds.
+_TARGETS_US: Final = {"dialling client": 400.0, "listening client": 350.0}
 LIMITS: Final = {
     "requests_per_s": 1e6,
     "request_burst": 1_000_000,
@@ -23,22 +26,47 @@ LIMITS: Final = {
 }
 
 
+class _Pair:
+    """Two clients of one kind of security, and what their dials took so far."""
+
+    def __init__(self, cast: Cast, server: Child, security: str) -> None:
+        listening = cast.start("client", server=server.facts, security=security, listen="sink")
+        dialling = cast.start("client", server=server.facts, security=security)
+        self._target = listening.facts["key"]
+        self._processes = {"dialling client": dialling, "server": server, "listening client": listening}
+        self.rates: dict[int, list[float]] = {PARALLEL: [], 1: []}
+        self.costs_us: dict[int, dict[str, list[float]]] = {
+            parallel: {name: [] for name in self._processes} for parallel in self.rates
+        }
+
+    def dial(self, count: int, parallel: int) -> None:
+        """Open and close ``count`` transports, ``parallel`` at a time."""
+        before = {name: one.cpu_s() for name, one in self._processes.items()}
+        dialling = self._processes["dialling client"]
+        result = dialling.ask("dials", target=self._target, count=count, parallel=parallel, timeout_s=60)
+        for name, one in self._processes.items():
+            self.costs_us[parallel][name].append((one.cpu_s() - before[name]) / count * 1e6)
+        self.rates[parallel].append(count / result["elapsed_s"])
+
+
 def run(sizes: Sizes) -> list[Row]:
-    """Rows of the rate and of what a dial costs each process."""
-    rates: list[float] = []
-    costs: dict[str, list[float]] = {"dialling client": [], "server": [], "listening client": []}
+    """Rows of the rates and of what a dial costs each process."""
     with Cast() as cast:
         server = cast.start("server", limits=LIMITS)
-        listening = cast.start("client", server=server.facts, listen="sink")
-        dialling = cast.start("client", server=server.facts)
+        plain, sealed = _Pair(cast, server, "hop"), _Pair(cast, server, "e2e")
         for _ in range(sizes.repeats):
-            processes = (dialling, server, listening)
-            before = [one.cpu_s() for one in processes]
-            result = dialling.ask(
-                "dials", target=listening.facts["key"], count=sizes.dials, parallel=PARALLEL, timeout_s=60
-            )
-            for name, one, start in zip(costs, processes, before, strict=True):
-                costs[name].append((one.cpu_s() - start) / sizes.dials * 1e6)
-            rates.append(sizes.dials / result["elapsed_s"])
-    rows = [row(NAME, f"dial and close, {PARALLEL} in parallel", rates, "per s", at_least=_TARGET_PER_S)]
-    return rows + [row(NAME, f"CPU a dial, {name}", values, "µs") for name, values in costs.items()]
+            for pair, count in ((plain, sizes.dials), (sealed, max(1, sizes.dials // 4))):
+                pair.dial(count, PARALLEL)
+                pair.dial(max(1, count // 4), 1)
+    rows = []
+    for pair, kind, target in ((plain, "", _TARGET_PER_S), (sealed, "sealed ", None)):
+        rows.append(
+            row(NAME, f"{kind}dial and close, {PARALLEL} in parallel", pair.rates[PARALLEL], "per s", at_least=target)
+        )
+        for name, values in pair.costs_us[PARALLEL].items():
+            at_most = _TARGETS_US.get(name) if kind else None
+            rows.append(row(NAME, f"CPU a {kind}dial, {name}", values, "µs", at_most=at_most))
+        rows.append(row(NAME, f"{kind}dial and close, one after another", pair.rates[1], "per s"))
+        for name, values in pair.costs_us[1].items():
+            rows.append(row(NAME, f"CPU a {kind}dial after another, {name}", values, "µs"))
+    return rows

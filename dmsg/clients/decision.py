@@ -95,7 +95,7 @@ class ServiceOffer(PendingOffer, Generic[P]):
     """An offer of the key ``remote``, made over ``relay``, for a service: a listening port decides about it."""
 
     def __init__(self, relay: PublicKey, remote: PublicKey) -> None:
-        super().__init__((relay.raw, remote.raw))  # bytes remember their hash, and it is asked for several times an offer
+        super().__init__((relay.raw, remote.raw))  # bytes remember their hash, which is asked for several times
         self._remote = remote
         self._port: P | None = None
 
