@@ -22,7 +22,7 @@ from dmsg.mux.core.record import RecordLayer
 from dmsg.mux.core.wire import ACCEPT, FWD, REQUEST, encode_frame, split_frames
 
 #: What a server of ours answers message 1 with: length, key, tag, and the limits it announces.
-MESSAGE_2_BYTES: Final = 51 + len(hello_payload(AnnouncedLimits(0, 0, 0)))
+MESSAGE_2_BYTES: Final = 51 + len(hello_payload(AnnouncedLimits(0, 0, 0), 1))
 _NAME: Final = b"Noise_XK_Secp256k1_ChaChaPoly_SHA256"
 _NONCES: Final = (bytes(12), bytes(4) + (1).to_bytes(8, "little"))
 

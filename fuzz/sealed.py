@@ -82,7 +82,7 @@ class Party:
         assert stream.acked_bytes <= stream.sent_bytes <= self.written
         assert stream.acked_bytes <= len(other.received)
         assert stream.unread_bytes == len(self.received) - self.read
-        assert stream._outstanding_bytes == sum(len(data) for _, data, _ in stream._outstanding) <= WINDOW_BYTES
+        assert stream._outstanding_bytes == sum(len(data) for _, data, _, _ in stream._outstanding) <= WINDOW_BYTES
         assert stream.unread_bytes <= WINDOW_BYTES + ACK_LIMIT_BYTES
         assert not stream.end_received or (other.stream.end_wanted and len(self.received) == other.written)
         assert stream.pending.size + stream.sent_bytes >= self.written or stream.sent_bytes <= self.written

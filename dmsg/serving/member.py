@@ -231,6 +231,7 @@ class Member(Core, Generic[L]):
         "transports",
         "unanswered",
         "waiting",
+        "window_bytes",
     )
 
     def __init__(self, switch: Router, remote: PublicKey, now: float, *, group: str = "") -> None:
@@ -259,6 +260,7 @@ class Member(Core, Generic[L]):
         self.took_at = now  # when it did so last, or began to have queues; as exact as the last read of the relay
         self.bytes_in = self.bytes_out = self.frames_in = self.frames_out = self.transports = 0
         self.single = 0  # pieces of ``out`` that are a whole frame; the others are halves of one
+        self.window_bytes = 0  # what the window of a transport may be that it sends on, if it was told
         self.requests = TokenBucket(limits.requests_per_s, limits.request_burst, now)
 
     def receive_data(self, data: bytes, now: float) -> Sequence[object]:

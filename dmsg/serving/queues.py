@@ -21,6 +21,8 @@ _DRAIN_BYTES: Final = 64 * 1024
 #: What one transport may send before the next has its turn.
 _QUANTUM_BYTES: Final = 16 * 1024
 
+#: A window may be so many times what the transport has carried (:ref:`spec-windows`).
+_WINDOW_GROWTH: Final = 8
 #: A receiver that took nothing for this time is stalled, and each byte that waits for it counts as this many.
 _STALLED_S: Final = 1.0
 _STALLED_WEIGHT: Final = 4
@@ -115,7 +117,7 @@ class Queues(Generic[L]):
         """The queues to drop because of what was put into ``queue``; mostly none."""
         limits = self._limits
         receiver, sender = queue.member, queue.target
-        if queue.queued_bytes > limits.queue_hard_bytes:
+        if queue.queued_bytes > limits.queue_hard_bytes and queue.queued_bytes > self._bearable(queue):
             return (queue,)
         limit = limits.queued_per_connection_bytes
         if receiver.queued_to > limit:
@@ -129,6 +131,12 @@ class Queues(Generic[L]):
             queues = _ranked(self._largest(now).waiting, _sender, now)
             return _first_bytes(queues, self.queued_bytes - limit + limit // _FREED_SHARE)
         return ()
+
+    def _bearable(self, queue: L) -> int:
+        """What a queue may hold whose sender knows how large a window may be: a window grows by what arrives."""
+        carried: int = queue.other.bytes - queue.queued_bytes
+        more: int = min(queue.target.window_bytes, _WINDOW_GROWTH * carried)
+        return self._limits.queue_hard_bytes + max(0, more)
 
     def _largest(self, now: float) -> Member[Any]:
         """The receiver for which the most waits, in the group for which the most waits."""

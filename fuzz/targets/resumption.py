@@ -90,7 +90,7 @@ def _check(party: Party, other: Party) -> None:
     assert TEXT.startswith(party.received) and len(party.received) <= other.written
     assert stream.acked_bytes <= stream.sent_bytes
     assert stream.unread_bytes == len(party.received) - party.read <= WINDOW_BYTES + ACK_LIMIT_BYTES
-    assert stream._outstanding_bytes == sum(len(data) for _, data, _ in stream._outstanding) <= WINDOW_BYTES
+    assert stream._outstanding_bytes == sum(len(data) for _, data, _, _ in stream._outstanding) <= WINDOW_BYTES
     assert stream.pending.size + stream.sent_bytes == party.written
 
 

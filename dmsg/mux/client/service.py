@@ -31,6 +31,7 @@ from dmsg.mux.client.pending import OpenedPath
 from dmsg.mux.client.resumable import ResumableTransports
 from dmsg.mux.client.session import ServerSession
 from dmsg.mux.client.transport import DmsgTransport
+from dmsg.mux.core.buffers import Buffers
 from dmsg.mux.core.e2e_handshake import Resume
 from dmsg.mux.core.e2e_negotiation import Security
 from dmsg.mux.core.errors import Refused
@@ -106,6 +107,7 @@ class DmsgClient(RelayClient[ServerSession, OpenedPath[ServerSession], DmsgTrans
             now_ns=now_ns,
             promise=BASE_VERSION if security is Security.HOP else SECURE_VERSION,
         )
+        self._buffers = Buffers(self.config.connection.shared_buffer_bytes)
 
     def make_session(self, relay: PublicKey) -> ServerSession:
         """See :class:`~dmsg.clients.service.RelayClient`."""
@@ -115,6 +117,7 @@ class DmsgClient(RelayClient[ServerSession, OpenedPath[ServerSession], DmsgTrans
             self,
             self.reactor,
             config=self.config.connection,
+            buffers=self._buffers,
             random=self._random,
             handshake_timeout_s=self.config.handshake_timeout_s,
             extended=self.config.extended,

@@ -22,6 +22,7 @@ from dmsg.glue.shell import Shell
 from dmsg.glue.turns import Turns
 from dmsg.mux.client.pending import OpenedPath, PendingRequest
 from dmsg.mux.client.transport import DmsgTransport
+from dmsg.mux.core.buffers import Buffers
 from dmsg.mux.core.connection import Connection
 from dmsg.mux.core.e2e_handshake import Resume
 from dmsg.mux.core.e2e_negotiation import Carrier, EndToEnd
@@ -77,6 +78,7 @@ class ServerSession(RelaySession[SessionUser, DmsgTransport]):
         clock: IReactorTime,
         *,
         config: ConnectionConfig,
+        buffers: Buffers | None = None,
         random: Random = os.urandom,
         handshake_timeout_s: float = 10.0,
         extended: bool = True,
@@ -94,6 +96,7 @@ class ServerSession(RelaySession[SessionUser, DmsgTransport]):
         super().__init__(server, key, user, clock, core, DmsgTransport)
         self.capabilities = Capabilities()
         self._config = config
+        self._buffers = buffers
         self._random = random
         self._answers: Sized = ()
         self._turns: Turns | None = None
@@ -194,6 +197,8 @@ class ServerSession(RelaySession[SessionUser, DmsgTransport]):
                         random=self._random,
                         extended=self.capabilities.extended,
                         end_to_end=EndToEnd(self.key, self.server, random=self._random),
+                        clock=self.clock.seconds,
+                        buffers=self._buffers,
                     )
                     self._answers = self.connection.answers
                     shell.become(self.connection, event.leftover)
@@ -238,8 +243,11 @@ class ServerSession(RelaySession[SessionUser, DmsgTransport]):
 
 
 def _within(config: ConnectionConfig, capabilities: Capabilities) -> ConnectionConfig:
-    """``config`` with frames as short as the server wants them, though never so short that little but overhead is sent."""
-    if capabilities.limits is None:
-        return config
-    longest = max(_FRAME_FLOOR_BYTES, capabilities.limits.frame_payload_bytes) - SEQUENCE_BYTES
-    return replace(config, frame_data_bytes=min(config.frame_data_bytes, longest))
+    """``config`` with windows that grow no further than the server bears, and frames as short as it wants them, though
+    never so short that little but overhead is sent.
+    """
+    window = min(config.largest_window_bytes, max(config.secure_window_bytes, capabilities.window_bytes))
+    longest = config.frame_data_bytes
+    if capabilities.limits is not None:
+        longest = min(longest, max(_FRAME_FLOOR_BYTES, capabilities.limits.frame_payload_bytes) - SEQUENCE_BYTES)
+    return replace(config, largest_window_bytes=window, frame_data_bytes=longest)

@@ -9,12 +9,13 @@ frame of each stream in turn; ``receive_data`` does the reverse.
 from __future__ import annotations
 
 import os
-from collections.abc import Sized
+from collections.abc import Callable, Sized
 from typing import Final, cast
 
 from dmsg.crypto.aead import TAG_BYTES
 from dmsg.crypto.keys import PublicKey, Random
 from dmsg.errors import LocalProtocolError, RemoteProtocolError
+from dmsg.mux.core.buffers import Buffers
 from dmsg.mux.core.e2e_handshake import Resume
 from dmsg.mux.core.e2e_negotiation import Carrier, EndToEnd
 from dmsg.mux.core.errors import Busy, IntegrityError
@@ -45,6 +46,7 @@ from dmsg.mux.core.wire import (
     CLOSE,
     FWD,
     OK,
+    RECORD_PLAINTEXT_LIMIT_BYTES,
     REQUEST,
     SEQUENCE_BYTES,
     CloseReason,
@@ -69,8 +71,13 @@ class Connection(Core):
         random: Random = os.urandom,
         extended: bool = False,
         end_to_end: EndToEnd | None = None,
+        clock: Callable[[], float] | None = None,
+        buffers: Buffers | None = None,
     ) -> None:
-        """Without ``end_to_end`` all streams are plain."""
+        """Without ``end_to_end`` all streams are plain. Without a ``clock`` their windows do not follow their paths.
+
+        ``buffers`` are those of all connections of a client; without them, it has its own.
+        """
         self.identity = identity
         #: Whether the server knows the extension, so that REQUEST and ACCEPT may carry more than two keys.
         self.extended = extended
@@ -94,6 +101,8 @@ class Connection(Core):
             random=random,
             extended=extended,
             end_to_end=end_to_end,
+            clock=clock,
+            buffers=buffers or Buffers(config.shared_buffer_bytes),
         )
         #: Streams that :meth:`open_more` would open.
         self.answers: Sized = self._openings.answers
@@ -232,7 +241,12 @@ class Connection(Core):
     def data_to_send(self) -> bytes:
         """Sealed records with everything that answers the server, then FWDs of the streams in turn."""
         parts = self._out.take()
-        return self._records.seal(b"".join(parts)) if parts else b""
+        if not parts:
+            return b""
+        data, limit, seal = b"".join(parts), self._out.record_bytes, self._records.seal
+        if limit >= RECORD_PLAINTEXT_LIMIT_BYTES:
+            return seal(data)
+        return b"".join([seal(data[at : at + limit]) for at in range(0, len(data), limit)])
 
     # --- from the network ------------------------------------------------------------------------------------------
 
@@ -336,7 +350,9 @@ class Connection(Core):
             return
         if stream.end_acked and not was_acked:
             events.append(EndAcked(stream))
-        if stream.sendable:
+        for other in stream.take_waiting():
+            self._out.queue(other)
+        if stream.sendable or stream.pending.size:
             self._out.queue(stream)
         else:
             self._finish_if_through(stream, events)

@@ -29,13 +29,17 @@ class Capabilities:
 
     extended: bool = False
     limits: AnnouncedLimits | None = None
+    #: How far the window of a transport may grow (:ref:`spec-windows`); 0 if the server does not say.
+    window_bytes: int = 0
 
 
-def hello_payload(limits: AnnouncedLimits | None = None) -> bytes:
-    """The payload of handshake message 2 (server, with its limits) or 3 (client)."""
+def hello_payload(limits: AnnouncedLimits | None = None, window_bytes: int = 0) -> bytes:
+    """The payload of handshake message 2 (server, with its limits and the largest window it bears) or 3 (client)."""
     values = {Tlv.VERSION: SECURE_VERSION.encode()}
     if limits is not None:
         values[Tlv.LIMITS] = limits.encode()
+    if window_bytes:
+        values[Tlv.WINDOW] = window_bytes.to_bytes(4, "big")
     return encode_tlvs(values)
 
 
@@ -63,4 +67,5 @@ def read_hello(payload: bytes) -> Capabilities:
         return Capabilities()
     raw = values.get(Tlv.LIMITS, b"")
     limits = AnnouncedLimits(*(int.from_bytes(raw[at : at + 4], "big") for at in (0, 4, 8))) if len(raw) == 12 else None
-    return Capabilities(True, limits)
+    window = values.get(Tlv.WINDOW, b"")
+    return Capabilities(True, limits, int.from_bytes(window, "big") if len(window) == 4 else 0)

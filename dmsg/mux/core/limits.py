@@ -13,6 +13,10 @@ class ConnectionConfig:
     #: (:ref:`spec-sealed-acks`).
     send_window_bytes: int = 256 * 1024
     secure_window_bytes: int = 1024 * 1024
+    #: As far as a sealed stream's window may grow, when its peer and the server allow it; and what all sealed streams of a
+    #: client may hold together, sent or received, before each has the window above and no more (:ref:`spec-windows`).
+    largest_window_bytes: int = 32 * 1024 * 1024
+    shared_buffer_bytes: int = 192 * 1024 * 1024
     #: With more than this unread, a sealed stream withholds its acknowledgements.
     ack_limit_bytes: int = 256 * 1024
     #: A sealed stream gets a new key for what it sends after so many frames, or so long after it last did, whichever is

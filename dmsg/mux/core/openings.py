@@ -7,12 +7,14 @@ queues with this.
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
 from functools import lru_cache
 from typing import Final
 
 from dmsg.crypto.errors import InvalidKey
 from dmsg.crypto.keys import PublicKey, Random
 from dmsg.errors import LocalProtocolError, RemoteProtocolError
+from dmsg.mux.core.buffers import Buffers
 from dmsg.mux.core.e2e_handshake import UPGRADE_MAGIC, Resume, SecureKeys
 from dmsg.mux.core.e2e_negotiation import KNOWN_PEERS, Carrier, EndToEnd
 from dmsg.mux.core.errors import IntegrityError
@@ -20,6 +22,7 @@ from dmsg.mux.core.events import Event, StreamOffered, StreamOpened, UpgradeRece
 from dmsg.mux.core.ids import TransportIds
 from dmsg.mux.core.limits import ConnectionConfig
 from dmsg.mux.core.outgoing import Outgoing
+from dmsg.mux.core.path_window import PathWindow
 from dmsg.mux.core.plain_stream import PlainStream
 from dmsg.mux.core.rekeying import KeyTimer
 from dmsg.mux.core.sealed_stream import SealedStream
@@ -36,12 +39,16 @@ from dmsg.mux.core.wire import (
 
 #: Handshakes that are finished before what came of them is sent, so that a burst of dials does not delay the first one.
 ANSWERS_AT_ONCE: Final = 8
+#: Peers whose paths are remembered, so that the next stream need not measure them anew. Some 1 KiB each.
+PATHS_REMEMBERED: Final = 64
 
 
 class Openings:
     """Opens streams from both ends. ``offered`` is how many wait for the application's decision."""
 
     __slots__ = (
+        "_buffers",
+        "_clock",
         "_config",
         "_end_to_end",
         "_identity",
@@ -49,6 +56,7 @@ class Openings:
         "_key_timer",
         "_longest_request_bytes",
         "_out",
+        "_paths",
         "_random",
         "_read_key",
         "_streams",
@@ -68,6 +76,8 @@ class Openings:
         random: Random,
         extended: bool,
         end_to_end: EndToEnd | None,
+        clock: Callable[[], float] | None,
+        buffers: Buffers,
     ) -> None:
         self.offered = 0
         self._identity = identity
@@ -80,6 +90,9 @@ class Openings:
         self._read_key = lru_cache(maxsize=KNOWN_PEERS)(PublicKey)  # that a key is a point is checked once, 6 µs
         self._longest_request_bytes = EXTENDED_REQUEST_LIMIT_BYTES if extended else REQUEST_BYTES
         self._end_to_end = end_to_end
+        self._clock = clock
+        self._buffers = buffers
+        self._paths: dict[PublicKey, PathWindow] = {}  # the one that was used last at the end
         # Streams whose peers have accepted, with their handshake messages. Without one, we send ours first.
         self.answers: deque[tuple[PlainStream, bytes | None]] = deque()
 
@@ -226,6 +239,16 @@ class Openings:
         self._streams[stream_id] = stream
         return stream
 
+    def _path(self, remote: PublicKey) -> PathWindow | None:
+        """What streams with ``remote`` share, and the next one finds again."""
+        if self._clock is None:
+            return None
+        paths = self._paths
+        path = paths[remote] = paths.pop(remote) if remote in paths else PathWindow(self._clock)
+        if len(paths) > PATHS_REMEMBERED:
+            del paths[next(iter(paths))]
+        return path
+
     def _seal(self, stream: PlainStream, keys: SecureKeys, state: StreamState) -> SealedStream:
         """Let a sealed stream in ``state`` stand for ``stream``; nothing more may go through the old one."""
         config = self._config
@@ -233,8 +256,11 @@ class Openings:
             stream,
             keys,
             window_bytes=config.secure_window_bytes,
+            largest_window_bytes=config.largest_window_bytes,
             ack_limit_bytes=config.ack_limit_bytes,
             rekey_after_frames=config.rekey_after_frames,
+            path=self._path(stream.remote),
+            buffers=self._buffers,
         )
         sealed.move(state)
         self._streams[stream.id] = sealed

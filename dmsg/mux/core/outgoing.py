@@ -9,17 +9,29 @@ from collections import deque
 
 from dmsg.mux.core.limits import ConnectionConfig
 from dmsg.mux.core.stream import Stream, StreamState
+from dmsg.mux.core.wire import RECORD_PLAINTEXT_LIMIT_BYTES
 
 
 class Outgoing:
     """Queues of one connection, emptied in lots of about ``flush_bytes``."""
 
-    __slots__ = ("_acking", "_config", "_control", "_proving", "_sending", "control_bytes", "writable")
+    __slots__ = (
+        "_acking",
+        "_config",
+        "_control",
+        "_proving",
+        "_sending",
+        "control_bytes",
+        "record_bytes",
+        "writable",
+    )
 
     def __init__(self, config: ConnectionConfig) -> None:
         #: Streams whose writer may go on; the shell empties this after every flush.
         self.writable: list[Stream] = []
         self.control_bytes = 0
+        #: The most of the last lot that may go into one record: the peer takes a record as a whole.
+        self.record_bytes = RECORD_PLAINTEXT_LIMIT_BYTES
         self._config = config
         self._control: list[bytes] = []
         self._acking: set[Stream] = set()
@@ -79,20 +91,25 @@ class Outgoing:
         self.control_bytes = 0
         limit = self._config.frame_data_bytes
         resume = self._config.resume_bytes
+        record = RECORD_PLAINTEXT_LIMIT_BYTES
         while sending and budget > 0:
             stream = sending.popleft()
             if not stream.sendable or stream.state is StreamState.CLOSED:
                 stream.queued = False  # a sealed stream that is over keeps what it had, for another path
+                if stream.state is not StreamState.CLOSED:
+                    stream.wait()
                 continue
             head, data = stream.next_fwd(limit)
             parts.append(head)
             parts.append(data)
             budget -= len(data)
-            if stream.sendable:
+            record = min(record, stream.record_bytes)
+            if stream.pending.size or stream.sendable:
                 sending.append(stream)
             else:
                 stream.queued = False
             if stream.blocked and stream.pending.size <= resume:
                 stream.blocked = False
                 self.writable.append(stream)
+        self.record_bytes = record
         return parts

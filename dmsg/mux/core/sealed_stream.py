@@ -9,16 +9,30 @@ from __future__ import annotations
 
 import hashlib
 from collections import deque
-from typing import Final
+from collections.abc import Sequence
+from typing import Final, cast
 
 from dmsg.crypto.aead import TAG_BYTES
 from dmsg.crypto.cipher import CipherState
 from dmsg.crypto.errors import CryptoError, NonceExhausted
 from dmsg.crypto.keys import PublicKey
+from dmsg.mux.core.buffers import Buffers
 from dmsg.mux.core.e2e_handshake import SecureKeys
+from dmsg.mux.core.path_window import PathWindow, Stamp
 from dmsg.mux.core.resumption import ResumeAttempts
+from dmsg.mux.core.sealed_window import POWERS as WINDOW_POWERS
+from dmsg.mux.core.sealed_window import SealedWindow
 from dmsg.mux.core.stream import FWD_OVERHEAD_BYTES, Backlog, Stream, StreamFault, StreamState
-from dmsg.mux.core.wire import ACK, CLOSE, FWD, HEADER, SEQUENCE_BYTES, CloseReason, encode_close
+from dmsg.mux.core.wire import (
+    ACK,
+    CLOSE,
+    FWD,
+    HEADER,
+    RECORD_PLAINTEXT_LIMIT_BYTES,
+    SEQUENCE_BYTES,
+    CloseReason,
+    encode_close,
+)
 from dmsg.sansio.buffer import ByteQueue
 
 HASH_BYTES: Final = 4
@@ -31,7 +45,7 @@ _ACK_AD: Final = bytes((ACK,))
 _CLOSE_AD: Final = bytes((CLOSE,))
 _ACK_BYTES: Final = SEQUENCE_BYTES + HASH_BYTES
 #: Behind the hash of an ACK: the receiver's application had closed and did not take everything.
-_DROPPED: Final = b"\x01"
+_DROPPED: Final = 0x01
 #: What a frame takes of the window besides its data, so that no more than a window ever waits at the relay, however
 #: small the writes are: above that the relay takes the sender for one that heeds no window, and ends the transport.
 _FRAME_COST_BYTES: Final = FWD_OVERHEAD_BYTES + TAG_BYTES
@@ -58,6 +72,8 @@ class SealedStream(Stream):
         "_next_sequence",
         "_outstanding",
         "_outstanding_bytes",
+        "_parked_bytes",
+        "_path",
         "_receive_hash",
         "_received_sequence",
         "_receiver",
@@ -69,7 +85,7 @@ class SealedStream(Stream):
         "_sent_before_bytes",
         "_told_bytes",
         "_unread",
-        "_window_bytes",
+        "_window",
         "is_late",
         "resumes",
         "skip_bytes",
@@ -86,9 +102,16 @@ class SealedStream(Stream):
         *,
         window_bytes: int,
         ack_limit_bytes: int,
+        largest_window_bytes: int = 0,
         rekey_after_frames: int = 1 << 30,
+        path: PathWindow | None = None,
+        buffers: Buffers | None = None,
     ) -> None:
-        """Stand for ``base``, in the state it is in."""
+        """Stand for ``base``, in the state it is in.
+
+        What it has under way is limited by its own window, which may grow to ``largest_window_bytes`` as far as ``buffers``
+        go, and by what ``path`` has room for.
+        """
         super().__init__(base.id, base.remote, base.request, initiator=base.initiator, state=base.state)
         self.owner = base.owner
         self.token = keys.token
@@ -107,30 +130,37 @@ class SealedStream(Stream):
         self._rekeyed_nonce = 0
         self._send_hash = keys.send_hash
         self._receive_hash = keys.receive_hash
-        self._window_bytes = window_bytes
+        self._window = SealedWindow(window_bytes, largest_window_bytes, buffers or Buffers(0))
         self._ack_limit_bytes = ack_limit_bytes
         self._next_sequence = 0
         self._received_sequence = NOTHING_YET
         self._acked_sequence = NOTHING_YET
         self._acked_hash = keys.send_hash[:HASH_BYTES]
-        self._outstanding: deque[tuple[int, bytes, bytes]] = deque()  # sequence, data, rolling hash behind it
+        self._path = path
+        # sequence, data, rolling hash behind it, when it was sent
+        self._outstanding: deque[tuple[int, bytes, bytes, Stamp | None]] = deque()
         self._outstanding_bytes = 0
+        self._parked_bytes = 0  # how much of that the path does not count any more
         self._unread = 0
         self._end_wanted = self._end_sent = self._end_acked = False
 
     # --- sending ---------------------------------------------------------------------------------------------------
 
-    @property
     def _room_bytes(self) -> int:
-        if len(self._outstanding) >= OUTSTANDING_LIMIT:
+        frames, path = len(self._outstanding), self._path
+        if frames >= OUTSTANDING_LIMIT:
             return 0
-        return self._window_bytes - self._outstanding_bytes - _FRAME_COST_BYTES * len(self._outstanding)
+        room = self._window.bytes - self._outstanding_bytes - _FRAME_COST_BYTES * frames
+        if path is None or room <= 0:
+            return room
+        on_path = path.room_bytes(self._outstanding_bytes - self._parked_bytes, self.pending.size)
+        return on_path if on_path < room else room
 
     @property
     def sendable(self) -> bool:
         """Whether a FWD could go out now: data the window has room for, or the end of the stream."""
         if self.pending.size:
-            return self._room_bytes > 0
+            return self._room_bytes() > 0
         return self._end_wanted and not self._end_sent and len(self._outstanding) < OUTSTANDING_LIMIT
 
     @property
@@ -168,15 +198,44 @@ class SealedStream(Stream):
         """Send the end of the stream behind what was written (:ref:`spec-end-of-stream`)."""
         self._end_wanted = True
 
+    @property
+    def record_bytes(self) -> int:
+        """A frame of its path; see :attr:`Stream.record_bytes`."""
+        path = self._path
+        if path is None or path.frame_bytes >= RECORD_PLAINTEXT_LIMIT_BYTES // 2:
+            return RECORD_PLAINTEXT_LIMIT_BYTES
+        return path.frame_bytes
+
+    def wait(self) -> None:
+        """Data waits; if it is for the path, an acknowledgement of another stream lets it go on, too."""
+        if self._path is not None and self.pending.size:
+            self._path.wait(self)
+
+    def take_waiting(self) -> Sequence[Stream]:
+        """The streams that waited for the path and may go on."""
+        return () if self._path is None else cast("Sequence[Stream]", self._path.take_waiting())
+
+    def park(self, before: float) -> None:
+        """If the oldest frame under way was sent ``before``, it waits for the peer's application, and not on the path."""
+        if self._path is not None and self._outstanding_bytes > self._parked_bytes:
+            stamp = self._outstanding[0][3]
+            if stamp is not None and stamp[0] < before:
+                self._path.under_way_bytes -= self._outstanding_bytes - self._parked_bytes
+                self._parked_bytes = self._outstanding_bytes
+
     def next_fwd(self, limit_bytes: int) -> tuple[bytes, bytes]:
         """The next FWD as (header, sealed payload); data as the window allows, else the end of the stream."""
-        data = self.pending.take(min(limit_bytes - TAG_BYTES, self._room_bytes)) if self.pending.size else b""
+        path = self._path
+        if path is not None and path.frame_bytes < limit_bytes:
+            limit_bytes = path.frame_bytes
+        data = self.pending.take(min(limit_bytes - TAG_BYTES, self._room_bytes())) if self.pending.size else b""
         if not data:
             self._end_sent = True
         sequence = self._next_sequence
         self._next_sequence = (sequence + 1) & 0xFFFF
         self._send_hash = hashlib.sha256(self._send_hash + data).digest()
-        self._outstanding.append((sequence, data, self._send_hash[:HASH_BYTES]))
+        stamp = path.sent(self, len(data)) if path is not None else None
+        self._outstanding.append((sequence, data, self._send_hash[:HASH_BYTES], stamp))
         self._outstanding_bytes += len(data)
         self.sent_bytes += len(data)
         marker = self.rekey() if self._sender.nonce >= self._rekey_nonce else b""
@@ -190,31 +249,56 @@ class SealedStream(Stream):
             if not inner:
                 self._receiver.rekey()
                 return
-            if len(inner) != _ACK_BYTES + 1 or inner[_ACK_BYTES:] != _DROPPED:
-                raise StreamFault(CloseReason.MALFORMED)
+            self._receive_note(inner[_ACK_BYTES:])
             inner = inner[:_ACK_BYTES]
-            self.was_cut = True
-            self.pending.clear()  # the peer's application has closed: nothing more is sent for it to drop
         sequence = inner[0] << 8 | inner[1]
         claimed = inner[2:]
         if sequence == self._acked_sequence:
             if claimed != self._acked_hash:
                 raise StreamFault(CloseReason.INTEGRITY)
+            self._window.hold(self._outstanding_bytes + self._unread)
             return
         outstanding = self._outstanding
         if not outstanding or (sequence - outstanding[0][0]) & 0xFFFF >= len(outstanding):
             raise StreamFault(CloseReason.INTEGRITY)
+        acked_before = self.acked_bytes
         while True:
-            number, data, expected = outstanding.popleft()
+            number, data, expected, stamp = outstanding.popleft()
             self._outstanding_bytes -= len(data)
             self.acked_bytes += len(data)
             if not data:
                 self._end_acked = True
             if number == sequence:
                 break
+        if self._path is not None:
+            self._leave_path(self._path, stamp, self.acked_bytes - acked_before)
         if claimed != expected:
             raise StreamFault(CloseReason.INTEGRITY)
         self._acked_sequence, self._acked_hash = sequence, expected
+        self._window.hold(self._outstanding_bytes + self._unread)
+
+    def _receive_note(self, note: bytes) -> None:
+        """What an ACK says behind its hash, in one byte: that data was dropped, or how large our window may be."""
+        if len(note) != 1:
+            raise StreamFault(CloseReason.MALFORMED)
+        if note[0] == _DROPPED:
+            self.was_cut = True
+            self.pending.clear()  # the peer's application has closed: nothing more is sent for it to drop
+        elif note[0] in WINDOW_POWERS:
+            self._window.told(note[0])
+        else:
+            raise StreamFault(CloseReason.MALFORMED)
+
+    def _leave_path(self, path: PathWindow, stamp: Stamp | None, size: int) -> None:
+        """``size`` bytes have arrived, those first that the path does not count any more."""
+        if not self._outstanding:
+            path.senders.discard(self)
+        parked = self._parked_bytes
+        if not parked:
+            path.acknowledged(stamp, size)
+        else:
+            self._parked_bytes = max(0, parked - size)
+            path.acknowledged(None if size <= parked else stamp, max(0, size - parked))
 
     # --- receiving -------------------------------------------------------------------------------------------------
 
@@ -239,6 +323,8 @@ class SealedStream(Stream):
         self._unread += len(data)
         # also takes back what an earlier FWD of the same read was promised: an ACK is for everything up to now
         self.ack_due = self._unread <= self._ack_limit_bytes or self.end_received
+        if not self.ack_due:
+            self._window.hold(self._outstanding_bytes + self._unread)
         return data, b""
 
     def consumed(self, size: int) -> bytes:
@@ -255,16 +341,21 @@ class SealedStream(Stream):
         return self._unread
 
     def overfull(self, limit_bytes: int) -> bool:
-        """Whether more has come than an honest peer would send to an end that does not read."""
-        return self._unread > limit_bytes
+        """Whether more has come than an honest peer would send to an end that does not read.
+
+        A peer that was told a large window may have used it; but when the buffers of all are full, it had to stop before.
+        """
+        return self._unread > limit_bytes and self._window.overfull(self._unread, self._ack_limit_bytes)
 
     def take_ack(self) -> bytes:
         """An ACK frame for everything received so far."""
         self.ack_due = False
         self._acknowledged_bytes = self.received_bytes - self.skip_bytes
         inner = self._received_sequence.to_bytes(2, "big") + self._receive_hash[:HASH_BYTES]
-        if self.dropped:
-            inner += _DROPPED
+        self._window.hold(self._outstanding_bytes + self._unread)
+        note = _DROPPED if self.dropped else self._window.give(self.received_bytes - self._unread)
+        if note:
+            inner += bytes((note,))
         marker = self.rekey() if self._sender.nonce >= self._rekey_nonce else b""
         sealed = self._sender.seal(_ACK_AD, inner)
         return marker + HEADER.pack(ACK, self.id, len(sealed)) + sealed
@@ -304,6 +395,9 @@ class SealedStream(Stream):
     def discard(self) -> None:
         """The path is over: erase its keys, keep what is not acknowledged (:ref:`spec-resume-memory`)."""
         self.cut_bytes = self.pending.size + self._outstanding_bytes
+        if self._path is not None:
+            self._path.forget(self, self._outstanding_bytes - self._parked_bytes)
+            self._path = None
         self._sender.erase()
         self._receiver.erase()
 
@@ -314,6 +408,7 @@ class SealedStream(Stream):
         self.pending.clear()
         self._outstanding.clear()
         self._outstanding_bytes = 0
+        self._window.let_go()
         self._attempts = None
 
     def _open(self, associated: bytes, payload: bytes) -> bytes:
@@ -345,9 +440,10 @@ class SealedStream(Stream):
     def backlog(self) -> Backlog:
         """What another path has to take over."""
         return Backlog(
-            [data for _, data, _ in self._outstanding],
+            [data for _, data, _, _ in self._outstanding],
             max(self._sent_before_bytes, self.sent_bytes),
             self._unread,
+            self._window.most_given_bytes,
             self._end_wanted,
         )
 
@@ -387,6 +483,7 @@ class SealedStream(Stream):
             self.ack_due = False  # promised in the read that brought the proof, when only what is new was counted
         self._end_wanted = backlog.end_wanted
         self.blocked = earlier.blocked
+        self._window.most_given_bytes = backlog.given_bytes
         earlier.let_go()
 
     def _send_again(self, unacknowledged: list[bytes], pending: ByteQueue, skip: int) -> None:

@@ -8,6 +8,7 @@ What both kinds have is here; :class:`~dmsg.mux.core.plain_stream.PlainStream` s
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import ClassVar, Final
@@ -15,7 +16,7 @@ from typing import ClassVar, Final
 from dmsg.crypto.keys import PublicKey
 from dmsg.errors import DmsgError, LocalProtocolError
 from dmsg.mux.core.e2e_handshake import Resume
-from dmsg.mux.core.wire import HEADER_BYTES, SEQUENCE_BYTES, CloseReason
+from dmsg.mux.core.wire import HEADER_BYTES, RECORD_PLAINTEXT_LIMIT_BYTES, SEQUENCE_BYTES, CloseReason
 from dmsg.sansio.buffer import ByteQueue
 
 
@@ -118,6 +119,8 @@ class Backlog:
     #: How far the stream was sent on this path and on those before it; some of that may be pending again.
     sent_bytes: int
     unread_bytes: int
+    #: The largest window that the peer was told; 0 if it is the one that each stream has.
+    given_bytes: int
     end_wanted: bool
 
 
@@ -218,6 +221,19 @@ class Stream(ABC):
     @abstractmethod
     def next_fwd(self, limit_bytes: int) -> tuple[bytes, bytes]:
         """The next FWD in two pieces, whose payload is at most ``limit_bytes``; call only while :attr:`sendable`."""
+
+    @property
+    def record_bytes(self) -> int:
+        """The most of a record with data of this stream: on a slow path, others would wait until the whole of it is there."""
+        return RECORD_PLAINTEXT_LIMIT_BYTES
+
+    def wait(self) -> None:
+        """Data waits until an acknowledgement comes."""
+        return
+
+    def take_waiting(self) -> Sequence[Stream]:
+        """Other streams that may go on because of what was acknowledged."""
+        return ()
 
     @abstractmethod
     def receive_ack(self, payload: bytes) -> None:

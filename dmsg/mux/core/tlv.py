@@ -21,6 +21,7 @@ class Tlv(IntEnum):
     RESUME = 4
     REASON = 5
     PADDING = 6
+    WINDOW = 7
 
 
 _KNOWN: Final = {int(kind): kind for kind in Tlv}  # calling Tlv takes longer

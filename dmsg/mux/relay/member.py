@@ -81,6 +81,8 @@ class Member(any_protocol.Member[Leg]):
         super().__init__(switch, remote, now, group=group)
         self.records = records
         self.extended = extended  # whether its REQUEST and ACCEPT may carry more than two keys
+        if extended:
+            self.window_bytes = switch.limits.window_bytes
         self.next_id: int | None = None
         self.strays = TokenBucket(switch.limits.strays_per_s, switch.limits.stray_burst, now)
         self.recent: RecentIds | tuple[()] = ()  # of transports that ended

@@ -63,7 +63,7 @@ class DmsgRelay(RelayService):
         announced = AnnouncedLimits(
             limits.transports_per_connection, int(limits.requests_per_s), FRAME_PAYLOAD_LIMIT_BYTES
         )
-        self._hello = hello_payload(announced) if extended else b""
+        self._hello = hello_payload(announced, limits.window_bytes) if extended else b""
 
     def greet(self, origin: Origin, now: float) -> Handshake:
         """A Noise handshake, whose first message has to pass the budget."""

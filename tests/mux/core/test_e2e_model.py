@@ -494,7 +494,7 @@ class World(RuleBasedStateMachine):
             transport = self.transports[app.side]
             stream = transport.stream
             assert isinstance(stream, SealedStream)
-            assert stream._outstanding_bytes == sum(len(data) for _, data, _ in stream._outstanding)
+            assert stream._outstanding_bytes == sum(len(data) for _, data, _, _ in stream._outstanding)
             assert stream._outstanding_bytes <= WINDOW_BYTES
             assert stream.unread_bytes <= WINDOW_BYTES + ACK_LIMIT_BYTES, "the peer's window bounds what is unread"
             assert 0 <= stream.acked_bytes <= stream.sent_bytes

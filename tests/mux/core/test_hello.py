@@ -29,6 +29,13 @@ def test_both_sides_are_understood() -> None:
     assert len(hello_payload()) not in TAKEN_LENGTHS and len(hello_payload(LIMITS)) not in TAKEN_LENGTHS
 
 
+def test_a_server_says_how_large_a_window_may_be() -> None:
+    assert read_hello(hello_payload(LIMITS, 32 << 20)) == Capabilities(True, LIMITS, 32 << 20)
+    assert len(hello_payload(LIMITS, 32 << 20)) not in TAKEN_LENGTHS
+    version = {Tlv.VERSION: b"0.1.0"}
+    assert read_hello(encode_tlvs({**version, Tlv.WINDOW: bytes(3) + b"\x01\x00"})) == Capabilities(True)
+
+
 def test_a_base_peer_says_nothing() -> None:
     assert read_hello(b"") == Capabilities(False, None)
 

@@ -18,7 +18,9 @@ from dmsg.crypto.aead import NONCE_LIMIT, TAG_BYTES
 from dmsg.crypto.cipher import CipherState
 from dmsg.crypto.errors import NonceExhausted
 from dmsg.crypto.keys import SecretKey
+from dmsg.mux.core.buffers import Buffers
 from dmsg.mux.core.e2e_handshake import SecureKeys
+from dmsg.mux.core.path_window import INITIAL_BYTES, PathWindow
 from dmsg.mux.core.plain_stream import PlainStream
 from dmsg.mux.core.resumption import ResumeAttempts
 from dmsg.mux.core.sealed_stream import NOTHING_YET, OUTSTANDING_LIMIT, SealedStream
@@ -30,6 +32,7 @@ from dmsg.mux.core.wire import (
     FWD,
     HEADER,
     HEADER_BYTES,
+    RECORD_PLAINTEXT_LIMIT_BYTES,
     SEQUENCE_BYTES,
     CloseReason,
 )
@@ -44,12 +47,29 @@ HASHES = (b"c" * 32, b"d" * 32)
 TOKEN = b"t" * 16
 
 
-def end(side: int, *, window: int = 1 << 20, ack_limit: int = 1 << 18, path: int = 0) -> SealedStream:
+def end(
+    side: int,
+    *,
+    window: int = 1 << 20,
+    ack_limit: int = 1 << 18,
+    path: int = 0,
+    shared: PathWindow | None = None,
+    largest: int = 0,
+    buffers: Buffers | None = None,
+) -> SealedStream:
     keys, hashes = (tuple(hashlib.sha256(one + bytes((path,))).digest() for one in pair) for pair in (KEYS, HASHES))
     ours, theirs = side, 1 - side
     base = PlainStream(5, REMOTE, b"", initiator=side == 0, window_bytes=1, first_sequence=0)
     secure = SecureKeys(keys[ours], keys[theirs], hashes[ours], hashes[theirs], TOKEN)
-    stream = SealedStream(base, secure, window_bytes=window, ack_limit_bytes=ack_limit)
+    stream = SealedStream(
+        base,
+        secure,
+        window_bytes=window,
+        ack_limit_bytes=ack_limit,
+        largest_window_bytes=largest,
+        path=shared,
+        buffers=buffers,
+    )
     stream.state = StreamState.OPEN
     return stream
 
@@ -779,3 +799,194 @@ def test_attempts_that_are_never_proved_use_up_nothing() -> None:
     attempts.failed(last)
     attempts.failed(last)
     assert attempts.may_begin(SecretKey(b"\x09" * 32).public_key, 0.0)
+
+
+# --- a path that several share ---------------------------------------------------------------------------------------
+
+
+FRAME_BYTES = 32_750
+
+
+class SharedPath:
+    """Two streams on one path. The first one's peer acknowledges what it is told to."""
+
+    def __init__(self) -> None:
+        self.now = 1.0
+        self.window = PathWindow(lambda: self.now, INITIAL_BYTES)
+        self.streams = [end(0, path=number, shared=self.window) for number in (0, 1)]
+        self.peers = [end(1, path=number, ack_limit=1 << 21) for number in (0, 1)]
+
+    def send_all(self, number: int) -> int:
+        """Send while there is room, and the far end takes it; gives the bytes."""
+        sent = 0
+        while self.streams[number].sendable:
+            sent += len(carry(self.streams[number], self.peers[number], FRAME_BYTES))
+        self.streams[number].wait()
+        return sent
+
+    def acknowledge(self, number: int) -> list[object]:
+        acknowledge(self.peers[number], self.streams[number])
+        return list(self.streams[number].take_waiting())
+
+
+def test_a_stream_that_waits_for_the_path_goes_on_with_an_acknowledgement_of_another():
+    shared = SharedPath()
+    one, other = shared.streams
+    one.pending.append(bytes(1 << 20))
+    assert INITIAL_BYTES - FRAME_BYTES < shared.send_all(0) <= INITIAL_BYTES
+    other.pending.append(bytes(10_000))
+    assert 0 < shared.send_all(1) < 10_000
+    assert not other.sendable
+    shared.now += 0.1
+    assert other in shared.acknowledge(0)
+    assert other.sendable
+
+
+def test_what_a_peer_does_not_read_leaves_the_path_to_others():
+    shared = SharedPath()
+    stuck, other = shared.streams
+    stuck.pending.append(bytes(INITIAL_BYTES))
+    shared.send_all(0)
+    other.pending.append(bytes(2 << 20))
+    assert 0 < shared.send_all(1) < INITIAL_BYTES
+    for _ in range(3):
+        shared.now += 0.1
+        shared.acknowledge(1)
+        sent = shared.send_all(1)
+    assert INITIAL_BYTES - FRAME_BYTES < sent <= INITIAL_BYTES
+    shared.acknowledge(0)  # late, and of nothing that the path counts
+    assert shared.window.under_way_bytes == other.sent_bytes - other.acked_bytes
+
+
+def test_a_stream_that_is_over_leaves_nothing_on_the_path():
+    shared = SharedPath()
+    one, other = shared.streams
+    one.pending.append(bytes(1 << 20))
+    shared.send_all(0)
+    one.discard()
+    one.let_go()
+    assert shared.window.under_way_bytes == 0
+    other.pending.append(bytes(1 << 20))
+    assert INITIAL_BYTES - FRAME_BYTES < shared.send_all(1) <= INITIAL_BYTES
+
+
+def test_frames_and_records_of_a_slow_path_are_short():
+    shared = SharedPath()
+    stream, _ = shared.streams
+    assert stream.record_bytes == RECORD_PLAINTEXT_LIMIT_BYTES
+    shared.window.frame_bytes = 8 * 1024
+    stream.pending.append(bytes(1 << 20))
+    _, sealed = stream.next_fwd(FRAME_BYTES)
+    assert len(sealed) <= stream.record_bytes + SEQUENCE_BYTES + TAG_BYTES
+    assert stream.record_bytes == 8 * 1024
+
+
+# --- windows that grow -----------------------------------------------------------------------------------------------
+
+MIB = 1 << 20
+
+
+class Far:
+    """A sender that always has data, and a receiver whose application takes what it is told to."""
+
+    def __init__(self, *, largest: int = 32 * MIB, ours: int = 192 * MIB, theirs: int = 192 * MIB) -> None:
+        self.ours, self.theirs = Buffers(ours), Buffers(theirs)
+        self.sender = end(0, largest=largest, buffers=self.ours)
+        self.receiver = end(1, largest=32 * MIB, buffers=self.theirs)
+
+    def window(self) -> int:
+        """Send as much as goes, and give how much of it is under way."""
+        while True:
+            self.sender.pending.append(bytes(64 * 1024 - self.sender.pending.size))
+            if not self.sender.sendable:
+                break
+            carry(self.sender, self.receiver, 65_000)
+        return self.sender.sent_bytes - self.sender.acked_bytes
+
+    def read(self) -> None:
+        """The application takes everything, and what came is acknowledged."""
+        self.receiver.consumed(self.receiver.unread_bytes)
+        acknowledge(self.receiver, self.sender)
+
+    def rounds(self, count: int) -> list[int]:
+        windows = []
+        for _ in range(count):
+            windows.append(round(self.window() / MIB))
+            self.read()
+        return windows
+
+
+def test_a_window_grows_by_what_the_application_takes():
+    assert Far().rounds(5) == [1, 8, 32, 32, 32]
+
+
+def test_a_window_grows_no_further_than_the_relay_bears():
+    assert Far(largest=3 * MIB).rounds(4) == [1, 3, 3, 3]
+    assert Far(largest=0).rounds(4) == [1, 1, 1, 1]
+
+
+def test_an_application_that_reads_nothing_gets_one_window_and_no_more():
+    far = Far()
+    assert round(far.window() / MIB) == 1
+    assert not far.receiver.ack_due
+    far.sender.pending.append(bytes(MIB))
+    assert not far.sender.sendable
+    assert far.receiver.unread_bytes <= MIB
+
+
+@pytest.mark.parametrize("side", ["ours", "theirs"])
+def test_a_window_is_a_quarter_of_what_is_left_for_all(side):
+    assert Far(**{side: 40 * MIB}).rounds(4) == ([1, 8, 10, 10] if side == "ours" else [1, 8, 8, 8])
+    far = Far(**{side: 64 * MIB})
+    far.rounds(3)
+    getattr(far, side).used_bytes += 63 * MIB
+    far.window()
+    far.read()
+    far.window()
+    far.read()
+    assert far.rounds(2) == [1, 1]
+
+
+def test_what_is_held_is_counted_until_the_stream_lets_go_of_it():
+    far = Far()
+    far.rounds(3)
+    under_way = far.window()
+    acknowledge(far.receiver, far.sender)
+    assert far.theirs.used_bytes == far.receiver.unread_bytes == under_way
+    assert far.ours.used_bytes == 0
+    far.window()
+    far.sender.discard()
+    far.receiver.discard()
+    assert far.theirs.used_bytes >= under_way, "it waits for another path, and is still held"
+    far.sender.let_go()
+    far.receiver.let_go()
+    assert far.ours.used_bytes == far.theirs.used_bytes == 0
+
+
+def test_a_peer_that_was_given_a_window_may_use_it_and_one_that_was_not_may_not():
+    far = Far()
+    far.receiver._unread = 4 * MIB + 1
+    assert far.receiver.overfull(4 * MIB)
+    far.receiver._unread = 0
+    far.rounds(3)
+    far.receiver._unread = 32 * MIB
+    assert not far.receiver.overfull(4 * MIB)
+    far.receiver._unread = 32 * MIB + (1 << 18) + 1
+    assert far.receiver.overfull(4 * MIB)
+    far.receiver._unread = 4 * MIB + 1
+    assert not far.receiver.overfull(4 * MIB)
+    far.theirs.used_bytes = far.theirs.total_bytes + 1
+    assert far.receiver.overfull(4 * MIB)
+    far.receiver._unread = 4 * MIB
+    assert not far.receiver.overfull(4 * MIB)
+
+
+@pytest.mark.parametrize("note", [b"\x00", b"\x02", b"\x13", b"\x1a", b"\xff", b"\x14\x14", b"\x01\x14"])
+def test_a_note_in_an_acknowledgement_that_means_nothing_is_malformed(note):
+    sender, receiver = pair()
+    sender.pending.append(b"x")
+    carry(sender, receiver)
+    receiver.take_ack()
+    sender._receiver.nonce += 1
+    ack = forge_ack(sender, receiver, 0, receiver._receive_hash[:4] + note)
+    assert code_of(sender.receive_ack, ack) == CloseReason.MALFORMED

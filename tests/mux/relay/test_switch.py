@@ -50,11 +50,11 @@ Frame = tuple[int, int, bytes]
 class Client:
     """A connection to the switch, and everything it says there."""
 
-    def __init__(self, bench: Bench, key: PublicKey) -> None:
+    def __init__(self, bench: Bench, key: PublicKey, *, extended: bool = False) -> None:
         self.bench = bench
         self.key = key
         self.records = RecordLayer(UP, DOWN)
-        self.member, self.admission = bench.switch.add_member(key, RecordLayer(DOWN, UP), bench.now)
+        self.member, self.admission = bench.switch.add_member(key, RecordLayer(DOWN, UP), bench.now, extended=extended)
         assert self.frames() == [(OK, 0, b"")]
 
     def say_plain(self, *plaintexts: bytes) -> list[Any]:
@@ -743,6 +743,28 @@ def test_queue_over_the_hard_limit_ends_the_transport_at_once() -> None:
     assert event.asking.other.queue_peak_bytes > 20_000
 
 
+@pytest.mark.parametrize(
+    ("extended", "carried", "borne"), [(True, 0, 0), (True, 1_000, 8_000), (True, 100_000, 50_000), (False, 100_000, 0)]
+)
+def test_more_waits_for_a_transport_that_has_carried_much_if_its_sender_knows_windows(
+    extended: bool, carried: int, borne: int
+) -> None:
+    bench = Bench(queue_soft_bytes=10_000, queue_hard_bytes=20_000, window_bytes=50_000)
+    alice, bob = Client(bench, ALICE, extended=extended), Client(bench, BOB)
+    alice.transport(2, bob)
+    for _ in range(carried // 1_000):
+        alice.say(FWD, 2, data(998))
+    assert len(bob.frames()) == carried // 1_000
+    bob.member.pause()
+    waiting = 0
+    while not alice.say(FWD, 2, data(998)):
+        waiting += 1_000
+        assert waiting < 1_000_000
+    assert 0.95 * (20_000 + borne) - 1_000 <= waiting <= 20_000 + borne
+    assert alice.frames() == [close(2, CloseReason.SLOW_CONSUMER)]
+    assert bench.switch.queued_bytes == 0
+
+
 def test_queue_over_the_soft_limit_ends_the_transport_after_a_time_without_progress() -> None:
     bench = Bench(queue_soft_bytes=10_000, slow_consumer_timeout_s=10.0)
     alice, bob = bench.connect(ALICE, BOB)
@@ -1055,7 +1077,7 @@ def test_default_limits_are_those_of_the_extension() -> None:
     assert (limits.queue_soft_bytes, limits.queue_hard_bytes) == (1 << 20, 5 << 18)
     assert (limits.slow_consumer_timeout_s, limits.queue_stall_timeout_s) == (10.0, 30.0)
     assert (limits.queued_per_connection_bytes, limits.queued_total_bytes) == (64 << 20, 256 << 20)
-    assert limits.bytes_per_s == 0
+    assert (limits.bytes_per_s, limits.window_bytes) == (0, 32 << 20)
     assert limits.request_timeout_s == 10.0
     switch = Switch()
     assert switch.limits == limits
