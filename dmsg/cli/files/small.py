@@ -15,7 +15,8 @@ from dmsg.cli.files.wire import Done, TransferFailed
 from dmsg.glue.waiters import Waiters
 
 #: Files that wait for the disk; with more, or with :data:`~dmsg.cli.files.store.BLOCK_BYTES` of them, their sender waits.
-WAITING_LIMIT: Final = 256
+#: They are open together, in each of the ten threads of the pool: 640 descriptors at most, of the usual 1,024.
+WAITING_LIMIT: Final = 64
 
 #: Stores files in a thread; gives the names of those that are stored, and why the next one is not, if one is not.
 Keep = Callable[[Sequence[SmallFile]], tuple[list[str], OSError | TransferFailed | None]]

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import resource
+from pathlib import Path
 
 import pytest
 import pytest_twisted
@@ -61,6 +63,26 @@ async def test_a_sender_waits_for_no_answer_but_not_without_end(bench, tmp_path)
     files = tuple(source(tmp_path, name, b"x") for name in names)
     sent = await bench.run(run_send, peer, files, retries=0)
     assert heard == names == [line["file"] for line in sent]
+
+
+@pytest.fixture
+def few_descriptors():
+    """Room for the files of one store at a time, not for all that are sent."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    used = max(int(path.name) for path in Path("/proc/self/fd").iterdir())
+    resource.setrlimit(resource.RLIMIT_NOFILE, (used + 2 * WAITING_LIMIT, hard))
+    yield
+    resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+@pytest_twisted.ensureDeferred
+async def test_more_files_than_may_be_open_are_sent(bench, inbox, tmp_path, few_descriptors):
+    names = [f"{number}" for number in range(4 * WAITING_LIMIT)]
+    _, peer = await receiver(bench, inbox)
+    files = tuple(source(tmp_path, name, b"x") for name in names)
+    sent = await bench.run(run_send, peer, files, retries=0)
+    assert [line["file"] for line in sent] == names
+    assert {path.name for path in inbox.iterdir()} == set(names)
 
 
 @pytest_twisted.ensureDeferred
