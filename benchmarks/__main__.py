@@ -20,6 +20,7 @@ BENCHES: Final = (
     "rmb",
     "dials",
     "e2e_cost",
+    "files",
     "connections",
     "stuck_receiver",
     "discovery",

@@ -16,19 +16,28 @@ _START_TIMEOUT_S: Final = 40.0
 _END_TIMEOUT_S: Final = 5.0
 
 
+def command_line(*arguments: str) -> list[str]:
+    """What to run for ``dmsg`` with these arguments: it remembers nothing, writes JSON, and ends with this process."""
+    code = "from benchmarks.child import run_dmsg; run_dmsg()"
+    return [sys.executable, "-c", code, *arguments, "--state-dir", "none", "--json"]
+
+
+def environment() -> dict[str, str]:
+    """The environment without settings for ``dmsg``."""
+    return {key: value for key, value in os.environ.items() if not key.startswith("DMSG_")}
+
+
 class Command:
     """A ``dmsg`` command that runs until it is ended; ``result`` is the first line it printed."""
 
     def __init__(self, cast: Cast, home: Path, name: str, *arguments: str) -> None:
-        environment = {key: value for key, value in os.environ.items() if not key.startswith("DMSG_")}
-        code = "from benchmarks.child import run_dmsg; run_dmsg()"
         self._name = name
         self._said = home / f"{name.replace(' ', '-')}.out"
         with self._said.open("wb") as said:
             self._process = subprocess.Popen(
-                [sys.executable, "-c", code, *arguments, "--state-dir", "none", "--json"],
+                command_line(*arguments),
                 cwd=ROOT,
-                env=environment,
+                env=environment(),
                 stdin=subprocess.DEVNULL,
                 stdout=said,
                 stderr=subprocess.DEVNULL,

@@ -87,6 +87,7 @@ class Sizes:
     wan_distances: int
     #: The file that commands send to each other.
     file_bytes: int
+    small_files: int
     #: Idle connections, if there are descriptors for so many, and how long others are measured beside them.
     crowd: int
     crowd_s: float
@@ -113,6 +114,7 @@ FULL: Final = Sizes(
     wan_s=4.0,
     wan_distances=12,
     file_bytes=256 * 1024 * 1024,
+    small_files=2_000,
     crowd=100_000,
     crowd_s=3.0,
 )
@@ -137,6 +139,7 @@ QUICK: Final = Sizes(
     wan_s=2.0,
     wan_distances=12,
     file_bytes=64 * 1024 * 1024,
+    small_files=500,
     crowd=5_000,
     crowd_s=2.0,
 )
@@ -173,6 +176,7 @@ TINY: Final = Sizes(
     wan_s=0.1,
     wan_distances=1,
     file_bytes=1024 * 1024,
+    small_files=20,
     crowd=20,
     crowd_s=0.1,
 )
