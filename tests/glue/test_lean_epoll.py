@@ -134,6 +134,21 @@ def test_an_error_of_an_application_ends_its_connection_alone(own: Any, logged_e
     assert failure.value is faulty.end
 
 
+def test_an_error_at_the_end_of_a_connection_ends_nothing_else(own: Any, logged_errors: Any) -> None:
+    def fail() -> None:
+        second.send(b"still here")
+        second.shutdown(socket.SHUT_WR)
+        raise ValueError("at the end")
+
+    faulty, healthy = Recorder(fail), Recorder(own.stop)
+    with listen(own, faulty) as first, listen(own, healthy) as second:
+        first.shutdown(socket.SHUT_WR)
+        run(own)
+    assert isinstance(faulty.end, ConnectionDone)
+    assert healthy.data == b"still here"
+    assert len(logged_errors.flush(ValueError)) == 1
+
+
 def test_calls_come_when_they_are_due_in_their_order(own: Any) -> None:
     order: list[str] = []
 
