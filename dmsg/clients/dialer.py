@@ -57,12 +57,12 @@ class OpenedStream(Generic[S]):
     accept_ms: float
 
 
+T = TypeVar("T")
 R = TypeVar("R", bound=OpenedStream[Any])
-R_co = TypeVar("R_co", bound=OpenedStream[Any], covariant=True)
 S_contra = TypeVar("S_contra", contravariant=True)
 
 
-class Dial(TypingProtocol[S_contra, R_co]):
+class Dial(TypingProtocol[S_contra, R]):
     """One dial, as its protocol makes it."""
 
     @property
@@ -73,10 +73,10 @@ class Dial(TypingProtocol[S_contra, R_co]):
     def moves(self) -> bool:
         """Whether it looks for another path of a transport that has lost its own."""
 
-    async def through(self, session: S_contra, *, promised: bool) -> R_co:
+    def through(self, session: S_contra, *, promised: bool) -> Deferred[R]:
         """Open a stream through ``session``; ``promised`` is whether the peer's entry promises end-to-end security.
 
-        Raises ``StageError``. Cancelling undoes it.
+        Raises ``StageError``, or fails with it. Cancelling undoes it.
         """
 
 
@@ -88,9 +88,10 @@ class StreamRequest:
     service: str = ""
     moves: bool = False
 
-    async def through(self, session: Any, *, promised: bool) -> Any:
+    def through(self, session: Any, *, promised: bool) -> Deferred[Any]:
         """Ask the session: ``request(target, service)``."""
-        return await session.request(self.target, self.service)
+        opened: Deferred[Any] = session.request(self.target, self.service)
+        return opened
 
 
 class Dialer(Generic[S, R]):
@@ -117,20 +118,25 @@ class Dialer(Generic[S, R]):
         """
         limit_s = self.config.timeout_s if timeout_s is None else timeout_s
         race = _Race(self, dial, attempts, self._clock.seconds())
-
-        def timed_out(result: object, _: float) -> Failure:
-            owing = {str(relay): stage for relay, stage in race.owing.items()} or {"": "discovery"}
-            for relay, stage in owing.items():
-                race.note(stage, relay, "timeout", SessionTimeout("the dial", limit_s))
-            return Failure(DialError(str(dial.target), attempts))
-
-        running: Deferred[R] = ensureDeferred(self._run(race))
+        timer = self._clock.callLater(limit_s, race.expire)
         try:
-            return await running.addTimeout(limit_s, self._clock, timed_out)
+            return await self._run(race)
+        except CancelledError:
+            if not race.is_expired:
+                raise
+            race.note_owing(limit_s)
+            self._forget(dial)
+            raise DialError(str(dial.target), attempts) from None
         except DialError:
-            if self._lookups is not None and not dial.moves:
-                self._lookups.forget(dial.target)
+            self._forget(dial)
             raise
+        finally:
+            if timer.active():
+                timer.cancel()
+
+    def _forget(self, dial: Dial[S, R]) -> None:
+        if self._lookups is not None and not dial.moves:
+            self._lookups.forget(dial.target)
 
     async def promises(self, peer: PublicKey) -> bool:
         """Whether the signed entry of a peer that asks in the clear promises end-to-end security.
@@ -175,7 +181,7 @@ class Dialer(Generic[S, R]):
         if moves:
             asking.addTimeout(config.resume_look_up_s, self._clock, _too_late)
         try:
-            return await asking
+            return await race.awaiting(asking)
         except DiscoveryError as error:
             race.note("discovery", "", "no entry" if isinstance(error, EntryNotFound) else "unavailable", error)
             # Pinned relays need no discovery: the peer may be on one of them. And a peer we have a transport with is
@@ -194,12 +200,12 @@ class Dialer(Generic[S, R]):
     async def attempt(self, relay: PublicKey, race: _Race[S, R]) -> R:
         """Try one relay; raises ``StageError``."""
         race.owing[relay] = "connect"
-        session = await self._pool.get(relay)
+        session = await race.awaiting(self._pool.get(relay))
         race.owing[relay] = "accept"
         scores, clock = self._pool.scores, self._clock
         asked = clock.seconds()
         try:
-            opened = await race.dial.through(session, promised=race.known.promised)
+            opened = await race.awaiting(race.dial.through(session, promised=race.known.promised))
         except CancelledError:
             waited_s = clock.seconds() - asked
             if waited_s >= self.config.stagger_s:  # another one was faster although it began later, or time was up
@@ -227,7 +233,27 @@ class _Race(Generic[S, R]):
         self._running: dict[PublicKey, Deferred[R]] = {}
         self._waiting: list[PublicKey] = []
         self._timer: IDelayedCall | None = None
-        self._done: Deferred[R]
+        self._done: Deferred[R]  # once relays race
+        self._is_running = False
+        self._awaited: Deferred[Any] | None = None
+        self.is_expired = False
+
+    def awaiting(self, step: Deferred[T]) -> Deferred[T]:
+        """Gives ``step``, which the dial waits for next. While relays race, it waits for the race and not for their steps."""
+        if not self._is_running:
+            self._awaited = step
+        return step
+
+    def expire(self) -> None:
+        """The time of the dial is up: give up what it waits for."""
+        self.is_expired = True
+        if self._awaited is not None:
+            self._awaited.cancel()
+
+    def note_owing(self, limit_s: float) -> None:
+        """Note what had not come to anything when the time was up."""
+        for relay, stage in ({str(relay): stage for relay, stage in self.owing.items()} or {"": "discovery"}).items():
+            self.note(stage, relay, "timeout", SessionTimeout("the dial", limit_s))
 
     def note(self, stage: str, relay: str, reason: str, error: BaseException | None) -> None:
         """Add to the tree of attempts."""
@@ -236,7 +262,8 @@ class _Race(Generic[S, R]):
 
     def run(self, relays: list[PublicKey]) -> Deferred[R]:
         """Fires with the first to get through; fails with ``DialError`` when none did."""
-        self._done = Deferred(lambda _: self._stop())
+        self._done = self._awaited = Deferred(lambda _: self._stop())
+        self._is_running = True
         self._waiting = relays
         self._next()
         return self._done

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
+
+from twisted.internet.defer import Deferred
+from twisted.python.failure import Failure
 
 from dmsg.crypto.keys import PublicKey
 from dmsg.errors import StageError
@@ -27,22 +31,25 @@ class DialRequest:
         """See :class:`dmsg.clients.dialer.Dial`."""
         return self.resume is not None
 
-    async def through(self, session: ServerSession, *, promised: bool) -> OpenedPath[ServerSession]:
+    def through(self, session: ServerSession, *, promised: bool) -> Deferred[OpenedPath[ServerSession]]:
         """See :class:`dmsg.clients.dialer.Dial`."""
-        carrier = self._carrier(session, promised)
+        return self._request(session, self._carrier(session, promised))
+
+    def _request(self, session: ServerSession, carrier: Carrier) -> Deferred[OpenedPath[ServerSession]]:
         try:
-            try:
-                return await self._request(session, carrier)
-            except StageError as error:
-                if carrier is not Carrier.REQUEST or not isinstance(error.error, Unsupported):
-                    raise
-            # the peer's own connection to this relay is a base one, or is said to be one: never less than carrier B
-            return await self._request(session, Carrier.FORWARD)
+            asked: Deferred[Any] = session.request(self.target, carrier, service=self.service, resume=self.resume)
         except Busy as error:
             raise StageError("request", error.name, error) from None
+        return asked.addErrback(self._failed, session, carrier)
 
-    async def _request(self, session: ServerSession, carrier: Carrier) -> OpenedPath[ServerSession]:
-        return await session.request(self.target, carrier, service=self.service, resume=self.resume)
+    def _failed(self, failure: Failure, session: ServerSession, carrier: Carrier) -> Any:
+        error = failure.value
+        if isinstance(error, Busy):  # when its turn to be sent came
+            raise StageError("request", error.name, error) from None
+        if carrier is Carrier.REQUEST and isinstance(error, StageError) and isinstance(error.error, Unsupported):
+            # the peer's own connection to this relay is a base one, or is said to be one: never less than carrier B
+            return self._request(session, Carrier.FORWARD)
+        return failure
 
     def _carrier(self, session: ServerSession, promised: bool) -> Carrier:
         if self.security is Security.HOP or (self.security is Security.PREFER and not promised):

@@ -1,0 +1,127 @@
+"""How a dial ends: with a stream, when its time is up, or because it was cancelled, whatever it waits for by then."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+from twisted.internet.defer import CancelledError, Deferred, ensureDeferred
+from twisted.internet.task import Clock
+from twisted.python.failure import Failure
+
+from dmsg.clients.dialer import DialConfig, Dialer, OpenedStream, StreamRequest
+from dmsg.crypto.keys import PublicKey, SecretKey
+from dmsg.errors import Attempt, DialError, StageError
+from dmsg.relays.scores import RelayScores
+
+PEER, ONE, TWO = (SecretKey(bytes((n,)) * 32).public_key for n in (1, 2, 3))
+LIMIT_S = 5.0
+
+
+class Session:
+    """Answers when it is told to."""
+
+    def __init__(self) -> None:
+        self.asked: list[Deferred[Any]] = []
+        self.given_up = 0
+
+    def request(self, target: PublicKey, service: str) -> Deferred[Any]:
+        self.asked.append(Deferred(self._give_up))
+        return self.asked[-1]
+
+    def _give_up(self, _: object) -> None:
+        self.given_up += 1
+
+
+@dataclass
+class Pool:
+    """Sessions that come up when they are told to."""
+
+    pinned: list[PublicKey]
+    sessions: dict[PublicKey, Any] = field(default_factory=dict)
+    scores: RelayScores = field(default_factory=RelayScores)
+    wanted: dict[PublicKey, Deferred[Any]] = field(default_factory=dict)
+
+    def get(self, relay: PublicKey) -> Deferred[Any]:
+        self.wanted[relay] = Deferred()
+        return self.wanted[relay]
+
+
+class World:
+    """A dial over ``relays``, and what became of it."""
+
+    def __init__(self, *relays: PublicKey) -> None:
+        self.clock = Clock()
+        self.pool = Pool(list(relays))
+        self.attempts: list[Attempt] = []
+        dialer: Any = Dialer(self.clock, self.pool, None, DialConfig(), lambda: 0.5)  # type: ignore[arg-type]
+        self.dial = ensureDeferred(dialer.dial(StreamRequest(PEER), LIMIT_S, self.attempts))
+        self.ended: list[Any] = []
+        self.dial.addBoth(self.ended.append)
+
+    def come_up(self, relay: PublicKey) -> Session:
+        session = Session()
+        self.pool.wanted[relay].callback(session)
+        return session
+
+    @property
+    def error(self) -> BaseException:
+        [failure] = self.ended
+        assert isinstance(failure, Failure)
+        return failure.value
+
+    def timed_out(self) -> list[tuple[str, str]]:
+        """Stage and relay of what had come to nothing when the time was up."""
+        assert isinstance(self.error, DialError)
+        assert not self.clock.getDelayedCalls()
+        return [(one.stage, one.server) for one in self.attempts if one.reason == "timeout"]
+
+
+def test_a_dial_gives_what_the_session_gives_and_leaves_no_timer() -> None:
+    world = World(ONE)
+    session = world.come_up(ONE)
+    opened = OpenedStream(session, object(), 1.0)
+    session.asked[0].callback(opened)
+    assert world.ended == [opened] and not world.clock.getDelayedCalls()
+
+
+def test_the_time_is_up_while_the_relay_is_connected_to() -> None:
+    world = World(ONE)
+    world.clock.advance(LIMIT_S)
+    assert world.timed_out() == [("connect", str(ONE))]
+
+
+def test_the_time_is_up_while_the_peer_is_waited_for() -> None:
+    world = World(ONE)
+    session = world.come_up(ONE)
+    world.clock.advance(LIMIT_S - 0.1)
+    assert not world.ended
+    world.clock.advance(0.1)
+    assert world.timed_out() == [("accept", str(ONE))] and session.given_up == 1
+
+
+def test_the_time_is_up_for_all_relays_of_a_race() -> None:
+    world = World(ONE, TWO)
+    world.clock.advance(DialConfig().stagger_s)
+    first, second = world.pool.wanted
+    session = world.come_up(first)
+    world.clock.advance(LIMIT_S)
+    assert sorted(world.timed_out()) == sorted([("accept", str(first)), ("connect", str(second))])
+    assert session.given_up == 1
+
+
+@pytest.mark.parametrize("relays", [(ONE,), (ONE, TWO)])
+def test_a_dial_that_is_cancelled_gives_up_what_it_waits_for(relays: tuple[PublicKey, ...]) -> None:
+    world = World(*relays)
+    session = world.come_up(next(iter(world.pool.wanted)))
+    world.dial.cancel()
+    assert isinstance(world.error, CancelledError) and session.given_up == 1
+    assert not world.clock.getDelayedCalls() and not world.attempts
+
+
+def test_a_dial_that_fails_leaves_no_timer() -> None:
+    world = World(ONE)
+    world.come_up(ONE).asked[0].errback(StageError("accept", "no"))
+    assert isinstance(world.error, DialError) and not world.clock.getDelayedCalls()
+    assert [(one.stage, one.reason) for one in world.attempts] == [("accept", "no")]
