@@ -21,6 +21,9 @@ DICTIONARY = words.members(
         "code",
         "offer",
         "whole",
+        "again",
+        "id",
+        "hashed",
         "have",
         "start",
         "finish",
@@ -71,10 +74,10 @@ def seeds() -> Iterator[bytes]:
     """A whole conversation, names of all kinds, headers that are nearly right."""
     digest = "0" * 64
     messages = [
-        Offer("notes.txt", 5),
+        Offer("notes.txt", 5, digest[:32]),
         filewire.Whole("notes.txt", 5, digest),
         filewire.Have(0, digest),
-        filewire.Start(0),
+        filewire.Start(0, hashed=True),
         filewire.Finish(digest),
         filewire.Done(),
         filewire.Failed("busy"),
@@ -95,7 +98,7 @@ def seeds() -> Iterator[bytes]:
         "x.part",
         "\u202e",
     ):
-        yield b"\xff" + filewire.encode(Offer(name, 1))
+        yield b"\xff" + filewire.encode(Offer(name, 1, digest[:32]))
     for body in (b"[]", b'{"type":"offer"}', b'{"type":"done","x":1}', b'{"type":"start","offset":1e9}', b"[" * 4_000):
         yield b"\xff" + filewire.PREFIX.pack(filewire.HEADER, len(body)) + body
     yield b"\xff" + filewire.PREFIX.pack(2, 0)

@@ -266,6 +266,7 @@ class PartFile(HashedFile):
                 os.ftruncate(self._fd(), 0)
             elif kept is not None and kept.is_of(status):
                 self._hash, self.offset = kept.hash, kept.offset
+                self.hashed = self.offset
         self.hash_to(size)
         self._flushed = self.offset
 
@@ -273,11 +274,14 @@ class PartFile(HashedFile):
         """Throw away what is there."""
         with self._lock:
             os.ftruncate(self._fd(), 0)
-            self._hash = hashlib.sha256()
-            self.offset = self._flushed = 0
+            self._begin_again()
+            self._flushed = 0
 
-    def append(self, *pieces: bytes) -> None:
-        """Write ``pieces`` (at most :data:`PIECES_LIMIT`) behind what is there, as they are: joining them is a copy."""
+    def append(self, *pieces: bytes, hashed: bool = True) -> None:
+        """Write ``pieces`` (at most :data:`PIECES_LIMIT`) behind what is there, as they are: joining them is a copy.
+
+        If they are to be ``hashed``, all before them has to be.
+        """
         with self._lock:
             written = os.pwritev(self._fd(), pieces, self.offset)
             size = sum(map(len, pieces))
@@ -285,8 +289,10 @@ class PartFile(HashedFile):
                 rest = memoryview(b"".join(pieces))
                 while written < size:
                     written += os.pwrite(self._fd(), rest[written:], self.offset + written)
-            for piece in pieces:
-                self._hash.update(piece)
+            if hashed:
+                for piece in pieces:
+                    self._hash.update(piece)
+                self.hashed += size
             self.offset += size
             if self.offset - self._flushed >= _FLUSH_BYTES:
                 flush_soon(self._fd(), self._flushed, self.offset)
@@ -323,6 +329,8 @@ class PartFile(HashedFile):
 
     def _link_otherwise(self) -> str:
         """Give it another name than its local one, which is taken."""
+        while self.hashed < self.offset and self._hash_more(self.offset):
+            pass
         name = second_name(self._local, self.sha256)
         final = self._store.directory / name
         if self._link(final):
@@ -362,7 +370,7 @@ class PartFile(HashedFile):
     def _closing(self) -> None:
         status = os.fstat(self._descriptor)
         if self._is_kept and status.st_size:
-            self._store.closed(self._path, status, self._hash, self.offset)
+            self._store.closed(self._path, status, self._hash, self.hashed)
             return
         if self._is_kept:
             self._path.unlink(missing_ok=True)  # an offer alone leaves nothing behind

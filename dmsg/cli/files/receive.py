@@ -274,7 +274,7 @@ class Receiver(Factory):
         if offer.size > self._rules.max_size_bytes:
             raise TransferFailed("too_big", local_name(name))
         # A sender that asks whether a file has arrived is told of what it has sent itself, and of no other file.
-        if (sender, name, offer.size, offer.sha256) in self._arrived:
+        if (sender, name, offer.size, offer.id) in self._arrived:
             await talk.say(Done())
             return
         key = (sender, name)
@@ -302,9 +302,10 @@ class Receiver(Factory):
         try:
             part = self._parts.open(sender, offer.name)
             start = await self._agree(talk, offer, part, sender)
-            await self._write_data(talk, offer, part, sender)
+            await self._write_data(talk, offer, part, sender, hashed=start.hashed)
             finish = await talk.expect(Finish)
-            if finish.sha256 != part.sha256:
+            sha256 = part.sha256 if start.hashed else ""
+            if finish.sha256 != sha256:
                 raise TransferFailed("mismatch")
             publishing = part
             name = await in_thread(self._reactor, lambda: publishing.publish(overwrite=self._rules.overwrite))
@@ -318,28 +319,30 @@ class Receiver(Factory):
         finally:
             if part is not None:
                 part.close()
-        self._remember(sender, offer.name, offer.size, part.sha256)
-        self._tell(offer.size, name, part.sha256, peer, start, self._reactor.seconds() - began, talk)
+        self._remember(sender, offer.name, offer.size, offer.id)
+        self._tell(offer.size, name, sha256, peer, start.offset, self._reactor.seconds() - began, talk)
         await talk.say(Done())
 
-    def _remember(self, sender: str, name: str, size: int, sha256: str) -> None:
-        self._arrived[sender, name, size, sha256] = None
+    def _remember(self, sender: str, name: str, size: int, mark: str) -> None:
+        self._arrived[sender, name, size, mark] = None
         if len(self._arrived) > _REMEMBERED:
             self._arrived.popitem(last=False)
 
-    async def _agree(self, talk: Conversation, offer: Offer, part: PartFile, sender: str) -> int:
+    async def _agree(self, talk: Conversation, offer: Offer, part: PartFile, sender: str) -> Start:
         """Say what is there, and make it what the sender goes on from. Raises ``TransferFailed`` without room for it."""
         await in_thread(self._reactor, lambda: part.load(offer.size))
         await in_thread(self._reactor, lambda: self._quota.check(sender, offer.size - part.offset))
         await talk.say(Have(part.offset, part.sha256))
-        start = (await talk.expect(Start, HASH_TIMEOUT_S)).offset
-        if start != part.offset:
-            if start:
+        start = await talk.expect(Start, HASH_TIMEOUT_S)
+        if not start.hashed and not talk.is_compared:
+            raise MalformedTransfer("a file without a hash on a transport that needs one")
+        if start.offset != part.offset:
+            if start.offset:
                 raise MalformedTransfer("a start that was not agreed on")
             part.restart()
         return start
 
-    async def _write_data(self, talk: Conversation, offer: Offer, part: PartFile, sender: str) -> None:
+    async def _write_data(self, talk: Conversation, offer: Offer, part: PartFile, sender: str, *, hashed: bool) -> None:
         name = local_name(offer.name)
         if offer.size - part.offset:
             sizes = f"{human_bytes(part.offset)} of {human_bytes(offer.size)}" if part.offset else ""
@@ -350,7 +353,7 @@ class Receiver(Factory):
         def keep(pieces: list[bytes]) -> None:
             size = sum(map(len, pieces))
             self._quota.check(sender, size)  # others have taken room since the offer
-            part.append(*pieces)
+            part.append(*pieces, hashed=hashed)
             self._quota.add(sender, size)
 
         behind = WriteBehind(self._reactor, keep)
@@ -389,7 +392,7 @@ class Receiver(Factory):
                 "file": name,
                 "path": str(self._rules.directory / name),
                 "size_bytes": size,
-                "sha256": sha256,
+                "sha256": sha256 or None,
                 "resumed_from": start,
                 "elapsed_s": round(elapsed_s, 6),
                 "bytes_per_s": round(rate, 1),
@@ -398,7 +401,7 @@ class Receiver(Factory):
                 "security": security,
             },
             f"received {name}: {human_bytes(size)} in {elapsed_s:.2f} s ({human_bytes(rate)}/s, {security})"
-            f"  sha256 {sha256}",
+            + (f"  sha256 {sha256}" if sha256 else ""),
         )
 
     def _tell_failure(self, error: TransferFailed, peer: DmsgAddress) -> None:

@@ -6,7 +6,7 @@ import hashlib
 import os
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
 from typing import Any, Final
@@ -61,27 +61,38 @@ BACKOFF: Final = Backoff(0.5, 10.0)
     show_default=True,
     help="How often in a row to dial again without progress after the transport broke.",
 )
+@click.option("--sha256", is_flag=True, help="Compare and print a SHA-256 of each file, where sealing is enough, too.")
 @common_options
 @service_option
-def send(call: Invocation, peer: PublicKey, files: tuple[str, ...], retries: int, service: str) -> None:
+def send(call: Invocation, peer: PublicKey, files: tuple[str, ...], retries: int, sha256: bool, service: str) -> None:
     """Send each FILE to PK, which runs ``dmsg receive``.
 
     Ends with 0 only when the receiver has verified every file and put it in its place. What a broken transfer left
     behind is used when the same key sends the same file again.
     """
-    call.execute(lambda reactor: run_send(call, reactor, peer, files, retries=retries, service=service))
+    call.execute(lambda reactor: run_send(call, reactor, peer, files, retries=retries, sha256=sha256, service=service))
 
 
 async def run_send(
-    call: Invocation, reactor: Any, peer: PublicKey, files: tuple[str, ...], *, retries: int, service: str = ""
+    call: Invocation,
+    reactor: Any,
+    peer: PublicKey,
+    files: tuple[str, ...],
+    *,
+    retries: int,
+    sha256: bool = False,
+    service: str = "",
 ) -> None:
-    """``dmsg send``. Raises ``DialError``, ``TransferFailed``, ``TransportBroken``, ``TimedOut``, ``OSError``."""
+    """``dmsg send``; with ``sha256`` each file is hashed, whatever the transport does.
+
+    Raises ``DialError``, ``TransferFailed``, ``TransportBroken``, ``TimedOut``, ``OSError``.
+    """
     names = [check_name(Path(file).name) for file in files]
     if len(set(names)) < len(names):
         raise CommandError("two of the files have the same name", Exit.USAGE)
     sources = [find_source(file) for file in files]
     async with open_client(call.settings, reactor, listening=False) as client:
-        await _Sending(call, reactor, client, DmsgAddress(peer, service), sources, retries).run()
+        await _Sending(call, reactor, client, DmsgAddress(peer, service), sources, retries, sha256).run()
 
 
 @dataclass(slots=True)
@@ -93,7 +104,9 @@ class _Outgoing:
     attempts: int = 0
     sent_bytes: int = 0
     furthest: int = 0
-    sha256: str = ""  # once all of it was sent
+    is_complete: bool = False  # all of it was sent
+    sha256: str = ""  # if it is hashed
+    id: str = field(default_factory=lambda: os.urandom(16).hex())
 
     def begin(self, now: float) -> None:
         """One more attempt."""
@@ -113,7 +126,9 @@ class _Sending:
         target: DmsgAddress,
         sources: list[Source],
         retries: int,
+        sha256: bool,
     ) -> None:
+        self._sha256 = sha256
         self._out = call.out
         self._reactor = reactor
         self._client = client
@@ -223,9 +238,9 @@ class _Sending:
         except OSError:
             raise TransferFailed("source") from None
         try:
-            await talk.say(Offer(file.source.name, source.size, file.sha256))
+            await talk.say(Offer(file.source.name, source.size, file.id))
             answer = await talk.hear(HASH_TIMEOUT_S)
-            if isinstance(answer, Done) and file.sha256:
+            if isinstance(answer, Done) and file.is_complete:
                 # The transport had broken between the receiver's last step and the word of it.
                 self._report(file, transport, source.size)
                 return
@@ -236,21 +251,23 @@ class _Sending:
                 self._out.note(f"{file.source.name}: what the receiver has is of another file; sending all of it")
                 source.rewind()
             start = source.offset
-            await talk.say(Start(start))
-            await self._send_data(talk, file, source)
-            file.sha256 = source.sha256
+            hashed = self._sha256 or not talk.is_compared
+            await talk.say(Start(start, hashed))
+            await self._send_data(talk, file, source, hashed=hashed)
+            file.is_complete = True
+            file.sha256 = source.sha256 if hashed else ""
             await talk.say(Finish(file.sha256))
             await talk.expect(Done, HASH_TIMEOUT_S)
             self._report(file, transport, start)
         finally:
             source.close()
 
-    async def _send_data(self, talk: Conversation, file: _Outgoing, source: SourceFile) -> None:
+    async def _send_data(self, talk: Conversation, file: _Outgoing, source: SourceFile, *, hashed: bool) -> None:
         name, sent = file.source.name, source.offset
         if sent:
             self._out.note(f"{name}: going on at {human_bytes(sent)} of {human_bytes(source.size)}")
         bar = self._out.bar(name, source.size, sent)
-        ahead = ReadAhead(self._reactor, source)
+        ahead = ReadAhead(self._reactor, source, hashed=hashed)
         try:
             while sent < source.size:
                 try:
@@ -277,7 +294,7 @@ class _Sending:
             {
                 "file": source.name,
                 "size_bytes": source.size,
-                "sha256": file.sha256,
+                "sha256": file.sha256 or None,
                 "sent_bytes": file.sent_bytes,
                 "resumed_from": start,
                 "transports": file.attempts,
@@ -288,7 +305,7 @@ class _Sending:
                 "security": transport.security,
             },
             f"sent {source.name}: {human_bytes(source.size)} in {elapsed_s:.2f} s ({human_bytes(rate)}/s,"
-            f" {transport.security})  sha256 {file.sha256}",
+            f" {transport.security})" + (f"  sha256 {file.sha256}" if file.sha256 else ""),
         )
 
 

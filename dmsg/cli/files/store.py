@@ -80,7 +80,7 @@ class WriteBehind:
 
 
 class HashedFile:
-    """A descriptor and the hash of what went through it.
+    """A descriptor, and a hash of the beginning of the file.
 
     The lock makes closing wait for the block at hand: a transfer may be given up while a thread works for it.
     """
@@ -90,11 +90,13 @@ class HashedFile:
         self._lock = threading.Lock()
         self._hash = hashlib.sha256()
         #: How much of the file the hash covers, from its beginning.
+        self.hashed = 0
+        #: How far it was read or written; the hash may be behind.
         self.offset = 0
 
     @property
     def sha256(self) -> str:
-        """Of the first ``offset`` bytes, in hex."""
+        """Of the first ``hashed`` bytes, in hex."""
         return self._hash.hexdigest()
 
     def close(self) -> None:
@@ -111,17 +113,23 @@ class HashedFile:
         """What there is to do before the descriptor is gone."""
 
     def hash_to(self, size: int) -> None:
-        """Read on to offset ``size`` and hash; stops early where the file ends."""
-        while self.offset < size and self.read_block(size):
-            pass
+        """Have the hash cover ``size`` bytes, and stand there unless further on; stops early where the file ends."""
+        more = True
+        while more and self.hashed < size:
+            with self._lock:
+                more = self._hash_more(size)
 
-    def read_block(self, size: int) -> bytes:
-        """The next block before offset ``size``, hashed; empty at the end of the file."""
-        with self._lock:
-            block = os.pread(self._fd(), min(BLOCK_BYTES, size - self.offset), self.offset)
-            self._hash.update(block)
-            self.offset += len(block)
-            return block
+    def _hash_more(self, size: int) -> bool:
+        """One block; ``False`` at the end of the file."""
+        block = os.pread(self._fd(), min(BLOCK_BYTES, size - self.hashed), self.hashed)
+        self._hash.update(block)
+        self.hashed += len(block)
+        self.offset = max(self.offset, self.hashed)
+        return bool(block)
+
+    def _begin_again(self) -> None:
+        self._hash = hashlib.sha256()
+        self.hashed = self.offset = 0
 
     def _fd(self) -> int:
         if self._descriptor < 0:
@@ -177,16 +185,26 @@ class SourceFile(HashedFile):
     def rewind(self) -> None:
         """Begin again from the start."""
         with self._lock:
-            self._hash = hashlib.sha256()
-            self.offset = 0
+            self._begin_again()
+
+    def read_block(self, *, hashed: bool) -> bytes:
+        """The next block; empty at the end of the file. If it is to be ``hashed``, all before it has to be."""
+        with self._lock:
+            block = os.pread(self._fd(), min(BLOCK_BYTES, self.size - self.offset), self.offset)
+            if hashed:
+                self._hash.update(block)
+                self.hashed += len(block)
+            self.offset += len(block)
+            return block
 
 
 class ReadAhead:
-    """The blocks of ``source`` from where it stands; a thread reads and hashes the next one while one is sent."""
+    """The blocks of ``source`` from where it stands; a thread reads (and hashes) the next one while one is sent."""
 
-    def __init__(self, reactor: Any, source: SourceFile) -> None:
+    def __init__(self, reactor: Any, source: SourceFile, *, hashed: bool) -> None:
         self._reactor = reactor
         self._source = source
+        self._hashed = hashed
         self._reading: Deferred[bytes] | None = None
 
     async def next(self) -> bytes:
@@ -206,7 +224,7 @@ class ReadAhead:
             await reading
 
     def _begin(self) -> Deferred[bytes]:
-        return start_in_thread(self._reactor, lambda: self._source.read_block(self._source.size))
+        return start_in_thread(self._reactor, lambda: self._source.read_block(hashed=self._hashed))
 
 
 def storage_failure(error: OSError, name: str) -> TransferFailed:

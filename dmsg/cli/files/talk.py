@@ -33,6 +33,14 @@ class Conversation:
         self._decoder = Decoder()
         self._heard: deque[Message | bytes] = deque()
 
+    @property
+    def is_compared(self) -> bool:
+        """Whether the transport itself compares a hash of every byte at both ends (:ref:`spec-sealed-acks`).
+
+        A sealed one of dmsg does. A channel of the messaging system is sealed, too, but compares nothing.
+        """
+        return bool(getattr(self.channel.transport.stream, "resumable", False))
+
     async def hear(self, timeout_s: float = IDLE_TIMEOUT_S) -> Message | bytes:
         """The next header or piece of data; raises ``TransportBroken``, ``TimedOut``, ``TransferFailed``."""
         await self._hear_more(timeout_s)

@@ -4,12 +4,16 @@ A unit is ``u8 kind ‖ u32 length ‖ body`` (big-endian). Kind 1 is a header: 
 :data:`HEADER_LIMIT_BYTES`. Kind 2 is data of a file: 1 to :data:`DATA_LIMIT_BYTES`. For each large file::
 
     sender                     receiver
-    offer name size [sha256]                    sha256 only if all of it was sent before
+    offer name size id                          the same id when it is offered again
                                have offset sha256   what is there of an earlier try
-    start offset                                the same offset if the hash fits, else 0
+    start offset hashed                         the same offset if the hash fits, else 0
     data …
-    finish sha256                               of the whole file
+    finish [sha256]                             of the whole file, if it is hashed
                                done             verified and in its place
+
+The receiver answers an offer with ``done`` when a file with this id has arrived. A file has to be ``hashed`` unless it
+comes over a sealed transport of dmsg: that authenticates every byte, and compares a hash of all of them at both ends
+(:ref:`spec-sealed-acks`), so another hash over the same bytes would take time and find nothing.
 
 A small file, of at most :data:`WHOLE_LIMIT_BYTES`, takes one message each way, and the sender waits for no answer before
 it sends the next small ones. They are answered in order, and all of them before a large one is offered::
@@ -46,6 +50,7 @@ WHOLE_LIMIT_BYTES: Final = 64 * 1024
 SIZE_LIMIT_BYTES: Final = 2**63 - 1
 PART_SUFFIX: Final = ".part"
 _SHA256: Final = re.compile(r"[0-9a-f]{64}\Z")
+_ID: Final = re.compile(r"[0-9a-f]{32}\Z")
 
 #: Code of a refusal -> what it means to a person, and the exit code it leads to.
 REFUSALS: Final[dict[str, tuple[str, Exit]]] = {
@@ -94,12 +99,12 @@ class Message:
 
 @dataclass(frozen=True, slots=True)
 class Offer(Message):
-    """The sender has a file: its ``name``, its ``size`` in bytes, its ``sha256`` if it was sent completely before."""
+    """The sender has a file: its ``name``, its ``size`` in bytes, and a random ``id`` (32 hex digits) of this transfer."""
 
     KIND: ClassVar[str] = "offer"
     name: str
     size: int
-    sha256: str = ""
+    id: str
     version: int = VERSION
 
 
@@ -128,18 +133,19 @@ class Have(Message):
 
 @dataclass(frozen=True, slots=True)
 class Start(Message):
-    """The data that follows begins at ``offset``."""
+    """The data that follows begins at ``offset``; ``hashed`` tells whether a hash of the whole file comes behind it."""
 
     KIND: ClassVar[str] = "start"
     offset: int
+    hashed: bool
 
 
 @dataclass(frozen=True, slots=True)
 class Finish(Message):
-    """That was all data; the whole file has this ``sha256``."""
+    """That was all data; the whole file has this ``sha256``, if it is hashed."""
 
     KIND: ClassVar[str] = "finish"
-    sha256: str
+    sha256: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,7 +218,9 @@ def _check(name: str, value: Any, *, optional: bool) -> None:
         good = type(value) is int and 0 <= value <= SIZE_LIMIT_BYTES
     elif name == "version":
         good = value == VERSION and type(value) is int
-    elif name == "again":
+    elif name == "id":
+        good = isinstance(value, str) and bool(_ID.match(value))
+    elif name in ("again", "hashed"):
         good = isinstance(value, bool)
     elif name == "sha256":
         good = isinstance(value, str) and bool(_SHA256.match(value) or (optional and not value))

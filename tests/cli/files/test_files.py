@@ -51,6 +51,11 @@ def sha256(data: bytes) -> str:
     return hashlib.sha256(data).hexdigest()
 
 
+def offer(name: str, size: int, number: int = 0) -> Offer:
+    """An offer with an id of this number."""
+    return Offer(name, size, f"{number:032x}")
+
+
 @pytest.fixture
 def inbox(tmp_path) -> Path:
     path = tmp_path / "inbox"
@@ -99,9 +104,9 @@ async def hear_all(talk, size) -> bytes:
 
 async def upload(talk, name, data) -> None:
     """Everything a sender says about a file, but for hearing what comes of it."""
-    await talk.say(Offer(name, len(data)))
+    await talk.say(offer(name, len(data)))
     await talk.expect(Have)
-    await talk.say(Start(0))
+    await talk.say(Start(0, True))
     if data:
         await talk.channel.write(data_prefix(len(data)) + data)
     await talk.say(Finish(sha256(data)))
@@ -113,7 +118,7 @@ async def test_files_arrive(bench, inbox, tmp_path):
     contents = {"empty": b"", "small.txt": b"hello", "larger.bin": os.urandom(3 * 1024 * 1024 + 17)}
     files = tuple(source(tmp_path, name, data) for name, data in contents.items())
     receiving, peer = await receiver(bench, inbox, once=True)
-    sent = await bench.run(run_send, peer, files, retries=0)
+    sent = await bench.run(run_send, peer, files, retries=0, sha256=True)
     await receiving.ended
     assert {path.name: path.read_bytes() for path in inbox.iterdir()} == contents
     assert [(line["file"], line["size_bytes"], line["sha256"]) for line in sent] == [
@@ -128,6 +133,84 @@ async def test_files_arrive(bench, inbox, tmp_path):
         ("received", name, sha256(data)) for name, data in contents.items()
     ]
     assert received[0]["path"] == str(inbox / "empty")
+
+
+@pytest.mark.parametrize(
+    ("bench", "security", "hashed"),
+    [(None, Security.E2E, False), (None, Security.HOP, True), ("messaging", None, True)],
+    indirect=["bench"],
+)
+@pytest_twisted.ensureDeferred
+async def test_a_large_file_is_hashed_where_the_transport_compares_nothing(bench, inbox, tmp_path, security, hashed):
+    receiving, peer = await receiver(bench, inbox, once=True, security=security)
+    (sent,) = await bench.run(run_send, peer, (source(tmp_path, "a", LARGE),), retries=0, security=security)
+    await receiving.ended
+    digest = sha256(LARGE) if hashed else None
+    assert sent["sha256"] == receiving.stdout.objects()[-1]["sha256"] == digest
+    assert (inbox / "a").read_bytes() == LARGE
+
+
+@pytest.mark.parametrize(
+    ("bench", "security", "answer"),
+    [(None, Security.E2E, "done"), (None, Security.HOP, "malformed"), ("messaging", None, "malformed")],
+    indirect=["bench"],
+)
+@pytest_twisted.ensureDeferred
+async def test_a_receiver_insists_on_a_hash_where_the_transport_compares_nothing(bench, inbox, security, answer):
+    _, peer = await receiver(bench, inbox, security=security)
+    talk = await talk_to(bench, peer, await bench.client(**({} if security is None else {"security": security})))
+    await talk.channel.write(
+        encode(offer("a", 4)) + encode(Start(0, False)) + data_prefix(4) + b"data" + encode(Finish())
+    )
+    await talk.expect(Have)
+    try:
+        told = (await talk.expect(Done)).KIND
+    except TransferFailed as error:
+        told = error.code
+    assert told == answer and (inbox / "a").exists() is (answer == "done")
+
+
+@pytest_twisted.ensureDeferred
+async def test_a_hash_that_was_not_announced_is_a_wrong_one(bench, inbox):
+    _, peer = await receiver(bench, inbox, security=Security.E2E)
+    talk = await talk_to(bench, peer)
+    await talk.channel.write(encode(offer("a", 4)) + encode(Start(0, False)) + data_prefix(4) + b"data")
+    await talk.say(Finish(sha256(b"data")))
+    await talk.expect(Have)
+    with pytest.raises(TransferFailed) as caught:
+        await talk.hear(5)
+    assert caught.value.code == "mismatch" and not list(inbox.iterdir())
+
+
+@pytest_twisted.ensureDeferred
+async def test_a_file_that_was_not_hashed_is_still_told_from_another_of_its_name(bench, inbox, tmp_path):
+    (inbox / "a").write_bytes(b"old")
+    _, peer = await receiver(bench, inbox, security=Security.E2E)
+    for _ in range(2):  # the second time it is there under that name already
+        (sent,) = await bench.run(run_send, peer, (source(tmp_path, "a", LARGE),), retries=0)
+        assert sent["sha256"] is None
+    found = {path.name: path.read_bytes() for path in inbox.iterdir()}
+    assert found == {"a": b"old", f"a-{sha256(LARGE)[:16]}": LARGE}
+
+
+@pytest_twisted.ensureDeferred
+async def test_what_came_of_a_file_that_was_not_hashed_is_gone_on_with(bench, inbox):
+    _, peer = await receiver(bench, inbox, security=Security.E2E)
+    client = await bench.client()
+    talk = await talk_to(bench, peer, client)
+    await talk.channel.write(encode(offer("a", 10)) + encode(Start(0, False)) + data_prefix(10) + b"first")
+    await talk.expect(Have)
+    part = None
+    while part is None or part.stat().st_size < 5:
+        await deferLater(bench.reactor, 0)
+        part = next(iter(inbox.glob(f"{FOLDER}/*.part")), None)
+    talk.channel.abort()
+    talk = await talk_to(bench, peer, client)
+    await talk.say(offer("a", 10, 1))
+    assert await talk.expect(Have) == Have(5, sha256(b"first"))
+    await talk.channel.write(encode(Start(5, True)) + data_prefix(5) + b" last" + encode(Finish(sha256(b"first last"))))
+    await talk.expect(Done)
+    assert (inbox / "a").read_bytes() == b"first last"
 
 
 @pytest_twisted.ensureDeferred
@@ -203,7 +286,7 @@ async def test_a_file_that_is_too_big_is_refused_before_a_byte_of_it_comes(bench
 async def test_a_name_that_could_do_harm_is_refused(bench, inbox, name):
     receiving, peer = await receiver(bench, inbox)
     talk = await talk_to(bench, peer)
-    await talk.say(Offer(name, 4))
+    await talk.say(offer(name, 4))
     with pytest.raises(TransferFailed) as caught:
         await talk.hear(5)
     assert caught.value.code == "bad_name"
@@ -232,9 +315,9 @@ async def test_two_files_of_one_name_are_a_usage_error(bench, tmp_path):
 async def test_a_wrong_hash_is_found_and_nothing_is_left(bench, inbox):
     receiving, peer = await receiver(bench, inbox, once=True)
     talk = await talk_to(bench, peer)
-    await talk.say(Offer("a", 4))
+    await talk.say(offer("a", 4))
     assert await talk.expect(Have) == Have(0, sha256(b""))
-    await talk.say(Start(0))
+    await talk.say(Start(0, True))
     await talk.channel.write(data_prefix(4) + b"data")
     await talk.say(Finish(sha256(b"atad")))
     with pytest.raises(TransferFailed) as caught:
@@ -290,18 +373,18 @@ async def fake_receiver(bench, *scripts):
     [
         b"\x00",
         b"GET / HTTP/1.1\r\n\r\n",
-        encode(Start(0)),
+        encode(Start(0, True)),
         encode(Finish("ab" * 32)),
         encode(Done()),
         data_prefix(1) + b"x",
         encode_whole(Whole("a", 4, "ab" * 32), b"1234567"),
         encode(Whole("a", 4, "ab" * 32)) + encode(Done()),
         encode(Whole("a", WHOLE_LIMIT_BYTES + 1, "ab" * 32)),
-        encode(Offer("a", 4)) + encode(Finish("ab" * 32)),
-        encode(Offer("a", 4)) + encode(Start(2)),
-        encode(Offer("a", 4)) + encode(Start(0)) + data_prefix(5) + b"12345",
-        encode(Offer("a", 4)) + encode(Start(0)) + encode(Finish("ab" * 32)),
-        encode(Offer("a", 4)) + encode(Start(0)) + data_prefix(4) + b"1234" + data_prefix(1) + b"5",
+        encode(offer("a", 4)) + encode(Finish("ab" * 32)),
+        encode(offer("a", 4)) + encode(Start(2, True)),
+        encode(offer("a", 4)) + encode(Start(0, True)) + data_prefix(5) + b"12345",
+        encode(offer("a", 4)) + encode(Start(0, True)) + encode(Finish("ab" * 32)),
+        encode(offer("a", 4)) + encode(Start(0, True)) + data_prefix(4) + b"1234" + data_prefix(1) + b"5",
     ],
 )
 @pytest_twisted.ensureDeferred
@@ -434,23 +517,23 @@ async def test_a_transfer_goes_on_when_the_connection_to_the_relay_breaks(bench,
 @pytest.mark.parametrize("bench", [None, "messaging"], indirect=True)
 @pytest_twisted.ensureDeferred
 async def test_an_acknowledgement_that_was_lost_is_asked_for_again(bench, inbox, tmp_path):
-    data = LARGE
+    data, heard = LARGE, []
 
     async def take_and_vanish(talk):
-        await talk.expect(Offer)
+        heard.append(await talk.expect(Offer))
         await talk.say(Have(0, sha256(b"")))
         await talk.expect(Start)
         await hear_all(talk, len(data))
         await talk.expect(Finish)
 
     async def know_it(talk):
-        assert (await talk.expect(Offer)).sha256 == sha256(data)
+        assert [await talk.expect(Offer)] == heard
         await talk.say(Done())
         await talk.expect(End)
         await talk.channel.wait_closed(5)
 
     peer = await fake_receiver(bench, take_and_vanish, know_it)
-    (sent,) = await bench.run(run_send, peer, (source(tmp_path, "a", data),), retries=1)
+    (sent,) = await bench.run(run_send, peer, (source(tmp_path, "a", data),), retries=1, sha256=True)
     assert sent["sha256"] == sha256(data) and sent["transports"] == 2
 
 
@@ -475,12 +558,12 @@ async def test_a_receiver_confirms_a_file_to_the_sender_it_has_it_from_and_to_no
     talk = await talk_to(bench, peer)
     await upload(talk, "a", b"data")
     await talk.expect(Done)
-    await talk.say(Offer("a", 4, sha256(b"data")))
+    await talk.say(offer("a", 4))
     await talk.expect(Done)
-    await talk.say(Offer("a", 4, sha256(b"atad")))
+    await talk.say(offer("a", 4, 1))
     await talk.expect(Have)
     stranger = await talk_to(bench, peer)
-    await stranger.say(Offer("a", 4, sha256(b"data")))
+    await stranger.say(offer("a", 4))
     assert await stranger.expect(Have) == Have(0, sha256(b""))
 
 
@@ -535,9 +618,9 @@ async def test_an_interrupted_receiver_keeps_what_it_has(bench, inbox):
     receiving, peer = await receiver(bench, inbox)
     talk = await talk_to(bench, peer)
     data = os.urandom(BLOCK_BYTES)
-    await talk.say(Offer("a", BLOCK_BYTES + 10))
+    await talk.say(offer("a", BLOCK_BYTES + 10))
     await talk.expect(Have)
-    await talk.say(Start(0))
+    await talk.say(Start(0, True))
     await talk.channel.write(data_prefix(len(data)) + data)
     (part,) = (inbox / FOLDER).iterdir()
     while part.stat().st_size < len(data):

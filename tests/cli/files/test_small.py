@@ -12,9 +12,9 @@ import pytest_twisted
 from dmsg.cli.files.parts import FOLDER, PartStore, SmallFile
 from dmsg.cli.files.send import UNDER_WAY_BYTES, UNDER_WAY_LIMIT, run_send
 from dmsg.cli.files.small import WAITING_LIMIT
-from dmsg.cli.files.wire import WHOLE_LIMIT_BYTES, Done, End, Failed, Offer, TransferFailed, Whole, encode_whole
+from dmsg.cli.files.wire import WHOLE_LIMIT_BYTES, Done, End, Failed, TransferFailed, Whole, encode_whole
 
-from .test_files import LARGE, fake_receiver, inbox, receiver, sha256, source, talk_to
+from .test_files import LARGE, fake_receiver, inbox, offer, receiver, sha256, source, talk_to
 
 __all__ = ["inbox"]
 
@@ -30,7 +30,7 @@ async def test_many_files_arrive_in_order_with_large_ones_between(bench, inbox, 
     contents = {f"{number}": os.urandom(sizes[number % 97 % 5]) for number in range(WAITING_LIMIT + 50)}
     files = tuple(source(tmp_path, name, data) for name, data in contents.items())
     receiving, peer = await receiver(bench, inbox, once=True)
-    sent = await bench.run(run_send, peer, files, retries=0)
+    sent = await bench.run(run_send, peer, files, retries=0, sha256=True)
     await receiving.ended
     assert {path.name: path.read_bytes() for path in inbox.iterdir()} == contents
     told = receiving.stdout.objects()[1:]
@@ -221,7 +221,7 @@ async def test_a_file_that_became_shorter_fails_behind_those_before(bench, inbox
 async def test_a_receiver_that_answers_what_was_not_sent_is_given_up(bench, tmp_path):
     async def answer(talk):
         await talk.expect(Whole)
-        await talk.say(Offer("x", 1))
+        await talk.say(offer("x", 1))
         assert isinstance(await hear_failed(talk), Failed)
 
     async def hear_failed(talk):

@@ -71,7 +71,7 @@ async def test_a_source_that_is_read_ahead_comes_whole_and_hashed(tmp_path):
     data = bytes(range(256)) * (BLOCK_BYTES // 256 * 2) + b"end"
     (tmp_path / "a").write_bytes(data)
     source = find_source(str(tmp_path / "a")).open()
-    ahead = ReadAhead(reactor, source)
+    ahead = ReadAhead(reactor, source, hashed=True)
     blocks = [await ahead.next()]
     while blocks[-1]:
         blocks.append(await ahead.next())
@@ -80,13 +80,27 @@ async def test_a_source_that_is_read_ahead_comes_whole_and_hashed(tmp_path):
     source.close()
 
 
+def test_a_hash_that_is_behind_catches_up(tmp_path):
+    (tmp_path / "a").write_bytes(b"abc" * BLOCK_BYTES)
+    source = find_source(str(tmp_path / "a")).open()
+    source.read_block(hashed=True)
+    source.read_block(hashed=False)
+    assert (source.hashed, source.offset) == (BLOCK_BYTES, 2 * BLOCK_BYTES)
+    source.hash_to(2 * BLOCK_BYTES)
+    assert source.sha256 == hashlib.sha256((b"abc" * BLOCK_BYTES)[: 2 * BLOCK_BYTES]).hexdigest()
+    assert (source.hashed, source.offset) == (2 * BLOCK_BYTES, 2 * BLOCK_BYTES)
+    source.hash_to(10 * BLOCK_BYTES)
+    assert source.sha256 == hashlib.sha256(b"abc" * BLOCK_BYTES).hexdigest() and source.offset == 3 * BLOCK_BYTES
+    source.close()
+
+
 @pytest_twisted.ensureDeferred
 async def test_a_source_may_begin_again_once_reading_ahead_has_stopped(tmp_path):
     (tmp_path / "a").write_bytes(bytes(3 * BLOCK_BYTES))
     source = find_source(str(tmp_path / "a")).open()
-    ahead = ReadAhead(reactor, source)
+    ahead = ReadAhead(reactor, source, hashed=True)
     await ahead.next()
     await ahead.stop()
     source.rewind()
-    assert source.offset == 0 and len(source.read_block(source.size)) == BLOCK_BYTES
+    assert source.offset == 0 and len(source.read_block(hashed=True)) == BLOCK_BYTES
     source.close()

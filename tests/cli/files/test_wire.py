@@ -34,12 +34,13 @@ from dmsg.testing.strategies import cuts
 
 sizes = st.integers(0, 2**63 - 1)
 digests = st.binary(min_size=32, max_size=32).map(bytes.hex)
+ids = st.binary(min_size=16, max_size=16).map(bytes.hex)
 messages = st.one_of(
-    st.builds(Offer, st.text(max_size=200), sizes, st.one_of(st.just(""), digests)),
+    st.builds(Offer, st.text(max_size=200), sizes, ids),
     st.builds(Whole, st.text(max_size=200), sizes, digests),
     st.builds(Have, sizes, digests),
-    st.builds(Start, sizes),
-    st.builds(Finish, digests),
+    st.builds(Start, sizes, st.booleans()),
+    st.builds(Finish, st.one_of(st.just(""), digests)),
     st.builds(Failed, st.sampled_from(sorted(REFUSALS))),
     st.just(Done()),
     st.just(End()),
@@ -96,7 +97,9 @@ def test_other_json_is_malformed(value):
         decode(json.dumps(value).encode())
 
 
-OFFER = {"type": "offer", "name": "a", "size": 1, "sha256": "", "version": 1}
+OFFER = {"type": "offer", "name": "a", "size": 1, "id": "ab" * 16, "version": 1}
+WHOLE = {"type": "whole", "name": "a", "size": 1, "sha256": "ab" * 32, "again": False, "version": 1}
+START = {"type": "start", "offset": 0, "hashed": True}
 
 
 @pytest.mark.parametrize(
@@ -109,26 +112,47 @@ OFFER = {"type": "offer", "name": "a", "size": 1, "sha256": "", "version": 1}
         {"size": 1.0},
         {"size": True},
         {"name": 5},
-        {"sha256": "AB" * 32},
-        {"sha256": "ab" * 31},
+        {"id": "AB" * 16},
+        {"id": "ab" * 15},
+        {"id": ""},
+        {"sha256": "ab" * 32},
         {"more": 1},
         {"type": "hello"},
         {"type": ["offer"]},
     ],
 )
 def test_a_header_with_a_wrong_member_is_malformed(change):
-    assert decode(json.dumps(OFFER).encode()) == Offer("a", 1)
+    assert decode(json.dumps(OFFER).encode()) == Offer("a", 1, "ab" * 16)
     with pytest.raises(MalformedTransfer):
         decode(json.dumps(OFFER | change).encode())
 
 
-@pytest.mark.parametrize("missing", ["name", "size", "type"])
+@pytest.mark.parametrize(
+    ("header", "change"),
+    [
+        (WHOLE, {"sha256": "AB" * 32}),
+        (WHOLE, {"sha256": "ab" * 31}),
+        (WHOLE, {"sha256": ""}),
+        (WHOLE, {"again": 1}),
+        (START, {"hashed": None}),
+        (START, {"hashed": "yes"}),
+    ],
+)
+def test_hashes_and_what_is_said_of_them_are_looked_at(header, change):
+    decode(json.dumps(header).encode())
+    with pytest.raises(MalformedTransfer):
+        decode(json.dumps(header | change).encode())
+
+
+@pytest.mark.parametrize("missing", ["name", "size", "type", "id"])
 def test_a_header_without_a_member_is_malformed(missing):
     with pytest.raises(MalformedTransfer):
         decode(json.dumps({name: value for name, value in OFFER.items() if name != missing}).encode())
 
 
-@pytest.mark.parametrize("body", [b"[" * 4000, b"\xff", b"", b'{"type":"start","offset":' + b"1" * 4000 + b"}"])
+@pytest.mark.parametrize(
+    "body", [b"[" * 4000, b"\xff", b"", b'{"type":"start","hashed":true,"offset":' + b"1" * 4000 + b"}"]
+)
 def test_hostile_json_is_malformed(body):
     with pytest.raises(MalformedTransfer):
         decode(body)
@@ -151,8 +175,8 @@ def test_limits_are_enforced_at_the_first_byte(raw):
 
 
 def test_the_longest_name_fits_a_header_however_it_is_escaped():
-    assert len(encode(Offer("\U0001f600" * (NAME_LIMIT_BYTES // 4), 2**63 - 1, "ab" * 32))) < HEADER_LIMIT_BYTES
-    assert len(encode(Offer("é" * (NAME_LIMIT_BYTES // 2), 2**63 - 1, "ab" * 32))) < HEADER_LIMIT_BYTES
+    assert len(encode(Offer("\U0001f600" * (NAME_LIMIT_BYTES // 4), 2**63 - 1, "ab" * 16))) < HEADER_LIMIT_BYTES
+    assert len(encode(Whole("é" * (NAME_LIMIT_BYTES // 2), 2**63 - 1, "ab" * 32))) < HEADER_LIMIT_BYTES
 
 
 @pytest.mark.parametrize("name", ["a", "report 2024.pdf", "café.txt", "日本語", "x" * NAME_LIMIT_BYTES, "a..b", "-rf"])
