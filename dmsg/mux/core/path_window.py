@@ -10,17 +10,18 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
-from typing import Final, NamedTuple, Protocol
+from typing import Final, NamedTuple
 
 #: What a new path may have under way, and the least, however slow it is.
 INITIAL_BYTES: Final = 256 * 1024
 LEAST_BYTES: Final = 16 * 1024
 #: The most of all streams of one path. Each has its own limit besides, for the sake of the relay's queue.
 MOST_BYTES: Final = 32 * 1024 * 1024
-#: A frame takes no longer than an eighth of the window does, down to this: others wait behind it.
+#: A frame takes no longer than a sixteenth of the window does, down to this: others wait behind it.
 LEAST_FRAME_BYTES: Final = 2 * 1024
+FIRST_FRAME_BYTES: Final = 8 * 1024
 #: A stream that has less than this under way sends although the window is full, so that it does not wait for others.
-EXEMPT_BYTES: Final = 4 * 1024
+EXEMPT_BYTES: Final = 1024
 #: What may wait on the way, as a share of the shortest round trip. On a short path it is what processes take that are woken
 #: late, less two round trips: with a smaller window they are woken more often.
 WAITING_SHARE: Final = 0.25
@@ -28,8 +29,10 @@ LATE_S: Final = 0.020
 #: The window may be so many times what is known to fit: at first, and once it is known how much does not.
 FIRST_GROWTH: Final = 4
 GROWTH: Final = 1.25
+#: What was sent with so much of the window under way, one part of this many, shows whether it is too large.
+FULL: Final = 3
 #: The rate is the best of so many round trips: one that was slow for another reason does not shrink the window.
-RATE_ROUNDS: Final = 8
+RATE_ROUNDS: Final = 32
 #: So often the shortest round trip is measured anew, with half a window for one round trip; sooner at first, because the
 #: first frames are long for a slow path.
 MEASURE_EVERY_S: Final = 10.0
@@ -41,7 +44,7 @@ FORGOTTEN_S: Final = 10.0
 FELT_ROUNDS: Final = 3
 STILL_WAITING: Final = 0.8
 
-#: When a frame was sent, in seconds, and what was under way then, itself included.
+#: When a frame was sent, in seconds, and what was under way then, itself included; 0 if that says nothing of the path.
 Stamp = tuple[float, int]
 
 
@@ -53,18 +56,11 @@ class _Shrinking(NamedTuple):
     felt_at: float
 
 
-class Sender(Protocol):
-    """A stream on a path."""
-
-    def park(self, before: float) -> None:
-        """If its oldest frame under way was sent ``before`` that time, take all of them off the path's count."""
-
-
 class PathWindow:
     """The window of all sealed streams of a connection with one peer. ``clock`` gives seconds.
 
-    A stream whose peer does not read gets no acknowledgements, but its data has left the path, as what was sent a round trip
-    later and is acknowledged tells: then it is counted no more, so that it does not stop the other streams.
+    Each stream may have an equal share of it under way, whatever the others have: the peer of one may not read, and its data
+    counts although it has left the path.
     """
 
     __slots__ = (
@@ -80,6 +76,7 @@ class PathWindow:
         "_most_bytes",
         "_rates",
         "_round_began",
+        "_round_over",
         "_round_trip_s",
         "_shortest_s",
         "_shrinking",
@@ -92,12 +89,12 @@ class PathWindow:
 
     def __init__(self, clock: Callable[[], float], most_bytes: int = MOST_BYTES) -> None:
         self.window_bytes = min(INITIAL_BYTES, most_bytes)
-        #: The most data of one frame.
-        self.frame_bytes = max(LEAST_FRAME_BYTES, self.window_bytes >> 3)
+        #: The most data of one frame, and of one record. It is short at first, since the path may be slow.
+        self.frame_bytes = FIRST_FRAME_BYTES
         self.under_way_bytes = 0
         #: Streams with data under way.
-        self.senders: set[Sender] = set()
-        self._waiting: dict[Sender, None] = {}  # streams that have data and no room, in order
+        self.senders: set[object] = set()
+        self._waiting: dict[object, None] = {}  # streams that have data and no room, in order
         self._most_bytes = most_bytes
         self._clock = clock
         self._shortest_s = 0.0
@@ -105,7 +102,8 @@ class PathWindow:
         self._growth: float = FIRST_GROWTH
         self._round_began = 0.0  # a round is over when a frame arrives that was sent after this
         self._round_trip_s = 0.0  # the shortest of this round; 0 if there is none yet
-        self._full_s = 0.0  # the same of the frames that were sent when the window was nearly full
+        self._full_s = 0.0  # the same of the frames that were sent when the window was in use
+        self._round_over = False
         self._fastest = 0.0  # bytes a second, the best of those
         self._rates: deque[float] = deque(maxlen=RATE_ROUNDS)
         self._measure_at = 0.0
@@ -117,27 +115,37 @@ class PathWindow:
     def room_bytes(self, own_bytes: int, wanted_bytes: int) -> int:
         """What a stream may send that has ``own_bytes`` under way and ``wanted_bytes`` to send; not positive if nothing.
 
-        Less than a whole frame is no room for more than that: each of them costs as much as a long one.
+        When the window is full, it is what is missing to an equal share of it. Less than a whole frame is no room for
+        more than that: each of them costs as much as a long one.
         """
-        room = self.window_bytes - self.under_way_bytes
+        window = self.window_bytes
+        room = window - self.under_way_bytes
+        if room >= wanted_bytes or room >= self.frame_bytes:
+            return room
+        room = window // (len(self.senders) + (not own_bytes)) - own_bytes
         if room >= wanted_bytes or room >= self.frame_bytes:
             return room
         return EXEMPT_BYTES - own_bytes
 
-    def wait(self, stream: Sender) -> None:
+    def wait(self, stream: object) -> None:
         """``stream`` has data that there is no room for."""
         self._waiting[stream] = None
 
-    def take_waiting(self) -> list[Sender]:
+    def take_waiting(self) -> list[object]:
         """The streams that wait, if there is room now; they wait no more."""
-        if not self._waiting or self.under_way_bytes + self.frame_bytes > self.window_bytes:
+        if not self._waiting or (self.under_way_bytes + self.frame_bytes > self.window_bytes and not self._round_over):
             return []
+        self._round_over = False  # shares may be larger than they were
         streams = list(self._waiting)
         self._waiting.clear()
         return streams
 
-    def sent(self, stream: Sender, size: int) -> Stamp:
-        """A frame of ``stream`` with ``size`` bytes goes out."""
+    def sent(self, stream: object, size: int, own_bytes: int) -> Stamp:
+        """A frame of ``stream`` with ``size`` bytes goes out; with it, ``own_bytes`` of the stream are under way.
+
+        What has much less than its share under way overtakes the others where each transport has a queue of its own, as at
+        the relay: such a frame says nothing of how much fits.
+        """
         now = self._clock()
         if not self.under_way_bytes:
             self.senders.clear()
@@ -145,10 +153,11 @@ class PathWindow:
                 self._growth = FIRST_GROWTH
                 self._set_window(min(self.window_bytes, INITIAL_BYTES))
         self.senders.add(stream)
-        self.under_way_bytes += size
-        return now, self.under_way_bytes
+        self.under_way_bytes = under_way = self.under_way_bytes + size
+        share = (under_way if under_way < self.window_bytes else self.window_bytes) // len(self.senders)
+        return now, under_way if own_bytes * 2 >= share else 0
 
-    def forget(self, stream: Sender, size: int) -> None:
+    def forget(self, stream: object, size: int) -> None:
         """``stream`` is over, with ``size`` bytes under way."""
         self.under_way_bytes -= size
         self.senders.discard(stream)
@@ -162,14 +171,16 @@ class PathWindow:
         now = self._clock()
         sent_at, under_way_bytes = stamp
         round_trip_s = now - sent_at
-        if round_trip_s <= 0.0:
-            return  # the clock is too coarse to learn anything
+        if round_trip_s <= 0.0 or not under_way_bytes:
+            return  # the clock is too coarse, or the frame too short, to learn anything
+        if not self._measure_at:
+            self._measure_at = now + self._measure_every_s
         if not self._shortest_s or round_trip_s < self._shortest_s:
-            self._set_shortest(round_trip_s, now)
+            self._set_shortest(round_trip_s)
         if not self._round_trip_s or round_trip_s < self._round_trip_s:
             self._round_trip_s = round_trip_s
         window = self.window_bytes
-        if under_way_bytes * 4 >= window * 3:
+        if under_way_bytes * FULL >= window:
             if not self._full_s or round_trip_s < self._full_s:
                 self._full_s = round_trip_s
             rate = under_way_bytes / round_trip_s
@@ -186,22 +197,19 @@ class PathWindow:
 
     def _set_window(self, window_bytes: int) -> None:
         self.window_bytes = max(LEAST_BYTES, min(self._most_bytes, window_bytes))
-        self.frame_bytes = max(LEAST_FRAME_BYTES, self.window_bytes >> 3)
+        self.frame_bytes = max(LEAST_FRAME_BYTES, self.window_bytes >> 4)
 
-    def _set_shortest(self, round_trip_s: float, now: float) -> None:
+    def _set_shortest(self, round_trip_s: float) -> None:
         self._shortest_s = round_trip_s
         self._allowed_s = max(round_trip_s * WAITING_SHARE, LATE_S - 2 * round_trip_s)
-        self._measure_at = now + self._measure_every_s
 
     def _end_round(self, now: float) -> None:
         round_trip_s, full_s = self._round_trip_s, self._full_s
-        late = self._round_began - round_trip_s
-        if self._waiting:
-            for stream in self.senders:
-                stream.park(late)
+        self._round_over = True
         if self._measured_window:
             self._measure_every_s = min(MEASURE_EVERY_S, 2 * self._measure_every_s)
-            self._set_shortest(round_trip_s, now)
+            self._set_shortest(round_trip_s)
+            self._measure_at = now + self._measure_every_s
             self._set_window(self._measured_window)
             self._measured_window = 0
             self._shrinking = None
@@ -216,7 +224,8 @@ class PathWindow:
                 self._measured_window = self.window_bytes
                 self._set_window(self.window_bytes // 2)
         elif now >= self._measure_at:
-            self._set_shortest(round_trip_s, now)  # nothing of ours has waited on the way
+            self._set_shortest(round_trip_s)  # nothing of ours has waited on the way
+            self._measure_at = now + self._measure_every_s
         self._round_began = now
         self._round_trip_s = self._full_s = self._fastest = 0.0
 

@@ -72,7 +72,6 @@ class SealedStream(Stream):
         "_next_sequence",
         "_outstanding",
         "_outstanding_bytes",
-        "_parked_bytes",
         "_path",
         "_receive_hash",
         "_received_sequence",
@@ -140,7 +139,6 @@ class SealedStream(Stream):
         # sequence, data, rolling hash behind it, when it was sent
         self._outstanding: deque[tuple[int, bytes, bytes, Stamp | None]] = deque()
         self._outstanding_bytes = 0
-        self._parked_bytes = 0  # how much of that the path does not count any more
         self._unread = 0
         self._end_wanted = self._end_sent = self._end_acked = False
 
@@ -153,7 +151,7 @@ class SealedStream(Stream):
         room = self._window.bytes - self._outstanding_bytes - _FRAME_COST_BYTES * frames
         if path is None or room <= 0:
             return room
-        on_path = path.room_bytes(self._outstanding_bytes - self._parked_bytes, self.pending.size)
+        on_path = path.room_bytes(self._outstanding_bytes, self.pending.size)
         return on_path if on_path < room else room
 
     @property
@@ -201,10 +199,7 @@ class SealedStream(Stream):
     @property
     def record_bytes(self) -> int:
         """A frame of its path; see :attr:`Stream.record_bytes`."""
-        path = self._path
-        if path is None or path.frame_bytes >= RECORD_PLAINTEXT_LIMIT_BYTES // 2:
-            return RECORD_PLAINTEXT_LIMIT_BYTES
-        return path.frame_bytes
+        return RECORD_PLAINTEXT_LIMIT_BYTES if self._path is None else self._path.frame_bytes
 
     def wait(self) -> None:
         """Data waits; if it is for the path, an acknowledgement of another stream lets it go on, too."""
@@ -214,14 +209,6 @@ class SealedStream(Stream):
     def take_waiting(self) -> Sequence[Stream]:
         """The streams that waited for the path and may go on."""
         return () if self._path is None else cast("Sequence[Stream]", self._path.take_waiting())
-
-    def park(self, before: float) -> None:
-        """If the oldest frame under way was sent ``before``, it waits for the peer's application, and not on the path."""
-        if self._path is not None and self._outstanding_bytes > self._parked_bytes:
-            stamp = self._outstanding[0][3]
-            if stamp is not None and stamp[0] < before:
-                self._path.under_way_bytes -= self._outstanding_bytes - self._parked_bytes
-                self._parked_bytes = self._outstanding_bytes
 
     def next_fwd(self, limit_bytes: int) -> tuple[bytes, bytes]:
         """The next FWD as (header, sealed payload); data as the window allows, else the end of the stream."""
@@ -234,9 +221,9 @@ class SealedStream(Stream):
         sequence = self._next_sequence
         self._next_sequence = (sequence + 1) & 0xFFFF
         self._send_hash = hashlib.sha256(self._send_hash + data).digest()
-        stamp = path.sent(self, len(data)) if path is not None else None
-        self._outstanding.append((sequence, data, self._send_hash[:HASH_BYTES], stamp))
         self._outstanding_bytes += len(data)
+        stamp = path.sent(self, len(data), self._outstanding_bytes) if path is not None else None
+        self._outstanding.append((sequence, data, self._send_hash[:HASH_BYTES], stamp))
         self.sent_bytes += len(data)
         marker = self.rekey() if self._sender.nonce >= self._rekey_nonce else b""
         sealed = self._sender.seal(_FWD_AD, sequence.to_bytes(2, "big") + data)
@@ -271,7 +258,9 @@ class SealedStream(Stream):
             if number == sequence:
                 break
         if self._path is not None:
-            self._leave_path(self._path, stamp, self.acked_bytes - acked_before)
+            if not outstanding:
+                self._path.senders.discard(self)
+            self._path.acknowledged(stamp, self.acked_bytes - acked_before)
         if claimed != expected:
             raise StreamFault(CloseReason.INTEGRITY)
         self._acked_sequence, self._acked_hash = sequence, expected
@@ -288,17 +277,6 @@ class SealedStream(Stream):
             self._window.told(note[0])
         else:
             raise StreamFault(CloseReason.MALFORMED)
-
-    def _leave_path(self, path: PathWindow, stamp: Stamp | None, size: int) -> None:
-        """``size`` bytes have arrived, those first that the path does not count any more."""
-        if not self._outstanding:
-            path.senders.discard(self)
-        parked = self._parked_bytes
-        if not parked:
-            path.acknowledged(stamp, size)
-        else:
-            self._parked_bytes = max(0, parked - size)
-            path.acknowledged(None if size <= parked else stamp, max(0, size - parked))
 
     # --- receiving -------------------------------------------------------------------------------------------------
 
@@ -396,7 +374,7 @@ class SealedStream(Stream):
         """The path is over: erase its keys, keep what is not acknowledged (:ref:`spec-resume-memory`)."""
         self.cut_bytes = self.pending.size + self._outstanding_bytes
         if self._path is not None:
-            self._path.forget(self, self._outstanding_bytes - self._parked_bytes)
+            self._path.forget(self, self._outstanding_bytes)
             self._path = None
         self._sender.erase()
         self._receiver.erase()
