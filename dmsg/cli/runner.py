@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import sys
@@ -89,6 +90,9 @@ def run(make: Main, out: Output, *, verbose: bool = False) -> int:
         running.append(Deferred.fromCoroutine(make(reactor)))
         running[0].addBoth(finished)
 
+    if not gc.isenabled():  # what was imported is not looked at again
+        gc.freeze()
+        gc.enable()
     reactor.callWhenRunning(start)
     reactor.run()
     return outcome[0] if outcome else Exit.INTERRUPTED

@@ -263,3 +263,12 @@ def test_a_demo_that_fails_shows_the_log_of_what_failed(tmp_path, monkeypatch, c
 async def test_a_command_takes_the_reactor_that_is_named_before_anything_installs_another(start, command):
     program = start(*command.split(), environ={"DMSG_REACTOR": "pol", "DMSG_DISCOVERY": NOWHERE})
     assert await program.ended() == (2, "", "dmsg: reactor: 'pol' is none; twistd --help-reactors lists them\n")
+
+
+def test_a_command_imports_what_it_needs_and_not_what_a_relay_does():
+    script = (
+        "import sys; from dmsg.cli.main import group; group.main(['send', '--help'], standalone_mode=False);"
+        "print(*(name for name in ('dmsg.serving.service', 'dmsg.cli.up', 'dmsg.cli.tunnels') if name in sys.modules))"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=30)
+    assert done.stdout.splitlines()[-1] == ""
