@@ -23,8 +23,12 @@ def command_line(*arguments: str) -> list[str]:
 
 
 def environment() -> dict[str, str]:
-    """The environment without settings for ``dmsg``."""
-    return {key: value for key, value in os.environ.items() if not key.startswith("DMSG_")}
+    """The environment without settings for ``dmsg``. Bytecode may be kept, as it is where ``dmsg`` is installed."""
+    return {
+        key: value
+        for key, value in os.environ.items()
+        if not key.startswith("DMSG_") and key != "PYTHONDONTWRITEBYTECODE"
+    }
 
 
 class Command:

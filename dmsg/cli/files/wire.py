@@ -46,7 +46,7 @@ HEADER_LIMIT_BYTES: Final = 4096
 #: Bounds what one unit announces; data is passed on as it comes, so it costs no memory.
 DATA_LIMIT_BYTES: Final = 1024 * 1024
 #: Files up to this size are sent without asking what is there of them: sending it again costs less than the question.
-WHOLE_LIMIT_BYTES: Final = 64 * 1024
+WHOLE_LIMIT_BYTES: Final = 256 * 1024
 SIZE_LIMIT_BYTES: Final = 2**63 - 1
 PART_SUFFIX: Final = ".part"
 _SHA256: Final = re.compile(r"[0-9a-f]{64}\Z")

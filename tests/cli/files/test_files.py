@@ -432,10 +432,10 @@ async def test_a_partial_file_is_gone_on_with(bench, inbox, tmp_path):
     assert [path.name for path in inbox.iterdir()] == ["a"]
 
 
-@pytest.mark.parametrize("there", [b"not what was sent", b"x" * 500_000])
+@pytest.mark.parametrize("there", [b"not what was sent", b"x" * 900_000])
 @pytest_twisted.ensureDeferred
 async def test_a_partial_file_of_something_else_is_not_used(bench, inbox, tmp_path, there):
-    data = os.urandom(300_000)
+    data = os.urandom(600_000)
     key, key_file = bench.key("sender")
     part = PartStore(inbox).open(str(key.public_key), "a")
     part.append(there)
@@ -448,7 +448,7 @@ async def test_a_partial_file_of_something_else_is_not_used(bench, inbox, tmp_pa
 
 @pytest_twisted.ensureDeferred
 async def test_what_another_sender_left_is_neither_used_nor_told(bench, inbox, tmp_path):
-    data = os.urandom(300_000)
+    data = os.urandom(600_000)
     other, _ = bench.key("other")
     part = PartStore(inbox).open(str(other.public_key), "a")
     part.append(data[:1000])
