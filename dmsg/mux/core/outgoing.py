@@ -94,16 +94,18 @@ class Outgoing:
         record = RECORD_PLAINTEXT_LIMIT_BYTES
         while sending and budget > 0:
             stream = sending.popleft()
-            if not stream.sendable or stream.state is StreamState.CLOSED:
+            room = stream.room_bytes()
+            if room <= 0 or stream.state is StreamState.CLOSED:
                 stream.queued = False  # a sealed stream that is over keeps what it had, for another path
                 if stream.state is not StreamState.CLOSED:
                     stream.wait()
                 continue
-            head, data = stream.next_fwd(limit)
+            head, data = stream.next_fwd(limit, room)
             parts.append(head)
             parts.append(data)
             budget -= len(data)
-            record = min(record, stream.record_bytes)
+            if len(data) < limit:
+                record = min(record, stream.record_bytes)
             if stream.pending.size or stream.sendable:
                 sending.append(stream)
             else:

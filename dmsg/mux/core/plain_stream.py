@@ -48,10 +48,9 @@ class PlainStream(Stream):
 
     # --- sending ---------------------------------------------------------------------------------------------------
 
-    @property
-    def sendable(self) -> bool:
-        """Whether there is data and the window has room for some."""
-        return self.pending.size > 0 and self.window.room_bytes > 0
+    def room_bytes(self) -> int:
+        """What the window has room for, if there is data."""
+        return self.window.room_bytes if self.pending.size else 0
 
     @property
     def drained(self) -> bool:
@@ -68,9 +67,9 @@ class PlainStream(Stream):
     def end(self) -> None:
         """Nothing more will be written. The peer learns it from the CLOSE."""
 
-    def next_fwd(self, limit_bytes: int) -> tuple[bytes, bytes]:
+    def next_fwd(self, limit_bytes: int, room_bytes: int = 0) -> tuple[bytes, bytes]:
         """The next FWD as (header and sequence, data)."""
-        data = self.pending.take(min(limit_bytes, self.window.room_bytes))
+        data = self.pending.take(min(limit_bytes, room_bytes or self.window.room_bytes))
         size = len(data)
         self.sent_bytes += size
         sequence = self.window.send(size)

@@ -144,22 +144,18 @@ class SealedStream(Stream):
 
     # --- sending ---------------------------------------------------------------------------------------------------
 
-    def _room_bytes(self) -> int:
+    def room_bytes(self) -> int:
+        """What the windows have room for, if there is data; or 1 for the end of the stream."""
         frames, path = len(self._outstanding), self._path
         if frames >= OUTSTANDING_LIMIT:
             return 0
+        if not self.pending.size:
+            return self._end_wanted and not self._end_sent
         room = self._window.bytes - self._outstanding_bytes - _FRAME_COST_BYTES * frames
         if path is None or room <= 0:
             return room
         on_path = path.room_bytes(self._outstanding_bytes, self.pending.size)
         return on_path if on_path < room else room
-
-    @property
-    def sendable(self) -> bool:
-        """Whether a FWD could go out now: data the window has room for, or the end of the stream."""
-        if self.pending.size:
-            return self._room_bytes() > 0
-        return self._end_wanted and not self._end_sent and len(self._outstanding) < OUTSTANDING_LIMIT
 
     @property
     def drained(self) -> bool:
@@ -210,14 +206,15 @@ class SealedStream(Stream):
         """The streams that waited for the path and may go on."""
         return () if self._path is None else cast("Sequence[Stream]", self._path.take_waiting())
 
-    def next_fwd(self, limit_bytes: int) -> tuple[bytes, bytes]:
+    def next_fwd(self, limit_bytes: int, room_bytes: int = 0) -> tuple[bytes, bytes]:
         """The next FWD as (header, sealed payload); data as the window allows, else the end of the stream."""
         path = self._path
         if path is not None and path.frame_bytes < limit_bytes:
             limit_bytes = path.frame_bytes
-        data = self.pending.take(min(limit_bytes - TAG_BYTES, self._room_bytes())) if self.pending.size else b""
-        if not data:
-            self._end_sent = True
+        if self.pending.size:
+            data = self.pending.take(min(limit_bytes - TAG_BYTES, room_bytes or self.room_bytes()))
+        else:
+            data, self._end_sent = b"", True
         sequence = self._next_sequence
         self._next_sequence = (sequence + 1) & 0xFFFF
         self._send_hash = hashlib.sha256(self._send_hash + data).digest()

@@ -52,7 +52,11 @@ class SealedWindow:
         buffers = self._buffers
         buffers.used_bytes += size - self._counted_bytes
         self._counted_bytes = size
-        self.bytes = max(self._least_bytes, min(self._told_bytes, buffers.share_bytes))
+        told = self._told_bytes
+        if told <= self._least_bytes or told <= buffers.share_bytes:
+            self.bytes = told
+        else:
+            self.bytes = max(self._least_bytes, buffers.share_bytes)
 
     def let_go(self) -> None:
         """The stream holds nothing any more."""
@@ -62,6 +66,8 @@ class SealedWindow:
     def give(self, taken_bytes: int) -> int:
         """The power of two to tell the peer whose data the application took ``taken_bytes`` of; 0 if it knows already."""
         least = self._least_bytes
+        if self.given_bytes == self._most_bytes <= self._buffers.share_bytes:
+            return 0
         most = min(self._most_bytes, least + _GROWTH * taken_bytes, max(least, self._buffers.share_bytes))
         window = least if most < _LEAST_TOLD_BYTES else max(least, 1 << most.bit_length() - 1)
         if window == self.given_bytes:

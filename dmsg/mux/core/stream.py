@@ -189,10 +189,14 @@ class Stream(ABC):
 
     # --- sending ---------------------------------------------------------------------------------------------------
 
-    @property
     @abstractmethod
+    def room_bytes(self) -> int:
+        """How much data a FWD could carry now; not positive if none could go out."""
+
+    @property
     def sendable(self) -> bool:
         """Whether a FWD could go out now."""
+        return self.room_bytes() > 0
 
     @property
     @abstractmethod
@@ -219,8 +223,11 @@ class Stream(ABC):
         """Nothing more will be written."""
 
     @abstractmethod
-    def next_fwd(self, limit_bytes: int) -> tuple[bytes, bytes]:
-        """The next FWD in two pieces, whose payload is at most ``limit_bytes``; call only while :attr:`sendable`."""
+    def next_fwd(self, limit_bytes: int, room_bytes: int = 0) -> tuple[bytes, bytes]:
+        """The next FWD in two pieces, whose payload is at most ``limit_bytes``; call only while :attr:`sendable`.
+
+        ``room_bytes`` is what :meth:`room_bytes` gave, if that was just asked for.
+        """
 
     @property
     def record_bytes(self) -> int:
