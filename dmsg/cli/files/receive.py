@@ -352,11 +352,11 @@ class Receiver(Factory):
 
         def keep(pieces: list[bytes]) -> None:
             size = sum(map(len, pieces))
-            self._quota.check(sender, size)  # others have taken room since the offer
+            self._quota.check(sender, size, quickly=True)  # others have taken room since the offer
             part.append(*pieces, hashed=hashed)
             self._quota.add(sender, size)
 
-        behind = WriteBehind(self._reactor, keep)
+        behind = WriteBehind(self._reactor, keep, quick=not hashed)
         try:
             while left:
                 pieces = await talk.hear_data(left)

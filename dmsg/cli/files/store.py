@@ -21,6 +21,9 @@ T = TypeVar("T")
 
 #: What is read, hashed and written at a time: large enough that going to a thread costs nothing beside it.
 BLOCK_BYTES: Final = 1024 * 1024
+#: The system's cache takes or gives a block in some 0.3 ms. To have a thread do that costs as much again, beside a busy
+#: reactor; where it takes longer, there is a disk to wait for. In seconds.
+QUICK_S: Final = 0.003
 
 
 async def in_thread(reactor: Any, work: Callable[[], T]) -> T:
@@ -36,22 +39,26 @@ def start_in_thread(reactor: Any, work: Callable[[], T]) -> Deferred[T]:
 class WriteBehind:
     """Data on its way to ``write``, which a thread calls with one block after the other while the next ones come.
 
-    A block is a list of pieces.
+    A block is a list of pieces. With ``quick``, ``write`` only hands them to the system: then it is called right here as
+    long as that takes less than :data:`QUICK_S`.
     """
 
-    def __init__(self, reactor: Any, write: Callable[[list[bytes]], None]) -> None:
+    def __init__(self, reactor: Any, write: Callable[[list[bytes]], None], *, quick: bool = False) -> None:
         self._reactor = reactor
         self._write = write
+        self._may_be_quick = self._is_quick = quick
         self._waiting: deque[list[bytes]] = deque()
         self._lock = threading.Lock()
         self._failed = False
         self._running: Deferred[None] | None = None
 
     async def put(self, pieces: list[bytes]) -> None:
-        """Have ``pieces`` written; waits until everything put before is. Raises what writing that failed with."""
+        """Have ``pieces`` written; waits until everything put before is. Raises what writing failed with."""
         self._waiting.append(pieces)
         await self.done()
-        if self._waiting:
+        if self._is_quick:
+            self._write_waiting()
+        elif self._waiting:
             self._running = start_in_thread(self._reactor, self._write_waiting)
 
     async def done(self) -> None:
@@ -75,7 +82,9 @@ class WriteBehind:
         with self._lock:
             while self._waiting and not self._failed:  # what comes behind a gap is of no use
                 self._failed = True
+                began = self._reactor.seconds()
                 self._write(self._waiting.popleft())
+                self._is_quick = self._may_be_quick and self._reactor.seconds() - began < QUICK_S
                 self._failed = False
 
 
@@ -199,20 +208,26 @@ class SourceFile(HashedFile):
 
 
 class ReadAhead:
-    """The blocks of ``source`` from where it stands; a thread reads (and hashes) the next one while one is sent."""
+    """The blocks of ``source`` from where it stands; a thread reads and hashes the next one while one is sent.
+
+    What is not ``hashed`` is read right here as long as that takes less than :data:`QUICK_S`.
+    """
 
     def __init__(self, reactor: Any, source: SourceFile, *, hashed: bool) -> None:
         self._reactor = reactor
         self._source = source
         self._hashed = hashed
+        self._is_quick = not hashed
         self._reading: Deferred[bytes] | None = None
 
     async def next(self) -> bytes:
         """One block; empty at the end of the file. Raises ``OSError``."""
+        if self._reading is None and self._is_quick:
+            return self._read()
         reading = self._reading or self._begin()
         self._reading = None
         block = await reading
-        if block:
+        if block and not self._is_quick:
             self._reading = self._begin()
         return block
 
@@ -224,7 +239,13 @@ class ReadAhead:
             await reading
 
     def _begin(self) -> Deferred[bytes]:
-        return start_in_thread(self._reactor, lambda: self._source.read_block(hashed=self._hashed))
+        return start_in_thread(self._reactor, self._read)
+
+    def _read(self) -> bytes:
+        began = self._reactor.seconds()
+        block = self._source.read_block(hashed=self._hashed)
+        self._is_quick = not self._hashed and self._reactor.seconds() - began < QUICK_S
+        return block
 
 
 def storage_failure(error: OSError, name: str) -> TransferFailed:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import threading
+from typing import Any
 
 import pytest
 import pytest_twisted
 from twisted.internet import reactor
 
-from dmsg.cli.files.store import BLOCK_BYTES, ReadAhead, WriteBehind, find_source
+from dmsg.cli.files.store import BLOCK_BYTES, QUICK_S, ReadAhead, WriteBehind, find_source
 
 
 class Disk:
@@ -77,6 +79,59 @@ async def test_a_source_that_is_read_ahead_comes_whole_and_hashed(tmp_path):
         blocks.append(await ahead.next())
     await ahead.stop()
     assert b"".join(blocks) == data and source.sha256 == hashlib.sha256(data).hexdigest()
+    source.close()
+
+
+class Timed:
+    """The reactor, with a clock on which everything takes ``takes_s``."""
+
+    def __init__(self) -> None:
+        self.takes_s = 0.0
+        self._now = 0.0
+
+    def seconds(self) -> float:
+        self._now += self.takes_s
+        return self._now
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(reactor, name)
+
+
+@pytest_twisted.ensureDeferred
+async def test_a_thread_writes_while_the_disk_is_slow():
+    where: list[threading.Thread] = []
+    clock = Timed()
+    behind = WriteBehind(clock, lambda pieces: where.append(threading.current_thread()), quick=True)
+    for takes_s in (QUICK_S / 2, QUICK_S * 2, QUICK_S * 2, QUICK_S / 2, QUICK_S / 2):
+        clock.takes_s = takes_s
+        await behind.put([b"block"])
+        await behind.done()
+    assert [one is threading.current_thread() for one in where] == [True, True, False, False, True]
+
+
+@pytest_twisted.ensureDeferred
+async def test_a_thread_reads_while_the_disk_is_slow(tmp_path):
+    data = os.urandom(6 * BLOCK_BYTES)
+    (tmp_path / "a").write_bytes(data)
+    source = find_source(str(tmp_path / "a")).open()
+    where: list[threading.Thread] = []
+    read_block = source.read_block
+
+    def noted(*, hashed: bool) -> bytes:
+        where.append(threading.current_thread())
+        return read_block(hashed=hashed)
+
+    source.read_block = noted  # type: ignore[method-assign]
+    clock = Timed()
+    ahead = ReadAhead(clock, source, hashed=False)
+    blocks = []
+    for takes_s in (QUICK_S / 2, QUICK_S * 2, QUICK_S / 2, QUICK_S / 2, QUICK_S / 2, QUICK_S / 2):
+        clock.takes_s = takes_s
+        blocks.append(await ahead.next())
+    await ahead.stop()
+    assert b"".join(blocks) == data
+    here = [one is threading.current_thread() for one in where]
+    assert here[:3] == [True, True, False] and here[-1]
     source.close()
 
 

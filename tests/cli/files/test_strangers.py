@@ -112,21 +112,22 @@ async def test_a_disk_is_never_filled(bench, inbox, tmp_path):
     assert not list(inbox.iterdir())
 
 
-def test_a_quota_has_room_again_when_files_are_taken_away(tmp_path):
+@pytest.mark.parametrize("quickly", [False, True])
+def test_a_quota_has_room_again_when_files_are_taken_away(tmp_path, quickly):
     now = [0.0]
     (tmp_path / "before").write_bytes(b"x" * 5000)
     quota = Quota((tmp_path,), 1000, 0, shared=False, clock=lambda: now[0])
-    quota.check("a", 1000)
+    quota.check("a", 1000, quickly=quickly)
     (tmp_path / "new").write_bytes(b"x" * 900)
     quota.add("a", 900, files=1)
     for sender in ("a", "b"):
         with pytest.raises(TransferFailed):
-            quota.check(sender, 101)
+            quota.check(sender, 101, quickly=quickly)
     (tmp_path / "new").unlink()
     now[0] += 10.0
-    quota.check("a", 1000)
+    quota.check("a", 1000, quickly=quickly)
     with pytest.raises(TransferFailed):
-        quota.check("a", 1001)
+        quota.check("a", 1001, quickly=quickly)
 
 
 def test_space_that_stays_free_and_the_number_of_files_are_bounds_too(tmp_path):
