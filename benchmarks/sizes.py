@@ -138,7 +138,7 @@ QUICK: Final = Sizes(
     fleet=FleetSize(clients=50, duration_s=500.0, dial_every_s=20.0),
     wan_s=2.0,
     wan_distances=12,
-    file_bytes=64 * 1024 * 1024,
+    file_bytes=128 * 1024 * 1024,
     small_files=500,
     crowd=5_000,
     crowd_s=2.0,
