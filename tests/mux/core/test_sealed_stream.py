@@ -892,8 +892,10 @@ MIB = 1 << 20
 class Far:
     """A sender that always has data, and a receiver whose application takes what it is told to."""
 
-    def __init__(self, *, largest: int = 32 * MIB, ours: int = 192 * MIB, theirs: int = 192 * MIB) -> None:
-        self.ours, self.theirs = Buffers(ours), Buffers(theirs)
+    def __init__(
+        self, *, largest: int = 32 * MIB, ours: int = 192 * MIB, theirs: int = 192 * MIB, all_of: Buffers | None = None
+    ) -> None:
+        self.ours, self.theirs = Buffers(ours), all_of or Buffers(theirs)
         self.sender = end(0, largest=largest, buffers=self.ours)
         self.receiver = end(1, largest=32 * MIB, buffers=self.theirs)
 
@@ -948,6 +950,27 @@ def test_a_window_is_a_quarter_of_what_is_left_for_all(side):
     far.window()
     far.read()
     assert far.rounds(2) == [1, 1]
+
+
+def test_strangers_whose_data_is_not_read_any_more_fill_the_buffers_and_no_more():
+    """Each was given a large window while its data was read, and sends all that it may as soon as nothing is read."""
+    limit, all_of = MIB, Buffers(24 * MIB)
+    strangers = [Far(all_of=all_of) for _ in range(12)]
+    for stranger in strangers:
+        stranger.rounds(3)
+    ended = 0
+    for stranger in strangers:
+        sender, receiver = stranger.sender, stranger.receiver
+        sender.pending.append(bytes(40 * MIB))
+        while sender.sendable:
+            carry(sender, receiver, 65_016)
+            if receiver.overfull(limit):
+                receiver.let_go()  # closed as a slow consumer
+                ended += 1
+                break
+    held = sum(one.receiver.unread_bytes for one in strangers if not one.receiver.overfull(limit))
+    assert ended > 0
+    assert held <= all_of.total_bytes + len(strangers) * limit
 
 
 def test_what_is_held_is_counted_until_the_stream_lets_go_of_it():
