@@ -208,6 +208,7 @@ class NoiseHandshake:
         theirs: Any = _UNKNOWN
         if isinstance(remote_static, KnownPeer):
             known = remote_static
+            assert known.ours is static
             ours, theirs = known.pairs
         else:
             ours = _KeyPair(static, Point(static.public_key.raw))
