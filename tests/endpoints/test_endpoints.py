@@ -195,12 +195,21 @@ async def test_a_factory_without_a_protocol_fails_the_connect(reactor, problem):
 
     async with LocalNetwork(reactor, relays=1) as network:
         alice, bob = await network.client(), await network.client()
-        other = Talk()
-        bob.listen(Factory.forProtocol(lambda: other))
+        built = []
+
+        class Listening(Factory):
+            def buildProtocol(self, addr):
+                built.append(Echo())
+                return built[-1]
+
+        bob.listen(Listening())
         factory = Unwilling()
         with pytest.raises((error.NoProtocol, ZeroDivisionError)):
             await DmsgClientEndpoint(alice, bob.public_key).connect(factory)
-        assert isinstance(await other.over, error.ConnectionLost)
+        assert await echo(DmsgClientEndpoint(alice, bob.public_key)) == b"hello"
+        # what was given up before a word has proved nothing: the listener has only seen the other
+        assert len(built) == 1
+        assert not list(alice.transports)
         await network.settle()
         assert factory.numPorts == 0
 
