@@ -16,6 +16,7 @@ from dmsg.crypto.aead import TAG_BYTES
 from dmsg.crypto.cipher import CipherState
 from dmsg.crypto.errors import CryptoError, NonceExhausted
 from dmsg.crypto.keys import PublicKey
+from dmsg.mux.core.ack_steps import AckStep, AckSteps
 from dmsg.mux.core.buffers import Buffers
 from dmsg.mux.core.e2e_handshake import SecureKeys
 from dmsg.mux.core.path_window import PathWindow, Stamp
@@ -85,6 +86,7 @@ class SealedStream(Stream):
         "_told_bytes",
         "_unread",
         "_window",
+        "_withheld",
         "is_late",
         "resumes",
         "skip_bytes",
@@ -140,6 +142,7 @@ class SealedStream(Stream):
         self._outstanding: deque[tuple[int, bytes, bytes, Stamp | None]] = deque()
         self._outstanding_bytes = 0
         self._unread = 0
+        self._withheld: AckSteps | None = None
         self._end_wanted = self._end_sent = self._end_acked = False
 
     # --- sending ---------------------------------------------------------------------------------------------------
@@ -296,18 +299,32 @@ class SealedStream(Stream):
             data = data[skipped:]
         self.received_bytes += len(data)
         self._unread += len(data)
-        # also takes back what an earlier FWD of the same read was promised: an ACK is for everything up to now
-        self.ack_due = self._unread <= self._ack_limit_bytes or self.end_received
-        if not self.ack_due:
-            self._window.hold(self._outstanding_bytes + self._unread)
+        if self._unread <= self._ack_limit_bytes or self.end_received:
+            self.ack_due = True
+        else:
+            self._withhold()
         return data, b""
 
+    def _withhold(self) -> None:
+        """More is unread than may be acknowledged."""
+        if self._withheld is None:
+            self._withheld = AckSteps(self._ack_limit_bytes)
+        received_bytes = self.received_bytes - self.skip_bytes
+        step = AckStep(self._received_sequence, self._receive_hash[:HASH_BYTES], received_bytes)
+        self._withheld.withhold(step, self._acknowledged_bytes)
+        # also takes back what an earlier FWD of the same read was promised, when less was unread
+        self.ack_due = self._withheld.due(self.received_bytes - self._unread)
+        self._window.hold(self._outstanding_bytes + self._unread)
+
     def consumed(self, size: int) -> bytes:
-        """The application took ``size`` bytes: an ACK that was withheld becomes due."""
+        """The application took ``size`` bytes: an ACK that was withheld becomes due, for all or for a part."""
         withheld = self._unread > self._ack_limit_bytes
         self._unread -= size
-        if withheld and self._unread <= self._ack_limit_bytes:
-            self.ack_due = True
+        if withheld and not self.ack_due:
+            enough = self._unread <= self._ack_limit_bytes
+            self.ack_due = enough or (
+                self._withheld is not None and self._withheld.due(self.received_bytes - self._unread)
+            )
         return b""
 
     @property
@@ -323,12 +340,19 @@ class SealedStream(Stream):
         return self._unread > limit_bytes and self._window.overfull(self._unread, self._ack_limit_bytes)
 
     def take_ack(self) -> bytes:
-        """An ACK frame for everything received so far."""
+        """An ACK frame for everything received so far, or for as much as may be acknowledged."""
         self.ack_due = False
+        sequence, digest = self._received_sequence, self._receive_hash[:HASH_BYTES]
         self._acknowledged_bytes = self.received_bytes - self.skip_bytes
-        inner = self._received_sequence.to_bytes(2, "big") + self._receive_hash[:HASH_BYTES]
+        read_bytes = self.received_bytes - self._unread
+        if self._withheld is not None:
+            if self._unread <= self._ack_limit_bytes or self.end_received or self.dropped:
+                self._withheld = None
+            elif self._withheld.due(read_bytes):
+                sequence, digest, self._acknowledged_bytes = self._withheld.take(read_bytes)
+        inner = sequence.to_bytes(2, "big") + digest
         self._window.hold(self._outstanding_bytes + self._unread)
-        note = _DROPPED if self.dropped else self._window.give(self.received_bytes - self._unread)
+        note = _DROPPED if self.dropped else self._window.give(read_bytes)
         if note:
             inner += bytes((note,))
         marker = self.rekey() if self._sender.nonce >= self._rekey_nonce else b""

@@ -9,6 +9,7 @@ import gc
 import hashlib
 import tracemalloc
 import weakref
+from itertools import pairwise
 
 import pytest
 from hypothesis import given, settings
@@ -135,7 +136,10 @@ def test_what_arrives_is_a_prefix_and_the_window_holds(
             received += carry(sender, receiver, size)
         elif what == "ack" and receiver.ack_due:
             acknowledge(receiver, sender)
-            assert sender.acked_bytes == len(received)
+            if receiver.unread_bytes <= ack_limit or receiver.end_received:
+                assert sender.acked_bytes == len(received)
+            else:
+                assert sender.acked_bytes <= read + ack_limit
         elif what == "read":
             taken = min(size, len(received) - read)
             read += taken
@@ -149,8 +153,8 @@ def test_what_arrives_is_a_prefix_and_the_window_holds(
         assert receiver.unread_bytes <= window + ack_limit
         assert len(written) == sender.sent_bytes + len(sender.pending)
         assert not receiver.end_received or received == written
-        if receiver.ack_due:
-            assert receiver.unread_bytes <= ack_limit or receiver.end_received or what in ("send", "write", "end")
+        # what was read is acknowledged, but for a part of a frame
+        assert receiver.ack_due or sender.acked_bytes == len(received) or sender.acked_bytes > read - 150
     sender.end()
     for _ in range(200):
         receiver.consumed(len(received) - read)
@@ -372,13 +376,51 @@ def test_acks_are_withheld_while_too_much_is_unread() -> None:
     assert not receiver.ack_due
     assert receiver.unread_bytes == 110
     assert not receiver.overfull(110) and receiver.overfull(109)
-    receiver.consumed(99)
-    assert not receiver.ack_due
+    for taken in range(
+        1, 100
+    ):  # frames of 20 bytes are acknowledged when all but ten have been taken of what came with them
+        receiver.consumed(1)
+        assert receiver.ack_due == (taken % 20 == 0 and taken > 0), taken
+        if receiver.ack_due:
+            acknowledge(receiver, sender)
+            assert sender.acked_bytes == taken + 10
     receiver.consumed(1)
     assert receiver.ack_due
     acknowledge(receiver, sender)
     assert sender.acked_bytes == 110
     assert sender.sendable
+
+
+def test_a_slow_reader_acknowledges_in_steps_of_half_its_limit() -> None:
+    sender, receiver = pair(window=1 << 16, ack_limit=1000)
+    sender.pending.append(bytes(20_000))
+    while sender.sendable:
+        carry(sender, receiver)
+        if receiver.ack_due and receiver.unread_bytes < 500:
+            acknowledge(receiver, sender)
+    acknowledged = [sender.acked_bytes]
+    while receiver.unread_bytes:
+        receiver.consumed(min(100, receiver.unread_bytes))
+        if receiver.ack_due:
+            acknowledge(receiver, sender)
+            acknowledged.append(sender.acked_bytes)
+            assert (
+                0 <= receiver.received_bytes - receiver.unread_bytes + 1000 - sender.acked_bytes < 100 or sender.drained
+            )
+    assert sender.drained
+    steps = [after - before for before, after in pairwise(acknowledged)]
+    assert len(steps) > 30 and all(500 <= step < 600 for step in steps[1:-1])
+
+
+def test_what_a_closed_application_did_not_take_is_acknowledged_at_once() -> None:
+    sender, receiver = pair(ack_limit=10)
+    sender.pending.append(bytes(100))
+    while sender.sendable:
+        carry(sender, receiver, 36)
+    assert not receiver.ack_due
+    receiver.drop()
+    acknowledge(receiver, sender)
+    assert sender.acked_bytes == 100 and sender.was_cut
 
 
 def test_the_end_is_acknowledged_however_much_is_unread() -> None:
