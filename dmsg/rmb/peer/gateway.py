@@ -156,6 +156,11 @@ class Gateway:
             except (RedisAway, RedisRefused) as error:
                 failures += 1
                 self._redis_failed(error)
+            except CancelledError:
+                raise
+            except Exception:  # what one message does to us must not keep the next from being taken
+                failures += 1
+                _log.failure("A step between Redis and the relays failed")
             await self._rest(_REDIS_PAUSES.pause_s(failures, self._uniform))
 
     async def _keep_taking(

@@ -108,6 +108,20 @@ async def test_what_is_no_json_does_not_stop_what_is(peer: Peer) -> None:
 
 
 @pytest_twisted.ensureDeferred
+async def test_a_message_that_we_fail_at_does_not_stop_the_next(peer: Peer, monkeypatch: Any, logged_errors: Any) -> None:
+    def fail(data: bytes) -> Any:
+        monkeypatch.undo()
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(requests.OutgoingRequest, "from_json", fail)
+    await peer.push(LOCAL, local(ret="failed"))
+    await peer.push(LOCAL, local())
+    assert (await peer.take("answers"))["err"] is None
+    assert await peer.take("failed", 1) is None
+    assert len(logged_errors.flush(ZeroDivisionError)) == 1
+
+
+@pytest_twisted.ensureDeferred
 async def test_an_error_comes_before_the_time_of_the_request_is_over(peer: Peer) -> None:
     peer.exchange.answer = lambda envelope: None
     began = time.time()
