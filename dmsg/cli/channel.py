@@ -7,7 +7,7 @@ from typing import Any, Final
 
 from twisted.internet.defer import Deferred
 from twisted.internet.error import ConnectionDone
-from twisted.internet.interfaces import IPushProducer
+from twisted.internet.interfaces import IHalfCloseableProtocol, IPushProducer
 from twisted.internet.protocol import Protocol, connectionDone
 from twisted.python.failure import Failure
 from zope.interface import implementer
@@ -56,6 +56,7 @@ class Channel(Protocol):
         self._writers: Waiters[None] = Waiters()
         self._writing_paused = False
         self._ended: Failure | None = None
+        self._read_ended = False
         self._interruption: Exception | None = None
         self._watchers: Waiters[None] = Waiters()
 
@@ -77,11 +78,11 @@ class Channel(Protocol):
         while not self._unread or self._interruption is not None:
             if self._interruption is not None:
                 raise self._interruption
-            if self._ended is not None:
+            if self._ended is not None or self._read_ended:
                 raise self._broken()
             await self._limited(self._readers.wait(), timeout_s)
         enough_bytes = min(enough_bytes, UNREAD_PAUSE_BYTES)
-        if self.unread_bytes < enough_bytes and self._ended is None:
+        if self.unread_bytes < enough_bytes and self._ended is None and not self._read_ended:
             self._enough_bytes = enough_bytes
             try:
                 await self._readers.wait_at_most(GATHER_S, self._clock)
@@ -109,6 +110,12 @@ class Channel(Protocol):
             await self._limited(self._writers.wait(), timeout_s)
         if self._ended is not None:
             raise self._broken()
+
+    def end_writing(self) -> None:
+        """Nothing more is written; the other side hears of it behind what was. For transports that have halves."""
+        if self._ended is None:
+            self.transport.unregisterProducer()
+            self.transport.loseWriteConnection()
 
     async def close(self, timeout_s: float) -> None:
         """Close once everything written has arrived; after ``timeout_s`` at once."""
@@ -180,8 +187,7 @@ class Channel(Protocol):
             self._unread.append(bytearray(data))
 
     def _broken(self) -> TransportBroken:
-        assert self._ended is not None
-        if self._ended.check(ConnectionDone):
+        if self._ended is None or self._ended.check(ConnectionDone):
             return TransportBroken("the peer closed the transport", clean=True)
         cause = getattr(self._ended.value, "cause", self._ended.value)
         return TransportBroken(f"the transport was lost: {cause}")
@@ -196,6 +202,19 @@ class Channel(Protocol):
             await waiting
         else:
             await waiting.addTimeout(timeout_s, self._clock, _timed_out)
+
+
+@implementer(IHalfCloseableProtocol)
+class HalfOpenChannel(Channel):
+    """A channel that may be written to when the other side has nothing more to say."""
+
+    def readConnectionLost(self) -> None:
+        """The other side has ended its half."""
+        self._read_ended = True
+        self._readers.fire(None)
+
+    def writeConnectionLost(self) -> None:
+        """The other side knows that ours has ended."""
 
 
 def _timed_out(result: object, timeout_s: float) -> None:

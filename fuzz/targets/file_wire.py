@@ -74,7 +74,7 @@ def seeds() -> Iterator[bytes]:
     """A whole conversation, names of all kinds, headers that are nearly right."""
     digest = "0" * 64
     messages = [
-        Offer("notes.txt", 5, digest[:32]),
+        Offer("notes.txt", 5, digest[:32], 3),
         filewire.Whole("notes.txt", 5, digest),
         filewire.Have(0, digest),
         filewire.Start(0, hashed=True),

@@ -16,7 +16,7 @@ from twisted.logger import Logger
 from twisted.python.failure import Failure
 
 from dmsg.address import DmsgAddress
-from dmsg.cli.channel import Channel, TimedOut, TransportBroken
+from dmsg.cli.channel import Channel, HalfOpenChannel, TimedOut, TransportBroken
 from dmsg.cli.client import open_client
 from dmsg.cli.exits import CommandError
 from dmsg.cli.files.names import check_name, local_name
@@ -160,7 +160,7 @@ class Receiver(Factory):
 
     def buildProtocol(self, addr: Any) -> Channel | None:
         """A channel for one more sender, if there is room for it."""
-        return Channel(self._reactor, self._opened) if self._places.is_open_to(str(addr.public_key)) else None
+        return HalfOpenChannel(self._reactor, self._opened) if self._places.is_open_to(str(addr.public_key)) else None
 
     def stop(self) -> None:
         """Break off everything; partial files stay for another time."""
@@ -301,8 +301,8 @@ class Receiver(Factory):
         part: PartFile | None = None
         try:
             part = self._parts.open(sender, offer.name)
-            start = await self._agree(talk, offer, part, sender)
-            await self._write_data(talk, offer, part, sender, hashed=start.hashed)
+            start, begun = await self._agree(talk, offer, part, sender)
+            await self._write_data(talk, offer, part, sender, begun, hashed=start.hashed)
             finish = await talk.expect(Finish)
             sha256 = part.sha256 if start.hashed else ""
             if finish.sha256 != sha256:
@@ -328,11 +328,19 @@ class Receiver(Factory):
         if len(self._arrived) > _REMEMBERED:
             self._arrived.popitem(last=False)
 
-    async def _agree(self, talk: Conversation, offer: Offer, part: PartFile, sender: str) -> Start:
-        """Say what is there, and make it what the sender goes on from. Raises ``TransferFailed`` without room for it."""
+    async def _agree(self, talk: Conversation, offer: Offer, part: PartFile, sender: str) -> tuple[Start, list[bytes]]:
+        """Say what is there, and make it what the sender goes on from; gives that, and what came of the file already.
+
+        Raises ``TransferFailed`` without room for it.
+        """
+        if offer.begun > offer.size:
+            raise MalformedTransfer("more data than was offered")
         await in_thread(self._reactor, lambda: part.load(offer.size))
         await in_thread(self._reactor, lambda: self._quota.check(sender, offer.size - part.offset))
         await talk.say(Have(part.offset, part.sha256))
+        begun: list[bytes] = []
+        while (left := offer.begun - sum(map(len, begun))) > 0:
+            begun += await talk.hear_data(left)
         start = await talk.expect(Start, HASH_TIMEOUT_S)
         if not start.hashed and not talk.is_compared:
             raise MalformedTransfer("a file without a hash on a transport that needs one")
@@ -340,9 +348,12 @@ class Receiver(Factory):
             if start.offset:
                 raise MalformedTransfer("a start that was not agreed on")
             part.restart()
-        return start
+            begun.clear()
+        return start, [] if start.offset else begun
 
-    async def _write_data(self, talk: Conversation, offer: Offer, part: PartFile, sender: str, *, hashed: bool) -> None:
+    async def _write_data(
+        self, talk: Conversation, offer: Offer, part: PartFile, sender: str, begun: list[bytes], *, hashed: bool
+    ) -> None:
         name = local_name(offer.name)
         if offer.size - part.offset:
             sizes = f"{human_bytes(part.offset)} of {human_bytes(offer.size)}" if part.offset else ""
@@ -359,7 +370,7 @@ class Receiver(Factory):
         behind = WriteBehind(self._reactor, keep, quick=not hashed)
         try:
             while left:
-                pieces = await talk.hear_data(left)
+                pieces, begun = begun or await talk.hear_data(left), []
                 size = sum(map(len, pieces))
                 left -= size
                 self._places.received(talk.channel, size)

@@ -47,6 +47,8 @@ RETRIES: Final = 8
 #: or 80 MB. A receiver remembers more, so that those whose confirmation is lost are not stored twice.
 UNDER_WAY_LIMIT: Final = 512
 UNDER_WAY_BYTES: Final = 8 * 1024 * 1024
+#: What is sent of a large file before it is known what is there of it: what a transport carries in its first round trip.
+BEGUN_BYTES: Final = 256 * 1024
 #: The pause before the first new dial, in seconds; twice as long each time, up to the longest, with half of jitter.
 BACKOFF: Final = Backoff(0.5, 10.0)
 
@@ -171,7 +173,7 @@ class _Sending:
                         self._pending.popleft()
                 except TransferFailed as error:
                     raise error.about(self._pending[0].source.name) from None
-            await self._say_goodbye(talk)
+            await _say_goodbye(talk)
         except TransportBroken:
             await self._verdict(talk)
             raise
@@ -180,13 +182,6 @@ class _Sending:
             raise
         finally:
             channel.abort()
-
-    async def _say_goodbye(self, talk: Conversation) -> None:
-        try:
-            await talk.say(End())
-            await talk.channel.close(CLOSE_TIMEOUT_S)
-        except (TransportBroken, TimedOut):
-            pass  # everything has been acknowledged
 
     async def _verdict(self, talk: Conversation) -> None:
         try:
@@ -208,6 +203,8 @@ class _Sending:
                     file.sent_bytes += file.source.size
                     under_way.append(file)
                 await talk.channel.write(b"".join(units), IDLE_TIMEOUT_S)
+                if len(under_way) == len(self._pending):
+                    await talk.end(End())
             if not under_way:
                 break
             await talk.expect(Done, HASH_TIMEOUT_S)
@@ -237,8 +234,13 @@ class _Sending:
             source = file.source.open()
         except OSError:
             raise TransferFailed("source") from None
+        hashed = self._sha256 or not talk.is_compared
+        blocks = ReadAhead(self._reactor, source, BEGUN_BYTES, hashed=hashed)
         try:
-            await talk.say(Offer(file.source.name, source.size, file.id))
+            # Where there may be more of it from an earlier try, that is asked for first.
+            begun = b"" if file.attempts > 1 else await _next(blocks)
+            await talk.offer(Offer(file.source.name, source.size, file.id, len(begun)), begun)
+            file.sent_bytes += len(begun)
             answer = await talk.hear(HASH_TIMEOUT_S)
             if isinstance(answer, Done) and file.is_complete:
                 # The transport had broken between the receiver's last step and the word of it.
@@ -246,36 +248,44 @@ class _Sending:
                 return
             if not isinstance(answer, Have) or answer.offset > source.size:
                 raise MalformedTransfer("something other than have")
-            await in_thread(self._reactor, lambda: source.hash_to(answer.offset))
-            if source.offset != answer.offset or source.sha256 != answer.sha256:
-                self._out.note(f"{file.source.name}: what the receiver has is of another file; sending all of it")
-                source.rewind()
-            start = source.offset
-            hashed = self._sha256 or not talk.is_compared
+            start = 0
+            if answer.offset:
+                begun = b""
+                await blocks.stop()
+                start = await self._go_on(file, source, answer)
             await talk.say(Start(start, hashed))
-            await self._send_data(talk, file, source, hashed=hashed)
+            await self._send_data(talk, file, blocks, start, len(begun))
             file.is_complete = True
             file.sha256 = source.sha256 if hashed else ""
-            await talk.say(Finish(file.sha256))
+            if len(self._pending) == 1:
+                await talk.end(Finish(file.sha256), End())
+            else:
+                await talk.say(Finish(file.sha256))
             await talk.expect(Done, HASH_TIMEOUT_S)
             self._report(file, transport, start)
         finally:
+            await blocks.stop()
             source.close()
 
-    async def _send_data(self, talk: Conversation, file: _Outgoing, source: SourceFile, *, hashed: bool) -> None:
-        name, sent = file.source.name, source.offset
-        if sent:
-            self._out.note(f"{name}: going on at {human_bytes(sent)} of {human_bytes(source.size)}")
-        bar = self._out.bar(name, source.size, sent)
-        ahead = ReadAhead(self._reactor, source, hashed=hashed)
+    async def _go_on(self, file: _Outgoing, source: SourceFile, have: Have) -> int:
+        """Have ``source`` go on behind what the receiver has, or begin again if that is of another file; gives where."""
+        source.rewind()
+        await in_thread(self._reactor, lambda: source.hash_to(have.offset))
+        if source.offset != have.offset or source.sha256 != have.sha256:
+            self._out.note(f"{file.source.name}: what the receiver has is of another file; sending all of it")
+            source.rewind()
+        return source.offset
+
+    async def _send_data(self, talk: Conversation, file: _Outgoing, blocks: ReadAhead, start: int, begun: int) -> None:
+        """Send all from ``start`` on but the first ``begun`` bytes of it, which have been sent."""
+        name, size, sent = file.source.name, file.source.size, start + begun
+        if start:
+            self._out.note(f"{name}: going on at {human_bytes(start)} of {human_bytes(size)}")
+        bar = self._out.bar(name, size, start)
+        bar.advance(begun, self._reactor.seconds())
         try:
-            while sent < source.size:
-                try:
-                    block = await ahead.next()
-                except OSError:
-                    block = b""
-                if not block:
-                    raise TransferFailed("source")
+            while sent < size:
+                block = await _next(blocks)
                 await talk.send_data(block)
                 sent += len(block)
                 file.sent_bytes += len(block)
@@ -283,7 +293,6 @@ class _Sending:
                 bar.advance(len(block), self._reactor.seconds())
         finally:
             bar.close()
-            await ahead.stop()
 
     def _report(self, file: _Outgoing, transport: Transport, start: int) -> None:
         source = file.source
@@ -307,6 +316,25 @@ class _Sending:
             f"sent {source.name}: {human_bytes(source.size)} in {elapsed_s:.2f} s ({human_bytes(rate)}/s,"
             f" {transport.security})" + (f"  sha256 {file.sha256}" if file.sha256 else ""),
         )
+
+
+async def _next(blocks: ReadAhead) -> bytes:
+    try:
+        block = await blocks.next()
+    except OSError:
+        block = b""
+    if not block:
+        raise TransferFailed("source")
+    return block
+
+
+async def _say_goodbye(talk: Conversation) -> None:
+    try:
+        if not talk.is_ended:
+            await talk.end(End())
+        await talk.channel.close(CLOSE_TIMEOUT_S)
+    except (TransportBroken, TimedOut):
+        pass  # everything has been acknowledged
 
 
 def _read_small(files: Sequence[_Outgoing]) -> tuple[list[bytes], TransferFailed | None]:

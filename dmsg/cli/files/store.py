@@ -196,10 +196,10 @@ class SourceFile(HashedFile):
         with self._lock:
             self._begin_again()
 
-    def read_block(self, *, hashed: bool) -> bytes:
+    def read_block(self, limit_bytes: int = BLOCK_BYTES, *, hashed: bool) -> bytes:
         """The next block; empty at the end of the file. If it is to be ``hashed``, all before it has to be."""
         with self._lock:
-            block = os.pread(self._fd(), min(BLOCK_BYTES, self.size - self.offset), self.offset)
+            block = os.pread(self._fd(), min(limit_bytes, self.size - self.offset), self.offset)
             if hashed:
                 self._hash.update(block)
                 self.hashed += len(block)
@@ -210,13 +210,15 @@ class SourceFile(HashedFile):
 class ReadAhead:
     """The blocks of ``source`` from where it stands; a thread reads and hashes the next one while one is sent.
 
-    What is not ``hashed`` is read right here as long as that takes less than :data:`QUICK_S`.
+    What is not ``hashed`` is read right here as long as that takes less than :data:`QUICK_S`. The first block has at most
+    ``first_bytes``.
     """
 
-    def __init__(self, reactor: Any, source: SourceFile, *, hashed: bool) -> None:
+    def __init__(self, reactor: Any, source: SourceFile, first_bytes: int = BLOCK_BYTES, *, hashed: bool) -> None:
         self._reactor = reactor
         self._source = source
         self._hashed = hashed
+        self._limit_bytes = first_bytes
         self._is_quick = not hashed
         self._reading: Deferred[bytes] | None = None
 
@@ -243,7 +245,8 @@ class ReadAhead:
 
     def _read(self) -> bytes:
         began = self._reactor.seconds()
-        block = self._source.read_block(hashed=self._hashed)
+        block = self._source.read_block(self._limit_bytes, hashed=self._hashed)
+        self._limit_bytes = BLOCK_BYTES
         self._is_quick = not self._hashed and self._reactor.seconds() - began < QUICK_S
         return block
 

@@ -8,7 +8,17 @@ from typing import Final, TypeVar
 
 from dmsg.cli.channel import Channel, TimedOut, TransportBroken
 from dmsg.cli.files.store import BLOCK_BYTES
-from dmsg.cli.files.wire import Decoder, Failed, MalformedTransfer, Message, TransferFailed, data_prefix, encode
+from dmsg.cli.files.wire import (
+    Decoder,
+    Failed,
+    MalformedTransfer,
+    Message,
+    Offer,
+    TransferFailed,
+    data_prefix,
+    encode,
+    encode_offer,
+)
 
 M = TypeVar("M", bound=Message)
 
@@ -32,6 +42,8 @@ class Conversation:
         self.channel = channel
         self._decoder = Decoder()
         self._heard: deque[Message | bytes] = deque()
+        #: Whether nothing more is said, whatever comes.
+        self.is_ended = False
 
     @property
     def is_compared(self) -> bool:
@@ -92,11 +104,22 @@ class Conversation:
         """Send headers."""
         await self.channel.write(b"".join(map(encode, messages)), IDLE_TIMEOUT_S)
 
+    async def offer(self, offer: Offer, data: bytes) -> None:
+        """Send an offer and the ``data`` it begins with."""
+        await self.channel.write(encode_offer(offer, data), IDLE_TIMEOUT_S)
+
     async def send_data(self, block: bytes) -> None:
         """Send data, then raise if the other side has given up meanwhile."""
         await self.channel.write(data_prefix(len(block)) + block, IDLE_TIMEOUT_S)
         if self.channel.unread_bytes or self._heard:
             await self.expect(Failed)
+
+    async def end(self, *messages: Message) -> None:
+        """Send ``messages``, the last ones. Our end follows at once where a transport has halves, else with its close."""
+        self.is_ended = True
+        await self.say(*messages)
+        if getattr(self.channel.transport.stream, "half_closes", False):
+            self.channel.end_writing()
 
     async def verdict(self) -> None:
         """Raise what the other side gave up for before the transport ended, if it said so."""
@@ -107,5 +130,6 @@ class Conversation:
     async def give_up(self, error: TransferFailed) -> None:
         """Tell the other side and close."""
         with contextlib.suppress(TransportBroken, TimedOut):
-            await self.say(Failed(error.code))
+            if not self.is_ended:
+                await self.say(Failed(error.code))
             await self.channel.close(CLOSE_TIMEOUT_S)

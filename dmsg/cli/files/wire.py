@@ -4,12 +4,17 @@ A unit is ``u8 kind ‖ u32 length ‖ body`` (big-endian). Kind 1 is a header: 
 :data:`HEADER_LIMIT_BYTES`. Kind 2 is data of a file: 1 to :data:`DATA_LIMIT_BYTES`. For each large file::
 
     sender                     receiver
-    offer name size id                          the same id when it is offered again
+    offer name size id [begun]                  the same id when it is offered again
+    data …                                      its first ``begun`` bytes, if it does
                                have offset sha256   what is there of an earlier try
     start offset hashed                         the same offset if the hash fits, else 0
     data …
     finish [sha256]                             of the whole file, if it is hashed
                                done             verified and in its place
+
+A sender that offers a file for the first time begins it before it has the answer, so that the way there and back costs
+nothing. Where nothing is there of an earlier try, its data goes on behind what was ``begun``; else that is dropped, and data
+begins at ``offset``.
 
 The receiver answers an offer with ``done`` when a file with this id has arrived. A file has to be ``hashed`` unless it
 comes over a sealed transport of dmsg: that authenticates every byte, and compares a hash of all of them at both ends
@@ -22,7 +27,8 @@ it sends the next small ones. They are answered in order, and all of them before
     data …
                                done
 
-``end`` follows the last. Either side may say ``failed code`` instead, about the first file without an answer, and then
+``end`` follows the last, without waiting for its ``done``, and with it the sender's half of the transport ends where it has
+halves. Either side may say ``failed code`` instead, about the first file without an answer, and then
 closes.
 """
 
@@ -99,12 +105,16 @@ class Message:
 
 @dataclass(frozen=True, slots=True)
 class Offer(Message):
-    """The sender has a file: its ``name``, its ``size`` in bytes, and a random ``id`` (32 hex digits) of this transfer."""
+    """The sender has a file: its ``name``, its ``size`` in bytes, and a random ``id`` (32 hex digits) of this transfer.
+
+    The first ``begun`` bytes follow at once.
+    """
 
     KIND: ClassVar[str] = "offer"
     name: str
     size: int
     id: str
+    begun: int = 0
     version: int = VERSION
 
 
@@ -188,6 +198,11 @@ def encode_whole(message: Whole, data: bytes) -> bytes:
     return head + data_prefix(len(data)) + data if data else head
 
 
+def encode_offer(offer: Offer, data: bytes) -> bytes:
+    """A large file, and the ``data`` it begins with."""
+    return encode(offer) + (data_prefix(len(data)) + data if data else b"")
+
+
 def data_prefix(length: int) -> bytes:
     """What goes before ``length`` bytes of data."""
     assert 0 < length <= DATA_LIMIT_BYTES
@@ -216,6 +231,8 @@ def decode(body: bytes) -> Message:
 def _check(name: str, value: Any, *, optional: bool) -> None:
     if name in ("size", "offset"):
         good = type(value) is int and 0 <= value <= SIZE_LIMIT_BYTES
+    elif name == "begun":
+        good = type(value) is int and 0 <= value <= DATA_LIMIT_BYTES
     elif name == "version":
         good = value == VERSION and type(value) is int
     elif name == "id":

@@ -5,17 +5,18 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import pytest_twisted
 from twisted.internet.task import deferLater
 
-from dmsg.cli.channel import Channel, TransportBroken
+from dmsg.cli.channel import Channel, HalfOpenChannel, TransportBroken
 from dmsg.cli.exits import CommandError, Exit, exit_code
 from dmsg.cli.files.parts import FOLDER, PartStore
 from dmsg.cli.files.receive import Rules, run_receive
-from dmsg.cli.files.send import run_send
+from dmsg.cli.files.send import BEGUN_BYTES, run_send
 from dmsg.cli.files.store import BLOCK_BYTES
 from dmsg.cli.files.talk import Conversation
 from dmsg.cli.files.wire import (
@@ -100,6 +101,12 @@ async def hear_all(talk, size) -> bytes:
     while len(data) < size:
         data += b"".join(await talk.hear_data(size - len(data)))
     return data
+
+
+async def hear_offer(talk) -> tuple[Offer, bytes]:
+    """An offer, and what the file begins with."""
+    offered = await talk.expect(Offer)
+    return offered, await hear_all(talk, offered.begun)
 
 
 async def upload(talk, name, data) -> None:
@@ -332,10 +339,10 @@ async def test_a_wrong_hash_is_found_and_nothing_is_left(bench, inbox):
 @pytest_twisted.ensureDeferred
 async def test_a_sender_that_is_told_of_a_mismatch_fails_verification(bench, tmp_path):
     async def lie(talk):
-        await talk.expect(Offer)
+        _, begun = await hear_offer(talk)
         await talk.say(Have(0, sha256(b"")))
         await talk.expect(Start)
-        assert await hear_all(talk, len(LARGE)) == LARGE
+        assert begun + await hear_all(talk, len(LARGE) - len(begun)) == LARGE
         await talk.expect(Finish)
         await talk.give_up(TransferFailed("mismatch"))
 
@@ -362,7 +369,7 @@ async def fake_receiver(bench, *scripts):
 
         Deferred.fromCoroutine(play())
 
-    factory = Factory.forProtocol(lambda: Channel(bench.reactor, opened))
+    factory = Factory.forProtocol(lambda: HalfOpenChannel(bench.reactor, opened))
     factory.noisy = False
     client.listen(factory)
     return client.public_key
@@ -407,7 +414,7 @@ async def test_a_sender_that_does_not_keep_to_the_protocol_is_cut_off(bench, inb
 @pytest_twisted.ensureDeferred
 async def test_a_receiver_that_does_not_keep_to_the_protocol_is_given_up(bench, tmp_path, answer):
     async def play(talk):
-        await talk.expect(Offer)
+        await hear_offer(talk)
         await talk.channel.write(answer)
         with pytest.raises(TransferFailed):
             await talk.hear(5)
@@ -415,6 +422,72 @@ async def test_a_receiver_that_does_not_keep_to_the_protocol_is_given_up(bench, 
     peer = await fake_receiver(bench, play)
     with pytest.raises(MalformedTransfer):
         await bench.run(run_send, peer, (source(tmp_path, "a", LARGE),), retries=0)
+
+
+@pytest_twisted.ensureDeferred
+async def test_a_sender_begins_a_file_before_the_answer_and_ends_behind_the_last(bench, tmp_path):
+    """Each costs a way there and back else."""
+
+    async def wait(talk):
+        for number in range(2):
+            _, begun = await hear_offer(talk)
+            assert begun == LARGE[:BEGUN_BYTES]
+            await talk.say(Have(0, sha256(b"")))
+            await talk.expect(Start)
+            await hear_all(talk, len(LARGE) - len(begun))
+            await talk.expect(Finish)
+            if number:
+                await talk.expect(End)
+                if talk.is_compared:  # a sealed transport, which has halves
+                    with pytest.raises(TransportBroken) as ended:
+                        await talk.hear(5)
+                    assert ended.value.clean
+            await talk.say(Done())
+        await talk.channel.close(5)
+
+    peer = await fake_receiver(bench, wait)
+    files = tuple(source(tmp_path, name, LARGE) for name in "ab")
+    assert len(await bench.run(run_send, peer, files, retries=0)) == 2
+
+
+@pytest_twisted.ensureDeferred
+async def test_what_a_file_begins_with_is_dropped_where_more_is_there(bench, inbox):
+    client = await bench.client()
+    part = PartStore(inbox).open(str(client.public_key), "a")
+    part.append(LARGE[:1000])
+    part.close()
+    _, peer = await receiver(bench, inbox)
+    talk = await talk_to(bench, peer, client)
+    await talk.offer(Offer("a", len(LARGE), "0" * 32, 10), b"0123456789")
+    have = await talk.expect(Have)
+    assert (have.offset, have.sha256) == (1000, sha256(LARGE[:1000]))
+    await talk.say(Start(1000, True))
+    await talk.channel.write(data_prefix(len(LARGE) - 1000) + LARGE[1000:])
+    await talk.end(Finish(sha256(LARGE)), End())
+    await talk.expect(Done)
+    assert (inbox / "a").read_bytes() == LARGE
+
+
+@pytest_twisted.ensureDeferred
+async def test_what_is_of_another_file_is_sent_again_from_its_beginning(bench, inbox, tmp_path):
+    key, key_file = bench.key("sender")
+    part = PartStore(inbox).open(str(key.public_key), "a")
+    part.append(b"x" * 1000)
+    part.close()
+    _, peer = await receiver(bench, inbox)
+    data = os.urandom(3 * BEGUN_BYTES + 5)
+    (sent,) = await bench.run(run_send, peer, (source(tmp_path, "a", data),), retries=0, key_file=key_file)
+    assert sent["resumed_from"] == 0 and (inbox / "a").read_bytes() == data
+
+
+@pytest_twisted.ensureDeferred
+async def test_more_than_the_file_has_is_no_beginning(bench, inbox):
+    _, peer = await receiver(bench, inbox)
+    talk = await talk_to(bench, peer)
+    await talk.offer(Offer("a", 5, "0" * 32, 6), b"012345")
+    with pytest.raises(TransferFailed) as caught:
+        await talk.hear(5)
+    assert caught.value.code == "malformed"
 
 
 @pytest_twisted.ensureDeferred
@@ -426,7 +499,7 @@ async def test_a_partial_file_is_gone_on_with(bench, inbox, tmp_path):
     part.close()
     receiving, peer = await receiver(bench, inbox)
     sent = await bench.run(run_send, peer, (source(tmp_path, "a", data),), retries=0, key_file=key_file)
-    assert sent[0]["resumed_from"] == 1_234_567 and sent[0]["sent_bytes"] == len(data) - 1_234_567
+    assert sent[0]["resumed_from"] == 1_234_567 and sent[0]["sent_bytes"] == len(data) - 1_234_567 + BEGUN_BYTES
     assert (await receiving.stdout.wait_for(event="received"))["resumed_from"] == 1_234_567
     assert (inbox / "a").read_bytes() == data
     assert [path.name for path in inbox.iterdir()] == ["a"]
@@ -520,10 +593,11 @@ async def test_an_acknowledgement_that_was_lost_is_asked_for_again(bench, inbox,
     data, heard = LARGE, []
 
     async def take_and_vanish(talk):
-        heard.append(await talk.expect(Offer))
+        offered, begun = await hear_offer(talk)
+        heard.append(replace(offered, begun=0))
         await talk.say(Have(0, sha256(b"")))
         await talk.expect(Start)
-        await hear_all(talk, len(data))
+        assert begun + await hear_all(talk, len(data) - len(begun)) == data
         await talk.expect(Finish)
 
     async def know_it(talk):
@@ -585,11 +659,11 @@ async def test_a_file_that_became_shorter_fails_on_both_sides(bench, inbox, tmp_
     file = source(tmp_path, "a", LARGE)
 
     async def shorten(talk):
-        await talk.expect(Offer)
+        _, begun = await hear_offer(talk)
         os.truncate(file, 50)
         await talk.say(Have(0, sha256(b"")))
         await talk.expect(Start)
-        assert await talk.hear(5) == LARGE[:50]
+        assert begun == LARGE[:BEGUN_BYTES]
         with pytest.raises(TransferFailed) as told:
             await talk.hear(5)
         assert told.value.code == "source"

@@ -55,8 +55,9 @@ async def test_a_sender_waits_for_no_answer_but_not_without_end(bench, tmp_path)
         for _ in range(100):
             heard.append((await talk.expect(Whole)).name)
             assert await talk.hear(5) == b"x"
+        await talk.expect(End)  # without an answer
         await talk.say(*[Done()] * 100)
-        await talk.expect(End)
+        await talk.channel.close(5)
 
     names = [f"{number}" for number in range(UNDER_WAY_LIMIT + 100)]
     peer = await fake_receiver(bench, listen)
@@ -177,8 +178,9 @@ async def test_files_whose_confirmation_was_lost_are_sent_again_and_said_to_be(b
         for _ in range(2):
             heard.append(await talk.expect(Whole))
             await talk.hear(5)
-        await talk.say(Done(), Done())
         await talk.expect(End)
+        await talk.say(Done(), Done())
+        await talk.channel.close(5)
 
     peer = await fake_receiver(bench, confirm_one, know_them)
     files = tuple(source(tmp_path, name, b"data") for name in "abc")
@@ -233,7 +235,8 @@ async def test_a_receiver_that_answers_what_was_not_sent_is_given_up(bench, tmp_
 
     peer = await fake_receiver(bench, answer)
     with pytest.raises(TransferFailed) as caught:
-        await bench.run(run_send, peer, (source(tmp_path, "a", b"data"),), retries=0)
+        files = (source(tmp_path, "a", b"data"), source(tmp_path, "b", LARGE))
+        await bench.run(run_send, peer, files, retries=0)
     assert caught.value.code == "malformed"
 
 

@@ -117,9 +117,9 @@ async def test_a_thread_reads_while_the_disk_is_slow(tmp_path):
     where: list[threading.Thread] = []
     read_block = source.read_block
 
-    def noted(*, hashed: bool) -> bytes:
+    def noted(limit_bytes: int, *, hashed: bool) -> bytes:
         where.append(threading.current_thread())
-        return read_block(hashed=hashed)
+        return read_block(limit_bytes, hashed=hashed)
 
     source.read_block = noted  # type: ignore[method-assign]
     clock = Timed()

@@ -108,7 +108,9 @@ async def test_what_is_no_json_does_not_stop_what_is(peer: Peer) -> None:
 
 
 @pytest_twisted.ensureDeferred
-async def test_a_message_that_we_fail_at_does_not_stop_the_next(peer: Peer, monkeypatch: Any, logged_errors: Any) -> None:
+async def test_a_message_that_we_fail_at_does_not_stop_the_next(
+    peer: Peer, monkeypatch: Any, logged_errors: Any
+) -> None:
     def fail(data: bytes) -> Any:
         monkeypatch.undo()
         raise ZeroDivisionError
