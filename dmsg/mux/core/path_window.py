@@ -14,11 +14,12 @@ from typing import Final, NamedTuple
 
 #: What a new path may have under way, and the least, however slow it is.
 INITIAL_BYTES: Final = 256 * 1024
-LEAST_BYTES: Final = 16 * 1024
+LEAST_BYTES: Final = 14 * 1024
 #: The most of all streams of one path. Each has its own limit besides, for the sake of the relay's queue.
 MOST_BYTES: Final = 32 * 1024 * 1024
-#: A frame takes no longer than a sixteenth of the window does, down to this: others wait behind it.
-LEAST_FRAME_BYTES: Final = 2 * 1024
+#: A frame takes no longer than a sixteenth of the window does, because others wait behind it; down to what one packet of the
+#: network holds.
+LEAST_FRAME_BYTES: Final = 1280
 FIRST_FRAME_BYTES: Final = 8 * 1024
 #: A stream that has less than this under way sends although the window is full, so that it does not wait for others.
 EXEMPT_BYTES: Final = 1024
@@ -26,8 +27,12 @@ EXEMPT_BYTES: Final = 1024
 #: late, less two round trips: with a smaller window they are woken more often.
 WAITING_SHARE: Final = 0.25
 LATE_S: Final = 0.020
-#: The window may be so many times what is known to fit: at first, and once it is known how much does not.
+#: The window may be so many times what is known to fit. Of what is sent in one go, before the first answer, an eighth of a
+#: round trip is allowed to wait, so the path carries eight times as much in a whole one. Later that tells less, still less
+#: when it was known of the first that no more fits, and least once more was sent than fits.
+BURST_GROWTH: Final = 8
 FIRST_GROWTH: Final = 4
+KNOWN_GROWTH: Final = 2
 GROWTH: Final = 1.25
 #: What was sent with so much of the window under way, one part of this many, shows whether it is too large.
 FULL: Final = 3
@@ -185,12 +190,13 @@ class PathWindow:
                 self._full_s = round_trip_s
             rate = under_way_bytes / round_trip_s
             self._fastest = max(self._fastest, rate)
-        if (
-            under_way_bytes * self._growth > window
-            and round_trip_s - self._shortest_s <= self._allowed_s / 2
-            and not self._measured_window
-        ):
-            self._set_window(int(under_way_bytes * self._growth))
+        is_burst = not self._rates and sent_at < self._round_began
+        growth = BURST_GROWTH if is_burst else self._growth
+        if round_trip_s - self._shortest_s > self._allowed_s / 2:
+            if is_burst:
+                self._growth = KNOWN_GROWTH
+        elif under_way_bytes * growth > window and not self._measured_window:
+            self._set_window(int(under_way_bytes * growth))
             self._shrinking = None
         if sent_at >= self._round_began:
             self._end_round(now)
