@@ -34,8 +34,9 @@ _WRITE_BYTES: Final = 16384
 _TRANSPORTS: Final = 8
 #: Of plain TCP's rate, at least.
 _SHARE: Final = 0.8
-#: A ping-pong beside a transfer takes so many times the round trip of the path, at most.
+#: A ping-pong beside a transfer takes so many times what it takes alone, at most.
 _BESIDE: Final = 1.5
+_ALONE: Final = 20
 _HOP_WINDOW_BYTES: Final = 256 * 1024
 _LIMIT_S: Final = 120.0
 
@@ -60,6 +61,7 @@ def _measure(distance: Distance, sizes: Sizes, left_out: set[str]) -> list[Row]:
     )
     plain: list[float] = []
     rates: dict[str, list[float]] = {}
+    alone: list[float] = []
     beside: list[float] = []
     with Cast() as cast:
         server = cast.start("server")
@@ -77,13 +79,15 @@ def _measure(distance: Distance, sizes: Sizes, left_out: set[str]) -> list[Row]:
                     key = f"{security}, {transports} transport{'s' * (transports > 1)}"
                     amount = total if security == "e2e" else _hop_amount(total, distance, transports, sizes)
                     rates.setdefault(key, []).append(_push(source, sink, amount, transports))
-            beside.append(_beside(*pairs["e2e"], total, distance))
+            alone.append(_alone(*pairs["e2e"]))
+            beside.append(_beside(*pairs["e2e"], total) / alone[-1])
             for other in others:
                 other(total)
     rows = [row(NAME, f"{name}, plain TCP through a copying relay", plain, "MB/s")]
     for key, found in rates.items():
         rows += _beside_plain(f"{name}, {key}", found, plain, _SHARE if key.startswith("e2e") else None)
-    rows.append(row(NAME, f"{name}, e2e, 64 B beside a transfer, round trips", beside, "x", at_most=_BESIDE))
+    rows.append(row(NAME, f"{name}, e2e, 64 B and back", alone, "ms"))
+    rows.append(row(NAME, f"{name}, e2e, 64 B and back beside a transfer, times alone", beside, "x", at_most=_BESIDE))
     for other in others:
         rows += other.rows(name, plain)
     return rows
@@ -186,8 +190,23 @@ def _push(source: Child, sink: Child, total: int, transports: int) -> float:
     return rate
 
 
-def _beside(source: Child, sink: Child, total: int, distance: Distance) -> float:
-    """The median round trip of 64 B while as much as fits is sent, in round trips of the path."""
+def _alone(source: Child, sink: Child) -> float:
+    """The median round trip of 64 B in ms."""
+    result = source.ask(
+        "pings",
+        target=sink.facts["key"],
+        service="echo",
+        size=64,
+        rounds=_ALONE,
+        seconds=_LIMIT_S,
+        timeout_s=2 * _LIMIT_S,
+    )
+    found: float = result["p50_ms"]
+    return found
+
+
+def _beside(source: Child, sink: Child, total: int) -> float:
+    """The same while as much as fits is sent."""
     result = source.ask(
         "pings_beside",
         target=sink.facts["key"],
@@ -196,5 +215,5 @@ def _beside(source: Child, sink: Child, total: int, distance: Distance) -> float
         limit_s=_LIMIT_S,
         timeout_s=2 * _LIMIT_S,
     )
-    found: float = result["p50_ms"] / distance.round_trip_ms
+    found: float = result["p50_ms"]
     return found

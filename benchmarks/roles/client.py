@@ -192,9 +192,11 @@ class Role:
         acked = sum(amount for _, amount in results)
         return {"acked_bytes": acked, "elapsed_s": elapsed_s, "cpu_s": time.process_time() - cpu}
 
-    async def _pings(self, target: PublicKey, size: int, rounds: int, seconds: float) -> dict[str, Any]:
+    async def _pings(
+        self, target: PublicKey, size: int, rounds: int, seconds: float, service: str = ""
+    ) -> dict[str, Any]:
         """Round trips one after the other, until there were enough of them or the time is up."""
-        transport = await self.client.dial(target)
+        transport = await self.client.dial(target, service)
         pinger = Pinger(size, rounds, seconds)
         transport.attach(pinger)
         times_ms = await pinger.done
