@@ -120,7 +120,7 @@ class World(ABC):
             self._check_places(member)
             for queue in member.waiting:
                 assert queue.queue and queue.member is member
-                assert queue.queued_bytes == sum(map(len, queue.queue)) <= self.limits.queue_hard_bytes
+                assert queue.queued_bytes == sum(map(len, queue.queue)) <= self.limits.queue_hard_bytes + _window(queue)
             assert member.queued_to == sum(queue.queued_bytes for queue in member.waiting)
             assert all(queue.target is member and queue.queue for queue in member.feeding)
             assert member.queued_from == sum(queue.queued_bytes for queue in member.feeding)
@@ -139,6 +139,11 @@ class World(ABC):
         assert member.unanswered.count == sum(not leg.open for leg in incoming) <= self.limits.unanswered_per_target
         assert sum(leg.open for leg in member.legs.values()) <= self.limits.transports_per_connection
         assert len(member.tail) < 70_000
+
+
+def _window(queue: Leg[Any]) -> int:
+    """What a sender that was told of large windows may have waiting besides: eight times what the transport has carried."""
+    return max(0, min(queue.target.window_bytes, 8 * (queue.other.bytes - queue.queued_bytes)))
 
 
 def run(world: World) -> None:

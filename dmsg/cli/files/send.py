@@ -22,6 +22,7 @@ from dmsg.cli.files.names import check_name
 from dmsg.cli.files.store import ReadAhead, Source, SourceFile, find_source, in_thread
 from dmsg.cli.files.talk import CLOSE_TIMEOUT_S, HASH_TIMEOUT_S, IDLE_TIMEOUT_S, Conversation
 from dmsg.cli.files.wire import (
+    BEGUN_LIMIT_BYTES,
     WHOLE_LIMIT_BYTES,
     Done,
     End,
@@ -47,8 +48,6 @@ RETRIES: Final = 8
 #: or 80 MB. A receiver remembers more, so that those whose confirmation is lost are not stored twice.
 UNDER_WAY_LIMIT: Final = 512
 UNDER_WAY_BYTES: Final = 8 * 1024 * 1024
-#: What is sent of a large file before it is known what is there of it: what a transport carries in its first round trip.
-BEGUN_BYTES: Final = 256 * 1024
 #: The pause before the first new dial, in seconds; twice as long each time, up to the longest, with half of jitter.
 BACKOFF: Final = Backoff(0.5, 10.0)
 
@@ -235,7 +234,7 @@ class _Sending:
         except OSError:
             raise TransferFailed("source") from None
         hashed = self._sha256 or not talk.is_compared
-        blocks = ReadAhead(self._reactor, source, BEGUN_BYTES, hashed=hashed)
+        blocks = ReadAhead(self._reactor, source, BEGUN_LIMIT_BYTES, hashed=hashed)
         try:
             # Where there may be more of it from an earlier try, that is asked for first.
             begun = b"" if file.attempts > 1 else await _next(blocks)

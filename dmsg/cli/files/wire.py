@@ -53,6 +53,9 @@ HEADER_LIMIT_BYTES: Final = 4096
 DATA_LIMIT_BYTES: Final = 1024 * 1024
 #: Files up to this size are sent without asking what is there of them: sending it again costs less than the question.
 WHOLE_LIMIT_BYTES: Final = 256 * 1024
+#: What is sent of a larger file before it is known what is there of it: what a transport carries in its first round trip. The
+#: receiver keeps it in memory until that is said.
+BEGUN_LIMIT_BYTES: Final = 256 * 1024
 SIZE_LIMIT_BYTES: Final = 2**63 - 1
 PART_SUFFIX: Final = ".part"
 _SHA256: Final = re.compile(r"[0-9a-f]{64}\Z")
@@ -107,7 +110,7 @@ class Message:
 class Offer(Message):
     """The sender has a file: its ``name``, its ``size`` in bytes, and a random ``id`` (32 hex digits) of this transfer.
 
-    The first ``begun`` bytes follow at once.
+    The first ``begun`` bytes follow at once, at most :data:`BEGUN_LIMIT_BYTES`.
     """
 
     KIND: ClassVar[str] = "offer"
@@ -232,7 +235,7 @@ def _check(name: str, value: Any, *, optional: bool) -> None:
     if name in ("size", "offset"):
         good = type(value) is int and 0 <= value <= SIZE_LIMIT_BYTES
     elif name == "begun":
-        good = type(value) is int and 0 <= value <= DATA_LIMIT_BYTES
+        good = type(value) is int and 0 <= value <= BEGUN_LIMIT_BYTES
     elif name == "version":
         good = value == VERSION and type(value) is int
     elif name == "id":

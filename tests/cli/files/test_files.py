@@ -16,10 +16,11 @@ from dmsg.cli.channel import Channel, HalfOpenChannel, TransportBroken
 from dmsg.cli.exits import CommandError, Exit, exit_code
 from dmsg.cli.files.parts import FOLDER, PartStore
 from dmsg.cli.files.receive import Rules, run_receive
-from dmsg.cli.files.send import BEGUN_BYTES, run_send
+from dmsg.cli.files.send import run_send
 from dmsg.cli.files.store import BLOCK_BYTES
 from dmsg.cli.files.talk import Conversation
 from dmsg.cli.files.wire import (
+    BEGUN_LIMIT_BYTES,
     WHOLE_LIMIT_BYTES,
     Done,
     End,
@@ -431,7 +432,7 @@ async def test_a_sender_begins_a_file_before_the_answer_and_ends_behind_the_last
     async def wait(talk):
         for number in range(2):
             _, begun = await hear_offer(talk)
-            assert begun == LARGE[:BEGUN_BYTES]
+            assert begun == LARGE[:BEGUN_LIMIT_BYTES]
             await talk.say(Have(0, sha256(b"")))
             await talk.expect(Start)
             await hear_all(talk, len(LARGE) - len(begun))
@@ -475,7 +476,7 @@ async def test_what_is_of_another_file_is_sent_again_from_its_beginning(bench, i
     part.append(b"x" * 1000)
     part.close()
     _, peer = await receiver(bench, inbox)
-    data = os.urandom(3 * BEGUN_BYTES + 5)
+    data = os.urandom(3 * BEGUN_LIMIT_BYTES + 5)
     (sent,) = await bench.run(run_send, peer, (source(tmp_path, "a", data),), retries=0, key_file=key_file)
     assert sent["resumed_from"] == 0 and (inbox / "a").read_bytes() == data
 
@@ -499,7 +500,7 @@ async def test_a_partial_file_is_gone_on_with(bench, inbox, tmp_path):
     part.close()
     receiving, peer = await receiver(bench, inbox)
     sent = await bench.run(run_send, peer, (source(tmp_path, "a", data),), retries=0, key_file=key_file)
-    assert sent[0]["resumed_from"] == 1_234_567 and sent[0]["sent_bytes"] == len(data) - 1_234_567 + BEGUN_BYTES
+    assert sent[0]["resumed_from"] == 1_234_567 and sent[0]["sent_bytes"] == len(data) - 1_234_567 + BEGUN_LIMIT_BYTES
     assert (await receiving.stdout.wait_for(event="received"))["resumed_from"] == 1_234_567
     assert (inbox / "a").read_bytes() == data
     assert [path.name for path in inbox.iterdir()] == ["a"]
@@ -663,7 +664,7 @@ async def test_a_file_that_became_shorter_fails_on_both_sides(bench, inbox, tmp_
         os.truncate(file, 50)
         await talk.say(Have(0, sha256(b"")))
         await talk.expect(Start)
-        assert begun == LARGE[:BEGUN_BYTES]
+        assert begun == LARGE[:BEGUN_LIMIT_BYTES]
         with pytest.raises(TransferFailed) as told:
             await talk.hear(5)
         assert told.value.code == "source"

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from dmsg.cli.files.names import NAME_LIMIT_BYTES, check_name
 from dmsg.cli.files.wire import (
+    BEGUN_LIMIT_BYTES,
     DATA_LIMIT_BYTES,
     HEADER_LIMIT_BYTES,
     REFUSALS,
@@ -112,7 +113,7 @@ START = {"type": "start", "offset": 0, "hashed": True}
         {"size": 1.0},
         {"size": True},
         {"begun": -1},
-        {"begun": 2**20 + 1},
+        {"begun": BEGUN_LIMIT_BYTES + 1},
         {"begun": "1"},
         {"name": 5},
         {"id": "AB" * 16},
