@@ -8,7 +8,7 @@ from typing import Any
 from dmsg.crypto.keys import PublicKey
 from dmsg.errors import RemoteProtocolError
 from dmsg.serving.events import MemberDropped, SwitchEvent
-from dmsg.serving.member import Leg, Member
+from dmsg.serving.member import Leg, LegState, Member
 from dmsg.serving.switch import Switch
 from fuzz.choices import Choices
 from fuzz.oracles import KEYS
@@ -143,7 +143,10 @@ class World(ABC):
 
 def _window(queue: Leg[Any]) -> int:
     """What a sender that was told of large windows may have waiting besides: eight times what the transport has carried."""
-    return max(0, min(queue.target.window_bytes, 8 * (queue.other.bytes - queue.queued_bytes)))
+    window: int = queue.target.window_bytes
+    if queue.state is LegState.CLOSED:  # what it carried is not kept
+        return window
+    return max(0, min(window, 8 * (queue.other.bytes - queue.queued_bytes)))
 
 
 def run(world: World) -> None:

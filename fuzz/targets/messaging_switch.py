@@ -67,7 +67,7 @@ class _World(World):
             if kind == OPEN_CHANNEL:
                 assert size == OPEN_CHANNEL_BYTES and PublicKey(data[start : start + KEY_BYTES]) in CLIENTS
             elif kind == CHANNEL_OPENED:
-                assert size - len(_MESSAGE) in (0, 1) and data[end - 49 : end] == _MESSAGE
+                assert size - len(_MESSAGE) in (0, 1)  # what is in it, only the clients can check
             else:
                 assert kind == SEND or (kind in (CLOSE_CHANNEL, CHANNEL_CLOSED) and not size)
 
