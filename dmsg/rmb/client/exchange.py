@@ -149,7 +149,7 @@ class Exchange:
         connect: Connect | None = None,
     ) -> None:
         self.config = config = config or RmbConfig()
-        #: Our twin's number and session; the number is 0 until :meth:`start` has found it.
+        #: Our twin's number and session; the number is 0 until :meth:`find` has found it.
         self.address = SessionAddress(0, session)
         #: Fires whenever a relay comes or goes.
         self.relays_change: Waiters[None] = Waiters()
@@ -190,7 +190,12 @@ class Exchange:
     # --- life --------------------------------------------------------------------------------------------------------
 
     async def start(self) -> None:
-        """Find our own twin in the registry, publish what is to be published, and begin to connect.
+        """:meth:`find` our own twin, and :meth:`connect`."""
+        await self.find()
+        self.connect()
+
+    async def find(self) -> None:
+        """Find our own twin in the registry, and publish what is to be published.
 
         The registry is asked until it answers. Publishing is awaited only if the registry does not have our key yet: without
         it others cannot write to us. Requests may be made before: they wait. Raises
@@ -226,8 +231,12 @@ class Exchange:
         plain = self._allow_plain
         self._sender = Sender(self.address, self._key, encryption, self._random, allow_plain=plain)
         self._receiver = Receiver(self.address, encryption, self._is_awaited_of_relays, allow_plain=plain)
-        self.relays.start()
         self._found.fire(None)
+
+    def connect(self) -> None:
+        """Begin to connect to the relays, which then send what they have kept for us; to be called after :meth:`find`."""
+        if not self._stopped:
+            self.relays.start()
 
     async def stop(self) -> None:
         """End all: calls fail with :class:`~dmsg.rmb.client.errors.Stopped`, answers that were given are written."""

@@ -77,7 +77,7 @@ class Gateway:
 
     async def start(self) -> None:
         """Find our own twin and begin; raises :class:`~dmsg.rmb.client.errors.NoTwin` if the registry has none."""
-        await self.exchange.start()
+        await self.exchange.find()
         if self._stopping:
             return
         self._work = ensureDeferred(self._keep_serving())
@@ -114,8 +114,10 @@ class Gateway:
             self._pauses.remove(pause)
 
     async def _keep_serving(self) -> None:
-        """Read the notes first: an answer that comes before would be dropped."""
+        """Read the notes before a relay sends the answers that it has kept: an answer of which no note tells is dropped."""
         await self._try_until_done(self._restore)
+        if not self._stopping:
+            self.exchange.connect()
         # Each list has a connection of its own, so that neither has to wait for the other.
         await DeferredList(
             [

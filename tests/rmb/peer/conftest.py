@@ -131,12 +131,21 @@ class FakeExchange:
         #: Requests in the order in which they came, and the seconds they have.
         self.requests: list[tuple[Envelope, float]] = []
         self.answers: list[Envelope] = []
+        #: Answers that the relays have kept for us.
+        self.kept: list[Accepted] = []
         self.sent: Waiters[None] = Waiters()
         self._reactor = reactor
         self._open: dict[str, tuple[SessionAddress, Deferred[Accepted]]] = {}
 
-    async def start(self) -> None:
+    async def find(self) -> None:
         """It knows its twin."""
+
+    def connect(self) -> None:
+        """The relays send what they have kept."""
+        kept, self.kept = self.kept, []
+        for answer in kept:
+            if self.owner.is_awaited(answer.envelope.uid, answer.source.twin):
+                self.owner.answer_received(answer)
 
     async def stop(self) -> None:
         waiting, self._open = self._open, {}

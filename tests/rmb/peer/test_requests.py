@@ -210,6 +210,27 @@ async def test_the_next_process_waits_for_the_answers_of_the_one_before(make_pee
 
 
 @pytest_twisted.ensureDeferred
+async def test_answers_that_a_relay_has_kept_come_when_the_notes_are_read(
+    make_peer: Any, redis_process: Any, reactor: Any
+) -> None:
+    redis_process.start()
+    first, second = make_peer(redis_process.address), make_peer(redis_process.address)
+    first.exchange.answer = lambda envelope: None
+    await first.gateway.start()
+    await first.push(LOCAL, local(dst=[7, 8, 9]))
+    await first.exchange.until_sent(3)
+    await first.gateway.stop()
+    second.exchange.kept = [answer_to(envelope, b"kept") for envelope, _ in first.exchange.requests]
+    redis_process.pause()
+    await second.gateway.start()
+    await deferLater(reactor, 0.2)
+    redis_process.resume()
+    answers = [await second.take("answers") for _ in range(3)]
+    assert [one["err"] for one in answers] == [None, None, None]
+    assert {one["src"] for one in answers} == {"7", "8", "9"}
+
+
+@pytest_twisted.ensureDeferred
 async def test_a_note_that_is_none_and_a_redis_that_fails_behind_the_notes_do_no_harm(
     make_peer: Any, address: Any
 ) -> None:
