@@ -90,8 +90,9 @@ class Direction:
         return marker
 
     def fwd(self, sequence: int, data: bytes) -> str:
-        self.rolling = hashlib.sha256(self.rolling + data).digest()
-        return self.seal(FWD, sequence.to_bytes(2, "big") + data)
+        sealed = self.seal(FWD, sequence.to_bytes(2, "big") + data)
+        self.rolling = hashlib.sha256(self.rolling + bytes.fromhex(sealed)[-16:]).digest()
+        return sealed
 
 
 def tlv(kind: int, value: bytes) -> bytes:

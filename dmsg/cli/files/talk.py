@@ -47,7 +47,7 @@ class Conversation:
 
     @property
     def is_compared(self) -> bool:
-        """Whether the transport itself compares a hash of every byte at both ends (:ref:`spec-sealed-acks`).
+        """Whether both ends of the transport compare what they have authenticated (:ref:`spec-sealed-acks`).
 
         A sealed one of dmsg does. A channel of the messaging system is sealed, too, but compares nothing.
         """

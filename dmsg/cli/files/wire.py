@@ -17,7 +17,7 @@ nothing. Where nothing is there of an earlier try, its data goes on behind what 
 begins at ``offset``.
 
 The receiver answers an offer with ``done`` when a file with this id has arrived. A file has to be ``hashed`` unless it
-comes over a sealed transport of dmsg: that authenticates every byte, and compares a hash of all of them at both ends
+comes over a sealed transport of dmsg: that authenticates every byte, and both ends compare a hash of all their tags
 (:ref:`spec-sealed-acks`), so another hash over the same bytes would take time and find nothing.
 
 A small file, of at most :data:`WHOLE_LIMIT_BYTES`, takes one message each way, and the sender waits for no answer before

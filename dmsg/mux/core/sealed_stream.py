@@ -1,7 +1,7 @@
 """A sealed stream (:ref:`spec-sealed-frames`, :ref:`spec-sealed-acks`).
 
 FWD and ACK are sealed under one counter for each direction; acknowledgements are cumulative and carry a rolling hash of
-everything received; the end of the stream is a FWD without data. What is sent and not acknowledged is kept, so that it
+the tags of everything received; the end of the stream is a FWD without data. What is sent and not acknowledged is kept, so that it
 can be sent again on another path (:ref:`spec-resume-offsets`).
 """
 
@@ -124,7 +124,7 @@ class SealedStream(Stream):
         self._sent_before_bytes = 0  # how far the stream was sent on earlier paths; it may have to be sent again
         self._acknowledged_bytes = 0  # how much of the peer's stream our last ACK stood for
         self.resumes = False  # whether it is another path of a transport that is open, offered by the peer
-        self.skip_bytes = 0  # sent again by the peer although we have it: dropped, but hashed and acknowledged
+        self.skip_bytes = 0  # sent again by the peer although we have it: dropped, but its tags are hashed and it is acknowledged
         self._sender = CipherState(keys.send_key)
         self._receiver = CipherState(keys.receive_key)
         self._rekey_after_frames = self._rekey_nonce = rekey_after_frames
@@ -220,13 +220,13 @@ class SealedStream(Stream):
             data, self._end_sent = b"", True
         sequence = self._next_sequence
         self._next_sequence = (sequence + 1) & 0xFFFF
-        self._send_hash = hashlib.sha256(self._send_hash + data).digest()
+        marker = self.rekey() if self._sender.nonce >= self._rekey_nonce else b""
+        sealed = self._sender.seal(_FWD_AD, sequence.to_bytes(2, "big") + data)
+        self._send_hash = hashlib.sha256(self._send_hash + sealed[-TAG_BYTES:]).digest()
         self._outstanding_bytes += len(data)
         stamp = path.sent(self, len(data), self._outstanding_bytes) if path is not None else None
         self._outstanding.append((sequence, data, self._send_hash[:HASH_BYTES], stamp))
         self.sent_bytes += len(data)
-        marker = self.rekey() if self._sender.nonce >= self._rekey_nonce else b""
-        sealed = self._sender.seal(_FWD_AD, sequence.to_bytes(2, "big") + data)
         return marker + HEADER.pack(FWD, self.id, len(sealed)), sealed
 
     def receive_ack(self, payload: bytes) -> None:
@@ -290,7 +290,7 @@ class SealedStream(Stream):
             raise StreamFault(CloseReason.INTEGRITY)
         data = inner[SEQUENCE_BYTES:]
         self._received_sequence = sequence
-        self._receive_hash = hashlib.sha256(self._receive_hash + data).digest()
+        self._receive_hash = hashlib.sha256(self._receive_hash + frames[end - TAG_BYTES : end]).digest()
         if not data:
             self.end_received = True
         elif self.skip_bytes:

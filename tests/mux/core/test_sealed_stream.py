@@ -290,9 +290,12 @@ def three_sent() -> tuple[SealedStream, SealedStream]:
 
 
 def rolling(*pieces: bytes) -> bytes:
-    value = end(0)._send_hash
+    """The hash behind ``pieces``, each sealed in a FWD of its own."""
+    sender = end(0)
+    value = sender._send_hash
     for piece in pieces:
-        value = hashlib.sha256(value + piece).digest()
+        sender.pending.append(piece)
+        value = hashlib.sha256(value + sender.next_fwd(1 << 16)[1][-16:]).digest()
     return value[:4]
 
 
