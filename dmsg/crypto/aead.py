@@ -20,7 +20,7 @@ TAG_BYTES: Final = 16
 NONCE_LIMIT: Final = 2**64 - 1
 
 #: ``f(nonce of 12 bytes, data, associated data or None)``.
-Aead = Callable[[bytes, bytes, bytes | None], bytes]
+Aead = Callable[[bytes, bytes | memoryview, bytes | None], bytes]
 
 #: ``nonce(counter)``: Noise's 12 bytes for a counter, four zeros and the counter as little-endian u64.
 nonce: Final[Callable[[int], bytes]] = Struct("<4xQ").pack

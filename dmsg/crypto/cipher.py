@@ -32,7 +32,7 @@ class CipherState:
         self.nonce = number + 1
         return self._encrypt(nonce(number), plaintext, associated)
 
-    def open(self, associated: bytes, sealed: bytes) -> bytes:
+    def open(self, associated: bytes, sealed: bytes | memoryview) -> bytes:
         """What was sealed under the next nonce. Raises ``CryptoError``; the channel is then dead."""
         number = self.nonce
         if number >= NONCE_LIMIT:
@@ -54,5 +54,5 @@ class CipherState:
         self.nonce = NONCE_LIMIT
 
 
-def _erased(unused: bytes, data: bytes, associated: bytes | None) -> bytes:
+def _erased(unused: bytes, data: bytes | memoryview, associated: bytes | None) -> bytes:
     raise NonceExhausted("the key was erased")

@@ -20,7 +20,7 @@ from twisted.internet.defer import Deferred
 
 from dmsg.crypto.keys import PublicKey, SecretKey
 from dmsg.mux.core.record import RecordLayer
-from dmsg.mux.core.wire import REQUEST_BYTES, FrameType, encode_frame, split_frames
+from dmsg.mux.core.wire import RECORD_PLAINTEXT_LIMIT_BYTES, REQUEST_BYTES, FrameType, encode_frame, split_frames
 from dmsg.mux.relay.member import Member
 from dmsg.mux.relay.service import DmsgRelay
 from dmsg.mux.relay.switch import Switch
@@ -128,7 +128,7 @@ class _Tap(RecordLayer):
         """What the client sends is taken as it is."""
         return self.inner.open(data)
 
-    def seal(self, plaintext: bytes) -> bytes:
+    def seal(self, plaintext: bytes, limit: int = RECORD_PLAINTEXT_LIMIT_BYTES) -> bytes:
         """What goes to the client is what the rules leave of it."""
         frames, used = split_frames(plaintext)
         assert used == len(plaintext)
@@ -137,7 +137,7 @@ class _Tap(RecordLayer):
             for kind, transport_id, start, end in frames
             for after in self.switch.pass_on(self.remote, kind, transport_id, plaintext[start:end])
         ]
-        return self.inner.seal(b"".join(sent)) if sent else b""
+        return self.inner.seal(b"".join(sent), limit) if sent else b""
 
 
 @dataclass(slots=True)

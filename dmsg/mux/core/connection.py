@@ -243,10 +243,7 @@ class Connection(Core):
         parts = self._out.take()
         if not parts:
             return b""
-        data, limit, seal = b"".join(parts), self._out.record_bytes, self._records.seal
-        if limit >= RECORD_PLAINTEXT_LIMIT_BYTES:
-            return seal(data)
-        return b"".join([seal(data[at : at + limit]) for at in range(0, len(data), limit)])
+        return self._records.seal(b"".join(parts), min(self._out.record_bytes, RECORD_PLAINTEXT_LIMIT_BYTES))
 
     # --- from the network ------------------------------------------------------------------------------------------
 

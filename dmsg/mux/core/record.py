@@ -55,6 +55,7 @@ class RecordLayer:
         counter = self._received
         position = 0
         total = len(data)
+        view = memoryview(data)
         while total - position >= LENGTH_BYTES:
             size = data[position] << 8 | data[position + 1]
             if size < RECORD_MIN_BYTES:
@@ -68,7 +69,7 @@ class RecordLayer:
             if data[start:body] != counter.to_bytes(4, "big") or counter > COUNTER_LIMIT:
                 raise RemoteProtocolError("record", "out of sequence")
             try:
-                plaintexts.append(decrypt(nonce(counter), data[body:end], None))
+                plaintexts.append(decrypt(nonce(counter), view[body:end], None))
             except DoesNotOpen:
                 raise RemoteProtocolError("record", "does not open") from None
             position = end
@@ -76,17 +77,24 @@ class RecordLayer:
         self._buffer = data[position:] if position < total else b""
         return plaintexts
 
-    def seal(self, plaintext: bytes) -> bytes:
-        """``plaintext`` in as few records as hold it; record borders mean nothing to a reader.
+    def seal(self, plaintext: bytes, limit: int = RECORD_PLAINTEXT_LIMIT_BYTES) -> bytes:
+        """``plaintext`` in records of up to ``limit`` bytes, as few as hold it; record borders mean nothing to a reader.
 
         Raises ``NonceExhausted`` when the counter is used up.
         """
-        limit = RECORD_PLAINTEXT_LIMIT_BYTES
         if len(plaintext) > limit:
-            return b"".join([self.seal(plaintext[at : at + limit]) for at in range(0, len(plaintext), limit)])
+            view = memoryview(plaintext)
+            parts: list[bytes] = []
+            for at in range(0, len(plaintext), limit):
+                parts += self._seal(view[at : at + limit])
+            return b"".join(parts)
+        head, sealed = self._seal(plaintext)
+        return head + sealed
+
+    def _seal(self, plaintext: bytes | memoryview) -> tuple[bytes, bytes]:
         counter = self._sent + 1
         if counter > COUNTER_LIMIT:
             raise NonceExhausted("the record counter is used up")
         self._sent = counter
         sealed = self._encrypt(nonce(counter), plaintext, None)
-        return (len(sealed) + COUNTER_BYTES << 32 | counter).to_bytes(6, "big") + sealed
+        return (len(sealed) + COUNTER_BYTES << 32 | counter).to_bytes(6, "big"), sealed

@@ -1,7 +1,7 @@
 """A sealed stream (:ref:`spec-sealed-frames`, :ref:`spec-sealed-acks`).
 
 FWD and ACK are sealed under one counter for each direction; acknowledgements are cumulative and carry a rolling hash of
-the tags of everything received; the end of the stream is a FWD without data. What is sent and not acknowledged is kept, so that it
+the tags received; the end of the stream is a FWD without data. What is sent and not acknowledged is kept, so that it
 can be sent again on another path (:ref:`spec-resume-offsets`).
 """
 
@@ -124,7 +124,7 @@ class SealedStream(Stream):
         self._sent_before_bytes = 0  # how far the stream was sent on earlier paths; it may have to be sent again
         self._acknowledged_bytes = 0  # how much of the peer's stream our last ACK stood for
         self.resumes = False  # whether it is another path of a transport that is open, offered by the peer
-        self.skip_bytes = 0  # sent again by the peer although we have it: dropped, but its tags are hashed and it is acknowledged
+        self.skip_bytes = 0  # sent again by the peer although we have it: dropped, but hashed and acknowledged
         self._sender = CipherState(keys.send_key)
         self._receiver = CipherState(keys.receive_key)
         self._rekey_after_frames = self._rekey_nonce = rekey_after_frames
@@ -282,7 +282,7 @@ class SealedStream(Stream):
 
     def receive_fwd(self, frames: bytes, start: int, end: int) -> tuple[bytes, bytes]:
         """Take a sealed FWD. No data means that the peer has ended its stream."""
-        inner = self._open(_FWD_AD, frames[start:end])
+        inner = self._open(_FWD_AD, memoryview(frames)[start:end])
         if len(inner) < SEQUENCE_BYTES or self.end_received:
             raise StreamFault(CloseReason.MALFORMED)
         sequence = inner[0] << 8 | inner[1]
@@ -410,7 +410,7 @@ class SealedStream(Stream):
         self._window.let_go()
         self._attempts = None
 
-    def _open(self, associated: bytes, payload: bytes) -> bytes:
+    def _open(self, associated: bytes, payload: bytes | memoryview) -> bytes:
         try:
             inner = self._receiver.open(associated, payload)
         except (CryptoError, NonceExhausted):
