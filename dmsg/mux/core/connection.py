@@ -308,8 +308,9 @@ class Connection(Core):
         if stream.end_received and not data and end - start <= _EMPTY_SEALED_BYTES:
             self._on_end(stream, events)
         elif stream.state is StreamState.CLOSING:
-            stream.drop()
-            self.consumed(stream, len(data))
+            if data:  # else the application had it on the path before
+                stream.drop()
+                self.consumed(stream, len(data))
         elif stream.overfull(self.config.receive_limit_bytes):
             self._fail(stream, CloseReason.SLOW_CONSUMER, events)
         elif data:

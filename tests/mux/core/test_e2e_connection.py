@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from hypothesis import given, settings
@@ -466,3 +466,26 @@ def test_a_peer_that_ignores_the_window_is_cut_off() -> None:
         if isinstance(event, StreamClosed)
     ]
     assert closed == [StreamClosed(alice.stream, CloseReason.SLOW_CONSUMER, local=True)]
+
+
+def test_what_is_sent_again_although_the_application_had_it_was_not_dropped() -> None:
+    """It read everything and closed while there was no path: for its peer that is a clean end."""
+    alice = Alice()
+    alice.opened()
+    stream, far = cast(SealedStream, alice.stream), alice.far
+    assert far is not None
+    before = Alice()
+    before.opened()
+    assert before.far is not None
+    before.far.pending.append(b"read and not acknowledged")
+    before.say((FWD, before.stream.id, before.far.next_fwd(1_000)[1]))
+    before.connection.consumed(before.stream, before.stream.unread_bytes)
+    stream.go_on_from(before.stream, 0, 0)
+    alice.connection.close(stream)
+    far.pending.append(b"read and not acknowledged")
+    alice.say((FWD, stream.id, far.next_fwd(1_000)[1]))
+    for kind, _, payload in alice.sent():
+        if kind == ACK:
+            far.receive_ack(payload)
+    assert far.acked_bytes == far.sent_bytes
+    assert not far.was_cut
