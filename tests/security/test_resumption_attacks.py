@@ -20,6 +20,7 @@ from zope.interface import implementer
 from dmsg.crypto.keys import SecretKey
 from dmsg.eventlog import schema as ev
 from dmsg.mux.core.e2e_handshake import UPGRADE_MAGIC, Resume, SecureInitiator
+from dmsg.mux.core.e2e_negotiation import Carrier
 from dmsg.mux.core.plain_stream import PlainStream
 from dmsg.mux.core.sealed_stream import SealedStream
 from dmsg.mux.core.stream import StreamState
@@ -254,3 +255,25 @@ async def test_a_relay_that_replays_resumptions_does_not_keep_a_transport_from_a
         await s.wait(b.when_received(200))
         s.reactor.advance(1.0)
         assert "busy" in {event.reason for event in s.bob_log.of(ev.Refused)}
+
+
+@sync
+async def test_what_comes_with_the_proof_for_a_made_up_token_is_not_counted_for_ever(scene):
+    """It is held by no transport, and must not be missing to those of others."""
+    async with scene() as s:
+        connection = replace(s.CONFIG.connection, secure_window_bytes=16 * 1024)
+        await s.set(config=replace(s.CONFIG, connection=connection))
+        stranger = await s.client(publish=False, config=s.CONFIG)
+        (session,) = stranger.pool.sessions.values()
+
+        def say_much(opened: Any) -> Any:
+            session.connection.send_data(opened.stream, bytes(60_000))
+            return opened
+
+        for number in range(5):
+            resume = Resume(bytes((number,)) * 16, 0)
+            asked = session.request(s.bob.public_key, Carrier.REQUEST, resume=resume)
+            opened = await s.wait(asked.addCallback(say_much))
+            await s.settle()
+            assert opened.stream.state is StreamState.CLOSED
+        assert s.bob._buffers.used_bytes == 0

@@ -133,8 +133,9 @@ class ServerSession(RelaySession[SessionUser, DmsgTransport]):
         return pending.done
 
     def abort_stream(self, stream: Stream, code: int = CloseReason.NORMAL) -> None:
-        """End a stream at once, or refuse an offered one."""
+        """End a stream at once that no transport has, or refuse an offered one."""
         self.connection.abort(stream, code)
+        stream.let_go()
         self.flush_soon()
 
     def turn_away(self, stream: Stream, *, busy: bool) -> None:

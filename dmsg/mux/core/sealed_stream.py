@@ -227,6 +227,8 @@ class SealedStream(Stream):
         stamp = path.sent(self, len(data), self._outstanding_bytes) if path is not None else None
         self._outstanding.append((sequence, data, self._send_hash[:HASH_BYTES], stamp))
         self.sent_bytes += len(data)
+        if self._outstanding_bytes > self._window.least_bytes:
+            self._hold()  # now, because the peer may never acknowledge it
         return marker + HEADER.pack(FWD, self.id, len(sealed)), sealed
 
     def receive_ack(self, payload: bytes) -> None:
@@ -243,7 +245,7 @@ class SealedStream(Stream):
         if sequence == self._acked_sequence:
             if claimed != self._acked_hash:
                 raise StreamFault(CloseReason.INTEGRITY)
-            self._window.hold(self._outstanding_bytes + self._unread)
+            self._hold()
             return
         outstanding = self._outstanding
         if not outstanding or (sequence - outstanding[0][0]) & 0xFFFF >= len(outstanding):
@@ -264,7 +266,13 @@ class SealedStream(Stream):
         if claimed != expected:
             raise StreamFault(CloseReason.INTEGRITY)
         self._acked_sequence, self._acked_hash = sequence, expected
-        self._window.hold(self._outstanding_bytes + self._unread)
+        self._hold()
+
+    def _hold(self) -> None:
+        """Count what is kept: sent or to be sent again, and received."""
+        again = self._sent_before_bytes - self.sent_bytes
+        again = min(again, self.pending.size) if again > 0 else 0
+        self._window.hold(self._outstanding_bytes + again + self._unread)
 
     def _receive_note(self, note: bytes) -> None:
         """What an ACK says behind its hash, in one byte: that data was dropped, or how large our window may be."""
@@ -314,7 +322,7 @@ class SealedStream(Stream):
         self._withheld.withhold(step, self._acknowledged_bytes)
         # also takes back what an earlier FWD of the same read was promised, when less was unread
         self.ack_due = self._withheld.due(self.received_bytes - self._unread)
-        self._window.hold(self._outstanding_bytes + self._unread)
+        self._hold()
 
     def consumed(self, size: int) -> bytes:
         """The application took ``size`` bytes: an ACK that was withheld becomes due, for all or for a part."""
@@ -351,8 +359,9 @@ class SealedStream(Stream):
             elif self._withheld.due(read_bytes):
                 sequence, digest, self._acknowledged_bytes = self._withheld.take(read_bytes)
         inner = sequence.to_bytes(2, "big") + digest
-        self._window.hold(self._outstanding_bytes + self._unread)
-        note = _DROPPED if self.dropped else self._window.give(read_bytes)
+        self._hold()
+        taken_bytes = min(read_bytes, self.received_bytes - self.skip_bytes) - self._told_bytes
+        note = _DROPPED if self.dropped else self._window.give(taken_bytes)
         if note:
             inner += bytes((note,))
         marker = self.rekey() if self._sender.nonce >= self._rekey_nonce else b""
@@ -484,6 +493,7 @@ class SealedStream(Stream):
         self.blocked = earlier.blocked
         self._window.most_given_bytes = backlog.given_bytes
         earlier.let_go()
+        self._hold()
 
     def _send_again(self, unacknowledged: list[bytes], pending: ByteQueue, skip: int) -> None:
         """Queue what was not acknowledged and what was not sent, but for the first ``skip`` bytes."""

@@ -23,11 +23,11 @@ class SealedWindow:
     __slots__ = (
         "_buffers",
         "_counted_bytes",
-        "_least_bytes",
         "_most_bytes",
         "_told_bytes",
         "bytes",
         "given_bytes",
+        "least_bytes",
         "most_given_bytes",
     )
 
@@ -37,7 +37,8 @@ class SealedWindow:
         #: The peer's, as it was told last; and the largest it was told, 0 if it was told none.
         self.given_bytes = least_bytes
         self.most_given_bytes = 0
-        self._least_bytes = least_bytes
+        #: What is not counted in the buffers, because each stream may hold it in any case.
+        self.least_bytes = least_bytes
         self._most_bytes = max(least_bytes, min(most_bytes, _MOST_TOLD_BYTES))
         self._told_bytes = least_bytes  # ours, as the peer told us
         self._buffers = buffers
@@ -50,13 +51,14 @@ class SealedWindow:
     def hold(self, size: int) -> None:
         """The stream holds ``size`` bytes now, sent or received."""
         buffers = self._buffers
-        buffers.used_bytes += size - self._counted_bytes
-        self._counted_bytes = size
+        counted = size - self.least_bytes if size > self.least_bytes else 0
+        buffers.used_bytes += counted - self._counted_bytes
+        self._counted_bytes = counted
         told = self._told_bytes
-        if told <= self._least_bytes or told <= buffers.share_bytes:
+        if told <= self.least_bytes or told <= buffers.share_bytes:
             self.bytes = told
         else:
-            self.bytes = max(self._least_bytes, buffers.share_bytes)
+            self.bytes = max(self.least_bytes, buffers.share_bytes)
 
     def let_go(self) -> None:
         """The stream holds nothing any more."""
@@ -64,8 +66,11 @@ class SealedWindow:
         self._counted_bytes = 0
 
     def give(self, taken_bytes: int) -> int:
-        """The power of two to tell the peer whose data the application took ``taken_bytes`` of; 0 if it knows already."""
-        least = self._least_bytes
+        """The power of two to tell the peer; 0 if it knows already.
+
+        The application took ``taken_bytes`` of what came on this path. The relay counts no more than these, either.
+        """
+        least = self.least_bytes
         if self.given_bytes == self._most_bytes <= self._buffers.share_bytes:
             return 0
         most = min(self._most_bytes, least + _GROWTH * taken_bytes, max(least, self._buffers.share_bytes))
