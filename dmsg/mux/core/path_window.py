@@ -174,6 +174,8 @@ class PathWindow:
         if stamp is None:
             return
         now = self._clock()
+        if now < self._round_began:
+            self._set_back(now)
         sent_at, under_way_bytes = stamp
         round_trip_s = now - sent_at
         if round_trip_s <= 0.0 or not under_way_bytes:
@@ -200,6 +202,13 @@ class PathWindow:
             self._shrinking = None
         if sent_at >= self._round_began:
             self._end_round(now)
+
+    def _set_back(self, now: float) -> None:
+        """The clock was set back: no round would end, and nothing be measured, until it is as late again."""
+        self._round_began = now
+        self._measure_at = now + self._measure_every_s
+        self._held_until = 0.0
+        self._shrinking = None
 
     def _set_window(self, window_bytes: int) -> None:
         self.window_bytes = max(LEAST_BYTES, min(self._most_bytes, window_bytes))

@@ -222,3 +222,17 @@ def test_the_window_keeps_its_bounds_however_long_round_trips_are():
         window.acknowledged(stamp, window.under_way_bytes)
         window.take_waiting()
         assert LEAST_BYTES <= window.window_bytes <= MOST_BYTES
+
+
+@pytest.mark.parametrize(
+    ("round_trip_s", "bits_per_s", "at_s"), [(0.05, 100e6, 0.06), (0.2, 1000e6, 1.5)], ids=["at first", "measuring"]
+)
+def test_a_clock_that_is_set_back_by_an_hour_leaves_neither_a_queue_nor_half_a_window(round_trip_s, bits_per_s, at_s):
+    simulation = Simulation(round_trip_s, bits_per_s, [Stream()])
+    clock_s = 1e6
+    simulation.window = PathWindow(lambda: simulation.now + clock_s)
+    simulation.run(at_s)
+    clock_s -= 3600.0
+    simulation.run(10.0)
+    assert simulation.run(20.0) > 0.9
+    assert max(simulation.waits) < round_trip_s
