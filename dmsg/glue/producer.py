@@ -54,6 +54,11 @@ class ProducerAdapter:
             cast(IPullProducer, producer).resumeProducing()
             self._pull_again(sink)
 
+    @property
+    def waits(self) -> bool:
+        """Whether there is a producer, and it was told to pause."""
+        return self.producer is not None and self._paused
+
     def pause(self) -> None:
         """The sink takes nothing more for now."""
         if self.producer is not None and not self._paused:

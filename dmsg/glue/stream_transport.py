@@ -352,6 +352,15 @@ class StreamTransport(ABC, Generic[S]):
     def _peer_end_waits(self) -> bool:
         return bool(self._inbox) and not self._inbox[-1]
 
+    @property
+    def _is_stuck(self) -> bool:
+        """Whether the application of a transport that was cut off waits for its reader and for its writer.
+
+        The two may wait for each other, as in a tunnel: it would never be told. A reset of TCP shows there, too, since
+        there is something to write.
+        """
+        return self._paused and self._writer.waits and not self._reason.check(ConnectionDone)
+
     def guarded(self, call: Callable[..., object], *arguments: object) -> None:
         """Call the application: its fault ends its own transport and nothing else, as the reactor does for sockets."""
         try:
@@ -393,6 +402,8 @@ class StreamTransport(ABC, Generic[S]):
                 self._hand_over(data)
             else:
                 self._on_peer_end()
+        if self.state is TransportState.ENDING and self._is_stuck:
+            self._inbox.clear()
         if self.state is TransportState.TELLING or (self.state is TransportState.ENDING and not self._inbox):
             self._finish()
 

@@ -164,6 +164,41 @@ async def test_what_is_cut_off_at_one_end_does_not_look_complete_at_the_other(be
 
 
 @pytest_twisted.ensureDeferred
+async def test_a_client_that_reads_nothing_and_is_cut_off_is_so_at_the_service(bench):
+    """The service reads on when its answers are taken, and they are taken when it reads on: neither would be told."""
+    lost = Deferred()
+
+    class Service(Echo):
+        def connectionLost(self, reason):
+            lost.callback(reason.value)
+
+    target = Target(bench.reactor, Service)
+    _, _, port = await tunnel(bench, target.endpoint)
+    client = await connect(bench, port)
+    client.transport.pauseProducing()
+    written = 0
+
+    class Pump:
+        def resumeProducing(self):
+            nonlocal written
+            client.transport.write(bytes(65_536))
+            written += 65_536
+
+        def stopProducing(self):
+            pass
+
+    client.transport.registerProducer(Pump(), False)
+    seen = -1
+    while seen != written:  # until nothing moves any more
+        seen = written
+        await deferLater(bench.reactor, 0.3)
+    client.transport.abortConnection()
+    assert isinstance(await lost, ConnectionLost)
+    await client.lost
+    await target.port.stopListening()
+
+
+@pytest_twisted.ensureDeferred
 async def test_a_service_that_is_not_there_ends_the_connection(bench):
     target = Target(bench.reactor, Echo)
     await target.port.stopListening()

@@ -632,3 +632,45 @@ async def test_a_fault_in_a_pull_producer_that_runs(connected, logged_errors):
     assert producer.told == ["resume", "resume", "stop"]
     assert isinstance(pair.there.reason, TransportLost)
     await _others_go_on(pair)
+
+
+@pytest.mark.parametrize("pauses", ["before", "at the first piece"])
+@pytest_twisted.ensureDeferred
+async def test_an_abort_shows_to_an_application_that_waits_for_its_reader_and_its_writer(connected, pauses):
+    """As one end of a tunnel does whose other end takes nothing as long as nothing is taken from it: it would wait for ever."""
+    pair = await connected()
+    producer = Producer()
+    pair.near.registerProducer(producer, True)
+    pair.far.pauseProducing()
+    pair.near.write(bytes(AckGate.THRESHOLD_BYTES + WINDOW + 2 * PAUSE))
+    pair.settle()
+    assert producer.told[-1] == "pause"
+    pair.near.pauseProducing()
+    pair.far.write(b"not read")
+    pair.settle()
+    pair.far.write(b"nor that")
+    pair.settle()
+    if pauses != "before":
+        pair.here.on_data = lambda data: pair.near.pauseProducing()
+        pair.near.resumeProducing()
+    pair.far.abortConnection()
+    pair.settle()
+    assert isinstance(pair.here.reason, error.ConnectionLost)
+    assert producer.told[-1] == "stop"
+    assert b"nor that" not in pair.here.received
+
+
+@pytest_twisted.ensureDeferred
+async def test_what_came_before_an_abort_waits_for_an_application_that_only_does_not_read(connected):
+    pair = await connected()
+    pair.near.registerProducer(Producer(), True)
+    pair.near.pauseProducing()
+    pair.far.write(b"not read yet")
+    pair.settle()
+    pair.far.abortConnection()
+    pair.settle()
+    assert pair.here.events == ["made"]
+    pair.near.resumeProducing()
+    pair.settle()
+    assert pair.here.received == b"not read yet"
+    assert isinstance(pair.here.reason, error.ConnectionLost)
