@@ -277,3 +277,29 @@ async def test_what_comes_with_the_proof_for_a_made_up_token_is_not_counted_for_
             await s.settle()
             assert opened.stream.state is StreamState.CLOSED
         assert s.bob._buffers.used_bytes == 0
+
+
+@pytest.mark.parametrize("end", ["resumeProducing", "abortConnection"])
+@sync
+async def test_what_an_application_has_not_read_of_a_transport_that_is_over_still_counts(scene, end):
+    """Else one transport after the other could be filled and ended."""
+    async with scene() as s:
+        connection = replace(s.CONFIG.connection, secure_window_bytes=16 * 1024)
+        await s.set(config=replace(s.CONFIG, connection=connection))
+        s.alice = await s.client(publish=False, config=s.CONFIG)
+        held = []
+        for _ in range(3):
+            a, b = await s.open()
+            b.transport.pauseProducing()
+            a.send(60_000)
+            await s.settle()
+            a.transport.abortConnection()
+            await s.over(a)
+            await s.settle()
+            held.append(b)
+            assert not b.lost
+        assert s.bob._buffers.used_bytes == 3 * (60_000 - 16 * 1024)
+        for b in held:
+            getattr(b.transport, end)()
+        await s.over(*held)
+        assert s.bob._buffers.used_bytes == 0

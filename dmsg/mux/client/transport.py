@@ -236,7 +236,12 @@ class DmsgTransport(RelayTransport[Stream], StreamOwner):
         self._leave(reason_name(code), local=local, code=code)
         self.attempts = None
         self.stream.owner = UNOWNED
-        self.stream.let_go()
+        self.stream.let_go(sum(map(len, self._inbox)))
+
+    def _finish(self) -> None:
+        super()._finish()
+        if self.is_over:
+            self.stream.let_go()  # what waited to be read, too
 
     # --- the stream ------------------------------------------------------------------------------------------------
 

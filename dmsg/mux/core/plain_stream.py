@@ -140,6 +140,6 @@ class PlainStream(Stream):
         self.cut_bytes = self.pending.size + self.window.outstanding_bytes
         self.pending.clear()
 
-    def let_go(self) -> None:
+    def let_go(self, unread_bytes: int = 0) -> None:
         """Keep nothing but the counts."""
         self.pending.clear()

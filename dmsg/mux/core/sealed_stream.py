@@ -34,7 +34,6 @@ from dmsg.mux.core.wire import (
     CloseReason,
     encode_close,
 )
-from dmsg.sansio.buffer import ByteQueue
 
 HASH_BYTES: Final = 4
 #: More would make a sequence ambiguous.
@@ -409,14 +408,14 @@ class SealedStream(Stream):
         self._sender.erase()
         self._receiver.erase()
 
-    def let_go(self) -> None:
+    def let_go(self, unread_bytes: int = 0) -> None:
         """Another path has taken over, or the transport is over: keep the counts only (:ref:`spec-resume-memory`)."""
         self._sender.erase()
         self._receiver.erase()
         self.pending.clear()
         self._outstanding.clear()
         self._outstanding_bytes = 0
-        self._window.let_go()
+        self._window.hold(unread_bytes)
         self._attempts = None
 
     def _open(self, associated: bytes, payload: bytes | memoryview) -> bytes:
@@ -483,7 +482,7 @@ class SealedStream(Stream):
             raise StreamFault(CloseReason.INTEGRITY)
         self.dropped, self.was_cut = earlier.dropped, earlier.was_cut
         if not self.was_cut:
-            self._send_again(backlog.unacknowledged, earlier.pending, peer_received_bytes - earlier.acked_bytes)
+            backlog.send_again(self.pending, earlier.pending, peer_received_bytes - earlier.acked_bytes)
         self.sent_bytes = self.acked_bytes = peer_received_bytes
         # what came on the old path behind the proof, in the same read, was dropped and will come again
         self._unread += backlog.unread_bytes - (earlier.received_bytes - self._begun_at_bytes)
@@ -494,16 +493,3 @@ class SealedStream(Stream):
         self._window.most_given_bytes = backlog.given_bytes
         earlier.let_go()
         self._hold()
-
-    def _send_again(self, unacknowledged: list[bytes], pending: ByteQueue, skip: int) -> None:
-        """Queue what was not acknowledged and what was not sent, but for the first ``skip`` bytes."""
-        for data in unacknowledged:
-            if skip >= len(data):
-                skip -= len(data)
-            else:
-                self.pending.append(data[skip:])
-                skip = 0
-        while skip:  # sent on a path before that one, and not yet again
-            skip -= len(pending.take(skip))
-        while pending:
-            self.pending.append(pending.take(1 << 20))

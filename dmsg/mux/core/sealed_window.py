@@ -60,11 +60,6 @@ class SealedWindow:
         else:
             self.bytes = max(self.least_bytes, buffers.share_bytes)
 
-    def let_go(self) -> None:
-        """The stream holds nothing any more."""
-        self._buffers.used_bytes -= self._counted_bytes
-        self._counted_bytes = 0
-
     def give(self, taken_bytes: int) -> int:
         """The power of two to tell the peer; 0 if it knows already.
 

@@ -123,6 +123,19 @@ class Backlog:
     given_bytes: int
     end_wanted: bool
 
+    def send_again(self, pending: ByteQueue, not_sent: ByteQueue, skip: int) -> None:
+        """Put what was not acknowledged and what was ``not_sent`` into ``pending``, but for the first ``skip`` bytes."""
+        for data in self.unacknowledged:
+            if skip >= len(data):
+                skip -= len(data)
+            else:
+                pending.append(data[skip:])
+                skip = 0
+        while skip:  # sent on a path before that one, and not yet again
+            skip -= len(not_sent.take(skip))
+        while not_sent:
+            pending.append(not_sent.take(1 << 20))
+
 
 class Stream(ABC):
     """One end of a transport on one path.
@@ -291,8 +304,11 @@ class Stream(ABC):
         """The path is over: count what is cut off, and keep only what another path may send."""
 
     @abstractmethod
-    def let_go(self) -> None:
-        """The transport is over, or goes on elsewhere: keep nothing but the counts."""
+    def let_go(self, unread_bytes: int = 0) -> None:
+        """The transport is over, or goes on elsewhere: keep nothing but the counts.
+
+        ``unread_bytes`` of what came still wait for the application; it is called again when they do not.
+        """
 
     # --- another path ----------------------------------------------------------------------------------------------
 
