@@ -256,7 +256,7 @@ class DmsgTransport(RelayTransport[Stream], StreamOwner):
             return False
         config = self._carrier.connection.config
         stream.pending.append(data)
-        if stream.pending.size > config.pending_limit_bytes:
+        if stream.pending.size - stream.again_bytes > config.pending_limit_bytes:
             self._overflow(Busy("more was written than may wait to be sent", by="local"))
             return False
         stream.blocked = stream.pending.size > config.pause_bytes

@@ -190,7 +190,7 @@ class Connection(Core):
         self._out.queue(stream)
         if pending.size <= self.config.pause_bytes:
             return False
-        if pending.size > self.config.pending_limit_bytes:
+        if pending.size - stream.again_bytes > self.config.pending_limit_bytes:
             raise Busy("more was written than may wait to be sent", by="local")
         stream.blocked = True
         return True

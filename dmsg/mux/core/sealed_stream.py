@@ -267,11 +267,15 @@ class SealedStream(Stream):
         self._acked_sequence, self._acked_hash = sequence, expected
         self._hold()
 
+    @property
+    def again_bytes(self) -> int:
+        """See :attr:`Stream.again_bytes`."""
+        again = self._sent_before_bytes - self.sent_bytes
+        return min(again, self.pending.size) if again > 0 else 0
+
     def _hold(self) -> None:
         """Count what is kept: sent or to be sent again, and received."""
-        again = self._sent_before_bytes - self.sent_bytes
-        again = min(again, self.pending.size) if again > 0 else 0
-        self._window.hold(self._outstanding_bytes + again + self._unread)
+        self._window.hold(self._outstanding_bytes + self.again_bytes + self._unread)
 
     def _receive_note(self, note: bytes) -> None:
         """What an ACK says behind its hash, in one byte: that data was dropped, or how large our window may be."""

@@ -259,6 +259,11 @@ class Stream(ABC):
     def receive_ack(self, payload: bytes) -> None:
         """Take the payload of an ACK. Raises ``StreamFault``."""
 
+    @property
+    def again_bytes(self) -> int:
+        """What was sent on an earlier path and waits to be sent again; the writer is not to blame for it."""
+        return 0
+
     # --- receiving -------------------------------------------------------------------------------------------------
 
     @abstractmethod

@@ -14,6 +14,7 @@ from dmsg.errors import LocalProtocolError, RemoteProtocolError
 from dmsg.mux.core.connection import Connection
 from dmsg.mux.core.e2e_handshake import UPGRADE_MAGIC, SecureInitiator, SecureResponder
 from dmsg.mux.core.e2e_negotiation import Carrier, EndToEnd
+from dmsg.mux.core.errors import Busy
 from dmsg.mux.core.events import (
     Confirmed,
     DataReceived,
@@ -489,3 +490,19 @@ def test_what_is_sent_again_although_the_application_had_it_was_not_dropped() ->
             far.receive_ack(payload)
     assert far.acked_bytes == far.sent_bytes
     assert not far.was_cut
+
+
+def test_what_is_sent_again_is_not_held_against_its_writer() -> None:
+    """What was on its way does not become more than may be written because the path was lost."""
+    before, after = Alice(pending_limit_bytes=2 << 20), Alice(pending_limit_bytes=2 << 20)
+    before.opened()
+    after.opened()
+    before.connection.send_data(before.stream, bytes(2 << 20))
+    before.sent()
+    before.connection.send_data(before.stream, bytes(1 << 19))
+    before.connection.abort(before.stream)
+    after.stream.go_on_from(before.stream, 0, 0)
+    assert after.stream.pending.size == 5 << 19
+    after.connection.send_data(after.stream, bytes(1 << 18))
+    with pytest.raises(Busy):
+        after.connection.send_data(after.stream, bytes(1 << 20))
