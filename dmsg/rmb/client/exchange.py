@@ -111,14 +111,16 @@ class ExchangeOwner(TypingProtocol):
 class _Call:
     """A request without an answer."""
 
-    __slots__ = ("answer", "parcel", "refused", "size_bytes", "target")
+    __slots__ = ("answer", "parcel", "refused", "size_bytes", "target", "work")
 
     def __init__(self, target: SessionAddress, size_bytes: int) -> None:
         self.target = target
         self.size_bytes = size_bytes
         self.answer: Deferred[Accepted] = Deferred()
+        #: ``None`` while its twin is looked up.
         self.parcel: Parcel | None = None
         self.refused: list[str] = []
+        self.work: Deferred[Accepted] | None = None
 
 
 class Exchange:
@@ -241,9 +243,12 @@ class Exchange:
     async def stop(self) -> None:
         """End all: calls fail with :class:`~dmsg.rmb.client.errors.Stopped`, answers that were given are written."""
         self._stopped = True
-        for call in list(self._calls.values()):
-            sent = call.parcel is not None and bool(call.parcel.relays)
-            self._fail(call, Stopped(call.target, sent=sent))
+        for uid, call in list(self._calls.items()):
+            if uid not in self._calls:  # the end of another one has ended it
+                continue
+            self._fail(call, Stopped(call.target, sent=call.parcel is not None and bool(call.parcel.relays)))
+            if call.parcel is None and call.work is not None:
+                call.work.cancel()
         self._found.cancel()
         if self._publishing is not None:
             self._publishing.cancel()
@@ -278,9 +283,13 @@ class Exchange:
             raise ValueError(f"a request with the uid {envelope.uid!r} is under way")
         call = self._calls[envelope.uid] = _Call(target, size)
         self._calls_bytes += size
-        work = ensureDeferred(self._request(envelope, call, timeout_s, once))
+        call.work = work = ensureDeferred(self._request(envelope, call, timeout_s, once))
         try:
             return await work.addTimeout(timeout_s, self._clock, lambda *_: Failure(self._timed_out(call, timeout_s)))
+        except CancelledError:
+            if call.parcel is None and call.answer.called:  # stopped while its twin was looked up
+                return await call.answer
+            raise
         finally:
             del self._calls[envelope.uid]
             self._calls_bytes -= size

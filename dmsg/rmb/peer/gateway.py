@@ -133,11 +133,7 @@ class Gateway:
             await self._lists.give_back(taker.taken, taker.key)
 
     def _take_reply(self, data: bytes) -> None:
-        work = self.services.take(data)
-        if work is None:
-            self._finishing.begin(self._finish(data))
-        else:
-            work.addCallback(lambda _: self._finishing.begin(self._finish(data)))
+        self.services.take(data, lambda: self._finishing.begin(self._finish(data)))
 
     async def _finish(self, data: bytes) -> None:
         """Make sure that the next process does not take ``data`` once more."""

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from typing import Any, Final
 
-from twisted.internet.defer import CancelledError, Deferred
+from twisted.internet.defer import CancelledError
 from twisted.internet.task import deferLater
 from twisted.logger import Logger
 
@@ -132,16 +133,20 @@ class Services:
 
     # --- answers -----------------------------------------------------------------------------------------------------
 
-    def take(self, data: bytes) -> Deferred[None] | None:
-        """Send what was pushed to :data:`~dmsg.rmb.peer.commands.REPLY`; fires when that is done, or cannot be."""
+    def take(self, data: bytes, done: Callable[[], object]) -> None:
+        """Send what was pushed to :data:`~dmsg.rmb.peer.commands.REPLY`; ``done()`` when that is done, or cannot be.
+
+        It is not called when the peer stops before: the next process sends it then.
+        """
         try:
             envelope = OutgoingResponse.from_json(data).envelope()
         except InvalidMessage as invalid:
             _log.info("a service's answer is none: {problem}", problem=invalid.problem)
-            return None
-        return self._sends.begin(self._send(envelope))
+            done()
+        else:
+            self._sends.begin(self._send(envelope, done))
 
-    async def _send(self, envelope: Envelope) -> None:
+    async def _send(self, envelope: Envelope, done: Callable[[], object]) -> None:
         try:
             try:
                 await self._exchange.send(envelope)
@@ -152,6 +157,7 @@ class Services:
                 await self._exchange.send(refusal)
         except CallError as error:
             _log.info("a service's answer was not sent: {reason}", reason=error.own_text)
+        done()
 
     async def stop(self, patience_s: float) -> None:
         """Refuse the requests that Redis does not have after ``patience_s``; the exchange has still to run."""

@@ -507,6 +507,33 @@ def test_stopping_fails_calls_and_says_why(world: Any) -> None:
         world.result(caller.call(SERVICE, "echo", timeout=60))
 
 
+@pytest.mark.parametrize("known", [True, False])
+def test_stopping_fails_calls_at_once_while_the_registry_does_not_answer(world: Any, known: bool) -> None:
+    """``known`` says whether our own twin was found before."""
+    relay = world.relay()
+    world.registry.silent = not known
+    client = world.client(CALLER, relay)
+    world.registry.silent = True
+    call = ensureDeferred(client.call(SERVICE, "echo", timeout=60))
+    stopped = client.stopService()
+    with pytest.raises(Stopped) as raised:
+        world.result(call, 0.0)
+    assert not raised.value.sent
+    world.result(stopped)
+
+
+def test_a_call_that_is_cancelled_while_another_is_stopped_stays_cancelled(world: Any) -> None:
+    client = world.client(CALLER, world.relay())
+    world.registry.silent = True
+    first = ensureDeferred(client.call(SERVICE, "echo", timeout=60))
+    second = ensureDeferred(client.call(SERVICE, "echo", timeout=60))
+    first.addBoth(lambda _: second.cancel())
+    stopped = client.stopService()
+    with pytest.raises(CancelledError):
+        world.result(second, 0.0)
+    world.result(stopped)
+
+
 def test_handlers_at_work_may_end_when_the_client_stops(world: Any) -> None:
     _, service, caller = pair(world)
     gate: Deferred[None] = Deferred()

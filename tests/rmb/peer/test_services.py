@@ -8,12 +8,13 @@ from typing import Any
 
 import pytest
 import pytest_twisted
+from twisted.internet.defer import Deferred
 
 import dmsg
 from dmsg.rmb.client.errors import EnvelopeTooLarge, TwinUnknown
 from dmsg.rmb.core.address import SessionAddress
 from dmsg.rmb.core.wire import parse_envelope
-from dmsg.rmb.peer import services
+from dmsg.rmb.peer import gateway, services
 from dmsg.rmb.peer.commands import REPLY, UNSERVED_COMMANDS_OF_A_TWIN
 
 from .conftest import Peer, accepted, request_of
@@ -177,6 +178,28 @@ async def test_a_request_is_not_handed_out_twice_when_redis_dies(make_peer: Any,
     peer.gateway.request_received(request_of(7, "calc.add"))
     redis_process.kill()
     assert (await refused(peer)).code == 500
+
+
+@pytest_twisted.ensureDeferred
+async def test_an_answer_whose_destination_is_not_known_yet_when_the_peer_stops_is_sent_by_the_next_one(
+    make_peer: Any, address: Any, monkeypatch: Any
+) -> None:
+    first, second = make_peer(address), make_peer(address)
+    taken: Deferred[None] = Deferred()
+
+    async def look_up_for_ever(envelope: Any) -> None:
+        taken.callback(None)
+        await Deferred()
+
+    monkeypatch.setattr(gateway, "STOP_TIMEOUT_S", 0.1)
+    monkeypatch.setattr(first.exchange, "send", look_up_for_ever)
+    await first.gateway.start()
+    await first.push(REPLY, ANSWER)
+    await taken
+    await first.gateway.stop()
+    await second.gateway.start()
+    await second.exchange.until_sent(1)
+    assert [one.uid for one in second.exchange.answers] == ["uid"]
 
 
 @pytest_twisted.ensureDeferred
