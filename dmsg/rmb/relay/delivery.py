@@ -338,7 +338,8 @@ class Delivery:
             if self._is_current(session):
                 session.caught_up()  # what comes now need not wait for the store
                 self._flush()
-                self._retries[session] = self._clock.callLater(_RETRY_S, self._retry, session)
+                if session not in self._retries:
+                    self._retries[session] = self._clock.callLater(_RETRY_S, self._retry, session)
         finally:
             session.fetching = False
 

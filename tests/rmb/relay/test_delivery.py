@@ -386,6 +386,28 @@ def test_a_session_may_end_while_the_store_fails(world: World, monkeypatch: pyte
     assert {str(one.reason) for one in world.events.of(ev.EnvelopeFailed)} == {"failed to route message to peer"}
 
 
+def test_a_store_that_fails_is_asked_again_at_one_rate_however_much_is_put_there_and_not_after_the_end(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[float] = []
+
+    def failing(*arguments: Any) -> Deferred[Any]:
+        asked.append(world.network.seconds())
+        return fail(StoreUnavailable("gone"))
+
+    monkeypatch.setattr(world.store, "read", failing)
+    bob = world.connect(2)
+    for _ in range(10):
+        world.network.advance(0.1)
+        world.relay.delivery.stored(SessionAddress(2))  # another process put something there
+    asked.clear()
+    world.network.advance(20)
+    assert len(asked) <= 11
+    bob.leave()
+    world.network.advance(4)
+    assert len(asked) <= 11
+
+
 # --- other relays -----------------------------------------------------------------------------------------------------
 
 
