@@ -26,6 +26,7 @@ from dmsg.rmb.core.wire import Envelope, encode_envelope, parse_envelope
 from dmsg.rmb.interfaces import ITwinRegistry
 from dmsg.rmb.relay.errors import StoreError, StoreFull
 from dmsg.rmb.relay.lanes import Room
+from dmsg.rmb.relay.lookups import LookUps
 from dmsg.rmb.relay.session import Session
 from dmsg.rmb.relay.stores.base import QueueStore
 from dmsg.rmb.relay.switch import Parcel, Switch
@@ -81,7 +82,7 @@ class Delivery:
     ) -> None:
         self._switch = switch
         self._limits = switch.limits
-        self._registry = registry
+        self._look_ups = LookUps(registry)
         self._store = store
         self._domains = frozenset(domain.lower() for domain in domains)
         self._clock = clock
@@ -118,7 +119,7 @@ class Delivery:
                 session.owner.hold(HOLD, True)
 
     async def _carry(self, parcel: Parcel, session: Session) -> None:
-        problem = await self._attempt(self._try(parcel))
+        problem = await self._attempt(self._try(parcel, session.origin.network))
         size = len(parcel.data) + _PARCEL_BYTES
         self.pending.give_back(session.origin.network, size)
         session.pending -= 1
@@ -149,11 +150,11 @@ class Delivery:
             _log.failure("an envelope cannot be routed")
             return RelayProblem.NOT_STORED
 
-    async def _try(self, parcel: Parcel) -> RelayProblem | None:
+    async def _try(self, parcel: Parcel, network: str) -> RelayProblem | None:
         envelope, data, to = parcel.envelope, parcel.data, parcel.to
         if to in self._switch.sessions:
             return await self._keep(to, data, envelope)
-        twin = await self._registry.get(to.twin)
+        twin = await self._look_ups.get(to.twin, network)
         if twin is None:
             return RelayProblem.UNKNOWN_TWIN
         if not twin.relays:

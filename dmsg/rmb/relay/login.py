@@ -10,6 +10,7 @@ from dmsg.rmb.core.errors import TokenRefused
 from dmsg.rmb.core.token import Token, check_token, read_token
 from dmsg.rmb.interfaces import ITwinRegistry
 from dmsg.rmb.relay.limits import RelayLimits
+from dmsg.rmb.relay.lookups import LookUps
 from dmsg.rmb.twins.errors import RegistryError
 from dmsg.serving.admission import Origin
 from dmsg.serving.handshake_rates import HandshakeRates
@@ -46,7 +47,7 @@ class Logins:
         demand_audience: bool = False,
         now: float = 0.0,
     ) -> None:
-        self._registry = registry
+        self._look_ups = LookUps(registry)
         self._limits = limits
         self._domains = frozenset(domain.lower() for domain in domains)
         self._demand_audience = demand_audience
@@ -60,7 +61,7 @@ class Logins:
             raise TokenRefused(429, "too many logins", limit)
         token = read_token(query, unix_s, self._limits.token_lifetime_s)
         try:
-            twin = await self._registry.get(token.twin)
+            twin = await self._look_ups.get(token.twin, origin.network)
         except RegistryError as error:
             raise TokenRefused(500, f"failed to get twin: {error.own_text}", "registry failed") from None
         if twin is None:

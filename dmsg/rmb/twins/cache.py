@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from typing import Any
@@ -31,8 +31,10 @@ class CacheLimits:
     #: Numbers without a twin: fewer and shorter, because anyone can ask for any number, and a new twin wants to be found.
     missing: int = 10_000
     missing_ttl_s: float = 15.0
-    #: Look-ups under way. More are refused: waiting for their turn, they would outlive what they are for.
+    #: Look-ups under way, and those that wait for their turn, which comes after eight others at the most. More are refused:
+    #: they would outlive what they are for.
     at_once: int = 64
+    waiting: int = 512
 
 
 class TwinCache:
@@ -54,6 +56,7 @@ class TwinCache:
         self._missing: OrderedDict[int, float] = OrderedDict()
         self._fetching: dict[int, Waiters[Twin | None]] = {}
         self._look_ups = Tasks()
+        self._line: deque[tuple[int, Waiters[Twin | None]]] = deque()
         self.hits = self.misses = self.flushes = 0
 
     def __len__(self) -> int:
@@ -74,11 +77,16 @@ class TwinCache:
         waiters = self._fetching.get(number)
         if waiters is not None:
             return await waiters.wait()
-        if len(self._look_ups) >= self._limits.at_once:
+        has_place = len(self._look_ups) < self._limits.at_once
+        if not has_place and len(self._line) >= self._limits.waiting:
+            if known is not None and now < known[1] + self._limits.stale_s:
+                return known[0]
             raise RegistryError("overloaded")
         waiters = self._fetching[number] = Waiters()
         waiter = waiters.wait()
-        self._look_ups.begin(self._look_up(number, waiters))
+        self._line.append((number, waiters))
+        if has_place:
+            self._look_ups.begin(self._work())
         return await waiter
 
     def forget(self, number: int) -> None:
@@ -97,6 +105,15 @@ class TwinCache:
     def close(self) -> None:
         """Give up look-ups under way."""
         self._look_ups.cancel()
+
+    async def _work(self) -> None:
+        """Look up what waits, until nothing does."""
+        while self._line:
+            number, waiters = self._line.popleft()
+            if waiters:
+                await self._look_up(number, waiters)
+            elif self._fetching.get(number) is waiters:  # all have gone
+                del self._fetching[number]
 
     async def _look_up(self, number: int, waiters: Waiters[Twin | None]) -> None:
         found: Twin | Failure | None

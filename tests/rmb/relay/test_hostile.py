@@ -5,10 +5,14 @@ from __future__ import annotations
 import os
 import struct
 from collections.abc import Callable
+from typing import Any
 
 import pytest
+from twisted.internet.defer import ensureDeferred
+from twisted.internet.task import deferLater
 
 from dmsg.rmb.core.address import SessionAddress
+from dmsg.rmb.twins.cache import TwinCache
 from dmsg.sansio.websocket import apply_mask
 
 from .conftest import Client, World, result_of
@@ -108,7 +112,7 @@ def test_messages_that_are_never_complete_are_bounded_for_all_together(make_worl
 
 def test_what_the_networks_buffers_hold_counts_as_well(make_world: Callable[..., World]) -> None:
     world = make_world(queued_total_bytes=3_000_000)
-    alice = world.connect(1, host="203.0.113.1")
+    alice = world.connect(3, host="203.0.113.1")
     slow = [world.connect(6, str(at)) for at in range(8)]
     for client in slow:
         client.shell.hold("test", True)
@@ -178,6 +182,29 @@ def test_a_flood_to_twins_that_do_not_exist_costs_no_more_than_its_sender(world:
     world.settle()
     assert len(mallory.received) == 2_000 and {one.error.code for one in mallory.envelopes} == {123}
     assert world.relay.delivery.pending.used == 0
+
+
+def test_a_flood_to_twins_that_do_not_exist_does_not_keep_others_from_being_looked_up(
+    world: World, mallory: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    there = world.registry.twins
+
+    async def ask_the_chain(number: int) -> Any:
+        await deferLater(world.network, 0.1)  # type: ignore[arg-type]
+        return there.get(number)
+
+    world.registry.add(*range(100, 120))
+    alice = world.connect(3, host="203.0.113.1")
+    monkeypatch.setattr(world.registry, "get", TwinCache(world.network, ask_the_chain).get)  # type: ignore[arg-type]
+    for at in range(20):
+        mallory.send(*[mallory.envelope(1_000 * at + number) for number in range(1_000, 2_000)])
+        alice.send(alice.envelope(100 + at))
+        world.network.advance(0.05)
+    newcomer = ensureDeferred(world.relay.login(world.token(SessionAddress(4)), "203.0.113.2"))
+    world.network.advance(0.3)
+    assert result_of(newcomer) == SessionAddress(4)
+    assert alice.envelopes == [] and len(mallory.envelopes) < 1_000
+    world.network.advance(200)
 
 
 def test_an_envelope_cannot_be_sent_in_the_name_of_others(world: World, mallory: Client) -> None:

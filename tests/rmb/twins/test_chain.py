@@ -75,7 +75,7 @@ def test_one_who_stops_waiting_takes_nothing_from_the_others(world):
 
 def test_look_ups_under_way_are_bounded(world):
     world.a.lies["state_getStorage"] = lambda params: SILENCE
-    registry = world.registry(cache=CacheLimits(at_once=3))
+    registry = world.registry(cache=CacheLimits(at_once=2, waiting=1))
     waiting = [world.start(registry.get(number)) for number in range(1, 4)]
     with pytest.raises(RegistryError, match="overloaded"):
         world.ask(registry.get(4))
@@ -83,6 +83,52 @@ def test_look_ups_under_way_are_bounded(world):
     world.network.advance(12)
     assert [one.result for one in waiting] == [None] * 3
     assert world.ask(registry.get(4)) is None
+
+
+def test_look_ups_wait_for_their_turn(world):
+    for number in range(1, 301):
+        world.chain.twin(number, number.to_bytes(32, "big"))
+    registry = world.registry()
+    waiting = [world.start(registry.get(number)) for number in range(1, 301)]
+    world.network.advance(1)
+    assert [one.result.id for one in waiting] == list(range(1, 301))
+
+
+def test_a_look_up_that_all_gave_up_before_its_turn_is_left_out_and_others_of_the_line_go_on(world):
+    world.a.lies["state_getStorage"] = lambda params: SILENCE
+    world.chain.twin(4, ALICE)
+    registry = world.registry(cache=CacheLimits(at_once=1))
+    _, second, third, fourth = (world.start(registry.get(number)) for number in range(1, 5))
+    second.deferred.cancel()
+    third.deferred.cancel()
+    again = world.start(registry.get(3))
+    world.network.advance(12)
+    assert fourth.result.account == ALICE and again.result is None
+    assert world.b.asked["state_getStorage"] == 3
+
+
+def test_an_old_twin_is_given_while_too_much_is_looked_up(world):
+    world.chain.twin(7, ALICE)
+    registry = world.registry(cache=CacheLimits(at_once=1, waiting=1))
+    world.ask(registry.get(7))
+    world.network.advance(1000)
+    world.a.lies["state_getStorage"] = world.b.lies["state_getStorage"] = lambda params: SILENCE
+    for number in (1, 2):
+        world.start(registry.get(number))
+    assert world.ask(registry.get(7)).account == ALICE
+    world.network.advance(3600)
+    for number in (1, 2):
+        world.start(registry.get(number))
+    with pytest.raises(RegistryError, match="overloaded"):
+        world.ask(registry.get(7))
+
+
+def test_all_in_the_line_hear_at_once_that_the_nodes_are_away_or_the_registry_is_closed(world):
+    world.a.lies["state_getStorage"] = world.b.lies["state_getStorage"] = lambda params: SILENCE
+    registry = world.registry(cache=CacheLimits(at_once=1))
+    waiting = [world.start(registry.get(number)) for number in range(1, 500)]
+    world.ask(registry.close())
+    assert {one.error.reason for one in waiting} == {"closed"}
 
 
 def test_what_is_remembered_is_bounded(world):
