@@ -187,6 +187,25 @@ async def test_a_session_that_connects_elsewhere_is_replaced_here(process: Any) 
 
 
 @pytest_twisted.ensureDeferred
+async def test_word_of_an_older_connection_elsewhere_does_not_end_the_one_that_came_back(
+    process: Any, redis: Any
+) -> None:
+    first, second = process(), process()
+    await attach(first)
+    inbox = await redis("GET", "dmsg.rmb.at:7")
+    await attach(second)
+    first.store.detach(BOB)
+    await attach(first)
+    assert await second.replaced.get() == BOB
+    # What the second connection had told the first process may be read only now.
+    await redis("LPUSH", inbox, "r7")
+    await redis("LPUSH", inbox, "p7")
+    assert await first.pushed.get() == BOB
+    assert first.replaced.pending == []
+    assert await redis("GET", "dmsg.rmb.at:7") == inbox
+
+
+@pytest_twisted.ensureDeferred
 async def test_a_session_that_left_is_connected_nowhere(process: Any) -> None:
     first, second = process(), process()
     await attach(first)

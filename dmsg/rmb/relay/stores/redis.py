@@ -351,8 +351,9 @@ class RedisQueues:
         if session not in self._attached:
             return
         if letter == "r":
-            del self._attached[session]
-            self._replaced(session)
+            if self._attached[session]:  # else it has come back, which Redis did not know when it said so
+                del self._attached[session]
+                self._replaced(session)
         elif letter == "p":
             self._pushed(session)
 
@@ -387,14 +388,17 @@ class RedisQueues:
                     await self._attach(session)
             sessions = list(self._attached)
             for start in range(0, len(sessions), SWEPT_AT_ONCE):
-                some = [one for one in sessions[start : start + SWEPT_AT_ONCE] if self._attached.get(one)]
-                keys = [key for session in some for key in (_at(session), _stream(session))]
-                letters = await self._eval(_SWEEP, keys, self._inbox, PRESENT_S) if some else b""
-                for letter, session in zip(letters.decode("ascii"), some, strict=True):
-                    self._tell(letter, session)
+                await self._look_at(sessions[start : start + SWEPT_AT_ONCE])
         except StoreUnavailable:
             return None
         return SWEPT_EVERY_S
+
+    async def _look_at(self, sessions: list[SessionAddress]) -> None:
+        some = [one for one in sessions if self._attached.get(one)]
+        keys = [key for session in some for key in (_at(session), _stream(session))]
+        letters = await self._eval(_SWEEP, keys, self._inbox, PRESENT_S) if some else b""
+        for letter, session in zip(letters.decode("ascii"), some, strict=True):
+            self._tell(letter, session)
 
     async def _listen(self) -> float | None:
         """Wait for what other processes tell this one."""
@@ -408,7 +412,11 @@ class RedisQueues:
                     position += _LENGTH.size + size
                     notices.append(packed[position - size : position])
                 for text in dict.fromkeys(one.decode("utf-8", "surrogateescape") for one in notices):
-                    self._tell(text[:1], _session(text[1:]))
+                    session = _session(text[1:])
+                    if text.startswith("r"):  # it may have come back since
+                        await self._look_at([session])
+                    else:
+                        self._tell(text[:1], session)
         except (RedisAway, RedisRefused, StoreUnavailable):
             return None
         return 0.0
