@@ -7,6 +7,7 @@ is not asked again, but the others are.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, Protocol
@@ -23,7 +24,7 @@ from dmsg.rmb.core.ranker import Ranker
 from dmsg.rmb.core.twin import Twin
 from dmsg.rmb.core.wire import Envelope
 from dmsg.rmb.relay.errors import NotPosted
-from dmsg.rmb.relay.lanes import Lane, Outgoing, Room
+from dmsg.rmb.relay.lanes import Held, Lane, Outgoing
 from dmsg.rmb.relay.peering import BATCH_BYTES
 from dmsg.sansio.backoff import Backoff
 from dmsg.sansio.jitter import RandomNumbers
@@ -40,7 +41,8 @@ RANK_TOLD_EVERY_S: Final = 10.0
 class FederationLimits:
     """How much may be under way, and when to try again."""
 
-    #: Bytes outstanding. One sender, and one relay, may have as much as it leaves free for others: half of it when alone.
+    #: Bytes outstanding. One sender, and one relay, may have half of it. When it is full, what came last of the sender that
+    #: has most fails for that of one that has less.
     outstanding_bytes: int = 64 << 20
     #: Posts under way to one relay.
     posts_per_relay: int = 4
@@ -98,8 +100,8 @@ class Federation:
         self._failed = failed
         self._emit = emit
         self._outstanding: dict[Outgoing, IDelayedCall | None] = {}
-        self._by_source = Room(self.limits.outstanding_bytes)
-        self._by_relay = Room(self.limits.outstanding_bytes)
+        self._held = Held()
+        self._by_relay: Counter[str] = Counter()
         self._lanes: dict[str, Lane] = {}
         self._sweeping: IDelayedCall | None = None
         self._idle: Waiters[None] = Waiters()
@@ -152,18 +154,28 @@ class Federation:
             return RelayProblem.NO_RELAYS
         order = self._ranker.order(relays, self._clock.seconds())
         size = outgoing.size
-        room = self._by_source.has(outgoing.source, size) and self._by_relay.has(order[0], size)
-        if self._stopped or not room:
+        if self._stopped or not self._make_room(outgoing.source, order[0], size):
             return RelayProblem.OVERLOADED
-        outgoing.charged = order[0]
-        self._by_source.take(outgoing.source, size)
-        self._by_relay.take(order[0], size)
+        self._held.add(outgoing)
+        self._charge(outgoing, order[0])
         self._outstanding[outgoing] = None
         if self._sweeping is None:
             self._sweeping = self._clock.callLater(_SWEPT_EVERY_S, self._sweep)
         outgoing.candidates = order[::-1]
         self._advance(outgoing)
         return None
+
+    def _make_room(self, source: int, relay: str, size: int) -> bool:
+        """Whether there is room; if need be, there is after others of a sender that has more have failed."""
+        limit, held = self.limits.outstanding_bytes, self._held
+        if max(held.of(source), self._by_relay[relay]) + size > limit // 2:
+            return False
+        while held.used + size > limit:
+            surplus = held.surplus(source, size)
+            if surplus is None:
+                return False
+            self._give_up(surplus, RelayProblem.OVERLOADED)
+        return True
 
     def _advance(self, outgoing: Outgoing) -> None:
         """Let it wait for the next relay of this pass, or for the next pass."""
@@ -174,6 +186,9 @@ class Federation:
             if lane is None:
                 lane = self._lanes[relay] = Lane(self.limits.failures_to_close, self.limits.backoff)
             if not lane.closed(now):
+                self._charge(
+                    outgoing, relay
+                )  # not the one that refused it: what is for that one shall not suffer for it
                 lane.put(outgoing)
                 self._pump(relay, lane)
                 return
@@ -288,13 +303,25 @@ class Federation:
         call = self._outstanding.pop(outgoing)
         if call is not None and call.active():
             call.cancel()
-        self._by_source.give_back(outgoing.source, outgoing.size)
-        self._by_relay.give_back(outgoing.charged, outgoing.size)
+        if outgoing.lane is not None:
+            outgoing.lane.discard(outgoing)
+        self._held.remove(outgoing)
+        self._charge(outgoing, "")
         if not self._outstanding:
             if self._sweeping is not None:
                 self._sweeping.cancel()
                 self._sweeping = None
             self._idle.fire(None)
+
+    def _charge(self, outgoing: Outgoing, relay: str) -> None:
+        """Count it for ``relay`` from now on; for none if that is ""."""
+        if outgoing.charged:
+            self._by_relay[outgoing.charged] -= outgoing.size
+            if not self._by_relay[outgoing.charged]:
+                del self._by_relay[outgoing.charged]
+        if relay:
+            self._by_relay[relay] += outgoing.size
+        outgoing.charged = relay
 
     def _give_up(self, outgoing: Outgoing, problem: RelayProblem) -> None:
         self._finish(outgoing)

@@ -6,7 +6,7 @@ it goes another way at once, instead of one time-out after the other.
 
 from __future__ import annotations
 
-from collections import OrderedDict, deque
+from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Final
@@ -34,8 +34,10 @@ class Outgoing:
     candidates: list[str] = field(default_factory=list)
     #: Relays that said they would never take it.
     rejected: set[str] = field(default_factory=set)
-    #: The relay it counts for: the first to be tried.
+    #: The relay it counts for: the one that it waits for, or waited for last.
     charged: str = ""
+    #: Where it waits to be posted.
+    lane: Lane | None = None
     passes: int = 0
     done: bool = False
 
@@ -79,6 +81,42 @@ class Room:
             del self._taken[key]
 
 
+class Held:
+    """What is outstanding, by its senders, and how many bytes each has."""
+
+    __slots__ = ("_bytes", "_of", "used")
+
+    def __init__(self) -> None:
+        self._of: dict[int, OrderedDict[Outgoing, None]] = {}
+        self._bytes: dict[int, int] = {}
+        self.used = 0
+
+    def of(self, source: int) -> int:
+        """The bytes of one sender."""
+        return self._bytes.get(source, 0)
+
+    def add(self, outgoing: Outgoing) -> None:
+        """Count one more."""
+        source = outgoing.source
+        self.used += outgoing.size
+        self._bytes[source] = self.of(source) + outgoing.size
+        self._of.setdefault(source, OrderedDict())[outgoing] = None
+
+    def remove(self, outgoing: Outgoing) -> None:
+        """It is not outstanding any more."""
+        source = outgoing.source
+        self.used -= outgoing.size
+        self._bytes[source] -= outgoing.size
+        del self._of[source][outgoing]
+        if not self._of[source]:
+            del self._of[source], self._bytes[source]
+
+    def surplus(self, source: int, size: int) -> Outgoing | None:
+        """What came last of the sender that has most, unless ``source`` would have as much with ``size`` more."""
+        largest = max(self._bytes, key=self._bytes.__getitem__)
+        return next(reversed(self._of[largest])) if self._bytes[largest] > self.of(source) + size else None
+
+
 class Lane:
     """What waits for one relay, and how the relay has done lately. Times are seconds on any one clock."""
 
@@ -95,7 +133,7 @@ class Lane:
     )
 
     def __init__(self, failures_to_close: int, backoff: Backoff) -> None:
-        self._queues: OrderedDict[int, deque[Outgoing]] = OrderedDict()
+        self._queues: OrderedDict[int, OrderedDict[Outgoing, None]] = OrderedDict()
         self._failures_to_close = failures_to_close
         self._backoff = backoff
         self._closed_until = 0.0
@@ -118,36 +156,42 @@ class Lane:
 
     def put(self, outgoing: Outgoing) -> None:
         """Let it wait behind its sender's others."""
-        queue = self._queues.get(outgoing.source)
-        if queue is None:
-            queue = self._queues[outgoing.source] = deque()
-        queue.append(outgoing)
+        outgoing.lane = self
+        self._queues.setdefault(outgoing.source, OrderedDict())[outgoing] = None
+
+    def discard(self, outgoing: Outgoing) -> None:
+        """It need not wait any more."""
+        outgoing.lane = None
+        queue = self._queues[outgoing.source]
+        del queue[outgoing]
+        if not queue:
+            del self._queues[outgoing.source]
 
     def take(self, most: int, max_bytes: int) -> list[Outgoing]:
         """The next ones, at most ``most`` and ``max_bytes``, but one if there is one. Each sender has one in turn.
 
-        All are for any session, or all for connected ones only. What is done already is left out.
+        All are for any session, or all for connected ones only.
         """
         taken: list[Outgoing] = []
         while self._queues and len(taken) < most:
             source, queue = next(iter(self._queues.items()))
-            first = queue[0]
-            if not first.done:
-                max_bytes -= len(first.data)
-                if taken and (max_bytes < 0 or (first.otherwise is None) is not (taken[0].otherwise is None)):
-                    break
-                taken.append(first)
-            queue.popleft()
+            first = next(iter(queue))
+            max_bytes -= len(first.data)
+            if taken and (max_bytes < 0 or (first.otherwise is None) is not (taken[0].otherwise is None)):
+                break
+            taken.append(first)
+            self.discard(first)
             if queue:
                 self._queues.move_to_end(source)
-            else:
-                del self._queues[source]
         return taken
 
     def clear(self) -> list[Outgoing]:
         """Take all, in the order they came in for each sender."""
-        queues, self._queues = self._queues, OrderedDict()
-        return [outgoing for queue in queues.values() for outgoing in queue if not outgoing.done]
+        cleared = [outgoing for queue in self._queues.values() for outgoing in queue]
+        for outgoing in cleared:
+            outgoing.lane = None
+        self._queues.clear()
+        return cleared
 
     def closed(self, now: float) -> bool:
         """Whether nothing is to be tried yet."""

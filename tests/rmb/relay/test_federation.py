@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import random
 from collections import Counter
 from functools import partial
@@ -20,7 +21,7 @@ from dmsg.rmb.core.twin import Twin
 from dmsg.rmb.core.wire import Envelope
 from dmsg.rmb.relay.errors import NotPosted
 from dmsg.rmb.relay.federation import Federation, FederationLimits
-from dmsg.rmb.relay.lanes import OUTGOING_BYTES, Lane, Room
+from dmsg.rmb.relay.lanes import OUTGOING_BYTES, Lane, Outgoing, Room
 from dmsg.rmb.twins.errors import RegistryError
 from dmsg.sansio.backoff import Backoff
 
@@ -381,6 +382,45 @@ def test_a_dead_relay_does_not_take_the_room_of_others() -> None:
     assert bench.submit("mine", "good", source=200, twin=8, size=1000) is None
 
 
+def test_many_senders_together_do_not_take_the_room_of_one_who_sends_little() -> None:
+    bench = Bench(outstanding_bytes=100 * (OUTGOING_BYTES + 1100))
+    for sender in range(1000, 1030):
+        bench.relays.slow[f"dead{sender}"] = []
+        while (
+            bench.submit(str(sender), f"dead{sender}", source=sender, twin=sender, lifetime_s=1800, size=1000) is None
+        ):
+            if len(bench.failed) > 500:
+                raise AssertionError("they push each other out without end")
+    before = list(bench.failed)
+    for number in range(3):
+        assert bench.submit(f"mine {number}", "good", source=1, twin=8, size=1000) is None
+    assert bench.relays.asked.count("good") == 3 and len(bench.failed) == len(before) + 1
+    assert bench.failed[-1][1] is RelayProblem.OVERLOADED
+
+
+def test_what_a_relay_refused_and_waits_for_another_takes_no_room_from_what_is_for_the_first() -> None:
+    bench = Bench(outstanding_bytes=100 * (OUTGOING_BYTES + 1100))
+    bench.relays.answers["good"] = 404
+    bench.relays.slow["slow"] = []
+    bench.ranker.failed("slow", 0.0)  # so that the good one is asked first
+    for number in range(60):
+        bench.submit(str(number), "good", "slow", source=666, twin=6, lifetime_s=1800, size=1000)
+    bench.relays.answers["good"] = 202
+    assert bench.submit("mine", "good", source=1, twin=8, size=1000) is None
+    assert bench.federation.accepted == 1
+
+
+def test_what_has_expired_is_not_kept_until_a_slow_relay_has_answered_to_what_came_before_it(bench: Bench) -> None:
+    bench.relays.slow["slow"] = []
+    for _ in range(20):
+        for number in range(100):
+            bench.submit(str(number), "slow", lifetime_s=3600 if number == 0 else 1)
+        bench.pass_time(2.1)
+    gc.collect()
+    assert len(bench.federation) == 20
+    assert sum(type(one) is Outgoing for one in gc.get_objects()) <= 20 + bench.federation.limits.posts_per_relay
+
+
 def test_thousands_of_posts_that_fail_at_once_do_not_overflow_the_stack() -> None:
     bench = Bench(failures_to_close=10**9)
     bench.relays.slow["a"] = []
@@ -445,7 +485,7 @@ def test_every_envelope_is_accepted_once_or_fails_once_before_its_end(seed: int)
     outcomes = Counter(uid for uid, _ in bench.failed) + Counter(parked)
     assert set(outcomes.values()) <= {1}
     assert {*outcomes, *accepted} == set(ends)
-    assert bench.federation._by_source.used == bench.federation._by_relay.used == 0
+    assert bench.federation._held.used == 0 and not bench.federation._by_relay
     assert bench.clock.getDelayedCalls() == []
 
 
