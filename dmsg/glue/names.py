@@ -2,12 +2,34 @@
 
 from __future__ import annotations
 
-from typing import Any
+import socket
+from collections import OrderedDict
+from collections.abc import Callable
+from threading import Thread
+from typing import Any, Final
 
 from twisted.internet.address import IPv4Address, IPv6Address
 from twisted.internet.defer import Deferred
-from twisted.internet.interfaces import IAddress, IHostResolution, IReactorPluggableNameResolver, IResolutionReceiver
+from twisted.internet.interfaces import (
+    IAddress,
+    IHostnameResolver,
+    IHostResolution,
+    IReactorPluggableNameResolver,
+    IResolutionReceiver,
+)
 from zope.interface import implementer
+
+from dmsg.address import parse_ip
+
+#: Names that strangers chose and that are looked up at a time, each in a thread; and those of them that took long before.
+AT_ONCE: Final = 32
+SLOW_AT_ONCE: Final = 8
+#: A look-up took long if who asked has gone before its end, in seconds. It is remembered of so many names.
+SLOW_S: Final = 2.0
+REMEMBERED: Final = 4096
+#: Names that wait for a thread, and for how long they do, in seconds: as long as those who ask.
+WAITING: Final = 1024
+WAITING_S: Final = 3.0
 
 
 @implementer(IResolutionReceiver)
@@ -38,3 +60,141 @@ def resolve(reactor: Any, host: str) -> Deferred[list[str]]:
     resolver = IReactorPluggableNameResolver(reactor).nameResolver
     resolver.resolveHostName(receiver, host, 0, [IPv4Address, IPv6Address])
     return receiver.done
+
+
+class _Question:
+    """A name that is looked up, or waits for that, and what is called with its addresses."""
+
+    def __init__(self, host: str, asked_at: float) -> None:
+        self.host = host
+        self.asked_at = asked_at
+        self.began_at = 0.0
+        self.is_slow = False
+        self.asking: list[Callable[[list[str]], None]] = []
+
+
+@implementer(IHostResolution)
+class _Resolution:
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def cancel(self) -> None:
+        """A thread cannot be stopped, and does not have to be waited for."""
+
+
+@implementer(IReactorPluggableNameResolver, IHostnameResolver)
+class NamesOfStrangers:
+    """``reactor`` for endpoints to hosts that strangers named: their names are looked up in threads of their own.
+
+    In the reactor's threads, of which there are ten for all that it does, a few names whose name server does not answer would
+    hold up everything else for a minute. Here such names have :data:`SLOW_AT_ONCE` threads once it is known of them.
+    ``look_up(host)`` gives addresses and may take its time; ``start(work)`` runs ``work`` in a thread.
+    """
+
+    def __init__(
+        self,
+        reactor: Any,
+        look_up: Callable[[str], list[str]] | None = None,
+        start: Callable[[Callable[[], None]], object] | None = None,
+    ) -> None:
+        self._reactor = reactor
+        self._look_up = look_up or addresses_of
+        # Nothing waits for a thread at the end of the program: it may take half a minute.
+        self._start = start or (lambda work: Thread(target=work, daemon=True).start())
+        self._questions: dict[str, _Question] = {}
+        self._line: OrderedDict[str, _Question] = OrderedDict()
+        self._slow: OrderedDict[str, None] = OrderedDict()
+        self._slow_at_work = 0
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._reactor, name)
+
+    @property
+    def nameResolver(self) -> NamesOfStrangers:
+        """See ``IReactorPluggableNameResolver``."""
+        return self
+
+    def resolveHostName(
+        self,
+        resolutionReceiver: Any,
+        hostName: str,
+        portNumber: int = 0,
+        addressTypes: Any = None,
+        transportSemantics: str = "TCP",
+    ) -> IHostResolution:
+        """See ``IHostnameResolver``; gives addresses of both types, for TCP."""
+        resolution = _Resolution(hostName)
+        resolutionReceiver.resolutionBegan(resolution)
+
+        def answer(found: list[str]) -> None:
+            for host in found:
+                kind = IPv6Address if ":" in host else IPv4Address
+                resolutionReceiver.addressResolved(kind("TCP", host, portNumber))
+            resolutionReceiver.resolutionComplete()
+
+        if parse_ip(hostName) is None:
+            self._ask(hostName, answer)
+        else:
+            answer([hostName])
+        return resolution
+
+    def _ask(self, host: str, answer: Callable[[list[str]], None]) -> None:
+        question = self._questions.get(host)
+        if question is None:
+            if len(self._line) >= WAITING:
+                answer([])
+                return
+            question = self._questions[host] = self._line[host] = _Question(host, self._reactor.seconds())
+        question.asking.append(answer)
+        self._go_on()
+
+    def _go_on(self) -> None:
+        """Begin with what waits and may begin; those who ask for what has waited too long have gone."""
+        now = self._reactor.seconds()
+        for host, question in list(self._line.items()):
+            if now - question.asked_at > WAITING_S:
+                del self._line[host]
+                self._answer(question, [])
+            elif len(self._questions) - len(self._line) >= AT_ONCE:
+                return
+            elif host not in self._slow or self._slow_at_work < SLOW_AT_ONCE:
+                del self._line[host]
+                self._begin(question, now)
+
+    def _begin(self, question: _Question, now: float) -> None:
+        question.began_at = now
+        question.is_slow = question.host in self._slow
+        self._slow_at_work += question.is_slow
+
+        def work() -> None:
+            found: list[str] = []
+            try:
+                found = self._look_up(question.host)
+            finally:
+                self._reactor.callFromThread(self._done, question, found)
+
+        self._start(work)
+
+    def _done(self, question: _Question, found: list[str]) -> None:
+        self._slow_at_work -= question.is_slow
+        self._slow.pop(question.host, None)
+        if self._reactor.seconds() - question.began_at > SLOW_S:
+            self._slow[question.host] = None
+            if len(self._slow) > REMEMBERED:
+                self._slow.popitem(last=False)
+        self._answer(question, found)
+        self._go_on()
+
+    def _answer(self, question: _Question, found: list[str]) -> None:
+        del self._questions[question.host]
+        for answer in question.asking:
+            answer(found)
+
+
+def addresses_of(host: str) -> list[str]:
+    """The IP addresses of ``host``, in the system's order; blocks."""
+    try:
+        found = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)
+    except (OSError, UnicodeError):
+        return []
+    return list(dict.fromkeys(str(address[0]) for *_, address in found))

@@ -9,6 +9,7 @@ from twisted.internet.defer import Deferred
 
 from dmsg.address import parse_ip
 from dmsg.eventlog.reasons import Reason
+from dmsg.glue.names import NamesOfStrangers
 from dmsg.http.client import HttpCaller
 from dmsg.http.errors import NoAnswer
 from dmsg.rmb.relay.errors import NotPosted
@@ -67,7 +68,10 @@ class RelayPoster:
     def connect(reactor: object) -> HttpCaller:
         """What to give as ``caller``."""
         return HttpCaller.connect(
-            reactor, timeout_s=POST_TIMEOUT_S, connect_timeout_s=CONNECT_TIMEOUT_S, connections=CONNECTIONS
+            NamesOfStrangers(reactor),
+            timeout_s=POST_TIMEOUT_S,
+            connect_timeout_s=CONNECT_TIMEOUT_S,
+            connections=CONNECTIONS,
         )
 
     def knows(self, relay: str) -> bool:

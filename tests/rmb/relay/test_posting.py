@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import socket
 import time
 from collections.abc import Callable
+from threading import Event
 from typing import Any
 
 import pytest
 import pytest_twisted
+from twisted.internet._resolver import GAIResolver
 from twisted.internet.defer import CancelledError, Deferred, ensureDeferred, succeed
 from twisted.internet.protocol import Factory, Protocol
 from twisted.internet.task import Clock, deferLater
+from twisted.internet.threads import deferToThreadPool
 from twisted.web.resource import Resource
 
 from dmsg.crypto import ed25519
@@ -369,6 +373,33 @@ async def test_a_relay_that_says_nothing_is_given_up_in_time(reactor: Any) -> No
     assert caught.value.reason is Reason.TIMEOUT
     await sender.close()
     await port.stopListening()
+
+
+@pytest_twisted.ensureDeferred
+async def test_names_that_cannot_be_looked_up_take_no_thread_of_the_reactor(
+    reactor: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The queues in a file are written in those threads, and all other names are looked up there."""
+    over = Event()
+
+    def hang(host: str, *arguments: Any, **options: Any) -> Any:
+        over.wait()
+        raise socket.gaierror(1, "no answer")
+
+    monkeypatch.setattr(socket, "getaddrinfo", hang)
+    before = reactor.nameResolver
+    reactor.installNameResolver(GAIResolver(reactor, reactor.getThreadPool, hang))
+    sender = RelayPoster(RelayPoster.connect(reactor), time.time, domains=["localhost"])
+    posts = [sender.post(f"r{number}.example", [envelope()], False) for number in range(64)]
+    try:
+        assert await deferToThreadPool(reactor, reactor.getThreadPool(), lambda: True).addTimeout(10.0, reactor)
+    finally:
+        over.set()
+        reactor.installNameResolver(before)
+        for post in posts:
+            with pytest.raises(NotPosted):
+                await post
+        await sender.close()
 
 
 class Answer(Protocol):
