@@ -23,7 +23,7 @@ _RESERVED: Final = frozenset({"system", "backlog"})
 OWN: Final = "rmb"
 
 #: Lists for commands that no service has taken a request of yet: in all, and made by one twin. They would fill Redis,
-#: because the senders choose the names.
+#: because the senders choose the names. When there are all, the twin that made most gives one up for one that made fewer.
 UNSERVED_COMMANDS: Final = 1_000
 UNSERVED_COMMANDS_OF_A_TWIN: Final = 100
 #: A list is kept this long after the last request was pushed, in seconds: no request in it is good for longer.
@@ -58,6 +58,8 @@ class Commands:
         self._served: OrderedDict[str, float] = OrderedDict()
         self._unserved: OrderedDict[str, _Unserved] = OrderedDict()
         self._of_twin: Counter[int] = Counter()
+        #: Commands that gave way to others: their lists are to be removed, and they from here.
+        self.gone: list[str] = []
 
     def admit(self, command: str, twin: int, now: float) -> bool:
         """Whether a request of ``twin`` may be pushed to the list of ``command``."""
@@ -67,8 +69,15 @@ class Commands:
             self._served.move_to_end(command)
             return True
         if command not in self._unserved:
-            if self._of_twin[twin] >= UNSERVED_COMMANDS_OF_A_TWIN or len(self._unserved) >= UNSERVED_COMMANDS:
+            made = self._of_twin.get(twin, 0)
+            if made >= UNSERVED_COMMANDS_OF_A_TWIN:
                 return False
+            if len(self._unserved) >= UNSERVED_COMMANDS:
+                largest = max(self._of_twin, key=self._of_twin.__getitem__)
+                if self._of_twin[largest] <= made + 1:
+                    return False
+                self.gone.append(next(name for name, one in self._unserved.items() if one.twin == largest))
+                self._drop(self.gone[-1])
             self._unserved[command] = _Unserved(twin)
             self._of_twin[twin] += 1
         self._unserved[command].until = now + KEEP_COMMAND_S

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any, Final
 
 from twisted.internet.defer import CancelledError
@@ -77,7 +78,15 @@ class Services:
         self._waiting_bytes[twin] = of_twin
         self._all_waiting_bytes += size
 
+        gone, self._commands.gone = self._commands.gone, []
+        if gone:
+            self._hands.begin(self._remove(gone))
         self._hands.begin(self._hand(request, command, key)).addBoth(self._handed, twin, size)
+
+    async def _remove(self, commands: list[str]) -> None:
+        """Remove the lists of ``commands``, if Redis is there; else they expire."""
+        with suppress(RedisAway, RedisRefused):
+            await self._lists.forget([key for key in map(list_of, commands) if key is not None])
 
     def _handed(self, result: object, twin: int, size: int) -> object:
         self._all_waiting_bytes -= size

@@ -53,6 +53,18 @@ def test_all_twins_together_make_so_many() -> None:
     assert taken.index(False) == UNSERVED_COMMANDS
 
 
+def test_many_twins_with_many_lists_do_not_keep_another_from_its_few() -> None:
+    commands = Commands()
+    for number in range(2 * UNSERVED_COMMANDS):
+        commands.admit(f"a{number}", 100 + number % 20, 0)
+    assert not commands.gone
+    for number in range(10):
+        assert commands.admit(f"real{number}", 1, 0)
+    assert [int(name[1:]) for name in commands.gone] == list(range(10))
+    assert not commands.admit("b", 100 + 15, 0)
+    assert commands.admit("a0", 2, 0) and len(commands.gone) == 11
+
+
 def test_a_list_that_a_service_takes_from_counts_no_more() -> None:
     commands = Commands()
     for number in range(2 * UNSERVED_COMMANDS):

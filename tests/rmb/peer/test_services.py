@@ -14,7 +14,7 @@ import dmsg
 from dmsg.rmb.client.errors import EnvelopeTooLarge, TwinUnknown
 from dmsg.rmb.core.address import SessionAddress
 from dmsg.rmb.core.wire import parse_envelope
-from dmsg.rmb.peer import gateway, services
+from dmsg.rmb.peer import commands, gateway, services
 from dmsg.rmb.peer.commands import REPLY, UNSERVED_COMMANDS_OF_A_TWIN
 
 from .conftest import Peer, accepted, request_of
@@ -111,6 +111,16 @@ async def test_one_twin_cannot_fill_redis_with_lists(peer: Peer) -> None:
     peer.gateway.request_received(request_of(8, "real"))
     assert (await peer.take("msgbus.real"))["src"] == "8"
     assert await peer.ask("dbsize") == UNSERVED_COMMANDS_OF_A_TWIN
+
+
+@pytest_twisted.ensureDeferred
+async def test_many_twins_cannot_fill_redis_with_lists_and_leave_one_to_another(peer: Peer, monkeypatch: Any) -> None:
+    monkeypatch.setattr(commands, "UNSERVED_COMMANDS", 20)
+    for number in range(20):
+        peer.gateway.request_received(request_of(100 + number % 4, f"made.up.{number}"))
+    peer.gateway.request_received(request_of(8, "real"))
+    assert (await peer.take("msgbus.real"))["src"] == "8"
+    assert await peer.ask("dbsize") == 19
 
 
 @pytest_twisted.ensureDeferred
