@@ -1,7 +1,7 @@
 """A program of one twin, for system tests: serves ``echo``, and calls that of others when it is told to.
 
-On its standard input it is told ``call COUNT TIMEOUT TWIN …`` and ``served``; it prints a line of JSON for each. The command
-line is ``KEY REGISTRY CONCURRENCY RELAY …``.
+On its standard input it is told ``call COUNT TIMEOUT TWIN …`` and ``served``; it prints a line of JSON for each. After ``hold``
+it calls half and waits for ``go``. The command line is ``KEY REGISTRY CONCURRENCY RELAY …``.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from twisted.internet.stdio import StandardIO
 from twisted.logger import globalLogBeginner, textFileLogObserver
 from twisted.protocols.basic import LineReceiver
 
+from dmsg.glue.waiters import Waiters
 from dmsg.rmb.client.errors import CallError
 from dmsg.rmb.client.handlers import Request
 from dmsg.rmb.client.service import RmbClient
@@ -38,6 +39,8 @@ class Program(LineReceiver):
         self.outcomes: Counter[str] = Counter()
         self.late = 0
         self.number = 0
+        #: What calls wait for in the middle, if they have been told to.
+        self.held: Waiters[None] | None = None
         self.client.service("echo")(self.echo)
 
     async def echo(self, request: Request) -> bytes:
@@ -55,19 +58,31 @@ class Program(LineReceiver):
             count, timeout, *twins = words
             work = Deferred.fromCoroutine(self.call_all(int(count), float(timeout), [int(twin) for twin in twins]))
             work.addErrback(lambda failure: print(failure.getTraceback(), flush=True))
+        elif command == "hold":
+            self.held = Waiters()
+        elif command == "go":
+            held, self.held = self.held, None
+            assert held is not None
+            held.fire(None)
         else:
             print("served", json.dumps({"all": self.served.total(), "different": len(self.served)}), flush=True)
 
     async def call_all(self, count: int, timeout_s: float, twins: list[int]) -> None:
         halfway = self.number + count // 2
         left = iter(range(count))
+        told: list[bool] = []
 
         async def work() -> None:
             for one in left:
                 await self.call(twins[one % len(twins)], timeout_s)
-                if self.number == halfway:
+                if self.number < halfway:
+                    continue
+                if not told:
+                    told.append(True)
                     sent = [relay.envelopes_out for relay in self.client.exchange.relays.connections]
                     print("halfway", json.dumps(sent), flush=True)
+                if self.held is not None:
+                    await self.held.wait()
 
         await gatherResults([Deferred.fromCoroutine(work()) for _ in range(self.concurrency)])
         print("called", json.dumps({"late": self.late, **self.outcomes}), flush=True)

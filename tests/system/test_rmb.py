@@ -136,11 +136,14 @@ async def test_calls_without_any_relay_fail_in_time_and_say_why(bus: Bus) -> Non
         names = ["a", "b"]
         twins = [bus.twin(name) for name in names]
         peers = [await started(stack, bus.peer(name, concurrency=200), "^ready") for name in names]
+        peers[0].write(b"hold\n")  # it could be at the end before the relays are
         for peer, target in zip(peers, reversed(twins), strict=True):
             peer.write(f"call 1000 5 {target}\n".encode())
         await peers[0].line("^halfway")
         for relay in relays:
             relay.signal(signal.SIGKILL)
+            await relay.ended()
+        peers[0].write(b"go\n")
         results = [json.loads((await peer.line("^called (.*)$")).group(1)) for peer in peers]
         for result in results:
             assert result.pop("late") == 0

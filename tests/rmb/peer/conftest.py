@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import signal
 import subprocess
@@ -91,6 +92,7 @@ class RedisProcess:
         """It takes commands, and does nothing."""
         assert self._process is not None
         self._process.send_signal(signal.SIGSTOP)
+        os.waitid(os.P_PID, self._process.pid, os.WSTOPPED)  # it could take one more before
 
     def resume(self) -> None:
         """It goes on."""

@@ -126,10 +126,12 @@ async def test_a_message_that_we_fail_at_does_not_stop_the_next(
 @pytest_twisted.ensureDeferred
 async def test_an_error_comes_before_the_time_of_the_request_is_over(peer: Peer) -> None:
     peer.exchange.answer = lambda envelope: None
-    began = time.time()
-    await peer.push(LOCAL, local(exp=2))
+    message, before_s = local(exp=2), time.time()
+    await peer.push(LOCAL, message)
     answer = await peer.take("answers")
-    assert time.time() < int(began) + 2
+    [(_, timeout_s)] = peer.exchange.requests
+    # How late a busy machine lets a timer be is not ours to say.
+    assert before_s + timeout_s <= message["now"] + 2 - min(requests.EARLY_S, timeout_s)
     assert answer["src"] == "100" and answer["err"]["code"] == 102
     assert await notes(peer) == []
 
@@ -202,10 +204,14 @@ async def test_the_next_process_waits_for_the_answers_of_the_one_before(make_pee
         assert not second.gateway.is_awaited(envelope.uid, 99)
         second.gateway.answer_received(answer)
         assert not second.gateway.is_awaited(envelope.uid, envelope.destination.twin)
-    answers = [await second.take("answers") for _ in range(4)]
-    assert [one["src"] for one in answers] == ["7", "8", "9", "10"]
-    assert [one["ref"] for one in answers] == ["mine", "mine", "mine", "other"]
-    assert answers[3]["err"]["code"] == 102
+    answers = {one["src"]: one for one in [await second.take("answers") for _ in range(4)]}
+    assert {name: one["ref"] for name, one in answers.items()} == {"7": "mine", "8": "mine", "9": "mine", "10": "other"}
+    assert {name: (one["err"] or {}).get("code") for name, one in answers.items()} == {
+        "7": None,
+        "8": None,
+        "9": None,
+        "10": 102,
+    }
     assert await notes(second) == []
 
 
