@@ -19,7 +19,8 @@ class RelayLimits(AdmissionLimits):
     sessions_per_twin: int = 256
     #: The longest life a token may claim. TypeScript clients ask for 1,000 s.
     token_lifetime_s: int = MAX_TOKEN_LIFETIME_S
-    #: Tokens that were used, kept until they expire: 200 bytes each. A token is not taken from a second network.
+    #: Tokens that were used: 200 bytes each. A token is not taken from a second network. Of more, the twin with most has its
+    #: oldest forgotten.
     used_tokens: int = 65_536
     #: A session that is silent is pinged after the first, and closed when nothing at all has come for the second.
     ping_after_s: float = 20.0

@@ -12,6 +12,7 @@ from dmsg.rmb.interfaces import ITwinRegistry
 from dmsg.rmb.relay.limits import RelayLimits
 from dmsg.rmb.relay.lookups import LookUps
 from dmsg.rmb.twins.errors import RegistryError
+from dmsg.sansio.tally import Tally
 from dmsg.serving.admission import Origin
 from dmsg.serving.handshake_rates import HandshakeRates
 
@@ -24,15 +25,29 @@ class _UsedTokens:
 
     def __init__(self, capacity: int) -> None:
         self._capacity = capacity
-        self._networks: OrderedDict[bytes, str] = OrderedDict()
+        self._count = 0
+        self._of_twin: dict[int, OrderedDict[bytes, str]] = {}
+        self._tally: Tally[int] = Tally()
 
     def is_replayed(self, token: Token, origin: Origin) -> bool:
         """Whether ``token`` was used from another network; if not, it is now used from that of ``origin``."""
         name = sha256(token.signed).digest()
-        network = self._networks.setdefault(name, origin.network)
-        if len(self._networks) > self._capacity:
-            self._networks.popitem(last=False)
-        return network != origin.network
+        used = self._of_twin.setdefault(token.twin, OrderedDict())
+        if name in used:
+            return used[name] != origin.network
+        used[name] = origin.network
+        self._tally.add(token.twin)
+        self._count += 1
+        if self._count > self._capacity:  # a twin that logs in without end makes its own tokens new again
+            self._forget(self._tally.largest())
+        return False
+
+    def _forget(self, twin: int) -> None:
+        self._of_twin[twin].popitem(last=False)
+        if not self._of_twin[twin]:
+            del self._of_twin[twin]
+        self._tally.remove(twin)
+        self._count -= 1
 
 
 class Logins:

@@ -114,6 +114,19 @@ def test_logins_of_a_network_are_limited_before_the_registry_is_asked(make_world
     assert isinstance(world.dial(f"?{world.token(ALICE)}", host="203.0.113.7"), Client)
 
 
+def test_a_twin_that_logs_in_without_end_does_not_make_another_s_token_new_again(
+    make_world: Callable[..., World],
+) -> None:
+    world = make_world(used_tokens=10)
+    token = world.token(ALICE)
+    alice = world.dial(f"?{token}")
+    for number in range(50):
+        world.dial(f"?{world.token(SessionAddress(6, str(number)))}", host="203.0.113.5")
+    thief = world.dial(f"?{token}", host="203.0.113.5")
+    assert isinstance(thief, WebSocketRefused) and thief.status == 401
+    assert isinstance(alice, Client) and not alice.lost
+
+
 def test_the_used_tokens_that_are_remembered_are_bounded(make_world: Callable[..., World]) -> None:
     world = make_world(used_tokens=2)
     tokens = [world.token(SessionAddress(twin)) for twin in (1, 2, 3)]
