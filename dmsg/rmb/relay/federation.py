@@ -7,7 +7,7 @@ is not asked again, but the others are.
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, Protocol
@@ -44,8 +44,9 @@ class FederationLimits:
     #: Bytes outstanding. One sender, and one relay, may have half of it. When it is full, what came last of the sender that
     #: has most fails for that of one that has less.
     outstanding_bytes: int = 64 << 20
-    #: Posts under way to one relay.
+    #: Posts under way, each over a connection, to one relay and to all. Above, relays take turns.
     posts_per_relay: int = 4
+    posts: int = 512
     #: Envelopes and bytes in a post to a relay that takes several.
     batch_envelopes: int = 256
     batch_bytes: int = BATCH_BYTES
@@ -103,6 +104,10 @@ class Federation:
         self._held = Held()
         self._by_relay: Counter[str] = Counter()
         self._lanes: dict[str, Lane] = {}
+        self._posting = 0
+        #: Lanes whose next post waits until there are fewer, and whether they are being given their turns.
+        self._in_line: OrderedDict[str, Lane] = OrderedDict()
+        self._calling = False
         self._sweeping: IDelayedCall | None = None
         self._idle: Waiters[None] = Waiters()
         self._stopped = False
@@ -252,10 +257,14 @@ class Federation:
             return  # a post failed at once: the loop below goes on
         lane.pumping = True
         while lane and lane.posting < limits.posts_per_relay:
+            if self._posting >= limits.posts:
+                self._in_line[relay] = lane
+                break
             batch = lane.take(limits.batch_envelopes if self._poster.knows(relay) else 1, limits.batch_bytes)
             if not batch:
                 break
             lane.posting += 1
+            self._posting += 1
             connected_only = batch[0].otherwise is not None
             posted = self._poster.post(relay, [outgoing.data for outgoing in batch], connected_only)
             posted.addBoth(self._posted, relay, lane, batch, self._clock.seconds())
@@ -263,6 +272,7 @@ class Federation:
 
     def _posted(self, outcome: Any, relay: str, lane: Lane, batch: list[Outgoing], began: float) -> None:
         lane.posting -= 1
+        self._posting -= 1
         now = self._clock.seconds()
         if isinstance(outcome, list):
             reason = _reason(outcome)
@@ -294,7 +304,20 @@ class Federation:
         if lane.closed(now):
             for outgoing in lane.clear():
                 self._advance(outgoing)
-        self._pump(relay, lane)
+        if self._in_line:
+            self._in_line.setdefault(relay, lane)
+            self._call_next()
+        else:
+            self._pump(relay, lane)
+
+    def _call_next(self) -> None:
+        """Give those in line their turns. A post that fails at once comes back here, and must not go on from there."""
+        if self._calling:
+            return
+        self._calling = True
+        while self._in_line and self._posting < self.limits.posts:
+            self._pump(*self._in_line.popitem(last=False))
+        self._calling = False
 
     # --- ends ------------------------------------------------------------------------------------------------------
 

@@ -421,6 +421,38 @@ def test_what_has_expired_is_not_kept_until_a_slow_relay_has_answered_to_what_ca
     assert sum(type(one) is Outgoing for one in gc.get_objects()) <= 20 + bench.federation.limits.posts_per_relay
 
 
+def test_posts_to_all_relays_are_bounded_and_relays_take_turns() -> None:
+    bench = Bench(posts=8)
+    names = [f"slow{number}" for number in range(20)]
+    for twin, name in enumerate([*names, "good"], 100):
+        bench.relays.slow[name] = []
+        for number in range(10):
+            assert bench.submit(f"{name} {number}", name, twin=twin) is None
+    assert len(bench.relays.posts) == 8
+    answered = 0
+    while "good" not in bench.relays.asked:
+        bench.relays.answer_one(next(name for name in names if bench.relays.slow[name]))
+        answered += 1
+    assert answered <= 21
+    while any(bench.relays.slow.values()):
+        assert sum(map(len, bench.relays.slow.values())) <= 8
+        bench.relays.answer_one(next(name for name, open_ones in bench.relays.slow.items() if open_ones))
+    assert bench.federation.accepted == 210 and len(bench.federation) == 0
+
+
+def test_hundreds_of_relays_that_fail_at_once_do_not_overflow_the_stack() -> None:
+    bench = Bench(posts=1, failures_to_close=10**9)
+    bench.relays.slow["slow"] = []
+    bench.submit("slow", "slow", twin=1)
+    for number in range(2, 500):
+        bench.relays.answers[f"r{number}"] = Reason.OTHER
+        bench.submit(str(number), f"r{number}", twin=number, lifetime_s=3)
+    bench.relays.answer_one("slow")
+    assert len(bench.relays.posts) == 499
+    bench.pass_time(5, 1)
+    assert len(bench.failed) == 498 and len(bench.federation) == 0
+
+
 def test_thousands_of_posts_that_fail_at_once_do_not_overflow_the_stack() -> None:
     bench = Bench(failures_to_close=10**9)
     bench.relays.slow["a"] = []
@@ -439,7 +471,7 @@ def test_thousands_of_posts_that_fail_at_once_do_not_overflow_the_stack() -> Non
 @pytest.mark.parametrize("seed", range(20))
 def test_every_envelope_is_accepted_once_or_fails_once_before_its_end(seed: int) -> None:
     chance = random.Random(seed)
-    bench = Bench(outstanding_bytes=200 * OUTGOING_BYTES)
+    bench = Bench(outstanding_bytes=200 * OUTGOING_BYTES, posts=chance.choice([3, 512]))
     bench.relays.known = {"a", "b"}
     accepted: Counter[str] = Counter()
 
