@@ -170,5 +170,5 @@ class Services:
 
     async def stop(self, patience_s: float) -> None:
         """Refuse the requests that Redis does not have after ``patience_s``; the exchange has still to run."""
-        await self._hands.end(patience_s, self._clock)
         await self._sends.end(patience_s, self._clock)
+        await self._hands.end(patience_s, self._clock)  # last, for requests come until the exchange stops

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import pytest_twisted
-from twisted.internet.defer import Deferred
+from twisted.internet.defer import Deferred, ensureDeferred
 
 import dmsg
 from dmsg.rmb.client.errors import EnvelopeTooLarge, TwinUnknown
@@ -210,6 +210,23 @@ async def test_an_answer_whose_destination_is_not_known_yet_when_the_peer_stops_
     await second.gateway.start()
     await second.exchange.until_sent(1)
     assert [one.uid for one in second.exchange.answers] == ["uid"]
+
+
+@pytest_twisted.ensureDeferred
+async def test_a_request_that_comes_while_the_peer_stops_and_cannot_be_handed_out_is_refused(
+    make_peer: Any, redis_process: Any, monkeypatch: Any
+) -> None:
+    peer = make_peer(redis_process.address)  # Redis does not run
+
+    async def look_up_for_ever(envelope: Any) -> None:
+        await Deferred()
+
+    monkeypatch.setattr(peer.exchange, "send", look_up_for_ever)
+    peer.gateway.services.take(json.dumps(ANSWER).encode(), lambda: None)
+    stopping = ensureDeferred(peer.gateway.services.stop(0.1))
+    peer.gateway.request_received(request_of(7, "calc.add"))
+    await stopping
+    assert (await refused(peer)).code == 109 and peer.gateway.services.waiting == 0
 
 
 @pytest_twisted.ensureDeferred
