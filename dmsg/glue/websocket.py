@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any, Final, cast
 from urllib.parse import urlsplit
 
-from twisted.internet.defer import Deferred
+from twisted.internet.defer import Deferred, fail
 from twisted.internet.endpoints import wrapClientTLS
 from twisted.internet.error import ConnectionClosed
 from twisted.internet.interfaces import IDelayedCall, IReactorTime
@@ -287,7 +287,10 @@ def connect_websocket(
     shell = WebSocketShell(handshake, opening, reactor)
     endpoint: Any = client_endpoint(reactor, url.address, timeout_s)
     if url.secure:
-        options = optionsForClientTLS(url.address.host, trustRoot=trust)
+        try:
+            options = optionsForClientTLS(url.address.host, trustRoot=trust)
+        except UnicodeError as error:  # "xn--" and what no name is encoded as
+            return fail(StageError("connect", "host not found", error))
         endpoint = wrapClientTLS(options, endpoint)
     connecting: Deferred[Any] = endpoint.connect(quiet_factory(lambda: shell))
     timer = reactor.callLater(timeout_s, opening.fail, StageError("connect", "timeout"))

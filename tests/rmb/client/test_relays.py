@@ -188,6 +188,17 @@ def test_an_answer_that_was_lost_long_ago_is_sent_again_when_its_request_comes_a
     assert handled == [b"x"]
 
 
+def test_a_relay_whose_name_no_certificate_can_have_is_tried_again_and_said_why(world: Any) -> None:
+    relay = world.relay()
+    relay.url = "wss://xn--a.example"
+    world.registry.add(SERVICE)
+    caller = world.make(CALLER, relay)
+    caller.startService()
+    with pytest.raises(NotConnected) as raised:
+        world.result(caller.call(SERVICE, "echo", timeout=2), 3)
+    assert raised.value.problems == {"wss://xn--a.example": "host not found"}
+
+
 @pytest.mark.parametrize(
     "url", ["http://relay", "ws://", "ws://user@relay", "ws://relay/?token", "relay:80", "ws://relay#x"]
 )
