@@ -132,7 +132,7 @@ class Handlers:
     def _work(self, request: Request, respond: Respond, ends_at: float) -> None:
         twin = request.source.twin
         self._working_for[twin] += 1
-        work = ensureDeferred(self._answer(request, respond))
+        work = ensureDeferred(self._answer(request, respond, ends_at))
         if work.called:
             self._done(twin)
             return
@@ -153,7 +153,7 @@ class Handlers:
         if not self._working:
             self._idle.fire(None)
 
-    async def _answer(self, request: Request, respond: Respond) -> None:
+    async def _answer(self, request: Request, respond: Respond, ends_at: float) -> None:
         try:
             answer: object = await self._handlers[request.command](request)
             # A memoryview is of what is bytes already: bytes(5) would be five of them.
@@ -161,7 +161,7 @@ class Handlers:
         except Refusal as refusal:
             respond(refusal)
         except CancelledError:
-            if self._stopped:
+            if self._stopped or self._clock.seconds() < ends_at:  # what it waited for may have been cancelled
                 respond(_FAILED)
         except Exception:  # a handler is the application's, and may raise anything: its caller is told
             _log.failure("a handler of the command {command} failed", command=request.command)

@@ -552,6 +552,21 @@ def test_handlers_at_work_may_end_when_the_client_stops(world: Any) -> None:
     world.result(stopped)
 
 
+def test_the_caller_hears_that_what_a_handler_waited_for_was_cancelled(world: Any) -> None:
+    _, service, caller = pair(world)
+    waiting: Deferred[bytes] = Deferred()
+
+    @service.service("wait")
+    async def wait(request: Request) -> bytes:
+        return await waiting
+
+    call = ensureDeferred(caller.call(SERVICE, "wait", timeout=60))
+    world.settle()
+    waiting.cancel()
+    with pytest.raises(CallRefused, match="the command failed"):
+        world.result(call)
+
+
 def test_handlers_that_do_not_end_are_cancelled_when_the_client_stops(world: Any) -> None:
     _, service, caller = pair(world)
     service.service("sleep")(sleep)
