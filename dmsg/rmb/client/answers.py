@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from typing import Final
 
 from twisted.internet.interfaces import IDelayedCall, IReactorTime
 
 from dmsg.rmb.client.relays import Parcel, Relays
 from dmsg.rmb.core.address import SessionAddress
+from dmsg.sansio.tally import Tally
 
 #: How often one answer is sent again at most: a request comes again once for each relay that its sender lost.
 _REPEATS: Final = 4
@@ -31,6 +32,7 @@ class _Request:
 class Answers:
     """The answers to the last requests, at most ``count`` with ``size_bytes`` in all, each until it expires.
 
+    Above, the oldest of the twin with the most are forgotten: a twin that asks without end does not lose others their answers.
     A request is handed to its handler once. When it comes again, because its sender lost the relay over which the answer
     was to come, it is answered with the same bytes.
     """
@@ -40,26 +42,37 @@ class Answers:
         self._relays = relays
         self._limit = count
         self._limit_bytes = size_bytes
-        self._requests: OrderedDict[tuple[SessionAddress, str], _Request] = OrderedDict()
+        self._requests: dict[tuple[SessionAddress, str], _Request] = {}
+        self._of_twin: dict[int, OrderedDict[tuple[SessionAddress, str], None]] = {}
+        self._tally: Tally[int] = Tally()
+        self._bytes_of_twin: Counter[int] = Counter()
         self._size_bytes = 0
         self._call: IDelayedCall | None = None
 
     def accepted(self, source: SessionAddress, uid: str, signature: bytes, expires_at: float) -> None:
         """Note the request ``uid`` of ``source``."""
         self._forget((source, uid))
-        self._requests[source, uid] = _Request(signature, expires_at)
+        self._add((source, uid), _Request(signature, expires_at))
         self._bound()
+
+    def _add(self, key: tuple[SessionAddress, str], request: _Request) -> None:
+        self._requests[key] = request
+        twin = key[0].twin
+        self._of_twin.setdefault(twin, OrderedDict())[key] = None
+        self._tally.add(twin)
 
     def post(self, destination: SessionAddress, uid: str, answer: Parcel) -> None:
         """Send the answer to the request ``uid`` of ``destination``, and keep it."""
         request = self._requests.get((destination, uid))
         if request is None:
-            request = self._requests[destination, uid] = _Request(b"", answer.expires_at)
+            request = _Request(b"", answer.expires_at)
+            self._add((destination, uid), request)
         elif request.answer is not None:
-            self._drop(request)
+            self._drop(request, destination.twin)
         request.answer = answer
         request.expires_at = answer.expires_at
         self._size_bytes += len(answer.data)
+        self._bytes_of_twin[destination.twin] += len(answer.data)
         self._relays.post(answer)
         self._bound()
 
@@ -83,19 +96,31 @@ class Answers:
             self._forget(key)
 
     def _bound(self) -> None:
-        while len(self._requests) > self._limit or self._size_bytes > self._limit_bytes:
-            self._forget(next(iter(self._requests)))
+        while len(self._requests) > self._limit:
+            self._forget(next(iter(self._of_twin[self._tally.largest()])))
+        while self._size_bytes > self._limit_bytes:
+            largest = max(self._bytes_of_twin, key=self._bytes_of_twin.__getitem__)
+            self._forget(next(iter(self._of_twin[largest])))
         if self._call is None and self._requests:
             self._call = self._clock.callLater(_SWEEP_S, self._sweep)
 
     def _forget(self, key: tuple[SessionAddress, str]) -> None:
         request = self._requests.pop(key, None)
-        if request is not None:
-            self._drop(request)
+        if request is None:
+            return
+        twin = key[0].twin
+        self._drop(request, twin)
+        self._tally.remove(twin)
+        del self._of_twin[twin][key]
+        if not self._of_twin[twin]:
+            del self._of_twin[twin]
 
-    def _drop(self, request: _Request) -> None:
+    def _drop(self, request: _Request, twin: int) -> None:
         if request.answer is not None:
             self._size_bytes -= len(request.answer.data)
+            self._bytes_of_twin[twin] -= len(request.answer.data)
+            if not self._bytes_of_twin[twin]:
+                del self._bytes_of_twin[twin]
             self._relays.drop(request.answer)
             request.answer = None
 

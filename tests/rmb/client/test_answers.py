@@ -54,6 +54,17 @@ def test_above_a_limit_the_oldest_answers_are_forgotten(world: Any, limits: dict
     assert scene.handled == 6
 
 
+@pytest.mark.parametrize("limits", [{"answers": 5}, {"answers_bytes": 5_000}])
+def test_a_twin_that_asks_without_end_does_not_lose_another_its_answers(world: Any, limits: dict[str, int]) -> None:
+    scene = Scene(world, **limits)
+    request = scene.call(800)
+    flooding = world.client(3, scene.relay)
+    for _ in range(20):
+        world.result(flooding.call(SERVICE, "echo", bytes(800)))
+    assert scene.again(request) == 1
+    assert scene.handled == 21 and scene.kept <= 5
+
+
 def test_an_answer_is_forgotten_when_it_expires(world: Any) -> None:
     scene = Scene(world)
     scene.call(timeout=5)
