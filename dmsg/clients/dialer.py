@@ -188,6 +188,8 @@ class Dialer(Generic[S, R]):
             # probably still where it was, or where we are.
             earlier = self._lookups.known(target, math.inf) if moves else None
             relays = (*pinned, *(sessions if moves else ()), *(earlier.servers if earlier is not None else ()))
+            if not relays:
+                raise DialError(str(target), race.attempts) from None
             return Known(tuple(dict.fromkeys(relays)), promised=True)
 
     async def _only(self, relay: PublicKey, race: _Race[S, R]) -> R:

@@ -162,7 +162,7 @@ async def test_a_failed_connect_is_both_kinds_of_error(reactor):
         assert caught.value.target == str(ABSENT)
         assert str(ABSENT) in str(caught.value)
         assert "no entry" in str(caught.value)
-        assert [one.stage for one in caught.value.attempts] == ["discovery", "discovery"]
+        assert [one.stage for one in caught.value.attempts] == ["discovery"]
 
 
 @pytest_twisted.ensureDeferred
