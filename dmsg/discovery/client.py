@@ -110,6 +110,7 @@ class HttpDiscovery:
         now_s: Callable[[], float] = time.time,
     ) -> None:
         base = _check_base_url(base_url)
+        self._base_url = base
         if not prefix or not prefix.replace("-", "").replace("_", "").isalnum() or not prefix.isascii():
             raise ConfigError("discovery prefix", "is one word of letters, digits and dashes")
         described = prefix == DESCRIBED
@@ -254,7 +255,7 @@ class HttpDiscovery:
         try:
             return await self._http.call(method, url, **options)
         except NoAnswer as error:
-            raise DiscoveryUnavailable(str(error)) from error
+            raise DiscoveryUnavailable(f"{self._base_url}: {error}") from error
 
 
 def _refusal(status: int, headers: Headers, body: bytes) -> DiscoveryError:

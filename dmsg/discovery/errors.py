@@ -29,7 +29,13 @@ class DiscoveryError(DmsgError):
 
 
 class DiscoveryUnavailable(DiscoveryError):
-    """Discovery could not be reached, took too long, or answered with something that is not an answer."""
+    """Discovery could not be reached, took too long, or answered with something that is not an answer.
+
+    ``detail`` is for people and says which; the reference's text would tell them nothing.
+    """
+
+    def __str__(self) -> str:
+        return self.detail or "no answer"
 
 
 class EntryNotFound(DiscoveryError):

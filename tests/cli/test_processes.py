@@ -75,6 +75,10 @@ async def test_a_local_network_and_everything_one_asks_of_it(start, tmp_path):
     assert json.loads(ended["no peer"][2])["attempts"][0]["stage"] == "discovery"
     for name in ("no entry", "no discovery", "nothing"):
         assert len(ended[name][2].splitlines()) == 1, ended[name]
+    assert f"{NOWHERE}: " in ended["no discovery"][2], "which discovery it was"
+    assert len(json.loads(ended["no peer"][2])["attempts"]) == 1, (
+        "without an entry there is nothing to say of its relays"
+    )
     assert not any("Traceback" in err for _, _, err in ended.values())
 
     echo.send(signal.SIGHUP)
