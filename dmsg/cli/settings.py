@@ -197,6 +197,10 @@ def output_options(function: F) -> F:
     @click.option("--verbose", is_flag=True, help="Write a log to standard error, with tracebacks.")
     @functools.wraps(function)
     def wrapped(json_lines: bool, verbose: bool, **options: Any) -> Any:
-        return function(out=Output(sys.stdout, sys.stderr, json_lines=json_lines), verbose=verbose, **options)
+        out = Output(sys.stdout, sys.stderr, json_lines=json_lines)
+        try:
+            return function(out=out, verbose=verbose, **options)
+        except OSError as error:  # standard output is on a full disk
+            out.leave(error)
 
     return wrapped  # type: ignore[return-value]

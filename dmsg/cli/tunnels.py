@@ -139,7 +139,9 @@ async def run_forward(call: Invocation, reactor: Any, peer: PublicKey, listen: s
         try:
             port = await source.listen(pairs)
         except CannotListenError as error:
-            raise CommandError(f"{listen}: {error.socketError}") from None
+            raise CommandError(
+                f"cannot listen on {listen}: {error.socketError.strerror or error.socketError}"
+            ) from None
         where: Any = port.getHost()
         address = f"{where.host}:{where.port}" if hasattr(where, "port") else str(getattr(where, "name", where))
         call.out.result({"event": "ready", "peer": str(peer), "listening": address}, address)

@@ -13,6 +13,7 @@ from typing import Any, Final
 import click
 from twisted.internet.defer import Deferred, maybeDeferred
 from twisted.internet.endpoints import TCP4ServerEndpoint
+from twisted.internet.error import CannotListenError
 
 from dmsg.address import HostPort, PinnedServer
 from dmsg.cli.exits import CommandError
@@ -135,7 +136,10 @@ async def _start_discovery(stack: AsyncExitStack, reactor: Any, store_url: str, 
     stack.push_async_callback(proofs.stop)
     api = DiscoveryApi(store, clock_ns=time.time_ns, random=dice, addresses=addresses, proofs=proofs)
     site = make_site(api.resource(), reactor=reactor)
-    listening = await TCP4ServerEndpoint(reactor, port, interface=LOOPBACK).listen(site)
+    try:
+        listening = await TCP4ServerEndpoint(reactor, port, interface=LOOPBACK).listen(site)
+    except CannotListenError as error:
+        raise CommandError(f"cannot listen on {LOOPBACK}:{port}: {error.socketError.strerror}") from None
     stack.push_async_callback(_close, listening.stopListening)
     proofs.start()
     return f"http://{LOOPBACK}:{listening.getHost().port}", proofs

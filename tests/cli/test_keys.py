@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import stat
+import subprocess
+import sys
 
 import pytest
 from click.testing import CliRunner
@@ -59,3 +61,10 @@ def test_a_file_others_can_read_is_refused(tmp_path):
     result = dmsg("pubkey", "--json", tmp_path / "key")
     error = json.loads(result.stderr)
     assert result.exit_code == error["exit_code"] == 1 and error["error"] == "KeyFileError"
+
+
+def test_a_full_disk_at_standard_output_is_one_line_of_error(tmp_path):
+    with open("/dev/full", "w") as full:
+        command = [sys.executable, "-m", "dmsg.cli.main", "keygen", "key"]
+        ended = subprocess.run(command, cwd=tmp_path, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
+    assert (ended.returncode, ended.stderr) == (1, "dmsg: No space left on device\n")

@@ -51,6 +51,7 @@ async def test_a_local_network_and_everything_one_asks_of_it(start, tmp_path):
         "no peer": start("ping", absent, "--json", environ=environ),
         "no discovery": start("entry", peer, "--discovery", NOWHERE),
         "nothing": start("ping", peer),
+        "taken port": start("up", "--port", ready["discovery"].rpartition(":")[2]),
     }
     ended = {name: await process.ended() for name, process in running.items()}
     assert {name: code for name, (code, _, _) in ended.items()} == {
@@ -64,6 +65,7 @@ async def test_a_local_network_and_everything_one_asks_of_it(start, tmp_path):
         "no peer": 4,
         "no discovery": 6,
         "nothing": 2,
+        "taken port": 1,
     }
     assert json.loads(ended["ping"][1])["count"] == json.loads(ended["by file"][1])["count"] == 5
     shown = {one["setting"]: (one["value"], one["where"]) for one in json.loads(ended["settings"][1])["settings"]}
@@ -73,9 +75,10 @@ async def test_a_local_network_and_everything_one_asks_of_it(start, tmp_path):
     assert re.search(rf"^client via  {entry['client']['delegated_servers'][0]}$", ended["plain entry"][1], re.MULTILINE)
     assert {line.split()[0] for line in ended["plain servers"][1].splitlines()} == set(ready["servers"])
     assert json.loads(ended["no peer"][2])["attempts"][0]["stage"] == "discovery"
-    for name in ("no entry", "no discovery", "nothing"):
+    for name in ("no entry", "no discovery", "nothing", "taken port"):
         assert len(ended[name][2].splitlines()) == 1, ended[name]
     assert f"{NOWHERE}: " in ended["no discovery"][2], "which discovery it was"
+    assert ended["taken port"][2].endswith("Address already in use\n")
     assert len(json.loads(ended["no peer"][2])["attempts"]) == 1, (
         "without an entry there is nothing to say of its relays"
     )
