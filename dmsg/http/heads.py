@@ -141,7 +141,9 @@ class _HeadLimitedEndpoint:
 
     def connect(self, protocolFactory: IProtocolFactory) -> Deferred[IProtocol]:
         """Connect; fires with the protocol of ``protocolFactory``, which is what a pool keeps."""
-        factory: Any = WrappingFactory(protocolFactory)
+        wrapped: Any = protocolFactory
+        wrapped.noisy = False  # or the program's log has two lines of it for each connection
+        factory: Any = WrappingFactory(wrapped)
         factory.protocol = _HeadLimiter
         factory.noisy = False
         connected: Deferred[Any] = self._endpoint.connect(factory)

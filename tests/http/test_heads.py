@@ -249,6 +249,7 @@ async def test_answers_that_are_skipped_do_not_fill_the_log(served: Any, caller:
     finally:
         globalLogPublisher.removeObserver(note)
     assert len(told) <= INTERIM_LIMIT + 10
+    assert not any("factory" in line for line in told), "connections are no news"
 
 
 @pytest.mark.parametrize("before", [b"", b"HTTP/1.1 100 Continue\r\n\r\n" * 3])
