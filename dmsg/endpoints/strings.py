@@ -121,7 +121,11 @@ class Scheme(Generic[T, C]):
             arguments, self.settings, use, role=self.role, environ=os.environ, together=TOGETHER
         )
         if settings.discovery is None and not settings.servers:
-            raise ConfigError("discovery", "say how servers are found: discovery=URL or server=pk@host:port", SOURCE)
+            raise ConfigError(
+                "discovery",
+                "say how servers are found: discovery=URL or server=pk@host:port, or set DMSG_DISCOVERY",
+                SOURCE,
+            )
         return settings, read
 
 
