@@ -9,9 +9,11 @@ from typing import Any, Final
 
 import click
 from twisted.internet.defer import Deferred
+from twisted.internet.interfaces import IHalfCloseableProtocol
 from twisted.internet.protocol import Factory, Protocol, connectionDone
 from twisted.internet.task import deferLater
 from twisted.python.failure import Failure
+from zope.interface import implementer
 
 from dmsg.cli.channel import Channel
 from dmsg.cli.client import open_client
@@ -28,6 +30,7 @@ ANSWER_TIMEOUT_S: Final = 10.0
 _CLOSE_TIMEOUT_S: Final = 2.0
 
 
+@implementer(IHalfCloseableProtocol)
 class Echo(Protocol):
     """Sends back what comes, at the pace it is taken. ``made`` is called with its transport."""
 
@@ -44,6 +47,14 @@ class Echo(Protocol):
 
     def dataReceived(self, data: bytes) -> None:
         self.transport.write(data)
+
+    def readConnectionLost(self) -> None:
+        """All has come. A producer that is still registered would look cut off, and the close like an abort."""
+        self.transport.unregisterProducer()
+        self.transport.loseConnection()
+
+    def writeConnectionLost(self) -> None:
+        """See ``IHalfCloseableProtocol``."""
 
     def connectionLost(self, reason: Failure = connectionDone) -> None:
         """See ``IProtocol``."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 
 import pytest
@@ -15,6 +16,7 @@ from dmsg.cli.exits import CommandError, Exit, exit_code
 from dmsg.cli.ping import run_echo, run_ping, summarize
 from dmsg.crypto.keys import PublicKey
 from dmsg.errors import ConfigError, DialError
+from dmsg.eventlog.compress import read_lines
 
 
 @pytest.mark.parametrize("size", [1, 64, 1024 * 1024])
@@ -30,6 +32,16 @@ async def test_ping_measures_what_echo_sends_back(bench, size):
     assert result["security"] in ("hop", "e2e")
     rtt = result["rtt_ms"]
     assert 0 < rtt["min"] <= rtt["p50"] <= rtt["p90"] <= rtt["p99"] <= rtt["max"]
+
+
+@pytest_twisted.ensureDeferred
+async def test_a_ping_that_is_over_is_a_normal_end_in_the_log_of_echo(bench, tmp_path):
+    echo = bench.start(run_echo, events=str(tmp_path / "events"))
+    peer = PublicKey.parse((await echo.ready())["public_key"])
+    await bench.run(run_ping, peer, count=2, size=64, interval_s=0)
+    await echo.stop()
+    lines = [json.loads(line) for path in tmp_path.rglob("*.jsonl.zst") for line in read_lines(path)]
+    assert [one["reason"] for one in lines if one["event"] == "transport_closed"] == ["normal"]
 
 
 @pytest_twisted.ensureDeferred
