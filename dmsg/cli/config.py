@@ -46,7 +46,9 @@ def show() -> None:
 def _add(role: str, cls: type) -> None:
     title = _CLIENTS.get(role) or (f"twistd {role}" if "-" in role else f"twistd dmsg-{role}")
 
-    @show.command(name=role, help=f"Show the settings of {title}; takes its options.")
+    @show.command(
+        name=role, help=f"Show the settings of {title}; takes its options.", short_help=f"Settings of {title}."
+    )
     @setting_options({role: cls}, hidden=True)
     @output_options
     def command(given: Mapping[str, Any], out: Output, verbose: bool) -> None:

@@ -10,7 +10,7 @@ from dmsg.crypto.errors import KeyFileError
 from dmsg.crypto.keys import SecretKey, read_key_file, write_key_file
 
 
-@click.command()
+@click.command(short_help="Make a new key file and print its public half.")
 @click.argument("file", type=click.Path(dir_okay=False))
 @output_options
 def keygen(file: str, out: Output, verbose: bool) -> None:

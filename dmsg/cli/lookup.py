@@ -15,10 +15,10 @@ from dmsg.crypto.keys import PublicKey
 from dmsg.discovery.entry import Entry
 
 
-@click.command()
+@click.command(short_help="List the relays with room for more clients.")
 @common_options
 def servers(call: Invocation) -> None:
-    """List the servers with room for more clients, as discovery draws them."""
+    """List the relays with room for more clients, in the random order in which discovery names them."""
     call.execute(lambda reactor: list_servers(call, reactor))
 
 

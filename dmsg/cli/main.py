@@ -48,7 +48,9 @@ class _Commands(click.Group):
 @click.group(cls=_Commands, epilog=epilogue())
 @click.version_option(dmsg.__version__, prog_name="dmsg")
 def group() -> None:
-    """Talk to programs by public key alone, through relays that cannot be avoided and need not be trusted with names.
+    """Reach programs by their public keys, through relays that both sides connect to.
+
+    "dmsg up" starts a network on this machine to try things in.
 
     Settings may also come from the environment (DMSG_DISCOVERY, DMSG_KEY, DMSG_SERVER, …) and from the table [client],
     or with --protocol messaging [messaging], of a TOML file (--config or DMSG_CONFIG); "dmsg config show" tells which.

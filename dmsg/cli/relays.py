@@ -34,7 +34,7 @@ class ListedRelayType(ParamType):
             self.fail(str(error), param, ctx)
 
 
-@click.group()
+@click.group(short_help="Lists of relays that an operator signs.")
 def relays() -> None:
     """Lists of relays that an operator signs, and that commands take as --relays."""
 

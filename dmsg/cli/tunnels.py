@@ -34,7 +34,7 @@ CONNECT_TIMEOUT_S: Final = 15.0
 Open = Callable[[], Coroutine[Any, Any, End]]
 
 
-@click.command()
+@click.command(short_help="Accept transports and connect each to a TCP service.")
 @click.argument("endpoint")
 @click.option("--allow", metavar="PK", type=PUBLIC_KEY, multiple=True, help="Admit this peer only; may be repeated.")
 @click.option(
@@ -58,7 +58,7 @@ def expose(
     )
 
 
-@click.command()
+@click.command(short_help="Listen on a port and dial PK for each connection.")
 @click.argument("peer", metavar="PK", type=PUBLIC_KEY)
 @click.argument("listen")
 @common_options

@@ -49,7 +49,7 @@ RELAYS: Final[dict[str, tuple[Any, Any]]] = {
 _SPARE_KEYS: Final = ("alice", "bob")
 
 
-@click.command()
+@click.command(short_help="Run discovery and relays on the loopback interface.")
 @click.option("--relays", type=click.IntRange(1, MAX_RELAYS), default=1, show_default=True, help="How many relays.")
 @click.option("--port", type=click.IntRange(0, 65535), default=0, help="Port of discovery; by default any free one.")
 @click.option(

@@ -68,6 +68,12 @@ def test_the_documentation_names_every_command_and_option():
                 assert not option.startswith("--") or parameter.hidden or option in text, (name, option)
 
 
+@pytest.mark.parametrize("name", ["", "config show", "relays", "rmb", "rmb twin"])
+def test_no_summary_in_a_list_of_commands_is_cut_off(name):
+    listed = CliRunner().invoke(group, [*name.split(), "--help"]).stdout
+    assert "Commands:" in listed and "..." not in listed.partition("Commands:")[2]
+
+
 @pytest.mark.parametrize("name", sorted(dict(commands(group))))
 def test_every_command_explains_itself(name):
     result = CliRunner().invoke(group, [*name.split(), "--help"])

@@ -31,6 +31,6 @@ class _Commands(click.Group):
         return command
 
 
-@click.group(cls=_Commands)
+@click.group(cls=_Commands, short_help="The Reliable Message Bus: numbered twins call each other.")
 def rmb() -> None:
     """The Reliable Message Bus: programs that are numbered twins call each other's commands, through relays."""

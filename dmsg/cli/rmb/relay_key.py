@@ -14,7 +14,7 @@ from dmsg.rmb.core.keys import KeyType
 from dmsg.rmb.key_file import make_twin_key, read_twin_key
 
 
-@click.command("relay-key")
+@click.command("relay-key", short_help="Print the public key of a relay.")
 @click.option("--key", "key_file", metavar="FILE", required=True, help="The relay's key file; made if it is missing.")
 @output_options
 def relay_key(key_file: str, out: Output, verbose: bool) -> None:

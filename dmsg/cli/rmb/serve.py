@@ -46,7 +46,7 @@ RETRY_S: Final = 0.5
 WAITING: Final = 256
 
 
-@click.command()
+@click.command(short_help="Answer requests by running a program.")
 @click.argument("command", metavar="COMMAND")
 @click.option(
     "--exec",

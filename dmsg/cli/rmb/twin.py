@@ -22,7 +22,7 @@ from dmsg.rmb.twins.open import check_registry, open_registry
 from dmsg.rmb.twins.table import TwinTable
 
 
-@click.group()
+@click.group(short_help="Twins in a registry file, or on tfchain.")
 def twin() -> None:
     """Twins in a registry file, which the processes of a host share, or on tfchain."""
 
@@ -66,7 +66,7 @@ def create(registry: str, key_file: str, relays: Iterable[str], key_type: str, o
     out.result(_as_json(found), str(number))
 
 
-@twin.command()
+@twin.command(short_help="Print what the registry has of a twin.")
 @click.argument("number", metavar="[TWIN]", type=click.IntRange(1), required=False)
 @click.option("--registry", metavar="FILE", help="The registry of twins.")
 @click.option(
@@ -74,7 +74,7 @@ def create(registry: str, key_file: str, relays: Iterable[str], key_type: str, o
 )
 @output_options
 def show(number: int | None, registry: str | None, substrate: tuple[str, ...], out: Output, verbose: bool) -> None:
-    """Print what the registry has of TWIN, or a file of all twins: number, account, relays, encryption key."""
+    """Print what the registry has of TWIN, or of all twins in FILE: number, account, relays, encryption key."""
     try:
         check_registry(registry, substrate)
         if registry:
