@@ -36,6 +36,7 @@ _TELLING: Final = {
     "server_stopped": ("reason", "duration_s"),
     "drained": ("elapsed_ms", "transports"),
     "connection_opened": ("remote", "handshake_ms"),
+    "handshake_failed": ("stage", "reason"),
     "connection_closed": ("remote", "reason", "bytes_in", "bytes_out"),
     "transport_opened": ("initiator", "responder", "accept_ms"),
     "transport_closed": ("initiator", "responder", "reason", "bytes_in", "bytes_out"),
