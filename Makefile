@@ -28,7 +28,7 @@ help:
 	@echo "make test    install what is missing, then all gates: ruff, mypy, pytest"
 	@echo "make test-core, make test-analytics: one half; the second with kills and a cluster, too"
 	@echo "make lint    the gates without the tests;  make format repairs what it can"
-	@echo "make bench   the figures of the README;    make soak  two hours under load and faults"
+	@echo "make bench   the figures of docs/performance.rst;  make soak  two hours under load and faults"
 	@echo "make bench-wan   the same far away: 10 to 200 ms, 10 to 1,000 Mbit/s"
 	@echo "make bench-others  ours beside relays, tunnels and senders of files of others, those that are installed"
 	@echo "make proof   the models of the protocol, checked with Spin"
