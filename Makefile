@@ -21,7 +21,7 @@ PIP := $(BIN)/python -m pip --quiet --disable-pip-version-check install
 
 .DEFAULT_GOAL := help
 .PHONY: help venv lock demo test test-core test-analytics lint format bench soak fuzz analytics-demo bench-analytics docs news clean
-.PHONY: bench-wan bench-others proof system-packages analytics-packages proof-packages
+.PHONY: bench-wan bench-others proof system-packages redis-package analytics-packages proof-packages
 
 help:
 	@echo "make demo    relays, discovery and clients on this machine, end to end"
@@ -90,13 +90,18 @@ lock:
 	sed -i '/^#/d; /^$$/d' requirements*.lock
 	rm -rf .venv-lock
 
-# What pip cannot install: venv itself (Debian's python3 comes without) and a Redis for the tests of that store; for the
-# log pipeline a Java to run Spark, and a Chromium in which its report is looked at; for the proofs Spin and a C compiler. Nothing happens where all are there.
+# What pip cannot install: venv itself (Debian's python3 comes without); for tests and benchmarks a Redis; for the log pipeline
+# a Java to run Spark, and a Chromium in which its report is looked at; for the proofs Spin and a C compiler. Nothing happens
+# where all are there.
 system-packages:
 	@set -e; missing=""; \
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' \
 	    || { echo "Python 3.10 or newer is needed: make PYTHON=..." >&2; exit 1; }; \
 	$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || missing="$$missing python3-venv"; \
+	$(INSTALL_MISSING)
+
+redis-package:
+	@set -e; missing=""; \
 	command -v redis-server >/dev/null || missing="$$missing redis-server"; \
 	$(INSTALL_MISSING)
 
@@ -136,12 +141,12 @@ CORE_TESTS = $(BIN)/python -m pytest --numprocesses logical --dist loadfile
 SWAPPED_TESTS = $(CORE_TESTS) --swap-reactors tests/glue tests/taps/test_twistd.py tests/taps/test_signals.py \
     tests/cli/test_ping.py tests/system/test_chat.py tests/system/test_tunnels.py
 
-test: lint
+test: lint redis-package
 	cd spark && ../$(BIN)/python -m pytest -m "not cluster and not process"
 	$(SWAPPED_TESTS)
 	$(CORE_TESTS)
 
-test-core: $(ANALYTICS_STAMP)
+test-core: $(ANALYTICS_STAMP) redis-package
 	$(SWAPPED_TESTS)
 	$(CORE_TESTS)
 
@@ -160,7 +165,7 @@ format: venv
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-bench: venv
+bench: venv redis-package
 	$(BIN)/python -m benchmarks
 
 # Twelve paths, half a minute each and more where they are slow.
