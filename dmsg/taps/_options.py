@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
@@ -26,6 +27,13 @@ def _repeatable(one: Setting) -> Callable[[Any, str], None]:
 
     take.__doc__ = f"{one.marks.help}; may be repeated [{describe_default(one)}]"
     return take
+
+
+def demand_rmb() -> None:
+    """Raise ``ConfigError`` when a library of the extra for the Reliable Message Bus is missing."""
+    for module, library in (("google", "protobuf"), ("mnemonic", "mnemonic"), ("sr25519", "py-sr25519-bindings")):
+        if importlib.util.find_spec(module) is None:
+            raise ConfigError("extra rmb", f"{library} is missing: install dmsg[rmb]")
 
 
 class RoleOptions(usage.Options):

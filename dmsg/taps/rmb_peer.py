@@ -19,15 +19,13 @@ from dmsg.eventlog.log import short_node
 from dmsg.eventlog.reasons import Reason
 from dmsg.eventlog.schema import ServerStarted, ServerStopped
 from dmsg.rmb.core.errors import InvalidSecret
-from dmsg.rmb.core.keys import KeyType, TwinKey, read_secret
 from dmsg.rmb.core.limits import MAX_OWN_RELAYS
-from dmsg.rmb.key_file import read_secret_file, read_twin_key
-from dmsg.rmb.twins.open import check_registry, open_registry, parse_genesis
-from dmsg.taps._options import RoleOptions
+from dmsg.taps._options import RoleOptions, demand_rmb
 from dmsg.taps._service import RoleService, leave
 from dmsg.taps.settings import RmbPeerSettings
 
 if TYPE_CHECKING:
+    from dmsg.rmb.core.keys import TwinKey
     from dmsg.rmb.interfaces import ITwinRegistry
     from dmsg.rmb.peer.gateway import Gateway
 
@@ -65,6 +63,9 @@ class RmbPeerService(RoleService):
 
     def __init__(self, reactor: Any, settings: RmbPeerSettings, *, uid: int | None = None) -> None:
         """``uid`` is the user the process will run as when it has started as root, and may own the key file."""
+        demand_rmb()
+        from dmsg.rmb.twins.open import check_registry, parse_genesis
+
         check_registry(settings.registry, settings.substrate)
         self._genesis = parse_genesis(settings.genesis)
         if not 0 < len(settings.relay) <= MAX_OWN_RELAYS:
@@ -85,6 +86,7 @@ class RmbPeerService(RoleService):
         """Open the registry (only now: a daemon has forked, and threads do not survive that), and begin."""
         from dmsg.rmb.client.exchange import Exchange
         from dmsg.rmb.peer.gateway import Gateway
+        from dmsg.rmb.twins.open import open_registry
 
         settings = self.settings
         registry = self.registry = open_registry(
@@ -156,6 +158,9 @@ def hosts_to_publish(relays: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def _read_key(settings: RmbPeerSettings, uid: int | None) -> TwinKey:
+    from dmsg.rmb.core.keys import KeyType, TwinKey, read_secret
+    from dmsg.rmb.key_file import read_secret_file, read_twin_key
+
     given = [name for name in ("key", "mnemonic", "mnemonics", "seed") if getattr(settings, name) is not None]
     if len(given) != 1:
         raise ConfigError("key", "must be given, or mnemonic: one of them")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import importlib.util
 import os
 import time
 from collections.abc import Sequence
@@ -20,7 +19,7 @@ from dmsg.ops.metrics import add_gauges
 from dmsg.rmb.relay.limits import RelayLimits, post_rate
 from dmsg.rmb.relay.peering import parse_trust
 from dmsg.sansio.jitter import Jitter
-from dmsg.taps._options import RoleOptions
+from dmsg.taps._options import RoleOptions, demand_rmb
 from dmsg.taps._service import RoleService, address_text
 from dmsg.taps.settings import Posters, RmbRelaySettings
 
@@ -71,9 +70,7 @@ class RmbRelayService(RoleService):
 
     def __init__(self, reactor: Any, settings: RmbRelaySettings, *, uid: int | None = None) -> None:
         """``uid`` is the user the process will run as when it has started as root, and may own the key file."""
-        for library in ("google", "sr25519"):
-            if importlib.util.find_spec(library) is None:
-                raise ConfigError("rmb-relay", f"{library} is missing: install dmsg[rmb]")
+        demand_rmb()
         from dmsg.rmb.twins.open import check_registry
 
         check_registry(settings.registry, settings.substrate)

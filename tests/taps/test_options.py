@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -203,3 +204,16 @@ def test_a_discovery_proves_servers_unless_it_is_told_not_to() -> None:
     assert parse(discovery, "--private-addresses", "yes").private_addresses is True
     assert parse(discovery, DMSG_PRIVATE_ADDRESSES="no").private_addresses is False
     assert parse(discovery, "--proof-limit-interval-s", "60").proof_limits.interval_s == 60.0
+
+
+@pytest.mark.system
+@pytest.mark.parametrize("role", ["rmb-relay --domain localhost", "rmb-peer --key a.key --relay ws://127.0.0.1:1"])
+@pytest.mark.parametrize("module", ["google", "mnemonic", "sr25519"])
+def test_a_role_whose_extra_is_missing_says_so_in_one_line(tmp_path, role, module):
+    words = ["twistd", "-n", "--pidfile=", *role.split(), "--registry", "twins.sqlite"]
+    code = (
+        f"import sys; sys.modules[{module!r}] = None; sys.argv = {words}; from twisted.scripts.twistd import run; run()"
+    )
+    ended = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, stderr=subprocess.PIPE, text=True, check=False)
+    assert ended.returncode == 1
+    assert re.fullmatch(rf"{role.split()[0]}: extra rmb: \S+ is missing: install dmsg\[rmb\]\n", ended.stderr)
