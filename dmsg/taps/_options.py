@@ -51,6 +51,7 @@ class RoleOptions(usage.Options):
     #: Letters of options that have one.
     letters: Mapping[str, str] = {}
     settings: Any = None
+    longdesc = ""
     optParameters: list[list[Any]] = []  # noqa: RUF012 - what usage.Options wants; each subclass gets its own
     optFlags: list[list[Any]] = []  # noqa: RUF012 - the same
 
@@ -58,6 +59,8 @@ class RoleOptions(usage.Options):
         super().__init_subclass__(**keywords)
         cls.optParameters = [["config", None, None, f"TOML file with a table [{cls.role}]"]]
         cls.optFlags = []
+        if "limits" in cls.settings_class.__dataclass_fields__:
+            cls.longdesc = f"{cls.longdesc} What its limits are for is in docs/reference/limits.rst."
         for one in settings_of(cls.settings_class):
             if one.marks.flag:
                 cls.optFlags.append([one.option, None, one.marks.help])

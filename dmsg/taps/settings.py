@@ -101,7 +101,10 @@ class RelaySettings(CommonSettings):
     )
     discovery_prefix: str = setting("first part of discovery's paths", default="messaging-discovery")
     drain_timeout: float | None = setting(
-        "seconds open transports may go on after SIGTERM", default=None, kind=DURATION
+        "seconds open transports may go on after SIGTERM",
+        default=None,
+        kind=DURATION,
+        unset="limit_drain_timeout_s",
     )
     limits: ServingLimits = field(default_factory=ServingLimits)
 
@@ -288,7 +291,9 @@ class RmbRelaySettings(TwinSettings):
         "refuse tokens that do not say which relay they are for; public programs' do not", default=False, flag=True
     )
     private_metrics: bool = setting("serve /metrics at the admin endpoint only", default=False, flag=True)
-    drain_timeout: float | None = setting("seconds for what is under way after SIGTERM", default=None, kind=DURATION)
+    drain_timeout: float | None = setting(
+        "seconds for what is under way after SIGTERM", default=None, kind=DURATION, unset="limit_drain_timeout_s"
+    )
     limits: RmbRelayLimits = field(default_factory=RmbRelayLimits)
 
 

@@ -217,3 +217,10 @@ def test_a_role_whose_extra_is_missing_says_so_in_one_line(tmp_path, role, modul
     ended = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, stderr=subprocess.PIPE, text=True, check=False)
     assert ended.returncode == 1
     assert re.fullmatch(rf"{role.split()[0]}: extra rmb: \S+ is missing: install dmsg\[rmb\]\n", ended.stderr)
+
+
+def test_the_help_of_a_relay_says_where_its_limits_are_explained_and_which_one_stands_in_for_an_option():
+    usage = " ".join(server.Options().getUsage(width=200).split())
+    assert "docs/reference/limits.rst" in usage
+    assert "may go on after SIGTERM [limit_drain_timeout_s]" in usage
+    assert (Path(__file__).parents[2] / "docs/reference/limits.rst").exists()
