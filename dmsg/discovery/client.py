@@ -270,15 +270,15 @@ def _refusal(status: int, headers: Headers, body: bytes) -> DiscoveryError:
         return DiscoveryUnavailable(f"HTTP status {status}")
     if error is EntryNotFound:
         return EntryNotFound(
-            next_sequence=_hint(headers, "Dmsg-Next-Sequence"), after_timestamp=_hint(headers, "Dmsg-After-Timestamp")
+            next_sequence=_hint(headers, b"Dmsg-Next-Sequence"), after_timestamp=_hint(headers, b"Dmsg-After-Timestamp")
         )
     return error()
 
 
-def _hint(headers: Headers, name: str) -> int | None:
-    text = (headers.getRawHeaders(name) or [""])[0]
-    digits = text.removeprefix("-")
-    if not digits.isascii() or not digits.isdigit() or len(digits) > _HINT_LIMIT_DIGITS:
+def _hint(headers: Headers, name: bytes) -> int | None:
+    text = (headers.getRawHeaders(name) or [b""])[0]
+    digits = text.removeprefix(b"-")
+    if not digits.isdigit() or len(digits) > _HINT_LIMIT_DIGITS:
         return None
     return int(text)
 
