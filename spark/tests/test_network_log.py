@@ -86,7 +86,6 @@ def test_dials_that_failed_say_where_and_why(tables: LogTables) -> None:
         (DAY, DRAINED, "accept", "no_such_service", 1, 1, 1),
         (DAY, KILLED, "accept", "no_such_service", 1, 1, 1),
         (DAY, "", "discovery", "no entry", 1, 1, 1),
-        (DAY, "", "discovery", "no common server", 1, 1, 1),
     ]
     tables.check("dial_failures", "date relay stage reason attempts dials clients", rows)
     dials = [
