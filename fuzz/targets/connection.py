@@ -31,6 +31,7 @@ _CONFIG = ConnectionConfig(
     send_window_bytes=600,
     receive_limit_bytes=70_000,
     frame_data_bytes=100,
+    sealed_data_bytes=100,
     pause_bytes=300,
     resume_bytes=100,
     pending_limit_bytes=2_000,

@@ -28,7 +28,7 @@ from fuzz.oracles import KEYS, PlainRecords
 from fuzz.sealed import TEXT
 
 _RELAY = KEYS[2].public_key
-_CONFIG = ConnectionConfig(secure_window_bytes=2_000, ack_limit_bytes=500, frame_data_bytes=300, flush_bytes=2_000)
+_CONFIG = ConnectionConfig(secure_window_bytes=2_000, ack_limit_bytes=500, sealed_data_bytes=300, flush_bytes=2_000)
 
 
 class _End:

@@ -248,7 +248,8 @@ def _within(config: ConnectionConfig, capabilities: Capabilities) -> ConnectionC
     never so short that little but overhead is sent.
     """
     window = min(config.largest_window_bytes, max(config.secure_window_bytes, capabilities.window_bytes))
-    longest = config.frame_data_bytes
+    plain, sealed = config.frame_data_bytes, config.sealed_data_bytes
     if capabilities.limits is not None:
-        longest = min(longest, max(_FRAME_FLOOR_BYTES, capabilities.limits.frame_payload_bytes) - SEQUENCE_BYTES)
-    return replace(config, largest_window_bytes=window, frame_data_bytes=longest)
+        longest = max(_FRAME_FLOOR_BYTES, capabilities.limits.frame_payload_bytes) - SEQUENCE_BYTES
+        plain, sealed = min(plain, longest), min(sealed, longest)
+    return replace(config, largest_window_bytes=window, frame_data_bytes=plain, sealed_data_bytes=sealed)

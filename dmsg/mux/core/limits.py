@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from dmsg.mux.core.wire import FRAME_PAYLOAD_LIMIT_BYTES, SEQUENCE_BYTES
+
 
 @dataclass(frozen=True, slots=True)
 class ConnectionConfig:
@@ -23,8 +25,10 @@ class ConnectionConfig:
     #: first. A key is then never near any bound of the cipher, and memory that is read gives up an hour at most.
     rekey_after_frames: int = 1 << 30
     rekey_after_s: float = 3600.0
-    #: Data in one FWD: two of them fill a record, and no stream waits long behind another.
+    #: Data in one FWD of a plain stream: two of them fill a record, and no stream waits long behind another.
     frame_data_bytes: int = 32_750
+    #: The same of a sealed stream, tag included: one fills a record. Where the path is slow, they are shorter.
+    sealed_data_bytes: int = FRAME_PAYLOAD_LIMIT_BYTES - SEQUENCE_BYTES
     #: Unread bytes that a stream may hold before its peer is closed as misbehaving (:ref:`spec-plain-acks`).
     receive_limit_bytes: int = 4 * 1024 * 1024
     #: Written and not yet framed: the writer is told to pause above the first and to go on below the second.

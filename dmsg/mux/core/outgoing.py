@@ -82,14 +82,16 @@ class Outgoing:
         if self._proving:
             for stream in self._proving:
                 if stream.state is not StreamState.CLOSED:
-                    parts += stream.next_fwd(self._config.frame_data_bytes) if stream.sendable else (stream.take_ack(),)
+                    parts += (
+                        stream.next_fwd(self._config.sealed_data_bytes) if stream.sendable else (stream.take_ack(),)
+                    )
             self._proving.clear()
         if not parts and not sending:
             return parts
         budget = self._config.flush_bytes - self.control_bytes
         self._control = []
         self.control_bytes = 0
-        limit = self._config.frame_data_bytes
+        limits = self._config.frame_data_bytes, self._config.sealed_data_bytes
         resume = self._config.resume_bytes
         record = RECORD_PLAINTEXT_LIMIT_BYTES
         while sending and budget > 0:
@@ -100,6 +102,7 @@ class Outgoing:
                 if stream.state is not StreamState.CLOSED:
                     stream.wait()
                 continue
+            limit = limits[stream.resumable]
             head, data = stream.next_fwd(limit, room)
             parts.append(head)
             parts.append(data)

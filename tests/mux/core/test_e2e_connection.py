@@ -355,7 +355,7 @@ def test_any_frames_and_calls_in_any_order(state: str, steps: list[tuple[Any, st
 
 
 def test_a_sealed_stream_that_is_over_sends_nothing_more() -> None:
-    alice = Alice(flush_bytes=1_000, frame_data_bytes=500)
+    alice = Alice(flush_bytes=1_000, sealed_data_bytes=500)
     alice.opened()
     alice.sent()
     alice.connection.send_data(alice.stream, bytes(10_000))

@@ -57,6 +57,7 @@ CONNECTION = ConnectionConfig(
     secure_window_bytes=WINDOW_BYTES,
     ack_limit_bytes=ACK_LIMIT_BYTES,
     frame_data_bytes=FRAME_BYTES,
+    sealed_data_bytes=FRAME_BYTES,
     rekey_after_frames=5,
     receive_limit_bytes=WINDOW_BYTES + ACK_LIMIT_BYTES,
     pause_bytes=1_000,
