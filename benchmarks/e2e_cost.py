@@ -1,7 +1,7 @@
 """What end-to-end security costs more than security by the hop: the two clients, the relay, and the time of a message.
 
 Two pairs of clients on one relay, alike but for their security, take turns in one run. A sealed stream is sealed twice
-at the ends and hashed, so its clients have more to do; the relay sees the same frames, but fewer acknowledgements, since
+at the ends, so its clients have more to do; the relay sees the same frames, but fewer acknowledgements, since
 those of a sealed stream are cumulative. MB are 10^6 bytes.
 """
 
