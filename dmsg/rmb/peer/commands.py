@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections import Counter, OrderedDict
+from collections import OrderedDict
 from typing import Final
 
 from dmsg.rmb.core.limits import MAX_COMMAND_BYTES, MAX_TTL_S
+from dmsg.sansio.tally import Tally
 
 _PREFIX: Final = "msgbus."
 #: Where local programs push requests to other twins.
@@ -57,7 +58,9 @@ class Commands:
         #: Both by when they came last; a served one has the time when it is forgotten.
         self._served: OrderedDict[str, float] = OrderedDict()
         self._unserved: OrderedDict[str, _Unserved] = OrderedDict()
-        self._of_twin: Counter[int] = Counter()
+        #: The same for each twin that has some, and how many.
+        self._of_twin: dict[int, OrderedDict[str, None]] = {}
+        self._tally: Tally[int] = Tally()
         #: Commands that gave way to others: their lists are to be removed, and they from here.
         self.gone: list[str] = []
 
@@ -69,19 +72,21 @@ class Commands:
             self._served.move_to_end(command)
             return True
         if command not in self._unserved:
-            made = self._of_twin.get(twin, 0)
+            made = self._tally[twin]
             if made >= UNSERVED_COMMANDS_OF_A_TWIN:
                 return False
             if len(self._unserved) >= UNSERVED_COMMANDS:
-                largest = max(self._of_twin, key=self._of_twin.__getitem__)
-                if self._of_twin[largest] <= made + 1:
+                if self._tally.most <= made + 1:
                     return False
-                self.gone.append(next(name for name, one in self._unserved.items() if one.twin == largest))
+                self.gone.append(next(iter(self._of_twin[self._tally.largest()])))
                 self._drop(self.gone[-1])
             self._unserved[command] = _Unserved(twin)
-            self._of_twin[twin] += 1
-        self._unserved[command].until = now + KEEP_COMMAND_S
+            self._of_twin.setdefault(twin, OrderedDict())[command] = None
+            self._tally.add(twin)
+        one = self._unserved[command]
+        one.until = now + KEEP_COMMAND_S
         self._unserved.move_to_end(command)
+        self._of_twin[one.twin].move_to_end(command)
         return True
 
     def pushed(self, command: str, length: int, now: float) -> None:
@@ -101,6 +106,7 @@ class Commands:
 
     def _drop(self, command: str) -> None:
         twin = self._unserved.pop(command).twin
-        self._of_twin[twin] -= 1
+        del self._of_twin[twin][command]
         if not self._of_twin[twin]:
             del self._of_twin[twin]
+        self._tally.remove(twin)
