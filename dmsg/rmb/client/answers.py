@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter, OrderedDict
+from collections import OrderedDict
 from typing import Final
 
 from twisted.internet.interfaces import IDelayedCall, IReactorTime
@@ -10,6 +10,7 @@ from twisted.internet.interfaces import IDelayedCall, IReactorTime
 from dmsg.rmb.client.relays import Parcel, Relays
 from dmsg.rmb.core.address import SessionAddress
 from dmsg.sansio.tally import Tally
+from dmsg.sansio.weights import Weights
 
 #: How often one answer is sent again at most: a request comes again once for each relay that its sender lost.
 _REPEATS: Final = 4
@@ -45,8 +46,7 @@ class Answers:
         self._requests: dict[tuple[SessionAddress, str], _Request] = {}
         self._of_twin: dict[int, OrderedDict[tuple[SessionAddress, str], None]] = {}
         self._tally: Tally[int] = Tally()
-        self._bytes_of_twin: Counter[int] = Counter()
-        self._size_bytes = 0
+        self._bytes_of_twin: Weights[int] = Weights()
         self._call: IDelayedCall | None = None
 
     def accepted(self, source: SessionAddress, uid: str, signature: bytes, expires_at: float) -> None:
@@ -71,8 +71,7 @@ class Answers:
             self._drop(request, destination.twin)
         request.answer = answer
         request.expires_at = answer.expires_at
-        self._size_bytes += len(answer.data)
-        self._bytes_of_twin[destination.twin] += len(answer.data)
+        self._bytes_of_twin.add(destination.twin, len(answer.data))
         self._relays.post(answer)
         self._bound()
 
@@ -98,9 +97,8 @@ class Answers:
     def _bound(self) -> None:
         while len(self._requests) > self._limit:
             self._forget(next(iter(self._of_twin[self._tally.largest()])))
-        while self._size_bytes > self._limit_bytes:
-            largest = max(self._bytes_of_twin, key=self._bytes_of_twin.__getitem__)
-            self._forget(next(iter(self._of_twin[largest])))
+        while self._bytes_of_twin.total > self._limit_bytes:
+            self._forget(next(iter(self._of_twin[self._bytes_of_twin.largest()])))
         if self._call is None and self._requests:
             self._call = self._clock.callLater(_SWEEP_S, self._sweep)
 
@@ -117,10 +115,7 @@ class Answers:
 
     def _drop(self, request: _Request, twin: int) -> None:
         if request.answer is not None:
-            self._size_bytes -= len(request.answer.data)
-            self._bytes_of_twin[twin] -= len(request.answer.data)
-            if not self._bytes_of_twin[twin]:
-                del self._bytes_of_twin[twin]
+            self._bytes_of_twin.add(twin, -len(request.answer.data))
             self._relays.drop(request.answer)
             request.answer = None
 

@@ -191,9 +191,8 @@ class Federation:
             if lane is None:
                 lane = self._lanes[relay] = Lane(self.limits.failures_to_close, self.limits.backoff)
             if not lane.closed(now):
-                self._charge(
-                    outgoing, relay
-                )  # not the one that refused it: what is for that one shall not suffer for it
+                # No longer to the one that refused it: what is for that one shall not suffer for it.
+                self._charge(outgoing, relay)
                 lane.put(outgoing)
                 self._pump(relay, lane)
                 return

@@ -14,6 +14,7 @@ from typing import Final
 from dmsg.rmb.core.twin import Twin
 from dmsg.rmb.core.wire import Envelope
 from dmsg.sansio.backoff import Backoff
+from dmsg.sansio.weights import Weights
 
 #: What an outgoing envelope counts for beside its bytes: the parsed form and the bookkeeping.
 OUTGOING_BYTES: Final = 2048
@@ -84,36 +85,38 @@ class Room:
 class Held:
     """What is outstanding, by its senders, and how many bytes each has."""
 
-    __slots__ = ("_bytes", "_of", "used")
+    __slots__ = ("_bytes", "_of")
 
     def __init__(self) -> None:
         self._of: dict[int, OrderedDict[Outgoing, None]] = {}
-        self._bytes: dict[int, int] = {}
-        self.used = 0
+        self._bytes: Weights[int] = Weights()
+
+    @property
+    def used(self) -> int:
+        """The bytes of all senders."""
+        return self._bytes.total
 
     def of(self, source: int) -> int:
         """The bytes of one sender."""
-        return self._bytes.get(source, 0)
+        return self._bytes[source]
 
     def add(self, outgoing: Outgoing) -> None:
         """Count one more."""
         source = outgoing.source
-        self.used += outgoing.size
-        self._bytes[source] = self.of(source) + outgoing.size
+        self._bytes.add(source, outgoing.size)
         self._of.setdefault(source, OrderedDict())[outgoing] = None
 
     def remove(self, outgoing: Outgoing) -> None:
         """It is not outstanding any more."""
         source = outgoing.source
-        self.used -= outgoing.size
-        self._bytes[source] -= outgoing.size
+        self._bytes.add(source, -outgoing.size)
         del self._of[source][outgoing]
         if not self._of[source]:
-            del self._of[source], self._bytes[source]
+            del self._of[source]
 
     def surplus(self, source: int, size: int) -> Outgoing | None:
         """What came last of the sender that has most, unless ``source`` would have as much with ``size`` more."""
-        largest = max(self._bytes, key=self._bytes.__getitem__)
+        largest = self._bytes.largest()
         return next(reversed(self._of[largest])) if self._bytes[largest] > self.of(source) + size else None
 
 
