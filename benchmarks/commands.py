@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -14,6 +15,7 @@ from benchmarks.processes import ROOT, Cast, ChildFailed
 
 _START_TIMEOUT_S: Final = 40.0
 _END_TIMEOUT_S: Final = 5.0
+_SEND_TIMEOUT_S: Final = 300.0
 
 
 def command_line(*arguments: str) -> list[str]:
@@ -29,6 +31,27 @@ def environment() -> dict[str, str]:
         for key, value in os.environ.items()
         if not key.startswith("DMSG_") and key != "PYTHONDONTWRITEBYTECODE"
     }
+
+
+def send(files: Sequence[str], target: Sequence[str]) -> list[dict[str, Any]]:
+    """What ``dmsg send`` says of each of ``files``; ``target`` is the peer's key and options. Raises ``ChildFailed``."""
+    peer, *options = target
+    process = subprocess.run(
+        command_line("send", peer, *files, *options),
+        cwd=ROOT,
+        env=environment(),
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=_SEND_TIMEOUT_S,
+        check=False,
+    )
+    results = [json.loads(line) for line in process.stdout.splitlines()]
+    if process.returncode or len(results) < len(files):
+        raise ChildFailed(
+            f"send ended with {process.returncode}, {len(results)} of {len(files)} sent: {process.stderr}"
+        )
+    return results
 
 
 class Command:

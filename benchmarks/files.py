@@ -8,20 +8,17 @@ its place. The time of the small files is that of the whole command, its start w
 
 from __future__ import annotations
 
-import json
 import os
-import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from benchmarks.commands import Command, command_line, environment
+from benchmarks.commands import Command, send
 from benchmarks.others import LeftOut
 from benchmarks.others.files import Croc, Way, Wormhole
-from benchmarks.processes import ROOT, Cast, Child, ChildFailed, process_cpu_s
+from benchmarks.processes import Cast, Child, process_cpu_s
 from benchmarks.report import Row, row
 from benchmarks.sizes import Sizes
 
@@ -134,27 +131,6 @@ def _push(source: Child, sink: Child, amount: int) -> float:
         raise RuntimeError(f"{total} sent, {result['acked_bytes']} acknowledged")
     rate: float = total / result["elapsed_s"] / _MB
     return rate
-
-
-def send(files: Sequence[str], target: Sequence[str]) -> list[dict[str, Any]]:
-    """What ``dmsg send`` says of each of ``files``. Raises ``ChildFailed``."""
-    peer, *options = target
-    process = subprocess.run(
-        command_line("send", peer, *files, *options),
-        cwd=ROOT,
-        env=environment(),
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=_LIMIT_S,
-        check=False,
-    )
-    results = [json.loads(line) for line in process.stdout.splitlines()]
-    if process.returncode or len(results) < len(files):
-        raise ChildFailed(
-            f"send ended with {process.returncode}, {len(results)} of {len(files)} sent: {process.stderr}"
-        )
-    return results
 
 
 def write_random(path: Path, size: int) -> None:

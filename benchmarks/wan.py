@@ -32,9 +32,9 @@ BUFFER_BYTES: Final = 256 * 1024
 SECURITIES: Final = ("hop", "e2e")
 _WRITE_BYTES: Final = 16384
 _TRANSPORTS: Final = 8
-#: Of plain TCP's rate, at least.
+#: At least this share of plain TCP's rate.
 _SHARE: Final = 0.8
-#: A ping-pong beside a transfer takes so many times what it takes alone, at most.
+#: A ping-pong beside a transfer takes at most this many times as long as alone.
 _BESIDE: Final = 1.5
 _ALONE: Final = 20
 _HOP_WINDOW_BYTES: Final = 256 * 1024

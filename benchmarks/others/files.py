@@ -15,10 +15,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
-from benchmarks.commands import Command, command_line, environment
+from benchmarks.commands import Command, send
 from benchmarks.others import LeftOut, find, serve, version_of
 from benchmarks.others.transit import Transit
-from benchmarks.processes import ROOT, Cast, Child
+from benchmarks.processes import Cast, Child
 from dmsg.testing.process import free_port
 
 _LIMIT_S: Final = 300.0
@@ -70,16 +70,7 @@ class Dmsg:
         near, far = self._relays
         receive = Command(self._cast, directory, "receive", "receive", str(directory), "--once", *far)
         began = time.perf_counter()
-        send = command_line("send", receive.result["public_key"], str(path), *near)
-        subprocess.run(
-            send,
-            cwd=ROOT,
-            env=environment(),
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            timeout=_LIMIT_S,
-            check=True,
-        )
+        send((str(path),), (receive.result["public_key"], *near))
         receive.wait(_LIMIT_S)
         return time.perf_counter() - began
 
