@@ -59,7 +59,7 @@ class PlainRecords:
         return [data] if data else []
 
     def seal(self, plaintext: bytes, limit: int = 0) -> bytes:
-        """What is to be sent, in one record whatever the ``limit``."""
+        """``plaintext`` as it is, in one record; ``limit`` is not heeded."""
         return plaintext
 
 

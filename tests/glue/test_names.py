@@ -1,4 +1,4 @@
-"""Host names that strangers chose: whose turn it is to be looked up, and who does not wait for them."""
+"""Look-ups of host names that strangers chose take turns, and others do not wait for them."""
 
 from __future__ import annotations
 

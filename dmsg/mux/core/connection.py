@@ -46,7 +46,6 @@ from dmsg.mux.core.wire import (
     CLOSE,
     FWD,
     OK,
-    RECORD_PLAINTEXT_LIMIT_BYTES,
     REQUEST,
     SEQUENCE_BYTES,
     CloseReason,
@@ -243,7 +242,7 @@ class Connection(Core):
         parts = self._out.take()
         if not parts:
             return b""
-        return self._records.seal(b"".join(parts), min(self._out.record_bytes, RECORD_PLAINTEXT_LIMIT_BYTES))
+        return self._records.seal(b"".join(parts), self._out.record_bytes)
 
     # --- from the network ------------------------------------------------------------------------------------------
 

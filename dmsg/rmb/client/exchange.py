@@ -197,7 +197,7 @@ class Exchange:
         self.connect()
 
     async def find(self) -> None:
-        """Find our own twin in the registry, and publish what is to be published.
+        """Find our own twin in the registry, and publish our relays and encryption key if ``publish`` says so.
 
         The registry is asked until it answers. Publishing is awaited only if the registry does not have our key yet: without
         it others cannot write to us. Requests may be made before: they wait. Raises
