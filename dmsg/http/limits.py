@@ -11,7 +11,8 @@ class HttpLimits:
 
     #: Largest request body in bytes.
     body_bytes: int
-    #: Request bodies being received or worked on at one time: bounds their memory to 4 MiB.
+    #: Request bodies being received or worked on at one time: bounds their memory to 4 MiB. When all places are taken, a
+    #: new one takes that of one being received, of the network that has the most.
     concurrent_bodies: int = 256
     #: A request line and headers, in bytes and in number. Ours take 300 bytes.
     headers_bytes: int = 8 * 1024

@@ -3,7 +3,8 @@
 twisted.web on its own takes any body (a long one into a file), and its time-out starts anew at each byte. Here a body
 is refused as soon as it is known to be too long (by its ``Content-Length`` before the first byte, in chunks at the
 first byte over), a request has to be complete within a time counted from its first byte, and its answer taken within
-another. When all places are taken, idle connections make room (:mod:`dmsg.http.places`).
+another. When all places are taken, idle connections make room, and bodies that are still coming in
+(:mod:`dmsg.http.places`).
 """
 
 from __future__ import annotations
@@ -99,10 +100,9 @@ class LimitedRequest(Request):
             return
         if length is not None and length > site.limits.body_bytes:
             self._refuse(413, "error bad input")
-        elif site.bodies >= site.limits.concurrent_bodies:
+        elif not site.begin_body(self, self.channel.address):
             self._refuse(503, "something unexpected happened")
         else:
-            site.bodies += 1
             self._counted = True
 
     def handleContentChunk(self, data: bytes) -> None:
@@ -122,6 +122,7 @@ class LimitedRequest(Request):
     def requestReceived(self, command: bytes, path: bytes, version: bytes) -> None:
         """All of the request is there. What type its body is said to have counts for nothing: it is JSON or an error."""
         if not self._refused:
+            self.channel.site.bodies_held.move(self, Standing.ANSWERING)
             # Twisted would read the type with the parser for e-mail, and then forms, which costs as much as a signature.
             self.requestHeaders.removeHeader(b"content-type")
             super().requestReceived(command, path, version)  # type: ignore[no-untyped-call]
@@ -134,7 +135,12 @@ class LimitedRequest(Request):
     def _release(self) -> None:
         if self._counted:
             self._counted = False
-            self.channel.site.body_done()
+            self.channel.site.body_done(self)
+
+    def evict(self) -> None:
+        """Give the place of its body, which is still coming in, to another one: at once, and with the connection."""
+        self._release()
+        self.channel.evict()
 
     def finish(self) -> None:
         """The answer is complete."""
@@ -153,14 +159,15 @@ class LimitedChannel(HTTPChannel):
     transport: Any
     _refused = False
     _deadline: Any = None
-    _address = ""
+    #: The other side's host; "" for a connection over no network.
+    address = ""
 
     def connectionMade(self) -> None:
         limits = self.site.limits
         self.maxHeaders = limits.headers
         self.totalHeadersSize = self.MAX_LENGTH = limits.headers_bytes
-        self._address = _host_of(self.transport.getPeer())
-        self.site.enter(self, self._address)
+        self.address = _host_of(self.transport.getPeer())
+        self.site.enter(self, self.address)
         self._deadline = self.callLater(limits.first_byte_timeout_s, self._too_slow)  # type: ignore[no-untyped-call]
         super().connectionMade()  # type: ignore[no-untyped-call]
 
@@ -212,7 +219,7 @@ class LimitedChannel(HTTPChannel):
         if self._deadline is not None:
             deadline, self._deadline = self._deadline, None
             deadline.cancel()
-        self.site.leave(self, self._address)
+        self.site.leave(self, self.address)
 
     def hand_over(self, protocol: Any) -> bytes:
         """Let ``protocol`` have the connection from now on; gives what has been read behind the request so far.
@@ -266,7 +273,8 @@ class LimitedSite(Site):
         # No timeout of Twisted's: the channel has its own, which write no line for each connection they end.
         super().__init__(resource, timeout=None, reactor=reactor)  # type: ignore[no-untyped-call]
         self.limits = limits
-        self.bodies = 0
+        #: What the requests with a body are doing: the body comes in (``WAITING``), or they are being answered.
+        self.bodies_held: Places[LimitedRequest] = Places()
         self._no_bodies: Waiters[None] = Waiters()
         #: Connections that were closed to make room for others, and those that were refused.
         self.evicted = self.refused = 0
@@ -278,6 +286,11 @@ class LimitedSite(Site):
     def connections(self) -> int:
         """Open connections."""
         return len(self.places)
+
+    @property
+    def bodies(self) -> int:
+        """Requests with a body that are coming in or being answered."""
+        return len(self.bodies_held)
 
     def buildProtocol(self, addr: IAddress | None) -> Any:
         """A channel for a new connection, or ``None`` (which closes it) when there is no place for it."""
@@ -318,9 +331,21 @@ class LimitedSite(Site):
             if not neighbours:
                 del self._by_address[address]
 
-    def body_done(self) -> None:
-        """A request with a body, one of :attr:`bodies`, was answered or is over."""
-        self.bodies -= 1
+    def begin_body(self, request: LimitedRequest, host: str) -> bool:
+        """Whether there is a place for the body of ``request`` from ``host``: of too many, one that is coming in goes."""
+        network = network_group(host)
+        if self.bodies >= self.limits.concurrent_bodies:
+            victim = self.bodies_held.victim(network)
+            if victim is None or self.bodies_held.standing(victim) is Standing.ANSWERING:
+                return False
+            self.evicted += 1
+            victim.evict()
+        self.bodies_held.add(request, network)
+        return True
+
+    def body_done(self, request: LimitedRequest) -> None:
+        """``request``, one of :attr:`bodies`, was answered or is over."""
+        self.bodies_held.discard(request)
         if not self.bodies:
             self._no_bodies.fire(None)
 

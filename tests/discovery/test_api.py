@@ -494,22 +494,22 @@ async def test_a_chunked_entry_is_taken(api: Harness, make_entry: Any) -> None:
 
 
 @pytest_twisted.ensureDeferred
-async def test_bodies_at_one_time_are_bounded(api: Harness) -> None:
-    api.start(concurrent_bodies=1)
-    first = await api.connect()
-    first.transport.write(head(b"Content-Length: 10", b"Expect: 100-continue"))
-    await first.until(b"100 Continue")
-    assert (await api.raw(head(b"Content-Length: 10"))).startswith(b"HTTP/1.1 503 ")
-    first.transport.abortConnection()
+async def test_bodies_at_one_time_are_bounded(api: Harness, make_entry: Any) -> None:
+    store = SlowStore()
+    api.start(store, concurrent_bodies=1)
+    first, second = await api.connect(), await api.connect()
+    for one in (first, second):
+        one.transport.write(head(b"Content-Length: 10", b"Expect: 100-continue"))
+        await one.until(b"100 Continue")
     await first.lost
-    again = await api.connect()
-    # The server may notice the end of the first connection only now.
-    while api.site.bodies:
-        probe = await api.connect()
-        probe.transport.write(b"GET / HTTP/1.1\r\nHost: h\r\n\r\n")
-        await probe.until(b"404")
-    again.transport.write(head(b"Content-Length: 10", b"Expect: 100-continue"))
-    await again.until(b"100 Continue")
+    assert api.site.bodies == 1
+    answer = defer.Deferred.fromCoroutine(api.ask("POST", SEED, make_entry("alice").to_json()))
+    await second.lost
+    await store.asked
+    assert (await api.raw(head(b"Content-Length: 10"))).startswith(b"HTTP/1.1 503 ")
+    store.waiting[0].callback(None)
+    assert (await answer)[0] == 200
+    assert api.site.bodies == 0
 
 
 @pytest_twisted.ensureDeferred

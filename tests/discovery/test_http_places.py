@@ -127,6 +127,38 @@ def test_a_client_that_asks_on_and_does_not_read_gets_no_more_answers(clock: Clo
     assert connection.disconnecting
 
 
+POST = b"POST / HTTP/1.1\r\nHost: h\r\nContent-Length: 2\r\n\r\n"
+
+
+@pytest.mark.parametrize("network", ["2001:db8:{0}::1", "2001:db8:1:{0}::1"])
+def test_bodies_that_do_not_come_keep_no_other_one_out(clock: Clock, network: str) -> None:
+    place = Front(clock, resource=Missing())
+    strangers = [place.connect(network.format(n), POST) for n in range(2) for _ in range(128)]
+    assert place.site.bodies == 256
+    for n in range(20):
+        honest = place.connect(f"192.0.2.{n}", POST)
+        for stranger in range(2):  # who come again at once
+            place.connect(network.format(stranger), POST)
+        honest.channel.dataReceived(b"{}")
+        assert b" 404 " in honest.value()
+    assert place.site.bodies <= 256
+    assert sum(one.aborting for one in strangers) > 20
+
+
+def test_a_body_that_is_complete_gives_its_place_to_no_other_one(clock: Clock) -> None:
+    place = Front(clock, resource=Stuck(), concurrent_bodies=3)
+    answered = [place.connect("10.0.0.1", POST + b"{}") for _ in range(2)]
+    coming = place.connect("192.0.2.1", POST)
+    newcomer = place.connect("192.0.2.2", POST + b"{}")
+    assert coming.aborting and place.site.bodies == 3
+    refused = place.connect("192.0.2.3", POST + b"{}")
+    assert refused.value().startswith(b"HTTP/1.1 503 ")
+    assert not any(one.aborting for one in [*answered, newcomer])
+    for one in [*answered, coming, newcomer]:
+        one.hang_up()
+    assert place.site.bodies == 0
+
+
 # --- the table ---------------------------------------------------------------------------------------------------------
 
 
