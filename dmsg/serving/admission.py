@@ -132,7 +132,8 @@ def _number(holder: Holder) -> int:
 class Admission(Generic[H]):
     """The places of strangers, which shake hands, and of clients, which were admitted.
 
-    An admitted client is *fresh* until it has carried a transport, and *quiet* when the last one it carried is over.
+    An admitted client is *fresh* until it has carried a transport or was found with a request, and *quiet* when the last of
+    those is over.
     """
 
     def __init__(self, limits: AdmissionLimits, *, random: Random = os.urandom) -> None:
@@ -174,7 +175,7 @@ class Admission(Generic[H]):
 
         At the limit of an address group a fresh one of that group. At the limit of all a fresh one of the network that
         has the most of them; without any, a quiet one of the network that has the most, if that network holds more than
-        the newcomer's. It may have a transport again: then call :meth:`is_busy`, and this method again.
+        the newcomer's. It may have a transport again, or a request: then call :meth:`is_busy`, and this method again.
         """
         if self.is_full(origin):
             return self._fresh.drawn(origin.address, self._random) if self._fresh.count(origin.address) else None
@@ -207,7 +208,10 @@ class Admission(Generic[H]):
             self._quiet.add(client)
 
     def is_busy(self, client: H) -> None:
-        """Note that ``client``, which :meth:`victim` gave, has a transport."""
+        """Note that ``client``, which :meth:`victim` gave, has a transport or a request: it is not given again before it
+        :meth:`rests`.
+        """
+        self._fresh.discard(client)
         self._quiet.discard(client)
 
     def left(self, holder: H) -> None:

@@ -231,6 +231,16 @@ def test_an_idle_client_makes_room_for_a_newcomer(world: World) -> None:
     assert one.lost is not two.lost
 
 
+def test_clients_whose_requests_wait_are_not_idle_and_the_relay_goes_on(world: World) -> None:
+    world.start(connections_per_address=2)
+    alice, bob = world.join(11), world.join(12)
+    alice.ask(bob)
+    world.memory.advance(0)
+    assert isinstance(world.join(13).error, LinkRefused)
+    assert not alice.lost and not bob.lost
+    assert world.join(14, "192.0.2.2").linked
+
+
 @pytest.mark.parametrize(
     ("said", "after_s", "reason"),
     [(b"", 1.0, "silent"), (b'{"version"', HANDSHAKE_TIMEOUT_S, "timeout")],
