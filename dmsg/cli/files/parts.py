@@ -249,9 +249,16 @@ class PartFile(HashedFile):
         except OSError:
             self.close()
             raise TransferFailed("busy", name) from None
-        if not stat.S_ISREG(os.fstat(self._descriptor).st_mode):
+        status = os.fstat(self._descriptor)
+        if not stat.S_ISREG(status.st_mode):
             self.close()
             raise TransferFailed("storage", name)
+        if status.st_nlink > 1:
+            # A receiver was killed while it gave the file its name, and what has its name is not written to again.
+            path.unlink(missing_ok=True)
+        if status.st_nlink != 1 or not _is_at(path, status):
+            self.close()
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(path))
         self._is_kept = self._is_ours = True
 
     def load(self, size: int) -> None:
@@ -404,6 +411,14 @@ def flush_soon(descriptor: int, start: int, end: int) -> None:
     """
     if hasattr(os, "posix_fadvise"):
         os.posix_fadvise(descriptor, start, end - start, os.POSIX_FADV_DONTNEED)
+
+
+def _is_at(path: Path, status: os.stat_result) -> bool:
+    """Whether the file with this ``status`` is the one at ``path``."""
+    try:
+        return os.path.samestat(path.lstat(), status)
+    except FileNotFoundError:
+        return False
 
 
 def _is_same_file(path: Path, size: int, sha256: str) -> bool:

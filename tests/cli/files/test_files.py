@@ -520,6 +520,25 @@ async def test_a_partial_file_of_something_else_is_not_used(bench, inbox, tmp_pa
     assert (inbox / "a").read_bytes() == data
 
 
+@pytest.mark.parametrize("overwrite", [False, True])
+@pytest_twisted.ensureDeferred
+async def test_a_file_whose_receiver_was_killed_when_it_had_its_name_is_not_written_to_again(
+    bench, inbox, tmp_path, overwrite
+):
+    key, key_file = bench.key("sender")
+    part = PartStore(inbox).open(str(key.public_key), "a")
+    part.append(b"x" * len(LARGE))
+    part.close()
+    os.link(next((inbox / FOLDER).iterdir()), inbox / "a")  # the step after this one removes the other name
+    kept = (inbox / "a").open("rb")
+    _, peer = await receiver(bench, inbox, overwrite=overwrite)
+    (sent,) = await bench.run(run_send, peer, (source(tmp_path, "a", LARGE),), retries=0, key_file=key_file)
+    with kept:
+        assert sent["resumed_from"] == 0 and kept.read() == b"x" * len(LARGE)
+    found = {path.read_bytes() for path in inbox.iterdir()}
+    assert found == ({LARGE} if overwrite else {b"x" * len(LARGE), LARGE})
+
+
 @pytest_twisted.ensureDeferred
 async def test_what_another_sender_left_is_neither_used_nor_told(bench, inbox, tmp_path):
     data = os.urandom(600_000)
