@@ -117,6 +117,7 @@ class PartStore:
         with the size of each, and raises ``TransferFailed`` when there is no room for it.
         """
         parts: list[PartFile] = []
+        names: list[str] = []
         complete = 0
         problem: OSError | TransferFailed | None = None
         try:
@@ -134,9 +135,10 @@ class PartStore:
                     complete += 1
             except (OSError, TransferFailed) as error:
                 problem = error
-            return publish(self.directory, parts[:complete], overwrite=overwrite), problem
+            publish(self.directory, parts[:complete], names, overwrite=overwrite)
+            return names, problem
         except OSError as error:
-            return [], error
+            return names, error
         finally:
             for part in parts:
                 part.discard()
@@ -306,9 +308,10 @@ class PartFile(HashedFile):
                 self._flushed = self.offset
 
     def publish(self, *, overwrite: bool) -> str:
-        """Make it last and give it its name, which is returned."""
-        with self._lock:
-            return publish(self._store.directory, (self,), overwrite=overwrite)[0]
+        """Make it last and give it its name, which is returned. Closing waits for none of it, and ends it."""
+        names: list[str] = []
+        publish(self._store.directory, (self,), names, overwrite=overwrite)
+        return names[0]
 
     def begin_to_sync(self) -> None:
         """Have the disk begin."""
@@ -316,8 +319,13 @@ class PartFile(HashedFile):
 
     def sync(self) -> None:
         """Wait until the disk has all of it, and nothing else."""
-        os.ftruncate(self._fd(), self.offset)
-        os.fsync(self._fd())
+        with self._lock:
+            os.ftruncate(self._fd(), self.offset)
+            descriptor = os.dup(self._fd())
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
 
     def give_name(self, *, overwrite: bool) -> str:
         """Give it its name, which is returned.
@@ -325,25 +333,21 @@ class PartFile(HashedFile):
         If there is a file of its local name, it replaces that if it may ``overwrite``, and else gets
         :func:`~dmsg.cli.files.names.second_name`. So no sender learns which files are there.
         """
-        name = self._local
-        final = self._store.directory / name
+        final = self._store.directory / self._local
         if overwrite and (not os.path.lexists(final) or _is_plain_file(final)):
-            os.replace(self._path, final)
-        elif not self._link(final):
-            name = self._link_otherwise()
-        self._is_kept = False
-        return name
+            self._leave(lambda: os.replace(self._path, final))
+            return self._local
+        return self._local if self._link(final) else self._link_otherwise()
 
     def _link_otherwise(self) -> str:
         """Give it another name than its local one, which is taken."""
-        while self.hashed < self.offset and self._hash_more(self.offset):
-            pass
+        self.hash_to(self.offset)
         name = second_name(self._local, self.sha256)
         final = self._store.directory / name
         if self._link(final):
             return name
         if _is_same_file(final, self.offset, self.sha256):
-            os.unlink(self._path)  # sent once more: it is there already
+            self._leave(lambda: os.unlink(self._path))  # sent once more: it is there already
             return name
         # A sender that knew what was coming has taken that name as well.
         name = second_name(self._local, os.urandom(16).hex())
@@ -353,19 +357,31 @@ class PartFile(HashedFile):
 
     def _link(self, final: Path) -> bool:
         """Give it a name unless that is taken. A rename would replace a file that came up meanwhile; a link does not."""
+
+        def link() -> None:
+            try:
+                os.link(self._path, final)
+            except OSError as error:
+                if error.errno not in (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS):
+                    raise
+                if os.path.lexists(final):  # a file system without links: as good as it gets
+                    raise FileExistsError from None
+                os.rename(self._path, final)
+            else:
+                os.unlink(self._path)
+
         try:
-            os.link(self._path, final)
+            self._leave(link)
         except FileExistsError:
             return False
-        except OSError as error:
-            if error.errno not in (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS):
-                raise
-            if os.path.lexists(final):  # a file system without links: as good as it gets
-                return False
-            os.rename(self._path, final)
-        else:
-            os.unlink(self._path)
         return True
+
+    def _leave(self, step: Callable[[], None]) -> None:
+        """Do ``step``, after which it lies with the parts no more. Raises ``ValueError`` when it was closed meanwhile."""
+        with self._lock:
+            self._fd()
+            step()
+            self._is_kept = False
 
     def discard(self) -> None:
         """Remove it, unless it has its name."""
@@ -378,15 +394,16 @@ class PartFile(HashedFile):
         status = os.fstat(self._descriptor)
         if self._is_kept and status.st_size:
             self._store.closed(self._path, status, self._hash, self.hashed)
-            return
-        if self._is_kept:
-            self._path.unlink(missing_ok=True)  # an offer alone leaves nothing behind
-        if self._is_ours:
-            self._store.gone(self._path)
+        else:
+            if self._is_kept:
+                self._path.unlink(missing_ok=True)  # an offer alone leaves nothing behind
+            if self._is_ours:
+                self._store.gone(self._path)
+        fcntl.flock(self._descriptor, fcntl.LOCK_UN)  # a copy of the descriptor, with which it is synced, holds it else
 
 
-def publish(directory: Path, parts: Sequence[PartFile], *, overwrite: bool) -> list[str]:
-    """Make all of them last and give them their names in ``directory``, which are returned."""
+def publish(directory: Path, parts: Sequence[PartFile], names: list[str], *, overwrite: bool) -> None:
+    """Make all of them last and give them their names in ``directory``, which are added to ``names``. Raises ``OSError``."""
     if len(parts) > 1:
         for part in parts:
             part.begin_to_sync()
@@ -395,13 +412,15 @@ def publish(directory: Path, parts: Sequence[PartFile], *, overwrite: bool) -> l
     else:
         for part in parts:
             part.sync()
-    names = [part.give_name(overwrite=overwrite) for part in parts]
-    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
-        os.fsync(descriptor)
+        for part in parts:
+            names.append(part.give_name(overwrite=overwrite))
     finally:
-        os.close(descriptor)
-    return names
+        descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
 
 
 def flush_soon(descriptor: int, start: int, end: int) -> None:

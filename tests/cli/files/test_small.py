@@ -254,3 +254,14 @@ def test_a_disk_that_fails_leaves_nothing_and_says_so(tmp_path):
         "02ab", [SmallFile("a", b"x", sha256(b"x"), 0.0)], overwrite=False, admit=lambda size: None
     )
     assert names == [] and isinstance(problem, OSError)
+
+
+def test_those_that_had_their_names_when_the_disk_failed_are_told(tmp_path):
+    directory = tmp_path
+    while len(os.fsencode(directory)) < 3_900:  # so long a path has no room for a long name
+        directory /= "d" * min(200, 3_899 - len(os.fsencode(directory)) or 1)
+    directory.mkdir(parents=True)
+    files = [SmallFile(name, b"x", sha256(b"x"), 0.0) for name in ("a", "b" * 199, "c")]
+    names, problem = PartStore(directory).keep_small("02" * 33, files, overwrite=False, admit=lambda size: None)
+    assert names == ["a"] and isinstance(problem, OSError)
+    assert [path.name for path in directory.iterdir()] == ["a"]

@@ -13,6 +13,7 @@ from dmsg.cli.files.parts import FOLDER, KEPT_S, PARTS_LIMIT, PARTS_PER_SENDER, 
 from dmsg.cli.files.places import MAX_TRANSFERS, TRANSFERS_PER_SENDER, Places
 from dmsg.cli.files.quota import FILES_PER_SENDER, SHARE_PERIOD_S, Quota
 from dmsg.cli.files.send import run_send
+from dmsg.cli.files.store import start_in_thread
 from dmsg.cli.files.wire import Done, Have, Start, TransferFailed, Whole, data_prefix, encode_whole
 from dmsg.errors import DmsgError
 
@@ -187,6 +188,28 @@ def test_a_part_that_was_changed_meanwhile_is_hashed_again(tmp_path):
     part.load(100)
     assert (part.offset, part.sha256) == (9, sha256(b"and now.."))
     part.close()
+
+
+@pytest_twisted.ensureDeferred
+async def test_a_sender_that_comes_again_does_not_wait_with_all_others_until_the_disk_is_done(tmp_path, reactor):
+    (tmp_path / "a").write_bytes(b"so that the other one is hashed, which takes long")
+    store, data = PartStore(tmp_path), b"all of it"
+    part = store.open("02" * 33, "a")
+    part.append(b"x", hashed=False)
+    os.truncate(store.path("02" * 33, "a"), 4 * GIBIBYTE)
+    part.offset = 4 * GIBIBYTE
+    publishing = start_in_thread(reactor, lambda: part.publish(overwrite=False))
+    while not part.hashed:
+        await deferLater(reactor, 0)
+    part.close()
+    with pytest.raises(ValueError, match="closed"):
+        await publishing
+    again = store.open("02" * 33, "a")
+    again.load(4 * GIBIBYTE - 1)  # it is another one
+    again.append(data)
+    again.publish(overwrite=True)
+    again.close()
+    assert (tmp_path / "a").read_bytes() == data and [path.name for path in tmp_path.iterdir()] == ["a"]
 
 
 @pytest_twisted.ensureDeferred
