@@ -20,6 +20,7 @@ from dmsg_logs.ingest import lines as lines_module
 from dmsg_logs.ingest import plain as plain_module
 from dmsg_logs.ingest.accounts import DAMAGED, TRUNCATED, UNPACKS_TOO_FAR, IngestSummary
 from dmsg_logs.ingest.batches import ingest, store
+from dmsg_logs.ingest.claims import each_line
 from dmsg_logs.runtime import lease, paths
 from dmsg_logs.schemas import LINE
 
@@ -183,6 +184,25 @@ def test_a_bad_line_beside_a_good_one_with_its_key(spark: SparkSession, tmp_path
     zone.file(lines=[line(seq=5).replace('"count":1', '"count":"many"'), *lines(4, 5)], number=0)
     assert counts(ingest(spark, str(zone.root), str(tables))) == (1, 3, 2, 0, 1, 0)
     assert [key[2] for key in keys(spark, tables)] == [4, 5]
+
+
+def test_a_line_as_deep_as_a_parser_may_go_is_corrupt_and_holds_up_no_other(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    zone, tables = LandingZone(tmp_path / "landing"), tmp_path / "tables"
+    deep = [line(seq=9, new="QQ").replace('"QQ"', "[" * 100_000), '{"a":' * 100_000]
+    mixed = zone.raw("mixed.jsonl", [*lines(0, 1), *deep, *lines(2)])
+    ingest(spark, str(zone.root), str(tables))
+    assert accounts(spark, tables) == {mixed: (5, 3, 0, 2, 0)}
+
+
+def test_one_line_any_number_of_times_takes_no_more_memory(spark: SparkSession) -> None:
+    """Of 8 GiB of blank lines, which a file of 34 MB may hold, the first are there before the last are made."""
+    blank = spark.createDataFrame([("", 2**33)], "value string, n long")
+    assert each_line(blank).limit(3).collect() == [("",)] * 3
+    few = spark.createDataFrame([("a", 250_001), ("b", 100_000), ("c", 1)], "value string, n long")
+    found = each_line(few).groupBy("value").count().collect()
+    assert dict(map(tuple, found)) == {"a": 250_001, "b": 100_000, "c": 1}
 
 
 def test_files_put_together_by_hand(spark: SparkSession, tmp_path: Path) -> None:

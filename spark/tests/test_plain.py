@@ -84,6 +84,11 @@ def parts(*files: plain.File, **told: Any) -> Iterator[tuple[str, int | None, di
         (line().replace('"count":1', '"count":01'), False),
         (line().replace('"count":1', '"count":NaN'), False),
         (line(what="QQ").replace("QQ", "\\ud800"), False),
+        (line(new="QQ").replace('"QQ"', "[" * 100_000), False),
+        (line(new="QQ").replace('"QQ"', "[" * 100_000 + "]" * 100_000), False),
+        (line().replace('"count":1', '"count":' + '{"a":' * 100_000), False),
+        ("[" * 100_000, False),
+        ('{"a":' * 100_000, False),
     ],
 )
 def test_which_lines_are_plain(text: str, wanted: bool) -> None:

@@ -21,6 +21,8 @@ from pyspark.sql import functions as F
 from dmsg_logs.ingest import lines, plain
 
 _KEY: Final = ("node", "boot", "word")
+#: Equal lines that are in memory at the same time.
+_AT_ONCE: Final = 100_000
 
 
 def word() -> Column:
@@ -88,8 +90,10 @@ def by_file(claims: DataFrame) -> DataFrame:
 
 
 def each_line(odd: DataFrame) -> DataFrame:
-    """Odd lines as often as there are."""
-    return odd.withColumn("n", F.explode(F.expr("array_repeat(1, cast(n as int))"))).drop("n")
+    """Odd lines as often as there are: some at a time, because a file may hold the same one any number of times."""
+    begun = odd.withColumn("at", F.explode(F.expr(f"sequence(0, n - 1, {_AT_ONCE})")))
+    some = F.expr(f"array_repeat(1, cast(least(n - at, {_AT_ONCE}) as int))")
+    return begun.withColumn("n", F.explode(some)).drop("at", "n")
 
 
 def rulings(claims: DataFrame, earlier: DataFrame) -> DataFrame:

@@ -76,7 +76,7 @@ _NAME: Final = Annotated[str, msgspec.Meta(min_length=1, max_length=256)]
 #: What :func:`tables` gives, before what says where a row belongs.
 _ROW: Final = to_arrow_schema(store.DATA)
 #: What is wrong with a line that is not plain; which of them does not matter here.
-_ODD: Final = (msgspec.MsgspecError, UnicodeDecodeError)
+_ODD: Final = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
 
 #: Keys as bits, by node, boot and word.
 Words = Mapping[tuple[str, str, int], int]
