@@ -40,6 +40,8 @@ _ANOTHER_PROTOCOL: Final = "speaks another protocol"
 #: are remembered: a peer's entry may name 64.
 ANOTHER_PROTOCOL_REST_S: Final = 300.0
 ANOTHER_PROTOCOL_LIMIT: Final = 1_000
+#: Relays whose pause after a failure is remembered, the last to fail: a discovery lists 64, and may make them up.
+RESTING_LIMIT: Final = 1_024
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,7 +197,7 @@ class SessionPool(Generic[S]):
             return failure
         times, until = self._failures.get(relay, (0, 0.0))
         if until <= self._clock.seconds():
-            self._failures[relay] = (times + 1, self._clock.seconds() + self._pause_s(times + 1))
+            self._rest(relay, times + 1)
         else:  # a dial did not mind the pause, and what it found is no reason for a longer one
             times -= 1
         if error.stage != "discovery" and self._running:
@@ -290,15 +292,19 @@ class SessionPool(Generic[S]):
             if self._running and getattr(error, "reason", "") != CLOSED:
                 self.scores.failed(session.server, self._clock.seconds())
             # All its clients have lost it at this moment, and are not to come back at the same one.
-            self._failures[session.server] = (1, self._clock.seconds() + self._pause_s(1))
+            self._rest(session.server, 1)
             if session.server not in self._flights:
                 self._addresses.pop(session.server, None)
             self._changed()
             self._goal.lost()
 
-    def _pause_s(self, failures: int) -> float:
+    def _rest(self, relay: PublicKey, failures: int) -> None:
+        """The goal is not to try ``relay`` for a while, which has failed so often in a row."""
         backoff = self._urgent_backoff if self._urgent() else self._backoff
-        return backoff.pause_s(failures, self._uniform)
+        self._failures.pop(relay, None)
+        if len(self._failures) >= RESTING_LIMIT:
+            del self._failures[next(iter(self._failures))]
+        self._failures[relay] = (failures, self._clock.seconds() + backoff.pause_s(failures, self._uniform))
 
     def give_up(self, relay: PublicKey, *, blame: bool) -> None:
         """End the attempt at ``relay`` unless something waits for it. With ``blame`` it counts as one that failed."""

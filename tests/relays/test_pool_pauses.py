@@ -9,7 +9,8 @@ from twisted.internet.error import ConnectionRefusedError
 from dmsg.address import HostPort
 from dmsg.crypto.keys import SecretKey
 from dmsg.errors import StageError
-from dmsg.relays.pool import PoolConfig, SessionPool
+from dmsg.relays.candidates import Candidate
+from dmsg.relays.pool import RESTING_LIMIT, PoolConfig, SessionPool
 
 SERVER = SecretKey.generate().public_key
 CONFIG = PoolConfig(backoff_first_s=3.0, backoff_limit_s=60.0, urgent_backoff_s=1.0, poll_s=5.0)
@@ -96,3 +97,13 @@ def test_while_something_waits_for_a_session_no_pause_is_long(clock, network, ma
     advance(clock, 30)
     pauses = [later - earlier for earlier, later in zip(network.asked_at, network.asked_at[1:], strict=False)]
     assert len(pauses) > 20 and max(pauses) <= 1.25 * CONFIG.urgent_backoff_s
+
+
+def test_pauses_are_remembered_of_the_last_that_failed_only(clock, network, make_pool):
+    """A discovery may list other relays each time it is asked, and entries of peers may name any."""
+    pool = make_pool()
+    relays = [SecretKey.generate().public_key for _ in range(RESTING_LIMIT + 10)]
+    for relay in [*relays, relays[20]]:
+        pool.get(relay, Candidate(relay, HostPort("192.0.2.1", 1))).addErrback(lambda failure: failure.trap(StageError))
+    assert not any(pool.rested_at(relay) for relay in relays[:10])
+    assert all(pool.rested_at(relay) > clock.seconds() for relay in relays[20:])
