@@ -482,6 +482,17 @@ async def test_tombstones_are_forgotten_in_the_end(store_url: str, opened: Any, 
 
 
 @pytest_twisted.ensureDeferred
+async def test_a_key_that_was_forgotten_begins_anew_though_nothing_else_was_written(
+    store_url: str, opened: Any, make_entry: Any, now_ns: int
+) -> None:
+    store = opened(store_url, limits=StoreLimits(tombstone_ttl_s=1000.0))
+    await store.put(make_entry("relay", address="10.0.0.1:80"), now_ns)
+    await store.put(make_entry("other"), now_ns + 400 * S)
+    again = make_entry("relay", timestamp=now_ns + 1500 * S, address="10.0.0.1:80")
+    assert await store.put(again, now_ns + 1500 * S) is True
+
+
+@pytest_twisted.ensureDeferred
 async def test_entries_of_different_sizes_kinds_and_networks_come_and_go(
     store_url: str, opened: Any, make_entry: Any, key_of: Any, now_ns: int
 ) -> None:

@@ -124,6 +124,14 @@ _PUT: Final = (
     + """
 local key, now, kind, network, size = KEYS[1], ARGV[6], ARGV[8], ARGV[9], tonumber(ARGV[10])
 local now_ms, tombstones, ttl_ms = tonumber(now), tonumber(ARGV[13]), tonumber(ARGV[14])
+for one = 0, 1 do
+    for _, found in ipairs(redis.call('ZRANGEBYSCORE', 'dmsg:expiring:' .. one, '-inf', now, 'LIMIT', 0, 10)) do
+        bury(found, now_ms, tombstones, ttl_ms)
+    end
+end
+for _, found in ipairs(redis.call('ZRANGEBYSCORE', 'dmsg:tombstones', '-inf', now, 'LIMIT', 0, 20)) do
+    forget(found)
+end
 local old = redis.call('HMGET', key, 's', 't', 'k', 'n', 'r')
 if old[1] then
     if old[1] ~= ARGV[1] then return 'sequence' end
@@ -147,14 +155,6 @@ if ARGV[5] ~= '' then
 end
 if ARGV[7] ~= '' then
     redis.call('ZADD', ARGV[7], ARGV[5] == '' and '+inf' or ARGV[5], key)
-end
-for one = 0, 1 do
-    for _, found in ipairs(redis.call('ZRANGEBYSCORE', 'dmsg:expiring:' .. one, '-inf', now, 'LIMIT', 0, 10)) do
-        bury(found, now_ms, tombstones, ttl_ms)
-    end
-end
-for _, found in ipairs(redis.call('ZRANGEBYSCORE', 'dmsg:tombstones', '-inf', now, 'LIMIT', 0, 20)) do
-    forget(found)
 end
 return old[1] and 'iteration' or 'first'
 """
