@@ -8,6 +8,7 @@ from collections.abc import Callable
 from threading import Thread
 from typing import Any, Final
 
+from twisted.internet._resolver import GAIResolver
 from twisted.internet.address import IPv4Address, IPv6Address
 from twisted.internet.defer import Deferred
 from twisted.internet.interfaces import (
@@ -17,6 +18,7 @@ from twisted.internet.interfaces import (
     IReactorPluggableNameResolver,
     IResolutionReceiver,
 )
+from twisted.internet.threads import deferToThreadPool
 from zope.interface import implementer
 
 from dmsg.address import parse_ip
@@ -56,8 +58,10 @@ def resolve(reactor: Any, host: str) -> Deferred[list[str]]:
 
     ``reactor`` is an ``IReactorPluggableNameResolver``. Its resolver holds a thread until there is an answer.
     """
-    receiver = _Receiver()
     resolver = IReactorPluggableNameResolver(reactor).nameResolver
+    if type(resolver) is GAIResolver:  # which says nothing, ever, when what is missing is a descriptor and not the name
+        return deferToThreadPool(reactor, reactor.getThreadPool(), addresses_of, host)
+    receiver = _Receiver()
     resolver.resolveHostName(receiver, host, 0, [IPv4Address, IPv6Address])
     return receiver.done
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -102,6 +104,36 @@ def test_what_waits_for_a_thread_is_bounded_in_number_and_time() -> None:
 
 def test_what_is_no_name_has_no_address() -> None:
     assert names.addresses_of("a" * 300) == []
+
+
+WITHOUT_DESCRIPTORS = """
+import resource, sys
+from twisted.internet import reactor
+from dmsg.glue.names import resolve
+
+def begin():
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (3, most))
+    resolve(reactor, "localhost").addCallback(again, most)
+
+def again(found, most):
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+    resolve(reactor, "localhost").addCallback(end, found)
+
+def end(found, before):
+    print(before, bool(found))
+    reactor.stop()
+
+reactor.callWhenRunning(begin)
+reactor.callLater(10.0, reactor.stop)
+reactor.run()
+"""
+
+
+def test_a_look_up_that_has_no_descriptor_comes_to_an_end() -> None:
+    """Discovery looks up four names at a time: four that did not end would be the last ones."""
+    done = subprocess.run([sys.executable, "-c", WITHOUT_DESCRIPTORS], capture_output=True, text=True, check=True)
+    assert (done.stdout, done.stderr) == ("[] True\n", "")
 
 
 @pytest_twisted.ensureDeferred
