@@ -89,7 +89,10 @@ def in_daemon_thread(reactor: Any) -> InThread[Any]:
                 result = Failure()
             reactor.callFromThread(done.callback, result)
 
-        threading.Thread(target=work, name="dmsg-shipper", daemon=True).start()
+        try:
+            threading.Thread(target=work, name="dmsg-shipper", daemon=True).start()
+        except RuntimeError:  # no more threads, or no memory for one: as any other failure, it is tried again
+            done.errback()
         return done
 
     return run

@@ -7,6 +7,7 @@ import re
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -375,6 +376,37 @@ async def test_threads_bring_back_results_and_errors(reactor: Any) -> None:
     assert await in_thread(lambda: 7) == 7
     with pytest.raises(ZeroDivisionError):
         await in_thread(lambda: 1 // 0)
+
+
+@pytest_twisted.ensureDeferred
+async def test_a_machine_without_room_for_a_thread_holds_shipping_up_and_does_not_end_it(
+    bench: Bench, event_file: Any, landed: Any, reactor: Any
+) -> None:
+    event_file(bench.events_dir, 0)
+    work: list[Deferred[Any]] = []
+
+    def in_thread(function: Callable[[], Any]) -> Deferred[Any]:
+        work.append(in_daemon_thread(reactor)(function))
+        return work[-1]
+
+    async def done() -> None:
+        while work:
+            await work.pop()
+
+    shipper = bench.start(in_thread=in_thread)
+    await done()
+    await done()
+    event_file(bench.events_dir, 1)
+    stack_bytes = threading.stack_size(2**46)
+    try:
+        bench.run(10)
+        assert shipper.problem and len(landed(bench.landing)) == 1
+    finally:
+        threading.stack_size(stack_bytes)
+    bench.run(10)
+    await done()
+    await done()
+    assert len(landed(bench.landing)) == 2 and not shipper.problem
 
 
 # --- killed ------------------------------------------------------------------------------------------------------------
