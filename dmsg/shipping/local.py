@@ -144,15 +144,16 @@ def _claim(staging: str) -> BinaryIO:
     descriptor = os.open(staging, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o640)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        if os.path.samestat(os.fstat(descriptor), os.stat(staging)):
-            return os.fdopen(descriptor, "r+b")
-    except FileNotFoundError:
-        pass
-    except BlockingIOError:
+        if not os.path.samestat(os.fstat(descriptor), os.stat(staging)):
+            raise FileNotFoundError
+    except OSError as error:
         os.close(descriptor)
-        raise ShippingError("unreadable", f"another shipper is writing {staging}") from None
-    os.close(descriptor)
-    raise ShippingError("unreadable", f"another shipper has just written {staging}")
+        if isinstance(error, BlockingIOError):
+            raise ShippingError("unreadable", f"another shipper is writing {staging}") from None
+        if isinstance(error, FileNotFoundError):
+            raise ShippingError("unreadable", f"another shipper has just written {staging}") from None
+        raise  # a file system that knows no locks
+    return os.fdopen(descriptor, "r+b")
 
 
 # --- what all destinations have in common ---

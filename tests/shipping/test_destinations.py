@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 
 from dmsg.errors import ConfigError
+from dmsg.shipping import local
 from dmsg.shipping.destinations import (
     Destination,
     ObjectDestination,
@@ -222,6 +223,27 @@ def test_a_local_file_system_without_links(tmp_path: Path, content: tuple[str, C
     path, what = content
     NoLinks(str(root)).deliver(path, what)
     assert list(everything(root)) == [path]
+
+
+def test_a_local_file_system_without_locks_fails_and_keeps_no_descriptor(
+    tmp_path: Path, content: tuple[str, Content], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Lockless:
+        LOCK_EX = LOCK_NB = 0
+
+        def flock(self, descriptor: int, operation: int) -> None:
+            raise OSError(errno.ENOLCK, "No locks available")
+
+    destination = LocalDestination(str(tmp_path))
+    with monkeypatch.context() as patch:
+        patch.setattr(local, "fcntl", Lockless())
+        before = len(os.listdir("/proc/self/fd"))
+        for _ in range(3):
+            with pytest.raises(ShippingError, match="locks"):
+                destination.deliver(*content)
+        assert len(os.listdir("/proc/self/fd")) == before
+    destination.deliver(*content)
+    assert destination.standing(str(tmp_path / content[0]), content[1]) is local.Standing.THIS
 
 
 def test_a_file_is_never_its_own_target(tmp_path: Path, event_file: Any) -> None:
