@@ -22,7 +22,7 @@ class Owner(TypingProtocol):
         """Act on ``events``; nothing is flushed meanwhile."""
 
     def after_read(self, shell: Shell) -> None:
-        """Everything of one read is taken in: the time to flush this connection, and others because of it."""
+        """Everything of one read, or of a timeout, is taken in: the time to flush this connection, and others because of it."""
 
     def flushed(self, shell: Shell) -> None:
         """Something was written, so a writer that was told to pause may be able to go on."""
@@ -77,9 +77,7 @@ class Shell(Protocol):
             if events:
                 self.owner.handle_events(self, events)
         except RemoteProtocolError as error:
-            if error.events:
-                self.owner.handle_events(self, error.events)
-            self.fail(error)
+            self._offended(error)
             return
         finally:
             self._busy = False
@@ -233,12 +231,18 @@ class Shell(Protocol):
         self._timer = None
         try:
             events = self.core.handle_timeout(self.clock.seconds())
+            if events:
+                self.owner.handle_events(self, events)
+                self.owner.after_read(self)
         except RemoteProtocolError as error:
-            self.fail(error)
+            self._offended(error)
             return
-        if events:
-            self.owner.handle_events(self, events)
         self.flush()
+
+    def _offended(self, error: RemoteProtocolError) -> None:
+        if error.events:
+            self.owner.handle_events(self, error.events)
+        self.fail(error)
 
 
 def _drop_frames(error: BaseException) -> None:

@@ -20,7 +20,7 @@ from dmsg.eventlog import schema as ev
 from dmsg.messaging.client.service import MessagingClient
 from dmsg.messaging.core.errors import LinkRefused
 from dmsg.messaging.core.limits import FIRST_FRAME_PAUSE_S, HANDSHAKE_TIMEOUT_S
-from dmsg.messaging.core.wire import CHANNEL_CLOSED, CHANNEL_OPENED, OPEN_CHANNEL, SEND
+from dmsg.messaging.core.wire import CHANNEL_CLOSED, CHANNEL_OPENED, GO, OPEN_CHANNEL, SEND
 from dmsg.messaging.relay.limits import RelayLimits
 from dmsg.messaging.relay.service import MessagingRelay
 from dmsg.testing.memory import MemoryNetwork
@@ -51,6 +51,16 @@ class Bytes(Protocol):
 
     def connectionLost(self, reason: Failure = connectionDone) -> None:
         self.lost = True
+
+
+class Eager(RawLink):
+    """A client that sends ``frames`` together with its second handshake object."""
+
+    frames = b""
+
+    def _go_on(self) -> None:
+        said = self._core.data_to_send()
+        self.transport.write(said + self.frames if b"sig2" in said else said)  # type: ignore[union-attr]
 
 
 class Listed:
@@ -188,6 +198,28 @@ def test_a_client_that_speaks_first_need_not_wait(world: World) -> None:
     alice.ask(bob)
     world.memory.advance(0)
     assert [said.kind for said in bob.take()] == [OPEN_CHANNEL]
+
+
+def test_frames_that_come_with_the_handshake_count_after_the_pause(world: World) -> None:
+    world.start()
+    bob, alice = world.join(12), Eager(RELAY.public_key, secret_key(11))
+    alice.frames = GO.encode(OPEN_CHANNEL, 3, bob.key.public_key.raw + MESSAGE)
+    world.connect(alice)
+    world.memory.advance(FIRST_FRAME_PAUSE_S)
+    world.memory.advance(0)
+    assert bob.take() == [Said(OPEN_CHANNEL, 255, alice.key.public_key.raw + MESSAGE)]
+
+
+def test_what_is_no_frame_behind_the_handshake_ends_the_link(world: World) -> None:
+    world.start()
+    stranger = Eager(RELAY.public_key, secret_key(11))
+    stranger.frames = b"\xff" * 8
+    world.connect(stranger)
+    world.memory.advance(FIRST_FRAME_PAUSE_S)
+    world.memory.advance(0)
+    assert stranger.lost
+    assert [event.reason for event in world.of(ev.ConnectionClosed)] == ["first frame not recognised"]
+    assert world.join(12).linked
 
 
 def test_a_link_that_ends_in_its_first_50_ms_is_forgotten(world: World) -> None:
