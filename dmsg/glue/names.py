@@ -76,6 +76,11 @@ class _Question:
         self.is_slow = False
         self.asking: list[Callable[[list[str]], None]] = []
 
+    def answer(self, found: list[str]) -> None:
+        """Tell all who ask."""
+        for answer in self.asking:
+            answer(found)
+
 
 @implementer(IHostResolution)
 class _Resolution:
@@ -155,20 +160,23 @@ class NamesOfStrangers:
     def _go_on(self) -> None:
         """Begin with what waits and may begin; those who ask for what has waited too long have gone."""
         now = self._reactor.seconds()
+        given_up: list[_Question] = []
         for host, question in list(self._line.items()):
-            if now - question.asked_at > WAITING_S:
+            is_late = now - question.asked_at > WAITING_S
+            if not is_late and len(self._questions) - len(self._line) >= AT_ONCE:
+                break
+            if is_late or host not in self._slow or self._slow_at_work < SLOW_AT_ONCE:
                 del self._line[host]
-                self._answer(question, [])
-            elif len(self._questions) - len(self._line) >= AT_ONCE:
-                return
-            elif host not in self._slow or self._slow_at_work < SLOW_AT_ONCE:
-                del self._line[host]
-                self._begin(question, now)
+                if is_late or not self._begin(question, now):
+                    del self._questions[host]
+                    given_up.append(question)
+        for question in given_up:  # last: who gets an answer may ask for another name
+            question.answer([])
 
-    def _begin(self, question: _Question, now: float) -> None:
+    def _begin(self, question: _Question, now: float) -> bool:
+        """Whether there is a thread for ``question``."""
         question.began_at = now
         question.is_slow = question.host in self._slow
-        self._slow_at_work += question.is_slow
 
         def work() -> None:
             found: list[str] = []
@@ -177,7 +185,12 @@ class NamesOfStrangers:
             finally:
                 self._reactor.callFromThread(self._done, question, found)
 
-        self._start(work)
+        try:
+            self._start(work)
+        except RuntimeError:  # the system gives no more of them
+            return False
+        self._slow_at_work += question.is_slow
+        return True
 
     def _done(self, question: _Question, found: list[str]) -> None:
         self._slow_at_work -= question.is_slow
@@ -186,13 +199,9 @@ class NamesOfStrangers:
             self._slow[question.host] = None
             if len(self._slow) > REMEMBERED:
                 self._slow.popitem(last=False)
-        self._answer(question, found)
-        self._go_on()
-
-    def _answer(self, question: _Question, found: list[str]) -> None:
         del self._questions[question.host]
-        for answer in question.asking:
-            answer(found)
+        question.answer(found)
+        self._go_on()
 
 
 def addresses_of(host: str) -> list[str]:

@@ -102,6 +102,38 @@ def test_what_waits_for_a_thread_is_bounded_in_number_and_time() -> None:
     assert "good" in bench.at_work
 
 
+def test_who_gets_an_answer_may_ask_for_another_name() -> None:
+    bench = Bench()
+    hosts = evil(AT_ONCE + 3)
+    bench.ask(*hosts[:-3])
+    for number, host in enumerate(hosts[-3:]):
+        resolve(bench.names, host).addCallback(lambda _, number=number: bench.ask(f"next{number}"))
+    bench.advance(WAITING_S + 0.5)
+    bench.end(hosts[0])
+    bench.end(hosts[1], hosts[2])
+    assert {"next0", "next1", "next2"} <= set(bench.at_work)
+    bench.end(*bench.at_work)
+    assert {"next0", "next1", "next2"} <= set(bench.found)
+
+
+def test_a_name_for_which_there_is_no_thread_has_no_address_and_later_ones_have() -> None:
+    def start(work: Callable[[], None]) -> None:
+        if len(started) < AT_ONCE:
+            started.append(work)
+            raise RuntimeError("can't start new thread")
+        work()
+
+    started: list[Callable[[], None]] = []
+    bench = Bench()
+    bench.names = NamesOfStrangers(bench, bench._look_up, start)
+    hosts = evil(AT_ONCE)
+    bench.ask(*hosts)
+    assert all(bench.found[host] == [] for host in hosts)
+    bench.ask("good")
+    bench.end("good")
+    assert bench.found["good"]
+
+
 def test_what_is_no_name_has_no_address() -> None:
     assert names.addresses_of("a" * 300) == []
 
