@@ -30,13 +30,14 @@ class ProducerAdapter:
     It is told by each call whose it is, and keeps no reference to it: a sink that is over is gone at once.
     """
 
-    __slots__ = ("_clock", "_paused", "_streaming", "producer")
+    __slots__ = ("_clock", "_paused", "_pulls", "_streaming", "producer")
 
     def __init__(self, clock: IReactorTime) -> None:
         self.producer: IProducer | None = None
         self._clock = clock
         self._streaming = False
         self._paused = False
+        self._pulls = False  # whether a pull producer will be asked in the next turn
 
     def register(self, sink: Sink, producer: IProducer, streaming: bool) -> None:
         """Let ``producer`` write; ``RuntimeError`` if another one is registered already."""
@@ -81,9 +82,12 @@ class ProducerAdapter:
             producer.stopProducing()
 
     def _pull_again(self, sink: Sink) -> None:
-        self._clock.callLater(0, self._pull, sink)
+        if not self._pulls:
+            self._pulls = True
+            self._clock.callLater(0, self._pull, sink)
 
     def _pull(self, sink: Sink) -> None:
+        self._pulls = False
         if self.producer is None or self._streaming or not sink.connected or self._paused:
             return
         if sink.blocked:

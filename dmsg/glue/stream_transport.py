@@ -249,10 +249,13 @@ class StreamTransport(ABC, Generic[S]):
     # --- from the owner of the connection --------------------------------------------------------------------------
 
     def attach(self, protocol: IProtocol) -> None:
-        """Connect ``protocol``: ``connectionMade`` now, what has come already right after."""
+        """Connect ``protocol``: ``connectionMade`` now, right after it what has come already, and the end if there was one."""
         self.protocol = protocol
         self.guarded(protocol.makeConnection, self)
-        self._deliver_waiting()
+        if self.state is TransportState.ENDED:
+            self._clock.callLater(0, self._tell)
+        else:
+            self._deliver_waiting()
 
     def deliver(self, data: bytes) -> None:
         """Take ``data`` from the stream, to the application if it reads."""
@@ -443,14 +446,15 @@ class StreamTransport(ABC, Generic[S]):
 
     def _finish(self) -> None:
         self.move(TransportState.ENDED)
-        self._writer.stop()
-        protocol, self.protocol = (
-            self.protocol,
-            None,
-        )  # it keeps the transport: the two are not to wait for the garbage collector
+        self.guarded(self._writer.stop)
         try:
-            if protocol is not None:
-                protocol.connectionLost(self._reason)
+            self._tell()
         finally:
             if self.on_over is not None:
                 self.on_over()
+
+    def _tell(self) -> None:
+        # The protocol keeps the transport: the two are not to wait for the garbage collector.
+        protocol, self.protocol = self.protocol, None
+        if protocol is not None:
+            protocol.connectionLost(self._reason)

@@ -432,6 +432,59 @@ def test_an_end_waits_for_the_protocol_and_an_abort_does_not() -> None:
     assert world.protocol.told == []
 
 
+def test_a_protocol_that_comes_after_the_end_is_told_of_it() -> None:
+    world = World(Plain())
+    world.abort()
+    world.turn()
+    world.transport.attach(world.protocol)
+    world.turn()
+    assert world.protocol.told == ["made", "lost"]
+    assert world.protocol.reason is not None and world.protocol.reason.check(ConnectionAborted)
+    assert world.transport.protocol is None
+
+
+def test_a_producer_that_fails_when_it_is_stopped_keeps_the_end_from_nothing(logged_errors: Any) -> None:
+    world = World(Plain())
+    ended: list[bool] = []
+    world.transport.on_over = lambda: ended.append(True)
+    world.attach()
+    world.source.stopProducing = lambda: 1 // 0  # type: ignore[assignment, method-assign]
+    world.register()
+    world.over()
+    world.turn()
+    assert world.protocol.told == ["made", "lost"] and ended == [True]
+    assert len(logged_errors.flush(ZeroDivisionError)) == 1
+
+
+def test_pull_producers_that_follow_each_other_are_asked_by_one_call_at_a_time() -> None:
+    """Each has one piece, and lets the next begin when it is asked for another."""
+    world = World(Plain())
+    world.attach()
+    waiting: list[int] = []
+
+    @implementer(IPullProducer)
+    class Piece:
+        def __init__(self, number: int) -> None:
+            self.number = number
+            self.is_through = False
+
+        def resumeProducing(self) -> None:
+            waiting.append(len(world.clock.getDelayedCalls()))
+            if self.is_through:
+                world.transport.unregisterProducer()
+                if self.number:
+                    world.transport.registerProducer(Piece(self.number - 1), streaming=False)
+            self.is_through = True
+
+        def stopProducing(self) -> None:
+            """It has nothing to close."""
+
+    world.transport.registerProducer(Piece(20), streaming=False)
+    world.turn()
+    assert world.transport.producer is None
+    assert max(waiting) <= 1
+
+
 def test_a_peer_that_ends_its_half_closes_a_protocol_that_knows_no_halves() -> None:
     world = World(Plain())
     for event in ("attach", "peer_end", "turn"):
