@@ -110,6 +110,18 @@ class Dialer(Generic[S, R]):
         self._pool = pool
         self._lookups = Lookups(clock, discovery, config.entries, config.callers) if discovery is not None else None
         self._uniform = uniform
+        self._races: set[_Race[S, R]] = set()
+        self._is_stopped = False
+
+    def start(self) -> None:
+        """Dial again after :meth:`stop`; a new one dials at once."""
+        self._is_stopped = False
+
+    def stop(self) -> None:
+        """End the dials that are under way, and begin no others."""
+        self._is_stopped = True
+        for race in list(self._races):
+            race.give_up(Reason.STOPPED, None)
 
     async def dial(self, dial: Dial[S, R], timeout_s: float | None, attempts: list[Attempt]) -> R:
         """An open stream as ``dial`` says; what was tried is added to ``attempts``. Raises ``DialError``.
@@ -118,19 +130,24 @@ class Dialer(Generic[S, R]):
         """
         limit_s = self.config.timeout_s if timeout_s is None else timeout_s
         race = _Race(self, dial, attempts, self._clock.seconds())
-        timer = self._clock.callLater(limit_s, race.expire)
+        if self._is_stopped:
+            race.note_owing(Reason.STOPPED, None)
+            raise DialError(str(dial.target), attempts)
+        self._races.add(race)
+        timer = self._clock.callLater(limit_s, race.give_up, Reason.TIMEOUT, SessionTimeout("the dial", limit_s))
         try:
             return await self._run(race)
         except CancelledError:
-            if not race.is_expired:
+            if race.given_up is None:
                 raise
-            race.note_owing(limit_s)
+            race.note_owing(*race.given_up)
             self._forget(dial)
             raise DialError(str(dial.target), attempts) from None
         except DialError:
             self._forget(dial)
             raise
         finally:
+            self._races.discard(race)
             if timer.active():
                 timer.cancel()
 
@@ -238,7 +255,8 @@ class _Race(Generic[S, R]):
         self._done: Deferred[R]  # once relays race
         self._is_running = False
         self._awaited: Deferred[Any] | None = None
-        self.is_expired = False
+        #: Why the whole dial was given up, if it was.
+        self.given_up: tuple[Reason, DmsgError | None] | None = None
 
     def awaiting(self, step: Deferred[T]) -> Deferred[T]:
         """Gives ``step``, which the dial waits for next. While relays race, it waits for the race and not for their steps."""
@@ -246,16 +264,16 @@ class _Race(Generic[S, R]):
             self._awaited = step
         return step
 
-    def expire(self) -> None:
-        """The time of the dial is up: give up what it waits for."""
-        self.is_expired = True
+    def give_up(self, reason: Reason, error: DmsgError | None) -> None:
+        """End the dial for ``reason``: give up what it waits for."""
+        self.given_up = reason, error
         if self._awaited is not None:
             self._awaited.cancel()
 
-    def note_owing(self, limit_s: float) -> None:
-        """Note what had not come to anything when the time was up."""
+    def note_owing(self, reason: Reason, error: DmsgError | None) -> None:
+        """Note ``reason`` for what had not come to anything when the dial was given up."""
         for relay, stage in ({str(relay): stage for relay, stage in self.owing.items()} or {"": "discovery"}).items():
-            self.note(stage, relay, "timeout", SessionTimeout("the dial", limit_s))
+            self.note(stage, relay, reason, error)
 
     def note(self, stage: str, relay: str, reason: str, error: BaseException | None) -> None:
         """Add to the tree of attempts."""

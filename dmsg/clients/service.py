@@ -149,10 +149,11 @@ class RelayClient(Service, ABC, Generic[S, R, T]):
     def startService(self) -> None:
         """Begin to connect."""
         super().startService()  # type: ignore[no-untyped-call]
+        self.dialer.start()
         self.pool.start()
 
     def stopService(self) -> Deferred[None]:
-        """Withdraw from discovery, close every transport and every session."""
+        """Withdraw from discovery, close every transport and every session; dials fail from then on."""
         super().stopService()  # type: ignore[no-untyped-call]
         return ensureDeferred(self._stop())
 
@@ -163,6 +164,7 @@ class RelayClient(Service, ABC, Generic[S, R, T]):
             await self.registrar.close(withdraw=True)
         self._stopping = True
         await self._close_transports()
+        self.dialer.stop()
         await self.pool.stop()
         self._report.close()
         self.sessions_change.cancel()
@@ -198,7 +200,11 @@ class RelayClient(Service, ABC, Generic[S, R, T]):
     async def connect(self, factory: IProtocolFactory, target: PublicKey, service: str = "", **how: Any) -> IProtocol:
         """Dial and attach the protocol ``factory`` builds; ``how`` are further arguments of :meth:`dial`."""
         transport = await self.dial(target, service, **how)
-        protocol = factory.buildProtocol(cast(IAddress, transport.getPeer()))
+        try:
+            protocol = factory.buildProtocol(cast(IAddress, transport.getPeer()))
+        except BaseException:
+            transport.abortConnection()
+            raise
         if protocol is None:
             transport.abortConnection()
             raise DialError(str(target), [Attempt("accept", "", 0.0, "the factory built no protocol")])

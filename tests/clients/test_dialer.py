@@ -55,9 +55,12 @@ class World:
         self.clock = Clock()
         self.pool = Pool(list(relays))
         self.attempts: list[Attempt] = []
-        dialer: Any = Dialer(self.clock, self.pool, None, DialConfig(), lambda: 0.5)  # type: ignore[arg-type]
-        self.dial = ensureDeferred(dialer.dial(StreamRequest(PEER), LIMIT_S, self.attempts))
+        self.dialer: Any = Dialer(self.clock, self.pool, None, DialConfig(), lambda: 0.5)  # type: ignore[arg-type]
         self.ended: list[Any] = []
+        self.begin()
+
+    def begin(self) -> None:
+        self.dial = ensureDeferred(self.dialer.dial(StreamRequest(PEER), LIMIT_S, self.attempts))
         self.dial.addBoth(self.ended.append)
 
     def come_up(self, relay: PublicKey) -> Session:
@@ -118,6 +121,23 @@ def test_a_dial_that_is_cancelled_gives_up_what_it_waits_for(relays: tuple[Publi
     world.dial.cancel()
     assert isinstance(world.error, CancelledError) and session.given_up == 1
     assert not world.clock.getDelayedCalls() and not world.attempts
+
+
+@pytest.mark.parametrize("relays", [(ONE,), (ONE, TWO)])
+def test_a_dialer_that_is_stopped_ends_its_dials_and_begins_no_others(relays: tuple[PublicKey, ...]) -> None:
+    world = World(*relays)
+    session = world.come_up(next(iter(world.pool.wanted)))
+    world.dialer.stop()
+    assert isinstance(world.error, DialError) and session.given_up == 1
+    assert [(one.stage, one.reason) for one in world.attempts] == [("accept", "stopped")]
+    assert not world.clock.getDelayedCalls() and len(world.pool.wanted) == 1
+    world.pool.wanted.clear()
+    world.begin()
+    assert isinstance(world.ended[-1].value, DialError) and not world.pool.wanted
+    world.dialer.start()
+    world.begin()
+    assert world.pool.wanted
+    world.dial.cancel()
 
 
 def test_a_dial_that_fails_leaves_no_timer() -> None:

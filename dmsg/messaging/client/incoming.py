@@ -57,6 +57,8 @@ class IncomingChannel(ChannelOwner, ServiceOffer[ListeningPort[ChannelTransport]
     def take(self, port: ListeningPort[ChannelTransport]) -> None:
         """See :class:`~dmsg.clients.decision.ServiceOffer`."""
         self._end()
+        if self._channel.state is ChannelState.CLOSED:
+            return  # taken back in the read that is still being handled
         self._session.connection.accept(self._channel)
         self._session.flush_soon()
         port.open(self._session, self._channel)

@@ -171,6 +171,23 @@ async def test_a_factory_without_a_protocol_ends_the_channel(net):
             await world.wait(world.alice.connect(Nothing(), world.bob.public_key))
 
 
+@sync
+async def test_a_factory_that_fails_ends_the_channel_that_was_dialled(net):
+    async with net() as world:
+
+        class Failing(Factory):
+            noisy = False
+
+            def buildProtocol(self, addr: Any) -> Any:
+                raise ZeroDivisionError
+
+        world.serve()
+        with pytest.raises(ZeroDivisionError):
+            await world.wait(world.alice.connect(Failing(), world.bob.public_key))
+        await world.settle()
+        assert not world.alice.transports and not world.relay.switch.open_transports
+
+
 # --- dials that are given up -----------------------------------------------------------------------------------------------
 
 
@@ -208,6 +225,28 @@ async def test_a_dial_that_takes_too_long_takes_its_question_back(net):
         assert (attempt.stage, attempt.reason) == ("accept", "timeout")
         await world.settle()
         assert policy.cancelled == 1 and not world.built
+
+
+@sync
+async def test_a_client_that_stops_ends_its_dials_and_connects_to_no_other_relay(net):
+    async with net() as world:
+        world.serve()
+        await world.add_messaging_relay()
+        late = world.new_messaging_client(config=world.config, min_servers=0)
+        late.startService()
+        for pinned in world.messaging_pinned:
+            world.reactor.silence(pinned.address.host, pinned.address.port)
+        dialling = Deferred.fromCoroutine(late.dial(world.bob.public_key))
+        await world.settle()
+        for pinned in world.messaging_pinned:
+            world.reactor.heal(pinned.address.host, pinned.address.port)
+        await world.stop_client(late)
+        with pytest.raises(DialError, match="stopped"):
+            await world.wait(dialling)
+        with pytest.raises(DialError, match="stopped"):
+            await world.wait(late.dial(world.bob.public_key))
+        await world.settle()
+        assert not late.pool.sessions and not late.transports
 
 
 # --- who may come in -------------------------------------------------------------------------------------------------------
@@ -263,6 +302,30 @@ async def test_a_policy_may_take_its_time(net, allowed):
                 await world.wait(dialling)
         await world.settle()
         assert (len(port.offers), len(world.built)) == (0, allowed)
+
+
+@sync
+async def test_an_offer_that_is_taken_back_while_the_policy_answers_is_over(net):
+    """The caller gives up right behind a message on which the callee's program lets it in."""
+    async with net() as world:
+        policy = Slow()
+        port = world.serve(policy=policy)
+        talking = Deferred.fromCoroutine(world.alice.dial(world.bob.public_key))
+        await world.settle()
+        policy.answers[0].callback(True)
+        transport = await world.wait(talking)
+        await world.settle()
+        dialling = Deferred.fromCoroutine(world.alice.dial(world.bob.public_key))
+        await world.settle()
+        world.built[0].on_data = lambda data: policy.answers[1].callback(True)
+        transport.write(b"let me in")
+        world.alice.pool.sessions[world.relay.key.public_key].shell.flush()
+        dialling.cancel()
+        with pytest.raises(CancelledError):
+            await dialling
+        await world.settle()
+        assert world.built[0].received == b"let me in"
+        assert len(world.built) == 1 and len(port.offers) == 0
 
 
 @sync
