@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import importlib
+import os
 import sys
 from typing import Any, Final
 
@@ -60,13 +62,27 @@ def group() -> None:
 def main() -> None:
     """Run the command line; leaves with one of the codes of :class:`dmsg.cli.exits.Exit`."""
     gc.disable()  # until everything is imported: nothing of it ever becomes garbage, and looking takes a tenth of a start
+    _open_streams()
     try:
         sys.exit(group.main(standalone_mode=False, prog_name="dmsg"))
     except click.ClickException as error:
-        error.show()
+        with contextlib.suppress(OSError):
+            error.show()
         sys.exit(Exit.USAGE if isinstance(error, click.UsageError) else Exit.FAILED)
     except (click.Abort, KeyboardInterrupt):
         sys.exit(Exit.INTERRUPTED)
+    except OSError as error:  # the help, for a disk that is full
+        sys.exit(f"dmsg: {error.strerror}")
+
+
+def _open_streams() -> None:
+    """Make standard output and error take every text: results have names of files that others chose."""
+    for name in ("stdout", "stderr"):
+        stream: Any = getattr(sys, name)
+        if stream is None:  # it was closed; what is opened next must not take its place, and its lines
+            setattr(sys, name, os.fdopen(os.open(os.devnull, os.O_WRONLY), "w"))
+        elif stream.errors == "strict":
+            stream.reconfigure(errors="backslashreplace")
 
 
 if __name__ == "__main__":

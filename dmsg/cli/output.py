@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Final, NoReturn, TextIO
 
 from rich.console import Console
@@ -96,6 +96,8 @@ class Output:
     def __init__(self, stdout: TextIO, stderr: TextIO, *, json_lines: bool = False) -> None:
         self.json = json_lines
         self.drawing = False
+        #: Called with the error when a result cannot be written; without it, that is raised.
+        self.unwritable: Callable[[OSError], object] | None = None
         self.results = Console(file=stdout, highlight=False, soft_wrap=True)
         self.errors = Console(file=stderr, highlight=False, soft_wrap=True)
 
@@ -147,8 +149,7 @@ class Output:
         """A progress bar over ``total`` bytes of which ``start`` are there already; nothing where there is no terminal."""
         return Bar(self, label, total, start)
 
-    @staticmethod
-    def _write(console: Console, line: str) -> None:
+    def _write(self, console: Console, line: str) -> None:
         try:
             if console.is_terminal:
                 console.print(line, markup=False, emoji=False)  # knows how to write above a bar
@@ -160,3 +161,9 @@ class Output:
             nowhere = os.open(os.devnull, os.O_WRONLY)
             os.dup2(nowhere, console.file.fileno())
             os.close(nowhere)
+        except OSError as error:  # a full disk
+            if console is self.errors:
+                return  # there is nothing left to tell it to
+            if self.unwritable is None:
+                raise
+            self.unwritable(error)

@@ -7,6 +7,7 @@ import os
 import signal
 import sys
 from collections.abc import Callable, Coroutine
+from contextlib import suppress
 from typing import Any, Final, TextIO
 
 from twisted.internet.defer import CancelledError, Deferred
@@ -35,7 +36,8 @@ def run(make: Main, out: Output, *, verbose: bool = False) -> int:
     """Run ``await make(reactor)`` and give the exit code; errors are told through ``out``.
 
     SIGINT, SIGTERM, SIGQUIT and SIGHUP (the terminal is gone) cancel the coroutine, which then has :data:`GOODBYE_S` to
-    clean up; a second one ends at once. One that is ignored, as nohup has SIGHUP, stays so.
+    clean up; a second one ends at once. One that is ignored, as nohup has SIGHUP, stays so. A result that cannot be written
+    ends it as an error does.
     """
     try:
         install_default(os.environ)
@@ -49,6 +51,7 @@ def run(make: Main, out: Output, *, verbose: bool = False) -> int:
     running: list[Deferred[Any]] = []
     outcome: list[int] = []
     interrupted: list[int] = []
+    unwritable: list[OSError] = []
 
     def end(code: int) -> None:
         if not outcome:
@@ -56,12 +59,15 @@ def run(make: Main, out: Output, *, verbose: bool = False) -> int:
             reactor.stop()
 
     def finished(result: object) -> None:
+        if unwritable and not interrupted:
+            result = Failure(unwritable[0])
         if isinstance(result, Failure):
             if interrupted or result.check(CancelledError):
                 end(Exit.INTERRUPTED)
                 return
             if verbose:
-                result.printTraceback(sys.stderr)
+                with suppress(OSError):
+                    result.printTraceback(sys.stderr)
             error = result.value
             assert error is not None
             out.failure(error)
@@ -70,13 +76,22 @@ def run(make: Main, out: Output, *, verbose: bool = False) -> int:
             # A command that ends because it was told to has been interrupted, however cleanly it ended.
             end(Exit.INTERRUPTED if interrupted else Exit.OK)
 
+    def cancel_it() -> None:
+        if running:
+            running[0].cancel()
+
     def cancel() -> None:
         if len(interrupted) > 1:
             end(Exit.INTERRUPTED)
             return
         reactor.callLater(GOODBYE_S, end, Exit.INTERRUPTED)
-        if running:
-            running[0].cancel()
+        cancel_it()
+
+    def stop_unwritable(error: OSError) -> None:
+        if not unwritable:
+            unwritable.append(error)
+            reactor.callLater(GOODBYE_S, end, exit_code(error))
+            reactor.callLater(0, cancel_it)  # not now: it may be what writes
 
     def on_signal(number: int, frame: object) -> None:
         interrupted.append(number)
@@ -93,6 +108,7 @@ def run(make: Main, out: Output, *, verbose: bool = False) -> int:
     if not gc.isenabled():  # what was imported is not looked at again
         gc.freeze()
         gc.enable()
+    out.unwritable = stop_unwritable
     reactor.callWhenRunning(start)
     reactor.run()
     return outcome[0] if outcome else Exit.INTERRUPTED

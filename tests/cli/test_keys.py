@@ -63,8 +63,9 @@ def test_a_file_others_can_read_is_refused(tmp_path):
     assert result.exit_code == error["exit_code"] == 1 and error["error"] == "KeyFileError"
 
 
-def test_a_full_disk_at_standard_output_is_one_line_of_error(tmp_path):
+@pytest.mark.parametrize("arguments", [("keygen", "key"), ("--help",), ("keygen", "--help")])
+def test_a_full_disk_at_standard_output_is_one_line_of_error(tmp_path, arguments):
     with open("/dev/full", "w") as full:
-        command = [sys.executable, "-m", "dmsg.cli.main", "keygen", "key"]
+        command = [sys.executable, "-m", "dmsg.cli.main", *arguments]
         ended = subprocess.run(command, cwd=tmp_path, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
     assert (ended.returncode, ended.stderr) == (1, "dmsg: No space left on device\n")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -13,6 +14,7 @@ from pathlib import Path
 import pytest
 import pytest_twisted
 from twisted.internet.task import deferLater
+from twisted.internet.threads import deferToThread
 
 from dmsg.crypto.keys import SecretKey, write_key_file
 
@@ -227,6 +229,66 @@ def test_a_reader_that_has_gone_ends_nothing(tmp_path):
     with os.fdopen(writer) as stdout:
         result = subprocess.run(command, stdout=stdout, stderr=subprocess.PIPE, cwd=ROOT, timeout=30, check=False)
     assert (result.returncode, result.stderr) == (0, b"")
+
+
+@pytest_twisted.ensureDeferred
+async def test_a_file_whose_name_standard_output_has_no_letters_for_is_received(bench, start, tmp_path):
+    (tmp_path / "inbox").mkdir()
+    (tmp_path / "файл").write_bytes(b"x")
+    key, _ = bench.key("receiver")
+    environ = {"DMSG_SERVER": str(bench.pinned[0]), "PYTHONIOENCODING": "ascii:strict"}
+    receiver = start("receive", str(tmp_path / "inbox"), "--key", "receiver.key", "--once", environ=environ)
+    assert await deferToThread(receiver.popen.stdout.readline) == f"{key.public_key}\n"
+    sender = start("send", str(key.public_key), str(tmp_path / "файл"), "--retries", "0", environ=environ)
+    code, out, err = await sender.ended()
+    assert code == 0 and out.startswith("sent \\u0444"), err
+    code, out, err = await receiver.ended()
+    assert code == 0 and out.startswith("received \\u0444"), err
+
+
+@contextlib.contextmanager
+def running(arguments, stdout=subprocess.PIPE, stderr=subprocess.PIPE, largest_file=-1):
+    """``dmsg`` with ``arguments``, which may write no file of more bytes than ``largest_file``."""
+    script = f"import resource; resource.setrlimit(resource.RLIMIT_FSIZE, ({largest_file}, {largest_file}))"
+    script += "; from dmsg.cli.main import main; main()"
+    command = [sys.executable, "-B", "-c", script, *arguments]
+    with subprocess.Popen(command, cwd=ROOT, stdout=stdout, stderr=stderr, text=True) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+@pytest_twisted.ensureDeferred
+async def test_a_disk_that_becomes_full_under_the_results_ends_a_command_with_one_line(bench, tmp_path):
+    key, path = bench.key("echo")
+    arguments = ("echo", "--json", "--key", path, "--server", str(bench.pinned[0]), "--state-dir", "none")
+    client = await bench.client()
+    with open(tmp_path / "results", "w") as results, running(arguments, results, largest_file=200) as process:
+        while not (tmp_path / "results").stat().st_size:
+            await deferLater(bench.reactor, 0.01)
+        for _ in range(2):  # of who it is only a part fits, then nothing
+            await client.dial(key.public_key)
+        _, errors = await deferToThread(process.communicate)
+        assert process.returncode == 1
+        assert json.loads(errors) == {"error": "OSError", "message": "File too large", "exit_code": 1}
+
+
+@pytest_twisted.ensureDeferred
+async def test_a_full_disk_at_standard_error_changes_nothing_but_that(bench):
+    key, path = bench.key("echo")
+    server = ("--server", str(bench.pinned[0]), "--state-dir", "none")
+    with open("/dev/full", "w") as full:
+        with running(("echo", "--key", path, *server), stderr=full) as process:
+            await deferToThread(process.stdout.readline)
+            with running(("ping", str(key.public_key), "--interval", "0", *server), stderr=full) as ping:
+                out, _ = await deferToThread(ping.communicate)
+                assert ping.returncode == 0 and out.startswith("rtt ")
+            process.send_signal(signal.SIGTERM)
+            assert await deferToThread(process.wait) == 130
+        for arguments, code in ((("ping", "nobody"), 2), (("entry", str(key.public_key), "--discovery", NOWHERE), 6)):
+            with running(arguments, stderr=full) as process:
+                assert await deferToThread(process.wait) == code
 
 
 @pytest_twisted.ensureDeferred
