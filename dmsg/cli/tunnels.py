@@ -9,7 +9,6 @@ from typing import Any, Final
 import click
 from twisted.internet.defer import CancelledError, Deferred, maybeDeferred
 from twisted.internet.endpoints import clientFromString
-from twisted.internet.error import CannotListenError
 from twisted.internet.interfaces import IReactorTime, IStreamClientEndpoint
 from twisted.internet.protocol import Factory, connectionDone
 from twisted.python.failure import Failure
@@ -23,7 +22,7 @@ from dmsg.cli.settings import PUBLIC_KEY, Invocation, ValueType, common_options,
 from dmsg.cli.splice import End, join
 from dmsg.clients.access import AllowKeys
 from dmsg.crypto.keys import PublicKey
-from dmsg.glue.listening import server_endpoint
+from dmsg.glue.listening import address_text, listen_problem, server_endpoint
 from dmsg.ops.values import DURATION
 
 #: Pairs at a time: each holds two windows of data and a socket, of which a process usually may have 1,024.
@@ -122,7 +121,7 @@ async def run_forward(call: Invocation, reactor: Any, peer: PublicKey, listen: s
     try:
         source = server_endpoint(reactor, listen)
     except Exception as error:  # as above
-        raise CommandError(f"{listen!r} is not a server endpoint: {error}", Exit.USAGE) from None
+        raise CommandError(f"{listen!r} is not a server endpoint: {listen_problem(error)}", Exit.USAGE) from None
     async with open_client(call.settings, reactor, listening=False) as client:
         redialer = Redialer(client, peer, service, timeout_s=call.settings.config.dial.timeout_s, clock=reactor)
 
@@ -138,12 +137,9 @@ async def run_forward(call: Invocation, reactor: Any, peer: PublicKey, listen: s
         pairs = Pairs(connect, reactor, lambda error: call.out.note(describe(error)), opened)
         try:
             port = await source.listen(pairs)
-        except CannotListenError as error:
-            raise CommandError(
-                f"cannot listen on {listen}: {error.socketError.strerror or error.socketError}"
-            ) from None
-        where: Any = port.getHost()
-        address = f"{where.host}:{where.port}" if hasattr(where, "port") else str(getattr(where, "name", where))
+        except Exception as error:  # as above
+            raise CommandError(f"cannot listen on {listen}: {listen_problem(error)}") from None
+        address = address_text(port)
         call.out.result({"event": "ready", "peer": str(peer), "listening": address}, address)
         call.out.note(f"ready: {address} leads to {peer}")
         try:

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import re
 from typing import Any, Final, cast
 
+from twisted.internet.address import IPv4Address, IPv6Address, UNIXAddress
 from twisted.internet.defer import Deferred, succeed
 from twisted.internet.endpoints import serverFromString
+from twisted.internet.error import CannotListenError
 from twisted.internet.interfaces import IAddress, IListeningPort, IProtocolFactory, IStreamServerEndpoint
 from twisted.internet.protocol import Factory
 from zope.interface import implementer
@@ -25,6 +28,27 @@ def server_endpoint(reactor: Any, text: str) -> IStreamServerEndpoint:
         with contextlib.suppress(TypeError):  # it is given by position, or all else is wrong and told below
             return cast(IStreamServerEndpoint, serverFromString(reactor, f"{text}:backlog={BACKLOG}"))
     return cast(IStreamServerEndpoint, serverFromString(reactor, text))
+
+
+def address_text(port: IListeningPort) -> str:
+    """``host:port`` of a port, its path, or what the port calls its address."""
+    address = port.getHost()
+    if isinstance(address, IPv6Address):
+        return f"[{address.host}]:{address.port}"
+    if isinstance(address, IPv4Address):
+        return f"{address.host}:{address.port}"
+    if isinstance(address, UNIXAddress) and address.name is not None:
+        return os.fsdecode(address.name)
+    return str(address)
+
+
+def listen_problem(error: Any) -> str:
+    """Why an endpoint cannot be listened on, or is none, in a few words; each kind raises exceptions of its own."""
+    if isinstance(error, CannotListenError):
+        error = error.socketError
+    if isinstance(error, OSError) and error.strerror:
+        return error.strerror
+    return str(error) or type(error).__name__
 
 
 class LateFactory(Factory):

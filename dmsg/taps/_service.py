@@ -9,7 +9,6 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 from twisted.application.service import Service
-from twisted.internet.address import IPv4Address, IPv6Address
 from twisted.internet.defer import Deferred, ensureDeferred, maybeDeferred
 from twisted.internet.error import CannotListenError
 from twisted.internet.interfaces import IListeningPort, IProtocolFactory, IStreamServerEndpoint
@@ -22,7 +21,7 @@ from dmsg.errors import ConfigError
 from dmsg.eventlog.limit import LimitedEventLog
 from dmsg.eventlog.log import EventLog, NullEventLog, check_directory, new_boot_id
 from dmsg.eventlog.schema import Event
-from dmsg.glue.listening import LateFactory, server_endpoint
+from dmsg.glue.listening import LateFactory, listen_problem, server_endpoint
 from dmsg.ops.admin import admin_pages, make_admin_site
 from dmsg.ops.gc import GC_THRESHOLDS, settle_memory
 from dmsg.ops.metrics import CollectorRegistry, MetricsEventLog, add_gauges
@@ -47,7 +46,7 @@ class BoundEndpoint:
         try:
             self._endpoint = server_endpoint(reactor, text)
         except Exception as error:  # every parser has its own
-            raise ConfigError(option, f"{text!r} is no endpoint to listen on: {_reason(error)}") from None
+            raise ConfigError(option, f"{text!r} is no endpoint to listen on: {listen_problem(error)}") from None
 
     def bind(self) -> None:
         """Take the port; a port that cannot be had raises ``ConfigError`` now if that is known now."""
@@ -57,7 +56,7 @@ class BoundEndpoint:
         self._port = maybeDeferred(self._endpoint.listen, self._factory)
         self._port.addErrback(failed.append)
         if failed:
-            raise ConfigError(self._option, f"cannot listen on {self.text}: {_reason(failed[0].value)}")
+            raise ConfigError(self._option, f"cannot listen on {self.text}: {listen_problem(failed[0].value)}")
 
     def listen(self, protocolFactory: IProtocolFactory) -> Deferred[IListeningPort]:
         """Serve with ``protocolFactory`` from now on; fires with the port."""
@@ -83,14 +82,6 @@ class BoundEndpoint:
             self._port = None
             if port is not None:
                 await maybeDeferred(port.stopListening)
-
-
-def _reason(error: Any) -> str:
-    if isinstance(error, CannotListenError):
-        error = error.socketError
-    if isinstance(error, OSError) and error.strerror:
-        return error.strerror
-    return str(error) or type(error).__name__
 
 
 class NoEndpoint(BoundEndpoint):
@@ -263,16 +254,6 @@ class RoleService(Service, ABC):
     def emit(self, event: Event) -> None:
         """Write one event of the role."""
         self.events.emit(event)
-
-
-def address_text(port: IListeningPort) -> str:
-    """``host:port`` of a port, or what the port calls its address."""
-    address = port.getHost()
-    if isinstance(address, IPv6Address):
-        return f"[{address.host}]:{address.port}"
-    if isinstance(address, IPv4Address):
-        return f"{address.host}:{address.port}"
-    return str(address)
 
 
 def leave(status: int) -> None:

@@ -14,12 +14,13 @@ from dmsg.discovery.relay_addresses import RelayAddresses
 from dmsg.errors import ConfigError
 from dmsg.eventlog.reasons import Reason
 from dmsg.eventlog.schema import Drained, ServerStarted, ServerStopped
+from dmsg.glue.listening import address_text
 from dmsg.messaging.client.prover import LinkProver
 from dmsg.mux.client.prover import XkProver
 from dmsg.ops.gc import HTTP_GC_THRESHOLDS
 from dmsg.sansio.jitter import Jitter
 from dmsg.taps._options import RoleOptions
-from dmsg.taps._service import RoleService, address_text
+from dmsg.taps._service import RoleService
 from dmsg.taps.settings import DiscoverySettings
 
 if TYPE_CHECKING:

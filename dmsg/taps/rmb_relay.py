@@ -15,12 +15,13 @@ from dmsg.errors import ConfigError
 from dmsg.eventlog.reasons import Reason
 from dmsg.eventlog.refusals import RefusalReport
 from dmsg.eventlog.schema import Drained, ServerStarted, ServerStopped
+from dmsg.glue.listening import address_text
 from dmsg.ops.metrics import add_gauges
 from dmsg.rmb.relay.limits import RelayLimits, post_rate
 from dmsg.rmb.relay.peering import parse_trust
 from dmsg.sansio.jitter import Jitter
 from dmsg.taps._options import RoleOptions, demand_rmb
-from dmsg.taps._service import RoleService, address_text
+from dmsg.taps._service import RoleService
 from dmsg.taps.settings import Posters, RmbRelaySettings
 
 if TYPE_CHECKING:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 
 import pytest
 import pytest_twisted
@@ -264,6 +265,23 @@ async def test_a_port_that_is_taken_is_told_in_one_line(bench):
         await command.ended
     assert "in use" in str(caught.value) and caught.value.exit is Exit.FAILED
     await taken.stopListening()
+
+
+@pytest_twisted.ensureDeferred
+async def test_a_path_that_cannot_be_listened_on_is_told_in_one_line(bench, tmp_path):
+    place = f"unix:{tmp_path}/none/socket"
+    with pytest.raises(CommandError) as caught:
+        await bench.run(run_forward, bench.key("peer")[0].public_key, place)
+    assert str(caught.value) == f"cannot listen on {place}: No such file or directory"
+
+
+@pytest.mark.parametrize(
+    ("place", "shown"), [("unix:{}", "{}"), ("tcp:0:interface=\\:\\:1", r"\[::1\]:\d+"), ("tcp:0", r"0\.0\.0\.0:\d+")]
+)
+@pytest_twisted.ensureDeferred
+async def test_where_it_listens_is_told_as_others_take_it(bench, tmp_path, place, shown):
+    forward = bench.start(run_forward, bench.key("peer")[0].public_key, place.format(tmp_path / "socket"))
+    assert re.fullmatch(shown.format(tmp_path / "socket"), (await forward.ready())["listening"])
 
 
 @pytest_twisted.ensureDeferred
