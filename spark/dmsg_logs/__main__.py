@@ -24,6 +24,7 @@ from dmsg_logs.runtime.together import workers
 EXIT_FAILED: Final = 1
 EXIT_INCOMPLETE: Final = 3
 
+_TRACEBACK: Final = "Traceback (most recent call last):\n"
 _SUMMARY: Final = ("files", "in", "good", "dup", "corrupt", "missing", "batches")
 #: How the URL of a file begins: its scheme and, after two slashes, a host.
 _URL: Final = re.compile(r"(?P<scheme>[A-Za-z][A-Za-z0-9+.-]*):(?://(?P<host>[^/]*))?(?=/)")
@@ -339,7 +340,8 @@ def _fail(error: Exception, as_json: bool, summary: Mapping[str, Any] | None = N
 
 
 def _text(error: Exception) -> str:
-    """The first line of what an exception says; of one of Java's, its class and its own message.
+    """The first line of what an exception says; of one of Java's, its class and its own message, and of one of a task in
+    Python, what that raised.
 
     Spark and py4j have the texts of Java's exceptions from the JVM, when they are asked for them: it may be gone by then.
     """
@@ -351,7 +353,9 @@ def _text(error: Exception) -> str:
             text = f"{java.getClass().getSimpleName()}: {java.getMessage() or 'no message'}"
     except Exception:  # whatever comes of asking a dead JVM
         return "the JVM of Spark does not answer any more; it may have been killed"
-    return text.strip().partition("\n")[0] or type(error).__name__
+    text = text.rpartition(_TRACEBACK)[2]  # of a task's there is what was raised, after indented lines of where
+    lines = [line for line in text.splitlines() if line.strip() and not line.startswith("  ")]
+    return lines[0].strip() if lines else type(error).__name__
 
 
 if __name__ == "__main__":

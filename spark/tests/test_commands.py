@@ -200,6 +200,20 @@ def test_an_error_of_java_says_what_it_is_about(
     assert error in result.stderr and len(result.stderr.splitlines()) == 1
 
 
+def test_an_error_of_a_task_says_what_it_is_about(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "landing").mkdir()
+    (tmp_path / "landing" / "a.jsonl").symlink_to("/proc/self/mem")
+    result = _in_session(
+        monkeypatch, _Lent(spark), "ingest", "--landing", f"{tmp_path}/landing", "--tables", f"{tmp_path}/tables"
+    )
+    assert result.exit_code == 1
+    error = json.loads(result.stdout.splitlines()[-1])["error"]
+    assert "Input/output error" in error and f"{tmp_path}/landing/a.jsonl" in error
+    assert error in result.stderr and "Traceback" not in result.stderr
+
+
 def test_commits_of_another_format_are_an_error_in_one_line(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -56,7 +56,11 @@ class FromDisk:
         for batch in batches:
             for number in batch.column("id").to_pylist():
                 for uri, path in self._shares[number]:
-                    yield uri, pa.py_buffer(Path(path).read_bytes())
+                    try:
+                        content = Path(path).read_bytes()
+                    except OSError as error:  # one that fails halfway does not name the file
+                        raise OSError(error.errno, error.strerror, path) from None
+                    yield uri, pa.py_buffer(content)
 
 
 def from_spark(batches: Iterable[pa.RecordBatch]) -> Iterator[plain.File]:
