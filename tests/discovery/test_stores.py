@@ -30,12 +30,13 @@ from dmsg.discovery.errors import (
     WrongTime,
 )
 from dmsg.discovery.stores.open import open_store
-from dmsg.discovery.stores.redis import RedisStore
+from dmsg.discovery.stores.redis import OPERATION_TIMEOUT_S, RedisStore
 from dmsg.discovery.stores.rules import StoreLimits, shielded
 from dmsg.discovery.stores.sqlite import SqliteStore
 from dmsg.errors import ConfigError
 from dmsg.glue.redis import RedisConnection
 from dmsg.interfaces import IEntryStore
+from dmsg.testing.memory import MemoryNetwork
 
 S = 10**9
 
@@ -808,6 +809,18 @@ async def test_a_redis_that_is_not_there_is_unavailable(
     store = RedisStore(RedisAddress.parse("redis://127.0.0.1:1"), reactor)
     await refused(DiscoveryUnavailable, store.get(make_entry("alice").static, now_ns))
     await refused(DiscoveryUnavailable, store.put(make_entry("alice"), now_ns))
+    await store.close()
+
+
+@pytest_twisted.ensureDeferred
+async def test_writes_to_a_redis_that_is_not_there_do_not_wait_for_each_other(make_entry: Any, now_ns: int) -> None:
+    network = MemoryNetwork(random=random.Random(1))  # nothing listens on it
+    store = RedisStore(RedisAddress.parse("redis://127.0.0.1:6379"), network)
+    writes = [store.put(make_entry(f"key {n}"), now_ns) for n in range(20)]
+    network.advance(OPERATION_TIMEOUT_S + 0.1)
+    assert all(write.called for write in writes)
+    for write in writes:
+        await refused(DiscoveryUnavailable, write)
     await store.close()
 
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, Final
 
-from twisted.internet.defer import Deferred, DeferredLock
+from twisted.internet.defer import Deferred
 from zope.interface import implementer
 
 from dmsg.address import RedisAddress
@@ -44,6 +44,7 @@ from dmsg.discovery.stores.rules import (
     stored_entry,
 )
 from dmsg.glue.redis import RedisConnection, Word
+from dmsg.glue.waiters import Waiters
 from dmsg.interfaces import IWatchedStore
 
 #: How long one operation may take, in seconds, the wait for a lost connection to come back included.
@@ -253,7 +254,7 @@ class RedisStore:
         self._marks = ReadMarks()
         self._watchers = Watchers()
         self._reactor = reactor
-        self._preparing = DeferredLock()
+        self._preparing: Waiters[None] = Waiters()
         self._prepared = False
         self._redis = RedisConnection(address, reactor, scripts=(_PUT, _MARK, _ADOPT, _AVAILABLE, _KEYS, _SERVERS_OF))
 
@@ -293,13 +294,16 @@ class RedisStore:
         """See :class:`~dmsg.interfaces.IEntryStore`."""
         return shielded(Deferred.fromCoroutine(self._put(entry, now_ns, poster)))
 
-    async def _prepare(self, now_ns: int) -> None:
-        """Bring a database of the first layout up to date, before the first write. Doing it twice does no harm."""
-        await self._preparing.acquire()
-        try:
-            if self._prepared or await self._call("GET", _LAYOUT) == _LAYOUT_VERSION:
-                self._prepared = True
-                return
+    def _prepare(self, now_ns: int) -> Deferred[None]:
+        """Bring a database of the first layout up to date, before the first write: once for all that wait for it."""
+        prepared = self._preparing.wait()
+        if len(self._preparing) == 1:
+            Deferred.fromCoroutine(self._adopt(now_ns)).addBoth(self._preparing.fire)
+        return prepared
+
+    async def _adopt(self, now_ns: int) -> None:
+        """Doing it twice does no harm."""
+        if await self._call("GET", _LAYOUT) != _LAYOUT_VERSION:
             ttls_s = (self._limits.client_ttl_s, self._limits.base_client_ttl_s)
             times = [str(now_ns // _NS_PER_MS)]
             times += ["" if ttl_s is None else str((now_ns + int(ttl_s * NS_PER_S)) // _NS_PER_MS) for ttl_s in ttls_s]
@@ -312,9 +316,7 @@ class RedisStore:
                     break
             await self._call("DEL", "dmsg:expiring")
             await self._call("SET", _LAYOUT, _LAYOUT_VERSION)
-            self._prepared = True
-        finally:
-            self._preparing.release()
+        self._prepared = True
 
     async def _put(self, entry: Entry, now_ns: int, poster: str) -> bool:
         self._new_keys.check(entry, poster, now_ns)
