@@ -820,7 +820,7 @@ async def test_writes_to_a_redis_that_is_not_there_do_not_wait_for_each_other(ma
     network.advance(OPERATION_TIMEOUT_S + 0.1)
     assert all(write.called for write in writes)
     for write in writes:
-        await refused(DiscoveryUnavailable, write)
+        assert str(await refused(DiscoveryUnavailable, write)) == "Redis failed: 'connection refused'"
     await store.close()
 
 

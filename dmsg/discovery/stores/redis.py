@@ -43,6 +43,7 @@ from dmsg.discovery.stores.rules import (
     shielded,
     stored_entry,
 )
+from dmsg.foreign import quoted
 from dmsg.glue.redis import RedisConnection, Word
 from dmsg.glue.waiters import Waiters
 from dmsg.interfaces import IWatchedStore
@@ -269,7 +270,8 @@ class RedisStore:
         try:
             return await asked.addTimeout(OPERATION_TIMEOUT_S, self._reactor)
         except Exception as error:
-            raise DiscoveryUnavailable(f"Redis failed ({type(error).__name__})") from error
+            reason = quoted(getattr(error, "reason", type(error).__name__))
+            raise DiscoveryUnavailable(f"Redis failed: {reason}") from error
 
     def get(self, public_key: PublicKey, now_ns: int) -> Deferred[Entry]:
         """See :class:`~dmsg.interfaces.IEntryStore`."""
