@@ -9,7 +9,7 @@ because they expire (:ref:`spec-entry-expiry`). How the reference fails here: :r
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from twisted.internet.defer import CancelledError, Deferred
@@ -40,7 +40,8 @@ DEBOUNCE_S: Final = 0.2
 #: How often an entry with a server half is posted again, in seconds: a fifth of the time it lives by default.
 REFRESH_S: Final = 60.0
 #: How often an entry without one is looked at, in seconds, in case discovery has lost it. The look also counts as a read,
-#: and a full discovery gives up last what is read.
+#: and a full discovery gives up last what is read. One with a server half of another program is looked at as often as ours
+#: are posted.
 CHECK_S: Final = 300.0
 #: How often an entry without a server half is posted again, in seconds: a sixth of the time it lives by default, so five
 #: posts in a row may fail. 100,000 clients then cost a discovery 32 posts a second.
@@ -214,7 +215,9 @@ class EntryKeeper:
         elif self._done != self._wanted:
             self._start_in(self._pace.debounce_s)
         else:
-            period_s = self._pace.refresh_s if self._has_server else self._pace.check_s
+            # An entry with a server half lives for minutes, also if that is another program's.
+            is_short_lived = self._has_server or (self.entry is not None and self.entry.server is not None)
+            period_s = self._pace.refresh_s if is_short_lived else self._pace.check_s
             self._start_in(period_s * (0.9 + self._random.random() / 10))
             self._waiters.fire(None)
 
@@ -313,6 +316,8 @@ class EntryKeeper:
 
     def _next_entry(self, base: _Base) -> Entry:
         other = base.found or self.entry
+        if base.found is None and other is not None:
+            other = replace(other, server=None)  # it has expired: another program that still is a relay posts it again
         client, server = self._entry_wanted.halves(other)
         # Later than anything before, also when the clock stands still or was set back.
         timestamp = max(self._now_ns(), base.after_ns + 1, self._last_timestamp + 1)

@@ -339,6 +339,49 @@ async def test_the_other_half_is_kept(world: World, keys: Any) -> None:
     assert (entry.server is not None, entry.client) == (True, ClientPart(tuple(keys[:2])))
 
 
+@pytest.mark.parametrize("withdraw", [True, False])
+@pytest_twisted.ensureDeferred
+async def test_a_relay_that_is_gone_takes_its_client_half_along_for_a_minute_at_most(
+    world: World, keys: Any, withdraw: bool
+) -> None:
+    """A server half lets an entry expire after five minutes, and it is the client alone that looks after it."""
+    relay = world.new()
+    relay.set_server(RELAY, 3)
+    world.run(1)
+    world.registrar.set_client(keys)
+    world.run(1)
+    await relay.close(withdraw=withdraw)
+    missing = 0
+    for _ in range(7200):
+        world.clock.advance(1.0)
+        try:
+            await world.stored()
+        except EntryNotFound:
+            missing += 1
+    assert 0 < missing <= 61
+    entry = await world.stored()
+    assert entry.client == ClientPart(tuple(keys)) and entry.server is None
+
+
+@pytest_twisted.ensureDeferred
+async def test_a_relay_that_is_there_again_finds_its_client_half(world: World, keys: Any) -> None:
+    relay = world.new()
+    relay.set_server(RELAY, 3)
+    world.run(1)
+    world.registrar.set_client(keys)
+    world.run(120)
+
+    def down(call: str, what: Any) -> None:
+        raise DiscoveryUnavailable
+
+    world.discovery.trouble = down
+    world.run(600, 1.0)
+    world.discovery.trouble = lambda call, what: None
+    world.run(120)
+    entry = await world.stored()
+    assert entry.client == ClientPart(tuple(keys)) and entry.server is not None
+
+
 @pytest_twisted.ensureDeferred
 async def test_an_entry_left_by_an_earlier_run_goes_on(world: World, keys: Any) -> None:
     world.registrar.set_client(keys)
