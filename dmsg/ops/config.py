@@ -98,6 +98,8 @@ class Value:
             return None
         if not isinstance(value, str):
             return value
+        if one.marks.hidden:
+            return HIDDEN
         text = redact(value)
         unclear = "://" not in text and ("@" in text or "?" in text)
         return HIDDEN if one.marks.secret and unclear else text

@@ -25,7 +25,8 @@ class Marks:
     """What :func:`setting` is told of a field: its one-line ``help``, and more where it needs it.
 
     ``kind`` is needed where the type and the name do not tell it. The value of a ``secret`` setting, such as a URL with a
-    password, is never repeated in a message. A ``key_file`` is the path of a file, and an attempt to give the key itself is
+    password, is never repeated in a message; one that is ``hidden``, too, is a secret itself, of which nothing is shown
+    anywhere. A ``key_file`` is the path of a file, and an attempt to give the key itself is
     refused. ``name`` is for settings that cannot have their own as a field; a ``flag`` is one that is off by default and
     switched on by its name alone on the command line. A value that ``may_be_path`` is a text
     (:func:`~dmsg.ops.config.from_directory`). ``unset`` says what the default means, where it does not speak for itself.
@@ -35,6 +36,7 @@ class Marks:
     help: str
     kind: Kind[Any] | None = None
     secret: bool = False
+    hidden: bool = False
     key_file: bool = False
     name: str = ""
     flag: bool = False

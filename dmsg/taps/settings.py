@@ -316,9 +316,11 @@ class RmbPeerSettings(TwinSettings):
     key: Path | None = setting(
         "file with the twin's secret key; dmsg rmb twin create makes one", default=None, key_file=True
     )
-    mnemonic: str | None = setting(f"{_SECRET_HELP}; a command line can be read by others", default=None, secret=True)
-    mnemonics: str | None = setting("another name of --mnemonic", default=None, secret=True)
-    seed: str | None = setting("another name of --mnemonic", default=None, secret=True)
+    mnemonic: str | None = setting(
+        f"{_SECRET_HELP}; a command line can be read by others", default=None, secret=True, hidden=True
+    )
+    mnemonics: str | None = setting("another name of --mnemonic", default=None, secret=True, hidden=True)
+    seed: str | None = setting("another name of --mnemonic", default=None, secret=True, hidden=True)
     key_type: str = setting(
         "what a secret that is not in a key file signs with", default="sr25519", kind=Kind("sr25519|ed25519", _key_type)
     )

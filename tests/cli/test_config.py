@@ -98,6 +98,18 @@ def test_secrets_are_not_shown():
     assert found["relays"]["value"] == "https://host/list?…"
 
 
+@pytest.mark.parametrize("name", ["mnemonic", "mnemonics", "seed"])
+@pytest.mark.parametrize(
+    "secret", ["0x" + "ab" * 32, "legal winner thank year wave sausage worth useful legal winner thank yellow"]
+)
+def test_a_secret_that_is_a_setting_itself_is_not_shown(file, name, secret):
+    config = file(f'[rmb-peer]\n{name} = "{secret}"\n')
+    for given in (("--config", config), (f"--{name}", secret)):
+        for form in ((), ("--json",)):
+            result = dmsg("config", "show", "rmb-peer", *given, *form)
+            assert HIDDEN in result.stdout and secret not in result.output
+
+
 def test_what_a_role_needs_and_has_not_is_said_after_the_rest():
     result = dmsg("config", "show", "server")
     assert result.exit_code == Exit.USAGE
