@@ -54,9 +54,9 @@ class Party:
             self.stream.consumed(size)
 
     def send(self, limit: int) -> None:
-        """Put the next frame on its way: an ACK that is due, or a FWD."""
+        """Put the next frame on its way: an ACK that is due, alone if ``limit`` is odd, or a FWD."""
         stream = self.stream
-        if stream.ack_due:
+        if stream.ack_due and (limit % 2 or not stream.sendable):
             self.sent.append(stream.take_ack())
         elif stream.sendable:
             header, sealed = stream.next_fwd(limit)
@@ -71,7 +71,7 @@ class Party:
             assert not answer
             self.received += data
         elif kind == ACK:
-            self.stream.receive_ack(frame[HEADER_BYTES:])
+            self.received += self.stream.receive_ack(frame[HEADER_BYTES:])
         else:
             self.stream.proves_close(frame[HEADER_BYTES:])
 

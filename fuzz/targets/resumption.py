@@ -28,7 +28,7 @@ def one_input(data: bytes) -> None:
             case 0 | 1:
                 party.write(1 + 8 * choices.byte())
             case 2:
-                party.send(20 + 4 * choices.byte())
+                party.send(40 + 3 * choices.byte())
             case 3:
                 party.consume(1 + 8 * choices.byte())
             case 4:

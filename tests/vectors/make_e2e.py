@@ -89,8 +89,9 @@ class Direction:
         self.key = ChaCha20Poly1305(self.key).encrypt(nonce(2**64 - 1), bytes(32), b"")[:32]
         return marker
 
-    def fwd(self, sequence: int, data: bytes) -> str:
-        sealed = self.seal(FWD, sequence.to_bytes(2, "big") + data)
+    def fwd(self, sequence: int, data: bytes, ack: bytes = b"") -> str:
+        """A FWD, or the ``ack`` with its note and the same behind it."""
+        sealed = self.seal(ACK if ack else FWD, ack + sequence.to_bytes(2, "big") + data)
         self.rolling = hashlib.sha256(self.rolling + bytes.fromhex(sealed)[-16:]).digest()
         return sealed
 
@@ -129,9 +130,10 @@ def session(first_payload: bytes, second_payload: bytes) -> dict[str, Any]:
         "initiator_end_of_stream": out.fwd(2, b""),
         "responder_ack_2": back.seal(ACK, b"\x00\x02" + out.rolling[:4]),
         "responder_fwd_0": back.fwd(0, bytes(range(256))),
+        "responder_ack_2_and_fwd_1": back.fwd(1, b"with an ACK", b"\x00\x02" + out.rolling[:4] + b"\x00"),
         "responder_ack_2_not_taken": back.seal(ACK, b"\x00\x02" + out.rolling[:4] + b"\x01"),
         "responder_rekey": back.rekey(),
-        "responder_fwd_1": back.fwd(1, b"under the next key"),
+        "responder_fwd_2": back.fwd(2, b"under the next key"),
         "responder_close_refused": "01" + back.seal(CLOSE, b"\x01"),
     }
     return {

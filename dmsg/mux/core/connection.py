@@ -306,7 +306,11 @@ class Connection(Core):
             self._out.acknowledge(stream)
         if stream.end_received and not data and end - start <= _EMPTY_SEALED_BYTES:
             self._on_end(stream, events)
-        elif stream.state is StreamState.CLOSING:
+        else:
+            self._on_data(stream, data, events)
+
+    def _on_data(self, stream: Stream, data: bytes, events: list[Event]) -> None:
+        if stream.state is StreamState.CLOSING:
             if data:  # else the application had it on the path before
                 stream.drop()
                 self.consumed(stream, len(data))
@@ -337,7 +341,7 @@ class Connection(Core):
                 # the upgrade is never acknowledged: a peer that does took it for data
                 upgrading = stream.state is StreamState.UPGRADING
                 raise StreamFault(CloseReason.DOWNGRADE if upgrading else CloseReason.MALFORMED)
-            stream.receive_ack(payload)
+            data = stream.receive_ack(payload)
         except StreamFault as fault:
             self._fail(stream, fault.code, events)
             return
@@ -353,6 +357,10 @@ class Connection(Core):
             self._out.queue(stream)
         else:
             self._finish_if_through(stream, events)
+        if stream.ack_due:
+            self._out.acknowledge(stream)
+        if data:
+            self._on_data(stream, data, events)
 
     def _cut(self, stream: Stream, events: list[Event]) -> bool:
         """End a stream whose peer did not take our data and has nothing more to say; ``True`` if it is one."""

@@ -74,11 +74,12 @@ class Outgoing:
         """The pieces of the next lot of frames; empty when there is nothing to send."""
         parts = self._control
         sending = self._sending
-        if self._acking:
-            for stream in self._acking:
-                if stream.ack_due and stream.state is not StreamState.CLOSED:
-                    parts.append(stream.take_ack())
-            self._acking.clear()
+        acking = [stream for stream in self._acking if stream.ack_due] if self._acking else ()
+        self._acking.clear()
+        for stream in acking:
+            # The ACK of a stream that has its turn below goes with its data.
+            if not (stream.queued and stream.pending.size) and stream.state is not StreamState.CLOSED:
+                parts.append(stream.take_ack())
         if self._proving:
             for stream in self._proving:
                 if stream.state is not StreamState.CLOSED:
@@ -116,5 +117,8 @@ class Outgoing:
             if stream.blocked and stream.pending.size <= resume:
                 stream.blocked = False
                 self.writable.append(stream)
+        for stream in acking:
+            if stream.ack_due and stream.state is not StreamState.CLOSED:  # there was no room for its data
+                parts.append(stream.take_ack())
         self.record_bytes = record
         return parts

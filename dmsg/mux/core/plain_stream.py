@@ -79,11 +79,12 @@ class PlainStream(Stream):
         """A FWD that carries a message of the end-to-end handshake (:ref:`spec-carriers`). It is not acknowledged."""
         return encode_frame(FWD, self.id, self.window.send(0).to_bytes(2, "big") + UPGRADE_MAGIC + message)
 
-    def receive_ack(self, payload: bytes) -> None:
+    def receive_ack(self, payload: bytes) -> bytes:
         """Take the acknowledgement of one sequence; one that is unknown or repeated means nothing."""
         if len(payload) != SEQUENCE_BYTES:
             raise StreamFault(CloseReason.MALFORMED)
         self.acked_bytes += self.window.acknowledge(payload[0] << 8 | payload[1])
+        return b""
 
     # --- receiving -------------------------------------------------------------------------------------------------
 

@@ -45,8 +45,8 @@ class KeyTimer:
         for stream_id, (stream, due) in self._due.items():
             if due > limit:
                 continue
-            if stream.key_was_used and stream.state is not StreamState.CONFIRMING:
-                made.append(stream.rekey())
+            if stream.frames.key_was_used and stream.state is not StreamState.CONFIRMING:
+                made.append(stream.frames.rekey())
             self._due[stream_id] = stream, now + self._after_s
         self.due_s = min((due for _, due in self._due.values()), default=None)
         return made

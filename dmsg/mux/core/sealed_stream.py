@@ -13,22 +13,19 @@ from collections.abc import Sequence
 from typing import Final, cast
 
 from dmsg.crypto.aead import TAG_BYTES
-from dmsg.crypto.cipher import CipherState
-from dmsg.crypto.errors import CryptoError, NonceExhausted
 from dmsg.crypto.keys import PublicKey
 from dmsg.mux.core.ack_steps import AckStep, AckSteps
 from dmsg.mux.core.buffers import Buffers
 from dmsg.mux.core.e2e_handshake import SecureKeys
 from dmsg.mux.core.path_window import PathWindow, Stamp
 from dmsg.mux.core.resumption import ResumeAttempts
+from dmsg.mux.core.sealed_frames import SealedFrames
 from dmsg.mux.core.sealed_window import POWERS as WINDOW_POWERS
 from dmsg.mux.core.sealed_window import SealedWindow
 from dmsg.mux.core.stream import FWD_OVERHEAD_BYTES, Backlog, Stream, StreamFault, StreamState
 from dmsg.mux.core.wire import (
     ACK,
-    CLOSE,
     FWD,
-    HEADER,
     RECORD_PLAINTEXT_LIMIT_BYTES,
     SEQUENCE_BYTES,
     CloseReason,
@@ -40,10 +37,10 @@ HASH_BYTES: Final = 4
 OUTSTANDING_LIMIT: Final = 32_767
 #: "Nothing yet": what an ACK acknowledges before the first FWD.
 NOTHING_YET: Final = 0xFFFF
-_FWD_AD: Final = bytes((FWD,))
-_ACK_AD: Final = bytes((ACK,))
-_CLOSE_AD: Final = bytes((CLOSE,))
 _ACK_BYTES: Final = SEQUENCE_BYTES + HASH_BYTES
+#: With its note, behind which there may be what a FWD has.
+_NOTED_ACK_BYTES: Final = _ACK_BYTES + 1
+_NO_NOTE: Final = b"\0"
 #: Behind the hash of an ACK: the receiver's application had closed and did not take everything.
 _DROPPED: Final = 0x01
 #: What a frame takes of the window besides its data, so that no more than a window ever waits at the relay, however
@@ -75,17 +72,13 @@ class SealedStream(Stream):
         "_path",
         "_receive_hash",
         "_received_sequence",
-        "_receiver",
-        "_rekey_after_frames",
-        "_rekey_nonce",
-        "_rekeyed_nonce",
         "_send_hash",
-        "_sender",
         "_sent_before_bytes",
         "_told_bytes",
         "_unread",
         "_window",
         "_withheld",
+        "frames",
         "is_late",
         "resumes",
         "skip_bytes",
@@ -124,10 +117,7 @@ class SealedStream(Stream):
         self._acknowledged_bytes = 0  # how much of the peer's stream our last ACK stood for
         self.resumes = False  # whether it is another path of a transport that is open, offered by the peer
         self.skip_bytes = 0  # sent again by the peer although we have it: dropped, but hashed and acknowledged
-        self._sender = CipherState(keys.send_key)
-        self._receiver = CipherState(keys.receive_key)
-        self._rekey_after_frames = self._rekey_nonce = rekey_after_frames
-        self._rekeyed_nonce = 0
+        self.frames = SealedFrames(base.id, keys.send_key, keys.receive_key, rekey_after_frames)
         self._send_hash = keys.send_hash
         self._receive_hash = keys.receive_hash
         self._window = SealedWindow(window_bytes, largest_window_bytes, buffers or Buffers(0))
@@ -209,18 +199,24 @@ class SealedStream(Stream):
         return () if self._path is None else cast("Sequence[Stream]", self._path.take_waiting())
 
     def next_fwd(self, limit_bytes: int, room_bytes: int = 0) -> tuple[bytes, bytes]:
-        """The next FWD as (header, sealed payload); data as the window allows, else the end of the stream."""
+        """The next FWD as (header, sealed payload); data as the window allows, else the end of the stream.
+
+        An ACK that is due takes the data along in its own frame.
+        """
         path = self._path
         if path is not None and path.frame_bytes < limit_bytes:
             limit_bytes = path.frame_bytes
+        kind, ack = FWD, b""
         if self.pending.size:
+            if self.ack_due:
+                kind, ack = ACK, self._next_ack().ljust(_NOTED_ACK_BYTES, _NO_NOTE)
+                limit_bytes -= _NOTED_ACK_BYTES
             data = self.pending.take(min(limit_bytes - TAG_BYTES, room_bytes or self.room_bytes()))
         else:
             data, self._end_sent = b"", True
         sequence = self._next_sequence
         self._next_sequence = (sequence + 1) & 0xFFFF
-        marker = self.rekey() if self._sender.nonce >= self._rekey_nonce else b""
-        sealed = self._sender.seal(_FWD_AD, sequence.to_bytes(2, "big") + data)
+        header, sealed = self.frames.seal(kind, ack + sequence.to_bytes(2, "big") + data)
         self._send_hash = hashlib.sha256(self._send_hash + sealed[-TAG_BYTES:]).digest()
         self._outstanding_bytes += len(data)
         stamp = path.sent(self, len(data), self._outstanding_bytes) if path is not None else None
@@ -228,17 +224,26 @@ class SealedStream(Stream):
         self.sent_bytes += len(data)
         if self._outstanding_bytes > self._window.least_bytes:
             self._hold()  # now, because the peer may never acknowledge it
-        return marker + HEADER.pack(FWD, self.id, len(sealed)), sealed
+        return header, sealed
 
-    def receive_ack(self, payload: bytes) -> None:
-        """Take a sealed cumulative ACK; the rolling hash in it must be ours (:ref:`spec-sealed-acks`)."""
-        inner = self._open(_ACK_AD, payload)
-        if len(inner) != _ACK_BYTES:
-            if not inner:
-                self._receiver.rekey()
-                return
-            self._receive_note(inner[_ACK_BYTES:])
-            inner = inner[:_ACK_BYTES]
+    def receive_ack(self, payload: bytes) -> bytes:
+        """Take a sealed cumulative ACK, whose rolling hash must be ours, and what came with it (:ref:`spec-sealed-acks`)."""
+        inner = self._open(ACK, payload)
+        if not inner:
+            self.frames.follow_marker()
+            return b""
+        if len(inner) == _ACK_BYTES:
+            self._receive_ack(inner)
+            return b""
+        note, fwd = inner[_ACK_BYTES:_NOTED_ACK_BYTES], inner[_NOTED_ACK_BYTES:]
+        if 0 < len(fwd) <= SEQUENCE_BYTES:  # the end of the stream has a FWD of its own
+            raise StreamFault(CloseReason.MALFORMED)
+        if not fwd or note != _NO_NOTE:
+            self._receive_note(note)
+        self._receive_ack(inner[:_ACK_BYTES])
+        return self._receive_fwd(fwd, payload[-TAG_BYTES:]) if fwd else b""
+
+    def _receive_ack(self, inner: bytes) -> None:
         sequence = inner[0] << 8 | inner[1]
         claimed = inner[2:]
         if sequence == self._acked_sequence:
@@ -293,7 +298,9 @@ class SealedStream(Stream):
 
     def receive_fwd(self, frames: bytes, start: int, end: int) -> tuple[bytes, bytes]:
         """Take a sealed FWD. No data means that the peer has ended its stream."""
-        inner = self._open(_FWD_AD, memoryview(frames)[start:end])
+        return self._receive_fwd(self._open(FWD, memoryview(frames)[start:end]), frames[end - TAG_BYTES : end]), b""
+
+    def _receive_fwd(self, inner: bytes, tag: bytes) -> bytes:
         if len(inner) < SEQUENCE_BYTES or self.end_received:
             raise StreamFault(CloseReason.MALFORMED)
         sequence = inner[0] << 8 | inner[1]
@@ -301,7 +308,7 @@ class SealedStream(Stream):
             raise StreamFault(CloseReason.INTEGRITY)
         data = inner[SEQUENCE_BYTES:]
         self._received_sequence = sequence
-        self._receive_hash = hashlib.sha256(self._receive_hash + frames[end - TAG_BYTES : end]).digest()
+        self._receive_hash = hashlib.sha256(self._receive_hash + tag).digest()
         if not data:
             self.end_received = True
         elif self.skip_bytes:
@@ -314,7 +321,7 @@ class SealedStream(Stream):
             self.ack_due = True
         else:
             self._withhold()
-        return data, b""
+        return data
 
     def _withhold(self) -> None:
         """More is unread than may be acknowledged."""
@@ -352,6 +359,10 @@ class SealedStream(Stream):
 
     def take_ack(self) -> bytes:
         """An ACK frame for everything received so far, or for as much as may be acknowledged."""
+        header, sealed = self.frames.seal(ACK, self._next_ack())
+        return header + sealed
+
+    def _next_ack(self) -> bytes:
         self.ack_due = False
         sequence, digest = self._received_sequence, self._receive_hash[:HASH_BYTES]
         self._acknowledged_bytes = self.received_bytes - self.skip_bytes
@@ -365,43 +376,21 @@ class SealedStream(Stream):
         self._hold()
         taken_bytes = min(read_bytes, self.received_bytes - self.skip_bytes) - self._told_bytes
         note = _DROPPED if self.dropped else self._window.give(taken_bytes)
-        if note:
-            inner += bytes((note,))
-        marker = self.rekey() if self._sender.nonce >= self._rekey_nonce else b""
-        sealed = self._sender.seal(_ACK_AD, inner)
-        return marker + HEADER.pack(ACK, self.id, len(sealed)) + sealed
-
-    @property
-    def key_was_used(self) -> bool:
-        """Whether anything was sealed under the key in use."""
-        return self._sender.nonce > self._rekeyed_nonce
-
-    def rekey(self) -> bytes:
-        """The marker of :ref:`spec-rekeying`: the last frame under the key in use."""
-        sealed = self._sender.seal(_ACK_AD, b"")
-        self._sender.rekey()
-        self._rekeyed_nonce = self._sender.nonce
-        self._rekey_nonce = self._rekeyed_nonce + self._rekey_after_frames
-        return HEADER.pack(ACK, self.id, len(sealed)) + sealed
+        return inner + bytes((note,)) if note else inner
 
     def close_frame(self, reason: int) -> bytes:
-        """A CLOSE with its reason also sealed: the relay cannot make one up (:ref:`spec-sealed-close`).
+        """A CLOSE that proves itself to the peer.
 
         While a path that resumes waits for its confirmation, the CLOSE is bare (:ref:`spec-resume-exchange`): a fault
         there may be the relay's, and must not end a transport that can go on over another path.
         """
         if self.resumes and self.state is StreamState.CONFIRMING:
             return encode_close(self.id, reason)
-        code = bytes((reason,))
-        payload = code + self._sender.seal(_CLOSE_AD, code)
-        return HEADER.pack(CLOSE, self.id, len(payload)) + payload
+        return self.frames.seal_close(reason)
 
     def proves_close(self, payload: bytes) -> bool:
-        """Whether ``payload`` has the peer's seal, over the reason in the clear (:ref:`spec-sealed-close`)."""
-        try:
-            return len(payload) > 1 and self._receiver.open(_CLOSE_AD, payload[1:]) == payload[:1]
-        except (CryptoError, NonceExhausted):
-            return False
+        """Whether the peer itself, and not only the relay, sent a CLOSE with ``payload``."""
+        return self.frames.proves_close(payload)
 
     def discard(self) -> None:
         """The path is over: erase its keys, keep what is not acknowledged (:ref:`spec-resume-memory`)."""
@@ -409,24 +398,19 @@ class SealedStream(Stream):
         if self._path is not None:
             self._path.forget(self, self._outstanding_bytes)
             self._path = None
-        self._sender.erase()
-        self._receiver.erase()
+        self.frames.erase()
 
     def let_go(self, unread_bytes: int = 0) -> None:
         """Another path has taken over, or the transport is over: keep the counts only (:ref:`spec-resume-memory`)."""
-        self._sender.erase()
-        self._receiver.erase()
+        self.frames.erase()
         self.pending.clear()
         self._outstanding.clear()
         self._outstanding_bytes = 0
         self._window.hold(unread_bytes)
         self._attempts = None
 
-    def _open(self, associated: bytes, payload: bytes | memoryview) -> bytes:
-        try:
-            inner = self._receiver.open(associated, payload)
-        except (CryptoError, NonceExhausted):
-            raise StreamFault(CloseReason.INTEGRITY) from None
+    def _open(self, kind: int, payload: bytes | memoryview) -> bytes:
+        inner = self.frames.open(kind, payload)
         if self.state is StreamState.CONFIRMING:
             self.move(StreamState.OPEN)  # only the initiator can have sealed it (:ref:`spec-confirmation`)
             if self._attempts is not None:

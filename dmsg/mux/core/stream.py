@@ -256,8 +256,8 @@ class Stream(ABC):
         return ()
 
     @abstractmethod
-    def receive_ack(self, payload: bytes) -> None:
-        """Take the payload of an ACK. Raises ``StreamFault``."""
+    def receive_ack(self, payload: bytes) -> bytes:
+        """Take the payload of an ACK; gives the data that came with it. Raises ``StreamFault``."""
 
     @property
     def again_bytes(self) -> int:

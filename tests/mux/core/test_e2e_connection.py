@@ -216,6 +216,7 @@ def sealed_payload(alice: Alice, kind: int) -> bytes:
             kind, bytes(40)
         )
     if kind == FWD:
+        far.ack_due = False  # else the data would go with the ACK
         far.pending.append(b"sealed data")
         return far.next_fwd(1000)[1]
     if kind == ACK:
@@ -426,6 +427,67 @@ def test_who_cannot_prove_itself_is_never_told_of(kind: int) -> None:
     assert alice.say((kind, alice.stream.id, bytes(40))) == [
         StreamClosed(alice.stream, CloseReason.INTEGRITY, local=True)
     ]
+
+
+def hear(alice: Alice, data: bytes) -> None:
+    """Bob says ``data``, and Alice's application takes it."""
+    assert alice.far is not None
+    alice.far.pending.append(data)
+    header, payload = alice.far.next_fwd(100)
+    assert alice.say((header[0], alice.stream.id, payload)) == [DataReceived(alice.stream, data)]
+    alice.connection.consumed(alice.stream, len(data))
+
+
+def test_an_answer_and_the_acknowledgement_of_its_question_are_one_frame() -> None:
+    alice = in_state("open")
+    far = alice.far
+    assert far is not None
+    for number in range(3):
+        hear(alice, b"question %d" % number)
+        alice.connection.send_data(alice.stream, b"answer")
+        [(kind, _, payload)] = alice.sent()
+        assert kind == ACK and far.receive_ack(payload) == b"answer"
+        assert far.drained
+
+
+def test_an_acknowledgement_goes_alone_when_there_is_no_room_for_data() -> None:
+    alice = Alice(secure_window_bytes=200)
+    alice.opened()
+    far = alice.far
+    assert far is not None
+    [*_, (_, _, proof)] = alice.sent()
+    far.receive_ack(proof)
+    alice.connection.send_data(alice.stream, bytes(500))
+    [(kind, _, payload)] = alice.sent()
+    assert kind == FWD and alice.stream.pending.size
+    far.receive_fwd(payload, 0, len(payload))
+    far.ack_due = False  # it is not acknowledged yet
+    hear(alice, b"meanwhile")
+    [(kind, _, payload)] = alice.sent()
+    assert kind == ACK and far.receive_ack(payload) == b"" and far.drained
+
+
+def test_data_behind_the_proof_comes_with_an_acknowledgement() -> None:
+    alice = in_state("confirming")
+    far = alice.far
+    assert far is not None
+    far.ack_due = True
+    far.pending.append(b"data")
+    assert alice.say((ACK, alice.stream.id, far.next_fwd(100)[1])) == [
+        Confirmed(alice.stream),
+        DataReceived(alice.stream, b"data"),
+    ]
+
+
+def test_what_comes_with_an_acknowledgement_for_a_closed_application_is_not_taken() -> None:
+    alice = in_state("closing")
+    far = alice.far
+    assert far is not None and far.ack_due
+    far.pending.append(b"too late")
+    assert alice.say((ACK, alice.stream.id, far.next_fwd(100)[1])) == [EndAcked(alice.stream)]
+    [(_, _, payload)] = [frame for frame in alice.sent() if frame[0] == ACK]
+    far.receive_ack(payload)
+    assert far.was_cut
 
 
 def test_an_end_while_ours_is_on_its_way() -> None:

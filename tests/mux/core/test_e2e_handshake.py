@@ -118,14 +118,18 @@ def test_frame_vectors(e2e: Any) -> None:
     back.pending.append(bytes(range(256)))
     made["responder_fwd_0"] = sealed = back.next_fwd(1_000)[1]
     assert out.receive_fwd(sealed, 0, len(sealed)) == (bytes(range(256)), b"")
+    back.ack_due = True
+    back.pending.append(b"with an ACK")
+    made["responder_ack_2_and_fwd_1"] = sealed = back.next_fwd(1_000)[1]
+    assert out.receive_ack(sealed) == b"with an ACK"
     back.drop()
     made["responder_ack_2_not_taken"] = back.take_ack()[HEADER_BYTES:]
     out.receive_ack(made["responder_ack_2_not_taken"])
     assert out.was_cut
-    made["responder_rekey"] = back.rekey()[HEADER_BYTES:]
+    made["responder_rekey"] = back.frames.rekey()[HEADER_BYTES:]
     out.receive_ack(made["responder_rekey"])
     back.pending.append(b"under the next key")
-    made["responder_fwd_1"] = sealed = back.next_fwd(1_000)[1]
+    made["responder_fwd_2"] = sealed = back.next_fwd(1_000)[1]
     assert out.receive_fwd(sealed, 0, len(sealed)) == (b"under the next key", b"")
     made["responder_close_refused"] = back.close_frame(1)[HEADER_BYTES:]
     assert out.proves_close(made["responder_close_refused"])

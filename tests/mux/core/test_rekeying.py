@@ -54,7 +54,7 @@ class Wire:
                 self.received += self.receiver.receive_fwd(payload, 0, len(payload))[0]
             else:
                 self.markers += len(payload) == 16
-                self.receiver.receive_ack(payload)
+                self.received += self.receiver.receive_ack(payload)
 
 
 steps = st.lists(
@@ -92,7 +92,7 @@ def test_both_directions_rekey_at_any_frame_and_nothing_is_lost(
         elif what == "ack":
             ack(who)
         elif what == "rekey":
-            wires[who].put(one.rekey())
+            wires[who].put(one.frames.rekey())
         elif what == "deliver":
             wires[who].deliver()
         else:
@@ -101,7 +101,9 @@ def test_both_directions_rekey_at_any_frame_and_nothing_is_lost(
             read[who] = got
         for number, limit in enumerate((first, second)):
             sender = ends[number]
-            assert sender._sender.nonce - sender._rekeyed_nonce <= limit, "no key seals more than its frames"
+            assert sender.frames._sender.nonce - sender.frames._rekeyed_nonce <= limit, (
+                "no key seals more than its frames"
+            )
             assert written[number].startswith(wires[number].received)
     for _ in range(200):
         for who in (0, 1):
@@ -137,7 +139,7 @@ def test_what_a_relay_can_do_to_a_marker(what: str) -> None:
         sender.pending.append(b"%d" % number)
         wire.put(b"".join(sender.next_fwd(60)))
         if number == 0:
-            wire.put(sender.rekey())
+            wire.put(sender.frames.rekey())
     frames = wire.frames
     if what == "drop":
         del frames[1]
@@ -160,8 +162,8 @@ def test_the_key_before_is_gone_at_both_ends() -> None:
     sender.pending.append(b"recorded")
     _, recorded = sender.next_fwd(60)
     receiver.receive_fwd(recorded, 0, len(recorded))
-    receiver.receive_ack(sender.rekey()[5:])
-    for state in (sender._sender, receiver._receiver):
+    receiver.receive_ack(sender.frames.rekey()[5:])
+    for state in (sender.frames._sender, receiver.frames._receiver):
         state.nonce = 0  # a thief of this memory tries what was recorded
         with pytest.raises(Exception, match="does not open"):
             state.open(bytes((FWD,)), recorded)

@@ -96,7 +96,7 @@ def acknowledge(receiver: SealedStream, sender: SealedStream) -> None:
 
 def forge_ack(sender: SealedStream, receiver: SealedStream, sequence: int, rolling: bytes) -> bytes:
     """An ACK sealed with the right key: what only a broken or malicious peer could send."""
-    return receiver._sender.seal(bytes((ACK,)), sequence.to_bytes(2, "big") + rolling)
+    return receiver.frames.seal(ACK, sequence.to_bytes(2, "big") + rolling)[1]
 
 
 def code_of(call: object, *arguments: object) -> int:
@@ -212,7 +212,7 @@ def test_at_most_32767_frames_are_unacknowledged() -> None:
 
 def test_a_sequence_out_of_order_is_an_integrity_error() -> None:
     sender, receiver = pair()
-    sealed = sender._sender.seal(bytes((FWD,)), b"\0\x01" + b"data")
+    sealed = sender.frames.seal(FWD, b"\0\x01" + b"data")[1]
     assert code_of(receiver.receive_fwd, sealed, 0, len(sealed)) == CloseReason.INTEGRITY
     assert receiver.received_bytes == 0
 
@@ -274,7 +274,7 @@ def test_any_bytes_are_refused(payload: bytes) -> None:
 @pytest.mark.parametrize("inner", [b"", b"\0"])
 def test_a_sealed_fwd_without_a_sequence(inner: bytes) -> None:
     sender, receiver = pair()
-    sealed = sender._sender.seal(bytes((FWD,)), inner)
+    sealed = sender.frames.seal(FWD, inner)[1]
     assert code_of(receiver.receive_fwd, sealed, 0, len(sealed)) == CloseReason.MALFORMED
 
 
@@ -351,7 +351,7 @@ def test_a_repeated_ack_with_another_hash() -> None:
 @pytest.mark.parametrize("inner", [b"\0", b"\0\0", b"\0\0abc", b"\0\0abcde", b"\0\0abcd\2", b"\0\0abcd\1\1"])
 def test_an_ack_of_another_length(inner: bytes) -> None:
     sender, receiver = three_sent()
-    frame = receiver._sender.seal(bytes((ACK,)), inner)
+    frame = receiver.frames.seal(ACK, inner)[1]
     assert code_of(sender.receive_ack, frame) == CloseReason.MALFORMED
 
 
@@ -438,6 +438,104 @@ def test_the_end_is_acknowledged_however_much_is_unread() -> None:
     assert sender.end_acked
 
 
+def received_one(**options: int) -> tuple[SealedStream, SealedStream]:
+    """A peer and an end that has one FWD to acknowledge."""
+    peer, one = pair(**options)
+    peer.pending.append(b"question")
+    assert carry(peer, one) == b"question"
+    return peer, one
+
+
+def test_an_ack_that_is_due_takes_the_next_data_along() -> None:
+    peer, one = received_one()
+    one.consumed(8)
+    one.pending.append(b"answer")
+    header, payload = one.next_fwd(100)
+    assert HEADER.unpack(header) == (ACK, 5, len(payload))
+    assert len(payload) == 2 + 4 + 1 + 2 + len(b"answer") + 16
+    assert not one.ack_due and not peer.drained
+    assert peer.receive_ack(payload) == b"answer"
+    assert peer.drained and peer.acked_bytes == 8 and peer.received_bytes == 6
+    assert peer.ack_due, "what came along is to be acknowledged as any data"
+    acknowledge(peer, one)
+    assert one.drained
+    one.pending.append(b"more")
+    assert carry(one, peer) == b"more", "nothing is due: a FWD"
+
+
+def test_data_goes_along_with_what_an_ack_says_besides() -> None:
+    peer, one = received_one()
+    one.drop()
+    one.pending.append(b"last words")
+    assert peer.receive_ack(one.next_fwd(100)[1]) == b"last words"
+    assert peer.was_cut
+    peer, one = pair(window=1 << 20)
+    one._window._most_bytes = 1 << 25
+    one._window._buffers.total_bytes = 1 << 30
+    peer.pending.append(bytes(1 << 20))
+    one.consumed(len(carry(peer, one, 60_000)))
+    one.pending.append(b"more")
+    one._told_bytes = -(1 << 22)  # as if that much had been taken
+    payload = one.next_fwd(100)[1]
+    assert peer.receive_ack(payload) == b"more"
+    assert peer._window._told_bytes == peer._window._most_bytes
+
+
+def test_the_longest_data_with_an_ack_fits_one_record() -> None:
+    peer, one = received_one()
+    one.pending.append(bytes(70_000))
+    header, payload = one.next_fwd(FWD_DATA_LIMIT_BYTES)
+    assert len(header + payload) == RECORD_PLAINTEXT_LIMIT_BYTES
+    assert len(peer.receive_ack(payload)) == 65_485
+
+
+def test_the_end_of_a_stream_has_a_frame_of_its_own() -> None:
+    peer, one = received_one()
+    one.end()
+    header, payload = one.next_fwd(100)
+    assert HEADER.unpack(header)[0] == FWD and one.ack_due
+    assert peer.receive_fwd(payload, 0, len(payload)) == (b"", b"") and peer.end_received
+
+
+@pytest.mark.parametrize(
+    ("behind", "code"),
+    [
+        (b"\0", CloseReason.MALFORMED),
+        (b"\0\0", CloseReason.MALFORMED),
+        (b"\0\1x", CloseReason.INTEGRITY),
+        (b"\xff\xffx", CloseReason.INTEGRITY),
+    ],
+)
+def test_what_no_peer_sends_with_an_ack(behind: bytes, code: CloseReason) -> None:
+    peer, one = received_one()
+    ack = b"\0\0" + one._receive_hash[:4] + b"\0"
+    assert code_of(peer.receive_ack, one.frames.seal(ACK, ack + behind)[1]) == code
+
+
+def test_nothing_comes_with_an_ack_after_the_end() -> None:
+    peer, one = received_one()
+    one.end()
+    carry(one, peer)
+    ack = b"\0\0" + one._receive_hash[:4] + b"\0"
+    assert code_of(peer.receive_ack, one.frames.seal(ACK, ack + b"\0\1more")[1]) == CloseReason.MALFORMED
+
+
+def test_the_rolling_hash_goes_over_the_tags_of_both_kinds() -> None:
+    peer, one = received_one()
+    expected = one._send_hash
+    one.pending.append(b"along")
+    first = one.next_fwd(100)[1]
+    peer.receive_ack(first)
+    one.pending.append(b"alone")
+    second = one.next_fwd(100)[1]
+    peer.receive_fwd(second, 0, len(second))
+    for payload in (first, second):
+        expected = hashlib.sha256(expected + payload[-16:]).digest()
+    assert peer._receive_hash == expected
+    acknowledge(peer, one)
+    assert one.drained
+
+
 # --- the end ---------------------------------------------------------------------------------------------------------
 
 
@@ -466,7 +564,7 @@ def test_nothing_comes_after_the_end(data: bytes) -> None:
     sender, receiver = pair()
     sender.end()
     carry(sender, receiver)
-    sealed = sender._sender.seal(bytes((FWD,)), b"\0\x01" + data)
+    sealed = sender.frames.seal(FWD, b"\0\x01" + data)[1]
     assert code_of(receiver.receive_fwd, sealed, 0, len(sealed)) == CloseReason.MALFORMED
 
 
@@ -505,11 +603,11 @@ def test_a_close_that_is_not_the_peers(change: str) -> None:
 
 def test_the_counters_end_before_they_wrap() -> None:
     sender, receiver = pair()
-    sender._sender = CipherState(KEYS[0], NONCE_LIMIT)
+    sender.frames._sender = CipherState(KEYS[0], NONCE_LIMIT)
     sender.pending.append(b"data")
     with pytest.raises(NonceExhausted):
         sender.next_fwd(100)
-    receiver._receiver = CipherState(KEYS[0], NONCE_LIMIT)
+    receiver.frames._receiver = CipherState(KEYS[0], NONCE_LIMIT)
     assert code_of(receiver.receive_fwd, bytes(30), 0, 30) == CloseReason.INTEGRITY
     assert code_of(receiver.receive_ack, bytes(30)) == CloseReason.INTEGRITY
     assert not receiver.proves_close(bytes(18))
@@ -1140,6 +1238,6 @@ def test_a_note_in_an_acknowledgement_that_means_nothing_is_malformed(note):
     sender.pending.append(b"x")
     carry(sender, receiver)
     receiver.take_ack()
-    sender._receiver.nonce += 1
+    sender.frames._receiver.nonce += 1
     ack = forge_ack(sender, receiver, 0, receiver._receive_hash[:4] + note)
     assert code_of(sender.receive_ack, ack) == CloseReason.MALFORMED
