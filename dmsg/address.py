@@ -105,6 +105,12 @@ class RedisAddress:
         return f"redis://{self.server}/{self.database}"
 
 
+#: What of IPv6 leads to hosts of others: global unicast addresses, and IPv4 addresses for a translator, which may stand in
+#: a private network.
+_UNICAST = ipaddress.IPv6Network("2000::/3")
+_NAT64 = ipaddress.IPv6Network("64:ff9b::/96")
+
+
 @lru_cache(maxsize=_PARSED_ADDRESSES)
 def parse_ip(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
     """The IP address ``host`` spells, with an IPv4 address mapped into IPv6 as IPv4; ``None`` for a name."""
@@ -145,6 +151,13 @@ def network_group(host: str) -> str:
 def is_global(host: str) -> bool:
     """Whether ``host`` is an IP address that can be reached from everywhere. A name is not known to be."""
     address = parse_ip(host)
+    if isinstance(address, ipaddress.IPv6Address):
+        if address in _NAT64:
+            address = ipaddress.IPv4Address(int(address) & 0xFFFF_FFFF)
+        elif address in _UNICAST:
+            address = address.sixtofour or address
+        else:
+            return False
     return address is not None and address.is_global and not address.is_multicast
 
 

@@ -456,10 +456,12 @@ def test_limits_that_cannot_work_are_refused() -> None:
 
 # --- addresses ---------------------------------------------------------------------------------------------------------
 
-PUBLIC = ("20.0.0.1", "2600::1", "::ffff:20.0.0.1", "relay.example.org")
+PUBLIC = ("20.0.0.1", "2600::1", "::ffff:20.0.0.1", "64:ff9b::20.0.0.1", "relay.example.org")
 LOOPBACK = ("127.0.0.1", "127.9.9.9", "::1", "::ffff:127.0.0.1")
 PRIVATE = ("10.0.0.1", "192.168.1.1", "172.18.0.2", "100.64.0.1", "fd00::1")
 NEVER = ("169.254.169.254", "fe80::1", "0.0.0.0", "::", "224.0.0.1", "ff02::1", "255.255.255.255")
+#: Private addresses in other words, which a translator or a tunnel in the same network understands.
+EMBEDDED = ("64:ff9b::10.0.0.1", "64:ff9b::169.254.169.254", "64:ff9b:1::10.0.0.1", "::ffff:0:10.0.0.1", "::10.0.0.1")
 
 
 @pytest.mark.parametrize(
@@ -479,7 +481,12 @@ NEVER = ("169.254.169.254", "fe80::1", "0.0.0.0", "::", "224.0.0.1", "ff02::1", 
 def test_which_addresses_are_taken(private: bool | None, listening: str, expected: tuple[str, ...]) -> None:
     addresses = RelayAddresses(private)
     addresses.listens_on(listening)
-    assert [host for host in PUBLIC + LOOPBACK + PRIVATE + NEVER if addresses.takes(host)] == list(expected)
+    assert [host for host in PUBLIC + LOOPBACK + PRIVATE + NEVER + EMBEDDED if addresses.takes(host)] == list(expected)
+
+
+@pytest.mark.parametrize("host", ["2002:a00:1::1", "2002:7f00:1::1", "fec0::1"])
+def test_a_tunnel_into_a_private_network_is_not_taken(host: str) -> None:
+    assert not RelayAddresses().takes(host)
 
 
 def test_an_entry_with_an_address_that_is_not_taken_is_refused(make_entry: Any) -> None:
