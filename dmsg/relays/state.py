@@ -195,6 +195,14 @@ def _prune(path: Path) -> None:
     """Remove the oldest files beside ``path`` if there are too many and it is one of ours."""
     if not path.name.startswith(_PREFIX):
         return
-    files = sorted(path.parent.glob(f"{_PREFIX}*.json"), key=lambda one: one.lstat().st_mtime)
+    files = sorted(path.parent.glob(f"{_PREFIX}*.json"), key=_modified_s)
     for one in files[:-FILES_LIMIT]:
         one.unlink(missing_ok=True)
+
+
+def _modified_s(path: Path) -> float:
+    """When ``path`` was written (Unix seconds); 0 when another program has just removed it."""
+    try:
+        return path.lstat().st_mtime
+    except FileNotFoundError:
+        return 0.0

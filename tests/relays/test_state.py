@@ -6,11 +6,13 @@ import json
 import os
 import stat
 from pathlib import Path
+from threading import Thread
 
 import pytest
 import pytest_twisted
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from twisted.logger import globalLogPublisher
 from zope.interface import implementer
 
 from dmsg.address import HostPort
@@ -201,6 +203,26 @@ def test_files_of_keys_used_long_ago_make_room(tmp_path):
     kept.save()
     assert len(list(tmp_path.glob("relays-*"))) == module.FILES_LIMIT
     assert kept.path.exists() and (tmp_path / "mine.json").exists()
+
+
+def test_programs_that_make_room_at_the_same_moment_have_no_trouble_with_each_other(tmp_path):
+    def keep(name):
+        for number in range(200):
+            kept = opened(state_file(str(tmp_path), ME.public_key, f"{name} {number}"))
+            kept.worked(RELAYS[0], place(0))
+            kept.save()
+
+    threads = [Thread(target=keep, args=(name,)) for name in range(4)]
+    said = []
+    globalLogPublisher.addObserver(said.append)
+    try:
+        for one in threads:
+            one.start()
+        for one in threads:
+            one.join()
+    finally:
+        globalLogPublisher.removeObserver(said.append)
+    assert not [one for one in said if "path" in one]
 
 
 # --- what a client does with it --------------------------------------------------------------------------------------
