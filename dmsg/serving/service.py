@@ -14,7 +14,7 @@ from itertools import count
 from typing import Any, Final
 
 from twisted.application.service import Service
-from twisted.internet.defer import CancelledError, Deferred, ensureDeferred, maybeDeferred
+from twisted.internet.defer import CancelledError, Deferred, ensureDeferred, fail, maybeDeferred, succeed
 from twisted.internet.interfaces import IAddress, IDelayedCall, IListeningPort, IReactorTime, IStreamServerEndpoint
 from twisted.internet.task import LoopingCall
 from twisted.logger import Logger
@@ -99,6 +99,7 @@ class RelayService(Service, ABC):
         self._report = RefusalReport(reactor, self._emit)
         self._timer: IDelayedCall | None = None
         self._started_at = 0.0
+        self._listening: Waiters[IListeningPort] = Waiters()
         self._start_error: BaseException | None = None
         self._publishing = LoopingCall(self._publish)
         self._publishing.clock = reactor
@@ -143,23 +144,19 @@ class RelayService(Service, ABC):
         self._emit(ev.ServerStarted(str(self.key.public_key), address, dmsg.__version__, self.protocol))
         if self.registrar is not None:
             self._publishing.start(_PUBLISH_INTERVAL_S).addErrback(lambda f: _log.failure("Publishing stopped", f))
+        self._listening.fire(self.port)
 
     def _start_failed(self, failure: Failure) -> None:
         self._start_error = failure.value
+        self._listening.fire(failure)
         if failure.check(CancelledError) is None:
             _log.failure("The relay cannot listen", failure=failure)
 
     def listening(self) -> Deferred[IListeningPort]:
         """Fires with the port once the relay listens, or fails with the error of listening."""
-
-        async def wait() -> IListeningPort:
-            await self._starting
-            if self._start_error is not None:
-                raise self._start_error
-            assert self.port is not None
-            return self.port
-
-        return ensureDeferred(wait())
+        if self._start_error is not None:
+            return fail(self._start_error)
+        return self._listening.wait() if self.port is None else succeed(self.port)
 
     def stopService(self) -> Deferred[None]:
         """Drain, then close everything; fires when the last connection is gone."""

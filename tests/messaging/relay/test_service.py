@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import pytest_twisted
-from twisted.internet.defer import ensureDeferred
+from twisted.internet.defer import CancelledError, Deferred, ensureDeferred
 from twisted.internet.endpoints import TCP4ServerEndpoint
 from twisted.internet.protocol import ClientFactory, Factory, Protocol, connectionDone
 from twisted.logger import capturedLogs
@@ -361,6 +361,26 @@ async def test_a_relay_that_stops_ends_channels_and_links_and_logs_the_rest(worl
     assert alice.lost and bob.lost
     assert [event.transports for event in world.of(ev.Drained)] == [1]
     assert [type(event) for event in world.events[-1:]] == [ev.ServerStopped]
+
+
+def test_who_stops_waiting_for_a_relay_that_listens_late_stops_nothing_else(world: World) -> None:
+    class Late:
+        def __init__(self) -> None:
+            self.listening: Deferred[Any] = Deferred()
+
+        def listen(self, factory: Any) -> Deferred[Any]:
+            self.listening.addCallback(lambda _: world.memory.listenTCP(PORT, factory))
+            return self.listening
+
+    endpoint = Late()
+    world.relay = relay = MessagingRelay(world.memory, RELAY, endpoint)  # type: ignore[arg-type]
+    relay.startService()
+    given_up, patient = relay.listening(), relay.listening()
+    given_up.addErrback(lambda failure: failure.trap(CancelledError))
+    given_up.cancel()
+    endpoint.listening.callback(None)
+    assert patient.result.getHost().port == PORT
+    assert world.join(11).linked
 
 
 def test_it_registers_what_it_speaks_and_its_port_twice(world: World) -> None:
