@@ -88,7 +88,10 @@ class ListeningPort(Generic[T]):
         if self._listening:
             self._listening = False
             self.client.services.remove(self)
-            self.factory.doStop()
+            try:
+                self.factory.doStop()
+            except Exception:  # an application may raise anything; its client ends all the same
+                _log.failure("Unhandled error in {factory}.stopFactory", factory=self.factory)
         return succeed(None)
 
     def getHost(self) -> IAddress:

@@ -96,9 +96,11 @@ def _attach(transport: Transport, factory: IProtocolFactory) -> IProtocol:
     before = transport.on_over
 
     def over() -> None:
-        factory.doStop()
-        if before is not None:
-            before()
+        try:
+            factory.doStop()
+        finally:
+            if before is not None:
+                before()
 
     transport.on_over = over
     try:

@@ -80,6 +80,8 @@ class Switchboard:
         self.hold: Callable[[], object] | None = None
         self.release: Callable[[], object] | None = None
         self.ready: Deferred[None] = succeed(None)
+        #: Whether transports hold it, as they do real clients.
+        self.holds = False
 
     def startService(self) -> None:
         self.running += 1
@@ -97,6 +99,9 @@ class Switchboard:
         here, there = Pipe(name), Pipe("a caller")
         here.other, there.other = there, here
         there.attach(self.names[name].buildProtocol(None))
+        if self.holds and self.hold is not None:
+            self.hold()
+            here.on_over = self.release
         return here
 
     def listen(self, factory: Factory, name: str, *, policy: object, limits: object) -> Listening:
@@ -177,3 +182,22 @@ def test_endpoints_share_a_client_until_the_last_has_let_go(clock, shared, made)
     again = ServerEndpoint(source, "echo").listen(factory_of(Echo)).result
     assert [client.running for client in made] == [0, 1]
     again.stopListening()
+
+
+def test_a_factory_that_fails_when_it_is_stopped_keeps_no_client(clock, shared, made):
+    class Failing(Factory):
+        noisy = False
+        protocol = Caller
+
+        def stopFactory(self) -> None:
+            raise ZeroDivisionError
+
+    source = shared.get(SharedSettings(None, RelayClientSettings()))
+    port = ServerEndpoint(source, "echo").listen(factory_of(Echo)).result
+    made[0].holds = True
+    caller = ClientEndpoint(source, ECHO).connect(Failing()).result
+    port.stopListening()
+    with pytest.raises(ZeroDivisionError):
+        caller.transport.loseConnection()
+    clock.advance(0)
+    assert [client.running for client in made] == [0]

@@ -573,6 +573,22 @@ async def test_a_client_that_stops_says_goodbye_and_sends_what_was_written(net):
 
 
 @sync
+async def test_a_client_stops_although_the_factory_of_its_listener_fails_to(net, logged_errors):
+    class Failing(Factory):
+        noisy = False
+
+        def stopFactory(self) -> None:
+            raise ZeroDivisionError
+
+    async with net() as world:
+        world.bob.listen(Failing())
+        await world.stop_client(world.bob)
+        await world.settle()
+        assert not world.bob.pool.sessions
+        assert len(logged_errors.flush(ZeroDivisionError)) == 1
+
+
+@sync
 async def test_a_close_that_the_peer_does_not_answer_ends_after_a_second(net):
     async with net() as world:
         world.serve()
