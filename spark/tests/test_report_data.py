@@ -121,7 +121,7 @@ def small_fleet() -> Rows:
             event("dial_finished", DAY + 3670.0, ok=False, elapsed_ms=9000.0),
             event("transport_resumed", DAY + 5.0, reason="reset", elapsed_ms=40.0),
             event("transport_resumed", next_day + 5.0, reason="reset", elapsed_ms=60.0),
-            event("discovery_request", DAY + 9.0, method="GET", path="entry", status=200, elapsed_ms=1.0),
+            event("discovery_request", DAY + 9.0, method="GET", path="entry", status=200, elapsed_ms=1.0, count=7),
             event("discovery_request", DAY + 9.5, method="GET", path="entry", status=404, elapsed_ms=2.0),
             event("discovery_request", DAY + 9.6, method="GET", path="entry", status=503, elapsed_ms=6.0),
         ],
@@ -361,7 +361,7 @@ def test_the_forecast_of_the_fleet_is_the_sum_of_the_relays(data: ReportData) ->
 def test_discovery(data: ReportData) -> None:
     assert one(data, "discovery", at=DAY) == {"at": DAY, "requests": 11, "errors_4xx": 2, "errors_5xx": 0}
     path = one(data, "paths", path="entry")
-    assert (path["requests"], path["errors_4xx"], path["errors_5xx"], path["p50"], path["max"]) == (3, 1, 1, 2.0, 6.0)
+    assert (path["requests"], path["errors_4xx"], path["errors_5xx"], path["p50"], path["max"]) == (9, 1, 1, 1.0, 6.0)
 
 
 def test_the_bus(data: ReportData) -> None:

@@ -195,7 +195,7 @@ def test_discovery_dials_and_resumptions(spark: SparkSession) -> None:
                 ("discovery_request", {**asked, "status": status, "elapsed_ms": status / 100})
                 for status in (200, 404, 503)
             ],
-            ("discovery_request", {**asked, "method": "POST", "status": 200, "elapsed_ms": 1.0, "count": 1}),
+            ("discovery_request", {**asked, "method": "POST", "status": 200, "elapsed_ms": 9.0, "count": 1}),
             ("discovery_request", {**asked, "method": "POST", "status": 429, "elapsed_ms": 1.0, "count": 900}),
             *[
                 ("transport_resumed", {**resumed, "transport_id": id_, "elapsed_ms": ms})
@@ -217,7 +217,7 @@ def test_discovery_dials_and_resumptions(spark: SparkSession) -> None:
     columns = ("node", "method", "requests", "errors_4xx", "errors_5xx", "elapsed_ms_p50", "elapsed_ms_max", "date")
     assert [tuple(row.values()) for row in rows_of(requests, *columns)] == [
         ("discovery", "GET", 3, 1, 1, 4.04, 5.03, TODAY),
-        ("discovery", "POST", 901, 900, 0, 1.0, 1.0, TODAY),
+        ("discovery", "POST", 901, 900, 0, 1.0, 9.0, TODAY),
     ]
     went_on = resumptions(lines)
     assert went_on.dtypes == RESUMPTIONS.dtypes

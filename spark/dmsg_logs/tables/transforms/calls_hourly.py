@@ -8,7 +8,7 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
 from dmsg_logs.tables.tabledef import Column, Inputs, Table, percentile_columns
-from dmsg_logs.tables.transforms.common import at, only, spread, stands_for, total
+from dmsg_logs.tables.transforms.common import at, only, percentiles, spread, stands_for, total
 
 FINISHED: Final = "call_finished"
 _POINTS: Final = (50, 95, 99)
@@ -30,9 +30,7 @@ def calls_hourly(events: DataFrame) -> DataFrame:
         .agg(
             total("times").cast("long").alias("calls"),
             F.countDistinct("node").alias("callers"),
-            F.percentile("elapsed_ms", F.array(*[F.lit(point / 100) for point in _POINTS]), F.col("times")).alias(
-                "elapsed_ms_percentiles"
-            ),
+            percentiles("elapsed_ms", *_POINTS, times=F.col("times")),
         )
         .select("hour", "ok", "reason", "calls", "callers", *spread("elapsed_ms", *_POINTS), "date")
     )

@@ -73,9 +73,11 @@ def count_where(condition: Column) -> Column:
     return F.count(F.when(condition, F.lit(1)))
 
 
-def percentiles(column: str, *points: int) -> Column:
-    """Exact percentiles of a column as an array, by one aggregate; nulls do not count. See :func:`spread`."""
-    return F.percentile(column, F.array(*[F.lit(point / 100) for point in points])).alias(f"{column}_percentiles")
+def percentiles(column: str, *points: int, times: Column | None = None) -> Column:
+    """Exact percentiles of a column as an array, by one aggregate; nulls do not count, and others ``times``, 1 by default.
+    See :func:`spread`."""
+    shares = F.array(*[F.lit(point / 100) for point in points])
+    return F.percentile(column, shares, F.lit(1) if times is None else times).alias(f"{column}_percentiles")
 
 
 def spread(column: str, *points: int, prefix: str | None = None) -> list[Column]:

@@ -14,7 +14,7 @@ _POINTS: Final = (50, 95, 99)
 
 
 def discovery_hourly(events: DataFrame) -> DataFrame:
-    """The table ``discovery_hourly`` from the lines."""
+    """The table ``discovery_hourly`` from the lines. One that stands for several requests counts as often with their mean."""
     return (
         only(events, "discovery_request")
         .select("node", *at(F.col("ts")), "method", "path", "status", "elapsed_ms", stands_for().alias("times"))
@@ -23,7 +23,7 @@ def discovery_hourly(events: DataFrame) -> DataFrame:
             total("times").alias("requests"),
             total(F.when(F.col("status").between(400, 499), F.col("times"))).alias("errors_4xx"),
             total(F.when(F.col("status") >= 500, F.col("times"))).alias("errors_5xx"),
-            percentiles("elapsed_ms", *_POINTS),
+            percentiles("elapsed_ms", *_POINTS, times=F.col("times")),
             F.max("elapsed_ms").alias("elapsed_ms_max"),
         )
         .select(
@@ -47,7 +47,7 @@ def _build(inputs: Inputs) -> DataFrame:
 
 DISCOVERY_HOURLY: Final = Table(
     "discovery_hourly",
-    "One row for each discovery node, hour and kind of request.",
+    "One row for each discovery node, hour and kind of request. A line that stands for several counts as often with their mean.",
     (
         Column("node", "string", "name of the discovery node"),
         Column("hour", "timestamp", "beginning of the hour, UTC"),

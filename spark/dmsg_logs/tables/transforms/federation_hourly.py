@@ -8,7 +8,7 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
 from dmsg_logs.tables.tabledef import Column, Inputs, Table, percentile_columns
-from dmsg_logs.tables.transforms.common import RUN, hour_of, only, spread, stands_for, total
+from dmsg_logs.tables.transforms.common import RUN, hour_of, only, percentiles, spread, stands_for, total
 from dmsg_logs.tables.transforms.relay_hourly import relays_of
 
 ATTEMPTED: Final = "federation_attempted"
@@ -38,9 +38,7 @@ def federation_hourly(events: DataFrame, runs: DataFrame) -> DataFrame:
         .agg(
             total("times").cast("long").alias("attempts"),
             total("failures").cast("long").alias("failed"),
-            F.percentile(
-                "elapsed_ms", F.array(*[F.lit(point / 100) for point in _POINTS]), F.coalesce("times", F.lit(1))
-            ).alias("elapsed_ms_percentiles"),
+            percentiles("elapsed_ms", *_POINTS, times=F.coalesce("times", F.lit(1))),
             F.max("failures_per_hour").alias("failures_per_hour_max"),
         )
         .select(
