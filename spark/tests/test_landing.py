@@ -130,6 +130,17 @@ def test_a_zone_only_fsspec_can_read(spark: SparkSession, tmp_path: Path) -> Non
     assert ingest(spark, f"memory:/{root}", tables).files == 0
 
 
+def test_objects_whose_names_no_directory_holds_are_not_listed(spark: SparkSession) -> None:
+    """One below another, two that would become one file, and one with a name that is too long."""
+    root = f"/landing-{uuid.uuid4().hex}"
+    memory = fsspec.filesystem("memory")
+    names = ("a.jsonl/b.jsonl", "a.jsonl", "x/a.jsonl", "x//a.jsonl", f"{'é' * 125}.jsonl", f"{'é' * 124}.jsonl")
+    for name in names:
+        memory.pipe(f"{root}/{name}", b"")
+    listed = open_landing(spark, f"memory:/{root}").files()
+    assert sorted(each.name for each in listed) == sorted((names[1], names[2], names[5]))
+
+
 def test_a_zone_that_is_not_there(spark: SparkSession, tmp_path: Path) -> None:
     """Through fsspec, for which there is no directory where it finds no file."""
     (tmp_path / "empty").mkdir()

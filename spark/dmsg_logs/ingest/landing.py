@@ -19,6 +19,7 @@ import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timezone
+from pathlib import PurePosixPath
 from typing import Any, Final, NamedTuple, Protocol
 from urllib.parse import urlsplit
 
@@ -47,6 +48,8 @@ MAX_BATCH_FILES: Final = 5_000
 _OBJECT_STORES: Final = frozenset(
     {"s3", "s3a", "gs", "gcs", "az", "abfs", "abfss", "adl", "oss", "oci", "ocilake", "obs", "cos", "tos", "b2", "r2"}
 )
+#: The longest part of a path that file systems take.
+_NAME_BYTES: Final = 255
 #: Our lines shrink about so much when they are compressed.
 _COMPRESSION: Final = 7
 
@@ -258,6 +261,9 @@ class HadoopLanding(_InPlace):
 class MirroredLanding:
     """A landing zone that only fsspec can read: new files are copied to a directory of this machine, batch by batch.
 
+    Names of objects that no directory can have beside others are not read: with an empty or too long part, or below what
+    is itself the name of a file.
+
     For a session whose executors are on this machine; ``ValueError`` otherwise.
     """
 
@@ -275,15 +281,15 @@ class MirroredLanding:
 
     def files(self) -> list[LandingFile]:
         """All files there are now; ``FileNotFoundError`` without a landing zone, where directories exist by themselves."""
-        found = []
+        found = {}
         for path, info in self._system.find(self._root, detail=True).items():
             name = path[len(self._root) :].lstrip("/")
-            if _is_ours(name):
-                found.append(LandingFile(name, int(info["size"]), _changed_at(info)))
+            if _is_ours(name) and all(0 < len(part.encode()) <= _NAME_BYTES for part in name.split("/")):
+                found[name] = LandingFile(name, int(info["size"]), _changed_at(info))
         schemes = {urlsplit(each).scheme for each in self._landing.split("::")}  # simplecache::s3://bucket/landing
         if not found and schemes.isdisjoint(_OBJECT_STORES) and not self._system.exists(self._root):
             raise FileNotFoundError(f"no landing zone at {self._landing}")
-        return found
+        return [each for name, each in found.items() if found.keys().isdisjoint(map(str, PurePosixPath(name).parents))]
 
     def fetch(self, files: list[LandingFile]) -> list[LandingFile]:
         """Copy the files, with the times of their last change."""
