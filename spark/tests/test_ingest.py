@@ -205,6 +205,24 @@ def test_one_line_any_number_of_times_takes_no_more_memory(spark: SparkSession) 
     assert dict(map(tuple, found)) == {"a": 250_001, "b": 100_000, "c": 1}
 
 
+def test_files_are_those_of_the_run_their_lines_name(spark: SparkSession, tmp_path: Path) -> None:
+    """A given name is in the name of a file without what means something to a shell, and cut off if it is long."""
+    zone, tables = LandingZone(tmp_path / "landing"), tmp_path / "tables"
+    node = "Frankfurt am Main: " + "x" * 200
+    named = node.replace(" ", "_").replace(":", "_")[:128]
+    zone.file(node=named, lines=[*lines(0, 1, node=node), "torn"])
+    ingest(spark, str(zone.root), str(tables))
+    zone.file(node=named, lines=lines(1, node=node))
+    zone.file(node=named, lines=["torn"])
+    ingest(spark, str(zone.root), str(tables))
+    rows = store.read_accounts(spark, str(tables)).orderBy("number").collect()
+    assert [(row.node, row.boot, row.good, row.dup) for row in rows] == [
+        (node, "b" * 16, 2, 0),
+        (node, "b" * 16, 0, 1),
+        (named, "b" * 16, 0, 0),
+    ]
+
+
 def test_files_put_together_by_hand(spark: SparkSession, tmp_path: Path) -> None:
     """Whose runs they have is not listed, for there may be as many as lines; duplicates are found all the same."""
     zone, tables = LandingZone(tmp_path / "landing"), tmp_path / "tables"

@@ -60,7 +60,8 @@ class IngestSummary:
 
 @dataclass(slots=True)
 class Written:
-    """Lines of one file in what was written, by state, and whose they are if all good ones are of one run."""
+    """Lines of one file in what was written, by state, and whose they are if all good ones are of one run; of a file
+    without any, the duplicates."""
 
     good: int = 0
     dup: int = 0
@@ -97,8 +98,8 @@ def make_accounts(
             {
                 "file": each.name,
                 "role": said.role,
-                "node": said.node or states.node,
-                "boot": said.boot or states.boot,
+                "node": states.node or said.node,  # a given name may not go into a file's as it is
+                "boot": states.boot or said.boot,
                 "number": said.number,
                 "recorded": said.recorded,
                 "lines": found,

@@ -401,11 +401,11 @@ def _summed(written: DataFrame) -> tuple[dict[str, Written], set[str] | None]:
     per_file: dict[str, Written] = {}
     columns = (F.sum("n"), *(pick(name) for name in ("node", "boot") for pick in (F.min, F.max)))
     rows = written.groupBy("file", "state").agg(*columns).collect()
-    for name, state, count, node, last_node, boot, last_boot in rows:
+    for name, state, count, node, last_node, boot, last_boot in sorted(rows, key=lambda row: row["state"] == "good"):
         each = per_file.setdefault(name, Written())
         setattr(each, state, count)
-        if state == "good" and (node, boot) == (last_node, last_boot):
-            each.node, each.boot = node, boot
+        if state != "corrupt":
+            each.node, each.boot = (node, boot) if (node, boot) == (last_node, last_boot) else (None, None)
     return per_file, _boots((row[5], row[6]) for row in rows)
 
 
