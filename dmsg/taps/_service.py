@@ -189,12 +189,12 @@ class RoleService(Service, ABC):
     def privilegedStartService(self) -> None:
         """Take the ports, while the program may still have the right to."""
         super().privilegedStartService()  # type: ignore[no-untyped-call]
-        note_signals(self.reactor)  # not before: twistd sets handlers of its own
+        self._take_signals()  # not before: twistd sets handlers of its own
         self._or_exit(self._bind)
 
     def startService(self) -> None:
         """Start the log, then the role, then the admin site."""
-        note_signals(self.reactor)
+        self._take_signals()
         self._or_exit(self._bind)
         super().startService()  # type: ignore[no-untyped-call]
         self.started_at = self.reactor.seconds()
@@ -220,6 +220,10 @@ class RoleService(Service, ABC):
             await self._admin.close()
         self._events.limited.tell()
         await deferToThreadPool(self.reactor, self.reactor.getThreadPool(), self._events.log.close)
+
+    def _take_signals(self) -> None:
+        note_signals(self.reactor)
+        end_well_on_signals(self.reactor)
 
     def _running(self) -> None:
         end_well_on_signals(self.reactor)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import signal
 import threading
 from collections.abc import Callable
@@ -58,7 +59,8 @@ def end_well_on_signals(reactor: Any) -> None:
     """Make SIGTERM, and what asks for the same, an ordinary way to end: drain, then exit with status 0.
 
     Twisted drains, too, and then kills itself with the same signal, which looks like a crash to the program that
-    started this one. A second signal changes nothing. Call it when ``reactor`` runs, because starting it sets handlers.
+    started this one. A second signal changes nothing. Call it before ``reactor`` runs, for signals that come early, and when
+    it does, because starting it sets handlers.
     """
 
     def stop() -> None:
@@ -72,6 +74,14 @@ def end_well_on_signals(reactor: Any) -> None:
         ours = handler in (signal.SIG_DFL, signal.default_int_handler) or getattr(handler, "__self__", None) is reactor
         if ours:
             _handle(number, lambda received: reactor.callFromThread(stop))
+            atexit.register(
+                _ignore, number
+            )  # the interpreter, before it is gone, gives each handler up for the default
+
+
+def _ignore(number: int) -> None:
+    if callable(signal.getsignal(number)):
+        signal.signal(number, signal.SIG_IGN)
 
 
 def _handle(number: int, action: Callable[[int], None]) -> None:

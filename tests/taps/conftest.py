@@ -57,6 +57,11 @@ class Program:
         self._process.send_signal(signal.SIGTERM)
         return self.wait()
 
+    @property
+    def is_running(self) -> bool:
+        """Whether it has not ended yet."""
+        return self._process.poll() is None
+
     def send(self, number: int) -> None:
         """Send a signal."""
         self._process.send_signal(number)

@@ -69,6 +69,20 @@ def test_a_role_notes_signals_and_ends_as_on_sigterm(
     assert "Traceback" not in program.text
 
 
+@pytest.mark.system
+@pytest.mark.parametrize("when", ["starting on ", "dmsg-server runs, "])
+def test_a_signal_that_comes_early_or_again_and_again_changes_nothing(
+    start: Start, key_file: Any, tmp_path: Any, when: str
+) -> None:
+    line, _ = arguments("dmsg-server", key_file, tmp_path)
+    program = start(*RUNNERS[0], *line)
+    program.wait_for(when)
+    program.send(signal.SIGINT if when == "starting on " else signal.SIGTERM)
+    while program.is_running:
+        program.send(signal.SIGTERM)
+    assert program.wait() == 0 and "Traceback" not in program.text, program.text
+
+
 def test_every_signal_is_accounted_for() -> None:
     never_ending = {"SIGKILL", "SIGSTOP", "SIGTSTP", "SIGTTIN", "SIGTTOU"}
     of_a_broken_program = {"SIGSEGV", "SIGBUS", "SIGFPE", "SIGILL"}
