@@ -2,16 +2,18 @@
 
 A dialect with acknowledgements keeps one message of a channel under way. Without them nothing but the network slows a
 client down that sends faster than its peer takes: more would wait for the peer than may (:ref:`spec-queues`), and the
-channel would end. All channels of the client stand still meanwhile, so it is not for long.
+channel would end. All channels of the client stand still meanwhile, so it is not for long, and never for what many channels
+have under way together: a stranger may open many.
 """
 
 from __future__ import annotations
 
+from operator import attrgetter
 from typing import Any, Final
 
 from twisted.internet.interfaces import IDelayedCall, IReactorTime
 
-from dmsg.serving.member import Member
+from dmsg.serving.member import Leg
 from dmsg.serving.shell import RelayShell
 
 #: Why a client is not read from.
@@ -19,6 +21,8 @@ _QUEUED: Final = "queued"
 #: A client is not read from while a channel of it has so many bytes waiting, as a share of the most that may wait; it is
 #: read from again below half of that.
 _HELD_SHARE: Final = 0.5
+
+_size = attrgetter("queued_bytes")
 
 
 class Backpressure:
@@ -31,38 +35,43 @@ class Backpressure:
         self._reactor = reactor
         self._held_bytes = int(limit_bytes * _HELD_SHARE)
         self._limit_s = limit_s
-        self._held: dict[RelayShell, IDelayedCall] = {}
-        #: Clients that were held for as long as may be, until little of theirs waits.
-        self._spent: set[RelayShell] = set()
+        #: Until when each is held, and for which queue.
+        self._held: dict[RelayShell, tuple[IDelayedCall, Leg[Any]]] = {}
+        #: Clients that were held for as long as may be, until little waits in that queue.
+        self._spent: dict[RelayShell, Leg[Any]] = {}
 
     def look_at(self, shell: RelayShell) -> None:
         """The client of ``shell`` was read from: stop that if too much of it waits."""
         member = shell.member
         if member is None or shell in self._held:
             return
-        if member.queued_from > self._held_bytes and shell not in self._spent:
-            self._held[shell] = self._reactor.callLater(self._limit_s, self._too_long, shell)
-            shell.hold(_QUEUED, True)
-        elif shell in self._spent and not self._waits(member):
-            self._spent.discard(shell)
+        if shell in self._spent:
+            if not self._waits(self._spent[shell]):
+                del self._spent[shell]
+        elif member.queued_from > self._held_bytes:
+            longest = max(member.feeding, key=_size)
+            if longest.queued_bytes > self._held_bytes:
+                self._held[shell] = self._reactor.callLater(self._limit_s, self._too_long, shell), longest
+                shell.hold(_QUEUED, True)
 
     def look_again(self) -> None:
         """Something was taken, or dropped: read again from clients of which little waits."""
-        for shell in [one for one in self._held if not self._waits(one.member)]:
+        for shell in [shell for shell, (_, queue) in self._held.items() if not self._waits(queue)]:
             self.let_go(shell)
 
     def let_go(self, shell: RelayShell) -> None:
         """Read from a client again, or forget it; silent when it is read from."""
-        self._spent.discard(shell)
-        call = self._held.pop(shell, None)
-        if call is not None:
-            if call.active():
-                call.cancel()
+        self._spent.pop(shell, None)
+        held = self._held.pop(shell, None)
+        if held is not None:
+            if held[0].active():
+                held[0].cancel()
             shell.hold(_QUEUED, False)
 
     def _too_long(self, shell: RelayShell) -> None:
+        _, queue = self._held[shell]
         self.let_go(shell)
-        self._spent.add(shell)
+        self._spent[shell] = queue
 
-    def _waits(self, member: Member[Any] | None) -> bool:
-        return member is not None and member.queued_from > self._held_bytes // 2
+    def _waits(self, queue: Leg[Any]) -> bool:
+        return queue.queued_bytes > self._held_bytes // 2

@@ -476,6 +476,31 @@ def test_a_peer_that_reads_nothing_holds_a_client_up_for_a_limited_time(world: W
     assert (closed.reason, closed.responder) == ("slow_consumer", str(bob.key.public_key))
 
 
+def test_many_channels_of_a_peer_that_reads_nothing_hold_no_other_up(world: World) -> None:
+    """Each has one message under way, as with acknowledgements."""
+    relay = world.start()
+    alice, bob, carol = world.join(11), world.join(12), world.join(13)
+
+    def come_in(caller: RawLink, channel_id: int) -> int:
+        caller.ask(alice, channel_id)
+        world.memory.advance(0)
+        [offer] = alice.take()
+        alice.say(CHANNEL_OPENED, offer.channel_id, MESSAGE)
+        return offer.channel_id
+
+    to_bob = [come_in(bob, number) for number in range(20)]
+    to_carol = come_in(carol, 0)
+    world.memory.advance(0)
+    carol.take()
+    bob.transport.pauseProducing()
+    for number in to_bob:
+        alice.say(SEND, number, bytes(65_000))
+    alice.say(SEND, to_carol, b"behind it")
+    world.memory.advance(0)
+    assert relay.switch.queued_bytes > relay.limits.queue_soft_bytes
+    assert carol.take() == [Said(SEND, 0, b"behind it")]
+
+
 def test_a_peer_that_goes_lets_the_client_that_sent_to_it_go_on(world: World) -> None:
     relay = world.start()
     alice, bob, carol = world.join(11), world.join(12), world.join(13)
