@@ -60,8 +60,8 @@ def ranks_stage(
 ) -> dict[str, Any]:
     """Score the relays, sign, and replace ``target``.
 
-    ``now`` is the end of the window, in Unix seconds; by default how far the relays' own logs have come, but not after
-    the clock's. So a document is as old as its evidence, and one made of last month's logs counts for nothing.
+    ``now`` is the end of the window, in Unix seconds; by default how far the logs of relays and discoveries have come, but
+    not after the clock's. So a document is as old as its evidence, and one made of last month's logs counts for nothing.
     """
     events = read_events(spark, tables)
     if now is None:
@@ -72,11 +72,12 @@ def ranks_stage(
 
 
 def _told_until(events: DataFrame) -> float:
-    """The time that two relays' logs have reached, or the only one's; the clock's if no relay has logged anything.
+    """The time that two relays' logs have reached, or a relay's and a discovery's, so that one of two relays may be down
+    and be found so; the only one's; the clock's if there is none.
 
     Not the newest line of all: a single forged one would move all other evidence out of the window.
     """
-    newest = events.where("role = 'server'").groupBy("node").agg(F.max("ts").alias("newest"))
+    newest = events.where("role in ('server', 'discovery')").groupBy("role", "node").agg(F.max("ts").alias("newest"))
     times = [row.newest for row in newest.orderBy(F.desc("newest")).limit(2).collect()]
     return float(times[-1]) if times else time.time()
 

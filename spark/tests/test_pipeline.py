@@ -1,0 +1,38 @@
+"""The stages: what they ask of each other."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from event_rows import ALICE, OTHER_RELAY, RELAY, node_of
+from landing_files import START, LandingZone, line
+from pyspark.sql import SparkSession
+
+from dmsg_logs.ingest.batches import ingest
+from dmsg_logs.pipeline import ranks_stage
+from dmsg_logs.ranks.signing import SecretKey
+
+HOUR_S = 3600.0
+
+
+def test_a_window_of_ranks_ends_where_two_logs_of_the_operator_s_end(spark: SparkSession, tmp_path: Path) -> None:
+    """One of two relays has been down for half a day; a client's clock, and a single forged line, are far ahead."""
+    zone, tables, target = LandingZone(tmp_path / "landing"), tmp_path / "tables", tmp_path / "ranks.json"
+
+    def issued() -> int:
+        ingest(spark, str(zone.root), str(tables))
+        ranks_stage(spark, str(tables), str(target), SecretKey(b"\1" * 32))
+        return int(json.loads(target.read_text())["issued"])
+
+    def log(node: str, *hours: float, role: str = "server") -> None:
+        texts = [line(node=node, role=role, seq=seq, ts=START + HOUR_S * hour) for seq, hour in enumerate(hours)]
+        zone.file(node=node, role=role, lines=texts)
+
+    log(node_of(RELAY), 0, 1)
+    log(node_of(ALICE), 1000, role="client")
+    log(node_of(OTHER_RELAY), 0, 13)
+    log("discovery", 12, role="discovery")
+    assert issued() == START + 12 * HOUR_S
+    log("forged", 2000)
+    assert issued() == START + 13 * HOUR_S
