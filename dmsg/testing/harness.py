@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Coroutine
+from contextlib import AsyncExitStack
 from functools import wraps
 from typing import Any, TypeVar
 
@@ -88,17 +89,13 @@ class TransportHarness:
 
     def add_cleanup(self, function: Callable[[], Any]) -> None:
         """Call ``function`` at the end of the case and wait for its Deferred, if it gives one."""
-        self._cleanups.append(function)
+        self._cleanups.push_async_callback(lambda: self.wait(maybeDeferred(function)))
 
-    _cleanups: list[Callable[[], Any]]
+    _cleanups: AsyncExitStack
 
     async def _run(self, function: Callable[[Any], Coroutine[Any, Any, None]]) -> None:
-        self._cleanups = []
-        try:
+        async with AsyncExitStack() as self._cleanups:
             await function(self)
-        finally:
-            for cleanup in reversed(self._cleanups):
-                await self.wait(maybeDeferred(cleanup))
 
     async def pair(self, prepare: Callable[[Any, Any], object] | None = None) -> tuple[Any, Any]:
         """A connected client and server protocol, closed again at the end; ``prepare`` sees them before."""

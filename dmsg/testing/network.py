@@ -96,7 +96,7 @@ class MemoryDiscovery:
 
 
 class LocalNetwork:
-    """Discovery, relays and clients on ``reactor``, as an asynchronous context manager.
+    """Discovery, relays and clients on ``reactor``, as an asynchronous context manager; each use makes them anew.
 
     ``discovery`` is ``"memory"`` (in process, no HTTP), ``"http"`` (the real HTTP API on loopback, on the real reactor
     only) or ``None`` (clients are given the relays as pinned ones). ``limits`` holds for every relay of dmsg; without it,
@@ -169,6 +169,8 @@ class LocalNetwork:
         """Stop the clients, then the relays, then discovery; returns when nothing is left on the reactor."""
         await self._stop_all(self.clients, self.messaging_clients)
         await self._stop_all(self.relays, self.messaging_relays)
+        self.pinned.clear()
+        self.messaging_pinned.clear()
         if self._http_port is not None:
             await cast(Any, self.discovery).close()
             await maybeDeferred(self._http_port.stopListening)
@@ -235,7 +237,11 @@ class LocalNetwork:
         taken = await self.wait(TakenPort.take(TCP4ServerEndpoint(self.reactor, 0, interface=LOOPBACK)))
         address = HostPort(LOOPBACK, cast(Any, taken.port).getHost().port)
         settings = {**self._settings, "public_address": address, **options}
-        relay = kind(self.reactor, key, taken, **settings)
+        try:
+            relay = kind(self.reactor, key, taken, **settings)
+        except BaseException:
+            await maybeDeferred(taken.port.stopListening)
+            raise
         relay.startService()
         relays.append(relay)
         pinned.append(PinnedServer(key.public_key, address))

@@ -19,6 +19,7 @@ from typing import Any, Final
 
 from twisted.internet.defer import Deferred, TimeoutError
 from twisted.internet.error import ProcessExitedAlready
+from twisted.internet.interfaces import IDelayedCall
 from twisted.internet.protocol import ProcessProtocol
 from twisted.python.failure import Failure
 
@@ -29,6 +30,8 @@ from dmsg.ops.settings import PREFIX
 PATIENCE_S: Final = 30.0
 #: Output beyond this is forgotten from its beginning: a program that raves must not fill the memory of its test.
 OUTPUT_LIMIT_BYTES: Final = 4 * 1024 * 1024
+#: How long the output of programs that a program has started, and that live longer, is still read, in seconds.
+HEIRS_S: Final = 1.0
 #: A line that is longer counts as ended here.
 LINE_LIMIT_BYTES: Final = 65_536
 
@@ -57,6 +60,9 @@ class _Watcher(ProcessProtocol):
 
     def childDataReceived(self, childFD: int, data: bytes) -> None:
         self._process._said(childFD, data)
+
+    def processExited(self, reason: Failure) -> None:
+        self._process._exited()
 
     def processEnded(self, reason: Failure) -> None:
         self._process._ended(reason)
@@ -92,6 +98,7 @@ class Process:
         self._read = 0
         self._waiting: list[tuple[Callable[[], bool], Deferred[None]]] = []
         self._transport: Any = None
+        self._closing: IDelayedCall | None = None
 
     async def __aenter__(self) -> Process:
         self.start()
@@ -193,7 +200,13 @@ class Process:
             del self._output[:excess]
             self._read = max(0, self._read - excess)
 
+    def _exited(self) -> None:
+        # What it has started may hold its output open for ever.
+        self._closing = self._reactor.callLater(HEIRS_S, self._transport.loseConnection)
+
     def _ended(self, reason: Failure) -> None:
+        if self._closing is not None and self._closing.active():
+            self._closing.cancel()
         value: Any = reason.value
         self.status = value.exitCode if value.signal is None else -int(value.signal)
         for unfinished in self._unfinished.values():

@@ -167,3 +167,24 @@ async def test_waiting_on_a_fake_clock_has_a_limit():
 def test_http_does_not_go_with_a_fake_clock():
     with pytest.raises(ValueError, match="fake clock"):
         LocalNetwork(MemoryNetwork(), discovery="http")
+
+
+@pytest.mark.parametrize("discovery", ["memory", "http", None])
+@pytest_twisted.ensureDeferred
+async def test_a_network_may_be_used_again(reactor, discovery):
+    network = LocalNetwork(reactor, relays=1, messaging_relays=1, discovery=discovery)
+    for _ in range(2):
+        async with network:
+            alice, bob = await network.client(), await network.client()
+            bob.listen(Factory.forProtocol(Echo))
+            assert await echoed(network, alice, bob) == b"hello"
+            assert len(network.pinned) == len(network.messaging_pinned) == 1
+
+
+@pytest_twisted.ensureDeferred
+async def test_a_relay_that_cannot_be_made_leaves_no_port(reactor):
+    async with LocalNetwork(reactor, relays=0) as network:
+        before = set(reactor.getReaders())
+        with pytest.raises(TypeError, match="nonsense"):
+            await network.add_relay(nonsense=1)
+        assert set(reactor.getReaders()) == before

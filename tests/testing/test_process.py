@@ -105,3 +105,16 @@ def test_free_port_can_be_bound():
     port = free_port()
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", port))
+
+
+@pytest_twisted.ensureDeferred
+async def test_a_program_has_ended_although_what_it_started_holds_its_output(reactor):
+    source = "import subprocess; print(subprocess.Popen(['sleep', '60']).pid); print('x', end='')"
+    async with python(reactor, source) as process:
+        heir = int((await process.line(r"^(\d+)$")).group(1))
+        try:
+            assert await process.ended() == 0
+            await process.line("^x$")
+            assert runs(heir)
+        finally:
+            os.kill(heir, signal.SIGKILL)
