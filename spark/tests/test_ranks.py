@@ -111,6 +111,23 @@ def test_a_relay_is_not_made_up_by_one_client(fleet: Fleet) -> None:
     assert {one.relay for one in fleet.others} <= set(RELAYS)
 
 
+def test_a_key_with_the_end_of_a_line_behind_it_is_none(spark: SparkSession) -> None:
+    """It would be in no document that anyone reads, and one client would have a voice for each end there is."""
+    lines: list[Event] = []
+    for end in ("\n", "\r", "\r\n", "\x85", "\u2028", "\u2029"):
+        (name, told) = started([GOOD])[0]
+        lines.append((name, {**told, "public_key": GOOD + end}))
+        lines += [session(client, SLOW + end, 0.1) for client in (ALICE, BOB)]
+        (name, up) = session(ALICE, GOOD, 0.1)
+        lines.append((name, {**up, "node": node_of(ALICE) + end}))
+        lines.append(refusal(GOOD, BOB + end, "request", "busy"))
+    lines.append(session(ALICE, GOOD, 0.1))
+    lines.append(session(BOB, GOOD, 0.1))
+    voices, told_keys = gather_voices(events(spark, lines), now=NOW)
+    assert told_keys == []
+    assert {(one.relay, one.client) for one in voices} == {(GOOD, node_of(ALICE)), (GOOD, node_of(BOB)), (GOOD, "")}
+
+
 # --- any lines of one client -----------------------------------------------------------------------------------------
 
 ODD = [key("abab", number) for number in range(12)]

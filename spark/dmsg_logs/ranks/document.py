@@ -24,10 +24,10 @@ from dmsg_logs.runtime import paths
 from dmsg_logs.runtime.frames import local_frame
 from dmsg_logs.runtime.together import together
 from dmsg_logs.tables.transforms.abuse import abuse_scores
+from dmsg_logs.tables.transforms.common import KEY_PATTERN
 from dmsg_logs.tables.transforms.rank_evidence import (
     AHEAD_S,
     HALF_LIFE_S,
-    KEY_PATTERN,
     faded,
     in_window,
     known_relays,
@@ -53,7 +53,7 @@ _NODE_DIGITS: Final = 16
 _RELAYS: Final = StructType([StructField("relay", StringType())])
 _SCORES: Final = ("score", "success", "latency", "capacity", "drops")
 _COUNTS: Final = ("dials", "clients")
-_KEY: Final = re.compile(KEY_PATTERN.removesuffix("$") + r"\Z")
+_KEY: Final = re.compile(KEY_PATTERN)
 
 
 class RanksError(ValueError):

@@ -26,8 +26,7 @@ from dmsg_logs.report.data import (
     Reader,
     as_date,
 )
-from dmsg_logs.tables.transforms.common import credible_until, percentiles, spread, stands_for
-from dmsg_logs.tables.transforms.rank_evidence import KEY_PATTERN
+from dmsg_logs.tables.transforms.common import KEY_PATTERN, credible_until, percentiles, spread, stands_for
 
 Frames = dict[str, pd.DataFrame]
 #: How many hex digits of a relay's key name it in its own log lines.

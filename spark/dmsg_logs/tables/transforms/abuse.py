@@ -14,7 +14,15 @@ from pyspark.sql import functions as F
 
 from dmsg_logs.tables.tabledef import Column as TableColumn
 from dmsg_logs.tables.tabledef import Inputs, Table
-from dmsg_logs.tables.transforms.common import count_where, date_of, only, stands_for, total
+from dmsg_logs.tables.transforms.common import (
+    KEY_PATTERN,
+    SHORT_PATTERN,
+    count_where,
+    date_of,
+    only,
+    stands_for,
+    total,
+)
 from dmsg_logs.tables.transforms.dial_failures import ATTEMPTS
 
 #: A key is flagged at this score.
@@ -44,8 +52,6 @@ SCANNED_TARGETS: Final = 50
 FRUITLESS: Final = ("unknown_peer", "refused", "access_denied", "no_such_service", "no entry")
 
 _DIGITS: Final = 16
-_KEY: Final = "^0[23][0-9a-f]{64}$"
-_SHORT: Final = "^0[23][0-9a-f]{14}$"
 _COUNTS: Final = ("refusals", "offences", "abuse_closes", "transports")
 #: One line stands for at most so many refusals.
 _TIMES_LIMIT: Final = 1_000_000
@@ -136,7 +142,7 @@ def _complaints(events: DataFrame) -> DataFrame:
             F.when(event == "transport_opened", 1).alias("transports"),
         )
         .where("coalesce(refusals, abuse_closes, transports) is not null")
-        .where(F.col("key").rlike(_KEY))
+        .where(F.col("key").rlike(KEY_PATTERN))
         .groupBy("date", F.substring("key", 1, _DIGITS).alias("short"), "relay")
         .agg(F.max("key").alias("key"), *[total(name).alias(name) for name in _COUNTS])
     )
@@ -156,7 +162,7 @@ def _dials(events: DataFrame) -> DataFrame:
     fruitless = last.isin(*FRUITLESS)
     return (
         only(events, "dial_finished")
-        .where((F.col("role") == "client") & F.col("node").rlike(_SHORT))
+        .where((F.col("role") == "client") & F.col("node").rlike(SHORT_PATTERN))
         .select(
             date_of(F.col("ts")).alias("date"), F.col("node").alias("short"), "ok", "target", fruitless.alias("vain")
         )
@@ -181,7 +187,7 @@ def _handshakes(events: DataFrame) -> DataFrame:
     failed = told.groupBy(day, "node", "address").agg(F.sum(stands_for()).alias("failures"))
     known = (
         only(servers, "connection_opened")
-        .where(F.col("remote").rlike(_KEY))
+        .where(F.col("remote").rlike(KEY_PATTERN))
         .groupBy(day, "node", "address")
         .agg(F.min("remote").alias("key"), F.max("remote").alias("other"))
         .where("key = other")

@@ -13,6 +13,9 @@ from pyspark.sql import functions as F
 RUN: Final = ("role", "node", "boot")
 #: What lines are about that were written before programs told the protocol.
 FIRST_PROTOCOL: Final = "dmsg"
+#: A public key, and the short form of one that names a node. Not ``$``, which Java finds before a line end as well.
+KEY_PATTERN: Final = r"^0[23][0-9a-f]{64}(?![\s\S])"
+SHORT_PATTERN: Final = r"^0[23][0-9a-f]{14}(?![\s\S])"
 #: Clocks of programs may run ahead of the one that stamps landed files by this much before what they tell is left out.
 CLOCK_SLACK_S: Final = 3600
 

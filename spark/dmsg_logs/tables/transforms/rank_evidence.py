@@ -16,7 +16,7 @@ from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as F
 
 from dmsg_logs.ranks.scoring import ITSELF, NEUTRAL, STRANGERS
-from dmsg_logs.tables.transforms.common import count_where, only, protocol_of, total
+from dmsg_logs.tables.transforms.common import KEY_PATTERN, SHORT_PATTERN, count_where, only, protocol_of, total
 from dmsg_logs.tables.transforms.dial_failures import ATTEMPTS
 
 #: Evidence is added up in buckets of this length before it is weighted by its age.
@@ -36,8 +36,6 @@ LATENCY_LIMIT_MS: Final = 10_000.0
 STEPS_PER_OCTAVE: Final = 2
 
 _DIGITS: Final = 16
-KEY_PATTERN: Final = "^0[23][0-9a-f]{64}$"
-SHORT_PATTERN: Final = "^0[23][0-9a-f]{14}$"
 
 #: Steps of ``dial_finished`` that fail because the relay is not there or not sound. What ``session_down`` gives as reason
 #: of a session that never came up is one of these, too.
