@@ -56,6 +56,7 @@ class RelayRole(RoleService):
             events=self.events,
         )
         self.server.startService()
+        self.server.listening().addErrback(self.fail)
 
     async def stop_role(self) -> None:
         """Drain (as long as ``drain_timeout``), withdraw the entry, close the connections to discovery."""

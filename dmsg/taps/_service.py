@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import os
 import sys
 from abc import ABC, abstractmethod
@@ -10,14 +11,13 @@ from typing import Any
 
 from twisted.application.service import Service
 from twisted.internet.defer import Deferred, ensureDeferred, maybeDeferred
-from twisted.internet.error import CannotListenError
 from twisted.internet.interfaces import IListeningPort, IProtocolFactory, IStreamServerEndpoint
 from twisted.internet.threads import deferToThreadPool
 from twisted.logger import Logger
 from twisted.python.failure import Failure
 from zope.interface import implementer
 
-from dmsg.errors import ConfigError
+from dmsg.errors import ConfigError, DmsgError
 from dmsg.eventlog.limit import LimitedEventLog
 from dmsg.eventlog.log import EventLog, NullEventLog, check_directory, new_boot_id
 from dmsg.eventlog.schema import Event
@@ -43,6 +43,7 @@ class BoundEndpoint:
         self._option = option
         self._factory = LateFactory(option)
         self._port: Deferred[IListeningPort] | None = None
+        self._failed: list[Failure] = []
         try:
             self._endpoint = server_endpoint(reactor, text)
         except Exception as error:  # every parser has its own
@@ -52,14 +53,16 @@ class BoundEndpoint:
         """Take the port; a port that cannot be had raises ``ConfigError`` now if that is known now."""
         if self._port is not None:
             return
-        failed: list[Failure] = []
         self._port = maybeDeferred(self._endpoint.listen, self._factory)
-        self._port.addErrback(failed.append)
-        if failed:
-            raise ConfigError(self._option, f"cannot listen on {self.text}: {listen_problem(failed[0].value)}")
+        self._port.addErrback(self._failed.append)
+        if self._failed:
+            raise self._error()
+
+    def _error(self) -> ConfigError:
+        return ConfigError(self._option, f"cannot listen on {self.text}: {listen_problem(self._failed[0].value)}")
 
     def listen(self, protocolFactory: IProtocolFactory) -> Deferred[IListeningPort]:
-        """Serve with ``protocolFactory`` from now on; fires with the port."""
+        """Serve with ``protocolFactory`` from now on; fires with the port, or with a ``ConfigError``."""
         self.bind()
         self._factory.serve(protocolFactory)
         given: Deferred[IListeningPort] = Deferred()
@@ -67,7 +70,7 @@ class BoundEndpoint:
 
         def give(port: IListeningPort | None) -> IListeningPort | None:
             if port is None:
-                given.errback(CannotListenError(None, None, OSError(f"cannot listen on {self.text}")))
+                given.errback(self._error())
             else:
                 given.callback(port)
             return port
@@ -78,6 +81,7 @@ class BoundEndpoint:
     async def close(self) -> None:
         """Stop listening. Connections that were accepted go on."""
         if self._port is not None:
+            self._port.cancel()  # if it does not listen yet
             port = await self._port
             self._port = None
             if port is not None:
@@ -203,7 +207,7 @@ class RoleService(Service, ABC):
         if self._counted:
             add_gauges(self._events.registry, f"dmsg_{self.role}_", self.gauges)
         if self._admin is not None:
-            self._admin.listen(make_admin_site(self._events.registry, self._ready, self.reactor))
+            self._admin.listen(make_admin_site(self._events.registry, self._ready, self.reactor)).addErrback(self.fail)
         self.reactor.callWhenRunning(self._running)
 
     def stopService(self) -> Deferred[None]:
@@ -220,6 +224,14 @@ class RoleService(Service, ABC):
             await self._admin.close()
         self._events.limited.tell()
         await deferToThreadPool(self.reactor, self.reactor.getThreadPool(), self._events.log.close)
+
+    def fail(self, failure: Failure) -> None:
+        """End the program with status 1 and one line for an error of ours, or its traceback; nothing, if it ends already."""
+        if self.running:
+            known = failure.check(DmsgError, ValueError) is not None
+            _log.critical("{problem}", problem=failure.getErrorMessage() if known else failure.getTraceback())
+            atexit.register(leave, 1)
+            self.reactor.callWhenRunning(self.reactor.stop)
 
     def _take_signals(self) -> None:
         note_signals(self.reactor)

@@ -60,6 +60,7 @@ class DiscoveryService(RoleService):
         self._addresses = RelayAddresses(private)
         #: What proves relays before they are listed, from the start on, unless that is switched off.
         self.proofs: RelayProofs | None = None
+        self._listens = False
 
     def _ranks_source(self, settings: DiscoverySettings) -> RanksSource | None:
         if settings.ranks is None:
@@ -106,9 +107,10 @@ class DiscoveryService(RoleService):
         if self.ranks is not None:
             self.ranks.start()
         self.site = make_site(api.resource(), reactor=self.reactor, limits=settings.limits)
-        self.endpoint.listen(self.site).addCallback(self._listening)
+        self.endpoint.listen(self.site).addCallbacks(self._listening, self.fail)
 
     def _listening(self, port: IListeningPort) -> None:
+        self._listens = True
         self._addresses.listens_on(getattr(port.getHost(), "host", ""))
         if self.proofs is not None:
             self.proofs.start()
@@ -130,8 +132,8 @@ class DiscoveryService(RoleService):
             self.emit(ServerStopped(Reason.STOPPED, self.reactor.seconds() - self.started_at))
 
     async def readiness(self) -> str:
-        """Not ready while the store does not answer."""
-        if self.store is None:
+        """Not ready before it listens, and while the store does not answer."""
+        if self.store is None or not self._listens:
             return "starting"
         try:
             await self.store.available_servers(1, time.time_ns())

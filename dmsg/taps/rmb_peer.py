@@ -2,34 +2,29 @@
 
 from __future__ import annotations
 
-import atexit
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from twisted.internet.defer import Deferred, ensureDeferred
-from twisted.logger import Logger
-from twisted.python.failure import Failure
 
 import dmsg
 from dmsg.address import RedisAddress, parse_ip
 from dmsg.crypto.errors import KeyFileError
-from dmsg.errors import ConfigError, DmsgError, InvalidAddress
+from dmsg.errors import ConfigError, InvalidAddress
 from dmsg.eventlog.log import short_node
 from dmsg.eventlog.reasons import Reason
 from dmsg.eventlog.schema import ServerStarted, ServerStopped
 from dmsg.rmb.core.errors import InvalidSecret
 from dmsg.rmb.core.limits import MAX_OWN_RELAYS
 from dmsg.taps._options import RoleOptions, demand_rmb
-from dmsg.taps._service import RoleService, leave
+from dmsg.taps._service import RoleService
 from dmsg.taps.settings import RmbPeerSettings
 
 if TYPE_CHECKING:
     from dmsg.rmb.core.keys import TwinKey
     from dmsg.rmb.interfaces import ITwinRegistry
     from dmsg.rmb.peer.gateway import Gateway
-
-_log = Logger()
 
 
 class Options(RoleOptions):
@@ -109,18 +104,10 @@ class RmbPeerService(RoleService):
         )
         self.emit(ServerStarted("", "", dmsg.__version__, "rmb"))
         started: Deferred[None] = ensureDeferred(self.gateway.start())
-        started.addCallbacks(self._working, self._failed)
+        started.addCallbacks(self._working, self.fail)
 
     def _working(self, _: None) -> None:
         self._works = True
-
-    def _failed(self, failure: Failure) -> None:
-        if not self.running:
-            return
-        known = failure.check(DmsgError, ValueError) is not None
-        _log.critical("{problem}", problem=failure.getErrorMessage() if known else failure.getTraceback())
-        atexit.register(leave, 1)
-        self.reactor.callWhenRunning(self.reactor.stop)
 
     async def stop_role(self) -> None:
         """Take nothing more from Redis, bring there what is on its way, and disconnect."""

@@ -127,7 +127,7 @@ class RmbRelayService(RoleService):
         if settings.private_metrics:
             del pages[b"/metrics"]
         relay.startService()
-        self.endpoint.listen(make_site(relay, self.reactor, pages, ingest)).addCallback(self._listening)
+        self.endpoint.listen(make_site(relay, self.reactor, pages, ingest)).addCallbacks(self._listening, self.fail)
 
     def _federate(self, relay: RmbRelay) -> Any:
         """Let ``relay`` post to others; gives what takes their posts."""

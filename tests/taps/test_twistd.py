@@ -103,6 +103,71 @@ def test_a_role_runs_on_our_reactor_unless_another_is_asked_for(
     assert program.terminate() == 0
 
 
+_LATE = """
+from twisted.internet import defer, error, interfaces, task
+from twisted.plugin import IPlugin
+from zope.interface import implementer
+
+@implementer(interfaces.IStreamServerEndpoint)
+class Endpoint:
+    def __init__(self, reactor, what):
+        self.reactor, self.what = reactor, what
+
+    def listen(self, factory):
+        if self.what == "waits":
+            return defer.Deferred()
+        failed = error.CannotListenError("here", 1, OSError("it is not to be had"))
+        return task.deferLater(self.reactor, 0.1, defer.fail, failed)
+
+@implementer(IPlugin, interfaces.IStreamServerEndpointStringParser)
+class Parser:
+    prefix = "late"
+
+    def parseStreamServer(self, reactor, what):
+        return Endpoint(reactor, what)
+
+late = Parser()
+"""
+
+
+@pytest.fixture
+def late(tmp_path: Path, plugin_path: Path) -> dict[str, str]:
+    """An environment with endpoints that take their time: "late:waits" and "late:fails"."""
+    (tmp_path / "site" / "twisted" / "plugins").mkdir(parents=True)
+    (tmp_path / "site" / "twisted" / "plugins" / "late.py").write_text(_LATE)
+    return {"PYTHONPATH": f"{tmp_path / 'site'}:{plugin_path}"}
+
+
+ROLES = ["dmsg-discovery", "dmsg-server", "rmb-relay"]
+
+
+def options_of(role: str, key_file: Callable[[SecretKey], Path]) -> tuple[str, ...]:
+    return {"dmsg-server": ("--key", str(key_file(KEY))), "rmb-relay": ("--registry", "twins.sqlite")}.get(role, ())
+
+
+@pytest.mark.parametrize("role", ROLES)
+def test_a_role_is_not_ready_before_it_listens(
+    start: Start, late: dict[str, str], key_file: Callable[[SecretKey], Path], role: str
+) -> None:
+    admin = free_port()
+    more = ("--listen", "late:waits", "--admin", f"tcp:{admin}:interface=127.0.0.1", *options_of(role, key_file))
+    program = start(*RUNNERS[0], role, *more, environ=late)
+    program.wait_for(f"{role} runs, on late:waits")
+    assert get(admin, "/readyz")[0] == 503
+    assert program.terminate() == 0
+    assert "Traceback" not in program.text, program.text
+
+
+@pytest.mark.parametrize("role", ROLES)
+def test_a_role_that_finds_out_late_that_it_cannot_listen_ends(
+    start: Start, late: dict[str, str], key_file: Callable[[SecretKey], Path], role: str
+) -> None:
+    program = start(*RUNNERS[0], role, "--listen", "late:fails", *options_of(role, key_file), environ=late)
+    assert program.wait() == 1
+    assert "listen: cannot listen on late:fails: it is not to be had" in program.text
+    assert "Unhandled error" not in program.text, program.text
+
+
 def test_a_discovery_on_redis(start: Start, redis_url: str) -> None:
     port = free_port()
     program = start(*RUNNERS[1], "dmsg-discovery", "--listen", f"tcp:{port}:interface=127.0.0.1", "--store", redis_url)
