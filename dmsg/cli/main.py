@@ -77,11 +77,11 @@ def main() -> None:
 
 def _open_streams() -> None:
     """Make standard output and error take every text: results have names of files that others chose."""
-    for name in ("stdout", "stderr"):
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         stream: Any = getattr(sys, name)
         if stream is None:  # it was closed; what is opened next must not take its place, and its lines
-            setattr(sys, name, os.fdopen(os.open(os.devnull, os.O_WRONLY), "w"))
-        elif stream.errors == "strict":
+            setattr(sys, name, os.fdopen(os.open(os.devnull, os.O_RDWR), mode))
+        elif mode == "w" and stream.errors == "strict":
             stream.reconfigure(errors="backslashreplace")
 
 

@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -17,6 +18,7 @@ from twisted.internet.task import deferLater
 from twisted.internet.threads import deferToThread
 
 from dmsg.crypto.keys import SecretKey, write_key_file
+from dmsg.testing.process import environ_without_settings
 
 # Each starts several interpreters, which a busy machine may take its time over.
 pytestmark = [pytest.mark.system, pytest.mark.time_limit(120)]
@@ -289,6 +291,20 @@ async def test_a_full_disk_at_standard_error_changes_nothing_but_that(bench):
         for arguments, code in ((("ping", "nobody"), 2), (("entry", str(key.public_key), "--discovery", NOWHERE), 6)):
             with running(arguments, stderr=full) as process:
                 assert await deferToThread(process.wait) == code
+
+
+def test_a_command_whose_streams_are_closed_works(tmp_path):
+    def dmsg(*arguments, closed=""):
+        command = shlex.join([sys.executable, "-m", "dmsg.cli.main", *arguments])
+        environ = environ_without_settings() | {"PYTHONPATH": str(ROOT)}
+        shell = ["sh", "-c", f"exec {command} {closed}"]
+        return subprocess.run(shell, cwd=tmp_path, env=environ, capture_output=True, text=True, timeout=60, check=False)
+
+    assert dmsg("rmb", "twin", "create", "--registry", "r", "--key", "k", "--relay", "x.example.org").returncode == 0
+    call = ("rmb", "call", "1", "x", "--data", "-", "--key", "k", "--registry", "r", "--relay", "ws://127.0.0.1:1")
+    ended = dmsg(*call, "--timeout", "0.5", closed="<&-")
+    assert ended.returncode == 4 and len(ended.stderr.splitlines()) == 1, ended.stderr
+    assert (ended := dmsg("pubkey", "nothing", closed="2>&-")).returncode == 1 and ended.stdout == ""
 
 
 @pytest_twisted.ensureDeferred

@@ -50,8 +50,9 @@ class Program:
             self._reactor.spawnProcess(
                 run, self._arguments[0], self._arguments, env={**os.environ, **variables}, path=None
             )
-        except OSError as error:
-            raise ProgramFailed(f"the program cannot be run: {error.strerror}") from None
+        except (OSError, ValueError) as error:  # ValueError: what another twin calls its schema has a null character
+            problem = getattr(error, "strerror", None) or error
+            raise ProgramFailed(f"the program cannot be run: {problem}") from None
         late: IDelayedCall = self._reactor.callLater(limit_s, run.end, f"the program took longer than {limit_s:g} s")
         try:
             return await run.answer

@@ -37,6 +37,12 @@ async def test_it_need_not_read_its_input(reactor: Any) -> None:
     assert await python("print('done', end='')", reactor).run(bytes(1 << 20), {}) == b"done"
 
 
+@pytest_twisted.ensureDeferred
+async def test_what_no_environment_holds_is_a_failure_like_others(reactor: Any) -> None:
+    with pytest.raises(ProgramFailed, match="cannot be run"):
+        await Program(reactor, ["cat"], **DEFAULTS).run(b"", {"RMB_SCHEMA": "a\0b"})
+
+
 async def failed(program: Program, **options: Any) -> ProgramFailed:
     with pytest.raises(ProgramFailed) as caught:
         await program.run(b"", {}, **options)
