@@ -16,6 +16,7 @@ from twisted.internet.defer import CancelledError, Deferred, ensureDeferred
 from twisted.internet.interfaces import IDelayedCall, IReactorTime
 from twisted.python.failure import Failure
 
+from dmsg.clients.errors import ClientStopped
 from dmsg.clients.sessions import S
 from dmsg.crypto.keys import PublicKey
 from dmsg.discovery.errors import DiscoveryError, DiscoveryUnavailable, EntryNotFound
@@ -121,7 +122,7 @@ class Dialer(Generic[S, R]):
         """End the dials that are under way, and begin no others."""
         self._is_stopped = True
         for race in list(self._races):
-            race.give_up(Reason.STOPPED, None)
+            race.give_up(Reason.STOPPED, ClientStopped())
 
     async def dial(self, dial: Dial[S, R], timeout_s: float | None, attempts: list[Attempt]) -> R:
         """An open stream as ``dial`` says; what was tried is added to ``attempts``. Raises ``DialError``.
@@ -131,7 +132,7 @@ class Dialer(Generic[S, R]):
         limit_s = self.config.timeout_s if timeout_s is None else timeout_s
         race = _Race(self, dial, attempts, self._clock.seconds())
         if self._is_stopped:
-            race.note_owing(Reason.STOPPED, None)
+            race.note_owing(Reason.STOPPED, ClientStopped())
             raise DialError(str(dial.target), attempts)
         self._races.add(race)
         timer = self._clock.callLater(limit_s, race.give_up, Reason.TIMEOUT, SessionTimeout("the dial", limit_s))
@@ -256,7 +257,7 @@ class _Race(Generic[S, R]):
         self._is_running = False
         self._awaited: Deferred[Any] | None = None
         #: Why the whole dial was given up, if it was.
-        self.given_up: tuple[Reason, DmsgError | None] | None = None
+        self.given_up: tuple[Reason, DmsgError] | None = None
 
     def awaiting(self, step: Deferred[T]) -> Deferred[T]:
         """Gives ``step``, which the dial waits for next. While relays race, it waits for the race and not for their steps."""
@@ -264,13 +265,13 @@ class _Race(Generic[S, R]):
             self._awaited = step
         return step
 
-    def give_up(self, reason: Reason, error: DmsgError | None) -> None:
+    def give_up(self, reason: Reason, error: DmsgError) -> None:
         """End the dial for ``reason``: give up what it waits for."""
         self.given_up = reason, error
         if self._awaited is not None:
             self._awaited.cancel()
 
-    def note_owing(self, reason: Reason, error: DmsgError | None) -> None:
+    def note_owing(self, reason: Reason, error: DmsgError) -> None:
         """Note ``reason`` for what had not come to anything when the dial was given up."""
         for relay, stage in ({str(relay): stage for relay, stage in self.owing.items()} or {"": "discovery"}).items():
             self.note(stage, relay, reason, error)

@@ -17,6 +17,7 @@ from twisted.internet.task import deferLater
 from dmsg.address import HostPort, PinnedServer
 from dmsg.clients.config import RelayClientConfig
 from dmsg.clients.dialer import Dial, Dialer, R, StreamRequest, attempts_json
+from dmsg.clients.errors import ClientStopped
 from dmsg.clients.limits import ListenerLimits
 from dmsg.clients.listener import ListeningPort
 from dmsg.clients.parts import ClientParts
@@ -149,6 +150,7 @@ class RelayClient(Service, ABC, Generic[S, R, T]):
     def startService(self) -> None:
         """Begin to connect."""
         super().startService()  # type: ignore[no-untyped-call]
+        self._stopping = False
         self.dialer.start()
         self.pool.start()
 
@@ -167,7 +169,7 @@ class RelayClient(Service, ABC, Generic[S, R, T]):
         self.dialer.stop()
         await self.pool.stop()
         self._report.close()
-        self.sessions_change.cancel()
+        self.sessions_change.fail(ClientStopped())
 
     async def _close_transports(self) -> None:
         for transport in self.transports:
@@ -179,11 +181,16 @@ class RelayClient(Service, ABC, Generic[S, R, T]):
             transport.abortConnection()
 
     def when_ready(self) -> Deferred[None]:
-        """Fires once ``min_servers`` sessions, or one if no number was asked for, are up and published."""
+        """Fires once ``min_servers`` sessions, or one if no number was asked for, are up and published.
+
+        Fails with ``ClientStopped`` when the client stops before, or has stopped.
+        """
         return ensureDeferred(self._when_ready())
 
     async def _when_ready(self) -> None:
         while len(self.pool.sessions) < max(1, self._min_servers or 0):
+            if self._stopping:
+                raise ClientStopped
             await self.sessions_change.wait()
         if self.registrar is not None:
             await self.registrar.published()

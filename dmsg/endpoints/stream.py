@@ -23,7 +23,7 @@ from dmsg.address import DmsgAddress, check_service_name
 from dmsg.clients.limits import ListenerLimits
 from dmsg.endpoints.client import Borrowed, C, ClientSource, Port, Transport
 from dmsg.endpoints.held_port import HeldPort
-from dmsg.errors import DialError
+from dmsg.errors import DialError, DmsgError
 from dmsg.interfaces import IAccessPolicy
 from dmsg.relays.errors import SessionTimeout
 
@@ -156,10 +156,12 @@ class ServerEndpoint(Generic[C]):
             if self.timeout_s is not None:
                 ready.addTimeout(self.timeout_s, client.reactor, lambda *_: self._too_late(client.scheme))
             await ready
-        except BaseException:
+        except BaseException as error:
             if port is not None:
                 port.stopListening()
             self._source.release()
+            if isinstance(error, DmsgError):
+                raise CannotListenError(client.scheme, self.service, error) from error
             raise
         _log.info("{factory} is reached as {address}", factory=factory, address=port.getHost())
         return HeldPort(port, self._source)

@@ -13,8 +13,10 @@ from zope.interface import implementer
 
 from dmsg.address import DmsgAddress
 from dmsg.clients.access import AllowKeys
+from dmsg.clients.errors import ClientStopped
 from dmsg.clients.limits import ListenerLimits
 from dmsg.crypto.keys import SecretKey
+from dmsg.endpoints.stream import ServerEndpoint
 from dmsg.errors import DialError
 from dmsg.eventlog import schema as ev
 from dmsg.eventlog.reasons import Reason
@@ -570,6 +572,22 @@ async def test_a_client_that_stops_says_goodbye_and_sends_what_was_written(net):
         await world.wait(there.when_lost())
         assert there.received == pattern(300_000)
         assert there.lost[0].check(ConnectionDone) and here.lost[0].check(ConnectionDone)
+
+
+@sync
+async def test_who_waits_for_a_client_that_stops_or_has_stopped_is_told(net):
+    async with net() as world:
+        late = world.new_messaging_client(min_servers=2)
+        late.startService()
+        waiting, listening = late.when_ready(), ServerEndpoint(late).listen(Factory())
+        await world.stop_client(late)
+        with pytest.raises(ClientStopped):
+            await waiting
+        with pytest.raises(CannotListenError, match="the client has stopped"):
+            await listening
+        with pytest.raises(CannotListenError, match="the client has stopped"):
+            await ServerEndpoint(late).listen(Factory())
+        assert not late.services
 
 
 @sync
