@@ -79,6 +79,10 @@ C_co = TypeVar("C_co", bound=Client, covariant=True)
 class ClientSource(TypingProtocol[C_co]):
     """Where an endpoint gets its client from."""
 
+    @property
+    def reactor(self) -> IReactorTime:
+        """Its clock."""
+
     async def acquire(self) -> C_co:
         """A running client, held until :meth:`release`."""
 
@@ -98,6 +102,11 @@ class Borrowed(ClientSource[C]):
         either: Any = client
         source: ClientSource[C] = cls(either) if hasattr(either, "startService") else either
         return source
+
+    @property
+    def reactor(self) -> IReactorTime:
+        """The client's."""
+        return self._client.reactor
 
     async def acquire(self) -> C:
         """The client."""

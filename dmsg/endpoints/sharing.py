@@ -12,7 +12,7 @@ from typing import Protocol as TypingProtocol
 from weakref import WeakValueDictionary
 
 from twisted.internet.defer import Deferred, DeferredList, ensureDeferred, succeed
-from twisted.internet.interfaces import IReactorCore
+from twisted.internet.interfaces import IReactorCore, IReactorTime
 
 from dmsg.clients.parts import ClientParts, MakeDiscovery, T, http_discovery
 from dmsg.crypto.keys import SecretKey
@@ -69,6 +69,12 @@ class SharedClient(Generic[T, C]):
         self._entry: SharedEntry | None = None
         if key is not None and url is not None:
             self._entry = shared_entry(registry.reactor, key, url, registry.make_discovery)
+
+    @property
+    def reactor(self) -> IReactorTime:
+        """See :class:`~dmsg.endpoints.client.ClientSource`."""
+        reactor: IReactorTime = self._registry.reactor
+        return reactor
 
     async def acquire(self) -> C:
         """See :class:`~dmsg.endpoints.client.ClientSource`. Raises ``DmsgError`` once the reactor shuts down."""

@@ -23,7 +23,8 @@ from dmsg.address import DmsgAddress, check_service_name
 from dmsg.clients.limits import ListenerLimits
 from dmsg.endpoints.client import Borrowed, C, ClientSource, Port, Transport
 from dmsg.endpoints.held_port import HeldPort
-from dmsg.errors import DialError, DmsgError
+from dmsg.errors import Attempt, DialError, DmsgError
+from dmsg.eventlog.reasons import Reason
 from dmsg.interfaces import IAccessPolicy
 from dmsg.relays.errors import SessionTimeout
 
@@ -73,12 +74,10 @@ class ClientEndpoint(Generic[C]):
         factory.doStart()
         transport: Transport | None = None
         try:
-            client = await self._source.acquire()
+            client, left_s = await self._acquire()
             try:
                 address = self.address
-                transport = await client.dial(
-                    address.public_key, address.service, timeout_s=self.timeout_s, **self._how
-                )
+                transport = await client.dial(address.public_key, address.service, timeout_s=left_s, **self._how)
                 return _attach(transport, factory)
             finally:
                 self._source.release()
@@ -89,6 +88,22 @@ class ClientEndpoint(Generic[C]):
         finally:
             if transport is None:
                 factory.doStop()
+
+    async def _acquire(self) -> tuple[C, float | None]:
+        """The client, and what is left of the time for all: one with the same key may have to stop before."""
+        limit_s, clock = self.timeout_s, self._source.reactor
+        if limit_s is None:
+            return await self._source.acquire(), None
+
+        def too_late(result: object, timeout_s: float) -> Failure:
+            timeout = Attempt(
+                "connect", "", timeout_s * 1000, Reason.TIMEOUT, SessionTimeout("the client's start", timeout_s)
+            )
+            return Failure(DialError(str(self.address.public_key), [timeout]))
+
+        started = clock.seconds()
+        client = await ensureDeferred(self._source.acquire()).addTimeout(limit_s, clock, too_late)
+        return client, max(0.0, started + limit_s - clock.seconds())
 
 
 def _attach(transport: Transport, factory: IProtocolFactory) -> IProtocol:

@@ -201,3 +201,21 @@ def test_a_factory_that_fails_when_it_is_stopped_keeps_no_client(clock, shared, 
         caller.transport.loseConnection()
     clock.advance(0)
     assert [client.running for client in made] == [0]
+
+
+def test_the_time_of_a_connect_includes_the_end_of_the_client_before(clock, shared, made):
+    source = shared.get(SharedSettings(None, RelayClientSettings()))
+    port = ServerEndpoint(source, "echo").listen(factory_of(Echo)).result
+    stopping: Deferred[None] = Deferred()
+    made[0].stopService = lambda: setattr(made[0], "running", 0) or stopping
+    port.stopListening()
+    clock.advance(0)
+    outcome = []
+    ClientEndpoint(source, ECHO, timeout_s=2.0).connect(factory_of(Caller)).addErrback(outcome.append)
+    clock.advance(1.9)
+    assert not outcome
+    clock.advance(0.1)
+    assert outcome[0].check(DmsgConnectError) and outcome[0].value.reason == "timeout"
+    stopping.callback(None)
+    clock.advance(0)
+    assert [client.running for client in made] == [0]
