@@ -211,7 +211,7 @@ class Shipper:
             self._schedule(self._reactor.seconds())
 
     def _begin(self, now: float) -> None:
-        if not self._scanning and self._scan_due() <= now:
+        if not self._scanning and self._scan_due(now) <= now:
             self._scan()
         if self._scanned_at is None:
             return
@@ -226,14 +226,14 @@ class Shipper:
             self._call.cancel()
         self._call = None
         shipping = self._plan.next_due(now) if self._scanned_at is not None else None
-        due = [one for one in (shipping, None if self._scanning else self._scan_due()) if one is not None]
+        due = [one for one in (shipping, None if self._scanning else self._scan_due(now)) if one is not None]
         soonest = min(due, default=float("inf"))
         if soonest < float("inf"):
             self._call = self._reactor.callLater(max(0.0, soonest - now), self._turn)
 
-    def _scan_due(self) -> float:
+    def _scan_due(self, now: float) -> float:
         if self._scanned_at is None:
-            return self._reactor.seconds()
+            return now
         return float("inf") if self._config.once else self._scanned_at + self._config.poll_s
 
     # --- looking -----------------------------------------------------------------------------------------------------
