@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+from functools import partial
 from typing import Final
 
 from twisted.internet.epollreactor import EPollReactor
@@ -20,6 +22,10 @@ class LeanEpollReactor(EPollReactor):
     ``twisted.python.log`` (not by ``twisted.logger``) begins with "-" in place of the connection's name. And it looks for
     timed calls only when there are new ones, or the first is due.
     """
+
+    #: Seconds since the machine started, asleep or not. Twisted's reactors go by the time of day: when that is set back by
+    #: an hour, nothing that is timed happens for an hour, and when it is set forward every time limit is over.
+    seconds = staticmethod(partial(time.clock_gettime, time.CLOCK_BOOTTIME))
 
     def mainLoop(self) -> None:
         """Run until the reactor is stopped."""

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import socket
 import struct
+import subprocess
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -166,6 +168,33 @@ def test_calls_come_when_they_are_due_in_their_order(own: Any) -> None:
     own.callLater(100 * 86_400.0, order.append, "after more days than epoll counts milliseconds")
     run(own)
     assert order == ["first", "at once", "a new one that is due before", "third"]
+
+
+SET_CLOCK = """
+import signal, time
+real, ahead_s = time.time, 0.0
+time.time = lambda: real() + ahead_s
+
+from dmsg.glue.lean_epoll import LeanEpollReactor
+
+def set_clock():
+    global ahead_s
+    ahead_s = %r
+
+signal.alarm(10)
+reactor = LeanEpollReactor()
+reactor.callLater(0.1, set_clock)
+reactor.callLater(0.2, reactor.stop)
+reactor.callLater(60.0, print, "too early")
+reactor.run()
+print("in time")
+"""
+
+
+@pytest.mark.parametrize("ahead_s", [-3600.0, 3600.0])
+def test_setting_the_clock_of_the_machine_moves_no_timed_call(ahead_s: float) -> None:
+    done = subprocess.run([sys.executable, "-c", SET_CLOCK % ahead_s], capture_output=True, text=True, check=True)
+    assert (done.stdout, done.stderr) == ("in time\n", "")
 
 
 def test_an_error_in_a_timed_call_ends_nothing(own: Any, logged_errors: Any) -> None:
