@@ -537,8 +537,9 @@ async def test_entries_of_different_sizes_kinds_and_networks_come_and_go(
 
 
 @pytest_twisted.ensureDeferred
-async def test_a_cancelled_put_is_written_all_the_same(store: Any, make_entry: Any, now_ns: int) -> None:
-    entry = make_entry("alice")
+async def test_a_cancelled_put_is_written_and_told_of_all_the_same(store: Any, make_entry: Any, now_ns: int) -> None:
+    entry, told = make_entry("alice"), []
+    store.watch(lambda *what: told.append(what))
     asked = store.put(entry, now_ns)
     asked.addErrback(lambda failure: failure.trap(defer.CancelledError))
     asked.cancel()
@@ -548,6 +549,8 @@ async def test_a_cancelled_put_is_written_all_the_same(store: Any, make_entry: A
             break
         except EntryNotFound:
             continue
+    await store.put(make_entry("bob"), now_ns)
+    assert told[0] == (entry, now_ns)
 
 
 @pytest_twisted.ensureDeferred

@@ -20,7 +20,15 @@ from dmsg.crypto.keys import PublicKey
 from dmsg.discovery.entry import DMSG, Entry
 from dmsg.discovery.errors import DiscoveryError, DiscoveryUnavailable
 from dmsg.discovery.stores import table as store_table
-from dmsg.discovery.stores.rules import NewKeys, ReadMarks, StoreLimits, Watchers, network_of, stored_entry
+from dmsg.discovery.stores.rules import (
+    NewKeys,
+    ReadMarks,
+    StoreLimits,
+    Watchers,
+    network_of,
+    shielded,
+    stored_entry,
+)
 from dmsg.errors import ConfigError
 from dmsg.glue.lane import Lane
 from dmsg.interfaces import IWatchedStore
@@ -93,7 +101,7 @@ class SqliteStore:
                 self._table.mark(connection, marks, now_ns)
             return self._table.put(connection, entry, network, slot, now_ns)
 
-        return self._writes.submit(job).addCallback(self._watchers.tell, entry, now_ns)
+        return shielded(self._writes.submit(job).addCallback(self._watchers.tell, entry, now_ns))
 
     def watch(self, changed: Callable[[Entry, int], None]) -> None:
         """See :class:`~dmsg.interfaces.IWatchedStore`."""
