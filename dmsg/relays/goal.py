@@ -62,6 +62,9 @@ class Sessions(TypingProtocol):
     def give_up(self, relay: PublicKey, *, blame: bool) -> None:
         """End an attempt nothing waits for; with ``blame`` it counts as one that failed."""
 
+    def leave_unlisted(self) -> None:
+        """End sessions, and attempts, with relays that may not be connected to any more."""
+
     def connecting(self, relay: PublicKey) -> bool:
         """Whether there is an attempt."""
 
@@ -107,7 +110,7 @@ class SessionGoal:
         self._memory = memory
         self._operator = operator
         if operator is not None:
-            operator.changed = self.look
+            operator.changed = self._relisted
         #: Where relays are whose addresses the operator's list does not tell.
         self._learned: dict[PublicKey, HostPort] = {}
         self._scores = scores
@@ -142,6 +145,11 @@ class SessionGoal:
         self._idle_looks = 0
         if not self._pool.sessions:
             self._alone_since = self._clock.seconds()
+        self.look()
+
+    def _relisted(self) -> None:
+        """Another list of the operator's is in force."""
+        self._pool.leave_unlisted()
         self.look()
 
     def look(self) -> None:

@@ -313,6 +313,21 @@ class SessionPool(Generic[S]):
             flight.spared = not blame
             flight.attempt.cancel()
 
+    def leave_unlisted(self) -> None:
+        """End sessions, and attempts, with relays that an operator's list names no more, if no others may be used.
+
+        One that has expired names none, and ends nothing.
+        """
+        if self._operator is None or not self._operator.relays():
+            return
+        for relay, flight in list(self._flights.items()):
+            if not self._is_allowed(relay):
+                flight.spared = True
+                flight.attempt.cancel()
+        for relay, session in list(self.sessions.items()):
+            if not self._is_allowed(relay):
+                session.close()
+
     def connecting(self, relay: PublicKey) -> bool:
         """Whether a connection to ``relay`` is being made."""
         return relay in self._flights

@@ -150,3 +150,25 @@ async def test_a_list_that_comes_late_is_taken_up_and_one_that_expires_ends_no_s
             assert world.held(client, 2.0) == {RELAYS[1], RELAYS[2]}
             choice.named = []
             assert world.held(client, 60.0) == {RELAYS[1], RELAYS[2]}
+
+
+@pytest.mark.parametrize("only", [False, True])
+@pytest_twisted.ensureDeferred
+async def test_a_relay_that_a_new_list_names_no_more_is_left_where_no_others_may_be_used(only):
+    async with World() as world:
+        choice = world.choice(1, 2, only=only)
+        client = world.client(choice, servers=[PinnedServer(RELAYS[7], HostPort(world.hosts[7], 80))], min_servers=3)
+        assert world.held(client) == {RELAYS[1], RELAYS[2], RELAYS[7]}
+        world.memory.silence(world.hosts[3], 80)
+        choice.named = world.choice(2, 3, 4).named
+        attempt = client.pool.get(RELAYS[3])
+        choice.named = world.choice(2, 4).named
+        choice.changed()
+        if only:
+            with pytest.raises(StageError):
+                await attempt
+            assert world.held(client) == {RELAYS[2], RELAYS[4], RELAYS[7]}
+            assert len(world.memory.pipes) == 3
+        else:
+            attempt.addErrback(lambda failure: failure.trap(StageError))
+            assert world.held(client) == {RELAYS[1], RELAYS[2], RELAYS[7]}
