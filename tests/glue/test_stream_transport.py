@@ -257,8 +257,9 @@ class World:
         """The network goes, the application reads on: it is told of the end in every state."""
         self.attach()
         self.over()
-        self.resume()
-        self.turn()
+        for _ in range(1 + len(self.delivered)):  # one that pauses after each message reads them one by one
+            self.resume()
+            self.turn()
         self.turn()
         assert self.transport.state is TransportState.ENDED
         assert not self.clock.getDelayedCalls()
