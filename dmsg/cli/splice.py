@@ -17,6 +17,8 @@ from twisted.internet.protocol import Protocol, connectionDone
 from twisted.python.failure import Failure
 from zope.interface import implementer
 
+from dmsg.glue.sockets import DirectWriter
+
 #: Where an end cannot be passed on alone, both directions end when the other one has carried nothing for so long, in
 #: seconds: an answer that is on its way arrives.
 QUIET_S: Final = 1.0
@@ -35,6 +37,7 @@ class End(Protocol):
     """
 
     transport: Any
+    _writer: DirectWriter
 
     def __init__(
         self,
@@ -54,18 +57,22 @@ class End(Protocol):
 
     def connectionMade(self) -> None:
         self.transport.pauseProducing()
+        self._writer = DirectWriter(self.transport)
         if self._made is not None:
             self._made(self)
 
     def dataReceived(self, data: bytes) -> None:
         self.received_bytes += len(data)
         if self.other is not None:
-            self.other.transport.write(data)
+            self.other._writer.write(data)
 
     def readConnectionLost(self) -> None:
         """See ``IHalfCloseableProtocol``: nothing more comes in here."""
         if self._read_ended:
             return  # TCP says so again whenever it is read
+        if self._writer.failed:
+            self.transport.abortConnection()
+            return
         self._read_ended = True
         if self.other is not None:
             self._pass_end_on(self.other)
@@ -120,6 +127,7 @@ class End(Protocol):
     # --- the end of all --------------------------------------------------------------------------------------------
 
     def connectionLost(self, reason: Failure = connectionDone) -> None:
+        reason = self._writer.reason(reason)
         if reason.check(ConnectionDone) and getattr(getattr(self.transport, "stream", None), "dropped", False):
             reason = Failure(ConnectionLost("data came after the close"))
         self._stop_looking()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Protocol as TypingProtocol
 
 from twisted.internet.interfaces import IDelayedCall, IPushProducer, IReactorTime
@@ -11,7 +11,7 @@ from twisted.python.failure import Failure
 from zope.interface import implementer
 
 from dmsg.errors import DmsgError, LocalProtocolError, RemoteProtocolError
-from dmsg.glue.sockets import direct_sender, tune_socket
+from dmsg.glue.sockets import DirectSender, direct_sender, tune_socket
 from dmsg.sansio.core import Core
 
 
@@ -53,7 +53,7 @@ class Shell(Protocol):
         self._timer: IDelayedCall | None = None
         self._holds: set[str] = set()
         self._reading_paused = False
-        self._send: Callable[[bytes], int] | None = None
+        self._send: DirectSender | None = None
 
     # --- from Twisted ----------------------------------------------------------------------------------------------
 
@@ -89,7 +89,7 @@ class Shell(Protocol):
             if call is not None and call.active():
                 call.cancel()
         self._soon = self._timer = None
-        self.owner.connection_lost(self, self.error, reason)
+        self.owner.connection_lost(self, self.error, reason if self._send is None else self._send.reason(reason))
 
     def pauseProducing(self) -> None:
         self.congested = True

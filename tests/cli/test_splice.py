@@ -5,11 +5,14 @@ from __future__ import annotations
 from types import SimpleNamespace
 
 import pytest
+import pytest_twisted
+from twisted.internet import reactor
 from twisted.internet.error import ConnectionAborted, ConnectionDone
-from twisted.internet.task import Clock
+from twisted.internet.task import Clock, deferLater
 from twisted.python.failure import Failure
 
 from dmsg.cli.splice import QUIET_S, End, join
+from tests.tcp import far_socket, reset
 
 
 class Line:
@@ -136,3 +139,18 @@ def test_where_both_can_an_end_is_passed_on_at_once(clock):
     join(near.end, far.end, clock)
     near.end.readConnectionLost()
     assert (near.asked, far.asked) == ("", "end")
+
+
+@pytest_twisted.ensureDeferred
+async def test_a_connection_that_is_reset_while_it_is_written_to_cuts_the_other_one_off(clock):
+    """It is found by the write, and the read behind it looks like the end of the stream."""
+    end, other, ends = End(), Socket(), []
+    other.loseWriteConnection = lambda: ends.append("end")
+    async with far_socket(end) as far:
+        join(end, other.end, clock)
+        reset(far)
+        for _ in range(3):
+            other.end.dataReceived(b"to nobody")
+        while not other.asked:
+            await deferLater(reactor, 0.01)
+    assert (other.asked, ends) == ("abort", [])
