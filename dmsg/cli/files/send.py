@@ -231,8 +231,8 @@ class _Sending:
         file.begin(self._reactor.seconds())
         try:
             source = file.source.open()
-        except OSError:
-            raise TransferFailed("source") from None
+        except OSError as error:
+            raise TransferFailed("source", problem=error.strerror or "") from None
         hashed = self._sha256 or not talk.is_compared
         blocks = ReadAhead(self._reactor, source, BEGUN_LIMIT_BYTES, hashed=hashed)
         try:
@@ -320,8 +320,8 @@ class _Sending:
 async def _next(blocks: ReadAhead) -> bytes:
     try:
         block = await blocks.next()
-    except OSError:
-        block = b""
+    except OSError as error:
+        raise TransferFailed("source", problem=error.strerror or "") from None
     if not block:
         raise TransferFailed("source")
     return block
@@ -343,8 +343,8 @@ def _read_small(files: Sequence[_Outgoing]) -> tuple[list[bytes], TransferFailed
         source = file.source
         try:
             data = source.read()
-        except OSError:
-            data = b""
+        except OSError as error:
+            return units, TransferFailed("source", source.name, error.strerror or "")
         if len(data) < source.size:
             return units, TransferFailed("source", source.name)
         file.sha256 = hashlib.sha256(data).hexdigest()

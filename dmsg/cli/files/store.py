@@ -168,15 +168,16 @@ class Source:
 
 
 def find_source(path: str) -> Source:
-    """The file at ``path``. Raises ``OSError`` when it cannot be opened, ``TransferFailed`` when it is no plain file."""
-    descriptor = _open_source(path)
+    """The file at ``path``. Raises ``OSError`` when it cannot be read, ``TransferFailed`` when it is no plain file."""
+    descriptor, name = _open_source(path), os.path.basename(path)
     try:
         status = os.fstat(descriptor)
+        if not stat.S_ISREG(status.st_mode):
+            raise TransferFailed("source", name, "it is no plain file")
+        if not status.st_size and os.read(descriptor, 1) and not os.fstat(descriptor).st_size:
+            raise TransferFailed("source", name, "its size is not known beforehand")  # as those in /proc
     finally:
         os.close(descriptor)
-    name = os.path.basename(path)
-    if not stat.S_ISREG(status.st_mode):
-        raise TransferFailed("source", name)
     return Source(path, name, status.st_size)
 
 

@@ -310,6 +310,29 @@ async def test_a_bad_name_is_refused_by_the_sender_already(bench, tmp_path):
     assert caught.value.code == "bad_name"
 
 
+@pytest.mark.parametrize(
+    ("file", "why"), [("/proc/cpuinfo", "its size is not known beforehand"), ("/dev/null", "it is no plain file")]
+)
+@pytest_twisted.ensureDeferred
+async def test_what_is_not_sent_as_it_is_read_is_refused_by_the_sender(bench, file, why):
+    with pytest.raises(TransferFailed) as caught:
+        await bench.run(run_send, bench.key("x")[0].public_key, (file,), retries=0)
+    assert caught.value.code == "source" and f"({why})" in str(caught.value)
+
+
+@pytest.mark.parametrize("size", [10, len(LARGE)])
+@pytest_twisted.ensureDeferred
+async def test_why_a_file_cannot_be_sent_is_told(bench, inbox, tmp_path, size):
+    _, peer = await receiver(bench, inbox, max_size=GIBIBYTE)
+    first, second = source(tmp_path, "first", LARGE), source(tmp_path, "second", bytes(size))
+    sending = bench.start(run_send, peer, (first, second), retries=0)
+    os.unlink(second)
+    with pytest.raises(TransferFailed) as caught:
+        await sending.ended
+    assert str(caught.value).startswith("second: ") and "(No such file or directory)" in str(caught.value)
+    assert [path.name for path in inbox.iterdir()] == ["first"]
+
+
 @pytest_twisted.ensureDeferred
 async def test_two_files_of_one_name_are_a_usage_error(bench, tmp_path):
     (tmp_path / "sub").mkdir()
