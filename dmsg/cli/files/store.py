@@ -253,6 +253,6 @@ class ReadAhead:
 
 
 def storage_failure(error: OSError, name: str) -> TransferFailed:
-    """What the sender is told when the receiver's disk does not go along."""
+    """What the sender is told when the receiver's disk does not go along; only the receiver is told why."""
     full = error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-    return TransferFailed("no_space" if full else "storage", name)
+    return TransferFailed("no_space" if full else "storage", name, error.strerror or "")

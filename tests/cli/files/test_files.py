@@ -562,6 +562,19 @@ async def test_a_file_whose_receiver_was_killed_when_it_had_its_name_is_not_writ
     assert found == ({LARGE} if overwrite else {b"x" * len(LARGE), LARGE})
 
 
+@pytest.mark.parametrize("size", [10, len(LARGE)])
+@pytest_twisted.ensureDeferred
+async def test_only_the_receiver_is_told_why_it_cannot_write(bench, inbox, tmp_path, size):
+    receiving, peer = await receiver(bench, inbox, once=True)
+    inbox.rmdir()
+    with pytest.raises(TransferFailed) as caught:
+        await bench.run(run_send, peer, (source(tmp_path, "a", bytes(size)),), retries=0)
+    assert str(caught.value) == "a: the receiver could not write the file"
+    with pytest.raises(TransferFailed) as outcome:
+        await receiving.ended
+    assert str(outcome.value) == "a: the receiver could not write the file (No such file or directory)"
+
+
 @pytest_twisted.ensureDeferred
 async def test_what_another_sender_left_is_neither_used_nor_told(bench, inbox, tmp_path):
     data = os.urandom(600_000)
