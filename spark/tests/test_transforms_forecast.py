@@ -177,6 +177,18 @@ def test_one_wrong_clock_changes_no_forecast(
     assert rows == [(RELAY, "dmsg", "connections", day, *[pytest.approx(3.0)] * 3, 10, "level") for day in days]
 
 
+def test_less_than_nothing_is_forecast_as_nothing(spark: SparkSession) -> None:
+    """Of a relay whose lines are forged: a value lies in its interval all the same."""
+    at = datetime.datetime.fromtimestamp(DAY, datetime.timezone.utc)
+    hourly = spark.createDataFrame(
+        [(RELAY, "dmsg", at, at.date(), -5, 0)],
+        "relay string, protocol string, hour timestamp, date date, bytes long, connections_opened long",
+    )
+    runs = spark.createDataFrame([("server", DAY + 1)], "role string, last_at double")
+    rows = capacity_forecast(hourly, runs).select("low", "value", "high").distinct().collect()
+    assert [tuple(row) for row in rows] == [(0.0, 0.0, 0.0)]
+
+
 def test_a_forged_relay_has_no_forecast_and_without_any_hour_there_is_none(spark: SparkSession) -> None:
     forged = Given(spark, [*HEALTHY, (OTHER_RELAY, FORGED, 1)], [(DAY, END), (FORGED, FORGED)], LANDED)
     assert {row.relay for row in CAPACITY_FORECAST.build(forged).collect()} == {RELAY}

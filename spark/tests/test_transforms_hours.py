@@ -99,6 +99,27 @@ def test_relay_hourly(spark: SparkSession, relay_lines: DataFrame) -> None:
     assert third["connections_open_max"] == 1, "what a killed run left open ended with it"
 
 
+def test_a_clock_that_is_set_back_leaves_no_fewer_than_no_connection_open(spark: SparkSession) -> None:
+    """One ends two hours before it begins, another was open for less than no time, and a run ends with its opening."""
+    lines = events(
+        spark,
+        [
+            ("server_started", {"ts": DAY + 1, "public_key": RELAY}),
+            *_connection(1, 2 * HOUR + 10, None),
+            ("connection_closed", {"ts": DAY + 20, "conn": 1, "remote": ALICE, "duration_s": 50.0}),
+            ("connection_closed", {"ts": DAY + 21, "conn": 2, "remote": ALICE, "duration_s": -2.0 * HOUR}),
+            *[("refused", {"ts": DAY + hour * HOUR + 30, "reason": "busy", "count": 1}) for hour in range(4)],
+            *_connection(3, 5 * HOUR, None, boot=LATER_BOOT),
+            ("refused", {"ts": DAY + 3 * HOUR, "reason": "busy", "count": 1, "boot": LATER_BOOT}),
+            *_connection(4, 6 * HOUR, 6 * HOUR + 1, boot="b2" * 4),
+        ],
+    )
+    runs = log_quality(lines, keys_of(lines), accounts(spark, []))
+    found = relay_hourly(lines, connections(lines, runs), transports(lines, runs), runs)
+    rows = rows_of(found.selectExpr("hour(hour)", "connections_open_max"))
+    assert [tuple(row.values()) for row in rows] == [(0, 0), (1, 0), (2, 1), (3, 0), (5, 0), (6, 1)]
+
+
 def test_relay_failures(spark: SparkSession, relay_lines: DataFrame) -> None:
     found = relay_failures(relay_lines, log_quality(relay_lines, keys_of(relay_lines), accounts(spark, [])))
     assert found.dtypes == RELAY_FAILURES.dtypes

@@ -67,7 +67,7 @@ def _relay(relay: tuple[str, str], days: list[Any], end: float) -> Iterator[tupl
     last = last_day if end % _DAY_S >= _DAY_S - _HOUR_S else last_day - _DAY
     ahead = [last_day + _DAY * step for step in range(1, DAYS + 1)]
     for metric in METRICS:
-        by_day = {row["date"]: float(row[metric]) for row in days}
+        by_day = {row["date"]: max(0.0, float(row[metric])) for row in days}  # less than nothing is a forged line's
         history = [by_day.get(first + _DAY * step, 0.0) for step in range((last - first).days + 1)]
         outlook = forecast(history, [(day - last).days for day in ahead], max(by_day.values()))
         for day, (value, low, high) in zip(ahead, outlook.days, strict=True):

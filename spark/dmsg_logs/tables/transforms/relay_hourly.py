@@ -112,12 +112,15 @@ def _steps(connections: DataFrame, relays: DataFrame, runs: DataFrame) -> DataFr
 
     Each hour is added up on its own, so that the hours can be worked on side by side; what was open at the beginning of
     one is the few sums of the hours before it. A connection whose run was cut off ends with the last line of that run,
-    one whose opening line is lost began when its closing line says.
+    one whose opening line is lost began when its closing line says, and one that ended before it began, since the clock
+    was set back meanwhile, was open for as long as the program measured.
     """
     ends = F.broadcast(runs.where(_SERVER).where("run_over").select(*RUN, F.col("last_at").alias("run_end")))
     own = connections.where(_SERVER).drop("protocol").join(relays, list(RUN)).join(ends, list(RUN), "left")
     began = F.coalesce("opened_at", F.col("closed_at") - F.col("duration_s"))
-    ended = F.coalesce("closed_at", "run_end")
+    told = F.coalesce("closed_at", "run_end")
+    measured = began + F.greatest(F.coalesce("duration_s", F.lit(0.0)), F.lit(0.0))
+    ended = F.when(told < began, measured).otherwise(told)
     up, down = (
         F.struct(time.alias("at"), F.lit(step).cast("long").alias("step")) for time, step in ((began, 1), (ended, -1))
     )
