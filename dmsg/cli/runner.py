@@ -94,6 +94,8 @@ def run(make: Main, out: Output, *, verbose: bool = False) -> int:
             reactor.callLater(0, cancel_it)  # not now: it may be what writes
 
     def on_signal(number: int, frame: object) -> None:
+        if outcome:  # the reactor waits for its threads, and they for a disk or a name server
+            os._exit(outcome[0])
         interrupted.append(number)
         reactor.callFromThread(cancel)
 

@@ -18,7 +18,7 @@ from twisted.internet.task import deferLater
 from twisted.internet.threads import deferToThread
 
 from dmsg.crypto.keys import SecretKey, write_key_file
-from dmsg.testing.process import environ_without_settings
+from dmsg.testing.process import Process, environ_without_settings
 
 # Each starts several interpreters, which a busy machine may take its time over.
 pytestmark = [pytest.mark.system, pytest.mark.time_limit(120)]
@@ -210,6 +210,31 @@ async def test_an_interrupted_command_says_nothing_and_ends_with_130(bench, star
         await command.line()
         command.send(signal.SIGINT)
     assert [await command.ended() for command in commands] == [(130, "", "")] * 3
+
+
+@pytest_twisted.ensureDeferred
+async def test_a_thread_that_hangs_keeps_no_command_from_its_end(reactor):
+    source = """
+import sys, time
+from dmsg.cli.output import Output
+from dmsg.cli.runner import run
+
+def hang():
+    print("hangs", flush=True)
+    time.sleep(100)
+
+async def main(reactor):
+    from twisted.internet.threads import deferToThread
+    await deferToThread(hang)
+
+sys.exit(run(main, Output(sys.stdout, sys.stderr)))
+"""
+    async with Process(reactor, [sys.executable, "-c", source], environ=environ_without_settings()) as program:
+        await program.line("^hangs$")
+        while program.status is None:
+            program.signal(signal.SIGINT)
+            await deferLater(reactor, 0.1)
+        assert program.status == 130
 
 
 @pytest_twisted.ensureDeferred
