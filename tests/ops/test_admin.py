@@ -14,6 +14,7 @@ import pytest_twisted
 from treq.client import HTTPClient
 from twisted.internet.defer import Deferred, succeed
 from twisted.internet.endpoints import TCP4ServerEndpoint
+from twisted.logger import globalLogPublisher
 from twisted.web.client import Agent
 
 from dmsg.eventlog.log import NullEventLog
@@ -48,6 +49,21 @@ async def test_metrics_are_text(reactor: Any) -> None:
         status, content_type, body = await get("/metrics")
     assert (status, content_type.startswith("text/plain")) == (200, True)
     assert b'dmsg_sessions_up_total{reason="first"} 1.0' in body
+
+
+@pytest.mark.parametrize("path", ["/livez", "/readyz", "/metrics", "/nothing"])
+@pytest_twisted.ensureDeferred
+async def test_who_asks_for_heads_writes_no_lines_into_the_log(reactor: Any, path: str) -> None:
+    logged: list[Any] = []
+    globalLogPublisher.addObserver(logged.append)
+    try:
+        async with serving(reactor, lambda: "") as get:
+            found = await get(path)
+            logged.clear()
+            assert await get(path, "HEAD") == (*found[:2], b"")
+    finally:
+        globalLogPublisher.removeObserver(logged.append)
+    assert not [one for one in logged if "HEAD" in one["log_format"]]
 
 
 @pytest_twisted.ensureDeferred
