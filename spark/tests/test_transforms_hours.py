@@ -100,7 +100,8 @@ def test_relay_hourly(spark: SparkSession, relay_lines: DataFrame) -> None:
 
 
 def test_a_clock_that_is_set_back_leaves_no_fewer_than_no_connection_open(spark: SparkSession) -> None:
-    """One ends two hours before it begins, another was open for less than no time, and a run ends with its opening."""
+    """One ends two hours before it begins, others were open for less than no time or tell none, and a run ends with its
+    opening."""
     lines = events(
         spark,
         [
@@ -108,6 +109,7 @@ def test_a_clock_that_is_set_back_leaves_no_fewer_than_no_connection_open(spark:
             *_connection(1, 2 * HOUR + 10, None),
             ("connection_closed", {"ts": DAY + 20, "conn": 1, "remote": ALICE, "duration_s": 50.0}),
             ("connection_closed", {"ts": DAY + 21, "conn": 2, "remote": ALICE, "duration_s": -2.0 * HOUR}),
+            ("connection_closed", {"ts": DAY + 22, "conn": 5, "remote": ALICE}),
             *[("refused", {"ts": DAY + hour * HOUR + 30, "reason": "busy", "count": 1}) for hour in range(4)],
             *_connection(3, 5 * HOUR, None, boot=LATER_BOOT),
             ("refused", {"ts": DAY + 3 * HOUR, "reason": "busy", "count": 1, "boot": LATER_BOOT}),

@@ -117,10 +117,10 @@ def _steps(connections: DataFrame, relays: DataFrame, runs: DataFrame) -> DataFr
     """
     ends = F.broadcast(runs.where(_SERVER).where("run_over").select(*RUN, F.col("last_at").alias("run_end")))
     own = connections.where(_SERVER).drop("protocol").join(relays, list(RUN)).join(ends, list(RUN), "left")
-    began = F.coalesce("opened_at", F.col("closed_at") - F.col("duration_s"))
+    duration_s = F.greatest(F.coalesce("duration_s", F.lit(0.0)), F.lit(0.0))
+    began = F.coalesce("opened_at", F.col("closed_at") - duration_s)
     told = F.coalesce("closed_at", "run_end")
-    measured = began + F.greatest(F.coalesce("duration_s", F.lit(0.0)), F.lit(0.0))
-    ended = F.when(told < began, measured).otherwise(told)
+    ended = F.when(told < began, began + duration_s).otherwise(told)
     up, down = (
         F.struct(time.alias("at"), F.lit(step).cast("long").alias("step")) for time, step in ((began, 1), (ended, -1))
     )
