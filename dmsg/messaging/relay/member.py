@@ -92,13 +92,17 @@ class Member(any_protocol.Member[Leg]):
         return next((leg for leg in self.legs.values() if leg.id == channel_id and leg.open), None)
 
     def free_id(self) -> int | None:
-        """An id that the relay may give to a channel of this client, or ``None``. One is used again after the others."""
+        """An id that the relay may give to a channel of this client, or ``None``. One is used again after the others, and
+        when the last frames of the channel that had it have left.
+        """
+        leaving = {leg.id for leg in self.waiting if not leg.open}
         for turn in range(LINK_IDS):
             if turn < _UPPER_IDS:
                 channel_id = self._next_id
                 self._next_id = channel_id - 1 if channel_id > _UPPER_IDS else LINK_IDS - 1
             else:
                 channel_id = LINK_IDS - 1 - turn
-            if channel_id not in self.legs and (self.own_ids or Leg.asking_key(channel_id) not in self.legs):
+            is_taken = channel_id in self.legs or channel_id in leaving
+            if not is_taken and (self.own_ids or Leg.asking_key(channel_id) not in self.legs):
                 return channel_id
         return None

@@ -291,6 +291,21 @@ def test_ids_go_down_from_255_and_are_used_again_last(relay: MakeRelay) -> None:
     assert given == [*range(255, 127, -1), 255, 254]
 
 
+def test_an_id_is_not_used_again_before_the_last_frames_of_its_channel_have_left(relay: MakeRelay) -> None:
+    net = relay()
+    alice, bob = net.join("alice"), net.join("bob")
+    assert alice.open(bob) == (0, 255)
+    bob.member.pause()
+    alice.say(SEND, 0, b"it is late")
+    alice.say(CHANNEL_CLOSED, 0)
+    for number in range(130):
+        net.join(f"stranger {number}", f"address {number}").ask(bob)
+        for key in list(bob.member.legs):
+            bob.say(CHANNEL_CLOSED, key)
+    bob.member.resume()
+    assert 255 not in [said.channel_id for said in bob.take() if said.kind == OPEN_CHANNEL]
+
+
 def test_a_crowded_link_gets_lower_ids_and_none_that_its_client_asks_with(relay: MakeRelay) -> None:
     many = 10_000
     net = relay(
