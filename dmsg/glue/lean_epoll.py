@@ -21,6 +21,8 @@ class LeanEpollReactor(EPollReactor):
     It calls a descriptor that is ready without making a log context for it: what is logged meanwhile by
     ``twisted.python.log`` (not by ``twisted.logger``) begins with "-" in place of the connection's name. And it looks for
     timed calls only when there are new ones, or the first is due.
+
+    Its ``seconds()`` are no time of day. Twisted's web server takes them for one in its access log, whose dates are of 1970.
     """
 
     #: Seconds since the machine started, asleep or not. Twisted's reactors go by the time of day: when that is set back by
