@@ -20,6 +20,7 @@ from twisted.internet.abstract import isIPAddress
 from twisted.internet.address import IPv4Address
 from twisted.internet.base import BaseConnector
 from twisted.internet.task import Clock
+from twisted.logger import Logger
 from twisted.python.failure import Failure
 from zope.interface import implementer
 
@@ -27,6 +28,7 @@ from dmsg.testing.link import Link
 from dmsg.testing.pipe import Chunking, Pipe
 
 _FIRST_FREE_PORT = 49152
+_log = Logger()
 
 
 @dataclass(frozen=True)
@@ -333,7 +335,11 @@ class MemoryNetwork:
         self.pipes.append(connection)
         connector.transport = connection.a  # type: ignore[assignment]
         client = connector.buildProtocol(target)
-        server = listener.factory.buildProtocol(source)
+        try:
+            server = listener.factory.buildProtocol(source)
+        except Exception:  # the application's fault, told as the reactor tells it
+            _log.failure("Unhandled error in {factory}", factory=listener.factory)
+            server = None
         connection.connect(
             _Refusal() if client is None else client,
             _Refusal() if server is None else server,

@@ -82,7 +82,11 @@ class PipeEnd(FileDescriptor):
         self.connected = 1
         self.protocol = protocol
         self.startReading()
-        protocol.makeConnection(self)
+        try:
+            protocol.makeConnection(self)
+        except Exception:  # the application's fault, told as the reactor tells it
+            _log.failure("Unhandled error in {protocol}", protocol=protocol)
+            self.connectionLost(Failure())
 
     def startReading(self) -> None:
         self._reading = True

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import pytest_twisted
 from twisted.internet.defer import Deferred
+from twisted.internet.endpoints import TCP4ClientEndpoint
 from twisted.internet.protocol import Factory, Protocol
 from twisted.protocols.wire import Echo
 
@@ -188,3 +189,21 @@ async def test_a_relay_that_cannot_be_made_leaves_no_port(reactor):
         with pytest.raises(TypeError, match="nonsense"):
             await network.add_relay(nonsense=1)
         assert set(reactor.getReaders()) == before
+
+
+class Fails(Protocol):
+    def connectionMade(self) -> None:
+        raise ZeroDivisionError
+
+
+@pytest.mark.parametrize("broken", ["factory", "server", "client"])
+def test_a_program_that_fails_when_it_is_connected_loses_that_connection_only(logged_errors, broken):
+    memory = MemoryNetwork()
+    server, client = Collector(1), Collector(1)
+    made = {"factory": Collector, "server": Fails, "client": lambda: server}[broken]  # a Collector wants a size
+    memory.listenTCP(80, Factory.forProtocol(made))
+    factory = Factory.forProtocol(Fails if broken == "client" else lambda: client)
+    TCP4ClientEndpoint(memory, "127.0.0.1", 80).connect(factory)
+    memory.advance(1)
+    assert logged_errors.flush(ZeroDivisionError, TypeError)
+    assert not memory.pipes and (server if broken == "client" else client).lost.called
