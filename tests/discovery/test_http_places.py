@@ -123,8 +123,31 @@ def test_a_client_that_asks_on_and_does_not_read_gets_no_more_answers(clock: Clo
         data if isinstance(data, bytes) else b"".join(data)
     )
     connection.channel.dataReceived(GET * 1000)
+    for _ in range(10):
+        clock.advance(0)
     assert 1 < resource.asked < 8
     assert connection.disconnecting
+
+
+def test_connections_on_which_requests_are_sent_in_a_row_take_turns(clock: Clock) -> None:
+    asked = []
+
+    class Noting(Missing):
+        def render(self, request: Any) -> bytes:
+            asked.append(request.getClientAddress().host)
+            return super().render(request)
+
+    place = Front(clock, resource=Noting())
+    hosts = ["10.0.0.1", "10.0.0.2"]
+    one, other = (place.connect(host, GET * 50 + GET[:9]) for host in hosts)
+    clock.advance(0)
+    assert asked == hosts * 50
+    one.channel.dataReceived(GET[9:] + GET)
+    other.channel.dataReceived(GET[9:])
+    one.hang_up()
+    clock.advance(60)
+    assert asked == hosts * 51
+    assert one.value().count(b" 404 ") == 51 and other.value().count(b" 404 ") == 51
 
 
 POST = b"POST / HTTP/1.1\r\nHost: h\r\nContent-Length: 2\r\n\r\n"
