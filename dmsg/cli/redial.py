@@ -76,14 +76,17 @@ class Redialer:
     async def _dial_once(self, give_up_at: float) -> Transport:
         turn = self._turns.acquire()
         if not turn.called:
-            turn.addTimeout(give_up_at - self._clock.seconds(), self._clock, self._too_late)
+            wait_s = give_up_at - self._clock.seconds()
+            turn.addTimeout(wait_s, self._clock, lambda _, waited_s: Failure(self._too_late(waited_s)))
         await turn
         try:
-            left_s = max(0.0, give_up_at - self._clock.seconds())
+            left_s = give_up_at - self._clock.seconds()
+            if left_s <= 0:  # the turn came in the last moment
+                raise self._too_late(self._timeout_s)
             return await self._client.dial(self._peer, self._service, timeout_s=left_s)
         finally:
             self._turns.release()
 
-    def _too_late(self, result: object, waited_s: float) -> Failure:
+    def _too_late(self, waited_s: float) -> DialError:
         error = Busy("the dials before this one took all its time", by="local")
-        return Failure(DialError(str(self._peer), [Attempt("request", "", waited_s * 1000, error.name, error)]))
+        return DialError(str(self._peer), [Attempt("request", "", waited_s * 1000, error.name, error)])

@@ -138,6 +138,17 @@ def test_waiting_for_a_turn_takes_time_too():
     assert len(stage.client.dials) == DIALS_AT_ONCE
 
 
+def test_a_turn_that_comes_when_the_time_is_over_is_no_dial():
+    stage = Stage(timeout_s=3.0)
+    for _ in range(DIALS_AT_ONCE):
+        stage.start()
+    stage.clock.callLater(3.0, lambda: stage.client.dials[0].callback("first"))
+    stage.start()
+    stage.clock.advance(3.0)
+    assert stage.outcomes[1] == "first" and len(stage.client.dials) == DIALS_AT_ONCE
+    assert isinstance(stage.outcomes[0].attempts[0].error, Busy)
+
+
 def test_it_can_be_cancelled_at_any_time():
     stage = Stage()
     running = [stage.start() for _ in range(DIALS_AT_ONCE + 1)]
