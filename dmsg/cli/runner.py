@@ -30,6 +30,8 @@ Main = Callable[[Any], Coroutine[Any, Any, Any]]
 _SILENCE: Final = LogPublisher()
 #: A command that is asked to end has this long to say goodbye to its peers, in seconds.
 GOODBYE_S: Final = 10.0
+#: Threads that still wait, for a disk or a name server, so many seconds after the end are not waited for when a signal comes.
+THREADS_S: Final = 0.5
 
 
 def run(make: Main, out: Output, *, verbose: bool = False) -> int:
@@ -50,12 +52,14 @@ def run(make: Main, out: Output, *, verbose: bool = False) -> int:
     begin_logging(sys.stderr, verbose=verbose)
     running: list[Deferred[Any]] = []
     outcome: list[int] = []
+    ended: list[float] = []
     interrupted: list[int] = []
     unwritable: list[OSError] = []
 
     def end(code: int) -> None:
         if not outcome:
             outcome.append(code)
+            ended.append(reactor.seconds())
             reactor.stop()
 
     def finished(result: object) -> None:
@@ -94,7 +98,7 @@ def run(make: Main, out: Output, *, verbose: bool = False) -> int:
             reactor.callLater(0, cancel_it)  # not now: it may be what writes
 
     def on_signal(number: int, frame: object) -> None:
-        if outcome:  # the reactor waits for its threads, and they for a disk or a name server
+        if ended and reactor.seconds() - ended[0] > THREADS_S:
             os._exit(outcome[0])
         interrupted.append(number)
         reactor.callFromThread(cancel)
