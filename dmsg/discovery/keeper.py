@@ -152,10 +152,12 @@ class EntryKeeper:
             return
         self._closed = True
         self._cancel_timer()
+        is_there = self.entry is not None
         if self._running is not None:
+            is_there = True  # or may be: a post that is given up may have arrived
             self._running.cancel()
         self._waiters.fail(DiscoveryUnavailable("the registrar was closed"))
-        if withdraw and self.entry is not None:
+        if withdraw and is_there:
             self._entry_wanted = self._entry_wanted.withdrawn()
             try:
                 await Deferred.fromCoroutine(self._publish(refresh=False)).addTimeout(WITHDRAW_TIMEOUT_S, self._clock)
@@ -238,6 +240,8 @@ class EntryKeeper:
         for _ in range(ATTEMPTS):
             if base is None:
                 base = await self._fetch()
+                if self._closed and self.entry is None and base.found is None:
+                    return  # there is nothing to withdraw
                 if base.found is not None and self._is_as_wanted(base.found) and not refresh:
                     self._note_published(base.found)
                     if not self._has_server and not self._is_to_be_renewed(base.found):

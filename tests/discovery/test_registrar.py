@@ -670,6 +670,28 @@ async def test_withdrawing_does_not_take_for_ever(world: World, keys: Any) -> No
     await closing
 
 
+@pytest.mark.parametrize("arrived", [True, False])
+@pytest_twisted.ensureDeferred
+async def test_a_post_that_was_given_up_is_withdrawn_if_it_arrived(world: World, keys: Any, arrived: bool) -> None:
+    if arrived:
+        answer: defer.Deferred[None] = defer.Deferred()
+        put = world.discovery.store.put
+        world.discovery.store.put = lambda *what: put(*what).addCallback(lambda _: answer)
+    else:
+        world.discovery.gate = defer.Deferred()
+    world.registrar.set_client(keys)
+    world.run(1)
+    world.discovery.gate = None
+    if arrived:
+        world.discovery.store.put = put
+        assert (await world.stored()).delegated_servers
+    await world.registrar.close(withdraw=True)
+    if arrived:
+        assert not (await world.stored()).delegated_servers
+    else:
+        assert world.discovery.posts == []
+
+
 @pytest_twisted.ensureDeferred
 async def test_what_was_never_published_is_not_withdrawn(world: World, keys: Any) -> None:
     world.registrar.set_client(keys)
