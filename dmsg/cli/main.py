@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import importlib
+import json
 import os
 import sys
 from typing import Any, Final
@@ -66,13 +67,22 @@ def main() -> None:
     try:
         sys.exit(group.main(standalone_mode=False, prog_name="dmsg"))
     except click.ClickException as error:
+        code = Exit.USAGE if isinstance(error, click.UsageError) else Exit.FAILED
         with contextlib.suppress(OSError):
-            error.show()
-        sys.exit(Exit.USAGE if isinstance(error, click.UsageError) else Exit.FAILED)
+            _tell(error, code)
+        sys.exit(code)
     except (click.Abort, KeyboardInterrupt):
         sys.exit(Exit.INTERRUPTED)
     except OSError as error:  # the help, for a disk that is full
         sys.exit(f"dmsg: {error.strerror}")
+
+
+def _tell(error: click.ClickException, code: Exit) -> None:
+    if "--json" in sys.argv:  # what is wrong may be what stands before it
+        found = {"error": type(error).__name__, "message": error.format_message(), "exit_code": int(code)}
+        print(json.dumps(found, separators=(",", ":")), file=sys.stderr)
+    else:
+        error.show()
 
 
 def _open_streams() -> None:

@@ -63,6 +63,23 @@ def test_a_file_others_can_read_is_refused(tmp_path):
     assert result.exit_code == error["exit_code"] == 1 and error["error"] == "KeyFileError"
 
 
+@pytest.mark.parametrize("arguments", [("ping", "zz"), ("ping",), ("nonsense",), ("keygen", "key", "--none")])
+def test_a_wrong_command_line_is_json_for_programs(tmp_path, arguments):
+    command = [sys.executable, "-m", "dmsg.cli.main", *arguments, "--json"]
+    ended = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    told = json.loads(ended.stderr)
+    assert (
+        ended.returncode == told["exit_code"] == 2
+        and told["message"]
+        and set(told)
+        == {
+            "error",
+            "message",
+            "exit_code",
+        }
+    )
+
+
 @pytest.mark.parametrize("arguments", [("keygen", "key"), ("--help",), ("keygen", "--help")])
 def test_a_full_disk_at_standard_output_is_one_line_of_error(tmp_path, arguments):
     with open("/dev/full", "w") as full:
