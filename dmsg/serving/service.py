@@ -314,11 +314,13 @@ class RelayService(Service, ABC):
 
     def refuses(self, shell: RelayShell, remote: PublicKey) -> str | None:
         """Why the stranger, which has shown the key ``remote``, is not admitted, or ``None``. Another may go for it."""
-        is_new = remote.raw not in self.switch.members
-        if is_new:
+        earlier = self.switch.members.get(remote.raw)
+        # It takes the place of its earlier connection, but for one from elsewhere: keys that move would fill an address.
+        is_new_there = earlier is None or _shell_of(earlier).origin.address != shell.origin.address
+        if earlier is None or (is_new_there and self.admission.is_full(shell.origin)):
             self._make_room(shell)
         refusal = self.switch.refusal(remote)
-        if refusal is None and is_new and self.admission.is_full(shell.origin):
+        if refusal is None and is_new_there and self.admission.is_full(shell.origin):
             refusal = "connections_per_address"
         if refusal is not None:
             self.admission.left(shell)

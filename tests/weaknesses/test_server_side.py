@@ -416,6 +416,24 @@ async def test_w09_connections_of_one_address_are_limited(world):
 
 
 @sync
+async def test_w09_connections_of_one_address_are_limited_for_keys_that_move_there_too(world):
+    """A client's new connection takes the place of its earlier one, but not at an address where there are enough."""
+    async with world(RelayLimits(connections_per_address=4)) as w:
+        here = await _busy_pair(w, source="127.0.0.2")
+        await _busy_pair(w, source="127.0.0.2")
+        elsewhere = await w.raw(source="127.0.0.3")
+        turned_away = await w.raw(elsewhere.key, source="127.0.0.2", ok=False)
+        ok = await w.soon(turned_away.next_frame())
+        assert decode_tlvs(ok.payload)[Tlv.REASON] == b"connections_per_address"
+        await w.soon(turned_away.lost(), 2.0)
+        asked = await w.raw(source="127.0.0.4")
+        asked.send_request(elsewhere.key.public_key, 2)
+        assert (await w.soon(elsewhere.next_frame(REQUEST))).payload
+        await w.raw(here[0].key, source="127.0.0.2")
+        await w.soon(here[0].lost(), 2.0)
+
+
+@sync
 async def test_w09_requests_are_limited(world):
     """Nothing limited unanswered requests, their rate, or how long they wait. Here: rate_limited and a time limit."""
     async with world(RelayLimits(pending_requests=5, request_timeout_s=0.5, request_burst=20, requests_per_s=1)) as w:
