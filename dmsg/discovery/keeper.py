@@ -124,6 +124,8 @@ class EntryKeeper:
         self._timer: Any = None
         self._running: Deferred[None] | None = None
         self._waiters: Waiters[None] = Waiters()
+        #: Whether an entry may be there although no answer said so.
+        self._has_posted = False
         self._closed = False
 
     def want(self, wanted: WantedEntry) -> None:
@@ -152,12 +154,10 @@ class EntryKeeper:
             return
         self._closed = True
         self._cancel_timer()
-        is_there = self.entry is not None
         if self._running is not None:
-            is_there = True  # or may be: a post that is given up may have arrived
             self._running.cancel()
         self._waiters.fail(DiscoveryUnavailable("the registrar was closed"))
-        if withdraw and is_there:
+        if withdraw and (self.entry is not None or self._has_posted):
             self._entry_wanted = self._entry_wanted.withdrawn()
             try:
                 await Deferred.fromCoroutine(self._publish(refresh=False)).addTimeout(WITHDRAW_TIMEOUT_S, self._clock)
@@ -279,6 +279,7 @@ class EntryKeeper:
     async def _post(self, entry: Entry) -> None:
         started_s = self._clock.seconds()
         reason = Reason.CANCELLED
+        self._has_posted = True
         try:
             await self._discovery.post_entry(entry)
             reason = Reason.NONE
