@@ -46,7 +46,7 @@ class SmallFiles:
         self._waiting: list[SmallFile] = []
         self._waiting_bytes = 0
         self._storing = False
-        self._error: TransferFailed | None = None
+        self._error: Exception | None = None
         self._progress: Waiters[None] = Waiters()
 
     async def put(self, file: SmallFile) -> None:
@@ -60,7 +60,7 @@ class SmallFiles:
             await self._wait()
 
     async def done(self) -> None:
-        """Wait until all are stored and answered. Raises ``TransferFailed`` when one could not be."""
+        """Wait until all are stored and answered. Raises what that failed with, ``TransferFailed`` when one could not be."""
         while self._storing:
             await self._wait()
         if self._error is not None:
@@ -77,11 +77,11 @@ class SmallFiles:
                 files, self._waiting, self._waiting_bytes = self._waiting, [], 0
                 await self._store_some(files)
                 self._progress.fire(None)
-        except TransferFailed as error:
-            self._error = error
-            self._talk.channel.interrupt(error)
         except (TransportBroken, TimedOut):
             pass  # the conversation hears of it as well
+        except Exception as error:  # of any kind: else the conversation would wait for ever
+            self._error = error
+            self._talk.channel.interrupt(error)
         finally:
             self._storing = False
             self._progress.fire(None)

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import pytest_twisted
 
+from dmsg.cli.channel import TransportBroken
 from dmsg.cli.files.parts import FOLDER, PartStore, SmallFile
 from dmsg.cli.files.send import UNDER_WAY_BYTES, UNDER_WAY_LIMIT, run_send
 from dmsg.cli.files.small import WAITING_LIMIT
@@ -238,6 +239,17 @@ async def test_a_receiver_that_answers_what_was_not_sent_is_given_up(bench, tmp_
         files = (source(tmp_path, "a", b"data"), source(tmp_path, "b", LARGE))
         await bench.run(run_send, peer, files, retries=0)
     assert caught.value.code == "malformed"
+
+
+@pytest_twisted.ensureDeferred
+async def test_what_goes_wrong_behind_the_disk_ends_the_conversation(bench, inbox, logged_errors):
+    receiving, peer = await receiver(bench, inbox)
+    receiving.stdout.close()  # where it is told what was received
+    talk = await talk_to(bench, peer)
+    await talk.channel.write(whole("a", b"x"))
+    with pytest.raises(TransportBroken):
+        await talk.hear(5)
+    assert logged_errors.flush(ValueError)
 
 
 def test_two_small_files_of_one_name_both_stay(tmp_path):
