@@ -110,7 +110,8 @@ class ProofFailed(DmsgError):
 
     ``reason`` is a short fixed text: ``no_address`` (the name has none), ``not_global`` (an address that is not taken
     here), ``refused``, ``unreachable``, ``timeout``, ``closed`` (no handshake came of the connection), ``wrong_key``
-    (the handshake does not open with the entry's key).
+    (the handshake does not open with the entry's key). With ``not_tried`` nothing was found out, because there was no
+    descriptor left to connect with.
     """
 
     def __init__(self, reason: str) -> None:

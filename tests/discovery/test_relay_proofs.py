@@ -255,6 +255,24 @@ async def test_a_relay_is_listed_right_after_its_registration(world: World, make
 
 
 @sync
+async def test_a_discovery_without_descriptors_keeps_its_list(memory_world: World, make_entry: Any) -> None:
+    world = memory_world
+    world.store = MemoryStore(random=random.Random(1), limits=StoreLimits(server_ttl_s=None))
+    proofs = world.discovery(interval_s=20.0)
+    for at in range(4):
+        await world.register(proofs, make_entry(f"relay {at}", address=f"20.0.{at}.1:80"))
+    await world.quiet(proofs)
+    for at in range(1, 6):
+        world.prover.fates[f"20.0.{at}.1"] = "not_tried"
+    await world.register(proofs, make_entry("relay 5", address="20.0.5.1:80"))
+    await world.advance(100)
+    assert len(await world.listed(proofs)) == 4
+    world.prover.fates = {"20.0.1.1": "refused"}
+    await world.advance(100)
+    assert await world.listed(proofs) == [f"20.0.{at}.1:80" for at in (0, 2, 3, 5)]
+
+
+@sync
 async def test_a_dead_relay_leaves_the_list_at_its_next_proof(memory_world: World, make_entry: Any) -> None:
     world = memory_world
     world.store = MemoryStore(random=random.Random(1), limits=StoreLimits(server_ttl_s=None))

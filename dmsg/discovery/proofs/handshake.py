@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
@@ -81,7 +82,9 @@ class _Proof:
         if self._connecting is None:
             return  # cancelled: an endpoint has its own error for that
         self._connecting = None
-        if failure.check(ConnectionRefusedError):
+        if getattr(failure.value, "osError", None) in (errno.EMFILE, errno.ENFILE):
+            self._fail("not_tried")
+        elif failure.check(ConnectionRefusedError):
             self._fail("refused")
         elif failure.check(TimeoutError):
             self._fail("timeout")

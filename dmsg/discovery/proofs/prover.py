@@ -44,6 +44,8 @@ _LOG_BURST: Final = 20.0
 _OK: Final = "ok"
 #: Of these, what says that the relay is not there. The others may be bad luck, or a flood of connections to it.
 _CERTAIN: Final = ("refused", "wrong_key", "not_global")
+#: No outcome: this discovery had no descriptor for it.
+_NOT_TRIED: Final = "not_tried"
 #: Every outcome, as metrics name them.
 RESULTS: Final = (_OK, "no_address", "not_global", "refused", "unreachable", "timeout", "closed", "wrong_key")
 
@@ -256,6 +258,9 @@ class RelayProofs:
         except Exception:  # a prover with a fault costs this one proof
             self._log.failure("a relay could not be proved")
             result = "unreachable"
+        if result == _NOT_TRIED:
+            self._schedule.postponed(record, self.limits.attempt_pause_s, self._clock.seconds())
+            return
         self.results[result] += 1
         if result == _OK:
             self._schedule.succeeded(record, ip, self._clock.seconds())

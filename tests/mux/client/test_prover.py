@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from typing import Any
 
 import pytest
@@ -161,3 +163,26 @@ async def test_names_are_resolved(memory: MemoryNetwork, reactor: Any) -> None:
     assert await prover.resolve("relay.example") == ["20.0.0.1", "20.0.0.2"]
     assert await prover.resolve("nothing.example") == []
     assert set(await resolve(reactor, "localhost")) <= {"127.0.0.1", "::1"}
+
+
+WITHOUT_DESCRIPTORS = """
+import resource
+from twisted.internet import reactor
+from dmsg.address import HostPort
+from dmsg.crypto.keys import SecretKey
+from dmsg.mux.client.prover import XkProver
+
+def prove():
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (3, most))
+    proof = XkProver(reactor).prove(SecretKey.generate().public_key, HostPort("127.0.0.1", 1))
+    proof.addErrback(lambda failure: print(failure.value.reason)).addBoth(lambda _: reactor.stop())
+
+reactor.callWhenRunning(prove)
+reactor.run()
+"""
+
+
+def test_without_a_descriptor_nothing_is_said_of_the_relay() -> None:
+    done = subprocess.run([sys.executable, "-c", WITHOUT_DESCRIPTORS], capture_output=True, text=True, check=True)
+    assert (done.stdout, done.stderr) == ("not_tried\n", "")
