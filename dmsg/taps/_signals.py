@@ -62,21 +62,37 @@ def end_well_on_signals(reactor: Any) -> None:
     started this one. A second signal changes nothing. Call it before ``reactor`` runs, for signals that come early, and when
     it does, because starting it sets handlers.
     """
-
-    def stop() -> None:
-        try:
-            reactor.stop()
-        except ReactorNotRunning:
-            _log.info("already stopping")
-
+    end = _End(reactor)
+    for name in ("sigInt", "sigBreak", "sigTerm"):
+        if hasattr(reactor, name):
+            setattr(reactor, name, end)  # what it sets as handlers, before this is called once more
     for number in ENDING:
         handler = signal.getsignal(number)
         ours = handler in (signal.SIG_DFL, signal.default_int_handler) or getattr(handler, "__self__", None) is reactor
-        if ours:
-            _handle(number, lambda received: reactor.callFromThread(stop))
+        if ours or isinstance(handler, _End):
+            _handle(number, end)
             atexit.register(
                 _ignore, number
             )  # the interpreter, before it is gone, gives each handler up for the default
+
+
+class _End:
+    """Stops ``reactor`` on a signal, once. Handlers interrupt each other: the next ones must take no time."""
+
+    def __init__(self, reactor: Any) -> None:
+        self._reactor = reactor
+        self._is_asked = False
+
+    def __call__(self, number: int, frame: FrameType | None = None) -> None:
+        if not self._is_asked:
+            self._is_asked = True
+            self._reactor.callFromThread(self._stop)
+
+    def _stop(self) -> None:
+        try:
+            self._reactor.stop()
+        except ReactorNotRunning:
+            _log.info("already stopping")
 
 
 def _ignore(number: int) -> None:
