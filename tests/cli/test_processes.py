@@ -313,7 +313,7 @@ async def test_a_full_disk_at_standard_error_changes_nothing_but_that(bench):
                 assert ping.returncode == 0 and out.startswith("rtt ")
             process.send_signal(signal.SIGTERM)
             assert await deferToThread(process.wait) == 130
-        for arguments, code in ((("ping", "nobody"), 2), (("entry", str(key.public_key), "--discovery", NOWHERE), 6)):
+        for arguments, code in ((("ping", "no-key"), 2), (("entry", str(key.public_key), "--discovery", NOWHERE), 6)):
             with running(arguments, stderr=full) as process:
                 assert await deferToThread(process.wait) == code
 

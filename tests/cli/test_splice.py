@@ -150,7 +150,7 @@ async def test_a_connection_that_is_reset_while_it_is_written_to_cuts_the_other_
         join(end, other.end, clock)
         reset(far)
         for _ in range(3):
-            other.end.dataReceived(b"to nobody")
+            other.end.dataReceived(b"to a lost peer")
         while not other.asked:
             await deferLater(reactor, 0.01)
     assert (other.asked, ends) == ("abort", [])

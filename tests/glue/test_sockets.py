@@ -116,7 +116,7 @@ async def test_a_connection_that_was_reset_is_lost_as_any_other(connected):
     writer = DirectWriter(line.transport)
     reset(far)
     for _ in range(3):
-        writer.write(b"to nobody")
+        writer.write(b"to a lost peer")
     assert isinstance(writer.reason(Failure(await line.lost)).value, ConnectionLost)
     writer.write(b"silent")
 
@@ -172,6 +172,6 @@ async def test_a_shell_whose_connection_is_reset_while_it_writes_does_not_take_t
     async with far_socket(shell) as far:
         reset(far)
         for _ in range(3):
-            core.says = b"to nobody"
+            core.says = b"to a lost peer"
             shell.flush()
         assert isinstance(await owner.lost, ConnectionLost)

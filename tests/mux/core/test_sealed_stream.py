@@ -456,7 +456,7 @@ def test_an_ack_that_is_due_takes_the_next_data_along() -> None:
     assert not one.ack_due and not peer.drained
     assert peer.receive_ack(payload) == b"answer"
     assert peer.drained and peer.acked_bytes == 8 and peer.received_bytes == 6
-    assert peer.ack_due, "what came along is to be acknowledged as any data"
+    assert peer.ack_due, "data that came with an ACK is acknowledged, too"
     acknowledge(peer, one)
     assert one.drained
     one.pending.append(b"more")
