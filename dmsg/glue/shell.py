@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Final
 from typing import Protocol as TypingProtocol
 
 from twisted.internet.interfaces import IDelayedCall, IPushProducer, IReactorTime
@@ -13,6 +14,9 @@ from zope.interface import implementer
 from dmsg.errors import DmsgError, LocalProtocolError, RemoteProtocolError
 from dmsg.glue.sockets import DirectSender, direct_sender, tune_socket
 from dmsg.sansio.core import Core
+
+#: More than this in one piece is part of a transfer, or is handled for longer than a wake-up takes.
+BULK_BYTES: Final = 32 * 1024
 
 
 class Owner(TypingProtocol):
@@ -54,6 +58,8 @@ class Shell(Protocol):
         self._holds: set[str] = set()
         self._reading_paused = False
         self._send: DirectSender | None = None
+        #: Tells a reactor of ours that this is no time to stay awake for the next message; others do not ask.
+        self._note_bulk: Callable[[], object] = getattr(clock, "note_bulk", _ignore)
 
     # --- from Twisted ----------------------------------------------------------------------------------------------
 
@@ -71,6 +77,8 @@ class Shell(Protocol):
         """Hand bytes to the core, its events to the owner, and write what came of it."""
         if self.lost or self.error is not None:
             return
+        if len(data) > BULK_BYTES:
+            self._note_bulk()
         self._busy = True
         try:
             events = self.core.receive_data(data, self.clock.seconds())
@@ -194,6 +202,8 @@ class Shell(Protocol):
         """
         if not data:
             return
+        if len(data) > BULK_BYTES:
+            self._note_bulk()
         if self._send is not None and not self.congested:
             sent = self._send(data)
             if sent == len(data):
@@ -253,6 +263,10 @@ def _drop_frames(error: BaseException) -> None:
     while one is not None:
         one.__traceback__ = None
         one = one.__cause__ or one.__context__
+
+
+def _ignore() -> None:
+    """Do nothing."""
 
 
 class _LastWords(Core):

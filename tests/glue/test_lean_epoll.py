@@ -218,6 +218,52 @@ def test_other_threads_wake_it(own: Any) -> None:
     assert names == [threading.current_thread().name]
 
 
+ECHO = """
+import socket, sys
+connection = socket.create_connection(("127.0.0.1", int(sys.argv[1])))
+while data := connection.recv(1000):
+    connection.sendall(data)
+"""
+
+
+def test_messages_that_follow_each_other_closely_are_all_echoed_and_timed_calls_keep_their_time(own: Any) -> None:
+    class Pinger(Protocol):
+        count = 0
+        ticks = 0
+
+        def connectionMade(self) -> None:
+            self.transport.setTcpNoDelay(True)  # type: ignore[union-attr]
+            self.tick()
+            self.ping()
+
+        def tick(self) -> None:
+            self.ticks += 1
+            own.callLater(0.001, self.tick)
+
+        def ping(self) -> None:
+            self.transport.write(b"%d" % self.count)  # type: ignore[union-attr]
+
+        def dataReceived(self, data: bytes) -> None:
+            assert data == b"%d" % self.count
+            self.count += 1
+            if self.count == 3_000:
+                own.callFromThread(own.stop)
+            else:
+                self.ping()
+
+    pinger = Pinger()
+    factory = Factory.forProtocol(lambda: pinger)  # type: ignore[arg-type]
+    factory.noisy = False
+    port = own.listenTCP(0, factory, interface="127.0.0.1").getHost().port
+    with subprocess.Popen([sys.executable, "-c", ECHO, str(port)]) as echo:
+        began_s = own.seconds()
+        run(own)
+        took_s = own.seconds() - began_s
+        echo.kill()
+    assert pinger.count == 3_000
+    assert pinger.ticks > took_s / 0.001 / 20
+
+
 def test_it_stops_in_order_and_crashes_at_once(own: Any) -> None:
     order: list[str] = []
     own.addSystemEventTrigger("before", "shutdown", order.append, "before")

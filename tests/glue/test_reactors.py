@@ -36,6 +36,13 @@ def test_the_environment_names_another() -> None:
     assert installed({"DMSG_REACTOR": "dmsg-epoll"}) == "LeanEpollReactor"
 
 
+def test_ours_can_be_had_asleep() -> None:
+    """Which of the two it is shows in ``sleeps``."""
+    shown = "import atexit; atexit.register(lambda: print(sys.modules['twisted.internet.reactor'].sleeps))"
+    assert installed({"DMSG_REACTOR": "dmsg-epoll-sleep"}, shown) == "LeanEpollReactor\nTrue"
+    assert installed({}, shown) == "LeanEpollReactor\nFalse"
+
+
 def test_one_that_cannot_be_had_is_a_mistake_in_the_settings() -> None:
     unknown = "ConfigError: reactor: 'pol' is none; twistd --help-reactors lists them"
     assert installed({"DMSG_REACTOR": "pol"}) == unknown

@@ -8,7 +8,7 @@ from twisted.internet.task import Clock
 from twisted.internet.testing import StringTransport
 
 from dmsg.errors import DmsgError
-from dmsg.glue.shell import Shell
+from dmsg.glue.shell import BULK_BYTES, Shell
 from dmsg.sansio.core import Core
 
 
@@ -83,3 +83,45 @@ def test_a_time_that_is_taken_back_is_forgotten() -> None:
     core.due = None
     shell.flush()
     assert not clock.getDelayedCalls()
+
+
+class Mindful(Clock):
+    """The clock of a reactor that wants to know of much data."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.bulk = 0
+
+    def note_bulk(self) -> None:
+        self.bulk += 1
+
+
+class Saying(Waiting):
+    """A core that has ``said`` to send."""
+
+    def __init__(self, said: bytes) -> None:
+        super().__init__(None)
+        self.said = said
+
+    def data_to_send(self) -> bytes:
+        said, self.said = self.said, b""
+        return said
+
+
+class Calm(Silent):
+    """An owner that does not mind what is sent."""
+
+    def flushed(self, shell: Shell) -> None:
+        """All is well."""
+
+
+def test_the_reactor_hears_of_much_data_in_one_piece_read_or_written() -> None:
+    clock = Mindful()
+    for size, heard in ((BULK_BYTES, 0), (BULK_BYTES + 1, 1)):
+        core = Saying(bytes(size))
+        shell = Shell(core, Calm(), clock)
+        shell.makeConnection(StringTransport())
+        assert clock.bulk == heard
+        clock.bulk = 0
+        shell.dataReceived(bytes(size))
+        assert clock.bulk == heard

@@ -16,5 +16,8 @@ rmb_peer = ServiceMaker(
     "rmb peer", "dmsg.taps.rmb_peer", "Programs at a Redis on the Reliable Message Bus.", "rmb-peer"
 )
 dmsg_epoll = Reactor("dmsg-epoll", "dmsg.glue.lean_epoll", "epoll(7), with less work for each message.")
+dmsg_epoll_sleep = Reactor(
+    "dmsg-epoll-sleep", "dmsg.glue.sleeping_epoll", "The same, asleep whenever there is nothing to do."
+)
 dmsg_endpoints = LazyParser("dmsg", "dmsg.mux.client.endpoint")
 messaging_endpoints = LazyParser("messaging", "dmsg.messaging.client.endpoint")
