@@ -137,7 +137,8 @@ class BusyWait:
                     self._needed_waits -= 1
                 break
             if now >= until:
-                self._needed_waits = min(MOST_WAITS, 2 * self._needed_waits)
+                if timeout_s >= LONGEST_S:  # else a timed call ends it, which says nothing
+                    self._needed_waits = min(MOST_WAITS, 2 * self._needed_waits)
                 break
             gave_way_at = now
             give_way()

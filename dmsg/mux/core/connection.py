@@ -29,6 +29,7 @@ from dmsg.mux.core.events import (
     Rejected,
     StreamClosed,
 )
+from dmsg.mux.core.held_acks import HeldAcks
 from dmsg.mux.core.hello import read_refusal
 from dmsg.mux.core.ids import TransportIds
 from dmsg.mux.core.limits import ConnectionConfig
@@ -89,6 +90,7 @@ class Connection(Core):
         self._tail = b""
         self._key_timer = KeyTimer(config.rekey_after_s, now)
         self._out = Outgoing(config)
+        self._held_acks = HeldAcks()
         self._ids = TransportIds(int.from_bytes(random(2), "big"))
         self._openings = Openings(
             identity,
@@ -201,9 +203,8 @@ class Connection(Core):
             return False
         if released:
             self.send_control(released)
-        elif stream.ack_due:
-            self._out.acknowledge(stream)
-        return bool(released) or stream.ack_due
+            return True
+        return stream.ack_due and self._acknowledge(stream)
 
     def close(self, stream: Stream) -> bool:
         """End ``stream`` once everything written is acknowledged; ``True`` if it is over right now.
@@ -303,7 +304,7 @@ class Connection(Core):
         if ack:
             self.send_control(ack)
         elif stream.ack_due:
-            self._out.acknowledge(stream)
+            self._acknowledge(stream)
         if stream.end_received and not data and end - start <= _EMPTY_SEALED_BYTES:
             self._on_end(stream, events)
         else:
@@ -358,9 +359,17 @@ class Connection(Core):
         else:
             self._finish_if_through(stream, events)
         if stream.ack_due:
-            self._out.acknowledge(stream)
+            self._acknowledge(stream)
         if data:
             self._on_data(stream, data, events)
+
+    def _acknowledge(self, stream: Stream) -> bool:
+        """Acknowledge what has come, now or when an answer does; whether it is now."""
+        if stream.ack_may_wait:
+            self._held_acks.hold(stream, self._key_timer.now)
+            return False
+        self._out.acknowledge(stream)
+        return True
 
     def _cut(self, stream: Stream, events: list[Event]) -> bool:
         """End a stream whose peer did not take our data and has nothing more to say; ``True`` if it is one."""
@@ -428,8 +437,11 @@ class Connection(Core):
     # --- time ------------------------------------------------------------------------------------------------------
 
     def next_timeout(self) -> float | None:
-        """When OK has been waited for too long, then when a sealed stream needs a new key."""
-        return self._deadline if self._deadline is not None else self._key_timer.due_s
+        """When OK has been waited for too long; then when a sealed stream needs a new key or has to acknowledge something."""
+        if self._deadline is not None:
+            return self._deadline
+        keys_s, acks_s = self._key_timer.due_s, self._held_acks.due_s
+        return acks_s if keys_s is None or (acks_s is not None and acks_s < keys_s) else keys_s
 
     def handle_timeout(self, now: float) -> list[Event]:
         """Raises ``RemoteProtocolError`` when no OK came in time (:ref:`spec-admission`)."""
@@ -438,6 +450,8 @@ class Connection(Core):
             raise RemoteProtocolError("handshake", "no OK in time")
         for marker in self._key_timer.frames(now):
             self.send_control(marker)
+        for stream in self._held_acks.take(now):
+            self._out.acknowledge(stream)
         return []
 
     # --- bookkeeping -----------------------------------------------------------------------------------------------
@@ -466,6 +480,7 @@ class Connection(Core):
         stream.move(StreamState.CLOSED)
         stream.discard()
         self._out.forget(stream)
+        self._held_acks.forget(stream)
         self._key_timer.forget(stream.id)
         del self.streams[stream.id]
         self._ids.ended(stream.id)

@@ -290,6 +290,11 @@ class Stream(ABC):
     def overfull(self, limit_bytes: int) -> bool:
         """Whether more has come than an honest peer would send to an end that does not read."""
 
+    @property
+    def ack_may_wait(self) -> bool:
+        """Whether the ACK that is due may wait for data to go along with."""
+        return False
+
     @abstractmethod
     def take_ack(self) -> bytes:
         """The cumulative ACK that is due; base streams have none."""
