@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import time
+from collections import deque
+from collections.abc import Callable
 from functools import partial
 from typing import Final
 
@@ -39,8 +41,13 @@ class LeanEpollReactor(EPollReactor):
         poll = self._poller.poll
         busy_wait = BusyWait(poll, threads_work=self._threads_work)
         self._wait = poll if sleeps else busy_wait.wait
+        self._soon: deque[Callable[[], object]] = deque()
         #: To be called when much data has passed in one piece, for which it is no use to stay awake.
         self.note_bulk = busy_wait.note_bulk
+
+    def at_end_of_turn(self, call: Callable[[], object]) -> None:
+        """Call ``call()`` when everything that was ready has been handled, before anything else is waited for."""
+        self._soon.append(call)
 
     def _threads_work(self) -> bool:
         return self.threadpool is not None and bool(self.threadpool.working)
@@ -53,13 +60,18 @@ class LeanEpollReactor(EPollReactor):
 
     def _turn_until_stopped(self) -> None:
         selectables, wait, act, seconds = self._selectables, self._wait, self._doReadOrWrite, self.seconds
+        soon = self._soon
         while self._started:
+            for _ in range(len(soon)):
+                soon.popleft()()
             calls = self._pendingTimedCalls
             wait_s = min(calls[0].time - seconds(), _LONGEST_S) if calls else _LONGEST_S
             if wait_s <= 0 or self._newTimedCalls or self.threadCallQueue or self._justStopped:
                 self.runUntilCurrent()
                 due_s = self.timeout() if self.running else 0
                 wait_s = _LONGEST_S if due_s is None else due_s
+            if soon:  # asked for by one of these calls
+                wait_s = 0
             for descriptor, event in wait(wait_s, len(selectables)):
                 selectable = selectables.get(descriptor)
                 if selectable is not None:  # one that was ready before it may have closed it

@@ -12,6 +12,7 @@ from twisted.python.failure import Failure
 from zope.interface import implementer
 
 from dmsg.errors import DmsgError, LocalProtocolError, RemoteProtocolError
+from dmsg.glue.end_of_turn import AtEndOfTurn
 from dmsg.glue.sockets import DirectSender, direct_sender, tune_socket
 from dmsg.sansio.core import Core
 
@@ -53,7 +54,7 @@ class Shell(Protocol):
         #: What this side ended the connection for, if it did.
         self.error: DmsgError | None = None
         self._busy = False
-        self._soon: IDelayedCall | None = None
+        self._soon = AtEndOfTurn(clock)
         self._timer: IDelayedCall | None = None
         self._holds: set[str] = set()
         self._reading_paused = False
@@ -93,10 +94,10 @@ class Shell(Protocol):
 
     def connectionLost(self, reason: Failure = connectionDone) -> None:
         self.lost = True
-        for call in (self._soon, self._timer):
-            if call is not None and call.active():
-                call.cancel()
-        self._soon = self._timer = None
+        self._soon.cancel()
+        timer, self._timer = self._timer, None
+        if timer is not None and timer.active():
+            timer.cancel()
         self.owner.connection_lost(self, self.error, reason if self._send is None else self._send.reason(reason))
 
     def pauseProducing(self) -> None:
@@ -153,8 +154,8 @@ class Shell(Protocol):
 
     def flush_soon(self) -> None:
         """Flush at the end of this turn of the reactor, so that everything written in it goes out together."""
-        if self._soon is None and not self._busy and not self.lost:
-            self._soon = self.clock.callLater(0, self._flush_now)
+        if not self._busy and not self.lost:
+            self._soon.ask(self.flush)
 
     def hold(self, reason: str, held: bool) -> None:
         """Stop reading for ``reason``, or go on if nothing else speaks against it."""
@@ -211,10 +212,6 @@ class Shell(Protocol):
             data = data[sent:]
             self.pauseProducing()
         self.transport.write(data)  # type: ignore[union-attr]
-
-    def _flush_now(self) -> None:
-        self._soon = None
-        self.flush()
 
     def _check_reading(self) -> None:
         wanted = bool(self._holds) or (self.congested and self.core.overloaded)

@@ -218,6 +218,63 @@ def test_other_threads_wake_it(own: Any) -> None:
     assert names == [threading.current_thread().name]
 
 
+def test_what_is_to_be_done_at_the_end_of_a_turn_is_done_behind_all_that_was_ready(own: Any) -> None:
+    order: list[str] = []
+
+    class Reader(Protocol):
+        def dataReceived(self, data: bytes) -> None:
+            order.append("read")
+            own.at_end_of_turn(lambda: order.append("end"))
+            own.callLater(0, order.append, "timed")
+
+    with listen(own, Reader()) as one, listen(own, Reader()) as two:
+        own.callLater(0.05, own.stop)
+        for client in (one, two):
+            client.send(b"x")
+        own.callLater(0, lambda: None)  # both connections are accepted before they are read
+        run(own)
+    assert order in (["read", "read", "end", "end", "timed", "timed"], ["read", "end", "timed"] * 2)
+
+
+def test_timed_calls_and_ends_of_turns_ask_for_ends_of_turns(own: Any) -> None:
+    order: list[str] = []
+
+    def again() -> None:
+        order.append("again")
+        own.callLater(0, own.stop)
+
+    def first() -> None:
+        order.append("first")
+        own.at_end_of_turn(again)
+
+    own.callLater(0, own.at_end_of_turn, first)
+    run(own)
+    assert order == ["first", "again"]
+
+
+def test_what_asks_again_and_again_keeps_nobody_else_waiting(own: Any) -> None:
+    def again() -> None:
+        own.at_end_of_turn(again)
+
+    got = Recorder(own.stop)
+    with listen(own, got) as client:
+        own.callLater(0, again)
+        own.callLater(0.01, client.send, b"hello")
+        own.callLater(0.02, client.shutdown, socket.SHUT_WR)
+        run(own)
+    assert got.data == b"hello"
+
+
+def test_an_error_at_the_end_of_a_turn_keeps_nothing_from_being_done(own: Any, logged_errors: Any) -> None:
+    def fail() -> None:
+        raise ValueError("here")
+
+    for call in (fail, fail, own.stop):
+        own.callLater(0, own.at_end_of_turn, call)
+    run(own)
+    assert len(logged_errors.flush(ValueError)) == 2
+
+
 ECHO = """
 import socket, sys
 connection = socket.create_connection(("127.0.0.1", int(sys.argv[1])))

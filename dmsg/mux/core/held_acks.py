@@ -1,4 +1,4 @@
-"""Acknowledgements of small messages, which wait a moment for data that they can go along with (:ref:`spec-sealed-acks`). Pure."""
+"""ACKs of small messages, which wait a moment for data that they can go along with (:ref:`spec-sealed-acks`). Pure."""
 
 from __future__ import annotations
 

@@ -37,8 +37,8 @@ HASH_BYTES: Final = 4
 OUTSTANDING_LIMIT: Final = 32_767
 #: "Nothing yet": what an ACK acknowledges before the first FWD.
 NOTHING_YET: Final = 0xFFFF
-#: An ACK for more data than this waits for none to go along with: it may be part of a transfer.
-HELD_ACK_BYTES: Final = 2 * 1024
+#: An ACK for more data than this waits for none to go along with: it may be part of a transfer, whose frames are longer.
+HELD_ACK_BYTES: Final = 1024
 _ACK_BYTES: Final = SEQUENCE_BYTES + HASH_BYTES
 #: With its note, behind which there may be what a FWD has.
 _NOTED_ACK_BYTES: Final = _ACK_BYTES + 1
@@ -361,9 +361,10 @@ class SealedStream(Stream):
 
     @property
     def ack_may_wait(self) -> bool:
-        """See :attr:`Stream.ack_may_wait`: so it is with little data, behind which nothing is known to be missing."""
+        """See :attr:`Stream.ack_may_wait`: so it is with little data, while there may be an answer and the windows have room."""
         little = self.received_bytes - self.skip_bytes - self._acknowledged_bytes <= HELD_ACK_BYTES
-        return little and not self.end_received and not self.dropped and self._withheld is None
+        quiet = little and not self.pending.size and self._withheld is None
+        return quiet and self.state is StreamState.OPEN and not self._end_wanted and not self.end_received
 
     def take_ack(self) -> bytes:
         """An ACK frame for everything received so far, or for as much as may be acknowledged."""

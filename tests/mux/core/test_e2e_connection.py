@@ -27,10 +27,11 @@ from dmsg.mux.core.events import (
     StreamOpened,
     UpgradeReceived,
 )
+from dmsg.mux.core.held_acks import HELD_S
 from dmsg.mux.core.limits import ConnectionConfig
 from dmsg.mux.core.plain_stream import PlainStream
 from dmsg.mux.core.record import RecordLayer
-from dmsg.mux.core.sealed_stream import SealedStream
+from dmsg.mux.core.sealed_stream import HELD_ACK_BYTES, SealedStream
 from dmsg.mux.core.stream import Stream, StreamState
 from dmsg.mux.core.wire import (
     ACCEPT,
@@ -388,15 +389,15 @@ def test_frames_are_sent_in_the_order_they_were_sealed() -> None:
 def test_one_ack_answers_all_of_one_read() -> None:
     alice = in_state("open")
     assert alice.far is not None
-    alice.far.pending.append(bytes(500))
+    alice.far.pending.append(bytes(5_000))
     fwds = []
     while alice.far.sendable:
-        fwds.append((FWD, alice.stream.id, alice.far.next_fwd(116)[1]))
+        fwds.append((FWD, alice.stream.id, alice.far.next_fwd(1_016)[1]))
     assert len(alice.say(*fwds)) == 5
     [(kind, _, payload)] = alice.sent()
     assert kind == ACK
     alice.far.receive_ack(payload)
-    assert alice.far.acked_bytes == 500
+    assert alice.far.acked_bytes == 5_000
 
 
 def test_nothing_is_told_before_the_proof_and_everything_behind_it() -> None:
@@ -448,6 +449,53 @@ def test_an_answer_and_the_acknowledgement_of_its_question_are_one_frame() -> No
         [(kind, _, payload)] = alice.sent()
         assert kind == ACK and far.receive_ack(payload) == b"answer"
         assert far.drained
+
+
+def test_the_acknowledgement_of_a_small_message_waits_for_an_answer_but_not_for_long() -> None:
+    alice = in_state("open")
+    far = alice.far
+    assert far is not None
+    keys_due_s = alice.connection.next_timeout()
+    for number in range(3):
+        hear(alice, b"news %d" % number)
+        assert alice.sent() == []
+    due_s = alice.connection.next_timeout()
+    assert due_s == HELD_S
+    assert alice.connection.handle_timeout(due_s / 2) == [] and alice.sent() == []
+    assert alice.connection.handle_timeout(due_s) == []
+    [(kind, _, payload)] = alice.sent()
+    assert kind == ACK and far.receive_ack(payload) == b"" and far.drained
+    assert alice.connection.next_timeout() == keys_due_s
+
+    hear(alice, b"question")
+    alice.connection.send_data(alice.stream, b"answer, but not at once")
+    [(kind, _, payload)] = alice.sent()
+    assert kind == ACK and far.receive_ack(payload) and far.drained
+    assert alice.connection.handle_timeout(HELD_S) == [] and alice.sent() == []
+
+
+@pytest.mark.parametrize("case", ["much data", "its last", "closing", "our last", "over"])
+def test_an_acknowledgement_that_no_answer_can_take_along_does_not_wait(case: str) -> None:
+    alice = in_state("open")
+    far = alice.far
+    assert far is not None
+    if case == "our last":
+        alice.connection.end(alice.stream)
+    if case == "closing":
+        assert not alice.connection.close(alice.stream)
+    alice.sent()
+    far.pending.append(bytes(HELD_ACK_BYTES + (case == "much data")))
+    if case == "its last":
+        far.end()
+    while far.sendable:
+        header, payload = far.next_fwd(2_000)
+        alice.say((header[0], alice.stream.id, payload))
+    if case == "over":
+        assert alice.sent() == []
+        alice.connection.abort(alice.stream)
+    kinds = [kind for kind, _, _ in alice.sent()]
+    assert kinds == ([ACK, CLOSE] if case == "over" else [ACK])
+    assert alice.connection.handle_timeout(HELD_S) == [] and alice.sent() == []
 
 
 def test_an_acknowledgement_goes_alone_when_there_is_no_room_for_data() -> None:

@@ -30,6 +30,7 @@ from dmsg.mux.core.events import (
     StreamOpened,
     UpgradeReceived,
 )
+from dmsg.mux.core.held_acks import HELD_S
 from dmsg.mux.core.record import RecordLayer
 from dmsg.mux.core.resumption import ResumeAttempts
 from dmsg.mux.core.sealed_stream import SealedStream
@@ -144,6 +145,8 @@ def test_a_secure_stream_with_either_carrier(carrier: Carrier) -> None:
     for sender, stream, receiver in ((0, ours, theirs), (1, theirs, ours)):
         net.ends[sender].send_data(stream, b"there and back")
         assert net.turn()[1 - sender] == [DataReceived(receiver, b"there and back")]
+    for end in net.ends:
+        assert end.handle_timeout(HELD_S) == []
     net.turn()
     assert not any(b"there and back" in payload for _, payload in net.frames)
     assert ours.drained and theirs.drained
