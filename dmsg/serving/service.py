@@ -96,6 +96,7 @@ class RelayService(Service, ABC):
         self._shells: set[RelayShell] = set()
         self._idle: Waiters[None] = Waiters()  # for the end of the last transport while it drains
         self._emptied: Waiters[None] = Waiters()  # for the end of the last connection while it stops
+        self._stopped: Waiters[None] = Waiters()
         self._report = RefusalReport(reactor, self._emit)
         self._timer: IDelayedCall | None = None
         self._started_at = 0.0
@@ -159,7 +160,14 @@ class RelayService(Service, ABC):
         return self._listening.wait() if self.port is None else succeed(self.port)
 
     def stopService(self) -> Deferred[None]:
-        """Drain, then close everything; fires when the last connection is gone."""
+        """Drain, then close everything; fires when the last connection is gone.
+
+        Stops nothing that was not started; called again, it fires when the first call does.
+        """
+        if not self.running:
+            return succeed(None)
+        if self.switch.draining:
+            return self._stopped.wait()
         return ensureDeferred(self._stop())
 
     async def _stop(self) -> None:
@@ -192,6 +200,7 @@ class RelayService(Service, ABC):
         self._emit(ev.Drained(elapsed_ms, left))
         self._emit(ev.ServerStopped(Reason.STOPPED, self.reactor.seconds() - self._started_at))
         super().stopService()  # type: ignore[no-untyped-call]
+        self._stopped.fire(None)
 
     async def _wait_until_idle(self, deadline: float) -> None:
         """Wait until no transport is open. One that was requested before may still open meanwhile."""

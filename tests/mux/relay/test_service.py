@@ -10,7 +10,7 @@ from twisted.internet.protocol import Factory, Protocol
 from twisted.internet.task import deferLater
 
 from dmsg.crypto.keys import SecretKey
-from dmsg.eventlog.schema import SessionDown, SessionUp, TransportOpened
+from dmsg.eventlog.schema import ServerStopped, SessionDown, SessionUp, TransportOpened
 from dmsg.mux.core.wire import CLOSE, REQUEST, encode_close, encode_frame
 from dmsg.mux.relay.limits import RelayLimits
 from dmsg.mux.relay.service import DmsgRelay
@@ -32,6 +32,21 @@ async def test_listening_on_a_port_that_is_taken(reactor, logged_errors):
     assert len(logged_errors.flush(CannotListenError)) == 1
     await server.stopService()
     await taken.stopListening()
+
+
+@pytest_twisted.ensureDeferred
+async def test_a_relay_that_does_not_run_is_stopped_and_one_that_stops_is_stopped_once():
+    memory, log = MemoryNetwork(), MemoryEventLog()
+    endpoint = TCP4ServerEndpoint(memory, 7_000, interface="127.0.0.1")
+    server = DmsgRelay(memory, SecretKey.generate(), endpoint, events=log)
+    await server.stopService()
+    server.startService()
+    assert server.ready and log.of(ServerStopped) == []
+    first, second = server.stopService(), server.stopService()
+    memory.advance(0)
+    assert first.called and second.called and len(log.of(ServerStopped)) == 1
+    await server.stopService()
+    assert len(log.of(ServerStopped)) == 1
 
 
 @pytest_twisted.ensureDeferred
