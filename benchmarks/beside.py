@@ -180,8 +180,11 @@ def _tunnels(sizes: Sizes, left_out: set[str]) -> list[Row]:
     table = _Table()
     total = max(1, sizes.transfer_bytes // _WRITE_BYTES) * _WRITE_BYTES
     with Cast() as cast, tempfile.TemporaryDirectory(prefix="bench-tunnel-") as home:
-        services = {kind: cast.start("plain", listen=kind).facts["port"] for kind in ("sink", "echo")}
-        source = cast.start("plain")
+        # Any program may be at the end of a tunnel, so these run on Twisted's own reactor.
+        services = {
+            kind: cast.start("plain", listen=kind, is_of_others=True).facts["port"] for kind in ("sink", "echo")
+        }
+        source = cast.start("plain", is_of_others=True)
         tunnels: dict[str, tuple[dict[str, int], Callable[[], float]]] = {
             "dmsg, e2e": _our_tunnel(cast, home, services)
         }

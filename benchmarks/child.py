@@ -80,7 +80,7 @@ def _run_plain(module: Any, options: dict[str, Any], answers: Any) -> None:
 
 
 def _run_twisted(module: Any, options: dict[str, Any], answers: Any) -> None:
-    if not getattr(module, "IS_OF_OTHERS", False):
+    if not options.pop("is_of_others", getattr(module, "IS_OF_OTHERS", False)):
         from dmsg.glue.reactors import install_default
 
         install_default(os.environ)  # as the role and the command do
