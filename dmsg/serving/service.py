@@ -96,7 +96,8 @@ class RelayService(Service, ABC):
         self._shells: set[RelayShell] = set()
         self._idle: Waiters[None] = Waiters()  # for the end of the last transport while it drains
         self._emptied: Waiters[None] = Waiters()  # for the end of the last connection while it stops
-        self._stopped: Waiters[None] = Waiters()
+        self._stopping = False
+        self._stopped: Waiters[None] = Waiters()  # for the end of all of it
         self._report = RefusalReport(reactor, self._emit)
         self._timer: IDelayedCall | None = None
         self._started_at = 0.0
@@ -166,8 +167,9 @@ class RelayService(Service, ABC):
         """
         if not self.running:
             return succeed(None)
-        if self.switch.draining:
+        if self._stopping:
             return self._stopped.wait()
+        self._stopping = True
         return ensureDeferred(self._stop())
 
     async def _stop(self) -> None:
@@ -200,6 +202,7 @@ class RelayService(Service, ABC):
         self._emit(ev.Drained(elapsed_ms, left))
         self._emit(ev.ServerStopped(Reason.STOPPED, self.reactor.seconds() - self._started_at))
         super().stopService()  # type: ignore[no-untyped-call]
+        self._stopping = False
         self._stopped.fire(None)
 
     async def _wait_until_idle(self, deadline: float) -> None:
