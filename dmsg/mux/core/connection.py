@@ -197,7 +197,7 @@ class Connection(Core):
         return True
 
     def consumed(self, stream: Stream, size: int) -> bool:
-        """The application took ``size`` bytes of what came; ``True`` if that is to be acknowledged."""
+        """The application took ``size`` bytes of what came; ``True`` if that is to be acknowledged, now or soon."""
         released = stream.consumed(size)
         if stream.state is StreamState.CLOSED:
             return False
@@ -364,10 +364,9 @@ class Connection(Core):
             self._on_data(stream, data, events)
 
     def _acknowledge(self, stream: Stream) -> bool:
-        """Acknowledge what has come, now or when an answer does; whether it is now."""
+        """Acknowledge what has come, now or when an answer does; whether there is something to send, or a new time to keep."""
         if stream.ack_may_wait:
-            self._held_acks.hold(stream, self._key_timer.now)
-            return False
+            return self._held_acks.hold(stream, self._key_timer.now)
         self._out.acknowledge(stream)
         return True
 

@@ -23,11 +23,13 @@ class HeldAcks:
         self._streams: set[Stream] = set()
         self.due_s: float | None = None
 
-    def hold(self, stream: Stream, now: float) -> None:
-        """Let the acknowledgement of ``stream`` wait."""
+    def hold(self, stream: Stream, now: float) -> bool:
+        """Let the acknowledgement of ``stream`` wait; whether ``due_s`` is new."""
         self._streams.add(stream)
-        if self.due_s is None:
-            self.due_s = now + HELD_S
+        if self.due_s is not None:
+            return False
+        self.due_s = now + HELD_S
+        return True
 
     def forget(self, stream: Stream) -> None:
         """``stream`` is over."""

@@ -363,7 +363,7 @@ class SealedStream(Stream):
     def ack_may_wait(self) -> bool:
         """See :attr:`Stream.ack_may_wait`: so it is with little data, while there may be an answer and the windows have room."""
         little = self.received_bytes - self.skip_bytes - self._acknowledged_bytes <= HELD_ACK_BYTES
-        quiet = little and not self.pending.size and self._withheld is None
+        quiet = little and not self.pending.size and not self.dropped and self._withheld is None
         return quiet and self.state is StreamState.OPEN and not self._end_wanted and not self.end_received
 
     def take_ack(self) -> bytes:

@@ -498,6 +498,31 @@ def test_an_acknowledgement_that_no_answer_can_take_along_does_not_wait(case: st
     assert alice.connection.handle_timeout(HELD_S) == [] and alice.sent() == []
 
 
+def test_what_is_to_be_acknowledged_outside_a_read_is_told_to_the_shell() -> None:
+    """Else nobody would look at the time until the next read."""
+    alice = in_state("open")
+    far = alice.far
+    assert far is not None
+    alice.sent()
+    far.pending.append(b"read late")
+    header, payload = far.next_fwd(100)
+    alice.say((header[0], alice.stream.id, payload))
+    assert not alice.connection.consumed(alice.stream, 4), "the read has told it"
+    alice.connection.handle_timeout(HELD_S)
+    [(_, _, payload)] = alice.sent()
+    far.receive_ack(payload)
+    alice.stream.ack_due = True
+    assert alice.connection.consumed(alice.stream, 1) and alice.sent() == []
+    assert alice.connection.next_timeout() == HELD_S
+    alice.connection.handle_timeout(HELD_S)
+    [(_, _, payload)] = alice.sent()
+    far.receive_ack(payload)
+    alice.stream.drop()
+    assert alice.connection.consumed(alice.stream, 1)
+    [(kind, _, payload)] = alice.sent()
+    assert kind == ACK and far.receive_ack(payload) == b"" and far.was_cut
+
+
 def test_an_acknowledgement_goes_alone_when_there_is_no_room_for_data() -> None:
     alice = Alice(secure_window_bytes=200)
     alice.opened()
