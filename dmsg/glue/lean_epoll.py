@@ -13,6 +13,7 @@ from twisted.internet.main import installReactor
 from twisted.logger import Logger
 
 from dmsg.glue.busy_wait import BusyWait
+from dmsg.glue.cpu_limit import has_cpu_limit
 
 _guarded: Final = Logger().failureHandler("Unexpected error in main loop")
 #: The longest wait that epoll takes, in seconds: its milliseconds are a C int.
@@ -24,8 +25,8 @@ class LeanEpollReactor(EPollReactor):
 
     It calls a descriptor that is ready without making a log context for it: what is logged meanwhile by
     ``twisted.python.log`` (not by ``twisted.logger``) begins with "-" in place of the connection's name. It looks for timed
-    calls only when there are new ones, or the first is due. And where one message follows the other within some 100 µs, it
-    does not go to sleep between them (:mod:`dmsg.glue.busy_wait`), unless it is told to with ``sleeps``.
+    calls only when there are new ones, or the first is due. And where one message follows the other within 400 µs, it does
+    not go to sleep between them (:mod:`dmsg.glue.busy_wait`), unless it is told to with ``sleeps``.
 
     Its ``seconds()`` are no time of day. Twisted's web server takes them for one in its access log, whose dates are of 1970.
     """
@@ -51,6 +52,12 @@ class LeanEpollReactor(EPollReactor):
 
     def _threads_work(self) -> bool:
         return self.threadpool is not None and bool(self.threadpool.working)
+
+    def doIteration(self, delay: float | None) -> None:
+        """Handle what is ready within ``delay`` seconds: of a program that calls ``iterate()`` instead of ``run()``."""
+        for _ in range(len(self._soon)):
+            self._soon.popleft()()
+        self.doPoll(0 if self._soon else delay)  # type: ignore[no-untyped-call]
 
     def mainLoop(self) -> None:
         """Run until the reactor is stopped."""
@@ -79,5 +86,8 @@ class LeanEpollReactor(EPollReactor):
 
 
 def install() -> None:
-    """Make a :class:`LeanEpollReactor` the reactor of this process, as ``twistd --reactor=dmsg-epoll`` does."""
-    installReactor(LeanEpollReactor())
+    """Make a :class:`LeanEpollReactor` the reactor of this process, as ``twistd --reactor=dmsg-epoll`` does.
+
+    Where CPU time is limited, it sleeps: a process that has spent its part on waiting would stand still for the rest of it.
+    """
+    installReactor(LeanEpollReactor(sleeps=has_cpu_limit()))

@@ -173,6 +173,13 @@ class RelayService(Service, ABC):
         return ensureDeferred(self._stop())
 
     async def _stop(self) -> None:
+        try:
+            await self._stop_all()
+        finally:  # whoever waits goes on, and a later call begins anew if this one has failed
+            self._stopping = False
+            self._stopped.fire(None)
+
+    async def _stop_all(self) -> None:
         began = self.reactor.seconds()
         self.ready = False
         self.switch.draining = True
@@ -202,8 +209,6 @@ class RelayService(Service, ABC):
         self._emit(ev.Drained(elapsed_ms, left))
         self._emit(ev.ServerStopped(Reason.STOPPED, self.reactor.seconds() - self._started_at))
         super().stopService()  # type: ignore[no-untyped-call]
-        self._stopping = False
-        self._stopped.fire(None)
 
     async def _wait_until_idle(self, deadline: float) -> None:
         """Wait until no transport is open. One that was requested before may still open meanwhile."""

@@ -265,6 +265,25 @@ def test_what_asks_again_and_again_keeps_nobody_else_waiting(own: Any) -> None:
     assert got.data == b"hello"
 
 
+def test_a_program_that_turns_it_by_hand_has_ends_of_turns() -> None:
+    reactor: Any = LeanEpollReactor()
+    order: list[int] = []
+
+    def again() -> None:
+        order.append(1)
+        reactor.at_end_of_turn(lambda: order.append(2))
+
+    reactor.startRunning(installSignalHandlers=False)
+    reactor.at_end_of_turn(again)
+    for _ in range(3):
+        reactor.iterate(0)
+    reactor.stop()
+    reactor.iterate(0)
+    assert order == [1, 2]
+    reactor.removeAll()
+    reactor._poller.close()
+
+
 def test_an_error_at_the_end_of_a_turn_keeps_nothing_from_being_done(own: Any, logged_errors: Any) -> None:
     def fail() -> None:
         raise ValueError("here")

@@ -436,11 +436,12 @@ class Connection(Core):
     # --- time ------------------------------------------------------------------------------------------------------
 
     def next_timeout(self) -> float | None:
-        """When OK has been waited for too long; then when a sealed stream needs a new key or has to acknowledge something."""
-        if self._deadline is not None:
-            return self._deadline
-        keys_s, acks_s = self._key_timer.due_s, self._held_acks.due_s
-        return acks_s if keys_s is None or (acks_s is not None and acks_s < keys_s) else keys_s
+        """When OK has been waited for too long, a sealed stream needs a new key, or one has to acknowledge something."""
+        due_s = self._key_timer.due_s if self._deadline is None else self._deadline
+        held = self._held_acks
+        if held.due_s is not None:
+            held.settle()
+        return held.due_s if due_s is None or (held.due_s is not None and held.due_s < due_s) else due_s
 
     def handle_timeout(self, now: float) -> list[Event]:
         """Raises ``RemoteProtocolError`` when no OK came in time (:ref:`spec-admission`)."""

@@ -26,10 +26,20 @@ class HeldAcks:
     def hold(self, stream: Stream, now: float) -> bool:
         """Let the acknowledgement of ``stream`` wait; whether ``due_s`` is new."""
         self._streams.add(stream)
-        if self.due_s is not None:
+        if self.due_s is not None and self.due_s <= now + HELD_S:  # it is later if the clock was set back
             return False
         self.due_s = now + HELD_S
         return True
+
+    def settle(self) -> None:
+        """Forget streams that have nothing left to acknowledge, up to the first one that has; without any, nothing is due."""
+        streams = self._streams
+        while streams:
+            stream = streams.pop()
+            if stream.ack_due:
+                streams.add(stream)
+                return
+        self.due_s = None
 
     def forget(self, stream: Stream) -> None:
         """``stream`` is over."""

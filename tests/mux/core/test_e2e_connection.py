@@ -498,6 +498,33 @@ def test_an_acknowledgement_that_no_answer_can_take_along_does_not_wait(case: st
     assert alice.connection.handle_timeout(HELD_S) == [] and alice.sent() == []
 
 
+def test_nothing_is_timed_once_the_answer_has_taken_the_acknowledgement_along() -> None:
+    alice = in_state("open")
+    alice.sent()
+    keys_due_s = alice.connection.next_timeout()
+    hear(alice, b"question")
+    alice.connection.send_data(alice.stream, b"answer")
+    assert len(alice.sent()) == 1
+    assert alice.connection.next_timeout() == keys_due_s
+
+
+def test_a_clock_that_is_set_back_stops_no_acknowledgement() -> None:
+    alice = in_state("open")
+    far = alice.far
+    assert far is not None
+    alice.sent()
+    for now in (1_000.0, 10.0):
+        far.pending.append(b"news")
+        header, payload = far.next_fwd(100)
+        record = alice.records.seal(encode_frame(header[0], alice.stream.id, payload))
+        alice.connection.receive_data(record, now)
+        assert alice.connection.next_timeout() == now + HELD_S
+    alice.connection.handle_timeout(10.0 + HELD_S)
+    [(_, _, payload)] = alice.sent()
+    far.receive_ack(payload)
+    assert far.drained
+
+
 def test_what_is_to_be_acknowledged_outside_a_read_is_told_to_the_shell() -> None:
     """Else nobody would look at the time until the next read."""
     alice = in_state("open")
