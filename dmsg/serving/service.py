@@ -175,7 +175,7 @@ class RelayService(Service, ABC):
     async def _stop(self) -> None:
         try:
             await self._stop_all()
-        finally:  # whoever waits goes on, and a later call begins anew if this one has failed
+        finally:  # callers that wait are told, and a later call begins anew if this one has failed
             self._stopping = False
             self._stopped.fire(None)
 

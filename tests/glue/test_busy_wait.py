@@ -192,7 +192,7 @@ def test_what_comes_while_another_has_the_core_is_taken_at_once() -> None:
 
 def test_waiting_takes_its_share_of_a_core_and_no_more() -> None:
     machine = Machine()
-    machine.turn_s = 0.0  # nobody else wants the core: all of the wait is spent looking
+    machine.turn_s = 0.0  # no other process wants the core: the whole wait is spent on polls
     began = machine.now
     for _ in range(20_000):
         machine.event(100e-6)

@@ -526,7 +526,7 @@ def test_a_clock_that_is_set_back_stops_no_acknowledgement() -> None:
 
 
 def test_what_is_to_be_acknowledged_outside_a_read_is_told_to_the_shell() -> None:
-    """Else nobody would look at the time until the next read."""
+    """Otherwise no timer is set before the next read."""
     alice = in_state("open")
     far = alice.far
     assert far is not None
