@@ -197,7 +197,7 @@ class Connection(Core):
         return True
 
     def consumed(self, stream: Stream, size: int) -> bool:
-        """The application took ``size`` bytes of what came; ``True`` asks the shell to flush and to look at :meth:`next_timeout`."""
+        """The application took ``size`` bytes of what came; ``True`` asks the shell to flush."""
         released = stream.consumed(size)
         if stream.state is StreamState.CLOSED:
             return False
