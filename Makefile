@@ -18,6 +18,10 @@ LOCKED := $(shell $(PYTHON) -c 'import sys; print("yes" if sys.version_info[:2] 
 LOCKING := --quiet --upgrade --strip-extras --allow-unsafe --generate-hashes --no-header --no-annotate \
     --no-emit-index-url --no-emit-find-links --no-emit-trusted-host
 PIP := $(BIN)/python -m pip --quiet --disable-pip-version-check install
+# A lock file is complete, so pip resolves nothing: asked to, it takes a newer version than the locked one of a package that
+# another one wants with an extra (coverage[toml]), has no hash for it and stops. "pip check" says if something is missing.
+PIP_LOCKED := $(PIP) --no-deps --require-hashes
+PIP_CHECK := $(BIN)/python -m pip --quiet --disable-pip-version-check check
 
 .DEFAULT_GOAL := help
 .PHONY: help venv lock demo test test-core test-analytics lint format bench soak fuzz analytics-demo bench-analytics docs news clean
@@ -47,8 +51,9 @@ $(STAMP): setup.cfg requirements.lock | system-packages
 	rm -rf $(VENV)
 	$(PYTHON) -m venv $(VENV)
 ifeq ($(LOCKED),yes)
-	$(PIP) --require-hashes --only-binary :all: -r requirements.lock
+	$(PIP_LOCKED) --only-binary :all: -r requirements.lock
 	$(PIP) --no-deps --no-build-isolation -e .
+	$(PIP_CHECK)
 else
 	$(PIP) -e '.[test,lint,bench]'
 endif
@@ -57,8 +62,9 @@ endif
 # The log pipeline brings Spark, several hundred megabytes: only what needs it installs it.
 $(ANALYTICS_STAMP): $(STAMP) spark/pyproject.toml requirements-analytics.lock | analytics-packages
 ifeq ($(LOCKED),yes)
-	$(PIP) --require-hashes -r requirements-analytics.lock
+	$(PIP_LOCKED) -r requirements-analytics.lock
 	$(PIP) --no-deps --no-build-isolation -e ./spark
+	$(PIP_CHECK)
 else
 	$(PIP) -e '.[ship,s3]' -e './spark[test,bench]'
 endif
@@ -66,7 +72,8 @@ endif
 
 $(FUZZ_STAMP): $(ANALYTICS_STAMP) requirements-fuzz.lock
 ifeq ($(LOCKED),yes)
-	$(PIP) --require-hashes -r requirements-fuzz.lock
+	$(PIP_LOCKED) -r requirements-fuzz.lock
+	$(PIP_CHECK)
 else
 	$(PIP) -e '.[fuzz]'
 endif

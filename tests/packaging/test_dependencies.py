@@ -82,6 +82,30 @@ def test_the_lock_files_keep_to_the_bounds() -> None:
         assert shared and {name: core[name] for name in shared} == {name: other[name] for name in shared}
 
 
+def test_the_lock_files_need_no_resolver() -> None:
+    """Everything that is needed by what is needed is in them, with its extras, so that they are installed as they are."""
+    for pins, requirements in ((_pins(LOCKS[0]), _of_the_core()), (_pins(LOCKS[1]), _of_the_pipeline())):
+        waiting = [(requirement, "") for requirement in requirements]
+        seen: set[tuple[str, str]] = set()
+        while waiting:
+            requirement, extra = waiting.pop()
+            if requirement.marker is not None and not requirement.marker.evaluate({"extra": extra}):
+                continue
+            name = canonicalize_name(requirement.name)
+            assert name in pins, requirement
+            for each in {"", *requirement.extras}:
+                if (name, each) not in seen:
+                    seen.add((name, each))
+                    waiting += [(Requirement(one), each) for one in importlib.metadata.requires(name) or ()]
+
+
+def test_pip_is_never_asked_to_resolve_what_a_lock_file_says() -> None:
+    """It would take a newer version of a package that another wants with an extra, and find no hash for it."""
+    rules = (ROOT / "Makefile").read_text()
+    assert rules.count("$(PIP_LOCKED)") == rules.count("-r requirements") == len(LOCKS)
+    assert re.search(r"^PIP_LOCKED := .*--no-deps --require-hashes$", rules, re.MULTILINE)
+
+
 @pytest.mark.parametrize("name", LOCKS)
 def test_a_lock_file_names_no_place_to_get_things_from(name: str) -> None:
     text = (ROOT / name).read_text()
