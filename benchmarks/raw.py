@@ -17,12 +17,13 @@ from typing import Final
 from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
 
 from dmsg.crypto.keys import PublicKey, SecretKey
+from dmsg.glue.processor import has_aes
 from dmsg.mux.core.hello import AnnouncedLimits, hello_payload
 from dmsg.mux.core.record import RecordLayer
 from dmsg.mux.core.wire import ACCEPT, FWD, REQUEST, encode_frame, split_frames
 
 #: What a server of ours answers message 1 with: length, key, tag, and the limits it announces.
-MESSAGE_2_BYTES: Final = 51 + len(hello_payload(AnnouncedLimits(0, 0, 0), 1))
+MESSAGE_2_BYTES: Final = 51 + len(hello_payload(AnnouncedLimits(0, 0, 0), 1, aes=has_aes()))
 _NAME: Final = b"Noise_XK_Secp256k1_ChaChaPoly_SHA256"
 _NONCES: Final = (bytes(12), bytes(4) + (1).to_bytes(8, "little"))
 

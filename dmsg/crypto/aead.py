@@ -1,4 +1,4 @@
-"""ChaCha20-Poly1305 with its nonces, and AES-GCM: the library's own functions, with nothing in between.
+"""ChaCha20-Poly1305 and AES-256-GCM with Noise's nonces: the library's own functions, with nothing in between.
 
 A Python function around each would cost a tenth of the sealing itself, so the one thing that can go wrong is given a name
 here instead of being translated: the code that opens catches :data:`DoesNotOpen` and raises what it means there.
@@ -7,6 +7,7 @@ here instead of being translated: the code that opens catches :data:`DoesNotOpen
 from __future__ import annotations
 
 from collections.abc import Callable
+from enum import Enum
 from struct import Struct
 from typing import Final
 
@@ -29,6 +30,18 @@ nonce: Final[Callable[[int], bytes]] = Struct("<4xQ").pack
 DoesNotOpen = InvalidTag
 
 
+#: Of Noise's REKEY, which no message has.
+_REKEY_NONCE: Final = nonce(NONCE_LIMIT)
+_ZEROS: Final = bytes(KEY_BYTES)
+
+
+class Cipher(Enum):
+    """What a key is for. Both have keys of ``KEY_BYTES``, tags of ``TAG_BYTES`` and nonces of 12 bytes."""
+
+    CHACHA = ChaCha20Poly1305
+    AES = AESGCM  # AES-256-GCM
+
+
 def sealer(key: bytes) -> Aead:
     """The function that seals with ``key`` (32 bytes): ``TAG_BYTES`` longer than what it is given."""
     return ChaCha20Poly1305(key).encrypt
@@ -39,13 +52,12 @@ def opener(key: bytes) -> Aead:
     return ChaCha20Poly1305(key).decrypt
 
 
-def pair(key: bytes) -> tuple[Aead, Aead]:
-    """The :func:`sealer` and the :func:`opener` of one key."""
-    cipher = ChaCha20Poly1305(key)
-    return cipher.encrypt, cipher.decrypt
+def pair(key: bytes, cipher: Cipher) -> tuple[Aead, Aead]:
+    """The function that seals and the one that opens, of one ``key`` of ``cipher``."""
+    made = cipher.value(key)
+    return made.encrypt, made.decrypt
 
 
-def gcm_pair(key: bytes) -> tuple[Aead, Aead]:
-    """As :func:`pair`, of AES-GCM: with a ``key`` of 32 bytes, AES-256."""
-    cipher = AESGCM(key)
-    return cipher.encrypt, cipher.decrypt
+def next_key(seal: Aead) -> bytes:
+    """The key behind the one that ``seal`` seals with: Noise's REKEY. It cannot be turned back."""
+    return seal(_REKEY_NONCE, _ZEROS, b"")[:KEY_BYTES]

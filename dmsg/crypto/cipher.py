@@ -1,4 +1,4 @@
-"""One direction of an end-to-end channel: ChaCha20-Poly1305 with Noise's implicit counter nonce.
+"""One direction of an end-to-end channel: a cipher with Noise's implicit counter nonce.
 
 :ref:`spec-sealed-frames`: no nonce is sent, so anything dropped, repeated, reordered, injected or altered fails to
 open.
@@ -6,22 +6,18 @@ open.
 
 from __future__ import annotations
 
-from typing import Final
-
-from dmsg.crypto.aead import KEY_BYTES, NONCE_LIMIT, DoesNotOpen, nonce, pair
+from dmsg.crypto.aead import NONCE_LIMIT, Cipher, DoesNotOpen, next_key, nonce, pair
 from dmsg.crypto.errors import CryptoError, NonceExhausted
-
-_ZEROS: Final = bytes(KEY_BYTES)
-_REKEY_NONCE: Final = nonce(NONCE_LIMIT)
 
 
 class CipherState:
     """A key and the number of messages it has been used for."""
 
-    __slots__ = ("_decrypt", "_encrypt", "nonce")
+    __slots__ = ("_cipher", "_decrypt", "_encrypt", "nonce")
 
-    def __init__(self, key: bytes, first: int = 0) -> None:
-        self._encrypt, self._decrypt = pair(key)
+    def __init__(self, key: bytes, first: int = 0, *, cipher: Cipher = Cipher.CHACHA) -> None:
+        self._cipher = cipher
+        self._encrypt, self._decrypt = pair(key, cipher)
         self.nonce = first
 
     def seal(self, associated: bytes, plaintext: bytes) -> bytes:
@@ -46,7 +42,7 @@ class CipherState:
 
     def rekey(self) -> None:
         """Go on with the next key: Noise's REKEY. It cannot be turned back; the counter goes on."""
-        self._encrypt, self._decrypt = pair(self._encrypt(_REKEY_NONCE, _ZEROS, b"")[:KEY_BYTES])
+        self._encrypt, self._decrypt = pair(next_key(self._encrypt), self._cipher)
 
     def erase(self) -> None:
         """Drop the key. ``seal`` and ``open`` raise ``NonceExhausted`` from now on."""

@@ -1,10 +1,10 @@
-"""The cipher behind records, against the published test vector of RFC 8439 and what must not open."""
+"""The ciphers behind records, against published test vectors (RFC 8439, NIST's of GCM) and what must not open."""
 
 from __future__ import annotations
 
 import pytest
 
-from dmsg.crypto.aead import NONCE_LIMIT, TAG_BYTES, DoesNotOpen, nonce, opener, pair, sealer
+from dmsg.crypto.aead import NONCE_LIMIT, TAG_BYTES, Cipher, DoesNotOpen, next_key, nonce, opener, pair, sealer
 
 # RFC 8439, section 2.8.2
 KEY = bytes(range(0x80, 0xA0))
@@ -44,8 +44,24 @@ def test_nonces_are_four_zeros_and_the_counter():
     assert nonce(NONCE_LIMIT) == bytes(4) + b"\xff" * 8
 
 
-def test_the_functions_of_a_pair_belong_together():
-    seal, opens = pair(KEY)
+def test_published_vector_of_aes():
+    """Test case 14 of the paper GCM comes from: AES-256, all zeros."""
+    seal, opens = pair(bytes(32), Cipher.AES)
+    sealed = seal(bytes(12), bytes(16), b"")
+    assert sealed.hex() == "cea7403d4d606b6e074ec5d3baf39d18" + "d0d1c8a799996bf0265b98b5d48ab919"
+    assert opens(bytes(12), sealed, b"") == bytes(16)
+
+
+@pytest.mark.parametrize("cipher", Cipher)
+def test_the_next_key_is_noises_rekey(cipher: Cipher):
+    """The first 32 bytes of 32 zeros, sealed with the nonce that no message has."""
+    seal, _ = pair(KEY, cipher)
+    assert next_key(seal) == seal(nonce(NONCE_LIMIT), bytes(32), b"")[:32] != KEY
+
+
+@pytest.mark.parametrize("cipher", Cipher)
+def test_the_functions_of_a_pair_belong_together(cipher: Cipher):
+    seal, opens = pair(KEY, cipher)
     sealed = seal(NONCE, PLAIN, ASSOCIATED)
     assert len(sealed) == len(PLAIN) + TAG_BYTES
     assert opens(NONCE, sealed, ASSOCIATED) == PLAIN

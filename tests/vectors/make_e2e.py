@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import coincurve
-from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
+from cryptography.hazmat.primitives.ciphers.aead import AESGCM, ChaCha20Poly1305
 
 PATH = Path(__file__).with_name("e2e.json")
 NAME = b"Noise_KK_Secp256k1_ChaChaPoly_SHA256"
@@ -73,20 +73,21 @@ class Symmetric:
 class Direction:
     """One sealed direction: its counter and its rolling hash."""
 
-    def __init__(self, key: bytes, start: bytes) -> None:
+    def __init__(self, key: bytes, start: bytes, cipher: type[AESGCM | ChaCha20Poly1305]) -> None:
+        self.cipher = cipher
         self.key = key
         self.start = self.rolling = start
         self.number = 0
 
     def seal(self, kind: bytes, inner: bytes) -> str:
-        sealed = ChaCha20Poly1305(self.key).encrypt(nonce(self.number), inner, kind)
+        sealed = self.cipher(self.key).encrypt(nonce(self.number), inner, kind)
         self.number += 1
         return sealed.hex()
 
     def rekey(self) -> str:
         """The marker, and the next key: Noise's REKEY. The counter goes on."""
         marker = self.seal(ACK, b"")
-        self.key = ChaCha20Poly1305(self.key).encrypt(nonce(2**64 - 1), bytes(32), b"")[:32]
+        self.key = self.cipher(self.key).encrypt(nonce(2**64 - 1), bytes(32), b"")[:32]
         return marker
 
     def fwd(self, sequence: int, data: bytes, ack: bytes = b"") -> str:
@@ -104,7 +105,9 @@ def padded(values: bytes, size: int) -> bytes:
     return values + tlv(6, bytes(size - len(values) - 3))
 
 
-def session(first_payload: bytes, second_payload: bytes) -> dict[str, Any]:
+def session(
+    first_payload: bytes, second_payload: bytes, cipher: type[AESGCM | ChaCha20Poly1305] = ChaCha20Poly1305
+) -> dict[str, Any]:
     """One handshake and a short conversation under its keys."""
     prologue = b"dmsg/0.1 e2e" + b"".join(public(fill) for fill in KEYS.values())
     state = Symmetric(prologue)
@@ -121,8 +124,8 @@ def session(first_payload: bytes, second_payload: bytes) -> dict[str, Any]:
     state.mix_key(dh(EPHEMERALS["responder"], KEYS["initiator"]))  # se
     second += state.encrypt(second_payload)
     keys = hkdf(state.chaining_key, b"")
-    out = Direction(keys[0], hashlib.sha256(state.hash + b"\x00").digest())
-    back = Direction(keys[1], hashlib.sha256(state.hash + b"\x01").digest())
+    out = Direction(keys[0], hashlib.sha256(state.hash + b"\x00").digest(), cipher)
+    back = Direction(keys[1], hashlib.sha256(state.hash + b"\x01").digest(), cipher)
     frames = {
         "initiator_ack_nothing_yet": out.seal(ACK, b"\xff\xff" + back.start[:4]),
         "initiator_fwd_0": out.fwd(0, b"hello"),
@@ -174,6 +177,7 @@ def carry(one: dict[str, Any]) -> dict[str, Any]:
 def make() -> dict[str, Any]:
     """All vectors."""
     version = tlv(1, b"0.1.0")
+    aes = tlv(8, b"\x01")
     plain = session(padded(version + tlv(2, b"web"), 320), padded(version, 64))
     token = bytes.fromhex(plain["token"])
     offered, answered = token + (1_000_000).to_bytes(8, "big"), token + (2**40).to_bytes(8, "big")
@@ -185,9 +189,15 @@ def make() -> dict[str, Any]:
         "transport_ids": TRANSPORT_IDS,
         "session": plain,
         "carriers": carry(plain),
+        "aes_session": session(padded(version + aes + tlv(2, b"web"), 320), padded(version + aes, 64), AESGCM),
         "resumed_session": session(padded(version + tlv(4, offered), 320), padded(version + tlv(4, answered), 64)),
         "resume": {"initiator": offered.hex(), "responder": answered.hex()},
-        "hop": {"client": version.hex(), "server": (version + tlv(3, limits)).hex()},
+        "hop": {
+            "client": version.hex(),
+            "server": (version + tlv(3, limits)).hex(),
+            "client_with_aes": (version + aes).hex(),
+            "server_with_aes": (version + tlv(3, limits) + aes).hex(),
+        },
     }
 
 

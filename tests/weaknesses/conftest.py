@@ -17,6 +17,7 @@ from zope.interface import implementer
 
 from dmsg.address import HostPort, PinnedServer
 from dmsg.crypto.keys import SecretKey
+from dmsg.glue.processor import has_aes
 from dmsg.interfaces import IEventLog
 from dmsg.mux.client.service import ClientConfig, DmsgClient
 from dmsg.mux.core.e2e_negotiation import Security
@@ -30,7 +31,7 @@ from dmsg.testing.raw import RawConnection, RawRelay, connect_raw
 HERE = Path(__file__).parent
 #: How long anything that ought to happen may take on a busy machine.
 #: What a server answers message 1 with: length, key, tag, and what it announces.
-MESSAGE_2_BYTES = 51 + len(hello_payload(AnnouncedLimits(0, 0, 0), 1))
+MESSAGE_2_BYTES = 51 + len(hello_payload(AnnouncedLimits(0, 0, 0), 1, aes=has_aes()))
 PATIENCE_S = 10.0
 #: Pause between two rounds of the bystanders.
 PING_PAUSE_S = 0.005

@@ -82,13 +82,14 @@ class ServerSession(RelaySession[SessionUser, DmsgTransport]):
         random: Random = os.urandom,
         handshake_timeout_s: float = 10.0,
         extended: bool = True,
+        aes: bool = False,
     ) -> None:
         core = Handshake(
             Role.CLIENT,
             key,
             server,
             now=clock.seconds(),
-            payload=hello_payload() if extended else b"",
+            payload=hello_payload(aes=aes) if extended else b"",
             timeout_s=handshake_timeout_s,
             takes_cookie=extended,
             random=random,
@@ -101,6 +102,7 @@ class ServerSession(RelaySession[SessionUser, DmsgTransport]):
         self._answers: Sized = ()
         self._turns: Turns | None = None
         self._extended = extended
+        self._aes = aes
 
     # --- what the client asks for ----------------------------------------------------------------------------------
 
@@ -197,7 +199,7 @@ class ServerSession(RelaySession[SessionUser, DmsgTransport]):
                         config=_within(self._config, self.capabilities),
                         random=self._random,
                         extended=self.capabilities.extended,
-                        end_to_end=EndToEnd(self.key, self.server, random=self._random),
+                        end_to_end=EndToEnd(self.key, self.server, aes=self._aes, random=self._random),
                         clock=self.clock.seconds,
                         buffers=self._buffers,
                     )

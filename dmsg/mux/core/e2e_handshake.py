@@ -12,11 +12,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
+from dmsg.crypto.aead import Cipher
 from dmsg.crypto.errors import CryptoError
 from dmsg.crypto.keys import PublicKey, Random, SecretKey
 from dmsg.crypto.noise import HandshakeResult, KnownPeer, NoiseHandshake, hmac_sha256
 from dmsg.discovery.entry import SECURE_VERSION
 from dmsg.errors import RemoteProtocolError
+from dmsg.mux.core.ciphers import CIPHERS, agreed, has_aes
 from dmsg.mux.core.errors import IntegrityError
 from dmsg.mux.core.tlv import Tlv, decode_tlvs, encode_padded_tlvs
 
@@ -31,9 +33,14 @@ LIST_2_BYTES: Final = 64
 CONFIRM_TIMEOUT_S: Final = 3.0
 
 _PROLOGUE: Final = b"dmsg/0.1 e2e"
+#: How each list begins, by whether its sender can do AES-256-GCM.
+_HEADS: Final[Mapping[bool, Mapping[Tlv, bytes]]] = {
+    False: {Tlv.VERSION: SECURE_VERSION.encode()},
+    True: {Tlv.VERSION: SECURE_VERSION.encode(), Tlv.CIPHERS: CIPHERS},
+}
 #: The lists of a handshake for a new transport of the default listener, and of every answer to a new transport.
 _ORDINARY_LIST_1, _ORDINARY_LIST_2 = (
-    encode_padded_tlvs({Tlv.VERSION: SECURE_VERSION.encode()}, size) for size in (LIST_1_BYTES, LIST_2_BYTES)
+    {aes: encode_padded_tlvs(head, size) for aes, head in _HEADS.items()} for size in (LIST_1_BYTES, LIST_2_BYTES)
 )
 _INITIATOR_TO_RESPONDER: Final = b"\x00"
 _RESPONDER_TO_INITIATOR: Final = b"\x01"
@@ -67,12 +74,13 @@ class SecureKeys:
     send_hash: bytes
     receive_hash: bytes
     token: bytes
+    cipher: Cipher = Cipher.CHACHA
 
     def __repr__(self) -> str:
         return "<SecureKeys>"
 
 
-def derive_keys(result: HandshakeResult, *, initiator: bool) -> SecureKeys:
+def derive_keys(result: HandshakeResult, cipher: Cipher, *, initiator: bool) -> SecureKeys:
     """Keys, the starts of the rolling hashes (:ref:`spec-sealed-acks`) and the :ref:`token <spec-resume-token>`."""
     directions = (_INITIATOR_TO_RESPONDER, _RESPONDER_TO_INITIATOR)
     ours, theirs = directions if initiator else directions[::-1]
@@ -83,6 +91,7 @@ def derive_keys(result: HandshakeResult, *, initiator: bool) -> SecureKeys:
         hashlib.sha256(binding + ours).digest(),
         hashlib.sha256(binding + theirs).digest(),
         hmac_sha256(binding, b"resume")[:TOKEN_BYTES],
+        cipher,
     )
 
 
@@ -91,10 +100,10 @@ def prologue(initiator: PublicKey, responder: PublicKey, server: PublicKey) -> b
     return _PROLOGUE + initiator.raw + responder.raw + server.raw
 
 
-def _list_1(service: str, resume: Resume | None) -> bytes:
+def _list_1(service: str, resume: Resume | None, aes: bool) -> bytes:
     if not service and resume is None:
-        return _ORDINARY_LIST_1
-    values = {Tlv.VERSION: SECURE_VERSION.encode()}
+        return _ORDINARY_LIST_1[aes]
+    values = dict(_HEADS[aes])
     if service:
         values[Tlv.SERVICE] = service.encode()
     if resume is not None:
@@ -102,16 +111,16 @@ def _list_1(service: str, resume: Resume | None) -> bytes:
     return encode_padded_tlvs(values, LIST_1_BYTES)
 
 
-def _list_2(resume: Resume | None) -> bytes:
+def _list_2(resume: Resume | None, aes: bool) -> bytes:
     if resume is None:
-        return _ORDINARY_LIST_2
-    return encode_padded_tlvs({Tlv.VERSION: SECURE_VERSION.encode(), Tlv.RESUME: resume.encode()}, LIST_2_BYTES)
+        return _ORDINARY_LIST_2[aes]
+    return encode_padded_tlvs({**_HEADS[aes], Tlv.RESUME: resume.encode()}, LIST_2_BYTES)
 
 
 class SecureInitiator:
     """The side that dials: ``message`` goes out, ``finish`` takes the answer."""
 
-    __slots__ = ("_noise", "message")
+    __slots__ = ("_aes", "_noise", "message")
 
     def __init__(
         self,
@@ -121,10 +130,11 @@ class SecureInitiator:
         *,
         service: str = "",
         resume: Resume | None = None,
+        aes: bool = False,
         random: Random = os.urandom,
         known: KnownPeer | None = None,
     ) -> None:
-        """Begin; ``known`` is the responder's key prepared for ``static``."""
+        """Begin; ``known`` is the responder's key prepared for ``static``, ``aes`` whether we can do AES-256-GCM."""
         self._noise = NoiseHandshake(
             "KK",
             initiator=True,
@@ -133,7 +143,8 @@ class SecureInitiator:
             prologue=prologue(static.public_key, responder, server),
             random=random,
         )
-        self.message = self._noise.write_message(_list_1(service, resume))
+        self._aes = aes
+        self.message = self._noise.write_message(_list_1(service, resume, aes))
 
     def finish(self, message: bytes) -> tuple[SecureKeys, Resume | None]:
         """Take message 2. Raises ``IntegrityError`` unless the responder itself made it for this handshake."""
@@ -143,13 +154,14 @@ class SecureInitiator:
         except (CryptoError, RemoteProtocolError) as error:
             raise IntegrityError(f"the peer's answer is not authentic: {error}", by="local") from None
         assert self._noise.result is not None
-        return derive_keys(self._noise.result, initiator=True), resume
+        cipher = agreed(ours=self._aes, theirs=has_aes(values))
+        return derive_keys(self._noise.result, cipher, initiator=True), resume
 
 
 class SecureResponder:
     """The side that is dialled. What message 1 says is known before the application decides; it may be a replay."""
 
-    __slots__ = ("_noise", "_values")
+    __slots__ = ("_aes", "_noise", "_values")
 
     def __init__(
         self,
@@ -158,13 +170,15 @@ class SecureResponder:
         server: PublicKey,
         message: bytes,
         *,
+        aes: bool = False,
         random: Random = os.urandom,
         known: KnownPeer | None = None,
     ) -> None:
         """Take message 1. Raises ``IntegrityError`` unless it was made for this pair of keys and this relay.
 
-        ``known`` is the initiator's key prepared for ``static``.
+        ``known`` is the initiator's key prepared for ``static``, ``aes`` whether we can do AES-256-GCM.
         """
+        self._aes = aes
         self._noise = NoiseHandshake(
             "KK",
             initiator=False,
@@ -191,6 +205,7 @@ class SecureResponder:
 
     def answer(self, resume: Resume | None = None) -> tuple[bytes, SecureKeys]:
         """Message 2 and the keys."""
-        message = self._noise.write_message(_list_2(resume))
+        message = self._noise.write_message(_list_2(resume, self._aes))
         assert self._noise.result is not None
-        return message, derive_keys(self._noise.result, initiator=False)
+        cipher = agreed(ours=self._aes, theirs=has_aes(self._values))
+        return message, derive_keys(self._noise.result, cipher, initiator=False)

@@ -36,16 +36,18 @@ KNOWN_PEERS: Final = 256
 
 
 class EndToEnd:
-    """What the end-to-end handshakes of one connection have in common: our key, the relay, the dice, the known peers.
+    """What the end-to-end handshakes of one connection have in common: our key, whether we have AES, the relay, the
+    dice, the known peers.
 
     Each connection learns its peers anew. So the time that an answer takes tells a relay nothing about dials over others,
     and what was calculated from our key (:class:`~dmsg.crypto.noise.KnownPeer`) goes with the connection.
     """
 
-    __slots__ = ("_key", "_known", "_random", "server")
+    __slots__ = ("_aes", "_key", "_known", "_random", "server")
 
-    def __init__(self, key: SecretKey, server: PublicKey, *, random: Random = os.urandom) -> None:
+    def __init__(self, key: SecretKey, server: PublicKey, *, aes: bool = False, random: Random = os.urandom) -> None:
         self.server = server
+        self._aes = aes
         self._key = key
         self._random = random
         self._known = lru_cache(maxsize=KNOWN_PEERS)(partial(KnownPeer, key))
@@ -54,10 +56,17 @@ class EndToEnd:
         """Begin a handshake with ``target``."""
         known = self._known(target.raw)
         return SecureInitiator(
-            self._key, target, self.server, service=service, resume=resume, random=self._random, known=known
+            self._key,
+            target,
+            self.server,
+            service=service,
+            resume=resume,
+            aes=self._aes,
+            random=self._random,
+            known=known,
         )
 
     def respond(self, remote: PublicKey, message: bytes) -> SecureResponder:
         """Take message 1 of ``remote``. Raises ``IntegrityError``."""
         known = self._known(remote.raw)
-        return SecureResponder(self._key, remote, self.server, message, random=self._random, known=known)
+        return SecureResponder(self._key, remote, self.server, message, aes=self._aes, random=self._random, known=known)

@@ -16,6 +16,7 @@ from dmsg.crypto.keys import PublicKey, Random, SecretKey
 from dmsg.crypto.noise import NoiseHandshake
 from dmsg.errors import LocalProtocolError, RemoteProtocolError
 from dmsg.mux.core.events import Event, HandshakeDone
+from dmsg.mux.core.hello import cipher_of
 from dmsg.mux.core.record import LENGTH_BYTES, RecordLayer
 from dmsg.sansio.core import Core
 
@@ -170,7 +171,8 @@ class Handshake(Core):
         self._deadline = None
         remote = PublicKey(result.remote_static)  # a point: Diffie-Hellman was done with it
         leftover, self._buffer = self._buffer, b""
-        records = RecordLayer(result.send_key, result.receive_key)
+        cipher = cipher_of(self._payload, self._peer_payload)
+        records = RecordLayer(result.send_key, result.receive_key, cipher)
         return HandshakeDone(remote, records, self._peer_payload, leftover)
 
     def _write(self, payload: bytes) -> None:

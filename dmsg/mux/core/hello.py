@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from dmsg.crypto.aead import Cipher
 from dmsg.discovery.entry import SECURE_VERSION, promises_security
 from dmsg.errors import RemoteProtocolError
+from dmsg.mux.core.ciphers import CIPHERS, agreed, has_aes
 from dmsg.mux.core.tlv import Tlv, decode_tlvs, encode_tlvs
 
 
@@ -31,15 +33,22 @@ class Capabilities:
     limits: AnnouncedLimits | None = None
     #: How far the window of a transport may grow (:ref:`spec-windows`); 0 if the server does not say.
     window_bytes: int = 0
+    #: Whether it can do AES-256-GCM (:ref:`spec-ciphers`).
+    aes: bool = False
 
 
-def hello_payload(limits: AnnouncedLimits | None = None, window_bytes: int = 0) -> bytes:
-    """The payload of handshake message 2 (server, with its limits and the largest window it bears) or 3 (client)."""
+def hello_payload(limits: AnnouncedLimits | None = None, window_bytes: int = 0, *, aes: bool = False) -> bytes:
+    """The payload of handshake message 2 (server, with its limits and the largest window it bears) or 3 (client).
+
+    ``aes`` says that AES-256-GCM is to be used if the other side can do it, too.
+    """
     values = {Tlv.VERSION: SECURE_VERSION.encode()}
     if limits is not None:
         values[Tlv.LIMITS] = limits.encode()
     if window_bytes:
         values[Tlv.WINDOW] = window_bytes.to_bytes(4, "big")
+    if aes:
+        values[Tlv.CIPHERS] = CIPHERS
     return encode_tlvs(values)
 
 
@@ -68,4 +77,10 @@ def read_hello(payload: bytes) -> Capabilities:
     raw = values.get(Tlv.LIMITS, b"")
     limits = AnnouncedLimits(*(int.from_bytes(raw[at : at + 4], "big") for at in (0, 4, 8))) if len(raw) == 12 else None
     window = values.get(Tlv.WINDOW, b"")
-    return Capabilities(True, limits, int.from_bytes(window, "big") if len(window) == 4 else 0)
+    window_bytes = int.from_bytes(window, "big") if len(window) == 4 else 0
+    return Capabilities(True, limits, window_bytes, has_aes(values))
+
+
+def cipher_of(ours: bytes, theirs: bytes) -> Cipher:
+    """What seals the records of a connection, from the payloads of its two sides: both come to the same."""
+    return agreed(ours=read_hello(ours).aes, theirs=read_hello(theirs).aes)

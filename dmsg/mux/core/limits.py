@@ -22,8 +22,9 @@ class ConnectionConfig:
     #: With more than this unread, a sealed stream withholds its acknowledgements.
     ack_limit_bytes: int = 256 * 1024
     #: A sealed stream gets a new key for what it sends after so many frames, or so long after it last did, whichever is
-    #: first. A key is then never near any bound of the cipher, and memory that is read gives up an hour at most.
-    rekey_after_frames: int = 1 << 30
+    #: first. A key is then never near any bound of a cipher (:data:`~dmsg.mux.core.record.AES_RECORDS`), and memory that is
+    #: read gives up an hour at most.
+    rekey_after_frames: int = 1 << 24
     rekey_after_s: float = 3600.0
     #: Data in one FWD of a plain stream: two of them fill a record, and no stream waits long behind another.
     frame_data_bytes: int = 32_750

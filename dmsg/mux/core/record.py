@@ -1,14 +1,14 @@
 """Packets and sealed records: what a connection is once its handshake is done.
 
-:ref:`spec-packets`, :ref:`spec-records`: ``u16 length ‖ u32 counter ‖ ChaCha20-Poly1305``; a counter for each direction
-begins with 1 and is always one more than the last.
+:ref:`spec-packets`, :ref:`spec-records`: ``u16 length ‖ u32 counter ‖ sealed``; a counter for each direction begins with 1
+and is always one more than the last. An AES key is followed by the next one after 2^24 records (:ref:`spec-ciphers`).
 """
 
 from __future__ import annotations
 
 from typing import Final
 
-from dmsg.crypto.aead import TAG_BYTES, DoesNotOpen, nonce, opener, sealer
+from dmsg.crypto.aead import TAG_BYTES, Aead, Cipher, DoesNotOpen, next_key, nonce, pair
 from dmsg.crypto.errors import NonceExhausted
 from dmsg.errors import RemoteProtocolError
 from dmsg.mux.core.wire import RECORD_PLAINTEXT_LIMIT_BYTES
@@ -20,19 +20,45 @@ RECORD_MIN_BYTES: Final = COUNTER_BYTES + TAG_BYTES
 COUNTER_LIMIT: Final = 2**32 - 2**16
 #: From here on a client makes its connection anew at the first moment no transport is open on it.
 COUNTER_SOFT_LIMIT: Final = 2**31
+#: So many records, of 2^12 blocks at most, are sealed with one key of AES-256-GCM. Who does not have it tells 2^36 blocks
+#: from random bytes with a probability of 2^-57 at most: the bound that TLS 1.3 keeps.
+AES_RECORDS: Final = 2**24
 
 
 class RecordLayer:
     """Opens and seals the records of one connection.
 
-    Holds at most one incomplete packet (65,537 bytes) of what was received.
+    Holds at most one incomplete packet (65,537 bytes) of what was received. ``aes_records`` is for tests: both sides have
+    to have the same.
     """
 
-    __slots__ = ("_buffer", "_decrypt", "_encrypt", "_received", "_sent")
+    __slots__ = (
+        "_buffer",
+        "_cipher",
+        "_decrypt",
+        "_encrypt",
+        "_key_records",
+        "_received",
+        "_receiver",
+        "_receiving_until",
+        "_sending_until",
+        "_sent",
+    )
 
-    def __init__(self, send_key: bytes, receive_key: bytes) -> None:
-        self._encrypt = sealer(send_key)
-        self._decrypt = opener(receive_key)
+    def __init__(
+        self,
+        send_key: bytes,
+        receive_key: bytes,
+        cipher: Cipher = Cipher.CHACHA,
+        *,
+        aes_records: int = AES_RECORDS,
+    ) -> None:
+        self._cipher = cipher
+        self._encrypt, _ = pair(send_key, cipher)
+        self._receiver, self._decrypt = pair(receive_key, cipher)
+        # The counters up to which the keys in use go: those of ChaCha20-Poly1305 up to the end.
+        self._key_records = aes_records if cipher is Cipher.AES else COUNTER_LIMIT
+        self._sending_until = self._receiving_until = self._key_records
         self._sent = 0
         self._received = 0
         self._buffer = b""
@@ -66,8 +92,10 @@ class RecordLayer:
                 break
             counter += 1
             body = start + COUNTER_BYTES
-            if data[start:body] != counter.to_bytes(4, "big") or counter > COUNTER_LIMIT:
+            if data[start:body] != counter.to_bytes(4, "big"):
                 raise RemoteProtocolError("record", "out of sequence")
+            if counter > self._receiving_until:
+                decrypt = self._follow_key(counter)
             try:
                 plaintexts.append(decrypt(nonce(counter), view[body:end], None))
             except DoesNotOpen:
@@ -93,8 +121,23 @@ class RecordLayer:
 
     def _seal(self, plaintext: bytes | memoryview) -> tuple[bytes, bytes]:
         counter = self._sent + 1
-        if counter > COUNTER_LIMIT:
-            raise NonceExhausted("the record counter is used up")
+        if counter > self._sending_until:
+            self._change_key(counter)
         self._sent = counter
         sealed = self._encrypt(nonce(counter), plaintext, None)
         return (len(sealed) + COUNTER_BYTES << 32 | counter).to_bytes(6, "big"), sealed
+
+    def _change_key(self, counter: int) -> None:
+        """Seal with the next key from ``counter`` on."""
+        if counter > COUNTER_LIMIT:
+            raise NonceExhausted("the record counter is used up")
+        self._encrypt, _ = pair(next_key(self._encrypt), self._cipher)
+        self._sending_until = min(self._sending_until + self._key_records, COUNTER_LIMIT)
+
+    def _follow_key(self, counter: int) -> Aead:
+        """What opens records from ``counter`` on, as the peer has changed its key."""
+        if counter > COUNTER_LIMIT:
+            raise RemoteProtocolError("record", "out of sequence")
+        self._receiver, self._decrypt = pair(next_key(self._receiver), self._cipher)
+        self._receiving_until = min(self._receiving_until + self._key_records, COUNTER_LIMIT)
+        return self._decrypt

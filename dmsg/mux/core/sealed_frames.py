@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import Final
 
+from dmsg.crypto.aead import Cipher
 from dmsg.crypto.cipher import CipherState
 from dmsg.crypto.errors import CryptoError, NonceExhausted
 from dmsg.mux.core.stream import StreamFault
@@ -20,10 +21,17 @@ class SealedFrames:
 
     __slots__ = ("_receiver", "_rekey_after_frames", "_rekey_nonce", "_rekeyed_nonce", "_sender", "_stream_id")
 
-    def __init__(self, stream_id: int, send_key: bytes, receive_key: bytes, rekey_after_frames: int) -> None:
+    def __init__(
+        self,
+        stream_id: int,
+        send_key: bytes,
+        receive_key: bytes,
+        rekey_after_frames: int,
+        cipher: Cipher = Cipher.CHACHA,
+    ) -> None:
         self._stream_id = stream_id
-        self._sender = CipherState(send_key)
-        self._receiver = CipherState(receive_key)
+        self._sender = CipherState(send_key, cipher=cipher)
+        self._receiver = CipherState(receive_key, cipher=cipher)
         self._rekey_after_frames = self._rekey_nonce = rekey_after_frames
         self._rekeyed_nonce = 0
 

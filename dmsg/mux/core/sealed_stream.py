@@ -98,7 +98,7 @@ class SealedStream(Stream):
         window_bytes: int,
         ack_limit_bytes: int,
         largest_window_bytes: int = 0,
-        rekey_after_frames: int = 1 << 30,
+        rekey_after_frames: int = 1 << 24,
         path: PathWindow | None = None,
         buffers: Buffers | None = None,
     ) -> None:
@@ -119,7 +119,7 @@ class SealedStream(Stream):
         self._acknowledged_bytes = 0  # how much of the peer's stream our last ACK stood for
         self.resumes = False  # whether it is another path of a transport that is open, offered by the peer
         self.skip_bytes = 0  # sent again by the peer although we have it: dropped, but hashed and acknowledged
-        self.frames = SealedFrames(base.id, keys.send_key, keys.receive_key, rekey_after_frames)
+        self.frames = SealedFrames(base.id, keys.send_key, keys.receive_key, rekey_after_frames, keys.cipher)
         self._send_hash = keys.send_hash
         self._receive_hash = keys.receive_hash
         self._window = SealedWindow(window_bytes, largest_window_bytes, buffers or Buffers(0))

@@ -22,6 +22,7 @@ class Tlv(IntEnum):
     REASON = 5
     PADDING = 6
     WINDOW = 7
+    CIPHERS = 8
 
 
 _KNOWN: Final = {int(kind): kind for kind in Tlv}  # calling Tlv takes longer

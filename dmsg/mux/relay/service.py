@@ -14,6 +14,7 @@ from twisted.internet.interfaces import IReactorTime, IStreamServerEndpoint
 from dmsg.address import HostPort
 from dmsg.crypto.keys import Random, SecretKey
 from dmsg.errors import RemoteProtocolError
+from dmsg.glue.processor import has_aes
 from dmsg.interfaces import IDiscovery, IEventLog
 from dmsg.mux.core.events import HandshakeDone
 from dmsg.mux.core.handshake import Handshake, Role
@@ -45,6 +46,7 @@ class DmsgRelay(RelayService):
         random: Random = os.urandom,
         now_ns: Callable[[], int] = time.time_ns,
         extended: bool = True,
+        aes: bool | None = None,
     ) -> None:
         limits = limits or RelayLimits()
         self._budget = HandshakeBudget(limits, reactor.seconds(), random=random, cookies=extended)
@@ -63,7 +65,9 @@ class DmsgRelay(RelayService):
         announced = AnnouncedLimits(
             limits.transports_per_connection, int(limits.requests_per_s), FRAME_PAYLOAD_LIMIT_BYTES
         )
-        self._hello = hello_payload(announced, limits.window_bytes) if extended else b""
+        self._hello = (
+            hello_payload(announced, limits.window_bytes, aes=has_aes() if aes is None else aes) if extended else b""
+        )
 
     def greet(self, origin: Origin, now: float) -> Handshake:
         """A Noise handshake, whose first message has to pass the budget."""

@@ -9,7 +9,7 @@ import hashlib
 from collections import OrderedDict
 from typing import Final
 
-from dmsg.crypto.aead import TAG_BYTES, Aead, DoesNotOpen, gcm_pair
+from dmsg.crypto.aead import TAG_BYTES, Aead, Cipher, DoesNotOpen, pair
 from dmsg.crypto.errors import InvalidKey
 from dmsg.crypto.keys import SecretKey
 from dmsg.rmb.core.errors import E2eError
@@ -38,18 +38,18 @@ class EncryptionKey:
         self._shared: OrderedDict[bytes, tuple[Aead, Aead]] = OrderedDict()
 
     def _pair(self, their_pk: bytes) -> tuple[Aead, Aead]:
-        pair = self._shared.get(their_pk)
-        if pair is not None:
+        known = self._shared.get(their_pk)
+        if known is not None:
             self._shared.move_to_end(their_pk)
-            return pair
+            return known
         try:
-            pair = gcm_pair(hashlib.sha256(self._key.shared_x(their_pk)).digest())
+            made = pair(hashlib.sha256(self._key.shared_x(their_pk)).digest(), Cipher.AES)
         except InvalidKey:
             raise E2eError("k256: malformed public key") from None
-        self._shared[their_pk] = pair
+        self._shared[their_pk] = made
         if len(self._shared) > SHARED_KEYS:
             self._shared.popitem(last=False)
-        return pair
+        return made
 
     def encrypt(self, their_pk: bytes, data: bytes, nonce: bytes) -> bytes:
         """``data`` for the holder of ``their_pk``; ``nonce`` is 12 random bytes, never the same for the same two twins.

@@ -48,13 +48,20 @@ def e2e() -> Any:
 
 
 def handshake(
-    *, service: str = "", resume: Resume | None = None, answer: Resume | None = None, fixed: Any = None
+    *,
+    service: str = "",
+    resume: Resume | None = None,
+    answer: Resume | None = None,
+    fixed: Any = None,
+    aes: bool = False,
 ) -> tuple[SecureInitiator, SecureResponder, bytes, Any, Any]:
     randoms = {} if fixed is None else {name: constant(bytes.fromhex(fixed[name])) for name in fixed}
     first = {"random": randoms["initiator"]} if fixed else {}
     second = {"random": randoms["responder"]} if fixed else {}
-    initiator = SecureInitiator(ALICE, BOB.public_key, SERVER.public_key, service=service, resume=resume, **first)
-    responder = SecureResponder(BOB, ALICE.public_key, SERVER.public_key, initiator.message, **second)
+    initiator = SecureInitiator(
+        ALICE, BOB.public_key, SERVER.public_key, service=service, resume=resume, aes=aes, **first
+    )
+    responder = SecureResponder(BOB, ALICE.public_key, SERVER.public_key, initiator.message, aes=aes, **second)
     message, theirs = responder.answer(answer)
     ours, _ = initiator.finish(message)
     return initiator, responder, message, ours, theirs
@@ -86,13 +93,15 @@ def test_handshake_vectors(e2e: Any) -> None:
     assert prologue(ALICE.public_key, BOB.public_key, SERVER.public_key).hex() == e2e["session"]["prologue"]
     assert e2e["carriers"]["B"]["magic"] == UPGRADE_MAGIC.hex()
     check_session(e2e["session"], handshake(service="web", fixed=e2e["ephemerals"]))
+    check_session(e2e["aes_session"], handshake(service="web", fixed=e2e["ephemerals"], aes=True))
     resume, answer = (Resume.decode(bytes.fromhex(e2e["resume"][side])) for side in ("initiator", "responder"))
     assert (resume.received_bytes, answer.received_bytes) == (1_000_000, 2**40)
     check_session(e2e["resumed_session"], handshake(resume=resume, answer=answer, fixed=e2e["ephemerals"]))
 
 
-def test_frame_vectors(e2e: Any) -> None:
-    *_, ours, theirs = handshake(service="web", fixed=e2e["ephemerals"])
+@pytest.mark.parametrize(("session", "aes"), [("session", False), ("aes_session", True)])
+def test_frame_vectors(e2e: Any, session: str, aes: bool) -> None:
+    *_, ours, theirs = handshake(service="web", fixed=e2e["ephemerals"], aes=aes)
     out, back = (
         SealedStream(
             PlainStream(1, BOB.public_key, b"", initiator=True, window_bytes=1, first_sequence=0),
@@ -133,7 +142,7 @@ def test_frame_vectors(e2e: Any) -> None:
     assert out.receive_fwd(sealed, 0, len(sealed)) == (b"under the next key", b"")
     made["responder_close_refused"] = back.close_frame(1)[HEADER_BYTES:]
     assert out.proves_close(made["responder_close_refused"])
-    assert {name: payload.hex() for name, payload in made.items()} == e2e["session"]["frames"]
+    assert {name: payload.hex() for name, payload in made.items()} == e2e[session]["frames"]
 
 
 # --- what the messages say -------------------------------------------------------------------------------------------

@@ -21,6 +21,8 @@ def test_payload_vectors() -> None:
     vectors = json.loads((Path(__file__).parents[2] / "vectors" / "e2e.json").read_text("utf-8"))["hop"]
     assert hello_payload().hex() == vectors["client"]
     assert hello_payload(LIMITS).hex() == vectors["server"]
+    assert hello_payload(aes=True).hex() == vectors["client_with_aes"]
+    assert hello_payload(LIMITS, aes=True).hex() == vectors["server_with_aes"]
 
 
 def test_both_sides_are_understood() -> None:

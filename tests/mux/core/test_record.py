@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import pytest
-from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
+from cryptography.hazmat.primitives.ciphers.aead import AESGCM, ChaCha20Poly1305
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from dmsg.crypto.aead import Cipher
 from dmsg.crypto.errors import NonceExhausted
 from dmsg.errors import RemoteProtocolError
-from dmsg.mux.core.record import COUNTER_LIMIT, COUNTER_SOFT_LIMIT, RECORD_MIN_BYTES, RecordLayer
+from dmsg.mux.core.record import AES_RECORDS, COUNTER_LIMIT, COUNTER_SOFT_LIMIT, RECORD_MIN_BYTES, RecordLayer
 from dmsg.mux.core.wire import RECORD_PLAINTEXT_LIMIT_BYTES
 from dmsg.testing.strategies import cuts
 
@@ -162,3 +163,85 @@ def test_near_exhaustion_is_told_long_before_the_last_counter() -> None:
     assert not sender.near_exhaustion and not reader.near_exhaustion
     reader.open(sender.seal(b""))
     assert sender.near_exhaustion and reader.near_exhaustion
+
+
+# --- AES (:ref:`spec-ciphers`) ---------------------------------------------------------------------------------------
+
+
+def aes(records: int = AES_RECORDS) -> tuple[RecordLayer, RecordLayer]:
+    return (
+        RecordLayer(ONE, OTHER, Cipher.AES, aes_records=records),
+        RecordLayer(OTHER, ONE, Cipher.AES, aes_records=records),
+    )
+
+
+def sealed_by(key: bytes, counter: int, plaintext: bytes) -> bytes:
+    """A record of AES-256-GCM, made by hand."""
+    body = counter.to_bytes(4, "big") + AESGCM(key).encrypt(bytes(4) + counter.to_bytes(8, "little"), plaintext, None)
+    return len(body).to_bytes(2, "big") + body
+
+
+def key_behind(key: bytes) -> bytes:
+    """Noise's REKEY, by hand."""
+    return AESGCM(key).encrypt(bytes(4) + b"\xff" * 8, bytes(32), b"")[:32]
+
+
+def test_layout_with_aes() -> None:
+    sender, reader = aes()
+    assert [sender.seal(b"plain"), sender.seal(b"")] == [sealed_by(ONE, 1, b"plain"), sealed_by(ONE, 2, b"")]
+    assert reader.open(sealed_by(ONE, 1, b"plain") + sealed_by(ONE, 2, b"")) == [b"plain", b""]
+
+
+def test_an_aes_key_is_followed_by_the_next_one_in_each_direction() -> None:
+    sender, reader = aes(3)
+    second = key_behind(ONE)
+    keys = [ONE] * 3 + [second] * 3 + [key_behind(second)] * 2
+    records = [sender.seal(bytes((n,))) for n in range(8)]
+    assert records == [sealed_by(key, n + 1, bytes((n,))) for n, key in enumerate(keys)]
+    assert reader.open(b"".join(records)) == [bytes((n,)) for n in range(8)]
+    # The other direction counts its own records.
+    assert reader.seal(b"first") == sealed_by(OTHER, 1, b"first")
+
+
+@given(plaintexts, st.integers(1, 3), st.data())
+def test_any_chunking_opens_to_the_same_plaintexts_with_aes(
+    wanted: list[bytes], records: int, data: st.DataObject
+) -> None:
+    sender, reader = aes(records)
+    stream = b"".join(map(sender.seal, wanted))
+    opened: list[bytes] = []
+    for piece in data.draw(cuts(stream)):
+        opened += reader.open(piece)
+    assert opened == wanted
+
+
+def test_a_record_under_the_key_before_does_not_open() -> None:
+    _, reader = aes(1)
+    assert reader.open(sealed_by(ONE, 1, b"")) == [b""]
+    with pytest.raises(RemoteProtocolError, match="does not open"):
+        reader.open(sealed_by(ONE, 2, b""))
+
+
+def test_an_aes_key_seals_2_to_the_24_records() -> None:
+    """Side by side in one process, as many as that take too long; the 16 around the change show it."""
+    sender, reader = aes()
+    sender._sent = reader._received = 2**24 - 8
+    records = [sender.seal(b"") for _ in range(16)]
+    assert records == [sealed_by(ONE if n <= 2**24 else key_behind(ONE), n, b"") for n in range(2**24 - 7, 2**24 + 9)]
+    assert reader.open(b"".join(records)) == [b""] * 16
+
+
+@pytest.mark.parametrize("cipher", Cipher)
+def test_the_counter_ends_before_it_wraps_whatever_the_cipher(cipher: Cipher) -> None:
+    """With keys so long that the limit lies inside one of them."""
+    sender = RecordLayer(ONE, OTHER, cipher, aes_records=COUNTER_LIMIT // 2 + 1)
+    reader = RecordLayer(OTHER, ONE, cipher, aes_records=COUNTER_LIMIT // 2 + 1)
+    sender._sent = reader._received = COUNTER_LIMIT // 2
+    reader.open(sender.seal(b"") + sender.seal(b""))
+    sender._sent = reader._received = COUNTER_LIMIT - 1
+    assert reader.open(sender.seal(b"last")) == [b"last"]
+    with pytest.raises(NonceExhausted):
+        sender.seal(b"one too many")
+    body = (COUNTER_LIMIT + 1).to_bytes(4, "big") + bytes(16)
+    with pytest.raises(RemoteProtocolError, match="out of sequence"):
+        reader.open(len(body).to_bytes(2, "big") + body)

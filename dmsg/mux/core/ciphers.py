@@ -1,0 +1,23 @@
+"""Which cipher two sides use: AES-256-GCM where both can do it in hardware (:ref:`spec-ciphers`). Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final
+
+from dmsg.crypto.aead import Cipher
+from dmsg.mux.core.tlv import Tlv
+
+_AES: Final = 1
+#: The value of TLV ``ciphers`` of a side that has AES-256-GCM. ChaCha20-Poly1305 goes without saying.
+CIPHERS: Final = bytes((_AES,))
+
+
+def has_aes(values: Mapping[Tlv, bytes]) -> bool:
+    """Whether a list says that its sender can do AES-256-GCM."""
+    return _AES in values.get(Tlv.CIPHERS, b"")
+
+
+def agreed(*, ours: bool, theirs: bool) -> Cipher:
+    """What both sides come to, from which of them can do AES-256-GCM."""
+    return Cipher.AES if ours and theirs else Cipher.CHACHA
