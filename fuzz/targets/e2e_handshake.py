@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from dmsg.crypto.aead import Cipher
 from dmsg.crypto.noise import NoiseHandshake
 from dmsg.errors import RemoteProtocolError
 from dmsg.mux.core.e2e_handshake import Resume, SecureInitiator, SecureResponder, prologue
@@ -17,19 +18,20 @@ _PROLOGUE = prologue(_INITIATOR.public_key, _RESPONDER.public_key, _RELAY.public
 
 
 def one_input(data: bytes) -> None:
-    """The first byte says who is fed, and whether the rest is a message or the payload of one that is sealed rightly.
+    """The first byte says who is fed, whether the rest is a message or the payload of one that is sealed rightly, and
+    whether who is fed has AES.
 
     A message that is not the peer's own is refused. Of one that is, everything may be hostile but the seal.
     """
     choices = Choices(data)
     how = choices.byte()
     if how & 1:
-        _feed_initiator(choices.rest(), sealed=bool(how & 2))
+        _feed_initiator(choices.rest(), sealed=bool(how & 2), aes=bool(how & 4))
     else:
-        _feed_responder(choices.rest(), sealed=bool(how & 2))
+        _feed_responder(choices.rest(), sealed=bool(how & 2), aes=bool(how & 4))
 
 
-def _feed_responder(data: bytes, *, sealed: bool) -> None:
+def _feed_responder(data: bytes, *, sealed: bool, aes: bool) -> None:
     if sealed:
         noise = NoiseHandshake(
             "KK",
@@ -44,7 +46,7 @@ def _feed_responder(data: bytes, *, sealed: bool) -> None:
         message = data
     try:
         responder = SecureResponder(
-            _RESPONDER, _INITIATOR.public_key, _RELAY.public_key, message, random=repeatable(b"r")
+            _RESPONDER, _INITIATOR.public_key, _RELAY.public_key, message, aes=aes, random=repeatable(b"r")
         )
     except IntegrityError:
         return
@@ -55,19 +57,21 @@ def _feed_responder(data: bytes, *, sealed: bool) -> None:
     except RemoteProtocolError:
         resume = None
     answer, keys = responder.answer(resume)
+    assert aes or keys.cipher is Cipher.CHACHA
     noise.read_message(answer)
     assert noise.result is not None
     assert (keys.send_key, keys.receive_key) == (noise.result.receive_key, noise.result.send_key)
     check_memory([responder.service, resume], len(data))
 
 
-def _feed_initiator(data: bytes, *, sealed: bool) -> None:
+def _feed_initiator(data: bytes, *, sealed: bool, aes: bool) -> None:
     initiator = SecureInitiator(
         _INITIATOR,
         _RESPONDER.public_key,
         _RELAY.public_key,
         service="chat",
         resume=Resume(bytes(16), 7),
+        aes=aes,
         random=repeatable(b"i"),
     )
     message = data
@@ -87,6 +91,7 @@ def _feed_initiator(data: bytes, *, sealed: bool) -> None:
     except IntegrityError:
         return
     assert sealed, "a message was taken that the responder did not make"
+    assert aes or keys.cipher is Cipher.CHACHA
     assert noise.result is not None
     assert (keys.send_key, keys.receive_key) == (noise.result.receive_key, noise.result.send_key)
 
@@ -98,10 +103,11 @@ def seeds() -> Iterator[bytes]:
     yield b"\x00" + initiator.message[:-1]
     yield b"\x01" + initiator.message
     values = {Tlv.VERSION: b"0.1.0", Tlv.SERVICE: b"chat\xff", Tlv.RESUME: Resume(bytes(16), 1 << 40).encode()}
-    for how in (b"\x02", b"\x03"):
+    for how in (b"\x02", b"\x03", b"\x06", b"\x07"):
         yield how
         yield how + encode_tlvs(values)
         yield how + encode_tlvs({Tlv.RESUME: bytes(23)})
         yield how + encode_tlvs({Tlv.SERVICE: "ü".encode() * 127})
         yield how + encode_tlvs(values)[:-1]
         yield how + encode_tlvs(values) * 2
+        yield how + encode_tlvs({**values, Tlv.CIPHERS: b"\x02\x01"})

@@ -72,7 +72,7 @@ def one_input(data: bytes) -> None:
             _CLIENT,
             _SERVER.public_key if not kind & 4 else KEYS[2].public_key,
             now=0.0,
-            payload=hello_payload(),
+            payload=hello_payload(aes=bool(kind & 64)),
             takes_cookie=not kind & 8,
             random=repeatable(b"client"),
         )
@@ -82,7 +82,7 @@ def one_input(data: bytes) -> None:
             Role.SERVER,
             _SERVER,
             now=0.0,
-            payload=choices.chunk() if kind & 16 else hello_payload(),
+            payload=choices.chunk() if kind & 16 else hello_payload(aes=bool(kind & 128)),
             first_byte_timeout_s=1.0 if kind & 32 else None,
             gate=gate,
             random=repeatable(b"server"),

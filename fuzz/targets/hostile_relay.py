@@ -44,7 +44,7 @@ class _End:
             config=_CONFIG,
             random=repeatable(name),
             extended=True,
-            end_to_end=EndToEnd(key, _RELAY, random=repeatable(b"e2e" + name)),
+            end_to_end=EndToEnd(key, _RELAY, aes=True, random=repeatable(b"e2e" + name)),
         )
         self.core.receive_data(encode_frame(OK, 0), 0.0)
         self.frames: deque[bytes] = deque()  # sent, and in the relay's hands

@@ -4,23 +4,27 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from dmsg.crypto.aead import Cipher
 from dmsg.errors import RemoteProtocolError
 from dmsg.mux.core.record import LENGTH_BYTES, RecordLayer
 from fuzz.choices import Choices
 
 _KEYS = (bytes(32), b"\x01" * 32)
+#: So few that an AES key changes within an input.
+_AES_RECORDS = 3
 #: A reader holds one incomplete packet at most.
 _PACKET_LIMIT_BYTES = LENGTH_BYTES + 0xFFFF
 
 
 def one_input(data: bytes) -> None:
-    """The first bytes say how the stream is cut, the others seal records and alter the stream; the rest is appended.
+    """The first byte says how the stream is cut, and the cipher; the others seal records, alter the stream and append to it.
 
     Only what was sealed is ever opened, in its order and from the first on, and the pieces make no difference.
     """
     choices = Choices(data)
-    sender = RecordLayer(*_KEYS)
     cut = choices.byte()
+    cipher = Cipher.AES if cut & 1 else Cipher.CHACHA
+    sender = _layer(_KEYS, cipher)
     sent: list[bytes] = []
     stream = bytearray()
     while choices.left and len(sent) < 64 and len(stream) < 80_000:
@@ -39,18 +43,22 @@ def one_input(data: bytes) -> None:
                 stream += sender.seal(sent[-1])
             case _:
                 stream += choices.chunk()
-    whole, whole_failed = _open([bytes(stream)])
+    whole, whole_failed = _open([bytes(stream)], cipher)
     size = 1 + (cut if len(stream) < 4_096 else 16 * cut)  # single bytes of large records take long
-    pieces, failed = _open([bytes(stream[at : at + size]) for at in range(0, len(stream), size)])
+    pieces, failed = _open([bytes(stream[at : at + size]) for at in range(0, len(stream), size)], cipher)
     assert failed == whole_failed
     assert b"".join(sent).startswith(b"".join(pieces))
     assert whole == (pieces if not failed else [])
-    if bytes(stream) == _sealed(sent):
+    if bytes(stream) == _sealed(sent, cipher):
         assert not failed and b"".join(pieces) == b"".join(sent)
 
 
-def _open(pieces: list[bytes]) -> tuple[list[bytes], bool]:
-    reader = RecordLayer(*_KEYS[::-1])
+def _layer(keys: tuple[bytes, ...], cipher: Cipher) -> RecordLayer:
+    return RecordLayer(keys[0], keys[1], cipher, aes_records=_AES_RECORDS)
+
+
+def _open(pieces: list[bytes], cipher: Cipher) -> tuple[list[bytes], bool]:
+    reader = _layer(_KEYS[::-1], cipher)
     found: list[bytes] = []
     for piece in pieces:
         try:
@@ -61,8 +69,8 @@ def _open(pieces: list[bytes]) -> tuple[list[bytes], bool]:
     return found, False
 
 
-def _sealed(plaintexts: list[bytes]) -> bytes:
-    sender = RecordLayer(*_KEYS)
+def _sealed(plaintexts: list[bytes], cipher: Cipher) -> bytes:
+    sender = _layer(_KEYS, cipher)
     return b"".join(map(sender.seal, plaintexts))
 
 
