@@ -19,6 +19,9 @@ KEY_BYTES: Final = 32
 TAG_BYTES: Final = 16
 #: Noise reserves the last value of the 64-bit counter.
 NONCE_LIMIT: Final = 2**64 - 1
+#: So many messages of up to 64 KiB are sealed with one key of AES-256-GCM: 2^34 blocks. Who does not have the key tells them
+#: from random bytes no better than by guessing but for 2^-59. As many as that are fewer than TLS 1.3 lets a key seal.
+AES_MESSAGES: Final = 2**22
 
 #: ``f(nonce of 12 bytes, data, associated data or None)``.
 Aead = Callable[[bytes, bytes | memoryview, bytes | None], bytes]
@@ -43,12 +46,12 @@ class Cipher(Enum):
 
 
 def sealer(key: bytes) -> Aead:
-    """The function that seals with ``key`` (32 bytes): ``TAG_BYTES`` longer than what it is given."""
+    """What seals with ``key`` (32 bytes) of ChaCha20-Poly1305: ``TAG_BYTES`` longer than what it is given."""
     return ChaCha20Poly1305(key).encrypt
 
 
 def opener(key: bytes) -> Aead:
-    """The function that opens what was sealed with ``key`` (32 bytes), or raises :data:`DoesNotOpen`."""
+    """What opens what was sealed with ``key`` (32 bytes) of ChaCha20-Poly1305, or raises :data:`DoesNotOpen`."""
     return ChaCha20Poly1305(key).decrypt
 
 

@@ -10,22 +10,27 @@ from typing import Final
 _CPUINFO: Final = Path("/proc/cpuinfo")
 #: As /proc/cpuinfo names them: AES itself, and the multiplication that GCM is made of, on x86 and on ARM.
 _NEEDED: Final = ({"aes", "pclmulqdq"}, {"aes", "pmull"})
-#: Where there is no such file (macOS, Windows): all that run a Python of today have both.
-_MACHINES: Final = {"x86_64", "amd64", "arm64"}
+#: Systems without such a file whose machines have both, but for some of before 2012.
+_MACHINES: Final = {("darwin", "arm64"), ("darwin", "x86_64"), ("windows", "amd64"), ("windows", "arm64")}
 
 
 @lru_cache
-def has_aes(cpuinfo: Path = _CPUINFO, machine: str = "") -> bool:
+def has_aes(cpuinfo: Path = _CPUINFO, system: str = "", machine: str = "") -> bool:
     """Whether AES-256-GCM is done in hardware: two to four times as fast as ChaCha20-Poly1305, and in constant time.
 
-    Linux says so in ``cpuinfo``; elsewhere the name of the ``machine`` decides, by default this one's.
+    Linux says so in ``cpuinfo``; elsewhere the names of ``system`` and ``machine`` decide, by default this one's.
     """
     try:
-        text = cpuinfo.read_text("ascii", "replace")
+        with cpuinfo.open(encoding="ascii", errors="replace") as lines:
+            for line in lines:
+                name, _, value = line.partition(":")
+                if name.strip().lower() in ("flags", "features"):
+                    return any(needed <= set(value.split()) for needed in _NEEDED)
+        return False
     except OSError:
-        return (machine or platform.machine()).lower() in _MACHINES
-    for line in text.splitlines():
-        name, _, value = line.partition(":")
-        if name.strip().lower() in ("flags", "features"):
-            return any(needed <= set(value.split()) for needed in _NEEDED)
-    return False
+        return ((system or platform.system()).lower(), (machine or platform.machine()).lower()) in _MACHINES
+
+
+def uses_aes(wanted: bool | None) -> bool:
+    """What a setting comes to: ``None`` is what :func:`has_aes` says."""
+    return has_aes() if wanted is None else wanted

@@ -29,7 +29,7 @@ class RelayService(RelayRole):
         """A :class:`~dmsg.mux.relay.service.DmsgRelay`."""
         from dmsg.mux.relay.service import DmsgRelay
 
-        return DmsgRelay(**options)
+        return DmsgRelay(aes=self.settings.aes, **options)
 
 
 def makeService(options: Options) -> RelayService:

@@ -113,6 +113,10 @@ class RelaySettings(CommonSettings):
 class ServerSettings(RelaySettings):
     """``twistd dmsg-server``: one relay."""
 
+    aes: bool | None = setting(
+        "seal with AES-256-GCM for clients that do, too: yes or no; none: where this processor has instructions for it",
+        default=None,
+    )
     limits: RelayLimits = field(default_factory=RelayLimits)
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from dmsg.glue.processor import has_aes
+from dmsg.glue.processor import has_aes, uses_aes
 
 
 @pytest.mark.parametrize(
@@ -29,11 +29,18 @@ def test_what_linux_says(tmp_path: Path, text: str, expected: bool) -> None:
 
 
 @pytest.mark.parametrize(
-    ("machine", "expected"), [("arm64", True), ("AMD64", True), ("x86_64", True), ("ppc64", False)]
+    ("system", "machine", "expected"),
+    [
+        ("Darwin", "arm64", True),
+        ("Darwin", "x86_64", True),
+        ("Windows", "AMD64", True),
+        ("FreeBSD", "arm64", False),  # may be a Raspberry Pi
+        ("Linux", "x86_64", False),  # that does not say what it has
+    ],
 )
-def test_elsewhere_the_name_of_the_machine_decides(tmp_path: Path, machine: str, expected: bool) -> None:
-    assert has_aes(tmp_path / "none", machine) is expected
+def test_elsewhere_system_and_machine_decide(tmp_path: Path, system: str, machine: str, expected: bool) -> None:
+    assert has_aes(tmp_path / "none", system, machine) is expected
 
 
-def test_this_machine_has_an_answer() -> None:
-    assert has_aes() in (True, False)
+def test_a_setting_decides_before_the_processor_does() -> None:
+    assert (uses_aes(True), uses_aes(False), uses_aes(None)) == (True, False, has_aes())

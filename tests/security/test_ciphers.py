@@ -10,10 +10,34 @@ import pytest
 import pytest_twisted
 from twisted.internet.error import ConnectionDone
 
+from dmsg.crypto.aead import Cipher
 from dmsg.eventlog import schema as ev
 from dmsg.mux.core.e2e_negotiation import Security
 
 sync = pytest_twisted.ensureDeferred
+
+
+def carries(relay: Any, end: Any) -> bool:
+    """Whether the transport of ``end`` goes through ``relay``."""
+    return bool(relay.key.public_key == end.transport.getPeer().server_public_key)
+
+
+def check_ciphers(s: Any, relay: Any, have_aes: tuple[bool, bool, bool], security: Security) -> None:
+    """What seals the records between each client and ``relay``, and the frames of the transport that it carries.
+
+    ``have_aes`` is of who dials, the relay, who listens.
+    """
+    dials, relays, listens = have_aes
+
+    def wanted(*sides: bool) -> Cipher:
+        return Cipher.AES if all(sides) else Cipher.CHACHA
+
+    for client, aes in ((s.alice, dials), (s.bob, listens)):
+        connection = client.pool.sessions[relay.key.public_key].connection
+        assert connection._records._cipher is wanted(aes, relays)
+        if security is Security.E2E:
+            [stream] = connection.streams.values()
+            assert stream.frames._sender._cipher is stream.frames._receiver._cipher is wanted(dials, listens)
 
 
 @pytest.mark.parametrize("security", [Security.E2E, Security.HOP])
@@ -32,17 +56,19 @@ async def test_any_mixture_carries_data_and_outlives_its_relay(
         ]
         s.bob.listen(s.listener)
         a, b = await s.open()
+        first, second = both if carries(both[0], a) else both[::-1]
+        aes = relays if first is both[0] else not relays
+        check_ciphers(s, first, (dials, aes, listens), security)
         for end in (a, b):
             end.send(200_000)
         await s.wait(a.when_received(len(b.sent)))
         await s.wait(b.when_received(len(a.sent)))
         if security is Security.E2E:
-            server = a.transport.getPeer().server_public_key
-            [used] = [relay for relay in both if relay.key.public_key == server]
-            await s.wait(used.stopService())
+            await s.wait(first.stopService())
             a.send(100_000)
             await s.wait(b.when_received(len(a.sent)))
             assert len(s.alice_log.of(ev.TransportResumed)) == 1
+            check_ciphers(s, second, (dials, not aes, listens), security)
         assert bytes(a.received) == b.sent and bytes(b.received) == a.sent
         a.transport.loseConnection()
         await s.over(a, b)

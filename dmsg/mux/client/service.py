@@ -23,7 +23,7 @@ from dmsg.discovery.registrar import EntryRegistrar
 from dmsg.errors import Attempt, DialError, DmsgError
 from dmsg.eventlog import schema as ev
 from dmsg.eventlog.reasons import Reason
-from dmsg.glue.processor import has_aes
+from dmsg.glue.processor import uses_aes
 from dmsg.interfaces import IAccessPolicy, IDiscovery, IEventLog
 from dmsg.mux.client.dial import DialRequest
 from dmsg.mux.client.incoming import IncomingTransport
@@ -49,9 +49,9 @@ class ClientConfig(RelayClientConfig):
     connection: ConnectionConfig = field(default_factory=ConnectionConfig)
     #: Whether to speak the extension with servers; without it carrier A is not to be had.
     extended: bool = True
-    #: Whether AES-256-GCM is used with servers and peers that have it, too (:ref:`spec-ciphers`): by default where this
-    #: machine has instructions for it.
-    aes: bool = field(default_factory=has_aes)
+    #: Whether AES-256-GCM is used with servers and peers that use it, too (:ref:`spec-ciphers`); ``None`` where this
+    #: processor has instructions for it.
+    aes: bool | None = None
     #: How long a transport may be without a path (:ref:`spec-resumption`); 0 switches resumption off.
     resume_grace_s: float = 30.0
     #: The pause between two searches for a path: the first, and the longest it grows to.
@@ -125,7 +125,7 @@ class DmsgClient(RelayClient[ServerSession, OpenedPath[ServerSession], DmsgTrans
             random=self._random,
             handshake_timeout_s=self.config.handshake_timeout_s,
             extended=self.config.extended,
-            aes=self.config.aes,
+            aes=uses_aes(self.config.aes),
         )
 
     @property

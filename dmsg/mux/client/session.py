@@ -41,7 +41,7 @@ from dmsg.mux.core.events import (
     UpgradeReceived,
 )
 from dmsg.mux.core.handshake import Handshake, Role
-from dmsg.mux.core.hello import Capabilities, hello_payload, read_hello
+from dmsg.mux.core.hello import Capabilities, hello_payload
 from dmsg.mux.core.limits import ConnectionConfig
 from dmsg.mux.core.plain_stream import PlainStream
 from dmsg.mux.core.stream import Stream
@@ -191,7 +191,7 @@ class ServerSession(RelaySession[SessionUser, DmsgTransport]):
                     self._user.requested(self, event.stream)
                     answers += 1
                 case HandshakeDone():
-                    self._learn(read_hello(event.peer_payload) if self._extended else Capabilities())
+                    self._learn(event.peer if self._extended else Capabilities())
                     self.connection = Connection(
                         self.identity,
                         event.records,

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from dmsg.crypto.keys import PublicKey
     from dmsg.mux.core.e2e_handshake import Resume
+    from dmsg.mux.core.hello import Capabilities
     from dmsg.mux.core.plain_stream import PlainStream
     from dmsg.mux.core.record import RecordLayer
     from dmsg.mux.core.stream import Stream
@@ -21,11 +22,11 @@ class Event:
 
 @dataclass(slots=True)
 class HandshakeDone(Event):
-    """The handshake is through: who the peer is, the sealed layer, the peer's payload, and bytes that followed."""
+    """The handshake is through: who the peer is, the sealed layer, what the peer's payload says, and bytes that followed."""
 
     remote: PublicKey
     records: RecordLayer
-    peer_payload: bytes
+    peer: Capabilities
     leftover: bytes
 
 

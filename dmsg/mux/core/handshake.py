@@ -15,8 +15,9 @@ from dmsg.crypto.errors import CryptoError
 from dmsg.crypto.keys import PublicKey, Random, SecretKey
 from dmsg.crypto.noise import NoiseHandshake
 from dmsg.errors import LocalProtocolError, RemoteProtocolError
+from dmsg.mux.core.ciphers import agreed
 from dmsg.mux.core.events import Event, HandshakeDone
-from dmsg.mux.core.hello import cipher_of
+from dmsg.mux.core.hello import read_hello
 from dmsg.mux.core.record import LENGTH_BYTES, RecordLayer
 from dmsg.sansio.core import Core
 
@@ -49,7 +50,7 @@ class Handshake(Core):
     """Bytes in, bytes out, one :class:`HandshakeDone` at the end.
 
     ``payload`` goes into message 2 (server) or 3 (client), the first that are both encrypted and authenticated; the
-    peer's is in the event. Base peers send none and discard ours. A client that ``takes_cookie``, as a base one does not,
+    peer's is in the event, read. Base peers send none and discard ours. A client that ``takes_cookie``, as a base one does not,
     sends its first message again with the cookie of a server under load (:ref:`spec-cookie`).
 
     A server's ``gate`` may ask for that. ``first_byte_timeout_s`` is how long its client may be silent at first.
@@ -171,9 +172,10 @@ class Handshake(Core):
         self._deadline = None
         remote = PublicKey(result.remote_static)  # a point: Diffie-Hellman was done with it
         leftover, self._buffer = self._buffer, b""
-        cipher = cipher_of(self._payload, self._peer_payload)
+        peer = read_hello(self._peer_payload)
+        cipher = agreed(ours=peer.aes and read_hello(self._payload).aes, theirs=peer.aes)
         records = RecordLayer(result.send_key, result.receive_key, cipher)
-        return HandshakeDone(remote, records, self._peer_payload, leftover)
+        return HandshakeDone(remote, records, peer, leftover)
 
     def _write(self, payload: bytes) -> None:
         message = self._noise.write_message(payload)

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from dmsg.crypto.aead import Cipher
 from dmsg.discovery.entry import SECURE_VERSION, promises_security
 from dmsg.errors import RemoteProtocolError
-from dmsg.mux.core.ciphers import CIPHERS, agreed, has_aes
+from dmsg.mux.core.ciphers import CIPHERS, has_aes
 from dmsg.mux.core.tlv import Tlv, decode_tlvs, encode_tlvs
 
 
@@ -79,8 +78,3 @@ def read_hello(payload: bytes) -> Capabilities:
     window = values.get(Tlv.WINDOW, b"")
     window_bytes = int.from_bytes(window, "big") if len(window) == 4 else 0
     return Capabilities(True, limits, window_bytes, has_aes(values))
-
-
-def cipher_of(ours: bytes, theirs: bytes) -> Cipher:
-    """What seals the records of a connection, from the payloads of its two sides: both come to the same."""
-    return agreed(ours=read_hello(ours).aes, theirs=read_hello(theirs).aes)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from dmsg.crypto.aead import AES_MESSAGES
 from dmsg.mux.core.wire import FRAME_PAYLOAD_LIMIT_BYTES, SEQUENCE_BYTES
 
 
@@ -21,10 +22,10 @@ class ConnectionConfig:
     shared_buffer_bytes: int = 192 * 1024 * 1024
     #: With more than this unread, a sealed stream withholds its acknowledgements.
     ack_limit_bytes: int = 256 * 1024
-    #: A sealed stream gets a new key for what it sends after so many frames, or so long after it last did, whichever is
-    #: first. A key is then never near any bound of a cipher (:data:`~dmsg.mux.core.record.AES_RECORDS`), and memory that is
-    #: read gives up an hour at most.
-    rekey_after_frames: int = 1 << 24
+    #: A sealed stream gets a new key for what it sends after so many frames (with AES no more than the default), or so long
+    #: after it last did, whichever is first. A key is then never near any bound of its cipher, and memory that is read gives
+    #: up an hour at most.
+    rekey_after_frames: int = AES_MESSAGES
     rekey_after_s: float = 3600.0
     #: Data in one FWD of a plain stream: two of them fill a record, and no stream waits long behind another.
     frame_data_bytes: int = 32_750

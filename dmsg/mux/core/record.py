@@ -1,14 +1,14 @@
 """Packets and sealed records: what a connection is once its handshake is done.
 
 :ref:`spec-packets`, :ref:`spec-records`: ``u16 length ‖ u32 counter ‖ sealed``; a counter for each direction begins with 1
-and is always one more than the last. An AES key is followed by the next one after 2^24 records (:ref:`spec-ciphers`).
+and is always one more than the last. An AES key is followed by the next one after 2^22 records (:ref:`spec-ciphers`).
 """
 
 from __future__ import annotations
 
 from typing import Final
 
-from dmsg.crypto.aead import TAG_BYTES, Aead, Cipher, DoesNotOpen, next_key, nonce, pair
+from dmsg.crypto.aead import AES_MESSAGES, TAG_BYTES, Aead, Cipher, DoesNotOpen, next_key, nonce, pair
 from dmsg.crypto.errors import NonceExhausted
 from dmsg.errors import RemoteProtocolError
 from dmsg.mux.core.wire import RECORD_PLAINTEXT_LIMIT_BYTES
@@ -20,9 +20,6 @@ RECORD_MIN_BYTES: Final = COUNTER_BYTES + TAG_BYTES
 COUNTER_LIMIT: Final = 2**32 - 2**16
 #: From here on a client makes its connection anew at the first moment no transport is open on it.
 COUNTER_SOFT_LIMIT: Final = 2**31
-#: So many records, of 2^12 blocks at most, are sealed with one key of AES-256-GCM. Who does not have it tells 2^36 blocks
-#: from random bytes with a probability of 2^-57 at most: the bound that TLS 1.3 keeps.
-AES_RECORDS: Final = 2**24
 
 
 class RecordLayer:
@@ -51,7 +48,7 @@ class RecordLayer:
         receive_key: bytes,
         cipher: Cipher = Cipher.CHACHA,
         *,
-        aes_records: int = AES_RECORDS,
+        aes_records: int = AES_MESSAGES,
     ) -> None:
         self._cipher = cipher
         self._encrypt, _ = pair(send_key, cipher)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from dmsg.crypto.aead import Cipher
+from dmsg.crypto.aead import AES_MESSAGES, Cipher
 from dmsg.crypto.cipher import CipherState
 from dmsg.crypto.errors import CryptoError, NonceExhausted
 from dmsg.mux.core.stream import StreamFault
@@ -32,6 +32,8 @@ class SealedFrames:
         self._stream_id = stream_id
         self._sender = CipherState(send_key, cipher=cipher)
         self._receiver = CipherState(receive_key, cipher=cipher)
+        if cipher is Cipher.AES:
+            rekey_after_frames = min(rekey_after_frames, AES_MESSAGES)
         self._rekey_after_frames = self._rekey_nonce = rekey_after_frames
         self._rekeyed_nonce = 0
 

@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Sequence
 from typing import Final, cast
 
-from dmsg.crypto.aead import TAG_BYTES
+from dmsg.crypto.aead import AES_MESSAGES, TAG_BYTES
 from dmsg.crypto.keys import PublicKey
 from dmsg.mux.core.ack_steps import AckStep, AckSteps
 from dmsg.mux.core.buffers import Buffers
@@ -98,7 +98,7 @@ class SealedStream(Stream):
         window_bytes: int,
         ack_limit_bytes: int,
         largest_window_bytes: int = 0,
-        rekey_after_frames: int = 1 << 24,
+        rekey_after_frames: int = AES_MESSAGES,
         path: PathWindow | None = None,
         buffers: Buffers | None = None,
     ) -> None:

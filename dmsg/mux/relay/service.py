@@ -14,11 +14,11 @@ from twisted.internet.interfaces import IReactorTime, IStreamServerEndpoint
 from dmsg.address import HostPort
 from dmsg.crypto.keys import Random, SecretKey
 from dmsg.errors import RemoteProtocolError
-from dmsg.glue.processor import has_aes
+from dmsg.glue.processor import uses_aes
 from dmsg.interfaces import IDiscovery, IEventLog
 from dmsg.mux.core.events import HandshakeDone
 from dmsg.mux.core.handshake import Handshake, Role
-from dmsg.mux.core.hello import AnnouncedLimits, hello_payload, read_hello
+from dmsg.mux.core.hello import AnnouncedLimits, hello_payload
 from dmsg.mux.core.wire import FRAME_PAYLOAD_LIMIT_BYTES, reason_name
 from dmsg.mux.relay.handshake_budget import HandshakeBudget
 from dmsg.mux.relay.limits import RelayLimits
@@ -29,7 +29,10 @@ from dmsg.serving.shell import RelayShell
 
 
 class DmsgRelay(RelayService):
-    """A dmsg relay as a Twisted service; with ``extended`` it speaks the secure extension."""
+    """A dmsg relay as a Twisted service; with ``extended`` it speaks the secure extension.
+
+    ``aes`` is as in :class:`~dmsg.mux.client.service.ClientConfig`.
+    """
 
     switch: Switch
 
@@ -65,9 +68,7 @@ class DmsgRelay(RelayService):
         announced = AnnouncedLimits(
             limits.transports_per_connection, int(limits.requests_per_s), FRAME_PAYLOAD_LIMIT_BYTES
         )
-        self._hello = (
-            hello_payload(announced, limits.window_bytes, aes=has_aes() if aes is None else aes) if extended else b""
-        )
+        self._hello = hello_payload(announced, limits.window_bytes, aes=uses_aes(aes)) if extended else b""
 
     def greet(self, origin: Origin, now: float) -> Handshake:
         """A Noise handshake, whose first message has to pass the budget."""
@@ -88,7 +89,7 @@ class DmsgRelay(RelayService):
         if refusal is not None:
             shell.say_last(self.switch.reject(event.records, refusal), RemoteProtocolError("admission", refusal))
             return
-        extended = bool(self._hello) and read_hello(event.peer_payload).extended
+        extended = bool(self._hello) and event.peer.extended
         member, events = self.switch.add_member(
             event.remote, event.records, self.reactor.seconds(), extended=extended, group=shell.origin.address
         )

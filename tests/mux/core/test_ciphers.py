@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dmsg.crypto.aead import Cipher
@@ -15,7 +15,7 @@ from dmsg.mux.core.ciphers import CIPHERS, has_aes
 from dmsg.mux.core.e2e_handshake import LIST_1_BYTES, LIST_2_BYTES, Resume, SecureInitiator, SecureResponder
 from dmsg.mux.core.events import HandshakeDone
 from dmsg.mux.core.handshake import Handshake, Role
-from dmsg.mux.core.hello import AnnouncedLimits, Capabilities, cipher_of, hello_payload, read_hello
+from dmsg.mux.core.hello import AnnouncedLimits, hello_payload
 from dmsg.mux.core.record import RecordLayer
 from dmsg.mux.core.tlv import Tlv, encode_tlvs
 
@@ -32,18 +32,24 @@ def wanted(ours: bool, theirs: bool) -> Cipher:
 # --- hop -------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("client_aes", "server_aes"), COMBINATIONS)
-def test_both_sides_of_a_connection_come_to_the_same(client_aes: bool, server_aes: bool) -> None:
-    client = Handshake(Role.CLIENT, ALICE, SERVER.public_key, now=0.0, payload=hello_payload(aes=client_aes))
-    server = Handshake(Role.SERVER, SERVER, now=0.0, payload=hello_payload(LIMITS, 1 << 25, aes=server_aes))
+def shake(from_client: bytes, from_server: bytes) -> tuple[HandshakeDone, HandshakeDone]:
+    """What client and server have when a handshake with these payloads is done."""
+    client = Handshake(Role.CLIENT, ALICE, SERVER.public_key, now=0.0, payload=from_client)
+    server = Handshake(Role.SERVER, SERVER, now=0.0, payload=from_server)
     server.receive_data(client.data_to_send(), 0.0)
     [there] = client.receive_data(server.data_to_send(), 0.0)
     [here] = server.receive_data(client.data_to_send(), 0.0)
     assert isinstance(there, HandshakeDone) and isinstance(here, HandshakeDone)
-    assert read_hello(there.peer_payload).aes is server_aes and read_hello(here.peer_payload).aes is client_aes
-    assert there.records._cipher is here.records._cipher is wanted(client_aes, server_aes)
     assert here.records.open(there.records.seal(b"up")) == [b"up"]
     assert there.records.open(here.records.seal(b"down")) == [b"down"]
+    return there, here
+
+
+@pytest.mark.parametrize(("client_aes", "server_aes"), COMBINATIONS)
+def test_both_sides_of_a_connection_come_to_the_same(client_aes: bool, server_aes: bool) -> None:
+    there, here = shake(hello_payload(aes=client_aes), hello_payload(LIMITS, 1 << 25, aes=server_aes))
+    assert there.peer.aes is server_aes and here.peer.aes is client_aes
+    assert there.records._cipher is here.records._cipher is wanted(client_aes, server_aes)
 
 
 def test_a_record_of_one_cipher_does_not_open_with_the_other() -> None:
@@ -53,20 +59,22 @@ def test_a_record_of_one_cipher_does_not_open_with_the_other() -> None:
             RecordLayer(*keys[::-1], other).open(RecordLayer(*keys, one).seal(b"data"))
 
 
-def test_base_peers_have_chacha() -> None:
-    assert cipher_of(hello_payload(aes=True), b"") is Cipher.CHACHA
-    assert cipher_of(b"", hello_payload(aes=True)) is Cipher.CHACHA
-    without_version = encode_tlvs({Tlv.CIPHERS: CIPHERS})
-    assert cipher_of(hello_payload(aes=True), without_version) is Cipher.CHACHA
-    assert read_hello(without_version) == Capabilities()
+@pytest.mark.parametrize(
+    "payload",
+    [b"", encode_tlvs({Tlv.CIPHERS: CIPHERS}), encode_tlvs({Tlv.VERSION: b"0.0.9", Tlv.CIPHERS: CIPHERS})],
+    ids=["base", "no version", "version before the extension"],
+)
+def test_base_peers_have_chacha(payload: bytes) -> None:
+    for payloads in ((hello_payload(aes=True), payload), (payload, hello_payload(aes=True))):
+        assert [one.records._cipher for one in shake(*payloads)] == [Cipher.CHACHA] * 2
 
 
-@given(st.binary(max_size=200), st.binary(max_size=200))
-def test_any_two_payloads_give_both_sides_the_same(ours: bytes, theirs: bytes) -> None:
-    payloads = [ours, theirs, hello_payload(aes=True)]
-    for one in payloads:
-        for other in payloads:
-            assert cipher_of(one, other) is cipher_of(other, one)
+@given(st.binary(max_size=200), st.booleans())
+@settings(max_examples=25)
+def test_any_payload_gives_both_sides_the_same(payload: bytes, aes: bool) -> None:
+    for payloads in ((hello_payload(aes=aes), payload), (payload, hello_payload(aes=aes))):
+        there, here = shake(*payloads)
+        assert there.records._cipher is here.records._cipher
 
 
 @given(st.binary(max_size=20))

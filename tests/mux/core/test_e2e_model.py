@@ -39,7 +39,7 @@ from dmsg.mux.client.transport import DmsgTransport
 from dmsg.mux.core.e2e_negotiation import Security
 from dmsg.mux.core.events import HandshakeDone
 from dmsg.mux.core.handshake import Handshake, Role
-from dmsg.mux.core.hello import hello_payload, read_hello
+from dmsg.mux.core.hello import hello_payload
 from dmsg.mux.core.limits import ConnectionConfig
 from dmsg.mux.core.sealed_stream import SealedStream
 from dmsg.mux.core.wire import ACCEPT, REQUEST, encode_close, encode_frame
@@ -169,7 +169,7 @@ class Relay:
             wire.down += wire.core.data_to_send()
             for event in events:
                 assert isinstance(event, HandshakeDone)
-                extended = read_hello(event.peer_payload).extended
+                extended = event.peer.extended
                 older = self.switch.members.get(event.remote.raw)
                 wire.core, _ = self.switch.add_member(event.remote, event.records, 0, extended=extended)
                 for other in self.wires:

@@ -13,7 +13,8 @@ from dmsg.crypto.noise import NoiseHandshake
 from dmsg.errors import LocalProtocolError, RemoteProtocolError
 from dmsg.mux.core.events import HandshakeDone
 from dmsg.mux.core.handshake import HANDSHAKE_TIMEOUT_S, MESSAGE_LIMIT_BYTES, Handshake, Role
-from dmsg.mux.core.tlv import Tlv, decode_tlvs, encode_tlvs
+from dmsg.mux.core.hello import AnnouncedLimits, Capabilities, hello_payload, read_hello
+from dmsg.mux.core.tlv import Tlv, encode_tlvs
 from dmsg.testing.strategies import cuts
 
 ALICE, SERVER = (SecretKey(hashlib.sha256(name).digest()) for name in (b"alice", b"server"))
@@ -39,12 +40,18 @@ def packet(message: bytes) -> bytes:
     return len(message).to_bytes(2, "big") + message
 
 
-@given(st.binary(max_size=1_000), st.binary(max_size=1_000))
+limits = st.builds(AnnouncedLimits, *[st.integers(0, 2**32 - 1)] * 3)
+payloads = st.one_of(
+    st.binary(max_size=1_000), st.builds(hello_payload, limits, st.integers(0, 2**32 - 1), aes=st.booleans())
+)
+
+
+@given(payloads, payloads)
 @settings(max_examples=25)
-def test_payloads_of_messages_2_and_3_are_in_the_events(from_server: bytes, from_client: bytes) -> None:
+def test_what_messages_2_and_3_say_is_in_the_events(from_server: bytes, from_client: bytes) -> None:
     done, there = shake(client(from_client), server(from_server))
-    assert done.peer_payload == from_server
-    assert there.peer_payload == from_client
+    assert done.peer == read_hello(from_server)
+    assert there.peer == read_hello(from_client)
     assert (done.remote, there.remote) == (SERVER.public_key, ALICE.public_key)
     assert there.records.open(done.records.seal(b"up")) == [b"up"]
     assert done.records.open(there.records.seal(b"down")) == [b"down"]
@@ -53,18 +60,18 @@ def test_payloads_of_messages_2_and_3_are_in_the_events(from_server: bytes, from
 def test_tlv_lists_as_payloads() -> None:
     ours, theirs = {Tlv.VERSION: b"0.1.0"}, {Tlv.VERSION: b"0.1.0", Tlv.LIMITS: bytes(12)}
     done, there = shake(client(encode_tlvs(ours)), server(encode_tlvs(theirs)))
-    assert decode_tlvs(done.peer_payload) == theirs
-    assert decode_tlvs(there.peer_payload) == ours
+    assert done.peer == Capabilities(True, AnnouncedLimits(0, 0, 0))
+    assert there.peer == Capabilities(True)
 
 
 def test_a_payload_of_message_1_does_not_pass_for_that_of_message_3() -> None:
     noise = NoiseHandshake("XK", initiator=True, static=ALICE, remote_static=SERVER.public_key.raw)
     core = server()
-    core.receive_data(packet(noise.write_message(b"not authenticated")), 0.0)
+    core.receive_data(packet(noise.write_message(hello_payload())), 0.0)
     noise.read_message(core.data_to_send()[2:])
     [done] = core.receive_data(packet(noise.write_message()), 0.0)
     assert isinstance(done, HandshakeDone)
-    assert done.peer_payload == b""
+    assert done.peer == Capabilities()
 
 
 @given(st.data())
@@ -144,7 +151,7 @@ def test_a_message_over_the_limit_is_refused_at_its_length(stage: int) -> None:
 
 def test_the_longest_payload_we_may_send_passes() -> None:
     done, there = shake(client(bytes(1_024)), server(bytes(1_024)))
-    assert len(done.peer_payload) == len(there.peer_payload) == 1_024
+    assert done.peer == there.peer == Capabilities()
 
 
 @pytest.mark.parametrize("stage", [0, 1, 2])

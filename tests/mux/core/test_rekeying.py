@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from dmsg.crypto.aead import Cipher
 from dmsg.crypto.keys import SecretKey
 from dmsg.errors import RemoteProtocolError
 from dmsg.mux.core.connection import Connection
@@ -17,9 +18,21 @@ from dmsg.mux.core.e2e_negotiation import Carrier, EndToEnd
 from dmsg.mux.core.limits import ConnectionConfig
 from dmsg.mux.core.plain_stream import PlainStream
 from dmsg.mux.core.record import RecordLayer
+from dmsg.mux.core.sealed_frames import SealedFrames
 from dmsg.mux.core.sealed_stream import SealedStream
 from dmsg.mux.core.stream import StreamFault, StreamState
-from dmsg.mux.core.wire import ACCEPT, ACK, FWD, OK, REQUEST, CloseReason, encode_frame, split_frames
+from dmsg.mux.core.wire import (
+    ACCEPT,
+    ACK,
+    FWD,
+    HEADER,
+    HEADER_BYTES,
+    OK,
+    REQUEST,
+    CloseReason,
+    encode_frame,
+    split_frames,
+)
 
 ALICE, BOB, SERVER = (SecretKey(bytes((n,)) * 32) for n in (0x11, 0x22, 0x33))
 
@@ -116,6 +129,16 @@ def test_both_directions_rekey_at_any_frame_and_nothing_is_lost(
             wires[who].deliver()
     assert [wire.received for wire in wires] == written
     assert all(one.drained for one in ends)
+
+
+@pytest.mark.parametrize(("cipher", "seals"), [(Cipher.AES, 2**22), (Cipher.CHACHA, 2**30)])
+def test_no_setting_has_an_aes_key_seal_more(cipher: Cipher, seals: int) -> None:
+    """Nor is one of ChaCha20-Poly1305 held to the same. What was sealed before is made up: it takes too long."""
+    frames = SealedFrames(5, bytes(32), bytes(32), 2**30, cipher)
+    frames._sender.nonce = seals - 1
+    assert frames.seal(FWD, b"the last one")[0] == HEADER.pack(FWD, 5, 28)
+    marker = frames.seal(FWD, b"the next")[0][:-HEADER_BYTES]
+    assert marker[:HEADER_BYTES] == HEADER.pack(ACK, 5, 16)
 
 
 def test_a_marker_comes_behind_as_many_frames() -> None:
