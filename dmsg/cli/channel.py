@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, Final
 
 from twisted.internet.defer import Deferred
@@ -103,9 +103,14 @@ class Channel(Protocol):
 
     async def write(self, data: bytes, timeout_s: float | None = None) -> None:
         """Send ``data``; returns when more may be written. Raises as :meth:`read` does."""
+        await self.write_pieces((data,), timeout_s)
+
+    async def write_pieces(self, pieces: Iterable[bytes], timeout_s: float | None = None) -> None:
+        """The same for data in pieces. Those that are large are not copied for it."""
         if self._ended is not None:
             raise self._broken()
-        self.transport.write(data)
+        for piece in pieces:
+            self.transport.write(piece)
         if self._writing_paused:
             await self._limited(self._writers.wait(), timeout_s)
         if self._ended is not None:

@@ -45,17 +45,16 @@ class ByteQueue:
             self.size -= limit
             return head[start : start + limit]
         chunks.popleft()
-        first = head[self._offset :] if self._offset else head
-        self._offset = 0
+        offset, self._offset = self._offset, 0
         if not chunks or available == limit:
             self.size -= available
-            return first
-        parts = [first]
+            return head[offset:] if offset else head
+        parts: list[bytes | memoryview] = [memoryview(head)[offset:] if offset else head]  # copied once, when joined
         room = limit - available
         while chunks and room:
             head = chunks[0]
             if len(head) > room:
-                parts.append(head[:room])
+                parts.append(memoryview(head)[:room])
                 self._offset = room
                 room = 0
             else:

@@ -110,7 +110,7 @@ class Conversation:
 
     async def send_data(self, block: bytes) -> None:
         """Send data, then raise if the other side has given up meanwhile."""
-        await self.channel.write(data_prefix(len(block)) + block, IDLE_TIMEOUT_S)
+        await self.channel.write_pieces((data_prefix(len(block)), block), IDLE_TIMEOUT_S)
         if self.channel.unread_bytes or self._heard:
             await self.expect(Failed)
 
