@@ -13,8 +13,8 @@ _AES: Final = 1
 CIPHERS: Final = bytes((_AES,))
 
 
-def has_aes(values: Mapping[Tlv, bytes]) -> bool:
-    """Whether a list says that its sender can do AES-256-GCM."""
+def offers_aes(values: Mapping[Tlv, bytes]) -> bool:
+    """Whether the sender of a list offers AES-256-GCM."""
     return _AES in values.get(Tlv.CIPHERS, b"")
 
 

@@ -18,7 +18,7 @@ from dmsg.crypto.keys import PublicKey, Random, SecretKey
 from dmsg.crypto.noise import HandshakeResult, KnownPeer, NoiseHandshake, hmac_sha256
 from dmsg.discovery.entry import SECURE_VERSION
 from dmsg.errors import RemoteProtocolError
-from dmsg.mux.core.ciphers import CIPHERS, agreed, has_aes
+from dmsg.mux.core.ciphers import CIPHERS, agreed, offers_aes
 from dmsg.mux.core.errors import IntegrityError
 from dmsg.mux.core.tlv import Tlv, decode_tlvs, encode_padded_tlvs
 
@@ -154,7 +154,7 @@ class SecureInitiator:
         except (CryptoError, RemoteProtocolError) as error:
             raise IntegrityError(f"the peer's answer is not authentic: {error}", by="local") from None
         assert self._noise.result is not None
-        cipher = agreed(ours=self._aes, theirs=has_aes(values))
+        cipher = agreed(ours=self._aes, theirs=offers_aes(values))
         return derive_keys(self._noise.result, cipher, initiator=True), resume
 
 
@@ -207,5 +207,5 @@ class SecureResponder:
         """Message 2 and the keys."""
         message = self._noise.write_message(_list_2(resume, self._aes))
         assert self._noise.result is not None
-        cipher = agreed(ours=self._aes, theirs=has_aes(self._values))
+        cipher = agreed(ours=self._aes, theirs=offers_aes(self._values))
         return message, derive_keys(self._noise.result, cipher, initiator=False)

@@ -173,7 +173,7 @@ class Handshake(Core):
         remote = PublicKey(result.remote_static)  # a point: Diffie-Hellman was done with it
         leftover, self._buffer = self._buffer, b""
         peer = read_hello(self._peer_payload)
-        cipher = agreed(ours=peer.aes and read_hello(self._payload).aes, theirs=peer.aes)
+        cipher = agreed(ours=read_hello(self._payload).aes, theirs=peer.aes)
         records = RecordLayer(result.send_key, result.receive_key, cipher)
         return HandshakeDone(remote, records, peer, leftover)
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from dmsg.discovery.entry import SECURE_VERSION, promises_security
 from dmsg.errors import RemoteProtocolError
-from dmsg.mux.core.ciphers import CIPHERS, has_aes
+from dmsg.mux.core.ciphers import CIPHERS, offers_aes
 from dmsg.mux.core.tlv import Tlv, decode_tlvs, encode_tlvs
 
 
@@ -39,7 +39,7 @@ class Capabilities:
 def hello_payload(limits: AnnouncedLimits | None = None, window_bytes: int = 0, *, aes: bool = False) -> bytes:
     """The payload of handshake message 2 (server, with its limits and the largest window it bears) or 3 (client).
 
-    ``aes`` says that AES-256-GCM is to be used if the other side can do it, too.
+    With ``aes`` the sender offers AES-256-GCM. Both sides use it if both offer it.
     """
     values = {Tlv.VERSION: SECURE_VERSION.encode()}
     if limits is not None:
@@ -77,4 +77,4 @@ def read_hello(payload: bytes) -> Capabilities:
     limits = AnnouncedLimits(*(int.from_bytes(raw[at : at + 4], "big") for at in (0, 4, 8))) if len(raw) == 12 else None
     window = values.get(Tlv.WINDOW, b"")
     window_bytes = int.from_bytes(window, "big") if len(window) == 4 else 0
-    return Capabilities(True, limits, window_bytes, has_aes(values))
+    return Capabilities(True, limits, window_bytes, offers_aes(values))

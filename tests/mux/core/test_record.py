@@ -233,7 +233,7 @@ def test_an_aes_key_seals_2_to_the_22_records() -> None:
 
 @pytest.mark.parametrize("cipher", Cipher)
 def test_the_counter_ends_before_it_wraps_whatever_the_cipher(cipher: Cipher) -> None:
-    """With keys so long that the limit lies inside one of them."""
+    """The counter reaches its limit before the second AES key has sealed as many records as it may."""
     sender = RecordLayer(ONE, OTHER, cipher, aes_records=COUNTER_LIMIT // 2 + 1)
     reader = RecordLayer(OTHER, ONE, cipher, aes_records=COUNTER_LIMIT // 2 + 1)
     sender._sent = reader._received = COUNTER_LIMIT // 2
