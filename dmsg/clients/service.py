@@ -148,9 +148,11 @@ class RelayClient(Service, ABC, Generic[S, R, T]):
     # --- service ---------------------------------------------------------------------------------------------------
 
     def startService(self) -> None:
-        """Begin to connect."""
+        """Begin to connect; also again, once the Deferred of :meth:`stopService` has fired."""
         super().startService()  # type: ignore[no-untyped-call]
         self._stopping = False
+        if self.registrar is not None:
+            self.registrar.reopen()
         self.dialer.start()
         self.pool.start()
 

@@ -166,6 +166,13 @@ class EntryKeeper:
             except Exception as error:
                 self._log.warn("the entry was not withdrawn: {error}", error=error)
 
+    def reopen(self) -> None:
+        """Go on after :meth:`close` with what is wanted; nothing happens unless it was closed."""
+        if self._closed:
+            self._closed = False
+            if self._wanted:
+                self._change()
+
     # --- when ----------------------------------------------------------------------------------------------------
 
     def _change(self) -> None:

@@ -82,6 +82,10 @@ class EntryPublisher:
         """
         await self._registrar.leave(self, withdraw)
 
+    def reopen(self) -> None:
+        """Publish again what is set from now on; nothing happens unless it was closed."""
+        self._registrar.rejoin(self)
+
 
 class EntryRegistrar(EntryPublisher):
     """Looks after the entry of ``secret_key``'s public key in ``discovery``: an ``IDiscovery``, or several of them as a
@@ -140,6 +144,13 @@ class EntryRegistrar(EntryPublisher):
         if not self._publishers:
             closing = [Deferred.fromCoroutine(one.close(withdraw=withdraw)) for one in self.keepers]
             await DeferredList(closing, consumeErrors=True)
+
+    def rejoin(self, publisher: EntryPublisher) -> None:
+        """See :meth:`EntryPublisher.reopen`."""
+        if publisher in self._left:
+            self._left.remove(publisher)
+            for keeper in self.keepers:
+                keeper.reopen()
 
     def _want(self) -> None:
         gone = self._wanted.withdrawn()

@@ -49,7 +49,7 @@ class RankWatch:
 
     def start(self) -> None:
         """Look now, and from now on."""
-        self._timer = None
+        self._timer, self._stopped = None, False
         if self._discovery is None:
             return
         self._looking = ensureDeferred(self._look(self._discovery))

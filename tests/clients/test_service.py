@@ -104,11 +104,16 @@ def log() -> MemoryEventLog:
 
 
 @pytest.fixture
-def client(network, log):
+def discovery(network) -> MemoryDiscovery:
     discovery = MemoryDiscovery(lambda: int(network.seconds() * 1e9))
     for version, (key, host) in RELAYS.items():
         entry = Entry(version, 0, 0, key.public_key, server=ServerPart(f"{host}:80", 9)).sign(key)
         ensureDeferred(discovery.post_entry(entry))
+    return discovery
+
+
+@pytest.fixture
+def client(network, log, discovery):
     client = Client(
         network,
         SecretKey.generate(),
@@ -126,6 +131,27 @@ def client(network, log):
 
 def test_it_connects_to_relays_of_its_own_protocol(client):
     assert list(client.pool.sessions) == [RELAYS["0.0.1+call"][0].public_key]
+
+
+def test_a_client_that_is_started_again_is_found_again(client, network, discovery):
+    """Its entry is withdrawn with it, and says again where it is once it is connected."""
+
+    def published() -> list[PublicKey]:
+        entry: Any = ensureDeferred(discovery.get_entry(client.public_key))
+        return list(entry.result.delegated_servers)
+
+    relays = [RELAYS["0.0.1+call"][0].public_key]
+    assert published() == relays
+    for _ in range(2):
+        stopped = client.stopService()
+        network.advance(5.0)
+        assert stopped.called and not published() and not client.pool.sessions
+        client.startService()
+        ready = client.when_ready()
+        network.advance(5.0)
+        assert ready.called and published() == relays == list(client.pool.sessions)
+    network.advance(2 * 86_400.0)
+    assert published() == relays, "it is posted again before it expires"
 
 
 def test_its_address_names_its_protocol(client):

@@ -699,6 +699,65 @@ async def test_what_was_never_published_is_not_withdrawn(world: World, keys: Any
     assert world.discovery.calls == []
 
 
+@pytest.mark.parametrize("withdraw", [True, False])
+@pytest_twisted.ensureDeferred
+async def test_a_registrar_that_is_reopened_goes_on(world: World, keys: Any, withdraw: bool) -> None:
+    world.registrar.reopen()
+    assert world.clock.getDelayedCalls() == [], "it was not closed"
+    world.registrar.set_client(keys[:2])
+    world.run(1)
+    await world.registrar.close(withdraw=withdraw)
+    world.registrar.set_client(keys)
+    world.registrar.reopen()
+    world.registrar.set_client(keys[:2])
+    world.run(1)
+    await world.registrar.published()
+    assert (await world.stored()).delegated_servers == tuple(keys[:2])
+    before = len(world.discovery.posts)
+    world.run(2 * 86_400, step=60.0)
+    assert (await world.stored()).delegated_servers == tuple(keys[:2]) and len(world.discovery.posts) > before
+
+
+@pytest_twisted.ensureDeferred
+async def test_a_registrar_that_never_wanted_anything_publishes_nothing_when_it_is_reopened(world: World) -> None:
+    await world.registrar.close(withdraw=True)
+    world.registrar.reopen()
+    world.run(1)
+    assert world.discovery.calls == []
+
+
+@pytest_twisted.ensureDeferred
+async def test_one_service_of_several_that_comes_back_has_its_say_again(world: World, keys: Any) -> None:
+    secure, messaging = world.registrar.publisher("0.1.0"), world.registrar.publisher()
+    secure.set_client(keys[:2])
+    messaging.set_client(keys[2:3])
+    world.run(1)
+    await secure.close(withdraw=True)
+    world.run(1)
+    secure.reopen()
+    secure.set_client(keys[:1])
+    world.run(1)
+    entry = await world.stored()
+    assert (entry.version, entry.delegated_servers) == ("0.1.0", (keys[0], keys[2]))
+    for service in (secure, messaging):
+        await service.close()
+
+
+@pytest_twisted.ensureDeferred
+async def test_what_is_reopened_while_it_withdraws_is_published_in_the_end(world: World, keys: Any) -> None:
+    world.registrar.set_client(keys[:1])
+    world.run(1)
+    world.discovery.gate = gate = defer.Deferred()
+    closing = defer.Deferred.fromCoroutine(world.registrar.close(withdraw=True))
+    world.registrar.reopen()
+    world.registrar.set_client(keys[:2])
+    world.discovery.gate = None
+    gate.callback(None)
+    world.run(10)
+    await closing
+    assert (await world.stored()).delegated_servers == tuple(keys[:2])
+
+
 @pytest_twisted.ensureDeferred
 async def test_waiting_can_be_cancelled(world: World, keys: Any) -> None:
     world.registrar.set_client(keys)

@@ -219,6 +219,19 @@ def test_newer_ranks_take_the_place_of_older_ones_and_fade(clock):
     assert not clock.getDelayedCalls()
 
 
+def test_a_watch_that_is_started_again_goes_on_looking(clock):
+    discovery = Listing()
+    watch = RankWatch(clock, discovery, RelayScores(), clock.seconds)
+    watch.start()
+    watch.stop()
+    watch.start()
+    for asked in (2, 3, 4):
+        assert discovery.asked == asked
+        clock.advance(LOOK_S)
+    watch.stop()
+    assert not clock.getDelayedCalls()
+
+
 def test_a_discovery_that_breaks_is_logged_and_asked_again(clock, logged_errors):
     discovery, scores = Listing(RanksError("not_json")), RelayScores()
     watch = RankWatch(clock, discovery, scores, clock.seconds)
