@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import json
+import math
 from typing import Any
 
 import pytest
@@ -211,6 +212,9 @@ def test_discovery_dials_and_resumptions(spark: SparkSession) -> None:
             dial(True, [leaf("connect", RELAY, "timeout", 90.0)], node="other"),
             dial(True, []),
             dial(False, [leaf("discovery", "", "no entry")]),
+            # a program that lies: its line is in range, what stands in the text may be anything
+            dial(False, [leaf("request", RELAY, "gone", wrong) for wrong in (1e300, -1.0, math.inf, math.nan)]),
+            dial(False, [leaf("request", RELAY, "gone", 50.0)]),
             dial(False, []),
             dial(False, '[{"stage":"connect","serv', node="other"),
             dial(True, "nonsense"),
@@ -233,6 +237,7 @@ def test_discovery_dials_and_resumptions(spark: SparkSession) -> None:
         ("", "discovery", "no entry", 1, 1, 1, 10.0, 10.0),
         ("", "unknown", "gone", 2, 2, 2, 77.0, 77.0),
         (RELAY, "connect", "timeout", 4, 3, 2, 30.0, pytest.approx(88.5)),
+        (RELAY, "request", "gone", 5, 2, 1, 50.0, 50.0),
         (OTHER_RELAY, "accept", "refused", 1, 1, 1, 30.0, 30.0),
     ]
     requests = discovery_hourly(lines)

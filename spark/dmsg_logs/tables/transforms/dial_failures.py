@@ -7,6 +7,7 @@ from typing import Final
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
+from dmsg_logs.ingest.lines import MAX_FLOAT
 from dmsg_logs.tables.tabledef import Column, Inputs, Table, percentile_columns
 from dmsg_logs.tables.transforms.common import RUN, date_of, only, percentiles, protocol_of, spread
 
@@ -20,7 +21,8 @@ _GROUP: Final = ("date", "relay", "protocol", "stage", "reason")
 
 
 def dial_failures(events: DataFrame) -> DataFrame:
-    """The table ``dial_failures`` from the lines."""
+    """The table ``dial_failures`` from the lines. A step's time that cannot be is as one that was not told."""
+    elapsed_ms = F.col("step.elapsed_ms")
     told = F.filter(F.from_json("attempts", ATTEMPTS), lambda one: one["stage"].isNotNull())
     none_told = F.array(
         F.struct(
@@ -41,7 +43,7 @@ def dial_failures(events: DataFrame) -> DataFrame:
             "protocol",
             F.col("step.stage").alias("stage"),
             F.coalesce("step.reason", F.lit("")).alias("reason"),
-            F.col("step.elapsed_ms").alias("elapsed_ms"),
+            F.when(elapsed_ms.between(0.0, MAX_FLOAT), elapsed_ms).alias("elapsed_ms"),
             F.struct("node", "boot", "seq").alias("dial"),
             "node",
         )
