@@ -133,9 +133,16 @@ class RelayService(Service, ABC):
     # --- service ---------------------------------------------------------------------------------------------------
 
     def startService(self) -> None:
-        """Listen, then register in discovery and keep the entry fresh."""
+        """Listen, then register in discovery and keep the entry fresh.
+
+        Also again, once the Deferred of :meth:`stopService` has fired.
+        """
         super().startService()  # type: ignore[no-untyped-call]
         self._started_at = self.reactor.seconds()
+        self.port = self._start_error = None
+        self.switch.draining = False
+        if self.registrar is not None:
+            self.registrar.reopen()
         self._starting = ensureDeferred(self._start())
         self._starting.addErrback(self._start_failed)
 

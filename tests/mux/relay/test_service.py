@@ -9,6 +9,7 @@ from twisted.internet.error import CannotListenError
 from twisted.internet.protocol import Factory, Protocol
 from twisted.internet.task import deferLater
 
+from dmsg.address import HostPort
 from dmsg.crypto.keys import SecretKey
 from dmsg.eventlog.schema import ServerStopped, SessionDown, SessionUp, TransportOpened
 from dmsg.mux.core.wire import CLOSE, REQUEST, encode_close, encode_frame
@@ -47,6 +48,39 @@ async def test_a_relay_that_does_not_run_is_stopped_and_one_that_stops_is_stoppe
     assert first.called and second.called and len(log.of(ServerStopped)) == 1
     await server.stopService()
     assert len(log.of(ServerStopped)) == 1
+
+
+@pytest_twisted.ensureDeferred
+async def test_a_relay_that_is_started_again_is_listed_and_carries_again():
+    memory = MemoryNetwork()
+    async with LocalNetwork(memory, relays=0) as network:
+        endpoint = TCP4ServerEndpoint(memory, 7_000, interface="127.0.0.1")
+        address = HostPort("127.0.0.1", 7_000)
+        relay = DmsgRelay(
+            memory,
+            SecretKey.generate(),
+            endpoint,
+            public_address=address,
+            discovery=network.discovery,
+            now_ns=lambda: int(memory.seconds() * 1e9),
+        )
+        relay.startService()
+        alice, bob = await network.client(), await network.client()
+        for _ in range(3):
+            [entry] = await network.discovery.available_servers()
+            assert entry.static == relay.key.public_key and entry.server.available_connections > 0
+            bob_port = bob.listen(Factory.forProtocol(Protocol))
+            transport = await network.wait(alice.dial(bob.public_key))
+            assert relay.switch.open_transports == 1
+            transport.abortConnection()
+            await network.wait(bob_port.stopListening())
+            await network.wait(relay.stopService())
+            await network.settle()
+            assert not alice.pool.sessions and await network.discovery.available_servers() == []
+            relay.startService()
+            for client in (alice, bob):
+                await network.wait(client.when_ready())
+        await network.wait(relay.stopService())
 
 
 @pytest_twisted.ensureDeferred
