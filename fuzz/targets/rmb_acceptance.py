@@ -75,7 +75,9 @@ class _Bus:
         result, payload = outcome(lambda: self.open(envelope, source), EnvelopeRefused)
         if result == "error":
             return
-        assert payload == self.signed[challenge(envelope)]
+        signed = self.signed[challenge(envelope)]
+        # The signature has no separators: what is not encrypted may lose its beginning or end to a text beside it.
+        assert payload == signed or (not envelope.cipher and payload in signed)
         assert SessionAddress.of(envelope.destination) == _OURS
         key = (source, envelope.uid, envelope.WhichOneof("message"))
         assert self.taken.get(key, 0) <= self.now
