@@ -3,6 +3,7 @@
 Waking a process on an idle core takes 20 to 40 µs, and a message with its answer through a relay wakes four. Where messages
 follow each other within 400 µs, the process polls without a timeout, and calls ``sched_yield`` between two polls, so that
 other processes get the core. Where messages are rarer, where another process needs the core, and in transfers, it sleeps.
+On slow machines all of this takes longer, and so does the work for a message: times that matter are multiples of that work.
 """
 
 from __future__ import annotations
@@ -15,8 +16,11 @@ from typing import Final
 #: What is ready, as ``(descriptor, events)``.
 Ready = list[tuple[int, int]]
 
-#: The longest that is waited without sleeping, in seconds. What comes later is not worth it.
-LONGEST_S: Final = 400e-6
+#: The longest that is waited without sleeping, as a multiple of what the process works between two waits, and its bounds in
+#: seconds. What comes later is not worth it.
+LONGEST_WORKS: Final = 10
+LONGEST_MIN_S: Final = 400e-6
+LONGEST_MAX_S: Final = 1.5e-3
 #: Waits in a row that were no longer than this, before one is spent awake. After one that was in vain it takes twice as many,
 #: and one less for each that was not: where messages come at random, nearly all waits are spent asleep.
 FEWEST_WAITS: Final = 32
@@ -26,11 +30,16 @@ SLEEP_EVERY: Final = 16
 #: After much data, so many short waits come first: a transfer gains nothing by being woken sooner, only smaller reads.
 WAITS_AFTER_BULK: Final = 32
 #: Who worked longer than this before waiting, in seconds, gains little by being awake a wake-up sooner.
-LONGEST_WORK_S: Final = 100e-6
-#: If another process keeps the core for longer than this when it is given way to, it needs the core more: for some time this
-#: one only sleeps. That is the first time, or the second one if the other took all that the system gives a process at once,
-#: and twice as long each time that it happens again soon.
-LONG_TURN_S: Final = 200e-6
+LONGEST_WORK_S: Final = 300e-6
+#: How fast the mean of that work follows: the newest wait counts for one in so many.
+_WORK_MEMORY: Final = 16
+#: If another process keeps the core for longer than this when it is given way to, it needs the core more. A multiple of this
+#: one's work, since the others that a message passes through work about as long, and its bounds in seconds.
+LONG_TURN_WORKS: Final = 5
+LONG_TURN_MIN_S: Final = 200e-6
+LONG_TURN_MAX_S: Final = 800e-6
+#: For some time this process only sleeps then: the first time below, or the second one if the other took all that the system
+#: gives a process at once, and twice as long each time that it happens again soon.
 WHOLE_TURN_S: Final = 0.001
 REST_S: Final = 0.002
 REST_AFTER_WHOLE_TURN_S: Final = 0.05
@@ -53,6 +62,8 @@ class BusyWait:
         "_clock",
         "_cpu_clock",
         "_give_way",
+        "_long_turn_s",
+        "_longest_s",
         "_needed_waits",
         "_rest_s",
         "_rest_until",
@@ -63,6 +74,7 @@ class BusyWait:
         "_sleep",
         "_threads_work",
         "_until_sleep",
+        "_work_s",
     )
 
     def __init__(
@@ -85,6 +97,9 @@ class BusyWait:
         self._returned_at = self._saved_at = clock()
         self._saved_s = SAVED_S
         self._rest_s = self._rest_until = 0.0
+        self._work_s = 0.0  # between two waits, a mean
+        self._longest_s = LONGEST_MIN_S
+        self._long_turn_s = LONG_TURN_MIN_S
 
     def note_bulk(self) -> None:
         """Much data has passed in one piece."""
@@ -95,6 +110,7 @@ class BusyWait:
         if timeout_s <= 0:
             return self._sleep(timeout_s, most)
         began = self._clock()
+        self._note_work(began - self._returned_at)
         ready: Ready = []
         left_s = timeout_s
         if self._short_waits >= self._needed_waits and self._may_stay_awake(began):
@@ -103,11 +119,18 @@ class BusyWait:
         if not ready and left_s > 0:
             ready = self._sleep(left_s, most)
         self._returned_at = now = self._clock()
-        if now - began <= LONGEST_S:
+        if now - began <= self._longest_s:
             self._short_waits += bool(ready)  # one that a timed call ended says nothing
         elif self._short_waits > 0:
             self._short_waits = 0
         return ready
+
+    def _note_work(self, work_s: float) -> None:
+        # More than that is not for one message. It counts as the most, so that a transfer leaves the mean within bounds.
+        mean_s = self._work_s + (min(work_s, LONGEST_WORK_S) - self._work_s) / _WORK_MEMORY
+        self._work_s = mean_s
+        self._longest_s = min(LONGEST_MAX_S, max(LONGEST_MIN_S, LONGEST_WORKS * mean_s))
+        self._long_turn_s = min(LONG_TURN_MAX_S, max(LONG_TURN_MIN_S, LONG_TURN_WORKS * mean_s))
 
     def _may_stay_awake(self, now: float) -> bool:
         self._until_sleep -= 1
@@ -121,15 +144,15 @@ class BusyWait:
         return self._saved_s > 0 and not self._threads_work()
 
     def _stay_awake(self, began: float, timeout_s: float) -> Ready:
-        """What becomes ready within ``LONGEST_S``, if there is anything."""
+        """What becomes ready soon enough, if there is anything."""
         sleep, clock, give_way = self._sleep, self._clock, self._give_way
         cpu_began_s = self._cpu_clock()
-        until = began + min(LONGEST_S, timeout_s)
+        until = began + min(self._longest_s, timeout_s)
         gave_way_at = began
         while True:
             ready = sleep(0, _EVENTS)
             now = clock()
-            if now - gave_way_at > LONG_TURN_S:
+            if now - gave_way_at > self._long_turn_s:
                 self._rest(now, now - gave_way_at)
                 break
             if ready:
@@ -137,7 +160,7 @@ class BusyWait:
                     self._needed_waits -= 1
                 break
             if now >= until:
-                if timeout_s >= LONGEST_S:  # else a timed call ends it, which says nothing
+                if timeout_s >= self._longest_s:  # else a timed call ends it, which says nothing
                     self._needed_waits = min(MOST_WAITS, 2 * self._needed_waits)
                 break
             gave_way_at = now

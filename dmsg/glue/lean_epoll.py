@@ -25,8 +25,9 @@ class LeanEpollReactor(EPollReactor):
 
     It calls a descriptor that is ready without making a log context for it: what is logged meanwhile by
     ``twisted.python.log`` (not by ``twisted.logger``) begins with "-" in place of the connection's name. It looks for timed
-    calls only when there are new ones, or the first is due. And where one message follows the other within 400 µs, it does
-    not go to sleep between them (:mod:`dmsg.glue.busy_wait`), unless it is told to with ``sleeps``.
+    calls only when there are new ones, or the first is due. And where one message follows the other within 400 µs, or ten
+    times the work for one, it does not go to sleep between them (:mod:`dmsg.glue.busy_wait`), unless it is told to with
+    ``sleeps``.
 
     Its ``seconds()`` are no time of day. Twisted's web server takes them for one in its access log, whose dates are of 1970.
     """

@@ -8,8 +8,11 @@ import pytest
 
 from dmsg.glue.busy_wait import (
     FEWEST_WAITS,
+    LONG_TURN_MAX_S,
+    LONG_TURN_MIN_S,
+    LONGEST_MAX_S,
+    LONGEST_MIN_S,
     LONGEST_REST_S,
-    LONGEST_S,
     LONGEST_WORK_S,
     REST_AFTER_WHOLE_TURN_S,
     REST_S,
@@ -70,6 +73,11 @@ class Machine:
         self.arrives_at = None
         return len(self.sleeps) > slept
 
+    def exchange(self, after_s: float, work_s: float) -> bool:
+        """Work for ``work_s``, then wait for an event; whether the process slept."""
+        self.now += work_s
+        return self.event(after_s)
+
     def events(self, times_s: Iterable[float]) -> int:
         """How many of the events it slept before."""
         return sum(map(self.event, times_s))
@@ -100,7 +108,7 @@ def test_it_sleeps_where_messages_are_rare_or_come_now_and_then() -> None:
 def test_a_wait_in_vain_ends_asleep_and_the_next_ones_are_asleep_too() -> None:
     machine = Machine().awake()
     assert machine.event(0.5), "what comes later is not missed"
-    assert machine.sleeps[-1] == pytest.approx(60.0 - LONGEST_S, abs=1e-5)
+    assert machine.sleeps[-1] == pytest.approx(60.0 - LONGEST_MIN_S, abs=1e-5)
     looks = machine.looks
     assert machine.events([50e-6] * 2 * FEWEST_WAITS) == 2 * FEWEST_WAITS and machine.looks == looks
 
@@ -118,7 +126,7 @@ def test_each_wait_in_vain_makes_the_next_less_likely() -> None:
 
 def test_a_timed_call_is_not_late_and_says_nothing_of_messages() -> None:
     machine = Machine().awake()
-    for timeout_s in (100e-6, LONGEST_S + 200e-6):
+    for timeout_s in (100e-6, LONGEST_MIN_S + 200e-6):
         began = machine.now
         assert machine.wait.wait(timeout_s, 1) == []
         assert machine.now - began == pytest.approx(timeout_s, abs=5e-6)
@@ -143,6 +151,40 @@ def test_it_sleeps_while_much_data_passes() -> None:
     # the first of these was counted above
     assert machine.events([50e-6] * (WAITS_AFTER_BULK + FEWEST_WAITS - 1)) == WAITS_AFTER_BULK + FEWEST_WAITS - 1
     assert not machine.event(50e-6) or not machine.event(50e-6)
+
+
+def slept_of(machine: Machine, after_s: float, work_s: float, warm_up: int = 200) -> float:
+    """The share of waits that were slept through, once the process knows how long it works."""
+    for _ in range(warm_up):
+        machine.exchange(50e-6, work_s)
+    return sum(machine.exchange(after_s, work_s) for _ in range(320)) / 320
+
+
+def test_who_works_longer_for_a_message_stays_awake_longer_for_the_next() -> None:
+    often = 1.5 / SLEEP_EVERY
+    for work_s, longest_s in ((30e-6, LONGEST_MIN_S), (80e-6, 800e-6), (250e-6, LONGEST_MAX_S)):
+        assert slept_of(Machine(), 0.9 * longest_s, work_s) < often, work_s
+        assert slept_of(Machine(), 1.1 * longest_s + WAKE_S, work_s) > 0.9, work_s
+
+
+def test_a_transfer_leaves_the_longest_wait_within_its_bounds() -> None:
+    machine = Machine()
+    for _ in range(100):
+        machine.exchange(50e-6, 0.05)
+    assert slept_of(machine, 0.9 * LONGEST_MIN_S, 10e-6, 2 * FEWEST_WAITS) < 1.5 / SLEEP_EVERY
+    for _ in range(100):
+        machine.exchange(50e-6, 0.05)
+    assert slept_of(machine, 1.1 * LONGEST_MIN_S + WAKE_S, 10e-6, 2 * FEWEST_WAITS) > 0.9
+
+
+def test_others_on_the_way_of_a_message_may_work_as_long_as_this_one() -> None:
+    for work_s, turn_s in ((10e-6, LONG_TURN_MIN_S), (100e-6, 500e-6), (250e-6, LONG_TURN_MAX_S)):
+        machine = Machine()
+        assert slept_of(machine, 50e-6, work_s) < 1.5 / SLEEP_EVERY
+        machine.turn_s = 0.9 * turn_s
+        assert slept_of(machine, 50e-6, work_s) < 1.5 / SLEEP_EVERY, "these are no strangers"
+        machine.turn_s = 1.1 * turn_s
+        assert slept_of(machine, 50e-6, work_s) > 0.9, "who needs the core longer gets it"
 
 
 def test_it_sleeps_after_much_work() -> None:
@@ -197,4 +239,4 @@ def test_waiting_takes_its_share_of_a_core_and_no_more() -> None:
     for _ in range(20_000):
         machine.event(100e-6)
     elapsed_s = machine.now - began
-    assert 0.9 * SHARE * elapsed_s < machine.cpu_s < SHARE * elapsed_s + SAVED_S + LONGEST_S
+    assert 0.9 * SHARE * elapsed_s < machine.cpu_s < SHARE * elapsed_s + SAVED_S + LONGEST_MIN_S
