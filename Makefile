@@ -140,8 +140,10 @@ demo: venv
 	$(BIN)/python -m demos.network
 
 # The tests of the core come last: their closing line is the last line of all. Each file stays in one process, because its
-# tests share fixtures that take long to make.
-CORE_TESTS = $(BIN)/python -m pytest --numprocesses logical --dist loadfile
+# tests share fixtures that take long to make. A quarter of the time tests wait for something, so there is a process more for
+# every two cores.
+TEST_PROCESSES ?= $(shell $(BIN)/python -c 'import os; print(os.cpu_count() * 3 // 2)')
+CORE_TESTS = $(BIN)/python -m pytest --numprocesses $(TEST_PROCESSES) --dist loadfile
 
 # Programs run on a reactor of ours, and so may the programs of users; tests run on Twisted's own. Here it is the other way
 # round, for what is close to the reactor.
