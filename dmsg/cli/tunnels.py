@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Callable, Coroutine
 from typing import Any, Final
 
@@ -29,6 +30,8 @@ from dmsg.ops.values import DURATION
 MAX_PAIRS: Final = 900
 #: How long connecting to the exposed endpoint may take, in seconds.
 CONNECT_TIMEOUT_S: Final = 15.0
+
+_HOST_AND_PORT: Final = re.compile(r"(?:(?P<host>[\w.-]+):)?(?P<port>\d{1,5})", re.ASCII)
 
 Open = Callable[[], Coroutine[Any, Any, End]]
 
@@ -83,7 +86,8 @@ async def run_expose(
     try:
         target: IStreamClientEndpoint = clientFromString(reactor, endpoint)
     except Exception as error:  # an endpoint parser may raise any exception
-        raise CommandError(f"{endpoint!r} is not a client endpoint: {error}", Exit.USAGE) from None
+        meant = _meant(endpoint, "tcp:{host}:{port}", "tcp:127.0.0.1:22")
+        raise CommandError(f"{endpoint!r} is not a client endpoint: {error}; {meant}", Exit.USAGE) from None
 
     async def connect() -> End:
         end = await target.connect(Factory.forProtocol(End)).addTimeout(CONNECT_TIMEOUT_S, reactor)
@@ -121,7 +125,9 @@ async def run_forward(call: Invocation, reactor: Any, peer: PublicKey, listen: s
     try:
         source = server_endpoint(reactor, listen)
     except Exception as error:  # as above
-        raise CommandError(f"{listen!r} is not a server endpoint: {listen_problem(error)}", Exit.USAGE) from None
+        meant = _meant(listen, "tcp:{port}:interface={host}", "tcp:8022:interface=127.0.0.1")
+        problem = f"{listen_problem(error)}; {meant}"
+        raise CommandError(f"{listen!r} is not a server endpoint: {problem}", Exit.USAGE) from None
     async with open_client(call.settings, reactor, listening=False) as client:
         redialer = Redialer(client, peer, service, timeout_s=call.settings.config.dial.timeout_s, clock=reactor)
 
@@ -147,6 +153,13 @@ async def run_forward(call: Invocation, reactor: Any, peer: PublicKey, listen: s
         finally:
             await maybeDeferred(port.stopListening)
             pairs.stop()
+
+
+def _meant(text: str, endpoint: str, example: str) -> str:
+    """What to write in place of ``text``: others than Twisted take a port, or a host and a port."""
+    if parts := _HOST_AND_PORT.fullmatch(text):
+        return f"did you mean {endpoint.format(host=parts['host'] or '127.0.0.1', port=parts['port'])}?"
+    return f"one is written as {example}"
 
 
 class Pairs(Factory):

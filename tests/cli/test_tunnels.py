@@ -255,6 +255,24 @@ async def test_a_bad_endpoint_is_a_usage_error(bench, text):
     assert caught.value.exit is Exit.USAGE
 
 
+@pytest.mark.parametrize(
+    ("text", "exposed", "forwarded"),
+    [
+        ("8022", "did you mean tcp:127.0.0.1:8022?", "did you mean tcp:8022:interface=127.0.0.1?"),
+        ("db.lan:5432", "did you mean tcp:db.lan:5432?", "did you mean tcp:5432:interface=db.lan?"),
+        ("tcp:", "one is written as tcp:127.0.0.1:22", "one is written as tcp:8022:interface=127.0.0.1"),
+        ("[::1]:22", "one is written as tcp:127.0.0.1:22", "one is written as tcp:8022:interface=127.0.0.1"),
+        ("a b:1", "one is written as tcp:127.0.0.1:22", "one is written as tcp:8022:interface=127.0.0.1"),
+    ],
+)
+@pytest_twisted.ensureDeferred
+async def test_what_is_not_an_endpoint_is_answered_with_one(bench, text, exposed, forwarded):
+    with pytest.raises(CommandError, match=re.escape(exposed) + "$"):
+        await bench.run(run_expose, text)
+    with pytest.raises(CommandError, match=re.escape(forwarded) + "$"):
+        await bench.run(run_forward, bench.key("peer")[0].public_key, text)
+
+
 @pytest_twisted.ensureDeferred
 async def test_a_port_that_is_taken_is_told_in_one_line(bench):
     taken = await TCP4ServerEndpoint(bench.reactor, 0, interface="127.0.0.1").listen(Factory.forProtocol(Echo))
