@@ -62,7 +62,6 @@ class BusyWait:
         "_clock",
         "_cpu_clock",
         "_give_way",
-        "_long_turn_s",
         "_longest_s",
         "_needed_waits",
         "_rest_s",
@@ -99,7 +98,6 @@ class BusyWait:
         self._rest_s = self._rest_until = 0.0
         self._work_s = 0.0  # between two waits, a mean
         self._longest_s = LONGEST_MIN_S
-        self._long_turn_s = LONG_TURN_MIN_S
 
     def note_bulk(self) -> None:
         """Much data has passed in one piece."""
@@ -127,10 +125,12 @@ class BusyWait:
 
     def _note_work(self, work_s: float) -> None:
         # More than that is not for one message. It counts as the most, so that a transfer leaves the mean within bounds.
-        mean_s = self._work_s + (min(work_s, LONGEST_WORK_S) - self._work_s) / _WORK_MEMORY
-        self._work_s = mean_s
-        self._longest_s = min(LONGEST_MAX_S, max(LONGEST_MIN_S, LONGEST_WORKS * mean_s))
-        self._long_turn_s = min(LONG_TURN_MAX_S, max(LONG_TURN_MIN_S, LONG_TURN_WORKS * mean_s))
+        self._work_s += ((work_s if work_s < LONGEST_WORK_S else LONGEST_WORK_S) - self._work_s) / _WORK_MEMORY
+        longest_s = LONGEST_WORKS * self._work_s
+        # each wait comes here: min() and max() take three times as long
+        self._longest_s = (
+            LONGEST_MIN_S if longest_s < LONGEST_MIN_S else LONGEST_MAX_S if longest_s > LONGEST_MAX_S else longest_s
+        )
 
     def _may_stay_awake(self, now: float) -> bool:
         self._until_sleep -= 1
@@ -148,11 +148,12 @@ class BusyWait:
         sleep, clock, give_way = self._sleep, self._clock, self._give_way
         cpu_began_s = self._cpu_clock()
         until = began + min(self._longest_s, timeout_s)
+        long_turn_s = min(LONG_TURN_MAX_S, max(LONG_TURN_MIN_S, LONG_TURN_WORKS * self._work_s))
         gave_way_at = began
         while True:
             ready = sleep(0, _EVENTS)
             now = clock()
-            if now - gave_way_at > self._long_turn_s:
+            if now - gave_way_at > long_turn_s:
                 self._rest(now, now - gave_way_at)
                 break
             if ready:
