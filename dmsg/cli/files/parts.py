@@ -22,6 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
+from dmsg.cli.files.disk import flush_soon, reserve
 from dmsg.cli.files.names import local_name, second_name
 from dmsg.cli.files.store import HashedFile
 from dmsg.cli.files.wire import PART_SUFFIX, TransferFailed
@@ -40,6 +41,8 @@ _SYNCS: Final = 8
 PIECES_LIMIT: Final = 1_000
 #: The disk begins with so much at a time while more comes, so that little is left to wait for in the end.
 _FLUSH_BYTES: Final = 8 * 1024 * 1024
+#: Space set aside on the disk before it is needed, at most; and never more than has come, so that offers alone take none.
+RESERVE_BYTES: Final = 16 * 1024 * 1024
 #: The directory may be removed, because it was empty, between making it and making a file in it.
 _TRIES: Final = 5
 
@@ -246,6 +249,9 @@ class PartFile(HashedFile):
         super().__init__(os.open(path, flags, 0o666))
         self._is_kept = self._is_ours = False
         self._flushed = 0  # how far the disk was told to begin
+        self._size = 0  # of the whole file
+        self._reserved = 0  # how far there is space for it
+        self._may_reserve = True
         try:
             fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
@@ -277,14 +283,15 @@ class PartFile(HashedFile):
                 self._hash, self.offset = kept.hash, kept.offset
                 self.hashed = self.offset
         self.hash_to(size)
-        self._flushed = self.offset
+        self._size = size
+        self._flushed = self._reserved = self.offset
 
     def restart(self) -> None:
         """Throw away what is there."""
         with self._lock:
             os.ftruncate(self._fd(), 0)
             self._begin_again()
-            self._flushed = 0
+            self._flushed = self._reserved = 0
 
     def append(self, *pieces: bytes, hashed: bool = True) -> None:
         """Write ``pieces`` (at most :data:`PIECES_LIMIT`) behind what is there, as they are: joining them is a copy.
@@ -292,8 +299,10 @@ class PartFile(HashedFile):
         If they are to be ``hashed``, all before them has to be.
         """
         with self._lock:
-            written = os.pwritev(self._fd(), pieces, self.offset)
             size = sum(map(len, pieces))
+            if self._may_reserve and self.offset + size > self._reserved:
+                self._reserve_ahead()
+            written = os.pwritev(self._fd(), pieces, self.offset)
             if written < size:  # the disk is full, most likely, and the next one fails
                 rest = memoryview(b"".join(pieces))
                 while written < size:
@@ -306,6 +315,12 @@ class PartFile(HashedFile):
             if self.offset - self._flushed >= _FLUSH_BYTES:
                 flush_soon(self._fd(), self._flushed, self.offset)
                 self._flushed = self.offset
+
+    def _reserve_ahead(self) -> None:
+        size = min(self.offset, RESERVE_BYTES, self._size - self.offset)
+        if size > 0:
+            self._may_reserve = reserve(self._fd(), self.offset, size)
+            self._reserved = self.offset + size
 
     def publish(self, *, overwrite: bool) -> str:
         """Make it last and give it its name, which is returned. Closing waits for none of it, and ends it."""
@@ -391,6 +406,9 @@ class PartFile(HashedFile):
                 self._is_kept = False
 
     def _closing(self) -> None:
+        if self._is_kept and self._reserved > self.offset:
+            with contextlib.suppress(OSError):
+                os.ftruncate(self._descriptor, os.fstat(self._descriptor).st_size)  # gives back what was set aside
         status = os.fstat(self._descriptor)
         if self._is_kept and status.st_size:
             self._store.closed(self._path, status, self._hash, self.hashed)
@@ -421,15 +439,6 @@ def publish(directory: Path, parts: Sequence[PartFile], names: list[str], *, ove
             os.fsync(descriptor)
         finally:
             os.close(descriptor)
-
-
-def flush_soon(descriptor: int, start: int, end: int) -> None:
-    """Have the system begin to write out what stands at ``start`` to ``end``, without waiting. Linux only.
-
-    For what it still holds unwritten, the advice that it is not needed any more does this, and drops nothing.
-    """
-    if hasattr(os, "posix_fadvise"):
-        os.posix_fadvise(descriptor, start, end - start, os.POSIX_FADV_DONTNEED)
 
 
 def _is_at(path: Path, status: os.stat_result) -> bool:

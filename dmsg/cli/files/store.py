@@ -15,12 +15,13 @@ from typing import Any, Final, TypeVar
 from twisted.internet.defer import Deferred
 from twisted.internet.threads import deferToThreadPool
 
-from dmsg.cli.files.wire import TransferFailed
+from dmsg.cli.files.wire import PREFIX, TransferFailed
 
 T = TypeVar("T")
 
-#: What is read, hashed and written at a time: large enough that going to a thread costs nothing beside it.
-BLOCK_BYTES: Final = 1024 * 1024
+#: What is read, hashed and written at a time: large enough that going to a thread costs nothing beside it. With its prefix
+#: it fills 16 sealed frames: one byte more would make a frame of its own, which costs as much as a full one.
+BLOCK_BYTES: Final = 16 * 65_492 - PREFIX.size
 #: The system's cache takes or gives a block in some 0.3 ms. To have a thread do that costs as much again, beside a busy
 #: reactor; where it takes longer, there is a disk to wait for. In seconds.
 QUICK_S: Final = 0.003
