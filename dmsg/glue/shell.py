@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Final
+from typing import Final, cast
 from typing import Protocol as TypingProtocol
 
 from twisted.internet.interfaces import IDelayedCall, IPushProducer, IReactorTime
@@ -13,7 +13,7 @@ from zope.interface import implementer
 
 from dmsg.errors import DmsgError, LocalProtocolError, RemoteProtocolError
 from dmsg.glue.end_of_turn import AtEndOfTurn
-from dmsg.glue.sockets import DirectSender, direct_sender, tune_socket
+from dmsg.glue.sockets import DirectReader, DirectSender, direct_reader, direct_sender, tune_socket
 from dmsg.sansio.core import Core
 
 #: More than this in one piece is part of a transfer, or is handled for longer than a wake-up takes.
@@ -59,6 +59,7 @@ class Shell(Protocol):
         self._holds: set[str] = set()
         self._reading_paused = False
         self._send: DirectSender | None = None
+        self._read: DirectReader | None = None
         #: Tells a reactor of ours that this is no time to stay awake for the next message; others do not ask.
         self._note_bulk: Callable[[], object] = getattr(clock, "note_bulk", _ignore)
 
@@ -70,11 +71,12 @@ class Shell(Protocol):
         assert transport is not None
         tune_socket(transport)
         self._send = direct_sender(transport)
+        self._read = direct_reader(transport, self, self.dataReceived, self._takes_views)
         # A pull producer is asked to go on whenever the transport has nothing left, which is what sending past it needs.
         transport.registerProducer(self, self._send is None)  # type: ignore[attr-defined]
         self.flush()
 
-    def dataReceived(self, data: bytes) -> None:
+    def dataReceived(self, data: bytes | memoryview) -> None:
         """Hand bytes to the core, its events to the owner, and write what came of it."""
         if self.lost or self.error is not None:
             return
@@ -82,7 +84,7 @@ class Shell(Protocol):
             self._note_bulk()
         self._busy = True
         try:
-            events = self.core.receive_data(data, self.clock.seconds())
+            events = self.core.receive_data(cast(bytes, data), self.clock.seconds())  # a view only if it takes them
             if events:
                 self.owner.handle_events(self, events)
         except RemoteProtocolError as error:
@@ -98,6 +100,9 @@ class Shell(Protocol):
         timer, self._timer = self._timer, None
         if timer is not None and timer.active():
             timer.cancel()
+        if self._read is not None:
+            self._read.stop()
+            self._read = None
         self.owner.connection_lost(self, self.error, reason if self._send is None else self._send.reason(reason))
 
     def pauseProducing(self) -> None:
@@ -212,6 +217,9 @@ class Shell(Protocol):
             data = data[sent:]
             self.pauseProducing()
         self.transport.write(data)  # type: ignore[union-attr]
+
+    def _takes_views(self) -> bool:
+        return self.core.takes_views
 
     def _check_reading(self) -> None:
         wanted = bool(self._holds) or (self.congested and self.core.overloaded)

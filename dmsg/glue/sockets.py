@@ -5,18 +5,28 @@ from __future__ import annotations
 import contextlib
 import errno
 import socket
+import threading
 from collections.abc import Callable
 from typing import Any, Final
 
 from twisted.internet.error import ConnectionDone, ConnectionLost
+from twisted.internet.main import CONNECTION_DONE, CONNECTION_LOST
 from twisted.internet.tcp import Connection
 from twisted.python.failure import Failure
+
+from dmsg.glue.memory import keep_freed_memory
 
 #: A silent peer is probed after the first, then each second one, and given up after the third: 45 s in all, so that a
 #: host that has vanished does not keep its place for hours. Seconds, seconds, times.
 KEEPALIVE: Final = (15, 10, 3)
 #: Data that is not acknowledged by the peer's kernel for so long ends the connection: a peer that takes nothing at all.
 USER_TIMEOUT_MS: Final = 60_000
+#: The most that one read takes: four full records, each 65,535 bytes behind a length of two.
+READ_BYTES: Final = 4 * 65_537
+#: What is copied, because it is little.
+SMALL_READ_BYTES: Final = 16 * 1024
+#: The socket has nothing just now.
+_NOTHING_YET: Final = frozenset((errno.EAGAIN, errno.EWOULDBLOCK, errno.EINTR))
 #: The socket takes nothing just now.
 _TRANSIENT: Final = frozenset((errno.EAGAIN, errno.EWOULDBLOCK, errno.ENOBUFS, errno.EINTR))
 
@@ -73,6 +83,83 @@ def direct_sender(transport: object) -> DirectSender | None:
     if transport._tempDataBuffer:  # written in this turn of the reactor
         return None
     return DirectSender(transport.getHandle().send)
+
+
+class DirectReader:
+    """Reads a plain TCP connection in place of its transport; see :func:`direct_reader`.
+
+    A transport reads 64 KiB at a time into memory of its own, which the allocator makes and takes back for each read. A full
+    record has one byte more, so that a transfer's reads end within a record and each is copied to the rest of it. Here one
+    read takes four records, into memory that all connections of a thread share.
+    """
+
+    __slots__ = ("_connection", "_receive", "_take", "_takes_views", "_views")
+
+    def __init__(
+        self,
+        connection: Connection,
+        take: Callable[[bytes | memoryview], None],
+        takes_views: Callable[[], bool],
+    ) -> None:
+        self._connection = connection
+        self._receive: Callable[[memoryview], int] = connection.getHandle().recv_into
+        self._take = take
+        self._takes_views = takes_views
+        self._views = _buffer()
+
+    def __call__(self) -> ConnectionDone | ConnectionLost | None:
+        """One read, whose data is taken in before the next one; gives why the connection is over, if it is."""
+        large, small = self._views
+        views = self._takes_views()
+        try:
+            size = self._receive(large if views else small)
+        except OSError as error:
+            return None if error.errno in _NOTHING_YET else CONNECTION_LOST
+        if not size:
+            return CONNECTION_DONE
+        data = large[:size]
+        self._take(data if views and size > SMALL_READ_BYTES else bytes(data))
+        return None
+
+    def stop(self) -> None:
+        """Let go of the connection, which holds this reader, and with it its protocol."""
+        if self._connection.__dict__.get("doRead") is self:  # a connection that is aborted has it replaced
+            del self._connection.doRead
+
+
+_buffers: Final = threading.local()
+
+
+def _buffer() -> tuple[memoryview, memoryview]:
+    """What a read of this thread goes to: all of it, and as much of it as a transport would read."""
+    found: tuple[memoryview, memoryview] | None = getattr(_buffers, "views", None)
+    if found is None:
+        keep_freed_memory()
+        large = memoryview(bytearray(READ_BYTES))
+        found = _buffers.views = (large, large[: Connection.bufferSize])
+    return found
+
+
+def direct_reader(
+    transport: object,
+    protocol: object,
+    take: Callable[[bytes | memoryview], None],
+    takes_views: Callable[[], bool],
+) -> DirectReader | None:
+    """Have ``take`` called with what comes on a plain TCP connection to ``protocol``, past the transport.
+
+    Gives ``None``, and changes nothing, where the transport must do it: as in :func:`direct_sender`, and where something
+    stands between it and ``protocol`` that may want to see the data. While ``takes_views()``, data above
+    :data:`SMALL_READ_BYTES` is a view, which the next read overwrites.
+    """
+    if not isinstance(transport, Connection) or type(transport).doRead is not Connection.doRead:
+        return None
+    receiver = getattr(transport, "protocol", None)
+    if getattr(transport, "TLS", False) or protocol not in (receiver, getattr(receiver, "_wrappedProtocol", None)):
+        return None
+    reader = DirectReader(transport, take, takes_views)
+    transport.doRead = reader  # type: ignore[method-assign]
+    return reader
 
 
 class DirectWriter:

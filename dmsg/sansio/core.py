@@ -7,7 +7,7 @@ Bytes in, events out, bytes out. A core has no callbacks, no clock and no log; o
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import ClassVar, Protocol
 
 
 class Core(Protocol):
@@ -19,6 +19,9 @@ class Core(Protocol):
     """
 
     __slots__ = ()
+
+    #: Whether :meth:`receive_data` takes views of a buffer that the next read overwrites, too: many records at a time.
+    takes_views: ClassVar[bool] = False
 
     def receive_data(self, data: bytes, now: float) -> Sequence[object]:
         """Take bytes from the network and tell what they meant.

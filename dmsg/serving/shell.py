@@ -64,10 +64,11 @@ class RelayShell(Shell):
         self.owner.take_stranger(self)
         super().connectionMade()
 
-    def dataReceived(self, data: bytes) -> None:
+    def dataReceived(self, data: bytes | memoryview) -> None:
         if self.stranger is not None:
             self.stranger.heard()
-            if not self.owner.pacer.submit(lambda: self._in_turn(data)):
+            kept = bytes(data)
+            if not self.owner.pacer.submit(lambda: self._in_turn(kept)):
                 # One read of each stranger waits at most, so that reads neither pile up nor overtake each other.
                 self.hold(_TURN, True)
             return

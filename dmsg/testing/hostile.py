@@ -124,7 +124,7 @@ class _Tap(RecordLayer):
         self.remote = remote
         self.inner = inner
 
-    def open(self, data: bytes) -> list[bytes]:
+    def open(self, data: bytes | memoryview) -> list[bytes]:
         """What the client sends is taken as it is."""
         return self.inner.open(data)
 

@@ -61,6 +61,8 @@ from dmsg.sansio.core import Core
 class Connection(Core):
     """The client's end of a connection, from the end of the handshake on."""
 
+    takes_views = True
+
     def __init__(
         self,
         identity: PublicKey,
@@ -247,7 +249,7 @@ class Connection(Core):
 
     # --- from the network ------------------------------------------------------------------------------------------
 
-    def receive_data(self, data: bytes, now: float) -> list[Event]:
+    def receive_data(self, data: bytes | memoryview, now: float) -> list[Event]:
         """Take bytes from the network. ``RemoteProtocolError`` means that the connection must be dropped.
 
         At most ``ANSWERS_AT_ONCE`` streams are opened; :meth:`open_more` opens the others.

@@ -65,14 +65,22 @@ class RecordLayer:
         """Whether a counter is so far on that the connection should be made anew when that does no harm."""
         return self._sent >= COUNTER_SOFT_LIMIT or self._received >= COUNTER_SOFT_LIMIT
 
-    def open(self, data: bytes) -> list[bytes]:
-        """The plaintexts of all whole records in what has been received so far.
+    def open(self, data: bytes | memoryview) -> list[bytes]:
+        """The plaintexts of all whole records in what has been received so far. Keeps nothing of ``data`` but copies.
 
         Raises ``RemoteProtocolError`` for a record that is too short, out of order, repeated, or does not open;
         the connection is then to be dropped.
         """
-        if self._buffer:
-            data = self._buffer + data
+        if not data:
+            return []
+        if begun := self._buffer:
+            length = begun[:LENGTH_BYTES] + data[: LENGTH_BYTES - 1]
+            missing = LENGTH_BYTES + (length[0] << 8 | length[1]) - len(begun)
+            if missing < len(data):
+                # Only this packet is put together, and the rest, which may be four times as long, is opened where it lies.
+                self._buffer = b""
+                return self.open(begun + data[:missing]) + self.open(memoryview(data)[missing:])
+            data = begun + data
         plaintexts = []
         decrypt = self._decrypt
         counter = self._received
@@ -99,7 +107,7 @@ class RecordLayer:
                 raise RemoteProtocolError("record", "does not open") from None
             position = end
         self._received = counter
-        self._buffer = data[position:] if position < total else b""
+        self._buffer = bytes(data[position:]) if position < total else b""
         return plaintexts
 
     def seal(self, plaintext: bytes, limit: int = RECORD_PLAINTEXT_LIMIT_BYTES) -> bytes:

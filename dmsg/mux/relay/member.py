@@ -68,6 +68,8 @@ class Member(any_protocol.Member[Leg]):
 
     __slots__ = ("extended", "next_id", "recent", "records", "strays")
 
+    takes_views = True
+
     def __init__(
         self,
         switch: Router,

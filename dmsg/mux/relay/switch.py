@@ -73,7 +73,7 @@ class Switch(any_protocol.Switch[Member, Leg]):
 
     # --- the hot path ----------------------------------------------------------------------------------------------
 
-    def route(self, member: Member, data: bytes, now: float) -> list[SwitchEvent]:
+    def route(self, member: Member, data: bytes | memoryview, now: float) -> list[SwitchEvent]:
         """Take bytes that ``member`` received. Members with something to send because of them are in :attr:`dirty`.
 
         Raises ``RemoteProtocolError`` when the connection must be dropped.
