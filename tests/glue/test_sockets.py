@@ -1,4 +1,4 @@
-"""Writing past the transport, where that can be."""
+"""Reading and writing past the transport, where that can be."""
 
 from __future__ import annotations
 
@@ -9,16 +9,18 @@ import pytest
 import pytest_twisted
 from twisted.internet import reactor
 from twisted.internet.defer import Deferred
+from twisted.internet.endpoints import UNIXClientEndpoint
 from twisted.internet.error import ConnectionDone, ConnectionLost
 from twisted.internet.interfaces import IPushProducer
-from twisted.internet.protocol import Protocol
+from twisted.internet.protocol import Factory, Protocol
+from twisted.internet.task import deferLater
 from twisted.internet.testing import StringTransport
 from twisted.internet.threads import deferToThread
 from twisted.python.failure import Failure
 from zope.interface import implementer
 
 from dmsg.glue.shell import Shell
-from dmsg.glue.sockets import DirectWriter
+from dmsg.glue.sockets import READ_BYTES, SMALL_READ_BYTES, DirectWriter, direct_reader
 from dmsg.sansio.core import Core
 from tests.tcp import far_socket, reset
 
@@ -135,6 +137,109 @@ async def test_a_full_socket_is_no_lost_connection(connected):
 def test_a_transport_that_is_no_tcp_connection_is_written_to_as_ever():
     transport = StringTransport()
     assert DirectWriter(transport).write == transport.write
+
+
+class Reads:
+    """Takes what a direct reader of ``line`` reads; ``views``: whether it may be views."""
+
+    def __init__(self, line: Line, *, views: bool) -> None:
+        self.views = views
+        self.kinds: list[type] = []
+        self.sizes: list[int] = []
+        self.data = b""
+        self.came: Deferred[None] = Deferred()
+        self.wanted = 0
+        assert direct_reader(line.transport, line, self._take, lambda: self.views) is not None
+
+    def _take(self, data: bytes | memoryview) -> None:
+        self.kinds.append(type(data))
+        self.sizes.append(len(data))
+        self.data += data
+        if self.wanted and len(self.data) >= self.wanted:
+            self.wanted = 0
+            self.came.callback(None)
+
+    async def send(self, far: Any, data: bytes) -> None:
+        """Have ``data`` come, and wait for it."""
+        self.data, self.wanted, self.came = b"", len(data), Deferred()
+        self.kinds.clear()
+        self.sizes.clear()
+        await deferToThread(far.sendall, data)
+        await self.came
+
+
+@pytest_twisted.ensureDeferred
+async def test_one_read_of_a_transfer_takes_several_records_and_little_is_no_view(connected):
+    line, far = connected
+    reads = Reads(line, views=True)
+    data = hashlib.shake_128(b"a transfer").digest(8 * MIB)
+    await reads.send(far, data)
+    assert reads.data == data
+    assert 65_536 < max(reads.sizes) <= READ_BYTES
+    assert all(
+        (kind is memoryview) == (size > SMALL_READ_BYTES) for kind, size in zip(reads.kinds, reads.sizes, strict=True)
+    )
+    await reads.send(far, b"a message")
+    assert (reads.data, reads.kinds) == (b"a message", [bytes])
+
+
+@pytest_twisted.ensureDeferred
+async def test_who_takes_no_views_gets_bytes_of_a_transports_size(connected):
+    line, far = connected
+    reads = Reads(line, views=False)
+    data = hashlib.shake_128(b"another").digest(4 * MIB)
+    await reads.send(far, data)
+    assert reads.data == data
+    assert max(reads.sizes) <= 65_536 and set(reads.kinds) == {bytes}
+    reads.views = True  # a handshake is over
+    await reads.send(far, data)
+    assert reads.data == data and max(reads.sizes) > 65_536
+
+
+@pytest.mark.parametrize("end", ["closed", "reset"])
+@pytest_twisted.ensureDeferred
+async def test_the_end_of_a_connection_is_told_as_ever(connected, end):
+    line, far = connected
+    Reads(line, views=True)
+    if end == "closed":
+        far.close()
+    else:
+        reset(far)
+    assert isinstance(await line.lost, ConnectionDone if end == "closed" else ConnectionLost)
+
+
+@pytest_twisted.ensureDeferred
+async def test_a_paused_transport_is_not_read(connected):
+    line, far = connected
+    reads = Reads(line, views=True)
+    line.transport.pauseProducing()
+    far.sendall(b"for later")
+    await deferLater(reactor, 0.02)
+    assert not reads.data
+    reads.wanted = 1
+    line.transport.resumeProducing()
+    await reads.came
+    assert reads.data == b"for later"
+
+
+def test_what_is_no_tcp_connection_and_what_has_something_between_is_read_as_ever(connected):
+    line, _ = connected
+    assert direct_reader(StringTransport(), line, print, lambda: True) is None
+    assert direct_reader(line.transport, Protocol(), print, lambda: True) is None  # a policy stands before it
+    assert "doRead" not in vars(line.transport)
+
+
+@pytest_twisted.ensureDeferred
+async def test_a_unix_socket_is_read_as_ever(tmp_path):
+    line, far = Line(), Line()
+    server, client = Factory.forProtocol(lambda: line), Factory.forProtocol(lambda: far)
+    server.noisy = False
+    port = reactor.listenUNIX(str(tmp_path / "socket"), server)
+    await UNIXClientEndpoint(reactor, str(tmp_path / "socket")).connect(client)
+    assert direct_reader(far.transport, far, print, lambda: True) is None
+    far.transport.loseConnection()
+    await far.lost
+    await port.stopListening()
 
 
 class Talking(Core):

@@ -87,9 +87,17 @@ class _Listed:
 class PartStore:
     """The parts in ``directory``. ``clock`` gives Unix seconds, as the file system does."""
 
-    def __init__(self, directory: Path, *, clock: Callable[[], float] = time.time) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        *,
+        clock: Callable[[], float] = time.time,
+        reserve: Callable[[int, int, int], bool] = reserve,
+    ) -> None:
         self.directory = directory
         self.folder = directory / FOLDER
+        #: Sets space aside for a part: see :func:`~dmsg.cli.files.disk.reserve`.
+        self.reserve = reserve
         self._clock = clock
         self._lock = threading.Lock()
         self._hashed: dict[Path, _Hashed] = {}
@@ -319,7 +327,7 @@ class PartFile(HashedFile):
     def _reserve_ahead(self) -> None:
         size = min(self.offset, RESERVE_BYTES, self._size - self.offset)
         if size > 0:
-            self._may_reserve = reserve(self._fd(), self.offset, size)
+            self._may_reserve = self._store.reserve(self._fd(), self.offset, size)
             self._reserved = self.offset + size
 
     def publish(self, *, overwrite: bool) -> str:

@@ -41,6 +41,39 @@ def test_any_chunking_opens_to_the_same_plaintexts(wanted: list[bytes], data: st
     assert opened == wanted
 
 
+@given(plaintexts, st.data())
+def test_what_is_read_into_one_buffer_again_and_again_opens_to_the_same(
+    wanted: list[bytes], data: st.DataObject
+) -> None:
+    sender, reader = pair()
+    stream = b"".join(map(sender.seal, wanted))
+    buffer = bytearray(len(stream))
+    opened: list[bytes] = []
+    for piece in data.draw(cuts(stream)):
+        buffer[: len(piece)] = piece
+        opened += reader.open(memoryview(buffer)[: len(piece)])
+        buffer[:] = b"?" * len(buffer)
+    assert opened == wanted
+
+
+def test_full_records_read_four_at_a_time_and_one_byte_askew() -> None:
+    sender, reader = pair()
+    wanted = [bytes((number,)) * RECORD_PLAINTEXT_LIMIT_BYTES for number in range(12)]
+    stream = b"".join(map(sender.seal, wanted))
+    step = 4 * 65_537 - 1
+    assert [
+        one for at in range(0, len(stream), step) for one in reader.open(memoryview(stream)[at : at + step])
+    ] == wanted
+
+
+def test_a_read_of_nothing_leaves_what_has_begun() -> None:
+    for begun in range(30):
+        sender, reader = pair()
+        record = sender.seal(b"ten bytes.")
+        assert reader.open(record[:begun]) == reader.open(b"") == []
+        assert reader.open(record[begun:]) == [b"ten bytes."]
+
+
 @given(plaintexts)
 def test_byte_at_a_time(wanted: list[bytes]) -> None:
     sender, reader = pair()

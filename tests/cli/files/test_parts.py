@@ -1,0 +1,99 @@
+"""What a part takes of the disk while it grows, and afterwards."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from dmsg.cli.files.disk import reserve
+from dmsg.cli.files.parts import RESERVE_BYTES, PartFile, PartStore
+
+MIB = 1 << 20
+SENDER = "02" * 33
+#: What file systems round up to.
+SLACK = 256 * 1024
+
+
+def taken(path: Path) -> int:
+    return path.stat().st_blocks * 512
+
+
+def begin(store: PartStore, size: int) -> tuple[PartFile, Path]:
+    part = store.open(SENDER, "a")
+    part.load(size)
+    return part, store.path(SENDER, "a")
+
+
+def test_space_is_set_aside_for_as_much_again_as_has_come(tmp_path):
+    part, path = begin(PartStore(tmp_path), 200 * MIB)
+    ahead = []
+    for _ in range(80):
+        part.append(bytes(MIB // 2))
+        assert path.stat().st_size == part.offset
+        ahead.append(taken(path) - part.offset)
+        assert ahead[-1] <= min(part.offset, RESERVE_BYTES) + SLACK
+    assert max(ahead) > RESERVE_BYTES // 2
+    part.close()
+
+
+def test_an_offer_alone_takes_nothing_and_no_more_than_the_file_is_set_aside(tmp_path):
+    part, path = begin(PartStore(tmp_path), 5 * MIB)
+    assert not taken(path)
+    for _ in range(5):
+        part.append(bytes(MIB))
+        assert taken(path) <= 5 * MIB + SLACK
+    part.publish(overwrite=False)
+    part.close()
+    assert (tmp_path / "a").stat().st_size == 5 * MIB
+
+
+def test_what_was_set_aside_is_given_back_with_a_part_that_stays(tmp_path):
+    store = PartStore(tmp_path)
+    part, path = begin(store, 200 * MIB)
+    for _ in range(17):
+        part.append(bytes(MIB))
+    assert taken(path) > 20 * MIB
+    part.close()
+    assert path.stat().st_size == 17 * MIB and taken(path) <= 17 * MIB + SLACK
+    part, _ = begin(store, 200 * MIB)
+    assert part.offset == 17 * MIB  # its hash is still known to be of it
+    part.append(b"goes on")
+    part.close()
+    assert path.read_bytes()[17 * MIB :] == b"goes on"
+
+
+def test_a_file_that_begins_anew_has_its_space_set_aside_anew(tmp_path):
+    part, path = begin(PartStore(tmp_path), 200 * MIB)
+    for _ in range(4):
+        part.append(bytes(MIB))
+    part.restart()
+    assert not taken(path)
+    for _ in range(5):
+        part.append(b"2" * MIB)
+    assert taken(path) > 6 * MIB
+    part.close()
+    assert path.read_bytes() == b"2" * 5 * MIB
+
+
+def test_a_file_system_that_sets_nothing_aside_is_asked_once(tmp_path):
+    asked = []
+
+    def refuse(descriptor: int, start: int, size: int) -> bool:
+        asked.append((start, size))
+        return False
+
+    part, _ = begin(PartStore(tmp_path, reserve=refuse), 200 * MIB)
+    for _ in range(6):
+        part.append(b"3" * MIB)
+    assert asked == [(MIB, MIB)]
+    part.publish(overwrite=False)
+    part.close()
+    assert (tmp_path / "a").read_bytes() == b"3" * 6 * MIB
+
+
+def test_what_is_no_file_has_nothing_set_aside():
+    reading, writing = os.pipe()
+    assert not reserve(writing, 0, 4096)
+    os.close(reading)
+    os.close(writing)
+    assert not reserve(writing, 0, 4096)
