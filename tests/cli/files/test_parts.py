@@ -68,11 +68,11 @@ def test_a_file_that_begins_anew_has_its_space_set_aside_anew(tmp_path):
         part.append(bytes(MIB))
     part.restart()
     assert not taken(path)
-    for _ in range(5):
+    for _ in range(3):
         part.append(b"2" * MIB)
-    assert taken(path) > 6 * MIB
+    assert taken(path) > 3 * MIB + SLACK
     part.close()
-    assert path.read_bytes() == b"2" * 5 * MIB
+    assert path.read_bytes() == b"2" * 3 * MIB
 
 
 def test_a_file_system_that_sets_nothing_aside_is_asked_once(tmp_path):
