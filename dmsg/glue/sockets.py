@@ -6,6 +6,7 @@ import contextlib
 import errno
 import socket
 import threading
+from collections import deque
 from collections.abc import Callable
 from typing import Any, Final
 
@@ -23,6 +24,8 @@ KEEPALIVE: Final = (15, 10, 3)
 USER_TIMEOUT_MS: Final = 60_000
 #: The most that one read takes: four full records, each 65,535 bytes behind a length of two.
 READ_BYTES: Final = 4 * 65_537
+#: So many connections at most are read so much at a time: those that had much at the last reads of any that had.
+LARGE_READERS: Final = 4
 #: What is copied, because it is little.
 SMALL_READ_BYTES: Final = 16 * 1024
 #: The socket has nothing just now.
@@ -90,10 +93,11 @@ class DirectReader:
 
     A transport reads 64 KiB at a time into memory of its own, which the allocator makes and takes back for each read. A full
     record has one byte more, so that a transfer's reads end within a record and each is copied to the rest of it. Here one
-    read takes four records, into memory that all connections of a thread share.
+    read takes four records, into memory that all connections of a thread share, unless more than :data:`LARGE_READERS` of
+    them have much to read: then each is taken a transport's read at a time, so that nobody waits longer for its turn.
     """
 
-    __slots__ = ("_connection", "_receive", "_take", "_takes_views", "_views")
+    __slots__ = ("_connection", "_has_much", "_latest", "_receive", "_take", "_takes_views", "_views")
 
     def __init__(
         self,
@@ -105,20 +109,24 @@ class DirectReader:
         self._receive: Callable[[memoryview], int] = connection.getHandle().recv_into
         self._take = take
         self._takes_views = takes_views
-        self._views = _buffer()
+        self._views, self._latest = _shared()
+        self._has_much = False  # at its last read
 
     def __call__(self) -> ConnectionDone | ConnectionLost | None:
         """One read, whose data is taken in before the next one; gives why the connection is over, if it is."""
         large, small = self._views
         views = self._takes_views()
         try:
-            size = self._receive(large if views else small)
+            size = self._receive(large if views and self._has_much and id(self) in self._latest else small)
         except OSError as error:
             return None if error.errno in _NOTHING_YET else CONNECTION_LOST
         if not size:
             return CONNECTION_DONE
         data = large[:size]
-        self._take(data if views and size > SMALL_READ_BYTES else bytes(data))
+        self._has_much = size > SMALL_READ_BYTES
+        if self._has_much:
+            self._latest.append(id(self))
+        self._take(data if views and self._has_much else bytes(data))
         return None
 
     def stop(self) -> None:
@@ -127,16 +135,18 @@ class DirectReader:
             del self._connection.doRead
 
 
-_buffers: Final = threading.local()
+_local: Final = threading.local()
 
 
-def _buffer() -> tuple[memoryview, memoryview]:
-    """What a read of this thread goes to: all of it, and as much of it as a transport would read."""
-    found: tuple[memoryview, memoryview] | None = getattr(_buffers, "views", None)
+def _shared() -> tuple[tuple[memoryview, memoryview], deque[int]]:
+    """What the readers of this thread share: memory, all of it and as much of it as a transport would read, and the last of
+    them that had much to read.
+    """
+    found: tuple[tuple[memoryview, memoryview], deque[int]] | None = getattr(_local, "shared", None)
     if found is None:
         keep_freed_memory()
         large = memoryview(bytearray(READ_BYTES))
-        found = _buffers.views = (large, large[: Connection.bufferSize])
+        found = _local.shared = ((large, large[: Connection.bufferSize]), deque(maxlen=LARGE_READERS))
     return found
 
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import hashlib
+from contextlib import AsyncExitStack
 from typing import Any
 
 import pytest
 import pytest_twisted
 from twisted.internet import reactor
-from twisted.internet.defer import Deferred
+from twisted.internet.defer import Deferred, gatherResults
 from twisted.internet.endpoints import UNIXClientEndpoint
 from twisted.internet.error import ConnectionDone, ConnectionLost
 from twisted.internet.interfaces import IPushProducer
@@ -20,7 +21,7 @@ from twisted.python.failure import Failure
 from zope.interface import implementer
 
 from dmsg.glue.shell import Shell
-from dmsg.glue.sockets import READ_BYTES, SMALL_READ_BYTES, DirectWriter, direct_reader
+from dmsg.glue.sockets import LARGE_READERS, READ_BYTES, SMALL_READ_BYTES, DirectWriter, direct_reader
 from dmsg.sansio.core import Core
 from tests.tcp import far_socket, reset
 
@@ -181,6 +182,29 @@ async def test_one_read_of_a_transfer_takes_several_records_and_little_is_no_vie
     )
     await reads.send(far, b"a message")
     assert (reads.data, reads.kinds) == (b"a message", [bytes])
+
+
+@pytest.mark.parametrize("connections", [LARGE_READERS, LARGE_READERS + 2])
+@pytest_twisted.ensureDeferred
+async def test_where_many_have_much_to_read_each_is_read_less_at_a_time(connections):
+    async with AsyncExitStack() as stack:
+        sizes: list[int] = []
+        sending = []
+        lines = [Line() for _ in range(connections)]
+        for line in lines:
+            far = await stack.enter_async_context(far_socket(line))
+            reads = Reads(line, views=True)
+            reads.sizes = sizes
+            reads.wanted = 2 * MIB
+            line.transport.pauseProducing()
+            sending += [deferToThread(far.sendall, bytes(2 * MIB)), reads.came]
+        await deferLater(reactor, 0.05)  # all have something to read
+        for line in lines:
+            line.transport.resumeProducing()
+        await gatherResults(sending)
+        early = sizes[: 4 * connections]
+        assert (max(early) > 65_536) == (connections == LARGE_READERS)
+    await gatherResults([line.lost for line in lines])
 
 
 @pytest_twisted.ensureDeferred
