@@ -19,7 +19,8 @@ _PACKET_LIMIT_BYTES = LENGTH_BYTES + 0xFFFF
 def one_input(data: bytes) -> None:
     """The first byte says how the stream is cut, and the cipher; the others seal records, alter the stream and append to it.
 
-    Only what was sealed is ever opened, in its order and from the first on, and the pieces make no difference.
+    Only what was sealed is ever opened, in its order and from the first on, and the pieces make no difference, which are
+    views of one buffer that the next one overwrites.
     """
     choices = Choices(data)
     how = choices.byte()
@@ -60,9 +61,11 @@ def _layer(keys: tuple[bytes, ...], cipher: Cipher) -> RecordLayer:
 def _open(pieces: list[bytes], cipher: Cipher) -> tuple[list[bytes], bool]:
     reader = _layer(_KEYS[::-1], cipher)
     found: list[bytes] = []
+    buffer = bytearray(max(map(len, pieces), default=0))
     for piece in pieces:
+        buffer[: len(piece)] = piece
         try:
-            found += reader.open(piece)
+            found += reader.open(memoryview(buffer)[: len(piece)])
         except RemoteProtocolError:
             return found, True
         assert len(reader._buffer) < _PACKET_LIMIT_BYTES
