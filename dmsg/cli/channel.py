@@ -13,6 +13,7 @@ from twisted.python.failure import Failure
 from zope.interface import implementer
 
 from dmsg.cli.exits import CommandError
+from dmsg.glue.time_limits import TimeLimits
 from dmsg.glue.waiters import Waiters
 
 #: Unread bytes at which the other side is made to wait until they are read.
@@ -59,6 +60,7 @@ class Channel(Protocol):
         self._read_ended = False
         self._interruption: Exception | None = None
         self._watchers: Waiters[None] = Waiters()
+        self._limits = TimeLimits(clock)
 
     # --- what commands use -----------------------------------------------------------------------------------------
 
@@ -85,7 +87,7 @@ class Channel(Protocol):
         if self.unread_bytes < enough_bytes and self._ended is None and not self._read_ended:
             self._enough_bytes = enough_bytes
             try:
-                await self._readers.wait_at_most(GATHER_S, self._clock)
+                await self._limits.limit(self._readers.wait(), GATHER_S, _enough)
             finally:
                 self._enough_bytes = 1
         return self.take_unread()
@@ -176,6 +178,7 @@ class Channel(Protocol):
 
     def connectionLost(self, reason: Failure = connectionDone) -> None:
         self._ended = reason
+        self._limits.stop()
         self._readers.fire(None)
         self._writers.fire(None)
         self._watchers.fire(None)
@@ -206,7 +209,7 @@ class Channel(Protocol):
         if timeout_s is None:
             await waiting
         else:
-            await waiting.addTimeout(timeout_s, self._clock, _timed_out)
+            await self._limits.limit(waiting, timeout_s, lambda: _timed_out(timeout_s))
 
 
 @implementer(IHalfCloseableProtocol)
@@ -222,5 +225,9 @@ class HalfOpenChannel(Channel):
         """The other side knows that ours has ended."""
 
 
-def _timed_out(result: object, timeout_s: float) -> None:
+def _timed_out(timeout_s: float) -> None:
     raise TimedOut(f"the peer did not answer within {timeout_s:g} s")
+
+
+def _enough() -> None:
+    """What has come is enough, after so long."""
