@@ -6,6 +6,7 @@ and is always one more than the last. An AES key is followed by the next one aft
 
 from __future__ import annotations
 
+from struct import Struct
 from typing import Final
 
 from dmsg.crypto.aead import AES_MESSAGES, TAG_BYTES, Aead, Cipher, DoesNotOpen, next_key, nonce, pair
@@ -16,6 +17,8 @@ from dmsg.mux.core.wire import RECORD_PLAINTEXT_LIMIT_BYTES
 LENGTH_BYTES: Final = 2
 COUNTER_BYTES: Final = 4
 RECORD_MIN_BYTES: Final = COUNTER_BYTES + TAG_BYTES
+_HEAD: Final = Struct(">HI")  # length and counter
+_HEAD_BYTES: Final = LENGTH_BYTES + COUNTER_BYTES
 #: The last counter ever used. A base peer wraps to 0 at 2^32 and would use nonces twice: stop well before.
 COUNTER_LIMIT: Final = 2**32 - 2**16
 #: From here on a client makes its connection anew at the first moment no transport is open on it.
@@ -82,30 +85,34 @@ class RecordLayer:
                 return self.open(begun + data[:missing]) + self.open(memoryview(data)[missing:])
             data = begun + data
         plaintexts = []
-        decrypt = self._decrypt
+        decrypt, unpack_head = self._decrypt, _HEAD.unpack_from
         counter = self._received
         position = 0
         total = len(data)
         view = memoryview(data)
-        while total - position >= LENGTH_BYTES:
-            size = data[position] << 8 | data[position + 1]
+        while total - position >= _HEAD_BYTES:
+            size, number = unpack_head(data, position)
             if size < RECORD_MIN_BYTES:
                 raise RemoteProtocolError("record", "too short")
-            start = position + LENGTH_BYTES
-            end = start + size
+            end = position + LENGTH_BYTES + size
             if end > total:
                 break
             counter += 1
-            body = start + COUNTER_BYTES
-            if data[start:body] != counter.to_bytes(4, "big"):
+            if number != counter:
                 raise RemoteProtocolError("record", "out of sequence")
             if counter > self._receiving_until:
                 decrypt = self._follow_key(counter)
             try:
-                plaintexts.append(decrypt(nonce(counter), view[body:end], None))
+                plaintexts.append(decrypt(nonce(counter), view[position + _HEAD_BYTES : end], None))
             except DoesNotOpen:
                 raise RemoteProtocolError("record", "does not open") from None
             position = end
+        else:
+            if (
+                total - position >= LENGTH_BYTES
+                and int.from_bytes(data[position : position + 2], "big") < RECORD_MIN_BYTES
+            ):
+                raise RemoteProtocolError("record", "too short")
         self._received = counter
         self._buffer = bytes(data[position:]) if position < total else b""
         return plaintexts
