@@ -110,3 +110,11 @@ def test_nothing_is_lost_and_nothing_changes_its_place(pieces):
     taken = channel.take_unread()
     assert b"".join(taken) == b"".join(pieces)
     assert all(type(one) is bytes for one in taken)
+
+
+def test_a_channel_that_is_over_leaves_no_timed_call(channel, clock):
+    results = reading(channel, 1)
+    channel.dataReceived(b"soon")
+    assert results == [[b"soon"]] and clock.getDelayedCalls()  # it limits the waits that follow
+    channel.connectionLost(Failure(ConnectionDone()))
+    assert not clock.getDelayedCalls()
