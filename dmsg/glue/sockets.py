@@ -93,8 +93,8 @@ class DirectReader:
 
     A transport reads 64 KiB at a time into memory of its own, which the allocator makes and takes back for each read. A full
     record has one byte more, so that a transfer's reads end within a record and each is copied to the rest of it. Here one
-    read takes four records, into memory that all connections of a thread share, unless more than :data:`LARGE_READERS` of
-    them have much to read: then each is taken a transport's read at a time, so that nobody waits longer for its turn.
+    read takes four records, into memory that all connections of a thread share. While more than :data:`LARGE_READERS`
+    connections have much to read, a read takes 64 KiB of each, so that no connection waits longer for its turn.
     """
 
     __slots__ = ("_connection", "_has_much", "_latest", "_receive", "_take", "_takes_views", "_views")
