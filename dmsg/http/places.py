@@ -12,6 +12,8 @@ from collections.abc import Hashable
 from enum import IntEnum
 from typing import Final, Generic, TypeVar
 
+from dmsg.sansio.tally import Tally
+
 T = TypeVar("T", bound=Hashable)
 
 
@@ -29,43 +31,30 @@ class Standing(IntEnum):
 class _Queue(Generic[T]):
     """Items of one standing, by network; finds the oldest item of the largest network without looking at the others."""
 
-    __slots__ = ("_by_size", "_items", "largest")
+    __slots__ = ("_items", "_sizes")
 
     def __init__(self) -> None:
         self._items: dict[str, OrderedDict[T, None]] = {}
-        self._by_size: dict[int, OrderedDict[str, None]] = {}
-        #: Items of the network that has the most; 0 when there is no item.
-        self.largest = 0
+        self._sizes: Tally[str] = Tally()
+
+    @property
+    def largest(self) -> int:
+        """Items of the network that has the most; 0 when there is no item."""
+        return self._sizes.most
 
     def add(self, item: T, network: str) -> None:
-        items = self._items.setdefault(network, OrderedDict())
-        items[item] = None
-        self._resize(network, len(items) - 1, len(items))
-        self.largest = max(self.largest, len(items))
+        self._items.setdefault(network, OrderedDict())[item] = None
+        self._sizes.add(network)
 
     def discard(self, item: T, network: str) -> None:
         items = self._items[network]
         del items[item]
-        size = len(items)
-        if not size:
+        if not items:
             del self._items[network]
-        self._resize(network, size + 1, size)
-        if self.largest == size + 1 and self.largest not in self._by_size:
-            self.largest = size  # this network's size now
-
-    def _resize(self, network: str, before: int, after: int) -> None:
-        if before:
-            networks = self._by_size[before]
-            del networks[network]
-            if not networks:
-                del self._by_size[before]
-        if after:
-            self._by_size.setdefault(after, OrderedDict())[network] = None
+        self._sizes.remove(network)
 
     def oldest_of_largest(self) -> T | None:
-        if not self.largest:
-            return None
-        return next(iter(self._items[next(iter(self._by_size[self.largest]))]))
+        return next(iter(self._items[self._sizes.largest()])) if self._items else None
 
 
 class Places(Generic[T]):
