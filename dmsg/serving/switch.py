@@ -118,7 +118,7 @@ class Switch(ABC, Generic[M, L]):
         """Drop a queue that is too long or has waited too long, and end its transport."""
         if queue.state is not _CLOSED:
             self._end_both(queue.other, _SLOW_CONSUMER, events)
-        else:  # its peer closed it, and its receiver never took the data before the news of that
+        elif queue.queue:  # its peer closed it, and its receiver never took the data before the news of that
             self.queues.drop(queue)
             queue.member.send_control(self.closing(queue, _SLOW_CONSUMER))
 

@@ -787,6 +787,22 @@ def test_queue_over_the_soft_limit_ends_the_transport_after_a_time_without_progr
     assert bench.switch.next_timeout() is None
 
 
+def test_a_transport_that_is_stuck_in_both_directions_is_closed_once() -> None:
+    bench = Bench(queue_soft_bytes=1_000, slow_consumer_timeout_s=10.0)
+    alice, bob = bench.connect(ALICE, BOB)
+    there = alice.transport(2, bob)
+    alice.member.pause()
+    bob.member.pause()
+    alice.say(FWD, 2, data(2_000))
+    bob.say(FWD, there, data(2_000))
+    [event] = bench.wait(10.0)
+    assert event.reason == CloseReason.SLOW_CONSUMER
+    for each, transport_id in ((alice, 2), (bob, there)):
+        each.member.resume()
+        assert each.frames() == [close(transport_id, CloseReason.SLOW_CONSUMER)]
+    bench.check_empty()
+
+
 def test_a_slow_receiver_that_makes_progress_is_left_alone() -> None:
     bench = Bench(queue_soft_bytes=100_000, slow_consumer_timeout_s=10.0)
     alice, bob = bench.connect(ALICE, BOB)
