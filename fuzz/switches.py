@@ -7,7 +7,7 @@ from typing import Any
 
 from dmsg.crypto.keys import PublicKey
 from dmsg.errors import RemoteProtocolError
-from dmsg.serving.events import MemberDropped, SwitchEvent
+from dmsg.serving.events import MemberDropped, RequestRefused, SwitchEvent, TransportEnded, TransportStarted
 from dmsg.serving.member import Leg, LegState, Member
 from dmsg.serving.switch import Switch
 from fuzz.choices import Choices
@@ -49,6 +49,13 @@ class World(ABC):
         self.switch = switch
         self.limits = switch.limits
         self.members: list[Member[Any]] = []
+        # The legs that asked, of transports that were told to have started, and that have ended.
+        self._started: set[Leg[Any]] = set()
+        self._ended: set[Leg[Any]] = set()
+        self._seen: set[Leg[Any]] = set()
+        #: Since when a queue that may not wait for ever has got no shorter, and how long it was.
+        self._stuck: dict[Leg[Any], tuple[float, int]] = {}
+        self._looked_at = [self.now]  # the times of all timeouts
 
     @abstractmethod
     def admit(self, key: PublicKey, flags: int, group: str) -> tuple[Member[Any], list[SwitchEvent]]:
@@ -68,18 +75,31 @@ class World(ABC):
         flags = self.choices.byte()
         if self.switch.refusal(key) is None:
             member, events = self.admit(key, flags, _GROUPS[flags % 3])
-            self.dropped(events)
+            self.noted(events)
             self.members.append(member)
 
-    def dropped(self, events: Any) -> None:
-        """Take note of the clients that the switch has dropped."""
+    def noted(self, events: Any) -> None:
+        """Take note of what the switch tells: each transport starts and ends once, and a client is dropped for a reason."""
         for event in events:
-            if isinstance(event, MemberDropped):
-                self.members.remove(event.member)
+            match event:
+                case MemberDropped():
+                    self.members.remove(event.member)
+                case TransportStarted():
+                    assert event.asking not in self._started | self._ended
+                    self._started.add(event.asking)
+                case TransportEnded():
+                    assert event.asking not in self._ended
+                    assert event.was_open == (event.asking in self._started)
+                    assert event.by in ("initiator", "responder", "server")
+                    self._ended.add(event.asking)
+                case RequestRefused():
+                    assert event.member.wants_write or event.member.gone
 
     def disconnect(self, member: Member[Any]) -> None:
         """A client goes."""
-        self.switch.remove_member(member, self.now)
+        asking = {leg if leg.initiator else leg.other for leg in member.legs.values()}
+        self.noted(self.switch.remove_member(member, self.now))
+        assert asking <= self._ended
         self.members.remove(member)
 
     def feed(self, member: Member[Any], data: bytes) -> None:
@@ -87,9 +107,9 @@ class World(ABC):
         if member.overloaded:
             return  # the shell does not read
         try:
-            self.dropped(member.receive_data(data, self.now))
+            self.noted(member.receive_data(data, self.now))
         except RemoteProtocolError as error:
-            self.dropped(error.events)
+            self.noted(error.events)
             if member in self.members:
                 self.disconnect(member)
 
@@ -102,14 +122,66 @@ class World(ABC):
             if not member.gone and not member.congested:
                 self.sent(member, member.data_to_send())
 
+    def pass_time(self, seconds: float) -> None:
+        """Nothing is due before the time that the switch tells; no request and no queue waits longer than its limit."""
+        self.now = now = self.now + seconds
+        due = self.switch.next_timeout()
+        events = self.switch.handle_timeout(now)
+        assert not events or (due is not None and due <= now)
+        self.noted(events)
+        for leg in self._legs():
+            assert leg.open or now < leg.since + self.limits.request_timeout_s
+        self._check_stuck()
+        self._looked_at.append(now)
+        next_due = self.switch.next_timeout()
+        assert next_due is None or next_due > now
+
+    def finish(self) -> None:
+        """All clients go, and nothing is left of them."""
+        for member in list(self.members):
+            self.disconnect(member)
+        assert not self.switch.queued_bytes and not self.switch.open_transports
+        self.pass_time(1_000.0)
+        assert not self.switch._pending and self._started <= self._ended
+
     # --- what must hold --------------------------------------------------------------------------------------------
+
+    def _legs(self) -> list[Leg[Any]]:
+        return [leg for member in self.members for leg in member.legs.values()]
+
+    def _note_stuck(self) -> None:
+        """A queue that is too long, or whose transport is over, has a limit of time from then on, or since it was shorter."""
+        soft_bytes = self.limits.queue_soft_bytes
+        limited = {
+            queue: queue.queued_bytes
+            for member in self.members
+            for queue in member.waiting
+            if queue.queued_bytes > soft_bytes or queue.state is LegState.CLOSED
+        }
+        before = self._stuck
+        self._stuck = {
+            queue: before[queue] if queue in before and size >= before[queue][1] else (self.now, size)
+            for queue, size in limited.items()
+        }
+
+    def _check_stuck(self) -> None:
+        """The limit counts from a look that found some progress, so it takes two looks at most."""
+        limit_s = self.limits.slow_consumer_timeout_s
+        for queue, (since, _) in self._stuck.items():
+            first = next((at for at in self._looked_at if at >= since + limit_s), None)
+            assert first is None or self.now < first + limit_s or queue not in queue.member.waiting
 
     def check(self) -> None:
         """Tables, places, queues and transports are counted as they are, and no limit is passed."""
         switch = self.switch
         assert set(switch.members.values()) == set(self.members)
         assert len(self.members) <= self.limits.connections
-        legs = [leg for member in self.members for leg in member.legs.values()]
+        legs = self._legs()
+        asking = {leg for leg in legs if leg.initiator}
+        assert not asking & self._ended and self._seen - asking <= self._ended
+        assert {leg for leg in asking if leg.open} == self._started - self._ended
+        self._seen = asking
+        self._note_stuck()
         for leg in legs:
             assert leg.member.legs[leg.key] is leg
             assert leg.other.other is leg and leg.other.member.legs[leg.other.key] is leg.other
@@ -118,6 +190,9 @@ class World(ABC):
         queued = 0
         for member in self.members:
             self._check_places(member)
+            assert member.direct == (not member.congested and not member.waiting)
+            assert member.dirty or member.congested or not member.out, "nobody would send it"
+            assert member in switch.dirty or not member.dirty
             for queue in member.waiting:
                 assert queue.queue and queue.member is member
                 assert queue.queued_bytes == sum(map(len, queue.queue)) <= self.limits.queue_hard_bytes + _window(queue)
@@ -184,17 +259,11 @@ def run(world: World) -> None:
                     member.resume()
                     world.sent(member, member.data_to_send())
                 case 8:
-                    world.now += choices.byte() / 8
-                    world.dropped(world.switch.handle_timeout(world.now))
+                    world.pass_time(choices.byte() / 8)
                 case _:
                     world.switch.draining = choices.byte() == 255
                     world.switch.next_timeout()
         if choices.flag():
             world.flush_dirty()
         world.check()
-    for member in list(world.members):
-        world.disconnect(member)
-    assert not world.switch.queued_bytes and not world.switch.open_transports
-    world.now += 1_000
-    world.switch.handle_timeout(world.now)
-    assert not world.switch._pending
+    world.finish()
