@@ -4,7 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from dmsg.address import HostPort, PinnedServer, address_group, check_service_name, is_global, network_group
+from dmsg.address import (
+    HostPort,
+    PinnedServer,
+    RedisAddress,
+    address_group,
+    check_service_name,
+    is_global,
+    network_group,
+)
 from dmsg.crypto.errors import InvalidKey
 from dmsg.crypto.keys import PublicKey
 from dmsg.errors import InvalidAddress
@@ -13,7 +21,7 @@ from dmsg.mux.core.errors import refusal_reason
 from dmsg.ops.values import KEYS as PUBLIC_KEYS
 from fuzz.oracles import KEYS, as_text, outcome
 
-DICTIONARY = (b"[::ffff:", b"]:80", b"%eth0", b"@", b"0.0.0.0", b"02" * 33, b"02" + b"00" * 31 + b"01")
+DICTIONARY = (b"[::ffff:", b"]:80", b"%eth0", b"@", b"0.0.0.0", b"redis://", b"02" * 33, b"02" + b"00" * 31 + b"01")
 
 
 def one_input(data: bytes) -> None:
@@ -25,6 +33,11 @@ def one_input(data: bytes) -> None:
             printed = str(value)
             assert read(printed) == value
             assert printed.isascii() and printed.isprintable() and " " not in printed
+    kind, redis = outcome(lambda: RedisAddress.parse(text), InvalidAddress)
+    if kind == "value":
+        printed = str(redis)
+        assert RedisAddress.parse(printed) == RedisAddress(redis.server, redis.database)
+        assert printed.isascii() and printed.isprintable() and "@" not in printed
     for group in (address_group, network_group):
         assert len(group(text)) <= max(64, 4 * len(text))
     assert is_global(text) in (True, False)
@@ -55,6 +68,13 @@ def seeds() -> Iterator[bytes]:
         str(key).upper(),
         "2001:db8::1",
         "fe80::1%eth0",
+        "64:ff9b::192.0.2.1",
+        "2002:808:808::1",
+        "fd00::1",
+        "redis://redis.example",
+        "redis://user:pass%40word@[2001:db8::1]:6380/15",
+        "redis://redis.example:0/65536",
+        "redis://redis.example/1?db=2",
         "\x1b[31m",
         "server_draining",
         "ü" * 128,

@@ -30,14 +30,12 @@ def one_input(data: bytes) -> None:
     Nothing is logged as an error, what is answered begins as HTTP does, a body over the limit is not kept, and when the
     connection is over nothing of it is left.
     """
-    from dmsg.discovery.api import DiscoveryApi, make_site
-    from dmsg.discovery.stores.memory import MemoryStore
+    from dmsg.discovery.api import make_site
 
     choices = Choices(data)
     how = choices.byte()
     clock = Clock()
-    api = DiscoveryApi(_store(MemoryStore), clock_ns=lambda: 10**18, random=random.Random(1), limits=_LIMITS)
-    site: Any = make_site(api.resource(), reactor=clock, limits=_LIMITS)
+    site: Any = make_site(_resource(), reactor=clock, limits=_LIMITS)
     site.startFactory()
     transport = Transport()
     channel = site.buildProtocol(transport.getPeer())
@@ -62,11 +60,14 @@ def one_input(data: bytes) -> None:
 
 
 @cache
-def _store(make: Any) -> Any:
-    """A store with one entry. The others that are put into it are the owner's next ones, so it stays small."""
-    store = make()
+def _resource() -> Any:
+    """A discovery with one entry, made once: its routes take milliseconds. What else is posted are the owner's next entries."""
+    from dmsg.discovery.api import DiscoveryApi
+    from dmsg.discovery.stores.memory import MemoryStore
+
+    store = MemoryStore()
     store.put(_entry(0), 10**18)
-    return store
+    return DiscoveryApi(store, clock_ns=lambda: 10**18, random=random.Random(1), limits=_LIMITS).resource()
 
 
 def _entry(sequence: int) -> Entry:

@@ -12,6 +12,8 @@ from fuzz.choices import Choices
 _KEYS = (bytes(32), b"\x01" * 32)
 #: So few that an AES key changes within an input.
 _AES_RECORDS = 3
+#: A stream is cut into so many pieces at most, plus one: single bytes of large records take long.
+_PIECES = 2_048
 #: A reader holds one incomplete packet at most.
 _PACKET_LIMIT_BYTES = LENGTH_BYTES + 0xFFFF
 
@@ -45,7 +47,7 @@ def one_input(data: bytes) -> None:
             case _:
                 stream += choices.chunk()
     whole, whole_failed = _open([bytes(stream)], cipher)
-    size = 1 + (cut if len(stream) < 4_096 else 32 * cut)  # single bytes of large records take long
+    size = max(1 + cut, len(stream) // _PIECES)
     pieces, failed = _open([bytes(stream[at : at + size]) for at in range(0, len(stream), size)], cipher)
     assert failed == whole_failed
     assert b"".join(sent).startswith(b"".join(pieces))

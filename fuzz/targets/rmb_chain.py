@@ -93,7 +93,7 @@ def seeds() -> Iterator[bytes]:
         b'{"jsonrpc":"2.0","id":2,"error":{"code":-32000,"message":"no"}}',
         b'{"jsonrpc":"2.0","method":"m","params":{"subscription":"s","result":{"number":"0x1"}}}',
     ):
-        yield b"\3\x0f\x03\x0f\x0f\x0f" + bytes((len(message),)) + message
+        yield b"\3\x03\x0f\x0f\x0f" + bytes((len(message),)) + message
 
 
 def _metadata() -> bytes:

@@ -1,0 +1,94 @@
+"""Places of an HTTP server that strangers fill: who goes when a newcomer wants one."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+
+from dmsg.http.places import Places, Standing
+from fuzz.choices import Choices
+
+_NETWORKS = ("a", "b", "c")
+_PLACES = 6
+
+
+class _Server:
+    """Places of a server, and a list of who holds one: number, network, standing, in the order they began with that."""
+
+    def __init__(self) -> None:
+        self.places: Places[int] = Places()
+        self.holders: list[tuple[int, str, Standing]] = []
+        self.number = 0
+
+    def arrive(self, network: str) -> None:
+        """A newcomer gets a free place or that of a victim, or is refused."""
+        if len(self.holders) == _PLACES:
+            victim = self.places.victim(network)
+            self._check_victim(victim, network)
+            if victim is None:
+                return
+            self.leave(victim)
+        self.number += 1
+        self.places.add(self.number, network)
+        self.holders.append((self.number, network, Standing.WAITING))
+
+    def _check_victim(self, victim: int | None, newcomer: str) -> None:
+        """The victim is the first of those that do the least and whose network has the most of them."""
+        least = min(standing for _, _, standing in self.holders)
+        counts = Counter(network for _, network, standing in self.holders if standing is least)
+        most = max(counts.values())
+        if least is Standing.ANSWERING and most <= sum(network == newcomer for _, network, _ in self.holders):
+            assert victim is None
+            return
+        loser = next(network for number, network, _ in self.holders if number == victim)
+        assert counts[loser] == most
+        assert victim == next(
+            number for number, network, standing in self.holders if network == loser and standing is least
+        )
+
+    def move(self, number: int, standing: Standing) -> None:
+        """A holder does something else; one that does not hold a place any more is not told apart."""
+        self.places.move(number, standing)
+        for one in self.holders:
+            if one[0] == number and one[2] is not standing:
+                self.holders.remove(one)
+                self.holders.append((number, one[1], standing))
+                return
+
+    def leave(self, number: int) -> None:
+        """A holder goes, or one that is gone goes again."""
+        self.places.discard(number)
+        self.holders = [one for one in self.holders if one[0] != number]
+
+
+def one_input(data: bytes) -> None:
+    """Each byte is a newcomer of a network, a holder that does something else, or one that goes."""
+    choices, server = Choices(data), _Server()
+    for _ in range(300):
+        if not choices.left:
+            break
+        number = max(1, server.number - choices.below(_PLACES + 2))
+        match choices.below(4):
+            case 0:
+                server.arrive(choices.pick(_NETWORKS))
+            case 1:
+                server.leave(number)
+            case _:
+                server.move(number, choices.pick(tuple(Standing)))
+        assert len(server.places) == len(server.holders) <= _PLACES
+        assert all(server.places.standing(one) is standing for one, _, standing in server.holders)
+    for one, _, _ in list(server.holders):
+        server.leave(one)
+    assert not any(vars(server.places)[name] for name in ("_held", "_networks"))
+    assert not any(queue._items or queue.largest for queue in server.places._queues.values())
+
+
+def seeds() -> Iterator[bytes]:
+    """Floods of one network and of three, with and without requests; holders that go, and go again."""
+    arrive = [bytes((0, 0, network)) for network in range(3)]
+    answering = [bytes((back, 3, 2)) for back in range(_PLACES)]
+    yield arrive[0] * 8
+    yield b"".join(arrive) * 3 + arrive[1] * 3
+    yield arrive[0] * 4 + arrive[1] * 2 + b"".join(answering) + arrive[2] * 2 + arrive[0]
+    yield b"".join(arrive) * 2 + b"".join(answering) + b"".join(arrive)
+    yield arrive[0] * 6 + b"\x01\x02\x01" + b"\x02\x01\x01\x02" + arrive[1] * 2 + b"\x00\x02\x00" * 2
