@@ -145,6 +145,20 @@ def test_an_honest_relay_does_not_wait_for_ten_thousand_sybils() -> None:
     assert driver.is_listed("honest")
 
 
+def test_a_relay_that_registers_again_while_it_waits_keeps_its_turn() -> None:
+    """A relay registers whenever the number of its free connections changes; sybils of 150 networks wait beside it."""
+    driver = Driver(only("203.0.114.7:80"))
+    for network in range(150):
+        for at in range(20):
+            address = HostPort.parse(f"{20 + at}.0.{network}.9:80")
+            driver.schedule.offer(key((network, at)), address, f"100.{network}.1.1", 0.0)
+    driver.advance(3.0)
+    for _ in range(4):
+        driver.offer("honest", "203.0.114.7:80", "203.0.114.7")
+        driver.advance(4.0)
+    assert driver.is_listed("honest")
+
+
 def test_sybils_of_one_source_delay_another_by_one_turn_even_when_they_are_proved() -> None:
     driver = Driver(good)
     for at in range(10_000):
@@ -386,6 +400,35 @@ def test_one_network_has_a_bounded_number_of_records() -> None:
     driver.offer("new", "20.0.0.200:80", "20.0.0.200")
     driver.advance(1.0)
     assert driver.is_listed("new"), "one that failed has made room"
+
+
+def test_relays_that_move_into_a_network_are_bounded_as_new_ones_are() -> None:
+    driver = Driver(good, ProofLimits(relays_per_network=4))
+    for at in range(10):
+        driver.offer(at, f"20.0.{at}.1:80")
+    driver.advance(1.0)
+    for at in range(10):
+        driver.offer(at, f"30.0.0.{at}:80")
+        driver.advance(0.1)
+    assert len(driver.schedule) == driver.schedule.listed == 4
+    driver.offer(0, "30.0.0.77:80")
+    driver.advance(1.0)
+    assert driver.is_listed(0), "within its network it moves as it likes"
+
+
+def test_a_relay_that_moves_or_comes_back_during_its_first_proof_still_has_it_before_it() -> None:
+    driver = Driver(good)
+    driver.offer("moves", "20.0.0.1:80")
+    driver.offer("comes back", "21.0.0.1:80")
+    assert driver.schedule.first_proofs == 2
+    driver.schedule.withdraw(key("comes back").raw)
+    assert driver.schedule.first_proofs == 1
+    driver.offer("comes back", "21.0.0.1:80")
+    driver.offer("moves", "22.0.0.1:80")
+    driver.advance(0.02, step_s=0.02)
+    assert driver.is_listed("comes back") and not driver.is_listed("moves") and driver.schedule.first_proofs == 1
+    driver.advance(1.0)
+    assert driver.is_listed("moves") and driver.schedule.first_proofs == 0
 
 
 def test_a_table_full_of_proved_relays_makes_room_from_its_largest_network() -> None:

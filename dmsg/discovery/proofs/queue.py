@@ -31,11 +31,16 @@ class FairQueue(Generic[T]):
 
         Its target is the next of its source; with ``again``, for what had its turn before, it is the last.
         """
-        self.remove(key)
+        before, place = self._places.get(key), (source, target)
         targets = self._sources.setdefault(source, OrderedDict())
-        targets.setdefault(target, {})[key] = thing
-        targets.move_to_end(target, last=again)
-        self._places[key] = (source, target)
+        things = targets.setdefault(target, {})
+        things.pop(key, None)
+        things[key] = thing
+        if before != place:  # what is put again in its place keeps its turn
+            targets.move_to_end(target, last=again)
+            if before is not None:
+                self.remove(key)
+            self._places[key] = place
 
     def remove(self, key: bytes) -> None:
         """Take ``key`` out; silent when it is not there."""

@@ -107,8 +107,12 @@ class ProofSchedule:
             record.source_host, record.source = source_host, _source(source_host)
         if not record.proved:
             self._unproved[record.key] = self._unproved.pop(record.key)
+            if not record.available and not record.failures and record.state is not RelayState.RESTING:
+                self._new.add(record.key)
         if (record.address, record.protocol) != (address, protocol):
             self._move(record, address, protocol)
+            if record.state is RelayState.GONE:
+                return
         elif record.state is RelayState.WAITING:
             self._enqueue(record)  # newest first, and by the source known now
         if not record.available:
@@ -116,10 +120,14 @@ class ProofSchedule:
             self._index(record)
 
     def _move(self, record: RelayRecord, address: HostPort, protocol: str) -> None:
+        """The relay is somewhere else now. It has a place there as a new one has, or none any more."""
         self._lose_proof(record)
         record.address, record.protocol = address, protocol
         target = _target(address.host)
         if target != record.target:
+            if not self._make_room_at(target):
+                self._forget(record)
+                return
             self._leave_target(record)
             record.target = target
             self._targets.setdefault(target, {})[record.key] = record
@@ -247,6 +255,8 @@ class ProofSchedule:
             return False
         record.moved = False
         record.move(RelayState.WAITING)
+        if record.available:
+            self._new.add(record.key)
         self._enqueue(record)
         return True
 
@@ -255,15 +265,17 @@ class ProofSchedule:
     def _enqueue(self, record: RelayRecord) -> None:
         if record.state is RelayState.RESTING:
             record.move(RelayState.WAITING)
-        for queue in (self._again, self._fresh, self._names):
-            queue.remove(record.key)
         again = record.key not in self._new
         if not is_ip(record.address.host):
-            self._names.put(record.key, record, record.source, record.target, again=again)
+            queue, source = self._names, record.source
         elif record.proved:
-            self._again.put(record.key, record, "", record.target, again=True)
+            queue, source, again = self._again, "", True
         else:
-            self._fresh.put(record.key, record, record.source, record.target, again=again)
+            queue, source = self._fresh, record.source
+        for other in (self._again, self._fresh, self._names):
+            if other is not queue:
+                other.remove(record.key)
+        queue.put(record.key, record, source, record.target, again=again)
 
     def _rest(self, record: RelayRecord, due: float) -> None:
         record.move(RelayState.RESTING)
@@ -320,15 +332,24 @@ class ProofSchedule:
         """Whether there is a place for one record more: those that could not be proved lose theirs first."""
         peers = self._targets.get(record.target, {})
         if len(peers) >= self.limits.relays_per_network:
-            victim = next((one for one in peers.values() if one.failures), None)
-            victim = victim or next((one for one in peers.values() if not one.proved), None)
-        elif len(self._records) >= self.limits.relays:
-            victim = next(iter(self._unproved.values()), None)
-            if victim is None:
-                largest = max(self._targets.values(), key=len)
-                victim = next(iter(largest.values())) if len(largest) > len(peers) + 1 else None
-        else:
+            return self._make_room_at(record.target)
+        if len(self._records) < self.limits.relays:
             return True
+        victim = next(iter(self._unproved.values()), None)
+        if victim is None:
+            largest = max(self._targets.values(), key=len)
+            victim = next(iter(largest.values())) if len(largest) > len(peers) + 1 else None
+        return self._give_way(victim)
+
+    def _make_room_at(self, target: str) -> bool:
+        """Whether ``target`` has a place for one record more."""
+        peers = self._targets.get(target, {})
+        if len(peers) < self.limits.relays_per_network:
+            return True
+        victim = next((one for one in peers.values() if one.failures), None)
+        return self._give_way(victim or next((one for one in peers.values() if not one.proved), None))
+
+    def _give_way(self, victim: RelayRecord | None) -> bool:
         if victim is not None:
             self._forget(victim)
         return victim is not None
