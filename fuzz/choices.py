@@ -56,11 +56,19 @@ class Choices:
 
     def pieces(self, data: bytes) -> list[bytes]:
         """``data`` cut into pieces, as a network might: whole, byte by byte, or where the input says."""
+        return _cut(data, self.byte())
+
+    def rest_in_pieces(self) -> list[bytes]:
+        """Everything that is left, cut as its first byte says, which is not of it."""
         how = self.byte()
-        if how == 0:
-            return [data]
-        size = how if how < 64 else how * 16
-        return [data[at : at + size] for at in range(0, len(data), size)] or [b""]
+        return _cut(self.rest(), how)
+
+
+def _cut(data: bytes, how: int) -> list[bytes]:
+    if how == 0:
+        return [data]
+    size = how if how < 64 else how * 16
+    return [data[at : at + size] for at in range(0, len(data), size)] or [b""]
 
 
 def repeatable(seed: bytes) -> Callable[[int], bytes]:

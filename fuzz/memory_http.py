@@ -31,6 +31,11 @@ class Transport(StringTransport):
         self.aborted = True
         self.disconnecting = True
 
+    def resumeProducing(self) -> None:
+        """Read again. Nothing while it is closing, as with a connection of Twisted's."""
+        if not self.disconnecting:
+            super().resumeProducing()
+
 
 @implementer(IStreamClientEndpoint)
 class _Memory:

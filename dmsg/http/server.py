@@ -197,7 +197,8 @@ class LimitedChannel(HTTPChannel):
         if self.persistent:
             self._now(Standing.WAITING, self.site.limits.idle_timeout_s)
         super().requestDone(request)  # type: ignore[no-untyped-call]
-        if self.persistent and self._buffer and not self.paused and self._deadline is not None:
+        goes_on = self.persistent and self._deadline is not None and not self.transport.disconnecting
+        if goes_on and self._buffer and not self.paused:
             # One request a turn: 64 KiB can hold 3,600, and would hold up all other connections for a third of a second.
             self.paused = True
             self._networkProducer.pauseProducing()

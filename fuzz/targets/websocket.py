@@ -50,7 +50,7 @@ def one_input(data: bytes) -> None:
         return
     role = Role.CLIENT if how & 2 else Role.SERVER
     config = WebSocketConfig(max_message_bytes=LIMIT_BYTES, text=bool(how & 4))
-    pieces = choices.pieces(choices.rest())
+    pieces = choices.rest_in_pieces()
     stream = b"".join(pieces)
     whole = _open(role, config)
     found, said = _read(whole, [stream]), _written(whole)
@@ -122,7 +122,7 @@ def _read_unlimited(role: Role, stream: bytes) -> tuple[list[Any], str]:
 
 
 def _handshake(choices: Choices) -> None:
-    pieces = choices.pieces(choices.rest())
+    pieces = choices.rest_in_pieces()
     stream = b"".join(pieces)
     whole = _shake([stream])
     assert _shake(pieces) == whole
@@ -203,7 +203,7 @@ class _Echo(Resource):
 def _site(choices: Choices) -> None:
     """Nothing is logged as an error, and when the connection is over nothing of it is left."""
     late = choices.flag()
-    pieces = choices.pieces(choices.rest())
+    pieces = choices.rest_in_pieces()
     clock = Clock()
     echo = _Echo(clock, late)
     site: Any = LimitedSite(echo, reactor=clock, limits=HttpLimits(body_bytes=100))

@@ -43,6 +43,16 @@ class Wire(StringTransport):
         self.aborting = True
         super().abortConnection()
 
+    def pauseProducing(self) -> None:
+        """Stop reading; nothing when it is closing, as with a connection of Twisted's."""
+        if not self.disconnecting:
+            super().pauseProducing()
+
+    def resumeProducing(self) -> None:
+        """Read again; nothing when it is closing."""
+        if not self.disconnecting:
+            super().resumeProducing()
+
     def hang_up(self) -> None:
         """Let the client go."""
         self.channel.connectionLost(connectionDone)

@@ -38,6 +38,32 @@ class Stuck(Resource):
         return NOT_DONE_YET
 
 
+class Late(Resource):
+    """Answers when it is told to."""
+
+    isLeaf = True
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.requests: list[Any] = []
+
+    def render(self, request: Any) -> int:
+        self.requests.append(request)
+        return NOT_DONE_YET
+
+
+def test_nothing_is_read_behind_a_bad_request_that_waited_for_an_answer(clock: Clock) -> None:
+    late = Late()
+    place = Front(clock, resource=late)
+    wire = place.connect("192.0.2.1", GET + b"1\r\n\r\n")
+    [request] = late.requests
+    request.finish()
+    clock.advance(0)
+    assert wire.disconnecting
+    wire.hang_up()
+    assert place.site.connections == 0
+
+
 @pytest.mark.parametrize("sent", [SILENT, HALF, FULL], ids=["silent", "half a request", "idle after a request"])
 @pytest.mark.parametrize("network", ["10.{0}.0.1", "10.0.0.{0}", "2001:db8:{0}::1", "2001:db8:1:{0}::1"])
 def test_sixteen_addresses_with_250_connections_each_do_not_shut_it(clock: Clock, sent: bytes, network: str) -> None:
