@@ -16,11 +16,12 @@ RELAY_LIMIT_BYTES: Final = 2048
 
 
 class _Held(NamedTuple):
-    """``entry`` is ``None`` for a relay that was not available at ``read_ns``, or whose entry is too long to be held."""
+    """``address`` is ``None`` for a relay that was not available at ``read_ns``, ``entry`` also for one that is too long."""
 
     entry: Entry | None
     read_ns: int
     timestamp: int
+    address: tuple[str, str] | None = None
 
 
 class RelayCache:
@@ -52,6 +53,8 @@ class RelayCache:
                 unknown.append(key)
             elif held[0] is not None:
                 found[key] = held[0]
+            elif held[3] is not None:
+                unknown.append(key)  # it is too long to be held
         return found, unknown
 
     @contextmanager
@@ -86,30 +89,26 @@ class RelayCache:
         if held is not None and not 0 <= now_ns - held.read_ns < self._lifetime_ns:
             before = None  # it may have expired since
         else:
-            before = None if held is None else _address(held.entry)
-        after = _address(entry) if self._is_listed(entry) else None
+            before = None if held is None else held.address
+        after = self._address(entry)
         if after is not None or held is not None or self._reads:
             self._hold(entry, now_ns)
         if after != before:
             self.version += 1
 
-    def _is_listed(self, entry: Entry) -> bool:
-        return is_available(entry) and entry.protocol == self._protocol
+    def _address(self, entry: Entry) -> tuple[str, str] | None:
+        server = entry.server
+        if server is None or entry.protocol != self._protocol or not is_available(entry):
+            return None
+        return server.address, server.port or ""
 
     def _hold(self, entry: Entry, read_ns: int) -> None:
-        if len(entry.to_json()) > RELAY_LIMIT_BYTES:
-            held = _Held(None, read_ns - self._lifetime_ns, entry.timestamp)  # to be asked for, every time
-        else:
-            held = _Held(entry if self._is_listed(entry) else None, read_ns, entry.timestamp)
-        self._keep(entry.static.raw, held)
+        address = self._address(entry)
+        is_held = address is not None and len(entry.to_json()) <= RELAY_LIMIT_BYTES
+        self._keep(entry.static.raw, _Held(entry if is_held else None, read_ns, entry.timestamp, address))
 
     def _keep(self, key: bytes, held: _Held) -> None:
         self._held[key] = held
         self._held.move_to_end(key)
         if len(self._held) > RELAYS_HELD:
             self._held.popitem(last=False)
-
-
-def _address(entry: Entry | None) -> tuple[str, str] | None:
-    server = None if entry is None else entry.server
-    return None if server is None else (server.address, server.port or "")

@@ -73,8 +73,9 @@ class WantedEntry:
 def _is_same(one: ServerPart | None, other: ServerPart | None) -> bool:
     if one is None or other is None:
         return one is other
-    return (one.address, one.port or "", one.available_connections) == (
+    return (one.address, one.port or "", one.available_connections, one.later) == (
         other.address,
         other.port or "",
         other.available_connections,
+        other.later,
     )
