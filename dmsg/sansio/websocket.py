@@ -232,6 +232,11 @@ class WebSocket(Core):
         return data
 
     @property
+    def pong_waits(self) -> bool:
+        """Whether :meth:`data_to_send` gives a pong next, and nothing else."""
+        return self._pong is not None
+
+    @property
     def overloaded(self) -> bool:
         """Whether more than ``OVERLOAD_BYTES`` wait for the network."""
         return self.queued_bytes > OVERLOAD_BYTES

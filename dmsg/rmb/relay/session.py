@@ -21,6 +21,8 @@ from dmsg.serving.admission import Origin
 
 # An attribute of an enumeration takes a call in Python.
 _OPEN: Final = State.OPEN
+#: The longest head of a frame of a server.
+_HEAD_BYTES: Final = 10
 
 
 class Traffic:
@@ -144,14 +146,13 @@ class Session(WebSocket):
         """What is next, some 64 KiB at a time."""
         self.dirty = False
         queue = self.queue
-        if queue and self.state is _OPEN:
-            send, left, count = self.send, WRITE_BYTES - self.queued_bytes, len(queue)
-            before = left
-            while queue and left > 0:
+        if queue and self.state is _OPEN and not self.pong_waits:
+            send, count, size = self.send, len(queue), 0
+            # No frame is made that does not go now: what is in one counts as written, and is not put into the store.
+            while queue and (not self.queued_bytes or self.queued_bytes + len(queue[0]) + _HEAD_BYTES <= WRITE_BYTES):
                 data = queue.popleft()
-                left -= len(data)
+                size += len(data)
                 send(data)
-            size = before - left
             self.waiting_bytes -= size
             self.traffic.waiting_bytes -= size
             self.bytes_out += size

@@ -263,3 +263,24 @@ def test_a_queue_that_is_full_gives_parcels() -> None:
     assert [parcel.data for parcel in switch.route(sender, [data, data], 1.0, NOW)] == [data]
     assert switch.waiting_bytes == target.waiting_bytes == len(data)
     assert written(target) == [data] and switch.waiting_bytes == target.waiting_bytes == 0
+
+
+@pytest.mark.parametrize("pinged", [False, True])
+def test_what_was_not_written_goes_to_the_store_and_counts_until_then(pinged: bool) -> None:
+    switch = Switch()
+    session = join(switch, 1)
+    client = WebSocket(Role.CLIENT, WebSocketConfig(), now=0.0, random=bytes)
+    envelopes = [b"a" * 1_000, b"b" * 1_048_576, b"c" * 1_000]
+    for one in envelopes:
+        assert session.put(one)
+    if pinged:
+        client.ping(b"there?")
+        session.receive_data(client.data_to_send(), 0.0)
+    got = client.receive_data(session.data_to_send(), 0.0)
+    session.pause()
+    unwritten = [] if pinged else envelopes[:1]
+    assert got == unwritten
+    assert session.waiting_bytes == sum(map(len, envelopes)) - sum(map(len, unwritten)) <= switch.waiting_bytes
+    assert session.take_unwritten() == envelopes[len(unwritten) :]
+    session.resume()
+    assert switch.waiting_bytes == 0
