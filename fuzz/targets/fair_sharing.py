@@ -1,0 +1,216 @@
+"""How what is scarce is shared among twins: queues that take turns, who has most, room, windows of time."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from dmsg.rmb.core.errors import InvalidLimit
+from dmsg.rmb.core.fair_queue import FairQueue
+from dmsg.rmb.core.limiter import FixedWindow, Limit, parse_limit
+from dmsg.rmb.relay.lanes import Room
+from dmsg.sansio.tally import Tally
+from dmsg.sansio.weights import Weights
+from fuzz.choices import Choices
+from fuzz.oracles import as_text, outcome
+
+DICTIONARY = (b",", b" ", b"\t", b"\x1f", b"\xd9\xa3", b"100,1000000", b"999999999999999999", b"1000000000000000000")
+_SPACE = " \t\n\r\f\v"
+
+
+def one_input(data: bytes) -> None:
+    """The first byte says which of them; the rest are its operations."""
+    choices = Choices(data)
+    (_queue, _weights, _tally, _room, _window, _limit)[choices.byte() % 6](choices)
+
+
+def _queue(choices: Choices) -> None:
+    """Sources take turns, each gives its oldest; what does not fit is the latest of one with the most."""
+    count, size_bytes = 1 + choices.byte() % 16, choices.byte() * 4
+    queue: FairQueue[int, int] = FairQueue(count, size_bytes)
+    lines: dict[int, list[tuple[int, int]]] = {}  # in the order of the turns
+    for number in range(400):
+        if not choices.left:
+            break
+        if choices.below(4):
+            source, size = choices.byte() % 6, choices.byte()
+            lines.setdefault(source, []).append((number, size))
+            for lost in queue.put(source, number, size):
+                assert _count(lines) > count or _size(lines) > size_bytes
+                [loser] = [one for one, line in lines.items() if line[-1][0] == lost]
+                assert _sum(lines[loser]) == max(map(_sum, lines.values()))
+                lines[loser].pop()
+                lines = {one: line for one, line in lines.items() if line}
+        else:
+            allowed = choices.byte()
+            turn = next((source for source in lines if allowed >> source & 1), None)
+            taken = queue.take(lambda source, allowed=allowed: bool(allowed >> source & 1))  # type: ignore[misc]
+            if turn is None:
+                assert taken is None
+            else:
+                line = lines.pop(turn)
+                assert taken == line.pop(0)[0]
+                if line:
+                    lines[turn] = line
+        assert len(queue) == _count(lines) <= count and queue.size_bytes == _size(lines) <= size_bytes
+        assert len(queue._lines) == len(lines)
+    left = [thing for line in lines.values() for thing, _ in line]
+    assert sorted(queue.take() or 0 for _ in left) == sorted(left) and queue.take() is None
+
+
+def _sum(line: list[tuple[int, int]]) -> int:
+    return sum(size for _, size in line)
+
+
+def _size(lines: dict[int, list[tuple[int, int]]]) -> int:
+    return sum(map(_sum, lines.values()))
+
+
+def _count(lines: dict[int, list[tuple[int, int]]]) -> int:
+    return sum(map(len, lines.values()))
+
+
+def _weights(choices: Choices) -> None:
+    """The heaviest, of equals the one that has weighed so for longest; and not much is remembered of the past."""
+    weights: Weights[int] = Weights()
+    model: dict[int, tuple[int, int]] = {}  # what each key weighs, and since when
+    for number in range(400):
+        if not choices.left:
+            break
+        key = choices.byte() % 24
+        before = model.get(key, (0, 0))[0]
+        match choices.below(4):
+            case 0:
+                change = -before
+            case 1:
+                change = -1 - choices.byte()
+            case _:
+                change = 1 + choices.byte()
+        kind, _ = outcome(lambda key=key, change=change: weights.add(key, change), ValueError)  # type: ignore[misc]
+        assert (kind == "value") == (before + change >= 0)
+        if kind == "value":
+            model.pop(key, None)
+            if before + change:
+                model[key] = before + change, number
+        assert weights.total == sum(weight for weight, _ in model.values()) and len(weights) == len(model)
+        assert all(weights[one] == model.get(one, (0, 0))[0] for one in range(24))
+        assert len(weights._heap) <= 2 * 24 + 64
+        if choices.flag():
+            kind, largest = outcome(weights.largest, KeyError)
+            assert (kind == "value") == bool(model)
+            assert not model or largest == min(model, key=lambda one: (-model[one][0], model[one][1]))
+
+
+def _tally(choices: Choices) -> None:
+    """The key with the most, of equals the one that reached that count first."""
+    tally: Tally[int] = Tally()
+    model: dict[int, tuple[int, int]] = {}  # the count of each key, and since when
+    for number in range(400):
+        if not choices.left:
+            break
+        key = choices.byte() % 8
+        count = model.get(key, (0, 0))[0]
+        if choices.flag():
+            kind, _ = outcome(lambda key=key: tally.remove(key), KeyError)  # type: ignore[misc]
+            assert (kind == "value") == bool(count)
+            count -= 1
+        else:
+            tally.add(key)
+            count += 1
+        model.pop(key, None)
+        if count > 0:
+            model[key] = count, number
+        assert tally.most == max((one for one, _ in model.values()), default=0) and len(tally) == len(model)
+        assert all(tally[one] == model.get(one, (0, 0))[0] for one in range(8))
+        kind, largest = outcome(tally.largest, KeyError)
+        assert (kind == "value") == bool(model)
+        assert not model or largest == min(model, key=lambda one: (-model[one][0], model[one][1]))
+
+
+def _room(choices: Choices) -> None:
+    """A key may take while what it has then is no more than what was free, so some is left for each that comes later."""
+    limit = choices.below(0x1000)
+    room = Room(limit)
+    taken: dict[int, list[int]] = {}
+    for _ in range(400):
+        if not choices.left:
+            break
+        key = choices.byte() % 6
+        if choices.below(3):
+            size = 1 + choices.below(0x1000) % (limit // 2 + 2)
+            used = sum(map(sum, taken.values()))
+            may = sum(taken.get(key, ())) + size <= limit - used
+            assert room.has(key, size) is may
+            if may:
+                room.take(key, size)
+                taken.setdefault(key, []).append(size)
+        elif taken.get(key):
+            size = taken[key].pop(choices.byte() % len(taken[key]))
+            room.give_back(key, size)
+        assert room.used == sum(map(sum, taken.values())) <= limit
+        assert room._taken == {one: sum(sizes) for one, sizes in taken.items() if sizes}
+    assert room.used == limit or room.has("a newcomer", limit - room.used)
+
+
+def _window(choices: Choices) -> None:
+    """In a window no more passes than the limit; who is refused is counted, too, unless it is larger than a window."""
+    limit = Limit(choices.byte() % 16, choices.below(0x400))
+    window_s = 1 + choices.byte() % 60
+    window = FixedWindow(limit, window_s)
+    now = 0.0
+    tried: list[int] = []
+    passed: list[int] = []
+    number = 0
+    for _ in range(400):
+        if not choices.left:
+            break
+        now += choices.byte() / 8
+        size = choices.below(0x200)
+        if int(now) // window_s != number:
+            number, tried, passed = int(now) // window_s, [], []
+        if size <= limit.bytes:
+            tried.append(size)
+        may = size <= limit.bytes and len(tried) <= limit.count and sum(tried) <= limit.bytes
+        assert window.admit(size, now) is may
+        passed += [size] * may
+        assert len(passed) <= limit.count and sum(passed) <= limit.bytes
+
+
+def _limit(choices: Choices) -> None:
+    """Two numbers of up to 18 digits with a comma or white space in between, and nothing else, are a limit."""
+    text = as_text(choices.rest())
+    kind, limit = outcome(lambda: parse_limit(text), InvalidLimit)
+    for space in _SPACE:
+        text = text.replace(space, " ")
+    words = text.split(",") if "," in text else [word for word in text.split(" ") if word]
+    words = [word.strip(" ") for word in words]
+    good = len(words) == 2 and all(0 < len(word) <= 18 and not set(word) - set("0123456789") for word in words)
+    assert (kind == "value") == good
+    if good:
+        assert limit == Limit(int(words[0]), int(words[1])) == parse_limit(f"{limit.count},{limit.bytes}")
+
+
+def seeds() -> Iterator[bytes]:
+    """A few operations of each."""
+    put = b"".join(bytes((1, number % 3, 40 + number)) for number in range(9))
+    yield b"\x00\x04\xff" + put + b"\x00\x02" + b"\x00\xff" * 4 + b"\x00\x00"
+    yield b"\x00\x0f\x20" + put + b"\x01\x05\xff" + b"\x00\xff" * 9
+    grow = b"".join(bytes((number % 24, 2, number % 7, 1)) for number in range(150))
+    yield b"\x01" + grow + b"\x01\x00\x01" * 3 + b"\x02\x01\xff\x01"
+    yield b"\x01\x01\x00\x01" + b"\x01\x02\x05\x01\x02\x02\x05\x01\x01\x01\x00\x01\x01\x00\x01"
+    yield b"\x02" + b"\x01\x00\x02\x00\x01\x00\x02\x00\x01\x01\x02\x01\x01\x01\x01\x01\x02\x01"
+    yield b"\x03\x01\x00" + b"\x01\x01\x00\x40" * 6 + b"\x02\x01\x00\x40" * 3 + b"\x01\x00\x00" * 8
+    yield b"\x04\x03\x01\x00\x05" + b"\x01\x00\x40" * 5 + b"\xff\x00\xff" * 3 + b"\x01\x01\xff"
+    for text in (
+        b"10,20",
+        b" 1\t2\n",
+        b"1 , 2",
+        b"1",
+        b"1,2,3",
+        b"1 2,",
+        b"1\x1f2",
+        "\u0663,1".encode(),
+        b"9" * 19 + b",1",
+    ):
+        yield b"\x05" + text
+    for which in range(5):
+        yield bytes((which,)) + bytes((number * 7919) % 251 for number in range(300))

@@ -1,0 +1,171 @@
+"""The commands that other twins ask a peer of the Reliable Message Bus for, and which of them get a list in Redis."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from unittest import mock
+
+from dmsg.rmb.core.limits import MAX_COMMAND_BYTES
+from dmsg.rmb.peer import commands
+from dmsg.rmb.peer.commands import BACKLOG, KEEP_COMMAND_S, LOCAL, LOCAL_TAKEN, REPLY, REPLY_TAKEN, Commands, list_of
+from fuzz.choices import Choices
+from fuzz.oracles import as_text
+
+DICTIONARY = (
+    b"system",
+    b"backlog",
+    b"system.local",
+    b"rmb.version",
+    b"msgbus.",
+    b".",
+    b"\xe2\x80\xa8",
+    b"\xed\xa0\x80",
+)
+_LISTS, _LISTS_OF_A_TWIN = 7, 3
+
+
+def one_input(data: bytes) -> None:
+    """An odd first byte: the rest is the name of a command. Otherwise operations, with little room."""
+    choices = Choices(data)
+    if choices.flag():
+        _name(as_text(choices.rest()))
+        return
+    with mock.patch.multiple(commands, UNSERVED_COMMANDS=_LISTS, UNSERVED_COMMANDS_OF_A_TWIN=_LISTS_OF_A_TWIN):
+        _operations(choices)
+
+
+def _name(command: str) -> None:
+    """No command reaches the lists and notes of the peer itself, and two have not one list."""
+    try:
+        size = len(command.encode())
+    except UnicodeEncodeError:
+        return  # no text of an envelope
+    key = list_of(command)
+    if key is not None:
+        assert 0 < size <= MAX_COMMAND_BYTES and key == f"msgbus.{command}" and key.isprintable()
+        assert key not in (LOCAL, LOCAL_TAKEN, REPLY, REPLY_TAKEN) and not key.startswith((BACKLOG, "msgbus.system."))
+    elif 0 < size <= MAX_COMMAND_BYTES and command.isprintable():
+        assert command.partition(".")[0] in ("system", "backlog")
+
+
+class _List:
+    """What is known of a list: whose it is, unless a service has taken from it; what was pushed; how long it is kept."""
+
+    def __init__(self, twin: int | None, until: float, at: int) -> None:
+        self.twin = twin
+        self.pushed = 0
+        self.until = until
+        #: When a request last came for it, as a number of operations.
+        self.at = at
+
+
+class _Model:
+    """All lists by their names."""
+
+    def __init__(self) -> None:
+        self.lists: dict[str, _List] = {}
+
+    def admit(self, command: str, twin: int, now: float, at: int) -> tuple[bool, set[str]]:
+        """Whether the request may be pushed, and the commands of which one gives way for it, if one must."""
+        self.lists = {name: one for name, one in self.lists.items() if one.until > now}
+        one = self.lists.get(command)
+        gone: set[str] = set()
+        if one is None:
+            counts = self.counts()
+            if counts[twin] >= _LISTS_OF_A_TWIN:
+                return False, gone
+            if counts.total() >= _LISTS:
+                most = max(counts.values())
+                if most <= counts[twin] + 1:
+                    return False, gone
+                # Of twins that have made as many each, any one; but the command of it that was asked for longest ago.
+                for other in (twin for twin, made in counts.items() if made == most):
+                    gone.add(min((each.at, name) for name, each in self.lists.items() if each.twin == other)[1])
+            one = self.lists[command] = _List(twin, 0.0, at)
+        one.until = now + KEEP_COMMAND_S
+        one.at = at
+        return True, gone
+
+    def counts(self) -> Counter[int]:
+        """How many lists that no service has taken from each twin has made."""
+        return Counter(one.twin for one in self.lists.values() if one.twin is not None)
+
+
+def _operations(choices: Choices) -> None:
+    """Requests of a few twins for a few commands, services that take them, and time.
+
+    What is admitted, and what gives way, is what the model says; the sums are those of what there is.
+    """
+    commands, model = Commands(), _Model()
+    now = 0.0
+    for at in range(120):
+        if not choices.left:
+            break
+        command = str(choices.byte() % 12)
+        match choices.below(8):
+            case 0:
+                now += choices.byte() * 16
+                continue
+            case 1 | 2:
+                length = choices.byte() % 4
+                one = model.lists.get(command)
+                commands.pushed(command, length, now)
+                if one is not None and one.twin is not None:
+                    one.pushed += 1
+                    if length < one.pushed:
+                        one.twin, one.until = None, now + KEEP_COMMAND_S
+            case _:
+                twin = choices.byte() % 6
+                admitted, gone = model.admit(command, twin, now, at)
+                assert commands.admit(command, twin, now) is admitted
+                assert len(commands.gone) == bool(gone) and set(commands.gone) <= gone
+                for name in commands.gone:
+                    del model.lists[name]
+                commands.gone.clear()
+                _check(commands, model)
+
+
+def _check(commands: Commands, model: _Model) -> None:
+    """What is counted is what there is, and not more than may be."""
+    counts = model.counts()
+    assert counts.total() <= _LISTS and max(counts.values(), default=0) <= _LISTS_OF_A_TWIN
+    assert set(commands._served) == {name for name, one in model.lists.items() if one.twin is None}
+    assert {name: one.twin for name, one in commands._unserved.items()} == {
+        name: one.twin for name, one in model.lists.items() if one.twin is not None
+    }
+    assert {twin: len(names) for twin, names in commands._of_twin.items()} == dict(counts)
+    assert commands._tally.most == max(counts.values(), default=0) and len(commands._tally) == len(counts)
+
+
+def seeds() -> Iterator[bytes]:
+    """Names of all kinds; twins with their share, and one more; lists that are served, that end, that give way."""
+    for name in (
+        "calculator.add",
+        "",
+        "system.local",
+        "backlog.1",
+        "system",
+        "systems.x",
+        "a\n",
+        "\u00fc" * 128,
+        "\ud800",
+    ):
+        yield b"\x01" + name.encode("utf-8", "surrogatepass")
+    ask = b"".join(bytes((number, 3, number // 3)) for number in range(7))
+    yield b"\x00" + ask + b"\x07\x03\x05" + b"\x08\x03\x05"
+    yield b"\x00" + ask[:9] + b"\x03\x03\x00"
+    yield b"\x00" + ask + b"\x00\x03\x00" + b"\x07\x03\x04\x08\x03\x04"
+    yield (
+        b"\x00"
+        + ask
+        + b"\x00\x01\x01\x00\x01\x01\x00\x03\x05"
+        + b"\x00\x00\x74"
+        + b"\x01\x03\x01"
+        + b"\x00\x00\xff"
+        + ask
+    )
+    yield b"\x00" + ask + b"\x00\x00\x40" + ask[:6] + b"\x00\x00\x40" + b"\x0b\x03\x05" * 2 + b"\x0b\x01\x00"
+    even = b"".join(bytes((number, 3, twin)) for number, twin in enumerate((0, 0, 0, 1, 1, 2, 2)))
+    yield b"\x00" + even + b"\x09\x03\x01" + b"\x09\x03\x05"
+    yield b"\x00" + bytes((number * 37) % 256 for number in range(360))
