@@ -162,7 +162,7 @@ class _Relays:
             assert cache.version == version and not len(cache)
         elif not unknown and last is not None and key in known:
             assert (cache.version > version) is (_address(known[key]) != after)
-        elif after is not None:
+        elif after is not None and (last is None or _is_short(last)):
             assert cache.version > version
         if self.lifetime_ns:
             found, again = cache.look_up([key], self.now_ns)

@@ -160,6 +160,10 @@ class _World:
         self.clock = Clock()
         self.made = 0
         self.chain: list[_Block] = []
+        #: The blocks whose hashes nodes have told.
+        self.seen: set[str] = set()
+        #: Those that were taken back, too.
+        self.blocks: dict[str, _Block] = {}
         #: Twins that are not as they were when they were last read.
         self.old: set[int] = set()
         #: Whether a node failed since a block was looked at, and whether blocks came that are too many, too large, or back.
@@ -218,7 +222,9 @@ class _World:
     def append(self, twins: frozenset[int]) -> None:
         self.made += 1
         parent = self.chain[-1].name if self.chain else _hash(0)
-        self.chain.append(_Block(_hash(self.made), parent, len(self.chain), twins))
+        block = _Block(_hash(self.made), parent, len(self.chain), twins)
+        self.chain.append(block)
+        self.blocks[block.name] = block
         self.old |= twins
         self.missed |= len(twins) > _MAX_CHANGES
 
@@ -239,7 +245,8 @@ class _World:
     def take_back(self) -> None:
         """Blocks are taken back, and others come: more than there were, as many, or fewer."""
         back = 1 + self.choices.below(4)
-        if back >= len(self.chain):
+        # A change that the watch has not seen is not missed by it when it is taken back.
+        if back >= len(self.chain) or any(one.twins and one.name not in self.seen for one in self.chain[-back:]):
             return
         for block in self.chain[-back:]:
             self.old |= block.twins
@@ -275,7 +282,7 @@ class _World:
             call.answer.errback(answer)
         else:
             call.answer.callback(answer)
-        is_seen = bad and call.method in ("chain_getBlockHash", "state_call")
+        is_seen = bad and call.method in ("chain_getBlockHash", "chain_getHeader", "state_call")
         assert not is_seen or self.current is None
 
     def _honest(self, call: _Call) -> Any:
@@ -283,8 +290,12 @@ class _World:
             case "state_call":
                 return _METADATA
             case "chain_getBlockHash":
-                number = call.params[0]
-                return self.chain[number].name if number < len(self.chain) else None
+                if call.params[0] >= len(self.chain):
+                    return None
+                self.seen.add(self.chain[call.params[0]].name)
+                return self.chain[call.params[0]].name
+            case "chain_getHeader":
+                return {"parentHash": self.blocks[call.params[0]].parent}
             case "state_getStorage":
                 assert call.params[0] == "0x" + EVENTS_KEY.hex()
                 return self._events(call.params[1])
@@ -292,8 +303,8 @@ class _World:
                 return "s"
 
     def _events(self, name: str) -> str | None:
-        block = next((one for one in self.chain if one.name == name), None)
-        if block is None or (not block.twins and block.number & 1):
+        block = self.blocks[name]
+        if not block.twins and block.number & 1:
             return None
         kinds: Sequence[bytes] = (_STORED, _UPDATED)
         events = b"".join(kinds[twin & 1] + twin.to_bytes(4, "little") + bytes(twin) for twin in block.twins)
@@ -370,7 +381,7 @@ def one_input(data: bytes) -> None:
                     world.grow(1 + choices.below(4))
                 case 2:
                     world.grow(1)
-                case 3 if world.idle:  # what a node says while it changes its mind may not go together
+                case 3:
                     world.take_back()
                 case 4:
                     world.answer(bad=True)
@@ -388,10 +399,11 @@ def one_input(data: bytes) -> None:
 
 def seeds() -> Iterator[bytes]:
     """A chain that is listened to; blocks one by one, many at once, taken back; nodes that fail at each step."""
-    begin = b"\x08" * 2 + b"\x08\x08"  # metadata, subscription, hash and events of the first head
-    block = b"\x02\x00\x07" + b"\x08\x08"
-    yield begin + block * 3 + b"\x02\x00\xff" + b"\x08\x08" + b"\x02\x00\x00" + b"\x08\x08"
-    yield begin + block * 5 + b"\x03\x03\x00\x00" + b"\x08\x08" + block
+    begin = b"\x08" * 5  # metadata, subscription, hash, header and events of the first head
+    block = b"\x02\x00\x07" + b"\x08" * 3
+    yield begin + block * 3 + b"\x02\x00\xff" + b"\x08" * 3 + b"\x02\x00\x00" + b"\x08" * 3
+    yield begin + block * 5 + b"\x03\x03\x00\x00" + b"\x08" * 3 + block
+    yield begin + block * 3 + b"\x02\x00\x07\x03\x00\x00\x0f\x0f" + b"\x08" * 6 + block
     for count in (1, 2, 3):
         yield begin + block * 2 + bytes((1, count, 0)) + b"\x07" * 4 + b"\x08\x00" * 12 + block
     for back in range(4):
@@ -403,6 +415,7 @@ def seeds() -> Iterator[bytes]:
         yield fail + b"\x00\x10" + begin
         yield begin + b"\x02\x00\x07" + fail + b"\x00\x10" + begin + block
         yield begin + b"\x02\x00\x07\x08" + fail + b"\x00\x10" + begin + block
+        yield begin + b"\x02\x00\x07\x08\x08" + fail + b"\x00\x10" + begin + block
     for bad in range(5):
         yield begin + bytes((7, bad)) + b"\x00\x10" + begin + block
     yield (

@@ -161,7 +161,10 @@ class BlockWatch:
             raise
 
     async def _look(self, node: Node, starts: Sequence[bytes], first: int, last: int, known: dict[int, str]) -> None:
-        """Look at the blocks from ``first`` to ``last``. ``known`` are hashes of some; another one means a taken-back block."""
+        """Look at the blocks from ``first`` to ``last``. ``known`` are hashes of some; another one means a taken-back block.
+
+        So does a block whose parent is another one than was looked at: a node may change its mind between two answers.
+        """
         step = self._config.catchup_at_once
         for start in range(first, last + 1, step):
             blocks = range(start, min(start + step, last + 1))
@@ -170,17 +173,22 @@ class BlockWatch:
                 found = await gatherResults(asked, consumeErrors=True)
             except FirstError as error:
                 raise error.subFailure.value from None  # type: ignore[misc]
-            for number, (block_hash, events) in zip(blocks, found, strict=True):
+            for number, (block_hash, parent, events) in zip(blocks, found, strict=True):
+                is_other = known.get(number, block_hash) != block_hash or known.get(number - 1, parent) != parent
                 changes = set() if known.get(number) == block_hash else changed_twins(events, starts)
-                if len(changes) > MAX_CHANGES or known.get(number, block_hash) != block_hash:
+                if is_other or len(changes) > MAX_CHANGES:
                     self._unknown()
                 else:
                     for twin in changes:
                         self._changed(twin)
+                known[number] = block_hash
                 self.last = number, block_hash
 
-    async def _events(self, node: Node, number: int) -> tuple[str, bytes]:
+    async def _events(self, node: Node, number: int) -> tuple[str, str, bytes]:
+        """The hash of a block, that of its parent, and its events."""
         block_hash = read_hash(await node.call("chain_getBlockHash", number))
+        parent = read_hash(member(await node.call("chain_getHeader", block_hash), "parentHash"))
         limit = 2 * MAX_EVENTS_BYTES + SMALL_BYTES
         found = await node.call("state_getStorage", "0x" + EVENTS_KEY.hex(), block_hash, limit_bytes=limit)
-        return block_hash, b"" if found is None else read_hex(found, MAX_EVENTS_BYTES)
+        events = b"" if found is None else read_hex(found, MAX_EVENTS_BYTES)
+        return block_hash, parent, events

@@ -35,6 +35,7 @@ class Chain:
         self.metadata = metadata
         self.blocks = [block_hash(0)]
         self.states: dict[str, dict[bytes, bytes]] = {self.blocks[0]: {}}
+        self.parents = {self.blocks[0]: "0x" + "00" * 32}
         self.nonces: Counter[bytes] = Counter()
         self.transactions = 0
         self.listeners: list[Callable[[], None]] = []
@@ -49,7 +50,9 @@ class Chain:
         for twin in changed:
             state[twin_key(int.from_bytes(twin[:4], "little"))] = twin
             state[account_key(twin[4:36])] = twin[:4]
+        parent = self.blocks[-1]
         self.blocks.append(block_hash(len(self.blocks), fork))
+        self.parents[self.blocks[-1]] = parent
         self.states[self.blocks[-1]] = state
         return self.blocks[-1]
 
@@ -64,7 +67,7 @@ class Chain:
 
     def head(self) -> dict[str, Any]:
         number = len(self.blocks) - 1
-        parent = self.blocks[number - 1] if number else "0x" + "00" * 32
+        parent = self.parents[self.blocks[-1]]
         digest = {"logs": ["0x0661757261208ab85a1000000000"]}
         return {"number": hex(number), "parentHash": parent, "stateRoot": parent, "digest": digest}
 
@@ -199,6 +202,9 @@ class FakeNode(Resource):
     def chain_getBlockHash(self, shell: Any, number: int | None = None) -> Any:
         blocks = self.chain.blocks
         return blocks[-1] if number is None else blocks[number] if number < len(blocks) else None
+
+    def chain_getHeader(self, shell: Any, block: str) -> Any:
+        return {"parentHash": self.chain.parents[block]}
 
     def state_getStorage(self, shell: Any, key: str, block: str) -> Any:
         found = self.chain.states[block].get(bytes.fromhex(key[2:]))

@@ -153,6 +153,24 @@ def test_a_block_that_is_taken_back_while_the_node_was_away_makes_everything_be_
     assert relays(world, registry) == ("before.example",)
 
 
+def test_a_node_that_changes_its_mind_between_a_head_and_its_answers_makes_everything_be_forgotten(world):
+    registry, before = listening_to_a_block_that_will_be_taken_back(world)
+    number = len(world.chain.blocks)
+    late = world.a.hold("chain_getBlockHash", lambda params: params == [number])
+    world.chain.block()
+    world.chain.tell()
+    world.network.advance(0)
+    del world.chain.blocks[-2:]
+    world.chain.states[world.chain.blocks[-1]] = before
+    for _ in range(2):
+        world.chain.block(fork="other")
+    late(world.chain.blocks[number])
+    world.chain.tell()
+    world.network.advance(0)
+    assert registry.public_stats()["events_listener_last_processed_block_number"] == number
+    assert relays(world, registry) == ("before.example",)
+
+
 def test_to_listen_again_makes_nothing_be_forgotten(world):
     world.chain.twin(7, ALICE, "r.example")
     world.chain.block()
