@@ -89,8 +89,11 @@ class WebSocketShell(Shell):
     def hold(self, reason: str, held: bool) -> None:
         """Stop reading for ``reason``, or go on. What is not read counts neither as silence nor as slow."""
         super().hold(reason, held)
-        if self.websocket is not None:
-            self.websocket.listening = not self._holds
+        core = self.websocket
+        if core is not None and self._holds:
+            core.listening = False
+        elif core is not None and not core.listening:
+            core.listen(self.clock.seconds())
 
     def close(self, error: DmsgError | None = None, *, code: int = CloseCode.NORMAL, reason: str = "") -> None:
         """Send a close frame behind what is queued; end the connection when theirs has come, or ``CLOSE_TIMEOUT_S`` later.

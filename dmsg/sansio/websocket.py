@@ -266,6 +266,13 @@ class WebSocket(Core):
         """What is held of a message that is not complete."""
         return len(self._fragments) + (0 if self._frame is None else len(self._frame))
 
+    def listen(self, now: float) -> None:
+        """Go on to read at ``now``, after :attr:`listening` was set to ``False``: what was not read counts for nothing."""
+        self.listening = True
+        self._heard = now
+        if self._message_since is not None:
+            self._message_since = now
+
     def receive_data(self, data: bytes, now: float) -> Sequence[bytes | str | Closed]:
         """Take bytes; give the messages they complete. Raises ``WebSocketViolation``."""
         self._heard = now

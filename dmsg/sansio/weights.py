@@ -34,6 +34,8 @@ class Weights(Generic[T]):
         after = self[key] + weight
         if after < 0:
             raise ValueError(f"{key!r} would weigh {after}")
+        if not weight:
+            return  # it has weighed so for as long as before
         self.total += weight
         if not after:
             self._entries.pop(key, None)

@@ -38,7 +38,7 @@ def _bytes(choices: Choices) -> None:
     expected, broken = _read_all(data, asked)
     size = cut & 127 or len(data) or 1
     if cut & 128:
-        size = len(data) if cut & 8 else 8_192
+        size = (len(data) or 1) if cut & 8 else 8_192
     found: list[Any] = []
     failed = False
     for at in range(0, len(data), size):

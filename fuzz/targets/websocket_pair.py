@@ -177,7 +177,11 @@ def one_input(data: bytes) -> None:
                     end.pings += end.core.state is State.OPEN
                     end.core.ping()
             case 10:
-                end.core.listening = bool(operation & 16)
+                if not operation & 16:
+                    end.core.listening = False
+                elif not end.core.listening:
+                    end.core.listen(now)
+                    end.heard = now
             case 11:
                 end.look(now)
             case 12:

@@ -483,10 +483,22 @@ def test_while_we_do_not_read_silence_is_not_theirs() -> None:
     ours.listening = False
     pass_until(ours, 1000.0)
     assert not ours.data_to_send()
-    ours.listening = True
+    ours.listen(1000.0)
     assert ours.receive_data(frame(0x82, b"begun")[5:], 1001.0) == [b"begun"]
     with pytest.raises(KeepaliveLost):
         pass_until(ours, 1041.0)
+
+
+def test_silence_begins_anew_when_we_read_on_between_two_looks() -> None:
+    """Pinged after 20 s, and then not read: their pong may lie there when the connection would be given up, and does."""
+    ours = server(ping_after_s=20.0, dead_after_s=40.0, message_timeout_s=30.0)
+    ours.receive_data(frame(0x82, b"begun")[:5], 0.0)
+    pass_until(ours, 20.0)
+    assert ours.data_to_send() == b"\x89\x00"
+    ours.listening = False
+    ours.listen(39.9)
+    pass_until(ours, 45.0)
+    assert ours.receive_data(frame(0x82, b"begun")[5:], 45.0) == [b"begun"]
 
 
 @pytest.mark.parametrize("begun", [b"\x82", frame(0x82, b"ab")[:7], frame(0x02, b"a")])

@@ -41,6 +41,8 @@ def test_of_equals_the_one_that_has_weighed_so_for_longest_is_the_largest() -> N
     weights.add("a", 1)
     weights.add("a", -1)
     assert weights.largest() == "b"
+    weights.add("b", 0)
+    assert weights.largest() == "b"
 
 
 def test_weights_that_change_for_ever_keep_no_past() -> None:

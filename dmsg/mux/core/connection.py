@@ -182,8 +182,9 @@ class Connection(Core):
             self._out.queue(stream)
 
     def send_data(self, stream: Stream, data: bytes) -> bool:
-        """Queue ``data``; ``True`` asks the writer to pause until the stream shows up in :attr:`writable`.
+        """Queue ``data``; ``True`` asks the writer to pause until the stream shows up in :attr:`writable`, or ends.
 
+        It shows up no more once the peer's application has closed: nothing would be done with what is written then.
         Raises ``Busy`` when the writer has not heeded that for ``pending_limit_bytes``.
         """
         if stream.state is not StreamState.OPEN:

@@ -7,6 +7,7 @@ strings is large: whatever else a message holds is some hundred values at most.
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -23,6 +24,7 @@ MAX_COMMAS: Final = 2_000
 NOTICES_PER_S: Final = 20.0
 NOTICE_BURST: Final = 200
 _ERROR_CHARS: Final = 200
+_HEX_NUMBER: Final = re.compile("0x[0-9a-fA-F]{1,16}")
 _SUBSCRIPTION_CHARS: Final = 64
 
 SubscriptionId = str | int
@@ -134,11 +136,8 @@ def read_hash(value: Any) -> str:
 
 def read_number(value: Any, most: int) -> int:
     """A number from 0 to ``most``, or the hex text of one; raises ``MalformedAnswer``."""
-    if isinstance(value, str) and value.startswith("0x") and 2 < len(value) <= 18 and "_" not in value:
-        try:
-            value = int(value, 16)
-        except ValueError:
-            raise MalformedAnswer("no number") from None
+    if isinstance(value, str) and _HEX_NUMBER.fullmatch(value):
+        value = int(value, 16)
     if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value <= most:
         raise MalformedAnswer("no number")
     return value

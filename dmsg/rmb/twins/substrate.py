@@ -79,6 +79,8 @@ class Substrate:
             except MalformedAnswer as error:
                 problem = NodeFailed("malformed", error.problem)
             self.give_up(node, problem)
+        if self._closed:
+            raise RegistryError("closed")
         if trials is None:
             self._rest_until = self._clock.seconds() + REST_S
         raise RegistryError("unavailable", str(problem))

@@ -471,6 +471,15 @@ def test_a_transaction_that_the_node_drops_is_sent_again(world, state):
     assert (world.a.asked["author_submitAndWatchExtrinsic"], world.chain.transactions) == (1, 1)
 
 
+def test_an_update_in_its_last_trial_ends_at_once_when_the_registry_is_closed(world):
+    world.chain.twin(1, KEY.account)
+    world.a.lies["state_getRuntimeVersion"] = world.b.lies["state_getRuntimeVersion"] = lambda params: SILENCE
+    registry = world.registry()
+    updating = world.start(registry.update(KEY, ["a.example"], None))
+    world.ask(registry.close())
+    assert isinstance(updating.error, RegistryError) and updating.error.reason == "closed"
+
+
 def test_an_update_that_never_becomes_final_fails_in_time(world):
     world.a.final = False
     world.chain.twin(7, KEY.account, "old.example")
