@@ -85,7 +85,9 @@ def test_what_is_no_bytes(value):
         read_hex(value, 4)
 
 
-@pytest.mark.parametrize("value", [None, True, -1, 11, "0xb", "10", "0x", "0x-1", "0x1_0", "0x1 ", "0x\u0663", "0x" + "0" * 17, 1.0, []])
+@pytest.mark.parametrize(
+    "value", [None, True, -1, 11, "0xb", "10", "0x", "0x-1", "0x1_0", "0x1 ", "0x\u0663", "0x" + "0" * 17, 1.0, []]
+)
 def test_what_is_no_number(value):
     with pytest.raises(MalformedAnswer):
         read_number(value, 10)
