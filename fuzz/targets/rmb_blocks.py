@@ -71,6 +71,10 @@ _PALLET = with_length(b"TfgridModule") + b"\x00\x01\x00\x01\x04\x00\x00" + _STOR
 _METADATA = "0x" + with_length(b"meta\x0e" + _TYPES + _listed(_PALLET) + b"\x00\x04\x00").hex()
 
 
+def _header(block: _Block) -> dict[str, Any]:
+    return {"number": hex(block.number), "parentHash": block.parent, "stateRoot": block.name}
+
+
 class _Call(NamedTuple):
     """A question that a node has not answered yet."""
 
@@ -230,7 +234,7 @@ class _World:
 
     def head(self) -> dict[str, Any]:
         """The header of the best block."""
-        return {"number": hex(self.chain[-1].number), "parentHash": self.chain[-1].parent}
+        return _header(self.chain[-1])
 
     def grow(self, count: int) -> None:
         """New blocks, the last of which nodes tell of, unless they tell of each."""
@@ -295,7 +299,7 @@ class _World:
                 self.seen.add(self.chain[call.params[0]].name)
                 return self.chain[call.params[0]].name
             case "chain_getHeader":
-                return {"parentHash": self.blocks[call.params[0]].parent}
+                return _header(self.blocks[call.params[0]])
             case "state_getStorage":
                 assert call.params[0] == "0x" + EVENTS_KEY.hex()
                 return self._events(call.params[1])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from twisted.internet.defer import CancelledError, Deferred, FirstError, gatherResults
 from twisted.internet.interfaces import IReactorTime
@@ -40,6 +40,14 @@ class BlockConfig:
     catchup_at_once: int = 20
     #: The longest pause before it begins to listen again; the first is one second, and each twice the one before.
     pause_s: float = 6.0
+
+
+class _Head(NamedTuple):
+    """Which block it is, as far as that matters: what is stored after it, and behind which other it stands."""
+
+    number: int
+    parent: str
+    state: Any
 
 
 def changed_twins(events: bytes, starts: Sequence[bytes]) -> set[int]:
@@ -155,26 +163,35 @@ class BlockWatch:
             first = number
         self.last = number, ""
         try:
-            await self._look(node, starts, first, number, {last: last_hash} if last_hash else {})
+            await self._look(
+                node,
+                starts,
+                first,
+                _Head(number, parent, head.get("stateRoot")),
+                {last: last_hash} if last_hash else {},
+            )
         except (NodeFailed, MalformedAnswer):
             self._unknown()
             raise
 
-    async def _look(self, node: Node, starts: Sequence[bytes], first: int, last: int, known: dict[int, str]) -> None:
-        """Look at the blocks from ``first`` to ``last``. ``known`` are hashes of some; another one means a taken-back block.
+    async def _look(self, node: Node, starts: Sequence[bytes], first: int, head: _Head, known: dict[int, str]) -> None:
+        """Look at the blocks from ``first`` to ``head``. ``known`` are hashes of some; another one means a taken-back block.
 
-        So does a block whose parent is another one than was looked at: a node may change its mind between two answers.
+        So does a block that is not the child of the one before it, or not the head that was told of: a node may change its
+        mind between two answers.
         """
         step = self._config.catchup_at_once
-        for start in range(first, last + 1, step):
-            blocks = range(start, min(start + step, last + 1))
+        for start in range(first, head.number + 1, step):
+            blocks = range(start, min(start + step, head.number + 1))
             asked = [Deferred.fromCoroutine(self._events(node, number)) for number in blocks]
             try:
                 found = await gatherResults(asked, consumeErrors=True)
             except FirstError as error:
                 raise error.subFailure.value from None  # type: ignore[misc]
-            for number, (block_hash, parent, events) in zip(blocks, found, strict=True):
-                is_other = known.get(number, block_hash) != block_hash or known.get(number - 1, parent) != parent
+            for number, (block_hash, block, events) in zip(blocks, found, strict=True):
+                is_other = known.get(number, block_hash) != block_hash
+                is_other |= known.get(number - 1, block.parent) != block.parent
+                is_other |= number == head.number and block != head
                 changes = set() if known.get(number) == block_hash else changed_twins(events, starts)
                 if is_other or len(changes) > MAX_CHANGES:
                     self._unknown()
@@ -184,11 +201,12 @@ class BlockWatch:
                 known[number] = block_hash
                 self.last = number, block_hash
 
-    async def _events(self, node: Node, number: int) -> tuple[str, str, bytes]:
-        """The hash of a block, that of its parent, and its events."""
+    async def _events(self, node: Node, number: int) -> tuple[str, _Head, bytes]:
+        """The hash of a block, what its header says, and its events."""
         block_hash = read_hash(await node.call("chain_getBlockHash", number))
-        parent = read_hash(member(await node.call("chain_getHeader", block_hash), "parentHash"))
+        header = await node.call("chain_getHeader", block_hash)
+        block = _Head(number, read_hash(member(header, "parentHash")), header.get("stateRoot"))
         limit = 2 * MAX_EVENTS_BYTES + SMALL_BYTES
         found = await node.call("state_getStorage", "0x" + EVENTS_KEY.hex(), block_hash, limit_bytes=limit)
         events = b"" if found is None else read_hex(found, MAX_EVENTS_BYTES)
-        return block_hash, parent, events
+        return block_hash, block, events

@@ -36,6 +36,7 @@ class Chain:
         self.blocks = [block_hash(0)]
         self.states: dict[str, dict[bytes, bytes]] = {self.blocks[0]: {}}
         self.parents = {self.blocks[0]: "0x" + "00" * 32}
+        self.numbers = {self.blocks[0]: 0}
         self.nonces: Counter[bytes] = Counter()
         self.transactions = 0
         self.listeners: list[Callable[[], None]] = []
@@ -53,6 +54,7 @@ class Chain:
         parent = self.blocks[-1]
         self.blocks.append(block_hash(len(self.blocks), fork))
         self.parents[self.blocks[-1]] = parent
+        self.numbers[self.blocks[-1]] = len(self.blocks) - 1
         self.states[self.blocks[-1]] = state
         return self.blocks[-1]
 
@@ -66,10 +68,12 @@ class Chain:
             listener()
 
     def head(self) -> dict[str, Any]:
-        number = len(self.blocks) - 1
-        parent = self.parents[self.blocks[-1]]
+        return self.header(self.blocks[-1])
+
+    def header(self, block: str) -> dict[str, Any]:
         digest = {"logs": ["0x0661757261208ab85a1000000000"]}
-        return {"number": hex(number), "parentHash": parent, "stateRoot": parent, "digest": digest}
+        number, parent = self.numbers[block], self.parents[block]
+        return {"number": hex(number), "parentHash": parent, "stateRoot": block, "digest": digest}
 
     def apply(self, extrinsic: bytes) -> str:
         """Put a transaction into a block; raises ``ValueError`` with what a node says of one that is not valid."""
@@ -204,7 +208,7 @@ class FakeNode(Resource):
         return blocks[-1] if number is None else blocks[number] if number < len(blocks) else None
 
     def chain_getHeader(self, shell: Any, block: str) -> Any:
-        return {"parentHash": self.chain.parents[block]}
+        return self.chain.header(block)
 
     def state_getStorage(self, shell: Any, key: str, block: str) -> Any:
         found = self.chain.states[block].get(bytes.fromhex(key[2:]))

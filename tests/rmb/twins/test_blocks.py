@@ -171,6 +171,23 @@ def test_a_node_that_changes_its_mind_between_a_head_and_its_answers_makes_every
     assert relays(world, registry) == ("before.example",)
 
 
+def test_the_first_block_may_be_another_one_than_was_told_of(world):
+    world.chain.twin(7, ALICE, "before.example")
+    before = world.chain.state
+    world.chain.twin(7, ALICE, "lost.example")
+    number = len(world.chain.blocks) - 1
+    late = world.a.hold("chain_getBlockHash", lambda params: params == [number])
+    registry = world.listening()
+    assert relays(world, registry) == ("lost.example",)
+    world.chain.blocks.pop()
+    world.chain.states[world.chain.blocks[-1]] = before
+    world.chain.block(fork="other")
+    late(world.chain.blocks[number])
+    world.network.advance(0)
+    assert registry.public_stats()["events_listener_last_processed_block_number"] == number
+    assert relays(world, registry) == ("before.example",)
+
+
 def test_to_listen_again_makes_nothing_be_forgotten(world):
     world.chain.twin(7, ALICE, "r.example")
     world.chain.block()
