@@ -2,7 +2,8 @@
 
 Pure. :ref:`spec-server-connections`. Places are counted by address group (an IPv4 address, an IPv6 /64) and by network
 group (a /24, a /48), see :mod:`dmsg.address`. When none is left, the network that holds the most gives one up: a
-stranger with many connections competes with itself, and a client that is alone in its network stays.
+stranger with many connections competes with itself, and a client that is alone in its network stays while others hold
+many.
 """
 
 from __future__ import annotations
@@ -21,6 +22,9 @@ from dmsg.serving.limits import AdmissionLimits
 #: The part of all places that one network may hold with idle clients before the relay calls the others free: some 150
 #: of 10,000, more than an honest /24 has that only listens.
 _FAIR_SHARE: Final = 1 / 64
+#: A quiet client counts as a part of a fresh one: whoever has carried a transport stays when idle connections of as few
+#: networks take all places, and yet cannot be one of thousands that let nobody in who only listens.
+_QUIET_PARTS: Final = 4
 #: Idle connections drawn at random, of which the youngest ends. A connection that is older than three quarters of its
 #: group is chosen with a probability of 0.4 %, and newcomers of one group do not end only each other.
 _DRAWN: Final = 4
@@ -173,24 +177,24 @@ class Admission(Generic[H]):
     def victim(self, origin: Origin) -> H | None:
         """The idle client to end for a newcomer from ``origin``. ``None`` when no place is needed, or no client is idle.
 
-        At the limit of an address group a fresh one of that group. At the limit of all a fresh one of the network that
-        has the most of them; without any, a quiet one of the network that has the most, if that network holds more than
-        the newcomer's. It may have a transport again, or a request: then call :meth:`is_busy`, and this method again.
+        At the limit of an address group a fresh one of that group. At the limit of all one of the network that has the most
+        of them: a fresh one; or a quiet one, of which four count as much as one that is fresh, if that network holds
+        more than the newcomer's. It may have a transport again, or a request: then call :meth:`is_busy`, and this method again.
         """
         if self.is_full(origin):
             return self._fresh.drawn(origin.address, self._random) if self._fresh.count(origin.address) else None
         if len(self.admitted) < self._limits.connections:
             return None
-        if len(self._fresh):
-            return self._fresh.drawn(self._fresh.largest(), self._random)
-        if self._quiet.networks.most > self.admitted.networks[origin.network] + 1:
+        fresh, quiet = self._fresh.networks.most, self._quiet.networks.most
+        if quiet > fresh * _QUIET_PARTS and quiet > self.admitted.networks[origin.network] + 1:
             return self._quiet.drawn(self._quiet.largest(), self._random)
-        return None
+        return self._fresh.drawn(self._fresh.largest(), self._random) if fresh else None
 
     @property
     def spare(self) -> int:
-        """Places that the network with the most fresh clients holds above its fair share: others can have them."""
-        return max(0, self._fresh.networks.most - int(self._limits.connections * _FAIR_SHARE))
+        """Places that the network with the most idle clients holds above its fair share: others can have them."""
+        most = max(self._fresh.networks.most, self._quiet.networks.most)
+        return max(0, most - int(self._limits.connections * _FAIR_SHARE))
 
     def joined(self, client: H) -> None:
         """Note that ``client`` was admitted."""

@@ -165,17 +165,22 @@ class _World:
             assert victim in idle if idle else victim is None
         elif len(self.clients) < self.limits.connections:
             assert victim is None
-        elif self.fresh:
-            assert victim in self.fresh
-            self.is_of_the_largest(victim, self.fresh)
         else:
             own = sum(one.origin.network == origin.network for one in self.clients)
-            quiet = Counter(one.origin.network for one in self.quiet)
-            if max(quiet.values(), default=0) <= own + 1:
+            fresh, quiet = self.most(self.fresh), self.most(self.quiet)
+            if quiet > 4 * fresh and quiet > own + 1:
+                assert victim in self.quiet
+                self.is_of_the_largest(victim, self.quiet)
+            elif fresh:
+                assert victim in self.fresh
+                self.is_of_the_largest(victim, self.fresh)
+            else:
                 assert victim is None
-                return
-            assert victim in self.quiet
-            self.is_of_the_largest(victim, self.quiet)
+
+    @staticmethod
+    def most(crowd: list[_Connection]) -> int:
+        """How many the largest network of ``crowd`` has."""
+        return max(Counter(one.origin.network for one in crowd).values(), default=0)
 
     def is_of_the_largest(self, victim: _Connection, crowd: list[_Connection]) -> None:
         """``victim`` is of the largest address group in the largest network of ``crowd``."""
@@ -214,7 +219,7 @@ class _World:
         assert len(self.strangers) <= limits.half_open and len(self.clients) <= limits.connections
         _check_counts(admission.strangers, self.strangers, limits.half_open_per_address)
         _check_counts(admission.admitted, self.clients, limits.connections_per_address)
-        most = max(Counter(one.origin.network for one in self.fresh).values(), default=0)
+        most = max(self.most(self.fresh), self.most(self.quiet))
         assert admission.spare == max(0, most - limits.connections // 64)
 
     def end(self) -> None:

@@ -118,6 +118,47 @@ def test_10000_idle_clients_of_few_networks_and_a_stream_of_newcomers() -> None:
     assert max(shares.values()) - min(shares.values()) <= 1
 
 
+def test_10000_clients_of_few_networks_that_had_a_transport_once_and_a_stream_of_listeners() -> None:
+    """A transport to oneself makes a client quiet. 2,000 honest ones that only listen come all the same, and stay."""
+    table = seeded()
+    listeners = [one(f"20.0.{number}.1") for number in range(100)]
+    crowd = [one(f"10.{number % 11}.0.1") for number in range(9_900)]
+    for each in [*listeners, *crowd]:
+        assert table.victim(each.origin) is None
+        table.joined(each)
+    for each in crowd:
+        table.carries(each)
+        table.rests(each)
+    assert table.spare == 900 - 10_000 // 64
+    newcomers = [one(f"30.{number >> 8}.{number & 255}.1") for number in range(2_000)]
+    gone = []
+    for each in newcomers:
+        victim = table.victim(each.origin)
+        assert victim is not None
+        table.left(victim)
+        gone.append(victim)
+        table.joined(each)
+    assert not {*gone} & {*listeners, *newcomers}
+
+
+def test_idle_connections_of_few_networks_do_not_push_out_clients_that_have_had_a_transport() -> None:
+    """150 clients behind one router, quiet between two transports, and 9,850 of 200 networks that have carried nothing."""
+    table = seeded()
+    office = [one(f"20.0.0.{number}") for number in range(150)]
+    crowd = [one(f"10.{number % 200}.0.1") for number in range(9_850)]
+    for each in [*office, *crowd]:
+        table.joined(each)
+    for each in office:
+        table.carries(each)
+        table.rests(each)
+    for number in range(4_000):
+        newcomer = one(f"10.{number % 200}.0.1")
+        victim = table.victim(newcomer.origin)
+        assert victim is not None and victim not in office
+        table.left(victim)
+        table.joined(newcomer)
+
+
 def test_in_one_group_those_that_were_there_long_are_preferred() -> None:
     """1,000 idle clients behind one address, 300 newcomers: of the older half 95 % stay, of the newcomers half."""
     table = seeded()
