@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 from dmsg.rmb.core.address import SessionAddress
 from dmsg.rmb.core.errors import MalformedEnvelope, RelayProblem
+from dmsg.rmb.core.lifetime import remaining
 from dmsg.rmb.core.limiter import FixedWindow, Limit
 from dmsg.rmb.core.limits import MAX_CONNECTION_BYTES
 from dmsg.rmb.core.replies import answer_ping, relay_error
@@ -140,7 +141,7 @@ class Switch(Traffic):
                     session.say(encode_envelope(envelope))
                 elif not destination.twin:
                     self.refuse(envelope, RelayProblem.NO_DESTINATION, session, unix_s)
-                elif envelope.timestamp + envelope.expiration <= unix_s:
+                elif remaining(unix_s, envelope.timestamp, envelope.expiration) is None:
                     self.refuse(envelope, RelayProblem.EXPIRED, session, unix_s)
                 else:
                     to = (destination.twin, destination.connection if destination.HasField("connection") else None)

@@ -160,6 +160,15 @@ def test_an_envelope_whose_time_is_over_goes_nowhere() -> None:
     assert switch.counts.expired == 1
 
 
+@pytest.mark.parametrize(("late_s", "expiration"), [(1_801, 1_000_000), (-301, 60)])
+def test_no_envelope_is_good_for_longer_than_any_nor_from_the_future(late_s: int, expiration: int) -> None:
+    switch = Switch()
+    sender, target = join(switch, 1), join(switch, 2)
+    data = request(sender.address, target.address, timestamp=NOW - late_s, expiration=expiration)
+    assert switch.route(sender, [data], 1.0, NOW) == []
+    assert written(target) == [] and error_of(sender) == ("u", 126, "message has expired")
+
+
 def test_a_name_that_no_session_can_have_is_no_destination() -> None:
     switch = Switch()
     sender = join(switch, 1)
