@@ -14,7 +14,7 @@ from typing import Final
 from fuzz import targets
 
 FOLDER: Final = Path(__file__).parent
-#: What is kept of one target, in bytes of its inputs: all targets together stay below a megabyte.
+#: What is kept of one target, in bytes of its inputs: all targets together stay below 2 MB.
 KEPT_BYTES: Final = 20_000
 #: Longest input that is kept.
 INPUT_BYTES: Final = 4_096

@@ -154,6 +154,7 @@ class _Relays:
             return
         cache, version = self.cache, self.cache.version
         known, unknown = cache.look_up([key], self.now_ns)
+        held = cache._held.get(key)
         cache.changed(entry, self.now_ns)
         self.own[key] = entry.timestamp
         assert cache.version >= version
@@ -162,8 +163,11 @@ class _Relays:
             assert cache.version == version and not len(cache)
         elif not unknown and last is not None and key in known:
             assert (cache.version > version) is (_address(known[key]) != after)
-        elif after is not None and (last is None or _is_short(last)):
-            assert cache.version > version
+        elif after is not None:
+            # Of one that is too long to be held, where it is is remembered.
+            is_known = held is not None and 0 <= self.now_ns - held.read_ns < self.lifetime_ns
+            before = held.address[0] if is_known and held.address is not None else None
+            assert (cache.version > version) is (before != after)
         if self.lifetime_ns:
             found, again = cache.look_up([key], self.now_ns)
             assert found.get(key, entry) == entry
