@@ -26,6 +26,6 @@ class HttpLimits:
     #: Between two requests on a connection, in seconds.
     idle_timeout_s: float = 60.0
     #: Open connections, and of those from one address. When all places are taken a new connection takes the place of
-    #: an idle one: of its own address above the second limit, of the network that holds the most above the first.
+    #: another: an idle one of its own address above the second limit, one of the network that holds the most above the first.
     connections: int = 4000
     connections_per_address: int = 250

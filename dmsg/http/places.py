@@ -1,8 +1,9 @@
 """Which open HTTP connection gives its place to a new one when all places are taken. Pure.
 
-Connections without a request go first, then those whose request is not complete, then those being answered. Among
-these one of the network that holds the most loses, and of that network the one that has been so longest. So strangers
-in a few networks push out each other, and a client that asks at once gets its answer.
+The network that holds the most gives one up. A connection without a request counts as four whose request is not complete,
+and one of these as four that are being answered, so a client that asks at once gets its answer. Of the network's
+connections the one goes that has been so longest. So strangers in a few networks push out each other, whatever they do
+on their connections, and not a client whose request is on its way.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ T = TypeVar("T", bound=Hashable)
 
 
 class Standing(IntEnum):
-    """What a connection is doing; the lowest goes first."""
+    """What a connection is doing. Of networks with as many, one with the lowest gives one up."""
 
     #: No byte of a request is there: a new connection, or a kept one between two requests.
     WAITING = 0
@@ -26,6 +27,10 @@ class Standing(IntEnum):
     RECEIVING = 1
     #: A request is being answered, or the last answer is on its way out.
     ANSWERING = 2
+
+
+#: How much a connection counts.
+_WEIGHTS: Final = {Standing.WAITING: 16, Standing.RECEIVING: 4, Standing.ANSWERING: 1}
 
 
 class _Queue(Generic[T]):
@@ -104,9 +109,8 @@ class Places(Generic[T]):
 
         One that is being answered only goes if its network has more of those than the newcomer's has places at all.
         """
-        for standing in (Standing.WAITING, Standing.RECEIVING):
-            item = self._queues[standing].oldest_of_largest()
-            if item is not None:
-                return item
-        answering = self._queues[Standing.ANSWERING]
-        return answering.oldest_of_largest() if answering.largest > self._networks[network] else None
+        standing = max(Standing, key=lambda one: self._queues[one].largest * _WEIGHTS[one])
+        queue = self._queues[standing]
+        if standing is Standing.ANSWERING and queue.largest <= self._networks[network]:
+            return None
+        return queue.oldest_of_largest()

@@ -9,7 +9,7 @@ from dmsg.http.places import Places, Standing
 from fuzz.choices import Choices
 
 _NETWORKS = ("a", "b", "c")
-_PLACES = 6
+_PLACES = 24
 
 
 class _Server:
@@ -33,18 +33,18 @@ class _Server:
         self.holders.append((self.number, network, Standing.WAITING))
 
     def _check_victim(self, victim: int | None, newcomer: str) -> None:
-        """The victim is the first of those that do the least and whose network has the most of them."""
-        least = min(standing for _, _, standing in self.holders)
-        counts = Counter(network for _, network, standing in self.holders if standing is least)
-        most = max(counts.values())
-        if least is Standing.ANSWERING and most <= sum(network == newcomer for _, network, _ in self.holders):
+        """The victim is the first in its standing, of the network that has the most there, as those with less to do count."""
+        counts = Counter((standing, network) for _, network, standing in self.holders)
+        weights = {one: max(counts[one, network] for network in _NETWORKS) * 4 ** (2 - one) for one in Standing}
+        heaviest = max(weights.values())
+        standing = next(one for one in Standing if weights[one] == heaviest)
+        most = max(counts[standing, network] for network in _NETWORKS)
+        if standing is Standing.ANSWERING and most <= sum(network == newcomer for _, network, _ in self.holders):
             assert victim is None
             return
         loser = next(network for number, network, _ in self.holders if number == victim)
-        assert counts[loser] == most
-        assert victim == next(
-            number for number, network, standing in self.holders if network == loser and standing is least
-        )
+        assert counts[standing, loser] == most
+        assert victim == next(number for number, network, what in self.holders if (network, what) == (loser, standing))
 
     def move(self, number: int, standing: Standing) -> None:
         """A holder does something else; one that does not hold a place any more is not told apart."""
@@ -64,7 +64,7 @@ class _Server:
 def one_input(data: bytes) -> None:
     """Each byte is a newcomer of a network, a holder that does something else, or one that goes."""
     choices, server = Choices(data), _Server()
-    for _ in range(300):
+    for _ in range(200):
         if not choices.left:
             break
         number = max(1, server.number - choices.below(_PLACES + 2))

@@ -79,6 +79,24 @@ def test_sixteen_addresses_with_250_connections_each_do_not_shut_it(clock: Clock
         one.hang_up()
 
 
+@pytest.mark.parametrize("resource", [Missing(), Stuck()], ids=["half a request", "an answer that is not taken"])
+@pytest.mark.parametrize("network", ["10.{0}.0.1", "10.0.0.{0}"])
+def test_strangers_that_hold_all_places_do_not_push_out_who_has_not_asked_yet(
+    clock: Clock, resource: Resource, network: str
+) -> None:
+    """A client's request takes a round trip, in which strangers that hold all places come again from a new address."""
+    place = Front(clock, resource=resource)
+    for n in range(16):
+        for _ in range(250):
+            place.connect(network.format(n), HALF if isinstance(resource, Missing) else FULL)
+    for n in range(20):
+        honest = place.connect(f"192.0.2.{n}")
+        for stranger in range(20, 40):
+            place.connect(network.format(stranger), HALF)
+        assert not honest.aborting
+        honest.hang_up()
+
+
 def test_connections_being_answered_make_room_for_a_network_that_has_fewer(clock: Clock) -> None:
     place = Front(clock, resource=Stuck(), connections=64, connections_per_address=16)
     strangers = [place.connect(f"10.{n}.0.1", GET) for n in range(4) for _ in range(16)]
@@ -213,18 +231,22 @@ def test_a_body_that_is_complete_gives_its_place_to_no_other_one(clock: Clock) -
 
 def _victim_by_looking_at_all(held: dict[int, tuple[str, Standing, int]], newcomer: str) -> set[int | None]:
     """All that may be given: the oldest, in its standing, of a network that has the most of that standing."""
+    most: dict[Standing, int] = {}
+    found: dict[Standing, set[int | None]] = {}
     for standing in Standing:
         sizes: dict[str, list[tuple[int, int]]] = {}
         for item, (network, what, since) in held.items():
             if what is standing:
                 sizes.setdefault(network, []).append((since, item))
-        if not sizes:
-            continue
-        most = max(map(len, sizes.values()))
-        if standing is Standing.ANSWERING and most <= sum(network == newcomer for network, _, _ in held.values()):
-            return {None}
-        return {min(items)[1] for items in sizes.values() if len(items) == most}
-    return {None}
+        most[standing] = max(map(len, sizes.values()), default=0)
+        found[standing] = {min(items)[1] for items in sizes.values() if len(items) == most[standing]} or {None}
+    waiting, receiving, answering = most.values()
+    if waiting * 16 >= max(receiving * 4, answering):
+        return found[Standing.WAITING]
+    if receiving * 4 >= answering:
+        return found[Standing.RECEIVING]
+    own = sum(network == newcomer for network, _, _ in held.values())
+    return found[Standing.ANSWERING] if answering > own else {None}
 
 
 @given(st.lists(st.tuples(st.integers(0, 12), st.sampled_from(["a", "b", "c"]), st.sampled_from([*Standing, None]))))
