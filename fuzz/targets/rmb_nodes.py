@@ -44,7 +44,7 @@ class _Shell:
 
     def __init__(self, node: Node, now: float) -> None:
         self.node = node
-        self.gone = False
+        self.gone = self.blamed = False
         self.questions: dict[int, tuple[int, str]] = {}
         self.opened_at = now
         self.notices = 0
@@ -273,7 +273,9 @@ class _World:
             except NodeRefused:
                 return
             except NodeFailed as error:
-                if error.reason == "malformed" and error.detail == "one subscription twice":
+                # All who wait for that node are told.
+                if error.reason == "malformed" and error.detail == "one subscription twice" and not shell.blamed:
+                    shell.blamed = True
                     self.turned()
 
         if self.subscription is None:
