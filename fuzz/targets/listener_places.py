@@ -212,6 +212,9 @@ def _conversations(choices: Choices) -> None:
                     assert (loser is not None) is (len(held) >= MAX_TRANSFERS)
                     if loser is not None:
                         rates = {name: size / max(now - began, 0.001) for name, (_, began, size) in held.items()}
+                        for name, (_, began, _) in held.items():
+                            if now - began < 3:
+                                rates[name] = max(rates[name], 4_096)
                         assert rates[loser] == min(rates.values())
                         alike = [began for name, (_, began, _) in held.items() if rates[name] == rates[loser]]
                         assert held.pop(loser)[1] == min(alike)

@@ -11,6 +11,10 @@ T = TypeVar("T")
 MAX_TRANSFERS: Final = 32
 #: Of one sender: its transfer, and those of transports that are gone without our knowing yet.
 TRANSFERS_PER_SENDER: Final = 4
+#: A conversation counts as one that sends so many bytes a second until it is so old: its offer takes some round trips, in
+#: which strangers that hold all other places and send next to nothing would take its place away.
+FIRST_BYTES_PER_S: Final = 4_096
+FIRST_S: Final = 3.0
 
 
 @dataclass(slots=True)
@@ -24,8 +28,9 @@ class Places(Generic[T]):
     """The places of conversations (``T``), by sender (hex key); times are in seconds.
 
     A key costs a stranger nothing, so a sender that comes when all places are taken is let in, and the conversation with
-    the least received bytes a second ends for it: of those that have sent nothing, the oldest. To keep a sender out,
-    strangers have to send on every place faster than it does; what it has sent already it never sends twice.
+    the least received bytes a second ends for it: of those with as many, the oldest. To keep a sender out,
+    strangers have to send on every place faster than it does, and than :data:`FIRST_BYTES_PER_S`; what it has sent already
+    it never sends twice.
     """
 
     def __init__(self) -> None:
@@ -55,4 +60,6 @@ class Places(Generic[T]):
 
     @staticmethod
     def _worth(place: _Place, now: float) -> tuple[float, float]:
-        return place.received_bytes / max(now - place.began, 0.001), place.began
+        age_s = now - place.began
+        rate = place.received_bytes / max(age_s, 0.001)
+        return max(rate, FIRST_BYTES_PER_S) if age_s < FIRST_S else rate, place.began

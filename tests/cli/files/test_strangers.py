@@ -66,9 +66,28 @@ def test_the_slowest_goes_for_a_newcomer():
         places.received(number, 1000 * (1 + number % 7))
     places.received(3, 10**9)
     assert places.take(100, "new", 100.0) == 0  # 1000 bytes in 100 s
-    assert places.take(101, "new", 200.0) == 100  # nothing at all
+    assert places.take(101, "new", 200.0) == 100  # nothing at all, for long
     places.leave(101)
     assert places.take(102, "new", 200.0) is None
+
+
+def test_strangers_that_send_a_little_on_every_place_do_not_keep_a_friend_from_beginning():
+    """His offer takes a round trip, in which strangers come again; then he sends faster than they do."""
+    places: Places[object] = Places()
+    for number in range(MAX_TRANSFERS):
+        places.take(number, f"stranger {number}", 0.0)
+    now = 10.0
+    for number in range(MAX_TRANSFERS):
+        places.received(number, 1_000)
+    assert places.take("friend", "friend", now) in range(MAX_TRANSFERS)
+    for number in range(20):
+        now += 0.05
+        assert places.take(f"another {number}", f"another {number}", now) != "friend"
+    places.received("friend", 100_000)
+    for number in range(200):
+        now += 0.05
+        places.received("friend", 5_000)
+        assert places.take(f"one more {number}", f"one more {number}", now) != "friend"
 
 
 def test_a_sender_has_few_places():
