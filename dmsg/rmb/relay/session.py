@@ -147,12 +147,19 @@ class Session(WebSocket):
         self.dirty = False
         queue = self.queue
         if queue and self.state is _OPEN and not self.pong_waits:
-            send, count, size = self.send, len(queue), 0
+            send, count, free = self.send, len(queue), WRITE_BYTES - self.queued_bytes
+            room, alone = free, free == WRITE_BYTES
             # No frame is made that does not go now: what is in one counts as written, and is not put into the store.
-            while queue and (not self.queued_bytes or self.queued_bytes + len(queue[0]) + _HEAD_BYTES <= WRITE_BYTES):
+            while queue:
                 data = queue.popleft()
-                size += len(data)
+                room -= len(data) + _HEAD_BYTES
+                if room < 0 and not alone:
+                    queue.appendleft(data)
+                    room += len(data) + _HEAD_BYTES
+                    break
+                alone = False
                 send(data)
+            size = free - room - _HEAD_BYTES * (count - len(queue))
             self.waiting_bytes -= size
             self.traffic.waiting_bytes -= size
             self.bytes_out += size

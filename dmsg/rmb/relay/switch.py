@@ -13,9 +13,8 @@ from dataclasses import dataclass
 
 from dmsg.rmb.core.address import SessionAddress
 from dmsg.rmb.core.errors import MalformedEnvelope, RelayProblem
-from dmsg.rmb.core.lifetime import remaining
 from dmsg.rmb.core.limiter import FixedWindow, Limit
-from dmsg.rmb.core.limits import MAX_CONNECTION_BYTES
+from dmsg.rmb.core.limits import MAX_AHEAD_S, MAX_CONNECTION_BYTES, MAX_TTL_S
 from dmsg.rmb.core.replies import answer_ping, relay_error
 from dmsg.rmb.core.wire import Envelope, encode_envelope, parse_envelope
 from dmsg.rmb.relay.limits import RelayLimits
@@ -124,6 +123,7 @@ class Switch(Traffic):
         self.now = session.used_at = now
         sessions, limiter, source, dirty = self.sessions, session.limiter, session.source, self.dirty
         queue_bytes = self.limits.queue_bytes
+        now_s, latest = int(unix_s), unix_s + MAX_AHEAD_S  # as :func:`~dmsg.rmb.core.lifetime.remaining` has it
         parcels: list[Parcel] = []
         received = queued = local = 0
         try:
@@ -141,7 +141,9 @@ class Switch(Traffic):
                     session.say(encode_envelope(envelope))
                 elif not destination.twin:
                     self.refuse(envelope, RelayProblem.NO_DESTINATION, session, unix_s)
-                elif remaining(unix_s, envelope.timestamp, envelope.expiration) is None:
+                elif (stamped := envelope.timestamp) > latest or stamped + (
+                    good_s if (good_s := envelope.expiration) < MAX_TTL_S else MAX_TTL_S
+                ) <= now_s:
                     self.refuse(envelope, RelayProblem.EXPIRED, session, unix_s)
                 else:
                     to = (destination.twin, destination.connection if destination.HasField("connection") else None)
