@@ -132,6 +132,7 @@ class Switch(Traffic):
                 received += size
                 envelope = parse_envelope(data)
                 destination = envelope.destination
+                stamped, good_s = envelope.timestamp, envelope.expiration
                 if limiter is not None and not limiter.admit(size, unix_s):
                     self.refuse(envelope, RelayProblem.RATE_LIMITED, session, unix_s)
                 elif envelope.source != source:
@@ -141,9 +142,7 @@ class Switch(Traffic):
                     session.say(encode_envelope(envelope))
                 elif not destination.twin:
                     self.refuse(envelope, RelayProblem.NO_DESTINATION, session, unix_s)
-                elif (stamped := envelope.timestamp) > latest or stamped + (
-                    good_s if (good_s := envelope.expiration) < MAX_TTL_S else MAX_TTL_S
-                ) <= now_s:
+                elif stamped > latest or stamped + (good_s if good_s < MAX_TTL_S else MAX_TTL_S) <= now_s:
                     self.refuse(envelope, RelayProblem.EXPIRED, session, unix_s)
                 else:
                     to = (destination.twin, destination.connection if destination.HasField("connection") else None)
