@@ -54,7 +54,7 @@ Stamp = tuple[float, int]
 
 
 class _Shrinking(NamedTuple):
-    """The window before it was made smaller, how long data waited on the way, and when its effect is felt."""
+    """What was under way before the window was made smaller, how long data waited, and when the effect is felt."""
 
     window_bytes: int
     waiting_s: float
@@ -252,8 +252,10 @@ class PathWindow:
         if window >= self.window_bytes or now < self._held_until:
             return
         if self._shrinking is None:
+            # The window may have just grown, and not been used yet: what was under way is what the wait is of.
+            under_way_bytes = min(self.window_bytes, int(rate * round_trip_s))
             drained_s = (self.window_bytes - window) / rate
-            self._shrinking = _Shrinking(self.window_bytes, waiting_s, now + drained_s + FELT_ROUNDS * round_trip_s)
+            self._shrinking = _Shrinking(under_way_bytes, waiting_s, now + drained_s + FELT_ROUNDS * round_trip_s)
         elif (
             now >= self._shrinking.felt_at
             and self.window_bytes <= self._shrinking.window_bytes // 2
