@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator
-from contextlib import suppress
 
 from dmsg.messaging.core.channel import Channel, ChannelState
 from dmsg.messaging.core.connection import Connection
@@ -27,10 +26,6 @@ _TEXT = hashlib.shake_128(b"text").digest(600_000)
 _CHANNELS = 24
 _NORMAL, _BY_PEER = ChannelEndReason.NORMAL, ChannelEndReason.CLOSED_BY_PEER
 _GONE, _REFUSED = ChannelEndReason.PEER_GONE, ChannelEndReason.REFUSED
-
-
-class _MixedUp(Exception):
-    """An id is used again whose last channel both sides closed at once."""
 
 
 class _Half:
@@ -75,9 +70,6 @@ class _End:
         self.world.dials[self.core._control[-1][-49:]] = half
 
     def _add(self, channel: Channel) -> _Half:
-        before = [half for half in self.halves.values() if half.channel.id == channel.id and half.end is _NORMAL]
-        if any(half.pair is not None and half.pair.closed for half in before):
-            raise _MixedUp
         half = self.halves[channel] = _Half(channel)
         return half
 
@@ -357,11 +349,6 @@ def one_input(data: bytes) -> None:
     However slow it all is, no byte is lost, doubled or in another place, each channel ends once at each side and for the
     same reason at both, and nothing hangs.
     """
-    with suppress(_MixedUp):
-        _run(data)
-
-
-def _run(data: bytes) -> None:
     choices = Choices(data)
     world = _World(choices)
     for _ in range(150):

@@ -166,15 +166,10 @@ class _World(World):
 
     def _feed_open_channel(self, member: Member, channel_id: int, payload: bytes, data: bytes) -> None:
         older = next(
-            iter(
-                sorted(
-                    (
-                        leg
-                        for leg in member.legs.values()
-                        if leg.id == channel_id and (leg.open or leg.initiator or not member.own_ids)
-                    ),
-                    key=lambda leg: leg.open,
-                )
+            (
+                leg
+                for leg in member.legs.values()
+                if leg.id == channel_id and (leg.open or leg.initiator or not member.own_ids)
             ),
             None,
         )
@@ -275,7 +270,7 @@ class _World(World):
     def _feed_channel_opened(self, member: Member, leg: Leg | None, payload: bytes, data: bytes) -> None:
         own_ids = len(payload) == len(_MESSAGE) + 1
         message = payload[1:] if own_ids else payload
-        in_use = own_ids and any(one.open and one.id == payload[0] for one in member.legs.values())
+        in_use = own_ids and any((one.open or one.initiator) and one.id == payload[0] for one in member.legs.values())
         if leg is None or leg.initiator or leg.open:
             if leg is None and own_ids and not in_use:
                 self.alone[member, self.ends_open, payload[0]] += 1
@@ -453,7 +448,7 @@ class _World(World):
             assert isinstance(member, Member)
             assert all(leg.bytes == self.carried[leg] for leg in member.legs.values())
             if member.own_ids is not None:
-                called = [(leg.id, leg.initiator) for leg in member.legs.values() if leg.open]
+                called = [leg.id for leg in member.legs.values() if leg.open]
                 assert len(called) == len(set(called))
 
     def finish(self) -> None:

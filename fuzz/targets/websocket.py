@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, cast
 
 from twisted.internet.error import ConnectionDone
@@ -18,8 +18,8 @@ from dmsg.glue.websocket import WebSocketShell, accept_websocket, asks_for_webso
 from dmsg.http.limits import HttpLimits
 from dmsg.http.server import LimitedSite
 from dmsg.sansio.errors import WebSocketRefused, WebSocketViolation
-from dmsg.sansio.websocket import Role, WebSocket, WebSocketConfig
-from dmsg.sansio.websocket_frames import Closed, apply_mask
+from dmsg.sansio.websocket import Role, State, WebSocket, WebSocketConfig
+from dmsg.sansio.websocket_frames import CONTROL_BYTES, Closed, apply_mask, close_payload, mask_in_place
 from dmsg.sansio.websocket_handshake import HEAD_BYTES, ClientHandshake, accept_value, server_answer
 from fuzz import words
 from fuzz.choices import Choices, repeatable
@@ -28,6 +28,9 @@ from fuzz.oracles import built_bytes, check_memory
 
 LIMIT_BYTES = 600
 _MASK = b"\x01\x02\x04\x08"
+#: Lengths of messages at which heads and masks change, and a byte beside.
+_SIZES = (0, 1, 125, 126, 767, 768, 769, 771, 16_383, 16_384, 16_387, 65_535, 65_536)
+_TEXT = repeatable(b"text")(max(_SIZES))
 _KEY = b"AAAAAAAAAAAAAAAAAAAAAA=="
 DICTIONARY = (
     *words.HTTP,
@@ -49,7 +52,7 @@ def one_input(data: bytes) -> None:
         (_site if how & 2 else _handshake)(choices)
         return
     role = Role.CLIENT if how & 2 else Role.SERVER
-    config = WebSocketConfig(max_message_bytes=LIMIT_BYTES, text=bool(how & 4))
+    config = WebSocketConfig(max_message_bytes=LIMIT_BYTES, text=bool(how & 4), message_timeout_s=10.0)
     pieces = choices.rest_in_pieces()
     stream = b"".join(pieces)
     whole = _open(role, config)
@@ -59,8 +62,12 @@ def one_input(data: bytes) -> None:
         assert _read(one, other) == found
         assert one.state is whole.state and _written(one) == said
     check_memory(found, len(stream))
-    assert sum(len(one) for one in found[0] if isinstance(one, bytes)) <= len(stream)
+    model = _Model(role, config, stream)
+    assert found[0] == model.events
+    assert _parsed(role, said) == model.answers(found[1])
+    _check_end(role, config, stream, model, whole)
     _as_wsproto(role, stream + bytes(20))
+    _check_frames(stream)
 
 
 def _open(role: Role, config: WebSocketConfig) -> WebSocket:
@@ -83,6 +90,234 @@ def _read(one: WebSocket, pieces: list[bytes]) -> tuple[list[Any], str]:
 
 def _written(one: WebSocket) -> bytes:
     return b"".join(iter(one.data_to_send, b""))
+
+
+class _Model:
+    """A plain reader of all frames of a stream, which arrive at once: what is told and sent, and where it ends."""
+
+    def __init__(self, role: Role, config: WebSocketConfig, stream: bytes) -> None:
+        self.role, self.config, self.stream = role, config, stream
+        self.events: list[bytes | str | Closed] = []
+        self.code: int | None = None  # of a violation
+        self.at = 0  # bytes that were looked at when it ended
+        self.kind = 0  # of a message of several frames
+        self.parts: list[bytes] = []
+        self.pong: bytes | None = None
+        self.close: bytes | None = None
+        self.idle = 0
+        self.held = 0
+        while self.code is None and self.close is None and self._frame():
+            pass
+
+    @property
+    def waits(self) -> bool:
+        """Whether something has begun that is not complete."""
+        return self.code is None and self.close is None and bool(self.kind or self.at < len(self.stream))
+
+    def answers(self, reason: str) -> list[tuple[int, bytes]]:
+        """The frames that are sent: a close, or the last ping's answer."""
+        if self.code is not None:
+            return [(0x88, self.code.to_bytes(2, "big") + reason.encode())]
+        if self.close is not None:
+            return [(0x88, self.close[:2])]
+        return [] if self.pong is None else [(0x8A, self.pong)]
+
+    def _frame(self) -> bool:
+        """Read a frame, if it is all there. A violation is found at the first byte that shows it."""
+        data = self.stream[self.at :]
+        self.held = len(b"".join(self.parts))
+        if len(data) < 2:
+            return False
+        final, opcode, masked, short = data[0] >> 7, data[0] & 15, data[1] >> 7, data[1] & 127
+        if data[0] & 0x70 or opcode not in (0, 1, 2, 8, 9, 10):
+            return self._fail(1002, 2)
+        if opcode >= 8 and (not final or short > 125):
+            return self._fail(1002, 2)
+        if opcode < 8 and (opcode == 0) != bool(self.kind):
+            return self._fail(1002, 2)
+        if opcode == 1 and not self.config.text:
+            return self._fail(1003, 2)
+        if masked != (self.role is Role.SERVER):
+            return self._fail(1002, 2)
+        wide = {126: 2, 127: 8}.get(short, 0)
+        if len(data) < 2 + wide:
+            return False
+        size = int.from_bytes(data[2 : 2 + wide], "big") if wide else short
+        if wide and size < (126 if wide == 2 else 1 << 16):
+            return self._fail(1002, 2 + wide)
+        if opcode < 8 and self.held + size > self.config.max_message_bytes:
+            return self._fail(1009, 2 + wide)
+        start = 2 + wide + 4 * masked
+        if len(data) < start:
+            return False
+        if len(data) < start + size:
+            self.held += len(data) - start
+            return False
+        payload = data[start : start + size]
+        if masked:
+            payload = _exclusive_or(payload, data[start - 4 : start])
+        self._done(final, opcode, payload, start + size)
+        return True
+
+    def _done(self, final: int, opcode: int, payload: bytes, size: int) -> None:
+        if opcode == 8:
+            self._closed(payload, size)
+            return
+        if opcode > 8 or (not final and not payload):
+            self.idle += 1
+            if self.idle > 100:
+                self._fail(1008, size)
+                return
+        if opcode == 9:
+            self.pong = payload
+        if opcode < 8:
+            self.kind = self.kind or opcode
+            self.parts.append(payload)
+            if final:
+                message = b"".join(self.parts)
+                try:
+                    self.events.append(message if self.kind == 2 else message.decode("utf-8"))
+                except UnicodeDecodeError:
+                    self._fail(1007, size)
+                    return
+                self.kind, self.parts = 0, []
+        self.at += size
+
+    def _closed(self, payload: bytes, size: int) -> None:
+        code = int.from_bytes(payload[:2], "big") if payload else 1005
+        known = 3000 <= code <= 4999 or code in (1000, 1001, 1002, 1003, *range(1007, 1014))
+        if payload and (len(payload) == 1 or not known):
+            self._fail(1002, size)
+            return
+        try:
+            self.events.append(Closed(code, payload[2:].decode("utf-8")))
+        except UnicodeDecodeError:
+            self._fail(1007, size)
+            return
+        self.at += size
+        self.close, self.pong = payload, None
+
+    def _fail(self, code: int, size: int) -> bool:
+        self.code = code
+        self.at += size
+        return False
+
+
+def _exclusive_or(data: bytes, mask: bytes) -> bytes:
+    return bytes(byte ^ mask[at % 4] for at, byte in enumerate(data))
+
+
+def _parsed(role: Role, sent: bytes) -> list[tuple[int, bytes]]:
+    """The frames that one side has sent, each with its first byte; they are masked exactly if that is a client."""
+    found: list[tuple[int, bytes]] = []
+    while sent:
+        masked, size, at = sent[1] >> 7, sent[1] & 127, 2
+        assert masked == (role is Role.CLIENT)
+        if size > 125:
+            wide = 2 if size == 126 else 8
+            size, at = int.from_bytes(sent[2 : 2 + wide], "big"), 2 + wide
+            assert size >= (126 if wide == 2 else 1 << 16)
+        payload = sent[at + 4 * masked :][:size]
+        assert len(payload) == size
+        found.append((sent[0], _exclusive_or(payload, sent[at : at + 4]) if masked else payload))
+        sent = sent[at + 4 * masked + size :]
+    return found
+
+
+def _check_end(role: Role, config: WebSocketConfig, stream: bytes, model: _Model, whole: WebSocket) -> None:
+    """What is held, and when something is due; a violation is found at its first byte and has the code of its kind."""
+    over = model.code is not None or model.close is not None
+    assert not over or not (whole._head or whole._frame or whole._fragments)
+    assert whole.state is (State.CLOSED if over else State.OPEN)
+    assert whole.incoming_bytes == (0 if over else model.held)
+    assert whole.queued_bytes == 0 and not whole.pong_waits and not whole.overloaded
+    one = _open(role, config)
+    if model.code is None:
+        _check_our_close(role, config, stream, model)
+        if model.idle and not over and not model.waits:
+            _check_window(role, config, stream, model)
+        assert one.receive_data(stream, 1.0) == model.events
+        assert one.pong_waits == (model.pong is not None)
+        assert one.next_timeout() == (None if over else 11.0 if model.waits else 20.0)
+        if not over:
+            one.handle_timeout(10.75)
+            assert one.next_timeout() == (11.0 if model.waits else 21.0)
+            assert _fails(lambda: one.handle_timeout(11.0)) == (1008 if model.waits else None)
+        return
+    events = list(one.receive_data(stream[: model.at - 1], 1.0))
+    assert events == model.events and one.state is State.OPEN
+    assert _fails(lambda: one.receive_data(stream[model.at - 1 : model.at], 1.0)) == model.code
+    assert one.incoming_bytes == 0
+
+
+def _check_window(role: Role, config: WebSocketConfig, stream: bytes, model: _Model) -> None:
+    """Frames without data are counted together for 10 seconds. The first one behind them begins a new window."""
+    for now, idle in ((9.75, 2 * model.idle), (10.0, model.idle)):
+        one = _open(role, config)
+        one.receive_data(stream, 0.0)
+        assert _fails(lambda one=one, now=now: one.receive_data(stream, now)) == (1008 if idle > 100 else None)  # type: ignore[misc]
+
+
+def _check_our_close(role: Role, config: WebSocketConfig, stream: bytes, model: _Model) -> None:
+    """When we close half way, what comes behind is dropped, but for their close, of which nothing is told then."""
+    one = _open(role, config)
+    cut = len(stream) // 2
+    events = one.receive_data(stream[:cut], 0.0)
+    assert events == model.events[: len(events)]
+    closed = one.state is State.CLOSED
+    one.close(3_000, "bye")
+    assert one.state is (State.CLOSED if closed else State.CLOSING)
+    answers = model.answers("") if closed else [(0x88, b"\x0b\xb8bye")]
+    for piece in (stream[cut : cut + 3], stream[cut + 3 :]):
+        assert not one.receive_data(piece, 0.0)
+        assert one.incoming_bytes <= CONTROL_BYTES
+    assert (one.state is State.CLOSED) == (model.close is not None)
+    assert _parsed(role, _written(one)) == answers
+
+
+def _fails(call: Callable[[], object]) -> int | None:
+    try:
+        call()
+    except WebSocketViolation as violation:
+        return violation.code
+    return None
+
+
+def _check_frames(stream: bytes) -> None:
+    """Masks, heads and closes of every length that something changes at: a byte at a time they are the same."""
+    size = _SIZES[len(stream) % len(_SIZES)]
+    text, mask = _TEXT[:size], (stream[:4] + _MASK)[:4]
+    masked = apply_mask(text, mask)
+    assert masked[:1024] == _exclusive_or(text[:1024], mask) and masked[-8:] == _last(text, mask)
+    assert len(masked) == size and apply_mask(masked, mask) == text
+    again = bytearray(text)
+    mask_in_place(again, mask)
+    assert again == masked
+    one = _open(Role.CLIENT, WebSocketConfig())
+    one.send(text)
+    head = one.data_to_send()
+    wide = 0 if size < 126 else 2 if size < 65_536 else 8
+    assert len(head) == 6 + wide + size and one.queued_bytes == 0
+    assert head[:2] == bytes((0x82, 0x80 | {0: size, 2: 126, 8: 127}[wide]))
+    assert not wide or head[2 : 2 + wide] == size.to_bytes(wide, "big")
+    server = _open(Role.SERVER, WebSocketConfig())
+    code = int.from_bytes(stream[:2], "big")
+    reason = stream.decode("utf-8", "replace")
+    payload = close_payload(code, reason)
+    server.send(reason)
+    assert _parsed(Role.SERVER, server.data_to_send()) == [(0x81, reason.encode())]
+    if code == 1005:
+        assert payload == b""
+    else:
+        told = payload[2:].decode("utf-8")
+        assert payload[:2] == stream[:2].rjust(2, b"\0") and len(payload) <= 125
+        assert reason.startswith(told)
+        assert told == reason or len((told + reason[len(told)]).encode()) > 123
+
+
+def _last(text: bytes, mask: bytes) -> bytes:
+    at = max(len(text) - 8, 0)
+    return bytes(text[one] ^ mask[one % 4] for one in range(at, len(text)))
 
 
 def _as_wsproto(role: Role, stream: bytes) -> None:
@@ -252,6 +487,33 @@ def seeds() -> Iterator[bytes]:
             frames = b"".join(_frame(first, payload, masked) for first, payload in stream)
             for cut in (0, 3):
                 yield bytes((how, cut)) + frames
+        closes = [code.to_bytes(2, "big") for code in (999, 1000, 1004, 1007, 1013, 1014, 2999, 3000, 4999, 5000)]
+        for payload in (*closes, b"\x03", b"\x03\xe8" + b"x" * 123, b"\x03\xe8\xff", b"\x03\xe8" + "ä".encode()):
+            yield bytes((how, 0)) + _frame(0x82, b"a", masked) + _frame(0x88, payload, masked)
+        for number in (98, 99):  # with a ping and an empty message behind it 100, and 101
+            frames = _frame(0x02, b"", masked) + _frame(0x00, b"", masked) * number
+            yield bytes((how, 0)) + frames + _frame(0x89, b"p", masked) + _frame(0x80, b"", masked)
+        for stream in (
+            [(0x82, bytes(LIMIT_BYTES + 1))],
+            [(0x02, bytes(LIMIT_BYTES - 1)), (0x00, b"x"), (0x80, b"")],
+            [(0x02, bytes(LIMIT_BYTES - 1)), (0x89, b"in between"), (0x00, b"xy")],
+            [(0x02, b"a"), (0x82, b"b")],
+            [(0x80, b"a")],
+            [(0x89, bytes(125)), (0x8A, bytes(125)), (0x82, bytes(300)), (0x88, b"")],
+            [(0x89, bytes(126))],
+            [(0x01, b"a"), (0x80, b"\xff")],
+            [(0x02, bytes(300)), (0x80, bytes(250)), (0x88, b"\x0f\xa0")],
+        ):
+            yield bytes((how, 0)) + b"".join(_frame(first, payload, masked) for first, payload in stream)
+        yield bytes((how, 0)) + _frame(0x02, bytes(590), masked) + _frame(0x88, b"\x03\xe8" + b"x" * 60, masked)
+        for number in (50, 51):
+            yield bytes((how, 0)) + _frame(0x89, b"", masked) * number
+        good = _frame(0x82, bytes(200), masked)
+        yield bytes((how, 0)) + good * 3 + good[:-1]
+        yield bytes((how, 0)) + good + good[:3]
+        yield bytes((how, 0)) + good + _frame(0x82, b"a", not masked)
+        yield bytes((how, 0, 0x82, (0x80 if masked else 0) | 126, 0, 125))
+        yield bytes((how, 0, 0x82, (0x80 if masked else 0) | 127)) + (0xFFFF).to_bytes(8, "big")
         bit = 0x80 if masked else 0
         yield bytes((how, 0, 0x82, bit | 127)) + (2**40).to_bytes(8, "big")
         yield bytes((how, 0)) + _frame(0x89, b"", masked) * 120

@@ -260,6 +260,9 @@ class Connection(Core):
             elif kind == CHANNEL_OPENED:
                 self._on_channel_opened(channel, buffer[start:end], events)
             elif kind == CLOSE_CHANNEL:
+                if channel.state is ChannelState.HALF_CLOSED:
+                    # Both sides closed at once, so the other side answers our CloseChannel, too.
+                    self._late_ids[channel.id] = None
                 self._answer_closed(channel)
                 self._end(channel, _ENDS.get(channel.state, ChannelEndReason.CLOSED_BY_PEER), events)
             elif kind == CHANNEL_CLOSED:

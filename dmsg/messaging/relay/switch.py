@@ -163,13 +163,14 @@ class Switch(any_protocol.Switch[Member, Leg]):
 
     def _on_channel_opened(self, member: Member, leg: Leg | None, payload: bytes, events: list[SwitchEvent]) -> None:
         own_ids = len(payload) == CHANNEL_OPENED_BYTES + 1
-        called = member.called(payload[0]) if own_ids else None
+        # By a channel, or by a request of its own.
+        in_use = own_ids and (member.called(payload[0]) is not None or Leg.asking_key(payload[0]) in member.legs)
         if leg is None or leg.initiator or leg.state is not _REQUESTED:
-            if leg is None and own_ids and called is None:  # the request is over: only now there is an id to say so
+            if leg is None and own_ids and not in_use:  # the request is over: only now there is an id to say so
                 member.send_control(member.layout.encode(self._closes_open, payload[0]))
             return
         message = payload[own_ids:]
-        is_sound = len(message) == CHANNEL_OPENED_BYTES and called is None and _is_message(message)
+        is_sound = len(message) == CHANNEL_OPENED_BYTES and not in_use and _is_message(message)
         if not is_sound or member.own_ids not in (None, own_ids):
             self._end_both(leg, Ending.MALFORMED, events)
             return

@@ -725,6 +725,19 @@ def test_both_sides_close_at_once() -> None:
     assert not any(side.connection.channels for side in board.sides)
 
 
+def test_an_id_whose_channel_both_sides_closed_at_once_is_used_last() -> None:
+    """The other side still answers the CloseChannel that went to it."""
+    board = Switchboard(V2)
+    ours, _ = board.channel()
+    connection = board.sides[0].connection
+    connection.close(ours)
+    said(connection)
+    assert ends(connection.receive_data(GO.encode(CLOSE_CHANNEL, ours.id), 0.0)) == [(ChannelEndReason.NORMAL, True)]
+    following = connection.open(KEYS[1].public_key)
+    assert following.id != ours.id
+    assert connection.receive_data(GO.encode(CHANNEL_CLOSED, ours.id), 0.0) == [], "late"
+
+
 def test_a_channel_that_the_peer_dropped_is_over() -> None:
     board = Switchboard()
     ours, _ = board.channel()

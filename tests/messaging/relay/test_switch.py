@@ -207,6 +207,16 @@ def test_a_late_answer_with_an_id_of_its_own_is_told_that_it_is_late(
     assert bob.take() == [], "0 is another channel's"
 
 
+def test_an_answer_with_the_id_of_the_clients_own_request_ends_the_one_it_answers(relay: MakeRelay) -> None:
+    net = relay()
+    alice, bob, mallory = net.join("alice"), net.join("bob"), net.join("mallory", own_ids=True)
+    alice.ask(mallory, 3)
+    [offer] = mallory.take()
+    mallory.ask(bob, 5)
+    assert ended(mallory.answer(offer.channel_id, 5)) == [(Ending.MALFORMED, "server")]
+    check(net)
+
+
 @pytest.mark.parametrize(
     "payload",
     [b"", MESSAGE[:-1], MESSAGE + b"\0\0", b"\2" + b"\xff" * 32 + bytes(16), bytes(49), b"\0" + bytes(49)],
