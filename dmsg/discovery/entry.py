@@ -8,6 +8,7 @@ and written.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
@@ -54,6 +55,7 @@ PROTOCOLS: Final = (DMSG, MESSAGING)
 _UINT64_MODULUS: Final = 1 << 64
 _INT64_MIN: Final = -(1 << 63)
 _INT64_MAX: Final = (1 << 63) - 1
+_VERSION: Final = re.compile(r"([0-9]+)\.([0-9]+)(?:\.|\Z)")
 _NULL_KEY_TEXTS: Final = ("", "0" * 66)
 #: How many bytes one byte of input can become when written canonically ("<" becomes six).
 _GROWTH: Final = 6
@@ -61,11 +63,8 @@ _GROWTH: Final = 6
 
 def promises_security(version: str) -> bool:
     """Whether the version of an entry or a hello promises :ref:`spec-extension`: major.minor of at least 0.1."""
-    parts = version.partition("+")[0].split(".")
-    try:
-        return len(parts) >= 2 and (int(parts[0]), int(parts[1])) >= (0, 1)
-    except ValueError:
-        return False
+    numbers = _VERSION.match(version.partition("+")[0])
+    return numbers is not None and bool((numbers[1] + numbers[2]).strip("0"))
 
 
 def version_with(promise: str, protocol: str) -> str:

@@ -21,7 +21,7 @@ from dmsg.http.errors import MalformedJson
 
 #: How far the issuer's clock may be ahead of ours, in seconds.
 AHEAD_S: Final = 300
-#: Whole numbers in a document are below this: what every JSON reader holds exactly.
+#: Whole numbers in a document are at most this: what every JSON reader holds exactly.
 NUMBER_LIMIT: Final = 1 << 53
 
 _SIGNATURE: Final = re.compile(r"[0-9a-f]{130}\Z")

@@ -104,7 +104,10 @@ def _relays(relays: Any) -> tuple[ListedRelay, ...]:
         KIND.bad("relays", "not an object with a relay")
     if len(relays) > RELAYS_LIMIT:
         raise RelayListError("too_many_relays", f"more than {RELAYS_LIMIT}")
-    return tuple(_relay(key, members) for key, members in relays.items())
+    found = tuple(_relay(key, members) for key, members in relays.items())
+    if len({one.public_key for one in found}) < len(found):
+        KIND.bad("relays", "a relay stands there twice")  # once in capital letters
+    return found
 
 
 def _relay(key: str, members: Any) -> ListedRelay:

@@ -21,7 +21,7 @@ def one_input(data: bytes) -> None:
     read = read_hello(data)
     kind, values = outcome(lambda: decode_tlvs(data), RemoteProtocolError)
     promised = _promised(values.get(Tlv.VERSION)) if kind == "value" else False
-    assert promised is None or read.extended == promised
+    assert read.extended == promised
     if not read.extended:
         assert read == Capabilities() and not read.aes and read.limits is None and not read.window_bytes
     else:
@@ -35,12 +35,12 @@ def one_input(data: bytes) -> None:
         _check_announced(data)
 
 
-def _promised(version: bytes | None) -> bool | None:
-    """Whether a version is at least 0.1. ``None`` for numbers spelled as only Python would, which may be either."""
+def _promised(version: bytes | None) -> bool:
+    """Whether a version is at least 0.1."""
     parts = (version or b"").decode("utf-8", "replace").partition("+")[0].split(".")[:2]
     if len(parts) == 2 and all(_PLAIN.match(part) for part in parts):
         return any(part.strip("0") for part in parts)
-    return None if len(parts) == 2 and all(any(map(str.isdecimal, part)) for part in parts) else False
+    return False
 
 
 def _u32s(data: bytes) -> tuple[int, ...]:

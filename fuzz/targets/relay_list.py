@@ -79,7 +79,12 @@ def _complaints(data: bytes) -> set[str] | None:
             found.add("from_the_future")
         if expires <= NOW_S:
             found.add("expired")
-    if not isinstance(relays, dict) or not relays or not all(_is_relay(*relay) for relay in relays.items()):
+    if (
+        not isinstance(relays, dict)
+        or not relays
+        or not all(_is_relay(*relay) for relay in relays.items())
+        or len({key.lower() for key in relays}) < len(relays)
+    ):
         found.add("bad_field")
     return found
 
@@ -182,6 +187,7 @@ def seeds() -> Iterator[bytes]:
         *({"relays": one} for one in wrong),
         *({"relays": {key: {"address": one}}} for one in addresses),
         *({"relays": {key: {"address": f"relay.example:{one}"}}} for one in (1, 65_535, 65_536)),
+        {"relays": {key: {"address": "a:1"}, key.upper(): {"address": "b:2"}}},
         {"relays": {key.upper(): {"address": "[2001:db8::1]:80", "added": 1}}, "added": "x"},
         {"relays": {str(each.public_key): {} for each in KEYS}},
     ]

@@ -549,6 +549,10 @@ def test_available_connections_decide_when_both_are_there(make_entry: Any) -> No
         ("0.0.1+messaging", False),
         ("0.0.1+0.1.0", False),
         ("+0.1.0", False),
+        ("1_0.2", False),
+        ("\u0663.1", False),
+        (" 1.0", False),
+        ("0.1 ", False),
     ],
 )
 def test_what_a_version_promises(version: str, promised: bool) -> None:

@@ -110,6 +110,7 @@ def spoiled(**members):
         (spoiled(relays={}), "bad_field"),
         (spoiled(relays=[str(RELAY)]), "bad_field"),
         (spoiled(relays={"x": {}}), "bad_field"),
+        (spoiled(relays={str(RELAY): {"address": "a:1"}, str(RELAY).upper(): {"address": "b:2"}}), "bad_field"),
         (spoiled(relays={str(RELAY): None}), "bad_field"),
         (spoiled(relays={str(RELAY): {"address": 5}}), "bad_field"),
         (spoiled(relays={str(RELAY): {"address": "nowhere"}}), "bad_field"),
