@@ -95,6 +95,18 @@ def test_at_the_limit_of_all_strangers_the_oldest_of_the_largest_address_of_the_
     assert len(table.strangers) == 512
 
 
+def let_in(table: Admission[One], newcomers: list[One]) -> list[One]:
+    """Each of them gets the place of another; gives those."""
+    gone = []
+    for each in newcomers:
+        victim = table.victim(each.origin)
+        assert victim is not None
+        table.left(victim)
+        gone.append(victim)
+        table.joined(each)
+    return gone
+
+
 def test_10000_idle_clients_of_few_networks_and_a_stream_of_newcomers() -> None:
     """The table is full of 11 addresses' idle clients. 2,000 honest ones from as many networks come, and stay; so do 100
     honest listeners that were there first."""
@@ -106,13 +118,7 @@ def test_10000_idle_clients_of_few_networks_and_a_stream_of_newcomers() -> None:
         table.joined(each)
     assert table.spare == 9_900 - 10_000 // 64
     newcomers = [one(f"30.{number >> 8}.{number & 255}.1") for number in range(2_000)]
-    gone = []
-    for each in newcomers:
-        victim = table.victim(each.origin)
-        assert victim is not None
-        table.left(victim)
-        gone.append(victim)
-        table.joined(each)
+    gone = let_in(table, newcomers)
     assert not {*gone} & {*listeners, *newcomers}
     shares = Counter(each.origin.address for each in crowd if each not in {*gone})
     assert max(shares.values()) - min(shares.values()) <= 1
@@ -131,13 +137,7 @@ def test_10000_clients_of_few_networks_that_had_a_transport_once_and_a_stream_of
         table.rests(each)
     assert table.spare == 900 - 10_000 // 64
     newcomers = [one(f"30.{number >> 8}.{number & 255}.1") for number in range(2_000)]
-    gone = []
-    for each in newcomers:
-        victim = table.victim(each.origin)
-        assert victim is not None
-        table.left(victim)
-        gone.append(victim)
-        table.joined(each)
+    gone = let_in(table, newcomers)
     assert not {*gone} & {*listeners, *newcomers}
 
 
@@ -151,12 +151,8 @@ def test_idle_connections_of_few_networks_do_not_push_out_clients_that_have_had_
     for each in office:
         table.carries(each)
         table.rests(each)
-    for number in range(4_000):
-        newcomer = one(f"10.{number % 200}.0.1")
-        victim = table.victim(newcomer.origin)
-        assert victim is not None and victim not in office
-        table.left(victim)
-        table.joined(newcomer)
+    gone = let_in(table, [one(f"10.{number % 200}.0.1") for number in range(4_000)])
+    assert not {*gone} & {*office}
 
 
 def test_in_one_group_those_that_were_there_long_are_preferred() -> None:
@@ -166,11 +162,7 @@ def test_in_one_group_those_that_were_there_long_are_preferred() -> None:
     for each in first:
         table.joined(each)
     newcomers = [one("10.0.0.1") for _ in range(300)]
-    for each in newcomers:
-        victim = table.victim(each.origin)
-        assert victim is not None
-        table.left(victim)
-        table.joined(each)
+    let_in(table, newcomers)
     assert sum(each in table.admitted for each in first[:500]) >= 475
     assert sum(each in table.admitted for each in newcomers) >= 150
 
