@@ -156,7 +156,7 @@ class _Client:
     def _expect_closing(self, channel: Channel, kind: int) -> list[tuple[type, Any]]:
         if kind == CLOSE_CHANNEL and channel.send_id is not None:
             self.control.append((CHANNEL_CLOSED, channel.send_id, 0))
-        if kind == CLOSE_CHANNEL and channel.state is ChannelState.HALF_CLOSED:
+        if kind == CLOSE_CHANNEL and channel.state is not ChannelState.OPENING:
             self.late_ids.append(channel.id)
         if channel in self.silent:
             return []

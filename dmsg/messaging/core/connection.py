@@ -260,8 +260,8 @@ class Connection(Core):
             elif kind == CHANNEL_OPENED:
                 self._on_channel_opened(channel, buffer[start:end], events)
             elif kind == CLOSE_CHANNEL:
-                if channel.state is ChannelState.HALF_CLOSED:
-                    # Both sides closed at once, so the other side answers our CloseChannel, too.
+                if channel.state is not ChannelState.OPENING:
+                    # It may not be the last word: the other side answers a CloseChannel of ours, or gives up waiting.
                     self._late_ids[channel.id] = None
                 self._answer_closed(channel)
                 self._end(channel, _ENDS.get(channel.state, ChannelEndReason.CLOSED_BY_PEER), events)

@@ -738,6 +738,16 @@ def test_an_id_whose_channel_both_sides_closed_at_once_is_used_last() -> None:
     assert connection.receive_data(GO.encode(CHANNEL_CLOSED, ours.id), 0.0) == [], "late"
 
 
+def test_an_id_whose_channel_the_peer_closed_is_used_last() -> None:
+    """The peer may give up waiting for the answer, and then says so."""
+    board = Switchboard(V2)
+    ours, _ = board.channel()
+    connection = board.sides[0].connection
+    assert ends(connection.receive_data(GO.encode(CLOSE_CHANNEL, ours.id), 0.0))
+    assert connection.open(KEYS[1].public_key).id != ours.id
+    assert connection.receive_data(GO.encode(CHANNEL_CLOSED, ours.id), 0.0) == [], "late"
+
+
 def test_a_channel_that_the_peer_dropped_is_over() -> None:
     board = Switchboard()
     ours, _ = board.channel()
