@@ -1,6 +1,6 @@
 """How much of the code the corpus reaches: ``python -m fuzz.reach [modules]`` says which statements no input executes.
 
-What a module executes while it is imported does not count: definitions are reached by nobody's input.
+What a module executes while it is imported does not count, because no input is needed for that.
 """
 
 from __future__ import annotations

@@ -191,7 +191,7 @@ class World(ABC):
         for member in self.members:
             self._check_places(member)
             assert member.direct == (not member.congested and not member.waiting)
-            assert member.dirty or member.congested or not member.out, "nobody would send it"
+            assert member.dirty or member.congested or not member.out, "it waits, and no flush is due"
             assert member in switch.dirty or not member.dirty
             for queue in member.waiting:
                 assert queue.queue and queue.member is member

@@ -22,8 +22,8 @@ from dmsg.serving.limits import AdmissionLimits
 #: The part of all places that one network may hold with idle clients before the relay calls the others free: some 150
 #: of 10,000, more than an honest /24 has that only listens.
 _FAIR_SHARE: Final = 1 / 64
-#: A quiet client counts as a part of a fresh one: whoever has carried a transport stays when idle connections of as few
-#: networks take all places, and yet cannot be one of thousands that let nobody in who only listens.
+#: So many quiet clients count as one that is fresh. A client that has carried a transport then stays when unused
+#: connections from a few networks take all places, and thousands of quiet ones still make room for clients that listen.
 _QUIET_PARTS: Final = 4
 #: Idle connections drawn at random, of which the youngest ends. A connection that is older than three quarters of its
 #: group is chosen with a probability of 0.4 %, and newcomers of one group do not end only each other.

@@ -94,7 +94,7 @@ def _check_limit(good: bytes, frames: list[Frame]) -> None:
 
 
 def _check_close(kind: int, transport_id: int, payload: bytes) -> None:
-    """A CLOSE has any number of bytes: the first is the reason, none is 0; one nobody knows has a name, too."""
+    """A CLOSE has any number of bytes: the first is the reason, and 0 stands for none; an unknown one has a name, too."""
     reason = close_reason(payload)
     assert reason == int.from_bytes(payload[:1], "big")
     assert reason_name(reason) == (CloseReason(reason).name.lower() if reason <= 17 else "unknown")

@@ -63,7 +63,7 @@ def _buckets(choices: Choices) -> None:
     rate, burst = choices.byte() / 4, 1 + choices.byte()
     _check_refused(rate - 1, burst - 1)
     bucket, level = TokenBucket(rate, burst, 0.0), _Level(rate, burst, 0.0)
-    # One that some of is given back to, and of which something is to be left.
+    # A bucket that gets tokens back, and one that has to keep some.
     other, other_level = TokenBucket(rate, burst, 0.0), _Level(rate, burst, 0.0)
     now = 0.0
     while choices.left:

@@ -145,7 +145,7 @@ class _Opened:
         self.transports.remove(one)
 
     def look(self) -> None:
-        """Those that are idle for too long end, and in a crowd those that nobody has used."""
+        """Those that are idle for too long end, and in a crowd those that are unused."""
         timeout_s, crowd = self.limits.idle_timeout_s, self.limits.crowd
         expired = []
         for one in self.transports:

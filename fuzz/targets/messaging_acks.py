@@ -1,4 +1,4 @@
-"""Acknowledgements inside the plaintexts of a messaging channel: two ends, and what nobody but a liar would say."""
+"""Acknowledgements inside the plaintexts of a messaging channel: two honest ends, and frames of a dishonest one."""
 
 from __future__ import annotations
 

@@ -94,7 +94,9 @@ class _End:
     def consume(self, half: _Half, size: int) -> None:
         half.unread -= size
         before = self.core.wants_write
-        assert self.core.consumed(half.channel, size) or self.core.wants_write == before, "nobody would send it"
+        assert self.core.consumed(half.channel, size) or self.core.wants_write == before, (
+            "it waits, and no flush is due"
+        )
 
     def close(self, half: _Half) -> None:
         half.closed, half.closed_at = True, self.world.now
@@ -332,7 +334,7 @@ class _World:
                 self.pass_time(31.0)
                 for end in self.ends:
                     for half in end.halves.values():
-                        # Its dial was given up so long ago that the answer came to nobody.
+                        # Its dial was given up more than 30 s ago, so the answer found no channel.
                         if not half.over and half.pair is not None and half.pair.over:
                             end.abort(half)
                 self.settle()

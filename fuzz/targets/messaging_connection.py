@@ -435,7 +435,7 @@ def one_input(data: bytes) -> None:
 
     The relay passes frames on under any id, alters, repeats, drops and makes them up. Whatever it does, what arrives on a
     channel is the beginning of what was written to one, each core keeps its counts and answers each frame as it should,
-    and where the relay is honest nobody is found at fault.
+    and where the relay is honest no end is found at fault.
     """
     choices = Choices(data)
     dialect = _DIALECTS[choices.byte() % len(_DIALECTS)]

@@ -71,7 +71,7 @@ class _World(World):
         self.called: dict[tuple[Member, int], list[Leg]] = defaultdict(list)
         self.lossy: set[Leg] = set()
         self.told: set[Leg] = set()  # whose client is told of the end, behind all else
-        # Ids of clients that were used again while something of the channel before waited: whose it is, nobody can tell.
+        # Ids of clients that were used again while something of the channel before waited.
         self.reused: set[tuple[Member, int]] = set()
         #: Frames that belong to no channel: the end of one that there was not.
         self.alone: Counter[tuple[Member, int, int]] = Counter()

@@ -49,7 +49,7 @@ class _World(World):
         self.flows: dict[Leg, deque[tuple[int, bytes]]] = defaultdict(deque)
         self.called: dict[tuple[Member, int], list[Leg]] = defaultdict(list)
         self.lossy: set[Leg] = set()
-        # Ids of clients that were used again while something of the transport before waited: whose it is, nobody can tell.
+        # Ids of clients that were used again while something of the transport before waited.
         self.reused: set[tuple[Any, int]] = set()
         # Frames a client is yet to get: OK, REQUEST and ACCEPT in their order, and for which ids CLOSE.
         self.control: dict[Member, deque[tuple[int, int, bytes]]] = defaultdict(deque)
