@@ -49,7 +49,8 @@ FORGOTTEN_S: Final = 10.0
 FELT_ROUNDS: Final = 3
 STILL_WAITING: Final = 0.8
 
-#: When a frame was sent, in seconds, and what was under way then, itself included; 0 if that says nothing of the path.
+#: When a frame was sent, in seconds of the window's own, and what was under way then, itself included; 0 if that says
+#: nothing of the path.
 Stamp = tuple[float, int]
 
 
@@ -70,11 +71,13 @@ class PathWindow:
 
     __slots__ = (
         "_allowed_s",
+        "_behind_s",
         "_clock",
         "_fastest",
         "_full_s",
         "_growth",
         "_held_until",
+        "_latest",
         "_measure_at",
         "_measure_every_s",
         "_measured_window",
@@ -102,6 +105,8 @@ class PathWindow:
         self._waiting: dict[object, None] = {}  # streams that have data and no room, in order
         self._most_bytes = most_bytes
         self._clock = clock
+        self._behind_s = 0.0  # what the clock was set back since the beginning
+        self._latest = 0.0
         self._shortest_s = 0.0
         self._allowed_s = 0.0  # what data may wait on the way
         self._growth: float = FIRST_GROWTH
@@ -151,7 +156,7 @@ class PathWindow:
         What has much less than its share under way overtakes the others where each transport has a queue of its own, as at
         the relay: such a frame says nothing of how much fits.
         """
-        now = self._clock()
+        now = self._now()
         if not self.under_way_bytes:
             self.senders.clear()
             if now - self._round_began > FORGOTTEN_S:
@@ -173,9 +178,7 @@ class PathWindow:
         self.under_way_bytes -= size
         if stamp is None:
             return
-        now = self._clock()
-        if now < self._round_began:
-            self._set_back(now)
+        now = self._now()
         sent_at, under_way_bytes = stamp
         round_trip_s = now - sent_at
         if round_trip_s <= 0.0 or not under_way_bytes:
@@ -203,12 +206,14 @@ class PathWindow:
         if sent_at >= self._round_began:
             self._end_round(now)
 
-    def _set_back(self, now: float) -> None:
-        """The clock was set back: no round would end, and nothing be measured, until it is as late again."""
-        self._round_began = now
-        self._measure_at = now + self._measure_every_s
-        self._held_until = 0.0
-        self._shrinking = None
+    def _now(self) -> float:
+        """Seconds that never go back: when the clock was set back, what is under way would seem to have arrived sooner."""
+        now = self._clock() + self._behind_s
+        if now < self._latest:
+            self._behind_s += self._latest - now
+            return self._latest
+        self._latest = now
+        return now
 
     def _set_window(self, window_bytes: int) -> None:
         self.window_bytes = max(LEAST_BYTES, min(self._most_bytes, window_bytes))

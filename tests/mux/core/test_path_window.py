@@ -232,14 +232,16 @@ def test_the_window_keeps_its_bounds_however_long_round_trips_are():
 
 
 @pytest.mark.parametrize(
-    ("round_trip_s", "bits_per_s", "at_s"), [(0.05, 100e6, 0.06), (0.2, 1000e6, 1.5)], ids=["at first", "measuring"]
+    ("round_trip_s", "bits_per_s", "at_s", "set_back_s"),
+    [(0.05, 100e6, 0.06, 3600.0), (0.2, 1000e6, 1.5, 3600.0), (0.1, 2e6, 0.5, 0.9)],
+    ids=["at first", "measuring", "by less than data waits"],
 )
-def test_a_clock_that_is_set_back_by_an_hour_leaves_neither_a_queue_nor_half_a_window(round_trip_s, bits_per_s, at_s):
+def test_a_clock_that_is_set_back_leaves_neither_a_queue_nor_half_a_window(round_trip_s, bits_per_s, at_s, set_back_s):
     simulation = Simulation(round_trip_s, bits_per_s, [Stream()])
     clock_s = 1e6
     simulation.window = PathWindow(lambda: simulation.now + clock_s)
     simulation.run(at_s)
-    clock_s -= 3600.0
+    clock_s -= set_back_s
     simulation.run(10.0)
     assert simulation.run(20.0) > 0.9
     assert max(simulation.waits) < round_trip_s
