@@ -107,9 +107,12 @@ class Crowd(Generic[H]):
         """How many holders an address group has."""
         return len(self._holders.get(address, ()))
 
-    def largest(self) -> str:
-        """The address group with the most holders in the network with the most. Raises ``KeyError`` when empty."""
-        return self._addresses[self.networks.largest()].largest()
+    def largest(self, network: str | None = None) -> str:
+        """The address group with the most holders in ``network``, or in the network with the most.
+
+        Raises ``KeyError`` when there is no holder.
+        """
+        return self._addresses[self.networks.largest() if network is None else network].largest()
 
     def oldest(self, address: str) -> H:
         """The holder of an address group that came first. Takes time in proportion to the size of the group."""
@@ -179,16 +182,24 @@ class Admission(Generic[H]):
 
         At the limit of an address group a fresh one of that group. At the limit of all one of the network that has the most
         of them: a fresh one; or a quiet one, of which four count as much as one that is fresh, if that network holds
-        more than the newcomer's. It may have a transport again, or a request: then call :meth:`is_busy`, and this method again.
+        more than the newcomer's. A newcomer whose network holds four times as many clients as any has fresh ones gets the
+        place of a fresh one of its own network only. The victim may have a transport again, or a request: then call
+        :meth:`is_busy`, and this method again.
         """
         if self.is_full(origin):
             return self._fresh.drawn(origin.address, self._random) if self._fresh.count(origin.address) else None
         if len(self.admitted) < self._limits.connections:
             return None
         fresh, quiet = self._fresh.networks.most, self._quiet.networks.most
-        if quiet > fresh * _QUIET_PARTS and quiet > self.admitted.networks[origin.network] + 1:
+        held = self.admitted.networks[origin.network]
+        if quiet > fresh * _QUIET_PARTS and quiet > held + 1:
             return self._quiet.drawn(self._quiet.largest(), self._random)
-        return self._fresh.drawn(self._fresh.largest(), self._random) if fresh else None
+        if fresh * _QUIET_PARTS > held:
+            return self._fresh.drawn(self._fresh.largest(), self._random)
+        # A network that holds many, quiet or busy, would take the places of listeners that are alone in theirs.
+        if self._fresh.networks[origin.network]:
+            return self._fresh.drawn(self._fresh.largest(origin.network), self._random)
+        return None
 
     @property
     def spare(self) -> int:

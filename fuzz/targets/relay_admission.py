@@ -171,11 +171,14 @@ class _World:
             if quiet > 4 * fresh and quiet > own + 1:
                 assert victim in self.quiet
                 self.is_of_the_largest(victim, self.quiet)
-            elif fresh:
+            elif 4 * fresh > own:
                 assert victim in self.fresh
                 self.is_of_the_largest(victim, self.fresh)
             else:
-                assert victim is None
+                neighbours = [one for one in self.fresh if one.origin.network == origin.network]
+                assert victim in neighbours if neighbours else victim is None
+                if victim is not None:
+                    self.is_of_the_largest(victim, neighbours)
 
     @staticmethod
     def most(crowd: list[_Connection]) -> int:

@@ -60,6 +60,11 @@ def test_a_crowd_against_a_list(steps: list[tuple[bool, int, int]], random: stdl
         largest_network = inside[0].origin.network
         assert networks[largest_network] == crowd.networks.most
         assert len(inside) == max(n for a, n in addresses.items() if a.rpartition(".")[0] in largest_network)
+        assert largest == crowd.largest(largest_network)
+        own = crowd.largest(model[0].origin.network)
+        assert addresses[own] == max(
+            addresses[e.origin.address] for e in model if e.origin.network == model[0].origin.network
+        )
         assert crowd.oldest(largest) is inside[0]
         assert crowd.drawn(largest, random.randbytes) in inside
 
@@ -139,6 +144,31 @@ def test_10000_clients_of_few_networks_that_had_a_transport_once_and_a_stream_of
     newcomers = [one(f"30.{number >> 8}.{number & 255}.1") for number in range(2_000)]
     gone = let_in(table, newcomers)
     assert not {*gone} & {*listeners, *newcomers}
+
+
+@pytest.mark.parametrize("rest", [True, False])
+def test_a_network_with_many_clients_takes_no_places_of_listeners_that_are_alone_in_theirs(rest: bool) -> None:
+    """Ten networks that hold 9,900 places, quiet or busy, come again and again from other addresses: they get none, but for
+    those of their own that are fresh.
+    """
+    table = seeded()
+    listeners = [one(f"20.0.{number}.1") for number in range(100)]
+    crowd = [one(f"10.{number % 10}.0.{number % 20}") for number in range(9_900)]
+    for each in [*listeners, *crowd]:
+        table.joined(each)
+    for each in crowd:
+        table.carries(each)
+        if rest:
+            table.rests(each)
+    for number in range(100):
+        assert table.victim(Origin.of(f"10.{number % 10}.0.99")) is None
+    assert all(each in table.admitted for each in listeners)
+    [gone] = let_in(table, [one("30.0.0.1")])
+    assert gone in (crowd if rest else listeners)
+    table.left(next(each for each in crowd if each in table.admitted))
+    fresh = one("10.0.0.98")
+    table.joined(fresh)
+    assert let_in(table, [one("10.0.0.99")]) == [fresh]
 
 
 def test_idle_connections_of_few_networks_do_not_push_out_clients_that_have_had_a_transport() -> None:
