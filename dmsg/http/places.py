@@ -104,6 +104,10 @@ class Places(Generic[T]):
         """What ``item``, which holds a place, is doing."""
         return self._held[item][1]
 
+    def waiting(self) -> T | None:
+        """Of those that are :attr:`Standing.WAITING`, the one of the network with the most that has been so longest."""
+        return self._queues[Standing.WAITING].oldest_of_largest()
+
     def victim(self, network: str) -> T | None:
         """Which holder makes room for a newcomer of ``network``; ``None`` to refuse the newcomer.
 

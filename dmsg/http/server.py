@@ -351,14 +351,13 @@ class LimitedSite(Site):
 
     def begin_body(self, request: LimitedRequest, host: str) -> bool:
         """Whether there is a place for the body of ``request`` from ``host``: of too many, one that is coming in goes."""
-        network = network_group(host)
         if self.bodies >= self.limits.concurrent_bodies:
-            victim = self.bodies_held.victim(network)
-            if victim is None or self.bodies_held.standing(victim) is Standing.ANSWERING:
+            victim = self.bodies_held.waiting()
+            if victim is None:
                 return False
             self.evicted += 1
             victim.evict()
-        self.bodies_held.add(request, network)
+        self.bodies_held.add(request, network_group(host))
         return True
 
     def body_done(self, request: LimitedRequest) -> None:

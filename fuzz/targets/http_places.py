@@ -25,6 +25,7 @@ class _Server:
         if len(self.holders) == _PLACES:
             victim = self.places.victim(network)
             self._check_victim(victim, network)
+            self._check_waiting(self.places.waiting())
             if victim is None:
                 return
             self.leave(victim)
@@ -45,6 +46,14 @@ class _Server:
         loser = next(network for number, network, _ in self.holders if number == victim)
         assert counts[standing, loser] == most
         assert victim == next(number for number, network, what in self.holders if (network, what) == (loser, standing))
+
+    def _check_waiting(self, first: int | None) -> None:
+        """The first that waits, of the network of which the most do."""
+        waiting = [(number, network) for number, network, what in self.holders if what is Standing.WAITING]
+        counts = Counter(network for _, network in waiting)
+        most = [network for network in counts if counts[network] == max(counts.values())]
+        firsts = [next(number for number, network in waiting if network == one) for one in most]
+        assert first in firsts if firsts else first is None
 
     def move(self, number: int, standing: Standing) -> None:
         """A holder does something else; one that does not hold a place any more is not told apart."""

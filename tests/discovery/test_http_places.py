@@ -226,6 +226,15 @@ def test_a_body_that_is_complete_gives_its_place_to_no_other_one(clock: Clock) -
     assert place.site.bodies == 0
 
 
+def test_however_many_are_answered_a_new_body_takes_the_place_of_one_that_is_coming_in(clock: Clock) -> None:
+    place = Front(clock, resource=Stuck())
+    answered = [place.connect("10.0.0.1", POST + b"{}") for _ in range(100)]
+    coming = [place.connect(f"10.1.{n}.1", POST) for n in range(156)]
+    newcomers = [place.connect(f"192.0.2.{n}", POST + b"{}") for n in range(156)]
+    assert all(one.aborting for one in coming) and place.site.bodies == 256
+    assert not any(one.aborting or one.value() for one in [*answered, *newcomers])
+
+
 # --- the table ---------------------------------------------------------------------------------------------------------
 
 
@@ -266,6 +275,8 @@ def test_the_table_agrees_with_looking_at_all(steps: list[tuple[int, str, Standi
                 held[item] = (held[item][0], standing, at)
         assert len(places) == len(held)
         assert places.victim(network) in _victim_by_looking_at_all(held, network)
+        waiting = {one: kept for one, kept in held.items() if kept[1] is Standing.WAITING}
+        assert places.waiting() in _victim_by_looking_at_all(waiting, network)
     places.discard(99)
     places.move(99, Standing.ANSWERING)
     assert all(places.standing(item) is what for item, (_, what, _) in held.items())
