@@ -95,6 +95,12 @@ class WebSocketShell(Shell):
         elif core is not None and not core.listening:
             core.listen(self.clock.seconds())
 
+    def resumeProducing(self) -> None:
+        """The network has taken all that was written, which is a sign of life where answers wait behind it, or unread."""
+        if self.websocket is not None:
+            self.websocket.progressed(self.clock.seconds(), read=not self._reading_paused)
+        super().resumeProducing()
+
     def close(self, error: DmsgError | None = None, *, code: int = CloseCode.NORMAL, reason: str = "") -> None:
         """Send a close frame behind what is queued; end the connection when theirs has come, or ``CLOSE_TIMEOUT_S`` later.
 

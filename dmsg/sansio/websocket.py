@@ -65,7 +65,7 @@ class WebSocketConfig:
     text: bool = False
     #: After so long without a byte from the other side we ping it.
     ping_after_s: float = 20.0
-    #: After so long without one the connection is given up.
+    #: After so long without one, and without that the network takes what waits for it, the connection is given up.
     dead_after_s: float = 40.0
     #: From the first byte of a message to its last. One of 1 MiB comes through 10 KiB/s.
     message_timeout_s: float = 120.0
@@ -109,6 +109,7 @@ class WebSocket(Core):
         "_heard",
         "_idle_frames",
         "_idle_since",
+        "_last_bytes",
         "_mask_bit",
         "_masks",
         "_message_opcode",
@@ -118,6 +119,7 @@ class WebSocket(Core):
         "_pong",
         "_random",
         "_room",
+        "grace_s",
         "listening",
         "queued_bytes",
         "role",
@@ -156,6 +158,9 @@ class WebSocket(Core):
         self._out: list[bytes] = []
         self.queued_bytes = len(head)
         self._pong: bytes | None = None
+        #: What was given to be written last, and how much longer than others the network may take for it.
+        self._last_bytes = 0
+        self.grace_s = 0.0
         self._heard = now
         self._pinged = False
         self._idle_frames = 0
@@ -206,6 +211,7 @@ class WebSocket(Core):
 
     def data_to_send(self) -> bytes:
         """Whole frames, up to ``WRITE_BYTES`` of them."""
+        self._last_bytes = 0
         if self._greeting:
             greeting, self._greeting = self._greeting, b""
             self.queued_bytes -= len(greeting)
@@ -218,6 +224,7 @@ class WebSocket(Core):
         if self.queued_bytes <= WRITE_BYTES:
             data = b"".join(out)
             out.clear()
+            self._last_bytes = self.queued_bytes
             self.queued_bytes = 0
             return data
         count = size = 0
@@ -228,8 +235,25 @@ class WebSocket(Core):
             count += 1
         data = b"".join(out[:count])
         del out[:count]
+        self._last_bytes = size
         self.queued_bytes -= size
         return data
+
+    def pause(self) -> None:
+        """The network takes nothing more for now. A long frame that it has begun to take has the time of a slow message."""
+        config = self._config
+        late_s = (self._last_bytes - WRITE_BYTES) / config.max_message_bytes * config.message_timeout_s
+        self.grace_s = min(max(late_s, 0.0), config.message_timeout_s)
+
+    def resume(self) -> None:
+        """The network takes again."""
+        self.grace_s = 0.0
+
+    def progressed(self, now: float, *, read: bool = True) -> None:
+        """The network has taken what was written: the other side is there. ``read`` is whether what it sent was read."""
+        self._heard = now
+        if not read and self._message_since is not None:
+            self._message_since = now
 
     @property
     def pong_waits(self) -> bool:
@@ -269,9 +293,7 @@ class WebSocket(Core):
     def listen(self, now: float) -> None:
         """Go on to read at ``now``, after :attr:`listening` was set to ``False``: what was not read counts for nothing."""
         self.listening = True
-        self._heard = now
-        if self._message_since is not None:
-            self._message_since = now
+        self.progressed(now, read=False)
 
     def receive_data(self, data: bytes, now: float) -> Sequence[bytes | str | Closed]:
         """Take bytes; give the messages they complete. Raises ``WebSocketViolation``."""
@@ -452,16 +474,16 @@ class WebSocket(Core):
         """Ping after a silence; raises ``KeepaliveLost`` or, for a message that takes too long, ``WebSocketViolation``."""
         config = self._config
         if not self.listening:
-            self._heard = now
-            if self._message_since is not None:
-                self._message_since = now
+            self.progressed(now, read=False)
+        # Our ping, and their pong, wait behind what the network has not taken yet.
+        dead_after_s = config.dead_after_s + self.grace_s
         # Compared as _due is computed: a difference may be rounded down, and then this would be due again at once for ever.
-        if now >= self._heard + config.dead_after_s:
+        if now >= self._heard + dead_after_s:
             raise KeepaliveLost(now - self._heard)
         if now >= self._heard + config.ping_after_s and not self._pinged:
             self._pinged = True
             self.ping()
-        self._due = self._heard + (config.dead_after_s if self._pinged else config.ping_after_s)
+        self._due = self._heard + (dead_after_s if self._pinged else config.ping_after_s)
         if self._message_since is not None:
             late = self._message_since + config.message_timeout_s
             if now >= late:

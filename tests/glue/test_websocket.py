@@ -36,6 +36,7 @@ from dmsg.http.server import LimitedSite
 from dmsg.sansio.errors import KeepaliveLost, WebSocketRefused, WebSocketViolation
 from dmsg.sansio.websocket import Role, WebSocket, WebSocketConfig
 from dmsg.sansio.websocket_frames import Closed
+from dmsg.testing.link import Link
 from dmsg.testing.memory import MemoryNetwork
 
 
@@ -416,6 +417,27 @@ def test_silence_ends_a_connection_and_says_why(world: World) -> None:
     pipe.freeze()
     world.network.advance(45)
     assert isinstance(ours.error, KeepaliveLost) and isinstance(theirs.error, KeepaliveLost)
+
+
+@pytest.mark.parametrize("upwards", [True, False])
+@pytest.mark.parametrize("messages", [[bytes(1024 * 1024)], [bytes(30_000)] * 35])
+def test_what_a_slow_network_takes_for_long_is_no_silence(world: World, messages: list[bytes], upwards: bool) -> None:
+    """1 MiB at 12 KiB/s: for a minute and a half no answer can come, and what waits in many messages stops the reading."""
+    world.network.link = Link(world.network, delay_s=0.02, bits_per_s=12 * 1024 * 8, buffer_bytes=64 * 1024)
+    ours, opened = world.dial()
+    world.network.advance(1)
+    sender, receiver = (result_of(opened), world.door.parties[0]) if upwards else (world.door.shells[0], ours)
+    for message in messages:
+        sender.send(message)
+    sender.flush()
+    for _ in range(90):
+        world.network.advance(1)
+    assert receiver.messages == messages
+    [pipe] = world.network.pipes
+    pipe.freeze()
+    for _ in range(80):
+        world.network.advance(1)
+    assert isinstance(ours.error, KeepaliveLost)
 
 
 def test_a_client_that_vanishes_without_a_close_is_noticed(world: World) -> None:

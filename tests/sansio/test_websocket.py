@@ -501,6 +501,40 @@ def test_silence_begins_anew_when_we_read_on_between_two_looks() -> None:
     assert ours.receive_data(frame(0x82, b"begun")[5:], 45.0) == [b"begun"]
 
 
+def test_a_long_message_has_its_time_before_the_other_side_is_given_up() -> None:
+    """1 MiB is written in one go, and what answers our ping waits behind it."""
+    ours = server(message_timeout_s=120.0)
+    ours.send(bytes(1024 * 1024))
+    assert len(ours.data_to_send()) > 1024 * 1024
+    ours.pause()
+    pass_until(ours, 150.0)
+    ours.resume()
+    ours.progressed(150.0)
+    pass_until(ours, 189.0)
+    with pytest.raises(KeepaliveLost):
+        pass_until(ours, 190.0)
+
+
+@pytest.mark.parametrize("written", [0, 1000, 60_000])
+def test_a_network_that_takes_nothing_has_no_more_time_for_what_is_short(written: int) -> None:
+    ours = server()
+    ours.send(bytes(written))
+    ours.data_to_send()
+    ours.pause()
+    pass_until(ours, 39.0)
+    with pytest.raises(KeepaliveLost):
+        pass_until(ours, 40.0)
+
+
+def test_while_nothing_is_read_because_too_much_waits_silence_is_not_theirs() -> None:
+    ours = server(message_timeout_s=30.0)
+    ours.receive_data(frame(0x82, b"begun")[:5], 0.0)
+    for now in range(20, 200, 20):
+        ours.progressed(now, read=False)
+        pass_until(ours, now + 19)
+    assert ours.receive_data(frame(0x82, b"begun")[5:], 200.0) == [b"begun"]
+
+
 @pytest.mark.parametrize("begun", [b"\x82", frame(0x82, b"ab")[:7], frame(0x02, b"a")])
 def test_a_message_has_its_time(begun: bytes) -> None:
     ours = server(message_timeout_s=30.0)

@@ -49,7 +49,6 @@ class Session(WebSocket):
     """One connection of a twin. ``number`` grows with each; ``origin`` is where it comes from."""
 
     __slots__ = (
-        "_last_bytes",
         "address",
         "behind",
         "buffered_bytes",
@@ -107,8 +106,8 @@ class Session(WebSocket):
         self.queue: deque[bytes] = deque()
         self.behind: deque[bytes] = deque()
         self.waiting_bytes = 0
-        #: What was written last, which a network that takes nothing more may not have taken.
-        self.buffered_bytes = self._last_bytes = 0
+        #: What was written last, when the network took nothing more.
+        self.buffered_bytes = 0
         #: Whether the store may have something for it.
         self.stored = True
         #: How often something may have come to the store for it.
@@ -166,25 +165,25 @@ class Session(WebSocket):
             self.envelopes_out += count - len(queue)
             self.traffic.written += count - len(queue)
             self.traffic.written_bytes += size
-        written = super().data_to_send()
-        self._last_bytes = len(written)
-        return written
+        return super().data_to_send()
 
     def next_timeout(self) -> float | None:
         """The WebSocket's, and when a session that takes nothing is given up."""
         due = super().next_timeout()
         if self.stalled_at is None or due is None:
             return due
-        return min(due, self.stalled_at + self.traffic.limits.slow_consumer_timeout_s)
+        return min(due, self.stalled_at + self.traffic.limits.slow_consumer_timeout_s + self.grace_s)
 
     def handle_timeout(self, now: float) -> Sequence[object]:
         """Ping, or end the session with ``RemoteProtocolError`` when the other side is silent or takes nothing."""
-        if self.stalled_at is not None and now >= self.stalled_at + self.traffic.limits.slow_consumer_timeout_s:
+        timeout_s = self.traffic.limits.slow_consumer_timeout_s
+        if self.stalled_at is not None and now >= self.stalled_at + timeout_s + self.grace_s:
             raise RemoteProtocolError("session", "slow_consumer")
         return super().handle_timeout(now)
 
     def pause(self) -> None:
         """The network takes nothing more for now."""
+        super().pause()
         if self.stalled_at is None:
             self.stalled_at = self.traffic.now
             self.traffic.stalled[self] = None
@@ -193,6 +192,7 @@ class Session(WebSocket):
 
     def resume(self) -> None:
         """The network takes again."""
+        super().resume()
         self.stalled_at = None
         self.traffic.stalled.pop(self, None)
         self.traffic.waiting_bytes -= self.buffered_bytes

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from dmsg.errors import RemoteProtocolError
 from dmsg.rmb.core.address import SessionAddress
 from dmsg.rmb.core.errors import MalformedEnvelope, RelayProblem
 from dmsg.rmb.core.limiter import Limit
@@ -293,3 +294,19 @@ def test_what_was_not_written_goes_to_the_store_and_counts_until_then(pinged: bo
     assert session.take_unwritten() == envelopes[len(unwritten) :]
     session.resume()
     assert switch.waiting_bytes == 0
+
+
+@pytest.mark.parametrize(("size", "given_up_at"), [(1_000, 60), (1_000_000, 160)])
+def test_a_session_whose_network_is_slow_has_the_time_of_a_slow_message_for_a_long_envelope(
+    size: int, given_up_at: int
+) -> None:
+    switch = Switch()
+    session = join(switch, 1)
+    assert session.put(bytes(size))
+    session.data_to_send()
+    session.pause()
+    session.progressed(given_up_at - 2.0)  # it is not silent
+    session.handle_timeout(given_up_at - 1)
+    with pytest.raises(RemoteProtocolError) as caught:
+        session.handle_timeout(given_up_at + 20)
+    assert caught.value.reason == "slow_consumer"
