@@ -237,9 +237,11 @@ class _World:
         record, network = proof.record, network_group(proof.ip)
         claims: list[tuple[_Budget, str]] = []
         if record.network != network:
+            is_own = bool(record.source_host) and address_group(record.source_host) == address_group(proof.ip)
             if is_global(record.source_host):
-                claims.append((self.sources, network_group(record.source_host)))
-            if not record.source_host or address_group(record.source_host) != address_group(proof.ip):
+                source = address_group(proof.ip) if is_own else network_group(record.source_host)
+                claims.append((self.sources, source))
+            if not is_own:
                 claims += [(self.addresses, address_group(proof.ip)), (self.networks, network)]
         affordable = all(budget.left(name, self.now) >= 1 for budget, name in claims)
         wait_s = self.schedule.admit(record, proof.ip, self.now)

@@ -238,6 +238,25 @@ def test_strangers_cannot_use_up_the_budget_of_a_relay_that_registers_itself() -
     assert driver.is_listed("honest"), "and is proved there again without a budget"
 
 
+def test_neighbours_cannot_use_up_the_budget_of_a_relay_that_registers_itself() -> None:
+    """One in the same /24 registers silent hosts, and goes on with that for half an hour."""
+    driver = Driver(only("203.0.114.7:80"))
+    for at in range(1_800):
+        driver.offer(at, f"{20 + at % 150}.{at % 250}.0.1:80", "203.0.114.9")
+        if at == 60:
+            driver.offer("honest", "203.0.114.7:80", "203.0.114.7")
+        driver.advance(1.0, step_s=0.5)
+        assert driver.is_listed("honest") is (at >= 60)
+
+
+def test_an_address_that_registers_itself_causes_few_proofs_in_vain() -> None:
+    driver = Driver(dead)
+    for at in range(250):
+        driver.offer(at, f"203.0.114.7:{at + 1}", "203.0.114.7")
+    driver.advance(40.0)
+    assert driver.connections["203.0.114.7"] <= 64 + 20 + 1
+
+
 def test_one_source_cannot_keep_names_from_being_resolved() -> None:
     driver = Driver(good, ProofLimits(resolving=4, resolving_per_source=2))
     stuck = []

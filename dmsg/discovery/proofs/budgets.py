@@ -25,7 +25,10 @@ _Claims = list[tuple[RateLimiterTable[str], str]]
 
 
 class ProofBudgets:
-    """Failed proofs left to each target address, each target network and each source of registrations."""
+    """Failed proofs left to each target address, each target network and each source of registrations.
+
+    A source is a network, or an address for what it registers at itself.
+    """
 
     def __init__(self, limits: ProofLimits) -> None:
         most = limits.relays
@@ -79,8 +82,11 @@ class ProofBudgets:
         if record.network == network:
             return []  # it was proved there
         claims: _Claims = []
+        address = address_group(ip)
+        is_own = bool(record.source_host) and address_group(record.source_host) == address
         if is_global(record.source_host):  # else it is on a private network, or behind a web server with all others
-            claims.append((self._sources, record.source))
-        if not record.source_host or address_group(record.source_host) != address_group(ip):
-            claims += [(self._addresses, address_group(ip)), (self._networks, network)]
+            # What registers itself counts for its address alone, so that no neighbour in its network uses that up.
+            claims.append((self._sources, address if is_own else record.source))
+        if not is_own:
+            claims += [(self._addresses, address), (self._networks, network)]
         return claims

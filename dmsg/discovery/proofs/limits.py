@@ -31,7 +31,7 @@ class ProofLimits:
     #: The same towards one network (/24, /48).
     failures_per_network: float = 16.0
     failures_per_network_per_s: float = 0.1
-    #: Failed proofs of what one network (/24, /48) registered.
+    #: Failed proofs of what one network (/24, /48) registered, and of what one address registered at itself.
     failures_per_source: float = 64.0
     failures_per_source_per_s: float = 0.5
     #: Relays that are remembered, and those of one network or domain: one for each address of a /24.
