@@ -437,6 +437,7 @@ NOT_SEARCHED = {
 PIPELINE_TARGET = "plain_lines"
 
 
+@pytest.mark.time_limit(300)
 def test_a_target_of_the_fuzzer_reaches_each_pure_module() -> None:
     """What bytes of strangers get to is searched, also what is written tomorrow: ``docs/explanation/fuzzing.rst``."""
     pure = [str(module.path.relative_to(ROOT)) for module in MODULES if _is_pure(module)]
