@@ -1,9 +1,9 @@
 """Which open HTTP connection gives its place to a new one when all places are taken. Pure.
 
-The network that holds the most gives one up. A connection without a request counts as four whose request is not complete,
-and one of these as four that are being answered, so a client that asks at once gets its answer. Of the network's
-connections the one goes that has been so longest. So strangers in a few networks push out each other, whatever they do
-on their connections, and not a client whose request is on its way.
+The network that holds the most gives one up. A connection that is kept between two requests counts as four others, so a
+client that asks at once gets its answer. Of the network's connections the one goes that has been so longest. So strangers
+push out each other, whatever they do on their connections, and not a client whose request is on its way. New connections
+count no more than those being answered: a stranger chooses which of them his are, and an honest client does not.
 """
 
 from __future__ import annotations
@@ -21,16 +21,18 @@ T = TypeVar("T", bound=Hashable)
 class Standing(IntEnum):
     """What a connection is doing. Of networks with as many, one with the lowest gives one up."""
 
-    #: No byte of a request is there: a new connection, or a kept one between two requests.
-    WAITING = 0
+    #: Between two requests.
+    IDLE = 0
+    #: No byte of its first request is there.
+    NEW = 1
     #: A request is coming in.
-    RECEIVING = 1
+    RECEIVING = 2
     #: A request is being answered, or the last answer is on its way out.
-    ANSWERING = 2
+    ANSWERING = 3
 
 
 #: How much a connection counts.
-_WEIGHTS: Final = {Standing.WAITING: 16, Standing.RECEIVING: 4, Standing.ANSWERING: 1}
+_WEIGHTS: Final = {Standing.IDLE: 4, Standing.NEW: 1, Standing.RECEIVING: 1, Standing.ANSWERING: 1}
 
 
 class _Queue(Generic[T]):
@@ -74,10 +76,10 @@ class Places(Generic[T]):
         return len(self._held)
 
     def add(self, item: T, network: str) -> None:
-        """A new holder, :attr:`Standing.WAITING`."""
-        self._held[item] = (network, Standing.WAITING)
+        """A new holder, :attr:`Standing.NEW`."""
+        self._held[item] = (network, Standing.NEW)
         self._networks[network] += 1
-        self._queues[Standing.WAITING].add(item, network)
+        self._queues[Standing.NEW].add(item, network)
 
     def move(self, item: T, standing: Standing) -> None:
         """``item`` does something else now; silent when it holds no place any more."""
@@ -104,9 +106,9 @@ class Places(Generic[T]):
         """What ``item``, which holds a place, is doing."""
         return self._held[item][1]
 
-    def waiting(self) -> T | None:
-        """Of those that are :attr:`Standing.WAITING`, the one of the network with the most that has been so longest."""
-        return self._queues[Standing.WAITING].oldest_of_largest()
+    def new(self) -> T | None:
+        """Of those that are :attr:`Standing.NEW`, the one of the network with the most that has been so longest."""
+        return self._queues[Standing.NEW].oldest_of_largest()
 
     def victim(self, network: str) -> T | None:
         """Which holder makes room for a newcomer of ``network``; ``None`` to refuse the newcomer.

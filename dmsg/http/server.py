@@ -3,8 +3,8 @@
 twisted.web on its own takes any body (a long one into a file), and its time-out starts anew at each byte. Here a body
 is refused as soon as it is known to be too long (by its ``Content-Length`` before the first byte, in chunks at the
 first byte over), a request has to be complete within a time counted from its first byte, and its answer taken within
-another. When all places are taken, idle connections make room, and bodies that are still coming in
-(:mod:`dmsg.http.places`).
+another. When all places are taken, connections of the network that holds the most make room, and bodies that are still
+coming in (:mod:`dmsg.http.places`).
 """
 
 from __future__ import annotations
@@ -177,12 +177,12 @@ class LimitedChannel(HTTPChannel):
         if self._refused or self._deadline is None:
             return
         limits = self.site.limits
-        if self.site.places.standing(self) is Standing.WAITING:
+        if self.site.places.standing(self) <= Standing.NEW:
             self._now(Standing.RECEIVING, limits.request_timeout_s)
         super().dataReceived(data)  # type: ignore[no-untyped-call]
         # What is left may be the beginning of the next request.
         begun = self._deadline is not None and bool(self.requests or self._buffer)
-        if begun and self.site.places.standing(self) is Standing.WAITING:
+        if begun and self.site.places.standing(self) <= Standing.NEW:
             self._now(Standing.RECEIVING, limits.request_timeout_s)
 
     def allContentReceived(self) -> None:
@@ -195,7 +195,7 @@ class LimitedChannel(HTTPChannel):
             # More requests are there, and their client does not read: making more answers would fill our memory.
             self.persistent = 0
         if self.persistent:
-            self._now(Standing.WAITING, self.site.limits.idle_timeout_s)
+            self._now(Standing.IDLE, self.site.limits.idle_timeout_s)
         super().requestDone(request)  # type: ignore[no-untyped-call]
         goes_on = self.persistent and self._deadline is not None and not self.transport.disconnecting
         if goes_on and self._buffer and not self.paused:
@@ -291,7 +291,7 @@ class LimitedSite(Site):
         # No timeout of Twisted's: the channel has its own, which write no line for each connection they end.
         super().__init__(resource, timeout=None, reactor=reactor)  # type: ignore[no-untyped-call]
         self.limits = limits
-        #: What the requests with a body are doing: the body comes in (``WAITING``), or they are being answered.
+        #: What the requests with a body are doing: the body comes in (``NEW``), or they are being answered.
         self.bodies_held: Places[LimitedRequest] = Places()
         self._no_bodies: Waiters[None] = Waiters()
         #: Connections that were closed to make room for others, and those that were refused.
@@ -321,7 +321,7 @@ class LimitedSite(Site):
         victim: LimitedChannel | None = None
         neighbours = self._by_address.get(address_group(host), ())
         if len(neighbours) >= self.limits.connections_per_address:
-            victim = next((one for one in neighbours if self.places.standing(one) is Standing.WAITING), None)
+            victim = next((one for one in neighbours if self.places.standing(one) <= Standing.NEW), None)
         elif len(self.places) >= self.limits.connections:
             victim = self.places.victim(network_group(host))
         else:
@@ -352,7 +352,7 @@ class LimitedSite(Site):
     def begin_body(self, request: LimitedRequest, host: str) -> bool:
         """Whether there is a place for the body of ``request`` from ``host``: of too many, one that is coming in goes."""
         if self.bodies >= self.limits.concurrent_bodies:
-            victim = self.bodies_held.waiting()
+            victim = self.bodies_held.new()
             if victim is None:
                 return False
             self.evicted += 1

@@ -25,18 +25,19 @@ class _Server:
         if len(self.holders) == _PLACES:
             victim = self.places.victim(network)
             self._check_victim(victim, network)
-            self._check_waiting(self.places.waiting())
+            self._check_new(self.places.new())
             if victim is None:
                 return
             self.leave(victim)
         self.number += 1
         self.places.add(self.number, network)
-        self.holders.append((self.number, network, Standing.WAITING))
+        self.holders.append((self.number, network, Standing.NEW))
 
     def _check_victim(self, victim: int | None, newcomer: str) -> None:
         """The victim is the first in its standing, of the network that has the most there, as those with less to do count."""
         counts = Counter((standing, network) for _, network, standing in self.holders)
-        weights = {one: max(counts[one, network] for network in _NETWORKS) * 4 ** (2 - one) for one in Standing}
+        weights = {one: max(counts[one, network] for network in _NETWORKS) for one in Standing}
+        weights[Standing.IDLE] *= 4
         heaviest = max(weights.values())
         standing = next(one for one in Standing if weights[one] == heaviest)
         most = max(counts[standing, network] for network in _NETWORKS)
@@ -47,12 +48,12 @@ class _Server:
         assert counts[standing, loser] == most
         assert victim == next(number for number, network, what in self.holders if (network, what) == (loser, standing))
 
-    def _check_waiting(self, first: int | None) -> None:
-        """The first that waits, of the network of which the most do."""
-        waiting = [(number, network) for number, network, what in self.holders if what is Standing.WAITING]
-        counts = Counter(network for _, network in waiting)
+    def _check_new(self, first: int | None) -> None:
+        """The first of the new ones, of the network that has the most of them."""
+        new = [(number, network) for number, network, what in self.holders if what is Standing.NEW]
+        counts = Counter(network for _, network in new)
         most = [network for network in counts if counts[network] == max(counts.values())]
-        firsts = [next(number for number, network in waiting if network == one) for one in most]
+        firsts = [next(number for number, network in new if network == one) for one in most]
         assert first in firsts if firsts else first is None
 
     def move(self, number: int, standing: Standing) -> None:
@@ -95,7 +96,7 @@ def one_input(data: bytes) -> None:
 def seeds() -> Iterator[bytes]:
     """Floods of one network and of three, with and without requests; holders that go, and go again."""
     arrive = [bytes((0, 0, network)) for network in range(3)]
-    answering = [bytes((back, 3, 2)) for back in range(_PLACES)]
+    answering = [bytes((back, 3, 3)) for back in range(_PLACES)]
     yield arrive[0] * 8
     yield b"".join(arrive) * 3 + arrive[1] * 3
     yield arrive[0] * 4 + arrive[1] * 2 + b"".join(answering) + arrive[2] * 2 + arrive[0]

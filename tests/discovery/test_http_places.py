@@ -97,6 +97,25 @@ def test_strangers_that_hold_all_places_do_not_push_out_who_has_not_asked_yet(
         honest.hang_up()
 
 
+@pytest.mark.parametrize("resource", [Missing(), Stuck()], ids=["half a request", "an answer that is not taken"])
+@pytest.mark.parametrize("honest", ["192.0.{0}.1", "192.0.2.{0}"])
+def test_strangers_of_a_thousand_networks_do_not_push_out_who_has_not_asked_yet(
+    clock: Clock, resource: Resource, honest: str
+) -> None:
+    """Four places each. Three clients at a time, of networks of their own or behind one router, have their round trip."""
+    place = Front(clock, resource=resource)
+    sent = HALF if isinstance(resource, Missing) else FULL
+    for n in range(4000):
+        place.connect(f"10.{n % 1000 // 250}.{n % 250}.1", sent)
+    for n in range(20):
+        clients = [place.connect(honest.format(3 * n + at)) for at in range(3)]
+        for stranger in range(20):
+            place.connect(f"10.{stranger % 4}.{stranger}.2", sent)
+        assert not any(one.aborting for one in clients)
+        for one in clients:
+            one.hang_up()
+
+
 def test_connections_being_answered_make_room_for_a_network_that_has_fewer(clock: Clock) -> None:
     place = Front(clock, resource=Stuck(), connections=64, connections_per_address=16)
     strangers = [place.connect(f"10.{n}.0.1", GET) for n in range(4) for _ in range(16)]
@@ -249,11 +268,11 @@ def _victim_by_looking_at_all(held: dict[int, tuple[str, Standing, int]], newcom
                 sizes.setdefault(network, []).append((since, item))
         most[standing] = max(map(len, sizes.values()), default=0)
         found[standing] = {min(items)[1] for items in sizes.values() if len(items) == most[standing]} or {None}
-    waiting, receiving, answering = most.values()
-    if waiting * 16 >= max(receiving * 4, answering):
-        return found[Standing.WAITING]
-    if receiving * 4 >= answering:
-        return found[Standing.RECEIVING]
+    idle, new, receiving, answering = most.values()
+    if idle * 4 >= max(new, receiving, answering):
+        return found[Standing.IDLE]
+    if max(new, receiving) >= answering:
+        return found[Standing.NEW if new >= receiving else Standing.RECEIVING]
     own = sum(network == newcomer for network, _, _ in held.values())
     return found[Standing.ANSWERING] if answering > own else {None}
 
@@ -265,7 +284,7 @@ def test_the_table_agrees_with_looking_at_all(steps: list[tuple[int, str, Standi
     for at, (item, network, standing) in enumerate(steps):
         if item not in held:
             places.add(item, network)
-            held[item] = (network, Standing.WAITING, at)
+            held[item] = (network, Standing.NEW, at)
         elif standing is None:
             places.discard(item)
             del held[item]
@@ -275,8 +294,8 @@ def test_the_table_agrees_with_looking_at_all(steps: list[tuple[int, str, Standi
                 held[item] = (held[item][0], standing, at)
         assert len(places) == len(held)
         assert places.victim(network) in _victim_by_looking_at_all(held, network)
-        waiting = {one: kept for one, kept in held.items() if kept[1] is Standing.WAITING}
-        assert places.waiting() in _victim_by_looking_at_all(waiting, network)
+        new = {one: kept for one, kept in held.items() if kept[1] is Standing.NEW}
+        assert places.new() in _victim_by_looking_at_all(new, network)
     places.discard(99)
     places.move(99, Standing.ANSWERING)
     assert all(places.standing(item) is what for item, (_, what, _) in held.items())
