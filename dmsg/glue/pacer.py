@@ -10,13 +10,16 @@ from twisted.internet.interfaces import IDelayedCall, IReactorTime
 
 #: Cheap things done in one turn: refusing 8 strangers takes as long as one expensive thing.
 _CHEAP_A_TURN: Final = 8
+#: One expensive thing more is done in a turn for so many that wait. On a busy relay a turn takes 10 ms: 512 strangers would
+#: wait longer than a handshake may take if each turn did only one.
+_WAITING_FOR_ANOTHER: Final = 64
 
 
 class Pacer:
     """Calls what it is given in order, one expensive thing for every second turn of the reactor.
 
     What came in while something expensive was done is read and sent on in the free turn behind it, so that a forwarded
-    frame waits for one such thing at most.
+    frame waits for one such thing at most, and for one more for each 64 that wait.
 
     Work returns whether it was expensive: a handshake costs some hundred microseconds, a piece of a message as little as
     a forwarded frame. The caller bounds how much waits.
@@ -30,14 +33,15 @@ class Pacer:
 
     def submit(self, work: Callable[[], bool]) -> bool:
         """Do ``work`` now if nothing expensive was done lately, else in its turn; tells whether it is done."""
-        if self._next is not None:
+        if self._next is not None or self._working:
             self._waiting.append(work)
             return False
-        self._working = True
-        expensive = work()
-        self._working = False
-        if expensive or self._waiting:
-            self._next = self._clock.callLater(0, self._rest)
+        expensive = True
+        self._working = True  # what this work asks for has a turn of its own, and not a second row of turns
+        try:
+            expensive = work()
+        finally:
+            self._go_on(expensive)
         return True
 
     def later(self, work: Callable[[], bool]) -> None:
@@ -51,13 +55,22 @@ class Pacer:
 
     def _turn(self) -> None:
         self._next = None
-        for _ in range(_CHEAP_A_TURN):
-            if not self._waiting:
-                return
-            if self._waiting.popleft()():
-                self._next = self._clock.callLater(0, self._rest)
-                return
-        self._next = self._clock.callLater(0, self._turn)
+        expensive, most = 0, 1 + len(self._waiting) // _WAITING_FOR_ANOTHER
+        self._working = True
+        try:
+            for _ in range(most + _CHEAP_A_TURN - 1):
+                if not self._waiting or expensive == most:
+                    break
+                expensive += self._waiting.popleft()()
+        finally:
+            self._go_on(bool(expensive))
+
+    def _go_on(self, expensive: bool) -> None:
+        self._working = False
+        if expensive:
+            self._next = self._clock.callLater(0, self._rest)
+        elif self._waiting:
+            self._next = self._clock.callLater(0, self._turn)
 
     def stop(self) -> None:
         """Forget what waits."""

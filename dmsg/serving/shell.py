@@ -43,7 +43,7 @@ class Host(Owner, Protocol):
 
 
 class RelayShell(Shell):
-    """A shell whose handshake takes turns: one step of one stranger in every second turn of the reactor."""
+    """A shell whose handshake takes turns with those of others (:class:`~dmsg.glue.pacer.Pacer`)."""
 
     owner: Host
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import pytest
 from twisted.internet.interfaces import IDelayedCall
 from twisted.internet.task import Clock
 
@@ -86,6 +87,69 @@ def test_later_work_has_a_turn_of_its_own_even_when_asked_for_in_the_middle_of_w
     pacer.later(noting(done, "alone", expensive=True))
     clock.advance(1)
     assert done[-1] == "alone"
+
+
+def asking(pacer: Pacer, done: list[str], name: str) -> Callable[[], bool]:
+    """A question whose answer takes a turn of its own, as the first message of a handshake."""
+
+    def work() -> bool:
+        done.append(name)
+        pacer.later(noting(done, f"answer to {name}", expensive=True))
+        return True
+
+    return work
+
+
+def test_answers_asked_for_in_a_turn_wait_for_theirs_as_everything_else() -> None:
+    """Each such question began a second row of turns, and these became more until all was done in one of them."""
+    clock, done = Turns(), list[str]()
+    pacer = Pacer(clock)
+    for number in range(20):
+        pacer.submit(asking(pacer, done, str(number)))
+    for turns in range(1, 39):
+        clock.advance(1)
+        clock.advance(1)
+        assert len(done) == 1 + turns
+    clock.advance(1)
+    clock.advance(1)
+    assert len(done) == 40
+    clock.advance(1)
+    clock.advance(1)
+    assert clock.getDelayedCalls() == []
+
+
+def test_of_a_large_crowd_more_is_done_in_a_turn() -> None:
+    clock, done = Turns(), list[str]()
+    pacer = Pacer(clock)
+    for number in range(1 + 512):
+        pacer.submit(noting(done, str(number), expensive=True))
+    progress = []
+    while len(done) < 1 + 512:
+        before = len(done)
+        clock.advance(1)
+        clock.advance(1)
+        progress.append(len(done) - before)
+    assert progress[0] == 9 and progress[-1] == 1 and progress == sorted(progress, reverse=True)
+    assert len(progress) < 200
+
+
+def test_work_that_fails_keeps_nothing_else_from_its_turn() -> None:
+    clock, done = Turns(), list[str]()
+    pacer = Pacer(clock)
+
+    def fails() -> bool:
+        raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        pacer.submit(fails)
+    for work in (fails, noting(done, "next", expensive=True)):
+        pacer.submit(work)
+    clock.advance(1)
+    with pytest.raises(ZeroDivisionError):
+        clock.advance(1)
+    clock.advance(1)
+    clock.advance(1)
+    assert done == ["next"]
 
 
 def test_a_crowd_of_cheap_things_takes_many_turns() -> None:
