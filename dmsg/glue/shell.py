@@ -54,6 +54,7 @@ class Shell(Protocol):
         #: What this side ended the connection for, if it did.
         self.error: DmsgError | None = None
         self._busy = False
+        self._closing = False  # once what the core has queued is written
         self._soon = AtEndOfTurn(clock)
         self._timer: IDelayedCall | None = None
         self._holds: set[str] = set()
@@ -147,6 +148,9 @@ class Shell(Protocol):
             return
         if wrote:
             self.owner.flushed(self)
+        if self._closing and not self.congested:
+            self._end()
+            return
         if self.congested or self._reading_paused:
             self._check_reading()
         self._arm()
@@ -172,20 +176,24 @@ class Shell(Protocol):
 
     def fail(self, error: DmsgError) -> None:
         """End the connection at once, for ``error``."""
-        if self.error is None and not self.lost:
+        if (self.error is None or self._closing) and not self.lost:
             _drop_frames(error)
-            self.error = error
+            self.error = self.error or error
+            self._closing = False
             self._send = None
             if self.transport is not None:
                 self.transport.abortConnection()  # type: ignore[attr-defined]
 
     def close(self, error: DmsgError | None = None) -> None:
-        """End the connection once what was written has gone."""
-        if self.error is None and not self.lost:
-            self.error = error
-            self._send = None
-            self.transport.unregisterProducer()  # type: ignore[union-attr]
-            self.transport.loseConnection()  # type: ignore[union-attr]
+        """End the connection once what was written has gone, and what the core could not send yet behind it."""
+        if self.error is not None or self.lost or self._closing:
+            return
+        if self.congested:
+            self.hold("closing", True)
+            self._closing = True
+        self.error = error
+        if not self._closing:
+            self._end()
 
     def cut(self) -> None:
         """End the connection at once, even one that is closing: the other side may never take what was written."""
@@ -200,6 +208,12 @@ class Shell(Protocol):
         self.close(error)
 
     # --- inside ----------------------------------------------------------------------------------------------------
+
+    def _end(self) -> None:
+        self._closing = False
+        self._send = None
+        self.transport.unregisterProducer()  # type: ignore[union-attr]
+        self.transport.loseConnection()  # type: ignore[union-attr]
 
     def _write(self, data: bytes) -> None:
         """Send what the socket takes now, and leave the rest to the transport, which asks for more when it is gone.

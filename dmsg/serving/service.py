@@ -218,8 +218,14 @@ class RelayService(Service, ABC):
         super().stopService()  # type: ignore[no-untyped-call]
 
     async def _wait_until_idle(self, deadline: float) -> None:
-        """Wait until no transport is open. One that was requested before may still open meanwhile."""
-        while self.switch.open_transports and (left_s := deadline - self.reactor.seconds()) > 0:
+        """Wait until no transport is open and no receiver has to take what came before the end of one.
+
+        One that was requested before may still open meanwhile.
+        """
+        switch = self.switch
+        while (switch.open_transports or switch.queued_bytes) and (left_s := deadline - self.reactor.seconds()) > 0:
+            if not switch.open_transports:  # no event tells that a queue is empty
+                left_s = min(left_s, _TICK_S)
             await self._idle.wait_at_most(left_s, self.reactor)
 
     def _tell_waiters(self) -> None:

@@ -26,6 +26,7 @@ _REQUESTED: Final = LegState.REQUESTED
 _OPEN: Final = LegState.OPEN
 _CLOSED: Final = LegState.CLOSED
 _SLOW_CONSUMER: Final = Ending.SLOW_CONSUMER
+_SERVER_DRAINING: Final = Ending.SERVER_DRAINING
 
 
 class Switch(ABC, Generic[M, L]):
@@ -170,7 +171,15 @@ class Switch(ABC, Generic[M, L]):
         if leg.state is _CLOSED:
             return  # ended with the other leg: a client's transport to itself has both legs on one member
         self._end(leg, reason, events, by="server", tell=leg.other)
-        leg.member.send_control(self.closing(leg, reason))
+        self._say_last(leg, self.closing(leg, reason))
+
+    def _say_last(self, leg: L, frame: bytes) -> None:
+        """Tell the client of ``leg`` that its transport is over, behind the data that came before it."""
+        if leg.queue:
+            self.queues.put(leg, frame, self.now)
+            self.queues.limit_time(leg, self.now)
+        else:
+            leg.member.send_control(frame)
 
     def _end(
         self, leg: L, reason: int, events: list[SwitchEvent], *, by: str, tell: L, notice: bytes | None = None
@@ -193,18 +202,13 @@ class Switch(ABC, Generic[M, L]):
         # The event needs the reference from the leg that asked to the other. Without the reference back there is no cycle,
         # so the memory of a closed transport is free before the garbage collector runs.
         del asking.other.other
-        if leg.queue:
+        if leg.queue and not (by == "server" and reason == _SERVER_DRAINING):
             self.queues.drop(leg)
         if tell.queue and (tell.member.gone or reason == _SLOW_CONSUMER):
             self.queues.drop(tell)
         if tell.member.gone:
             return
-        frame = self.closing(tell, reason) if notice is None else notice
-        if tell.queue:
-            self.queues.put(tell, frame, self.now)  # behind the data that came before it
-            self.queues.limit_time(tell, self.now)
-        else:
-            tell.member.send_control(frame)
+        self._say_last(tell, self.closing(tell, reason) if notice is None else notice)
 
     # --- time ------------------------------------------------------------------------------------------------------
 

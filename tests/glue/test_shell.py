@@ -125,3 +125,28 @@ def test_the_reactor_hears_of_much_data_in_one_piece_read_or_written() -> None:
         clock.bulk = 0
         shell.dataReceived(bytes(size))
         assert clock.bulk == heard
+
+
+def test_a_close_waits_for_what_the_network_does_not_take_yet() -> None:
+    core, transport = Saying(b""), StringTransport()
+    shell = Shell(core, Calm(), Clock())
+    shell.makeConnection(transport)
+    shell.pauseProducing()
+    core.said = b"last words"
+    shell.close()
+    assert not transport.disconnecting and transport.producerState == "paused"
+    shell.close()
+    shell.resumeProducing()
+    assert transport.value() == b"last words" and transport.disconnecting
+
+
+def test_a_close_that_waits_ends_at_once_if_the_connection_fails() -> None:
+    core, transport = Saying(b""), StringTransport()
+    shell = Shell(core, Calm(), Clock())
+    shell.makeConnection(transport)
+    shell.pauseProducing()
+    core.said = b"never sent"
+    first = DmsgError("first")
+    shell.close(first)
+    shell.fail(DmsgError("second"))
+    assert transport.disconnecting and transport.value() == b"" and shell.error is first

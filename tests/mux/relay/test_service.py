@@ -12,7 +12,7 @@ from twisted.internet.task import deferLater
 from dmsg.address import HostPort
 from dmsg.crypto.keys import SecretKey
 from dmsg.eventlog.schema import ServerStopped, SessionDown, SessionUp, TransportOpened
-from dmsg.mux.core.wire import CLOSE, REQUEST, encode_close, encode_frame
+from dmsg.mux.core.wire import ACCEPT, CLOSE, FWD, REQUEST, CloseReason, encode_close, encode_frame
 from dmsg.mux.relay.limits import RelayLimits
 from dmsg.mux.relay.service import DmsgRelay
 from dmsg.testing.memory import MemoryNetwork
@@ -111,6 +111,43 @@ async def test_who_takes_no_answers_is_not_read_from():
             (CLOSE, 2 * at) for at in range(requests)
         ]
         raw.close()
+
+
+@pytest.mark.parametrize("receiver_is_first", [True, False])
+@pytest.mark.parametrize("ended", [True, False])
+@pytest_twisted.ensureDeferred
+async def test_a_relay_that_stops_writes_out_what_is_queued_before_it_closes(ended, receiver_is_first):
+    """What came before the end of a transport, and why it ended, for a receiver that takes it in time."""
+    memory = MemoryNetwork(high_water_bytes=8_192)
+    async with LocalNetwork(memory, relays=1, discovery=None, limits=RelayLimits(drain_timeout_s=1.0)) as network:
+        [pinned], [server] = network.pinned, network.relays
+        endpoint = TCP4ClientEndpoint(memory, pinned.address.host, pinned.address.port)
+        clients = [await network.wait(connect_raw(endpoint, pinned.public_key)) for _ in range(2)]
+        alice, bob = reversed(clients) if receiver_is_first else clients
+        keys = alice.key.public_key.raw + bob.key.public_key.raw
+        alice.send_frame(REQUEST, 2, keys)
+        asked = await network.wait(bob.next_frame(REQUEST))
+        bob.send_frame(ACCEPT, asked.transport_id, keys)
+        await network.wait(alice.next_frame(ACCEPT))
+        bob.pause()
+        sent = [sequence.to_bytes(2, "big") + bytes(4_000) for sequence in range(100)]
+        for payload in sent:
+            alice.send_frame(FWD, 2, payload)
+            memory.advance(0)
+        if ended:
+            alice.send_frame(CLOSE, 2, b"\0")
+            memory.advance(0)
+        assert server.switch.queued_bytes > 300_000
+        stopped = server.stopService()
+        memory.advance(0.5 if ended else 1.5)
+        assert not stopped.called
+        bob.resume()
+        memory.advance(0.5)
+        assert stopped.called and bob.lost_reason is not None
+        *data, close = bob.take_frames()
+        assert [frame.payload for frame in data] == sent
+        reason = CloseReason.NORMAL if ended else CloseReason.SERVER_DRAINING
+        assert (close.kind, close.transport_id, close.payload) == (CLOSE, asked.transport_id, bytes((reason,)))
 
 
 @pytest_twisted.ensureDeferred
