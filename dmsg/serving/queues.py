@@ -14,6 +14,7 @@ from operator import attrgetter
 from typing import Any, Final, Generic
 
 from dmsg.serving.limits import ServingLimits
+from dmsg.serving.loads import FREED_SHARE, largest_first
 from dmsg.serving.member import L, Leg, LegState, Member
 
 #: Taken from the queues at one go, then the network is asked again.
@@ -26,8 +27,6 @@ _WINDOW_GROWTH: Final = 8
 #: A receiver that took nothing for this time is stalled, and each byte that waits for it counts as this many.
 _STALLED_S: Final = 1.0
 _STALLED_WEIGHT: Final = 4
-#: One part in this many of a limit is freed beyond the excess, so that not each frame causes a search.
-_FREED_SHARE: Final = 64
 
 _sender: Callable[[Leg[Any]], Member[Any]] = attrgetter("target")
 _receiver: Callable[[Leg[Any]], Member[Any]] = attrgetter("member")
@@ -122,14 +121,13 @@ class Queues(Generic[L]):
         limit = limits.queued_per_connection_bytes
         if receiver.queued_to > limit:
             queues = _ranked(receiver.waiting, _sender, now)
-            return _first_bytes(queues, receiver.queued_to - limit + limit // _FREED_SHARE)
+            return _first_bytes(queues, receiver.queued_to - limit + limit // FREED_SHARE)
         if sender.queued_from > limit:
             queues = _ranked(sender.feeding, _receiver, now)
-            return _first_bytes(queues, sender.queued_from - limit + limit // _FREED_SHARE)
+            return _first_bytes(queues, sender.queued_from - limit + limit // FREED_SHARE)
         limit = limits.queued_total_bytes
         if self.queued_bytes > limit and self._waiting:
-            queues = _ranked(self._largest(now).waiting, _sender, now)
-            return _first_bytes(queues, self.queued_bytes - limit + limit // _FREED_SHARE)
+            return self._largest(self.queued_bytes - limit + limit // FREED_SHARE, now)
         return ()
 
     def _bearable(self, queue: L) -> int:
@@ -138,13 +136,18 @@ class Queues(Generic[L]):
         more: int = min(queue.target.window_bytes, _WINDOW_GROWTH * carried)
         return self._limits.queue_hard_bytes + max(0, more)
 
-    def _largest(self, now: float) -> Member[Any]:
-        """The receiver for which the most waits, in the group for which the most waits."""
-        loads = {member: member.queued_to * _weight(member, now) for member in self._waiting}
-        groups: Counter[str] = Counter()
-        for member, load in loads.items():
-            groups[member.group] += load
-        return max(loads, key=lambda member: (groups[member.group], loads[member]))
+    def _largest(self, least_bytes: int, now: float) -> list[L]:
+        """Queues with ``least_bytes`` of the receiver for which the most waits, in the group for which the most waits.
+
+        If that receiver has less, those of the next one, too.
+        """
+        found: list[L] = []
+        for receiver in largest_first({each: each.queued_to * _weight(each, now) for each in self._waiting}):
+            found += _first_bytes(_ranked(receiver.waiting, _sender, now), least_bytes)
+            least_bytes -= receiver.queued_to
+            if least_bytes <= 0:
+                break
+        return found
 
     # --- too long --------------------------------------------------------------------------------------------------
 

@@ -145,32 +145,35 @@ class _World:
             return
         to, of, total = self._sizes(queue)
         limit = _LIMITS.queued_per_connection_bytes
-        members = [queue.member]
         if to > limit:
-            over, among, end = to - limit, self._waiting(queue.member), "target"
+            self._check_first(found, self._waiting(queue.member), "target", to - limit + limit // 64)
         elif of > limit:
-            over, among, end = (
-                of - limit,
-                [leg for leg in self.legs if leg.target is queue.target and self.put[leg]],
-                "member",
-            )
+            among = [leg for leg in self.legs if leg.target is queue.target and self.put[leg]]
+            self._check_first(found, among, "member", of - limit + limit // 64)
         else:
             limit = _LIMITS.queued_total_bytes
             assert total > limit
-            over, end = total - limit, "target"
-            members = self._heaviest()
-            assert found[0].member in members
-            among = self._waiting(found[0].member)
+            freed, left, members = total - limit + limit // 64, list(found), set(self.members)
+            while left:  # one receiver after the other, as long as it takes
+                receiver = left[0].member
+                assert freed > 0 and receiver in self._heaviest(members)
+                members.remove(receiver)
+                among = self._waiting(receiver)
+                self._check_first(left[: len(among)] if freed > self._size(among) else left, among, "target", freed)
+                left = left[len(among) :]
+                freed -= self._size(among)
+            assert freed <= 0
+
+    def _check_first(self, found: Sequence[Any], among: Sequence[Any], end: str, freed: int) -> None:
         groups: Counter[str] = Counter()
         for leg in among:
             groups[getattr(leg, end).group] += self._load(leg)
         assert groups[getattr(found[0], end).group] == max(groups.values())
         assert len(set(found)) == len(found) and set(found) <= set(among)
-        freed = over + limit // 64
         assert self._size(found[:-1]) < freed <= self._size(found) or set(found) == set(among)
 
-    def _heaviest(self) -> list[Any]:
-        loads = {member: sum(map(self._load, self._waiting(member))) for member in self.members}
+    def _heaviest(self, members: Iterable[Any]) -> list[Any]:
+        loads = {member: sum(map(self._load, self._waiting(member))) for member in members}
         groups: Counter[str] = Counter()
         for member, load in loads.items():
             groups[member.group] += load

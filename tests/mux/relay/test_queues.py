@@ -93,6 +93,25 @@ def test_one_sender_with_many_receivers_has_one_budget(relay):
     assert sender.is_open(kept), "its receiver reads"
 
 
+def test_one_search_frees_enough_however_little_waits_for_each_receiver(relay):
+    """10,000 receivers with 26 KB each: every 26 KB sent to them cost a search of all, 8 ms each."""
+    net = relay(queued_total_bytes=64_000)
+    sender = net.join("sender")
+    receivers = [net.join(f"receiver {number}", f"address {number % 4}") for number in range(150)]
+    before = 0
+    for receiver in receivers:
+        [transport_id] = sender.dial_many(receiver, 1)
+        receiver.pause()
+        before = net.switch.queued_bytes
+        sender.send(transport_id, 500)
+        if net.switch.queued_bytes < before:
+            break
+    assert before > 63_000
+    assert 62_000 <= net.switch.queued_bytes <= 63_000
+    sender.read()
+    assert list(sender.closed.values()) == [SLOW] * 3
+
+
 def test_one_receiver_keeps_the_queue_of_a_friend(relay):
     """Strangers with many keys of one address fill the queues of a slow receiver: theirs are closed, not the friend's."""
     net = relay(queued_per_connection_bytes=2 * MIB)
