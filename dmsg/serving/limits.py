@@ -70,7 +70,8 @@ class ServingLimits(AdmissionLimits):
     #: Bytes waiting for one connection, and bytes of one connection waiting for others: above it the largest queues are
     #: closed. A quarter of the next, so that no two connections can fill that.
     queued_per_connection_bytes: int = 64 * 1024 * 1024
-    #: Bytes waiting in all: above it the largest queues are closed, by groups of addresses.
+    #: Bytes waiting in all: above it the largest queues are closed, by groups of addresses. And beside the queues bytes in
+    #: memory that have not moved for 10 s: above it the connections with the most are dropped, in the same way.
     queued_total_bytes: int = 256 * 1024 * 1024
     #: Frames that are not data, waiting for one connection that takes nothing.
     control_backlog_bytes: int = 256 * 1024

@@ -5,7 +5,7 @@ Pure. Keys are free and addresses are not, so loads are summed by address group.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from heapq import heapify, heappop, heappush
 from typing import Final
 
@@ -27,3 +27,19 @@ def largest_first(loads: Mapping[M, int]) -> Iterator[M]:
         yield members.pop()
         if members:
             heappush(heap, (minus_load - minus_most, -loads[members[-1]], at, members))
+
+
+def stale(members: Iterable[M], limit_bytes: int) -> list[M]:
+    """The members to drop so that the stale bytes of all (:meth:`Member.stale_bytes`) keep to the limit; mostly none."""
+    loads = {member: load for member in members if (load := member.stale_bytes())}
+    excess = sum(loads.values()) - limit_bytes
+    if excess <= 0:
+        return []
+    excess += limit_bytes // FREED_SHARE
+    found = []
+    for member in largest_first(loads):
+        found.append(member)
+        excess -= loads[member]
+        if excess <= 0:
+            break
+    return found

@@ -209,9 +209,11 @@ class Member(Core, Generic[L]):
         "frames_out",
         "gone",
         "group",
+        "handed_bytes",
         "incoming",
         "known",
         "legs",
+        "looked",
         "out",
         "owner",
         "pairs",
@@ -260,6 +262,8 @@ class Member(Core, Generic[L]):
         self.took_at = now  # when it did so last, or began to have queues; as exact as the last read of the relay
         self.bytes_in = self.bytes_out = self.frames_in = self.frames_out = self.transports = 0
         self.single = 0  # pieces of ``out`` that are a whole frame; the others are halves of one
+        self.handed_bytes = 0  # what was given to the network last: while it takes nothing, some of that is still here
+        self.looked = -1, -1  # by :meth:`stale_bytes`: frames in, if one was unfinished; bytes out, if congested
         self.window_bytes = 0  # what the window of a transport may be that it sends on, if it was told
         self.requests = TokenBucket(limits.requests_per_s, limits.request_burst, now)
 
@@ -289,6 +293,25 @@ class Member(Core, Generic[L]):
     def control_backlog_bytes(self) -> int:
         """Bytes of frames that are not data and wait for a network that takes nothing."""
         return self.control_bytes if self.congested else 0
+
+    @property
+    def unfinished_bytes(self) -> int:
+        """Bytes that came and are not a whole frame yet."""
+        return len(self.tail)
+
+    def stale_bytes(self) -> int:
+        """Bytes in memory that have not moved since this was asked before, queues aside.
+
+        What came of a frame that is not complete; and, if the network takes nothing, what is not data and what was given to
+        it last.
+        """
+        came, went = self.looked
+        unfinished = self.unfinished_bytes
+        size = unfinished if came == self.frames_in else 0
+        if self.congested and went == self.bytes_out:
+            size += self.control_bytes + self.handed_bytes
+        self.looked = self.frames_in if unfinished else -1, self.bytes_out if self.congested else -1
+        return size
 
     @property
     def wants_write(self) -> bool:
@@ -322,7 +345,8 @@ class Member(Core, Generic[L]):
         frames = b"".join(self.out)
         self.out.clear()
         data = self.sealed(frames)
-        self.bytes_out += len(data)
+        self.handed_bytes = len(data)
+        self.bytes_out += self.handed_bytes
         return data
 
     def sealed(self, frames: bytes) -> bytes:

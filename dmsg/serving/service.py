@@ -50,6 +50,8 @@ _log = Logger()
 _PUBLISH_INTERVAL_S: Final = 5.0
 #: What is written when the relay stops has this long to leave.
 _CLOSE_TIMEOUT_S: Final = 2.0
+#: Bytes that have not moved for so long, or up to twice as long, are stale. A slow network takes or brings 64 KiB in that time.
+_LOOK_S: Final = 10.0
 #: Precision of the timeouts of the switch.
 _TICK_S: Final = 0.25
 
@@ -100,6 +102,7 @@ class RelayService(Service, ABC):
         self._stopped: Waiters[None] = Waiters()  # for the end of all of it
         self._report = RefusalReport(reactor, self._emit)
         self._timer: IDelayedCall | None = None
+        self._looked_at = reactor.seconds()
         self._started_at = 0.0
         self._listening: Waiters[IListeningPort] = Waiters()
         self._start_error: BaseException | None = None
@@ -294,6 +297,8 @@ class RelayService(Service, ABC):
         if shell.congested or shell.core is not shell.member:
             shell.flush()  # writes the answer of a handshake, or stops reading from a client that takes no answers
         flush_all(self.switch.dirty)  # a member that has something to send is among them
+        if not 0 <= self.switch.now - self._looked_at < _LOOK_S:
+            self._drop_stale()
         self._arm()
         self._tell_waiters()
 
@@ -377,11 +382,18 @@ class RelayService(Service, ABC):
             if member.legs:
                 self.admission.is_busy(victim)
                 continue
-            self.admission.left(victim)
-            self._report.add(victim.number, str(member.remote), "connection", "evicted")
-            self._act(self.switch.remove_member(member, self.reactor.seconds()))
-            victim.fail(RemoteProtocolError("connection", "evicted"))
+            self._evict(member)
             return
+
+    def _drop_stale(self) -> None:
+        """End the connections that make the relay hold too much for too long."""
+        self._looked_at = self.switch.now
+        for member in self.switch.stale_members():
+            self._evict(member)
+
+    def _evict(self, member: Member[Any]) -> None:
+        self._report.add(_shell_of(member).number, str(member.remote), "connection", "evicted")
+        self._act([*self.switch.remove_member(member, self.reactor.seconds()), MemberDropped(member, "evicted")])
 
     def _act(self, events: Sequence[SwitchEvent]) -> None:
         for event in events:

@@ -16,6 +16,7 @@ from typing import Final, Generic
 from dmsg.crypto.keys import PublicKey
 from dmsg.serving.events import Ending, MemberDropped, SwitchEvent, TransportEnded, TransportStarted
 from dmsg.serving.limits import ServingLimits
+from dmsg.serving.loads import stale
 from dmsg.serving.member import L, LegState, M
 from dmsg.serving.place_rules import PlaceRules
 from dmsg.serving.queues import Queues
@@ -100,6 +101,10 @@ class Switch(ABC, Generic[M, L]):
             for leg in list(member.legs.values()):
                 self._end_both(leg, reason, events)
         return events
+
+    def stale_members(self) -> list[M]:
+        """The members to drop for what they have had the relay hold since this was asked last (:ref:`spec-queues`)."""
+        return stale(self.members.values(), self.limits.queued_total_bytes)
 
     # --- data that waits -------------------------------------------------------------------------------------------
 

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from dmsg.serving.limits import ServingLimits
+from dmsg.serving.loads import stale
 from dmsg.serving.member import Leg, LegState, Member
 from dmsg.serving.queues import Queues
 from fuzz.choices import Choices
@@ -22,6 +23,7 @@ _LIMITS = ServingLimits(
     queue_stall_timeout_s=30.0,
 )
 _GROUPS = ("192.0.2.1", "192.0.2.1", "192.0.2.2", "", "192.0.2.2")
+_STALE_BYTES = 20_000
 _STALLED_S = 1.0
 _STALLED_WEIGHT = 4
 #: What a receiver is given at a time, and each transport in turn of that; and one frame more.
@@ -61,6 +63,7 @@ class _World:
         self.put: dict[Any, deque[bytes]] = {}
         self.sizes: dict[Any, int] = {}
         self.frames = 0
+        self.unfinished: set[Any] = set()  # members that had a part of a frame at the last look
         self.took: dict[Any, float] = {}  # of receivers: when they last took something, or began to have something
         for number in range(10):
             self._join(number, (number + 1 + number // 5) % 5)
@@ -203,6 +206,25 @@ class _World:
         due = self.queues.next_timeout()
         assert due is None or due > self.now, "it is due again at once for ever"
 
+    def look(self) -> None:
+        """Parts of frames that were there at the last look have a limit; the largest group pays for what is too much."""
+        loads = {member: len(member.tail) for member in self.members if member.tail and member in self.unfinished}
+        self.unfinished = {member for member in self.members if member.tail}
+        excess = sum(loads.values()) - _STALE_BYTES
+        found = stale(self.members, _STALE_BYTES)
+        assert bool(found) == (excess > 0)
+        excess += _STALE_BYTES // 64
+        for member in found:
+            assert excess > 0
+            groups: Counter[str] = Counter()
+            for one, load in loads.items():
+                groups[one.group] += load
+            assert groups[member.group] == max(groups.values())
+            assert loads[member] == max(load for one, load in loads.items() if one.group == member.group)
+            excess -= loads.pop(member)
+            member.tail = b""
+        assert not found or excess <= 0
+
     def check(self, members: Iterable[Any]) -> None:
         """What is counted is what there is; as long as something waits, there is a time to look at it."""
         assert self.queues.queued_bytes == self._size(self.legs)
@@ -245,6 +267,8 @@ def one_input(data: bytes) -> None:
             case 5:
                 world.now += choices.byte() / 4
                 world.expire()
+                world.look()
+                leg.member.tail = bytes(number * 1_000)
             case 6 if operation & 8 and leg.state is LegState.OPEN:
                 leg.state = leg.other.state = LegState.CLOSED  # its data waits for the receiver, and then for its time
                 for one in (leg, leg.other):

@@ -182,6 +182,11 @@ class FrameReader:
         self._tail = bytearray()
         self._missing = HEADER_BYTES
 
+    @property
+    def held_bytes(self) -> int:
+        """What was received of a frame that is not complete."""
+        return len(self._tail)
+
     def read(self, data: bytes) -> tuple[bytes, list[Frame]]:
         """The frames that ``data`` completes, and the bytes that they point into. Raises ``RemoteProtocolError``."""
         if len(data) < self._missing:

@@ -65,6 +65,11 @@ class Member(any_protocol.Member[Leg]):
         self.own_ids: bool | None = None
         self._next_id = LINK_IDS - 1
 
+    @property
+    def unfinished_bytes(self) -> int:
+        """Bytes that came and are not a whole frame yet."""
+        return self.reader.held_bytes
+
     def send_control(self, frame: bytes) -> None:
         """Send a frame that is not data, ahead of data that waits; ``b""`` is none."""
         if frame:

@@ -68,6 +68,11 @@ class RecordLayer:
         """Whether a counter is so far on that the connection should be made anew when that does no harm."""
         return self._sent >= COUNTER_SOFT_LIMIT or self._received >= COUNTER_SOFT_LIMIT
 
+    @property
+    def held_bytes(self) -> int:
+        """What was received of a packet that is not complete."""
+        return len(self._buffer)
+
     def open(self, data: bytes | memoryview) -> list[bytes]:
         """The plaintexts of all whole records in what has been received so far. Keeps nothing of ``data`` but copies.
 

@@ -89,6 +89,11 @@ class Member(any_protocol.Member[Leg]):
         self.strays = TokenBucket(switch.limits.strays_per_s, switch.limits.stray_burst, now)
         self.recent: RecentIds | tuple[()] = ()  # of transports that ended
 
+    @property
+    def unfinished_bytes(self) -> int:
+        """Bytes that came and are not a whole record, or not a whole frame."""
+        return len(self.tail) + self.records.held_bytes
+
     def sealed(self, frames: bytes) -> bytes:
         """``frames`` in a record."""
         return self.records.seal(frames)

@@ -195,6 +195,35 @@ def test_what_is_no_data_is_measured_while_the_network_takes_nothing(line: Line)
     assert (line.there.control_backlog_bytes, line.there.overloaded) == (0, False)
 
 
+def test_what_has_not_moved_between_two_looks_is_stale(line: Line) -> None:
+    frame = fwd(1_000)
+    half, rest = frame[:300], frame[300:]
+    line.send(fwd(10) + half)
+    record = line.sealer.seal(rest)
+    assert line.here.stale_bytes() == 0, "it may have come just now"
+    assert line.here.stale_bytes() == len(half)
+    line.here.receive_data(record[:-1], 7.0)
+    assert line.here.stale_bytes() == len(half) + len(record) - 1
+    line.here.receive_data(record[-1:], 7.0)
+    assert line.here.stale_bytes() == line.here.stale_bytes() == 0
+    line.send(half)
+    assert line.here.stale_bytes() == 0
+
+
+def test_what_the_network_does_not_take_between_two_looks_is_stale(line: Line) -> None:
+    line.send(fwd(5_000))
+    data = line.there.data_to_send()
+    assert line.there.stale_bytes() == line.there.stale_bytes() == 0, "the network took it"
+    line.there.pause()
+    line.there.send_control(encode_close(5, 0))
+    assert line.there.stale_bytes() == 0
+    assert line.there.stale_bytes() == len(data) + len(encode_close(5, 0))
+    line.there.resume()
+    line.there.data_to_send()
+    line.there.pause()
+    assert line.there.stale_bytes() == 0, "it took that, and not yet this"
+
+
 def test_more_than_fits_a_record_goes_out_in_several(line: Line) -> None:
     line.send(fwd(60_000))
     line.send(fwd(60_000))

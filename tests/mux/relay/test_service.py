@@ -12,7 +12,7 @@ from twisted.internet.task import deferLater
 from dmsg.address import HostPort
 from dmsg.crypto.keys import SecretKey
 from dmsg.eventlog.schema import ServerStopped, SessionDown, SessionUp, TransportOpened
-from dmsg.mux.core.wire import ACCEPT, CLOSE, FWD, REQUEST, CloseReason, encode_close, encode_frame
+from dmsg.mux.core.wire import ACCEPT, CLOSE, FWD, OK, REQUEST, CloseReason, encode_close, encode_frame
 from dmsg.mux.relay.limits import RelayLimits
 from dmsg.mux.relay.service import DmsgRelay
 from dmsg.testing.memory import MemoryNetwork
@@ -111,6 +111,70 @@ async def test_who_takes_no_answers_is_not_read_from():
             (CLOSE, 2 * at) for at in range(requests)
         ]
         raw.close()
+
+
+async def from_address(network, host, count=1):
+    """Connections to the first relay from one address, which have read what it says first."""
+    [pinned] = network.pinned
+    endpoint = TCP4ClientEndpoint(network.reactor, pinned.address.host, pinned.address.port, bindAddress=(host, 0))
+    found = [await network.wait(connect_raw(endpoint, pinned.public_key)) for _ in range(count)]
+    for raw in found:
+        await network.wait(raw.next_frame(OK))
+    return found
+
+
+@pytest_twisted.ensureDeferred
+async def test_halves_of_records_and_frames_are_bounded_in_all():
+    """A key each, 131 KB each: 1,000 keys of one address took 131 MB, and 10,000 of ten 1.3 GB."""
+    limit = 1 << 20
+    async with LocalNetwork(
+        MemoryNetwork(), relays=1, discovery=None, limits=RelayLimits(queued_total_bytes=limit)
+    ) as network:
+        [relay], memory = network.relays, network.reactor
+        strangers = await from_address(network, "203.0.113.1", 20)
+        [alice], [bob] = await from_address(network, "192.0.2.1"), await from_address(network, "192.0.2.2")
+        frame = encode_frame(REQUEST, 2, alice.key.public_key.raw + SecretKey.generate().public_key.raw)
+        half = alice.seal(frame[:20]) + alice.seal(frame[20:])
+        alice.send_bytes(half[:-30])
+        for raw in strangers:
+            raw.send_plain(encode_frame(FWD, 2, bytes(60_000))[:-1])
+            raw.send_bytes(raw.seal(bytes(60_000))[:-1])
+        for _ in range(5):
+            memory.advance(8.0)
+            bob.send_frame(CLOSE, 2)  # a relay looks when it reads
+            memory.advance(0)
+        left = [raw for raw in strangers if raw.lost_reason is None]
+        assert 0 < len(left) * 120_000 <= limit
+        assert len(relay.switch.members) == len(left) + 2
+        alice.send_bytes(half[-30:])  # hers was not what is too much
+        assert (await network.wait(alice.next_frame(CLOSE))).payload == bytes((CloseReason.UNKNOWN_PEER,))
+
+
+@pytest_twisted.ensureDeferred
+async def test_answers_that_are_not_taken_are_bounded_in_all():
+    limit = 40_000
+    memory = MemoryNetwork(high_water_bytes=4_096)
+    limits = RelayLimits(queued_total_bytes=limit, requests_per_s=1e9, request_burst=10**9)
+    async with LocalNetwork(memory, relays=1, discovery=None, limits=limits) as network:
+        [relay] = network.relays
+        strangers = await from_address(network, "203.0.113.1", 20)
+        [alice], [bob] = await from_address(network, "192.0.2.1"), await from_address(network, "192.0.2.2")
+        for raw, requests in ((alice, 1_500), *((raw, 2_000) for raw in strangers)):
+            raw.pause()
+            payload = raw.key.public_key.raw + SecretKey.generate().public_key.raw
+            for first in range(0, requests, 100):
+                raw.send_frames((REQUEST, 2 * at, payload) for at in range(first, first + 100))
+                memory.advance(0)
+        for _ in range(5):
+            memory.advance(8.0)
+            bob.send_frame(CLOSE, 2)
+            memory.advance(0)
+        left = [raw for raw in strangers if raw.lost_reason is None]
+        held = sum(member.control_backlog_bytes for member in relay.switch.members.values())
+        assert 0 < len(left) < 10 and 0 < held <= limit and alice.lost_reason is None
+        alice.resume()
+        memory.advance(1.0)
+        assert len(alice.take_frames()) == 1_500
 
 
 @pytest.mark.parametrize("receiver_is_first", [True, False])
