@@ -68,10 +68,10 @@ class Leg(Generic[M]):
         "id",
         "initiator",
         "key",
+        "limited_at",
         "member",
         "opened_at",
         "other",
-        "progressed",
         "queue",
         "queue_peak_bytes",
         "queued_bytes",
@@ -96,7 +96,7 @@ class Leg(Generic[M]):
         self.sampled_bytes = 0
         self.queue: deque[bytes] | None = None
         self.queued_bytes = self.queue_peak_bytes = 0
-        self.progressed = False
+        self.limited_at = 0  # how often its client's queues had been drained when the time limit of this one began
 
     @property
     def open(self) -> bool:
@@ -204,6 +204,7 @@ class Member(Core, Generic[L]):
         "dials",
         "direct",
         "dirty",
+        "drains",
         "feeding",
         "frames_in",
         "frames_out",
@@ -258,6 +259,7 @@ class Member(Core, Generic[L]):
         self.direct = True
         self.congested = self.dirty = self.gone = False
         self.pending_requests = self.queued_from = self.queued_to = self.control_bytes = 0
+        self.drains = 0  # how often it took something from its queues
         self.progressed = False  # took something from its queues since this was last set to False
         self.took_at = now  # when it did so last, or began to have queues; as exact as the last read of the relay
         self.bytes_in = self.bytes_out = self.frames_in = self.frames_out = self.transports = 0

@@ -67,6 +67,7 @@ class Queues(Generic[L]):
         waiting, out = receiver.waiting, receiver.out
         budget = _DRAIN_BYTES
         receiver.progressed = True
+        receiver.drains += 1
         receiver.took_at = now
         while waiting and budget > 0:
             leg = next(iter(waiting))
@@ -78,7 +79,6 @@ class Queues(Generic[L]):
                 share += len(frame)
                 out.append(frame)
                 receiver.single += 1
-            leg.progressed = True
             budget -= share
             waiting.move_to_end(leg)
             self.took(leg, share)
@@ -153,7 +153,7 @@ class Queues(Generic[L]):
 
     def limit_time(self, queue: L, now: float) -> None:
         """Start the timeout of a slow consumer for ``queue``, which is too long or whose transport is closed."""
-        queue.progressed = False
+        queue.limited_at = queue.member.drains  # of any of its queues: on a slow network each waits long for its turn
         self._stuck[queue] = now + self._limits.slow_consumer_timeout_s
         self._stuck.move_to_end(queue)
 
@@ -176,7 +176,7 @@ class Queues(Generic[L]):
             is_over = queue.state is LegState.CLOSED
             if queue.queued_bytes <= (0 if is_over else limits.queue_soft_bytes):
                 continue
-            if queue.progressed:
+            if queue.limited_at != queue.member.drains:
                 self.limit_time(queue, now)
             else:
                 found[queue] = None

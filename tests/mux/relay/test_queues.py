@@ -11,7 +11,7 @@ import pytest
 import pytest_twisted
 from twisted.internet.protocol import Factory, Protocol
 
-from dmsg.mux.core.wire import FWD, CloseReason
+from dmsg.mux.core.wire import CLOSE, FWD, CloseReason
 from dmsg.testing.memory import MemoryNetwork
 from dmsg.testing.network import LocalNetwork
 
@@ -225,6 +225,22 @@ def test_a_receiver_that_takes_something_has_more_time(relay):
     alice.read()
     assert set(alice.closed.values()) == {SLOW}
     assert net.switch.queued_bytes == 0
+
+
+def test_what_was_sent_before_a_close_arrives_on_a_slow_network_however_many_wait_for_their_turn(relay):
+    """100 transports of base clients, which send and close at once: each has a turn in 25 seconds."""
+    net = relay()
+    alice, bob = net.join("alice"), net.join("bob")
+    ids = alice.dial_many(bob, 100)
+    bob.pause()
+    for transport_id in ids:
+        alice.send(transport_id, 50_000)
+        alice.say(CLOSE, transport_id, b"\0")
+    while net.switch.queued_bytes:
+        net.advance(1.0)
+        bob.read(1)  # 64 KiB
+    assert sorted(bob.taken.values()) == [50_000] * 100
+    assert set(bob.closed.values()) == {CloseReason.NORMAL}
 
 
 @pytest_twisted.ensureDeferred
