@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +30,12 @@ class AdmissionLimits:
     connections_per_address: int = 1_000
     #: How long a stopping relay lets what is under way go on.
     drain_timeout_s: float = 10.0
+
+    def __post_init__(self) -> None:
+        """Raise ``ValueError`` for a burst or a number of unfinished handshakes that lets nothing through at all."""
+        for each in fields(self):
+            if ("burst" in each.name or each.name.startswith("half_open")) and getattr(self, each.name) < 1:
+                raise ValueError(f"{each.name} must be at least 1")
 
 
 @dataclass(frozen=True, slots=True)

@@ -112,6 +112,17 @@ def test_one_environment_serves_all_roles() -> None:
             "",
             "messaging-server: key: must be given (--key, DMSG_KEY, or [messaging-server] in --config)",
         ),
+        (
+            server,
+            "--key k --limit-half-open 0",
+            "dmsg-server: limits: half_open must be at least 1 (in option --limit-half-open)",
+        ),
+        (server, "--key k --limit-handshake-burst 0", "dmsg-server: limits: handshake_burst must be at least 1"),
+        (
+            messaging_server,
+            "--key k --limit-stranger-request-burst 0",
+            "messaging-server: limits: stranger_request_burst must be at least 1",
+        ),
         (server, "--nonsense", "dmsg-server: option --nonsense not recognized"),
         (server, "more", "dmsg-server: takes options only, not 'more'"),
         (server, "--key /no/key", "dmsg-server: key: /no/key: No such file or directory"),
