@@ -44,9 +44,13 @@ class RequestRates:
         rates = target.rates
         if rates is None:
             rates = self._add(target, now)
-        if source in target.incoming or source.remote.raw in target.known:
+        if self.known(source, target):
             return rates[1].take(source.group, now)
         return self._take_of_pair(source, target, now) and rates[0].take(source.group, now)
+
+    def known(self, source: Member[Any], target: Member[Any]) -> bool:
+        """Whether ``target`` knows ``source``: an open transport of it, or its key as one that it accepted lately."""
+        return source in target.incoming or source.remote.raw in target.known
 
     def accepted(self, source: Member[Any], target: Member[Any]) -> None:
         """Note that ``target`` accepted a request of ``source``."""

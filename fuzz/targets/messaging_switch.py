@@ -263,6 +263,7 @@ class _World(World):
             assert (
                 full
                 or theirs is None
+                or target.control_backlog_bytes > limits.control_backlog_bytes // 2  # for a stranger
                 or target.incoming.count >= room
                 or target.unanswered.count >= limits.unanswered_per_target
             )

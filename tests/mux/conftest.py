@@ -73,10 +73,10 @@ class Client:
     def pause(self) -> None:
         self.member.pause()
 
-    def ask(self, other: Client) -> int:
-        """Send a REQUEST; gives its id."""
+    def ask(self, other: Client, message: bytes = b"") -> int:
+        """Send a REQUEST, with ``message`` behind the keys; gives its id."""
         transport_id, self.next_id = self.next_id, self.next_id + 2 & 0xFFFF
-        self.say(REQUEST, transport_id, self.key.raw + other.key.raw)
+        self.say(REQUEST, transport_id, self.key.raw + other.key.raw + message)
         return transport_id
 
     def accept_all(self) -> None:

@@ -84,6 +84,31 @@ def test_who_was_accepted_is_known(relay):
         net.advance(0.005)
 
 
+def test_strangers_leave_friends_room_in_what_a_client_has_not_taken_yet(relay):
+    """Four keys of one address and a network that takes nothing for three seconds: friends were refused as busy."""
+    net = relay()
+    victim = net.join("victim")
+    friends = friends_of(net, victim, 2)
+    strangers = [net.join(f"stranger {number}", "attacker") for number in range(8)]
+    for client in (victim, *friends, *strangers):
+        client.member.extended = True
+    victim.pause()
+    for _ in range(30):
+        for stranger in strangers:
+            for _ in range(10):
+                stranger.ask(victim, bytes(1_200))
+            stranger.read()
+        net.advance(0.1)
+    assert CloseReason.BUSY in strangers[0].closed.values()
+    asked = [friend.ask(victim, bytes(1_200)) for friend in friends for _ in range(40)]
+    victim.member.resume()
+    victim.accept_all()
+    for friend in friends:
+        friend.read()
+        assert CloseReason.BUSY not in friend.closed.values()
+    assert sum(len(friend.accepted) for friend in friends) == len(asked) + len(friends)
+
+
 def test_what_is_unanswered_may_come_at_once(relay):
     net = relay()
     here, there = net.join("here"), net.join("there")
