@@ -58,6 +58,11 @@ class Program:
         return self.wait()
 
     @property
+    def pid(self) -> int:
+        """The number of its process."""
+        return self._process.pid
+
+    @property
     def is_running(self) -> bool:
         """Whether it has not ended yet."""
         return self._process.poll() is None
@@ -97,17 +102,28 @@ class Program:
 
 @pytest.fixture
 def start(plugin_path: Path, tmp_path: Path) -> Iterator[Callable[..., Program]]:
-    """``start("twistd", "-n", …, environ={}) -> Program`` in the test's directory; all end with the test."""
+    """``start("twistd", "-n", …, environ={}, descriptors=(soft, hard)) -> Program`` in the test's directory.
+
+    All end with the test.
+    """
     programs: list[Program] = []
 
-    def run(command: str, *arguments: str, environ: dict[str, str] | None = None) -> Program:
+    def run(
+        command: str,
+        *arguments: str,
+        environ: dict[str, str] | None = None,
+        descriptors: tuple[int, int] | None = None,
+    ) -> Program:
         clean = environ_without_settings() | {
             "PYTHONPATH": str(plugin_path),
             "PYTHONUNBUFFERED": "1",
             **(environ or {}),
         }
-        path = str(Path(sys.executable).with_name(command))
-        programs.append(Program([path, *arguments], tmp_path, clean))
+        words = [str(Path(sys.executable).with_name(command)), *arguments]
+        if descriptors is not None:
+            soft, hard = descriptors
+            words = ["/bin/sh", "-c", f'ulimit -Sn {soft}; ulimit -Hn {hard}; exec "$0" "$@"', *words]
+        programs.append(Program(words, tmp_path, clean))
         return programs[-1]
 
     yield run

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import socket
 import urllib.error
@@ -100,6 +101,18 @@ def test_a_role_runs_on_our_reactor_unless_another_is_asked_for(
     program = start(*command, environ={"DMSG_REACTOR": "", **environ})
     program.wait_for("dmsg-discovery runs, on tcp:")
     assert f"reactor class: {reactor}." in program.text
+    assert program.terminate() == 0
+
+
+@pytest.mark.parametrize(("soft", "hard", "allowed"), [(256, 3_000, 3_000), (256, 256, 256)])
+def test_a_role_has_as_many_descriptors_as_it_may_have(start: Start, soft: int, hard: int, allowed: int) -> None:
+    """Systems start a program with 1,024, and one address of a relay may have as many connections."""
+    listen = f"tcp:{free_port()}:interface=127.0.0.1"
+    command = [*RUNNERS[0], "dmsg-discovery", "--listen", listen, "--store", "memory:"]
+    program = start(*command, descriptors=(soft, hard))
+    program.wait_for("dmsg-discovery runs, on tcp:")
+    limits = Path(f"/proc/{program.pid}/limits").read_text()
+    assert re.search(rf"Max open files +{allowed} +{hard} ", limits)
     assert program.terminate() == 0
 
 
