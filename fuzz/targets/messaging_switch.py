@@ -361,6 +361,12 @@ class _World(World):
             if event.reason == Ending.SLOW_CONSUMER:
                 self.lossy.add(leg)
             if (both or last != leg.side) and not leg.member.gone and leg.id != -1 and leg is not self.refused:
+                # The id of a request that was not answered is the relay's, and may be that of a channel of the client.
+                others = [one for one in self.called[leg.member, leg.id] if one.initiator]
+                if not leg.initiator and not event.was_open and leg.member.own_ids is None and others:
+                    if any(one.open for one in others):
+                        continue
+                    self.lossy.add(leg)  # one of them may have ended with it
                 self.flows[leg].append((self._end_kind(leg, was_open=event.was_open), b""))
                 self.told.add(leg)
 

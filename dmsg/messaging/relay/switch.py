@@ -63,12 +63,14 @@ class Switch(any_protocol.Switch[Member, Leg]):
     def closing(self, leg: Leg, reason: int) -> bytes:
         """ChannelClosed, or for a client of 2019 whose channel was offered or is open CloseChannel.
 
-        Nothing when the client has not said yet what it calls the channel: it is told when it does.
+        Nothing when the client has not said yet what it calls the channel: it is told when it does. A client that has not
+        shown yet whether it has ids of its own does have some if the relay's id is also that of a channel it has open.
         """
-        if leg.id == UNKNOWN_ID:
+        member = leg.member
+        if leg.id == UNKNOWN_ID or (not leg.initiator and member.own_ids is None and member.called(leg.id) is not None):
             return b""
         waits = leg.closing or leg.key == Leg.asking_key(leg.id)
-        return leg.member.layout.encode(CHANNEL_CLOSED if waits else self._closes_open, leg.id)
+        return member.layout.encode(CHANNEL_CLOSED if waits else self._closes_open, leg.id)
 
     # --- frames ----------------------------------------------------------------------------------------------------
 

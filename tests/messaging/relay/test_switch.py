@@ -207,6 +207,30 @@ def test_a_late_answer_with_an_id_of_its_own_is_told_that_it_is_late(
     assert bob.take() == [], "0 is another channel's"
 
 
+@pytest.mark.parametrize(("go_quirks", "kind"), [(False, CHANNEL_CLOSED), (True, CLOSE_CHANNEL)])
+def test_requests_that_are_given_up_end_no_channel_of_a_client_that_has_only_dialled(
+    relay: MakeRelay, go_quirks: bool, kind: int
+) -> None:
+    """Alice has ids of her own, which the relay cannot know before she answers: her 200 is not its 200."""
+    net = relay(go_quirks=go_quirks)
+    alice, bob, mallory = net.join("alice", own_ids=True), net.join("bob", own_ids=True), net.join("mallory")
+    ours, theirs = alice.open(bob, 200, 5)
+    came = []
+    for _ in range(128):
+        mallory.ask(alice)
+        mallory.say(CLOSE_CHANNEL, 0)
+        came += alice.take()
+        net.advance(0.2)
+    assert [said.kind for said in came if said.channel_id == 200] == [OPEN_CHANNEL]
+    assert [said.kind for said in came if said.channel_id == 201] == [OPEN_CHANNEL, kind]
+    bob.say(SEND, theirs, b"still there")
+    alice.say(SEND, ours, b"so am I")
+    assert alice.take() == [Said(SEND, 200, b"still there")] and bob.take() == [Said(SEND, 5, b"so am I")]
+    alice.answer(200, 7)
+    assert alice.take() == [Said(kind, 7, b"")], "the offer was taken back before it was answered"
+    check(net)
+
+
 def test_an_answer_with_the_id_of_the_clients_own_request_ends_the_one_it_answers(relay: MakeRelay) -> None:
     net = relay()
     alice, bob, mallory = net.join("alice"), net.join("bob"), net.join("mallory", own_ids=True)
