@@ -192,11 +192,16 @@ class SecretKey:
         made: bytes = ffi.buffer(shared)[:]
         return made
 
-    def sign(self, message: bytes) -> bytes:
-        """A 65-byte recoverable signature r ‖ s ‖ recovery id over SHA-256 of ``message``; s is always low."""
+    def sign(self, message: bytes, entropy: bytes = b"") -> bytes:
+        """A 65-byte recoverable signature r ‖ s ‖ recovery id over SHA-256 of ``message``; s is always low.
+
+        The same message has the same signature, unless there are 32 bytes of ``entropy``: then it is theirs as well.
+        """
         if self._signer is None:
             self._signer = coincurve.PrivateKey(self._raw)
-        signature: bytes = self._signer.sign_recoverable(hashlib.sha256(message).digest(), hasher=None)
+        nonce = (ffi.NULL, ffi.new(_32_BYTES, entropy) if entropy else ffi.NULL)
+        digest = hashlib.sha256(message).digest()
+        signature: bytes = self._signer.sign_recoverable(digest, hasher=None, custom_nonce=nonce)
         return signature
 
 

@@ -69,7 +69,7 @@ def one_input(data: bytes) -> None:
     choices = Choices(data)
     accepts = not choices.flag()
     client = _Side(LinkInitiator(_CLIENT, _RELAY.public_key, now=0.0, random=repeatable(b"nonce")), accepts=True)
-    relay = _Side(LinkResponder(_RELAY, now=0.0), accepts=accepts)
+    relay = _Side(LinkResponder(_RELAY, now=0.0, random=repeatable(b"entropy")), accepts=accepts)
     now, touched = 0.0, False
     for _ in range(48):
         if not choices.left:

@@ -22,9 +22,9 @@ _REFUSALS = ("", "", "", "handshakes", "handshakes_per_address")
 
 
 def _transcript() -> tuple[bytes, bytes, bytes]:
-    """What a client sends, twice, and what it sends first on the connection; signatures are the same each time."""
+    """What a client sends, twice, and what it sends first on the connection, to a relay with the same entropy each time."""
     client = LinkInitiator(_CLIENT, _RELAY.public_key, now=0.0, random=repeatable(b"nonce"))
-    relay = StrangerHandshake(_RELAY, _LIMITS, lambda now: "", now=0.0)
+    relay = StrangerHandshake(_RELAY, _LIMITS, lambda now: "", now=0.0, random=repeatable(b"entropy"))
     first = client.data_to_send()
     relay.receive_data(first, 0.0)
     client.receive_data(relay.data_to_send(), 0.0)
@@ -44,7 +44,8 @@ class _World:
         self.now = choices.byte() / 8
         self.began = self.now
         self.refusal = choices.pick(_REFUSALS)
-        self.core = StrangerHandshake(_RELAY, _LIMITS, self.take, now=self.now)
+        random = repeatable(b"entropy")
+        self.core = StrangerHandshake(_RELAY, _LIMITS, self.take, now=self.now, random=random)
         self.taken: list[float] = []
         #: When something came first, and what has come.
         self.first: float | None = None

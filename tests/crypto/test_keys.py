@@ -169,6 +169,15 @@ def test_a_signature_names_its_key(message: bytes) -> None:
         ALICE.public_key.verify(signature, message + b"x")
 
 
+@given(st.binary(max_size=200), st.binary(min_size=32, max_size=32))
+@settings(max_examples=25)
+def test_a_signature_with_entropy_is_another_one_of_the_same_key(message: bytes, entropy: bytes) -> None:
+    signature = ALICE.sign(message, entropy)
+    assert signature != ALICE.sign(message) == ALICE.sign(message)
+    assert int.from_bytes(signature[32:64], "big") <= ORDER // 2 and signature[64] <= 3
+    assert recover(signature, message) == ALICE.public_key
+
+
 @given(st.binary(min_size=60, max_size=70))
 def test_any_bytes_are_a_signature_or_none(signature: bytes) -> None:
     with pytest.raises(InvalidSignature):

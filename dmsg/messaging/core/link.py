@@ -26,6 +26,7 @@ from dmsg.sansio.core import Core
 
 VERSION: Final = "0.1"
 NONCE_BYTES: Final = 16
+_ENTROPY_BYTES: Final = 32
 _SPACE: Final = b" \t\r\n"
 #: What decides where an object ends: strings begin and end, braces open and close, a backslash hides what follows.
 _MARKS: Final = re.compile(rb'["\\{}]')
@@ -319,10 +320,18 @@ class LinkResponder(_LinkHandshake):
     queued from the acceptance on, and are sent after that.
     """
 
-    __slots__ = ()
+    __slots__ = ("_random",)
 
-    def __init__(self, key: SecretKey, *, now: float, timeout_s: float = HANDSHAKE_TIMEOUT_S) -> None:
+    def __init__(
+        self,
+        key: SecretKey,
+        *,
+        now: float,
+        timeout_s: float = HANDSHAKE_TIMEOUT_S,
+        random: Random = os.urandom,
+    ) -> None:
         super().__init__(key, _Step.FRAME_1, now + timeout_s)
+        self._random = random
 
     def accept(self, now: float) -> None:
         """Let the client in: the last object goes out."""
@@ -364,7 +373,10 @@ class LinkResponder(_LinkHandshake):
                 # We would sign what a third party takes for our sig2, and so for us as its client.
                 raise _malformed("signed too early")
             asked = replace(frame, accepted=None)
-            self._send(replace(asked, sig1=self._key.sign(asked.payload())))
+            # The nonce is the client's, so sig1 is all that is new to a client: with the same one for the same first
+            # object a recorded sig2 would do again.
+            sig1 = self._key.sign(asked.payload(), self._random(_ENTROPY_BYTES))
+            self._send(replace(asked, sig1=sig1))
             self._step = _Step.FRAME_3
             return
         if replace(frame, sig2=b"", accepted=None) != self._frame:

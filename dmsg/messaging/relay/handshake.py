@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from dmsg.crypto.keys import SecretKey
+from dmsg.crypto.keys import Random, SecretKey
 from dmsg.errors import RemoteProtocolError
 from dmsg.messaging.core.events import Event
 from dmsg.messaging.core.link import LinkFrame, LinkResponder
@@ -23,8 +23,10 @@ class StrangerHandshake(LinkResponder):
     #: Answers are made at once: a signature costs little.
     answer_due = False
 
-    def __init__(self, key: SecretKey, limits: RelayLimits, take: Callable[[float], str], *, now: float) -> None:
-        super().__init__(key, now=now, timeout_s=limits.handshake_timeout_s)
+    def __init__(
+        self, key: SecretKey, limits: RelayLimits, take: Callable[[float], str], *, now: float, random: Random
+    ) -> None:
+        super().__init__(key, now=now, timeout_s=limits.handshake_timeout_s, random=random)
         self._take: Callable[[float], str] | None = take
         self._silent_until: float | None = now + limits.first_byte_timeout_s
         #: Objects that were looked at: each costs a signature or its verification.

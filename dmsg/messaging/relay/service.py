@@ -97,7 +97,8 @@ class MessagingRelay(RelayService):
 
     def greet(self, origin: Origin, now: float) -> StrangerHandshake:
         """A link handshake, for which ``origin`` pays with a token."""
-        return StrangerHandshake(self.key, self.switch.limits, lambda at: self._rates.take(origin, at), now=now)
+        limits, random = self.switch.limits, self._random
+        return StrangerHandshake(self.key, limits, lambda at: self._rates.take(origin, at), now=now, random=random)
 
     def on_handshake(self, shell: RelayShell, event: LinkRequested | LinkDone) -> None:
         """Admit the client that has shown its key, or refuse it; go on with its frames when they may begin.

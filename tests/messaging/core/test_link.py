@@ -29,7 +29,7 @@ class Recorded(SecretKey):
 
     __slots__ = ("signature",)
 
-    def sign(self, message: bytes) -> bytes:
+    def sign(self, message: bytes, entropy: bytes = b"") -> bytes:
         self.public_key.verify(self.signature, message)
         return self.signature
 
@@ -45,7 +45,7 @@ def initiator(**options: Any) -> LinkInitiator:
 
 
 def responder() -> LinkResponder:
-    return LinkResponder(RELAY, now=0.0)
+    return LinkResponder(RELAY, now=0.0, random=bytes)
 
 
 def frames(client: LinkInitiator, relay: LinkResponder) -> list[bytes]:
@@ -428,6 +428,15 @@ def test_a_relay_cannot_be_made_to_sign_as_a_client() -> None:
     core = responder()
     assert wrong(core, evil.encode()) == "signed too early"
     assert core.data_to_send() == b""
+
+
+def test_what_a_client_has_said_once_makes_no_second_link() -> None:
+    """Who has read a link need only wait: the nonce is the client's, and nothing else in its objects is the relay's."""
+    said = frames(initiator(), LinkResponder(RELAY, now=0.0))
+    again = LinkResponder(RELAY, now=60.0)
+    assert again.receive_data(said[0], 60.0) == []
+    assert LinkFrame.decode(again.data_to_send()).sig1 != LinkFrame.decode(said[1]).sig1
+    assert wrong(again, said[2]) == "not an echo"
 
 
 @pytest.mark.parametrize("frame", [3, 4])

@@ -63,6 +63,20 @@ class Eager(RawLink):
         self.transport.write(said + self.frames if b"sig2" in said else said)  # type: ignore[union-attr]
 
 
+class Recorder(RawLink):
+    """A client that keeps the objects of its handshake."""
+
+    def connectionMade(self) -> None:
+        self.written: list[bytes] = []
+        super().connectionMade()
+
+    def _go_on(self) -> None:
+        said = self._core.data_to_send()
+        if said:
+            self.written.append(said)
+            self.transport.write(said)  # type: ignore[union-attr]
+
+
 class Listed:
     """A discovery that keeps what is posted."""
 
@@ -239,6 +253,20 @@ def test_the_newest_link_of_a_key_wins(world: World) -> None:
     alice, again = world.join(11), world.join(11)
     assert (alice.lost, again.lost) == (True, False)
     assert [event.reason for event in world.of(ev.ConnectionClosed)] == ["replaced"]
+
+
+def test_a_link_that_was_recorded_replaces_none(world: World) -> None:
+    world.start()
+    alice = world.connect(Recorder(RELAY.public_key, secret_key(11)))
+    world.memory.advance(FIRST_FRAME_PAUSE_S)
+    assert alice.linked and len(alice.written) == 2
+    mallory = world.connect(Bytes(), host="198.51.100.1")
+    for data in alice.written:
+        mallory.transport.write(data)
+        world.memory.advance(0)
+    world.memory.advance(HANDSHAKE_TIMEOUT_S)
+    assert (alice.lost, mallory.lost) == (False, True)
+    assert [event.reason for event in world.of(ev.HandshakeFailed)] == ["not an echo"]
 
 
 def test_a_client_that_is_not_admitted_is_told(world: World) -> None:
