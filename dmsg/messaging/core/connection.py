@@ -256,7 +256,10 @@ class Connection(Core):
             elif kind == OPEN_CHANNEL:
                 self._on_open_channel(channel_id, buffer[start:end], events)
             elif channel is None:
-                continue  # late, or for a channel that never was: it means nothing
+                # Late, or for a channel that never was: it means nothing. But an OpenChannel may be under way for longer
+                # than the id of a dial that was given up is kept, and then the answer has opened a channel at the peer.
+                if kind == CHANNEL_OPENED and self.dialect.own_ids and end - start == CHANNEL_OPENED_BYTES + 1:
+                    self.send_control(CHANNEL_CLOSED, buffer[start])
             elif kind == CHANNEL_OPENED:
                 self._on_channel_opened(channel, buffer[start:end], events)
             elif kind == CLOSE_CHANNEL:

@@ -820,6 +820,29 @@ def test_a_dial_that_was_given_up_and_never_answered_is_forgotten() -> None:
     assert not connection.channels and [kind for kind, _, _ in said(connection)] == [OPEN_CHANNEL, CLOSE_CHANNEL]
 
 
+@each_dialect
+def test_a_dial_that_was_given_up_and_is_answered_after_it_was_forgotten_leaves_the_peer_no_channel(
+    dialect: Dialect,
+) -> None:
+    """The network was stuck for so long, and then brings the OpenChannel after all."""
+    board = Switchboard(dialect)
+    caller, callee = board.sides
+    ours = caller.connection.open(callee.connection.identity)
+    caller.connection.abort(ours)
+    caller.connection.handle_timeout(0.0)
+    caller.connection.handle_timeout(caller.connection.config.abandoned_id_s)
+    assert not caller.connection.channels
+    board.relay(caller)
+    board.deliver(callee, 1)
+    [offer] = callee.events
+    assert isinstance(offer, ChannelOffered)
+    callee.connection.accept(offer.channel)
+    board.pump()
+    reason = ChannelEndReason.PEER_GONE if dialect.own_ids else ChannelEndReason.CLOSED_BY_PEER
+    assert ends(callee.events) == [(reason, False)]
+    assert caller.events == [] and not caller.connection.channels and not callee.connection.channels
+
+
 # --- every state and every frame ---------------------------------------------------------------------------------------
 
 
