@@ -151,6 +151,32 @@ def test_batch_after_batch(spark: SparkSession, tmp_path: Path) -> None:
     assert rows[0].file == plain
 
 
+def test_a_file_that_was_cut_or_damaged_on_its_way_is_taken_again_under_its_name(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    """Its name tells a digest, which is not that of what came at first."""
+    zone, tables = LandingZone(tmp_path / "landing"), tmp_path / "tables"
+    cut = zone.root / zone.file(lines=lines(*range(40)), frames=4)
+    spoiled = zone.root / zone.file(lines=lines(0, 1, boot="c" * 16), boot="c" * 16)
+    whole = {path: path.read_bytes() for path in (cut, spoiled)}
+    cut.write_bytes(whole[cut][: len(whole[cut]) // 2])
+    spoiled.write_bytes(bytes(len(whole[spoiled])))
+    os.utime(spoiled, (START, START))
+    first = ingest(spark, str(zone.root), str(tables))
+    assert sorted(first.missing_files) == sorted(str(path.relative_to(zone.root)) for path in whole)
+    before = tree(tmp_path)
+    assert counts(ingest(spark, str(zone.root), str(tables))) == (0, 0, 0, 0, 0, 0)
+    assert tree(tmp_path) == before, "what is as it was is not read again"
+
+    for path, data in whole.items():
+        path.write_bytes(data)
+    again = ingest(spark, str(zone.root), str(tables))
+    assert (again.files, again.lines_in, again.missing, again.missing_files) == (2, 42, 0, [])
+    boots = {"b" * 16: range(40), "c" * 16: range(2)}
+    assert keys(spark, tables) == [("n" * 16, boot, seq) for boot, numbers in boots.items() for seq in numbers]
+    assert counts(ingest(spark, str(zone.root), str(tables))) == (0, 0, 0, 0, 0, 0)
+
+
 def test_many_commits_are_read_at_any_path(spark: SparkSession, tmp_path: Path) -> None:
     tables = str(tmp_path / "t[a]{b,c}")
     made = [store.Commit(batch, f"{batch:08d}-x", {"good": batch}, ["b"], []) for batch in range(1, 43)]

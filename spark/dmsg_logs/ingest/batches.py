@@ -112,8 +112,20 @@ def _after(tell: Progress, done: int, total: int) -> Callable[[str, int], None]:
 
 
 def _fresh(listed: Iterable[LandingFile], commits: Iterable[store.Commit]) -> list[LandingFile]:
-    known = {each["identity"] for commit in commits for each in commit.files}
-    return [each for each in listed if each.identity not in known]
+    """The files in which there is something new.
+
+    Names vouch for what could be read whole only: a file that was cut or damaged on its way is taken again once it is
+    another one.
+    """
+    known = {each["identity"]: each for commit in commits for each in commit.files}
+
+    def has_new(file: LandingFile) -> bool:
+        taken = known.get(file.identity)
+        if taken is None:
+            return True
+        return bool(taken["problem"]) and (taken["size"], taken["landed_at"]) != (file.size, file.changed_at)
+
+    return [each for each in listed if has_new(each)]
 
 
 class _Claims(NamedTuple):

@@ -80,8 +80,8 @@ class LandingFile:
 
     @property
     def identity(self) -> str:
-        """Equal if and only if there is nothing new in it. A digest in the name vouches for the content; a file without
-        one is taken again when its size has changed."""
+        """Equal if and only if there is nothing new in it, as far as a name can say. A digest in the name vouches for the
+        content of a file that is whole; a file without one is taken again when its size has changed."""
         return self.name if parse_name(self.name).digest else f"{self.name}:{self.size}"
 
     @property
