@@ -31,7 +31,7 @@ from fuzz.choices import Choices
 from fuzz.oracles import outcome
 from fuzz.switches import CLIENTS, SMALL_LIMITS, World, run
 
-_LIMITS = RelayLimits(close_timeout_s=5.0, **SMALL_LIMITS)
+_LIMITS = RelayLimits(close_timeout_s=5.0, strays_per_s=1e6, stray_burst=10**6, **SMALL_LIMITS)
 _MESSAGE = CLIENTS[0].raw + bytes(16)
 
 

@@ -85,34 +85,34 @@ class Switch(any_protocol.Switch[Member, Leg]):
         member.bytes_in += len(data)
         try:
             data, frames = member.reader.read(data)
+            layout = member.reader.layout
+            if layout is not None:
+                member.layout = layout
+            member.frames_in += len(frames)
+            for kind, channel_id, start, end in frames:
+                leg = legs.get(channel_id)
+                if kind != SEND:
+                    self._on_rare_frame(member, leg, kind, channel_id, data[start:end], events)
+                elif leg is not None and leg.state is _OPEN and not leg.closing:
+                    leg.bytes += end - start
+                    target, there = leg.target, leg.other.id
+                    if target.layout is layout:  # the header as it came, another id, the payload as it came
+                        head, body = data[start - 4 : start - 1] + there.to_bytes(1, "big"), data[start:end]
+                    else:
+                        try:
+                            frame = target.layout.encode(SEND, there, data[start:end])
+                        except LocalProtocolError:  # longer than frames of the other layout may be
+                            self._end_both(leg, Ending.MALFORMED, events)
+                            continue
+                        head, body = frame[:4], frame[4:]
+                    if target.direct:
+                        target.out += (head, body)
+                        target.mark_dirty()
+                    else:
+                        self._enqueue(leg, head + body, events)
         except RemoteProtocolError as error:
-            error.events = events
+            error.events = events  # of the frames before the one that is at fault
             raise
-        layout = member.reader.layout
-        if layout is not None:
-            member.layout = layout
-        member.frames_in += len(frames)
-        for kind, channel_id, start, end in frames:
-            leg = legs.get(channel_id)
-            if kind != SEND:
-                self._on_rare_frame(member, leg, kind, channel_id, data[start:end], events)
-            elif leg is not None and leg.state is _OPEN and not leg.closing:
-                leg.bytes += end - start
-                target, there = leg.target, leg.other.id
-                if target.layout is layout:  # the header as it came, another id, the payload as it came
-                    head, body = data[start - 4 : start - 1] + there.to_bytes(1, "big"), data[start:end]
-                else:
-                    try:
-                        frame = target.layout.encode(SEND, there, data[start:end])
-                    except LocalProtocolError:  # longer than frames of the other layout may be
-                        self._end_both(leg, Ending.MALFORMED, events)
-                        continue
-                    head, body = frame[:4], frame[4:]
-                if target.direct:
-                    target.out += (head, body)
-                    target.mark_dirty()
-                else:
-                    self._enqueue(leg, head + body, events)
         return events
 
     def _on_rare_frame(
@@ -151,6 +151,7 @@ class Switch(any_protocol.Switch[Member, Leg]):
     def _refusal_of(self, member: Member, payload: bytes, target: Member | None) -> Ending | None:
         """Why an OpenChannel is not passed on to ``target``, or ``None``."""
         if len(payload) != OPEN_CHANNEL_BYTES:
+            self._count_stray(member)
             return Ending.MALFORMED
         reason = self._refusal_from(member)
         if reason is not None:
@@ -160,8 +161,13 @@ class Switch(any_protocol.Switch[Member, Leg]):
         if target is member:
             return Ending.REFUSED
         if not _is_message(payload[KEY_BYTES:]):
+            self._count_stray(member)
             return Ending.MALFORMED
         return self._refusal_towards(member, target)
+
+    def _count_stray(self, member: Member) -> None:
+        if not member.strays.take(self.now):
+            raise RemoteProtocolError("frame", "abuse")
 
     def _on_channel_opened(self, member: Member, leg: Leg | None, payload: bytes, events: list[SwitchEvent]) -> None:
         own_ids = len(payload) == CHANNEL_OPENED_BYTES + 1

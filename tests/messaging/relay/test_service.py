@@ -358,6 +358,17 @@ def test_handshakes_of_an_address_have_a_rate(world: World) -> None:
     assert (failed.stage, failed.reason) == ("accept", "handshakes_per_address")
 
 
+def test_a_client_that_floods_the_relay_with_malformed_requests_is_dropped(world: World) -> None:
+    world.start()
+    alice, bob = world.join(11), world.join(12)
+    alice.say(CHANNEL_CLOSED, 99)  # tells its layout
+    alice.transport.write(GO.encode(OPEN_CHANNEL, 7) * 60_000)
+    world.memory.advance(0)
+    assert (alice.lost, bob.lost) == (True, False)
+    assert [event.reason for event in world.of(ev.ConnectionClosed)] == ["abuse"]
+    assert len(world.of(ev.Refused)) <= 100
+
+
 def test_a_stranger_with_a_thousand_keys_keeps_nobody_out(world: World) -> None:
     relay = world.start(connections=100)
     alice, bob = world.join(11, "198.51.100.1"), world.join(12, "198.51.100.2")

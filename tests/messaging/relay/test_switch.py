@@ -646,6 +646,25 @@ def test_requests_have_rates(relay: MakeRelay) -> None:
     assert refused(alice.say(OPEN_CHANNEL, 30, bytes(33) + MESSAGE)) == ["unknown_peer"]
 
 
+def test_malformed_requests_have_a_rate_and_more_of_them_end_the_link(relay: MakeRelay) -> None:
+    """One of four bytes costs the relay as much as a whole one."""
+    net = relay(stray_burst=3, strays_per_s=2.0)
+    alice, bob = net.join("alice"), net.join("bob")
+    alice.open(bob, 9)
+    for _ in range(3):
+        [refused] = alice.say(OPEN_CHANNEL, 0)
+        assert refused == RequestRefused(alice.member, "malformed")
+    net.advance(1.0)
+    malformed = GO.encode(OPEN_CHANNEL, 0)
+    with pytest.raises(RemoteProtocolError) as caught:
+        alice.send(GO.encode(CLOSE_CHANNEL, 9) + malformed * 3)
+    assert caught.value.reason == "abuse" and len(caught.value.events) == 2, "two more in a second"
+    assert [said.kind for said in bob.take()] == [CLOSE_CHANNEL], "what came before it was handled"
+    assert alice.take() == [Said(CHANNEL_CLOSED, 0, b"")] * 5
+    alice.open(bob, 1)
+    check(net)
+
+
 def test_a_client_that_takes_nothing_loses_its_channels_and_stops_nobody(relay: MakeRelay) -> None:
     net = relay(queue_soft_bytes=20_000, queue_hard_bytes=30_000)
     alice, bob, carol = net.join("alice"), net.join("bob"), net.join("carol")
@@ -673,7 +692,7 @@ def test_a_queue_without_progress_has_a_time_limit(relay: MakeRelay) -> None:
 
 
 def test_refusals_do_not_pile_up_for_a_client_that_takes_none(relay: MakeRelay) -> None:
-    net = relay(control_backlog_bytes=1_000)
+    net = relay(control_backlog_bytes=1_000, stray_burst=1_000)
     alice = net.join("alice")
     alice.say(CHANNEL_CLOSED, 99)  # tells its layout
     alice.member.pause()
