@@ -266,8 +266,8 @@ def test_the_time_ends_with_the_last_hour_that_can_be_true(data: ReportData) -> 
     assert len(data.buckets()) == 25
 
 
-@pytest.mark.parametrize("landed_at", [0.0, 1.0, -1e9])
-def test_files_without_a_time_do_not_empty_the_report(spark: SparkSession, landed_at: float) -> None:
+@pytest.mark.parametrize("landed_at", [0.0, 1.0, -1e9, 4_102_444_000.0])
+def test_files_with_a_wrong_time_do_not_empty_the_report(spark: SparkSession, landed_at: float) -> None:
     fleet = small_fleet()
     accounts = [{**row, "landed_at": landed_at} for row in fleet["accounts"]]
     forged = hour(OTHER_RELAY, 4_102_441_200, bytes=9)  # the last hour of 2099, far beyond the clock here

@@ -215,6 +215,8 @@ def test_a_relay_that_was_away_is_forecast_from_its_return(spark: SparkSession, 
         (9000.0, None, 50_000.0),
         (9000.0, -1.0, 50_000.0),
         (90_000.0, 1.0, math.inf),
+        (1000.0, 4e9, 50_000.0),  # a file of the future
+        (60_000.0, 70_000.0, 70_000.0),  # a reader of the past
     ],
 )
 def test_until_when_clocks_are_believed(earliest: float | None, landed_at: float | None, until: float) -> None:

@@ -43,12 +43,14 @@ def at(ts: Column) -> list[Column]:
 def credible_until(earliest: float | None, landed_at: float | None, now: float) -> float:
     """The latest time that events can tell of themselves, the first of which tells ``earliest``; all in Unix seconds.
 
-    An event cannot be younger than the newest file, which landed at ``landed_at``. One that is comes from a clock that
-    is wrong, and one such clock must not move what is said of all others to a year of its own. But files that were
-    copied or unpacked may have kept no time worth the name: where everything would be younger than the newest file, the
-    clock of the reader, ``now``, takes its place, and where that is wrong, too, there is no limit.
+    An event cannot be younger than the newest file, which landed at ``landed_at``, nor than ``now``, the clock of the
+    reader: a copy may keep the time that a wrong clock gave a file. An event that is comes from a clock that is wrong, and
+    one such clock must not move what is said of all others to a year of its own. But where everything would be younger, the
+    times of files are not worth the name, because they were copied or unpacked, or the reader's clock is wrong: then the
+    other of the two decides, and where that is wrong, too, there is no limit.
     """
-    limits = [at + CLOCK_SLACK_S for at in (landed_at, now) if at is not None]
+    told = [at for at in (landed_at, now) if at is not None]
+    limits = [at + CLOCK_SLACK_S for at in (min(told), *told)]
     return next((limit for limit in limits if earliest is None or earliest <= limit), math.inf)
 
 
