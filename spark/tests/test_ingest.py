@@ -177,6 +177,29 @@ def test_a_file_that_was_cut_or_damaged_on_its_way_is_taken_again_under_its_name
     assert counts(ingest(spark, str(zone.root), str(tables))) == (0, 0, 0, 0, 0, 0)
 
 
+def test_files_that_tasks_leave_alone_take_no_job_each(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """For one of 20 bytes a job would take as long as for thousands of lines."""
+    zone, tables = LandingZone(tmp_path / "landing"), tmp_path / "tables"
+    broken = {zone.raw(f"role=server/n-{number:016x}-000001-12.jsonl.zst", b"this is no frame") for number in range(20)}
+    zone.raw("marked.jsonl", "\ufeff" + line(seq=0) + "\n")
+    zone.raw("large.jsonl", [line(seq=seq) for seq in range(1, 101)])
+    monkeypatch.setattr(plain_module, "MAX_FILE_BYTES", 1_000)
+    strictly: list[str] = []
+    read = lines_module.read_lines
+
+    def noted(session: SparkSession, patterns: list[str], *, tolerant: bool) -> Any:
+        strictly.extend(() if tolerant else patterns)
+        return read(session, patterns, tolerant=tolerant)
+
+    monkeypatch.setattr(lines_module, "read_lines", noted)
+    assert counts(ingest(spark, str(zone.root), str(tables))) == (22, 101, 101, 0, 0, 240)
+    assert [Path(each).name for each in strictly] == ["large.jsonl"]
+    told = store.read_accounts(spark, str(tables)).where("problem is not null").collect()
+    assert {(row.file, row.problem) for row in told} == {(name, DAMAGED) for name in broken}
+
+
 def test_many_commits_are_read_at_any_path(spark: SparkSession, tmp_path: Path) -> None:
     tables = str(tmp_path / "t[a]{b,c}")
     made = [store.Commit(batch, f"{batch:08d}-x", {"good": batch}, ["b"], []) for batch in range(1, 43)]

@@ -160,6 +160,7 @@ class _Batch:
         self._names: dict[str, str] = {}
         self._tasks = 1
         self._by_line: set[str] = set()  # URIs of files to be read as text
+        self._left_alone: dict[str, bool] = {}  # of those of them that tasks left alone: whether they are damaged
         self._unread: set[str] = set()  # URIs of packed files that are not read at all, because they are too large
 
     def take(self, files: list[LandingFile]) -> list[dict[str, Any]] | None:
@@ -208,10 +209,11 @@ class _Batch:
         self._by_line = {each.uri for each in large} - self._unread
         with contextlib.ExitStack() as stack, workers() as pool:
             scanned = stack.enter_context(_kept(self._work(small, plain.scan, plain.COUNTED)))
-            refused = pool.submit(scanned.where("not whole").select("uri").collect)
+            refused = pool.submit(scanned.where("not whole").select("uri", "value").collect)
             claims = self._claims(scanned, stack)  # planned during the scan, as if no file was going to be refused
             if refused.result():
                 self._by_line.update(row["uri"] for row in refused.result())
+                self._left_alone = {row["uri"]: row["value"] is not None for row in refused.result()}
                 claims = self._claims(scanned, stack)
             lines_of = self._by_name(claims.found)
             left = self._left(claims)
@@ -391,11 +393,18 @@ class _Batch:
         index.write.option("compression", "zstd").parquet(store.keys_path(self._tables, self._run))
 
     def _damaged(self, counted: dict[str, int]) -> list[str]:
-        """The names of files that fail when they are read strictly, of those that were read as text and seem too short."""
+        """The names of files that fail when they are read strictly, of those that were read as text and seem too short.
+
+        Each costs a job, so those that tasks have tried to unpack are not read once more.
+        """
         damaged = []
         for each in self._files:
             recorded = landings.parse_name(each.name).recorded
             if each.uri in self._by_line and (recorded is None or counted.get(each.name, 0) < recorded):
+                if each.uri in self._left_alone:
+                    if self._left_alone[each.uri]:
+                        damaged.append(each.name)
+                    continue
                 try:
                     found = lines.read_lines(self._session, [each.path], tolerant=False).count()
                 except (PySparkException, paths.JavaError) as error:

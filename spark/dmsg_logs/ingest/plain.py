@@ -66,6 +66,8 @@ _COUNTED: Final = to_arrow_schema(COUNTED)
 TEXTS: Final = StructType([StructField("uri", StringType()), StructField("value", BinaryType())])
 _TEXTS: Final = to_arrow_schema(TEXTS)
 _TEXT_ROWS: Final = 1_000
+#: Why :func:`scan` could not read a file, if it could not be unpacked.
+DAMAGED: Final = b"damaged"
 #: What ends a line of which the rest was cut off: it is no JSON, with this behind it or anywhere in it.
 _CUT: Final = b"\0"
 _INT: Final = Annotated[int, msgspec.Meta(ge=-MAX_INT, le=MAX_INT)]
@@ -86,6 +88,10 @@ File = tuple[str, pa.Buffer]
 
 class Unreadable(Exception):
     """A file that has to be read in another way; its message says why."""
+
+
+class Damaged(Unreadable):
+    """A file that cannot be unpacked to its end."""
 
 
 def _struct(name: str) -> type[msgspec.Struct]:
@@ -128,8 +134,8 @@ def line_blocks(content: pa.Buffer, name: str) -> Iterator[list[bytes]]:
     ``lines.MAX_LINE_BYTES`` so much is left, and :data:`_CUT`. A file that unpacks to more than :func:`text_limit` allows
     is read that far; ``lines.REST_LEFT`` stands for the rest, the line begun included.
 
-    Raises :class:`Unreadable` for a file that is damaged, or begins with a byte order mark: others read these, so not for
-    one that unpacks to more than it may.
+    Raises :class:`Unreadable` for a file that is :class:`Damaged`, or begins with a byte order mark: others read these, so
+    not for one that unpacks to more than it may.
     """
     rest, first = b"", True
     for block in _unpacked(content, name):
@@ -160,7 +166,7 @@ def text_limit(size: int) -> int:
 def _unpacked(content: pa.Buffer, name: str) -> Iterator[bytes | None]:
     """The text of a file in blocks, none of them empty; ``None`` at the end if there is more than it may unpack to.
 
-    Raises :class:`Unreadable` where it is damaged.
+    Raises :class:`Damaged` where it is that.
     """
     source = pa.BufferReader(content)
     packed = is_packed(name)
@@ -170,7 +176,7 @@ def _unpacked(content: pa.Buffer, name: str) -> Iterator[bytes | None]:
         try:
             block = stream.read(min(_BLOCK_BYTES, left + 1))
         except OSError as error:
-            raise Unreadable(str(error)) from None
+            raise Damaged(str(error)) from None
         if not block:
             return
         if len(block) > left:
@@ -199,7 +205,8 @@ def texts(files: Iterable[File]) -> Iterator[pa.RecordBatch]:
 def scan(files: Iterable[File]) -> Iterator[pa.RecordBatch]:
     """Files to what is in them, as :data:`COUNTED`: for the keys of plain lines ``node``, ``boot``, ``word``, ``bits`` and
     how many lines there are, ``n``; any other line as ``value``. The same may come in several rows. The sum of ``n`` is
-    the number of lines, unless a row says that the file could not be read ``whole``."""
+    the number of lines, unless a row says that the file could not be read ``whole``; ``value`` is :data:`DAMAGED` if that is
+    what it is."""
     rows = _Rows()
     for uri, content in files:
         words = _Words()
@@ -215,8 +222,8 @@ def scan(files: Iterable[File]) -> Iterator[pa.RecordBatch]:
                     yield rows.take()
                     words, odd, odd_bytes = _Words(), Counter(), 0
             rows.add(uri, words.found, odd)
-        except Unreadable:
-            rows.refuse(uri)
+        except Unreadable as error:
+            rows.refuse(uri, DAMAGED if isinstance(error, Damaged) else None)
         if len(rows) > _MAX_ROWS:
             yield rows.take()
     yield rows.take()
@@ -271,8 +278,8 @@ class _Rows:
         for line, count in odd.items():
             self._rows.append((uri, None, None, None, None, line, count, True))
 
-    def refuse(self, uri: str) -> None:
-        self._rows.append((uri, None, None, None, None, None, 0, False))
+    def refuse(self, uri: str, why: bytes | None) -> None:
+        self._rows.append((uri, None, None, None, None, why, 0, False))
 
     def take(self) -> pa.RecordBatch:
         columns = list(zip(*self._rows, strict=True)) or [()] * len(_COUNTED)
