@@ -15,9 +15,12 @@ import duckdb
 import pandas as pd
 import pytest
 from event_rows import DAY, RELAY, accounts, events, keys_of, line_rows, random_fleet, rows_of
+from landing_files import LandingZone, line
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
+from dmsg_logs.ingest import store
+from dmsg_logs.ingest.batches import ingest
 from dmsg_logs.runtime import lease
 from dmsg_logs.tables import generations as tables
 from dmsg_logs.tables import tabledef
@@ -224,6 +227,33 @@ def test_generations_follow_each_other(spark: SparkSession, few: Lines, tmp_path
     assert _versions(tmp_path) == sorted([*second.tables.values(), *third.tables.values()]), "the first one is gone"
     with pytest.raises(NoTables):
         read_table(spark, directory, "no such table")
+
+
+def test_a_batch_that_comes_while_tables_are_made_is_in_none_of_them(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    zone, directory = LandingZone(tmp_path / "landing"), str(tmp_path / "tables")
+    zone.file(lines=[line(seq=seq) for seq in range(3)])
+    ingest(spark, str(zone.root), directory)
+    read = store.read_events
+
+    def and_a_batch_comes(*arguments: Any) -> DataFrame:
+        frame = read(*arguments)
+        zone.file(lines=[line(seq=seq) for seq in range(3, 7)])
+        ingest(spark, str(zone.root), directory)
+        return frame
+
+    with monkeypatch.context() as patch:
+        patch.setattr(store, "read_events", and_a_batch_comes)
+        build_tables(spark, directory, registry=FEW)
+    manifest = read_manifest(spark, directory)
+    assert (manifest.batches, manifest.violations, manifest.findings) == ([1], {}, {})
+    [run] = rows_of(read_table(spark, directory, "log_quality"), "files", "lines", "gaps", "gap_lines")
+    assert run == {"files": 1, "lines": 3, "gaps": 0, "gap_lines": 0}
+    build_tables(spark, directory, registry=FEW)
+    manifest = read_manifest(spark, directory)
+    assert (manifest.batches, manifest.violations) == ([1, 2], {})
+    assert rows_of(read_table(spark, directory, "log_quality"), "files", "lines") == [{"files": 2, "lines": 7}]
 
 
 def test_another_version_of_the_code_builds_anew(

@@ -162,13 +162,17 @@ def last_batch(spark: SparkSession, tables: str) -> int:
     return max(commit_numbers(spark, tables), default=0)
 
 
-def read_events(spark: SparkSession, tables: str) -> DataFrame:
+def read_events(spark: SparkSession, tables: str, of: Sequence[Commit] | None = None) -> DataFrame:
     """All good lines, each key once: the columns of ``schemas.LINE``, then ``raw`` (the whole line where it holds more
     than we know, else null), ``date`` (of ``ts``, UTC), ``file`` (relative to the landing zone), ``batch`` and
-    ``landed_at`` (Unix seconds of the file's last change)."""
+    ``landed_at`` (Unix seconds of the file's last change).
+
+    ``of`` are the batches to read, all by default, here and below.
+    """
+    of = commits(spark, tables) if of is None else of
     # The optimizer drops this join in queries that do not ask for the time.
-    landed = read_accounts(spark, tables).groupBy("file", "batch").agg(F.max("landed_at").alias("landed_at"))
-    joined = read_state(spark, tables, "good").join(F.broadcast(landed), ["file", "batch"], "left")
+    landed = read_accounts(spark, tables, of).groupBy("file", "batch").agg(F.max("landed_at").alias("landed_at"))
+    joined = read_state(spark, tables, "good", of).join(F.broadcast(landed), ["file", "batch"], "left")
     return joined.select(*LINE.names, "raw", "date", "file", "batch", "landed_at")
 
 
@@ -177,9 +181,10 @@ def read_quarantine(spark: SparkSession, tables: str) -> DataFrame:
     return read_state(spark, tables, "corrupt").select("file", "line", F.col("fault").alias("reason"), "batch")
 
 
-def read_state(spark: SparkSession, tables: str, state: str) -> DataFrame:
+def read_state(spark: SparkSession, tables: str, state: str, of: Sequence[Commit] | None = None) -> DataFrame:
     """All lines in one state, every column there is."""
-    runs = [each.run for each in commits(spark, tables) if each.states.get(state)]
+    of = commits(spark, tables) if of is None else of
+    runs = [each.run for each in of if each.states.get(state)]
     return read_runs(spark, tables, [(run, state) for run in runs])
 
 
@@ -201,16 +206,17 @@ def read_keys(spark: SparkSession, tables: str, runs: list[str]) -> DataFrame:
     return spark.read.schema(KEYS).parquet(*(paths.literally(keys_path(tables, run)) for run in runs))
 
 
-def read_good_keys(spark: SparkSession, tables: str) -> DataFrame:
+def read_good_keys(spark: SparkSession, tables: str, of: Sequence[Commit] | None = None) -> DataFrame:
     """The keys of all good lines, as :func:`read_keys` gives them."""
-    return read_keys(spark, tables, [each.run for each in commits(spark, tables) if each.states.get("good")])
+    of = commits(spark, tables) if of is None else of
+    return read_keys(spark, tables, [each.run for each in of if each.states.get("good")])
 
 
-def read_accounts(spark: SparkSession, tables: str) -> DataFrame:
+def read_accounts(spark: SparkSession, tables: str, of: Sequence[Commit] | None = None) -> DataFrame:
     """One row a landing file: ``file``, ``role``, ``node``, ``boot``, ``number``, ``recorded`` (lines according to its
     name, or null), ``lines`` (found), ``good``, ``dup``, ``corrupt``, ``missing``, ``batch``, ``landed_at``,
     ``problem`` (why lines are missing, or null)."""
-    numbers = commit_numbers(spark, tables)
+    numbers = commit_numbers(spark, tables) if of is None else [each.batch for each in of]
     if not numbers:
         return local_frame(spark, [], ACCOUNT)
     schema = StructType([StructField("files", ArrayType(ACCOUNT))])

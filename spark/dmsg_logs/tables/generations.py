@@ -91,7 +91,7 @@ class Source(Protocol):
     """Where the lines come from."""
 
     def batches(self) -> list[int]:
-        """Numbers of the batches there are: other ones if and only if there are other lines."""
+        """Numbers of the batches there are: other ones if and only if there are other lines. The others are of these."""
 
     def events(self) -> DataFrame:
         """Every good line, each once: the columns of ``dmsg_logs.ingest.store.read_events``."""
@@ -263,24 +263,34 @@ def code_version() -> str:
 
 
 class _Store:
-    """The events in the tables' own directory. Batches are named before lines are read, so a batch that comes meanwhile
-    may be read too early, but is never taken for read."""
+    """The events in the tables' own directory, of the batches that :meth:`batches` named last. A batch that comes while
+    tables are made is of none of them: lines, keys and accounts are of the same batches."""
 
     def __init__(self, spark: SparkSession, tables: str) -> None:
         self._spark = spark
         self._tables = tables
+        self._numbers: list[int] = []
+        self._commits: list[store.Commit] = []
 
     def batches(self) -> list[int]:
-        return store.commit_numbers(self._spark, self._tables)
+        self._numbers = store.commit_numbers(self._spark, self._tables)
+        return self._numbers
 
     def events(self) -> DataFrame:
-        return store.read_events(self._spark, self._tables)
+        return store.read_events(self._spark, self._tables, self._named())
 
     def keys(self) -> DataFrame:
-        return store.read_good_keys(self._spark, self._tables)
+        return store.read_good_keys(self._spark, self._tables, self._named())
 
     def accounts(self) -> DataFrame:
-        return store.read_accounts(self._spark, self._tables)
+        return store.read_accounts(self._spark, self._tables, self._named())
+
+    def _named(self) -> list[store.Commit]:
+        if [each.batch for each in self._commits] != self._numbers:
+            known = frozenset(self._numbers)
+            found = store.commits(self._spark, self._tables, self._commits)
+            self._commits = [each for each in found if each.batch in known]
+        return self._commits
 
 
 class _Build:
