@@ -97,6 +97,26 @@ def test_links_are_followed_but_never_to_the_same_directory_twice(spark: SparkSe
     assert _names(spark, zone.root) == _names(spark, tmp_path / "named") == expected
 
 
+def test_links_that_lead_nowhere_hold_up_no_run(spark: SparkSession, tmp_path: Path) -> None:
+    """Who may put a file into the landing zone may put a link there, to itself or to what only others may read."""
+    zone = LandingZone(tmp_path / "zone")
+    name = zone.raw("here.jsonl", [line()])
+    secret = tmp_path / "secret"
+    (secret / "below").mkdir(parents=True)
+    (secret / "below" / "there.jsonl").write_text(line())
+    links = [("round.jsonl", "round.jsonl"), ("inside.jsonl", "here.jsonl/x"), ("round", "round")]
+    if os.geteuid() != 0:  # root may read everything
+        links += [("closed.jsonl", str(secret / "below" / "there.jsonl")), ("closed", str(secret))]
+    for link, target in links:
+        (zone.root / link).symlink_to(target)
+    (secret / "below" / "there.jsonl").chmod(0)
+    (secret / "below").chmod(0)
+    try:
+        assert _names(spark, zone.root) == [name]
+    finally:
+        (secret / "below").chmod(0o700)
+
+
 def test_what_is_listed(spark: SparkSession, tmp_path: Path) -> None:
     zone = LandingZone(tmp_path)
     names = ("a.jsonl", "b/c.jsonl.gz", "d [x]{y} é%20?.jsonl", "role=s/e.jsonl.zst", "12:00/f.jsonl")

@@ -10,7 +10,6 @@ batch at a time.
 
 from __future__ import annotations
 
-import contextlib
 import os
 import re
 import shutil
@@ -154,20 +153,25 @@ def _is_seen(part: str) -> bool:
     return not part.startswith((".", "_"))
 
 
-def _directories(root: str) -> Iterator[tuple[str, list[str]]]:
-    """Every directory from ``root`` on that may be read, once, and the names of what is in it.
+def _directories(root: str) -> Iterator[tuple[str, list[str], bool]]:
+    """Every directory from ``root`` on that may be read, once, the names of what is in it, and whether a symbolic link
+    leads there.
 
     Symbolic links are followed last and in order, so that a directory which several lead to always has the same name:
-    its files would otherwise be taken for new ones. One that leads back is not followed at all.
+    its files would otherwise be taken for new ones. One that leads back is not followed at all. What cannot be read is an
+    error, unless a link leads there, which may lead anywhere.
     """
     found: set[tuple[int, int]] = set()
     waiting = [root]
+    linked = False
     while waiting:
         links = []
-        for directory, below, names in os.walk(waiting.pop(0), onerror=_unless_gone):
+        for directory, below, names in os.walk(waiting.pop(0), onerror=None if linked else _unless_gone):
             try:
                 status = os.stat(directory)
-            except FileNotFoundError:  # the retention was quicker
+            except OSError as error:  # the retention was quicker
+                if not linked:
+                    _unless_gone(error)
                 below.clear()
                 continue
             if (status.st_dev, status.st_ino) in found:
@@ -176,8 +180,23 @@ def _directories(root: str) -> Iterator[tuple[str, list[str]]]:
             found.add((status.st_dev, status.st_ino))
             below[:] = filter(_is_seen, below)
             links += [path for each in below if os.path.islink(path := os.path.join(directory, each))]
-            yield directory, names
+            yield directory, names, linked
         waiting += sorted(links)
+        linked = True
+
+
+def _plain_file(path: str, *, linked: bool) -> os.stat_result | None:
+    """The status of a plain file, ``None`` for anything else, and for what cannot be read if a link leads there."""
+    linked = linked or os.path.islink(path)
+    try:
+        status = os.stat(path)
+    except OSError as error:  # the retention was quicker
+        if not linked:
+            _unless_gone(error)
+        return None
+    if not stat.S_ISREG(status.st_mode) or (linked and not os.access(path, os.R_OK)):
+        return None
+    return status
 
 
 class Landing(Protocol):
@@ -224,15 +243,12 @@ class LocalLanding(_InPlace):
         """All files there are now."""
         root = paths.local(self._spark, self._root) or "/"
         found = []
-        for directory, names in _directories(root):
+        for directory, names, linked in _directories(root):
             for each in names:
                 path = os.path.join(directory, each)
                 name = os.path.relpath(path, root)
-                if _is_ours(name):
-                    with contextlib.suppress(FileNotFoundError):  # the retention was quicker
-                        status = os.stat(path)
-                        if stat.S_ISREG(status.st_mode):
-                            found.append(LandingFile(name, status.st_size, status.st_mtime))
+                if _is_ours(name) and (status := _plain_file(path, linked=linked)) is not None:
+                    found.append(LandingFile(name, status.st_size, status.st_mtime))
         return found
 
 
