@@ -226,7 +226,8 @@ class SessionGoal:
                 self._enter(one)
             else:
                 waits = True
-        wake_at += [race.next_s(now) if waits else None, self._listed.usable_at() or None]
+        usable_at = self._listed.usable_at()  # it has passed when discovery has been asked and says nothing
+        wake_at += [race.next_s(now) if waits else None, usable_at if usable_at > now else None]
         return [at_s for at_s in wake_at if at_s is not None]
 
     def _enter(self, candidate: Candidate) -> None:

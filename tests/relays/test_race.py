@@ -189,6 +189,24 @@ def test_what_is_listed_is_connected_without_being_looked_up(make_pool):
     assert places["192.0.2.1"].asked == 1 and listing.looked_up == 0
 
 
+class Silent(Listing):
+    """Takes questions and never answers."""
+
+    async def available_servers(self, protocol="dmsg"):
+        self.asked_at.append(self.clock.seconds())
+        await Deferred()
+
+
+def test_a_client_sleeps_while_discovery_does_not_answer(make_pool, clock):
+    make_pool(listing := Silent(), {})
+    woken = 0
+    while (due := min((call.getTime() for call in clock.getDelayedCalls()), default=60.0)) < 60.0:
+        clock.advance(due - clock.seconds())
+        woken += 1
+    assert len(listing.asked_at) == 1
+    assert woken < 20
+
+
 def test_a_stalling_relay_is_overtaken_and_runs_on(make_pool, clock):
     places = {f"192.0.{number}.1": Place() for number in range(8)}
     pool = make_pool(Listing(*places), places)
