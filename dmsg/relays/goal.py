@@ -6,6 +6,7 @@ The order of candidates is in :mod:`dmsg.relays.candidates`, how many run at a t
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import replace
 from typing import Any, Final
 from typing import Protocol as TypingProtocol
 
@@ -32,7 +33,7 @@ DEFAULT_GROUPS: Final = 2
 ALONE_PAUSE_S: Final = 1.0
 #: The goal is looked at again no sooner than this, in seconds: times are added up, and a sum may fall short of what is due.
 SHORTEST_PAUSE_S: Final = 0.001
-#: Addresses remembered of relays an operator's list names without one: as many as a list may hold.
+#: Addresses remembered of relays that were tried: as many as an operator's list, which may tell none, holds.
 LEARNED_LIMIT: Final = 1_000
 
 
@@ -111,7 +112,7 @@ class SessionGoal:
         self._operator = operator
         if operator is not None:
             operator.changed = self._relisted
-        #: Where relays are whose addresses the operator's list does not tell.
+        #: Where relays were found to be that the operator's list names without an address, or that have moved.
         self._learned: dict[PublicKey, HostPort] = {}
         self._scores = scores
         self._uniform = uniform
@@ -276,7 +277,7 @@ class SessionGoal:
     def _candidates(self) -> list[Candidate]:
         """Relays that may be tried, the likelier ones first; remembered ones alone until discovery has answered."""
         now, listed = self._clock.seconds(), {one.public_key: one for one in self._listed.relays}
-        remembered = {one.public_key: one for one in (self._memory.relays if self._memory is not None else ())}
+        remembered = {one.public_key: one for one in self._remembered()}
 
         def drawn(relays: Iterable[Candidate]) -> list[Candidate]:
             wanted = [one for one in relays if self._is_wanted(one)]
@@ -296,6 +297,14 @@ class SessionGoal:
         others = drawn(one for key, one in listed.items() if key not in remembered)
         taken = {self._pool.group_of(relay) for relay in self._pool.sessions}
         return [*sorted(alternate(kept, others), key=lambda one: one.group in taken), *preferred]
+
+    def _remembered(self) -> list[Candidate]:
+        """The relays that worked in earlier runs, each where it was found when it was last looked up.
+
+        One that has moved into a network that is in use would be looked up again and again otherwise.
+        """
+        remembered = self._memory.relays if self._memory is not None else []
+        return [replace(one, address=self._learned.get(one.public_key, one.address)) for one in remembered]
 
     def _named(self) -> list[Candidate]:
         """The relays of the operator's list."""

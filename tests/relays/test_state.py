@@ -12,6 +12,8 @@ import pytest
 import pytest_twisted
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from twisted.internet.defer import succeed
+from twisted.internet.task import deferLater
 from twisted.logger import globalLogPublisher
 from zope.interface import implementer
 
@@ -235,7 +237,9 @@ class Listing:
     def __init__(self):
         self.entries = {}
         self.listed = []
+        self.looked_up = []
         self.answers = True
+        self.delay = lambda: succeed(None)
 
     def add(self, key, address, listed=True):
         self.entries[key.public_key] = entry = Entry(
@@ -249,6 +253,8 @@ class Listing:
         return self.listed
 
     async def get_entry(self, public_key):
+        self.looked_up.append(public_key)
+        await self.delay()
         self.check()
         if public_key not in self.entries:
             raise EntryNotFound
@@ -339,6 +345,21 @@ async def test_a_relay_that_is_registered_no_more_is_forgotten(world):
         world.memory.advance(5)
         assert set(client.pool.sessions) == {RELAYS[0]}
         assert [one.public_key for one in opened(world.path, NOW_S + 9).relays] == [RELAYS[0]]
+
+
+@pytest_twisted.ensureDeferred
+async def test_a_remembered_relay_that_has_moved_to_a_network_in_use_is_looked_up_once(world):
+    """Its owner could turn all clients that remember it on their discovery otherwise, each with a look-up after another."""
+    async with world:
+        world.add(0)
+        world.remember(1)
+        beside = HostPort(place(0).host.removesuffix(".1") + ".2", 80)
+        world.listing.add(KEYS[1], beside, listed=False)
+        world.listing.delay = lambda: deferLater(world.memory, 0.02)
+        client = world.client()
+        world.memory.advance(60)
+        assert set(client.pool.sessions) == {RELAYS[0]}
+        assert 1 <= world.listing.looked_up.count(RELAYS[1]) <= 2
 
 
 @pytest_twisted.ensureDeferred
