@@ -272,8 +272,9 @@ class DmsgTransport(RelayTransport[Stream], StreamOwner):
     def _close_stream(self) -> None:
         if self.stream.state is StreamState.CLOSED:
             if self.detached:
-                self.stream.end()
-            return  # otherwise it has ended in this very read, and the transport is told next
+                self.stream.end()  # otherwise it has ended in this very read, and the transport is told next
+            self._deadlines.linger(self, self.stream.acked_bytes)  # for the path that may be found
+            return
         if self._carrier.connection.close(self.stream):
             self.ended(CloseReason.NORMAL, local=True)
         else:

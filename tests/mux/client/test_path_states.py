@@ -7,9 +7,12 @@ from typing import Any
 
 import pytest
 import pytest_twisted
+from twisted.internet.interfaces import IHalfCloseableProtocol
 from twisted.internet.protocol import Factory
+from zope.interface import directlyProvides
 
 from dmsg.errors import DmsgError
+from dmsg.glue.deadlines import LINGER_S
 from dmsg.glue.transport_state import TransportState
 from dmsg.mux.client.service import ClientConfig, DmsgClient
 from dmsg.mux.client.transport import PATH_TRANSITIONS, DmsgTransport, PathState
@@ -116,6 +119,40 @@ async def test_a_lost_path_is_found_again() -> None:
         net.heal()
         await net.wait(net.b.when_received(9))
         assert net.t.path is PathState.CARRIED
+
+
+@sync
+async def test_what_is_closed_without_a_path_and_not_taken_on_the_next_one_is_cut_off() -> None:
+    async with Net() as net:
+        net.b.transport.pauseProducing()
+        net.t.write(bytes(3_000_000))
+        net.reactor.advance(1.0)
+        net.cut()
+        net.t.loseConnection()
+        net.heal()
+        net.reactor.advance(5.0)
+        assert net.t.path is PathState.CARRIED
+        assert not net.a.lost
+        net.reactor.advance(2 * LINGER_S)
+        assert net.a.lost[0].value.cause.name == "deadline"
+        assert net.t.path is PathState.OVER
+
+
+@sync
+async def test_a_peer_that_comes_back_to_a_closed_transport_and_never_ends_keeps_no_place() -> None:
+    """It opens transports, cuts them off, and goes on with them once the listener's application has closed."""
+    async with Net() as net:
+        net.a.readConnectionLost = net.a.writeConnectionLost = lambda: None  # type: ignore[attr-defined]
+        directlyProvides(net.a, IHalfCloseableProtocol)
+        accepted = net.b.transport
+        net.cut()
+        accepted.loseConnection()
+        net.heal()
+        net.reactor.advance(5.0)
+        assert accepted.path is PathState.CARRIED
+        net.reactor.advance(2 * LINGER_S)
+        assert accepted.path is PathState.OVER
+        assert not net.bob.transports
 
 
 @sync
