@@ -116,6 +116,7 @@ class StreamTransport(ABC, Generic[S]):
         self._inbox: deque[bytes] = deque()
         self._paused = False
         self._pump_scheduled = False
+        self._end_later: Callable[[], object] | None = None  # what ends this side's half once the producer is done
         self._reason = connectionDone  # of the end, once it is known
 
     def move(self, state: TransportState) -> None:
@@ -225,10 +226,13 @@ class StreamTransport(ABC, Generic[S]):
         self._writer.register(self, producer, streaming)
 
     def unregisterProducer(self) -> None:
-        """The producer is done; a close that waited for it goes on."""
+        """The producer is done; a close that waited for it goes on, whole or half."""
         self._writer.producer = None
+        end_stream, self._end_later = self._end_later, None
         if self.state is TransportState.FINISHING:
             self._close()
+        elif end_stream is not None:
+            self._end_write(end_stream)
 
     # --- IPushProducer ---------------------------------------------------------------------------------------------
 
@@ -309,7 +313,10 @@ class StreamTransport(ABC, Generic[S]):
         self._pump_soon()
 
     def _end_write(self, end_stream: Callable[[], object]) -> None:
-        """End this side's half by ``end_stream`` and go on reading."""
+        """End this side's half by ``end_stream`` and go on reading; a registered producer is waited for."""
+        if self.producer is not None and self.state in (_OPEN, TransportState.READ_ENDED):
+            self._end_later = end_stream
+            return
         if self.state is _OPEN:
             self.move(TransportState.WRITE_ENDED)
         elif self.state is TransportState.READ_ENDED:
@@ -446,6 +453,7 @@ class StreamTransport(ABC, Generic[S]):
 
     def _finish(self) -> None:
         self.move(TransportState.ENDED)
+        self._end_later = None
         self.guarded(self._writer.stop)
         try:
             self._tell()

@@ -91,7 +91,10 @@ class DmsgTransport(RelayTransport[Stream], StreamOwner):
         return self.stream.security
 
     def loseWriteConnection(self) -> None:
-        """End this side's stream and go on reading: half-close. Raises ``Unsupported`` without end-to-end security."""
+        """End this side's stream and go on reading: half-close. A registered producer is waited for, as in a full close.
+
+        Raises ``Unsupported`` without end-to-end security.
+        """
         if not self.stream.half_closes:
             raise Unsupported("only end-to-end transports can be closed by half", by="local")
         self._end_write(self._end_stream)

@@ -163,6 +163,30 @@ async def test_a_producer_goes_on_after_the_other_side_has_ended(kind: Any) -> N
         assert len(net.a.received) == SIZE
 
 
+@pytest.mark.parametrize("kind", [PullProducer, PushProducer])
+@sync
+async def test_a_half_that_is_closed_waits_for_its_producer(kind: Any) -> None:
+    """As over TCP: what the producer had still to write must not be missing from what ends in order."""
+    async with Net() as net:
+        if kind is PullProducer:
+            producer: Any = PullProducer(net.b.transport, 300)
+            net.b.transport.registerProducer(producer, False)
+        else:
+            producer = PushProducer(net.b.transport, net.reactor, SIZE)
+            producer.on_end = net.b.transport.unregisterProducer
+            producer.start()
+        net.b.transport.loseWriteConnection()
+        net.b.transport.loseWriteConnection()  # the second time is silent
+        await net.wait(net.a.when(lambda: net.a.heard))
+        assert net.a.heard == [f"read ended after {SIZE}"]
+        net.a.transport.write(b"and on")
+        await net.wait(net.b.when_received(6))
+        net.a.transport.loseConnection()
+        await net.over(net.a, net.b)
+        assert net.clean()
+        assert net.b.heard == ["write ended", "read ended after 6", "lost"]
+
+
 @sync
 async def test_a_producer_that_cannot_finish_is_no_clean_end() -> None:
     """A peer that knows no halves has a producer running when its reading ends: what is missing must not look complete."""
