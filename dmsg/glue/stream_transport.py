@@ -35,6 +35,8 @@ from dmsg.glue.transport_state import CLOSED_HERE, IN_USE, OVER, TRANSITIONS, WR
 
 _log = Logger()
 _OPEN: Final = TransportState.OPEN  # looked at for each write and each piece of data
+#: What waits to be read is joined to pieces of so many bytes: one of two bytes alone takes 56 of memory, and limits count bytes.
+JOINED_BYTES: Final = 1024
 #: Stands in the inbox for the end of the peer's half; data is never empty.
 _END: Final = b""
 
@@ -264,7 +266,11 @@ class StreamTransport(ABC, Generic[S]):
     def deliver(self, data: bytes) -> None:
         """Take ``data`` from the stream, to the application if it reads."""
         if (self._paused or self._inbox or self.protocol is None) and self.state not in CLOSED_HERE:
-            self._inbox.append(data)
+            inbox = self._inbox
+            if inbox and inbox[-1] and len(inbox[-1]) + len(data) <= JOINED_BYTES:
+                inbox[-1] += data
+            else:
+                inbox.append(data)
         else:
             self._hand_over(data)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from collections.abc import Callable
 from typing import Any
 
@@ -402,6 +403,26 @@ def test_what_came_before_the_end_comes_first() -> None:
     world.resume()
     world.turn()
     assert world.protocol.told == ["made", "data", "lost"]
+
+
+def test_what_comes_in_small_pieces_and_is_not_read_takes_little_more_than_its_bytes() -> None:
+    world = _in(TransportState.OPEN)
+    world.pause()
+    data = bytes(range(256)) * 256
+    tracemalloc.start()
+    try:
+        for at in range(0, len(data), 2):
+            world.transport.deliver(data[at : at + 2])
+        held_bytes, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert held_bytes < 2 * len(data)
+    world.peer_end()
+    world.resume()
+    world.turn()
+    assert world.protocol.received == data
+    assert world.protocol.told[-1] == "read lost"
+    assert world.line.consumed_bytes == len(data)
 
 
 def test_closing_a_transport_that_has_ended_while_it_was_paused() -> None:
