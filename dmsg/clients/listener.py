@@ -73,15 +73,22 @@ class ListeningPort(Generic[T]):
         self._listening = False
 
     def startListening(self) -> None:
-        """Begin; ``CannotListenError`` when the client has a port for this service already."""
+        """Begin; ``CannotListenError`` when the client has a port for this service already.
+
+        When the factory fails to start, nothing listens.
+        """
         if self._listening:
             return
         try:
             self.client.services.add(self)
         except ValueError as error:
             raise CannotListenError(self.client.scheme, self.service, error) from None
+        try:
+            self.factory.doStart()
+        except BaseException:
+            self.client.services.remove(self)
+            raise
         self._listening = True
-        self.factory.doStart()
 
     def stopListening(self) -> Deferred[None]:
         """Take no more transports; those that are open stay."""

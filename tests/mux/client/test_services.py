@@ -261,3 +261,21 @@ async def test_a_factory_that_returns_no_protocol() -> None:
         transport.attach(end)
         await net.wait(end.when_lost())
         assert isinstance(end.lost[0].value.cause, Refused)  # type: ignore[union-attr]
+
+
+@sync
+async def test_a_factory_that_fails_to_start_does_not_listen() -> None:
+    async with Net() as net:
+
+        class Failing(Factory):
+            noisy = False
+
+            def startFactory(self) -> None:
+                raise ZeroDivisionError
+
+        with pytest.raises(ZeroDivisionError):
+            net.bob.listen(Failing(), "web")
+        net.offer("ssh")
+        assert isinstance((await net.refusal("web")).attempts[-1].error, NoSuchService)
+        net.offer("web")
+        assert await net.greeting("web") == b"this is web"
