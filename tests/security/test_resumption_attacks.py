@@ -163,6 +163,36 @@ async def test_resumptions_of_a_transport_are_rate_limited(scene):
 
 
 @sync
+async def test_a_peer_whose_relay_cuts_each_path_at_once_is_not_followed_without_end(scene):
+    """The initiator's side of it: the peer takes every resumption, and its relay ends each path with the first frame."""
+    async with scene() as s:
+        many = dict.fromkeys(
+            ("request_burst", "stranger_request_burst", "pair_request_burst", "known_request_burst"), 10_000
+        )
+        s.limits = replace(s.limits, **many)
+        await s.set()
+        s.bob.config = replace(s.bob.config, resume_rate_per_s=1e6, resume_burst=10_000)
+        a, b = await s.open()
+        alice = s.alice.public_key
+
+        def cut(frame: RelayFrame) -> list[RelayFrame]:
+            accepted = s.relay.frames(ACCEPT, to=alice)[-1]
+            s.reactor.callLater(0.0, s.relay.send, replace(accepted, kind=CLOSE, payload=b"\0"))
+            return [frame]
+
+        s.relay.rule(cut, kind=ACK, to=s.bob.public_key, times=None)
+        s.relay.rule(cut, kind=FWD, to=s.bob.public_key, times=None)
+        a.send(10)
+        for _ in range(40):
+            s.reactor.advance(0.25)
+        assert 16 <= len(s.alice_log.of(ev.TransportResumed)) <= 16 + 2 * 10 + 1
+        s.relay.be_honest()
+        a.send(10)
+        await s.wait(b.when_received(20))
+        assert not a.lost
+
+
+@sync
 async def test_the_old_stream_is_gone_at_once(scene):
     """By its reference count alone, with the garbage collector off, at both ends and however the path was lost."""
     async with scene() as s:

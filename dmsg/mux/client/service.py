@@ -6,6 +6,7 @@ import os
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Final
 
 from twisted.internet.defer import CancelledError, Deferred, ensureDeferred
 from twisted.internet.interfaces import IReactorTime, IStreamClientEndpoint
@@ -40,6 +41,10 @@ from dmsg.mux.core.limits import ConnectionConfig
 from dmsg.mux.core.plain_stream import PlainStream
 from dmsg.relays.choice import RelayChoice
 from dmsg.sansio.backoff import Backoff
+from dmsg.sansio.rate import TokenBucket
+
+#: What is missing of a move is looked at no sooner than this, in seconds, however little it is: floats do not add up.
+_SHORTEST_WAIT_S: Final = 0.001
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,8 +62,8 @@ class ClientConfig(RelayClientConfig):
     #: The pause between two searches for a path: the first, and the longest it grows to.
     resume_pause_s: float = 0.2
     resume_pause_limit_s: float = 2.0
-    #: How often the peer may move a transport it opened, in the long run and at once. An honest one behind a relay that
-    #: cuts every second needs one a second; each costs this side two key agreements and up to a window sent again.
+    #: How often a transport may move, whichever side opened it, in the long run and at once. An honest one behind a relay
+    #: that cuts every second needs one a second; each costs this side two key agreements and up to a window sent again.
     resume_rate_per_s: float = 2.0
     resume_burst: int = 16
 
@@ -225,6 +230,11 @@ class DmsgClient(RelayClient[ServerSession, OpenedPath[ServerSession], DmsgTrans
         failures = 0
         attempts: list[Attempt] = []
         while transport.detached:
+            moves = self._moves_of(transport)
+            wait_s = moves.wait_s(self.reactor.seconds())
+            if wait_s > 0:  # a peer and a relay that cut each path at once
+                await deferLater(self.reactor, max(_SHORTEST_WAIT_S, wait_s))
+                continue
             stream = transport.stream
             told_bytes = stream.resume_bytes
             request = DialRequest(stream.remote, "", Security.E2E, Resume(transport.token, told_bytes))
@@ -243,8 +253,15 @@ class DmsgClient(RelayClient[ServerSession, OpenedPath[ServerSession], DmsgTrans
                 transport.failed_to_resume(refusal)
                 transport.give_up(refusal)
                 return
+            moves.take(self.reactor.seconds())
             transport.move_to(opened.session, opened.stream, opened.resume.received_bytes, told_bytes)
             self.resumed(transport, cause, since)
+
+    def _moves_of(self, transport: DmsgTransport) -> TokenBucket:
+        if transport.moves is None:
+            config, now = self.config, self.reactor.seconds()
+            transport.moves = TokenBucket(config.resume_rate_per_s, config.resume_burst, now)
+        return transport.moves
 
     def resumed(self, transport: DmsgTransport, cause: DmsgError | None, since: float) -> None:
         """Note that a transport goes on over another path."""

@@ -25,6 +25,7 @@ from dmsg.mux.core.errors import Busy, DeadlineExceeded, IntegrityError, Refused
 from dmsg.mux.core.resumption import ResumeAttempts
 from dmsg.mux.core.stream import UNOWNED, Stream, StreamFault, StreamOwner, StreamState
 from dmsg.mux.core.wire import CloseReason, reason_name
+from dmsg.sansio.rate import TokenBucket
 
 #: The reasons that CLOSE gives the peer.
 _CODES: Final[Mapping[AbortReason, CloseReason]] = {
@@ -78,6 +79,8 @@ class DmsgTransport(RelayTransport[Stream], StreamOwner):
         self.path = PathState.CARRIED
         #: The peer's attempts to resume, if there were any.
         self.attempts: ResumeAttempts | None = None
+        #: How often it may still be moved by this side, if it ever was.
+        self.moves: TokenBucket | None = None
         self.token = b""  # under which it may be resumed; fixed by its first path
         #: The search for another path, while there is one.
         self.search: Deferred[None] | None = None
