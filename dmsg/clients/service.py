@@ -279,6 +279,7 @@ class RelayClient(Service, ABC, Generic[S, R, T]):
             return
         if record.closed is not None:
             record.closed(transport)
+        self.pool.leave_idle()
         if self._events is None:
             return
         stream = transport.stream
@@ -329,7 +330,7 @@ class RelayClient(Service, ABC, Generic[S, R, T]):
                 self._seen.add(server)
         self._noted = set(sessions.values())
         if self.registrar is not None:
-            self.registrar.set_client(sessions)
+            self.registrar.set_client(self.pool.published())
         self.sessions_change.fire(None)
 
     def _attempt_failed(self, server: PublicKey, reason: str, attempt: int) -> None:

@@ -92,6 +92,11 @@ class RelaySession(ABC, Generic[U, T]):
         """See :class:`~dmsg.relays.session.Session`: most sessions last as long as their connection."""
         return False
 
+    @property
+    @abstractmethod
+    def idle(self) -> bool:
+        """See :class:`~dmsg.relays.session.Session`."""
+
     # --- streams -----------------------------------------------------------------------------------------------------
 
     def transport(self, stream: Any, service: str = "", peer: DmsgAddress | None = None) -> T:

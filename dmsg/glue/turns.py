@@ -21,6 +21,10 @@ class Turns:
         self._line: Waiters[None] = Waiters()
         self._call: IDelayedCall | None = None
 
+    def __len__(self) -> int:
+        """How many stand in line."""
+        return len(self._line)
+
     def take(self) -> Deferred[None] | None:
         """``None`` if it is one's turn right now, else what fires when it is. Cancelling leaves the line."""
         if not self._line and self._bucket.take(self._clock.seconds()):

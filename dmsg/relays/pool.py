@@ -40,6 +40,13 @@ _ANOTHER_PROTOCOL: Final = "speaks another protocol"
 #: are remembered: a peer's entry may name 64.
 ANOTHER_PROTOCOL_REST_S: Final = 300.0
 ANOTHER_PROTOCOL_LIMIT: Final = 1_000
+#: Sessions kept that only dials led to and that nothing goes through: enough for the next dials of the same peers, and no more,
+#: because a peer says itself on which relays it is.
+IDLE_LIMIT: Final = 16
+#: Relays to be published: half of what an entry may name, since clients of two protocols may share one; and in how many of these
+#: relays that only dials led to are among them, which is what a dial tries. So a peer cannot fill the entry with its own.
+PUBLISHED_LIMIT: Final = 32
+PUBLISHED_WITH_LED_TO: Final = 8
 #: Relays whose pause after a failure is remembered, the last to fail: a discovery lists 64, and may make them up.
 RESTING_LIMIT: Final = 1_024
 
@@ -72,6 +79,8 @@ class _Flight(Generic[S]):
     shared: bool = False
     #: Given up for no fault of the relay's: another one was faster.
     spared: bool = False
+    #: Whether the goal wants it, and not only a dial.
+    chosen: bool = False
 
 
 class SessionPool(Generic[S]):
@@ -127,6 +136,8 @@ class SessionPool(Generic[S]):
         self._addresses: dict[PublicKey, HostPort] = {}
         self._flights: dict[PublicKey, _Flight[S]] = {}
         self._failures: dict[PublicKey, tuple[int, float]] = {}
+        #: Relays with a session that only dials led to, the one that was asked for last at the end.
+        self._led_to: dict[PublicKey, None] = {}
         self._protocol = protocol
         #: Until when relays that speak something else are left alone.
         self._strangers: dict[PublicKey, float] = {}
@@ -161,16 +172,20 @@ class SessionPool(Generic[S]):
         """
         session = self.sessions.get(relay)
         if session is not None and not session.spent:
+            if relay in self._led_to:
+                self._led_to[relay] = self._led_to.pop(relay)
             return succeed(session)
         if not self._is_allowed(relay):
             return fail(StageError("connect", "not on the relay list"))
         if self._strangers.get(relay, 0.0) > self._clock.seconds():
             return fail(StageError("connect", _ANOTHER_PROTOCOL))
+        chosen = wanted_at is not None or relay in self.pinned
         flight = self._flights.get(relay)
         if flight is not None:
             flight.shared = True
+            flight.chosen |= chosen
             return flight.waiters.wait()
-        flight = self._flights[relay] = _Flight()
+        flight = self._flights[relay] = _Flight(chosen=chosen)
         waiter = flight.waiters.wait()
         flight.attempt = ensureDeferred(self._connect(flight, candidate or Candidate(relay), wanted_at))
         flight.attempt.addBoth(self._landed, relay, flight)
@@ -218,9 +233,11 @@ class SessionPool(Generic[S]):
     ) -> S:
         relay = candidate.public_key
         address = self._addresses[relay] = await self._address(candidate)
-        if wanted_at is not None and not wanted_at(address) and not flight.shared:
-            flight.spared = True
-            raise StageError("connect", "network in use already")
+        if wanted_at is not None and not wanted_at(address):
+            if not flight.shared:
+                flight.spared = True
+                raise StageError("connect", "network in use already")
+            flight.chosen = False
         session = self._make_session(relay)
         try:
             await (
@@ -233,7 +250,7 @@ class SessionPool(Generic[S]):
         except (ConnectError, DNSLookupError) as error:
             raise StageError("connect", connect_reason(error), error) from None
         await session.ready
-        self._admitted(session)
+        self._admitted(session, flight)
         return session
 
     async def _address(self, candidate: Candidate) -> HostPort:
@@ -276,19 +293,24 @@ class SessionPool(Generic[S]):
         except InvalidAddress as error:
             raise StageError("discovery", "entry has no usable address", error) from None
 
-    def _admitted(self, session: S) -> None:
+    def _admitted(self, session: S, flight: _Flight[S]) -> None:
         elapsed_ms = (session.ready_at - session.started_at) * 1000
         self.scores.connected(session.server, elapsed_ms, self._clock.seconds())
         older = self.sessions.get(session.server)
         self.sessions[session.server] = session
         if older is not None:
             older.close()  # it was spent
-        self._changed()
+        self._led_to.pop(session.server, None)
+        if not flight.chosen:
+            self._led_to[session.server] = None
+        if not self.leave_idle():
+            self._changed()
 
     def lost(self, session: S, error: DmsgError) -> None:
         """A session is over."""
         if self.sessions.get(session.server) is session:
             del self.sessions[session.server]
+            self._led_to.pop(session.server, None)
             if self._running and getattr(error, "reason", "") != CLOSED:
                 self.scores.failed(session.server, self._clock.seconds())
             # All its clients have lost it at this moment, and are not to come back at the same one.
@@ -312,6 +334,28 @@ class SessionPool(Generic[S]):
         if flight is not None and not flight.waiters:
             flight.spared = not blame
             flight.attempt.cancel()
+
+    def leave_idle(self) -> bool:
+        """End sessions that only dials led to and nothing goes through, but for the :data:`IDLE_LIMIT` asked for last."""
+        if len(self._led_to) <= IDLE_LIMIT:
+            return False
+        idle = [relay for relay in self._led_to if self.sessions[relay].idle][:-IDLE_LIMIT]
+        for relay in idle:
+            del self._led_to[relay]
+            session = self.sessions.pop(relay)  # now: the next dial is to get another one
+            if relay not in self._flights:
+                self._addresses.pop(relay, None)
+            session.close()
+        if idle:
+            self._changed()
+            self._goal.look()
+        return bool(idle)
+
+    def published(self) -> list[PublicKey]:
+        """The relays to be published: those with a session, the ones that the goal or the program chose first."""
+        chosen = [relay for relay in self.sessions if relay not in self._led_to][:PUBLISHED_LIMIT]
+        led_to = [relay for relay in self.sessions if relay in self._led_to]
+        return chosen + led_to[: max(0, PUBLISHED_WITH_LED_TO - len(chosen))]
 
     def leave_unlisted(self) -> None:
         """End sessions, and attempts, with relays that an operator's list names no more, if no others may be used.

@@ -41,6 +41,10 @@ class Session(TypingProtocol):
     def spent(self) -> bool:
         """Whether nothing is open on it and nothing more should be: the next use is worth a new session."""
 
+    @property
+    def idle(self) -> bool:
+        """Whether nothing is open on it, or asked for."""
+
     def close(self) -> None:
         """End the connection once everything queued is written."""
 

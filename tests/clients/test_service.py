@@ -32,6 +32,7 @@ class Admitted(Protocol):
     """A session."""
 
     spent = False
+    idle = True
 
     def __init__(self, server: PublicKey, client: Client) -> None:
         self.server = server

@@ -31,6 +31,7 @@ class Greeting(Protocol):
         self.started_at = clock.seconds()
         self.ready_at = 0.0
         self.spent = self.over = False
+        self.idle = True
         self._clock = clock
         self._lost = lost
 

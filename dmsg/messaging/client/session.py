@@ -73,6 +73,11 @@ class LinkSession(RelaySession[SessionUser, ChannelTransport]):
         channel.owner = pending = PendingChannel(self, channel)
         return pending.done
 
+    @property
+    def idle(self) -> bool:
+        """See :class:`~dmsg.relays.session.Session`."""
+        return not self.connection.channels
+
     # --- from the shell --------------------------------------------------------------------------------------------
 
     def handle_events(self, shell: Shell, events: Sequence[object]) -> None:

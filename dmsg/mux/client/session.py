@@ -155,6 +155,11 @@ class ServerSession(RelaySession[SessionUser, DmsgTransport]):
         return self._user.path_lost(self, transport, error)
 
     @property
+    def idle(self) -> bool:
+        """See :class:`~dmsg.relays.session.Session`."""
+        return not self.connection.streams and not self._turns
+
+    @property
     def spent(self) -> bool:
         """Whether the record counters are far on and nothing is open: a new session is to take its place."""
         return not self.connection.streams and self.connection.near_exhaustion
