@@ -1,4 +1,4 @@
-"""The times a transport keeps: deadlines after Go's ``net.Conn``, and the linger of a close."""
+"""The times a transport keeps: deadlines after Go's ``net.Conn``, the linger of a close, and how long one that is over waits."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from typing import Protocol as TypingProtocol
 
 from twisted.internet.interfaces import IDelayedCall, IReactorTime
 
-#: A closing transport whose peer acknowledges nothing for so long is cut off, in seconds.
+#: A closing transport whose peer acknowledges nothing for so long is cut off, in seconds; and so long does one that is over
+#: wait for an application that writes on and reads nothing.
 LINGER_S: Final = 60.0
 
 
@@ -36,6 +37,13 @@ class Watched(TypingProtocol):
 
     def linger_over(self) -> None:
         """The peer has acknowledged nothing since the close for :data:`LINGER_S`."""
+
+    @property
+    def unread_bytes(self) -> int:
+        """What came and waits for the application."""
+
+    def unread_over(self) -> None:
+        """The application has read nothing of what came for :data:`LINGER_S`."""
 
 
 class Deadlines:
@@ -67,6 +75,15 @@ class Deadlines:
         if "linger" not in self._calls:
             self._set("linger", LINGER_S, self._check_linger, transport, acked_bytes)
 
+    def await_reading(self, transport: Watched) -> None:
+        """Call ``unread_over`` once the application has read nothing of what waits for :data:`LINGER_S`."""
+        if "unread" not in self._calls:
+            self._set("unread", LINGER_S, self._check_reading, transport, transport.unread_bytes)
+
+    def await_no_reading(self) -> None:
+        """The application is told of the end; the linger of its close may go on."""
+        self._cancel("unread")
+
     def stop(self) -> None:
         """Take all of them back: the transport is over."""
         for name in list(self._calls):
@@ -90,6 +107,12 @@ class Deadlines:
             self.linger(transport, now_acked)
         else:
             transport.linger_over()
+
+    def _check_reading(self, transport: Watched, unread_bytes: int) -> None:
+        if transport.unread_bytes < unread_bytes:
+            self.await_reading(transport)
+        else:
+            transport.unread_over()
 
     def _set(self, name: str, delay_s: float, call: Callable[..., None], *arguments: object) -> None:
         self._cancel(name)

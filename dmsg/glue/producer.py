@@ -57,8 +57,8 @@ class ProducerAdapter:
 
     @property
     def waits(self) -> bool:
-        """Whether there is a producer, and it was told to pause."""
-        return self.producer is not None and self._paused
+        """Whether there is a producer that writes only when it is told to: a paused one, or one that is pulled."""
+        return self.producer is not None and (self._paused or not self._streaming)
 
     def pause(self) -> None:
         """The sink takes nothing more for now."""

@@ -7,7 +7,6 @@ data that comes before a protocol is attached waits for it, ``connectionLost`` i
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections import deque
 from collections.abc import Callable, Iterable
 from enum import Enum
 from typing import Any, Final, Generic, TypeVar, cast
@@ -30,15 +29,12 @@ from zope.interface import implementer
 
 from dmsg.errors import DmsgError, LocalProtocolError
 from dmsg.glue.deadlines import Deadlines, Progress
+from dmsg.glue.inbox import Inbox
 from dmsg.glue.producer import ProducerAdapter
 from dmsg.glue.transport_state import CLOSED_HERE, IN_USE, OVER, TRANSITIONS, WRITABLE, TransportState
 
 _log = Logger()
 _OPEN: Final = TransportState.OPEN  # looked at for each write and each piece of data
-#: What waits to be read is joined to pieces of so many bytes: one of two bytes alone takes 56 of memory, and limits count bytes.
-JOINED_BYTES: Final = 1024
-#: Stands in the inbox for the end of the peer's half; data is never empty.
-_END: Final = b""
 
 
 class TransportLost(ConnectionLost):
@@ -115,9 +111,11 @@ class StreamTransport(ABC, Generic[S]):
         self._clock = clock
         self._writer = ProducerAdapter(clock)
         self._deadlines = Deadlines(clock)
-        self._inbox: deque[bytes] = deque()
+        self._inbox = Inbox()
         self._paused = False
         self._pump_scheduled = False
+        self._is_cut = False  # whether something was written that the stream did not take
+        self._had_ended = False  # whether the application had ended its half when the stream was over
         self._end_later: Callable[[], object] | None = None  # what ends this side's half once the producer is done
         self._reason = connectionDone  # of the end, once it is known
 
@@ -153,6 +151,8 @@ class StreamTransport(ABC, Generic[S]):
                 raise TypeError("data must be bytes")
             data = bytes(data)
         if not data or (self.state is not _OPEN and self.state not in WRITABLE):
+            if data and self.state is TransportState.ENDING and not self._had_ended:
+                self._not_taken()
             return
         try:
             pause = self._connection.send_data(self.stream, data)
@@ -211,6 +211,16 @@ class StreamTransport(ABC, Generic[S]):
         if self.state not in OVER:
             self.deadline_exceeded("the peer took nothing of what was written before the close")
 
+    @property
+    def unread_bytes(self) -> int:
+        """What came and waits for the application."""
+        return self._inbox.size
+
+    def unread_over(self) -> None:
+        """The stream is over, and the application, which writes on, has read nothing of what came for too long."""
+        if self.state is TransportState.ENDING:
+            self._tell_soon()
+
     # --- IConsumer -------------------------------------------------------------------------------------------------
 
     @property
@@ -221,7 +231,7 @@ class StreamTransport(ABC, Generic[S]):
     @property
     def blocked(self) -> bool:
         """Whether a producer has to pause."""
-        return self.stream.blocked
+        return self.stream.blocked or self.state is TransportState.ENDING
 
     def registerProducer(self, producer: IProducer, streaming: bool) -> None:
         """Let ``producer`` write at the pace the peer takes it. ``RuntimeError`` if one is registered already."""
@@ -266,11 +276,7 @@ class StreamTransport(ABC, Generic[S]):
     def deliver(self, data: bytes) -> None:
         """Take ``data`` from the stream, to the application if it reads."""
         if (self._paused or self._inbox or self.protocol is None) and self.state not in CLOSED_HERE:
-            inbox = self._inbox
-            if inbox and inbox[-1] and len(inbox[-1]) + len(data) <= JOINED_BYTES:
-                inbox[-1] += data
-            else:
-                inbox.append(data)
+            self._inbox.put(data)
         else:
             self._hand_over(data)
 
@@ -280,10 +286,10 @@ class StreamTransport(ABC, Generic[S]):
 
     def end_received(self) -> None:
         """The peer has ended its half; to be told again is silent."""
-        if self.state not in (_OPEN, TransportState.WRITE_ENDED) or self._peer_end_waits:
+        if self.state not in (_OPEN, TransportState.WRITE_ENDED) or self._inbox.has_end:
             return
         if self._inbox or self._paused or self.protocol is None:
-            self._inbox.append(_END)
+            self._inbox.put_end()
             self._pump_soon()
         else:
             self._on_peer_end()  # what it leads to goes out with the answers to this read
@@ -309,12 +315,13 @@ class StreamTransport(ABC, Generic[S]):
         """Tell the application ``reason``, behind what came before, whether or not the stream is over by now."""
         if self.state in OVER:
             return
-        self._reason = reason
+        self._reason = self._unless_cut(reason) if self._is_cut else reason
         if self.disconnecting:
             self._tell_soon()
             return
-        if self._peer_end_waits:
+        if self._inbox.has_end:
             self._inbox.pop()
+        self._had_ended = self.state not in WRITABLE
         self.move(TransportState.ENDING)
         self._pump_soon()
 
@@ -348,7 +355,12 @@ class StreamTransport(ABC, Generic[S]):
 
         The stream has ended in this very read, and the transport is told next. A stream that may go on keeps ``data``.
         """
+        self._is_cut = True
         return False
+
+    def _cut_error(self) -> DmsgError:
+        """Why an end is none in order when something was written that the peer did not take."""
+        return DmsgError("the peer closed without taking all that was written")
 
     def _close_stream(self) -> None:
         """Close the stream, once what was written has arrived."""
@@ -365,10 +377,6 @@ class StreamTransport(ABC, Generic[S]):
     # --- inside ----------------------------------------------------------------------------------------------------
 
     @property
-    def _peer_end_waits(self) -> bool:
-        return bool(self._inbox) and not self._inbox[-1]
-
-    @property
     def _is_stuck(self) -> bool:
         """Whether the application of a transport that was cut off waits for its reader and for its writer.
 
@@ -376,6 +384,18 @@ class StreamTransport(ABC, Generic[S]):
         there is something to write.
         """
         return self._paused and self._writer.waits and not self._reason.check(ConnectionDone)
+
+    def _not_taken(self) -> None:
+        """The application writes on, though the stream is over: a peer that had closed has not got everything.
+
+        TCP would tell so at once, and forget what was not read; one that reads slowly is given the time to go on.
+        """
+        self._reason = self._unless_cut(self._reason)
+        self._deadlines.await_reading(self)
+
+    def _unless_cut(self, reason: Failure) -> Failure:
+        """``reason``, but no end in order: something was written that the peer did not take."""
+        return Failure(TransportLost(self._cut_error())) if reason.check(ConnectionDone) else reason
 
     def guarded(self, call: Callable[..., object], *arguments: object) -> None:
         """Call the application: its fault ends its own transport and nothing else, as the reactor does for sockets."""
@@ -459,6 +479,7 @@ class StreamTransport(ABC, Generic[S]):
 
     def _finish(self) -> None:
         self.move(TransportState.ENDED)
+        self._deadlines.await_no_reading()
         self._end_later = None
         self.guarded(self._writer.stop)
         try:

@@ -40,6 +40,19 @@ async def dial_base_peer(s: Any, extended: bool) -> tuple[Any, Any, int]:
     return a, peer, request.transport_id
 
 
+@relays
+@sync
+async def test_an_answer_to_a_base_peer_that_closed_in_the_same_read(scene, extended):
+    """It goes nowhere: whether the close comes in one read with the question or in the next one makes no difference."""
+    async with scene() as s:
+        a, peer, transport_id = await dial_base_peer(s, extended)
+        a.on_data = lambda data: a.transport.write(b"answer")  # type: ignore[method-assign]
+        peer.send_frames([(FWD, transport_id, b"\0\0question"), (CLOSE, transport_id, b"\0")])
+        await s.over(a)
+        assert a.received == b"question"
+        assert isinstance(a.cause, Refused)
+
+
 async def read_first(s: Any, peer: Any, transport_id: int, limit_bytes: int = 98_250) -> int:
     """Acknowledge what a program's first read takes; gives how much that was."""
     taken = 0

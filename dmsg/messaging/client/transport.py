@@ -48,6 +48,9 @@ class ChannelTransport(RelayTransport[Channel], ChannelOwner):
         self._leave(ChannelEndReason.PEER_GONE.value, local=True)
         self.over(Failure(TransportLost(error)))
 
+    def _cut_error(self) -> DmsgError:
+        return PeerGone("the peer closed without taking all that was written")
+
     def _abort_stream(self, why: AbortReason) -> None:
         self._carrier.connection.abort(self.stream)
         self._flush_soon()

@@ -27,6 +27,7 @@ from dmsg.mux.core.stream import UNOWNED, Stream, StreamFault, StreamOwner, Stre
 from dmsg.mux.core.wire import CloseReason, reason_name
 from dmsg.sansio.rate import TokenBucket
 
+_CUT: Final = "the peer closed without taking all that was written"
 #: The reasons that CLOSE gives the peer.
 _CODES: Final[Mapping[AbortReason, CloseReason]] = {
     AbortReason.APPLICATION: CloseReason.REFUSED,
@@ -242,7 +243,7 @@ class DmsgTransport(RelayTransport[Stream], StreamOwner):
         self._leave(reason_name(code), local=local, code=code)
         self.attempts = None
         self.stream.owner = UNOWNED
-        self.stream.let_go(sum(map(len, self._inbox)))
+        self.stream.let_go(self._inbox.size)
 
     def _finish(self) -> None:
         super()._finish()
@@ -259,14 +260,18 @@ class DmsgTransport(RelayTransport[Stream], StreamOwner):
     def _send_later(self, data: bytes) -> bool:
         stream = self.stream
         if not self._may_go_on:
-            return False
+            return super()._send_later(data)
         config = self._carrier.connection.config
         stream.pending.append(data)
+        stream.cut_bytes += len(data)
         if stream.pending.size - stream.again_bytes > config.pending_limit_bytes:
             self._overflow(Busy("more was written than may wait to be sent", by="local"))
             return False
         stream.blocked = stream.pending.size > config.pause_bytes
         return stream.blocked
+
+    def _cut_error(self) -> DmsgError:
+        return Refused(_CUT)
 
     def _end_stream(self) -> None:
         if self._may_go_on:
@@ -302,7 +307,7 @@ def end_failure(stream: Stream, code: int, *, local: bool) -> Failure:
     if code == CloseReason.NORMAL:
         return Failure(ConnectionDone())
     if stream.was_cut:
-        return Failure(TransportLost(Refused("the peer closed without taking all that was written")))
+        return Failure(TransportLost(Refused(_CUT)))
     if code != CloseReason.REFUSED or local:
         return Failure(TransportLost(close_error(code, by="local" if local else "peer")))
     cut = f", which had {stream.cut_bytes} bytes to acknowledge" if stream.cut_bytes else ""

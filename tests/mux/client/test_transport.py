@@ -12,7 +12,8 @@ from zope.interface import implementer
 
 from dmsg.address import DmsgAddress
 from dmsg.glue.deadlines import LINGER_S
-from dmsg.glue.stream_transport import JOINED_BYTES, TransportLost
+from dmsg.glue.inbox import JOINED_BYTES
+from dmsg.glue.stream_transport import TransportLost
 from dmsg.mux.client.service import ClientConfig
 from dmsg.mux.core.e2e_negotiation import Security
 from dmsg.mux.core.errors import Busy, DeadlineExceeded, PeerGone, Refused, ServerDraining
@@ -659,6 +660,62 @@ async def test_an_abort_shows_to_an_application_that_waits_for_its_reader_and_it
     assert isinstance(pair.here.reason, error.ConnectionLost)
     assert producer.told[-1] == "stop"
     assert b"nor that" not in pair.here.received
+
+
+@pytest.mark.parametrize("ends", ["abortConnection", "loseConnection"])
+@pytest_twisted.ensureDeferred
+async def test_an_application_that_writes_on_and_does_not_read_is_told_of_the_end(connected, ends):
+    """As one end of a tunnel does whose service streams and does not read: it would hold both connections for ever."""
+    pair = await connected()
+    pair.near.pauseProducing()
+    pair.far.write(b"not read")
+    pair.settle()
+    getattr(pair.far, ends)()
+    pair.settle()
+    for _ in range(round(LINGER_S)):
+        assert pair.here.events == ["made"]
+        pair.near.write(b"beat")
+        pair.clock.advance(1.0)
+    pair.settle()
+    assert isinstance(pair.here.reason, error.ConnectionLost)
+    assert pair.here.received == b""
+
+
+@pytest_twisted.ensureDeferred
+async def test_an_application_that_writes_on_and_reads_slowly_gets_everything(connected):
+    pair = await connected()
+    pair.there.on_data = None
+    pair.near.pauseProducing()
+    pieces = [bytes((number,)) * JOINED_BYTES for number in range(4)]
+    for piece in pieces:
+        pair.far.write(piece)
+        pair.settle()
+    pair.far.loseConnection()
+    pair.settle()
+    pair.here.on_data = lambda data: pair.near.pauseProducing()
+    for _ in pieces:
+        pair.near.write(b"beat")
+        pair.clock.advance(LINGER_S - 1.0)
+        pair.near.resumeProducing()
+        pair.settle()
+    pair.near.resumeProducing()
+    pair.settle()
+    assert pair.here.received == b"".join(pieces)
+    assert isinstance(pair.here.reason, error.ConnectionLost)  # what was written did not arrive
+
+
+@pytest_twisted.ensureDeferred
+async def test_an_abort_shows_to_an_application_that_does_not_read_and_whose_producer_is_pulled(connected):
+    pair = await connected()
+    pair.near.pauseProducing()
+    pair.far.write(b"not read")
+    pair.settle()
+    producer = Producer(lambda: pair.near.write(b"x"))
+    pair.near.registerProducer(producer, False)
+    pair.far.abortConnection()
+    pair.settle()
+    assert isinstance(pair.here.reason, error.ConnectionLost)
+    assert producer.told[-1] == "stop"
 
 
 @pytest_twisted.ensureDeferred
