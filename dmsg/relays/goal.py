@@ -45,6 +45,13 @@ class Sessions(TypingProtocol):
         """The relays there is a session with."""
 
     @property
+    def chosen(self) -> Collection[PublicKey]:
+        """Those of them that are wanted, and that not only a dial led to: a peer says itself on which relays it is."""
+
+    def choose(self, relay: PublicKey) -> None:
+        """Want the session with ``relay``, which a dial has made."""
+
+    @property
     def pinned(self) -> Mapping[PublicKey, HostPort]:
         """The relays that are always wanted."""
 
@@ -144,7 +151,7 @@ class SessionGoal:
     def lost(self) -> None:
         """A session is over: another group is wanted soon."""
         self._idle_looks = 0
-        if not self._pool.sessions:
+        if not self._pool.chosen:
             self._alone_since = self._clock.seconds()
         self.look()
 
@@ -202,24 +209,31 @@ class SessionGoal:
         if self.wanted is None:
             return 0 if self._pool.pinned else DEFAULT_GROUPS - len(self._held_groups())
         pinned_under_way = sum(1 for relay in self._pool.pinned if self._pool.connecting(relay))
-        return self.wanted - len(self._pool.sessions) - pinned_under_way if len(self._pool.pinned) < self.wanted else 0
+        return self.wanted - len(self._pool.chosen) - pinned_under_way if len(self._pool.pinned) < self.wanted else 0
 
     def _held_groups(self) -> set[str]:
         """The groups that are of no use to the goal any more: one relay of each is enough unless a number was asked for."""
-        return {self._pool.group_of(relay) for relay in self._pool.sessions} if self.wanted is None else set()
+        return {self._pool.group_of(relay) for relay in self._pool.chosen} if self.wanted is None else set()
 
     def _run_race(self, missing: int) -> list[float]:
         """Race for ``missing`` sessions; when to look again."""
         now, race = self._clock.seconds(), self._race
         wake_at = [self._look_at(now)]
         if wake_at[0] is not None and wake_at[0] <= now:
-            self._idle_looks = self._idle_looks + 1 if self._pool.sessions else 0
+            self._idle_looks = self._idle_looks + 1 if self._pool.chosen else 0
             self._look_jitter = 0.75 + self._uniform() / 2
             self._listed.ask()
             wake_at = [self._look_at(now)]
+        candidates = self._candidates()
+        missing -= self._take_made(candidates, missing)
+        if missing <= 0:
+            self.give_up(race.all())
+            return []
         of_a_group = 1 if self.wanted is None else missing
         waits = False
-        for one in self._candidates():
+        for one in filter(self._is_wanted, candidates):
+            if one.public_key in self._pool.sessions:
+                continue  # in a network that is in use
             rested_at = self._pool.rested_at(one.public_key)
             if rested_at > now:
                 wake_at.append(rested_at)
@@ -230,6 +244,20 @@ class SessionGoal:
         usable_at = self._listed.usable_at()  # it has passed when discovery has been asked and says nothing
         wake_at += [race.next_s(now) if waits else None, usable_at if usable_at > now else None]
         return [at_s for at_s in wake_at if at_s is not None]
+
+    def _take_made(self, candidates: Iterable[Candidate], missing: int) -> int:
+        """Take sessions with ``candidates`` that dials have made for wanted ones, ``missing`` at most; gives how many."""
+        taken = 0
+        for relay in (one.public_key for one in candidates):
+            if (
+                taken < missing
+                and relay in self._pool.sessions
+                and self._pool.group_of(relay) not in self._held_groups()
+            ):
+                self._pool.choose(relay)
+                self._note_worked(relay)
+                taken += 1
+        return taken
 
     def _enter(self, candidate: Candidate) -> None:
         """Let ``candidate`` run in the race; the oldest of too many makes room."""
@@ -245,7 +273,11 @@ class SessionGoal:
     def _ran(self, result: object, relay: PublicKey) -> None:
         self._race.end(relay)
         self._waiters.pop(relay, None)
-        if self._memory is not None and not isinstance(result, Failure):
+        if not isinstance(result, Failure):
+            self._note_worked(relay)
+
+    def _note_worked(self, relay: PublicKey) -> None:
+        if self._memory is not None:
             self._memory.worked(relay, self._pool.address_of(relay))
             self._memory.save()
 
@@ -267,10 +299,10 @@ class SessionGoal:
         if self._listed.asked_s is None:
             return now
         pause_s = self._poll_s
-        if self.wanted is None and self._pool.sessions:
+        if self.wanted is None and self._pool.chosen:
             pause_s = self._idle_backoff.longest_s(self._idle_looks + 1)
         asked_s, alone_s = self._listed.asked_s, self._alone_since
-        if alone_s is not None and asked_s <= alone_s and not self._pool.sessions:
+        if alone_s is not None and asked_s <= alone_s and not self._pool.chosen:
             return max(alone_s, asked_s + ALONE_PAUSE_S)  # what was listed before may be what has just gone
         return asked_s + pause_s * self._look_jitter
 
@@ -323,5 +355,5 @@ class SessionGoal:
     def _is_wanted(self, one: Candidate) -> bool:
         """Whether the goal has a use for the relay at all."""
         relay = one.public_key
-        known = relay in self._pool.sessions or relay in self._race or relay in self._pool.pinned
+        known = relay in self._pool.chosen or relay in self._race or relay in self._pool.pinned
         return not known and one.group not in self._held_groups()

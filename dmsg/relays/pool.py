@@ -351,9 +351,19 @@ class SessionPool(Generic[S]):
             self._goal.look()
         return bool(idle)
 
+    @property
+    def chosen(self) -> list[PublicKey]:
+        """The relays with a session that the goal or the program wants, and not only a dial."""
+        return [relay for relay in self.sessions if relay not in self._led_to]
+
+    def choose(self, relay: PublicKey) -> None:
+        """The goal wants the session with ``relay``, which a dial has made."""
+        if self._led_to.pop(relay, self) is None:
+            self._changed()
+
     def published(self) -> list[PublicKey]:
         """The relays to be published: those with a session, the ones that the goal or the program chose first."""
-        chosen = [relay for relay in self.sessions if relay not in self._led_to][:PUBLISHED_LIMIT]
+        chosen = self.chosen[:PUBLISHED_LIMIT]
         led_to = [relay for relay in self.sessions if relay in self._led_to]
         return chosen + led_to[: max(0, PUBLISHED_WITH_LED_TO - len(chosen))]
 

@@ -331,6 +331,38 @@ async def test_a_lost_group_is_replaced_and_a_third_one_is_not_kept():
 
 
 @pytest_twisted.ensureDeferred
+async def test_relays_that_only_dials_led_to_do_not_take_the_place_of_lost_ones():
+    """A peer says itself on which relays it is: its own must not be all that is left when the others were away for a moment."""
+    async with World("192.0.2.1", "192.0.3.1", "192.0.4.1", "192.0.5.1") as world:
+        listed, world.listing.hosts = world.listing.hosts, world.listing.hosts[:2]
+        client = await world.client()
+        world.memory.advance(10)
+        world.listing.hosts = listed
+        for relay in RELAYS[2:4]:
+            client.pool.get(relay)
+            world.memory.advance(1)
+        world.listing.hosts = listed[:2]
+        assert set(client.pool.sessions) == {*RELAYS[:4]}
+        for host in listed[:2]:
+            for pipe in world.memory.pipes_to(80, host):
+                pipe.cut()
+        world.memory.advance(15)
+        assert set(client.pool.sessions) == {*RELAYS[:4]}
+
+
+@pytest_twisted.ensureDeferred
+async def test_a_session_that_a_dial_made_is_taken_for_one_that_is_wanted_if_its_relay_is_listed():
+    async with World("192.0.2.1", "192.0.3.1", "192.0.4.1") as world:
+        client = world.start_client()
+        for relay in RELAYS[:2]:
+            client.pool.get(relay)
+        world.memory.advance(30)
+        assert set(client.pool.sessions) >= {*RELAYS[:2]}
+        assert len(client.pool.sessions) <= 3
+        assert len({client.pool.group_of(one) for one in client.pool.chosen}) == 2
+
+
+@pytest_twisted.ensureDeferred
 async def test_a_pinned_relay_is_enough():
     """A user who names a relay has chosen it: none of discovery's is added."""
     async with World("192.0.2.1", "192.0.3.1") as world:
