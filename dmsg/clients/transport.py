@@ -52,6 +52,22 @@ class RelayTransport(StreamTransport[S]):
         """This end."""
         return self._host
 
+    # Programs that were written for TCP set these. They are as programs want them, whatever is said.
+
+    def getTcpNoDelay(self) -> bool:
+        """``True``: nothing that is written waits for more."""
+        return True
+
+    def setTcpNoDelay(self, enabled: bool) -> None:
+        """Nothing changes."""
+
+    def getTcpKeepAlive(self) -> bool:
+        """``True``: this side's connection to its relay is watched, and a peer's end is told by the peer's relay."""
+        return True
+
+    def setTcpKeepAlive(self, enabled: bool) -> None:
+        """Nothing changes."""
+
     def over(self, reason: Failure) -> None:
         """See :class:`~dmsg.glue.stream_transport.StreamTransport`; a stream of which no reason is known closed here."""
         self._leave("normal", local=True)

@@ -147,6 +147,19 @@ async def test_addresses(connected):
 
 
 @pytest_twisted.ensureDeferred
+async def test_a_program_that_sets_options_of_tcp_runs(connected):
+    pair = await connected()
+    for end in (pair.near, pair.far):
+        for option in (end.setTcpNoDelay, end.setTcpKeepAlive):
+            option(True)
+            option(False)
+        assert end.getTcpNoDelay() and end.getTcpKeepAlive()
+    pair.near.write(b"on")
+    pair.settle()
+    assert pair.there.received == b"on"
+
+
+@pytest_twisted.ensureDeferred
 async def test_the_writes_of_one_turn_go_out_in_one_frame(connected):
     pair = await connected()
     before = pair.frames_sent()
