@@ -317,6 +317,8 @@ class SealedStream(Stream):
             skipped = min(self.skip_bytes, len(data))
             self.skip_bytes -= skipped
             data = data[skipped:]
+        if data and self.ended_before:
+            raise StreamFault(CloseReason.MALFORMED)
         self.received_bytes += len(data)
         self._unread += len(data)
         if self._unread <= self._ack_limit_bytes or self.end_received:
@@ -467,6 +469,7 @@ class SealedStream(Stream):
         self.received_bytes = self._begun_at_bytes = earlier.received_bytes
         self.skip_bytes = earlier.received_bytes - self._told_bytes
         self._acknowledged_bytes = self._told_bytes
+        self.ended_before = earlier.end_received or earlier.ended_before
 
     def go_on_from(self, earlier: Stream, peer_received_bytes: int, told_bytes: int) -> None:
         """Queue again what the peer has not got (:ref:`spec-resume-offsets`)."""

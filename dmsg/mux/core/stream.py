@@ -150,6 +150,7 @@ class Stream(ABC):
         "cut_bytes",
         "dropped",
         "end_received",
+        "ended_before",
         "id",
         "initiator",
         "owner",
@@ -187,6 +188,7 @@ class Stream(ABC):
         self.blocked = False  # whether its writer was told to pause
         self.ack_due = False  # whether it stands in the connection's list of streams with something to acknowledge
         self.end_received = False  # whether the peer said, provably, that nothing more comes
+        self.ended_before = False  # whether it said so on an earlier path: then it says it again, and sends nothing new
         self.sent_bytes = self.acked_bytes = self.received_bytes = 0
         self.cut_bytes = 0  # written and not acknowledged when it ended
         self.dropped = False  # whether data came that our application, which has closed, did not take

@@ -735,6 +735,24 @@ def test_the_end_is_sent_again_and_taken_again() -> None:
     assert new_sender.end_acked
 
 
+@pytest.mark.parametrize("paths", [1, 2])
+def test_nothing_new_comes_behind_an_end_on_an_earlier_path(paths: int) -> None:
+    sender, receiver = pair()
+    sender.pending.append(b"data")
+    told = receiver.resume_bytes  # before the data came: it is sent again
+    carry(sender, receiver)
+    sender.end()
+    carry(sender, receiver)
+    for path in range(1, 1 + paths):
+        sender, _ = pair(path=path)
+        _, following = pair(path=path)
+        following.go_on_from(receiver, 0, told)
+        receiver = following
+    sender.pending.append(b"datamore")
+    assert carry(sender, receiver, 16 + 4) == b""
+    assert code_of(carry, sender, receiver) == CloseReason.MALFORMED
+
+
 def test_what_came_on_the_old_path_meanwhile_is_not_taken_twice() -> None:
     sender, receiver = pair()
     sender.pending.append(b"abcdefgh")
