@@ -17,6 +17,8 @@ from fuzz.choices import Choices
 _LIMITS = RelayLimits(queue_bytes=150_000, slow_consumer_timeout_s=10.0)
 _CONFIG = WebSocketConfig(max_message_bytes=100_000, ping_after_s=20.0, dead_after_s=40.0, message_timeout_s=30.0)
 _PAGE = 3
+#: Frames of a session itself: pings, and one that closes.
+_CONTROL_BYTES = 256
 #: Envelopes: a few hundred bytes, and more than is written at once.
 _SIZES = tuple(bytes(size) for size in (0, 10, 300, 20_000, 50_000, 80_000))
 
@@ -190,7 +192,9 @@ class _World:
         page_bytes = sum(len(self.store[one]) for one in self.read)
         assert session.waiting_bytes == sum(map(len, (*session.queue, *session.behind)))
         assert session.waiting_bytes <= _LIMITS.queue_bytes + page_bytes
-        assert traffic.waiting_bytes == sum(one.waiting_bytes + one.buffered_bytes for one in sessions)
+        assert traffic.waiting_bytes == sum(one.held_bytes for one in sessions)
+        assert session.held_bytes == session.waiting_bytes + session.buffered_bytes + session.said_bytes
+        assert 0 <= session.queued_bytes - session.said_bytes <= _CONTROL_BYTES
         assert traffic.incoming == {one: one.incoming_bytes for one in sessions if one.incoming_bytes}
         assert traffic.incoming_total_bytes == sum(traffic.incoming.values()) <= _CONFIG.max_message_bytes
         assert set(traffic.stalled) == ({session} if self.stalled_at is not None else set())
@@ -207,6 +211,7 @@ class _World:
         session = self.session
         session.resume()
         session.count_incoming(0)
+        session.count_said(0)
         done, unwritten = session.written_ids(), session.take_unwritten()
         for data in unwritten:
             self._keep(data)

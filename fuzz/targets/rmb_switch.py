@@ -289,7 +289,7 @@ class _Relay:
         waiting = incoming = dirty = 0
         for one, end in ends.items():
             size = sum(map(len, end.waits))
-            waiting += size + end.buffered
+            waiting += size + end.buffered + one.queued_bytes
             incoming += end.incoming
             dirty += end.dirty
             first, then = (one.queue, one.behind) if end.stored else (one.behind, one.queue)
@@ -307,7 +307,7 @@ class _Relay:
         switch.problems, self.problems = [], []
         loads: dict[Session, int] = {}
         if waiting > _LIMITS.queued_total_bytes:
-            loads = {one: ends[one].waiting + ends[one].buffered for one in self.stalled}
+            loads = {one: ends[one].waiting + ends[one].buffered + one.queued_bytes for one in self.stalled}
         elif incoming > _LIMITS.incoming_total_bytes:
             loads = {one: end.incoming for one, end in ends.items() if end.incoming}
         largest = switch.largest()

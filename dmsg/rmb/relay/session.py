@@ -34,7 +34,7 @@ class Traffic:
         self.dirty: list[Session] = []
         #: Sessions whose network takes nothing.
         self.stalled: dict[Session, None] = {}
-        #: Bytes of envelopes that are not written yet, or that a network has not taken.
+        #: Bytes of envelopes and answers that are not written yet, or that a network has not taken.
         self.waiting_bytes = 0
         #: Sessions that have sent a part of a message, how much, and the sum.
         self.incoming: dict[Session, int] = {}
@@ -70,6 +70,7 @@ class Session(WebSocket):
         "pending_bytes",
         "proved",
         "queue",
+        "said_bytes",
         "source",
         "stalled_at",
         "stored",
@@ -108,6 +109,8 @@ class Session(WebSocket):
         self.waiting_bytes = 0
         #: What was written last, when the network took nothing more.
         self.buffered_bytes = 0
+        #: Frames of answers of the relay itself that are not written yet.
+        self.said_bytes = 0
         #: Whether the store may have something for it.
         self.stored = True
         #: How often something may have come to the store for it.
@@ -165,7 +168,10 @@ class Session(WebSocket):
             self.envelopes_out += count - len(queue)
             self.traffic.written += count - len(queue)
             self.traffic.written_bytes += size
-        return super().data_to_send()
+        written = super().data_to_send()
+        if self.said_bytes:
+            self.count_said(self.queued_bytes)
+        return written
 
     def next_timeout(self) -> float | None:
         """The WebSocket's, and when a session that takes nothing is given up."""
@@ -204,7 +210,18 @@ class Session(WebSocket):
         """Write an answer of the relay itself, past everything that waits: it never goes to the store."""
         if self.state is _OPEN:
             self.send(data)
+            self.count_said(self.queued_bytes)
             self._mark_dirty()
+
+    def count_said(self, size: int) -> None:
+        """Note that ``size`` bytes of frames wait to be written."""
+        self.traffic.waiting_bytes += size - self.said_bytes
+        self.said_bytes = size
+
+    @property
+    def held_bytes(self) -> int:
+        """All that waits for it, or that its network has not taken."""
+        return self.waiting_bytes + self.said_bytes + self.buffered_bytes
 
     def put(self, data: bytes) -> bool:
         """Let ``data`` go out when its turn comes; ``False`` when too much waits already."""

@@ -84,6 +84,7 @@ class Switch(Traffic):
         """Forget ``session``; gives whether others could reach it until now. Its twin and name may be a newer one's."""
         session.resume()
         session.count_incoming(0)
+        session.count_said(0)
         if self.sessions.get(session.address) is not session:
             return False
         del self.sessions[session.address]
@@ -202,7 +203,7 @@ class Switch(Traffic):
         """
         loads: Mapping[Session, int]
         if self.waiting_bytes > self.limits.queued_total_bytes:
-            loads = {session: session.waiting_bytes + session.buffered_bytes for session in self.stalled}
+            loads = {session: session.held_bytes for session in self.stalled}
         elif self.incoming_total_bytes > self.limits.incoming_total_bytes:
             loads = self.incoming
         else:

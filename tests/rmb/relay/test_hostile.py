@@ -124,6 +124,27 @@ def test_what_the_networks_buffers_hold_counts_as_well(make_world: Callable[...,
     assert world.relay.switch.waiting_bytes == 0 and not world.relay.switch.stalled
 
 
+def test_answers_of_the_relay_that_are_not_read_count_as_well(make_world: Callable[..., World]) -> None:
+    """A network that takes nothing holds a few bytes of small pongs then; what counts is the large one behind them."""
+    world = make_world(queued_total_bytes=3_000_000)
+    switch = world.relay.switch
+    honest = world.connect(1, host="203.0.113.1")
+    silent = [world.connect(6, str(at)) for at in range(8)]
+    for client in silent:
+        client.shell.hold("test", True)
+        session = switch.sessions[client.address]
+        while session not in switch.stalled:
+            client.send(*[client.envelope(ping={}, plain=bytes(100))] * 20)
+        client.send(client.envelope(ping={}, plain=bytes(1_000_000)))
+        world.settle()
+        assert switch.waiting_bytes <= 3_000_000
+        assert sum(one.queued_bytes + one.buffered_bytes for one in switch.sessions.values()) <= 3_000_000
+    assert 5 <= sum(client.address not in switch.sessions for client in silent) < 8 and not honest.lost
+    for client in silent:
+        client.leave()
+    assert switch.waiting_bytes == 0 and not switch.stalled
+
+
 def test_a_close_behind_envelopes_of_the_same_read_ends_the_session_after_them(
     world: World, others: tuple[Client, Client], mallory: Client
 ) -> None:
