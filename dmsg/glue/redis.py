@@ -29,7 +29,17 @@ TAKE_S: Final = 1
 #: The pauses between attempts to connect, in seconds: a Redis that is back is used soon.
 _PAUSES: Final = Backoff(0.0375, 1.5)
 #: Replies that mean "not now", and that the command was not carried out.
-_NOT_NOW: Final = ("LOADING", "READONLY", "MASTERDOWN", "CLUSTERDOWN", "TRYAGAIN", "BUSY", "NOREPLICAS", "OOM")
+_NOT_NOW: Final = (
+    "LOADING",
+    "READONLY",
+    "MASTERDOWN",
+    "CLUSTERDOWN",
+    "TRYAGAIN",
+    "BUSY",
+    "NOREPLICAS",
+    "OOM",
+    "MISCONF",  # it cannot write to its disk, and takes nothing until it can
+)
 
 Word = bytes | str | int
 

@@ -138,11 +138,12 @@ def test_a_server_that_speaks_something_else_is_left(world: Any) -> None:
     assert isinstance(found[0], RedisAway) and found[0].reason == "not a reply"
 
 
-def test_not_now_is_no_refusal(world: Any) -> None:
+@pytest.mark.parametrize("reply", [b"OOM command not allowed", b"MISCONF Redis is configured to save RDB snapshots"])
+def test_not_now_is_no_refusal(world: Any, reply: bytes) -> None:
     world.listen()
     found = world.outcome(world.redis.call("GET", "a"))
     world.settle()
-    world.servers[0].transport.write(b"-OOM command not allowed\r\n")
+    world.servers[0].transport.write(b"-%b\r\n" % reply)
     world.settle()
     assert isinstance(found[0], RedisAway) and not found[0].maybe_done
 

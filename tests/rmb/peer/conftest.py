@@ -172,6 +172,10 @@ class FakeExchange:
 
         return await waiting.addTimeout(timeout_s, self._reactor, too_late)
 
+    def give(self, answer: Accepted) -> None:
+        """The answer to a request that has had none so far."""
+        self._open[answer.envelope.uid][1].callback(answer)
+
     async def send(self, envelope: Envelope) -> None:
         problem = self.answer(envelope)
         if isinstance(problem, Exception):

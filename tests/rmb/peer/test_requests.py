@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import base64
 import json
+import re
+import shutil
 import socket
 import time
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -294,6 +297,30 @@ async def test_an_answer_waits_for_a_redis_that_is_away_and_comes_once(make_peer
     redis_process.start()
     assert (await peer.take("answers"))["dat"] == base64.b64encode(b"kept").decode()
     assert await peer.take("answers", 1) is None
+
+
+@pytest_twisted.ensureDeferred
+async def test_an_answer_waits_for_a_redis_whose_disk_is_full(
+    make_peer: Any, redis_process: Any, tmp_path: Path
+) -> None:
+    """A Redis that cannot save a snapshot takes no writes by default, until it can."""
+    redis_process.start("--appendonly", "no")
+    peer = make_peer(redis_process.address)
+    peer.exchange.answer = lambda envelope: None
+    await peer.gateway.start()
+    await peer.push(LOCAL, local())
+    await peer.exchange.until_sent(1)
+    await peer.ask("CONFIG", "SET", "save", "3600 1")
+    shutil.rmtree(tmp_path)
+    await peer.ask("BGSAVE")
+    while b"rdb_last_bgsave_status:err" not in await peer.ask("INFO", "persistence"):
+        pass
+    peer.exchange.give(answer_to(peer.exchange.requests[0][0], b"kept"))
+    while not re.search(rb"cmdstat_eval:.*failed_calls=[1-9]", await peer.ask("INFO", "commandstats")):
+        assert await peer.ask("LLEN", "answers") == 0
+    await peer.ask("CONFIG", "SET", "save", "")
+    assert (await peer.take("answers"))["dat"] == base64.b64encode(b"kept").decode()
+    assert await notes(peer) == []
 
 
 @pytest_twisted.ensureDeferred
