@@ -17,6 +17,7 @@ from dmsg.rmb.core.wire import Envelope
 from dmsg.rmb.relay.errors import StoreFull, StoreUnavailable
 from dmsg.rmb.relay.stores.base import KEPT_S, ROW_BYTES, QueueLimits
 from dmsg.rmb.relay.stores.open import open_queues
+from dmsg.rmb.relay.stores.sqlite import QueueTable
 
 NOW = 1_700_000_000
 BOB = SessionAddress(7)
@@ -246,6 +247,26 @@ async def test_a_flood_to_many_twins_does_not_keep_others_out_of_a_full_store(re
     assert await texts(store, SessionAddress(1000)) == ["fair"] * 40
 
 
+@pytest.mark.parametrize("limits", [{"queue_envelopes": 10}, {"twin_bytes": 10 * ROW_BYTES}], ids=["queue", "twin"])
+@pytest_twisted.ensureDeferred
+async def test_making_room_is_as_much_work_however_much_the_largest_sender_has_elsewhere(
+    reactor: Any, tmp_path: Path, limits: dict[str, int]
+) -> None:
+    await open_queues(f"sqlite:{tmp_path / 'queues'}", reactor).close()
+    connection = sqlite3.connect(tmp_path / "queues", isolation_level=None)
+    connection.execute("BEGIN")
+    table = QueueTable(connection, QueueLimits(**limits))
+    for number in range(20_000):
+        table.push(connection, str(1_000 + number // 10), b"", NOW, NOW + 300, 666)
+    for _ in range(10):  # it is full now
+        table.push(connection, "7:x", b"", NOW, NOW + 300, 666)
+    steps = []
+    connection.set_progress_handler(lambda: steps.append(1), 100)  # after 100 steps of SQLite's machine
+    assert table.push(connection, "7:x", b"", NOW, NOW + 300, 1)
+    connection.close()
+    assert len(steps) < 20
+
+
 @pytest_twisted.ensureDeferred
 async def test_expired_envelopes_leave_their_room_to_others(reactor: Any) -> None:
     store = memory(reactor, queue_envelopes=10)
@@ -268,6 +289,7 @@ import os, sys
 from twisted.internet import reactor
 from dmsg.rmb.core.address import SessionAddress
 from dmsg.rmb.relay.stores.open import open_queues
+from dmsg.rmb.relay.stores.sqlite import QueueTable
 
 def resident():
     return int(open("/proc/self/statm").read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
@@ -303,6 +325,7 @@ import sys
 from twisted.internet import defer, reactor
 from dmsg.rmb.core.address import SessionAddress
 from dmsg.rmb.relay.stores.open import open_queues
+from dmsg.rmb.relay.stores.sqlite import QueueTable
 
 store = open_queues("sqlite:" + sys.argv[1], reactor)
 

@@ -44,7 +44,15 @@ _SCHEMA: Final = (
     f"PRAGMA application_id = {_APPLICATION_ID}",
     f"PRAGMA user_version = {_VERSION}",
 )
-_WHERE: Final = {"queue": "session = ? AND", "twin": "(session = ? OR session GLOB ?) AND", "store": ""}
+#: Made in files of any age. The number of a twin stands before the name of its session.
+_INDEX: Final = "CREATE INDEX IF NOT EXISTS waiting_twin ON waiting (CAST(session AS INTEGER), source)"
+#: A sender's rows in each scope, found without looking at its other ones: they may be most of the store. Those of a queue
+#: are looked for in the queue (the plus keeps SQLite from taking the index of senders).
+_ROWS_OF: Final = {
+    "queue": "session = ? AND +source = ?",
+    "twin": "CAST(session AS INTEGER) = ? AND source = ?",
+    "store": "source = ?",
+}
 
 
 class _Account:
@@ -177,14 +185,14 @@ class QueueTable:
             account = _Account()
         if size > byte_limit:
             raise StoreFull(scope)
-        values = {"queue": (session,), "twin": (twin, f"{twin}:*"), "store": ()}[scope]
+        of_scope: dict[str, tuple[str | int, ...]] = {"queue": (session,), "twin": (int(twin),), "store": ()}
+        values = of_scope[scope]
         while account.bytes + size > byte_limit or account.envelopes >= envelope_limit:
             largest = account.largest()
             if account.by_source.get(source, 0) + size >= account.by_source[largest]:
                 raise StoreFull(scope)
             rows = connection.execute(
-                f"SELECT id, session, source, length(data) FROM waiting WHERE {_WHERE[scope]} source = ?"
-                " ORDER BY id LIMIT ?",
+                f"SELECT id, session, source, length(data) FROM waiting WHERE {_ROWS_OF[scope]} ORDER BY id LIMIT ?",
                 (*values, largest, EVICTED_ROWS),
             ).fetchall()
             needed = max(1, account.bytes + size - byte_limit)
@@ -246,6 +254,7 @@ def _open(path: str) -> Connection:
         if not tables:
             for statement in _SCHEMA:
                 connection.execute(statement)
+        connection.execute(_INDEX)
         connection.execute("COMMIT")
     except (sqlite3.Error, ConfigError) as error:
         connection.close()
