@@ -196,7 +196,7 @@ class _Relay:
         elif len(to.connection or "") > 128:
             problem = RelayProblem.NO_DESTINATION
         else:
-            return [Parcel(envelope, data, to, session)]
+            return [Parcel(_outline(envelope), data, to, session)]
         self.problems.append((session.address.twin, problem))
         self.counts.refused += 1
         self.counts.expired += problem is RelayProblem.EXPIRED
@@ -320,6 +320,15 @@ class _Relay:
     def _network_load(self, session: Session, loads: dict[Session, int]) -> int:
         network = self.ends[session].network
         return sum(load for one, load in loads.items() if self.ends[one].network == network)
+
+
+def _outline(envelope: Envelope) -> Envelope:
+    """What a relay has to know of an envelope later."""
+    kept = Envelope.FromString(envelope.SerializeToString())
+    kept.DiscardUnknownFields()
+    for name in ("plain", "cipher", "signature", "federation", "relays"):
+        kept.ClearField(name)
+    return kept
 
 
 def _pong(ping: Envelope) -> Envelope:

@@ -40,7 +40,8 @@ class RmbConfig:
     handlers: int = 128
     waiting_requests: int = 2_048
     waiting_bytes: int = 32 * 1024 * 1024
-    #: Envelopes whose source is being looked up; above, no more are read.
+    #: Envelopes of one relay whose source is being looked up, and their bytes; above, no more are read.
     lookups: int = 512
+    lookups_bytes: int = 8 * 1024 * 1024
     #: What was begun when the client stops has this long to come to an end.
     stop_timeout_s: float = 2.0

@@ -57,7 +57,7 @@ from dmsg.rmb.core.replies import bounded_text, error_reply, response
 from dmsg.rmb.core.sender import Sender
 from dmsg.rmb.core.token import make_token
 from dmsg.rmb.core.twin import Twin
-from dmsg.rmb.core.wire import Envelope, parse_envelope
+from dmsg.rmb.core.wire import Envelope, outline, parse_envelope
 from dmsg.rmb.interfaces import ITwinRegistry
 from dmsg.rmb.twins.errors import RegistryError
 from dmsg.sansio.jitter import Jitter
@@ -74,9 +74,10 @@ _REGISTRY_FAILED: Final = "other: failed to get twin information"
 
 @dataclass(frozen=True, slots=True)
 class Accepted:
-    """An envelope that has passed every check. ``payload`` is in clear; ``twin`` is the sender.
+    """An envelope that has passed every check, in outline. ``payload`` is in clear; ``twin`` is the sender.
 
-    ``twin`` is ``None`` for an error of a relay, which has no signature. ``relay`` is the URL over which it came.
+    ``twin`` is ``None`` for an error of a relay, which has no signature. ``relay`` is the URL over which it came, ``sealed``
+    says whether the payload came encrypted.
     """
 
     envelope: Envelope
@@ -85,11 +86,7 @@ class Accepted:
     twin: Twin | None
     relay: str
     remaining_s: int
-
-    @property
-    def sealed(self) -> bool:
-        """Whether the payload came encrypted."""
-        return bool(self.envelope.HasField("cipher"))
+    sealed: bool = False
 
 
 class ExchangeOwner(TypingProtocol):
@@ -183,7 +180,7 @@ class Exchange:
         self._publishing: Deferred[None] | None = None
         self._sender: Sender | None = None
         self._receiver: Receiver | None = None
-        self._lookups = Lookups(config.lookups)
+        self._lookups = Lookups(config.lookups, config.lookups_bytes)
         self._found: Waiters[None] = Waiters()
         self._sessions = count(1)
         self._session_numbers: dict[RelayConnection, int] = {}
@@ -408,7 +405,7 @@ class Exchange:
             return
         if envelope.WhichOneof("message") != "request" and not self._is_awaited(envelope):
             return
-        self._lookups.add(ensureDeferred(self._take(envelope, connection)), connection)
+        self._lookups.add(ensureDeferred(self._take(envelope, connection)), connection, len(message))
 
     def _is_awaited(self, envelope: Envelope) -> bool:
         twin = envelope.source.twin
@@ -444,18 +441,20 @@ class Exchange:
         else:
             left = remaining(now_s, envelope.timestamp, envelope.expiration) or 1
             source = SessionAddress.of(envelope.source)
-            self._accepted(Accepted(envelope, payload, source, twin, connection.url, left), connection)
+            sealed = bool(envelope.HasField("cipher"))
+            accepted = Accepted(outline(envelope), payload, source, twin, connection.url, left, sealed)
+            self._accepted(accepted, envelope.signature, connection)
 
     def _may_answer(self, twin: Twin | None) -> bool:
         """Whether an answer to ``twin`` could be sent: a request that is never answered is better not begun."""
         return self._allow_plain or (self._is_published and twin is not None and twin.pk is not None)
 
-    def _accepted(self, accepted: Accepted, connection: RelayConnection) -> None:
+    def _accepted(self, accepted: Accepted, signature: bytes, connection: RelayConnection) -> None:
         envelope = accepted.envelope
         kind = envelope.WhichOneof("message")
         if kind == "request":
             ends_at = self._clock.seconds() + accepted.remaining_s
-            self._answers.accepted(accepted.source, envelope.uid, envelope.signature, ends_at)
+            self._answers.accepted(accepted.source, envelope.uid, signature, ends_at)
             self._owner.request_received(accepted)
             return
         call = self._calls.get(envelope.uid)

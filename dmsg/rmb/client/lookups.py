@@ -10,27 +10,35 @@ from dmsg.rmb.client.connection import RelayConnection
 
 
 class Lookups:
-    """What waits for the registry, at most ``limit`` for each connection before it is held."""
+    """What waits for the registry: at most ``limit``, with ``limit_bytes``, for each connection before it is held."""
 
-    def __init__(self, limit: int) -> None:
+    def __init__(self, limit: int, limit_bytes: int) -> None:
         self._limit = limit
-        self._waiting: dict[Deferred[None], RelayConnection] = {}
+        self._limit_bytes = limit_bytes
+        self._waiting: dict[Deferred[None], tuple[RelayConnection, int]] = {}
         self._counts: Counter[RelayConnection] = Counter()
+        self._bytes: Counter[RelayConnection] = Counter()
 
-    def add(self, lookup: Deferred[None], connection: RelayConnection) -> None:
-        """Count ``lookup`` until it is over; does nothing if it is already."""
+    def add(self, lookup: Deferred[None], connection: RelayConnection, size: int) -> None:
+        """Count ``lookup``, for a message of ``size`` bytes, until it is over; does nothing if it is already."""
         if lookup.called:
             return
-        self._waiting[lookup] = connection
+        self._waiting[lookup] = connection, size
         self._counts[connection] += 1
-        if self._counts[connection] >= self._limit:  # above the limit it has been made anew meanwhile
+        self._bytes[connection] += size
+        if self._is_full(connection):  # above the limit it has been made anew meanwhile
             connection.hold(True)
         lookup.addBoth(self._over, lookup)
 
+    def _is_full(self, connection: RelayConnection) -> bool:
+        return self._counts[connection] >= self._limit or self._bytes[connection] >= self._limit_bytes
+
     def _over(self, result: object, lookup: Deferred[None]) -> object:
-        connection = self._waiting.pop(lookup)
+        connection, size = self._waiting.pop(lookup)
+        was_full = self._is_full(connection)
         self._counts[connection] -= 1
-        if self._counts[connection] == self._limit - 1:
+        self._bytes[connection] -= size
+        if was_full and not self._is_full(connection):
             connection.hold(False)
         return result
 

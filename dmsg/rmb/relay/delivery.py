@@ -22,7 +22,7 @@ from dmsg.rmb.core.lifetime import remaining
 from dmsg.rmb.core.replies import relay_error
 from dmsg.rmb.core.tags import fails_fast
 from dmsg.rmb.core.twin import Twin
-from dmsg.rmb.core.wire import Envelope, encode_envelope, parse_envelope
+from dmsg.rmb.core.wire import Envelope, encode_envelope, outline, parse_envelope
 from dmsg.rmb.interfaces import ITwinRegistry
 from dmsg.rmb.relay.errors import StoreError, StoreFull
 from dmsg.rmb.relay.lanes import Room
@@ -215,7 +215,7 @@ class Delivery:
         connected_only = connected_only or fails_fast(envelope.tags)
         if connected_only and not self._store.shared and to not in self._switch.sessions:
             return _OFFLINE
-        return ensureDeferred(self._accept(Parcel(envelope, data, to, None), connected_only))
+        return ensureDeferred(self._accept(Parcel(outline(envelope), data, to, None), connected_only))
 
     async def _accept(self, parcel: Parcel, connected_only: bool) -> int:
         if connected_only and parcel.to not in self._switch.sessions and not await self._store.connected(parcel.to):
@@ -270,16 +270,17 @@ class Delivery:
     async def _store_quietly(self, to: SessionAddress, data: bytes) -> None:
         """Store an envelope that was counted as delivered, or an answer of ours. Its sender is not told if that fails."""
         envelope = parse_envelope(data)
-        now_s = self._unix_time()
+        source, now_s = envelope.source.twin, self._unix_time()
         left_s = remaining(now_s, envelope.timestamp, envelope.expiration)
+        del envelope  # it may take far more memory than the bytes
         if left_s is None:
             self._switch.counts.expired += 1
             return
         self._pushing[to] += 1
         try:
-            await self._store.push(to, data, now_s, now_s + min(left_s, self._limits.stored_s), envelope.source.twin)
+            await self._store.push(to, data, now_s, now_s + min(left_s, self._limits.stored_s), source)
         except StoreError as error:
-            self._switch.note(envelope.source.twin, RelayProblem.NOT_STORED)
+            self._switch.note(source, RelayProblem.NOT_STORED)
             self._complain("an envelope is lost", error)
         finally:
             self._pushed(to)

@@ -187,6 +187,7 @@ class Ingest(Resource):
         except DmsgError:
             raise Refused(503, RelayProblem.REGISTRY_FAILED.text, Reason.REGISTRY_FAILED) from None
         outcome = self._accept(envelope, data, connected_only)
+        del envelope  # it may take far more memory than the bytes, and the store may be slow
         return outcome if isinstance(outcome, int) else await outcome
 
     async def _check_source(self, envelope: Envelope) -> None:

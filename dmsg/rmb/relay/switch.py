@@ -16,14 +16,14 @@ from dmsg.rmb.core.errors import MalformedEnvelope, RelayProblem
 from dmsg.rmb.core.limiter import FixedWindow, Limit
 from dmsg.rmb.core.limits import MAX_AHEAD_S, MAX_CONNECTION_BYTES, MAX_TTL_S
 from dmsg.rmb.core.replies import answer_ping, relay_error
-from dmsg.rmb.core.wire import Envelope, encode_envelope, parse_envelope
+from dmsg.rmb.core.wire import Envelope, encode_envelope, outline, parse_envelope
 from dmsg.rmb.relay.limits import RelayLimits
 from dmsg.rmb.relay.session import Session, Traffic
 
 
 @dataclass(slots=True)
 class Parcel:
-    """An envelope, and its bytes, for a session that is not here or takes nothing now.
+    """An envelope's outline, and its bytes, for a session that is not here or takes nothing now.
 
     ``session`` is the one that has sent it, ``None`` for what another relay has posted.
     """
@@ -152,7 +152,7 @@ class Switch(Traffic):
                         if len(destination.connection) > MAX_CONNECTION_BYTES:  # no session can have such a name
                             self.refuse(envelope, RelayProblem.NO_DESTINATION, session, unix_s)
                         else:
-                            parcels.append(Parcel(envelope, data, SessionAddress(*to), session))
+                            parcels.append(Parcel(outline(envelope), data, SessionAddress(*to), session))
                         continue
                     (target.behind if target.stored else target.queue).append(data)
                     target.waiting_bytes += size

@@ -68,6 +68,11 @@ def sealed(source: int, data: bytes = b"x") -> bytes:
     return EncryptionKey(key_of(source).secret).encrypt(theirs, data, bytes(12))
 
 
+def padding(size: int) -> bytes:
+    """Fields that no program knows, which no signature covers."""
+    return (b"\xa2\x06\x64" + bytes(100)) * (size // 103)
+
+
 # --- a hostile relay -----------------------------------------------------------------------------------------------------
 
 
@@ -323,6 +328,31 @@ def test_a_registry_that_hangs_does_not_let_a_stranger_fill_the_memory(world: An
         scene.relay.deliver(message, SessionAddress(SERVICE))
         world.network.advance(0.05)
     assert len(world.registry.asked) - asked <= 24
+
+
+def test_long_messages_whose_sender_is_looked_up_are_bounded_in_bytes(world: Any, forge: Forge) -> None:
+    scene = Scene(world, config=RmbConfig(lookups_bytes=100_000))
+    world.registry.silent = True
+    asked = len(world.registry.asked)
+    for number in range(100):
+        message = forge(STRANGER, SessionAddress(SERVICE), uid=str(number), signer=STRANGER) + padding(20_000)
+        scene.relay.deliver(message, SessionAddress(SERVICE))
+        world.network.advance(0.05)
+    assert 5 <= len(world.registry.asked) - asked <= 8
+    world.registry.release()
+    world.settle(3)
+    assert len(world.registry.asked) - asked == 100
+
+
+def test_a_request_that_waits_keeps_nothing_that_its_sender_did_not_sign(scene: Scene, forge: Forge) -> None:
+    requests: list[Any] = []
+    scene.service.request_received = requests.append  # type: ignore[method-assign]
+    cipher = sealed(STRANGER)
+    message = forge(STRANGER, SessionAddress(SERVICE), uid="a", cipher=cipher, signer=STRANGER)
+    scene.relay.deliver(message + padding(20_000), SessionAddress(SERVICE))
+    scene.world.settle()
+    [request] = requests
+    assert request.envelope.uid == "a" and request.sealed and request.envelope.ByteSize() < 200
 
 
 def test_a_twin_that_asks_without_end_does_not_keep_another_waiting(world: Any) -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from dmsg.rmb.core import proto
 from dmsg.rmb.core.errors import MalformedEnvelope
-from dmsg.rmb.core.wire import Backlog, Envelope, encode_envelope, parse_backlog, parse_envelope
+from dmsg.rmb.core.wire import Backlog, Envelope, encode_envelope, outline, parse_backlog, parse_envelope
 
 from .conftest import LIVE
 
@@ -66,6 +66,27 @@ def test_no_field_is_lost_in_the_order_of_the_public_programs(message, payload):
     again = parse_envelope(encode_envelope(envelope))
     assert again == envelope and envelope.SerializeToString() == before
     assert (again.WhichOneof("message"), again.WhichOneof("payload")) == (message, payload)
+
+
+@pytest.mark.parametrize("message", ["request", "response", "error", "ping", "pong", None])
+@pytest.mark.parametrize("connection", ["c", "", None])
+def test_an_outline_has_what_is_not_payload_and_nothing_that_is_not_known(message, connection):
+    envelope = Envelope(uid="u", timestamp=1, expiration=2, tags="t", schema="s")
+    for address in (envelope.source, envelope.destination):
+        address.twin = 3
+        if connection is not None:
+            address.connection = connection
+    if message is not None:
+        getattr(envelope, message).SetInParent()
+    if message == "request":
+        envelope.request.command = "c"
+    elif message == "error":
+        envelope.error.code, envelope.error.message = 4, "m"
+    more = Envelope(federation="f", relays=["r"] * 100, cipher=b"x" * 100, signature=b"y").SerializeToString()
+    unknown = b"\xa2\x06\x64" + bytes(100)
+    came = parse_envelope(more + unknown + envelope.SerializeToString() + unknown)
+    assert outline(came).SerializeToString() == envelope.SerializeToString()
+    assert outline(Envelope()) == Envelope()
 
 
 def test_backlogs_go_through_bytes():

@@ -275,6 +275,20 @@ def test_a_queue_that_is_full_gives_parcels() -> None:
     assert written(target) == [data] and switch.waiting_bytes == target.waiting_bytes == 0
 
 
+@pytest.mark.parametrize(
+    "padding", [b"\x8a\x01\x00" * 10_000, b"\x3a\x00\x62\x00" * 10_000, b"\xa2\x06\x90\x4e" + bytes(10_000)]
+)
+def test_an_envelope_that_waits_keeps_nothing_of_what_is_not_needed_but_its_bytes(padding: bytes) -> None:
+    """Empty relays, messages of which the last one counts, and fields that are not known take up to 38 bytes each."""
+    switch = Switch()
+    sender = join(switch, 1)
+    data = padding + request(sender.address, SessionAddress(7), "long", tags="a")
+    [parcel] = switch.route(sender, [data], 1.0, NOW)
+    assert parcel.data == data and parcel.envelope.ByteSize() < 100
+    assert (parcel.envelope.uid, parcel.envelope.tags, parcel.envelope.source) == ("long", "a", sender.source)
+    assert parcel.envelope.HasField("request")
+
+
 @pytest.mark.parametrize("pinged", [False, True])
 def test_what_was_not_written_goes_to_the_store_and_counts_until_then(pinged: bool) -> None:
     switch = Switch()
