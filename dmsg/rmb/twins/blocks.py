@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any, Final, NamedTuple
 
 from twisted.internet.defer import CancelledError, Deferred, FirstError, gatherResults
@@ -22,7 +23,7 @@ from dmsg.sansio.backoff import Backoff
 
 #: The events of a block: some KiB as a rule.
 MAX_EVENTS_BYTES: Final = 1024 * 1024
-#: Twins that one block may change; for more everything is forgotten.
+#: Places in one block that may change a twin; for more everything is forgotten.
 MAX_CHANGES: Final = 10_000
 _LAST_BLOCK: Final = 2**48
 _log = Logger()
@@ -50,19 +51,18 @@ class _Head(NamedTuple):
     state: Any
 
 
-def changed_twins(events: bytes, starts: Sequence[bytes]) -> set[int]:
+def changed_twins(events: bytes, starts: Sequence[bytes]) -> set[int] | None:
     """The numbers of the twins that ``events`` may change; ``starts`` are the first two bytes of the events that do.
 
     The events of other pallets are not understood, so every place is taken that looks like such an event: the two bytes and
-    then the number. A number too many costs one look-up, and none can be missed.
+    then the number. A number too many costs one look-up, and none can be missed. ``None`` if there are more places than
+    :data:`MAX_CHANGES`: a node may fill a block with those of one number, which would take 300 ms to read to its end.
     """
     places = re.finditer(b"(?=" + b"|".join(b"(?:%s)" % re.escape(start) for start in starts) + b")", events)
-    found: set[int] = set()
-    for place in places:
-        found.add(int.from_bytes(events[place.start() + 2 : place.start() + 6], "little"))
-        if len(found) > MAX_CHANGES:
-            break
-    return found
+    some = [place.start() + 2 for place in islice(places, MAX_CHANGES + 1)]
+    if len(some) > MAX_CHANGES:
+        return None
+    return {int.from_bytes(events[at : at + 4], "little") for at in some}
 
 
 async def ask_metadata(node: Node) -> Metadata:
@@ -183,30 +183,30 @@ class BlockWatch:
         step = self._config.catchup_at_once
         for start in range(first, head.number + 1, step):
             blocks = range(start, min(start + step, head.number + 1))
-            asked = [Deferred.fromCoroutine(self._events(node, number)) for number in blocks]
+            asked = [Deferred.fromCoroutine(self._changes(node, starts, number)) for number in blocks]
             try:
                 found = await gatherResults(asked, consumeErrors=True)
             except FirstError as error:
                 raise error.subFailure.value from None  # type: ignore[misc]
-            for number, (block_hash, block, events) in zip(blocks, found, strict=True):
+            for number, (block_hash, block, changes) in zip(blocks, found, strict=True):
                 is_other = known.get(number, block_hash) != block_hash
                 is_other |= known.get(number - 1, block.parent) != block.parent
                 is_other |= number == head.number and block != head
-                changes = set() if known.get(number) == block_hash else changed_twins(events, starts)
-                if is_other or len(changes) > MAX_CHANGES:
+                is_known = known.get(number) == block_hash
+                if is_other or (changes is None and not is_known):
                     self._unknown()
-                else:
+                elif changes and not is_known:
                     for twin in changes:
                         self._changed(twin)
                 known[number] = block_hash
                 self.last = number, block_hash
 
-    async def _events(self, node: Node, number: int) -> tuple[str, _Head, bytes]:
-        """The hash of a block, what its header says, and its events."""
+    async def _changes(self, node: Node, starts: Sequence[bytes], number: int) -> tuple[str, _Head, set[int] | None]:
+        """The hash of a block, what its header says, and the twins it changes."""
         block_hash = read_hash(await node.call("chain_getBlockHash", number))
         header = await node.call("chain_getHeader", block_hash)
         block = _Head(number, read_hash(member(header, "parentHash")), header.get("stateRoot"))
         limit = 2 * MAX_EVENTS_BYTES + SMALL_BYTES
         found = await node.call("state_getStorage", "0x" + EVENTS_KEY.hex(), block_hash, limit_bytes=limit)
         events = b"" if found is None else read_hex(found, MAX_EVENTS_BYTES)
-        return block_hash, block, events
+        return block_hash, block, changed_twins(events, starts)
