@@ -16,7 +16,7 @@ from twisted.logger import Logger
 from dmsg.address import RedisAddress
 from dmsg.crypto.keys import Random
 from dmsg.glue.errors import RedisAway, RedisRefused
-from dmsg.glue.redis import Taker
+from dmsg.glue.redis import TAKE_S, Taker
 from dmsg.glue.tasks import Tasks
 from dmsg.interfaces import IEventLog
 from dmsg.rmb.client.exchange import Accepted, Exchange, ExchangeOwner
@@ -121,7 +121,7 @@ class Gateway:
         # Each list has a connection of its own, so that neither has to wait for the other.
         await DeferredList(
             [
-                ensureDeferred(self._keep_taking(self._local, self.requests.take, self.requests.room)),
+                ensureDeferred(self._keep_taking(self._local, self.requests.take, self.requests)),
                 ensureDeferred(self._keep_taking(self._reply, self._take_reply, None)),
             ]
         )
@@ -161,13 +161,28 @@ class Gateway:
                 _log.failure("A step between Redis and the relays failed")
             await self._rest(_REDIS_PAUSES.pause_s(failures, self._uniform))
 
-    async def _keep_taking(
-        self, taker: Taker, take: Callable[[bytes], None], room: Callable[[], Awaitable[None]] | None
-    ) -> None:
+    async def _keep_taking(self, taker: Taker, take: Callable[[bytes], None], requests: Requests | None) -> None:
+        """Take what ``taker`` gives. Only of ``requests`` none may be taken twice: twins know answers that come again."""
+        lost_at: float | None = None
+
         async def one() -> None:
-            if room is not None:
-                await room()
-            data = await taker.take()
+            nonlocal lost_at
+            if requests is not None:
+                await requests.room()
+            if lost_at is not None:
+                lasted_s = self._reactor.seconds() - lost_at
+                if requests is not None and not await requests.noted(TAKE_S):
+                    return
+                await self._lists.give_back(taker.taken, taker.key)
+                if lasted_s > 2 * TAKE_S:
+                    lost_at = None
+            try:
+                data = await taker.take()
+            except RedisAway as away:
+                # Redis may have given a message to the connection that was lost, or may do so for TAKE_S more.
+                if away.maybe_done:
+                    lost_at = self._reactor.seconds()
+                raise
             if data is not None:  # also when the peer stops meanwhile: what no relay has then is put back
                 take(data)
 

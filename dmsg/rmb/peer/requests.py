@@ -122,6 +122,11 @@ class Requests:
                 return
             await self._answered.wait_at_most(left_s, self._clock)
 
+    async def noted(self, limit_s: float) -> bool:
+        """Whether a note is in the place of each message that was taken, in ``limit_s`` at the latest."""
+        await self._noting.when_idle(limit_s, self._clock)
+        return not self._noting
+
     def take(self, data: bytes) -> None:
         """Send what was pushed to :data:`~dmsg.rmb.peer.commands.LOCAL`: to each of its destinations an envelope of its own.
 

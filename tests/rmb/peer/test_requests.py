@@ -19,7 +19,7 @@ from dmsg.rmb.client.errors import CallRefused, NotConnected, TwinUnknown
 from dmsg.rmb.core.address import SessionAddress
 from dmsg.rmb.core.wire import Backlog, Envelope, parse_envelope
 from dmsg.rmb.peer import requests
-from dmsg.rmb.peer.commands import BACKLOG, LOCAL, LOCAL_TAKEN, REPLY_TAKEN
+from dmsg.rmb.peer.commands import BACKLOG, LOCAL, LOCAL_TAKEN, REPLY, REPLY_TAKEN
 
 from .conftest import Peer, answer_to
 
@@ -426,3 +426,25 @@ async def test_a_request_is_noted_and_not_taken_once_more_before_it_is_sent(make
     await peer.push(LOCAL, local(ref="mine"))
     assert (await peer.take("answers"))["ref"] == "mine"
     assert there == [b":1", b":0"]
+
+
+@pytest_twisted.ensureDeferred
+async def test_what_redis_gave_to_a_connection_that_was_lost_is_taken_once_more(peer: Peer) -> None:
+    """The message is in the list of what was taken then, and no one has it."""
+
+    async def lose(key: str, taken: str, message: Any) -> None:
+        data = json.dumps(message).encode()
+        for words in (("MULTI",), ("LPUSH", key, data), ("RPOPLPUSH", key, taken), ("CLIENT", "KILL", "TYPE", "normal")):
+            await peer.ask(*words)
+        await peer.ask("EXEC")
+
+    await peer.push(LOCAL, local(ref="before"))
+    await peer.take("answers")
+    await lose(LOCAL, LOCAL_TAKEN, local(ref="lost", ret="others"))
+    assert (await peer.take("others"))["ref"] == "lost"
+    answer = {"ver": 1, "ref": "uid", "dat": "MTI=", "dst": "5", "now": int(time.time())}
+    await lose(REPLY, REPLY_TAKEN, answer)
+    await peer.exchange.until_sent(3)
+    assert [one.uid for one in peer.exchange.answers] == ["uid"] and len(peer.exchange.requests) == 2
+    while await peer.ask("EXISTS", LOCAL_TAKEN, REPLY_TAKEN, LOCAL, REPLY):
+        pass
