@@ -10,12 +10,13 @@ from collections import Counter
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, Final, Protocol
 
-from twisted.internet.defer import Deferred, ensureDeferred
+from twisted.internet.defer import Deferred, ensureDeferred, gatherResults
 from twisted.internet.interfaces import IDelayedCall, IReactorTime
 from twisted.internet.task import deferLater
 from twisted.logger import Logger
 
 from dmsg.glue.tasks import Tasks
+from dmsg.glue.waiters import Waiters
 from dmsg.rmb.core.address import SessionAddress
 from dmsg.rmb.core.errors import RelayProblem
 from dmsg.rmb.core.lifetime import remaining
@@ -36,6 +37,12 @@ from dmsg.sansio.rate import TokenBucket
 _log = Logger()
 #: After a failure of the store a session's envelopes are asked for again.
 _RETRY_S: Final = 2.0
+#: Envelopes of one session brought back to the store at a time, and sessions: one after the other takes long, and a store in a
+#: file takes 4,096 pushes at a time.
+_RETURNED_AT_ONCE: Final = 256
+_SESSIONS_AT_ONCE: Final = 8
+#: A store that has just failed is given so many: each may have to wait a second for it.
+_RETURNED_WHILE_AWAY: Final = 4_096
 #: Why a session is not read from while too many of its envelopes wait for others.
 HOLD: Final = "pending"
 #: What an envelope under way counts for beside its bytes: the parsed form, and the bookkeeping.
@@ -59,6 +66,34 @@ class Federation(Protocol):
         self, envelope: Envelope, data: bytes, twin: Twin, expires_at: float, otherwise: Callable[[], None]
     ) -> bool:
         """Bring it to a relay that has the session connected, or call ``otherwise``; ``False`` if there is none to ask."""
+
+
+class _Line:
+    """Turns of those who put something into the store, ``places`` at a time. One that is over at once starts no other."""
+
+    __slots__ = ("_calling", "_free", "_places", "_waiting")
+
+    def __init__(self, places: int = 1) -> None:
+        self._places = self._free = places
+        self._calling = False
+        self._waiting: Waiters[None] = Waiters()
+
+    async def turn(self) -> None:
+        """Wait for it."""
+        if not self._free or self._waiting:
+            await self._waiting.wait()
+        self._free -= 1
+
+    def over(self) -> bool:
+        """End a turn, and give the next ones theirs; gives whether no one has one now."""
+        self._free += 1
+        if self._calling:
+            return False
+        self._calling = True
+        while self._waiting and self._free:
+            self._waiting.fire_first(None)
+        self._calling = False
+        return self._free == self._places
 
 
 class Delivery:
@@ -92,9 +127,12 @@ class Delivery:
         self.pending: Room = Room(self._limits.pending_total_bytes)
         #: Envelopes on their way to the store, to other relays, or from the store to sessions.
         self.tasks = Tasks()
-        #: Sessions of which something is being put into the store, or taken out after they have ended.
+        #: Sessions of which something is being put into the store; and those for which something is brought back there.
         self._pushing: Counter[SessionAddress] = Counter()
-        self._returning: Counter[SessionAddress] = Counter()
+        self._lines: dict[SessionAddress, _Line] = {}
+        #: All of these together; and until when the store counts as one that is away, on the clock.
+        self._returns = _Line(_SESSIONS_AT_ONCE)
+        self._away_until = float("-inf")
         self._retries: dict[Session, IDelayedCall] = {}
         self._complaints = TokenBucket(_COMPLAINTS_PER_S, _COMPLAINTS, clock.seconds())
 
@@ -235,7 +273,7 @@ class Delivery:
         error = encode_envelope(relay_error(envelope, problem, int(self._unix_time()), to))
         session = self._switch.sessions.get(to)
         if session is None:
-            self._run(self._store_quietly(to, error))
+            self._run(self._store_answer(to, error))
         elif not session.overloaded:
             session.say(error)
             self._flush()
@@ -246,44 +284,62 @@ class Delivery:
         """Put an envelope into the store, unless its session has room for it."""
         if self._here(to, data):
             return None
-        now_s = self._unix_time()
-        left_s = remaining(now_s, envelope.timestamp, envelope.expiration)
-        if left_s is None:
+        if remaining(self._unix_time(), envelope.timestamp, envelope.expiration) is None:
             return RelayProblem.EXPIRED
         session = self._switch.sessions.get(to)
         earlier = session.take_behind() if session is not None else []
         if session is not None:
             session.stored = True
+        if earlier:
+            self._bring_back(to, [], earlier)
         self._pushing[to] += 1
         try:
-            for each in earlier:  # not awaited in between: what comes meanwhile must come behind
-                self._run(self._store_quietly(to, each))
-            if not await self._store.push(
-                to, data, now_s, now_s + min(left_s, self._limits.stored_s), envelope.source.twin
-            ):
+            line = self._lines.get(to)
+            if line is not None:
+                await line.turn()
+            try:
+                now_s = self._unix_time()
+                left_s = remaining(now_s, envelope.timestamp, envelope.expiration)
+                if left_s is None:
+                    return RelayProblem.EXPIRED
+                until_s = now_s + min(left_s, self._limits.stored_s)
+                pushing = self._store.push(to, data, now_s, until_s, envelope.source.twin)
+            finally:
+                if line is not None:
+                    self._next(to, line)  # a store keeps the order in which it was asked
+            if not await pushing:
                 return RelayProblem.EXPIRED
         finally:
             self._pushed(to)
         self._switch.counts.stored += 1
         return None
 
-    async def _store_quietly(self, to: SessionAddress, data: bytes) -> None:
-        """Store an envelope that was counted as delivered, or an answer of ours. Its sender is not told if that fails."""
+    async def _store_quietly(self, to: SessionAddress, data: bytes) -> bool:
+        """Store an envelope that was counted as delivered, or an answer of ours. Its sender is not told if that fails.
+
+        Then its session gets it, if that has come meanwhile. Gives whether the store could be asked.
+        """
         envelope = parse_envelope(data)
         source, now_s = envelope.source.twin, self._unix_time()
         left_s = remaining(now_s, envelope.timestamp, envelope.expiration)
         del envelope  # it may take far more memory than the bytes
         if left_s is None:
             self._switch.counts.expired += 1
-            return
+            return True
         self._pushing[to] += 1
         try:
             await self._store.push(to, data, now_s, now_s + min(left_s, self._limits.stored_s), source)
         except StoreError as error:
-            self._switch.note(source, RelayProblem.NOT_STORED)
-            self._complain("an envelope is lost", error)
+            if not self._here(to, data):
+                self._switch.note(source, RelayProblem.NOT_STORED)
+                self._complain("an envelope is lost", error)
+            return isinstance(error, StoreFull)
         finally:
             self._pushed(to)
+        return True
+
+    async def _store_answer(self, to: SessionAddress, error: bytes) -> None:
+        await self._store_quietly(to, error)
 
     def _pushed(self, to: SessionAddress) -> None:
         self._pushing[to] -= 1
@@ -303,7 +359,7 @@ class Delivery:
         """Read on for ``session`` if the store has something, and all that was read before is written."""
         if not session.stored or session.fetching or session.queue:
             return
-        if session.address not in self._returning and self._is_current(session):
+        if session.address not in self._lines and self._is_current(session):
             session.fetching = True
             self._run(self._fetch(session))
 
@@ -362,22 +418,49 @@ class Delivery:
             call.cancel()
         done, unwritten = session.written_ids(), session.take_unwritten()
         if done or unwritten:
-            self._returning[session.address] += 1
-            self._run(self._return(session.address, done, unwritten))
+            self._bring_back(session.address, done, unwritten)
 
-    async def _return(self, address: SessionAddress, done: list[str], unwritten: list[bytes]) -> None:
+    def _bring_back(self, address: SessionAddress, done: list[str], unwritten: list[bytes]) -> None:
+        """Put into the store what a session was not given, before what comes for it later; delete there what it was given."""
+        line = self._lines.get(address)
+        if line is None:
+            line = self._lines[address] = _Line()
+        self._run(self._return(address, line, done, unwritten))
+
+    async def _return(self, address: SessionAddress, line: _Line, done: list[str], unwritten: list[bytes]) -> None:
+        await line.turn()
         try:
-            for data in unwritten:
-                await self._store_quietly(address, data)
+            at = 0
+            while at < len(unwritten):
+                await self._returns.turn()
+                is_away = self._clock.seconds() < self._away_until
+                some = unwritten[at : at + (_RETURNED_WHILE_AWAY if is_away else _RETURNED_AT_ONCE)]
+                at += len(some)
+                if is_away:
+                    self._returns.over()
+                    await self._return_some(address, some)
+                    continue
+                try:
+                    await self._return_some(address, some)
+                finally:
+                    self._returns.over()
             if done:
                 await self._store.delete(address, done)
         except StoreError as error:
             self._complain("delivered envelopes cannot be deleted", error)
         finally:
-            self._returning[address] -= 1
-            if not self._returning[address]:
-                del self._returning[address]
+            self._next(address, line)
             self.stored(address)
+
+    async def _return_some(self, address: SessionAddress, some: list[bytes]) -> None:
+        storing: list[Deferred[Any]] = [ensureDeferred(self._store_quietly(address, data)) for data in some]
+        if not all(await gatherResults(storing, consumeErrors=True)):
+            self._away_until = self._clock.seconds() + _RETRY_S
+
+    def _next(self, address: SessionAddress, line: _Line) -> None:
+        """A turn is over. The line is left when there is no other."""
+        if line.over():
+            del self._lines[address]
 
     def _complain(self, what: str, error: Exception) -> None:
         """Say in the program's log what fails, a few times a minute; the event log counts all of it."""

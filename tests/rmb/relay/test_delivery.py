@@ -386,6 +386,96 @@ def test_a_session_may_end_while_the_store_fails(world: World, monkeypatch: pyte
     assert {str(one.reason) for one in world.events.of(ev.EnvelopeFailed)} == {"failed to route message to peer"}
 
 
+class SlowStore:
+    """A store whose pushes take 10 ms; ``most`` is how many there were at a time. While it is ``away`` they take 1 s."""
+
+    def __init__(self, world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.away = False
+        self.most = 0
+        self.under_way: list[tuple[Deferred[bool], Any]] = []
+        self._world = world
+        self._push = world.store.push
+        monkeypatch.setattr(world.store, "push", self.push)
+
+    def push(self, *arguments: Any) -> Deferred[bool]:
+        if not self.under_way:
+            self._world.network.callLater(1.0 if self.away else 0.01, self._pushed)
+        done: Deferred[bool] = Deferred()
+        self.under_way.append((done, arguments))
+        self.most = max(self.most, len(self.under_way))
+        return done
+
+    def _pushed(self) -> None:
+        pushed, self.under_way = self.under_way, []
+        for done, arguments in pushed:
+            if self.away:
+                done.errback(StoreUnavailable("gone"))
+            else:
+                self._push(*arguments).chainDeferred(done)
+
+
+def test_what_comes_while_a_session_s_queue_is_put_into_the_store_comes_behind_it(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = SlowStore(world, monkeypatch)
+    alice, bob = world.connect(1), world.connect(2)
+    bob.shell.hold("test", True)
+    alice.send(*[alice.envelope(2, uid=str(at), plain=bytes(1_000)) for at in range(1_000)])
+    bob.leave()
+    for at in range(1_000, 1_010):
+        alice.send(alice.envelope(2, uid=str(at)))
+        world.network.advance(0.01)
+    bob = world.connect(2)
+    alice.send(alice.envelope(2, uid="1010"))
+    for _ in range(100):
+        world.network.advance(0.01)
+    world.settle()
+    received = uids(bob)
+    assert received == [str(at) for at in range(1_011 - len(received), 1_011)] and len(received) > 500
+    assert store.most <= 300
+
+
+def test_however_many_sessions_end_at_once_the_store_is_not_given_all_they_had_at_once(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A store in a file takes 4,096 pushes at a time, and fails for what is more."""
+    alice = world.connect(1)
+    clients = [world.connect(2, str(at)) for at in range(20)]
+    for client in clients:
+        client.shell.hold("test", True)
+        alice.send(*[alice.envelope(client.address, uid=str(at), plain=bytes(1_000)) for at in range(400)])
+    store = SlowStore(world, monkeypatch)
+    for client in clients:
+        client.shell.cut()
+    world.turn()
+    for _ in range(100):
+        world.network.advance(0.01)
+    assert 1_000 < store.most <= 2_048 and not store.under_way
+    for client in clients:
+        assert stored(world, *client.address)[-100:] == [str(at) for at in range(300, 400)]
+
+
+def test_a_session_that_comes_back_while_the_store_is_away_gets_what_its_last_connection_was_not_given(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    alice, bob = world.connect(1), world.connect(2)
+    others = [world.connect(3, str(at)) for at in range(30)]
+    for client in (*others, bob):
+        client.shell.hold("test", True)
+        alice.send(*[alice.envelope(client.address, uid=str(at), plain=bytes(1_000)) for at in range(600)])
+    SlowStore(world, monkeypatch).away = True
+    for client in (*others, bob):
+        client.shell.cut()
+    world.turn()
+    bob = world.connect(2)
+    alice.send(alice.envelope(2, uid="600"))
+    for _ in range(5):
+        world.network.advance(1)
+        world.settle()
+    assert sorted(map(int, uids(bob)))[-300:] == list(range(301, 601))
+    assert world.relay.delivery.pending.used == 0
+
+
 def test_a_store_that_fails_is_asked_again_at_one_rate_however_much_is_put_there_and_not_after_the_end(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
