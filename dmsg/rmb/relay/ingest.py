@@ -6,7 +6,8 @@ envelope against its source's account, so that strangers can only hand on what a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Coroutine
+from functools import partial
 from typing import Any, Final
 
 from twisted.internet.defer import CancelledError, Deferred, DeferredList
@@ -22,14 +23,20 @@ from dmsg.rmb.core.errors import BadSignature, MalformedEnvelope, RelayProblem
 from dmsg.rmb.core.lifetime import remaining
 from dmsg.rmb.core.limits import MAX_CONNECTION_BYTES, MAX_ENVELOPE_BYTES
 from dmsg.rmb.core.signing import verify_envelope
+from dmsg.rmb.core.twin import Twin
 from dmsg.rmb.core.wire import Envelope, parse_envelope
 from dmsg.rmb.relay.errors import NotTrusted, Refused
 from dmsg.rmb.relay.federation import ACCEPTED
+from dmsg.rmb.relay.lookups import LookUps
 from dmsg.rmb.relay.peering import BATCH_BYTES, HEADER, Body, Verifier, join_statuses, split_envelopes
 from dmsg.rmb.relay.posting import ONE_TYPE
+from dmsg.serving.admission import Origin
 
 #: Most envelopes in a post.
 MOST_ENVELOPES: Final = 1024
+#: Look-ups of twins for one known relay at a time. A post of 1,024 envelopes for as many twins is more than a registry that
+#: asks a chain lets wait, and would have it refuse all others.
+LOOK_UPS_PER_RELAY: Final = 32
 #: The lengths of envelopes in a post.
 _LENGTHS_BYTES: Final = 4 * MOST_ENVELOPES
 #: What the registry and the store have not decided in so many seconds is refused: the other relay gives up after 3, and would
@@ -42,6 +49,7 @@ _TEXT: Final = b"text/plain; charset=utf-8"
 #: Hands an envelope of a twin of this relay on, with its bytes; if the last is true only to a session that is connected.
 #: Gives the HTTP status, now or later: 202 if it was taken, 404 if the destination is offline.
 Accept = Callable[[Envelope, bytes, bool], "int | Deferred[int]"]
+_LookUp = Callable[[int], Coroutine[Any, Any, "Twin | None"]]
 
 
 def body_limit(message_bytes: int) -> int:
@@ -77,7 +85,8 @@ class Ingest(Resource):
     ) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._accept = accept
-        self._registry = registry
+        self._of_relays = LookUps(registry, LOOK_UPS_PER_RELAY)
+        self._of_strangers = LookUps(registry)
         self._verifier = verifier
         self._unix_time = unix_time
         self._domains = frozenset(domain.lower() for domain in domains)
@@ -94,8 +103,8 @@ class Ingest(Resource):
         host = client_host(request)
         content = request.content.getvalue()
         try:
-            kind, trusted = self._kind(request.getHeader(_HEADER), content)
-            if not trusted and not self._admit(host):
+            kind, relay = self._kind(request.getHeader(_HEADER), content)
+            if not relay and not self._admit(host):
                 raise Refused(429, "too many requests", Reason.LIMITS_EXCEEDED)
             envelopes = [content] if kind is Body.ONE else split_envelopes(content, MOST_ENVELOPES)
         except Refused as error:
@@ -105,7 +114,9 @@ class Ingest(Resource):
             self._refused(host, Reason.ENVELOPE_MALFORMED)
             self._respond(request, 400, b"bad request: malformed")
         else:
-            taking = [Deferred.fromCoroutine(self._take(data, trusted, kind is Body.CONNECTED)) for data in envelopes]
+            look_up = self._look_up_of(relay, host)
+            only = kind is Body.CONNECTED
+            taking = [Deferred.fromCoroutine(self._take(data, look_up, bool(relay), only)) for data in envelopes]
             self._flush()
             pending = [one for one in taking if not one.called]
             deadline = self._clock.callLater(DECIDED_S, _cancel, pending) if pending else None
@@ -114,14 +125,21 @@ class Ingest(Resource):
             decided.addErrback(lambda failure: _log.failure("a post from another relay failed", failure))
         return NOT_DONE_YET
 
-    def _kind(self, header: bytes | None, content: bytes) -> tuple[Body, bool]:
-        """What the body is, and whether a relay that is known has posted it; raises :class:`Refused`."""
+    def _kind(self, header: bytes | None, content: bytes) -> tuple[Body, str]:
+        """What the body is, and the name of the relay that has posted it, "" if it is not known; raises ``Refused``."""
         try:
-            return self._verifier.check(header, content, self._unix_time()).body, True
+            said = self._verifier.check(header, content, self._unix_time())
+            return said.body, said.relay
         except NotTrusted as error:
             if not self._open or error.why is Reason.REPLAYED:
                 raise Refused(401, "only relays that know each other may post here", error.why) from None
-            return Body.ONE, False
+            return Body.ONE, ""
+
+    def _look_up_of(self, relay: str, host: str) -> _LookUp:
+        """How twins are looked up for who has posted."""
+        if relay:
+            return partial(self._of_relays.get, network=relay)
+        return partial(self._of_strangers.get, network=Origin.of(host).network)
 
     def _decided(
         self, outcomes: list[tuple[bool, Any]], request: Any, host: str, kind: Body, deadline: IDelayedCall | None
@@ -160,7 +178,7 @@ class Ingest(Resource):
         request.write(body)
         request.finish()
 
-    async def _take(self, data: bytes, trusted: bool, connected_only: bool) -> int:
+    async def _take(self, data: bytes, look_up: _LookUp, trusted: bool, connected_only: bool) -> int:
         """The status of one envelope; raises :class:`Refused`."""
         if len(data) > self._message_bytes:
             raise Refused(413, RelayProblem.TOO_LARGE.text, Reason.OTHER)
@@ -177,11 +195,11 @@ class Ingest(Resource):
         if remaining(self._unix_time(), envelope.timestamp, envelope.expiration) is None:
             raise Refused(400, RelayProblem.EXPIRED.text, Reason.MESSAGE_EXPIRED)
         try:
-            twin = await self._registry.get(destination.twin)
+            twin = await look_up(destination.twin)
             if twin is None or not any(relay.lower() in self._domains for relay in twin.relays):
                 raise Refused(404, "not a twin of this relay", Reason.NOT_OUR_TWIN)
             if not trusted:
-                await self._check_source(envelope)
+                await self._check_source(envelope, look_up)
         except Refused:
             raise
         except DmsgError:
@@ -190,8 +208,9 @@ class Ingest(Resource):
         del envelope  # it may take far more memory than the bytes, and the store may be slow
         return outcome if isinstance(outcome, int) else await outcome
 
-    async def _check_source(self, envelope: Envelope) -> None:
-        source = await self._registry.get(envelope.source.twin)
+    @staticmethod
+    async def _check_source(envelope: Envelope, look_up: _LookUp) -> None:
+        source = await look_up(envelope.source.twin)
         if source is None:
             raise Refused(400, RelayProblem.WRONG_SOURCE.text, Reason.UNKNOWN_TWIN)
         try:

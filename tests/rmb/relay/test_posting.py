@@ -30,6 +30,7 @@ from dmsg.rmb.relay.errors import NotPosted
 from dmsg.rmb.relay.ingest import Ingest, body_limit
 from dmsg.rmb.relay.peering import BATCH_BYTES, HEADER, Body, Signer, Verifier
 from dmsg.rmb.relay.posting import RelayPoster, is_loopback
+from dmsg.rmb.twins.cache import TwinCache
 from dmsg.rmb.twins.errors import RegistryError
 
 OURS, THEIRS = ed25519.SigningKey(b"o" * 32), ed25519.SigningKey(b"t" * 32)
@@ -232,6 +233,42 @@ async def test_an_envelope_that_waits_does_not_hold_up_the_others_and_is_refused
     assert there.taken == [("b", False)]
     there.clock.advance(2)
     assert await posted == [503, 202]
+
+
+@pytest.mark.parametrize("known", [True, False])
+@pytest_twisted.ensureDeferred
+async def test_posts_for_twins_that_do_not_exist_do_not_keep_others_from_being_looked_up(
+    reactor: Any, relay: Any, poster: Any, known: bool
+) -> None:
+    there = relay(open_to_all=True)
+    asked: list[int] = []
+
+    async def ask_the_chain(number: int) -> Twin | None:
+        asked.append(number)
+        await deferLater(there.clock, 0.05)  # type: ignore[arg-type]
+        return there.registry.twins.get(number)
+
+    cache = TwinCache(there.clock, ask_the_chain)
+    there.registry.get = cache.get
+    sender = poster({there.name} if known else ())
+    if known:
+        posts = [sender.post(there.name, [envelope(twin=100 + at) for at in range(1_024)], False)]
+    else:
+        posts = [sender.post(there.name, [envelope(twin=100 + at)], False) for at in range(20)]
+    places = 32 if known else 16
+    while len(asked) < places or there.port.factory.connections < len(posts):
+        await deferLater(reactor, 0)
+    for _ in range(20):  # those that have connected last have their requests read
+        await deferLater(reactor, 0)
+    other = ensureDeferred(cache.get(7))
+    assert len(asked) == places + 1
+    there.clock.advance(0.05)
+    assert await other == there.registry.twins[7]
+    for _ in range(100):
+        there.clock.advance(0.05)
+        await deferLater(reactor, 0)
+    found = [status for post in posts for status in await post]
+    assert set(found) <= {404, 503} and found.count(404) > len(found) // 2
 
 
 @pytest_twisted.ensureDeferred
