@@ -434,7 +434,12 @@ async def test_what_redis_gave_to_a_connection_that_was_lost_is_taken_once_more(
 
     async def lose(key: str, taken: str, message: Any) -> None:
         data = json.dumps(message).encode()
-        for words in (("MULTI",), ("LPUSH", key, data), ("RPOPLPUSH", key, taken), ("CLIENT", "KILL", "TYPE", "normal")):
+        for words in (
+            ("MULTI",),
+            ("LPUSH", key, data),
+            ("RPOPLPUSH", key, taken),
+            ("CLIENT", "KILL", "TYPE", "normal"),
+        ):
             await peer.ask(*words)
         await peer.ask("EXEC")
 

@@ -290,6 +290,23 @@ async def test_a_twin_has_so_many_queues(process: Any) -> None:
 
 
 @pytest_twisted.ensureDeferred
+async def test_made_up_names_of_a_twin_do_not_close_the_queues_of_its_sessions(process: Any) -> None:
+    here, there = process(), process()
+    here_now, of_late = SessionAddress(7, "here now"), SessionAddress(7, "of late")
+    for session in (here_now, of_late):
+        await attach(there, session)
+    there.store.detach(of_late)
+    await texts(there.store)
+    for number in range(QUEUES_OF_TWIN - 1):
+        await push(here.store, "x", SessionAddress(7, str(number)), source=666)
+    with pytest.raises(StoreFull):
+        await push(here.store, "x", SessionAddress(7, "more"), source=666)
+    for session in (BOB, here_now, of_late):
+        await push(here.store, "true", session)
+        assert await texts(here.store, session) == ["true"]
+
+
+@pytest_twisted.ensureDeferred
 async def test_a_sender_has_so_many_bytes_for_sessions_that_are_away_and_any_for_others(process: Any) -> None:
     store = process(source_bytes=100_000).store
     with pytest.raises(StoreFull) as caught:

@@ -8,7 +8,7 @@ database. Beside the streams there are, all of them with an expiry:
 ``dmsg.rmb.at:SESSION``                 the process that the session is connected to
 ``dmsg.rmb.told:SESSION``               that process has been told of envelopes and has not read them yet
 ``dmsg.rmb.inbox:PROCESS``              list of what a process is told: ``p`` or ``r`` (put, replaced) and the session
-``dmsg.rmb.queues:TWIN``                sorted set of a twin's queues by when they go
+``dmsg.rmb.queues:TWIN``                sorted set of a twin's queues, and of its sessions of late, by when they go
 ``dmsg.rmb.from:TWIN``                  bytes that a twin has sent to queues without a session, this hour
 ======================================  ==============================================================================
 
@@ -46,8 +46,11 @@ PRESENT_S: Final = 30
 SWEPT_EVERY_S: Final = 2.0
 #: Sessions looked at by one script: some 200 µs of Redis.
 SWEPT_AT_ONCE: Final = 500
-#: Queues of one twin at a time.
+#: Queues of one twin at a time. Above, only those of the session without a name and of sessions that were connected within the
+#: last hour are made: others may name as many as they like.
 QUEUES_OF_TWIN: Final = 64
+#: Sessions of one twin, with its queues, that are remembered when they left: as many as it may have at a time.
+SESSIONS_OF_LATE: Final = 256
 #: How long an operation waits for a connection that is being made again, in seconds: senders wait for it.
 WAIT_S: Final = 1.0
 #: After a failure the inbox is looked at again in so many seconds.
@@ -73,10 +76,9 @@ if length > 0 then
     if length >= 16 and redis.call('MEMORY', 'USAGE', KEYS[1]) >= tonumber(ARGV[3]) then return 'queue' end
 end
 redis.call('ZREMRANGEBYSCORE', KEYS[4], '-inf', now_s)
-if not redis.call('ZSCORE', KEYS[4], ARGV[9]) and redis.call('ZCARD', KEYS[4]) >= tonumber(ARGV[10]) then
-    return 'twin'
-end
 local at = redis.call('GET', KEYS[2])
+local known = at or not string.find(ARGV[9], ':', 1, true) or redis.call('ZSCORE', KEYS[4], ARGV[9])
+if not known and redis.call('ZCARD', KEYS[4]) >= tonumber(ARGV[10]) then return 'twin' end
 if not at and ARGV[5] ~= '0' then
     local sent = redis.call('INCRBY', KEYS[5], ARGV[7])
     if sent == tonumber(ARGV[7]) then redis.call('EXPIRE', KEYS[5], ARGV[4]) end
@@ -129,7 +131,17 @@ if old and old ~= ARGV[1] then
 end
 return 0
 """
-_DETACH: Final = "if redis.call('GET', KEYS[1]) == ARGV[1] then redis.call('DEL', KEYS[1]) end return 0"
+# KEYS: at, queues. ARGV: our inbox, session, kept s, most sessions of late.
+_DETACH: Final = """
+if redis.call('GET', KEYS[1]) == ARGV[1] then redis.call('DEL', KEYS[1]) end
+local now_s = tonumber(redis.call('TIME')[1])
+redis.call('ZREMRANGEBYSCORE', KEYS[2], '-inf', now_s)
+if redis.call('ZCARD', KEYS[2]) < tonumber(ARGV[4]) then
+    redis.call('ZADD', KEYS[2], now_s + tonumber(ARGV[3]), ARGV[2])
+    redis.call('EXPIRE', KEYS[2], ARGV[3])
+end
+return 0
+"""
 # KEYS: at, stream, at, stream … ARGV: our inbox, present s. Returns a letter for each session: - (nothing), p or r.
 _SWEEP: Final = """
 local found = {}
@@ -172,6 +184,10 @@ def _at(session: SessionAddress) -> str:
 
 def _told(session: SessionAddress) -> str:
     return f"dmsg.rmb.told:{session}"
+
+
+def _queues(session: SessionAddress) -> str:
+    return f"dmsg.rmb.queues:{session.twin}"
 
 
 def _session(text: str) -> SessionAddress:
@@ -242,7 +258,7 @@ class RedisQueues:
             _stream(session),
             _at(session),
             _told(session),
-            f"dmsg.rmb.queues:{session.twin}",
+            _queues(session),
             f"dmsg.rmb.from:{source}",
         ]
         return Deferred.fromCoroutine(
@@ -333,7 +349,10 @@ class RedisQueues:
     def detach(self, session: SessionAddress) -> None:
         """See :class:`~dmsg.rmb.relay.stores.base.QueueStore`."""
         if self._attached.pop(session, None) is not None and not self._closed:
-            gone = Deferred.fromCoroutine(self._eval(_DETACH, [_at(session)], self._inbox))
+            keys = [_at(session), _queues(session)]
+            gone = Deferred.fromCoroutine(
+                self._eval(_DETACH, keys, self._inbox, str(session), int(KEPT_S), SESSIONS_OF_LATE)
+            )
             gone.addErrback(lambda failure: failure.trap(StoreUnavailable))  # Redis forgets it by itself
 
     def connected(self, session: SessionAddress) -> Deferred[bool]:
