@@ -131,6 +131,8 @@ class Ingest(Resource):
             said = self._verifier.check(header, content, self._unix_time())
             return said.body, said.relay
         except NotTrusted as error:
+            if error.why is Reason.LIMITS_EXCEEDED:  # later it may be taken: a 401 would be for good
+                raise Refused(429, "too many requests", error.why) from None
             if not self._open or error.why is Reason.REPLAYED:
                 raise Refused(401, "only relays that know each other may post here", error.why) from None
             return Body.ONE, ""

@@ -78,7 +78,7 @@ class Timer(Clock):
 class Relay:
     """A relay's ``POST /`` on loopback; ``taken`` is what it took, ``status`` what it says to it."""
 
-    def __init__(self, reactor: Any, **options: Any) -> None:
+    def __init__(self, reactor: Any, remembered: int = 1_000, **options: Any) -> None:
         self.taken: list[tuple[str, bool]] = []
         self.refused: list[Reason] = []
         self.clock = Timer()
@@ -93,7 +93,7 @@ class Relay:
         self.ingest = Ingest(
             self._accept,
             self.registry,
-            Verifier([self.name], {"sender.example": OURS.public_key}),
+            Verifier([self.name], {"sender.example": OURS.public_key}, remembered),
             time.time,
             domains=[self.name],
             clock=self.clock,
@@ -212,6 +212,19 @@ async def test_a_post_that_is_sent_again_is_refused(reactor: Any, relay: Any) ->
         await caller.close()
         assert statuses == [202, 401]
         assert len(there.taken) == 1
+
+
+@pytest.mark.parametrize("open_to_all", [False, True])
+@pytest_twisted.ensureDeferred
+async def test_more_posts_than_are_remembered_are_not_refused_for_good(
+    relay: Any, poster: Any, open_to_all: bool
+) -> None:
+    there = relay(remembered=2, open_to_all=open_to_all)
+    sender = poster({there.name})
+    for _ in range(2):
+        assert await sender.post(there.name, [envelope("a"), envelope("b")], False) == [202, 202]
+    assert await sender.post(there.name, [envelope("c"), envelope("d")], False) == [429, 429]
+    assert sender.knows(there.name) and there.refused == [Reason.LIMITS_EXCEEDED]
 
 
 @pytest_twisted.ensureDeferred
