@@ -219,7 +219,9 @@ class WebSocket(Core):
         if self._pong is not None:
             pong, self._pong = self._pong, None
             if self.state is _OPEN:
-                return self._frame_of(FIN | PONG, pong)
+                frame = self._frame_of(FIN | PONG, pong)
+                self._last_bytes = len(frame)
+                return frame
         out = self._out
         if self.queued_bytes <= WRITE_BYTES:
             data = b"".join(out)
