@@ -76,7 +76,7 @@ class Redialer:
     async def _dial_once(self, give_up_at: float) -> Transport:
         turn = self._turns.acquire()
         if not turn.called:
-            wait_s = give_up_at - self._clock.seconds()
+            wait_s = max(0.0, give_up_at - self._clock.seconds())  # the pause before may have ended late
             turn.addTimeout(wait_s, self._clock, lambda _, waited_s: Failure(self._too_late(waited_s)))
         await turn
         try:

@@ -34,9 +34,17 @@ class Client:
         return await self.dials[-1]
 
 
+class StrictClock(Clock):
+    """Refuses what a reactor refuses."""
+
+    def callLater(self, delay, callable, *args, **kw):
+        assert delay >= 0
+        return super().callLater(delay, callable, *args, **kw)
+
+
 class Stage:
     def __init__(self, timeout_s=10.0):
-        self.clock = Clock()
+        self.clock = StrictClock()
         self.client = Client()
         self.redialer = Redialer(
             self.client,
@@ -147,6 +155,22 @@ def test_a_turn_that_comes_when_the_time_is_over_is_no_dial():
     stage.clock.advance(3.0)
     assert stage.outcomes[1] == "first" and len(stage.client.dials) == DIALS_AT_ONCE
     assert isinstance(stage.outcomes[0].attempts[0].error, Busy)
+
+
+def test_a_pause_that_ends_when_the_time_is_over_costs_no_turn():
+    stage = Stage(timeout_s=3.0)
+    stage.start()
+    stage.client.dials[0].errback(failure(Busy("", by="peer")))
+    for _ in range(DIALS_AT_ONCE):
+        stage.start()
+    stage.clock.advance(3.5)  # in one step: the process was held up
+    (late,) = stage.outcomes
+    assert isinstance(late, DialError) and isinstance(late.attempts[0].error, Busy)
+    for dialling in stage.client.dials[1:]:
+        dialling.callback("a transport")
+    for _ in range(DIALS_AT_ONCE):
+        stage.start()
+    assert len(stage.client.dials) == 1 + 2 * DIALS_AT_ONCE
 
 
 def test_it_can_be_cancelled_at_any_time():
