@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
@@ -19,7 +19,7 @@ from dmsg.cli.channel import Channel, TimedOut, TransportBroken
 from dmsg.cli.client import open_client
 from dmsg.cli.exits import CommandError, Exit
 from dmsg.cli.files.names import check_name
-from dmsg.cli.files.store import ReadAhead, Source, SourceFile, find_source, in_thread
+from dmsg.cli.files.store import BLOCK_BYTES, ReadAhead, Source, SourceFile, find_source, in_thread
 from dmsg.cli.files.talk import CLOSE_TIMEOUT_S, HASH_TIMEOUT_S, IDLE_TIMEOUT_S, Conversation
 from dmsg.cli.files.wire import (
     BEGUN_LIMIT_BYTES,
@@ -149,6 +149,8 @@ class _Sending:
             except (TransportBroken, TimedOut, DialError) as error:
                 if not self._dialled:
                     raise
+                if not self._pending:
+                    return  # the word of the last one came before it broke
                 failures = 1 if (len(self._pending), self._pending[0].furthest) != before else failures + 1
                 if failures > self._retries:
                     raise
@@ -192,25 +194,40 @@ class _Sending:
         """Send the small files that come next; many are under way at a time."""
         under_way: deque[_Outgoing] = deque()
         problem: TransferFailed | None = None
-        while True:
-            some = self._next_small(under_way) if problem is None else []
-            if some:
-                sent_at = self._reactor.seconds()
-                units, problem = await in_thread(self._reactor, lambda files=some: _read_small(files))  # type: ignore[misc]
-                for file in islice(some, len(units)):
-                    file.begin(sent_at)
-                    file.sent_bytes += file.source.size
-                    under_way.append(file)
-                await talk.channel.write(b"".join(units), IDLE_TIMEOUT_S)
-                if len(under_way) == len(self._pending):
-                    await talk.end(End())
-            if not under_way:
-                break
-            await talk.expect(Done, HASH_TIMEOUT_S)
-            self._report(under_way.popleft(), transport, 0)
-            self._pending.popleft()
+        try:
+            while True:
+                some = self._next_small(under_way) if problem is None else []
+                if some:
+                    sent_at = self._reactor.seconds()
+                    units, problem = await in_thread(self._reactor, lambda files=some: _read_small(files))  # type: ignore[misc]
+                    for file in islice(some, len(units)):
+                        file.begin(sent_at)
+                        file.sent_bytes += file.source.size
+                        under_way.append(file)
+                    for block in _joined(units):
+                        await talk.channel.write(block, IDLE_TIMEOUT_S)
+                        self._take_confirmed(talk, under_way, transport)
+                    if len(under_way) == len(self._pending):
+                        await talk.end(End())
+                if under_way:
+                    await talk.expect(Done, HASH_TIMEOUT_S)
+                    self._confirmed(under_way, transport)
+                elif not some:
+                    break
+        except (TransportBroken, TimedOut):
+            self._take_confirmed(talk, under_way, transport)
+            raise
         if problem is not None:
             raise problem
+
+    def _take_confirmed(self, talk: Conversation, under_way: deque[_Outgoing], transport: Transport) -> None:
+        """Those that were confirmed meanwhile are not sent again, and a refusal is about the one behind them."""
+        while under_way and talk.take(Done):
+            self._confirmed(under_way, transport)
+
+    def _confirmed(self, under_way: deque[_Outgoing], transport: Transport) -> None:
+        self._report(under_way.popleft(), transport, 0)
+        self._pending.popleft()
 
     def _next_small(self, under_way: Sequence[_Outgoing]) -> list[_Outgoing]:
         """The files behind those ``under_way`` that may be sent with them."""
@@ -325,6 +342,20 @@ async def _next(blocks: ReadAhead) -> bytes:
     if not block:
         raise TransferFailed("source")
     return block
+
+
+def _joined(units: Iterable[bytes]) -> Iterator[bytes]:
+    """``units`` in blocks as large as those of a large file: the time limit of a write is for so much."""
+    block: list[bytes] = []
+    size = 0
+    for unit in units:
+        if block and size + len(unit) > BLOCK_BYTES:
+            yield b"".join(block)
+            block, size = [], 0
+        block.append(unit)
+        size += len(unit)
+    if block:
+        yield b"".join(block)
 
 
 async def _say_goodbye(talk: Conversation) -> None:

@@ -100,6 +100,15 @@ class Conversation:
             raise MalformedTransfer(f"something other than {kind.KIND}")
         return unit
 
+    def take(self, kind: type[Message]) -> bool:
+        """Take the next unit if it has come already and is a header of ``kind``; whether it was. Waits for nothing."""
+        for piece in self.channel.take_unread():
+            self._heard.extend(self._decoder.feed(piece))
+        if not (self._heard and isinstance(self._heard[0], kind)):
+            return False
+        self._heard.popleft()
+        return True
+
     async def say(self, *messages: Message) -> None:
         """Send headers."""
         await self.channel.write(b"".join(map(encode, messages)), IDLE_TIMEOUT_S)

@@ -1,0 +1,194 @@
+"""Small files over a transport that takes its time, in virtual time."""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Callable
+from contextlib import asynccontextmanager
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from twisted.internet.defer import Deferred
+from twisted.internet.error import ConnectionDone, ConnectionLost
+from twisted.internet.task import Clock
+from twisted.python.failure import Failure
+
+from dmsg.cli.files import send
+from dmsg.cli.files.wire import Decoder, Done, Failed, TransferFailed, Whole, encode
+from dmsg.cli.output import Output
+from dmsg.crypto.keys import SecretKey
+
+from .test_files import source
+
+PEER = SecretKey.generate().public_key
+BYTES_PER_S = 100_000
+HIGH_WATER_BYTES = 65_536
+TICK_S = 0.1
+
+
+class Reactor(Clock):
+    """Virtual time, and threads whose work is done at once."""
+
+    def getThreadPool(self) -> Reactor:
+        return self
+
+    def callInThreadWithCallback(self, done: Callable[[bool, Any], None], work: Callable[[], Any]) -> None:
+        done(True, work())
+
+    def callFromThread(self, function: Callable[..., Any], *args: Any) -> None:
+        function(*args)
+
+
+class Slow:
+    """A transport to a receiver that confirms files as they come, up to ``refused``, which it has no space for.
+
+    It is lost when the file ``lost_behind`` has been confirmed.
+    """
+
+    security = "e2e"
+    stream = SimpleNamespace(resumable=True)
+
+    def __init__(
+        self, reactor: Reactor, *, refused: str = "", lost_behind: str = "", bytes_per_s: int = BYTES_PER_S
+    ) -> None:
+        self.heard: list[Whole] = []
+        self._reactor = reactor
+        self._refused = refused
+        self._lost_behind = lost_behind
+        self._bytes_per_tick = int(bytes_per_s * TICK_S)
+        self._decoder = Decoder()
+        self._expected = 0
+        self._waiting = bytearray()
+        self._paused = self._closing = False
+        self._channel: Any = None
+        self._producer: Any = None
+        self._tick = reactor.callLater(TICK_S, self._move)
+
+    def getPeer(self) -> Any:
+        return SimpleNamespace(public_key=PEER, server_public_key=PEER)
+
+    def attach(self, channel: Any) -> None:
+        self._channel = channel
+        channel.makeConnection(self)
+
+    def registerProducer(self, producer: Any, streaming: bool) -> None:
+        self._producer = producer
+
+    def unregisterProducer(self) -> None:
+        self._producer = None
+
+    def write(self, data: bytes) -> None:
+        self._waiting += data
+        if len(self._waiting) > HIGH_WATER_BYTES and not self._paused:
+            self._paused = True
+            self._producer.pauseProducing()
+
+    def loseConnection(self) -> None:
+        self._closing = True
+
+    def abortConnection(self) -> None:
+        self._lose(ConnectionLost())
+
+    def _lose(self, reason: Exception) -> None:
+        channel, self._channel = self._channel, None
+        if channel is not None:
+            self._tick.cancel()
+            channel.connectionLost(Failure(reason))
+
+    def _move(self) -> None:
+        moved = bytes(self._waiting[: self._bytes_per_tick])
+        del self._waiting[: self._bytes_per_tick]
+        self._tick = self._reactor.callLater(TICK_S, self._move)
+        for unit in self._decoder.feed(moved):
+            if isinstance(unit, Whole):
+                self.heard.append(unit)
+                self._expected = unit.size
+            elif isinstance(unit, bytes):
+                self._expected -= len(unit)
+                if not self._expected:
+                    self._answer(self.heard[-1].name)
+        if self._channel is None:
+            return
+        if self._closing and not self._waiting:
+            self._lose(ConnectionDone())
+        elif self._paused and len(self._waiting) <= HIGH_WATER_BYTES and self._producer is not None:
+            self._paused = False
+            self._producer.resumeProducing()
+
+    def _answer(self, name: str) -> None:
+        if self._channel is not None:
+            self._channel.dataReceived(encode(Failed("no_space") if name == self._refused else Done()))
+        if name == self._refused:
+            self._lose(ConnectionDone())
+        elif name == self._lost_behind:
+            self._lose(ConnectionLost())
+
+
+class Sending:
+    """``dmsg send`` of ``files`` over one of ``transports`` after the other."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, reactor: Reactor, *transports: Slow) -> None:
+        self._reactor = reactor
+        left = list(transports)
+
+        async def dial(*args: Any) -> Slow:
+            return left.pop(0)
+
+        @asynccontextmanager
+        async def open_client(*args: Any, **options: Any) -> Any:
+            yield SimpleNamespace(dial=dial)
+
+        monkeypatch.setattr(send, "open_client", open_client)
+
+    def run(self, files: tuple[str, ...], *, retries: int) -> tuple[list[str], Any]:
+        """The names of the files that were told to be sent, and the error, if any."""
+        stdout = io.StringIO()
+        call: Any = SimpleNamespace(settings=None, out=Output(stdout, io.StringIO(), json_lines=True))
+        outcome: list[Any] = []
+        running = Deferred.fromCoroutine(send.run_send(call, self._reactor, PEER, files, retries=retries))
+        running.addBoth(outcome.append)
+        for _ in range(10_000):
+            if outcome:
+                break
+            self._reactor.advance(TICK_S)
+        (result,) = outcome
+        names = [json.loads(line)["file"] for line in stdout.getvalue().splitlines()]
+        return names, result.value if isinstance(result, Failure) else result
+
+
+def test_many_small_files_may_take_longer_than_an_answer(monkeypatch, tmp_path):
+    reactor = Reactor()
+    slow = Slow(reactor)
+    names = [f"{number}" for number in range(40)]
+    files = tuple(source(tmp_path, name, bytes(200_000)) for name in names)  # 80 seconds
+    told, error = Sending(monkeypatch, reactor, slow).run(files, retries=0)
+    assert error is None and told == names
+
+
+def test_small_files_that_were_confirmed_before_the_transport_was_lost_are_not_sent_again(monkeypatch, tmp_path):
+    reactor = Reactor()
+    lost, slow = Slow(reactor, lost_behind="4"), Slow(reactor)
+    names = [f"{number}" for number in range(12)]
+    files = tuple(source(tmp_path, name, bytes(200_000)) for name in names)
+    told, error = Sending(monkeypatch, reactor, lost, slow).run(files, retries=1)
+    assert error is None and told == names
+    assert [one.name for one in slow.heard] == names[5:]
+
+
+def test_a_transport_that_is_lost_behind_the_word_of_the_last_small_file_is_no_failure(monkeypatch, tmp_path):
+    reactor = Reactor()
+    names = ["a", "b"]
+    files = tuple(source(tmp_path, name, bytes(200_000)) for name in names)
+    lost = Slow(reactor, lost_behind="b", bytes_per_s=100 * BYTES_PER_S)
+    assert Sending(monkeypatch, reactor, lost).run(files, retries=0) == (names, None)
+
+
+def test_the_small_file_that_was_refused_is_told_while_more_are_being_written(monkeypatch, tmp_path):
+    reactor = Reactor()
+    names = [f"{number}" for number in range(12)]
+    files = tuple(source(tmp_path, name, bytes(200_000)) for name in names)
+    told, error = Sending(monkeypatch, reactor, Slow(reactor, refused="3")).run(files, retries=0)
+    assert isinstance(error, TransferFailed) and (error.code, error.data["file"]) == ("no_space", "3")
+    assert told == names[:3]
