@@ -260,13 +260,9 @@ class Receiver(Factory):
         except TransferFailed:
             await small.done()  # answers come in order
             raise
-        pieces: list[bytes] = []
-        left = whole.size
-        while left:
-            pieces += await talk.hear_data(left)
-            left = whole.size - sum(map(len, pieces))
+        data = await talk.hear_all(whole.size)
         self._places.received(talk.channel, whole.size)
-        await small.put(SmallFile(name, b"".join(pieces), whole.sha256, self._reactor.seconds(), whole.again))
+        await small.put(SmallFile(name, data, whole.sha256, self._reactor.seconds(), whole.again))
 
     async def _take(self, talk: Conversation, offer: Offer, peer: DmsgAddress) -> None:
         """Receive one large file."""
@@ -338,9 +334,7 @@ class Receiver(Factory):
         await in_thread(self._reactor, lambda: part.load(offer.size))
         await in_thread(self._reactor, lambda: self._quota.check(sender, offer.size - part.offset))
         await talk.say(Have(part.offset, part.sha256))
-        begun: list[bytes] = []
-        while (left := offer.begun - sum(map(len, begun))) > 0:
-            begun += await talk.hear_data(left)
+        begun = await talk.hear_all(offer.begun)
         start = await talk.expect(Start, HASH_TIMEOUT_S)
         if not start.hashed and not talk.is_compared:
             raise MalformedTransfer("a file without a hash on a transport that needs one")
@@ -348,8 +342,8 @@ class Receiver(Factory):
             if start.offset:
                 raise MalformedTransfer("a start that was not agreed on")
             part.restart()
-            begun.clear()
-        return start, [] if start.offset else begun
+            begun = b""
+        return start, [] if start.offset or not begun else [begun]
 
     async def _write_data(
         self, talk: Conversation, offer: Offer, part: PartFile, sender: str, begun: list[bytes], *, hashed: bool

@@ -75,6 +75,17 @@ class Conversation:
         # The sender chooses how small its pieces are, and each costs some 50 bytes.
         return pieces if len(pieces) <= _PIECES_LIMIT else [b"".join(pieces)]
 
+    async def hear_all(self, size_bytes: int) -> bytes:
+        """The next ``size_bytes`` of data, few enough to be held: in whatever pieces they come, they take no more than that.
+
+        Raises as :meth:`hear_data`.
+        """
+        data = bytearray()
+        while len(data) < size_bytes:
+            for piece in await self.hear_data(size_bytes - len(data)):
+                data += piece
+        return bytes(data)
+
     def overheard_data(self) -> bytes:
         """Data that has come and that nothing waited for, when the conversation is over."""
         with contextlib.suppress(MalformedTransfer):

@@ -2,22 +2,44 @@
 
 from __future__ import annotations
 
+import io
 import os
+import tracemalloc
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import pytest_twisted
+from twisted.internet.error import ConnectionLost
 from twisted.internet.task import deferLater
+from twisted.python.failure import Failure
 
+from dmsg.cli.channel import GATHER_S
 from dmsg.cli.files.parts import FOLDER, KEPT_S, PARTS_LIMIT, PARTS_PER_SENDER, PartStore
 from dmsg.cli.files.places import MAX_TRANSFERS, TRANSFERS_PER_SENDER, Places
 from dmsg.cli.files.quota import FILES_PER_SENDER, SHARE_PERIOD_S, Quota
+from dmsg.cli.files.receive import Receiver, Rules
 from dmsg.cli.files.send import run_send
 from dmsg.cli.files.store import start_in_thread
-from dmsg.cli.files.wire import Done, Have, Start, TransferFailed, Whole, data_prefix, encode_whole
+from dmsg.cli.files.wire import (
+    BEGUN_LIMIT_BYTES,
+    WHOLE_LIMIT_BYTES,
+    Done,
+    Have,
+    Start,
+    TransferFailed,
+    Whole,
+    data_prefix,
+    encode,
+    encode_whole,
+)
+from dmsg.cli.output import Output
 from dmsg.errors import DmsgError
 
 from .test_files import GIBIBYTE, inbox, offer, receiver, sha256, source, talk_to, upload
+from .test_slow import Reactor
 
 __all__ = ["inbox"]
 
@@ -229,6 +251,65 @@ async def test_a_sender_that_comes_again_does_not_wait_with_all_others_until_the
     again.publish(overwrite=True)
     again.close()
     assert (tmp_path / "a").read_bytes() == data and [path.name for path in tmp_path.iterdir()] == ["a"]
+
+
+class Stranger:
+    """A transport to a receiver in virtual time; ``says`` what is to be said by then."""
+
+    security = "e2e"
+    stream = SimpleNamespace(resumable=True)
+
+    def __init__(self, inbox: Path) -> None:
+        self.heard = b""
+        self.reactor = Reactor()
+        call: Any = SimpleNamespace(out=Output(io.StringIO(), io.StringIO(), json_lines=True))
+        self.receiver = Receiver(call, self.reactor, Rules(inbox, GIBIBYTE, keep_free_bytes=0))
+        self.channel: Any = self.receiver.buildProtocol(self.getPeer())
+        self.channel.makeConnection(self)
+
+    def getPeer(self) -> Any:
+        return SimpleNamespace(public_key="02" * 33, server_public_key="03" * 33)
+
+    def registerProducer(self, producer: Any, streaming: bool) -> None:
+        pass
+
+    def write(self, data: bytes) -> None:
+        self.heard += data
+
+    def say(self, data: bytes) -> None:
+        self.channel.dataReceived(data)
+        self.reactor.advance(GATHER_S)
+
+    def abortConnection(self) -> None:
+        self.channel.connectionLost(Failure(ConnectionLost()))
+
+    def stop(self) -> None:
+        self.abortConnection()
+        self.receiver.stop()
+
+
+@pytest.mark.parametrize(
+    "head",
+    [
+        encode(Whole("a", WHOLE_LIMIT_BYTES, sha256(b"ab" * (WHOLE_LIMIT_BYTES // 2)))),
+        encode(replace(offer("a", GIBIBYTE), begun=BEGUN_LIMIT_BYTES)),
+    ],
+    ids=["whole", "begun"],
+)
+def test_data_in_the_smallest_pieces_takes_no_more_memory_than_any_other(inbox, head):
+    stranger = Stranger(inbox)
+    stranger.say(head)
+    pieces = (data_prefix(2) + b"ab") * 200
+    tracemalloc.start()
+    for _ in range(WHOLE_LIMIT_BYTES // 400):
+        stranger.say(pieces)
+    _, most = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert most < 1024 * 1024
+    stranger.say((data_prefix(2) + b"ab") * (WHOLE_LIMIT_BYTES % 400 // 2))
+    if b"whole" in head:
+        assert stranger.heard == encode(Done()) and (inbox / "a").read_bytes() == b"ab" * (WHOLE_LIMIT_BYTES // 2)
+    stranger.stop()
 
 
 @pytest_twisted.ensureDeferred
