@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -260,8 +261,7 @@ class Receiver(Factory):
         except TransferFailed:
             await small.done()  # answers come in order
             raise
-        data = await talk.hear_all(whole.size)
-        self._places.received(talk.channel, whole.size)
+        data = await talk.hear_all(whole.size, partial(self._places.received, talk.channel))
         await small.put(SmallFile(name, data, whole.sha256, self._reactor.seconds(), whole.again))
 
     async def _take(self, talk: Conversation, offer: Offer, peer: DmsgAddress) -> None:
@@ -334,7 +334,7 @@ class Receiver(Factory):
         await in_thread(self._reactor, lambda: part.load(offer.size))
         await in_thread(self._reactor, lambda: self._quota.check(sender, offer.size - part.offset))
         await talk.say(Have(part.offset, part.sha256))
-        begun = await talk.hear_all(offer.begun)
+        begun = await talk.hear_all(offer.begun, partial(self._places.received, talk.channel))
         start = await talk.expect(Start, HASH_TIMEOUT_S)
         if not start.hashed and not talk.is_compared:
             raise MalformedTransfer("a file without a hash on a transport that needs one")
@@ -364,10 +364,11 @@ class Receiver(Factory):
         behind = WriteBehind(self._reactor, keep, quick=not hashed)
         try:
             while left:
+                is_counted = bool(begun)  # when it came
                 pieces, begun = begun or await talk.hear_data(left), []
                 size = sum(map(len, pieces))
                 left -= size
-                self._places.received(talk.channel, size)
+                self._places.received(talk.channel, 0 if is_counted else size)
                 bar.advance(size, self._reactor.seconds())
                 await behind.put(pieces)
             await behind.done()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections import deque
+from collections.abc import Callable
 from typing import Final, TypeVar
 
 from dmsg.cli.channel import Channel, TimedOut, TransportBroken
@@ -75,15 +76,16 @@ class Conversation:
         # The sender chooses how small its pieces are, and each costs some 50 bytes.
         return pieces if len(pieces) <= _PIECES_LIMIT else [b"".join(pieces)]
 
-    async def hear_all(self, size_bytes: int) -> bytes:
+    async def hear_all(self, size_bytes: int, came: Callable[[int], object]) -> bytes:
         """The next ``size_bytes`` of data, few enough to be held: in whatever pieces they come, they take no more than that.
 
-        Raises as :meth:`hear_data`.
+        ``came`` is called with how many have come, whenever some have. Raises as :meth:`hear_data`.
         """
         data = bytearray()
-        while len(data) < size_bytes:
-            for piece in await self.hear_data(size_bytes - len(data)):
+        while (before := len(data)) < size_bytes:
+            for piece in await self.hear_data(size_bytes - before):
                 data += piece
+            came(len(data) - before)
         return bytes(data)
 
     def overheard_data(self) -> bytes:

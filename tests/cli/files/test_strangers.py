@@ -254,21 +254,21 @@ async def test_a_sender_that_comes_again_does_not_wait_with_all_others_until_the
 
 
 class Stranger:
-    """A transport to a receiver in virtual time; ``says`` what is to be said by then."""
+    """A transport to a receiver in virtual time."""
 
     security = "e2e"
     stream = SimpleNamespace(resumable=True)
 
-    def __init__(self, inbox: Path) -> None:
+    def __init__(self, reactor: Reactor, receiver: Receiver, number: int = 0) -> None:
         self.heard = b""
-        self.reactor = Reactor()
-        call: Any = SimpleNamespace(out=Output(io.StringIO(), io.StringIO(), json_lines=True))
-        self.receiver = Receiver(call, self.reactor, Rules(inbox, GIBIBYTE, keep_free_bytes=0))
-        self.channel: Any = self.receiver.buildProtocol(self.getPeer())
+        self.lost = False
+        self._reactor = reactor
+        self._key = f"02{number:064}"
+        self.channel: Any = receiver.buildProtocol(self.getPeer())
         self.channel.makeConnection(self)
 
     def getPeer(self) -> Any:
-        return SimpleNamespace(public_key="02" * 33, server_public_key="03" * 33)
+        return SimpleNamespace(public_key=self._key, server_public_key="03" * 33)
 
     def registerProducer(self, producer: Any, streaming: bool) -> None:
         pass
@@ -278,14 +278,22 @@ class Stranger:
 
     def say(self, data: bytes) -> None:
         self.channel.dataReceived(data)
-        self.reactor.advance(GATHER_S)
+        self._reactor.advance(GATHER_S)
 
     def abortConnection(self) -> None:
-        self.channel.connectionLost(Failure(ConnectionLost()))
+        if not self.lost:
+            self.lost = True
+            self.channel.connectionLost(Failure(ConnectionLost()))
 
-    def stop(self) -> None:
-        self.abortConnection()
-        self.receiver.stop()
+
+@pytest.fixture
+def still(inbox):
+    """A receiver in virtual time."""
+    reactor = Reactor()
+    call: Any = SimpleNamespace(out=Output(io.StringIO(), io.StringIO(), json_lines=True))
+    found = Receiver(call, reactor, Rules(inbox, GIBIBYTE, keep_free_bytes=0))
+    yield reactor, found
+    found.stop()
 
 
 @pytest.mark.parametrize(
@@ -296,8 +304,8 @@ class Stranger:
     ],
     ids=["whole", "begun"],
 )
-def test_data_in_the_smallest_pieces_takes_no_more_memory_than_any_other(inbox, head):
-    stranger = Stranger(inbox)
+def test_data_in_the_smallest_pieces_takes_no_more_memory_than_any_other(inbox, still, head):
+    stranger = Stranger(*still)
     stranger.say(head)
     pieces = (data_prefix(2) + b"ab") * 200
     tracemalloc.start()
@@ -309,7 +317,31 @@ def test_data_in_the_smallest_pieces_takes_no_more_memory_than_any_other(inbox, 
     stranger.say((data_prefix(2) + b"ab") * (WHOLE_LIMIT_BYTES % 400 // 2))
     if b"whole" in head:
         assert stranger.heard == encode(Done()) and (inbox / "a").read_bytes() == b"ab" * (WHOLE_LIMIT_BYTES // 2)
-    stranger.stop()
+
+
+@pytest.mark.parametrize(
+    "head",
+    [
+        encode(Whole("a", WHOLE_LIMIT_BYTES, sha256(bytes(WHOLE_LIMIT_BYTES)))),
+        encode(replace(offer("a", GIBIBYTE), begun=BEGUN_LIMIT_BYTES)),
+    ],
+    ids=["whole", "begun"],
+)
+def test_strangers_that_send_less_do_not_take_the_place_of_a_friend_on_a_slow_path(still, head):
+    friend = Stranger(*still)
+    friend.say(head)
+    strangers = [Stranger(*still, number) for number in range(1, MAX_TRANSFERS)]
+    for number in range(100):
+        friend.say(data_prefix(2_000) + bytes(2_000))  # 20 KB a second
+        for stranger in strangers[number % 10 :: 10]:  # 1 KB a second each
+            if not stranger.lost:
+                stranger.channel.dataReceived(encode_whole(Whole("x", 1_000, sha256(bytes(1_000))), bytes(1_000)))
+        if number > 60 and not number % 5:
+            strangers.append(Stranger(*still, 1_000 + number))
+    assert not friend.lost and any(stranger.lost for stranger in strangers)
+    friend.abortConnection()
+    for stranger in strangers:
+        stranger.abortConnection()
 
 
 @pytest_twisted.ensureDeferred
