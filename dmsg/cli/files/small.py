@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Sequence
 from typing import Any, Final
 
@@ -75,10 +76,11 @@ class SmallFiles:
         try:
             while self._waiting and self._error is None:
                 files, self._waiting, self._waiting_bytes = self._waiting, [], 0
-                await self._store_some(files)
+                # When the transport is lost the conversation hears of it as well, once it does not wait here: what has come is
+                # stored all the same, so that it need not be sent again.
+                with contextlib.suppress(TransportBroken, TimedOut):
+                    await self._store_some(files)
                 self._progress.fire(None)
-        except (TransportBroken, TimedOut):
-            pass  # the conversation hears of it as well
         except Exception as error:  # of any kind: else the conversation would wait for ever
             self._error = error
             self._talk.channel.interrupt(error)

@@ -29,13 +29,26 @@ TICK_S = 0.1
 
 
 class Reactor(Clock):
-    """Virtual time, and threads whose work is done at once."""
+    """Virtual time, and threads whose work is done at once, or with ``hold`` by :meth:`work`."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.hold = False
+        self._held: list[Callable[[], None]] = []
 
     def getThreadPool(self) -> Reactor:
         return self
 
     def callInThreadWithCallback(self, done: Callable[[bool, Any], None], work: Callable[[], Any]) -> None:
-        done(True, work())
+        self._held.append(lambda: done(True, work()))
+        if not self.hold:
+            self.work()
+
+    def work(self) -> None:
+        """Do what threads have to do by now."""
+        held, self._held = self._held, []
+        for each in held:
+            each()
 
     def callFromThread(self, function: Callable[..., Any], *args: Any) -> None:
         function(*args)

@@ -22,6 +22,7 @@ from dmsg.cli.files.places import MAX_TRANSFERS, TRANSFERS_PER_SENDER, Places
 from dmsg.cli.files.quota import FILES_PER_SENDER, SHARE_PERIOD_S, Quota
 from dmsg.cli.files.receive import Receiver, Rules
 from dmsg.cli.files.send import run_send
+from dmsg.cli.files.small import WAITING_LIMIT
 from dmsg.cli.files.store import start_in_thread
 from dmsg.cli.files.wire import (
     BEGUN_LIMIT_BYTES,
@@ -342,6 +343,22 @@ def test_strangers_that_send_less_do_not_take_the_place_of_a_friend_on_a_slow_pa
     friend.abortConnection()
     for stranger in strangers:
         stranger.abortConnection()
+
+
+def test_a_transport_that_is_lost_while_many_small_files_wait_for_the_disk_leaves_its_place(inbox, still):
+    reactor, receiver = still
+    small = encode_whole(Whole("a", 1, sha256(b"x")), b"x")
+    for _ in range(2 * TRANSFERS_PER_SENDER):
+        reactor.hold = True
+        sender = Stranger(reactor, receiver)
+        sender.say(small * 2 * WAITING_LIMIT)
+        sender.abortConnection()
+        reactor.hold = False
+        reactor.work()
+    sender = Stranger(reactor, receiver)
+    sender.say(small)
+    assert sender.heard == encode(Done())
+    sender.abortConnection()
 
 
 @pytest_twisted.ensureDeferred
