@@ -865,3 +865,48 @@ async def test_a_redis_of_the_first_layout_is_brought_up_to_date(
     names = ["ours", "base", "new", "relay", "gone"]
     assert await there(store, names, key_of, now_ns + 2 * S) == ["ours", "new", "relay", "gone"]
     await refused(EntryNotFound, store.get(make_entry("new").static, now_ns + 31 * 24 * 3600 * S))
+
+
+@pytest_twisted.ensureDeferred
+async def test_entries_deleted_by_hand_in_redis_stop_no_write(
+    reactor: Any, redis_url: str, opened: Any, make_entry: Any, key_of: Any, now_ns: int
+) -> None:
+    by_hand = RedisConnection(RedisAddress.parse(f"{redis_url}/4"), reactor)
+    store = opened(f"{redis_url}/4")
+    relays = [make_entry(name, address="203.0.113.7:80") for name in ("one", "two")]
+    for relay in relays:
+        await store.put(relay, now_ns, poster(1))
+        await by_hand.call("DEL", f"dmsg:entry:{relay.static}")
+    await by_hand.close()
+    await refused(EntryNotFound, store.get(relays[0].static, now_ns))
+    moved = make_entry("one", address="203.0.113.8:80", timestamp=now_ns + 1)
+    assert await store.put(moved, now_ns + S, poster(2)) is True
+    later_ns = now_ns + 400 * S  # what is left of the two has expired
+    assert await store.put(make_entry("new", timestamp=later_ns), later_ns, poster(3)) is True
+    assert await store.put(make_entry("one", 1, address="203.0.113.9:80", timestamp=later_ns), later_ns) is False
+
+
+@pytest_twisted.ensureDeferred
+async def test_entries_deleted_by_hand_in_redis_take_no_room(
+    reactor: Any, redis_url: str, opened: Any, make_entry: Any, key_of: Any, now_ns: int
+) -> None:
+    by_hand = RedisConnection(RedisAddress.parse(f"{redis_url}/4"), reactor)
+    store = opened(f"{redis_url}/4", limits=StoreLimits(clients=4, tombstones=2))
+    names = [f"key {number}" for number in range(4)]
+    for name in names:
+        await store.put(make_entry(name), now_ns, poster(1))
+    for name in names[:3]:
+        await by_hand.call("DEL", f"dmsg:entry:{key_of(name).public_key}")
+    # one comes again from elsewhere, and one from where it was
+    for number, name in ((2, "key 0"), (1, "key 1"), (4, "a"), (3, "b")):
+        await store.put(make_entry(name, timestamp=now_ns + 1), now_ns + S, poster(number))
+    assert await there(store, [*names, "a", "b"], key_of, now_ns + S) == ["key 0", "key 1", "a", "b"]
+    await by_hand.call("DEL", f"dmsg:entry:{key_of('key 3').public_key}")  # a tombstone
+    more = [f"more {number}" for number in range(6)]
+    for name in more:
+        await store.put(make_entry(name), now_ns + 2 * S, poster(4))
+    assert len(await there(store, ["key 0", "key 1", "a", "b", *more], key_of, now_ns + 2 * S)) == 4
+    totals = await by_hand.call("HGETALL", "dmsg:totals")
+    counted = dict(zip(totals[::2], map(int, totals[1::2]), strict=True))
+    assert (counted[b"e0"], counted[b"e2"]) == (4, 2)
+    await by_hand.close()

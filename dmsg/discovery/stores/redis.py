@@ -60,7 +60,8 @@ _NS_PER_MS: Final = 1_000_000
 _TIMESTAMP_SHIFT: Final = 1 << 63
 
 # What a row counts for is changed by these functions only. Scores in `dmsg:of` are exact in a double: 19 bits of hours
-# and 32 of seconds.
+# and 32 of seconds. A stray is a key in a set whose hash something else has deleted, by hand for example, and which may
+# have been posted anew since: it leaves the set where it is found, and counts as much as the others of its network.
 _LIBRARY: Final = f"""
 local DATE, ROW, TOMBSTONE = 4294967296, {ROW_BYTES}, 2
 local function total(field)
@@ -73,11 +74,18 @@ local function count(kind, network, rows, bytes)
         redis.call('ZREM', 'dmsg:networks:' .. kind, network)
     end
 end
+local function uncount(key, kind, network, bytes)
+    local of = 'dmsg:of:' .. kind .. ':' .. network
+    redis.call('ZREM', of, key)
+    if redis.call('EXISTS', of) == 0 then
+        bytes = tonumber(redis.call('ZSCORE', 'dmsg:networks:' .. kind, network) or '0')
+    end
+    count(kind, network, -1, -bytes)
+end
 local function leave(key)
     local row = redis.call('HMGET', key, 'k', 'w', 'n', 'v')
     if row[1] then
-        count(row[1], row[2], -1, -tonumber(row[3]))
-        redis.call('ZREM', 'dmsg:of:' .. row[1] .. ':' .. row[2], key)
+        uncount(key, row[1], row[2], tonumber(row[3]))
         redis.call('ZREM', 'dmsg:expiring:' .. row[1], key)
     end
     redis.call('ZREM', row[4] or 'dmsg:servers', key)
@@ -92,7 +100,20 @@ local function forget(key)
     leave(key)
     redis.call('DEL', key)
 end
-local function bury(key, now_ms, limit, ttl_ms)
+local function stray(key, kind, network)
+    redis.call('ZREM', 'dmsg:expiring:' .. kind, key)
+    local of = 'dmsg:of:' .. kind .. ':' .. (network or '')
+    if network and redis.call('ZSCORE', of, key) then
+        local bytes = tonumber(redis.call('ZSCORE', 'dmsg:networks:' .. kind, network) or '0')
+        uncount(key, kind, network, math.floor(bytes / redis.call('ZCARD', of)))
+    end
+end
+local function is_stray(key, kind, network)
+    local row = redis.call('HMGET', key, 'k', 'w')
+    return row[1] ~= tostring(kind) or (network and row[2] ~= network)
+end
+local function bury(key, from, network, now_ms, limit, ttl_ms)
+    if is_stray(key, from, network) then return stray(key, from, network) end
     local row = redis.call('HMGET', key, 'k', 'w')
     local kind = tonumber(row[1]) + TOMBSTONE
     leave(key)
@@ -102,7 +123,8 @@ local function bury(key, now_ms, limit, ttl_ms)
     redis.call('ZADD', 'dmsg:tombstones', now_ms + ttl_ms, key)
     while total('e' .. kind) > limit do
         local largest = redis.call('ZREVRANGE', 'dmsg:networks:' .. kind, 0, 0)[1]
-        forget(redis.call('ZRANGE', 'dmsg:of:' .. kind .. ':' .. largest, 0, 0)[1])
+        local oldest = redis.call('ZRANGE', 'dmsg:of:' .. kind .. ':' .. largest, 0, 0)[1]
+        if is_stray(oldest, kind, largest) then stray(oldest, kind, largest) else forget(oldest) end
     end
 end
 local function victim(kind, network, key, size, now)
@@ -116,7 +138,7 @@ local function victim(kind, network, key, size, now)
     end
     for _, name in ipairs(names) do
         for _, found in ipairs(redis.call('ZRANGE', 'dmsg:of:' .. kind .. ':' .. name, 0, 1)) do
-            if found ~= key then return found end
+            if found ~= key then return found, name end
         end
     end
 end
@@ -128,7 +150,7 @@ local key, now, kind, network, size = KEYS[1], ARGV[6], ARGV[8], ARGV[9], tonumb
 local now_ms, tombstones, ttl_ms = tonumber(now), tonumber(ARGV[13]), tonumber(ARGV[14])
 for one = 0, 1 do
     for _, found in ipairs(redis.call('ZRANGEBYSCORE', 'dmsg:expiring:' .. one, '-inf', now, 'LIMIT', 0, 10)) do
-        bury(found, now_ms, tombstones, ttl_ms)
+        bury(found, one, nil, now_ms, tombstones, ttl_ms)
     end
 end
 for _, found in ipairs(redis.call('ZRANGEBYSCORE', 'dmsg:tombstones', '-inf', now, 'LIMIT', 0, 20)) do
@@ -140,13 +162,14 @@ if old[1] then
     if old[2] >= ARGV[3] then return 'time' end
 else
     if ARGV[2] ~= '0' then return 'nonzero' end
+    stray(key, kind, network)
 end
 local known = old[3] == kind
 local rows, bytes = known and 0 or 1, known and size - tonumber(old[4]) or size
 while total('e' .. kind) + rows > tonumber(ARGV[11]) or total('b' .. kind) + bytes > tonumber(ARGV[12]) do
-    local found = victim(kind, network, key, bytes, now)
+    local found, of = victim(kind, network, key, bytes, now)
     if not found then return 'full' end
-    bury(found, now_ms, tombstones, ttl_ms)
+    bury(found, kind, of, now_ms, tombstones, ttl_ms)
 end
 leave(key)
 local read = tonumber(old[5] or '0')
