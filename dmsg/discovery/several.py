@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Any, Final, TypeVar
+from typing import Any, Final, Generic, TypeVar
 
 from twisted.internet.defer import Deferred, DeferredList
-from twisted.internet.interfaces import IReactorTime
+from twisted.internet.interfaces import IDelayedCall, IReactorTime
 from twisted.logger import Logger
+from twisted.python.failure import Failure
 from zope.interface import implementer
 
 from dmsg.crypto.keys import PublicKey
@@ -19,9 +20,11 @@ from dmsg.interfaces import IDiscovery, IRankedDiscovery
 
 T = TypeVar("T")
 
-#: How long a discovery that could not be reached is asked after the others, in seconds: otherwise every dial would wait for
-#: its time limit first.
+#: How long a discovery that could not be reached, or was slow to answer, is asked after the others, in seconds: otherwise
+#: every dial would wait for its time limit first.
 REST_S: Final = 30.0
+#: When one has not answered for so long, in seconds, the next is asked, too: a dial has no more time than one discovery.
+PATIENCE_S: Final = 1.0
 
 
 @implementer(IRankedDiscovery)
@@ -29,7 +32,8 @@ class DiscoveryList:
     """``discoveries``, the preferred one first; at least one, else ``ConfigError``. ``clock`` measures :data:`REST_S`.
 
     Reads go to the first that has an answer: a discovery that cannot be reached, gives something wrong, does not know
-    the key or lists no servers is passed over. Each discovery is trusted as much as a single one would be: it may know an
+    the key or lists no servers is passed over, and one that has not answered within :data:`PATIENCE_S` is waited for beside
+    the next. Each discovery is trusted as much as a single one would be: it may know an
     older entry of a key than the others, which is not noticed between them.
 
     An :class:`~dmsg.discovery.registrar.EntryRegistrar` keeps the entry in every one of them, with a sequence of its own
@@ -96,14 +100,94 @@ class DiscoveryList:
         for failure in failures:
             self._log.warn("a discovery did not take an entry: {error}", error=failure.value)
 
-    async def _first(self, ask: Callable[[IDiscovery], Awaitable[T]]) -> T:
-        errors: list[DiscoveryError] = []
+    def _first(self, ask: Callable[[IDiscovery], Awaitable[T]]) -> Deferred[T]:
         now = self._clock.seconds()
-        for at in sorted(range(len(self.discoveries)), key=lambda at: self._rests_until[at] > now):
-            try:
-                return await ask(self.discoveries[at])
-            except DiscoveryError as error:
-                errors.append(error)
-                if isinstance(error, DiscoveryUnavailable):
-                    self._rests_until[at] = self._clock.seconds() + REST_S
-        raise next((error for error in errors if isinstance(error, EntryNotFound)), errors[0])
+        order = sorted(range(len(self.discoveries)), key=lambda at: self._rests_until[at] > now)
+        return _Question(self, self._clock, order, ask).done
+
+    def rest(self, at: int) -> None:
+        """Ask the discovery at that place after the others from now on."""
+        self._rests_until[at] = self._clock.seconds() + REST_S
+
+
+class _Question(Generic[T]):
+    """What several discoveries are asked, in ``order``: the next one when one has no answer, or none for a while.
+
+    ``done`` fires with the first answer, or fails when none has one; cancelling it gives up.
+    """
+
+    def __init__(
+        self, of: DiscoveryList, clock: IReactorTime, order: list[int], ask: Callable[[IDiscovery], Awaitable[T]]
+    ) -> None:
+        self.done: Deferred[T] = Deferred(self._give_up)
+        self._of = of
+        self._clock = clock
+        self._ask = ask
+        self._left = order
+        self._errors: list[DiscoveryError] = []
+        #: Those that are asked, and since when.
+        self._asked: dict[int, tuple[Deferred[Any], float]] = {}
+        self._timer: IDelayedCall | None = None
+        self._next()
+
+    def _next(self) -> None:
+        self._stop_timer()
+        at = self._left.pop(0)
+        if self._left:
+            self._timer = self._clock.callLater(PATIENCE_S, self._go_on)
+        asking = Deferred.fromCoroutine(self._answer_of(at))
+        self._asked[at] = (asking, self._clock.seconds())
+        asking.addCallbacks(self._answered, self._failed, callbackArgs=(at,), errbackArgs=(at,))
+
+    async def _answer_of(self, at: int) -> T:
+        return await self._ask(self._of.discoveries[at])
+
+    def _go_on(self) -> None:
+        self._timer = None
+        self._rest_slow()
+        self._next()
+
+    def _rest_slow(self) -> None:
+        now = self._clock.seconds()
+        for at, (_, since) in self._asked.items():
+            if now - since >= PATIENCE_S:
+                self._of.rest(at)
+
+    def _answered(self, answer: T, at: int) -> None:
+        if self._asked.pop(at, None) is None:
+            return  # given up
+        self._end()
+        self.done.callback(answer)
+
+    def _failed(self, failure: Failure, at: int) -> None:
+        if self._asked.pop(at, None) is None:
+            return  # given up
+        error = failure.value
+        if not isinstance(error, DiscoveryError):
+            self._end()
+            self.done.errback(failure)
+            return
+        self._errors.append(error)
+        if isinstance(error, DiscoveryUnavailable):
+            self._of.rest(at)
+        if self._left:
+            self._next()
+        elif not self._asked:
+            found = next((one for one in self._errors if isinstance(one, EntryNotFound)), self._errors[0])
+            self.done.errback(found)
+
+    def _give_up(self, _: object) -> None:
+        self._rest_slow()
+        self._end()
+
+    def _end(self) -> None:
+        self._left = []
+        self._stop_timer()
+        asked, self._asked = self._asked, {}
+        for asking, _ in asked.values():
+            asking.cancel()
+
+    def _stop_timer(self) -> None:
+        timer, self._timer = self._timer, None
+        if timer is not None and timer.active():
+            timer.cancel()

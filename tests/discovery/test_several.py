@@ -14,7 +14,7 @@ from zope.interface.verify import verifyObject
 from dmsg.discovery.client import HttpDiscovery
 from dmsg.discovery.errors import DiscoveryUnavailable, EntryNotFound, Unauthorized, WrongSequence
 from dmsg.discovery.registrar import EntryRegistrar
-from dmsg.discovery.several import REST_S, DiscoveryList
+from dmsg.discovery.several import PATIENCE_S, REST_S, DiscoveryList
 from dmsg.errors import ConfigError
 from dmsg.interfaces import IRankedDiscovery
 from dmsg.testing.network import MemoryDiscovery
@@ -108,6 +108,70 @@ async def test_one_that_cannot_be_reached_is_asked_last_for_a_while(world: World
     world.clock.advance(REST_S)
     await world.list.get_entry(alice.static)
     assert world.asked() == [1, 0, 0]
+
+
+class Silent(Counting):
+    """Does not answer before it is told to."""
+
+    answer: Any = None
+
+    async def get_entry(self, public_key: Any) -> Any:
+        self.asked.append("get")
+        self.answer = defer.Deferred()
+        await self.answer
+        return await MemoryDiscovery.get_entry(self, public_key)
+
+
+@sync
+async def test_one_that_is_silent_does_not_hold_up_the_next(world: World, make_entry: Any) -> None:
+    silent, alice = Silent(world.now_ns), make_entry("alice")
+    both = DiscoveryList([silent, world.second], world.clock)
+    await world.second.post_entry(alice)
+    found = defer.Deferred.fromCoroutine(both.get_entry(alice.static))
+    assert not found.called
+    world.clock.advance(PATIENCE_S)
+    assert found.called and await found == alice
+    assert await both.get_entry(alice.static) == alice
+    assert len(silent.asked) == 1, "it is asked last for a while"
+    assert world.clock.getDelayedCalls() == []
+
+
+@sync
+async def test_one_that_is_slow_is_waited_for_when_the_others_have_no_answer(world: World, make_entry: Any) -> None:
+    silent, alice = Silent(world.now_ns), make_entry("alice")
+    both = DiscoveryList([silent, world.second], world.clock)
+    await silent.post_entry(alice)
+    found = defer.Deferred.fromCoroutine(both.get_entry(alice.static))
+    world.clock.advance(PATIENCE_S)
+    assert world.second.asked == ["get"] and not found.called
+    silent.answer.callback(None)
+    assert await found == alice
+
+
+@sync
+async def test_one_that_was_waited_for_until_the_question_was_given_up_is_asked_last(
+    world: World, make_entry: Any
+) -> None:
+    silent, alice = Silent(world.now_ns), make_entry("alice")
+    both = DiscoveryList([silent, world.second], world.clock)
+    await world.second.post_entry(alice)
+    for waited_s, asked in ((PATIENCE_S / 2, 1), (PATIENCE_S, 2)):
+        found = defer.Deferred.fromCoroutine(both.get_entry(alice.static))
+        world.clock.rightNow += waited_s  # it is given up in the moment in which the next would be asked
+        found.cancel()
+        with pytest.raises(defer.CancelledError):
+            await found
+        assert len(silent.asked) == asked
+    assert await both.get_entry(alice.static) == alice
+    assert world.clock.getDelayedCalls() == []
+
+
+@sync
+async def test_a_fault_of_one_is_told(world: World, make_entry: Any) -> None:
+    world.first.failure = ZeroDivisionError()
+    with pytest.raises(ZeroDivisionError):
+        await world.list.get_entry(make_entry("alice").static)
+    assert world.clock.getDelayedCalls() == []
 
 
 @sync
