@@ -60,6 +60,7 @@ async def open_client(settings: Settings, reactor: Any, *, listening: bool) -> A
         try:
             if listening:
                 await _ready(client, events, reactor)
+            events.reasons = None
             yield client
         finally:
             await client.stopService()
@@ -94,11 +95,12 @@ async def _ready(client: Client, events: _Events, reactor: Any) -> None:
     def timed_out(result: object, timeout_s: float) -> None:
         if client.pool.sessions:
             raise CommandError("the entry could not be published in discovery", Exit.NO_DISCOVERY)
-        tried = "; ".join(f"{server[:12]}… {reason}" for server, reason in events.reasons.items())
+        reasons = events.reasons or {}
+        tried = "; ".join(f"{server[:12]}… {reason}" for server, reason in reasons.items())
         raise CommandError(
             f"no server within {timeout_s:g} s" + (f": {tried}" if tried else ""),
             Exit.UNREACHABLE,
-            {"servers": events.reasons},
+            {"servers": reasons},
         )
 
     ready: Deferred[None] = client.when_ready()
@@ -107,13 +109,16 @@ async def _ready(client: Client, events: _Events, reactor: Any) -> None:
 
 @implementer(IEventLog)
 class _Events:
-    """Passes events on to ``log``, and remembers why sessions did not come up, for a command that got none."""
+    """Passes events on to ``log``, and remembers why sessions did not come up, for a command that got none.
+
+    ``reasons`` is ``None`` once nothing asks for them: a discovery may list other relays each time.
+    """
 
     def __init__(self, log: IEventLog) -> None:
-        self.reasons: dict[str, str] = {}
+        self.reasons: dict[str, str] | None = {}
         self._log = log
 
     def emit(self, event: Event) -> None:
-        if isinstance(event, SessionDown):
+        if self.reasons is not None and isinstance(event, SessionDown):
             self.reasons[event.server] = event.reason
         self._log.emit(event)

@@ -8,15 +8,16 @@ from dataclasses import replace
 import pytest
 import pytest_twisted
 from twisted.internet.protocol import Factory, Protocol
-from twisted.internet.task import Clock
+from twisted.internet.task import Clock, deferLater
 
 from dmsg.cli.channel import Channel, TimedOut, TransportBroken
-from dmsg.cli.client import open_client
+from dmsg.cli.client import _Events, open_client
 from dmsg.cli.exits import CommandError, Exit, exit_code
 from dmsg.cli.ping import run_echo, run_ping, summarize
 from dmsg.crypto.keys import PublicKey
 from dmsg.errors import ConfigError, DialError
 from dmsg.eventlog.compress import read_lines
+from dmsg.eventlog.schema import SessionDown
 
 
 @pytest.mark.parametrize("size", [1, 64, 1024 * 1024])
@@ -109,6 +110,30 @@ async def test_a_listener_without_a_server_says_what_it_tried(bench, monkeypatch
             pytest.fail("it is not connected")
     assert caught.value.exit is Exit.UNREACHABLE
     assert caught.value.data["servers"] == {str(gone.public_key): "connection refused"}
+
+
+@pytest_twisted.ensureDeferred
+async def test_a_command_that_listens_remembers_nothing_of_relays_that_fail_later(bench, monkeypatch):
+    logs = []
+
+    class Noted(_Events):
+        def __init__(self, log):
+            super().__init__(log)
+            self.heard = []
+            logs.append(self)
+
+        def emit(self, event):
+            self.heard.append(event)
+            super().emit(event)
+
+    monkeypatch.setattr("dmsg.cli.client._Events", Noted)
+    settings = replace(bench.settings(), servers=tuple(bench.pinned))
+    async with open_client(settings, bench.reactor, listening=True) as client:
+        await bench.network.stop_relay(bench.relays[0])
+        while client.pool.sessions:
+            await deferLater(bench.reactor, 0)
+        (log,) = logs
+        assert any(isinstance(event, SessionDown) for event in log.heard) and not log.reasons
 
 
 @pytest.mark.parametrize("bench", [None, "messaging"], indirect=True)
