@@ -48,6 +48,9 @@ RETRIES: Final = 8
 #: or 80 MB. A receiver remembers more, so that those whose confirmation is lost are not stored twice.
 UNDER_WAY_LIMIT: Final = 512
 UNDER_WAY_BYTES: Final = 8 * 1024 * 1024
+#: What is written at a time after something took too long: on a path of a few KB a second a whole block takes longer than the
+#: other side may say nothing.
+SLOW_BLOCK_BYTES: Final = 64 * 1024
 #: The pause before the first new dial, in seconds; twice as long each time, up to the longest, with half of jitter.
 BACKOFF: Final = Backoff(0.5, 10.0)
 
@@ -138,6 +141,7 @@ class _Sending:
         self._pending = deque(map(_Outgoing, sources))
         self._retries = retries
         self._dialled = False
+        self._block_bytes = BLOCK_BYTES
 
     async def run(self) -> None:
         """Send all of them; dial again while that leads anywhere."""
@@ -151,6 +155,8 @@ class _Sending:
                     raise
                 if not self._pending:
                     return  # the word of the last one came before it broke
+                if isinstance(error, TimedOut):
+                    self._block_bytes = SLOW_BLOCK_BYTES
                 failures = 1 if (len(self._pending), self._pending[0].furthest) != before else failures + 1
                 if failures > self._retries:
                     raise
@@ -204,7 +210,7 @@ class _Sending:
                         file.begin(sent_at)
                         file.sent_bytes += file.source.size
                         under_way.append(file)
-                    for block in _joined(units):
+                    for block in _joined(units, self._block_bytes):
                         await talk.channel.write(block, IDLE_TIMEOUT_S)
                         self._take_confirmed(talk, under_way, transport)
                     if len(under_way) == len(self._pending):
@@ -251,7 +257,7 @@ class _Sending:
         except OSError as error:
             raise TransferFailed("source", problem=error.strerror or "") from None
         hashed = self._sha256 or not talk.is_compared
-        blocks = ReadAhead(self._reactor, source, BEGUN_LIMIT_BYTES, hashed=hashed)
+        blocks = ReadAhead(self._reactor, source, BEGUN_LIMIT_BYTES, hashed=hashed, block_bytes=self._block_bytes)
         try:
             # Where there may be more of it from an earlier try, that is asked for first.
             begun = b"" if file.attempts > 1 else await _next(blocks)
@@ -344,12 +350,12 @@ async def _next(blocks: ReadAhead) -> bytes:
     return block
 
 
-def _joined(units: Iterable[bytes]) -> Iterator[bytes]:
+def _joined(units: Iterable[bytes], block_bytes: int) -> Iterator[bytes]:
     """``units`` in blocks as large as those of a large file: the time limit of a write is for so much."""
     block: list[bytes] = []
     size = 0
     for unit in units:
-        if block and size + len(unit) > BLOCK_BYTES:
+        if block and size + len(unit) > block_bytes:
             yield b"".join(block)
             block, size = [], 0
         block.append(unit)

@@ -213,14 +213,23 @@ class ReadAhead:
     """The blocks of ``source`` from where it stands; a thread reads and hashes the next one while one is sent.
 
     What is not ``hashed`` is read right here as long as that takes less than :data:`QUICK_S`. The first block has at most
-    ``first_bytes``.
+    ``first_bytes``, the others have ``block_bytes``.
     """
 
-    def __init__(self, reactor: Any, source: SourceFile, first_bytes: int = BLOCK_BYTES, *, hashed: bool) -> None:
+    def __init__(
+        self,
+        reactor: Any,
+        source: SourceFile,
+        first_bytes: int = BLOCK_BYTES,
+        *,
+        hashed: bool,
+        block_bytes: int = BLOCK_BYTES,
+    ) -> None:
         self._reactor = reactor
         self._source = source
         self._hashed = hashed
-        self._limit_bytes = first_bytes
+        self._limit_bytes = min(first_bytes, block_bytes)
+        self._block_bytes = block_bytes
         self._is_quick = not hashed
         self._reading: Deferred[bytes] | None = None
 
@@ -248,7 +257,7 @@ class ReadAhead:
     def _read(self) -> bytes:
         began = self._reactor.seconds()
         block = self._source.read_block(self._limit_bytes, hashed=self._hashed)
-        self._limit_bytes = BLOCK_BYTES
+        self._limit_bytes = self._block_bytes
         self._is_quick = not self._hashed and self._reactor.seconds() - began < QUICK_S
         return block
 

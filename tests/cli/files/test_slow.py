@@ -1,9 +1,10 @@
-"""Small files over a transport that takes its time, in virtual time."""
+"""Files over a transport that takes its time, in virtual time."""
 
 from __future__ import annotations
 
 import io
 import json
+import os
 from collections.abc import Callable
 from contextlib import asynccontextmanager
 from types import SimpleNamespace
@@ -16,11 +17,23 @@ from twisted.internet.task import Clock
 from twisted.python.failure import Failure
 
 from dmsg.cli.files import send
-from dmsg.cli.files.wire import Decoder, Done, Failed, TransferFailed, Whole, encode
+from dmsg.cli.files.wire import (
+    Decoder,
+    Done,
+    Failed,
+    Finish,
+    Have,
+    Message,
+    Offer,
+    Start,
+    TransferFailed,
+    Whole,
+    encode,
+)
 from dmsg.cli.output import Output
 from dmsg.crypto.keys import SecretKey
 
-from .test_files import source
+from .test_files import sha256, source
 
 PEER = SecretKey.generate().public_key
 BYTES_PER_S = 100_000
@@ -57,15 +70,23 @@ class Reactor(Clock):
 class Slow:
     """A transport to a receiver that confirms files as they come, up to ``refused``, which it has no space for.
 
-    It is lost when the file ``lost_behind`` has been confirmed.
+    It is lost when the file ``lost_behind`` has been confirmed. What comes of a large file is put on the ``disk``.
     """
 
     security = "e2e"
     stream = SimpleNamespace(resumable=True)
 
     def __init__(
-        self, reactor: Reactor, *, refused: str = "", lost_behind: str = "", bytes_per_s: int = BYTES_PER_S
+        self,
+        reactor: Reactor,
+        *,
+        refused: str = "",
+        lost_behind: str = "",
+        bytes_per_s: int = BYTES_PER_S,
+        disk: bytearray | None = None,
     ) -> None:
+        self._disk = bytearray() if disk is None else disk
+        self._takes_data = True
         self.heard: list[Whole] = []
         self._reactor = reactor
         self._refused = refused
@@ -118,6 +139,17 @@ class Slow:
             if isinstance(unit, Whole):
                 self.heard.append(unit)
                 self._expected = unit.size
+            elif isinstance(unit, Offer):
+                self._say(Have(len(self._disk), sha256(bytes(self._disk))))
+                self._takes_data = not self._disk
+            elif isinstance(unit, Start):
+                assert unit.offset in (0, len(self._disk))
+                self._takes_data = True
+            elif isinstance(unit, Finish):
+                self._say(Done())
+            elif isinstance(unit, bytes) and not self.heard:
+                if self._takes_data:
+                    self._disk += unit
             elif isinstance(unit, bytes):
                 self._expected -= len(unit)
                 if not self._expected:
@@ -130,9 +162,12 @@ class Slow:
             self._paused = False
             self._producer.resumeProducing()
 
-    def _answer(self, name: str) -> None:
+    def _say(self, message: Message) -> None:
         if self._channel is not None:
-            self._channel.dataReceived(encode(Failed("no_space") if name == self._refused else Done()))
+            self._channel.dataReceived(encode(message))
+
+    def _answer(self, name: str) -> None:
+        self._say(Failed("no_space") if name == self._refused else Done())
         if name == self._refused:
             self._lose(ConnectionDone())
         elif name == self._lost_behind:
@@ -205,3 +240,11 @@ def test_the_small_file_that_was_refused_is_told_while_more_are_being_written(mo
     told, error = Sending(monkeypatch, reactor, Slow(reactor, refused="3")).run(files, retries=0)
     assert isinstance(error, TransferFailed) and (error.code, error.data["file"]) == ("no_space", "3")
     assert told == names[:3]
+
+
+def test_a_large_file_comes_through_where_a_block_takes_longer_than_an_answer(monkeypatch, tmp_path):
+    reactor, disk, data = Reactor(), bytearray(), os.urandom(3 * 1024 * 1024)
+    slow = [Slow(reactor, bytes_per_s=10_000, disk=disk) for _ in range(3)]
+    files = (source(tmp_path, "a", data),)
+    told, error = Sending(monkeypatch, reactor, *slow).run(files, retries=2)
+    assert error is None and told == ["a"] and disk == data
