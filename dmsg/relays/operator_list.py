@@ -87,6 +87,8 @@ class RelayList:
 
 def sign_relay_list(relays: Iterable[ListedRelay], key: SecretKey, *, issued: int, expires: int) -> bytes:
     """The signed document that lists ``relays``; raises ``RelayListError`` for one that no reader would take."""
+    relays = tuple(relays)
+    _check_once(relays)  # the document would have the last one alone
     document = {
         "format": KIND.format,
         "version": KIND.version,
@@ -105,9 +107,13 @@ def _relays(relays: Any) -> tuple[ListedRelay, ...]:
     if len(relays) > RELAYS_LIMIT:
         raise RelayListError("too_many_relays", f"more than {RELAYS_LIMIT}")
     found = tuple(_relay(key, members) for key, members in relays.items())
-    if len({one.public_key for one in found}) < len(found):
-        KIND.bad("relays", "a relay stands there twice")  # once in capital letters
+    _check_once(found)  # once in capital letters
     return found
+
+
+def _check_once(relays: Collection[ListedRelay]) -> None:
+    if len({one.public_key for one in relays}) < len(relays):
+        KIND.bad("relays", "a relay stands there twice")
 
 
 def _relay(key: str, members: Any) -> ListedRelay:

@@ -49,6 +49,12 @@ def test_what_is_no_relay_is_not_signed(tmp_path, operator, arguments):
     assert dmsg("relays", "sign", "--key", tmp_path / "operator.key", *arguments).exit_code == Exit.USAGE
 
 
+def test_a_relay_with_two_addresses_is_not_signed_with_one_of_them(tmp_path, operator):
+    addresses = [f"{RELAY}@192.0.2.1:80", f"{RELAY}@192.0.2.2:80"]
+    refused = dmsg("relays", "sign", "--key", tmp_path / "operator.key", *addresses)
+    assert refused.exit_code == Exit.FAILED and "twice" in refused.stderr and not refused.stdout
+
+
 def test_without_a_key_file_nothing_is_signed(tmp_path):
     refused = dmsg("relays", "sign", "--key", tmp_path / "none.key", RELAY)
     assert refused.exit_code == Exit.FAILED and not refused.stdout
