@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import re
 from collections import deque
 from collections.abc import Sequence
 from functools import cache
@@ -40,6 +41,10 @@ _NOT_NOW: Final = (
     "OOM",
     "MISCONF",  # it cannot write to its disk, and takes nothing until it can
 )
+#: In the reply to a write, also to one of a script: what answers has become a replica, and its address may be another's now.
+_DEMOTED: Final = re.compile(r"(?:^|-)READONLY ")
+#: A connection is given up for that at most so often, in seconds: there may be nothing else at its address.
+DEMOTED_S: Final = 5.0
 
 Word = bytes | str | int
 
@@ -50,7 +55,8 @@ def _digest(script: str) -> str:
 
 
 def _refusal(text: str) -> RedisAway | RedisRefused:
-    return RedisAway(text, maybe_done=False) if text.startswith(_NOT_NOW) else RedisRefused(text)
+    is_later = text.startswith(_NOT_NOW) or _DEMOTED.search(text) is not None
+    return RedisAway(text, maybe_done=False) if is_later else RedisRefused(text)
 
 
 class RedisConnection:
@@ -78,6 +84,7 @@ class RedisConnection:
         self._connected: Waiters[None] = Waiters()
         self._lost: Waiters[None] = Waiters()
         self._failures = 0
+        self._demoted_at = -DEMOTED_S
         self._attempt: Deferred[Any] | None = None
         self._pause: IDelayedCall | None = None
         self._closed = False
@@ -199,6 +206,8 @@ class RedisConnection:
 
     def handle_events(self, shell: Shell, events: Sequence[Any]) -> None:
         """Hand out the replies."""
+        if not self.problem and any(isinstance(one, ReplyError) and _DEMOTED.search(one.text) for one in events):
+            self._leave_replica(shell)
         for reply in events:
             waiting = self._replies.popleft()
             if waiting.called:
@@ -207,6 +216,14 @@ class RedisConnection:
                 waiting.errback(_refusal(reply.text))
             else:
                 waiting.callback(reply)
+
+    def _leave_replica(self, shell: Shell) -> None:
+        """Connect again, to what is at the address by now: a replica keeps the connections it had before."""
+        now = self._reactor.seconds()
+        if now - self._demoted_at >= DEMOTED_S:
+            self._demoted_at = now
+            self.problem = "a replica"
+            shell.fail(RedisAway(self.problem, maybe_done=True))
 
     def after_read(self, shell: Shell) -> None:
         """Send the commands that the replies led to."""

@@ -12,7 +12,7 @@ from twisted.internet.protocol import Factory, Protocol
 
 from dmsg.address import HostPort, RedisAddress
 from dmsg.glue.errors import RedisAway, RedisRefused
-from dmsg.glue.redis import REPLY_TIMEOUT_S, RedisConnection
+from dmsg.glue.redis import DEMOTED_S, REPLY_TIMEOUT_S, RedisConnection
 from dmsg.testing.memory import MemoryNetwork
 
 ADDRESS = RedisAddress(HostPort("192.0.2.1", 6379))
@@ -146,6 +146,26 @@ def test_not_now_is_no_refusal(world: Any, reply: bytes) -> None:
     world.servers[0].transport.write(b"-%b\r\n" % reply)
     world.settle()
     assert isinstance(found[0], RedisAway) and not found[0].maybe_done
+
+
+@pytest.mark.parametrize(
+    "reply", [b"READONLY You can't write.", b"ERR Error running script (call to f_1): @user_script: 1: -READONLY You"]
+)
+def test_what_has_become_a_replica_is_left_for_what_is_at_its_address_now(world: Any, reply: bytes) -> None:
+    world.listen()
+    found = [world.outcome(world.redis.call("SET", "a", "b")) for _ in range(2)]
+    world.settle()
+    world.servers[0].transport.write(b"-" + reply + b"\r\n")
+    world.settle(1.0)
+    assert isinstance(found[0][0], RedisAway) and not found[0][0].maybe_done
+    assert isinstance(found[1][0], RedisAway) and found[1][0].maybe_done
+    for wait_s, connections in ((0.0, 2), (DEMOTED_S, 3)):  # where there is nothing else, it is used for what it can do
+        world.settle(wait_s)
+        again = world.outcome(world.redis.call("SET", "a", "c"))
+        world.settle()
+        world.servers[-1].transport.write(b"-" + reply + b"\r\n")
+        world.settle(1.0)
+        assert isinstance(again[0], RedisAway) and len(world.servers) == connections
 
 
 def test_a_command_that_is_cancelled_leaves_the_others_their_replies(world: Any) -> None:
