@@ -345,9 +345,11 @@ class QuickClock(task.Clock):
     """A ``Clock`` that sorts its calls when it moves, and not with each new one, of which there may be thousands.
 
     All that is due sees the time that it moved to, as with Twisted's; ``HeapClock`` of the benchmarks stops at each call.
+    As a reactor, and unlike Twisted's ``Clock``, it takes no times that have passed.
     """
 
     def callLater(self, when: float, what: Any, *args: Any, **kwargs: Any) -> DelayedCall:
+        assert when >= 0, f"{when} s from now"
         call = DelayedCall(
             self.seconds() + when, what, args, kwargs, self.calls.remove, lambda call: None, self.seconds
         )

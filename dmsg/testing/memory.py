@@ -217,6 +217,7 @@ class MemoryNetwork:
         return self.clock.seconds()
 
     def callLater(self, delay: float, callable: Callable[..., Any], *args: object, **kwargs: object) -> Any:
+        assert delay >= 0, f"{delay} s from now"  # as reactors, and unlike Twisted's Clock
         return self.clock.callLater(delay, callable, *args, **kwargs)
 
     def getDelayedCalls(self) -> Sequence[Any]:

@@ -137,7 +137,8 @@ class Handlers:
             self._done(twin)
             return
         self._working[work] = None
-        work.addTimeout(ends_at - self._clock.seconds(), self._clock)
+        # Its handler may have held up everything for longer than the request has.
+        work.addTimeout(max(0.0, ends_at - self._clock.seconds()), self._clock)
 
         def done(result: object) -> None:
             del self._working[work]

@@ -76,6 +76,22 @@ def test_a_handler_at_work_is_cancelled_in_its_time_and_the_next_begins(clock: C
     scene.working["second"].callback(b"")
 
 
+def test_a_handler_that_holds_everything_up_until_its_time_is_over_keeps_no_place(clock: Clock) -> None:
+    class Slow(Scene):
+        async def wait(self, request: Request) -> bytes:
+            if request.uid == "first":
+                clock.advance(request.remaining_s + 1)
+            return await super().wait(request)
+
+    scene = Slow(clock, handlers=1)
+    scene.ask("first")
+    clock.advance(0)
+    assert scene.working == {} and scene.answers == {}
+    scene.ask("second")
+    scene.working["second"].callback(b"2")
+    assert scene.answers == {"second": b"2"}
+
+
 def test_bytes_that_wait_are_bounded(clock: Clock) -> None:
     scene = Scene(clock, handlers=1, waiting_bytes=100_000)
     scene.ask("first")
