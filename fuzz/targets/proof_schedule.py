@@ -194,7 +194,8 @@ class _World:
             if key not in schedule:
                 assert not one.available
                 self.forget(one)
-        if record is None:
+        if record is None:  # those that are not available had the turns
+            self.passed.clear()
             self.check_none(kinds)
             return
         assert record in waiting and record.available and record.state is RelayState.PROVING
