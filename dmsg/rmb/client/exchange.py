@@ -466,10 +466,14 @@ class Exchange:
         elif kind == "response":
             call.answer.callback(accepted)
         elif kind == "error":
+            error, parcel = envelope.error, call.parcel
             by_relay = accepted.twin is None
-            if by_relay and call.parcel is not None and self.relays.post_elsewhere(call.parcel, connection):
+            # What may arrive once only must not go over another relay if this one may have passed it on.
+            may_go_on = parcel is not None and (
+                parcel.again is not Again.NEVER or wrong.RelayProblem.is_certain(error.message)
+            )
+            if by_relay and parcel is not None and may_go_on and self.relays.post_elsewhere(parcel, connection):
                 return
-            error = envelope.error
             self._fail(call, CallRefused(call.target, error.code, bounded_text(error.message), accepted.source))
 
     def _fail(self, call: _Call, error: CallError) -> None:

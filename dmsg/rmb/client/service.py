@@ -177,7 +177,8 @@ class RmbClient(Service):
         ``timeout`` is in seconds, from now on. ``session`` names one connection of the twin, ``schema`` the MIME type of
         ``data``. With the tag ``fail-fast`` a relay answers at once when the twin is offline; otherwise the request waits
         for it. A request whose relay dies before the answer comes goes over another one; programs of this project know
-        it again and do ``command`` once. With ``once`` that does not happen, for public programs that may not do it twice.
+        it again and do ``command`` once. With ``once`` that does not happen, for public programs that may not do it twice, nor
+        when a relay says that it failed and may have passed the request on.
 
         Always ends in time: with an answer, or with a :class:`~dmsg.rmb.client.errors.CallError` that says why.
         Cancelling forgets the call, and takes back a request that no relay has yet.

@@ -54,6 +54,14 @@ class RelayProblem(Enum):
         self.code = code
         self.text = text
 
+    @classmethod
+    def is_certain(cls, text: str) -> bool:
+        """Whether a relay that says ``text`` has certainly not passed the envelope on.
+
+        It may have when it says that it could not, or does not say why: another relay may have got it and not said so.
+        """
+        return any(text == one.text for one in cls if one not in (cls.NOT_STORED, cls.OVERLOADED))
+
 
 class InvalidTwin(DmsgError, ValueError):
     """What cannot be the number, the account, a relay or the encryption key of a twin."""

@@ -12,7 +12,10 @@ from dmsg.rmb.client.config import RmbConfig
 from dmsg.rmb.client.errors import CallError, CallRefused, CallTimeout, NotConnected
 from dmsg.rmb.client.handlers import Request
 from dmsg.rmb.core.address import SessionAddress
+from dmsg.rmb.core.errors import RelayProblem
+from dmsg.rmb.core.replies import relay_error
 from dmsg.rmb.core.token import read_token
+from dmsg.rmb.core.wire import Envelope, encode_envelope
 
 from .conftest import EPOCH_S, serve
 
@@ -159,6 +162,35 @@ def test_a_request_that_may_arrive_once_only_is_not_sent_again(world: Any) -> No
     assert late.value.relays == (first.url,)
     assert (handled, second.seen) == ([], [])
     assert world.result(caller.call(SERVICE, "echo", b"y", timeout=5, once=True)).data == b"y"
+
+
+@pytest.mark.parametrize(
+    ("problem", "once", "handled_by"),
+    [
+        (RelayProblem.NOT_STORED, True, []),
+        (RelayProblem.OVERLOADED, True, []),
+        (RelayProblem.NOT_STORED, False, [b"x"]),
+        (RelayProblem.RATE_LIMITED, True, [b"x"]),
+    ],
+)
+def test_a_request_that_may_arrive_once_only_goes_on_if_it_has_certainly_not_arrived(
+    world: Any, problem: RelayProblem, once: bool, handled_by: list[bytes]
+) -> None:
+    first, second, handled, caller = two(world)
+
+    def refuse(message: bytes, envelope: Envelope) -> list[bytes]:
+        first.deliver(encode_envelope(relay_error(envelope, problem, int(first.now_s()))), SessionAddress(CALLER))
+        return []
+
+    first.mangle = refuse
+    call = ensureDeferred(caller.call(SERVICE, "echo", b"x", timeout=5, once=once))
+    if handled_by:
+        assert world.result(call, 5).data == b"x"
+    else:
+        with pytest.raises(CallRefused) as refused:
+            world.result(call, 5)
+        assert refused.value.code == problem.code
+    assert handled == handled_by and len(second.seen) == 2 * len(handled_by)
 
 
 def test_an_answer_that_its_relay_lost_is_sent_again(world: Any) -> None:
