@@ -27,4 +27,3 @@ html_static_path = ["_static"]
 
 autodoc_member_order = "bysource"
 autodoc_typehints = "signature"
-autodoc_default_options = {"members": True, "show-inheritance": False}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -33,7 +34,16 @@ def test_the_documentation_builds(tmp_path: Path) -> None:
     page = (tmp_path / "html" / "explanation" / "life-of-a-message.html").read_text()
     for name in ("write", "send_data", "flush", "dataReceived", "route", "receive_data", "deliver"):
         assert f'<span class="nf">{name}</span>' in page, f"the page shows {name}"
+    shown = set(re.findall(r'<dt [^>]*id="([^"]+)"', (tmp_path / "html" / "reference" / "api.html").read_text()))
+    for name, options in CLASSES.findall((DOCS / "reference" / "api.rst").read_text()):
+        members = re.search(r"^   :members: (.+)$", options, re.MULTILINE)
+        if members is not None:
+            listed = {f"{name}.{member}" for member in members[1].split(", ")}
+            assert {one for one in shown if one.startswith(f"{name}.")} == listed
 
+
+#: A class on the page of the API, and the options of its directive.
+CLASSES = re.compile(r"^\.\. auto(?:class|exception):: (\S+)\n((?:   :.*\n)*)", re.MULTILINE)
 
 BROKEN = {
     "a function that is gone": ".. literalinclude:: {root}/dmsg/mux/relay/switch.py\n   :pyobject: Switch.gone\n",
