@@ -81,6 +81,10 @@ class Attempt:
     reason: str
     error: BaseException | None = field(default=None, compare=False)
 
+    def adds_to_reason(self, text: str) -> bool:
+        """Whether ``text`` says more than stage and reason do: ``unknown peer`` does not beside ``unknown_peer``."""
+        return text.removeprefix(f"{self.stage}: ").replace(" ", "_") != self.reason.replace(" ", "_")
+
     def as_dict(self) -> dict[str, object]:
         """A JSON-ready form, as the event log and ``dmsg --json`` print it."""
         return {
@@ -101,7 +105,7 @@ class DialError(DmsgError):
         lines = [f"could not reach {target}"]
         for one in self.attempts:
             where = f" via {one.server[:12]}…" if one.server else ""
-            detail = f" ({one.error})" if one.error is not None and str(one.error) != one.reason else ""
+            detail = f" ({one.error})" if one.error is not None and one.adds_to_reason(str(one.error)) else ""
             lines.append(f"  {one.stage}{where}: {one.reason}{detail} after {one.elapsed_ms:.0f} ms")
         super().__init__("\n".join(lines))
 

@@ -57,6 +57,7 @@ def test_a_failed_dial_tells_everything_that_was_tried() -> None:
         Attempt("connect", "02" * 33, 12.3456, "refused", cause),
         Attempt("handshake", "03" * 33, 20.0, "timeout", StageError("handshake", "timeout")),
         Attempt("connect", "02" * 33, 30.0, "Connection refused", cause),
+        Attempt("accept", "02" * 33, 40.0, "unknown_peer", DmsgError("unknown peer")),
     ]
     error = DialError("02ff", attempts)
     assert error.attempts == tuple(attempts)
@@ -64,10 +65,11 @@ def test_a_failed_dial_tells_everything_that_was_tried() -> None:
         "could not reach 02ff",
         "  discovery: not found after 1 ms",
         "  connect via 020202020202…: refused (Connection refused) after 12 ms",
-        "  handshake via 030303030303…: timeout (handshake: timeout) after 20 ms",
+        "  handshake via 030303030303…: timeout after 20 ms",
         "  connect via 020202020202…: Connection refused after 30 ms",
+        "  accept via 020202020202…: unknown_peer after 40 ms",
     ]
-    assert error.reason == "timeout", "of the attempt that got furthest"
+    assert error.reason == "unknown_peer", "of the attempt that got furthest"
     assert attempts[1].as_dict() == {
         "stage": "connect",
         "server": "02" * 33,

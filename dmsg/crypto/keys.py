@@ -39,7 +39,7 @@ def _parse(raw: bytes) -> Any:
     """A point in any SEC1 form as the library wants it. Raises ``InvalidKey``."""
     parsed = ffi.new(_PARSED)
     if not lib.secp256k1_ec_pubkey_parse(_CONTEXT, parsed, raw, len(raw)):
-        raise InvalidKey("the public key is not a point of the curve")
+        raise InvalidKey("a public key is a point of the curve")
     return parsed
 
 

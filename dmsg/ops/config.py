@@ -145,8 +145,13 @@ def _convert(one: Setting, given: _Given) -> Any:
     except ConfigError as error:
         raise ConfigError(one.name, error.problem, source) from None
     except ValueError as error:
-        shown = "" if marks.secret or marks.key_file else f", not {redact(repr(value))}"
+        shown = "" if marks.secret or marks.key_file else f", not {redact(_quoted(value))}"
         raise ConfigError(one.name, f"{error}{shown}", source) from None
+
+
+def _quoted(value: Any) -> str:
+    """The value as it was written: options that are repeated and lists of TOML as their items."""
+    return ", ".join(map(repr, value)) if isinstance(value, list | tuple) else repr(value)
 
 
 # --- sources ---------------------------------------------------------------------------------------------------------

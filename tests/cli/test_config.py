@@ -155,6 +155,12 @@ def test_what_a_role_needs_and_has_not_is_said_after_the_rest():
             ("--resume-grace-s", "soon"),
             "resume_grace_s: must be a duration such as 2.5, 500ms, 10s or 5m, not 's",
         ),
+        (
+            "",
+            {},
+            ("--server", "127.0.0.1:1"),
+            "server: a pinned server is written pk@host:port, not '127.0.0.1:1' (in option --server)",
+        ),
         ("[client]\nrelays_mode = 'only'\n", {}, (), "relays_mode: there is no list of relays it could be about"),
     ],
 )

@@ -38,7 +38,7 @@ class PendingRequest(PendingStream[S, OpenedPath[S]], StreamOwner):
             return
         service, wanted = self._service, detail
         if code == CloseReason.NO_SUCH_SERVICE:
-            wanted = f"nothing listens there as {service!r}"
+            wanted = f"nothing listens there as {service!r}" if service else "nothing listens there"
         elif code == CloseReason.ACCESS_DENIED and service:
             wanted = f"{service!r} does not admit this key, or nothing listens there as that"
         error = close_error(code, wanted, by="local" if local else "peer")

@@ -91,7 +91,9 @@ async def test_no_default_listener(extended: bool) -> None:
 @sync
 async def test_a_peer_without_any_listener(extended: bool) -> None:
     async with Net(extended=extended) as net:
-        assert (await net.refusal()).reason == "no_such_service"
+        error = await net.refusal()
+        assert error.reason == "no_such_service"
+        assert "(nothing listens there) after" in str(error)
         assert (await net.refusal("web")).reason == "no_such_service"
 
 
