@@ -82,7 +82,8 @@ class ListeningPort(Generic[T]):
         try:
             self.client.services.add(self)
         except ValueError as error:
-            raise CannotListenError(self.client.scheme, self.service, error) from None
+            scheme = self.client.scheme
+            raise CannotListenError(scheme, str(self.getHost()).removeprefix(f"{scheme}:"), error) from None
         try:
             self.factory.doStart()
         except BaseException:

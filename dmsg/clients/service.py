@@ -189,6 +189,11 @@ class RelayClient(Service, ABC, Generic[S, R, T]):
         """
         return ensureDeferred(self._when_ready())
 
+    @property
+    def problem(self) -> str:
+        """What :meth:`when_ready` waits for at present and why, for people; empty if nothing is known to be wrong."""
+        return self.pool.problem
+
     async def _when_ready(self) -> None:
         while len(self.pool.sessions) < max(1, self._min_servers or 0):
             if self._stopping:

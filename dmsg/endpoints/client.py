@@ -71,6 +71,10 @@ class Client(TypingProtocol):
     def when_ready(self) -> Deferred[None]:
         """Fires once peers can reach it."""
 
+    @property
+    def problem(self) -> str:
+        """What keeps it from that, for people, if it is known."""
+
 
 C = TypeVar("C", bound=Client)
 C_co = TypeVar("C_co", bound=Client, covariant=True)

@@ -21,7 +21,7 @@ from zope.interface import implementer
 
 from dmsg.address import DmsgAddress, check_service_name
 from dmsg.clients.limits import ListenerLimits
-from dmsg.endpoints.client import Borrowed, C, ClientSource, Port, Transport
+from dmsg.endpoints.client import Borrowed, C, Client, ClientSource, Port, Transport
 from dmsg.endpoints.held_port import HeldPort
 from dmsg.errors import Attempt, DialError, DmsgError
 from dmsg.eventlog.reasons import Reason
@@ -169,18 +169,19 @@ class ServerEndpoint(Generic[C]):
             port = client.listen(factory, self.service, policy=self.policy, limits=self.limits, **self._how)
             ready = client.when_ready()
             if self.timeout_s is not None:
-                ready.addTimeout(self.timeout_s, client.reactor, lambda *_: self._too_late(client.scheme))
+                ready.addTimeout(self.timeout_s, client.reactor, lambda _, limit_s: Failure(_too_late(client, limit_s)))
             await ready
         except BaseException as error:
             if port is not None:
                 port.stopListening()
             self._source.release()
             if isinstance(error, DmsgError):
-                raise CannotListenError(client.scheme, self.service, error) from error
+                where = self.service if port is None else str(port.getHost()).removeprefix(f"{client.scheme}:")
+                raise CannotListenError(client.scheme, where, error) from error
             raise
         _log.info("{factory} is reached as {address}", factory=factory, address=port.getHost())
         return HeldPort(port, self._source)
 
-    def _too_late(self, scheme: str) -> Failure:
-        timeout = SessionTimeout("connecting to servers", self.timeout_s or 0.0)
-        return Failure(CannotListenError(scheme, self.service, timeout))
+
+def _too_late(client: Client, limit_s: float) -> SessionTimeout:
+    return SessionTimeout("connecting to servers", limit_s, client.problem)

@@ -15,12 +15,16 @@ class NoCommonRelay(DmsgError):
 
 
 class SessionTimeout(DmsgError, TimeoutError):
-    """A step of connecting or dialling took longer than its limit: ``stage`` names it, ``timeout_s`` is the limit."""
+    """A step of connecting or dialling took longer than its limit: ``stage`` names it, ``timeout_s`` is the limit.
 
-    def __init__(self, stage: str, timeout_s: float) -> None:
-        super().__init__(f"{stage} took longer than {timeout_s:g} s")
+    ``detail`` is what went wrong meanwhile, for people, if that is known.
+    """
+
+    def __init__(self, stage: str, timeout_s: float, detail: str = "") -> None:
+        super().__init__(f"{stage} took longer than {timeout_s:g} s" + (f" ({detail})" if detail else ""))
         self.stage = stage
         self.timeout_s = timeout_s
+        self.detail = detail
 
 
 class ServerLost(DmsgError):

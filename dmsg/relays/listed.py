@@ -41,6 +41,8 @@ class ListedRelays:
         #: Called whenever discovery has answered.
         self.changed: Callable[[], None] = lambda: None
         self.relays: tuple[Candidate, ...] = ()
+        #: Why there are none, for people; empty if there are some, or discovery has not answered yet.
+        self.problem = ""
         #: When discovery was last asked, on ``clock``; ``None`` before the first time.
         self.asked_s: float | None = None
         self._clock = clock
@@ -87,6 +89,7 @@ class ListedRelays:
             entries = await discovery.available_servers(self._protocol)
         except DiscoveryError as error:
             _log.warn("Discovery gave no servers: {error}", error=error)
+            self.problem = f"discovery: {error}"
             return
         await self._watch.first_look()
         relays = []
@@ -97,6 +100,7 @@ class ListedRelays:
             except InvalidAddress:
                 continue
         self.relays, self._answered_s = tuple(relays), self._clock.seconds()
+        self.problem = "" if relays else "discovery knows no server with room"
         self._scores.listed([one.public_key for one in relays], self._clock.seconds())
 
     def _failed(self, failure: object) -> None:

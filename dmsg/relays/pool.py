@@ -138,15 +138,17 @@ class SessionPool(Generic[S]):
         self._failures: dict[PublicKey, tuple[int, float]] = {}
         #: Relays with a session that only dials led to, the one that was asked for last at the end.
         self._led_to: dict[PublicKey, None] = {}
+        self._last_failure = ""
         self._protocol = protocol
         #: Until when relays that speak something else are left alone.
         self._strangers: dict[PublicKey, float] = {}
         self._running = False
+        self._listed = ListedRelays(clock, discovery, self._watch, self.scores, protocol)
         self._goal = SessionGoal(
             clock,
             self,
             goal,
-            listed=ListedRelays(clock, discovery, self._watch, self.scores, protocol),
+            listed=self._listed,
             memory=memory,
             operator=operator,
             scores=self.scores,
@@ -155,6 +157,11 @@ class SessionPool(Generic[S]):
             poll_s=config.poll_s,
             poll_limit_s=config.poll_limit_s,
         )
+
+    @property
+    def problem(self) -> str:
+        """What keeps a client from relays, for people: what discovery said, and how the last attempt ended."""
+        return "; ".join(filter(None, (self._listed.problem, self._last_failure)))
 
     # --- one session -----------------------------------------------------------------------------------------------
 
@@ -197,6 +204,7 @@ class SessionPool(Generic[S]):
             result = self._failed(result, relay, flight)
         else:
             self._failures.pop(relay, None)
+            self._last_failure = ""
         flight.waiters.fire(result)
         if relay not in self.sessions:
             self._addresses.pop(relay, None)
@@ -210,6 +218,7 @@ class SessionPool(Generic[S]):
         error = cast(StageError, failure.value)
         if flight.spared or error.reason == _ANOTHER_PROTOCOL:
             return failure
+        self._last_failure = f"{error.stage} via {str(relay)[:12]}…: {error.reason}"
         times, until = self._failures.get(relay, (0, 0.0))
         if until <= self._clock.seconds():
             self._rest(relay, times + 1)

@@ -72,6 +72,7 @@ class Switchboard:
     """A client; all of them share ``names``."""
 
     scheme = "call"
+    problem = "the exchange is closed"
 
     def __init__(self, reactor: Clock, names: dict[str, Factory]) -> None:
         self.reactor = reactor
@@ -164,6 +165,7 @@ def test_a_client_that_no_peer_can_reach_listens_for_a_limited_time(clock):
     ServerEndpoint(client, "echo", timeout_s=5.0).listen(factory_of(Echo)).addErrback(outcome.append)
     clock.advance(5.0)
     assert outcome[0].check(CannotListenError)
+    assert "took longer than 5 s (the exchange is closed)" in outcome[0].getErrorMessage()
     assert not client.names
 
 

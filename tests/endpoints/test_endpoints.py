@@ -18,10 +18,11 @@ from twisted.protocols.wire import Echo
 from zope.interface import implementer
 from zope.interface.verify import verifyObject
 
-from dmsg.address import DmsgAddress
+from dmsg.address import DmsgAddress, PinnedServer
 from dmsg.clients.access import AllowKeys
 from dmsg.crypto.errors import KeyFileError
 from dmsg.crypto.keys import SecretKey
+from dmsg.discovery.errors import DiscoveryUnavailable
 from dmsg.endpoints.sharing import SharedClients, SharedSettings, shared_clients
 from dmsg.endpoints.stream import DmsgConnectError
 from dmsg.errors import ConfigError, DialError, DmsgError
@@ -342,7 +343,7 @@ def test_twisted_keeps_the_last_of_two_arguments_with_one_name(reactor):
         (f"dmsg:{ABSENT}", "discovery", "discovery=URL or server="),
         (f"dmsg:{ABSENT}:sevice=x:server=x", "sevice=", "unknown argument.*service="),
         (f"dmsg:{ABSENT}:serverx=x", "serverx=", "unknown argument"),
-        (f"dmsg:{ABSENT}:server=127.0.0.1\\:80", "server", "pk@host:port"),
+        (f"dmsg:{ABSENT}:server=127.0.0.1\\:80", "server", r"pk@host:port, not '127\.0\.0\.1:80' "),
         (f"dmsg:{ABSENT}:server={PIN}", "'9'", r"a colon inside a value is written \\:"),
         (f"dmsg:{ABSENT}:discovery=http://127.0.0.1:80", "'//127.0.0.1'", r"a colon inside a value is written \\:"),
         (f"dmsg:{ABSENT}:discovery=ftp\\://x", "discovery", r"must be http://host:port.*discovery= of an endpoint"),
@@ -616,6 +617,32 @@ async def test_a_listen_that_takes_too_long(reactor, key_file):
         await listening
     memory.advance(0.0)
     assert memory.getDelayedCalls() == []
+
+
+@pytest_twisted.ensureDeferred
+async def test_a_listen_that_takes_too_long_says_what_was_in_the_way(reactor):
+    """Discovery that cannot be had, or lists no relay, or relays that cannot be reached; and which key is meant."""
+    async with LocalNetwork(MemoryNetwork(), relays=1) as network:
+
+        async def refused(**options):
+            client = network.new_client(**options)
+            client.startService()
+            with pytest.raises(error.CannotListenError) as caught:
+                await network.wait(DmsgServerEndpoint(client, "web", timeout_s=8.0).listen(CountingFactory()))
+            await network.wait(client.stopService())
+            text, begins = str(caught.value), f"Couldn't listen on dmsg:{client.public_key}/web: "
+            assert text.startswith(begins)
+            return text.removeprefix(begins)
+
+        late = "connecting to servers took longer than 8 s"
+        network.discovery.failure = DiscoveryUnavailable("down")
+        assert await refused() == f"{late} (discovery: down)."
+        network.discovery.failure = None
+        pin = PinnedServer.parse(PIN)
+        gone = f"connect via {str(pin.public_key)[:12]}…: connection refused"
+        assert await refused(discovery=None, servers=[pin]) == f"{late} ({gone})."
+        await network.stop_relay(network.relays[0])
+        assert await refused() == f"{late} (discovery knows no server with room)."
 
 
 @pytest_twisted.ensureDeferred
