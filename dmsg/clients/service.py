@@ -27,6 +27,7 @@ from dmsg.clients.streams import CarriedStream
 from dmsg.clients.transports import T, TransportRecord, TransportRecords
 from dmsg.crypto.keys import PublicKey, Random, SecretKey
 from dmsg.discovery.entry import BASE_VERSION
+from dmsg.discovery.errors import DiscoveryUnavailable
 from dmsg.discovery.registrar import EntryPublisher, EntryRegistrar
 from dmsg.errors import Attempt, DialError, DmsgError
 from dmsg.eventlog import schema as ev
@@ -189,18 +190,23 @@ class RelayClient(Service, ABC, Generic[S, R, T]):
         """
         return ensureDeferred(self._when_ready())
 
-    @property
-    def problem(self) -> str:
-        """What :meth:`when_ready` waits for at present and why, for people; empty if nothing is known to be wrong."""
-        return self.pool.problem
-
     async def _when_ready(self) -> None:
         while len(self.pool.sessions) < max(1, self._min_servers or 0):
             if self._stopping:
                 raise ClientStopped
             await self.sessions_change.wait()
         if self.registrar is not None:
-            await self.registrar.published()
+            try:
+                await self.registrar.published()
+            except DiscoveryUnavailable:
+                if not self.running:
+                    raise ClientStopped from None
+                raise
+
+    @property
+    def problem(self) -> str:
+        """Why :meth:`when_ready` still waits, for people; empty if nothing is known to be wrong."""
+        return self.pool.problem
 
     # --- dials and ports -------------------------------------------------------------------------------------------
 

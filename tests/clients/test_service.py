@@ -12,11 +12,14 @@ from twisted.internet.interfaces import IAddress
 from twisted.internet.protocol import Factory, Protocol, connectionDone
 from twisted.python.failure import Failure
 
+from dmsg.address import HostPort, PinnedServer
 from dmsg.clients.config import RelayClientConfig
+from dmsg.clients.errors import ClientStopped
 from dmsg.clients.listener import ListeningPort
 from dmsg.clients.service import RelayClient
 from dmsg.crypto.keys import PublicKey, SecretKey
 from dmsg.discovery.entry import Entry, ServerPart
+from dmsg.discovery.errors import DiscoveryUnavailable
 from dmsg.errors import DialError, DmsgError
 from dmsg.eventlog import schema as ev
 from dmsg.testing.memory import MemoryNetwork
@@ -153,6 +156,24 @@ def test_a_client_that_is_started_again_is_found_again(client, network, discover
         assert ready.called and published() == relays == list(client.pool.sessions)
     network.advance(2 * 86_400.0)
     assert published() == relays, "it is posted again before it expires"
+
+
+def test_who_waits_for_its_entry_is_told_when_it_stops(network, discovery):
+    """The relay is connected, discovery is away: the wait ends as any other does, not with an error of discovery's."""
+    discovery.failure = DiscoveryUnavailable("down")
+    key, host = RELAYS["0.0.1+call"]
+    relay = PinnedServer(key.public_key, HostPort(host, 80))
+    config = RelayClientConfig()
+    client = Client(network, SecretKey.generate(), config=config, discovery=discovery, servers=[relay])
+    client.startService()
+    network.advance(5.0)
+    waiting = client.when_ready()
+    assert client.pool.sessions and not waiting.called
+    client.stopService()
+    network.advance(5.0)
+    failure = waiting.result
+    waiting.addErrback(lambda _: None)
+    assert failure.check(ClientStopped), failure
 
 
 def test_its_address_names_its_protocol(client):
