@@ -24,7 +24,7 @@ from dmsg.rmb.core.errors import PeerCode, RelayProblem
 from dmsg.rmb.core.keys import TwinKey
 from dmsg.rmb.key_file import read_twin_key
 from dmsg.rmb.twins.errors import RegistryError
-from dmsg.rmb.twins.open import check_registry, open_registry
+from dmsg.rmb.twins.open import check_registry, check_registry_file, open_registry
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -153,6 +153,8 @@ def _network(
     check_registry(registry, substrate)
     if not relays:
         raise ConfigError("relay", "must be given (--relay), or --redis")
+    if registry:
+        check_registry_file(registry)
     return Network(out, verbose, read_twin_key(key_file), registry, relays, allow_plain, substrate=substrate)
 
 

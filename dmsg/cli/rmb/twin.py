@@ -18,7 +18,7 @@ from dmsg.rmb.core.e2e import EncryptionKey
 from dmsg.rmb.core.keys import KeyType
 from dmsg.rmb.core.twin import Twin
 from dmsg.rmb.key_file import make_twin_key, read_twin_key
-from dmsg.rmb.twins.open import check_registry, open_registry
+from dmsg.rmb.twins.open import check_registry, check_registry_file, open_registry
 from dmsg.rmb.twins.table import TwinTable
 
 
@@ -78,6 +78,7 @@ def show(number: int | None, registry: str | None, substrate: tuple[str, ...], o
     try:
         check_registry(registry, substrate)
         if registry:
+            check_registry_file(registry)
             table = TwinTable(registry)
             _print(out, [table.get(one) for one in (table.numbers() if number is None else [number])], number)
         elif number is None:

@@ -43,6 +43,12 @@ def check_registry(path: str | None, urls: Sequence[str]) -> None:
     parse_nodes(urls)
 
 
+def check_registry_file(path: str) -> None:
+    """Raise ``ConfigError`` unless the file is there: a new one would say of each twin that it does not exist."""
+    if not os.path.exists(path):
+        raise ConfigError("registry", f"{path}: there is no such file; dmsg rmb twin create makes one")
+
+
 def open_registry(
     reactor: Any,
     path: str | None,

@@ -7,6 +7,7 @@ or put back an older row. A process that has read the number before notices both
 
 from __future__ import annotations
 
+import os
 import struct
 from collections import OrderedDict
 from collections.abc import Iterable
@@ -14,6 +15,7 @@ from typing import Any, Final
 
 from twisted.internet.interfaces import IReactorTime
 from twisted.internet.threads import deferToThreadPool
+from twisted.logger import Logger
 from zope.interface import implementer
 
 from dmsg.discovery.stores.table import Connection, SqlError, connect
@@ -24,6 +26,8 @@ from dmsg.rmb.core.limits import MAX_TWIN
 from dmsg.rmb.core.twin import Twin, format_relays, parse_relays
 from dmsg.rmb.interfaces import ITwinRegistry
 from dmsg.rmb.twins.errors import NoSuchAccount, RegistryError
+
+_log = Logger()
 
 #: Verified rows kept, and numbers whose account and version are remembered: some 200 bytes each.
 CACHED_TWINS: Final = 10_000
@@ -256,6 +260,8 @@ class SqliteRegistry:
     def __init__(self, path: str, reactor: Any = None) -> None:
         self._path = path
         self._reactor = reactor
+        if not os.path.exists(path):
+            _log.warn("The registry {path} is not there: it is made, without a twin", path=path)
         self._table = TwinTable(path, reactor)
 
     async def get(self, twin: int) -> Twin | None:

@@ -78,9 +78,30 @@ def test_show_prints_one_or_all(tmp_path, create):
 
 
 def test_a_twin_that_is_missing_is_not_found(tmp_path):
+    TwinTable(str(tmp_path / "twins")).close()
     result = dmsg("rmb", "twin", "show", "7", "--registry", tmp_path / "twins", "--json")
     assert result.exit_code == 3
     assert json.loads(result.stderr)["twin"] == 7
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ("twin", "show"),
+        ("call", "1", "shout", "--relay", "ws://127.0.0.1:9"),
+        ("serve", "a", "--exec", "cat", "--relay", "ws://a"),
+    ],
+)
+def test_a_registry_that_is_missing_is_not_made(tmp_path, command):
+    """A path that was mistyped is told as such, not as a twin that does not exist."""
+    dmsg("rmb", "twin", "create", "--registry", tmp_path / "twins", "--key", tmp_path / "key", "--relay", "localhost")
+    key = () if command[0] == "twin" else ("--key", tmp_path / "key")
+    result = dmsg("rmb", *command, *key, "--registry", tmp_path / "twin")
+    assert result.exit_code == 2
+    assert (
+        result.stderr == f"dmsg: registry: {tmp_path / 'twin'}: there is no such file; dmsg rmb twin create makes one\n"
+    )
+    assert not (tmp_path / "twin").exists()
 
 
 @pytest.mark.parametrize(
