@@ -78,7 +78,7 @@ def echo(call: Invocation, service: str) -> None:
 @common_options
 @service_option
 def ping(call: Invocation, peer: PublicKey, count: int, size: int, interval: float, service: str) -> None:
-    """Measure round trips to PK, which runs ``dmsg echo``."""
+    """Measure round trips to PK, which runs "dmsg echo"."""
     call.execute(
         lambda reactor: run_ping(call, reactor, peer, count=count, size=size, interval_s=interval, service=service)
     )

@@ -47,7 +47,10 @@ def relays() -> None:
 )
 @output_options
 def sign(listed: tuple[ListedRelay, ...], key_file: str, days: int, out: Output, verbose: bool) -> None:
-    """Print a signed list of the given relays. One without an address is looked up in discovery."""
+    """Print a signed list of the given relays.
+
+    One that is given without an address has none in the list: commands that use the list look it up in discovery.
+    """
     now = int(time.time())
     try:
         data = sign_relay_list(listed, read_key_file(key_file), issued=now, expires=now + days * _DAY_S)

@@ -66,6 +66,7 @@ def test_embedding(terminal: Terminal, network: Callable[[], None]) -> None:
     lines = terminal.run("python embedded.py").splitlines()
     assert lines[0].startswith("through dmsg:")
     assert lines[1:] == ["HELLO", "as expected: no entry"]
+    assert terminal.run("python web.py").strip() == "True"
 
 
 def test_access_policies(terminal: Terminal, network: Callable[[], None]) -> None:

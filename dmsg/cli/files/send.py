@@ -69,7 +69,7 @@ BACKOFF: Final = Backoff(0.5, 10.0)
 @common_options
 @service_option
 def send(call: Invocation, peer: PublicKey, files: tuple[str, ...], retries: int, sha256: bool, service: str) -> None:
-    """Send each FILE to PK, which runs ``dmsg receive``.
+    """Send each FILE to PK, which runs "dmsg receive".
 
     Ends with 0 only when the receiver has verified every file and put it in its place. What a broken transfer left
     behind is used when the same key sends the same file again.
