@@ -14,10 +14,13 @@ from dmsg.interfaces import IAccessPolicy, IKeyPolicy
 
 @implementer(IKeyPolicy)
 class AllowKeys:
-    """An access policy that admits the keys it is given and no other."""
+    """An access policy that admits the keys it is given and no other. Raises ``TypeError`` for what is no ``PublicKey``."""
 
     def __init__(self, keys: Iterable[PublicKey]) -> None:
         self.keys = frozenset(keys)
+        for key in self.keys:
+            if not isinstance(key, PublicKey):  # the text of a key equals none, so its owner would be kept out
+                raise TypeError(f"a key is a PublicKey, as PublicKey.parse gives it, not {key!r}")
 
     def admits_key(self, remote: PublicKey) -> bool:
         """Whether ``remote`` is on the list."""

@@ -171,7 +171,10 @@ class Dialer(Generic[S, R]):
         race.known = await self._look_up(race)
         order = self._order(race.known.servers)
         if not order:
-            race.note("discovery", "", "no common server", NoCommonRelay("the entry names no server to go through"))
+            none = "the entry names no server to go through"
+            if self._lookups is None:
+                none = "there is no discovery, and no server was given"
+            race.note("discovery", "", "no common server", NoCommonRelay(none))
             raise DialError(str(race.dial.target), race.attempts)
         if len(order) == 1:
             return await self._only(order[0], race)

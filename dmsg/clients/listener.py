@@ -60,6 +60,8 @@ class ListeningPort(Generic[T]):
         policy: IAccessPolicy | None = None,
         limits: ListenerLimits | None = None,
     ) -> None:
+        if policy is not None and not callable(getattr(policy, "allow", None)):
+            raise TypeError(f"a policy is an IAccessPolicy, such as AllowKeys(keys), not {policy!r}")
         self.client = client
         self.factory = factory
         self.service = check_service_name(service)

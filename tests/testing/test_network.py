@@ -80,6 +80,16 @@ async def test_servers_come_and_go(reactor, kind):
 
 
 @pytest_twisted.ensureDeferred
+async def test_a_client_without_a_way_to_find_relays_says_so():
+    async with LocalNetwork(MemoryNetwork(), relays=0, discovery=None) as network:
+        client = network.new_client()
+        client.startService()
+        with pytest.raises(DialError, match="there is no discovery, and no server was given"):
+            await network.wait(client.dial(SecretKey.generate().public_key))
+        await network.wait(client.stopService())
+
+
+@pytest_twisted.ensureDeferred
 async def test_a_stopped_client_cannot_be_dialled(reactor):
     async with LocalNetwork(reactor) as network:
         alice, bob = await network.client(), await network.client()

@@ -283,6 +283,21 @@ async def test_a_friend_taken_off_the_list_goes_on_with_what_it_has() -> None:
         end.transport.abortConnection()
 
 
+@sync
+async def test_what_is_no_policy_is_told_where_it_is_given() -> None:
+    """Not to the log when a peer comes. The text of a key is in no list of keys: who has the key would be refused."""
+    async with Net() as net:
+        alice: Any = net.alice.public_key
+        for keys in ([str(alice)], str(alice), [alice, bytes(alice)]):
+            with pytest.raises(TypeError, match="a key is a PublicKey"):
+                AllowKeys(keys)
+        for policy in ([alice], alice, lambda remote, service: True):
+            with pytest.raises(TypeError, match="IAccessPolicy"):
+                net.serve(policy=policy)
+        net.serve(policy=AllowKeys([alice]))
+        await net.open(net.alice)
+
+
 # --- who may speak in the clear -------------------------------------------------------------------------------------------
 
 
