@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Awaitable, Callable
 from inspect import isawaitable
 from typing import Any, Final
@@ -21,6 +22,9 @@ Readiness = Callable[[], "str | Awaitable[str]"]
 READY_TIMEOUT_S: Final = 2.0
 #: A scraper's connection may be idle this long.
 _IDLE_TIMEOUT_S: Final = 120.0
+#: For so long, in seconds, metrics are given again as they were: making the text takes up to 5 ms, and where strangers may
+#: ask for it, each of them on as many connections as there are, nothing else would be done.
+KEPT_S: Final = 0.1
 
 _log = Logger()
 
@@ -37,12 +41,17 @@ class _Leaf(Resource):
 
 
 class _Metrics(_Leaf):
-    def __init__(self, registry: CollectorRegistry) -> None:
+    def __init__(self, registry: CollectorRegistry, clock: IReactorTime) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._registry = registry
+        self._clock = clock
+        self._text, self._made_at = b"", -math.inf
 
     def render_GET(self, request: Request) -> bytes:
-        return self._answer(request, 200, exposition(self._registry), CONTENT_TYPE_LATEST.encode("ascii"))
+        now = self._clock.seconds()
+        if not 0 <= now - self._made_at < KEPT_S:
+            self._text, self._made_at = exposition(self._registry), now
+        return self._answer(request, 200, self._text, CONTENT_TYPE_LATEST.encode("ascii"))
 
 
 class _Live(_Leaf):
@@ -104,7 +113,7 @@ class _AdminSite(Site):
 def admin_pages(registry: CollectorRegistry, ready: Readiness, reactor: Any) -> dict[bytes, Resource]:
     """The pages by name; ``ready()`` gives the reason why the program is not ready, "" if it is."""
     return {
-        b"metrics": _Metrics(registry),
+        b"metrics": _Metrics(registry, reactor),
         b"livez": _Live(),  # type: ignore[no-untyped-call]
         b"readyz": _Ready(ready, reactor),
     }

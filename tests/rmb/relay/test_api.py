@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from twisted.internet.defer import Deferred
 from twisted.web.resource import Resource
 
-from dmsg.ops.admin import admin_pages
-from dmsg.ops.metrics import CollectorRegistry
+from dmsg.ops.admin import KEPT_S, admin_pages
+from dmsg.ops.metrics import CollectorRegistry, add_gauges
 from dmsg.rmb.core.address import SessionAddress
 from dmsg.rmb.relay.api import RelayApi
 
@@ -33,9 +33,13 @@ class Posted(Resource):
 
 @pytest.fixture
 def world(world: World) -> World:
-    pages = admin_pages(CollectorRegistry(), lambda: "", world.network)
-    world.site.resource = RelayApi(world.relay, {b"/" + name: page for name, page in pages.items()}, Posted())
+    serve(world, CollectorRegistry())
     return world
+
+
+def serve(world: World, registry: CollectorRegistry) -> None:
+    pages = admin_pages(registry, lambda: "", world.network)
+    world.site.resource = RelayApi(world.relay, {b"/" + name: page for name, page in pages.items()}, Posted())
 
 
 def get(world: World, path: str, method: str = "GET", headers: str = "", body: bytes = b"") -> tuple[int, str, bytes]:
@@ -74,6 +78,19 @@ def test_head_is_answered_without_a_body(world: World) -> None:
 def test_metrics_say_what_type_they_are(world: World) -> None:
     status, kind, _ = get(world, "/metrics")
     assert status == 200 and kind.startswith("text/plain; version=")
+
+
+@pytest.mark.parametrize("method", ["GET", "HEAD"])
+def test_metrics_that_strangers_ask_for_without_end_are_made_ten_times_a_second(world: World, method: str) -> None:
+    """Making them takes up to 5 ms, and each of some hundred connections has one request answered in each turn."""
+    registry, made = CollectorRegistry(), []
+    add_gauges(registry, "", lambda: {"times_made": made.append(None) or len(made)})
+    serve(world, registry)
+    for _ in range(20):
+        assert b"times_made 1.0" in get(world, "/metrics", method)[2] or method == "HEAD"
+    assert len(made) == 1
+    world.network.advance(KEPT_S)
+    assert get(world, "/metrics")[2].endswith(b"times_made 2.0\n")
 
 
 def test_it_says_whether_it_lives_and_is_ready(world: World) -> None:
