@@ -243,7 +243,8 @@ class EventLog:
     def _wait(self, events: int, timeout_s: float | None) -> None:
         """Wait until there are so many events, or until the log is closed, but no longer than ``timeout_s``."""
         self._wake_at = events
-        self._changed.wait(None if timeout_s is None else max(0.0, timeout_s))
+        # For a file that never grows old the time is longer than any that can be waited.
+        self._changed.wait(None if timeout_s is None else min(max(0.0, timeout_s), threading.TIMEOUT_MAX))
         self._wake_at = 0
 
     def _write(self, entries: Iterable[tuple[float, Event]]) -> None:

@@ -13,6 +13,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -277,6 +278,19 @@ def test_old_events_are_written_however_few_they_are() -> None:
     log.emit(Drained())
     assert sink.entered.wait(10)
     assert log.close()
+
+
+def test_files_that_never_grow_old_are_written_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The largest age that the settings take is longer than a thread can wait."""
+    sink = HeldSink()
+    sink.go.set()
+    monkeypatch.setattr(sink, "next_due", lambda: sink.idle.set() or time.monotonic() + 2.0**63)
+    log = EventLog(sink, **WHO)
+    log.start()
+    assert sink.idle.wait(10)
+    log.emit(Drained())
+    assert sink.entered.wait(10)
+    assert log.close() and len(sink.lines()) == 1
 
 
 def test_frames_are_bounded_and_never_of_two_hours() -> None:
