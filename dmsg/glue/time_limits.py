@@ -34,11 +34,14 @@ class TimeLimits:
         end = self._ends[waiting] = self._clock.seconds() + limit_s
         waiting.addBoth(over)
         if waiting in self._ends:
-            if self._call is None:
-                self._call = self._clock.callLater(limit_s, self._look)
-            elif self._call.getTime() > end:
-                self._call.reset(limit_s)
+            self._look_at(end, limit_s)
         return waiting
+
+    def _look_at(self, end: float, left_s: float) -> None:
+        if self._call is None:
+            self._call = self._clock.callLater(left_s, self._look)
+        elif self._call.getTime() > end:
+            self._call.reset(left_s)
 
     def stop(self) -> None:
         """Limit no wait any more."""
@@ -52,5 +55,6 @@ class TimeLimits:
         for waiting in [waiting for waiting, end in self._ends.items() if end <= now]:
             if self._ends.pop(waiting, None) is not None:  # else the one before has ended it
                 waiting.cancel()
-        if self._ends and self._call is None:
-            self._call = self._clock.callLater(max(0.0, min(self._ends.values()) - now), self._look)
+        if self._ends:  # those that were late may wait again by now, and for longer than the others
+            end = min(self._ends.values())
+            self._look_at(end, max(0.0, end - now))

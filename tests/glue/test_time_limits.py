@@ -84,6 +84,19 @@ def test_who_is_late_may_begin_to_wait_again_and_end_another_wait():
     assert isinstance(again[0][0], TooLate)
 
 
+def test_who_is_late_and_waits_again_for_long_does_not_put_off_the_limits_of_others():
+    clock = Clock()
+    limits = TimeLimits(clock)
+    limits.limit(Deferred(), 1.0, lambda: outcome(limits.limit(Deferred(), 60.0, late)))
+    found = outcome(limits.limit(Deferred(), 5.0, late))
+    clock.advance(1.0)
+    assert not found
+    clock.advance(4.0)
+    assert found and isinstance(found[0], TooLate)
+    clock.advance(56.0)
+    assert clock.getDelayedCalls() == []
+
+
 def test_a_wait_that_is_cancelled_by_others_is_not_late():
     clock = Clock()
     waiting: Deferred[None] = Deferred()
