@@ -301,7 +301,8 @@ class MemoryNetwork:
     # --- inside -------------------------------------------------------------------------------------------------------
 
     def _free_port(self) -> int:
-        return next(self._ports)
+        taken = {port for _, port in self._listeners}
+        return next(port for port in self._ports if port not in taken)
 
     def _fate(self, host: str, port: int) -> tuple[_MemoryPort, str] | Exception | None:
         """The listener and its address, the error of connecting there, or ``None`` for no answer ever."""

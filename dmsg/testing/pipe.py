@@ -73,6 +73,8 @@ class PipeEnd(FileDescriptor):
         self._arrivals: deque[tuple[float, int]] = deque()
         self._readable = 0
         self._end_at: float | None = None
+        # When the other end, which is gone, has answered what it was sent by a reset: nothing can be written from then on.
+        self._reset_at: float | None = None
         self._call: Any = None
         self._options = {"nodelay": False, "keepalive": False}
 
@@ -165,14 +167,20 @@ class PipeEnd(FileDescriptor):
 
     # --- bytes --------------------------------------------------------------------------------------------------------
 
-    def writeSomeData(self, data: bytes) -> int:
-        sent = bytes(data[: max(0, self.other._room())])
+    def writeSomeData(self, data: bytes) -> int | Exception:
         now = self._pipe.clock.seconds()
+        # An end that reads has what was sent before the reset first.
+        reads_on = self._reading and (self._wire or self._end_at is not None)
+        if self._reset_at is not None and self._reset_at <= now and not reads_on and not self._pipe.frozen:
+            return error.ConnectionLost()
+        sent = bytes(data[: max(0, self.other._room())])
         if sent and not self.other.disconnected:
             self.other._wire += sent
             travel_s, lane = self._pipe.travel_s(), self.other._lane
             pieces = [(now, len(sent))] if lane is None else lane.send(len(sent), now)
             self.other._arrivals.extend((at + travel_s, size) for at, size in pieces)
+        elif sent and self._reset_at is None:
+            self._reset_at = now + self.other._trip_s() + self._trip_s()
         self._note_full(len(sent) < len(data), now)
         return len(sent)
 
@@ -236,6 +244,9 @@ class PipeEnd(FileDescriptor):
         if self.disconnected:
             return
         FileDescriptor.connectionLost(self, reason)
+        if self._wire:
+            last_at = self._arrivals[-1][0] if self._arrivals else 0.0
+            self.other._reset_at = max(last_at, self._pipe.clock.seconds()) + self.other._trip_s()
         self._wire.clear()
         self._arrivals.clear()
         self._readable = 0
@@ -263,10 +274,13 @@ class PipeEnd(FileDescriptor):
         self._wake()
         self._pipe.clock.callLater(0, self.connectionLost, Failure(error.ConnectionAborted()))
 
+    def _trip_s(self) -> float:
+        """How long what needs no room is on its way to this end."""
+        return self._pipe.delay_s + (self._lane.delay_s if self._lane is not None else 0.0)
+
     def _reset_soon(self) -> None:
         if not self.disconnected and not self._pipe.frozen:
-            delay_s = self._pipe.delay_s + (self._lane.delay_s if self._lane is not None else 0.0)
-            self._pipe.clock.callLater(delay_s, self.connectionLost, Failure(error.ConnectionLost()))
+            self._pipe.clock.callLater(self._trip_s(), self.connectionLost, Failure(error.ConnectionLost()))
 
     # --- addresses and options ----------------------------------------------------------------------------------------
 

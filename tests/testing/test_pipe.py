@@ -180,6 +180,62 @@ def test_half_close(clock):
     assert len(second.lost) == 1
 
 
+@pytest.mark.parametrize("late", [False, True])
+def test_who_goes_on_to_write_to_an_end_that_is_gone_is_told_even_if_it_does_not_read(ends, clock, late):
+    """The end of the stream waits to be read. What is sent to nobody is answered with a reset, as TCP does it."""
+    paused, other = ends
+    Pipe(clock, delay_s=0.5).connect(paused, other)
+    paused.transport.pauseProducing()
+    if not late:
+        paused.transport.write(b"on its way when the other end goes")
+        clock.advance(0)
+    other.transport.loseConnection()
+    clock.advance(0)
+    if late:
+        clock.pump([1, 1])
+        paused.transport.write(b"for nobody")
+        clock.advance(0)
+    clock.advance(0.9)
+    paused.transport.write(b"the reset is still on its way")
+    clock.advance(0)
+    assert other.lost and not paused.lost
+    clock.advance(0.1)
+    paused.transport.write(b"too late")
+    clock.advance(0)
+    assert paused.lost[0].check(error.ConnectionLost)
+    assert clock.getDelayedCalls() == []
+
+
+def test_what_the_other_end_had_sent_before_it_went_is_read_in_spite_of_a_reset(clock):
+    reader, other = HalfCloseable(), ConformanceProtocol()
+    Pipe(clock, delay_s=0.5).connect(reader, other)
+    other.transport.write(bytes(300_000))
+    other.transport.loseConnection()
+    for _ in range(24):
+        clock.pump([0.25, 0, 0, 0])
+        if reader.half:
+            reader.transport.write(b"?")
+    assert len(reader.received) == 300_000 and reader.half == ["read"]
+    assert reader.lost[0].check(error.ConnectionLost)
+
+
+def test_a_producer_that_has_no_end_stops_when_the_other_end_is_gone(ends, clock):
+    @implementer(interfaces.IPullProducer)
+    class Endless:
+        def resumeProducing(self):
+            ends[0].transport.write(bytes(1000))
+
+        def stopProducing(self):
+            """It has no state."""
+
+    Pipe(clock).connect(*ends)
+    ends[0].transport.pauseProducing()
+    ends[0].transport.registerProducer(Endless(), False)
+    ends[1].transport.loseConnection()
+    clock.pump([0] * 20)
+    assert ends[0].lost[0].check(error.ConnectionLost)
+
+
 def test_half_close_ends_protocols_that_do_not_know_it(ends, clock):
     Pipe(clock).connect(*ends)
     ends[0].transport.loseWriteConnection()
@@ -282,6 +338,13 @@ def test_listeners_are_told_apart_by_interface_and_port():
     network.advance()
     assert (one.made, two.made) == (0, 1)
     assert refused[0].check(error.ConnectionRefusedError)
+
+
+def test_a_port_that_is_listened_on_is_not_given_as_a_free_one():
+    network = MemoryNetwork()
+    first = network.listenTCP(0, Factory()).getHost().port
+    network.listenTCP(first + 1, Factory())
+    assert network.listenTCP(0, Factory()).getHost().port == first + 2
 
 
 def test_stopped_port_refuses_and_keeps_what_is_open():
