@@ -7,6 +7,7 @@ from typing import Any
 
 from dmsg.discovery.entry import ENTRY_LIMIT_BYTES
 from dmsg.http.limits import HttpLimits
+from dmsg.sansio.rate import check_limits
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +49,9 @@ class DiscoveryLimits(HttpLimits):
     #: Times the relay ranks are sent to one address: per second in the long run, and at once. They can be 4 MiB.
     ranks_rate_per_s: float | None = 0.2
     ranks_burst: float = 20.0
+
+    def __post_init__(self) -> None:
+        check_limits(self, "rate_addresses")
 
     @classmethod
     def unlimited_rates(cls) -> DiscoveryLimits:

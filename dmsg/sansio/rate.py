@@ -8,9 +8,20 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Hashable
-from typing import Final, Generic, TypeVar
+from dataclasses import fields
+from typing import Any, Final, Generic, TypeVar
 
 T = TypeVar("T", bound=Hashable)
+
+
+def check_limits(limits: Any, *others: str) -> None:
+    """Raise ``ValueError`` for a burst in ``limits``, a dataclass, or one of the fields ``others``, that is less than 1.
+
+    A burst is a field with that word in its name.
+    """
+    for each in fields(limits):
+        if ("burst" in each.name.split("_") or each.name in others) and not getattr(limits, each.name) >= 1:
+            raise ValueError(f"{each.name} must be at least 1")
 
 
 class TokenBucket:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
+
+from dmsg.sansio.rate import check_limits
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,9 +35,7 @@ class AdmissionLimits:
 
     def __post_init__(self) -> None:
         """Raise ``ValueError`` for a burst or a number of unfinished handshakes that lets nothing through at all."""
-        for each in fields(self):
-            if ("burst" in each.name or each.name.startswith("half_open")) and getattr(self, each.name) < 1:
-                raise ValueError(f"{each.name} must be at least 1")
+        check_limits(self, "half_open", "half_open_per_address")
 
 
 @dataclass(frozen=True, slots=True)

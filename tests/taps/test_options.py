@@ -19,7 +19,7 @@ from dmsg.address import HostPort
 from dmsg.crypto.keys import SecretKey, write_key_file
 from dmsg.mux.relay.limits import RelayLimits
 from dmsg.ops.settings import settings_of
-from dmsg.taps import discovery, messaging_server, server
+from dmsg.taps import discovery, messaging_server, rmb_relay, server
 from dmsg.taps._parsers import LazyParser
 from dmsg.taps.settings import DiscoverySettings, ServerSettings
 
@@ -44,6 +44,37 @@ def _parsed(module: Any, *arguments: str, **environ: str) -> Any:
     options = module.Options(environ)
     options.parseOptions(list(arguments))
     return options
+
+
+@pytest.mark.parametrize(
+    ("module", "options"),
+    [
+        (server, ("half-open", "half-open-per-address", "handshake-burst", "request-burst", "pair-request-burst")),
+        (server, ("stranger-request-burst", "known-request-burst", "stray-burst", "handshake-burst-per-network")),
+        (messaging_server, ("half-open", "handshake-burst-per-address", "request-burst")),
+        (rmb_relay, ("half-open", "handshake-burst", "post-burst", "post-addresses")),
+        (discovery, ("get-burst", "total-post-burst", "rate-addresses")),
+    ],
+)
+def test_a_limit_with_which_no_client_would_be_served_is_refused_at_the_start(
+    module: Any, options: tuple[str, ...]
+) -> None:
+    for option in options:
+        arguments = ("--key", "key") if module in (server, messaging_server) else ()
+        line = refusal(module, *arguments, f"--limit-{option}", "0")
+        name = option.replace("-", "_")
+        assert line == f"{module.Options.tap_name}: limits: {name} must be at least 1 (in option --limit-{option})"
+
+
+@pytest.mark.parametrize("option", ["store-limit-new-keys-burst", "proof-limit-proof-burst", "proof-limit-relays"])
+def test_the_same_holds_for_limits_of_discoverys_store_and_proofs(option: str) -> None:
+    assert f"must be at least 1 (in option --{option})" in refusal(discovery, f"--{option}", "0")
+
+
+def test_a_window_has_less_than_4_gib() -> None:
+    line = refusal(server, "--key", "key", "--limit-window-bytes", "4GiB")
+    assert line == "dmsg-server: limits: window_bytes must be less than 4 GiB (in option --limit-window-bytes)"
+    assert parse(server, "--key", "key", "--limit-window-bytes", str(2**32 - 1)).limits.window_bytes == 2**32 - 1
 
 
 def test_a_role_reads_the_key_of_the_user_it_is_going_to_be(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

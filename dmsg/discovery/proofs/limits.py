@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from dmsg.sansio.rate import check_limits
+
 
 @dataclass(frozen=True, slots=True)
 class ProofLimits:
@@ -51,3 +53,4 @@ class ProofLimits:
     def __post_init__(self) -> None:
         if min(self.interval_s, self.timeout_s, self.sync_s, self.retry_first_s) <= 0:
             raise ValueError("times of proofs must be more than 0 (list_unproven switches proofs off)")
+        check_limits(self, "failures_per_address", "failures_per_network", "failures_per_source", "relays")

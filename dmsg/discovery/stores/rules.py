@@ -31,7 +31,7 @@ from dmsg.discovery.errors import (
     NonZeroSequence,
     RateLimitedByDiscovery,
 )
-from dmsg.sansio.rate import RateLimiterTable
+from dmsg.sansio.rate import RateLimiterTable, check_limits
 
 T = TypeVar("T")
 
@@ -86,6 +86,9 @@ class StoreLimits:
     #: The same for one network (IPv4: /24, IPv6: /48).
     network_new_keys_per_s: float | None = 2.0
     network_new_keys_burst: float = 4000.0
+
+    def __post_init__(self) -> None:
+        check_limits(self)
 
     def expires_ns(self, entry: Entry, now_ns: int) -> int | None:
         """When ``entry``, posted at ``now_ns``, expires (Unix nanoseconds); ``None`` for never.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from dmsg.serving.limits import ServingLimits
+from dmsg.serving.limits import AdmissionLimits, ServingLimits
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,3 +17,8 @@ class RelayLimits(ServingLimits):
     #: The largest window of a transport, which clients that know the extension are told. So much more than the hard limit
     #: may wait for its receiver, but no more than eight times what it has carried before (:ref:`spec-queues`).
     window_bytes: int = 32 * 1024 * 1024
+
+    def __post_init__(self) -> None:
+        AdmissionLimits.__post_init__(self)
+        if self.window_bytes >= 1 << 32:
+            raise ValueError("window_bytes must be less than 4 GiB")

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from dmsg.http.rates import FairRate, SharedRate
 from dmsg.rmb.core.limits import MAX_TOKEN_LIFETIME_S
+from dmsg.sansio.rate import check_limits
 from dmsg.serving.limits import AdmissionLimits
 
 
@@ -57,6 +58,10 @@ class RelayLimits(AdmissionLimits):
     post_burst_per_network: int = 100
     #: Addresses and networks whose posts are counted: 200 bytes each.
     post_addresses: int = 16_384
+
+    def __post_init__(self) -> None:
+        AdmissionLimits.__post_init__(self)
+        check_limits(self, "post_addresses")
 
 
 def post_rate(limits: RelayLimits) -> FairRate:
