@@ -124,6 +124,11 @@ class _Tap(RecordLayer):
         self.remote = remote
         self.inner = inner
 
+    @property
+    def held_bytes(self) -> int:
+        """What was received of a packet that is not complete."""
+        return self.inner.held_bytes
+
     def open(self, data: bytes | memoryview) -> list[bytes]:
         """What the client sends is taken as it is."""
         return self.inner.open(data)
