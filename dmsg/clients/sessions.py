@@ -164,10 +164,10 @@ class RelaySession(ABC, Generic[U, T]):
             why = "closed by server" if reason.check(ConnectionDone) else "connection lost"
             loss = ServerLost(str(self.server), why, reason.getErrorMessage())
         was_ready, self.is_ready = self.is_ready, False
-        self.end_streams(loss)
-        if was_ready:
+        if was_ready:  # first: who dials anew when its transport is lost shall not be led here
             self._user.session_lost(self, loss)
-        elif not self.ready.called:
+        self.end_streams(loss)
+        if not was_ready and not self.ready.called:
             self.ready.errback(StageError("handshake", self.why_not_admitted(error), error or reason.value))
 
     @abstractmethod

@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 import pytest_twisted
 from twisted.internet import error, interfaces
+from twisted.internet.defer import Deferred, ensureDeferred
 from twisted.internet.protocol import Factory, Protocol
 from zope.interface import implementer
 
@@ -14,6 +15,7 @@ from dmsg.address import DmsgAddress
 from dmsg.glue.deadlines import LINGER_S
 from dmsg.glue.inbox import JOINED_BYTES
 from dmsg.glue.stream_transport import TransportLost
+from dmsg.interfaces import IAccessPolicy
 from dmsg.mux.client.service import ClientConfig
 from dmsg.mux.core.e2e_negotiation import Security
 from dmsg.mux.core.errors import Busy, DeadlineExceeded, PeerGone, Refused, ServerDraining
@@ -126,8 +128,6 @@ def connected(logged_errors):
         for network in networks:
             await network.stop()
             assert network.reactor.getDelayedCalls() == []
-
-    from twisted.internet.defer import ensureDeferred
 
     pytest_twisted.blockon(ensureDeferred(stop()))
 
@@ -519,6 +519,36 @@ async def test_our_own_session_is_lost(connected):
     assert producer.told == ["stop"]
     assert isinstance(pair.there.reason, TransportLost)
     assert isinstance(pair.there.reason.cause, PeerGone)
+
+
+@pytest_twisted.ensureDeferred
+async def test_who_dials_anew_when_a_dial_failed_with_its_session_gets_another_one():
+    @implementer(IAccessPolicy)
+    class Slow:
+        """Never decides on the first one."""
+
+        def __init__(self) -> None:
+            self.asked = 0
+
+        def allow(self, remote, service):
+            self.asked += 1
+            return Deferred() if self.asked == 1 else True
+
+    async with LocalNetwork(MemoryNetwork(), relays=1, discovery=None) as network:
+        alice, bob = await network.client(), await network.client()
+        policy = Slow()
+        bob.listen(Factory.forProtocol(Protocol), policy=policy)
+
+        def dial(*_):
+            return ensureDeferred(alice.dial(bob.public_key))
+
+        dialling = dial().addErrback(dial)
+        network.reactor.advance(1.0)
+        assert policy.asked == 1
+        network.reactor.pipes[0].a.abortConnection()
+        transport = await network.wait(dialling)
+        assert policy.asked == 2
+        transport.abortConnection()
 
 
 @pytest_twisted.ensureDeferred
