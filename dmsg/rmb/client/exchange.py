@@ -468,11 +468,7 @@ class Exchange:
         elif kind == "error":
             error, parcel = envelope.error, call.parcel
             by_relay = accepted.twin is None
-            # What may arrive once only must not go over another relay if this one may have passed it on.
-            may_go_on = parcel is not None and (
-                parcel.again is not Again.NEVER or wrong.RelayProblem.is_certain(error.message)
-            )
-            if by_relay and parcel is not None and may_go_on and self.relays.post_elsewhere(parcel, connection):
+            if by_relay and parcel is not None and self.relays.post_elsewhere(parcel, connection, error.message):
                 return
             self._fail(call, CallRefused(call.target, error.code, bounded_text(error.message), accepted.source))
 

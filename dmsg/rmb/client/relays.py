@@ -12,6 +12,7 @@ from twisted.internet.interfaces import IReactorTime
 
 from dmsg.rmb.client.config import RmbConfig
 from dmsg.rmb.client.connection import Connect, RelayConnection
+from dmsg.rmb.core.errors import RelayProblem
 from dmsg.rmb.core.limits import MAX_OWN_RELAYS
 
 #: What was sent so many seconds before a connection was last heard of has arrived at the relay: a round trip is shorter.
@@ -137,8 +138,13 @@ class Relays:
         self.post(parcel)
         return True
 
-    def post_elsewhere(self, parcel: Parcel, refused_by: RelayConnection) -> bool:
-        """Send ``parcel`` over a relay that has not refused it, as ``refused_by`` has; tells whether there is one."""
+    def post_elsewhere(self, parcel: Parcel, refused_by: RelayConnection, problem: str) -> bool:
+        """Send ``parcel`` over a relay that has not refused it, as ``refused_by`` has with ``problem``; tells whether it goes.
+
+        What may arrive once only does not, unless this relay has certainly not passed it on.
+        """
+        if parcel.again is Again.NEVER and not RelayProblem.is_certain(problem):
+            return False
         parcel.refused_by.add(refused_by)
         if parcel.via is not None and parcel.via is not refused_by and parcel.via not in parcel.refused_by:
             return True  # it is on its way over another one already
