@@ -233,6 +233,8 @@ class RelayClient(Service, ABC, Generic[S, R, T]):
 
     async def open(self, dial: Dial[S, R], service: str, timeout_s: float | None) -> T:
         """As :meth:`dial`, but as ``dial`` says."""
+        if not isinstance(dial.target, PublicKey):
+            raise TypeError(f"a peer is a PublicKey, as PublicKey.parse gives it, not {dial.target!r}")
         started = self.reactor.seconds()
         attempts: list[Attempt] = []
         try:

@@ -247,7 +247,7 @@ def read_key_file(path: str | os.PathLike[str], *, owners: Collection[int] = ())
 
     ``owners`` are uids that may own it beside this process's user and root: the one a role runs as later on.
     """
-    content = read_private(path, _KEY_FILE_LIMIT_BYTES, owners)
+    content = read_private(path, _KEY_FILE_LIMIT_BYTES, owners, made_by="dmsg keygen")
     try:
         return SecretKey(bytes.fromhex(content.strip().decode("ascii")))
     except ValueError:

@@ -40,16 +40,20 @@ def create_private(path: str | os.PathLike[str], content: bytes) -> None:
         raise KeyFileError(name, error.strerror or "cannot be written") from None
 
 
-def read_private(path: str | os.PathLike[str], limit_bytes: int, owners: Collection[int] = ()) -> bytes:
+def read_private(
+    path: str | os.PathLike[str], limit_bytes: int, owners: Collection[int] = (), *, made_by: str = ""
+) -> bytes:
     """At most the first ``limit_bytes`` of the file ``path``.
 
-    Raises ``KeyFileError`` when it is missing, not a plain file, or not private: see :func:`why_not_private`.
+    Raises ``KeyFileError`` when it is missing, not a plain file, or not private: see :func:`why_not_private`. ``made_by``
+    is the command that makes one, for who is told that it is missing.
     """
     name = os.fspath(path)
     try:
         descriptor = os.open(name, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     except OSError as error:
-        raise KeyFileError(name, error.strerror or "cannot be opened") from None
+        hint = f"; {made_by} makes one" if made_by and isinstance(error, FileNotFoundError) else ""
+        raise KeyFileError(name, (error.strerror or "cannot be opened") + hint) from None
     try:
         status = os.fstat(descriptor)
         if not stat.S_ISREG(status.st_mode):

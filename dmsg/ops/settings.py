@@ -135,4 +135,6 @@ def describe_default(one: Setting) -> str:
     """The default as help texts and tables show it."""
     if one.required:
         return "required"
+    if isinstance(one.default, float) and one.default % 1:
+        return one.marks.unset or f"{one.default:.6g}"
     return one.marks.unset or one.kind.text(one.default)

@@ -29,7 +29,8 @@ def read_twin_key(path: str | os.PathLike[str], *, owners: Collection[int] = ())
     Raises ``KeyFileError`` when the file is missing, malformed, or open to others. ``owners`` are uids that may own it
     beside this process's user and root.
     """
-    kind, _, secret = read_private(path, LIMIT_BYTES, owners).decode("utf-8", "replace").strip().partition(" ")
+    content = read_private(path, LIMIT_BYTES, owners, made_by="dmsg rmb twin create")
+    kind, _, secret = content.decode("utf-8", "replace").strip().partition(" ")
     try:
         return TwinKey(read_secret(secret.strip()), KeyType(kind))
     except (InvalidSecret, ValueError):

@@ -176,6 +176,14 @@ def test_who_waits_for_its_entry_is_told_when_it_stops(network, discovery):
     assert failure.check(ClientStopped), failure
 
 
+def test_what_is_no_public_key_is_not_looked_up(client):
+    for peer in (str(client.public_key), client.public_key.raw, None):
+        failures = []
+        ensureDeferred(client.dial(peer)).addErrback(failures.append)
+        [failure] = failures
+        assert failure.check(TypeError) and "a peer is a PublicKey" in failure.getErrorMessage()
+
+
 def test_its_address_names_its_protocol(client):
     address = ListeningPort(client, Factory()).getHost()
     assert str(address) == f"call:{client.public_key}"

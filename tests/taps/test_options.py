@@ -156,7 +156,7 @@ def test_one_environment_serves_all_roles() -> None:
         ),
         (server, "--nonsense", "dmsg-server: option --nonsense not recognized"),
         (server, "more", "dmsg-server: takes options only, not 'more'"),
-        (server, "--key /no/key", "dmsg-server: key: /no/key: No such file or directory"),
+        (server, "--key /no/key", "dmsg-server: key: /no/key: No such file or directory; dmsg keygen makes one"),
         (server, f"--key {'ab' * 32}", "dmsg-server: key: a key is given as the path of a key file, never inline"),
         (server, "--key k --public-address x", "dmsg-server: public_address: must be host:port"),
         (server, "--key k --discovery http://d", "dmsg-server: public_address: must be given with discovery"),
