@@ -38,7 +38,7 @@ class _World:
         self.writer = WebSocket(Role.CLIENT, _CONFIG, now=0.0, random=bytes)
         self.reader = WebSocket(Role.CLIENT, _CONFIG, now=0.0, random=bytes)
         self.upstream = b""
-        self.wrote = False
+        self.wrote, self.written_bytes = False, 0
         self.stalled_at: float | None = None
         #: Envelopes in the order in which they came, those that wait in the store, and those that the program got.
         self.came: list[bytes] = []
@@ -121,7 +121,7 @@ class _World:
         self.traffic.dirty.clear()
         data = self.session.data_to_send()
         assert not self.session.dirty and len(data) <= max(WRITE_BYTES, 20 + len(_SIZES[-1]))
-        self.wrote = bool(data)
+        self.wrote, self.written_bytes = bool(data), len(data)
         self._read(data)
 
     def _read(self, data: bytes) -> None:
@@ -156,6 +156,8 @@ class _World:
         if self.stalled_at is None:
             self.stalled_at = self.now
         self.session.pause()
+        late_s = (self.written_bytes - WRITE_BYTES) / _CONFIG.max_message_bytes * _CONFIG.message_timeout_s
+        assert self.session.grace_s == min(max(late_s, 0.0), _CONFIG.message_timeout_s)
 
     def resume(self) -> None:
         """The network takes again."""
@@ -168,7 +170,8 @@ class _World:
         self.now += self.choices.byte() / 8
         self.traffic.now = self.now
         session.listening = self.choices.flag()
-        slow = self.stalled_at is not None and self.now >= self.stalled_at + _LIMITS.slow_consumer_timeout_s
+        limit_s = _LIMITS.slow_consumer_timeout_s + session.grace_s  # longer for a long envelope that is on its way
+        slow = self.stalled_at is not None and self.now >= self.stalled_at + limit_s
         due = session.next_timeout()
         assert not slow or due is None or due <= self.now
         try:
