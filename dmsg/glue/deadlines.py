@@ -9,7 +9,7 @@ from typing import Protocol as TypingProtocol
 from twisted.internet.interfaces import IDelayedCall, IReactorTime
 
 #: A closing transport whose peer acknowledges nothing for so long is cut off, in seconds; and so long does one that is over
-#: wait for an application that writes on and reads nothing.
+#: wait for an application that has more to write and reads nothing.
 LINGER_S: Final = 60.0
 
 

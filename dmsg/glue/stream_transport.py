@@ -217,8 +217,9 @@ class StreamTransport(ABC, Generic[S]):
         return self._inbox.size
 
     def unread_over(self) -> None:
-        """The stream is over, and the application, which writes on, has read nothing of what came for too long."""
-        if self.state is TransportState.ENDING:
+        """The stream is over, and the application, which has more to write, has read nothing of what came for too long."""
+        if self.state is TransportState.ENDING and (self._writer.waits or not self._reason.check(ConnectionDone)):
+            self._reason = self._unless_cut(self._reason)
             self._tell_soon()
 
     # --- IConsumer -------------------------------------------------------------------------------------------------
@@ -236,6 +237,7 @@ class StreamTransport(ABC, Generic[S]):
     def registerProducer(self, producer: IProducer, streaming: bool) -> None:
         """Let ``producer`` write at the pace the peer takes it. ``RuntimeError`` if one is registered already."""
         self._writer.register(self, producer, streaming)
+        self._deliver_waiting()
 
     def unregisterProducer(self) -> None:
         """The producer is done; a close that waited for it goes on, whole or half."""
@@ -377,13 +379,13 @@ class StreamTransport(ABC, Generic[S]):
     # --- inside ----------------------------------------------------------------------------------------------------
 
     @property
-    def _is_stuck(self) -> bool:
-        """Whether the application of a transport that was cut off waits for its reader and for its writer.
+    def _waits_for_both(self) -> bool:
+        """Whether the application waits for its reader and for its writer.
 
-        The two may wait for each other, as in a tunnel: it would never be told. A reset of TCP shows there, too, since
-        there is something to write.
+        The two may wait for each other, as in a tunnel: it would never be told. A reset of TCP shows there, too, since there
+        is something to write. Where the peer closed in order, one that reads slowly is given the time to go on.
         """
-        return self._paused and self._writer.waits and not self._reason.check(ConnectionDone)
+        return self._paused and self._writer.waits
 
     def _not_taken(self) -> None:
         """The application writes on, though the stream is over: a peer that had closed has not got everything.
@@ -438,8 +440,11 @@ class StreamTransport(ABC, Generic[S]):
                 self._hand_over(data)
             else:
                 self._on_peer_end()
-        if self.state is TransportState.ENDING and self._is_stuck:
-            self._inbox.clear()
+        if self.state is TransportState.ENDING and self._waits_for_both:
+            if not self._reason.check(ConnectionDone):
+                self._inbox.clear()
+            elif self._inbox and not self._had_ended:
+                self._deadlines.await_reading(self)
         if self.state is TransportState.TELLING or (self.state is TransportState.ENDING and not self._inbox):
             self._finish()
 

@@ -724,6 +724,62 @@ async def test_an_application_that_writes_on_and_does_not_read_is_told_of_the_en
     assert pair.here.received == b""
 
 
+@pytest.mark.parametrize("streaming", [False, True])
+@pytest_twisted.ensureDeferred
+async def test_an_application_that_reads_on_when_its_producer_is_done_is_told_of_the_end(connected, streaming):
+    """As one does that answers each question with a file, and found the first answer when the peer had closed."""
+    pair = await connected()
+    pair.near.pauseProducing()
+    pair.far.write(b"the next question")
+    pair.settle()
+    pair.far.loseConnection()
+    pair.settle()
+    producer = Producer()
+    pair.near.registerProducer(producer, streaming)
+    pair.clock.advance(LINGER_S - 1.0)
+    pair.settle()
+    assert pair.here.events == ["made"]
+    pair.clock.advance(1.0)
+    pair.settle()
+    assert isinstance(pair.here.reason, error.ConnectionLost)  # it had more to write
+    assert producer.told[-1] == "stop"
+
+
+@pytest.mark.parametrize("streaming", [False, True])
+@pytest_twisted.ensureDeferred
+async def test_an_application_that_reads_on_while_its_producer_waits_gets_everything(connected, streaming):
+    pair = await connected()
+    pair.near.pauseProducing()
+    pair.far.write(b"read later")
+    pair.settle()
+    pair.far.loseConnection()
+    pair.settle()
+    pair.near.registerProducer(Producer(), streaming)
+    pair.clock.advance(LINGER_S - 1.0)
+    pair.near.resumeProducing()
+    pair.settle()
+    assert pair.here.received == b"read later"
+    assert isinstance(pair.here.reason, error.ConnectionDone)
+
+
+@pytest_twisted.ensureDeferred
+async def test_an_application_whose_producer_is_done_has_all_the_time_to_read(connected):
+    pair = await connected()
+    pair.near.pauseProducing()
+    pair.far.write(b"read later")
+    pair.settle()
+    pair.far.loseConnection()
+    pair.settle()
+    pair.near.registerProducer(Producer(), False)
+    pair.clock.advance(1.0)
+    pair.near.unregisterProducer()
+    pair.clock.advance(10 * LINGER_S)
+    pair.near.resumeProducing()
+    pair.settle()
+    assert pair.here.received == b"read later"
+    assert isinstance(pair.here.reason, error.ConnectionDone)
+
+
 @pytest_twisted.ensureDeferred
 async def test_an_application_that_writes_on_and_reads_slowly_gets_everything(connected):
     pair = await connected()
