@@ -135,8 +135,8 @@ class DmsgClient(RelayClient[ServerSession, OpenedPath[ServerSession], DmsgTrans
 
     @property
     def in_haste(self) -> bool:
-        """Whether any transport waits for another path."""
-        return any(transport.detached for transport in self.transports)
+        """Whether any transport waits for another path, or will in a moment: sessions are forgotten before that is told."""
+        return self.config.resume_grace_s > 0 and any(transport.wants_path for transport in self.transports)
 
     # --- what an application uses ----------------------------------------------------------------------------------
 

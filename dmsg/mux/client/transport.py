@@ -59,6 +59,7 @@ class Link(Carrier, TypingProtocol):
 
     connection: Connection
     server: PublicKey
+    is_ready: bool
 
     def path_lost(self, transport: DmsgTransport, error: DmsgError) -> float:
         """A transport has lost its path: for how many seconds it may wait for another one; 0 if not at all."""
@@ -148,7 +149,7 @@ class DmsgTransport(RelayTransport[Stream], StreamOwner):
         if self.is_over or self.state in (TransportState.TELLING, TransportState.ENDED):
             self._release(code, local=True)
             return
-        if self.stream.resumable and not (self.disconnecting and self.stream.end_acked):
+        if self._may_move:
             self._move_path(PathState.LOST)
             grace_s = self._carrier.path_lost(self, error)
             if grace_s > 0:
@@ -162,6 +163,15 @@ class DmsgTransport(RelayTransport[Stream], StreamOwner):
     def detached(self) -> bool:
         """Whether the transport has no path now."""
         return self.path is PathState.LOST
+
+    @property
+    def wants_path(self) -> bool:
+        """Whether the transport waits for another path, or will: what carries it is gone, and the transport is told next."""
+        return self.detached or (not self._carrier.is_ready and self.path is PathState.CARRIED and self._may_move)
+
+    @property
+    def _may_move(self) -> bool:
+        return self.stream.resumable and not (self.disconnecting and self.stream.end_acked)
 
     @property
     def is_over(self) -> bool:

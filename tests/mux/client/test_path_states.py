@@ -122,6 +122,29 @@ async def test_a_lost_path_is_found_again() -> None:
 
 
 @sync
+async def test_who_waits_to_be_found_is_back_at_its_relay_soon() -> None:
+    """The side that was dialled looks for no path: it has to be where the other one finds it."""
+    async with Net() as net:
+        net.relay.cut(net.bob.public_key)
+        net.reactor.advance(0.0)
+        assert not net.bob.pool.sessions
+        net.reactor.advance(net.bob.config.pool.urgent_backoff_s + 0.1)
+        assert net.bob.pool.sessions
+        net.t.write(b"found")
+        await net.wait(net.b.when_received(5))
+
+
+@sync
+async def test_a_relay_that_nothing_waits_for_is_not_dialled_in_haste() -> None:
+    async with Net() as net:
+        net.t.abortConnection()
+        net.reactor.advance(1.0)
+        net.relay.cut(net.bob.public_key)
+        net.reactor.advance(net.bob.config.pool.urgent_backoff_s + 0.1)
+        assert not net.bob.pool.sessions
+
+
+@sync
 async def test_what_is_closed_without_a_path_and_not_taken_on_the_next_one_is_cut_off() -> None:
     async with Net() as net:
         net.b.transport.pauseProducing()
