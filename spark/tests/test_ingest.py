@@ -174,6 +174,8 @@ def test_a_file_that_was_cut_or_damaged_on_its_way_is_taken_again_under_its_name
     assert (again.files, again.lines_in, again.missing, again.missing_files) == (2, 42, 0, [])
     boots = {"b" * 16: range(40), "c" * 16: range(2)}
     assert keys(spark, tables) == [("n" * 16, boot, seq) for boot, numbers in boots.items() for seq in numbers]
+    found = store.read_accounts(spark, str(tables)).collect()
+    assert [(row.missing, row.problem) for row in found] == [(0, None)] * 4, "nor is it told of for ever"
     assert counts(ingest(spark, str(zone.root), str(tables))) == (0, 0, 0, 0, 0, 0)
 
 

@@ -22,7 +22,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Final
 
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import DataFrame, SparkSession, Window
 from pyspark.sql import functions as F
 from pyspark.sql.types import ArrayType, DateType, DoubleType, LongType, StringType, StructField, StructType
 
@@ -213,12 +213,20 @@ def read_good_keys(spark: SparkSession, tables: str, of: Sequence[Commit] | None
 
 
 def read_accounts(spark: SparkSession, tables: str, of: Sequence[Commit] | None = None) -> DataFrame:
-    """One row a landing file: ``file``, ``role``, ``node``, ``boot``, ``number``, ``recorded`` (lines according to its
-    name, or null), ``lines`` (found), ``good``, ``dup``, ``corrupt``, ``missing``, ``batch``, ``landed_at``,
-    ``problem`` (why lines are missing, or null)."""
+    """One row for each time that a landing file was taken: ``file``, ``role``, ``node``, ``boot``, ``number``, ``recorded``
+    (lines according to its name, or null), ``lines`` (found), ``good``, ``dup``, ``corrupt``, ``missing``, ``batch``,
+    ``landed_at``, ``problem`` (why lines are missing, or null).
+
+    What was missing when a file was taken is not missing any more, or once more, when it was taken again.
+    """
     numbers = commit_numbers(spark, tables) if of is None else [each.batch for each in of]
     if not numbers:
         return local_frame(spark, [], ACCOUNT)
     schema = StructType([StructField("files", ArrayType(ACCOUNT))])
     read = spark.read.schema(schema).json([paths.literally(commit_path(tables, each)) for each in numbers])
-    return read.select(F.inline("files"))
+    accounts = read.select(F.inline("files"))
+    # The optimizer drops this in queries that do not ask what is missing.
+    is_last = F.col("batch") == F.max("batch").over(Window.partitionBy("file"))
+    return accounts.withColumns(
+        {"missing": F.when(is_last, F.col("missing")).otherwise(0), "problem": F.when(is_last, F.col("problem"))}
+    )
