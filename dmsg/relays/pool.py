@@ -345,10 +345,16 @@ class SessionPool(Generic[S]):
             flight.attempt.cancel()
 
     def leave_idle(self) -> bool:
-        """End sessions that only dials led to and nothing goes through, but for the :data:`IDLE_LIMIT` asked for last."""
+        """End sessions that only dials led to and nothing goes through, but for :data:`IDLE_LIMIT`.
+
+        Those that are published stay: else the entry would be another one after each dial to a peer on other relays. Of the
+        rest those stay that were asked for last.
+        """
         if len(self._led_to) <= IDLE_LIMIT:
             return False
-        idle = [relay for relay in self._led_to if self.sessions[relay].idle][:-IDLE_LIMIT]
+        published = frozenset(self.published())
+        idle = [relay for relay in self._led_to if self.sessions[relay].idle]
+        idle = sorted(idle, key=lambda relay: relay in published)[: max(0, len(idle) - IDLE_LIMIT)]
         for relay in idle:
             del self._led_to[relay]
             session = self.sessions.pop(relay)  # now: the next dial is to get another one

@@ -69,16 +69,33 @@ async def test_a_peer_that_is_on_other_relays_each_time_fills_neither_the_client
 
 
 @sync
+async def test_peers_on_other_relays_each_time_do_not_make_the_client_publish_each_time() -> None:
+    async with Net() as net:
+        for at in range(0, 16, 8):
+            await net.lead_to(net.others[at : at + 8])
+        published = await net.published()
+        assert net.discovery is not None
+        before = await net.discovery.get_entry(net.client_.public_key)
+        for at in range(16, 40):
+            await net.lead_to(net.others[at : at + 1])
+            assert net.others[at] in net.client_.pool.sessions
+        assert await net.published() == published
+        assert (await net.discovery.get_entry(net.client_.public_key)).sequence == before.sequence
+        assert published <= set(net.client_.pool.sessions)
+
+
+@sync
 async def test_what_carries_a_transport_stays_until_that_is_over() -> None:
     async with Net() as net:
         end = ConformanceProtocol()
         peer = await net.client()
         peer.listen(Factory.forProtocol(Protocol))
+        others = [one for one in net.others if one not in peer.pool.sessions]
+        await net.lead_to(others[:8])  # these are published
         transport = await net.wait(net.client_.dial(peer.public_key))
         transport.attach(end)
         used = transport.getHost().server_public_key
-        others = [one for one in net.others if one != used]
-        for at in range(0, 32, 8):
+        for at in range(8, 32, 8):
             await net.lead_to(others[at : at + 8])
         assert used in net.client_.pool.sessions
         assert not end.lost
