@@ -132,11 +132,11 @@ class _Question(Generic[T]):
 
     def _next(self) -> None:
         self._stop_timer()
-        at = self._left.pop(0)
+        at, now = self._left.pop(0), self._clock.seconds()
         if self._left:
             self._timer = self._clock.callLater(PATIENCE_S, self._go_on)
         asking = Deferred.fromCoroutine(self._answer_of(at))
-        self._asked[at] = (asking, self._clock.seconds())
+        self._asked[at] = (asking, now)
         asking.addCallbacks(self._answered, self._failed, callbackArgs=(at,), errbackArgs=(at,))
 
     async def _answer_of(self, at: int) -> T:
@@ -144,7 +144,8 @@ class _Question(Generic[T]):
 
     def _go_on(self) -> None:
         self._timer = None
-        self._rest_slow()
+        for at in self._asked:  # the last one as well: to ask takes a moment, and its time began before that
+            self._of.rest(at)
         self._next()
 
     def _rest_slow(self) -> None:

@@ -136,6 +136,30 @@ async def test_one_that_is_silent_does_not_hold_up_the_next(world: World, make_e
     assert world.clock.getDelayedCalls() == []
 
 
+class SlowToAsk(Silent):
+    """The same, and to ask it takes a moment, as making an HTTP request does."""
+
+    def __init__(self, world: World) -> None:
+        super().__init__(world.now_ns)
+        self.clock = world.clock
+
+    async def get_entry(self, public_key: Any) -> Any:
+        self.clock.rightNow += 0.002
+        return await super().get_entry(public_key)
+
+
+@sync
+async def test_one_that_is_silent_is_asked_last_whatever_asking_it_takes(world: World, make_entry: Any) -> None:
+    silent, alice = SlowToAsk(world), make_entry("alice")
+    both = DiscoveryList([silent, world.second], world.clock)
+    await world.second.post_entry(alice)
+    found = defer.Deferred.fromCoroutine(both.get_entry(alice.static))
+    world.clock.advance(PATIENCE_S - 0.002)  # the time that the reactor counts is over
+    assert await found == alice
+    assert await both.get_entry(alice.static) == alice
+    assert len(silent.asked) == 1
+
+
 @sync
 async def test_one_that_is_slow_is_waited_for_when_the_others_have_no_answer(world: World, make_entry: Any) -> None:
     silent, alice = Silent(world.now_ns), make_entry("alice")
