@@ -287,11 +287,13 @@ class Delivery:
         if remaining(self._unix_time(), envelope.timestamp, envelope.expiration) is None:
             return RelayProblem.EXPIRED
         session = self._switch.sessions.get(to)
-        earlier = session.take_behind() if session is not None else []
         if session is not None:
+            if self._has_no_room(to, envelope):
+                return RelayProblem.NOT_STORED  # or all that is behind would be tried for each envelope that comes
             session.stored = True
-        if earlier:
-            self._bring_back(to, [], earlier)
+            earlier = [] if self._clock.seconds() < session.full_until else session.take_behind()
+            if earlier:
+                self._bring_back(to, [], earlier)
         self._pushing[to] += 1
         try:
             line = self._lines.get(to)
@@ -302,6 +304,8 @@ class Delivery:
                 left_s = remaining(now_s, envelope.timestamp, envelope.expiration)
                 if left_s is None:
                     return RelayProblem.EXPIRED
+                if self._has_no_room(to, envelope):
+                    return RelayProblem.NOT_STORED
                 until_s = now_s + min(left_s, self._limits.stored_s)
                 pushing = self._store.push(to, data, now_s, until_s, envelope.source.twin)
             finally:
@@ -314,10 +318,21 @@ class Delivery:
         self._switch.counts.stored += 1
         return None
 
-    async def _store_quietly(self, to: SessionAddress, data: bytes) -> bool:
+    def _has_no_room(self, to: SessionAddress, envelope: Envelope) -> bool:
+        """Whether the store has just had none for others of the same sender, which wait with the session, before this one."""
+        session = self._switch.sessions.get(to)
+        return (
+            session is not None
+            and bool(session.behind)
+            and envelope.source.twin in session.full_for
+            and self._clock.seconds() < session.full_until
+        )
+
+    async def _store_quietly(self, to: SessionAddress, data: bytes) -> StoreError | None:
         """Store an envelope that was counted as delivered, or an answer of ours. Its sender is not told if that fails.
 
-        Then its session gets it, if that has come meanwhile. Gives whether the store could be asked.
+        Gives why it has. What a store that is away has not taken its session gets, if that has come meanwhile; what
+        there is no room for is left to the caller.
         """
         envelope = parse_envelope(data)
         source, now_s = envelope.source.twin, self._unix_time()
@@ -325,21 +340,28 @@ class Delivery:
         del envelope  # it may take far more memory than the bytes
         if left_s is None:
             self._switch.counts.expired += 1
-            return True
+            return None
         self._pushing[to] += 1
         try:
             await self._store.push(to, data, now_s, now_s + min(left_s, self._limits.stored_s), source)
+        except StoreFull as full:
+            return full
         except StoreError as error:
             if not self._here(to, data):
-                self._switch.note(source, RelayProblem.NOT_STORED)
-                self._complain("an envelope is lost", error)
-            return isinstance(error, StoreFull)
+                self._lose(data, error)
+            return error
         finally:
             self._pushed(to)
-        return True
+        return None
 
-    async def _store_answer(self, to: SessionAddress, error: bytes) -> None:
-        await self._store_quietly(to, error)
+    def _lose(self, data: bytes, why: StoreError) -> None:
+        self._switch.note(parse_envelope(data).source.twin, RelayProblem.NOT_STORED)
+        self._complain("an envelope is lost", why)
+
+    async def _store_answer(self, to: SessionAddress, answer: bytes) -> None:
+        error = await self._store_quietly(to, answer)
+        if isinstance(error, StoreFull) and not self._here(to, answer):
+            self._lose(answer, error)
 
     def _pushed(self, to: SessionAddress) -> None:
         self._pushing[to] -= 1
@@ -438,12 +460,13 @@ class Delivery:
                 at += len(some)
                 if is_away:
                     self._returns.over()
-                    await self._return_some(address, some)
-                    continue
                 try:
-                    await self._return_some(address, some)
+                    full = await self._return_some(address, some)
                 finally:
-                    self._returns.over()
+                    if not is_away:
+                        self._returns.over()
+                if full and self._give_back(address, full, unwritten[at:]):
+                    break
             if done:
                 await self._store.delete(address, done)
         except StoreError as error:
@@ -452,10 +475,27 @@ class Delivery:
             self._next(address, line)
             self.stored(address)
 
-    async def _return_some(self, address: SessionAddress, some: list[bytes]) -> None:
+    async def _return_some(self, address: SessionAddress, some: list[bytes]) -> list[tuple[bytes, StoreFull]]:
+        """Store ``some``; gives those for which there is no room."""
         storing: list[Deferred[Any]] = [ensureDeferred(self._store_quietly(address, data)) for data in some]
-        if not all(await gatherResults(storing, consumeErrors=True)):
+        errors = await gatherResults(storing, consumeErrors=True)
+        if any(isinstance(error, StoreError) and not isinstance(error, StoreFull) for error in errors):
             self._away_until = self._clock.seconds() + _RETRY_S
+        return [(data, error) for data, error in zip(some, errors, strict=True) if isinstance(error, StoreFull)]
+
+    def _give_back(self, address: SessionAddress, full: list[tuple[bytes, StoreFull]], rest: list[bytes]) -> bool:
+        """Have the session keep what the store has no room for, and ``rest``, which is not tried then; gives whether it is here.
+
+        Without a session the first are lost.
+        """
+        session, lost = self._switch.sessions.get(address), [data for data, _ in full]
+        if session is not None:
+            session.full_until = self._clock.seconds() + _RETRY_S
+            session.full_for = {parse_envelope(data).source.twin for data in lost}
+            lost = session.put_back([*lost, *rest])
+        for data in lost:
+            self._lose(data, full[0][1])
+        return session is not None
 
     def _next(self, address: SessionAddress, line: _Line) -> None:
         """A turn is over. The line is left when there is no other."""

@@ -59,6 +59,8 @@ class Session(WebSocket):
         "envelopes_in",
         "envelopes_out",
         "fetching",
+        "full_for",
+        "full_until",
         "limiter",
         "news",
         "number",
@@ -116,6 +118,9 @@ class Session(WebSocket):
         #: How often something may have come to the store for it.
         self.news = 0
         self.fetching = False
+        #: Until when, on the clock, the store counts as one without room for it, and the twins whose envelopes it refused.
+        self.full_until = 0.0
+        self.full_for: set[int] = set()
         #: The ids in the store of what is in the queue, and of what was in it.
         self.page: list[str] = []
         self.done: list[str] = []
@@ -255,6 +260,19 @@ class Session(WebSocket):
         self.behind.clear()
         self._uncount(taken)
         return taken
+
+    def put_back(self, envelopes: list[bytes]) -> list[bytes]:
+        """Take what the store has no room for, before all that came after; gives the oldest, if there is none here, either."""
+        size, lost = sum(map(len, envelopes)), 0
+        free = max(0, self.traffic.limits.queue_bytes - self.waiting_bytes)
+        while size > free:
+            size -= len(envelopes[lost])
+            lost += 1
+        self.stored = True  # what comes now is behind it
+        self.behind.extendleft(reversed(envelopes[lost:]))
+        self.waiting_bytes += size
+        self.traffic.waiting_bytes += size
+        return envelopes[:lost]
 
     def written_ids(self) -> list[Any]:
         """The ids in the store of what has been written, until :meth:`deleted` says that they are gone from there."""

@@ -390,8 +390,8 @@ class SlowStore:
     """A store whose pushes take 10 ms; ``most`` is how many there were at a time. While it is ``away`` they take 1 s."""
 
     def __init__(self, world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.away = False
-        self.most = 0
+        self.away = self.full = False
+        self.most = self.asked = 0
         self.under_way: list[tuple[Deferred[bool], Any]] = []
         self._world = world
         self._push = world.store.push
@@ -401,6 +401,7 @@ class SlowStore:
         if not self.under_way:
             self._world.network.callLater(1.0 if self.away else 0.01, self._pushed)
         done: Deferred[bool] = Deferred()
+        self.asked += 1
         self.under_way.append((done, arguments))
         self.most = max(self.most, len(self.under_way))
         return done
@@ -410,6 +411,8 @@ class SlowStore:
         for done, arguments in pushed:
             if self.away:
                 done.errback(StoreUnavailable("gone"))
+            elif self.full:
+                done.errback(StoreFull("queue"))
             else:
                 self._push(*arguments).chainDeferred(done)
 
@@ -474,6 +477,70 @@ def test_a_session_that_comes_back_while_the_store_is_away_gets_what_its_last_co
         world.settle()
     assert sorted(map(int, uids(bob)))[-300:] == list(range(301, 601))
     assert world.relay.delivery.pending.used == 0
+
+
+def test_what_a_full_store_does_not_take_of_a_session_s_queue_stays_there_and_is_not_tried_for_each_envelope_that_comes(
+    make_world: Callable[..., World], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world = make_world(queue_bytes=50_000)
+    alice, carol = world.connect(1), world.connect(3)
+    alice.send(alice.envelope(2, uid="0"))
+    read, push = world.store.read, world.store.push
+    reading: Deferred[Any] = Deferred()
+    monkeypatch.setattr(world.store, "read", lambda *arguments: reading)  # so that all that comes waits behind this
+    asked: list[int] = []
+
+    def full_for_alice(*arguments: Any) -> Deferred[Any]:
+        asked.append(arguments[4])
+        return fail(StoreFull("queue")) if arguments[4] == 1 else push(*arguments)
+
+    monkeypatch.setattr(world.store, "push", full_for_alice)
+    bob = world.connect(2)
+    sent = [str(at) for at in range(1, 3_001)]
+    for at in range(0, 3_000, 100):
+        alice.send(*[alice.envelope(2, uid=uid) for uid in sent[at : at + 100]])
+    refused = [uid for uid, code, _ in errors(alice) if code == 130]
+    assert 500 < len(refused) < 2_500 and len(asked) <= 300
+    world.network.advance(3)
+    alice.send(*[alice.envelope(2, uid=f"late {at}") for at in range(10)])
+    carol.send(carol.envelope(2, uid="carol's"))
+    assert len(asked) <= 600 and asked[-1] == 3 and not carol.received
+    assert [uid for uid, *_ in errors(alice)[-10:]] == [f"late {at}" for at in range(10)]
+    monkeypatch.setattr(world.store, "read", read)
+    world.network.advance(0)
+    reading.callback(result_of(read(bob.address, None, 100, 1 << 20, world.unix_time())))
+    world.settle()
+    received = uids(bob)
+    assert received == ["0", "carol's", *sent[: 3_000 - len(refused)]]
+    assert world.relay.switch.waiting_bytes == 0 and world.relay.delivery.pending.used == 0
+
+
+def test_a_session_that_comes_back_while_the_store_is_full_keeps_what_it_was_not_given_at_little_cost(
+    make_world: Callable[..., World], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world = make_world(queue_bytes=250_000)
+    alice, bob = world.connect(1), world.connect(2)
+    bob.shell.hold("test", True)
+    for at in range(0, 1_500, 100):
+        alice.send(*[alice.envelope(2, uid=str(uid), plain=bytes(100)) for uid in range(at, at + 100)])
+    store = SlowStore(world, monkeypatch)
+    store.full = True
+    for _ in range(10):
+        bob.shell.cut()
+        world.turn()
+        bob = world.connect(2)
+        bob.shell.hold("test", True)
+        # Nothing is read from the store before the session ends again.
+        monkeypatch.setattr(world.relay.delivery, "fetch", lambda session: None)
+        for _ in range(20):
+            world.network.advance(0.01)
+        assert world.relay.switch.waiting_bytes <= 250_000 + 2 * 65_536
+    assert 0 < store.asked <= 10 * 300
+    monkeypatch.undo()
+    bob.shell.hold("test", False)
+    world.relay.delivery.stored(bob.address)
+    world.settle()
+    assert uids(bob)[-500:] == [str(at) for at in range(1_000, 1_500)]
 
 
 def test_a_store_that_fails_is_asked_again_at_one_rate_however_much_is_put_there_and_not_after_the_end(
