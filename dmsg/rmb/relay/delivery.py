@@ -289,7 +289,9 @@ class Delivery:
         session = self._switch.sessions.get(to)
         if session is not None:
             if self._has_no_room(to, envelope):
-                return RelayProblem.NOT_STORED  # or all that is behind would be tried for each envelope that comes
+                return (
+                    RelayProblem.NOT_STORED
+                )  # else all that is behind would be tried, or wait for its turn, for nothing
             session.stored = True
             earlier = [] if self._clock.seconds() < session.full_until else session.take_behind()
             if earlier:
@@ -319,14 +321,15 @@ class Delivery:
         return None
 
     def _has_no_room(self, to: SessionAddress, envelope: Envelope) -> bool:
-        """Whether the store has just had none for others of the same sender, which wait with the session, before this one."""
+        """Whether the store has just taken nothing of what waits with the session before this one.
+
+        It is away, or has no room for others of the same sender.
+        """
         session = self._switch.sessions.get(to)
-        return (
-            session is not None
-            and bool(session.behind)
-            and envelope.source.twin in session.full_for
-            and self._clock.seconds() < session.full_until
-        )
+        if session is None or not session.behind:
+            return False
+        now = self._clock.seconds()
+        return now < self._away_until or (now < session.full_until and envelope.source.twin in session.full_for)
 
     async def _store_quietly(self, to: SessionAddress, data: bytes) -> StoreError | None:
         """Store an envelope that was counted as delivered, or an answer of ours. Its sender is not told if that fails.

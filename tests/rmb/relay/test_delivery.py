@@ -543,6 +543,29 @@ def test_a_session_that_comes_back_while_the_store_is_full_keeps_what_it_was_not
     assert uids(bob)[-500:] == [str(at) for at in range(1_000, 1_500)]
 
 
+def test_while_the_store_is_away_what_a_session_has_no_room_for_is_refused_and_its_queue_stays(
+    make_world: Callable[..., World], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world = make_world(queue_bytes=50_000)
+    alice = world.connect(1)
+    alice.send(alice.envelope(2, uid="0"))
+    reading: Deferred[Any] = Deferred()
+    monkeypatch.setattr(world.store, "read", lambda *arguments: reading)  # so that all that comes waits behind this
+    bob = world.connect(2)
+    store = SlowStore(world, monkeypatch)
+    store.away = True
+    uid = "x" * 36
+    for _ in range(100):
+        alice.send(*[alice.envelope(2, uid=uid) for _ in range(200)])
+        world.network.advance(0.1)
+    world.network.advance(5)
+    monkeypatch.undo()
+    reading.callback([])
+    world.settle()
+    received, refused = uids(bob).count(uid), [code for _, code, _ in errors(alice)].count(130)
+    assert 700 < received < 900 and received + refused > 15_000
+
+
 def test_a_store_that_fails_is_asked_again_at_one_rate_however_much_is_put_there_and_not_after_the_end(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
