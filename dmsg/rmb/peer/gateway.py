@@ -164,24 +164,28 @@ class Gateway:
     async def _keep_taking(self, taker: Taker, take: Callable[[bytes], None], requests: Requests | None) -> None:
         """Take what ``taker`` gives. Only of ``requests`` none may be taken twice: twins know answers that come again."""
         lost_at: float | None = None
+        was_given_back = False
 
         async def one() -> None:
-            nonlocal lost_at
+            nonlocal lost_at, was_given_back
             if requests is not None:
                 await requests.room()
             if lost_at is not None:
-                lasted_s = self._reactor.seconds() - lost_at
-                if requests is not None and not await requests.noted(TAKE_S):
-                    return
-                await self._lists.give_back(taker.taken, taker.key)
-                if lasted_s > 2 * TAKE_S:
+                # At once, and when all is over. What is being sent is taken anew each time, and before all others.
+                is_over = self._reactor.seconds() - lost_at > 2 * TAKE_S
+                if is_over or not was_given_back:
+                    if requests is not None and not await requests.noted(TAKE_S):
+                        return
+                    await self._lists.give_back(taker.taken, taker.key)
+                    was_given_back = True
+                if is_over:
                     lost_at = None
             try:
                 data = await taker.take()
             except RedisAway as away:
                 # Redis may have given a message to the connection that was lost, or may do so for TAKE_S more.
                 if away.maybe_done:
-                    lost_at = self._reactor.seconds()
+                    lost_at, was_given_back = self._reactor.seconds(), False
                 raise
             if data is not None:  # also when the peer stops meanwhile: what no relay has then is put back
                 take(data)

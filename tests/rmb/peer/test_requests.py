@@ -15,6 +15,7 @@ import pytest
 import pytest_twisted
 from twisted.internet.task import deferLater
 
+from dmsg.glue.waiters import Waiters
 from dmsg.rmb.client.errors import CallRefused, NotConnected, TwinUnknown
 from dmsg.rmb.core.address import SessionAddress
 from dmsg.rmb.core.wire import Backlog, Envelope, parse_envelope
@@ -452,4 +453,35 @@ async def test_what_redis_gave_to_a_connection_that_was_lost_is_taken_once_more(
     await peer.exchange.until_sent(3)
     assert [one.uid for one in peer.exchange.answers] == ["uid"] and len(peer.exchange.requests) == 2
     while await peer.ask("EXISTS", LOCAL_TAKEN, REPLY_TAKEN, LOCAL, REPLY):
+        pass
+
+
+@pytest_twisted.ensureDeferred
+async def test_an_answer_that_is_being_sent_when_redis_is_lost_is_not_taken_without_end(peer: Peer) -> None:
+    """The twin it is for is being looked up meanwhile, and other answers have their turn."""
+    known: Waiters[None] = Waiters()
+    sent: list[str] = []
+    sending: Waiters[None] = Waiters()
+
+    async def send(envelope: Envelope) -> None:
+        sent.append(envelope.uid)
+        sending.fire(None)
+        if envelope.uid == "slow":
+            await known.wait()
+
+    async def answer(uid: str) -> None:
+        message = {"ver": 1, "ref": uid, "dat": "MTI=", "dst": "5", "now": int(time.time())}
+        await peer.push(REPLY, message)
+        while uid not in sent:
+            await sending.wait()
+
+    peer.exchange.send = send  # type: ignore[method-assign]
+    await answer("slow")
+    for words in (("MULTI",), ("CLIENT", "KILL", "TYPE", "normal")):
+        await peer.ask(*words)
+    await peer.ask("EXEC")
+    await answer("next")
+    assert sent.count("slow") <= 3
+    known.fire(None)
+    while await peer.ask("EXISTS", REPLY_TAKEN, REPLY):
         pass
