@@ -222,5 +222,5 @@ class Ingest(Resource):
 
 
 def _cancel(pending: list[Deferred[int]]) -> None:
-    for one in pending:
+    for one in reversed(pending):  # those that wait for their turn first, which would get it else, and ask for nothing
         one.cancel()

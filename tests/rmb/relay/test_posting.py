@@ -285,6 +285,31 @@ async def test_posts_for_twins_that_do_not_exist_do_not_keep_others_from_being_l
 
 
 @pytest_twisted.ensureDeferred
+async def test_a_post_that_is_given_up_asks_for_no_other_twin_and_leaves_room_for_those_who_ask_next(
+    reactor: Any, relay: Any, poster: Any
+) -> None:
+    there = relay()
+    asked: list[int] = []
+
+    async def ask_the_chain(number: int) -> Twin | None:
+        asked.append(number)
+        await deferLater(there.clock, 10)  # type: ignore[arg-type]
+        return there.registry.twins.get(number)
+
+    cache = TwinCache(there.clock, ask_the_chain)
+    there.registry.get = cache.get
+    posted = poster({there.name}).post(there.name, [envelope(twin=100 + at) for at in range(1_024)], False)
+    while len(asked) < 32:
+        await deferLater(reactor, 0)
+    there.clock.advance(2)
+    assert set(await posted) == {503} and len(asked) == 32
+    other = ensureDeferred(cache.get(7))
+    assert not other.called
+    there.clock.advance(10)
+    assert await other == there.registry.twins[7]
+
+
+@pytest_twisted.ensureDeferred
 async def test_a_fault_of_the_relay_is_a_status_and_a_line_in_the_log(
     relay: Any, poster: Any, logged_errors: Any
 ) -> None:
