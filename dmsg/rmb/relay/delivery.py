@@ -16,7 +16,6 @@ from twisted.internet.task import deferLater
 from twisted.logger import Logger
 
 from dmsg.glue.tasks import Tasks
-from dmsg.glue.waiters import Waiters
 from dmsg.rmb.core.address import SessionAddress
 from dmsg.rmb.core.errors import RelayProblem
 from dmsg.rmb.core.lifetime import remaining
@@ -27,6 +26,7 @@ from dmsg.rmb.core.wire import Envelope, encode_envelope, outline, parse_envelop
 from dmsg.rmb.interfaces import ITwinRegistry
 from dmsg.rmb.relay.errors import StoreError, StoreFull
 from dmsg.rmb.relay.lanes import Room
+from dmsg.rmb.relay.line import Line
 from dmsg.rmb.relay.lookups import LookUps
 from dmsg.rmb.relay.session import Session
 from dmsg.rmb.relay.stores.base import QueueStore
@@ -68,34 +68,6 @@ class Federation(Protocol):
         """Bring it to a relay that has the session connected, or call ``otherwise``; ``False`` if there is none to ask."""
 
 
-class _Line:
-    """Turns of those who put something into the store, ``places`` at a time. One that is over at once starts no other."""
-
-    __slots__ = ("_calling", "_free", "_places", "_waiting")
-
-    def __init__(self, places: int = 1) -> None:
-        self._places = self._free = places
-        self._calling = False
-        self._waiting: Waiters[None] = Waiters()
-
-    async def turn(self) -> None:
-        """Wait for it."""
-        if not self._free or self._waiting:
-            await self._waiting.wait()
-        self._free -= 1
-
-    def over(self) -> bool:
-        """End a turn, and give the next ones theirs; gives whether no one has one now."""
-        self._free += 1
-        if self._calling:
-            return False
-        self._calling = True
-        while self._waiting and self._free:
-            self._waiting.fire_first(None)
-        self._calling = False
-        return self._free == self._places
-
-
 class Delivery:
     """Carries parcels of ``switch`` on. ``domains`` are the names of this relay in the registry.
 
@@ -129,9 +101,9 @@ class Delivery:
         self.tasks = Tasks()
         #: Sessions of which something is being put into the store; and those for which something is brought back there.
         self._pushing: Counter[SessionAddress] = Counter()
-        self._lines: dict[SessionAddress, _Line] = {}
+        self._lines: dict[SessionAddress, Line] = {}
         #: All of these together; and until when the store counts as one that is away, on the clock.
-        self._returns = _Line(_SESSIONS_AT_ONCE)
+        self._returns = Line(_SESSIONS_AT_ONCE)
         self._away_until = float("-inf")
         self._retries: dict[Session, IDelayedCall] = {}
         self._complaints = TokenBucket(_COMPLAINTS_PER_S, _COMPLAINTS, clock.seconds())
@@ -449,10 +421,10 @@ class Delivery:
         """Put into the store what a session was not given, before what comes for it later; delete there what it was given."""
         line = self._lines.get(address)
         if line is None:
-            line = self._lines[address] = _Line()
+            line = self._lines[address] = Line()
         self._run(self._return(address, line, done, unwritten))
 
-    async def _return(self, address: SessionAddress, line: _Line, done: list[str], unwritten: list[bytes]) -> None:
+    async def _return(self, address: SessionAddress, line: Line, done: list[str], unwritten: list[bytes]) -> None:
         await line.turn()
         try:
             at = 0
@@ -500,7 +472,7 @@ class Delivery:
             self._lose(data, full[0][1])
         return session is not None
 
-    def _next(self, address: SessionAddress, line: _Line) -> None:
+    def _next(self, address: SessionAddress, line: Line) -> None:
         """A turn is over. The line is left when there is no other."""
         if line.over():
             del self._lines[address]
