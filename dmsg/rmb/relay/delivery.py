@@ -260,10 +260,8 @@ class Delivery:
             return RelayProblem.EXPIRED
         session = self._switch.sessions.get(to)
         if session is not None:
-            if self._has_no_room(to, envelope):
-                return (
-                    RelayProblem.NOT_STORED
-                )  # else all that is behind would be tried, or wait for its turn, for nothing
+            if self._has_no_room(to, envelope):  # else all that is behind would be tried, or wait, for nothing
+                return RelayProblem.NOT_STORED
             session.stored = True
             earlier = [] if self._clock.seconds() < session.full_until else session.take_behind()
             if earlier:
