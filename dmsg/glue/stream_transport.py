@@ -170,11 +170,15 @@ class StreamTransport(ABC, Generic[S]):
         self.write(b"".join(data))
 
     def loseConnection(self) -> None:
-        """Close once everything written has arrived; a registered producer is waited for. Silent the second time."""
+        """Close once everything written has arrived. Silent the second time.
+
+        As with TCP, a producer is waited for that is paused or pulled. One that writes when it likes has written it all:
+        a forwarder registers the other connection for good, and never unregisters it.
+        """
         if self.state is TransportState.ENDING:
             self._tell_soon()
         elif self.state in IN_USE:
-            if self.producer is not None and self.state in WRITABLE:
+            if self._writer.waits and self.state in WRITABLE:
                 self.move(TransportState.FINISHING)
             else:
                 self._close()
@@ -328,8 +332,8 @@ class StreamTransport(ABC, Generic[S]):
         self._pump_soon()
 
     def _end_write(self, end_stream: Callable[[], object]) -> None:
-        """End this side's half by ``end_stream`` and go on reading; a registered producer is waited for."""
-        if self.producer is not None and self.state in (_OPEN, TransportState.READ_ENDED):
+        """End this side's half by ``end_stream`` and go on reading; producers are waited for as by :meth:`loseConnection`."""
+        if self._writer.waits and self.state in (_OPEN, TransportState.READ_ENDED):
             self._end_later = end_stream
             return
         if self.state is _OPEN:

@@ -398,6 +398,20 @@ class TransportConformance(TransportHarness):
         assert server.received == pattern(total)
         assert server.lost[0].check(error.ConnectionDone)
 
+    @case
+    async def test_lose_connection_waits_for_no_producer_that_may_write(self) -> None:
+        """A push producer that is not paused, and never unregistered, does not keep a connection open."""
+        client, server = await self.pair()
+        producer = PushProducer(client.transport, self.reactor, 0)
+        client.transport.registerProducer(producer, True)
+        client.transport.write(b"all of it")
+        client.transport.loseConnection()
+        await self.both_lost(client, server)
+        assert server.received == b"all of it"
+        assert server.lost[0].check(error.ConnectionDone)
+        assert client.lost[0].check(error.ConnectionDone)
+        assert producer.stops == 1
+
     # --- connecting ---------------------------------------------------------------------------------------------------
 
     @case

@@ -200,6 +200,10 @@ class World:
     def unregister(self) -> None:
         self.transport.unregisterProducer()
 
+    def register_paused(self) -> None:
+        self.line.blocked = True
+        self.register()
+
     def set_deadline(self) -> None:
         self.transport.set_deadline(self.clock.seconds() + 1.0)
 
@@ -212,6 +216,7 @@ class World:
 
     def ack(self) -> None:
         self.line.acked_bytes = len(self.line.sent)
+        self.line.blocked = False
         self.transport.writable()
         if self.line.write_ended:
             self.transport.end_acked()
@@ -306,7 +311,7 @@ INTO = {
     TransportState.WRITE_ENDED: ["attach", "lose_write"],
     TransportState.READ_ENDED: ["attach", "peer_end", "turn"],
     TransportState.BOTH_ENDED: ["attach", "peer_end", "turn", "lose_write"],
-    TransportState.FINISHING: ["attach", "register", "lose"],
+    TransportState.FINISHING: ["attach", "register_paused", "lose"],
     TransportState.CLOSING: ["attach", "write", "lose"],
     TransportState.ENDING: ["attach", "pause", "deliver", "over"],
     TransportState.TELLING: ["attach", "abort"],
@@ -383,8 +388,11 @@ def test_what_comes_behind_the_close_is_dropped_and_acknowledged(state: Transpor
     assert world.protocol.received == b""
 
 
-def test_a_close_waits_for_the_producer() -> None:
+def test_a_close_waits_for_a_paused_producer() -> None:
     world = _in(TransportState.FINISHING)
+    assert not world.line.closing
+    world.ack()
+    assert world.source.told == ["pause", "resume"]
     assert not world.line.closing
     world.write()
     world.unregister()
@@ -394,6 +402,33 @@ def test_a_close_waits_for_the_producer() -> None:
     world.turn()
     assert world.protocol.reason is not None
     assert world.protocol.reason.check(ConnectionDone)
+
+
+def test_a_close_waits_for_no_producer_that_may_write() -> None:
+    """One that is registered for good, such as the other connection of a forwarder, is never unregistered."""
+    world = _in(TransportState.OPEN)
+    for event in ("register", "write", "lose"):
+        getattr(world, event)()
+    assert world.line.closing
+    world.ack()
+    world.turn()
+    assert world.line.sent == b"abc"
+    assert world.source.told == ["stop"]
+    assert world.protocol.reason is not None
+    assert world.protocol.reason.check(ConnectionDone)
+
+
+def test_the_end_of_a_half_waits_for_a_paused_producer_and_for_no_other() -> None:
+    world = _in(TransportState.OPEN)
+    for event in ("register", "lose_write"):
+        getattr(world, event)()
+    assert world.line.write_ended
+    world = _in(TransportState.OPEN)
+    for event in ("register_paused", "lose_write", "ack"):
+        getattr(world, event)()
+    assert not world.line.write_ended
+    world.unregister()
+    assert world.line.write_ended
 
 
 def test_what_came_before_the_end_comes_first() -> None:

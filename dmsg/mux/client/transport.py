@@ -96,7 +96,7 @@ class DmsgTransport(RelayTransport[Stream], StreamOwner):
         return self.stream.security
 
     def loseWriteConnection(self) -> None:
-        """End this side's stream and go on reading: half-close. A registered producer is waited for, as in a full close.
+        """End this side's stream and go on reading: half-close. Producers are waited for as in a full close.
 
         Raises ``Unsupported`` without end-to-end security.
         """

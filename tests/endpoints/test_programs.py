@@ -1,0 +1,85 @@
+"""Programs that come with Twisted, over endpoints of each kind: they find there what they find over TCP."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+import pytest_twisted
+from twisted.internet.defer import Deferred
+from twisted.internet.endpoints import TCP4ClientEndpoint, TCP4ServerEndpoint, connectProtocol
+from twisted.internet.error import ConnectionDone
+from twisted.internet.protocol import Factory, Protocol
+from twisted.protocols.portforward import ProxyFactory
+from twisted.python.failure import Failure
+
+from dmsg.address import DmsgAddress
+from dmsg.endpoints.stream import ClientEndpoint, ServerEndpoint
+from dmsg.mux.client.endpoint import DmsgClientEndpoint, DmsgServerEndpoint
+from dmsg.mux.core.e2e_negotiation import Security
+from dmsg.testing.network import LOOPBACK, LocalNetwork
+
+LIMIT_S = 10.0
+KINDS = ("tcp", "e2e", "hop", "messaging")
+
+
+@asynccontextmanager
+async def endpoints(reactor: Any, kind: str) -> AsyncIterator[tuple[Any, Callable[[Any], Any]]]:
+    """A server endpoint of ``kind``, and a function that gives a client endpoint for its port."""
+    if kind == "tcp":
+        server = TCP4ServerEndpoint(reactor, 0, interface=LOOPBACK)
+        yield server, lambda port: TCP4ClientEndpoint(reactor, LOOPBACK, port.getHost().port)
+        return
+    messaging = kind == "messaging"
+    async with LocalNetwork(reactor, relays=not messaging, messaging_relays=messaging, discovery=None) as network:
+        if messaging:
+            a, b = await network.messaging_client(), await network.messaging_client()
+            address = DmsgAddress(b.public_key, scheme="messaging")
+            yield ServerEndpoint(b), lambda port: ClientEndpoint(a, address)
+        else:
+            alice, bob = [await network.client(security=Security(kind)) for _ in range(2)]
+            yield DmsgServerEndpoint(bob), lambda port: DmsgClientEndpoint(alice, bob.public_key)
+
+
+class Reader(Protocol):
+    """Reads to the end."""
+
+    def __init__(self) -> None:
+        self.received = b""
+        self.over: Deferred[Failure] = Deferred()
+
+    def dataReceived(self, data: bytes) -> None:
+        self.received += data
+
+    def connectionLost(self, reason: Failure = Failure(ConnectionDone())) -> None:
+        self.over.callback(reason.value)
+
+
+class AnswerOnce(Protocol):
+    def dataReceived(self, data: bytes) -> None:
+        self.transport.write(data.upper())
+        self.transport.loseConnection()
+
+
+def quiet(factory: Factory) -> Factory:
+    factory.noisy = False
+    return factory
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest_twisted.ensureDeferred
+async def test_a_port_forwarder_passes_the_end_on(reactor, kind):
+    """Each of its connections is the producer of the other, for good."""
+    back_end = TCP4ServerEndpoint(reactor, 0, interface=LOOPBACK)
+    behind = await back_end.listen(quiet(Factory.forProtocol(AnswerOnce)))
+    async with endpoints(reactor, kind) as (server, client_for):
+        port = await server.listen(quiet(ProxyFactory(LOOPBACK, behind.getHost().port)))
+        reader = await connectProtocol(client_for(port), Reader())
+        reader.transport.write(b"hello")
+        reason = await reader.over.addTimeout(LIMIT_S, reactor)
+        assert isinstance(reason, ConnectionDone)
+        assert reader.received == b"HELLO"
+        await port.stopListening()
+    await behind.stopListening()
