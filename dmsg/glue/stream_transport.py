@@ -147,9 +147,7 @@ class StreamTransport(ABC, Generic[S]):
     def write(self, data: bytes) -> None:
         """Send ``data``; everything written in one turn of the reactor goes out together."""
         if not isinstance(data, bytes):
-            if isinstance(data, str):
-                raise TypeError("data must be bytes")
-            data = bytes(data)
+            data = bytes(memoryview(data))  # bytes() alone would make zeros of a number
         if not data or (self.state is not _OPEN and self.state not in WRITABLE):
             if data and self.state is TransportState.ENDING and not self._had_ended:
                 self._not_taken()

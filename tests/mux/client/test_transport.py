@@ -188,8 +188,9 @@ async def test_what_can_be_written(connected):
     pair.near.write(bytearray(b"bytearray "))
     pair.near.write(memoryview(b"memoryview"))
     pair.near.write(b"")
-    with pytest.raises(TypeError):
-        pair.near.write("text")
+    for no_bytes in ("text", 5, [5], None):
+        with pytest.raises(TypeError):
+            pair.near.write(no_bytes)
     pair.settle()
     assert pair.there.received == b"bytearray memoryview"
 
