@@ -204,6 +204,16 @@ class DmsgAddress:
     server_public_key: PublicKey | None = None
     scheme: str = "dmsg"
 
+    @property
+    def host(self) -> str:
+        """The key as text, for programs that were written for TCP: they log the host, or pass it on to others."""
+        return str(self.public_key)
+
+    @property
+    def port(self) -> int:
+        """0, because there are no ports; for the same programs."""
+        return 0
+
     def __str__(self) -> str:
         service = f"/{self.service}" if self.service else ""
         via = f" via {self.server_public_key}" if self.server_public_key else ""

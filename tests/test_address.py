@@ -120,6 +120,7 @@ def test_ends_of_transports_print_what_they_know() -> None:
     assert str(DmsgAddress(KEY)) == f"dmsg:{KEY}"
     assert str(DmsgAddress(KEY, "ssh", SERVER)) == f"dmsg:{KEY}/ssh via {SERVER}"
     assert DmsgAddress(KEY) == DmsgAddress(KEY, "", None)
+    assert (DmsgAddress(KEY, "ssh").host, DmsgAddress(KEY, "ssh").port) == (str(KEY), 0)
     assert len({DmsgAddress(KEY), DmsgAddress(KEY), DmsgAddress(KEY, "x")}) == 2
 
 

@@ -23,7 +23,7 @@ from twisted.web.resource import IResource, Resource
 from twisted.web.server import NOT_DONE_YET, Request, Site
 from zope.interface import implementer
 
-from dmsg.address import address_group, network_group
+from dmsg.address import DmsgAddress, address_group, network_group
 from dmsg.glue.waiters import Waiters
 from dmsg.http.limits import HttpLimits
 from dmsg.http.places import Places, Standing
@@ -273,6 +273,8 @@ class LimitedChannel(HTTPChannel):
 
 
 def _host_of(address: object) -> str:
+    if isinstance(address, DmsgAddress):
+        return ""  # its host is a key, of which a stranger has as many as it wants
     return str(getattr(address, "host", ""))
 
 

@@ -11,12 +11,16 @@ import pytest_twisted
 from twisted.internet.defer import Deferred
 from twisted.internet.endpoints import TCP4ClientEndpoint, TCP4ServerEndpoint, connectProtocol
 from twisted.internet.error import ConnectionDone
-from twisted.internet.protocol import Factory, Protocol
+from twisted.internet.protocol import Factory, Protocol, connectionDone
 from twisted.protocols.portforward import ProxyFactory
 from twisted.python.failure import Failure
+from twisted.web.resource import Resource
+from twisted.web.server import Site
+from twisted.web.wsgi import WSGIResource
 
 from dmsg.address import DmsgAddress
 from dmsg.endpoints.stream import ClientEndpoint, ServerEndpoint
+from dmsg.http.server import client_host
 from dmsg.mux.client.endpoint import DmsgClientEndpoint, DmsgServerEndpoint
 from dmsg.mux.core.e2e_negotiation import Security
 from dmsg.testing.network import LOOPBACK, LocalNetwork
@@ -53,7 +57,7 @@ class Reader(Protocol):
     def dataReceived(self, data: bytes) -> None:
         self.received += data
 
-    def connectionLost(self, reason: Failure = Failure(ConnectionDone())) -> None:
+    def connectionLost(self, reason: Failure = connectionDone) -> None:
         self.over.callback(reason.value)
 
 
@@ -83,3 +87,46 @@ async def test_a_port_forwarder_passes_the_end_on(reactor, kind):
         assert reader.received == b"HELLO"
         await port.stopListening()
     await behind.stopListening()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest_twisted.ensureDeferred
+async def test_a_wsgi_application_is_told_who_asks(reactor, kind):
+    seen: list[dict[str, Any]] = []
+
+    def application(environ: dict[str, Any], start: Callable[..., object]) -> list[bytes]:
+        seen.append(environ)
+        start("200 OK", [])
+        return [b"hello"]
+
+    async with endpoints(reactor, kind) as (server, client_for):
+        resource = WSGIResource(reactor, reactor.getThreadPool(), application)
+        port = await server.listen(quiet(Site(resource, reactor=reactor)))
+        reader = await connectProtocol(client_for(port), Reader())
+        ours, theirs = reader.transport.getHost(), reader.transport.getPeer()
+        reader.transport.write(b"GET / HTTP/1.0\r\n\r\n")
+        assert isinstance(await reader.over.addTimeout(LIMIT_S, reactor), ConnectionDone)
+        assert reader.received.startswith(b"HTTP/1.0 200 OK")
+        assert reader.received.endswith(b"hello")
+        assert (seen[0]["REMOTE_ADDR"], seen[0]["REMOTE_PORT"]) == (ours.host, str(ours.port))
+        assert (seen[0]["SERVER_NAME"], seen[0]["SERVER_PORT"]) == (theirs.host, str(theirs.port))
+        await port.stopListening()
+
+
+@pytest_twisted.ensureDeferred
+async def test_keys_are_no_hosts_for_limits_of_http(reactor):
+    """A stranger has as many keys as it wants."""
+
+    class Hosts(Resource):
+        isLeaf = True
+
+        def render_GET(self, request: Any) -> bytes:
+            return repr(client_host(request)).encode()
+
+    async with endpoints(reactor, "e2e") as (server, client_for):
+        port = await server.listen(quiet(Site(Hosts(), reactor=reactor)))
+        reader = await connectProtocol(client_for(port), Reader())
+        reader.transport.write(b"GET / HTTP/1.0\r\n\r\n")
+        await reader.over.addTimeout(LIMIT_S, reactor)
+        assert reader.received.endswith(b"\r\n\r\n''")
+        await port.stopListening()
