@@ -390,11 +390,9 @@ class StreamTransport(ABC, Generic[S]):
         return self._paused and self._writer.waits
 
     def _not_taken(self) -> None:
-        """The application writes on, though the stream is over: a peer that had closed has not got everything.
-
-        TCP would tell so at once, and forget what was not read; one that reads slowly is given the time to go on.
-        """
+        """The application writes on, though the stream is over: a peer that had closed has not got everything."""
         self._reason = self._unless_cut(self._reason)
+        # TCP would tell it at once, and forget what was not read. One that reads slowly is given the time to go on.
         self._deadlines.await_reading(self)
 
     def _unless_cut(self, reason: Failure) -> Failure:
