@@ -384,6 +384,37 @@ def test_a_slow_reader_gets_everything_and_then_the_close(world: World) -> None:
     assert ours.lost and theirs.lost and world.is_empty()
 
 
+def test_who_has_much_to_send_over_a_slow_network_does_not_take_the_other_side_for_dead(world: World) -> None:
+    """While more than 256 KiB wait nothing is read: here for 60 seconds, in which the other side sends all the time."""
+    slow = world.network.through(Link(world.network, bits_per_s=80_000, buffer_bytes=32 * 1024))
+    ours = Party()
+    opened = connect_websocket(slow, WebSocketUrl.parse("ws://relay/"), ours)
+    world.network.advance(1)
+    our_shell, theirs, their_shell = result_of(opened), world.door.parties[0], world.door.shells[0]
+    for _ in range(28):
+        our_shell.send(bytes(30_000))
+    our_shell.flush()
+    for _ in range(9):
+        world.network.advance(10)
+        their_shell.send(b"x")
+        their_shell.flush()
+    assert not ours.lost and not theirs.lost
+    assert theirs.messages == [bytes(30_000)] * 28 and ours.messages == [b"x"] * 8
+
+
+def test_who_has_much_to_send_and_a_network_that_takes_nothing_gives_up(world: World) -> None:
+    ours, our_shell, *_ = world.connected()
+    [pipe] = world.network.pipes
+    world.network.advance(30)
+    pipe.freeze()
+    for _ in range(28):
+        our_shell.send(bytes(30_000))
+    our_shell.flush()
+    assert our_shell.core.overloaded
+    world.network.advance(45)
+    assert isinstance(ours.error, KeepaliveLost)
+
+
 def test_a_violation_of_one_that_reads_nothing_ends_at_once(world: World) -> None:
     client = raw(world)
     client.send(REQUEST)

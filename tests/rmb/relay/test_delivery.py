@@ -9,10 +9,12 @@ import pytest
 from twisted.internet.defer import Deferred, fail, succeed
 
 from dmsg.eventlog import schema as ev
+from dmsg.glue.websocket import WebSocketUrl, connect_websocket
 from dmsg.rmb.core.address import SessionAddress
 from dmsg.rmb.core.errors import RelayProblem
 from dmsg.rmb.core.wire import Envelope
 from dmsg.rmb.relay.errors import StoreFull, StoreUnavailable
+from dmsg.testing.link import Link
 
 from .conftest import Client, World, result_of
 
@@ -256,6 +258,20 @@ def test_a_session_that_takes_a_little_now_and_then_is_not_cut(world: World) -> 
         bob.shell.hold("test", False)
         world.settle()
     assert not bob.lost and len(bob.received) == 103
+
+
+def test_a_session_whose_network_takes_a_minute_and_a_half_for_one_long_envelope_gets_it(world: World) -> None:
+    alice = world.connect(1)
+    bob, slow = Client(world, SessionAddress(2)), Link(world.network, bits_per_s=80_000, buffer_bytes=32 * 1024)
+    url = WebSocketUrl.parse(f"ws://relay/?{world.token(bob.address)}")
+    opening = connect_websocket(world.network.through(slow), url, bob)
+    world.network.advance(1)
+    assert result_of(opening).open
+    alice.send(alice.envelope(2, uid="long", plain=bytes(900_000)))
+    world.network.advance(60)
+    alice.send(alice.envelope(2, uid="next"))
+    world.network.advance(40)
+    assert uids(bob) == ["long", "next"] and not bob.lost
 
 
 def test_all_that_waits_is_bounded_and_the_network_that_has_most_gives_way(make_world: Callable[..., World]) -> None:
