@@ -363,7 +363,7 @@ class StreamTransport(ABC, Generic[S]):
         return False
 
     def _cut_error(self) -> DmsgError:
-        """Why an end is none in order when something was written that the peer did not take."""
+        """Why an orderly end counts as a loss: something was written that the peer did not take."""
         return DmsgError("the peer closed without taking all that was written")
 
     def _close_stream(self) -> None:
@@ -396,7 +396,7 @@ class StreamTransport(ABC, Generic[S]):
         self._deadlines.await_reading(self)
 
     def _unless_cut(self, reason: Failure) -> Failure:
-        """``reason``, but no end in order: something was written that the peer did not take."""
+        """``reason``; an orderly end becomes a loss, because something was written that the peer did not take."""
         return Failure(TransportLost(self._cut_error())) if reason.check(ConnectionDone) else reason
 
     def guarded(self, call: Callable[..., object], *arguments: object) -> None:

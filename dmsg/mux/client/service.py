@@ -43,7 +43,7 @@ from dmsg.relays.choice import RelayChoice
 from dmsg.sansio.backoff import Backoff
 from dmsg.sansio.rate import TokenBucket
 
-#: What is missing of a move is looked at no sooner than this, in seconds, however little it is: floats do not add up.
+#: A move that may not be made yet is tried again after this time at least, in seconds: sums of floats fall short of what is due.
 _SHORTEST_WAIT_S: Final = 0.001
 
 
