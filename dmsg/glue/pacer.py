@@ -10,8 +10,8 @@ from twisted.internet.interfaces import IDelayedCall, IReactorTime
 
 #: Cheap things done in one turn: refusing 8 strangers takes as long as one expensive thing.
 _CHEAP_A_TURN: Final = 8
-#: One expensive thing more is done in a turn for so many that wait. On a busy relay a turn takes 10 ms: 512 strangers would
-#: wait longer than a handshake may take if each turn did only one.
+#: A turn does one more expensive thing for each 64 that wait. On a busy relay a turn takes 10 ms: with one a turn, the last of
+#: 512 strangers would wait longer than a handshake may take.
 _WAITING_FOR_ANOTHER: Final = 64
 
 

@@ -181,7 +181,7 @@ class Router(Protocol):
 
     @property
     def limits(self) -> ServingLimits:
-        """What it takes of each client."""
+        """The limits of each client."""
 
     def route(self, member: Any, data: bytes, now: float) -> Sequence[object]:
         """Take bytes that ``member`` received."""

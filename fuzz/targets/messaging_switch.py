@@ -225,7 +225,7 @@ class _World(World):
         return "" if _is_point(payload[KEY_BYTES:]) else "malformed"
 
     def _full(self, member: Member, target: Member) -> str:
-        """Why there is no room at all, whoever asks."""
+        """Why the relay has no room, for any client that asks."""
         if member.dials + member.incoming.count >= self.limits.transports_per_connection:
             return "busy"
         return "busy" if target.control_backlog_bytes > self.limits.control_backlog_bytes else ""

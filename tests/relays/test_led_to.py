@@ -48,7 +48,7 @@ class Net(LocalNetwork):
         except DialError:
             self.reactor.advance(6.0)  # until the entry is asked for again
         else:
-            raise AssertionError("nobody is there")
+            raise AssertionError("no relay is there")
 
     async def published(self) -> set[PublicKey]:
         assert self.discovery is not None

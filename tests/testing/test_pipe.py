@@ -182,7 +182,7 @@ def test_half_close(clock):
 
 @pytest.mark.parametrize("late", [False, True])
 def test_who_goes_on_to_write_to_an_end_that_is_gone_is_told_even_if_it_does_not_read(ends, clock, late):
-    """The end of the stream waits to be read. What is sent to nobody is answered with a reset, as TCP does it."""
+    """The end of the stream waits to be read. The end that is gone answers what is sent to it with a reset, as TCP does it."""
     paused, other = ends
     Pipe(clock, delay_s=0.5).connect(paused, other)
     paused.transport.pauseProducing()
@@ -193,7 +193,7 @@ def test_who_goes_on_to_write_to_an_end_that_is_gone_is_told_even_if_it_does_not
     clock.advance(0)
     if late:
         clock.pump([1, 1])
-        paused.transport.write(b"for nobody")
+        paused.transport.write(b"too late")
         clock.advance(0)
     clock.advance(0.9)
     paused.transport.write(b"the reset is still on its way")

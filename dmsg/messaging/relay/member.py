@@ -55,7 +55,7 @@ class Router(any_protocol.Router, Protocol):
 
     @property
     def limits(self) -> RelayLimits:
-        """What it takes of each client."""
+        """The limits of each client."""
 
 
 class Member(any_protocol.Member[Leg]):

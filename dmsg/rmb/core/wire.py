@@ -27,7 +27,7 @@ def parse_envelope(data: bytes) -> Envelope:
 
 
 def outline(envelope: Envelope) -> Envelope:
-    """What is to be known of an envelope that is kept for a while: all but payload, signature, federation and relays.
+    """A copy of the fields that are needed while an envelope waits: all but payload, signature, federation and relays.
 
     A parsed envelope keeps everything that stood in it, fields that are not known and earlier ones of a oneof, too, and
     takes up to 13 times the bytes that came.
