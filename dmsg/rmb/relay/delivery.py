@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, Final, Protocol
 
-from twisted.internet.defer import Deferred, ensureDeferred, gatherResults
+from twisted.internet.defer import CancelledError, Deferred, ensureDeferred, gatherResults
 from twisted.internet.interfaces import IDelayedCall, IReactorTime
 from twisted.internet.task import deferLater
 from twisted.logger import Logger
@@ -155,6 +155,8 @@ class Delivery:
             return RelayProblem.NOT_STORED
         except StoreError as error:
             self._complain("an envelope cannot be stored", error)
+            return RelayProblem.NOT_STORED
+        except CancelledError:  # the post it came with took too long, or the relay stops
             return RelayProblem.NOT_STORED
         except Exception:  # a bug costs this one envelope, and the session goes on
             _log.failure("an envelope cannot be routed")

@@ -682,3 +682,18 @@ def test_what_another_relay_brings_goes_to_the_session_or_waits_for_it(world: Wo
     envelope.tags = ""
     assert accept(world, envelope) == 202 and stored(world, 2) == ["a"]
     assert not federation.submitted and not federation.asked  # what a relay brings goes to no other one
+
+
+def test_what_is_given_up_while_the_store_does_not_answer_is_refused_without_a_traceback(
+    world: World, monkeypatch: pytest.MonkeyPatch, logged_errors: Any
+) -> None:
+    """A post has 2 seconds, with up to 1,024 envelopes: each would have written one."""
+    world.registry.add(2)
+    monkeypatch.setattr(world.store, "push", lambda *arguments: Deferred())
+    envelope = world.connect(1).envelope(2, uid="late")
+    data = envelope if isinstance(envelope, bytes) else envelope.SerializeToString()
+    statuses: list[int] = []
+    accepting = world.relay.delivery.accept(Envelope.FromString(data), data, False)
+    accepting.addCallback(statuses.append)
+    accepting.cancel()
+    assert statuses == [503] and not logged_errors.events()
