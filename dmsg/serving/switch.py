@@ -142,9 +142,10 @@ class Switch(ABC, Generic[M, L]):
         """Why a request of ``member`` is not passed on to ``target``, or ``None``. Takes a token of the target's rate."""
         if not self._rates.take(member, target, self.now):
             return Ending.RATE_LIMITED
-        most = self.limits.control_backlog_bytes
-        if target.control_backlog_bytes > (most if self._rates.known(member, target) else most // 2):
-            return Ending.BUSY  # what strangers have asked takes half of it, so that those it knows get through
+        waiting, most = target.control_backlog_bytes, self.limits.control_backlog_bytes
+        # What strangers have asked takes half of it, so that those the target knows get through.
+        if waiting > most // 2 and (waiting > most or not self._rates.known(member, target)):
+            return Ending.BUSY
         return None if self._places.may_ask(member, target, self.now) else Ending.BUSY
 
     def _ask(self, asking: L, asked: L, events: list[SwitchEvent]) -> None:
