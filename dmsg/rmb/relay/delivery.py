@@ -26,7 +26,7 @@ from dmsg.rmb.core.wire import Envelope, encode_envelope, outline, parse_envelop
 from dmsg.rmb.interfaces import ITwinRegistry
 from dmsg.rmb.relay.errors import StoreError, StoreFull
 from dmsg.rmb.relay.lanes import Room
-from dmsg.rmb.relay.line import Line
+from dmsg.rmb.relay.line import Line, Pushes
 from dmsg.rmb.relay.lookups import LookUps
 from dmsg.rmb.relay.session import Session
 from dmsg.rmb.relay.stores.base import QueueStore
@@ -91,6 +91,7 @@ class Delivery:
         self._limits = switch.limits
         self._look_ups = LookUps(registry)
         self._store = store
+        self._pushes = Pushes(store)
         self._domains = frozenset(domain.lower() for domain in domains)
         self._clock = clock
         self._unix_time = unix_time
@@ -186,7 +187,7 @@ class Delivery:
         if self._store.shared and await self._store.connected(to):
             return await self._keep(to, data, envelope)
         if federation is not None and federation.elsewhere(
-            envelope, data, twin, expires_at, lambda: self._run(self._park_or_answer(parcel))
+            envelope, data, twin, expires_at, lambda: self._run(self._park_or_answer(parcel, network))
         ):
             return None
         return await self._park(parcel)
@@ -199,14 +200,17 @@ class Delivery:
             return RelayProblem.OFFLINE
         return await self._keep(parcel.to, parcel.data, parcel.envelope)
 
-    async def _park_or_answer(self, parcel: Parcel) -> None:
+    async def _park_or_answer(self, parcel: Parcel, network: str) -> None:
+        size = len(parcel.data) + _PARCEL_BYTES
+        self.pending.take(network, size)  # whether there is room or not: it was taken before
         problem = await self._attempt(self._park(parcel))
+        self.pending.give_back(network, size)
         if problem is not None:
             self.answer(parcel.envelope, problem)
 
-    def _here(self, to: SessionAddress, data: bytes) -> bool:
+    def _here(self, to: SessionAddress, data: bytes, *, is_new: bool = True) -> bool:
         """Hand it to the session if it has come meanwhile."""
-        if not self._switch.deliver(to, data):
+        if not self._switch.deliver(to, data, is_new=is_new):
             return False
         self._flush()
         return True
@@ -227,6 +231,9 @@ class Delivery:
         connected_only = connected_only or fails_fast(envelope.tags)
         if connected_only and not self._store.shared and to not in self._switch.sessions:
             return _OFFLINE
+        if self._pushes.waiting_bytes + len(data) > self._limits.queued_total_bytes:
+            self._switch.note(envelope.source.twin, RelayProblem.NOT_STORED)
+            return _UNAVAILABLE
         return ensureDeferred(self._accept(Parcel(outline(envelope), data, to, None), connected_only))
 
     async def _accept(self, parcel: Parcel, connected_only: bool) -> int:
@@ -267,7 +274,7 @@ class Delivery:
             session.stored = True
             earlier = [] if self._clock.seconds() < session.full_until else session.take_behind()
             if earlier:
-                self._bring_back(to, [], earlier)
+                self._bring_back(session, [], earlier)
         self._pushing[to] += 1
         try:
             line = self._lines.get(to)
@@ -281,7 +288,7 @@ class Delivery:
                 if self._has_no_room(to, envelope):
                     return RelayProblem.NOT_STORED
                 until_s = now_s + min(left_s, self._limits.stored_s)
-                pushing = self._store.push(to, data, now_s, until_s, envelope.source.twin)
+                pushing = self._pushes.push(to, data, now_s, until_s, envelope.source.twin)
             finally:
                 if line is not None:
                     self._next(to, line)  # a store keeps the order in which it was asked
@@ -318,11 +325,11 @@ class Delivery:
             return None
         self._pushing[to] += 1
         try:
-            await self._store.push(to, data, now_s, now_s + min(left_s, self._limits.stored_s), source)
+            await self._pushes.push(to, data, now_s, now_s + min(left_s, self._limits.stored_s), source)
         except StoreFull as full:
             return full
         except StoreError as error:
-            if not self._here(to, data):
+            if not self._here(to, data, is_new=False):
                 self._lose(data, error)
             return error
         finally:
@@ -415,16 +422,20 @@ class Delivery:
             call.cancel()
         done, unwritten = session.written_ids(), session.take_unwritten()
         if done or unwritten:
-            self._bring_back(session.address, done, unwritten)
+            self._bring_back(session, done, unwritten)
 
-    def _bring_back(self, address: SessionAddress, done: list[str], unwritten: list[bytes]) -> None:
+    def _bring_back(self, session: Session, done: list[str], unwritten: list[bytes]) -> None:
         """Put into the store what a session was not given, before what comes for it later; delete there what it was given."""
-        line = self._lines.get(address)
+        line = self._lines.get(session.address)
         if line is None:
-            line = self._lines[address] = Line()
-        self._run(self._return(address, line, done, unwritten))
+            line = self._lines[session.address] = Line()
+        self._run(self._return(session.address, session.origin.network, line, done, unwritten))
 
-    async def _return(self, address: SessionAddress, line: Line, done: list[str], unwritten: list[bytes]) -> None:
+    async def _return(
+        self, address: SessionAddress, network: str, line: Line, done: list[str], unwritten: list[bytes]
+    ) -> None:
+        size = sum(map(len, unwritten))
+        self._switch.returning.take(network, size)
         await line.turn()
         try:
             at = 0
@@ -447,6 +458,7 @@ class Delivery:
         except StoreError as error:
             self._complain("delivered envelopes cannot be deleted", error)
         finally:
+            self._switch.returning.give_back(network, size)
             self._next(address, line)
             self.stored(address)
 

@@ -75,11 +75,11 @@ class Room:
     def give_back(self, key: object, size: int) -> None:
         """Give it back."""
         self.used -= size
-        left = self._taken[key] - size
+        left = self._taken.get(key, 0) - size
         if left:
             self._taken[key] = left
         else:
-            del self._taken[key]
+            self._taken.pop(key, None)
 
 
 class Held:

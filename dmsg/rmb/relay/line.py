@@ -1,8 +1,15 @@
-"""Those who put something into a relay's store, one after the other."""
+"""Those who put something into a relay's store, one after the other, and what the store has not answered yet."""
 
 from __future__ import annotations
 
+from typing import Any
+
+from twisted.internet.defer import Deferred
+
+from dmsg.discovery.stores.rules import shielded
 from dmsg.glue.waiters import Waiters
+from dmsg.rmb.core.address import SessionAddress
+from dmsg.rmb.relay.stores.base import QueueStore
 
 
 class Line:
@@ -31,3 +38,25 @@ class Line:
             self._waiting.fire_first(None)
         self._calling = False
         return self._free == self._places
+
+
+class Pushes:
+    """Gives envelopes to ``store``, and counts the bytes of those that it has not answered."""
+
+    __slots__ = ("_store", "waiting_bytes")
+
+    def __init__(self, store: QueueStore) -> None:
+        self._store = store
+        self.waiting_bytes = 0
+
+    def push(self, session: SessionAddress, data: bytes, now: float, expires_at: float, source: int) -> Deferred[bool]:
+        """See :meth:`~dmsg.rmb.relay.stores.base.QueueStore.push`. The store has it also when the caller gives up."""
+        size = len(data)
+
+        def answered(outcome: Any) -> Any:
+            self.waiting_bytes -= size
+            return outcome
+
+        pushing = self._store.push(session, data, now, expires_at, source)
+        self.waiting_bytes += size
+        return shielded(pushing.addBoth(answered))

@@ -142,7 +142,7 @@ class RmbRelay(Service):
         """Levels for the metrics."""
         return {
             "sessions": len(self.switch.sessions),
-            "queued_bytes": self.switch.waiting_bytes,
+            "queued_bytes": self.switch.waiting_bytes + self.switch.returning.used,
             "pending_bytes": self.delivery.pending.used,
             "stalled_sessions": len(self.switch.stalled),
         }

@@ -14,6 +14,7 @@ from dmsg.errors import RemoteProtocolError
 from dmsg.rmb.core.address import SessionAddress
 from dmsg.rmb.core.limiter import FixedWindow
 from dmsg.rmb.core.wire import Address
+from dmsg.rmb.relay.lanes import Room
 from dmsg.rmb.relay.limits import RelayLimits
 from dmsg.sansio.websocket import WRITE_BYTES, Role, State, WebSocket, WebSocketConfig
 from dmsg.sansio.websocket_frames import Closed
@@ -36,6 +37,8 @@ class Traffic:
         self.stalled: dict[Session, None] = {}
         #: Bytes of envelopes and answers that are not written yet, or that a network has not taken.
         self.waiting_bytes = 0
+        #: Bytes on their way back to the store from sessions that were not given them, by the networks of these.
+        self.returning: Room = Room(limits.queued_total_bytes)
         #: Sessions that have sent a part of a message, how much, and the sum.
         self.incoming: dict[Session, int] = {}
         self.incoming_total_bytes = 0
@@ -228,10 +231,23 @@ class Session(WebSocket):
         """All that waits for it, or that its network has not taken."""
         return self.waiting_bytes + self.said_bytes + self.buffered_bytes
 
-    def put(self, data: bytes) -> bool:
-        """Let ``data`` go out when its turn comes; ``False`` when too much waits already."""
+    def has_room(self, size: int) -> bool:
+        """Whether ``size`` bytes more may wait for it.
+
+        While much of its network is on its way back to the store, less may: that would come on top when sessions end.
+        """
+        traffic, waiting = self.traffic, self.waiting_bytes + size
+        if waiting > traffic.limits.queue_bytes:
+            return False
+        return not traffic.returning.used or traffic.returning.has(self.origin.network, waiting)
+
+    def put(self, data: bytes, *, is_new: bool = True) -> bool:
+        """Let ``data`` go out when its turn comes; ``False`` when too much waits already.
+
+        What is not new is on its way back to the store and counted there.
+        """
         size = len(data)
-        if self.waiting_bytes + size > self.traffic.limits.queue_bytes:
+        if not (self.has_room(size) if is_new else self.waiting_bytes + size <= self.traffic.limits.queue_bytes):
             return False
         (self.behind if self.stored else self.queue).append(data)
         self.waiting_bytes += size

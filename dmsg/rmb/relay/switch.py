@@ -123,7 +123,7 @@ class Switch(Traffic):
         """
         self.now = session.used_at = now
         sessions, limiter, source, dirty = self.sessions, session.limiter, session.source, self.dirty
-        queue_bytes = self.limits.queue_bytes
+        queue_bytes, is_returning = self.limits.queue_bytes, self.returning.used
         now_s, latest = int(unix_s), unix_s + MAX_AHEAD_S  # as :func:`~dmsg.rmb.core.lifetime.remaining` has it
         parcels: list[Parcel] = []
         received = queued = local = 0
@@ -148,7 +148,11 @@ class Switch(Traffic):
                 else:
                     to = (destination.twin, destination.connection if destination.HasField("connection") else None)
                     target = sessions.get(to)
-                    if target is None or target.waiting_bytes + size > queue_bytes:
+                    if (
+                        target is None
+                        or target.waiting_bytes + size > queue_bytes
+                        or (is_returning and not target.has_room(size))
+                    ):
                         if len(destination.connection) > MAX_CONNECTION_BYTES:  # no session can have such a name
                             self.refuse(envelope, RelayProblem.NO_DESTINATION, session, unix_s)
                         else:
@@ -174,10 +178,10 @@ class Switch(Traffic):
             counts.local += local
         return parcels
 
-    def deliver(self, to: SessionAddress, data: bytes) -> bool:
-        """Let ``data`` wait for the session ``to`` if it is connected and has room."""
+    def deliver(self, to: SessionAddress, data: bytes, *, is_new: bool = True) -> bool:
+        """Let ``data`` wait for the session ``to`` if it is connected and has room; see :meth:`Session.put`."""
         target = self.sessions.get(to)
-        if target is None or not target.put(data):
+        if target is None or not target.put(data, is_new=is_new):
             return False
         self.counts.local += 1
         return True

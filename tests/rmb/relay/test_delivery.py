@@ -474,6 +474,92 @@ def test_however_many_sessions_end_at_once_the_store_is_not_given_all_they_had_a
         assert stored(world, *client.address)[-100:] == [str(at) for at in range(300, 400)]
 
 
+class HungStore:
+    """A store that answers no push before :meth:`answer`."""
+
+    def __init__(self, world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.under_way: list[tuple[Deferred[bool], Any]] = []
+        self._push = world.store.push
+        self._is_hung = True
+        monkeypatch.setattr(world.store, "push", self.push)
+
+    def push(self, *arguments: Any) -> Deferred[bool]:
+        if not self._is_hung:
+            return self._push(*arguments)
+        self.under_way.append((Deferred(), arguments))
+        return self.under_way[-1][0]
+
+    def answer(self) -> None:
+        self._is_hung = False
+        for done, arguments in self.under_way:
+            self._push(*arguments).chainDeferred(done)
+        self.under_way.clear()
+
+
+def test_what_ended_sessions_were_not_given_is_bounded_while_the_store_hangs_and_nothing_that_was_taken_is_lost(
+    make_world: Callable[..., World], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world = make_world(queued_total_bytes=5_000_000, pending_total_bytes=500_000, pending_per_session=1_000)
+    alice, honest = world.connect(1), world.connect(3, host="203.0.113.3")
+    store = HungStore(world, monkeypatch)
+    for part in range(20):
+        bob = world.connect(2, host="192.0.2.66")
+        bob.shell.hold("test", True)
+        for at in range(20 * part, 20 * part + 20):
+            alice.send(alice.envelope(2, uid=str(at), plain=bytes(50_000)))
+        bob.leave()
+    refused = [uid for uid, code, _ in errors(alice) if code == 133]
+    stats = world.relay.stats()
+    assert 2_000_000 < stats["queued_bytes"] < 3_500_000 and stats["pending_bytes"] < 500_000
+    alice.send(alice.envelope(3, uid="of another network"))
+    assert uids(honest) == ["of another network"]
+    store.answer()
+    for _ in range(5):
+        world.network.advance(1)
+    # The first few were in the network's buffers.
+    taken = 400 - len(refused)
+    assert stored(world, 2) == [str(at) for at in range(3, taken)] and refused == [str(at) for at in range(taken, 400)]
+    assert world.relay.stats()["queued_bytes"] == world.relay.stats()["pending_bytes"] == 0
+
+
+def test_what_other_relays_did_not_take_counts_as_under_way_while_the_store_hangs(
+    make_world: Callable[..., World], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world = make_world(pending_total_bytes=200_000)
+    world.relay.delivery.federation = federation = Federation()
+    store = HungStore(world, monkeypatch)
+    alice = world.connect(1)
+    for at in range(50):
+        alice.send(alice.envelope(9, uid=str(at), plain=bytes(10_000)))
+        while federation.asked:
+            federation.asked.pop()()
+    refused = [uid for uid, code, _ in errors(alice) if code == 133]
+    assert len(store.under_way) < 20 and len(store.under_way) + len(refused) == 50
+    store.answer()
+    world.turn()
+    assert sorted(stored(world, 9) + refused) == sorted(str(at) for at in range(50))
+    assert world.relay.stats()["pending_bytes"] == 0
+
+
+def test_posts_that_were_given_up_count_until_a_store_that_hangs_has_answered(
+    make_world: Callable[..., World], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world = make_world(queued_total_bytes=500_000)
+    store = HungStore(world, monkeypatch)
+    envelope = world.connect(1).envelope(2, plain=bytes(10_000))
+    data = envelope.SerializeToString()
+    for _ in range(100):
+        accepting = world.relay.delivery.accept(envelope, data, False)
+        if isinstance(accepting, Deferred):
+            accepting.cancel()
+            assert result_of(accepting) == 503
+        else:
+            assert accepting == 503
+    assert 40 < len(store.under_way) < 60
+    store.answer()
+    assert accept(world, envelope) == 202
+
+
 def test_a_session_that_comes_back_while_the_store_is_away_gets_what_its_last_connection_was_not_given(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
