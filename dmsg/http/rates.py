@@ -1,4 +1,4 @@
-"""How many requests a discovery answers: for one address, for all together, and for each network at the least. Pure."""
+"""How many requests a server answers: for one address, for all together, and for each network at the least. Pure."""
 
 from __future__ import annotations
 

@@ -52,7 +52,7 @@ def _parsed(module: Any, *arguments: str, **environ: str) -> Any:
         (server, ("half-open", "half-open-per-address", "handshake-burst", "request-burst", "pair-request-burst")),
         (server, ("stranger-request-burst", "known-request-burst", "stray-burst", "handshake-burst-per-network")),
         (messaging_server, ("half-open", "handshake-burst-per-address", "request-burst")),
-        (rmb_relay, ("half-open", "handshake-burst", "post-burst", "post-addresses")),
+        (rmb_relay, ("half-open", "handshake-burst", "post-burst", "get-burst", "arrival-burst", "rate-addresses")),
         (discovery, ("get-burst", "total-post-burst", "rate-addresses")),
     ],
 )

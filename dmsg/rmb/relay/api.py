@@ -18,6 +18,7 @@ from dmsg.http.limits import HttpLimits
 from dmsg.http.server import LimitedSite, client_host
 from dmsg.rmb.core.errors import TokenRefused
 from dmsg.rmb.relay.ingest import body_limit
+from dmsg.rmb.relay.limits import arrival_rate, get_rate
 from dmsg.rmb.relay.service import RmbRelay
 from dmsg.sansio.errors import WebSocketRefused
 
@@ -37,6 +38,7 @@ class RelayApi(Resource):
         self._relay = relay
         self._pages = pages
         self._ingest = ingest
+        self._rate = get_rate(relay.limits)
 
     def render(self, request: Any) -> Any:
         """Answer ``request``."""
@@ -44,6 +46,8 @@ class RelayApi(Resource):
             return _later(request, self._upgrade(request))
         if request.method == b"POST" and request.path == b"/" and self._ingest is not None:
             return self._ingest.render(request)
+        if not self._rate.take(client_host(request), self._relay.reactor.seconds()):
+            return _too_many(request)
         page = self._pages.get(request.path)
         if page is not None and request.method in (b"GET", b"HEAD"):
             return page.render(request)
@@ -97,11 +101,19 @@ def _respond(request: Any, status: int, text: str) -> bytes:
     return b"" if request.method == b"HEAD" else body
 
 
+def _too_many(request: Any) -> bytes:
+    """Say that an address asks too often, and end its connection: a new one takes it longer, and has a rate, too."""
+    request.setHeader(b"retry-after", b"1")
+    request.setHeader(b"connection", b"close")
+    request.channel.persistent = 0
+    return _respond(request, 429, "too many requests")
+
+
 def make_site(
     relay: RmbRelay, reactor: Any, pages: Mapping[bytes, IResource], ingest: IResource | None = None
 ) -> LimitedSite:
     """The site of ``relay``. Connections count as strangers until they are sessions."""
-    limits = relay.limits
+    limits, arrivals = relay.limits, arrival_rate(relay.limits)
     site = LimitedSite(
         RelayApi(relay, pages, ingest),
         reactor=reactor,
@@ -112,6 +124,7 @@ def make_site(
             connections=limits.half_open,
             connections_per_address=limits.half_open_per_address,
         ),
+        admit=lambda host: arrivals.take(host, relay.reactor.seconds()),
     )
     site.noisy = False
     return site

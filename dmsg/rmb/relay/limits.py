@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from dmsg.http.rates import FairRate, SharedRate
+from dmsg.http.rates import FairRate, Rate, SharedRate
 from dmsg.rmb.core.limits import MAX_TOKEN_LIFETIME_S
 from dmsg.sansio.rate import check_limits
 from dmsg.serving.limits import AdmissionLimits
@@ -56,19 +56,59 @@ class RelayLimits(AdmissionLimits):
     post_burst: int = 10_000
     posts_per_s_per_network: float = 10.0
     post_burst_per_network: int = 100
-    #: Addresses and networks whose posts are counted: 200 bytes each.
-    post_addresses: int = 16_384
+    #: Requests that are neither logins nor posts, for metrics or for pages there are none of, in the same way. A Prometheus and
+    #: a web server in front ask once a second at most.
+    gets_per_s_per_address: float = 20.0
+    get_burst_per_address: int = 200
+    gets_per_s: float = 500.0
+    get_burst: int = 2_000
+    gets_per_s_per_network: float = 5.0
+    get_burst_per_network: int = 50
+    #: New connections, in the same way: an address may need one for each post and each login that it may have.
+    arrivals_per_s_per_address: float = 600.0
+    arrival_burst_per_address: int = 4_000
+    arrivals_per_s: float = 6_000.0
+    arrival_burst: int = 20_000
+    arrivals_per_s_per_network: float = 50.0
+    arrival_burst_per_network: int = 500
+    #: Addresses and networks of which each of these is counted: 200 bytes each.
+    rate_addresses: int = 16_384
 
     def __post_init__(self) -> None:
         AdmissionLimits.__post_init__(self)
-        check_limits(self, "post_addresses")
+        check_limits(self, "rate_addresses")
 
 
 def post_rate(limits: RelayLimits) -> FairRate:
     """How often each address may post."""
-    shared = SharedRate(
+    return _fair(
+        limits,
+        (limits.posts_per_s_per_address, limits.post_burst_per_address),
         (limits.posts_per_s, limits.post_burst),
         (limits.posts_per_s_per_network, limits.post_burst_per_network),
-        limits.post_addresses,
     )
-    return FairRate((limits.posts_per_s_per_address, limits.post_burst_per_address), shared, limits.post_addresses)
+
+
+def get_rate(limits: RelayLimits) -> FairRate:
+    """How often each address may ask for anything else than a login."""
+    return _fair(
+        limits,
+        (limits.gets_per_s_per_address, limits.get_burst_per_address),
+        (limits.gets_per_s, limits.get_burst),
+        (limits.gets_per_s_per_network, limits.get_burst_per_network),
+    )
+
+
+def arrival_rate(limits: RelayLimits) -> FairRate:
+    """How many connections each address may open."""
+    return _fair(
+        limits,
+        (limits.arrivals_per_s_per_address, limits.arrival_burst_per_address),
+        (limits.arrivals_per_s, limits.arrival_burst),
+        (limits.arrivals_per_s_per_network, limits.arrival_burst_per_network),
+    )
+
+
+def _fair(limits: RelayLimits, own: Rate, total: Rate, reserved: Rate) -> FairRate:
+    capacity = limits.rate_addresses
+    return FairRate(own, SharedRate(total, reserved, capacity), capacity)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -185,3 +186,48 @@ def test_any_request_has_one_of_the_documented_answers(
     assert status != 500 or b'No "Sec-WebSocket-' in answer
     assert status != 202 or (method, path.partition("?")[0]) == ("POST", "/")
     assert not world.relay.switch.sessions
+
+
+def statuses(answer: bytes) -> list[int]:
+    return [int(part.split()[0]) for part in answer.split(b"HTTP/1.1 ")[1:]]
+
+
+@pytest.mark.parametrize("path", ["/metrics", "/", "/other"])
+def test_requests_over_the_rate_of_an_address_are_refused_and_end_its_connection(
+    make_world: Callable[..., World], path: str
+) -> None:
+    world = make_world(gets_per_s_per_address=1.0, get_burst_per_address=3)
+    serve(world, CollectorRegistry())
+    ask = f"GET {path} HTTP/1.1\r\nHost: relay\r\n\r\n".encode()
+    answer = world.raw(20 * ask)
+    assert statuses(answer)[-1] == 429 and len(statuses(answer)) == 4 and 429 not in statuses(answer)[:3]
+    assert answer.lower().endswith(b"\r\n\r\ntoo many requests") and b"retry-after: 1" in answer.lower()
+    assert world.site.connections == 0
+    assert statuses(world.raw(ask)) == [429] and statuses(world.raw(ask, host="203.0.113.10")) != [429]
+    # Logins and posts have rates of their own.
+    assert get(world, "/", "POST", body=b"x")[0] == 202 and world.connect(1, host="203.0.113.9").lost is False
+    world.network.advance(1)
+    assert statuses(world.raw(ask)) != [429]
+
+
+def test_addresses_that_use_up_the_rate_of_all_do_not_keep_others_from_metrics(
+    make_world: Callable[..., World],
+) -> None:
+    world = make_world(gets_per_s=1.0, get_burst=3, gets_per_s_per_network=1.0, get_burst_per_network=1)
+    serve(world, CollectorRegistry())
+    for at in range(10):
+        world.http("GET", "/", host=f"198.51.100.{at}")
+    assert statuses(world.http("GET", "/metrics", host="198.51.100.99")) == [429]
+    assert statuses(world.http("GET", "/metrics", host="203.0.113.9")) == [200]
+
+
+def test_connections_over_the_rate_of_an_address_are_closed_before_anything_is_read(
+    make_world: Callable[..., World],
+) -> None:
+    world = make_world(arrivals_per_s_per_address=1.0, arrival_burst_per_address=3)
+    serve(world, CollectorRegistry())
+    answers = [world.http("GET", "/livez") for _ in range(5)]
+    assert list(map(bool, answers)) == [True, True, True, False, False] and world.site.refused == 2
+    assert world.http("GET", "/livez", host="203.0.113.10")
+    world.network.advance(1)
+    assert world.http("GET", "/livez")
