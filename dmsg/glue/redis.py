@@ -41,8 +41,10 @@ _NOT_NOW: Final = (
     "OOM",
     "MISCONF",  # it cannot write to its disk, and takes nothing until it can
 )
-#: In the reply to a write, also to one of a script: what answers has become a replica, and its address may be another's now.
-_DEMOTED: Final = re.compile(r"(?:^|-)READONLY ")
+#: What Redis 6 puts before the error of a command that a script called. Redis 7 gives the error as it is.
+_IN_SCRIPT: Final = re.compile(r"ERR Error running script \(call to \w+\): (?:@user_script: ?\d+: )+-?")
+#: In the reply to a write: what answers has become a replica, and its address may be another's now.
+_DEMOTED: Final = "READONLY "
 #: A connection is given up for that at most so often, in seconds: there may be nothing else at its address.
 DEMOTED_S: Final = 5.0
 
@@ -54,9 +56,15 @@ def _digest(script: str) -> str:
     return hashlib.sha1(script.encode(), usedforsecurity=False).hexdigest()
 
 
-def _refusal(text: str) -> RedisAway | RedisRefused:
-    is_later = text.startswith(_NOT_NOW) or _DEMOTED.search(text) is not None
-    return RedisAway(text, maybe_done=False) if is_later else RedisRefused(text)
+def _error_of(reply: ReplyError) -> str:
+    """The error itself, of a script as of a command."""
+    found = _IN_SCRIPT.match(reply.text)
+    return reply.text if found is None else reply.text[found.end() :]
+
+
+def _refusal(reply: ReplyError) -> RedisAway | RedisRefused:
+    text = _error_of(reply)
+    return RedisAway(text, maybe_done=False) if text.startswith(_NOT_NOW) else RedisRefused(text)
 
 
 class RedisConnection:
@@ -206,14 +214,16 @@ class RedisConnection:
 
     def handle_events(self, shell: Shell, events: Sequence[Any]) -> None:
         """Hand out the replies."""
-        if not self.problem and any(isinstance(one, ReplyError) and _DEMOTED.search(one.text) for one in events):
+        if not self.problem and any(
+            isinstance(one, ReplyError) and _error_of(one).startswith(_DEMOTED) for one in events
+        ):
             self._leave_replica(shell)
         for reply in events:
             waiting = self._replies.popleft()
             if waiting.called:
                 continue  # cancelled
             if isinstance(reply, ReplyError):
-                waiting.errback(_refusal(reply.text))
+                waiting.errback(_refusal(reply))
             else:
                 waiting.callback(reply)
 

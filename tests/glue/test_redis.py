@@ -149,6 +149,41 @@ def test_not_now_is_no_refusal(world: Any, reply: bytes) -> None:
 
 
 @pytest.mark.parametrize(
+    "error",
+    [
+        b"OOM command not allowed when used memory > 'maxmemory'.",
+        b"MISCONF Errors writing to the AOF file: No space left on device",
+        b"NOREPLICAS Not enough good replicas to write.",
+        b"LOADING Redis is loading the dataset in memory",
+    ],
+)
+def test_not_now_is_no_refusal_when_redis_6_says_it_of_a_script(world: Any, error: bytes) -> None:
+    world.listen()
+    found = world.outcome(world.redis.eval("return redis.call('SET', 'a', 'b')", ()))
+    world.settle()
+    wrapped = b"-ERR Error running script (call to f_6bcd): @user_script:1: @user_script: 1: -%b\r\n" % error
+    world.servers[0].transport.write(wrapped)
+    world.settle()
+    assert isinstance(found[0], RedisAway) and not found[0].maybe_done and found[0].reason == error.decode()
+
+
+@pytest.mark.parametrize(
+    "reply",
+    [
+        b"ERR Error running script (call to f_6bcd): @user_script:1: WRONGTYPE Operation against a key -OOM command",
+        b"ERR unknown command 'X', with args beginning with: '-MISCONF Redis'",
+    ],
+)
+def test_words_within_an_error_do_not_mean_not_now(world: Any, reply: bytes) -> None:
+    world.listen()
+    found = world.outcome(world.redis.call("X", "-MISCONF Redis"))
+    world.settle()
+    world.servers[0].transport.write(b"-%b\r\n" % reply)
+    world.settle()
+    assert isinstance(found[0], RedisRefused)
+
+
+@pytest.mark.parametrize(
     "reply", [b"READONLY You can't write.", b"ERR Error running script (call to f_1): @user_script: 1: -READONLY You"]
 )
 def test_what_has_become_a_replica_is_left_for_what_is_at_its_address_now(world: Any, reply: bytes) -> None:
