@@ -18,6 +18,8 @@ LOCAL_TAKEN: Final = f"{LOCAL}.taken"
 REPLY_TAKEN: Final = f"{REPLY}.taken"
 #: What a note about a request under way is called, before its uid.
 BACKLOG: Final = f"{_PREFIX}backlog."
+#: What a mark is called that an answer without a note has been pushed, before a uid.
+PUSHED: Final = f"{_PREFIX}system.pushed."
 #: First words of commands that would name lists and notes of the peer itself.
 _RESERVED: Final = frozenset({"system", "backlog"})
 #: First word of commands that the peer answers itself.

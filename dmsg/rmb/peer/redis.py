@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from enum import Enum
 from typing import Any, Final
 
 from dmsg.address import RedisAddress
@@ -19,16 +18,12 @@ length = redis.call('LPUSH', KEYS[1], ARGV[1])
 redis.call('EXPIRE', KEYS[1], ARGV[4])
 return length
 """
-# KEYS: note, list. ARGV: message, most messages, seconds the list is kept, and what tells that it has been pushed already: "" for
-# nothing, "note" for a missing note, "list" for the message among the newest ones.
+# KEYS: note, list, and perhaps a mark. ARGV: message, most messages, seconds the list is kept, "1" if a missing note tells that
+# it has been pushed already, seconds the mark is kept, which tells so if it is there.
 _PUSH_ONCE: Final = """
 local there = redis.call('DEL', KEYS[1])
-if ARGV[4] == 'note' and there == 0 then return 0 end
-if ARGV[4] == 'list' then
-    for _, found in ipairs(redis.call('LRANGE', KEYS[2], 0, 99)) do
-        if found == ARGV[1] then return 0 end
-    end
-end
+if ARGV[4] == '1' and there == 0 then return 0 end
+if KEYS[3] and not redis.call('SET', KEYS[3], '', 'EX', ARGV[5], 'NX') then return 0 end
 redis.call('LPUSH', KEYS[2], ARGV[1])
 redis.call('LTRIM', KEYS[2], 0, ARGV[2] - 1)
 redis.call('EXPIRE', KEYS[2], ARGV[3])
@@ -50,17 +45,6 @@ while data do
 end
 return 1
 """
-
-
-class Doubt(Enum):
-    """What tells whether a message was pushed before, by an attempt whose outcome is not known."""
-
-    #: There was no such attempt.
-    NONE = ""
-    #: It was if its note, which is known to have been written, is gone.
-    NOTE = "note"
-    #: It was if it is in the list. It may be gone from there, too, but nothing better is known.
-    LIST = "list"
 
 
 class RedisLists:
@@ -98,13 +82,25 @@ class RedisLists:
         return int(await self.redis.call(*words, wait_s=wait_s))
 
     async def push_once(
-        self, note: str, key: str, data: bytes, *, most: int, keep_s: int, doubt: Doubt, wait_s: float
+        self,
+        note: str,
+        key: str,
+        data: bytes,
+        *,
+        most: int,
+        keep_s: int,
+        note_tells: bool = False,
+        mark: str = "",
+        mark_s: int = 1,
+        wait_s: float,
     ) -> bool:
         """Append, drop all but the newest ``most``, keep the list for ``keep_s`` and remove a note, all in one.
 
-        If the message has been pushed before, as far as ``doubt`` tells, nothing happens (``False``).
+        If the message has been pushed before, nothing happens (``False``). The note tells so if it was written for certain:
+        then it is gone. Else ``mark`` does, a key that is written with the message, and kept for ``mark_s``.
         """
-        words = ("EVAL", _PUSH_ONCE, 2, note, key, data, most, keep_s, doubt.value)
+        keys = (note, key, mark) if mark else (note, key)
+        words = ("EVAL", _PUSH_ONCE, len(keys), *keys, data, most, keep_s, int(note_tells), mark_s)
         return bool(await self.redis.call(*words, wait_s=wait_s))
 
     async def forget(self, notes: Sequence[str]) -> None:

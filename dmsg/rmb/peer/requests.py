@@ -27,8 +27,8 @@ from dmsg.rmb.core.errors import EnvelopeExpired, InvalidMessage, MalformedEnvel
 from dmsg.rmb.core.limits import MAX_TTL_S
 from dmsg.rmb.core.messages import IncomingResponse, JsonError, OutgoingRequest
 from dmsg.rmb.core.wire import Envelope, parse_backlog
-from dmsg.rmb.peer.commands import BACKLOG, LOCAL, LOCAL_TAKEN
-from dmsg.rmb.peer.redis import Doubt, RedisLists
+from dmsg.rmb.peer.commands import BACKLOG, LOCAL, LOCAL_TAKEN, PUSHED
+from dmsg.rmb.peer.redis import RedisLists
 
 _log = Logger()
 #: Answers kept in one list, and how long a list is kept after the last one, in seconds: a program that has not come for an
@@ -269,7 +269,8 @@ class Requests:
 
     async def _deliver(self, awaited: _Awaited, data: bytes) -> None:
         """Push ``data`` once, however long that takes, but not beyond the time for which its note is kept."""
-        doubt = Doubt.NONE
+        note_tells = False
+        mark = "" if awaited.noted else PUSHED + self._new_uid()
         self._waiting_bytes += len(data)
         give_up_at = max(awaited.ends_at, self._now_s()) + NOTE_GRACE_S
         try:
@@ -281,18 +282,22 @@ class Requests:
                         data,
                         most=KEPT_ANSWERS,
                         keep_s=KEEP_ANSWERS_S,
-                        doubt=doubt,
+                        note_tells=note_tells,
+                        mark=mark,
+                        mark_s=int(left_s) + 1,
                         wait_s=left_s,
                     )
-                    return
+                    break
                 except RedisAway as away:
-                    if away.maybe_done:
-                        doubt = Doubt.NOTE if awaited.noted else Doubt.LIST
+                    note_tells = note_tells or (away.maybe_done and not mark)
                 await deferLater(self._clock, RETRY_S)
         except RedisRefused as refused:
             _log.info("an answer was dropped: {reason}", reason=refused.reason)
         finally:
             self._waiting_bytes -= len(data)
+        if mark:
+            with suppress(RedisAway, RedisRefused):
+                await self._lists.forget([mark])
 
     async def _put_back(self, request: OutgoingRequest, awaited: _Awaited) -> None:
         with suppress(RedisAway, RedisRefused):

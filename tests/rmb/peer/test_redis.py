@@ -12,7 +12,7 @@ from twisted.internet.defer import Deferred
 from dmsg.address import RedisAddress
 from dmsg.glue.errors import RedisAway, RedisRefused
 from dmsg.glue.redis import Taker
-from dmsg.rmb.peer.redis import Doubt, RedisLists
+from dmsg.rmb.peer.redis import RedisLists
 
 ROOM = {"most": 3, "most_bytes": 1 << 20, "keep_s": 60, "wait_s": 5.0}
 
@@ -65,16 +65,20 @@ async def test_a_list_of_large_messages_is_full_before_its_number_is_reached(lis
 
 @pytest_twisted.ensureDeferred
 async def test_a_message_is_pushed_once_however_often_it_is_tried(lists: Any) -> None:
-    async def push(note: str, data: bytes, doubt: Doubt) -> bool:
-        return await lists.push_once(note, "list", data, most=2, keep_s=60, doubt=doubt, wait_s=5.0)
+    async def push(note: str, data: bytes, **options: Any) -> bool:
+        return await lists.push_once(note, "list", data, most=2, keep_s=60, wait_s=5.0, **options)
 
     await lists.redis.call("SETEX", "note", 60, b"x")
-    assert await push("note", b"one", Doubt.NOTE)
-    assert not await push("note", b"one", Doubt.NOTE)
-    assert not await push("missing", b"one", Doubt.LIST)
+    assert await push("note", b"one", note_tells=True)
+    assert not await push("note", b"one", note_tells=True)
     assert await ask(lists, "lrange", "list", 0, -1) == [b"one"]
-    assert await push("missing", b"two", Doubt.LIST)
-    assert await push("missing", b"three", Doubt.NONE)
+    assert await push("missing", b"two", mark="mark", mark_s=60)
+    assert 50 < await ask(lists, "ttl", "mark") <= 60
+    await ask(lists, "rpop", "list")
+    await ask(lists, "rpop", "list")
+    assert not await push("missing", b"two", mark="mark", mark_s=60)
+    assert await ask(lists, "llen", "list") == 0
+    assert await push("missing", b"two") and await push("missing", b"three")
     assert await ask(lists, "lrange", "list", 0, -1) == [b"three", b"two"]
     assert 50 < await ask(lists, "ttl", "list") <= 60
 

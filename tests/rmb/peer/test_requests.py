@@ -15,12 +15,14 @@ import pytest
 import pytest_twisted
 from twisted.internet.task import deferLater
 
+from dmsg.glue.errors import RedisAway
 from dmsg.glue.waiters import Waiters
 from dmsg.rmb.client.errors import CallRefused, NotConnected, TwinUnknown
 from dmsg.rmb.core.address import SessionAddress
 from dmsg.rmb.core.wire import Backlog, Envelope, parse_envelope
 from dmsg.rmb.peer import requests
 from dmsg.rmb.peer.commands import BACKLOG, LOCAL, LOCAL_TAKEN, REPLY, REPLY_TAKEN
+from dmsg.rmb.peer.redis import RedisLists
 
 from .conftest import Peer, answer_to
 
@@ -298,6 +300,36 @@ async def test_an_answer_waits_for_a_redis_that_is_away_and_comes_once(make_peer
     redis_process.start()
     assert (await peer.take("answers"))["dat"] == base64.b64encode(b"kept").decode()
     assert await peer.take("answers", 1) is None
+
+
+@pytest.mark.parametrize("members", [{"dst": []}, {}])
+@pytest_twisted.ensureDeferred
+async def test_an_answer_that_was_taken_before_redis_stopped_is_not_pushed_again(
+    peer: Peer, monkeypatch: Any, members: Any
+) -> None:
+    """Redis did it, and its reply is lost: the program has the answer by then. There is no note of the first request, and
+    that of the second is not known to be there."""
+    push_once, done, tries = RedisLists.push_once, RedisLists.done, list[bool]()
+
+    async def lose_the_reply(self: RedisLists, *arguments: Any, **options: Any) -> bool:
+        tries.append(await push_once(self, *arguments, **options))
+        if len(tries) == 1:
+            assert (await peer.take("answers"))["ref"] == "mine"
+            raise RedisAway("connection lost", maybe_done=True)
+        return tries[-1]
+
+    async def away_for_a_while(self: RedisLists, *arguments: Any) -> None:
+        if len(tries) < 2:
+            raise RedisAway("connection lost", maybe_done=True)
+        await done(self, *arguments)
+
+    monkeypatch.setattr(RedisLists, "push_once", lose_the_reply)
+    monkeypatch.setattr(RedisLists, "done", away_for_a_while)
+    await peer.push(LOCAL, local(**members))
+    while len(tries) < 2 or peer.gateway.stats()["waiting_for_redis"]:
+        await peer.ask("PING")
+    assert tries == [True, False] and await peer.ask("LLEN", "answers") == 0
+    assert not await peer.ask("KEYS", "msgbus.system.pushed.*")
 
 
 @pytest_twisted.ensureDeferred
