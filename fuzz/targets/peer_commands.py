@@ -110,7 +110,7 @@ def _operations(choices: Choices) -> None:
             case 1 | 2:
                 length = choices.byte() % 4
                 one = model.lists.get(command)
-                commands.pushed(command, length, now)
+                commands.pushed(command, commands.list_made(command), length, now)
                 if one is not None and one.twin is not None:
                     one.pushed += 1
                     if length < one.pushed:

@@ -91,10 +91,17 @@ class Commands:
         self._of_twin[one.twin].move_to_end(command)
         return True
 
-    def pushed(self, command: str, length: int, now: float) -> None:
-        """A request was pushed, and the list has ``length`` now: fewer than were pushed, if a service has taken one."""
+    def list_made(self, command: str) -> object:
+        """Which list of ``command`` a request that is admitted now goes to: another one, after it has given way."""
+        return self._unserved.get(command)
+
+    def pushed(self, command: str, made: object, length: int, now: float) -> None:
+        """A request was pushed to the list that :meth:`list_made` gave, which has ``length`` now.
+
+        That is fewer than were pushed, if a service has taken one.
+        """
         one = self._unserved.get(command)
-        if one is not None:
+        if one is not None and one is made:
             one.pushed += 1
             if length < one.pushed:
                 self._drop(command)

@@ -106,6 +106,7 @@ class Services:
     async def _push(self, request: Accepted, command: str, key: str) -> tuple[int, str] | None:
         """Push ``request``, however long Redis is away; gives what to answer when it cannot be done."""
         data = IncomingRequest.of(request.envelope, request.payload).to_json()
+        made = self._commands.list_made(command)
         ends_at = self._clock.seconds() + request.remaining_s
         while (left_s := ends_at - self._clock.seconds()) > 0:
             try:
@@ -120,7 +121,7 @@ class Services:
             else:
                 if not length:
                     return PeerCode.BUSY, "too many requests are waiting for the service"
-                self._commands.pushed(command, length, self._clock.seconds())
+                self._commands.pushed(command, made, length, self._clock.seconds())
                 return None
             await deferLater(self._clock, RETRY_S)
         return None

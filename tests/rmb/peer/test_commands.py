@@ -69,27 +69,27 @@ def test_a_list_that_a_service_takes_from_counts_no_more() -> None:
     commands = Commands()
     for number in range(2 * UNSERVED_COMMANDS):
         assert commands.admit(f"a{number}", 1, 0)
-        commands.pushed(f"a{number}", 1, 0)
+        commands.pushed(f"a{number}", commands.list_made(f"a{number}"), 1, 0)
         assert commands.admit(f"a{number}", 1, 0)
-        commands.pushed(f"a{number}", 1, 0)  # the first one is gone
+        commands.pushed(f"a{number}", commands.list_made(f"a{number}"), 1, 0)  # the first one is gone
         assert commands.admit(f"a{number}", 1, 0)
-        commands.pushed(f"a{number}", 7, 0)
+        commands.pushed(f"a{number}", commands.list_made(f"a{number}"), 7, 0)
 
 
 def test_lists_that_have_expired_count_no_more() -> None:
     commands = Commands()
     for number in range(UNSERVED_COMMANDS_OF_A_TWIN):
         commands.admit(f"a{number}", 1, 0)
-        commands.pushed(f"a{number}", 1, 0)
+        commands.pushed(f"a{number}", commands.list_made(f"a{number}"), 1, 0)
     assert not commands.admit("b", 1, KEEP_COMMAND_S - 1)
     assert commands.admit("b", 1, KEEP_COMMAND_S)
-    commands.pushed("b", 1, KEEP_COMMAND_S)
+    commands.pushed("b", commands.list_made("b"), 1, KEEP_COMMAND_S)
     commands.admit("b", 1, KEEP_COMMAND_S)
-    commands.pushed("b", 1, KEEP_COMMAND_S)
+    commands.pushed("b", commands.list_made("b"), 1, KEEP_COMMAND_S)
     assert commands.admit("c", 1, 3 * KEEP_COMMAND_S)
 
 
 def test_commands_that_nobody_pushed_are_not_known() -> None:
     commands = Commands()
-    commands.pushed("a", 0, 0)
+    commands.pushed("a", commands.list_made("a"), 0, 0)
     assert commands.admit("a", 1, 0)

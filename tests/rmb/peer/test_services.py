@@ -124,6 +124,26 @@ async def test_many_twins_cannot_fill_redis_with_lists_and_leave_one_to_another(
 
 
 @pytest_twisted.ensureDeferred
+async def test_a_list_that_is_removed_while_a_request_is_pushed_counts_when_it_is_made_again(
+    peer: Peer, monkeypatch: Any
+) -> None:
+    """It is shorter than it was, as if a service had taken from it: then it would count for nothing."""
+    monkeypatch.setattr(commands, "UNSERVED_COMMANDS", 5)
+    for twin, command in ((7, "a"), (7, "b"), (7, "c"), (8, "d"), (9, "e")):
+        peer.gateway.request_received(request_of(twin, command))
+    while peer.gateway.stats()["waiting_for_redis"]:
+        await peer.ask("PING")
+    for twin, command in ((7, "a"), (7, "b"), (7, "c"), (10, "f"), (11, "a"), (12, "g"), (13, "h"), (14, "i")):
+        peer.gateway.request_received(request_of(twin, command))
+    while peer.gateway.stats()["waiting_for_redis"]:
+        await peer.ask("PING")
+    peer.gateway.request_received(request_of(15, "j"))
+    while peer.gateway.stats()["waiting_for_redis"]:
+        await peer.ask("PING")
+    assert await peer.ask("dbsize") == 5
+
+
+@pytest_twisted.ensureDeferred
 async def test_a_list_that_is_full_answers_that_it_is(peer: Peer, monkeypatch: Any) -> None:
     monkeypatch.setattr(services, "KEPT_REQUESTS", 3)
     for number in range(4):
