@@ -5,6 +5,8 @@ from __future__ import annotations
 import sqlite3
 import subprocess
 import sys
+import tracemalloc
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +17,7 @@ from dmsg.errors import ConfigError
 from dmsg.rmb.core.address import SessionAddress
 from dmsg.rmb.core.wire import Envelope
 from dmsg.rmb.relay.errors import StoreFull, StoreUnavailable
-from dmsg.rmb.relay.stores.base import KEPT_S, ROW_BYTES, QueueLimits
+from dmsg.rmb.relay.stores.base import KEPT_S, QUEUE_BYTES, ROW_BYTES, QueueLimits
 from dmsg.rmb.relay.stores.open import open_queues
 from dmsg.rmb.relay.stores.sqlite import QueueTable
 
@@ -247,7 +249,9 @@ async def test_a_flood_to_many_twins_does_not_keep_others_out_of_a_full_store(re
     assert await texts(store, SessionAddress(1000)) == ["fair"] * 40
 
 
-@pytest.mark.parametrize("limits", [{"queue_envelopes": 10}, {"twin_bytes": 10 * ROW_BYTES}], ids=["queue", "twin"])
+@pytest.mark.parametrize(
+    "limits", [{"queue_envelopes": 10}, {"twin_bytes": 10 * (ROW_BYTES + 8) + QUEUE_BYTES}], ids=["queue", "twin"]
+)
 @pytest_twisted.ensureDeferred
 async def test_making_room_is_as_much_work_however_much_the_largest_sender_has_elsewhere(
     reactor: Any, tmp_path: Path, limits: dict[str, int]
@@ -265,6 +269,41 @@ async def test_making_room_is_as_much_work_however_much_the_largest_sender_has_e
     assert table.push(connection, "7:x", b"", NOW, NOW + 300, 1)
     connection.close()
     assert len(steps) < 20
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        lambda at: str(at).ljust(128, "n"),
+        lambda at: f"{at:02x}".ljust(64, "ü"),
+        lambda at: "n" * 128,
+        str,
+        lambda at: "",
+    ],
+    ids=["long", "bytes", "one", "short", "none"],
+)
+@pytest_twisted.ensureDeferred
+async def test_a_full_store_has_no_more_in_memory_than_it_counts(
+    reactor: Any, tmp_path: Path, name: Callable[[int], str]
+) -> None:
+    """Whatever the sessions are called."""
+    await open_queues(f"sqlite:{tmp_path / 'queues'}", reactor).close()
+    connection = sqlite3.connect(tmp_path / "queues", isolation_level=None)
+    connection.execute("BEGIN")
+    most = 4 << 20
+    limits = QueueLimits(1 << 30, 1 << 40, 1 << 40, most)
+    tracemalloc.start()
+    try:
+        table = QueueTable(connection, limits)
+        with pytest.raises(StoreFull):
+            for at in range(1 << 20):
+                table.push(connection, f"4000000000:{name(at)}", bytes(60), NOW, NOW + 300, 7)
+        of_python, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    pages, page_bytes = (connection.execute(f"PRAGMA {what}").fetchone()[0] for what in ("page_count", "page_size"))
+    connection.close()
+    assert most // 4 < of_python + pages * page_bytes < most
 
 
 @pytest_twisted.ensureDeferred
@@ -322,6 +361,8 @@ def test_memory_comes_back_when_many_and_large_envelopes_are_gone() -> None:
 
 WRITER = """
 import sys
+import tracemalloc
+from collections.abc import Callable
 from twisted.internet import defer, reactor
 from dmsg.rmb.core.address import SessionAddress
 from dmsg.rmb.relay.stores.open import open_queues

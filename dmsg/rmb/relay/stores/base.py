@@ -19,11 +19,14 @@ from dmsg.rmb.core.address import SessionAddress
 KEPT_S: Final = 3600.0
 #: What an envelope counts for beside its own bytes: the row, its indexes, the entry of a stream.
 ROW_BYTES: Final = 256
+#: What the first one of a sender in a queue counts for beside that, where queues are counted in memory.
+QUEUE_BYTES: Final = 768
 
 
 @dataclass(frozen=True, slots=True)
 class QueueLimits:
-    """How much may wait. Bytes include :data:`ROW_BYTES` for each envelope.
+    """How much may wait. Bytes include :data:`ROW_BYTES` for each envelope; in memory or a file, twice the name of its session,
+    too, and outside the limit of one queue :data:`QUEUE_BYTES` for each sender in a queue.
 
     When a queue, the queues of a twin or the store are full, the sender with the most bytes there loses: its oldest
     envelopes make room for those of others, its own new ones are refused.

@@ -21,7 +21,7 @@ from dmsg.glue.lane import InThisThread, Lane
 from dmsg.glue.memory import give_memory_back
 from dmsg.rmb.core.address import SessionAddress
 from dmsg.rmb.relay.errors import StoreError, StoreFull, StoreUnavailable
-from dmsg.rmb.relay.stores.base import KEPT_S, ROW_BYTES, QueueLimits, Stored
+from dmsg.rmb.relay.stores.base import KEPT_S, QUEUE_BYTES, ROW_BYTES, QueueLimits, Stored
 
 #: Rows that are forgotten in one go because they have expired, and the time between two goes in seconds.
 PURGE_ROWS: Final = 1000
@@ -82,6 +82,11 @@ class _Account:
         return max(self.by_source, key=self.by_source.__getitem__)
 
 
+def _size(session: str, length: int) -> int:
+    """What an envelope of ``length`` bytes counts for. The name of its session is in the row and in an index."""
+    return length + ROW_BYTES + 2 * len(session.encode())
+
+
 def _twin(session: str) -> str:
     return session.partition(":")[0]
 
@@ -105,7 +110,7 @@ class QueueTable:
         self._queues: dict[str, _Account] = {}
         self._twins: dict[str, _Account] = {}
         for session, source, size in connection.execute("SELECT session, source, length(data) FROM waiting"):
-            self._add(session, source, size + ROW_BYTES)
+            self._add(session, source, _size(session, size))
 
     def push(
         self, connection: Connection, session: str, data: bytes, now: float, expires_at: float, source: int
@@ -116,11 +121,12 @@ class QueueTable:
         expires_at = min(expires_at, now + KEPT_S)
         if expires_at <= now:
             return False
-        size = len(data) + ROW_BYTES
+        size = _size(session, len(data))
         limits = self._limits
         self._make_room(connection, "queue", session, source, size, limits.queue_bytes, limits.queue_envelopes)
-        self._make_room(connection, "twin", session, source, size, limits.twin_bytes)
-        self._make_room(connection, "store", session, source, size, limits.store_bytes)
+        more = size + self._for_queue(session, source)
+        self._make_room(connection, "twin", session, source, more, limits.twin_bytes)
+        self._make_room(connection, "store", session, source, more, limits.store_bytes)
         connection.execute(
             "INSERT INTO waiting (session, source, expires_s, data) VALUES (?, ?, ?, ?)",
             (session, source, expires_at, data),
@@ -199,7 +205,7 @@ class QueueTable:
             evicted = 0
             for row in rows:
                 evicted += 1
-                needed -= row[3] + ROW_BYTES
+                needed -= _size(row[1], row[3])
                 if needed <= 0:
                     break
             self._delete(connection, rows[:evicted])
@@ -217,17 +223,27 @@ class QueueTable:
     def _delete(self, connection: Connection, rows: list[tuple[int, str, int, int]]) -> None:
         connection.executemany("DELETE FROM waiting WHERE id = ?", [row[:1] for row in rows])
         for _, session, source, length in rows:
-            size = length + ROW_BYTES
+            size, twin = _size(session, length), _twin(session)
+            queue, of_twin = self._queues[session], self._twins[twin]
+            queue.remove(source, size)
+            if not queue.envelopes:
+                del self._queues[session]
+            size += self._for_queue(session, source)
             self._store.remove(source, size)
-            for accounts, key in ((self._queues, session), (self._twins, _twin(session))):
-                accounts[key].remove(source, size)
-                if not accounts[key].envelopes:
-                    del accounts[key]
+            of_twin.remove(source, size)
+            if not of_twin.envelopes:
+                del self._twins[twin]
 
     def _add(self, session: str, source: int, size: int) -> None:
-        self._store.add(source, size)
+        more = size + self._for_queue(session, source)
+        self._store.add(source, more)
         self._queues.setdefault(session, _Account()).add(source, size)
-        self._twins.setdefault(_twin(session), _Account()).add(source, size)
+        self._twins.setdefault(_twin(session), _Account()).add(source, more)
+
+    def _for_queue(self, session: str, source: int) -> int:
+        """What the first envelope of ``source`` in a queue counts for beside itself, outside that queue; 0 if one is there."""
+        queue = self._queues.get(session)
+        return 0 if queue is not None and source in queue.by_source else QUEUE_BYTES
 
 
 def _open(path: str) -> Connection:
