@@ -100,14 +100,22 @@ class OutgoingRequest:
             now=self.timestamp,
         )
 
-    def envelopes(self, uid: str, now: int) -> list[Envelope]:
-        """One for each destination, all of the same ``uid``, for :meth:`~dmsg.rmb.core.sender.Sender.seal`.
+    def times(self, now: int) -> tuple[int, int]:
+        """When its envelopes are from, and for how many seconds they are good.
 
         Raises :class:`~dmsg.rmb.core.errors.EnvelopeExpired` when the request is over, or was never good.
         """
         timestamp, expiration = stamp(now, self.timestamp, min(self.expiration, MAX_TTL_S))
         if remaining(now, timestamp, expiration) is None:
             raise EnvelopeExpired
+        return timestamp, expiration
+
+    def envelopes(self, uid: str, now: int) -> list[Envelope]:
+        """One for each destination, all of the same ``uid``, for :meth:`~dmsg.rmb.core.sender.Sender.seal`.
+
+        Raises :class:`~dmsg.rmb.core.errors.EnvelopeExpired` when the request is over, or was never good.
+        """
+        timestamp, expiration = self.times(now)
         found = []
         for twin in self.destinations:
             envelope = Envelope(uid=uid, timestamp=timestamp, expiration=expiration, plain=self.payload)

@@ -132,7 +132,7 @@ class Requests:
 
         It is noted before, and not taken once more then when this process is killed.
         """
-        now = self._now_s()
+        now = int(self._now_s())
         try:
             request = OutgoingRequest.from_json(data)
         except InvalidMessage as invalid:
@@ -140,13 +140,12 @@ class Requests:
             self._refuse(invalid.reply_to, invalid.reference, "", PeerCode.WRONG_PAYLOAD, text)
             self._noting.begin(self._note(data, []))
             return
-        begun: list[tuple[OutgoingRequest, Envelope, _Awaited]] = []
+        begun: list[tuple[OutgoingRequest, str, _Awaited]] = []
         for twin in request.destinations:
             # Each has a uid of its own: an error of a relay says nothing else of whose envelope it is about.
             uid = self._new_uid()
             try:
-                one = replace(request, destinations=(twin,))
-                [envelope] = one.envelopes(uid, int(now))
+                timestamp, expiration = request.times(now)
             except EnvelopeExpired as expired:
                 self._refuse(request.reply_to, request.reference, str(twin), PeerCode.INVALID, expired.text)
                 continue
@@ -154,12 +153,13 @@ class Requests:
                 text = "too many requests to this twin are under way"
                 self._refuse(request.reply_to, request.reference, str(twin), PeerCode.BUSY, text)
                 continue
-            ends_at = float(envelope.timestamp + envelope.expiration)
-            awaited = _Awaited(BACKLOG + uid, request.reply_to, request.reference, twin, ends_at)
-            one = replace(one, timestamp=envelope.timestamp, expiration=envelope.expiration)
-            begun.append((one, envelope, awaited))
+            awaited = _Awaited(BACKLOG + uid, request.reply_to, request.reference, twin, float(timestamp + expiration))
+            one = replace(request, destinations=(twin,), timestamp=timestamp, expiration=expiration)
+            begun.append((one, uid, awaited))
         self._noting.begin(self._note(data, begun))
-        for one, envelope, awaited in begun:
+        for one, uid, awaited in begun:
+            # One after the other: each has the payload, and the exchange may have no room for all of them.
+            [envelope] = one.envelopes(uid, now)
             self._begin(one, envelope, awaited)
 
     def _begin(self, request: OutgoingRequest, envelope: Envelope, awaited: _Awaited) -> None:
@@ -238,7 +238,7 @@ class Requests:
 
     # --- to the lists ------------------------------------------------------------------------------------------------
 
-    async def _note(self, data: bytes, begun: list[tuple[OutgoingRequest, Envelope, _Awaited]]) -> None:
+    async def _note(self, data: bytes, begun: list[tuple[OutgoingRequest, str, _Awaited]]) -> None:
         """Put notes in the place of the message that was taken.
 
         Not waited for: the answer, which comes later, is pushed over the same connection, and removes its note.
@@ -315,8 +315,8 @@ class Requests:
         await self._noting.end(ends_at - self._clock.seconds(), self._clock)
 
 
-def _note_of(request: OutgoingRequest, envelope: Envelope, awaited: _Awaited) -> tuple[str, int, bytes]:
-    note = request.backlog(envelope.uid, envelope.timestamp)
+def _note_of(request: OutgoingRequest, uid: str, awaited: _Awaited) -> tuple[str, int, bytes]:
+    note = request.backlog(uid, request.timestamp)
     note.destination, note.expires = awaited.twin, int(awaited.ends_at)
     return awaited.note, note.ttl + NOTE_GRACE_S, note.SerializeToString()
 

@@ -17,8 +17,10 @@ from twisted.internet.task import deferLater
 
 from dmsg.glue.errors import RedisAway
 from dmsg.glue.waiters import Waiters
-from dmsg.rmb.client.errors import CallRefused, NotConnected, TwinUnknown
+from dmsg.rmb.client.errors import CallRefused, NotConnected, TooMuchUnderWay, TwinUnknown
+from dmsg.rmb.client.exchange import Accepted
 from dmsg.rmb.core.address import SessionAddress
+from dmsg.rmb.core.messages import OutgoingRequest
 from dmsg.rmb.core.wire import Backlog, Envelope, parse_envelope
 from dmsg.rmb.peer import requests
 from dmsg.rmb.peer.commands import BACKLOG, LOCAL, LOCAL_TAKEN, REPLY, REPLY_TAKEN
@@ -66,6 +68,31 @@ async def test_a_list_of_answers_that_nobody_takes_expires(peer: Peer) -> None:
     await peer.push(LOCAL, local(ret="others"))
     await peer.take("others")
     assert 3000 < await peer.ask("ttl", "answers") <= 3600
+
+
+@pytest_twisted.ensureDeferred
+async def test_a_long_payload_for_many_destinations_is_in_memory_as_often_as_there_is_room_for_it(
+    peer: Peer, monkeypatch: Any
+) -> None:
+    """256 times 1 MiB, else. The bytes of an envelope are not Python's, so the envelopes are counted."""
+    envelopes, made, asked, most = OutgoingRequest.envelopes, 0, 0, 0
+
+    def make(self: OutgoingRequest, uid: str, now: int) -> list[Envelope]:
+        nonlocal made
+        made += 1
+        return envelopes(self, uid, now)
+
+    async def full(envelope: Envelope, timeout_s: float) -> Accepted:
+        nonlocal asked, most
+        most = max(most, made - asked)
+        asked += 1
+        raise TooMuchUnderWay(SessionAddress.of(envelope.destination))
+
+    monkeypatch.setattr(OutgoingRequest, "envelopes", make)
+    monkeypatch.setattr(peer.exchange, "request", full)
+    await peer.push(LOCAL, local(dst=list(range(100, 356)), dat=base64.b64encode(bytes(1024)).decode()))
+    assert {(await peer.take("answers"))["err"]["code"] for _ in range(256)} == {109}
+    assert asked == 256 and most == 1
 
 
 @pytest_twisted.ensureDeferred
