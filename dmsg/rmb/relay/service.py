@@ -178,21 +178,30 @@ class RmbRelay(Service):
         if not self.ready:
             raise TokenRefused(503, "the relay stops", Reason.SERVER_DRAINING)
         origin, sessions = Origin.of(host), self.switch.sessions
-        if address in sessions or self.switch.surplus(address) or self.admission.victim(origin):
+        if not self._needs_place(sessions.get(address) or self.switch.surplus(address), origin):
+            return
+        if self.admission.victim(origin):
             return
         if self.admission.is_full(origin):
             raise TokenRefused(503, "too many sessions from this address", "connections_per_address")
         if len(sessions) >= self.limits.connections:
             raise TokenRefused(503, "too many sessions", "too many connections")
 
+    def _needs_place(self, goes: Session | None, origin: Origin) -> bool:
+        """Whether a session from ``origin`` needs a place though ``goes`` ends for it.
+
+        One from elsewhere leaves none at a full address: sessions that move would fill it.
+        """
+        return goes is None or (goes.origin.address != origin.address and self.admission.is_full(origin))
+
     def _make_room(self, address: SessionAddress, origin: Origin) -> None:
         """Close the session whose place ``address`` takes."""
-        older = self.switch.sessions.get(address)
+        older, surplus = self.switch.sessions.get(address), self.switch.surplus(address)
         if older is not None:
             self._close(older, CloseCode.REPLACED, "a newer connection has taken this session", "replaced")
-        elif (surplus := self.switch.surplus(address)) is not None:
+        elif surplus is not None:
             self._close(surplus, CloseCode.TOO_MANY_SESSIONS, "the twin has too many sessions", "too many connections")
-        elif (victim := self.admission.victim(origin)) is not None:
+        if self._needs_place(older or surplus, origin) and (victim := self.admission.victim(origin)) is not None:
             self._close(victim, CloseCode.EVICTED, "the place is needed for others", "evicted")
 
     def open(self, shell: WebSocketShell, address: SessionAddress, host: str, began: float) -> None:

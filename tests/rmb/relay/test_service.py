@@ -104,6 +104,27 @@ def test_an_address_that_has_all_its_places_in_use_is_turned_away(make_world: Ca
     assert not world.connect(1).lost  # a connection that replaces one needs no place
 
 
+def test_a_session_that_moves_to_an_address_needs_a_place_there(make_world: Callable[..., World]) -> None:
+    """Else sessions that move would fill all places of the relay from one address."""
+    world = make_world(connections_per_address=2, sessions_per_twin=1)
+    here = [world.connect(twin) for twin in (1, 2)]
+    elsewhere = world.connect(3, host="203.0.113.1")
+    world.network.advance(1)  # a token is good from one network
+    moved = world.connect(3)  # one that was idle here has made room
+    assert elsewhere.lost and [one.lost for one in here].count(True) == 1 and not moved.lost
+    [left] = [one for one in here if not one.lost]
+    for client in (left, moved):
+        client.send(client.envelope(9))
+    elsewhere = world.connect(4, host="203.0.113.1")
+    world.network.advance(1)
+    for address in (SessionAddress(4), SessionAddress(4, "the twin has too many sessions")):
+        refused = world.dial(f"?{world.token(address)}")
+        assert isinstance(refused, WebSocketRefused) and refused.status == 503
+        world.network.advance(1)
+    assert not any(one.lost for one in (left, moved, elsewhere))
+    assert not world.connect(3).lost and moved.lost and not left.lost  # it has been here before
+
+
 def test_a_relay_that_stops_says_so_and_stores_what_it_has_not_written(world: World) -> None:
     alice, bob = world.connect(1), world.connect(2)
     bob.shell.hold("test", True)
