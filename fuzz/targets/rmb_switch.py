@@ -152,6 +152,7 @@ class _Relay:
         now = float(self.count)
         end = self.ends[session]
         parcels: list[Parcel] = []
+        full: set[SessionAddress] = set()
         malformed = False
         for data in messages:
             end.bytes_in += len(data)
@@ -161,7 +162,7 @@ class _Relay:
             except MalformedEnvelope:
                 malformed = True
                 break
-            parcels += self._expect(session, envelope, data)
+            parcels += self._expect(session, envelope, data, full)
         end.used_at = now
         end.envelopes_in += len(messages)
         self.counts.received += len(messages)
@@ -172,12 +173,13 @@ class _Relay:
             assert malformed
             got = error.events  # type: ignore[assignment]
         assert got == parcels and all(one.session is session for one in got) and self.switch.now == now
-        # There is still no session for them, and no room.
-        assert not any(self.switch.deliver(one.to, one.data) for one in got)
+        # There is still no session for them, and no room, but for what would have overtaken another.
+        late = [one for one in got if not self.has_room(one.to, one.data)]
+        assert not any(self.switch.deliver(one.to, one.data) for one in late)
         if malformed:
             self.leave(session)
 
-    def _expect(self, session: Session, envelope: Envelope, data: bytes) -> list[Parcel]:
+    def _expect(self, session: Session, envelope: Envelope, data: bytes, full: set[SessionAddress]) -> list[Parcel]:
         to = SessionAddress.of(envelope.destination)
         problem = None
         if not self._passes(session.address.twin, len(data)):
@@ -191,11 +193,13 @@ class _Relay:
             problem = RelayProblem.NO_DESTINATION
         elif envelope.timestamp + min(envelope.expiration, 1_800) <= _NOW or envelope.timestamp > _NOW + 300:
             problem = RelayProblem.EXPIRED
-        elif self.waits(to, data):
+        elif to not in full and self.waits(to, data):
             return []
         elif len(to.connection or "") > 128:
             problem = RelayProblem.NO_DESTINATION
         else:
+            if self.at(to) is not None:
+                full.add(to)
             return [Parcel(_outline(envelope), data, to, session)]
         self.problems.append((session.address.twin, problem))
         self.counts.refused += 1
@@ -220,12 +224,17 @@ class _Relay:
     def waits(self, to: SessionAddress, data: bytes) -> bool:
         """Whether a session is there that has room; it gets ``data``."""
         target = self.at(to)
-        if target is None or self.ends[target].waiting + len(data) > _LIMITS.queue_bytes:
+        if target is None or not self.has_room(to, data):
             return False
         self.ends[target].waits.append(data)
         self.ends[target].dirty = True
         self.counts.local += 1
         return True
+
+    def has_room(self, to: SessionAddress, data: bytes) -> bool:
+        """Whether a session is there that has room."""
+        target = self.at(to)
+        return target is not None and self.ends[target].waiting + len(data) <= _LIMITS.queue_bytes
 
     def deliver(self, session: Session) -> None:
         """Another relay brings an envelope."""

@@ -126,6 +126,9 @@ class Switch(Traffic):
         queue_bytes, is_returning = self.limits.queue_bytes, self.returning.used
         now_s, latest = int(unix_s), unix_s + MAX_AHEAD_S  # as :func:`~dmsg.rmb.core.lifetime.remaining` has it
         parcels: list[Parcel] = []
+        full: set[Session] = (
+            set()
+        )  # what comes next for these goes the same way, or a short envelope would overtake a long one
         received = queued = local = 0
         try:
             for data in messages:
@@ -152,10 +155,13 @@ class Switch(Traffic):
                         target is None
                         or target.waiting_bytes + size > queue_bytes
                         or (is_returning and not target.has_room(size))
+                        or (full and target in full)
                     ):
                         if len(destination.connection) > MAX_CONNECTION_BYTES:  # no session can have such a name
                             self.refuse(envelope, RelayProblem.NO_DESTINATION, session, unix_s)
                         else:
+                            if target is not None:
+                                full.add(target)
                             parcels.append(Parcel(outline(envelope), data, SessionAddress(*to), session))
                         continue
                     (target.behind if target.stored else target.queue).append(data)

@@ -235,6 +235,24 @@ def test_more_than_a_queue_holds_waits_in_the_store_and_comes_in_order(make_worl
     assert uids(bob)[-1] == "direct"
 
 
+@pytest.mark.parametrize("is_slow", [False, True])
+def test_a_short_envelope_for_which_a_full_queue_has_room_does_not_overtake_a_long_one_before_it(
+    make_world: Callable[..., World], monkeypatch: pytest.MonkeyPatch, is_slow: bool
+) -> None:
+    world = make_world(queue_bytes=500_000)
+    alice, bob = world.connect(1), world.connect(2)
+    store = SlowStore(world, monkeypatch) if is_slow else None
+    bob.shell.hold("test", True)
+    sizes = [40_000] * 30 + [10, 40_000, 20, 40_000, 40_000, 30]
+    alice.send(*[alice.envelope(2, uid=str(at), plain=bytes(size)) for at, size in enumerate(sizes)])
+    assert len(stored(world, 2)) > 2 or (store is not None and store.asked > 2)
+    bob.shell.hold("test", False)
+    for _ in range(10):
+        world.network.advance(0.01)
+        world.settle()
+    assert uids(bob) == [str(at) for at in range(len(sizes))]
+
+
 def test_a_session_that_takes_nothing_for_a_minute_is_cut_and_nothing_that_was_not_written_is_lost(
     world: World,
 ) -> None:
