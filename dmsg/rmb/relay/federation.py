@@ -7,7 +7,7 @@ is not asked again, but the others are.
 
 from __future__ import annotations
 
-from collections import Counter, OrderedDict
+from collections import OrderedDict
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, Protocol
@@ -41,8 +41,8 @@ RANK_TOLD_EVERY_S: Final = 10.0
 class FederationLimits:
     """How much may be under way, and when to try again."""
 
-    #: Bytes outstanding. One sender, and one relay, may have half of it. When it is full, what came last of the sender that
-    #: has most fails for that of one that has less.
+    #: Bytes outstanding. One sender, and one relay, may have half of it. When it is full, or a relay has its half, what came
+    #: last of the sender that has most there fails for that of one that has less.
     outstanding_bytes: int = 64 << 20
     #: Posts under way, each over a connection, to one relay and to all. Above, relays take turns.
     posts_per_relay: int = 4
@@ -102,7 +102,7 @@ class Federation:
         self._emit = emit
         self._outstanding: dict[Outgoing, IDelayedCall | None] = {}
         self._held = Held()
-        self._by_relay: Counter[str] = Counter()
+        self._by_relay: dict[str, Held] = {}
         self._lanes: dict[str, Lane] = {}
         self._posting = 0
         #: Lanes whose next post waits until there are fewer, and whether they are being given their turns.
@@ -172,14 +172,15 @@ class Federation:
 
     def _make_room(self, source: int, relay: str, size: int) -> bool:
         """Whether there is room; if need be, there is after others of a sender that has more have failed."""
-        limit, held = self.limits.outstanding_bytes, self._held
-        if max(held.of(source), self._by_relay[relay]) + size > limit // 2:
+        limit, of_relay = self.limits.outstanding_bytes, self._by_relay.get(relay)
+        if self._held.of(source) + size > limit // 2:
             return False
-        while held.used + size > limit:
-            surplus = held.surplus(source, size)
-            if surplus is None:
-                return False
-            self._give_up(surplus, RelayProblem.OVERLOADED)
+        for held, most in ((of_relay, limit // 2), (self._held, limit)):
+            while held is not None and held.used + size > most:
+                surplus = held.surplus(source, size)
+                if surplus is None:
+                    return False
+                self._give_up(surplus, RelayProblem.OVERLOADED)
         return True
 
     def _advance(self, outgoing: Outgoing) -> None:
@@ -338,11 +339,12 @@ class Federation:
     def _charge(self, outgoing: Outgoing, relay: str) -> None:
         """Count it for ``relay`` from now on; for none if that is ""."""
         if outgoing.charged:
-            self._by_relay[outgoing.charged] -= outgoing.size
-            if not self._by_relay[outgoing.charged]:
+            held = self._by_relay[outgoing.charged]
+            held.remove(outgoing)
+            if not held.used:
                 del self._by_relay[outgoing.charged]
         if relay:
-            self._by_relay[relay] += outgoing.size
+            self._by_relay.setdefault(relay, Held()).add(outgoing)
         outgoing.charged = relay
 
     def _give_up(self, outgoing: Outgoing, problem: RelayProblem) -> None:

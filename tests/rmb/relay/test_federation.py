@@ -398,6 +398,24 @@ def test_many_senders_together_do_not_take_the_room_of_one_who_sends_little() ->
     assert bench.failed[-1][1] is RelayProblem.OVERLOADED
 
 
+def test_one_sender_does_not_take_all_the_room_for_a_relay() -> None:
+    bench = Bench(outstanding_bytes=100 * (OUTGOING_BYTES + 1100))
+    bench.relays.slow["busy"] = []
+    refused = 0
+    for number in range(200):  # as fast as the relay takes them, and faster
+        refused += bench.submit(f"flood {number}", "busy", source=666, twin=6, size=1000) is not None
+        if not number % 10 and bench.relays.slow["busy"]:
+            bench.relays.answer_one("busy")
+    assert refused > 100 and not bench.failed
+    for number in range(3):
+        assert bench.submit(f"mine {number}", "busy", source=1, twin=8, size=1000) is None
+    assert [problem for _, problem in bench.failed] == 3 * [RelayProblem.OVERLOADED]
+    assert all(uid.startswith("flood") for uid, _ in bench.failed)
+    for _ in range(6):
+        bench.relays.answer_one("busy")
+    assert {f"mine {number}" for number in range(3)} <= {uid for _, uids in bench.relays.posts for uid in uids}
+
+
 def test_what_a_relay_refused_and_waits_for_another_takes_no_room_from_what_is_for_the_first() -> None:
     bench = Bench(outstanding_bytes=100 * (OUTGOING_BYTES + 1100))
     bench.relays.answers["good"] = 404
