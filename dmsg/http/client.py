@@ -31,6 +31,8 @@ CALL_TIMEOUT_S: Final = 10.0
 #: Connections kept open to one host, and for how long without use, in seconds: less than a server's idle time.
 POOL_CONNECTIONS: Final = 4
 POOL_IDLE_S: Final = 30.0
+#: Connections kept open to all hosts together: strangers may say which hosts there are, and each has a descriptor.
+POOL_CONNECTIONS_IN_ALL: Final = 256
 #: Longest body of an answer that is not 200: it is read for its text only.
 REFUSAL_LIMIT_BYTES: Final = 64 * 1024
 
@@ -66,6 +68,36 @@ class _Body(Protocol):
             self.done.callback(bytes(self._received))
         else:
             self.done.errback(NoAnswer("the answer was cut off"))
+
+
+class _Pool(HTTPConnectionPool):
+    """Keeps so many connections in all: of more, the one that was not used for longest is closed. Forgets hosts, too."""
+
+    def __init__(self, reactor: Any, per_host: int) -> None:
+        super().__init__(reactor, persistent=True)  # type: ignore[no-untyped-call]
+        self.maxPersistentPerHost = per_host
+        self.cachedConnectionTimeout = POOL_IDLE_S  # type: ignore[assignment]
+
+    def getConnection(self, key: Any, endpoint: Any) -> Any:
+        found = super().getConnection(key, endpoint)
+        self._tidy(key)
+        return found
+
+    def _putConnection(self, key: Any, connection: Any) -> None:
+        super()._putConnection(key, connection)  # type: ignore[no-untyped-call]
+        if len(self._timeouts) > POOL_CONNECTIONS_IN_ALL:
+            oldest, timeout = next(iter(self._timeouts.items()))
+            host = next(host for host, kept in self._connections.items() if oldest in kept)
+            timeout.cancel()
+            self._removeConnection(host, oldest)
+
+    def _removeConnection(self, key: Any, connection: Any) -> None:
+        super()._removeConnection(key, connection)  # type: ignore[no-untyped-call]
+        self._tidy(key)
+
+    def _tidy(self, key: Any) -> None:
+        if not self._connections.get(key, True):
+            del self._connections[key]
 
 
 @implementer(IAgent)
@@ -119,11 +151,10 @@ class HttpCaller:
     ) -> HttpCaller:
         """One with an agent and a pool of connections of its own, which :meth:`close` ends.
 
-        Connecting may take ``connect_timeout_s`` of the time of a call; ``connections`` to one host are kept open.
+        Connecting may take ``connect_timeout_s`` of the time of a call; ``connections`` to one host are kept open, and
+        :data:`POOL_CONNECTIONS_IN_ALL` to all.
         """
-        pool: Any = HTTPConnectionPool(reactor, persistent=True)
-        pool.maxPersistentPerHost = connections
-        pool.cachedConnectionTimeout = POOL_IDLE_S
+        pool: Any = _Pool(reactor, connections)
         endpoints = HeadLimitedEndpoints(
             reactor, timeout_s=timeout_s if connect_timeout_s is None else connect_timeout_s
         )

@@ -19,6 +19,7 @@ from twisted.web.resource import Resource
 
 from dmsg.crypto import ed25519
 from dmsg.eventlog.reasons import Reason
+from dmsg.http import client
 from dmsg.http.client import HttpCaller
 from dmsg.http.limits import HttpLimits
 from dmsg.http.server import LimitedSite
@@ -356,6 +357,21 @@ async def test_a_relay_that_hangs_up_has_posted_all_the_same(reactor: Any, relay
         await deferLater(reactor, 0)
     deciding.callback(202)
     assert there.clock.getDelayedCalls() == []
+
+
+@pytest_twisted.ensureDeferred
+async def test_connections_kept_open_to_relays_are_bounded_however_many_relays_twins_name(
+    reactor: Any, relay: Any, poster: Any, monkeypatch: Any
+) -> None:
+    monkeypatch.setattr(client, "POOL_CONNECTIONS_IN_ALL", 5)
+    sender, there = poster(), [relay(open_to_all=True) for _ in range(12)]
+    for one in (*there, there[0], there[-1]):
+        assert await sender.post(one.name, [envelope()], False) == [202]
+    for _ in range(1_000):  # the other ends hear of it in a few turns
+        if sum(one.port.factory.connections for one in there) > 5:
+            await deferLater(reactor, 0)
+    assert sum(one.port.factory.connections for one in there) == 5
+    assert there[0].port.factory.connections == there[-1].port.factory.connections == 1
 
 
 # --- open to all ---------------------------------------------------------------------------------------------------------
