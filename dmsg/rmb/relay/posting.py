@@ -86,6 +86,8 @@ class RelayPoster:
     async def _post(self, relay: str, envelopes: Sequence[bytes], connected_only: bool) -> list[int]:
         headers = {"Accept": b"*/*", "Content-Type": ONE_TYPE}
         body = envelopes[0]
+        if connected_only and not self.knows(relay):  # since they began to wait; it would keep them
+            return [TOO_EARLY] * len(envelopes)
         if self._signer is not None and self.knows(relay):
             kind = Body.CONNECTED if connected_only else Body.SEVERAL if len(envelopes) > 1 else Body.ONE
             if kind is not Body.ONE:

@@ -198,6 +198,18 @@ async def test_a_relay_that_does_not_understand_several_is_posted_to_one_by_one(
 
 
 @pytest_twisted.ensureDeferred
+async def test_what_is_for_a_connected_session_only_is_not_posted_to_a_relay_that_does_not_understand_that(
+    relay: Any, poster: Any
+) -> None:
+    """It would keep the envelope, and the session may never come there. Others waited for it when that was found out."""
+    there = relay(open_to_all=True)
+    sender = poster({there.name}, key=THEIRS)
+    assert await sender.post(there.name, [envelope("a"), envelope("b")], True) == [425, 425]
+    assert await sender.post(there.name, [envelope("c")], True) == [425]
+    assert there.taken == []
+
+
+@pytest_twisted.ensureDeferred
 async def test_a_post_that_is_sent_again_is_refused(reactor: Any, relay: Any) -> None:
     for options in ({}, {"open_to_all": True}):
         there = relay(**options)
