@@ -152,7 +152,9 @@ class Federation:
     # --- which relay -----------------------------------------------------------------------------------------------
 
     def _relays(self, twin: Twin) -> list[str]:
-        return [relay for relay in twin.relays if relay.lower() not in self._domains]
+        """Those that an envelope for ``twin`` may go to. Each is one, and has the room of one, in whatever case it is written."""
+        names = dict.fromkeys(relay.lower() for relay in twin.relays)
+        return [relay for relay in names if relay not in self._domains]
 
     def _start(self, outgoing: Outgoing, relays: list[str]) -> RelayProblem | None:
         if not relays:

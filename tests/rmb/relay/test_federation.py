@@ -416,6 +416,20 @@ def test_one_sender_does_not_take_all_the_room_for_a_relay() -> None:
     assert {f"mine {number}" for number in range(3)} <= {uid for _, uids in bench.relays.posts for uid in uids}
 
 
+def test_one_relay_is_one_in_whatever_letters_twins_write_its_name() -> None:
+    bench = Bench(outstanding_bytes=100 * (OUTGOING_BYTES + 1100))
+    names = ["busy.example", "Busy.example", "bUsy.example", "BUSY.EXAMPLE"]
+    bench.relays.slow = {name: [] for name in names}
+    for number in range(40):
+        bench.submit(str(number), *names, size=1000)
+        bench.submit(str(number), names[number % 4], source=2, twin=100 + number % 4, size=1000)
+    assert len(bench.relays.posts) == bench.federation.limits.posts_per_relay
+    bench = Bench()
+    bench.relays.answers = dict.fromkeys(names, 404)
+    bench.submit("x", *names)
+    assert len(bench.relays.posts) == 1 and bench.failed == [("x", RelayProblem.REJECTED)]
+
+
 def test_what_a_relay_refused_and_waits_for_another_takes_no_room_from_what_is_for_the_first() -> None:
     bench = Bench(outstanding_bytes=100 * (OUTGOING_BYTES + 1100))
     bench.relays.answers["good"] = 404
