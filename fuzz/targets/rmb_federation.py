@@ -103,11 +103,12 @@ class _Lane:
         assert taken == expected and all(one.lane is None for one in taken)
         return taken
 
-    def clear(self) -> list[Outgoing]:
-        cleared = self.lane.clear()
-        assert cleared == [one for queue in self.waiting.values() for one in queue]
+    def clear(self, most: int) -> list[Outgoing]:
+        cleared = self.lane.clear(most)
+        assert cleared == [one for queue in self.waiting.values() for one in queue][:most]
         assert all(one.lane is None for one in cleared)
-        self.waiting = {}
+        for one in cleared:
+            self._gone(one)
         return cleared
 
     def answered(self) -> None:
@@ -238,7 +239,7 @@ def _run(relay: _Relay) -> None:
                         relay.lane().put(outgoing)
             case 2:
                 lane = relay.lane()
-                for outgoing in lane.clear():
+                for outgoing in lane.clear(1 + choices.byte() % 8):
                     relay.lane().put(outgoing)
             case 3:
                 relay.lane().answered()

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Any, Final, Protocol
 
 from twisted.internet.defer import Deferred
@@ -33,6 +34,8 @@ ACCEPTED: Final = 202
 #: Answers of 400 to 499 that may be another one soon: time-out, too early, too many requests.
 _PASSING: Final = frozenset((408, 425, 429))
 _SWEPT_EVERY_S: Final = 1.0
+#: Envelopes that are sent another way, or given up, in one turn of the reactor: some 20 ms. 30,000 may have to be at once.
+_AT_ONCE: Final = 256
 #: The rate of failures of a relay is told at most once in so many seconds.
 RANK_TOLD_EVERY_S: Final = 10.0
 
@@ -255,7 +258,7 @@ class Federation:
 
     def _pump(self, relay: str, lane: Lane) -> None:
         limits = self.limits
-        if lane.pumping:
+        if lane.pumping or lane.clearing:
             return  # a post failed at once: the loop below goes on
         lane.pumping = True
         while lane and lane.posting < limits.posts_per_relay:
@@ -303,14 +306,25 @@ class Federation:
             if 400 <= status < 500 and status not in _PASSING:
                 outgoing.rejected.add(relay)
             self._advance(outgoing)
-        if lane.closed(now):
-            for outgoing in lane.clear():
-                self._advance(outgoing)
+        if lane.closed(now) and not lane.clearing:
+            self._clear(relay, lane)
         if self._in_line:
             self._in_line.setdefault(relay, lane)
             self._call_next()
         else:
             self._pump(relay, lane)
+
+    def _clear(self, relay: str, lane: Lane) -> None:
+        """Send what waits for a relay that does not answer another way, some in each turn; or to it, if it does again."""
+        lane.clearing = lane.closed(self._clock.seconds())
+        if not lane.clearing:
+            self._pump(relay, lane)
+            return
+        for outgoing in lane.clear(_AT_ONCE):
+            self._advance(outgoing)
+        lane.clearing = bool(lane)
+        if lane.clearing:
+            self._clock.callLater(0, self._clear, relay, lane)
 
     def _call_next(self) -> None:
         """Give those in line their turns. A post that fails at once comes back here, and must not go on from there."""
@@ -366,14 +380,16 @@ class Federation:
         """Give up what has expired where it waits, and forget lanes that are as good as new."""
         self._sweeping = None
         unix_s, now = self._unix_time(), self._clock.seconds()
-        for outgoing in [one for one in self._outstanding if one.expires_at <= unix_s]:
+        expired = list(islice((one for one in self._outstanding if one.expires_at <= unix_s), _AT_ONCE))
+        for outgoing in expired:
             self._give_up(outgoing, RelayProblem.EXPIRED)
         for relay, lane in list(self._lanes.items()):
             self._tell_rank(relay, lane, now)
             if not lane.told_rate and not lane.busy and not lane.closed(now):
                 del self._lanes[relay]
         if self._outstanding:
-            self._sweeping = self._clock.callLater(_SWEPT_EVERY_S, self._sweep)
+            pause_s = 0.0 if len(expired) == _AT_ONCE else _SWEPT_EVERY_S
+            self._sweeping = self._clock.callLater(pause_s, self._sweep)
 
 
 def _reason(statuses: list[int]) -> Reason:

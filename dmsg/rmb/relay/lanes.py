@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Final
 
 from dmsg.rmb.core.twin import Twin
@@ -128,6 +129,7 @@ class Lane:
         "_closed_until",
         "_failures_to_close",
         "_queues",
+        "clearing",
         "failures",
         "posting",
         "pumping",
@@ -144,8 +146,8 @@ class Lane:
         self.failures = 0
         #: Posts under way.
         self.posting = 0
-        #: Whether posts are being started.
-        self.pumping = False
+        #: Whether posts are being started; and whether what waits is being sent another way.
+        self.pumping = self.clearing = False
         #: The rate of failures that was told last, and when.
         self.told_rate = self.told_at = 0.0
 
@@ -188,12 +190,11 @@ class Lane:
                 self._queues.move_to_end(source)
         return taken
 
-    def clear(self) -> list[Outgoing]:
-        """Take all, in the order they came in for each sender."""
-        cleared = [outgoing for queue in self._queues.values() for outgoing in queue]
+    def clear(self, most: int) -> list[Outgoing]:
+        """Take ``most``, in the order they came in for each sender."""
+        cleared = list(islice((outgoing for queue in self._queues.values() for outgoing in queue), most))
         for outgoing in cleared:
-            outgoing.lane = None
-        self._queues.clear()
+            self.discard(outgoing)
         return cleared
 
     def closed(self, now: float) -> bool:

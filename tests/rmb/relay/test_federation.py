@@ -416,6 +416,61 @@ def test_one_sender_does_not_take_all_the_room_for_a_relay() -> None:
     assert {f"mine {number}" for number in range(3)} <= {uid for _, uids in bench.relays.posts for uid in uids}
 
 
+def test_what_waits_for_a_relay_that_dies_goes_another_way_in_many_turns_of_the_reactor(bench: Bench) -> None:
+    """30,000 envelopes may: all other connections waited for half a second."""
+    bench.relays.slow["dead"] = []
+    bench.ranker.failed("good", 0.0)  # so that the dead one is asked first
+    for number in range(2_000):
+        bench.submit(str(number), "dead", "good")
+    bench.clock.advance(0.5)
+    dead = bench.relays.slow["dead"]
+    for _ in range(3):
+        dead.pop(0)[0].errback(NotPosted(Reason.TIMEOUT))
+    assert 200 < bench.relays.asked.count("good") < 300
+    for _ in range(10):
+        bench.clock.advance(0)
+    while dead:
+        dead.pop(0)[0].errback(NotPosted(Reason.TIMEOUT))
+    assert bench.federation.accepted == bench.relays.asked.count("good") == 2_000
+    bench.clock.advance(2)
+    assert bench.clock.getDelayedCalls() == []
+
+
+def test_a_relay_that_answers_again_gets_what_still_waits_for_it(bench: Bench) -> None:
+    bench.relays.slow["late"] = []
+    for number in range(1_000):
+        bench.submit(str(number), "late", lifetime_s=600)
+    late = bench.relays.slow["late"]
+    for _ in range(3):
+        late.pop(0)[0].errback(NotPosted(Reason.TIMEOUT))
+    bench.relays.answer_one("late")
+    bench.clock.advance(0)
+    assert len(late) == bench.federation.limits.posts_per_relay
+    del bench.relays.slow["late"]
+    for done, count in late:
+        done.callback([202] * count)
+    bench.pass_time(1)
+    assert bench.federation.accepted == 1_000 and bench.failed == []
+
+
+def test_what_expires_at_once_is_given_up_in_many_turns_of_the_reactor(bench: Bench) -> None:
+    bench.relays.slow["slow"] = []
+    for number in range(1_000):
+        bench.submit(str(number), "slow", lifetime_s=5)
+    in_one_turn: list[int] = []
+
+    class Failed(list[tuple[str, RelayProblem]]):
+        def append(self, one: tuple[str, RelayProblem]) -> None:
+            super().append(one)
+            if len(self) == 1:  # before anything else is put off until the next turn
+                bench.clock.callLater(0, lambda: in_one_turn.append(len(self)))
+
+    bench.failed = Failed()
+    bench.pass_time(7)
+    assert 0 < in_one_turn[0] < 300
+    assert bench.failed == [(str(number), RelayProblem.EXPIRED) for number in range(1_000)]
+
+
 def test_one_relay_is_one_in_whatever_letters_twins_write_its_name() -> None:
     bench = Bench(outstanding_bytes=100 * (OUTGOING_BYTES + 1100))
     names = ["busy.example", "Busy.example", "bUsy.example", "BUSY.EXAMPLE"]
