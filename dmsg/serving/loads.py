@@ -5,14 +5,31 @@ Pure. Keys are free and addresses are not, so loads are summed by address group.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from heapq import heapify, heappop, heappush
-from typing import Final
+from typing import Final, TypeVar
 
 from dmsg.serving.member import M
 
 #: One part in this many of a limit is freed beyond the excess, so that not each frame causes a search.
-FREED_SHARE: Final = 64
+_FREED_SHARE: Final = 64
+T = TypeVar("T")
+
+
+def to_free(held: int, limit: int) -> int:
+    """How much has to go when ``held`` is more than ``limit``."""
+    return held - limit + limit // _FREED_SHARE
+
+
+def enough(items: Iterable[T], load_of: Callable[[T], int], least: int) -> list[T]:
+    """The first of ``items`` whose loads add up to ``least``, or all of them."""
+    found = []
+    for item in items:
+        found.append(item)
+        least -= load_of(item)
+        if least <= 0:
+            break
+    return found
 
 
 def largest_first(loads: Mapping[M, int]) -> Iterator[M]:
@@ -32,14 +49,7 @@ def largest_first(loads: Mapping[M, int]) -> Iterator[M]:
 def stale(members: Iterable[M], limit_bytes: int) -> list[M]:
     """The members to drop so that the stale bytes of all (:meth:`Member.stale_bytes`) keep to the limit; mostly none."""
     loads = {member: load for member in members if (load := member.stale_bytes())}
-    excess = sum(loads.values()) - limit_bytes
-    if excess <= 0:
+    held = sum(loads.values())
+    if held <= limit_bytes:
         return []
-    excess += limit_bytes // FREED_SHARE
-    found = []
-    for member in largest_first(loads):
-        found.append(member)
-        excess -= loads[member]
-        if excess <= 0:
-            break
-    return found
+    return enough(largest_first(loads), loads.__getitem__, to_free(held, limit_bytes))

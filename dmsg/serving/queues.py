@@ -9,12 +9,12 @@ others have queued.
 from __future__ import annotations
 
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from operator import attrgetter
 from typing import Any, Final, Generic
 
 from dmsg.serving.limits import ServingLimits
-from dmsg.serving.loads import FREED_SHARE, largest_first
+from dmsg.serving.loads import enough, largest_first, to_free
 from dmsg.serving.member import L, Leg, LegState, Member
 
 #: Taken from the queues at one go, then the network is asked again.
@@ -30,6 +30,7 @@ _STALLED_WEIGHT: Final = 4
 
 _sender: Callable[[Leg[Any]], Member[Any]] = attrgetter("target")
 _receiver: Callable[[Leg[Any]], Member[Any]] = attrgetter("member")
+_size: Callable[[Leg[Any]], int] = attrgetter("queued_bytes")
 
 
 class Queues(Generic[L]):
@@ -120,14 +121,12 @@ class Queues(Generic[L]):
             return (queue,)
         limit = limits.queued_per_connection_bytes
         if receiver.queued_to > limit:
-            queues = _ranked(receiver.waiting, _sender, now)
-            return _first_bytes(queues, receiver.queued_to - limit + limit // FREED_SHARE)
+            return enough(_ranked(receiver.waiting, _sender, now), _size, to_free(receiver.queued_to, limit))
         if sender.queued_from > limit:
-            queues = _ranked(sender.feeding, _receiver, now)
-            return _first_bytes(queues, sender.queued_from - limit + limit // FREED_SHARE)
+            return enough(_ranked(sender.feeding, _receiver, now), _size, to_free(sender.queued_from, limit))
         limit = limits.queued_total_bytes
         if self.queued_bytes > limit and self._waiting:
-            return self._largest(self.queued_bytes - limit + limit // FREED_SHARE, now)
+            return enough(self._largest_first(now), _size, to_free(self.queued_bytes, limit))
         return ()
 
     def _bearable(self, queue: L) -> int:
@@ -136,18 +135,10 @@ class Queues(Generic[L]):
         more: int = min(queue.target.window_bytes, _WINDOW_GROWTH * carried)
         return self._limits.queue_hard_bytes + max(0, more)
 
-    def _largest(self, least_bytes: int, now: float) -> list[L]:
-        """Queues with ``least_bytes`` of the receiver for which the most waits, in the group for which the most waits.
-
-        If that receiver has less, those of the next one, too.
-        """
-        found: list[L] = []
+    def _largest_first(self, now: float) -> Iterator[L]:
+        """All queues: those of the receiver for which the most waits, in the group for which the most waits, then the next."""
         for receiver in largest_first({each: each.queued_to * _weight(each, now) for each in self._waiting}):
-            found += _first_bytes(_ranked(receiver.waiting, _sender, now), least_bytes)
-            least_bytes -= receiver.queued_to
-            if least_bytes <= 0:
-                break
-        return found
+            yield from _ranked(receiver.waiting, _sender, now)
 
     # --- too long --------------------------------------------------------------------------------------------------
 
@@ -215,12 +206,3 @@ def _ranked(queues: Collection[L], end: Callable[[Leg[Any]], Member[Any]], now: 
         return groups[member.group], members[member], loads[queue]
 
     return sorted(queues, key=rank, reverse=True)
-
-
-def _first_bytes(queues: list[L], least_bytes: int) -> list[L]:
-    """The first of ``queues`` that hold ``least_bytes``, or all."""
-    for at, queue in enumerate(queues):
-        least_bytes -= queue.queued_bytes
-        if least_bytes <= 0:
-            return queues[: at + 1]
-    return queues
