@@ -64,6 +64,10 @@ class ServingLimits(AdmissionLimits):
     #: Requests towards one connection of all that it knows: more than two of them send at their own limit.
     known_requests_per_s: float = 400.0
     known_request_burst: int = 1_024
+    #: Offences that a connection may commit before it is dropped for abuse: malformed requests and, where the protocol counts
+    #: them, frames of no transport.
+    strays_per_s: float = 20.0
+    stray_burst: int = 100
     #: A request that is not answered is closed after this.
     request_timeout_s: float = 10.0
     #: Bytes waiting for one transport's receiver: above the first it is closed after a time without progress, at the

@@ -228,6 +228,7 @@ class Member(Core, Generic[L]):
         "sampled_at",
         "since",
         "single",
+        "strays",
         "switch",
         "tail",
         "took_at",
@@ -268,6 +269,7 @@ class Member(Core, Generic[L]):
         self.looked = -1, -1  # by :meth:`stale_bytes`: frames in, if one was unfinished; bytes out, if congested
         self.window_bytes = 0  # what the window of a transport may be that it sends on, if it was told
         self.requests = TokenBucket(limits.requests_per_s, limits.request_burst, now)
+        self.strays = TokenBucket(limits.strays_per_s, limits.stray_burst, now)
 
     def receive_data(self, data: bytes, now: float) -> Sequence[object]:
         """See :meth:`Router.route`."""

@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from typing import Final, Generic
 
 from dmsg.crypto.keys import PublicKey
+from dmsg.errors import RemoteProtocolError
 from dmsg.serving.events import Ending, MemberDropped, SwitchEvent, TransportEnded, TransportStarted
 from dmsg.serving.limits import ServingLimits
 from dmsg.serving.loads import stale
@@ -171,6 +172,11 @@ class Switch(ABC, Generic[M, L]):
         self.open_transports += 1
         events.append(TransportStarted(asking))
         return True
+
+    def _count_stray(self, member: M) -> None:
+        """Note an offence of ``member``. Raises ``RemoteProtocolError`` when there are too many."""
+        if not member.strays.take(self.now):
+            raise RemoteProtocolError("frame", "abuse")
 
     # --- ends ------------------------------------------------------------------------------------------------------
 

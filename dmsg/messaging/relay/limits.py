@@ -22,9 +22,5 @@ class RelayLimits(ServingLimits):
     transports_per_pair: int = 32
     #: Requests towards one connection that it has not answered. They take no places; with more, the same rule holds.
     unanswered_per_target: int = 48
-    #: Malformed OpenChannels that a connection may send before it is dropped for abuse: four bytes of one cost as much as the
-    #: whole of another.
-    strays_per_s: float = 20.0
-    stray_burst: int = 100
     #: A channel that one side has closed and the other one goes on with is closed after this.
     close_timeout_s: float = 10.0

@@ -6,13 +6,11 @@ what happens to them.
 
 from __future__ import annotations
 
-from typing import Final, Protocol
+from typing import Final
 
 from dmsg.crypto.keys import PublicKey
 from dmsg.messaging.core.limits import LINK_IDS
 from dmsg.messaging.core.wire import FrameReader, Layout
-from dmsg.messaging.relay.limits import RelayLimits
-from dmsg.sansio.rate import TokenBucket
 from dmsg.serving import member as any_protocol
 
 #: The relay gives these ids first, from 255 down: clients count from 0 up, and where both sides of a link have the same
@@ -50,14 +48,6 @@ class Leg(any_protocol.Leg["Member"]):
         self.member.legs[key] = self
 
 
-class Router(any_protocol.Router, Protocol):
-    """What a member needs of the switch that it belongs to."""
-
-    @property
-    def limits(self) -> RelayLimits:
-        """The limits of each client."""
-
-
 class Member(any_protocol.Member[Leg]):
     """The core of one client's link (a :class:`~dmsg.sansio.core.Core`).
 
@@ -66,11 +56,10 @@ class Member(any_protocol.Member[Leg]):
     until an answer of the client's has told.
     """
 
-    __slots__ = ("_next_id", "layout", "own_ids", "reader", "strays")
+    __slots__ = ("_next_id", "layout", "own_ids", "reader")
 
-    def __init__(self, switch: Router, remote: PublicKey, layout: Layout, now: float, group: str) -> None:
+    def __init__(self, switch: any_protocol.Router, remote: PublicKey, layout: Layout, now: float, group: str) -> None:
         super().__init__(switch, remote, now, group=group)
-        self.strays = TokenBucket(switch.limits.strays_per_s, switch.limits.stray_burst, now)
         self.reader = FrameReader()
         self.layout = layout
         self.own_ids: bool | None = None

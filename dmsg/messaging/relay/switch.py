@@ -151,7 +151,7 @@ class Switch(any_protocol.Switch[Member, Leg]):
     def _refusal_of(self, member: Member, payload: bytes, target: Member | None) -> Ending | None:
         """Why an OpenChannel is not passed on to ``target``, or ``None``."""
         if len(payload) != OPEN_CHANNEL_BYTES:
-            self._count_stray(member)
+            self._count_stray(member)  # one of four bytes costs as much as a whole one
             return Ending.MALFORMED
         reason = self._refusal_from(member)
         if reason is not None:
@@ -164,10 +164,6 @@ class Switch(any_protocol.Switch[Member, Leg]):
             self._count_stray(member)
             return Ending.MALFORMED
         return self._refusal_towards(member, target)
-
-    def _count_stray(self, member: Member) -> None:
-        if not member.strays.take(self.now):
-            raise RemoteProtocolError("frame", "abuse")
 
     def _on_channel_opened(self, member: Member, leg: Leg | None, payload: bytes, events: list[SwitchEvent]) -> None:
         own_ids = len(payload) == CHANNEL_OPENED_BYTES + 1

@@ -11,9 +11,6 @@ from dmsg.serving.limits import AdmissionLimits, ServingLimits
 class RelayLimits(ServingLimits):
     """The limits of one relay. Every refusal is counted."""
 
-    #: Frames of no transport that a connection may send before it is dropped for abuse.
-    strays_per_s: float = 20.0
-    stray_burst: int = 100
     #: The largest window of a transport, which clients that know the extension are told. So much more than the hard limit
     #: may wait for its receiver, but no more than eight times what it has carried before (:ref:`spec-queues`).
     window_bytes: int = 32 * 1024 * 1024

@@ -12,7 +12,7 @@ from dmsg.crypto.keys import PublicKey, Random
 from dmsg.mux.core.record import RecordLayer
 from dmsg.mux.core.wire import ACK, FWD, answers_request
 from dmsg.mux.relay.limits import RelayLimits
-from dmsg.sansio.rate import RecentIds, TokenBucket
+from dmsg.sansio.rate import RecentIds
 from dmsg.serving import member as any_protocol
 from dmsg.serving.member import LegState
 
@@ -66,7 +66,7 @@ class Router(any_protocol.Router, Protocol):
 class Member(any_protocol.Member[Leg]):
     """The core of one client's connection (a :class:`~dmsg.sansio.core.Core`)."""
 
-    __slots__ = ("extended", "next_id", "recent", "records", "strays")
+    __slots__ = ("extended", "next_id", "recent", "records")
 
     takes_views = True
 
@@ -86,7 +86,6 @@ class Member(any_protocol.Member[Leg]):
         if extended:
             self.window_bytes = switch.limits.window_bytes
         self.next_id: int | None = None
-        self.strays = TokenBucket(switch.limits.strays_per_s, switch.limits.stray_burst, now)
         self.recent: RecentIds | tuple[()] = ()  # of transports that ended
 
     @property

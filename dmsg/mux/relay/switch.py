@@ -185,7 +185,3 @@ class Switch(any_protocol.Switch[Member, Leg]):
         self._count_stray(member)
         if kind != CLOSE:  # a CLOSE is never answered with a CLOSE (:ref:`spec-late-frames`)
             member.send_control(encode_close(transport_id, CloseReason.NORMAL))
-
-    def _count_stray(self, member: Member) -> None:
-        if not member.strays.take(self.now):
-            raise RemoteProtocolError("frame", "abuse")
