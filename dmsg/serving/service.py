@@ -1,4 +1,4 @@
-"""A relay of any protocol as a service: accepts connections, admits them to its switch, logs what happens there.
+"""A relay of any protocol as a service: accepts connections, and admits them to its switch.
 
 :ref:`spec-server-connections`, :ref:`spec-publishing`, :ref:`spec-draining`. A protocol adds the handshake of a stranger,
 and what its end means.
@@ -20,15 +20,11 @@ from twisted.internet.task import LoopingCall
 from twisted.logger import Logger
 from twisted.python.failure import Failure
 
-import dmsg
 from dmsg.address import HostPort
 from dmsg.crypto.keys import PublicKey, Random, SecretKey
 from dmsg.discovery.entry import DMSG
 from dmsg.discovery.registrar import EntryRegistrar
 from dmsg.errors import DmsgError, RemoteProtocolError
-from dmsg.eventlog import schema as ev
-from dmsg.eventlog.reasons import Reason
-from dmsg.eventlog.refusals import RefusalReport
 from dmsg.glue.fanout import flush_all
 from dmsg.glue.pacer import Pacer
 from dmsg.glue.shell import Shell
@@ -41,8 +37,9 @@ from dmsg.serving.errors import RelayDraining
 from dmsg.serving.events import Ending, MemberDropped, RequestRefused, SwitchEvent, TransportEnded, TransportStarted
 from dmsg.serving.handshake_rates import HandshakeRates
 from dmsg.serving.limits import ServingLimits
-from dmsg.serving.member import Leg, Member
-from dmsg.serving.shell import RelayFactory, RelayShell, StrangerCore
+from dmsg.serving.member import Member
+from dmsg.serving.record import RelayRecord
+from dmsg.serving.shell import RelayFactory, RelayShell, StrangerCore, shell_of
 from dmsg.serving.switch import Switch
 
 _log = Logger()
@@ -90,7 +87,6 @@ class RelayService(Service, ABC):
         self.registrar: EntryRegistrar | None = None
         self._endpoint = endpoint
         self._public_address = public_address
-        self._events = events
         self._random = random
         self._numbers = count(1)
         self.admission: Admission[RelayShell] = Admission(switch.limits, random=random)
@@ -100,10 +96,9 @@ class RelayService(Service, ABC):
         self._emptied: Waiters[None] = Waiters()  # for the end of the last connection while it stops
         self._stopping = False
         self._stopped: Waiters[None] = Waiters()  # for the end of all of it
-        self._report = RefusalReport(reactor, self._emit)
+        self._record = RelayRecord(reactor, events, key.public_key, self.protocol, self.name_of)
         self._timer: IDelayedCall | None = None
         self._looked_at = reactor.seconds()
-        self._started_at = 0.0
         self._listening: Waiters[IListeningPort] = Waiters()
         self._start_error: BaseException | None = None
         self._publishing = LoopingCall(self._publish)
@@ -141,7 +136,7 @@ class RelayService(Service, ABC):
         Also again, once the Deferred of :meth:`stopService` has fired.
         """
         super().startService()  # type: ignore[no-untyped-call]
-        self._started_at = self.reactor.seconds()
+        self._record.starts()
         self.port = self._start_error = None
         self.switch.draining = False
         if self.registrar is not None:
@@ -152,8 +147,7 @@ class RelayService(Service, ABC):
     async def _start(self) -> None:
         self.port = await self._endpoint.listen(self._factory)
         self.ready = True
-        address = str(self._public_address) if self._public_address else str(self.port.getHost())
-        self._emit(ev.ServerStarted(str(self.key.public_key), address, dmsg.__version__, self.protocol))
+        self._record.listens(str(self._public_address or self.port.getHost()))
         if self.registrar is not None:
             self._publishing.start(_PUBLISH_INTERVAL_S).addErrback(lambda f: _log.failure("Publishing stopped", f))
         self._listening.fire(self.port)
@@ -214,10 +208,7 @@ class RelayService(Service, ABC):
             await self._emptied.wait()
         if self._timer is not None and self._timer.active():
             self._timer.cancel()
-        self._report.close()
-        elapsed_ms = (self.reactor.seconds() - began) * 1000
-        self._emit(ev.Drained(elapsed_ms, left))
-        self._emit(ev.ServerStopped(Reason.STOPPED, self.reactor.seconds() - self._started_at))
+        self._record.stopped(began, left)
         super().stopService()  # type: ignore[no-untyped-call]
 
     async def _wait_until_idle(self, deadline: float) -> None:
@@ -267,7 +258,7 @@ class RelayService(Service, ABC):
         origin = Origin.of(host)
         refusal = self._rates.connects(origin, now)
         if refusal:
-            self._report.add(0, origin.address, "connection", refusal)
+            self._record.turned_away(origin.address, refusal)
             return None
         return RelayShell(self.greet(origin, now), self, self.reactor, number=next(self._numbers), address=host)
 
@@ -315,34 +306,13 @@ class RelayService(Service, ABC):
         if shell.member is not None:
             self._member_lost(shell, shell.member, error)
         else:
-            self._stranger_lost(shell, error)
+            self._record.stranger_lost(shell, error)
         self._tell_waiters()
 
-    def _stranger_lost(self, shell: RelayShell, error: DmsgError | None) -> None:
-        stage, why = _why(error, "handshake")
-        if stage == "accept":
-            self._report.add(0, shell.origin.address, "connection", why)
-        after_ms = (self.reactor.seconds() - shell.opened_at) * 1000
-        self._emit(ev.HandshakeFailed(shell.address, stage, why, after_ms))
-
     def _member_lost(self, shell: RelayShell, member: Member[Any], error: DmsgError | None) -> None:
-        now = self.reactor.seconds()
         still_open = len(member.legs)
-        self._act(self.switch.remove_member(member, now))
-        _, why = _why(error, "connection")
-        self._emit(
-            ev.ConnectionClosed(
-                shell.number,
-                str(member.remote),
-                why,
-                now - member.since,
-                member.bytes_in,
-                member.bytes_out,
-                member.frames_in,
-                member.frames_out,
-                still_open,
-            )
-        )
+        self._act(self.switch.remove_member(member, self.reactor.seconds()))
+        self._record.member_lost(shell, member, error, still_open)
         member.owner = None  # without the cycle both are freed now, before the garbage collector runs
 
     # --- inside ----------------------------------------------------------------------------------------------------
@@ -351,7 +321,7 @@ class RelayService(Service, ABC):
         """Why the stranger, which has shown the key ``remote``, is not admitted, or ``None``. Another may go for it."""
         earlier = self.switch.members.get(remote.raw)
         # It takes the place of its earlier connection, but for one from elsewhere: keys that move would fill an address.
-        is_new_there = earlier is None or _shell_of(earlier).origin.address != shell.origin.address
+        is_new_there = earlier is None or shell_of(earlier).origin.address != shell.origin.address
         if earlier is None or (is_new_there and self.admission.is_full(shell.origin)):
             self._make_room(shell)
         refusal = self.switch.refusal(remote)
@@ -359,7 +329,7 @@ class RelayService(Service, ABC):
             refusal = "connections_per_address"
         if refusal is not None:
             self.admission.left(shell)
-            self._report.add(shell.number, str(remote), "connection", refusal)
+            self._record.client_refused(shell, remote, refusal)
         return refusal
 
     def join(
@@ -369,8 +339,7 @@ class RelayService(Service, ABC):
         shell.member = member
         member.owner = shell
         self.admission.joined(shell)
-        handshake_ms = (self.reactor.seconds() - shell.opened_at) * 1000
-        self._emit(ev.ConnectionOpened(shell.number, str(member.remote), shell.address, handshake_ms, extended))
+        self._record.admitted(shell, member, extended=extended)
         for event in events:
             self._on_switch_event(event)
 
@@ -392,7 +361,7 @@ class RelayService(Service, ABC):
             self._evict(member)
 
     def _evict(self, member: Member[Any]) -> None:
-        self._report.add(_shell_of(member).number, str(member.remote), "connection", "evicted")
+        self._record.client_refused(shell_of(member), member.remote, "evicted")
         self._act([*self.switch.remove_member(member, self.reactor.seconds()), MemberDropped(member, "evicted")])
 
     def _act(self, events: Sequence[SwitchEvent]) -> None:
@@ -404,54 +373,19 @@ class RelayService(Service, ABC):
     def _on_switch_event(self, event: SwitchEvent) -> None:
         match event:
             case TransportStarted(asking=leg):
-                self.admission.carries(_shell_of(leg.member))
-                self.admission.carries(_shell_of(leg.other.member))
-                if self._events is not None:
-                    self._emit(self._opened(leg))
+                self.admission.carries(shell_of(leg.member))
+                self.admission.carries(shell_of(leg.other.member))
+                self._record.opened(leg)
             case TransportEnded(asking=leg):
                 for member in (leg.member, leg.other.member):
                     if not member.legs:
-                        self.admission.rests(_shell_of(member))
-                if self._events is not None:
-                    self._emit(self._closed(event))
+                        self.admission.rests(shell_of(member))
+                self._record.ended(event)
             case RequestRefused(member=member, reason=reason):
-                self._report.add(_shell_of(member).number, str(member.remote), "request", reason)
+                self._record.request_refused(member, reason)
             case MemberDropped(member=member, reason=reason):
-                self.admission.left(_shell_of(member))
-                _shell_of(member).fail(RemoteProtocolError("connection", reason))
-
-    def _opened(self, leg: Leg[Any]) -> ev.TransportOpened:
-        return ev.TransportOpened(
-            _shell_of(leg.member).number,
-            leg.id,
-            str(leg.member.remote),
-            str(leg.other.member.remote),
-            str(self.key.public_key),
-            (leg.opened_at - leg.since) * 1000,
-            "unknown",
-            self.protocol,
-        )
-
-    def _closed(self, event: TransportEnded) -> ev.TransportClosed:
-        leg, server = event.asking, str(self.key.public_key)
-        return ev.TransportClosed(
-            _shell_of(leg.member).number,
-            leg.id,
-            str(leg.member.remote),
-            str(leg.other.member.remote),
-            server,
-            Reason.of(self.name_of(event.reason)),
-            event.reason,
-            event.by,
-            self.reactor.seconds() - leg.opened_at if event.was_open else 0.0,
-            leg.other.bytes,
-            leg.bytes,
-            max(leg.queue_peak_bytes, leg.other.queue_peak_bytes),
-            "unknown",
-            leg.id,
-            server,
-            self.protocol,
-        )
+                self.admission.left(shell_of(member))
+                shell_of(member).fail(RemoteProtocolError("connection", reason))
 
     def _arm(self) -> None:
         due = self.switch.next_timeout()
@@ -469,24 +403,3 @@ class RelayService(Service, ABC):
     def _publish(self) -> None:
         if self.registrar is not None and self._public_address is not None:
             self.registrar.set_server(self._public_address, self.available_connections, protocol=self.protocol)
-
-    def _emit(self, event: ev.Event) -> None:
-        if self._events is not None:
-            self._events.emit(event)
-
-
-def _shell_of(member: Member[Any]) -> RelayShell:
-    shell = member.owner
-    assert isinstance(shell, RelayShell)
-    return shell
-
-
-def _why(error: DmsgError | None, stage: str) -> tuple[str, Reason]:
-    """Stage and reason of an end. Without an error of ours the peer closed the connection."""
-    if error is None:
-        return stage, Reason.CLOSED_BY_PEER
-    if isinstance(error, RemoteProtocolError):
-        return error.stage, Reason.of(error.reason)
-    if isinstance(error, RelayDraining):
-        return stage, Reason.SERVER_DRAINING
-    return stage, Reason.of(type(error).__name__)

@@ -108,6 +108,13 @@ class RelayShell(Shell):
         return stranger is None or self.stranger is None or stranger.messages != before
 
 
+def shell_of(member: Member[Any]) -> RelayShell:
+    """The connection of a client that is admitted."""
+    shell = member.owner
+    assert isinstance(shell, RelayShell)
+    return shell
+
+
 class RelayFactory(Factory):
     """Gives each connection the shell that ``build`` makes for its address; with ``None`` the connection is closed."""
 
