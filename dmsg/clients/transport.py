@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any, TypeVar
+from typing import Any
 from typing import Protocol as TypingProtocol
 
 from twisted.internet.interfaces import IReactorTime
 from twisted.python.failure import Failure
 
 from dmsg.address import DmsgAddress
-from dmsg.glue.stream_transport import StreamTransport, TransportStream
-
-S = TypeVar("S", bound=TransportStream)
+from dmsg.glue.stream_transport import StreamTransport
+from dmsg.glue.streams import S
 
 
 class Carrier(TypingProtocol):
@@ -19,7 +18,7 @@ class Carrier(TypingProtocol):
 
     @property
     def connection(self) -> Any:
-        """What its streams belong to; see :class:`~dmsg.glue.stream_transport.StreamConnection`."""
+        """What its streams belong to; see :class:`~dmsg.glue.streams.StreamConnection`."""
 
     @property
     def clock(self) -> IReactorTime:

@@ -9,8 +9,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
 from enum import Enum
-from typing import Any, Final, Generic, TypeVar, cast
-from typing import Protocol as TypingProtocol
+from typing import Any, Final, Generic, cast
 
 from twisted.internet.error import ConnectionAborted, ConnectionDone, ConnectionLost
 from twisted.internet.interfaces import (
@@ -28,9 +27,10 @@ from twisted.python.failure import Failure
 from zope.interface import implementer
 
 from dmsg.errors import DmsgError, LocalProtocolError
-from dmsg.glue.deadlines import Deadlines, Progress
+from dmsg.glue.deadlines import Deadlines
 from dmsg.glue.inbox import Inbox
 from dmsg.glue.producer import ProducerAdapter
+from dmsg.glue.streams import S, StreamConnection
 from dmsg.glue.transport_state import CLOSED_HERE, IN_USE, OVER, TRANSITIONS, WRITABLE, TransportState
 
 _log = Logger()
@@ -51,38 +51,6 @@ class AbortReason(Enum):
     APPLICATION = "the application aborts, or has raised"
     OVERFLOW = "more was written than may wait"
     DEADLINE = "a deadline has passed"
-
-
-class TransportStream(Progress, TypingProtocol):
-    """What a transport looks at in the stream under it; :class:`StreamConnection` moves the bytes."""
-
-    @property
-    def blocked(self) -> bool:
-        """Whether the writer was told to pause."""
-
-    def drop(self) -> None:
-        """Data that came is not given to the application, because it has closed the transport."""
-
-
-S = TypeVar("S", bound=TransportStream)
-S_contra = TypeVar("S_contra", bound=TransportStream, contravariant=True)
-
-
-class StreamConnection(TypingProtocol[S_contra]):
-    """The connection that a stream belongs to: a pure core, which the transport flushes after it was called."""
-
-    def send_data(self, stream: S_contra, data: bytes) -> bool:
-        """Queue ``data``; ``True`` asks the writer to pause until :meth:`StreamTransport.writable` is called.
-
-        Raises ``LocalProtocolError`` when the stream takes no data, and another ``DmsgError`` when more waits to be sent
-        than may.
-        """
-
-    def consumed(self, stream: S_contra, size: int) -> bool:
-        """The application took ``size`` bytes; ``True`` if that queued something to send."""
-
-    def close(self, stream: S_contra) -> bool:
-        """End ``stream`` once everything written is acknowledged; ``True`` if it is over right now."""
 
 
 @implementer(ITransport, IConsumer, IPushProducer)

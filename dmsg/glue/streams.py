@@ -1,0 +1,39 @@
+"""What a transport needs of the stream under it, and of the connection that the stream belongs to."""
+
+from __future__ import annotations
+
+from typing import Protocol, TypeVar
+
+from dmsg.glue.deadlines import Progress
+
+
+class TransportStream(Progress, Protocol):
+    """What a transport looks at in the stream under it; :class:`StreamConnection` moves the bytes."""
+
+    @property
+    def blocked(self) -> bool:
+        """Whether the writer was told to pause."""
+
+    def drop(self) -> None:
+        """Data that came is not given to the application, because it has closed the transport."""
+
+
+S = TypeVar("S", bound=TransportStream)
+S_contra = TypeVar("S_contra", bound=TransportStream, contravariant=True)
+
+
+class StreamConnection(Protocol[S_contra]):
+    """The connection that a stream belongs to: a pure core, which the transport flushes after it was called."""
+
+    def send_data(self, stream: S_contra, data: bytes) -> bool:
+        """Queue ``data``; ``True`` asks the writer to pause until the transport is told that it is writable again.
+
+        Raises ``LocalProtocolError`` when the stream takes no data, and another ``DmsgError`` when more waits to be sent
+        than may.
+        """
+
+    def consumed(self, stream: S_contra, size: int) -> bool:
+        """The application took ``size`` bytes; ``True`` if that queued something to send."""
+
+    def close(self, stream: S_contra) -> bool:
+        """End ``stream`` once everything written is acknowledged; ``True`` if it is over right now."""
