@@ -70,15 +70,13 @@ class Deadlines:
         if at_s is not None:
             self._watch_writing(transport, at_s - self._clock.seconds(), transport.stream.acked_bytes)
 
-    def linger(self, transport: Watched, acked_bytes: int) -> None:
-        """Call ``linger_over`` once the peer has acknowledged nothing beyond ``acked_bytes`` for :data:`LINGER_S`."""
-        if "linger" not in self._calls:
-            self._set("linger", LINGER_S, self._check_linger, transport, acked_bytes)
+    def linger(self, transport: Watched) -> None:
+        """Call ``linger_over`` once the peer has acknowledged nothing for :data:`LINGER_S`."""
+        self._watch("linger", lambda: transport.stream.acked_bytes, transport.linger_over)
 
     def await_reading(self, transport: Watched) -> None:
         """Call ``unread_over`` once the application has read nothing of what waits for :data:`LINGER_S`."""
-        if "unread" not in self._calls:
-            self._set("unread", LINGER_S, self._check_reading, transport, transport.unread_bytes)
+        self._watch("unread", lambda: -transport.unread_bytes, transport.unread_over)
 
     def await_no_reading(self) -> None:
         """The application is told of the end; the linger of its close may go on."""
@@ -101,18 +99,16 @@ class Deadlines:
         else:
             transport.deadline_exceeded("write deadline")
 
-    def _check_linger(self, transport: Watched, acked_bytes: int) -> None:
-        now_acked = transport.stream.acked_bytes
-        if now_acked > acked_bytes:
-            self.linger(transport, now_acked)
-        else:
-            transport.linger_over()
+    def _watch(self, name: str, progress: Callable[[], int], stuck: Callable[[], None]) -> None:
+        """Call ``stuck`` once ``progress()`` has not grown for :data:`LINGER_S`; silent if that is watched already."""
+        if name not in self._calls:
+            self._set(name, LINGER_S, self._check, name, progress, stuck, progress())
 
-    def _check_reading(self, transport: Watched, unread_bytes: int) -> None:
-        if transport.unread_bytes < unread_bytes:
-            self.await_reading(transport)
+    def _check(self, name: str, progress: Callable[[], int], stuck: Callable[[], None], before: int) -> None:
+        if progress() > before:
+            self._watch(name, progress, stuck)
         else:
-            transport.unread_over()
+            stuck()
 
     def _set(self, name: str, delay_s: float, call: Callable[..., None], *arguments: object) -> None:
         self._cancel(name)

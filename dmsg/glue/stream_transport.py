@@ -339,7 +339,7 @@ class StreamTransport(ABC, Generic[S]):
         if self._connection.close(self.stream):
             self.over(Failure(ConnectionDone()))
         else:
-            self._deadlines.linger(self, self.stream.acked_bytes)
+            self._deadlines.linger(self)
         self._flush_soon()
 
     @abstractmethod

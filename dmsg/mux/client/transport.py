@@ -112,7 +112,7 @@ class DmsgTransport(RelayTransport[Stream], StreamOwner):
     def linger_over(self) -> None:
         """See :meth:`~dmsg.glue.stream_transport.StreamTransport.linger_over`."""
         if self.detached:
-            self._deadlines.linger(self, self.stream.acked_bytes)
+            self._deadlines.linger(self)
         elif self.state is TransportState.CLOSING:
             super().linger_over()
         elif self.stream.state is not StreamState.CLOSED:  # the application was told; the peer never ended its side
@@ -294,14 +294,14 @@ class DmsgTransport(RelayTransport[Stream], StreamOwner):
         if self.stream.state is StreamState.CLOSED:
             if self.detached:
                 self.stream.end()  # otherwise it has ended in this very read, and the transport is told next
-            self._deadlines.linger(self, self.stream.acked_bytes)  # for the path that may be found
+            self._deadlines.linger(self)  # for the path that may be found
             return
         if self._carrier.connection.close(self.stream):
             self.ended(CloseReason.NORMAL, local=True)
         else:
             if self.stream.end_acked:
                 self.end_acked()
-            self._deadlines.linger(self, self.stream.acked_bytes)
+            self._deadlines.linger(self)
         self._flush_soon()
 
     def _abort_stream(self, why: AbortReason) -> None:
