@@ -35,6 +35,8 @@ from dmsg.glue.transport_state import CLOSED_HERE, IN_USE, OVER, TRANSITIONS, WR
 
 _log = Logger()
 _OPEN: Final = TransportState.OPEN  # looked at for each write and each piece of data
+#: Why an orderly end counts as a loss where something was written that the peer did not take.
+CUT: Final = "the peer closed without taking all that was written"
 
 
 class TransportLost(ConnectionLost):
@@ -116,8 +118,10 @@ class StreamTransport(ABC, Generic[S]):
         """Send ``data``; everything written in one turn of the reactor goes out together."""
         if not isinstance(data, bytes):
             data = bytes(memoryview(data))  # bytes() alone would make zeros of a number
-        if not data or (self.state is not _OPEN and self.state not in WRITABLE):
-            if data and self.state is TransportState.ENDING and not self._had_ended:
+        if not data:
+            return
+        if self.state is not _OPEN and self.state not in WRITABLE:
+            if self.state is TransportState.ENDING and not self._had_ended:
                 self._not_taken()
             return
         try:
@@ -188,8 +192,8 @@ class StreamTransport(ABC, Generic[S]):
 
     def unread_over(self) -> None:
         """The stream is over, and the application, which has more to write, has read nothing of what came for too long."""
-        if self.state is TransportState.ENDING and (self._writer.waits or not self._reason.check(ConnectionDone)):
-            self._reason = self._unless_cut(self._reason)
+        if self.state is TransportState.ENDING and (self._writer.waits or not self._ended_in_order):
+            self._count_as_loss()
             self._tell_soon()
 
     # --- IConsumer -------------------------------------------------------------------------------------------------
@@ -287,7 +291,9 @@ class StreamTransport(ABC, Generic[S]):
         """Tell the application ``reason``, behind what came before, whether or not the stream is over by now."""
         if self.state in OVER:
             return
-        self._reason = self._unless_cut(reason) if self._is_cut else reason
+        self._reason = reason
+        if self._is_cut:
+            self._count_as_loss()
         if self.disconnecting:
             self._tell_soon()
             return
@@ -331,8 +337,8 @@ class StreamTransport(ABC, Generic[S]):
         return False
 
     def _cut_error(self) -> DmsgError:
-        """Why an orderly end counts as a loss: something was written that the peer did not take."""
-        return DmsgError("the peer closed without taking all that was written")
+        """The loss that an orderly end counts as: something was written that the peer did not take."""
+        return DmsgError(CUT)
 
     def _close_stream(self) -> None:
         """Close the stream, once what was written has arrived."""
@@ -349,23 +355,31 @@ class StreamTransport(ABC, Generic[S]):
     # --- inside ----------------------------------------------------------------------------------------------------
 
     @property
-    def _waits_for_both(self) -> bool:
-        """Whether the application waits for its reader and for its writer.
+    def _ended_in_order(self) -> bool:
+        """Whether the reason of the end is an orderly close."""
+        return self._reason.check(ConnectionDone) is not None
+
+    def _count_as_loss(self) -> None:
+        """Make an orderly end a loss: something was written that the peer did not take. Another reason stays."""
+        if self._ended_in_order:
+            self._reason = Failure(TransportLost(self._cut_error()))
+
+    def _not_taken(self) -> None:
+        """The application writes on, though the stream is over: a peer that had closed has not got everything."""
+        self._count_as_loss()
+        # TCP would tell it at once, and forget what was not read. One that reads slowly is given the time to go on.
+        self._deadlines.await_reading(self)
+
+    def _limit_reading(self) -> None:
+        """The stream is over, and the application waits for its reader and for its writer.
 
         The two may wait for each other, as in a tunnel: it would never be told. A reset of TCP shows there, too, since there
         is something to write. Where the peer closed in order, one that reads slowly is given the time to go on.
         """
-        return self._paused and self._writer.waits
-
-    def _not_taken(self) -> None:
-        """The application writes on, though the stream is over: a peer that had closed has not got everything."""
-        self._reason = self._unless_cut(self._reason)
-        # TCP would tell it at once, and forget what was not read. One that reads slowly is given the time to go on.
-        self._deadlines.await_reading(self)
-
-    def _unless_cut(self, reason: Failure) -> Failure:
-        """``reason``; an orderly end becomes a loss, because something was written that the peer did not take."""
-        return Failure(TransportLost(self._cut_error())) if reason.check(ConnectionDone) else reason
+        if not self._ended_in_order:
+            self._inbox.clear()
+        elif self._inbox and not self._had_ended:
+            self._deadlines.await_reading(self)
 
     def guarded(self, call: Callable[..., object], *arguments: object) -> None:
         """Call the application: its fault ends its own transport and nothing else, as the reactor does for sockets."""
@@ -408,11 +422,8 @@ class StreamTransport(ABC, Generic[S]):
                 self._hand_over(data)
             else:
                 self._on_peer_end()
-        if self.state is TransportState.ENDING and self._waits_for_both:
-            if not self._reason.check(ConnectionDone):
-                self._inbox.clear()
-            elif self._inbox and not self._had_ended:
-                self._deadlines.await_reading(self)
+        if self.state is TransportState.ENDING and self._paused and self._writer.waits:
+            self._limit_reading()
         if self.state is TransportState.TELLING or (self.state is TransportState.ENDING and not self._inbox):
             self._finish()
 

@@ -8,7 +8,7 @@ from twisted.python.failure import Failure
 from dmsg.address import DmsgAddress
 from dmsg.clients.transport import Carrier, RelayTransport
 from dmsg.errors import DmsgError
-from dmsg.glue.stream_transport import AbortReason, TransportLost
+from dmsg.glue.stream_transport import CUT, AbortReason, TransportLost
 from dmsg.messaging.core.channel import UNOWNED, Channel, ChannelOwner
 from dmsg.messaging.core.errors import ChannelDeadline, ChannelEndReason, PeerGone, end_error
 
@@ -49,7 +49,7 @@ class ChannelTransport(RelayTransport[Channel], ChannelOwner):
         self.over(Failure(TransportLost(error)))
 
     def _cut_error(self) -> DmsgError:
-        return PeerGone("the peer closed without taking all that was written")
+        return PeerGone(CUT)
 
     def _abort_stream(self, why: AbortReason) -> None:
         self._carrier.connection.abort(self.stream)

@@ -17,7 +17,7 @@ from dmsg.address import DmsgAddress
 from dmsg.clients.transport import Carrier, RelayTransport
 from dmsg.crypto.keys import PublicKey
 from dmsg.errors import DmsgError
-from dmsg.glue.stream_transport import AbortReason, TransportLost
+from dmsg.glue.stream_transport import CUT, AbortReason, TransportLost
 from dmsg.glue.transport_state import OVER, TransportState
 from dmsg.mux.core.connection import Connection
 from dmsg.mux.core.endings import close_is_final, peers_reason
@@ -27,7 +27,6 @@ from dmsg.mux.core.stream import UNOWNED, Stream, StreamFault, StreamOwner, Stre
 from dmsg.mux.core.wire import CloseReason, reason_name
 from dmsg.sansio.rate import TokenBucket
 
-_CUT: Final = "the peer closed without taking all that was written"
 #: The reasons that CLOSE gives the peer.
 _CODES: Final[Mapping[AbortReason, CloseReason]] = {
     AbortReason.APPLICATION: CloseReason.REFUSED,
@@ -281,7 +280,7 @@ class DmsgTransport(RelayTransport[Stream], StreamOwner):
         return stream.blocked
 
     def _cut_error(self) -> DmsgError:
-        return Refused(_CUT)
+        return Refused(CUT)
 
     def _end_stream(self) -> None:
         if self._may_go_on:
@@ -317,7 +316,7 @@ def end_failure(stream: Stream, code: int, *, local: bool) -> Failure:
     if code == CloseReason.NORMAL:
         return Failure(ConnectionDone())
     if stream.was_cut:
-        return Failure(TransportLost(Refused(_CUT)))
+        return Failure(TransportLost(Refused(CUT)))
     if code != CloseReason.REFUSED or local:
         return Failure(TransportLost(close_error(code, by="local" if local else "peer")))
     cut = f", which had {stream.cut_bytes} bytes to acknowledge" if stream.cut_bytes else ""
