@@ -1,6 +1,7 @@
 """The sessions of a client: one for each relay, shared by all dials, kept up as a goal, made again after growing pauses.
 
-The pauses are those of :ref:`spec-reconnecting`. How the goal is pursued is in :mod:`dmsg.relays.goal`.
+The pauses are those of :ref:`spec-reconnecting`. How the goal is pursued is in :mod:`dmsg.relays.goal`, where relays are is
+found out in :mod:`dmsg.relays.whereabouts`.
 """
 
 from __future__ import annotations
@@ -18,28 +19,22 @@ from twisted.python.failure import Failure
 from dmsg.address import HostPort, network_group
 from dmsg.crypto.keys import PublicKey
 from dmsg.discovery.entry import DMSG
-from dmsg.discovery.errors import DiscoveryError, EntryNotFound
-from dmsg.errors import DmsgError, InvalidAddress, StageError
+from dmsg.errors import DmsgError, StageError
 from dmsg.glue.connecting import connect_reason, quiet_factory
 from dmsg.glue.waiters import Waiters
 from dmsg.interfaces import IDiscovery
 from dmsg.relays.candidates import Candidate
 from dmsg.relays.choice import RelayChoice
 from dmsg.relays.goal import SessionGoal
-from dmsg.relays.listed import WAIT_S, ListedRelays
+from dmsg.relays.listed import ListedRelays
 from dmsg.relays.race import RaceConfig
 from dmsg.relays.rankwatch import RankWatch
 from dmsg.relays.scores import RelayScores
 from dmsg.relays.session import CLOSED, S
 from dmsg.relays.state import RelayFile
+from dmsg.relays.whereabouts import ANOTHER_PROTOCOL, Whereabouts
 from dmsg.sansio.backoff import Backoff
 
-_NO_SERVER: Final = "entry is not a server's"
-_ANOTHER_PROTOCOL: Final = "speaks another protocol"
-#: How long the entry of a relay that speaks another protocol is not looked at again, in seconds, and how many such relays
-#: are remembered: a peer's entry may name 64.
-ANOTHER_PROTOCOL_REST_S: Final = 300.0
-ANOTHER_PROTOCOL_LIMIT: Final = 1_000
 #: Sessions kept that only dials led to and that nothing goes through: enough for the next dials of the same peers, and no more,
 #: because a peer says itself on which relays it is.
 IDLE_LIMIT: Final = 16
@@ -91,8 +86,7 @@ class SessionPool(Generic[S]):
     waits for a session. ``scores`` is told how connecting went, and says which relays to try first; ``memory`` keeps those
     that worked for the next run, ``operator`` is a list of those to be used only, or first. ``now_s()`` is Unix time.
 
-    ``protocol`` is what the sessions speak. A relay whose entry names another one (:ref:`spec-entry-protocol`) is not
-    connected to; pinned relays are not looked up.
+    ``protocol`` is what the sessions speak: a relay whose entry names another one is not connected to.
     """
 
     def __init__(
@@ -122,9 +116,7 @@ class SessionPool(Generic[S]):
         self._clock = clock
         self._make_session = make_session
         self._endpoint_for = endpoint_for
-        self._memory = memory
         self._operator = operator
-        self._discovery = discovery
         self._config = config
         self._backoff = Backoff(config.backoff_first_s, config.backoff_limit_s)
         self._urgent_backoff = Backoff(config.backoff_first_s, config.urgent_backoff_s)
@@ -139,10 +131,8 @@ class SessionPool(Generic[S]):
         #: Relays with a session that only dials led to, the one that was asked for last at the end.
         self._led_to: dict[PublicKey, None] = {}
         self._last_failure = ""
-        self._protocol = protocol
-        #: Until when relays that speak something else are left alone.
-        self._strangers: dict[PublicKey, float] = {}
         self._running = False
+        self._whereabouts = Whereabouts(clock, discovery, self.pinned, memory, protocol)
         self._listed = ListedRelays(clock, discovery, self._watch, self.scores, protocol)
         self._goal = SessionGoal(
             clock,
@@ -184,8 +174,8 @@ class SessionPool(Generic[S]):
             return succeed(session)
         if not self._is_allowed(relay):
             return fail(StageError("connect", "not on the relay list"))
-        if self._strangers.get(relay, 0.0) > self._clock.seconds():
-            return fail(StageError("connect", _ANOTHER_PROTOCOL))
+        if self._whereabouts.left_alone_until(relay) > self._clock.seconds():
+            return fail(StageError("connect", ANOTHER_PROTOCOL))
         chosen = wanted_at is not None or relay in self.pinned
         flight = self._flights.get(relay)
         if flight is not None:
@@ -216,7 +206,7 @@ class SessionPool(Generic[S]):
             reason = "given up" if cancelled else type(failure.value).__name__
             failure = Failure(StageError("connect", reason, failure.value))
         error = cast(StageError, failure.value)
-        if flight.spared or error.reason == _ANOTHER_PROTOCOL:
+        if flight.spared or error.reason == ANOTHER_PROTOCOL:
             return failure
         self._last_failure = f"{error.stage} via {str(relay)[:12]}…: {error.reason}"
         times, until = self._failures.get(relay, (0, 0.0))
@@ -241,7 +231,7 @@ class SessionPool(Generic[S]):
         self, flight: _Flight[S], candidate: Candidate, wanted_at: Callable[[HostPort], bool] | None
     ) -> S:
         relay = candidate.public_key
-        address = self._addresses[relay] = await self._address(candidate)
+        address = self._addresses[relay] = await self._whereabouts.find(candidate)
         if wanted_at is not None and not wanted_at(address):
             if not flight.shared:
                 flight.spared = True
@@ -261,46 +251,6 @@ class SessionPool(Generic[S]):
         await session.ready
         self._admitted(session, flight)
         return session
-
-    async def _address(self, candidate: Candidate) -> HostPort:
-        relay, address = candidate.public_key, candidate.address
-        if relay in self.pinned:
-            return self.pinned[relay]
-        if address is not None and not candidate.remembered:
-            return address
-        looking = ensureDeferred(self._look_up(relay))
-        if address is None:
-            return await looking
-        try:
-            return await looking.addTimeout(WAIT_S, self._clock, _unavailable)
-        except StageError as error:
-            wrong = (_NO_SERVER, _ANOTHER_PROTOCOL)
-            if not isinstance(error.error, EntryNotFound | InvalidAddress) and error.reason not in wrong:
-                return address  # discovery is gone; what was right last time may still be
-            if self._memory is not None:
-                self._memory.forget(relay)
-            raise
-
-    async def _look_up(self, relay: PublicKey) -> HostPort:
-        if self._discovery is None:
-            raise StageError("discovery", "server is not pinned and there is no discovery")
-        try:
-            entry = await self._discovery.get_entry(relay)
-        except EntryNotFound as error:
-            raise StageError("discovery", "server has no entry", error) from None
-        except DiscoveryError as error:
-            raise StageError("discovery", "unavailable", error) from None
-        if entry.server is None:
-            raise StageError("discovery", _NO_SERVER)
-        if entry.protocol != self._protocol:
-            if len(self._strangers) >= ANOTHER_PROTOCOL_LIMIT:
-                self._strangers.clear()
-            self._strangers[relay] = self._clock.seconds() + ANOTHER_PROTOCOL_REST_S
-            raise StageError("connect", _ANOTHER_PROTOCOL)
-        try:
-            return entry.server.host_port
-        except InvalidAddress as error:
-            raise StageError("discovery", "entry has no usable address", error) from None
 
     def _admitted(self, session: S, flight: _Flight[S]) -> None:
         elapsed_ms = (session.ready_at - session.started_at) * 1000
@@ -403,7 +353,7 @@ class SessionPool(Generic[S]):
 
     def rested_at(self, relay: PublicKey) -> float:
         """When the goal may try ``relay`` again after it has failed, in seconds on the clock."""
-        return max(self._failures.get(relay, (0, 0.0))[1], self._strangers.get(relay, 0.0))
+        return max(self._failures.get(relay, (0, 0.0))[1], self._whereabouts.left_alone_until(relay))
 
     def address_of(self, relay: PublicKey) -> HostPort:
         """Where a relay with a session is."""
@@ -435,10 +385,6 @@ class SessionPool(Generic[S]):
     async def settled(self) -> None:
         """Wait until no connection is being made."""
         await DeferredList([flight.attempt for flight in self._flights.values()], consumeErrors=True)
-
-
-def _unavailable(result: object, timeout_s: float) -> Failure:
-    return Failure(StageError("discovery", "unavailable"))
 
 
 def _timed_out(result: object, timeout_s: float) -> Failure:

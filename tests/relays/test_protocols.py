@@ -12,8 +12,8 @@ from dmsg.discovery.entry import ClientPart, Entry, ServerPart
 from dmsg.discovery.errors import DiscoveryUnavailable, EntryNotFound
 from dmsg.errors import DialError, StageError
 from dmsg.interfaces import IDiscovery
-from dmsg.relays.pool import ANOTHER_PROTOCOL_LIMIT, ANOTHER_PROTOCOL_REST_S
 from dmsg.relays.state import RelayFile
+from dmsg.relays.whereabouts import ANOTHER_PROTOCOL_LIMIT, ANOTHER_PROTOCOL_REST_S
 from tests.worlds import ScatteredRelays
 
 OURS, OTHER, PEER = (SecretKey.generate() for _ in range(3))
@@ -127,4 +127,4 @@ async def test_how_many_are_remembered_is_bounded():
             key = SecretKey.generate()
             world.listing.put(key, "192.0.3.1", "0.0.1+messaging")
             client.pool.get(key.public_key).addErrback(lambda failure: failure.trap(StageError))
-        assert len(client.pool._strangers) == 3
+        assert len(client.pool._whereabouts._strangers) == 3
