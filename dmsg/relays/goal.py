@@ -189,7 +189,7 @@ class SessionGoal:
         else:
             self.give_up(self._race.unwanted(self._held_groups()))
             wake_at += self._run_race(missing)
-        return min(wake_at, default=self._clock.seconds()) - self._clock.seconds() if wake_at else None
+        return min(wake_at) - self._clock.seconds() if wake_at else None
 
     def _keep_pinned(self) -> list[float]:
         """Connect every pinned relay; when to look again."""
@@ -201,7 +201,7 @@ class SessionGoal:
             if rested_at <= now:
                 self._pool.get(relay).addErrback(lambda failure: failure.trap(StageError))
             else:
-                wake_at.append(min(rested_at, now + self._poll_s * (0.75 + self._uniform() / 2)))
+                wake_at.append(min(rested_at, now + self._poll_s * self._jitter()))
         return wake_at
 
     def _missing(self) -> int:
@@ -221,7 +221,7 @@ class SessionGoal:
         wake_at = [self._look_at(now)]
         if wake_at[0] is not None and wake_at[0] <= now:
             self._idle_looks = self._idle_looks + 1 if self._pool.chosen else 0
-            self._look_jitter = 0.75 + self._uniform() / 2
+            self._look_jitter = self._jitter()
             self._listed.ask()
             wake_at = [self._look_at(now)]
         candidates = self._candidates()
@@ -248,12 +248,11 @@ class SessionGoal:
     def _take_made(self, candidates: Iterable[Candidate], missing: int) -> int:
         """Take sessions with ``candidates`` that dials have made for wanted ones, ``missing`` at most; gives how many."""
         taken = 0
-        for relay in (one.public_key for one in candidates):
-            if (
-                taken < missing
-                and relay in self._pool.sessions
-                and self._pool.group_of(relay) not in self._held_groups()
-            ):
+        for one in candidates:
+            relay = one.public_key
+            if taken == missing:
+                break
+            if relay in self._pool.sessions and self._pool.group_of(relay) not in self._held_groups():
                 self._pool.choose(relay)
                 self._note_worked(relay)
                 taken += 1
@@ -345,6 +344,9 @@ class SessionGoal:
         known = {**self._learned, **{one.public_key: one.address for one in self._listed.relays}}
         named = self._operator.relays()
         return [Candidate(one.public_key, one.address or known.get(one.public_key)) for one in named]
+
+    def _jitter(self) -> float:
+        return 0.75 + self._uniform() / 2
 
     def _wanted_at(self, relay: PublicKey, address: HostPort) -> bool:
         if len(self._learned) >= LEARNED_LIMIT:

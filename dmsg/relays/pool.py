@@ -210,14 +210,15 @@ class SessionPool(Generic[S]):
             return failure
         self._last_failure = f"{error.stage} via {str(relay)[:12]}…: {error.reason}"
         times, until = self._failures.get(relay, (0, 0.0))
-        if until <= self._clock.seconds():
-            self._rest(relay, times + 1)
-        else:  # a dial did not mind the pause, and what it found is no reason for a longer one
-            times -= 1
-        if error.stage != "discovery" and self._running:
-            self.scores.failed(relay, self._clock.seconds())
+        if (
+            until <= self._clock.seconds()
+        ):  # else a dial did not mind the pause: what it found is no reason for a longer one
+            times += 1
+            self._rest(relay, times)
         if self._running:
-            self._went_down(relay, error.reason, times + 1)
+            if error.stage != "discovery":
+                self.scores.failed(relay, self._clock.seconds())
+            self._went_down(relay, error.reason, times)
         return failure
 
     def _is_allowed(self, relay: PublicKey) -> bool:
@@ -262,7 +263,7 @@ class SessionPool(Generic[S]):
         self._led_to.pop(session.server, None)
         if not flight.chosen:
             self._led_to[session.server] = None
-        if not self.leave_idle():
+        if not self.leave_idle():  # which tells it as well
             self._changed()
 
     def lost(self, session: S, error: DmsgError) -> None:
@@ -295,7 +296,7 @@ class SessionPool(Generic[S]):
             flight.attempt.cancel()
 
     def leave_idle(self) -> bool:
-        """End sessions that only dials led to and nothing goes through, but for :data:`IDLE_LIMIT`.
+        """End sessions that only dials led to and nothing goes through, but for :data:`IDLE_LIMIT`; gives whether any did.
 
         Those that are published stay: else the entry would be another one after each dial to a peer on other relays. Of the
         rest those stay that were asked for last.
@@ -303,18 +304,20 @@ class SessionPool(Generic[S]):
         if len(self._led_to) <= IDLE_LIMIT:
             return False
         published = frozenset(self.published())
-        idle = [relay for relay in self._led_to if self.sessions[relay].idle]
-        idle = sorted(idle, key=lambda relay: relay in published)[: max(0, len(idle) - IDLE_LIMIT)]
-        for relay in idle:
+        idle = sorted(
+            (relay for relay in self._led_to if self.sessions[relay].idle), key=lambda relay: relay in published
+        )
+        surplus = idle[: max(0, len(idle) - IDLE_LIMIT)]
+        for relay in surplus:
             del self._led_to[relay]
             session = self.sessions.pop(relay)  # now: the next dial is to get another one
             if relay not in self._flights:
                 self._addresses.pop(relay, None)
             session.close()
-        if idle:
+        if surplus:
             self._changed()
             self._goal.look()
-        return bool(idle)
+        return bool(surplus)
 
     @property
     def chosen(self) -> list[PublicKey]:
@@ -323,7 +326,8 @@ class SessionPool(Generic[S]):
 
     def choose(self, relay: PublicKey) -> None:
         """The goal wants the session with ``relay``, which a dial has made."""
-        if self._led_to.pop(relay, self) is None:
+        if relay in self._led_to:
+            del self._led_to[relay]
             self._changed()
 
     def published(self) -> list[PublicKey]:
