@@ -12,7 +12,6 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
-from itertools import count
 from math import ceil
 from typing import Any, Final
 from typing import Protocol as TypingProtocol
@@ -22,7 +21,6 @@ from twisted.logger import Logger
 from twisted.python.failure import Failure
 
 from dmsg.crypto.keys import Random
-from dmsg.eventlog.schema import TwinSessionClosed, TwinSessionOpened, digest
 from dmsg.glue.waiters import Waiters
 from dmsg.glue.websocket import connect_websocket
 from dmsg.interfaces import IEventLog
@@ -43,6 +41,7 @@ from dmsg.rmb.client.errors import (
     TooMuchUnderWay,
     TwinUnknown,
 )
+from dmsg.rmb.client.record import SessionRecord
 from dmsg.rmb.client.introduction import Introduction
 from dmsg.rmb.client.lookups import Lookups
 from dmsg.rmb.client.relays import Again, Parcel, Relays
@@ -158,7 +157,7 @@ class Exchange:
         self._registry = registry
         self._owner = owner
         self._allow_plain = allow_plain
-        self._events = events
+        self._record = SessionRecord(reactor, events)
         self._random = random
         self._now_s = now_s
         self._uniform = Jitter(random).random
@@ -182,8 +181,6 @@ class Exchange:
         self._receiver: Receiver | None = None
         self._lookups = Lookups(config.lookups, config.lookups_bytes)
         self._found: Waiters[None] = Waiters()
-        self._sessions = count(1)
-        self._session_numbers: dict[RelayConnection, int] = {}
         self._stopped = True
 
     # --- life --------------------------------------------------------------------------------------------------------
@@ -374,25 +371,12 @@ class Exchange:
 
     def relay_connected(self, connection: RelayConnection) -> None:
         """See :class:`~dmsg.rmb.client.relays.RelaysOwner`."""
-        number = self._session_numbers[connection] = next(self._sessions)
-        if self._events is not None:
-            twin, name = self.address
-            took_ms = connection.handshake_s * 1000
-            self._events.emit(TwinSessionOpened(number, twin, digest(name), connection.host, took_ms))
+        self._record.opened(self.address, connection)
         self.relays_change.fire(None)
 
     def relay_lost(self, connection: RelayConnection, *, was_connected: bool) -> None:
         """See :class:`~dmsg.rmb.client.relays.RelaysOwner`."""
-        if self._events is not None:
-            number = self._session_numbers[connection] if was_connected else next(self._sessions)
-            lasted_s = self._clock.seconds() - connection.since_s if was_connected else 0.0
-            counts = (
-                (connection.envelopes_in, connection.envelopes_out, connection.bytes_in, connection.bytes_out)
-                if was_connected
-                else (0, 0, 0, 0)
-            )
-            twin, name = self.address
-            self._events.emit(TwinSessionClosed(number, twin, digest(name), connection.reason, lasted_s, *counts))
+        self._record.closed(self.address, connection, was_connected=was_connected)
         self.relays_change.fire(None)
 
     def received(self, connection: RelayConnection, message: bytes) -> None:
