@@ -25,25 +25,23 @@ from dmsg.glue.waiters import Waiters
 from dmsg.glue.websocket import connect_websocket
 from dmsg.interfaces import IEventLog
 from dmsg.rmb.client.answers import Answers
+from dmsg.rmb.client.calls import Call, Calls
 from dmsg.rmb.client.config import RmbConfig
 from dmsg.rmb.client.connection import Connect, RelayConnection
 from dmsg.rmb.client.errors import (
-    CallError,
     CallRefused,
     CallTimeout,
     EncryptionFailed,
     EnvelopeTooLarge,
     NoEncryptionKey,
-    NotConnected,
     NoTwin,
     RegistryFailed,
     Stopped,
-    TooMuchUnderWay,
     TwinUnknown,
 )
-from dmsg.rmb.client.record import SessionRecord
 from dmsg.rmb.client.introduction import Introduction
 from dmsg.rmb.client.lookups import Lookups
+from dmsg.rmb.client.record import SessionRecord
 from dmsg.rmb.client.relays import Again, Parcel, Relays
 from dmsg.rmb.core import errors as wrong
 from dmsg.rmb.core.acceptance import Receiver
@@ -66,8 +64,6 @@ from dmsg.sansio.websocket import WebSocketConfig
 _log = Logger()
 #: Answers with an error to requests that were refused, a second: what is forged makes us sign no more than this.
 _REFUSALS_PER_S: Final = 200.0
-#: Reasons kept of answers to one call that were not accepted.
-_REFUSED_NOTED: Final = 8
 _REGISTRY_FAILED: Final = "other: failed to get twin information"
 
 
@@ -102,21 +98,6 @@ class ExchangeOwner(TypingProtocol):
 
     def answer_received(self, answer: Accepted) -> None:
         """An answer came for which :meth:`is_awaited` said yes."""
-
-
-class _Call:
-    """A request without an answer."""
-
-    __slots__ = ("answer", "parcel", "refused", "size_bytes", "target", "work")
-
-    def __init__(self, target: SessionAddress, size_bytes: int) -> None:
-        self.target = target
-        self.size_bytes = size_bytes
-        self.answer: Deferred[Accepted] = Deferred()
-        #: ``None`` while its twin is looked up.
-        self.parcel: Parcel | None = None
-        self.refused: list[str] = []
-        self.work: Deferred[Accepted] | None = None
 
 
 class Exchange:
@@ -170,8 +151,7 @@ class Exchange:
             reactor, relays, self, connect=connect, token=self._make_token, uniform=self._uniform, config=config
         )
         self._answers = Answers(reactor, self.relays, config.answers, config.answers_bytes)
-        self._calls: dict[str, _Call] = {}
-        self._calls_bytes = 0
+        self._calls: Calls[Accepted] = Calls(config.calls, config.calls_bytes)
         self._refusals = TokenBucket(_REFUSALS_PER_S, _REFUSALS_PER_S, reactor.seconds())
         #: The names of our relays in the registry. A relay must know itself by one of them, or envelopes to us go elsewhere.
         self._relay_names: frozenset[str] = frozenset()
@@ -237,12 +217,7 @@ class Exchange:
     async def stop(self) -> None:
         """End all: calls fail with :class:`~dmsg.rmb.client.errors.Stopped`, answers that were given are written."""
         self._stopped = True
-        for uid, call in list(self._calls.items()):
-            if uid not in self._calls:  # the end of another one has ended it
-                continue
-            self._fail(call, Stopped(call.target, sent=call.parcel is not None and bool(call.parcel.relays)))
-            if call.parcel is None and call.work is not None:
-                call.work.cancel()
+        self._calls.stop()
         self._found.cancel()
         if self._publishing is not None:
             self._publishing.cancel()
@@ -267,30 +242,24 @@ class Exchange:
         an expiration of 0 becomes the end of the time-out. The rest is written into it. Cancelling forgets the request.
         """
         target = SessionAddress.of(envelope.destination)
-        size = len(envelope.plain)
-        config = self.config
         if self._stopped:
             raise Stopped(target)
-        if len(self._calls) >= config.calls or self._calls_bytes + size > config.calls_bytes:
-            raise TooMuchUnderWay(target)
-        if envelope.uid in self._calls:
-            raise ValueError(f"a request with the uid {envelope.uid!r} is under way")
-        call = self._calls[envelope.uid] = _Call(target, size)
-        self._calls_bytes += size
+        call = self._calls.begin(envelope.uid, target, len(envelope.plain))
         call.work = work = ensureDeferred(self._request(envelope, call, timeout_s, once))
         try:
-            return await work.addTimeout(timeout_s, self._clock, lambda *_: Failure(self._timed_out(call, timeout_s)))
+            return await work.addTimeout(
+                timeout_s, self._clock, lambda *_: Failure(call.timed_out(timeout_s, self.relays.problems()))
+            )
         except CancelledError:
             if call.parcel is None and call.answer.called:  # stopped while its twin was looked up
                 return await call.answer
             raise
         finally:
-            del self._calls[envelope.uid]
-            self._calls_bytes -= size
+            self._calls.end(envelope.uid)
             if call.parcel is not None:
                 self.relays.drop(call.parcel)
 
-    async def _request(self, envelope: Envelope, call: _Call, timeout_s: float, once: bool) -> Accepted:
+    async def _request(self, envelope: Envelope, call: Call[Accepted], timeout_s: float, once: bool) -> Accepted:
         ends_at = self._clock.seconds() + timeout_s
         if not envelope.expiration:
             now = self._now_s()
@@ -302,15 +271,6 @@ class Exchange:
         call.parcel = Parcel(data, ends_at, again=again, prefer=twin.relays)
         self.relays.post(call.parcel)
         return await call.answer
-
-    def _timed_out(self, call: _Call, timeout_s: float) -> CallError:
-        parcel = call.parcel
-        if parcel is None:
-            return RegistryFailed(call.target, f"no answer within {timeout_s:g} s")
-        if not parcel.relays:
-            return NotConnected(call.target, self.relays.problems())
-        relays = tuple(dict.fromkeys(one.url for one in parcel.relays))
-        return CallTimeout(call.target, timeout_s, relays, tuple(dict.fromkeys(call.refused)))
 
     async def _look_up(self, target: SessionAddress) -> Twin:
         if self._sender is None:
@@ -454,18 +414,14 @@ class Exchange:
             by_relay = accepted.twin is None
             if by_relay and parcel is not None and self.relays.post_elsewhere(parcel, connection, error.message):
                 return
-            self._fail(call, CallRefused(call.target, error.code, bounded_text(error.message), accepted.source))
-
-    def _fail(self, call: _Call, error: CallError) -> None:
-        if not call.answer.called:
-            call.answer.errback(Failure(error))
+            call.fail(CallRefused(call.target, error.code, bounded_text(error.message), accepted.source))
 
     def _refused(self, envelope: Envelope, refused: wrong.EnvelopeRefused, connection: RelayConnection) -> None:
         """An envelope is not accepted: tell the sender of a request, or note it for who waits for an answer."""
         if envelope.WhichOneof("message") != "request":
             call = self._calls.get(envelope.uid)
-            if call is not None and len(call.refused) < _REFUSED_NOTED:
-                call.refused.append(refused.reason)
+            if call is not None:
+                call.note_refused(refused.reason)
         elif refused.code is not None and connection.has_room and self._refusals.take(self._clock.seconds()):
             answer = error_reply(envelope, refused.code, refused.text)
             assert self._sender is not None

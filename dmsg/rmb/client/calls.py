@@ -1,0 +1,93 @@
+"""Requests that wait for an answer: how many may, and what each fails with."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final, Generic, TypeVar
+
+from twisted.internet.defer import Deferred
+from twisted.python.failure import Failure
+
+from dmsg.rmb.client.errors import CallError, CallTimeout, NotConnected, RegistryFailed, Stopped, TooMuchUnderWay
+from dmsg.rmb.client.relays import Parcel
+from dmsg.rmb.core.address import SessionAddress
+
+T = TypeVar("T")
+
+#: Reasons kept of answers to one call that were not accepted.
+_REFUSED_NOTED: Final = 8
+
+
+class Call(Generic[T]):
+    """A request to ``target`` without an answer."""
+
+    __slots__ = ("_refused", "answer", "parcel", "size_bytes", "target", "work")
+
+    def __init__(self, target: SessionAddress, size_bytes: int) -> None:
+        self.target = target
+        self.size_bytes = size_bytes
+        self.answer: Deferred[T] = Deferred()
+        #: ``None`` while its twin is looked up.
+        self.parcel: Parcel | None = None
+        #: What waits for the answer, once it has begun.
+        self.work: Deferred[T] | None = None
+        self._refused: list[str] = []
+
+    def fail(self, error: CallError) -> None:
+        """There is no answer, because of ``error``; silent when there is one, or another error."""
+        if not self.answer.called:
+            self.answer.errback(Failure(error))
+
+    def note_refused(self, reason: str) -> None:
+        """An answer came that is not accepted for ``reason``."""
+        if len(self._refused) < _REFUSED_NOTED:
+            self._refused.append(reason)
+
+    def timed_out(self, timeout_s: float, problems: Mapping[str, str]) -> CallError:
+        """Why there is no answer after ``timeout_s``; ``problems`` are those of the relays."""
+        if self.parcel is None:
+            return RegistryFailed(self.target, f"no answer within {timeout_s:g} s")
+        if not self.parcel.relays:
+            return NotConnected(self.target, problems)
+        relays = tuple(dict.fromkeys(one.url for one in self.parcel.relays))
+        return CallTimeout(self.target, timeout_s, relays, tuple(dict.fromkeys(self._refused)))
+
+
+class Calls(Generic[T]):
+    """The calls under way by their uids: at most ``limit``, with ``limit_bytes`` of payloads."""
+
+    def __init__(self, limit: int, limit_bytes: int) -> None:
+        self._limit = limit
+        self._limit_bytes = limit_bytes
+        self._calls: dict[str, Call[T]] = {}
+        self._bytes = 0
+
+    def __contains__(self, uid: str) -> bool:
+        return uid in self._calls
+
+    def get(self, uid: str) -> Call[T] | None:
+        """The call ``uid``, if it is under way."""
+        return self._calls.get(uid)
+
+    def begin(self, uid: str, target: SessionAddress, size_bytes: int) -> Call[T]:
+        """A new call. Raises ``TooMuchUnderWay``, or ``ValueError`` for a ``uid`` that is in use."""
+        if len(self._calls) >= self._limit or self._bytes + size_bytes > self._limit_bytes:
+            raise TooMuchUnderWay(target)
+        if uid in self._calls:
+            raise ValueError(f"a request with the uid {uid!r} is under way")
+        call = self._calls[uid] = Call(target, size_bytes)
+        self._bytes += size_bytes
+        return call
+
+    def end(self, uid: str) -> None:
+        """The call ``uid`` is over."""
+        self._bytes -= self._calls.pop(uid).size_bytes
+
+    def stop(self) -> None:
+        """Fail all of them with ``Stopped``."""
+        for uid, call in list(self._calls.items()):
+            if uid not in self._calls:  # the end of another one has ended it
+                continue
+            call.fail(Stopped(call.target, sent=call.parcel is not None and bool(call.parcel.relays)))
+            if call.parcel is None and call.work is not None:
+                call.work.cancel()
