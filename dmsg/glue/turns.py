@@ -6,10 +6,8 @@ from twisted.internet.defer import Deferred
 from twisted.internet.interfaces import IDelayedCall, IReactorTime
 
 from dmsg.glue.waiters import Waiters
+from dmsg.sansio.backoff import SHORTEST_PAUSE_S
 from dmsg.sansio.rate import TokenBucket
-
-#: The line is never looked at again sooner than this, however little is missing: floats do not add up exactly.
-_SHORTEST_WAIT_S = 0.001
 
 
 class Turns:
@@ -43,7 +41,7 @@ class Turns:
 
     def _arm(self) -> None:
         if self._call is None and self._line:
-            wait_s = max(_SHORTEST_WAIT_S, self._bucket.wait_s(self._clock.seconds()))
+            wait_s = max(SHORTEST_PAUSE_S, self._bucket.wait_s(self._clock.seconds()))
             self._call = self._clock.callLater(wait_s, self._due)
 
     def _due(self) -> None:

@@ -23,7 +23,7 @@ from dmsg.relays.listed import ListedRelays
 from dmsg.relays.race import Race, RaceConfig
 from dmsg.relays.scores import RelayScores
 from dmsg.relays.state import RelayFile
-from dmsg.sansio.backoff import Backoff
+from dmsg.sansio.backoff import SHORTEST_PAUSE_S, Backoff
 
 #: How many sessions a client keeps up if nothing else is said, each with a relay of another network group: the owner of one
 #: network cannot cut it off.
@@ -31,8 +31,6 @@ DEFAULT_GROUPS: Final = 2
 #: A client that has lost its last session asks discovery at once, but no sooner than this after it asked before: a relay that
 #: drops its clients again and again makes them ask once a second at most.
 ALONE_PAUSE_S: Final = 1.0
-#: The goal is looked at again no sooner than this, in seconds: times are added up, and a sum may fall short of what is due.
-SHORTEST_PAUSE_S: Final = 0.001
 #: Addresses remembered of relays that were tried: as many as an operator's list, which may tell none, holds.
 LEARNED_LIMIT: Final = 1_000
 

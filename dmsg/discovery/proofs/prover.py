@@ -26,13 +26,12 @@ from dmsg.discovery.relay_addresses import RelayAddresses, is_ip
 from dmsg.discovery.stores.rules import shielded
 from dmsg.glue.waiters import Waiters
 from dmsg.interfaces import IEntryStore, IRankedStore, IRelayProver
+from dmsg.sansio.backoff import SHORTEST_PAUSE_S
 from dmsg.sansio.jitter import RandomNumbers
 from dmsg.sansio.rate import TokenBucket
 
 #: Records looked at in one turn of the reactor; the rest of a long queue waits for the next one.
 _PUMP_RECORDS: Final = 64
-#: Shortest pause before the queue is looked at again, in seconds.
-_SHORTEST_PAUSE_S: Final = 0.001
 #: Entries read from the store at a time.
 _SYNC_BATCH: Final = 250
 #: What is left for the connection after a slow name resolution is never less than this, in seconds.
@@ -215,7 +214,7 @@ class RelayProofs:
             record = self._schedule.next(now)
             if record is None:
                 due = self._schedule.next_due(now)
-                wait_s = None if due is None else max(_SHORTEST_PAUSE_S, due - now)
+                wait_s = None if due is None else max(SHORTEST_PAUSE_S, due - now)
                 break
             proof = Deferred.fromCoroutine(self._prove(record, record.source))
             if not proof.called:

@@ -6,7 +6,6 @@ import os
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Final
 
 from twisted.internet.defer import CancelledError, Deferred, ensureDeferred
 from twisted.internet.interfaces import IReactorTime, IStreamClientEndpoint
@@ -40,11 +39,8 @@ from dmsg.mux.core.errors import Refused
 from dmsg.mux.core.limits import ConnectionConfig
 from dmsg.mux.core.plain_stream import PlainStream
 from dmsg.relays.choice import RelayChoice
-from dmsg.sansio.backoff import Backoff
+from dmsg.sansio.backoff import SHORTEST_PAUSE_S, Backoff
 from dmsg.sansio.rate import TokenBucket
-
-#: A move that may not be made yet is tried again after this time at least, in seconds: sums of floats fall short of what is due.
-_SHORTEST_WAIT_S: Final = 0.001
 
 
 @dataclass(frozen=True, slots=True)
@@ -233,7 +229,7 @@ class DmsgClient(RelayClient[ServerSession, OpenedPath[ServerSession], DmsgTrans
             moves = self._moves_of(transport)
             wait_s = moves.wait_s(self.reactor.seconds())
             if wait_s > 0:  # a peer and a relay that cut each path at once
-                await deferLater(self.reactor, max(_SHORTEST_WAIT_S, wait_s))
+                await deferLater(self.reactor, max(SHORTEST_PAUSE_S, wait_s))
                 continue
             stream = transport.stream
             told_bytes = stream.resume_bytes
