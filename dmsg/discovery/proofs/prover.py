@@ -103,11 +103,10 @@ class RelayProofs:
     async def stop(self) -> None:
         """Give up the proofs that are under way; returns when their connections are being closed."""
         self._running = False
-        for name in ("_timer", "_sync_timer"):
-            timer = getattr(self, name)
-            setattr(self, name, None)
+        for timer in (self._timer, self._sync_timer):
             if timer is not None:
                 timer.cancel()
+        self._timer = self._sync_timer = None
         under_way = list(self._proving.values())
         if self._syncing is not None:
             under_way.append(self._syncing)
