@@ -9,6 +9,7 @@ from dmsg.mux.core.resumption import ResumeAttempts
 from dmsg.mux.core.sealed_stream import SealedStream
 from dmsg.mux.core.stream import StreamFault, StreamState
 from dmsg.mux.core.wire import ACK, FWD, HEADER, HEADER_BYTES, CloseReason
+from dmsg.sansio.rate import TokenBucket
 from fuzz.choices import Choices
 from fuzz.oracles import KEYS
 from fuzz.sealed import ACK_LIMIT_BYTES, TEXT, WINDOW_BYTES, Party, make_end
@@ -41,7 +42,7 @@ class _World:
         self.dialler.sent, self.listener.sent = first.to_listener, first.to_dialler
         self.all = [first]
         self.here = {self.dialler: first, self.listener: first}  # the path that each side is on
-        self.attempts = ResumeAttempts(self.listener.stream, rate_per_s=_RATE, burst=_BURST, now=self.now)
+        self.attempts = ResumeAttempts(self.listener.stream, TokenBucket(_RATE, _BURST, self.now))
         self.asked: _Attempt | None = None  # the dialler waits for the answer to this one
         self.detached = False  # the dialler has lost its path
         self.waiting: dict[int, _Attempt] = {}  # attempts that wait for their proof, by relay

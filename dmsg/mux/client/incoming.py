@@ -30,20 +30,9 @@ from dmsg.mux.core.resumption import ResumeAttempts
 from dmsg.mux.core.sealed_stream import SealedStream
 from dmsg.mux.core.stream import Stream, StreamOwner, StreamState
 from dmsg.mux.core.wire import CloseReason, reason_name
+from dmsg.sansio.rate import TokenBucket
 
 _log = Logger()
-
-
-class ResumeRates(TypingProtocol):
-    """How often a peer may move a transport it opened, in the long run and at once."""
-
-    @property
-    def resume_rate_per_s(self) -> float:
-        """In the long run."""
-
-    @property
-    def resume_burst(self) -> int:
-        """At once."""
 
 
 class Host(TypingProtocol):
@@ -52,9 +41,8 @@ class Host(TypingProtocol):
     services: Services[DmsgPort]
     resumable: ResumableTransports
 
-    @property
-    def config(self) -> ResumeRates:
-        """What is set for it."""
+    def move_rate_of(self, transport: DmsgTransport) -> TokenBucket:
+        """How often ``transport`` may still be moved."""
 
     def promises(self, peer: PublicKey) -> Deferred[bool]:
         """Whether ``peer`` must not be spoken to in the clear."""
@@ -167,10 +155,7 @@ class IncomingTransport(StreamOwner, ServiceOffer[DmsgPort]):
 
     def _attempts_at(self, transport: DmsgTransport) -> ResumeAttempts:
         if transport.attempts is None:
-            config, now = self._client.config, self._session.clock.seconds()
-            transport.attempts = ResumeAttempts(
-                transport.stream, rate_per_s=config.resume_rate_per_s, burst=config.resume_burst, now=now
-            )
+            transport.attempts = ResumeAttempts(transport.stream, self._client.move_rate_of(transport))
         return transport.attempts
 
     def _unknown_admitted(self, allowed: object) -> None:

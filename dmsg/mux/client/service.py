@@ -226,8 +226,8 @@ class DmsgClient(RelayClient[ServerSession, OpenedPath[ServerSession], DmsgTrans
         failures = 0
         attempts: list[Attempt] = []
         while transport.detached:
-            moves = self._moves_of(transport)
-            wait_s = moves.wait_s(self.reactor.seconds())
+            rate = self.move_rate_of(transport)
+            wait_s = rate.wait_s(self.reactor.seconds())
             if wait_s > 0:  # a peer and a relay that cut each path at once
                 await deferLater(self.reactor, max(SHORTEST_PAUSE_S, wait_s))
                 continue
@@ -249,15 +249,16 @@ class DmsgClient(RelayClient[ServerSession, OpenedPath[ServerSession], DmsgTrans
                 transport.failed_to_resume(refusal)
                 transport.give_up(refusal)
                 return
-            moves.take(self.reactor.seconds())
+            rate.take(self.reactor.seconds())
             transport.move_to(opened.session, opened.stream, opened.resume.received_bytes, told_bytes)
             self.resumed(transport, cause, since)
 
-    def _moves_of(self, transport: DmsgTransport) -> TokenBucket:
-        if transport.moves is None:
+    def move_rate_of(self, transport: DmsgTransport) -> TokenBucket:
+        """How often ``transport`` may still be moved, by this side or by its peer."""
+        if transport.move_rate is None:
             config, now = self.config, self.reactor.seconds()
-            transport.moves = TokenBucket(config.resume_rate_per_s, config.resume_burst, now)
-        return transport.moves
+            transport.move_rate = TokenBucket(config.resume_rate_per_s, config.resume_burst, now)
+        return transport.move_rate
 
     def resumed(self, transport: DmsgTransport, cause: DmsgError | None, since: float) -> None:
         """Note that a transport goes on over another path."""

@@ -80,8 +80,8 @@ class DmsgTransport(RelayTransport[Stream], StreamOwner):
         self.path = PathState.CARRIED
         #: The peer's attempts to resume, if there were any.
         self.attempts: ResumeAttempts | None = None
-        #: How often it may still be moved by this side, if it ever was.
-        self.moves: TokenBucket | None = None
+        #: How often it may still be moved, if it ever was.
+        self.move_rate: TokenBucket | None = None
         self.token = b""  # under which it may be resumed; fixed by its first path
         #: The search for another path, while there is one.
         self.search: Deferred[None] | None = None

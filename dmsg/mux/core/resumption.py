@@ -11,18 +11,18 @@ from dmsg.sansio.rate import TokenBucket
 
 
 class ResumeAttempts:
-    """The attempts to move one transport to another path.
+    """The attempts to move one transport to another path, each of which takes a token of ``rate``.
 
-    A token of the bucket is taken for an attempt that was proved, not for its REQUEST: a relay can replay a REQUEST, and
+    The token is taken for an attempt that was proved, not for its REQUEST: a relay can replay a REQUEST, and
     must not use up what the transport needs to move to an honest one. An attempt may begin only while there is a token
     for it and for each of those that wait for their proof. At most one attempt waits for each relay.
     """
 
-    __slots__ = ("_began", "_bucket", "_current", "_taken", "_told_bytes", "_waiting")
+    __slots__ = ("_began", "_current", "_rate", "_taken", "_told_bytes", "_waiting")
 
-    def __init__(self, current: Stream, *, rate_per_s: float, burst: float, now: float) -> None:
+    def __init__(self, current: Stream, rate: TokenBucket) -> None:
         self._current = current
-        self._bucket = TokenBucket(rate_per_s, burst, now)
+        self._rate = rate
         self._began = 0
         self._taken = 0  # number of the latest attempt that was proved
         self._told_bytes = 0
@@ -31,7 +31,7 @@ class ResumeAttempts:
     def may_begin(self, server: PublicKey, now: float) -> bool:
         """Whether an attempt through ``server`` is to be answered at the time ``now``."""
         others = len(self._waiting) - (server in self._waiting)
-        return self._bucket.wait_s(now, 1 + others) == 0
+        return self._rate.wait_s(now, 1 + others) == 0
 
     def tell_bytes(self) -> int:
         """How many bytes to tell the peer that we have: never less than was told in an earlier attempt.
@@ -59,7 +59,7 @@ class ResumeAttempts:
 
     def moved(self, now: float) -> None:
         """The transport has moved: take a token."""
-        self._bucket.take(now)
+        self._rate.take(now)
 
     def failed(self, stream: Stream) -> None:
         """``stream`` ended without a proof."""

@@ -37,6 +37,7 @@ from dmsg.mux.core.sealed_stream import SealedStream
 from dmsg.mux.core.stream import Stream, StreamState
 from dmsg.mux.core.wire import ACCEPT, CLOSE, FWD, OK, REQUEST, REQUEST_BYTES, CloseReason, encode_frame, split_frames
 from dmsg.mux.relay.switch import Switch
+from dmsg.sansio.rate import TokenBucket
 
 ALICE, BOB, SERVER, MALLORY = (SecretKey(bytes((n,)) * 32) for n in (0x11, 0x22, 0x33, 0x66))
 E2E: Any = json.loads((Path(__file__).parents[2] / "vectors" / "e2e.json").read_text("utf-8"))
@@ -120,7 +121,7 @@ class Net:
         if answer is None:
             theirs = bob.accept(stream)
         else:
-            attempts = ResumeAttempts(stream, rate_per_s=1, burst=1, now=0)
+            attempts = ResumeAttempts(stream, TokenBucket(1, 1, 0))
             theirs, displaced = bob.accept_path(stream, answer, attempts)
             assert displaced is None
         assert theirs.state is StreamState.CONFIRMING and stream.state is StreamState.CLOSED

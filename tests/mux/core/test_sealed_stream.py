@@ -38,6 +38,7 @@ from dmsg.mux.core.wire import (
     CloseReason,
 )
 from dmsg.mux.relay.limits import RelayLimits
+from dmsg.sansio.rate import TokenBucket
 
 FWD_DATA_LIMIT_BYTES = FRAME_PAYLOAD_LIMIT_BYTES - SEQUENCE_BYTES
 
@@ -644,7 +645,7 @@ def test_any_cut_and_any_number_of_paths(data: st.DataObject) -> None:
     sender, receiver = pair(window=window, ack_limit=ack_limit)
     written = received = b""
     read = 0
-    attempts = ResumeAttempts(receiver, rate_per_s=0, burst=9, now=0.0)
+    attempts = ResumeAttempts(receiver, TokenBucket(0, 9, 0.0))
     for path in range(1, data.draw(st.integers(2, 5))):
         for what in data.draw(st.lists(st.sampled_from(["write", "send", "ack", "read", "lose", "end"]), max_size=12)):
             if what == "write" and not sender.end_wanted:
@@ -851,7 +852,7 @@ def test_600_paths_without_an_acknowledgement_hold_one_window(claims_all: bool) 
 def test_proofs_of_two_paths_and_data_of_both_in_one_read() -> None:
     """A relay that held the first back: what came on it is not taken a second time from the other."""
     sender, receiver = pair()
-    attempts = ResumeAttempts(receiver, rate_per_s=0, burst=9, now=0.0)
+    attempts = ResumeAttempts(receiver, TokenBucket(0, 9, 0.0))
     sender.pending.append(b"abcdef")
     paths = []
     for path in (1, 2):
@@ -874,7 +875,7 @@ def test_proofs_of_two_paths_and_data_of_both_in_one_read() -> None:
 
 def test_a_proof_that_comes_behind_that_of_a_later_attempt() -> None:
     receiver = end(1)
-    attempts = ResumeAttempts(receiver, rate_per_s=0, burst=9, now=0.0)
+    attempts = ResumeAttempts(receiver, TokenBucket(0, 9, 0.0))
     ends = []
     for path in (1, 2):
         new_sender, new_receiver = pair(path=path)
@@ -888,7 +889,7 @@ def test_a_proof_that_comes_behind_that_of_a_later_attempt() -> None:
 
 def test_what_came_on_the_old_path_behind_the_proof_does_not_count_as_unread() -> None:
     sender, receiver = pair()
-    attempts = ResumeAttempts(receiver, rate_per_s=0, burst=9, now=0.0)
+    attempts = ResumeAttempts(receiver, TokenBucket(0, 9, 0.0))
     sender.pending.append(b"abcdef")
     old = [sender.next_fwd(TAG_BYTES + 3)[1] for _ in range(2)]
     assert receiver.receive_fwd(old[0], 0, len(old[0]))[0] == b"abc"
@@ -907,7 +908,7 @@ def test_what_came_on_the_old_path_behind_the_proof_does_not_count_as_unread() -
 def test_a_later_attempt_is_never_told_less_than_an_earlier_one() -> None:
     """The answer to the first was taken and its proof lost, and the reader has stopped since: an honest count again."""
     sender, receiver = pair(window=200, ack_limit=10)
-    attempts = ResumeAttempts(receiver, rate_per_s=0, burst=9, now=0.0)
+    attempts = ResumeAttempts(receiver, TokenBucket(0, 9, 0.0))
     sender.pending.append(bytes(100))
     carry(sender, receiver, TAG_BYTES + 10)
     told = attempts.tell_bytes()
@@ -932,7 +933,7 @@ def waiting(path: int) -> SealedStream:
 
 
 def test_attempts_that_were_proved_use_up_the_rate() -> None:
-    attempts = ResumeAttempts(end(1), rate_per_s=2, burst=3, now=0.0)
+    attempts = ResumeAttempts(end(1), TokenBucket(2, 3, 0.0))
     for path in range(3):
         assert attempts.may_begin(RELAY, 0.0)
         stream = waiting(path)
@@ -946,7 +947,7 @@ def test_attempts_that_were_proved_use_up_the_rate() -> None:
 
 def test_attempts_that_are_never_proved_use_up_nothing() -> None:
     """A relay can play a REQUEST again as often as it likes: only the last one waits."""
-    attempts = ResumeAttempts(end(1), rate_per_s=0, burst=2, now=0.0)
+    attempts = ResumeAttempts(end(1), TokenBucket(0, 2, 0.0))
     last = None
     for path in range(100):
         assert attempts.may_begin(RELAY, 0.0)
