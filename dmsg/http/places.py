@@ -106,7 +106,11 @@ class Places(Generic[T]):
         """What ``item``, which holds a place, is doing."""
         return self._held[item][1]
 
-    def new(self) -> T | None:
+    def asks_nothing(self, item: T) -> bool:
+        """Whether no byte of a request of ``item``, which holds a place, is there."""
+        return self.standing(item) <= Standing.NEW
+
+    def oldest_new(self) -> T | None:
         """Of those that are :attr:`Standing.NEW`, the one of the network with the most that has been so longest."""
         return self._queues[Standing.NEW].oldest_of_largest()
 

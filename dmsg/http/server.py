@@ -178,12 +178,12 @@ class LimitedChannel(HTTPChannel):
         if self._refused or self._deadline is None:
             return
         limits = self.site.limits
-        if self.site.places.standing(self) <= Standing.NEW:
+        if self.site.places.asks_nothing(self):
             self._now(Standing.RECEIVING, limits.request_timeout_s)
         super().dataReceived(data)  # type: ignore[no-untyped-call]
         # What is left may be the beginning of the next request.
         begun = self._deadline is not None and bool(self.requests or self._buffer)
-        if begun and self.site.places.standing(self) <= Standing.NEW:
+        if begun and self.site.places.asks_nothing(self):
             self._now(Standing.RECEIVING, limits.request_timeout_s)
 
     def allContentReceived(self) -> None:
@@ -336,7 +336,7 @@ class LimitedSite(Site):
         victim: LimitedChannel | None = None
         neighbours = self._by_address.get(address_group(host), ())
         if len(neighbours) >= self.limits.connections_per_address:
-            victim = next((one for one in neighbours if self.places.standing(one) <= Standing.NEW), None)
+            victim = next(filter(self.places.asks_nothing, neighbours), None)
         elif len(self.places) >= self.limits.connections:
             victim = self.places.victim(network_group(host))
         else:
@@ -367,7 +367,7 @@ class LimitedSite(Site):
     def begin_body(self, request: LimitedRequest, host: str) -> bool:
         """Whether there is a place for the body of ``request`` from ``host``: of too many, one that is coming in goes."""
         if self.bodies >= self.limits.concurrent_bodies:
-            victim = self.bodies_held.new()
+            victim = self.bodies_held.oldest_new()
             if victim is None:
                 return False
             self.evicted += 1

@@ -25,7 +25,7 @@ class _Server:
         if len(self.holders) == _PLACES:
             victim = self.places.victim(network)
             self._check_victim(victim, network)
-            self._check_new(self.places.new())
+            self._check_new(self.places.oldest_new())
             if victim is None:
                 return
             self.leave(victim)

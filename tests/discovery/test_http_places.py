@@ -295,7 +295,7 @@ def test_the_table_agrees_with_looking_at_all(steps: list[tuple[int, str, Standi
         assert len(places) == len(held)
         assert places.victim(network) in _victim_by_looking_at_all(held, network)
         new = {one: kept for one, kept in held.items() if kept[1] is Standing.NEW}
-        assert places.new() in _victim_by_looking_at_all(new, network)
+        assert places.oldest_new() in _victim_by_looking_at_all(new, network)
     places.discard(99)
     places.move(99, Standing.ANSWERING)
     assert all(places.standing(item) is what for item, (_, what, _) in held.items())
