@@ -54,7 +54,7 @@ class Shell(Protocol):
         #: What this side ended the connection for, if it did.
         self.error: DmsgError | None = None
         self._busy = False
-        self._closing = False  # once what the core has queued is written
+        self._end_waits = False  # whether the end waits until what the core has queued is written
         self._soon = AtEndOfTurn(clock)
         self._timer: IDelayedCall | None = None
         self._holds: set[str] = set()
@@ -148,7 +148,7 @@ class Shell(Protocol):
             return
         if wrote:
             self.owner.flushed(self)
-        if self._closing and not self.congested:
+        if self._end_waits and not self.congested:
             self._end()
             return
         if self.congested or self._reading_paused:
@@ -176,23 +176,23 @@ class Shell(Protocol):
 
     def fail(self, error: DmsgError) -> None:
         """End the connection at once, for ``error``."""
-        if (self.error is None or self._closing) and not self.lost:
+        if (self.error is None or self._end_waits) and not self.lost:
             _drop_frames(error)
             self.error = self.error or error
-            self._closing = False
+            self._end_waits = False
             self._send = None
             if self.transport is not None:
                 self.transport.abortConnection()  # type: ignore[attr-defined]
 
     def close(self, error: DmsgError | None = None) -> None:
         """End the connection once what was written has gone, and what the core could not send yet behind it."""
-        if self.error is not None or self.lost or self._closing:
+        if self.error is not None or self.lost or self._end_waits:
             return
         if self.congested:
-            self.hold("closing", True)
-            self._closing = True
-        self.error = error
-        if not self._closing:
+            self.hold("closing", True)  # before the error is set: reading is neither stopped nor begun after that
+            self.error, self._end_waits = error, True
+        else:
+            self.error = error
             self._end()
 
     def cut(self) -> None:
@@ -210,7 +210,7 @@ class Shell(Protocol):
     # --- inside ----------------------------------------------------------------------------------------------------
 
     def _end(self) -> None:
-        self._closing = False
+        self._end_waits = False
         self._send = None
         self.transport.unregisterProducer()  # type: ignore[union-attr]
         self.transport.loseConnection()  # type: ignore[union-attr]
