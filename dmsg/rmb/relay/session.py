@@ -158,23 +158,24 @@ class Session(WebSocket):
         queue = self.queue
         if queue and self.state is _OPEN and not self.pong_waits:
             send, count, free = self.send, len(queue), WRITE_BYTES - self.queued_bytes
-            room, alone = free, free == WRITE_BYTES
+            room, alone = free, free == WRITE_BYTES  # one that is longer than a write goes if nothing goes before it
             # No frame is made that does not go now: what is in one counts as written, and is not put into the store.
             while queue:
                 data = queue.popleft()
-                room -= len(data) + _HEAD_BYTES
-                if room < 0 and not alone:
+                needed = len(data) + _HEAD_BYTES
+                if needed > room and not alone:
                     queue.appendleft(data)
-                    room += len(data) + _HEAD_BYTES
                     break
+                room -= needed
                 alone = False
                 send(data)
-            size = free - room - _HEAD_BYTES * (count - len(queue))
+            count -= len(queue)
+            size = free - room - _HEAD_BYTES * count
             self.waiting_bytes -= size
             self.traffic.waiting_bytes -= size
             self.bytes_out += size
-            self.envelopes_out += count - len(queue)
-            self.traffic.written += count - len(queue)
+            self.envelopes_out += count
+            self.traffic.written += count
             self.traffic.written_bytes += size
         written = super().data_to_send()
         if self.said_bytes:
