@@ -182,24 +182,32 @@ class BlockWatch:
         """
         step = self._config.catchup_at_once
         for start in range(first, head.number + 1, step):
-            blocks = range(start, min(start + step, head.number + 1))
-            asked = [Deferred.fromCoroutine(self._changes(node, starts, number)) for number in blocks]
+            numbers = range(start, min(start + step, head.number + 1))
+            asked = [Deferred.fromCoroutine(self._changes(node, starts, number)) for number in numbers]
             try:
                 found = await gatherResults(asked, consumeErrors=True)
             except FirstError as error:
                 raise error.subFailure.value from None  # type: ignore[misc]
-            for number, (block_hash, block, changes) in zip(blocks, found, strict=True):
-                is_other = known.get(number, block_hash) != block_hash
-                is_other |= known.get(number - 1, block.parent) != block.parent
-                is_other |= number == head.number and block != head
-                is_known = known.get(number) == block_hash
-                if is_other or (changes is None and not is_known):
+            for block_hash, block, changes in found:
+                is_other = (
+                    known.get(block.number, block_hash) != block_hash
+                    or known.get(block.number - 1, block.parent) != block.parent
+                    or (block.number == head.number and block != head)
+                )
+                if is_other:
                     self._unknown()
-                elif changes and not is_known:
-                    for twin in changes:
-                        self._changed(twin)
-                known[number] = block_hash
-                self.last = number, block_hash
+                elif known.get(block.number) != block_hash:  # else it was looked at before
+                    self._tell(changes)
+                known[block.number] = block_hash
+                self.last = block.number, block_hash
+
+    def _tell(self, changes: set[int] | None) -> None:
+        """A new block changes these twins; ``None`` if it is not known which."""
+        if changes is None:
+            self._unknown()
+            return
+        for twin in changes:
+            self._changed(twin)
 
     async def _changes(self, node: Node, starts: Sequence[bytes], number: int) -> tuple[str, _Head, set[int] | None]:
         """The hash of a block, what its header says, and the twins it changes."""
