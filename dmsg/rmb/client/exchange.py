@@ -39,8 +39,8 @@ from dmsg.rmb.client.errors import (
     Stopped,
     TwinUnknown,
 )
+from dmsg.rmb.client.intake import Intake
 from dmsg.rmb.client.introduction import Introduction
-from dmsg.rmb.client.lookups import Lookups
 from dmsg.rmb.client.record import SessionRecord
 from dmsg.rmb.client.relays import Again, Parcel, Relays
 from dmsg.rmb.core import errors as wrong
@@ -159,7 +159,7 @@ class Exchange:
         self._publishing: Deferred[None] | None = None
         self._sender: Sender | None = None
         self._receiver: Receiver | None = None
-        self._lookups = Lookups(config.lookups, config.lookups_bytes)
+        self._intake = Intake(config.lookups, config.lookups_bytes)
         self._found: Waiters[None] = Waiters()
         self._stopped = True
 
@@ -221,7 +221,7 @@ class Exchange:
         self._found.cancel()
         if self._publishing is not None:
             self._publishing.cancel()
-        self._lookups.cancel()
+        self._intake.cancel()
         await self.relays.stop()
         self._answers.stop()
         self.relays_change.cancel()
@@ -349,7 +349,7 @@ class Exchange:
             return
         if envelope.WhichOneof("message") != "request" and not self._is_awaited(envelope):
             return
-        self._lookups.add(ensureDeferred(self._take(envelope, connection)), connection, len(message))
+        self._intake.add(ensureDeferred(self._take(envelope, connection)), connection, len(message))
 
     def _is_awaited(self, envelope: Envelope) -> bool:
         twin = envelope.source.twin

@@ -1,4 +1,4 @@
-"""Envelopes whose sender is being looked up: a relay that brings too many at once is not read from."""
+"""Messages that are being taken in: a relay that brings too many at once is not read from."""
 
 from __future__ import annotations
 
@@ -9,32 +9,32 @@ from twisted.internet.defer import Deferred
 from dmsg.rmb.client.connection import RelayConnection
 
 
-class Lookups:
-    """What waits for the registry: at most ``limit``, with ``limit_bytes``, for each connection before it is held."""
+class Intake:
+    """Messages whose sender is being looked up: ``limit``, or ``limit_bytes``, of one connection before it is held."""
 
     def __init__(self, limit: int, limit_bytes: int) -> None:
         self._limit = limit
         self._limit_bytes = limit_bytes
-        self._waiting: dict[Deferred[None], tuple[RelayConnection, int]] = {}
+        self._under_way: dict[Deferred[None], tuple[RelayConnection, int]] = {}
         self._counts: Counter[RelayConnection] = Counter()
         self._bytes: Counter[RelayConnection] = Counter()
 
-    def add(self, lookup: Deferred[None], connection: RelayConnection, size: int) -> None:
-        """Count ``lookup``, for a message of ``size`` bytes, until it is over; does nothing if it is already."""
-        if lookup.called:
+    def add(self, taking: Deferred[None], connection: RelayConnection, size: int) -> None:
+        """Count ``taking``, of a message of ``size`` bytes, until it is over; does nothing if it is already."""
+        if taking.called:
             return
-        self._waiting[lookup] = connection, size
+        self._under_way[taking] = connection, size
         self._counts[connection] += 1
         self._bytes[connection] += size
         if self._is_full(connection):  # above the limit it has been made anew meanwhile
             connection.hold(True)
-        lookup.addBoth(self._over, lookup)
+        taking.addBoth(self._over, taking)
 
     def _is_full(self, connection: RelayConnection) -> bool:
         return self._counts[connection] >= self._limit or self._bytes[connection] >= self._limit_bytes
 
-    def _over(self, result: object, lookup: Deferred[None]) -> object:
-        connection, size = self._waiting.pop(lookup)
+    def _over(self, result: object, taking: Deferred[None]) -> object:
+        connection, size = self._under_way.pop(taking)
         was_full = self._is_full(connection)
         self._counts[connection] -= 1
         self._bytes[connection] -= size
@@ -44,5 +44,5 @@ class Lookups:
 
     def cancel(self) -> None:
         """Give all up."""
-        for lookup in list(self._waiting):
-            lookup.cancel()
+        for taking in list(self._under_way):
+            taking.cancel()
