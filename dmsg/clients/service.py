@@ -1,4 +1,4 @@
-"""What the clients of all protocols have in common: sessions kept up, an entry published, dials, listening ports, events."""
+"""What the clients of all protocols have in common: sessions kept up, an entry published, dials, listening ports."""
 
 from __future__ import annotations
 
@@ -16,23 +16,20 @@ from twisted.internet.task import deferLater
 
 from dmsg.address import HostPort, PinnedServer
 from dmsg.clients.config import RelayClientConfig
-from dmsg.clients.dialer import Dial, Dialer, R, StreamRequest, attempts_json
+from dmsg.clients.dialer import Dial, Dialer, R, StreamRequest
 from dmsg.clients.errors import ClientStopped
 from dmsg.clients.limits import ListenerLimits
 from dmsg.clients.listener import ListeningPort
 from dmsg.clients.parts import ClientParts
+from dmsg.clients.record import ClientRecord
 from dmsg.clients.services import Services
 from dmsg.clients.sessions import S
-from dmsg.clients.streams import CarriedStream
 from dmsg.clients.transports import T, TransportRecord, TransportRecords
 from dmsg.crypto.keys import PublicKey, Random, SecretKey
 from dmsg.discovery.entry import BASE_VERSION
 from dmsg.discovery.errors import DiscoveryUnavailable
 from dmsg.discovery.registrar import EntryPublisher, EntryRegistrar
 from dmsg.errors import Attempt, DialError, DmsgError
-from dmsg.eventlog import schema as ev
-from dmsg.eventlog.reasons import Reason
-from dmsg.eventlog.refusals import RefusalReport
 from dmsg.glue.connecting import client_endpoint
 from dmsg.glue.waiters import Waiters
 from dmsg.interfaces import IAccessPolicy, IDiscovery, IEventLog
@@ -97,12 +94,10 @@ class RelayClient(Service, ABC, Generic[S, R, T]):
         self.sessions_change: Waiters[None] = Waiters()
         self.transports: TransportRecords[T] = TransportRecords()
         self.registrar: EntryPublisher | None = None
-        self._events = events
         self._random = random
-        self._report = RefusalReport(reactor, self._emit)
+        self._record = ClientRecord(reactor, events, key.public_key, self.scheme)
         self._stopping = False
         self._noted: set[S] = set()
-        self._seen: set[PublicKey] = set()
         self._min_servers = min_servers
         jitter = Jitter(random)
         self._uniform = jitter.random
@@ -122,7 +117,7 @@ class RelayClient(Service, ABC, Generic[S, R, T]):
             config=config.pool,
             uniform=jitter.random,
             changed=self._sessions_changed,
-            went_down=self._attempt_failed,
+            went_down=self._record.attempt_failed,
             urgent=lambda: self.in_haste,
             scores=RelayScores(config.scores),
             memory=RelayFile(relay_file, lambda: now_ns() / 1e9) if relay_file is not None else None,
@@ -171,7 +166,7 @@ class RelayClient(Service, ABC, Generic[S, R, T]):
         await self._close_transports()
         self.dialer.stop()
         await self.pool.stop()
-        self._report.close()
+        self._record.close()
         self.sessions_change.fail(ClientStopped())
 
     async def _close_transports(self) -> None:
@@ -240,11 +235,11 @@ class RelayClient(Service, ABC, Generic[S, R, T]):
         try:
             opened = await self.dialer.dial(dial, timeout_s, attempts)
         except DialError as error:
-            self._dial_finished(dial.target, "", "", error.reason, started, attempts)
+            self._record.dialled(dial.target, "", "", error.reason, started, attempts)
             raise
         transport: T = opened.session.transport(opened.stream, service)
         self.transport_opened(opened.session, transport, accept_ms=opened.accept_ms)
-        self._dial_finished(dial.target, str(opened.session.server), transport.security, "", started, attempts)
+        self._record.dialled(dial.target, str(opened.session.server), transport.security, "", started, attempts)
         return transport
 
     def listen(
@@ -268,8 +263,7 @@ class RelayClient(Service, ABC, Generic[S, R, T]):
 
     def refused(self, remote: PublicKey, reason: str) -> None:
         """Count a transport that was asked for in the name of ``remote`` and refused."""
-        if self._events is not None:
-            self._report.add(0, str(remote), "transport", reason)
+        self._record.refused(remote, reason)
 
     def transport_opened(
         self, session: S, transport: T, *, accept_ms: float = 0.0, closed: Callable[[T], object] | None = None
@@ -278,9 +272,7 @@ class RelayClient(Service, ABC, Generic[S, R, T]):
         stream = transport.stream
         relay = str(session.server)
         self.transports.add(TransportRecord(transport, self.reactor.seconds(), stream.id, relay, closed))
-        if self._events is not None:
-            ends, security = self._ends(stream), transport.security
-            self._emit(ev.TransportOpened(0, stream.id, *ends, relay, accept_ms, security, self.scheme))
+        self._record.opened(transport, relay, accept_ms)
         if self.hold is not None:
             self.hold()
             transport.on_over = self.release
@@ -293,82 +285,25 @@ class RelayClient(Service, ABC, Generic[S, R, T]):
         if record.closed is not None:
             record.closed(transport)
         self.pool.leave_idle()
-        if self._events is None:
-            return
-        stream = transport.stream
-        self._emit(
-            ev.TransportClosed(
-                0,
-                stream.id,
-                *self._ends(stream),
-                str(session.server),
-                Reason.of(reason),
-                code,
-                "local" if local else "peer",
-                self.reactor.seconds() - record.since_s,
-                stream.received_bytes,
-                stream.sent_bytes,
-                0,
-                transport.security,
-                record.first_id,
-                record.first_server,
-                self.scheme,
-            )
-        )
+        self._record.closed(record, str(session.server), reason, local=local, code=code)
 
     def session_lost(self, session: S, error: DmsgError) -> None:
         """A session that was up is down."""
-        up_s = self.reactor.seconds() - session.ready_at
-        reason = Reason.of(getattr(error, "reason", type(error).__name__))
-        self._emit(ev.SessionDown(str(session.server), reason, up_s, 0, self.scheme))
+        self._record.session_lost(session, error)
         self.pool.lost(session, error)
 
     # --- inside ----------------------------------------------------------------------------------------------------
-
-    def _ends(self, stream: CarriedStream) -> tuple[str, str]:
-        ends = (str(self.public_key), str(stream.remote))
-        return ends if stream.initiator else ends[::-1]
 
     def _endpoint_for(self, address: HostPort) -> IStreamClientEndpoint:
         # The pool's own limit is exact.
         return client_endpoint(self.reactor, address, self.config.pool.connect_timeout_s)
 
     def _sessions_changed(self) -> None:
-        sessions = self.pool.sessions
-        for server, session in sessions.items():
+        sessions = self.pool.sessions.values()
+        for session in sessions:
             if session not in self._noted:
-                reason = Reason.RECONNECT if server in self._seen else Reason.FIRST
-                took_s = session.ready_at - session.started_at
-                self._emit(ev.SessionUp(str(server), reason, took_s, 1, self.scheme))
-                self._seen.add(server)
-        self._noted = set(sessions.values())
+                self._record.session_up(session)
+        self._noted = set(sessions)
         if self.registrar is not None:
             self.registrar.set_client(self.pool.published())
         self.sessions_change.fire(None)
-
-    def _attempt_failed(self, server: PublicKey, reason: str, attempt: int) -> None:
-        self._emit(ev.SessionDown(str(server), Reason.of(reason), 0.0, attempt, self.scheme))
-
-    def _dial_finished(
-        self, target: PublicKey, relay: str, security: str, reason: str, started: float, attempts: list[Attempt]
-    ) -> None:
-        if self._events is None:
-            return
-        elapsed_ms = (self.reactor.seconds() - started) * 1000
-        self._emit(
-            ev.DialFinished(
-                str(target),
-                relay,
-                bool(relay),
-                Reason.of(reason),
-                elapsed_ms,
-                attempts_json(attempts),
-                security,
-                str(self.public_key),
-                self.scheme,
-            )
-        )
-
-    def _emit(self, event: ev.Event) -> None:
-        if self._events is not None:
-            self._events.emit(event)

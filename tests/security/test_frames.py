@@ -104,7 +104,7 @@ async def test_an_acknowledgement_is(scene, attack):
 async def test_an_integrity_fault_is_counted_in_the_metrics(scene):
     async with scene() as s:
         await s.set()
-        s.alice._events = s.bob._events = s._events
+        s.alice._record._events = s.bob._record._events = s._events
         a, b = await s.open()
         s.relay.rule(alter, kind=FWD, to=s.bob.public_key)
         a.send(10)

@@ -21,8 +21,6 @@ from dmsg.crypto.keys import PublicKey, Random, SecretKey
 from dmsg.discovery.entry import BASE_VERSION, SECURE_VERSION
 from dmsg.discovery.registrar import EntryRegistrar
 from dmsg.errors import Attempt, DialError, DmsgError
-from dmsg.eventlog import schema as ev
-from dmsg.eventlog.reasons import Reason
 from dmsg.glue.processor import uses_aes
 from dmsg.interfaces import IAccessPolicy, IDiscovery, IEventLog
 from dmsg.mux.client.dial import DialRequest
@@ -262,12 +260,9 @@ class DmsgClient(RelayClient[ServerSession, OpenedPath[ServerSession], DmsgTrans
 
     def resumed(self, transport: DmsgTransport, cause: DmsgError | None, since: float) -> None:
         """Note that a transport goes on over another path."""
-        if self._events is not None:
-            stream = transport.stream
-            server = str(transport.getHost().server_public_key)
-            elapsed_ms = (self.reactor.seconds() - since) * 1000
-            reason = getattr(cause, "name", type(cause).__name__ if cause is not None else "moved")
-            self._emit(ev.TransportResumed(stream.id, *self._ends(stream), server, Reason.of(reason), elapsed_ms))
+        server = str(transport.getHost().server_public_key)
+        reason = getattr(cause, "name", type(cause).__name__ if cause is not None else "moved")
+        self._record.resumed(transport.stream, server, reason, since)
 
     async def _close_transports(self) -> None:
         for transport in self.transports:

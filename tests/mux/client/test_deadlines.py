@@ -189,7 +189,7 @@ async def test_deadlines_hold_while_there_is_no_path() -> None:
 async def test_an_exceeded_deadline_is_logged() -> None:
     async with Net() as net:
         log: list[Any] = []
-        net.alice._events = type("Log", (), {"emit": staticmethod(log.append)})()
+        net.alice._record._events = type("Log", (), {"emit": staticmethod(log.append)})()
         net.t.set_read_deadline(net.after(1.0))
         net.pass_s(1.1)
         (event,) = [one for one in log if isinstance(one, ev.TransportClosed)]
