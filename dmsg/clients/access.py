@@ -19,7 +19,7 @@ class AllowKeys:
     def __init__(self, keys: Iterable[PublicKey]) -> None:
         self.keys = frozenset(keys)
         for key in self.keys:
-            if not isinstance(key, PublicKey):  # the text of a key equals none, so its owner would be kept out
+            if not isinstance(key, PublicKey):  # a key given as text equals no PublicKey, and would never be admitted
                 raise TypeError(f"a key is a PublicKey, as PublicKey.parse gives it, not {key!r}")
 
     def admits_key(self, remote: PublicKey) -> bool:

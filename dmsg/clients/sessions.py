@@ -164,7 +164,7 @@ class RelaySession(ABC, Generic[U, T]):
             why = "closed by server" if reason.check(ConnectionDone) else "connection lost"
             loss = ServerLost(str(self.server), why, reason.getErrorMessage())
         was_ready, self.is_ready = self.is_ready, False
-        if was_ready:  # first: who dials anew when its transport is lost shall not be led here
+        if was_ready:  # before the streams end: who dials again when told of that must not get this session
             self._user.session_lost(self, loss)
         self.end_streams(loss)
         if not was_ready and not self.ready.called:

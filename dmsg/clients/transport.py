@@ -51,7 +51,7 @@ class RelayTransport(StreamTransport[S]):
         """This end."""
         return self._host
 
-    # Programs that were written for TCP set these. They are as programs want them, whatever is said.
+    # Programs that were written for TCP call these. Setting them changes nothing: both are always on.
 
     def getTcpNoDelay(self) -> bool:
         """``True``: nothing that is written waits for more."""

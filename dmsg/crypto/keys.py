@@ -195,7 +195,7 @@ class SecretKey:
     def sign(self, message: bytes, entropy: bytes = b"") -> bytes:
         """A 65-byte recoverable signature r ‖ s ‖ recovery id over SHA-256 of ``message``; s is always low.
 
-        The same message has the same signature, unless there are 32 bytes of ``entropy``: then it is theirs as well.
+        The same message has the same signature; 32 bytes of ``entropy`` make it another one.
         """
         if self._signer is None:
             self._signer = coincurve.PrivateKey(self._raw)

@@ -134,7 +134,7 @@ class _Question(Generic[T]):
         self._stop_timer()
         at, now = self._left.pop(0), self._clock.seconds()
         if self._left:
-            self._timer = self._clock.callLater(PATIENCE_S, self._go_on)
+            self._timer = self._clock.callLater(PATIENCE_S, self._out_of_patience)
         asking = Deferred.fromCoroutine(self._answer_of(at))
         self._asked[at] = (asking, now)
         asking.addCallbacks(self._answered, self._failed, callbackArgs=(at,), errbackArgs=(at,))
@@ -142,9 +142,9 @@ class _Question(Generic[T]):
     async def _answer_of(self, at: int) -> T:
         return await self._ask(self._of.discoveries[at])
 
-    def _go_on(self) -> None:
+    def _out_of_patience(self) -> None:
         self._timer = None
-        for at in self._asked:  # the last one as well: to ask takes a moment, and its time began before that
+        for at in self._asked:  # also the last one, although asking it took a part of its time
             self._of.rest(at)
         self._next()
 

@@ -243,7 +243,7 @@ class EventLog:
     def _wait(self, events: int, timeout_s: float | None) -> None:
         """Wait until there are so many events, or until the log is closed, but no longer than ``timeout_s``."""
         self._wake_at = events
-        # For a file that never grows old the time is longer than any that can be waited.
+        # Without a maximum age of files the time is longer than a wait may be.
         self._changed.wait(None if timeout_s is None else min(max(0.0, timeout_s), threading.TIMEOUT_MAX))
         self._wake_at = 0
 

@@ -1,4 +1,4 @@
-"""The times a transport keeps: deadlines after Go's ``net.Conn``, the linger of a close, and how long one that is over waits."""
+"""The time limits of a transport: deadlines after Go's ``net.Conn``, the linger of a close, the wait for a slow reader."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from typing import Protocol as TypingProtocol
 
 from twisted.internet.interfaces import IDelayedCall, IReactorTime
 
-#: A closing transport whose peer acknowledges nothing for so long is cut off, in seconds; and so long does one that is over
-#: wait for an application that has more to write and reads nothing.
+#: A closing transport is cut off when its peer has acknowledged nothing for so long, in seconds. A transport that is over
+#: waits as long for an application that has more to write and reads nothing.
 LINGER_S: Final = 60.0
 
 
@@ -79,7 +79,7 @@ class Deadlines:
         self._watch("unread", lambda: -transport.unread_bytes, transport.unread_over)
 
     def await_no_reading(self) -> None:
-        """The application is told of the end; the linger of its close may go on."""
+        """Wait for the application no more: it is told of the end. The linger of its close may go on."""
         self._cancel("unread")
 
     def stop(self) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from typing import Final
 
-#: What waits to be read is joined to pieces of so many bytes: one of two bytes alone takes 56 of memory, and limits count bytes.
+#: Pieces are joined up to this size: a piece of two bytes takes 56 bytes of memory, and limits count what is in it.
 JOINED_BYTES: Final = 1024
 #: Stands for the end of the peer's half; data is never empty.
 _END: Final = b""

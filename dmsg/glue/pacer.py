@@ -37,7 +37,7 @@ class Pacer:
             self._waiting.append(work)
             return False
         expensive = True
-        self._working = True  # what this work asks for has a turn of its own, and not a second row of turns
+        self._working = True  # what this work submits waits for a turn, and begins no second series of turns
         try:
             expensive = work()
         finally:

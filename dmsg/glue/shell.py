@@ -185,7 +185,7 @@ class Shell(Protocol):
                 self.transport.abortConnection()  # type: ignore[attr-defined]
 
     def close(self, error: DmsgError | None = None) -> None:
-        """End the connection once what was written has gone, and what the core could not send yet behind it."""
+        """End the connection once everything has left: what was written, and what the core has to send behind it."""
         if self.error is not None or self.lost or self._end_waits:
             return
         if self.congested:

@@ -55,6 +55,6 @@ class TimeLimits:
         for waiting in [waiting for waiting, end in self._ends.items() if end <= now]:
             if self._ends.pop(waiting, None) is not None:  # else the one before has ended it
                 waiting.cancel()
-        if self._ends:  # those that were late may wait again by now, and for longer than the others
+        if self._ends:  # one that has just ended may wait anew, and have the others looked at too late
             end = min(self._ends.values())
             self._look_at(end, max(0.0, end - now))

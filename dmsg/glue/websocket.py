@@ -96,7 +96,7 @@ class WebSocketShell(Shell):
             core.listen(self.clock.seconds())
 
     def resumeProducing(self) -> None:
-        """The network has taken all that was written, which is a sign of life where answers wait behind it, or unread."""
+        """The network has taken all that was written: the other side is alive, even if its answers wait or are not read."""
         if self.websocket is not None:
             self.websocket.progressed(self.clock.seconds(), read=not self._reading_paused)
         super().resumeProducing()

@@ -111,7 +111,7 @@ class Places(Generic[T]):
         return self.standing(item) <= Standing.NEW
 
     def oldest_new(self) -> T | None:
-        """Of those that are :attr:`Standing.NEW`, the one of the network with the most that has been so longest."""
+        """The oldest holder that is :attr:`Standing.NEW`, of the network that has the most of them."""
         return self._queues[Standing.NEW].oldest_of_largest()
 
     def victim(self, network: str) -> T | None:

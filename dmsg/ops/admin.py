@@ -22,8 +22,8 @@ Readiness = Callable[[], "str | Awaitable[str]"]
 READY_TIMEOUT_S: Final = 2.0
 #: A scraper's connection may be idle this long.
 _IDLE_TIMEOUT_S: Final = 120.0
-#: For so long, in seconds, metrics are given again as they were: making the text takes up to 5 ms, and where strangers may
-#: ask for it, each of them on as many connections as there are, nothing else would be done.
+#: The text of the metrics is made once in so many seconds at most: that takes up to 5 ms, and strangers who may ask for it
+#: on many connections would leave no time for anything else.
 KEPT_S: Final = 0.1
 
 _log = Logger()

@@ -31,7 +31,7 @@ DEFAULT_GROUPS: Final = 2
 #: A client that has lost its last session asks discovery at once, but no sooner than this after it asked before: a relay that
 #: drops its clients again and again makes them ask once a second at most.
 ALONE_PAUSE_S: Final = 1.0
-#: Addresses remembered of relays that were tried: as many as an operator's list, which may tell none, holds.
+#: Addresses of relays that are remembered: as many as an operator's list may name without an address.
 LEARNED_LIMIT: Final = 1_000
 
 
@@ -44,7 +44,7 @@ class Sessions(TypingProtocol):
 
     @property
     def chosen(self) -> Collection[PublicKey]:
-        """Those of them that are wanted, and that not only a dial led to: a peer says itself on which relays it is."""
+        """Those that the goal or the program wants. Relays that only a dial led to were chosen by a peer, and do not count."""
 
     def choose(self, relay: PublicKey) -> None:
         """Want the session with ``relay``, which a dial has made."""
@@ -117,7 +117,7 @@ class SessionGoal:
         self._operator = operator
         if operator is not None:
             operator.changed = self._relisted
-        #: Where relays were found to be that the operator's list names without an address, or that have moved.
+        #: Where relays were found: those that the operator's list names without an address, and those that have moved.
         self._learned: dict[PublicKey, HostPort] = {}
         self._scores = scores
         self._uniform = uniform
@@ -239,7 +239,7 @@ class SessionGoal:
                 self._enter(one)
             else:
                 waits = True
-        usable_at = self._listed.usable_at()  # it has passed when discovery has been asked and says nothing
+        usable_at = self._listed.usable_at()  # in the past if discovery was asked and has not answered
         wake_at += [race.next_s(now) if waits else None, usable_at if usable_at > now else None]
         return [at_s for at_s in wake_at if at_s is not None]
 

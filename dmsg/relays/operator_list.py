@@ -88,7 +88,7 @@ class RelayList:
 def sign_relay_list(relays: Iterable[ListedRelay], key: SecretKey, *, issued: int, expires: int) -> bytes:
     """The signed document that lists ``relays``; raises ``RelayListError`` for one that no reader would take."""
     relays = tuple(relays)
-    _check_once(relays)  # the document would have the last one alone
+    _check_once(relays)  # the document would keep the last one only
     document = {
         "format": KIND.format,
         "version": KIND.version,
@@ -107,7 +107,7 @@ def _relays(relays: Any) -> tuple[ListedRelay, ...]:
     if len(relays) > RELAYS_LIMIT:
         raise RelayListError("too_many_relays", f"more than {RELAYS_LIMIT}")
     found = tuple(_relay(key, members) for key, members in relays.items())
-    _check_once(found)  # once in capital letters
+    _check_once(found)  # two keys of JSON may differ in their capital letters only
     return found
 
 

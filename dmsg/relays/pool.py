@@ -35,11 +35,11 @@ from dmsg.relays.state import RelayFile
 from dmsg.relays.whereabouts import ANOTHER_PROTOCOL, Whereabouts
 from dmsg.sansio.backoff import Backoff
 
-#: Sessions kept that only dials led to and that nothing goes through: enough for the next dials of the same peers, and no more,
-#: because a peer says itself on which relays it is.
+#: Idle sessions that only dials led to and that are kept: enough for the next dials of the same peers, and no more, because a
+#: peer's entry says which relays these are.
 IDLE_LIMIT: Final = 16
-#: Relays to be published: half of what an entry may name, since clients of two protocols may share one; and in how many of these
-#: relays that only dials led to are among them, which is what a dial tries. So a peer cannot fill the entry with its own.
+#: Relays that are published: half of what an entry may name, since clients of two protocols may share one. Relays that only
+#: dials led to are added up to the second number, which is what a dial tries, so that a peer cannot fill the entry with its own.
 PUBLISHED_LIMIT: Final = 32
 PUBLISHED_WITH_LED_TO: Final = 8
 #: Relays whose pause after a failure is remembered, the last to fail: a discovery lists 64, and may make them up.

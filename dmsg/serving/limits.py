@@ -80,11 +80,11 @@ class ServingLimits(AdmissionLimits):
     #: Bytes waiting for one connection, and bytes of one connection waiting for others: above it the largest queues are
     #: closed. A quarter of the next, so that no two connections can fill that.
     queued_per_connection_bytes: int = 64 * 1024 * 1024
-    #: Bytes waiting in all: above it the largest queues are closed, by groups of addresses. And beside the queues bytes in
-    #: memory that have not moved for 10 s: above it the connections with the most are dropped, in the same way.
+    #: Bytes waiting in all: above it the largest queues are closed, by groups of addresses. As many bytes beside the queues may
+    #: not have moved for 10 s: above it the connections with the most are dropped, in the same way.
     queued_total_bytes: int = 256 * 1024 * 1024
-    #: Frames that are not data, waiting for one connection that takes nothing. Above half of it no requests of strangers are
-    #: passed on, above all of it none at all, and it is not read from.
+    #: Bytes of frames that are not data and wait for one connection that takes nothing. Above half of it the connection gets no
+    #: requests of strangers; above all of it, it gets no requests at all, and is not read from.
     control_backlog_bytes: int = 256 * 1024
     #: Bytes a connection may send each second; 0 is no limit.
     bytes_per_s: float = 0.0

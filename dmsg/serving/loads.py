@@ -1,4 +1,4 @@
-"""Who goes first when connections together hold more than there is room for.
+"""Which connections go first when together they hold more than there is room for.
 
 Pure. Keys are free and addresses are not, so loads are summed by address group.
 """

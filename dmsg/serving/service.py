@@ -47,7 +47,7 @@ _log = Logger()
 _PUBLISH_INTERVAL_S: Final = 5.0
 #: What is written when the relay stops has this long to leave.
 _CLOSE_TIMEOUT_S: Final = 2.0
-#: Bytes that have not moved for so long, or up to twice as long, are stale. A slow network takes or brings 64 KiB in that time.
+#: Seconds between two looks for bytes that have not moved in between. A slow network takes or brings 64 KiB in that time.
 _LOOK_S: Final = 10.0
 #: Precision of the timeouts of the switch.
 _TICK_S: Final = 0.25

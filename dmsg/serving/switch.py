@@ -104,7 +104,7 @@ class Switch(ABC, Generic[M, L]):
         return events
 
     def stale_members(self) -> list[M]:
-        """The members to drop for what they have had the relay hold since this was asked last (:ref:`spec-queues`)."""
+        """The members to drop for what the relay has held for them since this was asked before (:ref:`spec-queues`)."""
         return stale(self.members.values(), self.limits.queued_total_bytes)
 
     # --- data that waits -------------------------------------------------------------------------------------------

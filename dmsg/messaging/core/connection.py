@@ -256,8 +256,8 @@ class Connection(Core):
             elif kind == OPEN_CHANNEL:
                 self._on_open_channel(channel_id, buffer[start:end], events)
             elif channel is None:
-                # Late, or for a channel that never was: it means nothing. But an OpenChannel may be under way for longer
-                # than the id of a dial that was given up is kept, and then the answer has opened a channel at the peer.
+                # Late, or for a channel that never was: it means nothing. Only the answer to a dial that was given up has
+                # opened a channel at the peer, which is closed even if the answer comes when the id is not kept any more.
                 if kind == CHANNEL_OPENED and self.dialect.own_ids and end - start == CHANNEL_OPENED_BYTES + 1:
                     self.send_control(CHANNEL_CLOSED, buffer[start])
             elif kind == CHANNEL_OPENED:

@@ -373,8 +373,8 @@ class LinkResponder(_LinkHandshake):
                 # We would sign what a third party takes for our sig2, and so for us as its client.
                 raise _malformed("signed too early")
             asked = replace(frame, accepted=None)
-            # The nonce is the client's, so sig1 is all that is new to a client: with the same one for the same first
-            # object a recorded sig2 would do again.
+            # The nonce is the client's, so only sig1 tells this handshake from an earlier one. If it were the same for the
+            # same first object, a recorded sig2 could be sent again.
             sig1 = self._key.sign(asked.payload(), self._random(_ENTROPY_BYTES))
             self._send(replace(asked, sig1=sig1))
             self._step = _Step.FRAME_3

@@ -129,7 +129,7 @@ class DmsgClient(RelayClient[ServerSession, OpenedPath[ServerSession], DmsgTrans
 
     @property
     def in_haste(self) -> bool:
-        """Whether any transport waits for another path, or will in a moment: sessions are forgotten before that is told."""
+        """Whether any transport waits for another path, or is about to: a session is forgotten before its transports are told."""
         return self.config.resume_grace_s > 0 and any(transport.wants_path for transport in self.transports)
 
     # --- what an application uses ----------------------------------------------------------------------------------
@@ -226,7 +226,7 @@ class DmsgClient(RelayClient[ServerSession, OpenedPath[ServerSession], DmsgTrans
         while transport.detached:
             rate = self.move_rate_of(transport)
             wait_s = rate.wait_s(self.reactor.seconds())
-            if wait_s > 0:  # a peer and a relay that cut each path at once
+            if wait_s > 0:  # the relay, or the peer, cuts each path at once
                 await deferLater(self.reactor, max(SHORTEST_PAUSE_S, wait_s))
                 continue
             stream = transport.stream

@@ -165,7 +165,7 @@ class DmsgTransport(RelayTransport[Stream], StreamOwner):
 
     @property
     def wants_path(self) -> bool:
-        """Whether the transport waits for another path, or will: what carries it is gone, and the transport is told next."""
+        """Whether the transport waits for another path, or is about to: its session is gone, and it is told next."""
         return self.detached or (not self._carrier.is_ready and self.path is PathState.CARRIED and self._may_move)
 
     @property

@@ -34,8 +34,8 @@ from dmsg.serving.admission import Origin
 
 #: Most envelopes in a post.
 MOST_ENVELOPES: Final = 1024
-#: Look-ups of twins for one known relay at a time. A post of 1,024 envelopes for as many twins is more than a registry that
-#: asks a chain lets wait, and would have it refuse all others.
+#: Look-ups of twins for one known relay at a time. A post may have 1,024 envelopes for as many twins: more than a registry
+#: that asks a chain lets wait, so that it would refuse the look-ups of others.
 LOOK_UPS_PER_RELAY: Final = 32
 #: The lengths of envelopes in a post.
 _LENGTHS_BYTES: Final = 4 * MOST_ENVELOPES
@@ -131,7 +131,7 @@ class Ingest(Resource):
             said = self._verifier.check(header, content, self._unix_time())
             return said.body, said.relay
         except NotTrusted as error:
-            if error.why is Reason.LIMITS_EXCEEDED:  # later it may be taken: a 401 would be for good
+            if error.why is Reason.LIMITS_EXCEEDED:  # it may be taken later; a 401 is final
                 raise Refused(429, "too many requests", error.why) from None
             if not self._open or error.why is Reason.REPLAYED:
                 raise Refused(401, "only relays that know each other may post here", error.why) from None
@@ -222,5 +222,7 @@ class Ingest(Resource):
 
 
 def _cancel(pending: list[Deferred[int]]) -> None:
-    for one in reversed(pending):  # those that wait for their turn first, which would get it else, and ask for nothing
+    for one in reversed(
+        pending
+    ):  # those in line first: else they would get the turns that become free, and ask in vain
         one.cancel()

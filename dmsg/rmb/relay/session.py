@@ -121,7 +121,7 @@ class Session(WebSocket):
         #: How often something may have come to the store for it.
         self.news = 0
         self.fetching = False
-        #: Until when, on the clock, the store counts as one without room for it, and the twins whose envelopes it refused.
+        #: Until when, on the clock, the store counts as full for it, and the twins whose envelopes the store has refused.
         self.full_until = 0.0
         self.full_for: set[int] = set()
         #: The ids in the store of what is in the queue, and of what was in it.
@@ -279,7 +279,7 @@ class Session(WebSocket):
         return taken
 
     def put_back(self, envelopes: list[bytes]) -> list[bytes]:
-        """Take what the store has no room for, before all that came after; gives the oldest, if there is none here, either."""
+        """Take back what the store has no room for, before all that came later; gives the oldest if there is no room here."""
         size, lost = sum(map(len, envelopes)), 0
         free = max(0, self.traffic.limits.queue_bytes - self.waiting_bytes)
         while size > free:
