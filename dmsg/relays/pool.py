@@ -269,16 +269,20 @@ class SessionPool(Generic[S]):
     def lost(self, session: S, error: DmsgError) -> None:
         """A session is over."""
         if self.sessions.get(session.server) is session:
-            del self.sessions[session.server]
-            self._led_to.pop(session.server, None)
+            self._forget(session.server)
             if self._running and getattr(error, "reason", "") != CLOSED:
                 self.scores.failed(session.server, self._clock.seconds())
             # All its clients have lost it at this moment, and are not to come back at the same one.
             self._rest(session.server, 1)
-            if session.server not in self._flights:
-                self._addresses.pop(session.server, None)
             self._changed()
             self._goal.lost()
+
+    def _forget(self, relay: PublicKey) -> S:
+        """Take the session with ``relay`` out of the pool. Where the relay is stays known while it is connected to anew."""
+        self._led_to.pop(relay, None)
+        if relay not in self._flights:
+            self._addresses.pop(relay, None)
+        return self.sessions.pop(relay)
 
     def _rest(self, relay: PublicKey, failures: int) -> None:
         """The goal is not to try ``relay`` for a while, which has failed so often in a row."""
@@ -309,11 +313,7 @@ class SessionPool(Generic[S]):
         )
         surplus = idle[: max(0, len(idle) - IDLE_LIMIT)]
         for relay in surplus:
-            del self._led_to[relay]
-            session = self.sessions.pop(relay)  # now: the next dial is to get another one
-            if relay not in self._flights:
-                self._addresses.pop(relay, None)
-            session.close()
+            self._forget(relay).close()  # forgotten now, so that the next dial gets another one
         if surplus:
             self._changed()
             self._goal.look()
