@@ -16,6 +16,6 @@ class RelayLimits(ServingLimits):
     window_bytes: int = 32 * 1024 * 1024
 
     def __post_init__(self) -> None:
-        AdmissionLimits.__post_init__(self)
+        AdmissionLimits.__post_init__(self)  # not by super(): slots make another class of this one
         if self.window_bytes >= 1 << 32:
             raise ValueError("window_bytes must be less than 4 GiB")
