@@ -142,7 +142,7 @@ class World(ABC):
             self.disconnect(member)
         assert not self.switch.queued_bytes and not self.switch.open_transports
         self.pass_time(1_000.0)
-        assert not self.switch._pending and self._started <= self._ended
+        assert self.switch._requests.next() is None and self._started <= self._ended
 
     # --- what must hold --------------------------------------------------------------------------------------------
 

@@ -9,7 +9,6 @@ ended (``closing``).
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections import deque
 from collections.abc import Sequence
 from typing import Final, Generic
 
@@ -22,6 +21,7 @@ from dmsg.serving.member import L, LegState, M
 from dmsg.serving.place_rules import PlaceRules
 from dmsg.serving.queues import Queues
 from dmsg.serving.request_rates import RequestRates
+from dmsg.serving.waits import Waits
 
 # Each is an attribute of an enumeration, which takes a call in Python.
 _REQUESTED: Final = LegState.REQUESTED
@@ -46,7 +46,8 @@ class Switch(ABC, Generic[M, L]):
         self.draining = False
         #: The time of the last read or timeout.
         self.now = 0.0
-        self._pending: deque[tuple[float, L]] = deque()
+        #: Requests, in the leg that asked, and until when they may be answered.
+        self._requests: Waits[L] = Waits(_REQUESTED)
 
     @abstractmethod
     def route(self, member: M, data: bytes, now: float) -> Sequence[SwitchEvent]:
@@ -155,8 +156,7 @@ class Switch(ABC, Generic[M, L]):
         if yielding is not None:
             self._end_both(yielding, Ending.BUSY, events)
         asking.join(asked, self.now)
-        self._forget_settled()
-        self._pending.append((self.now + self.limits.request_timeout_s, asking))
+        self._requests.add(asking, self.now + self.limits.request_timeout_s)
 
     def _accept(self, leg: L, events: list[SwitchEvent]) -> bool:
         """Open the transport that the side of ``leg`` accepts; ``False`` if it was closed as busy instead."""
@@ -227,26 +227,17 @@ class Switch(ABC, Generic[M, L]):
 
     def next_timeout(self) -> float | None:
         """When :meth:`handle_timeout` may have something to do, or ``None``."""
-        self._forget_settled()
-        due = self.queues.next_timeout()
-        if not self._pending:
+        due, request = self.queues.next_timeout(), self._requests.next()
+        if request is None:
             return due
-        first = self._pending[0][0]
-        return first if due is None else min(first, due)
-
-    def _forget_settled(self) -> None:
-        """Forget the oldest requests that are answered."""
-        while self._pending and self._pending[0][1].state is not _REQUESTED:
-            self._pending.popleft()
+        return request if due is None else min(request, due)
 
     def handle_timeout(self, now: float) -> list[SwitchEvent]:
         """Close transports whose request was not answered in time, and those whose receiver takes nothing."""
         self.now = now
         events: list[SwitchEvent] = []
-        while self._pending and (self._pending[0][0] <= now or self._pending[0][1].state is not _REQUESTED):
-            _, asking = self._pending.popleft()
-            if asking.state is _REQUESTED:
-                self._end_both(asking, Ending.HANDSHAKE_TIMEOUT, events)
+        for asking in self._requests.over(now):
+            self._end_both(asking, Ending.HANDSHAKE_TIMEOUT, events)
         for queue in self.queues.expired(now):
             self._cut(queue, events)
         return events

@@ -752,6 +752,6 @@ async def test_w19_ended_transports_leave_nothing(world, resident):
         members = [switch.members[raw.key.public_key.raw] for raw in (dialler, listener)]
         assert all(not member.legs and not member.waiting and not member.pending_requests for member in members)
         assert resident() - after_first < 8 << 20
-        await w.until(lambda: not switch._pending, 3.0)
+        await w.until(lambda: switch._requests.next() is None, 3.0)
         assert switch.queues.next_timeout() is None
         assert switch.queued_bytes == 0

@@ -6,7 +6,6 @@ nothing here (of no channel, of an unknown type) is ignored, as clients do.
 
 from __future__ import annotations
 
-from collections import deque
 from typing import Final
 
 from dmsg.crypto.errors import InvalidKey
@@ -29,6 +28,7 @@ from dmsg.messaging.relay.member import UNKNOWN_ID, Leg, Member
 from dmsg.serving import switch as any_protocol
 from dmsg.serving.events import Ending, RequestRefused, SwitchEvent
 from dmsg.serving.member import LegState
+from dmsg.serving.waits import Waits
 
 # Attributes of an enumeration, which take a call in Python.
 _OPEN: Final = LegState.OPEN
@@ -49,7 +49,7 @@ class Switch(any_protocol.Switch[Member, Leg]):
         self._layout = layout
         self._closes_open = CLOSE_CHANNEL if go_quirks else CHANNEL_CLOSED
         #: Channels that one side has closed, and until when the other one may go on.
-        self._closing: deque[tuple[float, Leg]] = deque()
+        self._closing: Waits[Leg] = Waits(_OPEN)
 
     def add_member(self, remote: PublicKey, now: float, *, group: str = "") -> tuple[Member, list[SwitchEvent]]:
         """Admit a link. A link that the key had before is dropped with its channels (:ref:`spec-newest-wins`).
@@ -206,7 +206,7 @@ class Switch(any_protocol.Switch[Member, Leg]):
             self._end(leg, Ending.NORMAL, events, by=(other if other.closing else leg).side, tell=other)
         elif not leg.closing:
             leg.closing = True
-            self._closing.append((self.now + self.limits.close_timeout_s, leg))
+            self._closing.add(leg, self.now + self.limits.close_timeout_s)
             frame = other.member.layout.encode(CLOSE_CHANNEL, other.id)
             if other.queue:
                 self._enqueue(leg, frame, events)  # behind the data that came before it
@@ -215,21 +215,17 @@ class Switch(any_protocol.Switch[Member, Leg]):
 
     def next_timeout(self) -> float | None:
         """When :meth:`handle_timeout` may have something to do, or ``None``."""
-        while self._closing and not self._closing[0][1].open:
-            self._closing.popleft()
-        due = super().next_timeout()
-        if not self._closing:
+        due, closed = super().next_timeout(), self._closing.next()
+        if closed is None:
             return due
-        return self._closing[0][0] if due is None else min(due, self._closing[0][0])
+        return closed if due is None else min(closed, due)
 
     def handle_timeout(self, now: float) -> list[SwitchEvent]:
         """Close channels that were not answered or not closed in time, and those whose receiver takes nothing."""
         events = super().handle_timeout(now)
-        while self._closing and self._closing[0][0] <= now:
-            _, leg = self._closing.popleft()
-            if leg.open:
-                self._end(leg, Ending.NORMAL, events, by=leg.side, tell=leg.other)
-                leg.member.send_control(self.closing(leg, Ending.NORMAL))
+        for leg in self._closing.over(now):
+            self._end(leg, Ending.NORMAL, events, by=leg.side, tell=leg.other)
+            leg.member.send_control(self.closing(leg, Ending.NORMAL))
         return events
 
 
