@@ -385,9 +385,9 @@ class Exchange:
         else:
             left = remaining(now_s, envelope.timestamp, envelope.expiration) or 1
             source = SessionAddress.of(envelope.source)
-            sealed = bool(envelope.HasField("cipher"))
+            sealed, signature = bool(envelope.HasField("cipher")), envelope.signature
             accepted = Accepted(outline(envelope), payload, source, twin, connection.url, left, sealed)
-            self._accepted(accepted, envelope.signature, connection)
+            self._accepted(accepted, signature, connection)
 
     def _may_answer(self, twin: Twin | None) -> bool:
         """Whether an answer to ``twin`` could be sent: a request that is never answered is better not begun."""

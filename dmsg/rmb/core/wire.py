@@ -16,6 +16,7 @@ from dmsg.rmb.core.proto.envelope_pb2 import Address, Envelope
 __all__ = ["Address", "Backlog", "Envelope", "encode_envelope", "outline", "parse_backlog", "parse_envelope"]
 
 _ONEOFS = ("message", "payload")
+_LEFT_OUT = ("payload", "signature", "federation", "relays")
 
 
 def parse_envelope(data: bytes) -> Envelope:
@@ -27,30 +28,16 @@ def parse_envelope(data: bytes) -> Envelope:
 
 
 def outline(envelope: Envelope) -> Envelope:
-    """A copy of the fields that are needed while an envelope waits: all but payload, signature, federation and relays.
+    """The fields that are needed while an envelope waits: all but payload, signature, federation and relays.
 
     A parsed envelope keeps everything that stood in it, fields that are not known and earlier ones of a oneof, too, and
-    takes up to 13 times the bytes that came.
+    takes up to 13 times the bytes that came. So the outline is a new one, and ``envelope``, which has lost the other fields,
+    is to be let go.
     """
-    kept = Envelope(uid=envelope.uid, timestamp=envelope.timestamp, expiration=envelope.expiration)
-    for name in ("source", "destination"):
-        if envelope.HasField(name):
-            theirs, ours = getattr(envelope, name), getattr(kept, name)
-            ours.twin = theirs.twin
-            if theirs.HasField("connection"):
-                ours.connection = theirs.connection
-    if envelope.HasField("tags"):
-        kept.tags = envelope.tags
-    if envelope.HasField("schema"):
-        kept.schema = envelope.schema
-    kind = envelope.WhichOneof("message")
-    if kind is not None:
-        getattr(kept, kind).SetInParent()
-    if kind == "request":
-        kept.request.command = envelope.request.command
-    elif kind == "error":
-        kept.error.code, kept.error.message = envelope.error.code, envelope.error.message
-    return kept
+    for name in _LEFT_OUT:
+        envelope.ClearField(name)
+    envelope.DiscardUnknownFields()
+    return Envelope.FromString(envelope.SerializeToString())  # copying each field takes twice as long
 
 
 def parse_backlog(data: bytes) -> Backlog:
