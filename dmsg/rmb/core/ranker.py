@@ -49,4 +49,6 @@ class Ranker:
     def order(self, relays: Iterable[str], now: float) -> list[str]:
         """``relays`` by their rates, the best first; equal ones in random order, so that they share the load."""
         candidates = list(relays)
+        if len(candidates) < 2:  # as for most twins: to draw and to sort takes microseconds
+            return candidates
         return sorted(self._random.sample(candidates, len(candidates)), key=lambda relay: self.rate(relay, now))

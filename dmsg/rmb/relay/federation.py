@@ -354,6 +354,8 @@ class Federation:
 
     def _charge(self, outgoing: Outgoing, relay: str) -> None:
         """Count it for ``relay`` from now on; for none if that is ""."""
+        if outgoing.charged == relay:
+            return
         if outgoing.charged:
             held = self._by_relay[outgoing.charged]
             held.remove(outgoing)

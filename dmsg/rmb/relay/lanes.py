@@ -42,16 +42,13 @@ class Outgoing:
     lane: Lane | None = None
     passes: int = 0
     done: bool = False
+    #: The twin it is from, and what it counts for, in bytes.
+    source: int = field(init=False)
+    size: int = field(init=False)
 
-    @property
-    def source(self) -> int:
-        """The twin it is from."""
-        return self.envelope.source.twin
-
-    @property
-    def size(self) -> int:
-        """What it counts for, in bytes."""
-        return len(self.data) + OUTGOING_BYTES
+    def __post_init__(self) -> None:
+        self.source = self.envelope.source.twin
+        self.size = len(self.data) + OUTGOING_BYTES
 
 
 class Room:
