@@ -6,7 +6,7 @@ of the twin; the store, if this is one of its relays. What cannot be delivered i
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, Final, Protocol
 
@@ -114,7 +114,18 @@ class Delivery:
     def take(self, parcels: Sequence[Parcel]) -> None:
         """Carry ``parcels`` on. The session they are from is not read from while too many wait."""
         limits = self._limits
-        for parcel in parcels:
+        left = deque(parcels)
+        while left:  # the one before has to wait for something
+            self._run(self._carry_some(left))
+        for session in {parcel.session for parcel in parcels}:
+            assert session is not None
+            if session.pending > limits.pending_per_session or session.pending_bytes > limits.pending_session_bytes:
+                session.owner.hold(HOLD, True)
+
+    async def _carry_some(self, parcels: deque[Parcel]) -> None:
+        """Carry the next ones on, until there are none or one has to wait: a task for each of those, not for each parcel."""
+        while parcels:
+            parcel = parcels.popleft()
             session, size = parcel.session, len(parcel.data) + _PARCEL_BYTES
             assert session is not None
             if not self.pending.has(session.origin.network, size):
@@ -123,11 +134,7 @@ class Delivery:
             self.pending.take(session.origin.network, size)
             session.pending += 1
             session.pending_bytes += size
-            self._run(self._carry(parcel, session))
-        for session in {parcel.session for parcel in parcels}:
-            assert session is not None
-            if session.pending > limits.pending_per_session or session.pending_bytes > limits.pending_session_bytes:
-                session.owner.hold(HOLD, True)
+            await self._carry(parcel, session)
 
     async def _carry(self, parcel: Parcel, session: Session) -> None:
         problem = await self._attempt(self._try(parcel, session.origin.network))

@@ -6,6 +6,7 @@ envelope against its source's account, so that strangers can only hand on what a
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Collection, Coroutine
 from functools import partial
 from typing import Any, Final
@@ -42,6 +43,7 @@ _LENGTHS_BYTES: Final = 4 * MOST_ENVELOPES
 #: What the registry and the store have not decided in so many seconds is refused: the other relay gives up after 3, and would
 #: send all of the post again.
 DECIDED_S: Final = 2.0
+_GIVEN_UP: Final = Refused(503, RelayProblem.OVERLOADED.text, Reason.TIMEOUT)
 _log = Logger()
 _HEADER: Final = HEADER.encode()
 _TEXT: Final = b"text/plain; charset=utf-8"
@@ -50,6 +52,7 @@ _TEXT: Final = b"text/plain; charset=utf-8"
 #: Gives the HTTP status, now or later: 202 if it was taken, 404 if the destination is offline.
 Accept = Callable[[Envelope, bytes, bool], "int | Deferred[int]"]
 _LookUp = Callable[[int], Coroutine[Any, Any, "Twin | None"]]
+_Take = Callable[[bytes], Coroutine[Any, Any, int]]
 
 
 def body_limit(message_bytes: int) -> int:
@@ -114,14 +117,19 @@ class Ingest(Resource):
             self._refused(host, Reason.ENVELOPE_MALFORMED)
             self._respond(request, 400, b"bad request: malformed")
         else:
-            look_up = self._look_up_of(relay, host)
-            only = kind is Body.CONNECTED
-            taking = [Deferred.fromCoroutine(self._take(data, look_up, bool(relay), only)) for data in envelopes]
+            take = partial(
+                self._take, look_up=self._look_up_of(relay, host), trusted=bool(relay), only=kind is Body.CONNECTED
+            )
+            outcomes: list[int | Refused] = [_GIVEN_UP] * len(envelopes)
+            left, pending = deque(enumerate(envelopes)), []
+            while left:  # the one before has to wait for something
+                taking = Deferred.fromCoroutine(self._take_some(left, take, outcomes))
+                if not taking.called:
+                    pending.append(taking)
             self._flush()
-            pending = [one for one in taking if not one.called]
             deadline = self._clock.callLater(DECIDED_S, _cancel, pending) if pending else None
-            decided = DeferredList(taking, consumeErrors=True)
-            decided.addCallback(self._decided, request, host, kind, deadline)
+            decided = DeferredList(pending, consumeErrors=True)
+            decided.addCallback(lambda _: self._decided(outcomes, request, host, kind, deadline))
             decided.addErrback(lambda failure: _log.failure("a post from another relay failed", failure))
         return NOT_DONE_YET
 
@@ -144,24 +152,19 @@ class Ingest(Resource):
         return partial(self._of_strangers.get, network=Origin.of(host).network)
 
     def _decided(
-        self, outcomes: list[tuple[bool, Any]], request: Any, host: str, kind: Body, deadline: IDelayedCall | None
+        self, outcomes: list[int | Refused], request: Any, host: str, kind: Body, deadline: IDelayedCall | None
     ) -> None:
         """Answer when the last envelope has a status."""
         if deadline is not None and deadline.active():
             deadline.cancel()
         statuses, text = [], b""
-        for taken, outcome in outcomes:
-            if taken:
+        for outcome in outcomes:
+            if isinstance(outcome, int):
                 statuses.append(outcome)
                 continue
-            error = outcome.value
-            if not isinstance(error, Refused):
-                if not isinstance(error, CancelledError):
-                    _log.failure("a post from another relay failed", outcome)
-                error = Refused(503, RelayProblem.OVERLOADED.text, Reason.TIMEOUT)
-            self._refused(host, error.why)
-            statuses.append(error.status)
-            text = str(error).encode()
+            self._refused(host, outcome.why)
+            statuses.append(outcome.status)
+            text = str(outcome).encode()
         if kind is Body.ONE:
             self._respond(request, statuses[0], text)
         elif statuses.count(ACCEPTED) == len(statuses):
@@ -180,7 +183,21 @@ class Ingest(Resource):
         request.write(body)
         request.finish()
 
-    async def _take(self, data: bytes, look_up: _LookUp, trusted: bool, connected_only: bool) -> int:
+    @staticmethod
+    async def _take_some(left: deque[tuple[int, bytes]], take: _Take, outcomes: list[int | Refused]) -> None:
+        """Take the next ones, until there are none or one has to wait: a Deferred for each of those, not for each envelope."""
+        while left:
+            at, data = left.popleft()
+            try:
+                outcomes[at] = await take(data)
+            except Refused as error:
+                outcomes[at] = error.with_traceback(None)  # which has the list in it
+            except CancelledError:
+                return
+            except Exception:  # a bug costs this one envelope
+                _log.failure("a post from another relay failed")
+
+    async def _take(self, data: bytes, look_up: _LookUp, trusted: bool, only: bool) -> int:
         """The status of one envelope; raises :class:`Refused`."""
         if len(data) > self._message_bytes:
             raise Refused(413, RelayProblem.TOO_LARGE.text, Reason.OTHER)
@@ -206,7 +223,7 @@ class Ingest(Resource):
             raise
         except DmsgError:
             raise Refused(503, RelayProblem.REGISTRY_FAILED.text, Reason.REGISTRY_FAILED) from None
-        outcome = self._accept(envelope, data, connected_only)
+        outcome = self._accept(envelope, data, only)
         del envelope  # it may take far more memory than the bytes, and the store may be slow
         return outcome if isinstance(outcome, int) else await outcome
 
