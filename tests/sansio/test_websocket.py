@@ -68,7 +68,7 @@ def violation(one: WebSocket, data: bytes, now: float = 0.0) -> tuple[str, int]:
 
 
 @pytest.mark.parametrize(("sender", "receiver"), [(client, server), (server, client)])
-@pytest.mark.parametrize("size", [0, 1, 125, 126, 767, 768, 769, 16_387, 65_535, 65_536, MIB])
+@pytest.mark.parametrize("size", [0, 1, 125, 126, 2_047, 2_048, 2_049, 16_387, 65_535, 65_536, MIB])
 def test_a_message_of_any_length_arrives(
     sender: Callable[[], WebSocket], receiver: Callable[[], WebSocket], size: int
 ) -> None:
