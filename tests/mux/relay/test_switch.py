@@ -977,6 +977,16 @@ def test_a_longer_frame_in_split_records_is_refused(size: int) -> None:
     assert bob.frames() == []
 
 
+@pytest.mark.parametrize("apart", [False, True])
+def test_frames_before_one_that_is_refused_are_passed_on(apart: bool) -> None:
+    alice, bob = Bench().connect(ALICE, BOB)
+    there = alice.transport(2, bob)
+    good, bad = encode_frame(FWD, 2, data(10)), encode_frame(FWD, 2, bytes(65_535))[:40_000]
+    with pytest.raises(RemoteProtocolError, match="payload over the limit"):
+        alice.say_plain(*((good, bad) if apart else (good + bad,)))
+    assert bob.frames() == [(FWD, there, data(10))]
+
+
 @given(st.lists(st.integers(0, FRAME_PAYLOAD_LIMIT_BYTES - 2), min_size=1, max_size=6), st.booleans())
 @settings(max_examples=30)
 def test_the_switch_emits_no_record_over_the_limit(sizes: list[int], congested: bool) -> None:
