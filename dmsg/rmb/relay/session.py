@@ -7,7 +7,7 @@ to the store when the session ends.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any, Final
 
 from dmsg.errors import RemoteProtocolError
@@ -123,7 +123,7 @@ class Session(WebSocket):
         self.fetching = False
         #: Until when, on the clock, the store counts as full for it, and the twins whose envelopes the store has refused.
         self.full_until = 0.0
-        self.full_for: set[int] = set()
+        self.full_for: Collection[int] = ()
         #: The ids in the store of what is in the queue, and of what was in it.
         self.page: list[str] = []
         self.done: list[str] = []
