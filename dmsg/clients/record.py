@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Final
 
 from twisted.internet.interfaces import IReactorTime
 
@@ -17,6 +17,8 @@ from dmsg.eventlog.reasons import Reason
 from dmsg.eventlog.refusals import RefusalReport
 from dmsg.interfaces import IEventLog
 
+SEEN_LIMIT: Final = 1_000
+
 
 class ClientRecord:
     """Writes what happens at the client with the key ``client`` to ``events``, if there is a log."""
@@ -27,8 +29,8 @@ class ClientRecord:
         self._client = str(client)
         self._protocol = protocol
         self._report = RefusalReport(clock, self._emit)
-        #: Relays that there has been a session with.
-        self._seen: set[PublicKey] = set()
+        #: Relays that there has been a session with, the last :data:`SEEN_LIMIT` of them: peers say on which relays they are.
+        self._seen: dict[PublicKey, None] = {}
 
     def close(self) -> None:
         """Write what is left."""
@@ -39,7 +41,10 @@ class ClientRecord:
     def session_up(self, session: ClientSession) -> None:
         """A session was admitted."""
         reason = Reason.RECONNECT if session.server in self._seen else Reason.FIRST
-        self._seen.add(session.server)
+        self._seen.pop(session.server, None)
+        self._seen[session.server] = None
+        if len(self._seen) > SEEN_LIMIT:
+            del self._seen[next(iter(self._seen))]
         took_s = session.ready_at - session.started_at
         self._emit(ev.SessionUp(str(session.server), reason, took_s, 1, self._protocol))
 
