@@ -126,9 +126,7 @@ class Switch(Traffic):
         queue_bytes, is_returning = self.limits.queue_bytes, self.returning.used
         now_s, latest = int(unix_s), unix_s + MAX_AHEAD_S  # as :func:`~dmsg.rmb.core.lifetime.remaining` has it
         parcels: list[Parcel] = []
-        full: set[Session] = (
-            set()
-        )  # what comes next for these goes the same way, or a short envelope would overtake a long one
+        full: set[Session] = set()  # what follows for them goes the same way, or short ones would overtake a long one
         received = queued = local = 0
         try:
             for data in messages:
