@@ -86,7 +86,10 @@ class Lane(Generic[C]):
         if self._waiting:
             self._busy = True
             batch = [self._waiting.popleft() for _ in range(min(BATCH_LIMIT, len(self._waiting)))]
-            self._pool.callInThread(self._work, batch)
+            try:
+                self._pool.callInThread(self._work, batch)
+            except RuntimeError as error:  # no more threads, or no memory for one: later ones may find one
+                self._finished(batch, [self._failed(error)] * len(batch))
         elif self._closing is not None and not self._closing.called:
             self._connection.close()
             self._closing.callback(None)
@@ -95,12 +98,14 @@ class Lane(Generic[C]):
         try:
             results = self._run([job for job, _ in batch])
         except BaseException as error:  # whatever it was, no caller may be left waiting
-            failed = _Failed(self._unavailable(f"the store failed ({error})"))
-            results = [failed] * len(batch)
+            results = [self._failed(error)] * len(batch)
             with contextlib.suppress(Exception):
                 self._connection.rollback()
                 self._undone(self._connection)
         self._reactor.callFromThread(self._finished, batch, results)
+
+    def _failed(self, error: BaseException) -> _Failed:
+        return _Failed(self._unavailable(f"the store failed ({error})"))
 
     def _run(self, jobs: list[Callable[[C], Any]]) -> list[Any]:
         results: list[Any] = []
