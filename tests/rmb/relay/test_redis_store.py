@@ -341,6 +341,31 @@ async def test_a_redis_without_memory_is_full(process: Any, redis: Any) -> None:
 
 
 @pytest_twisted.ensureDeferred
+async def test_sessions_come_and_go_while_a_redis_has_no_memory_and_are_known_when_it_has_some(
+    process: Any, redis: Any
+) -> None:
+    async def refusals() -> int:
+        _, _, count = (await redis("INFO", "errorstats")).partition(b"errorstat_OOM:count=")
+        return int(count.split()[0] or 0) if count else 0
+
+    here, there = process(), process()
+    before = await refusals()
+    await redis("CONFIG", "SET", "maxmemory", "1")
+    try:
+        for session in (BOB, SessionAddress(8)):
+            await attach(here, session)
+        here.store.detach(SessionAddress(8))
+        while await refusals() < before + 3:  # the third is that of a look at all sessions
+            pass
+    finally:
+        await redis("CONFIG", "SET", "maxmemory", "0")
+    while not await there.store.connected(BOB):
+        pass
+    await push(there.store)
+    assert await here.pushed.get() == BOB
+
+
+@pytest_twisted.ensureDeferred
 async def test_entries_too_old_to_be_delivered_make_room(process: Any, redis: Any) -> None:
     store = process(queue_envelopes=10).store
     for number in range(10):

@@ -37,7 +37,7 @@ from dmsg.rmb.core.errors import MalformedEnvelope
 from dmsg.rmb.core.lifetime import remaining
 from dmsg.rmb.core.limits import MAX_AHEAD_S, MAX_TTL_S
 from dmsg.rmb.core.wire import parse_envelope
-from dmsg.rmb.relay.errors import StoreFull, StoreUnavailable
+from dmsg.rmb.relay.errors import StoreError, StoreFull, StoreUnavailable
 from dmsg.rmb.relay.stores.base import KEPT_S, ROW_BYTES, QueueLimits, Stored
 
 #: How long Redis believes that a session is connected to a process that says nothing more, and how often it says so, in
@@ -339,7 +339,7 @@ class RedisQueues:
         self._attached[session] = False
         self._start("sweep", SWEPT_EVERY_S, self._sweep)
         self._start("listen", 0.0, self._listen)
-        Deferred.fromCoroutine(self._attach(session)).addErrback(lambda failure: failure.trap(StoreUnavailable))
+        Deferred.fromCoroutine(self._attach(session)).addErrback(lambda failure: failure.trap(StoreError))
 
     async def _attach(self, session: SessionAddress) -> None:
         await self._eval(_ATTACH, [_at(session)], self._inbox, str(session), PRESENT_S)
@@ -353,7 +353,7 @@ class RedisQueues:
             gone = Deferred.fromCoroutine(
                 self._eval(_DETACH, keys, self._inbox, str(session), int(KEPT_S), SESSIONS_OF_LATE)
             )
-            gone.addErrback(lambda failure: failure.trap(StoreUnavailable))  # Redis forgets it by itself
+            gone.addErrback(lambda failure: failure.trap(StoreError))  # Redis forgets it by itself
 
     def connected(self, session: SessionAddress) -> Deferred[bool]:
         """See :class:`~dmsg.rmb.relay.stores.base.QueueStore`."""
@@ -408,7 +408,7 @@ class RedisQueues:
             sessions = list(self._attached)
             for start in range(0, len(sessions), SWEPT_AT_ONCE):
                 await self._look_at(sessions[start : start + SWEPT_AT_ONCE])
-        except StoreUnavailable:
+        except StoreError:  # away, or full: what says that a session is here takes memory, too
             return None
         return SWEPT_EVERY_S
 
@@ -436,7 +436,7 @@ class RedisQueues:
                         await self._look_at([session])
                     else:
                         self._tell(text[:1], session)
-        except (RedisAway, RedisRefused, StoreUnavailable):
+        except (RedisAway, RedisRefused, StoreError):
             return None
         return 0.0
 
