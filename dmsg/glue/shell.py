@@ -13,7 +13,14 @@ from zope.interface import implementer
 
 from dmsg.errors import DmsgError, LocalProtocolError, RemoteProtocolError
 from dmsg.glue.end_of_turn import AtEndOfTurn
-from dmsg.glue.sockets import DirectReader, DirectSender, direct_reader, direct_sender, tune_socket
+from dmsg.glue.sockets import (
+    USER_TIMEOUT_MS,
+    DirectReader,
+    DirectSender,
+    direct_reader,
+    direct_sender,
+    tune_socket,
+)
 from dmsg.sansio.core import Core
 
 #: More than this in one piece is part of a transfer, or is handled for longer than a wake-up takes.
@@ -44,6 +51,8 @@ class Shell(Protocol):
     """
 
     noisy = False
+    #: How long the peer's kernel may leave data without an answer, in milliseconds.
+    user_timeout_ms = USER_TIMEOUT_MS
 
     def __init__(self, core: Core, owner: Owner, clock: IReactorTime) -> None:
         self.core = core
@@ -70,7 +79,7 @@ class Shell(Protocol):
         """Begin: the first thing a core has to say goes out."""
         transport = self.transport
         assert transport is not None
-        tune_socket(transport)
+        tune_socket(transport, self.user_timeout_ms)
         self._send = direct_sender(transport)
         self._read = direct_reader(transport, self, self.dataReceived, self._takes_views)
         # A pull producer is asked to go on whenever the transport has nothing left, which is what sending past it needs.

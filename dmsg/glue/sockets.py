@@ -20,8 +20,9 @@ from dmsg.glue.memory import keep_freed_memory
 #: A silent peer is probed after the first, then each second one, and given up after the third: 45 s in all, so that a
 #: host that has vanished does not keep its place for hours. Seconds, seconds, times.
 KEEPALIVE: Final = (15, 10, 3)
-#: Data that is not acknowledged by the peer's kernel for so long ends the connection: a peer that takes nothing at all.
-USER_TIMEOUT_MS: Final = 60_000
+#: Data that is not acknowledged by the peer's kernel for so long ends the connection: a peer that takes nothing at all. Linux
+#: gives up a silent peer by this time, too, and not by the number of probes: with more, it would keep its place for longer.
+USER_TIMEOUT_MS: Final = 1000 * (KEEPALIVE[0] + KEEPALIVE[1] * KEEPALIVE[2])
 #: The most that one read takes: four full records, each 65,535 bytes behind a length of two.
 READ_BYTES: Final = 4 * 65_537
 #: So many connections at most are read so much at a time: those that had much at the last reads of any that had.
@@ -34,7 +35,7 @@ _NOTHING_YET: Final = frozenset((errno.EAGAIN, errno.EWOULDBLOCK, errno.EINTR))
 _TRANSIENT: Final = frozenset((errno.EAGAIN, errno.EWOULDBLOCK, errno.ENOBUFS, errno.EINTR))
 
 
-def tune_socket(transport: object) -> None:
+def tune_socket(transport: object, user_timeout_ms: int = USER_TIMEOUT_MS) -> None:
     """No Nagle delay, keep-alive, and an end for a peer that takes nothing. Harmless on transports without a socket."""
     if hasattr(transport, "setTcpNoDelay"):
         transport.setTcpNoDelay(True)
@@ -45,7 +46,7 @@ def tune_socket(transport: object) -> None:
     if not isinstance(handle, socket.socket):
         return
     options = zip(("TCP_KEEPIDLE", "TCP_KEEPINTVL", "TCP_KEEPCNT"), KEEPALIVE, strict=True)
-    for name, value in (*options, ("TCP_USER_TIMEOUT", USER_TIMEOUT_MS)):
+    for name, value in (*options, ("TCP_USER_TIMEOUT", user_timeout_ms)):
         option = getattr(socket, name, None)
         if option is not None:
             with contextlib.suppress(OSError):

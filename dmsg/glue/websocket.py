@@ -48,6 +48,8 @@ class WebSocketShell(Shell):
     """
 
     core: Any
+    #: As long as a relay lets a session take nothing. Who is silent is found by pings.
+    user_timeout_ms = 60_000
     _cutting: IDelayedCall | None = None
     _closing_for: DmsgError | None = None
     _finished = False

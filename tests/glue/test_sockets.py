@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import hashlib
+import socket
 from contextlib import AsyncExitStack
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import pytest_twisted
@@ -42,6 +43,31 @@ async def connected():
     async with far_socket(line) as far:
         yield line, far
     await line.lost
+
+
+class Nothing:
+    """A core without anything to say, and its owner."""
+
+    def __getattr__(self, name: str) -> Any:
+        return lambda *arguments: None
+
+    def data_to_send(self) -> bytes:
+        return b""
+
+
+@pytest.mark.skipif(not hasattr(socket, "TCP_USER_TIMEOUT"), reason="the system has no such option")
+@pytest_twisted.ensureDeferred
+async def test_a_silent_peer_is_given_up_when_it_has_not_answered_its_probes():
+    shell = Shell(cast(Core, Nothing()), cast(Any, Nothing()), cast(Any, reactor))
+    async with far_socket(shell):
+        options = cast(Any, shell.transport).getHandle()
+        idle_s, pause_s, probes, limit_ms = (
+            options.getsockopt(socket.IPPROTO_TCP, getattr(socket, f"TCP_{name}"))
+            for name in ("KEEPIDLE", "KEEPINTVL", "KEEPCNT", "USER_TIMEOUT")
+        )
+    assert idle_s + pause_s * probes == 45
+    # Linux does not count probes where there is such a limit: it ends the connection at the first one due after that time.
+    assert limit_ms == 45_000
 
 
 def test_what_is_written_is_there_before_the_reactor_turns(connected):
