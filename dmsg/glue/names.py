@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from twisted.internet._resolver import GAIResolver
 from twisted.internet.address import IPv4Address, IPv6Address
-from twisted.internet.defer import Deferred
+from twisted.internet.defer import Deferred, succeed
 from twisted.internet.interfaces import (
     IAddress,
     IHostnameResolver,
@@ -60,7 +60,10 @@ def resolve(reactor: Any, host: str) -> Deferred[list[str]]:
     """
     resolver = IReactorPluggableNameResolver(reactor).nameResolver
     if type(resolver) is GAIResolver:  # which says nothing, ever, when what is missing is a descriptor and not the name
-        return deferToThreadPool(reactor, reactor.getThreadPool(), addresses_of, host)
+        try:
+            return deferToThreadPool(reactor, reactor.getThreadPool(), addresses_of, host)
+        except RuntimeError:  # the system gives no more threads
+            return succeed([])
     receiver = _Receiver()
     resolver.resolveHostName(receiver, host, 0, [IPv4Address, IPv6Address])
     return receiver.done

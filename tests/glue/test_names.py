@@ -5,12 +5,15 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import pytest_twisted
+from twisted.internet._resolver import GAIResolver
 from twisted.internet.endpoints import HostnameEndpoint
+from twisted.internet.interfaces import IReactorPluggableNameResolver
 from twisted.internet.protocol import Factory, Protocol
 from twisted.internet.task import Clock
+from zope.interface import implementer
 
 from dmsg.glue import names
 from dmsg.glue.names import AT_ONCE, SLOW_AT_ONCE, SLOW_S, WAITING, WAITING_S, NamesOfStrangers, resolve
@@ -166,6 +169,30 @@ def test_a_look_up_that_has_no_descriptor_comes_to_an_end() -> None:
     """Discovery looks up four names at a time: four that did not end would be the last ones."""
     done = subprocess.run([sys.executable, "-c", WITHOUT_DESCRIPTORS], capture_output=True, text=True, check=True)
     assert (done.stdout, done.stderr) == ("[] True\n", "")
+
+
+@implementer(IReactorPluggableNameResolver)
+class Pool(Clock):
+    """A reactor with a resolver of Twisted's, and a pool that has no thread."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.nameResolver = GAIResolver(cast(Any, self))
+
+    def installNameResolver(self, resolver: object) -> Any:
+        raise NotImplementedError
+
+    def getThreadPool(self) -> Pool:
+        return self
+
+    def callInThreadWithCallback(self, *_: object) -> None:
+        raise RuntimeError("can't start new thread")
+
+
+def test_a_look_up_that_has_no_thread_comes_to_an_end() -> None:
+    found: list[list[str]] = []
+    resolve(Pool(), "localhost").addCallback(found.append)
+    assert found == [[]]
 
 
 @pytest_twisted.ensureDeferred
