@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import sqlite3
 import subprocess
 import sys
@@ -401,6 +402,21 @@ async def test_a_file_has_what_was_acknowledged_after_sigkill_and_counts_it(reac
     with pytest.raises(StoreFull):
         await store.push(BOB, b"more", 1001.0, 1300.0, 1)
     await store.close()
+
+
+@pytest_twisted.ensureDeferred
+async def test_what_a_killed_relay_left_is_read_where_no_more_files_can_be_made(reactor: Any, tmp_path: Path) -> None:
+    store = open_queues(f"sqlite:{tmp_path / 'queues'}", reactor)
+    await push(store, "kept")
+    left = tmp_path / "left"
+    left.mkdir()
+    for name in ("queues", "queues-wal"):
+        shutil.copy(tmp_path / name, left)
+    (left / "queues-shm").mkdir()  # where SQLite has shared memory
+    again = open_queues(f"sqlite:{left / 'queues'}", reactor)
+    assert await texts(again) == ["kept"]
+    for one in (store, again):
+        await one.close()
 
 
 @pytest_twisted.ensureDeferred

@@ -256,14 +256,15 @@ def _open(path: str) -> Connection:
     except (OSError, sqlite3.Error) as error:
         raise ConfigError("store", f"{path} cannot be used ({error})") from None
     try:
+        # The counts are in memory: two processes on one file would both be wrong. Said before the file is read, this also
+        # does without the file of memory that processes share, which cannot be made on a full disk.
+        connection.execute("PRAGMA locking_mode = EXCLUSIVE")
         version, application, tables = (
             connection.execute(query).fetchall()[0][0]
             for query in ("PRAGMA user_version", "PRAGMA application_id", "SELECT count(*) FROM sqlite_master")
         )
         if tables and (application, version) != (_APPLICATION_ID, _VERSION):
             raise ConfigError("store", f"{path} is not a store of waiting envelopes of this version")
-        # The counts are in memory: two processes on one file would both be wrong.
-        connection.execute("PRAGMA locking_mode = EXCLUSIVE")
         connection.execute("PRAGMA journal_mode = WAL")
         connection.execute("PRAGMA synchronous = NORMAL")
         connection.execute("BEGIN IMMEDIATE")
