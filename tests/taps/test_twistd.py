@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -114,6 +115,21 @@ def test_a_role_has_as_many_descriptors_as_it_may_have(start: Start, soft: int, 
     limits = Path(f"/proc/{program.pid}/limits").read_text()
     assert re.search(rf"Max open files +{allowed} +{hard} ", limits)
     assert program.terminate() == 0
+
+
+def test_connections_for_which_there_is_no_descriptor_do_not_fill_the_log(start: Start) -> None:
+    port = free_port()
+    listen = f"tcp:{port}:interface=127.0.0.1"
+    program = start(*RUNNERS[0], "dmsg-discovery", "--listen", listen, "--store", "memory:", descriptors=(48, 48))
+    program.wait_for("dmsg-discovery runs, on tcp:")
+    with contextlib.ExitStack() as held:
+        for _ in range(48):
+            held.enter_context(socket.create_connection(("127.0.0.1", port)))
+        for _ in range(100):
+            with socket.create_connection(("127.0.0.1", port)) as refused:
+                assert refused.recv(1) == b""
+    assert program.terminate() == 0
+    assert 0 < program.text.count("EMFILE") <= 6
 
 
 _LATE = """
