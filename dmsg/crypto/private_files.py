@@ -27,17 +27,19 @@ def create_private(path: str | os.PathLike[str], content: bytes) -> None:
         descriptor = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     except FileExistsError:
         raise KeyFileError(name, "already exists; a key file is never overwritten") from None
-    except OSError as error:
-        raise KeyFileError(name, error.strerror or "cannot be created") from None
+    except (OSError, ValueError) as error:
+        raise KeyFileError(name, _problem(error, "cannot be created")) from None
     try:
         with os.fdopen(descriptor, "wb") as file:
             os.fchmod(file.fileno(), 0o600)
             file.write(content)
             file.flush()
             os.fsync(file.fileno())
-    except OSError as error:
+    except BaseException as error:  # also when the program is interrupted
         os.unlink(name)
-        raise KeyFileError(name, error.strerror or "cannot be written") from None
+        if isinstance(error, OSError):
+            raise KeyFileError(name, error.strerror or "cannot be written") from None
+        raise
 
 
 def read_private(
@@ -51,9 +53,9 @@ def read_private(
     name = os.fspath(path)
     try:
         descriptor = os.open(name, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
-    except OSError as error:
+    except (OSError, ValueError) as error:
         hint = f"; {made_by} makes one" if made_by and isinstance(error, FileNotFoundError) else ""
-        raise KeyFileError(name, (error.strerror or "cannot be opened") + hint) from None
+        raise KeyFileError(name, _problem(error, "cannot be opened") + hint) from None
     try:
         status = os.fstat(descriptor)
         if not stat.S_ISREG(status.st_mode):
@@ -66,6 +68,13 @@ def read_private(
         raise KeyFileError(name, error.strerror or "cannot be read") from None
     finally:
         os.close(descriptor)
+
+
+def _problem(error: OSError | ValueError, otherwise: str) -> str:
+    """Why no path leads to a file: ``ValueError`` is what Python has for one with a null character."""
+    if isinstance(error, OSError):
+        return error.strerror or otherwise
+    return "is no path: it has a null character"
 
 
 def why_not_private(path: str, status: os.stat_result, owners: Collection[int] = ()) -> str:

@@ -52,6 +52,8 @@ class Kind(Generic[T]):
 def _text(value: Any) -> str:
     if not isinstance(value, str) or not value:
         raise ValueError("must be a text that is not empty")
+    if "\0" in value:  # TOML and endpoint strings may have one
+        raise ValueError("must not have a null character")
     return value
 
 

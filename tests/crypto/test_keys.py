@@ -246,6 +246,28 @@ def test_nothing_is_left_of_a_key_file_that_could_not_be_written(
     assert list(tmp_path.iterdir()) == []
 
 
+def test_nothing_is_left_of_a_key_file_whose_writing_was_interrupted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(descriptor: int) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(os, "fsync", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        write_key_file(tmp_path / "key", ALICE)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("where", ["key\0", "\0/key"])
+def test_a_path_with_a_null_character_is_no_key_file(tmp_path: Path, where: str) -> None:
+    path = f"{tmp_path}/{where}"
+    for use in (lambda: write_key_file(path, ALICE), lambda: read_key_file(path)):
+        with pytest.raises(KeyFileError, match="null character") as caught:
+            use()
+        assert caught.value.path == path
+    assert list(tmp_path.iterdir()) == []
+
+
 @pytest.mark.parametrize("mode", [0o640, 0o604, 0o660, 0o610])
 def test_a_key_file_others_can_read_is_refused(tmp_path: Path, mode: int) -> None:
     path = tmp_path / "key"

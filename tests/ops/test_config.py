@@ -159,6 +159,8 @@ def test_malformed_values_are_named_with_their_source(options: dict[str, str], m
         ("server = 1\n", "server", "must be a table"),
         ("[server]\nlimits = 3\n", "server.limits", "must be a table"),
         ("[server]\nlisten = 3\n", "listen", "must be a text"),
+        ('[server]\nlisten = "a\\u0000"\n', "listen", "must not have a null character"),
+        ('[server]\nkey = "a\\u0000"\n', "key", "must not have a null character"),
         ("[server]\nfast = 3\n", "fast", "must be yes or no"),
         ("[server]\npublic_address = 3\n", "public_address", "must be host:port"),
         ("[server.limits]\nconnections = 1.5\n", "limit_connections", "must be a whole number"),
