@@ -101,7 +101,7 @@ async def run_serve(
         client.service(command)(server.handle)
         while True:
             with suppress(TimeoutError):
-                await Deferred.fromCoroutine(client.when_ready()).addTimeout(PATIENCE_S, reactor)
+                await client.when_ready().addTimeout(PATIENCE_S, reactor)
                 break
             for url, problem in client.exchange.relays.problems().items():
                 network.out.note(f"not connected to {url} yet: {problem}")

@@ -224,7 +224,7 @@ class Exchange:
         self._intake.cancel()
         await self.relays.stop()
         self._answers.stop()
-        self.relays_change.cancel()
+        self.relays_change.fire(None)
 
     def _make_token(self, relay: RelayConnection) -> str:
         """A token for ``relay``; one that the registry knows by the name in its URL cannot use it elsewhere."""

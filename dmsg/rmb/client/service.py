@@ -26,6 +26,7 @@ from twisted.internet.defer import CancelledError, Deferred, ensureDeferred
 from twisted.logger import Logger
 from twisted.python.failure import Failure
 
+from dmsg.clients.errors import ClientStopped
 from dmsg.crypto.keys import Random
 from dmsg.eventlog.reasons import Reason
 from dmsg.eventlog.schema import CallFinished
@@ -105,6 +106,7 @@ class RmbClient(Service):
         self._handlers = Handlers(reactor, config)
         self._ready: Waiters[None] = Waiters()
         self._is_ready = False
+        self._stopping = False
         self._failure: Failure | None = None
         self._work: Deferred[None] | None = None
 
@@ -113,7 +115,7 @@ class RmbClient(Service):
     def startService(self) -> None:
         """Begin to connect."""
         super().startService()  # type: ignore[no-untyped-call]
-        self._is_ready, self._failure = False, None
+        self._is_ready, self._stopping, self._failure = False, False, None
         self._handlers.start()
         self._work = ensureDeferred(self._start())
 
@@ -135,22 +137,29 @@ class RmbClient(Service):
             self._ready.fire(self._failure)
 
     async def _stop(self) -> None:
+        self._stopping = True
         if self._work is not None:
             self._work.cancel()
         await self._handlers.stop(self.config.stop_timeout_s)
         await self.exchange.stop()
-        self._ready.cancel()
+        self._ready.fail(ClientStopped())
 
-    async def when_ready(self) -> None:
-        """Wait until our twin is known, its key is published and a relay is connected.
+    def when_ready(self) -> Deferred[None]:
+        """Fires once our twin is known, its key is published and a relay is connected.
 
-        Raises :class:`~dmsg.rmb.client.errors.NoTwin` when there is no twin with our key.
+        Fails with :class:`~dmsg.rmb.client.errors.NoTwin` when there is no twin with our key, and with ``ClientStopped`` when
+        the client stops before, or has stopped.
         """
+        return ensureDeferred(self._when_ready())
+
+    async def _when_ready(self) -> None:
         if self._failure is not None:
             self._failure.raiseException()
-        if not self._is_ready:
+        if not self._is_ready and not self._stopping:
             await self._ready.wait()
-        while not self.exchange.relays.is_connected:
+        while not self.exchange.relays.is_connected or self._stopping:
+            if self._stopping:
+                raise ClientStopped
             await self.exchange.relays_change.wait()
 
     @property

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from twisted.internet.defer import CancelledError, Deferred, ensureDeferred
 
+from dmsg.clients.errors import ClientStopped
 from dmsg.rmb.client.config import RmbConfig
 from dmsg.rmb.client.errors import (
     CallRefused,
@@ -487,6 +488,31 @@ def test_when_ready_waits_for_a_relay(world: Any) -> None:
     relay.come_back()
     world.result(ready, 31)
     assert client.twin == CALLER
+
+
+@pytest.mark.parametrize("waits_for", ["the registry", "a relay"])
+def test_who_waits_until_it_is_ready_is_told_that_it_stops(world: Any, waits_for: str) -> None:
+    relay = world.relay()
+    relay.die()
+    world.registry.away = waits_for == "the registry"
+    client = world.client(CALLER, relay)
+    ready = client.when_ready()
+    world.settle(10)
+    assert not ready.called
+    world.result(client.stopService())
+    with pytest.raises(ClientStopped):
+        world.result(ready, 0)
+
+
+def test_a_client_that_has_stopped_is_not_waited_for_until_it_is_started_again(world: Any) -> None:
+    client = world.client(CALLER, world.relay())
+    world.result(client.when_ready())
+    for _ in range(2):
+        world.result(client.stopService())
+        with pytest.raises(ClientStopped):
+            world.result(client.when_ready(), 0)
+        client.startService()
+        world.result(client.when_ready())
 
 
 # --- the end -------------------------------------------------------------------------------------------------------------
