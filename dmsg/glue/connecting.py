@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Final
 
 from twisted.internet.abstract import isIPAddress, isIPv6Address
 from twisted.internet.endpoints import HostnameEndpoint, TCP4ClientEndpoint, TCP6ClientEndpoint
@@ -32,6 +32,24 @@ def quiet_factory(build: Callable[[], Any]) -> Any:
     return factory
 
 
+#: What Twisted raises for a certificate that is not of the host, with service_identity and without.
+_OTHER_NAME: Final = frozenset({"VerificationError", "SimpleVerificationError"})
+
+
+def tls_problem(error: BaseException | None) -> str:
+    """What is wrong with TLS, in a few words as OpenSSL has them; "" if ``error`` is of something else.
+
+    By the names of classes: programs that use no TLS do not import OpenSSL.
+    """
+    if type(error).__name__ in _OTHER_NAME:
+        return "the certificate is not of this host"
+    if error is None or type(error).__module__.partition(".")[0] != "OpenSSL":
+        return ""
+    queue = error.args[0] if error.args and isinstance(error.args[0], list) else []
+    texts = [one[-1] for one in queue if isinstance(one, tuple) and one and one[-1]]
+    return ", ".join(dict.fromkeys(map(str, texts))) or "the handshake failed"
+
+
 def connect_reason(error: BaseException | None) -> str:
     """Why an endpoint did not connect, as a short fixed text."""
     if isinstance(error, ConnectionRefusedError):
@@ -40,4 +58,6 @@ def connect_reason(error: BaseException | None) -> str:
         return "timeout"
     if isinstance(error, DNSLookupError):
         return "host not found"
+    if tls_problem(error):
+        return "TLS failed"
     return "unreachable" if isinstance(error, ConnectError) else type(error).__name__

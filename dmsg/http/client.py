@@ -12,6 +12,7 @@ from typing import Any, Final, TypeVar
 
 from treq.client import HTTPClient
 from twisted.internet.defer import CancelledError, Deferred
+from twisted.internet.error import ConnectionClosed
 from twisted.internet.interfaces import IReactorTime
 from twisted.internet.protocol import Protocol, connectionDone
 from twisted.python.failure import Failure
@@ -21,6 +22,7 @@ from twisted.web.iweb import IAgent, IResponse
 from zope.interface import implementer
 
 from dmsg.foreign import quoted
+from dmsg.glue.connecting import tls_problem
 from dmsg.http.errors import NoAnswer
 from dmsg.http.heads import HeadLimitedEndpoints
 
@@ -230,5 +232,12 @@ def _translate(error: BaseException | None) -> NoAnswer:
     for reason in reasons:
         if isinstance(reason, NoAnswer):
             return reason
+        problem = tls_problem(reason)
+        if problem:
+            return NoAnswer(f"TLS failed: {problem}")
+    if any(type(reason).__name__ == "ParseError" for reason in reasons):  # Twisted's own, of a private module
+        return NoAnswer("the answer is not HTTP")
+    if reasons and all(isinstance(reason, ConnectionClosed) for reason in reasons):
+        return NoAnswer("the connection ended before an answer")
     inner = ", ".join(type(reason).__name__ for reason in reasons)
     return NoAnswer(f"{type(error).__name__} ({inner or quoted(str(error))})")

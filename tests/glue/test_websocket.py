@@ -22,6 +22,8 @@ from twisted.web.resource import Resource
 from twisted.web.server import NOT_DONE_YET
 
 from dmsg.errors import DmsgError, InvalidAddress, StageError
+from dmsg.eventlog.reasons import Reason
+from dmsg.glue.connecting import tls_problem
 from dmsg.glue.shell import Shell
 from dmsg.glue.websocket import (
     CLOSE_TIMEOUT_S,
@@ -774,4 +776,6 @@ async def test_a_certificate_must_be_trusted_and_of_the_host(
     with pytest.raises(StageError) as caught:
         await connect_websocket(reactor, url, Party(), trust=certificate if trusted else None)
     assert caught.value.stage == "connect"
-    assert caught.value.reason == ("VerificationError" if trusted else "Error")
+    assert caught.value.reason == Reason.TLS_FAILED
+    problem = "the certificate is not of this host" if trusted else "certificate verify failed"
+    assert tls_problem(caught.value.error) == problem

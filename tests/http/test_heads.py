@@ -137,6 +137,10 @@ class Server(Factory):
         return Answering(self)
 
 
+class Last(bytes):
+    """An answer behind which the server ends the connection."""
+
+
 class Endless:
     """``begin``, and then ``piece`` again and again."""
 
@@ -167,6 +171,8 @@ class Answering(Protocol):
             self.transport.registerProducer(self, False)
         else:
             self.transport.write(answer)
+            if isinstance(answer, Last):
+                self.transport.loseConnection()
 
     def resumeProducing(self) -> None:
         assert self.flood is not None
@@ -392,7 +398,8 @@ async def test_tls_does_not_wait_for_a_server_that_sends_on(served_by_tls: Any, 
 @pytest_twisted.ensureDeferred
 async def test_a_server_with_an_untrusted_certificate_is_not_asked(served_by_tls: Any, caller: HttpCaller) -> None:
     server = Server(answer_of(b""))
-    assert "(Error)" in await refusal_from(caller, served_by_tls(server), "https")
+    refusal = await refusal_from(caller, served_by_tls(server), "https")
+    assert refusal == "TLS failed: certificate verify failed"
     assert (server.connections, len(server.answers)) == (1, 1)
 
 
@@ -400,8 +407,24 @@ async def test_a_server_with_an_untrusted_certificate_is_not_asked(served_by_tls
 @pytest_twisted.ensureDeferred
 async def test_a_server_of_another_name_is_not_asked(served_by_tls: Any, trusting_caller: HttpCaller) -> None:
     server = Server(answer_of(b""))
-    assert "VerificationError" in await refusal_from(trusting_caller, served_by_tls(server), "https")
+    refusal = await refusal_from(trusting_caller, served_by_tls(server), "https")
+    assert refusal == "TLS failed: the certificate is not of this host"
     assert (server.connections, len(server.answers)) == (1, 1)
+
+
+@pytest.mark.parametrize(
+    ("answer", "problem"),
+    [
+        (b"SSH-2.0-OpenSSH_9.0\r\n", "the answer is not HTTP"),
+        (b"\x15\x03\x03\x00\x02\x02\x46", "the connection ended before an answer"),  # an alert of TLS
+        (b"", "the connection ended before an answer"),
+    ],
+)
+@pytest_twisted.ensureDeferred
+async def test_a_server_that_does_not_speak_http_is_said_to(
+    served: Any, caller: HttpCaller, answer: bytes, problem: str
+) -> None:
+    assert await refusal_from(caller, served(Server(Last(answer)))) == problem
 
 
 def test_there_is_http_and_https_and_nothing_else() -> None:

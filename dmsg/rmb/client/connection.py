@@ -14,6 +14,7 @@ from twisted.python.failure import Failure
 
 from dmsg.errors import DmsgError, InvalidAddress
 from dmsg.eventlog.reasons import Reason
+from dmsg.glue.connecting import tls_problem
 from dmsg.glue.shell import Owner, Shell
 from dmsg.glue.waiters import Waiters
 from dmsg.glue.websocket import WebSocketShell, WebSocketUrl
@@ -80,7 +81,7 @@ class RelayConnection:
         self.place = self._where.host_header.lower()
         self.host = self._where.address.host.lower()
         #: Why it is not connected, for people and for the log; "" while it is.
-        self.problem = "not started"
+        self.problem = "not connected yet"
         self.reason = Reason.NONE
         #: When it was connected, how long that took, and when anything was last heard, in seconds on the clock.
         self.since_s = 0.0
@@ -169,6 +170,9 @@ class RelayConnection:
         else:
             self.problem = getattr(error, "reason", "connection lost")
             self.reason = Reason.of(self.problem)
+            detail = tls_problem(getattr(error, "error", None))
+            if detail:
+                self.problem += f": {detail}"
 
     async def _rest(self, failures: int) -> None:
         if self._replaced:

@@ -123,4 +123,6 @@ def _reason(text: str) -> Reason:
         return Reason.TIMEOUT
     if "ConnectionRefused" in text or text.startswith("ConnectError"):
         return Reason.CONNECTION_REFUSED
-    return Reason.TLS_FAILED if "Certificate" in text or "SSL" in text else Reason.OTHER
+    if text.startswith("DNSLookupError"):
+        return Reason.HOST_NOT_FOUND
+    return Reason.TLS_FAILED if text.startswith("TLS failed") else Reason.OTHER

@@ -5,14 +5,17 @@ from __future__ import annotations
 import socket
 import time
 from collections.abc import Callable
+from pathlib import Path
 from threading import Event
 from typing import Any
 
 import pytest
 import pytest_twisted
+from cryptography import x509
 from twisted.internet._resolver import GAIResolver
 from twisted.internet.defer import CancelledError, Deferred, ensureDeferred, succeed
 from twisted.internet.protocol import Factory, Protocol
+from twisted.internet.ssl import DefaultOpenSSLContextFactory
 from twisted.internet.task import Clock, deferLater
 from twisted.internet.threads import deferToThreadPool
 from twisted.web.resource import Resource
@@ -464,6 +467,22 @@ async def test_nobody_listening_is_not_posted(reactor: Any, poster: Any) -> None
     with pytest.raises(NotPosted) as caught:
         await poster().post(name, [envelope()], False)
     assert caught.value.reason is Reason.CONNECTION_REFUSED
+
+
+@pytest_twisted.ensureDeferred
+async def test_a_relay_whose_certificate_is_not_trusted_is_not_posted(
+    reactor: Any, self_signed: Any, tmp_path: Path
+) -> None:
+    path = tmp_path / "both.pem"
+    path.write_bytes(self_signed(x509.DNSName("localhost")))
+    tls = DefaultOpenSSLContextFactory(str(path), str(path))
+    port = reactor.listenSSL(0, Factory.forProtocol(Protocol), tls, interface="127.0.0.1")
+    sender = RelayPoster(HttpCaller.connect(reactor), time.time, domains=["relay.example"])
+    with pytest.raises(NotPosted) as caught:
+        await sender.post(f"localhost:{port.getHost().port}", [envelope()], False)
+    assert caught.value.reason is Reason.TLS_FAILED
+    await sender.close()
+    await port.stopListening()
 
 
 @pytest_twisted.ensureDeferred
