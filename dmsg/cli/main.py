@@ -1,98 +1,20 @@
-"""The ``dmsg`` command."""
+"""How the ``dmsg`` command begins. What it needs is imported where Ctrl-C is seen to."""
 
-from __future__ import annotations
-
-import contextlib
 import gc
-import importlib
-import json
-import os
 import sys
-from typing import Any, Final
 
-import click
-
-import dmsg
-from dmsg.cli.exits import Exit, epilogue
-
-#: The module of each command.
-_COMMANDS: Final = {
-    "config": "config",
-    "echo": "ping",
-    "entry": "lookup",
-    "expose": "tunnels",
-    "forward": "tunnels",
-    "keygen": "keys",
-    "ping": "ping",
-    "pubkey": "keys",
-    "receive": "files.receive",
-    "relays": "relays",
-    "rmb": "rmb",
-    "send": "files.send",
-    "servers": "lookup",
-    "up": "up",
-}
-
-
-class _Commands(click.Group):
-    """Commands that are imported when they are asked for: what all of them need takes a fifth of a start."""
-
-    def list_commands(self, ctx: click.Context) -> list[str]:
-        return list(_COMMANDS)
-
-    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        if cmd_name not in _COMMANDS:
-            return None
-        found: Any = getattr(importlib.import_module(f"dmsg.cli.{_COMMANDS[cmd_name]}"), cmd_name)
-        command: click.Command = found
-        return command
-
-
-@click.group(cls=_Commands, epilog=epilogue())
-@click.version_option(dmsg.__version__, prog_name="dmsg")
-def group() -> None:
-    """Reach programs by their public keys, through relays that both sides connect to.
-
-    "dmsg up" starts a network on this machine to try things in.
-
-    Settings may also come from the environment (DMSG_DISCOVERY, DMSG_KEY, DMSG_SERVER, …) and from the table [client],
-    or with --protocol messaging [messaging], of a TOML file (--config or DMSG_CONFIG); "dmsg config show" tells which.
-    """
+from dmsg.cli.interrupts import leaving_on_interrupt
 
 
 def main() -> None:
     """Run the command line; leaves with one of the codes of :class:`dmsg.cli.exits.Exit`."""
-    gc.disable()  # until everything is imported: nothing of it ever becomes garbage, and looking takes a tenth of a start
-    _open_streams()
     try:
-        sys.exit(group.main(standalone_mode=False, prog_name="dmsg"))
-    except click.ClickException as error:
-        code = Exit.USAGE if isinstance(error, click.UsageError) else Exit.FAILED
-        with contextlib.suppress(OSError):
-            _tell(error, code)
-        sys.exit(code)
-    except (click.Abort, KeyboardInterrupt):
-        sys.exit(Exit.INTERRUPTED)
-    except OSError as error:  # the help, for a disk that is full
-        sys.exit(f"dmsg: {error.strerror}")
-
-
-def _tell(error: click.ClickException, code: Exit) -> None:
-    if "--json" in sys.argv:  # what is wrong may be what stands before it
-        found = {"error": type(error).__name__, "message": error.format_message(), "exit_code": int(code)}
-        print(json.dumps(found, separators=(",", ":")), file=sys.stderr)
-    else:
-        error.show()
-
-
-def _open_streams() -> None:
-    """Make standard output and error take every text: results have names of files that others chose."""
-    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
-        stream: Any = getattr(sys, name)
-        if stream is None:  # it was closed; what is opened next must not take its place, and its lines
-            setattr(sys, name, os.fdopen(os.open(os.devnull, os.O_RDWR), mode))
-        elif mode == "w" and stream.errors == "strict":
-            stream.reconfigure(errors="backslashreplace")
+        with leaving_on_interrupt():
+            gc.disable()  # until everything is imported: nothing of it ever becomes garbage, and looking takes a tenth of a start
+            from dmsg.cli.commands import run_command_line
+        run_command_line()
+    except KeyboardInterrupt:  # outside of the command itself, which has it told
+        sys.exit(130)
 
 
 if __name__ == "__main__":

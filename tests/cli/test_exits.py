@@ -13,7 +13,7 @@ from click.testing import CliRunner
 
 from dmsg.cli.exits import MEANINGS, CommandError, Exit, as_json, describe, exit_code
 from dmsg.cli.files.wire import REFUSALS, TransferFailed
-from dmsg.cli.main import group
+from dmsg.cli.commands import group
 from dmsg.cli.output import Output, human_bytes, printable
 from dmsg.crypto.errors import InvalidSignature, KeyFileError
 from dmsg.crypto.keys import SecretKey

@@ -10,7 +10,7 @@ import sys
 import pytest
 from click.testing import CliRunner
 
-from dmsg.cli.main import group
+from dmsg.cli.commands import group
 from dmsg.crypto.keys import PublicKey, read_key_file
 
 

@@ -375,9 +375,37 @@ async def test_a_command_takes_the_reactor_that_is_named_before_anything_install
     assert await program.ended() == (2, "", "dmsg: reactor: 'pol' is none; twistd --help-reactors lists them\n")
 
 
+#: Ctrl-C when a module is about to be imported.
+INTERRUPTED_AT = """
+import os, signal, sys
+
+class Interrupting:
+    def find_spec(self, name, path, target=None):
+        if name == {module!r}:
+            os.kill(os.getpid(), signal.SIGINT)
+
+sys.meta_path.insert(0, Interrupting())
+if {ignored}:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+from dmsg.cli.main import main
+main()
+"""
+
+
+@pytest.mark.parametrize("module", ["click", "dmsg.crypto.keys", "dmsg.cli.keys"])
+@pytest.mark.parametrize("ignored", [False, True])
+def test_ctrl_c_while_a_command_is_imported_ends_it_in_silence(tmp_path, module, ignored):
+    script = INTERRUPTED_AT.format(module=module, ignored=ignored)
+    command = [sys.executable, "-c", script, "keygen", "key"]
+    environ = environ_without_settings() | {"PYTHONPATH": str(ROOT)}
+    ended = subprocess.run(command, cwd=tmp_path, env=environ, capture_output=True, text=True, timeout=60, check=False)
+    assert (ended.returncode, ended.stderr) == (0 if ignored else 130, "")
+    assert (tmp_path / "key").exists() == bool(ended.stdout) == ignored
+
+
 def test_a_command_imports_what_it_needs_and_not_what_a_relay_does():
     script = (
-        "import sys; from dmsg.cli.main import group; group.main(['send', '--help'], standalone_mode=False);"
+        "import sys; from dmsg.cli.commands import group; group.main(['send', '--help'], standalone_mode=False);"
         "print(*(name for name in ('dmsg.serving.service', 'dmsg.cli.up', 'dmsg.cli.tunnels') if name in sys.modules))"
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=30)

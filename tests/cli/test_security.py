@@ -21,7 +21,7 @@ from dmsg.cli.channel import TransportBroken
 from dmsg.cli.exits import Exit, describe, exit_code
 from dmsg.cli.files.receive import Rules, run_receive
 from dmsg.cli.files.send import run_send
-from dmsg.cli.main import group
+from dmsg.cli.commands import group
 from dmsg.cli.output import Output, tell_opened
 from dmsg.cli.ping import run_echo, run_ping
 from dmsg.cli.tunnels import run_expose, run_forward

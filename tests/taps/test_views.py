@@ -17,7 +17,7 @@ from twisted.internet.endpoints import clientFromString, quoteStringArgument
 from twisted.internet.task import Clock
 
 from dmsg.address import HostPort, PinnedServer
-from dmsg.cli.main import group
+from dmsg.cli.commands import group
 from dmsg.crypto.keys import SecretKey
 from dmsg.errors import ConfigError
 from dmsg.mux.client.settings import ClientSettings

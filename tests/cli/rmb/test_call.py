@@ -18,7 +18,7 @@ from twisted.internet.defer import Deferred
 
 from dmsg.address import RedisAddress
 from dmsg.cli.exits import CommandError, Exit
-from dmsg.cli.main import group
+from dmsg.cli.commands import group
 from dmsg.cli.rmb import serve
 from dmsg.cli.rmb.call import read_payload, run_call
 from dmsg.cli.rmb.serve import run_serve

@@ -10,7 +10,7 @@ import pytest
 import pytest_twisted
 from click.testing import CliRunner
 
-from dmsg.cli.main import group
+from dmsg.cli.commands import group
 from dmsg.rmb.core.e2e import EncryptionKey
 from dmsg.rmb.core.twin import Twin
 from dmsg.rmb.key_file import read_twin_key
