@@ -6,7 +6,7 @@ import os
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar, Generic, cast
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Generic, cast
 
 from twisted.application.service import Service
 from twisted.internet.defer import Deferred, ensureDeferred
@@ -29,7 +29,7 @@ from dmsg.crypto.keys import PublicKey, Random, SecretKey
 from dmsg.discovery.entry import BASE_VERSION
 from dmsg.discovery.errors import DiscoveryUnavailable
 from dmsg.discovery.registrar import EntryPublisher, EntryRegistrar
-from dmsg.errors import Attempt, DialError, DmsgError
+from dmsg.errors import Attempt, ConfigError, DialError, DmsgError
 from dmsg.glue.connecting import client_endpoint
 from dmsg.glue.waiters import Waiters
 from dmsg.interfaces import IAccessPolicy, IDiscovery, IEventLog
@@ -41,6 +41,8 @@ from dmsg.sansio.jitter import Jitter
 
 if TYPE_CHECKING:
     from typing import Self
+
+_NO_RELAYS: Final = "there is none, and no server and no list of relays was given: there is nothing to connect to"
 
 
 class RelayClient(Service, ABC, Generic[S, R, T]):
@@ -99,6 +101,7 @@ class RelayClient(Service, ABC, Generic[S, R, T]):
         self._stopping = False
         self._noted: set[S] = set()
         self._min_servers = min_servers
+        self._is_lost = discovery is None and relays is None and relay_file is None and not servers
         jitter = Jitter(random)
         self._uniform = jitter.random
         if isinstance(publish, EntryRegistrar):
@@ -181,11 +184,14 @@ class RelayClient(Service, ABC, Generic[S, R, T]):
     def when_ready(self) -> Deferred[None]:
         """Fires once ``min_servers`` sessions, or one if no number was asked for, are up and published.
 
-        Fails with ``ClientStopped`` when the client stops before, or has stopped.
+        Fails with ``ClientStopped`` when the client stops before, or has stopped, and at once with ``ConfigError`` for a client
+        that was given nothing to find a relay by.
         """
         return ensureDeferred(self._when_ready())
 
     async def _when_ready(self) -> None:
+        if self._is_lost:
+            raise ConfigError("discovery", _NO_RELAYS)
         while len(self.pool.sessions) < max(1, self._min_servers or 0):
             if self._stopping:
                 raise ClientStopped
@@ -201,12 +207,13 @@ class RelayClient(Service, ABC, Generic[S, R, T]):
     @property
     def problem(self) -> str:
         """Why :meth:`when_ready` still waits, for people; empty if nothing is known to be wrong."""
-        return self.pool.problem
+        return _NO_RELAYS if self._is_lost else self.pool.problem
 
     # --- dials and ports -------------------------------------------------------------------------------------------
 
     async def dial(self, target: PublicKey, service: str = "", *, timeout_s: float | None = None) -> T:
-        """An open transport to ``target`` with no protocol yet: ``attach`` one. Raises ``DialError``.
+        """An open transport to ``target`` with no protocol yet: ``attach`` one. Raises ``DialError``, and ``ValueError`` for a
+        ``timeout_s`` below 0.
 
         What the peer sends meanwhile waits. Cancelling undoes everything.
         """
@@ -230,6 +237,8 @@ class RelayClient(Service, ABC, Generic[S, R, T]):
         """As :meth:`dial`, but as ``dial`` says."""
         if not isinstance(dial.target, PublicKey):
             raise TypeError(f"a peer is a PublicKey, as PublicKey.parse gives it, not {dial.target!r}")
+        if timeout_s is not None and not timeout_s >= 0:  # a number that is none, too
+            raise ValueError(f"timeout_s of a dial is 0 or more, not {timeout_s!r}")
         started = self.reactor.seconds()
         attempts: list[Attempt] = []
         try:

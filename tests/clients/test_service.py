@@ -20,7 +20,7 @@ from dmsg.clients.service import RelayClient
 from dmsg.crypto.keys import PublicKey, SecretKey
 from dmsg.discovery.entry import Entry, ServerPart
 from dmsg.discovery.errors import DiscoveryUnavailable
-from dmsg.errors import DialError, DmsgError
+from dmsg.errors import ConfigError, DialError, DmsgError
 from dmsg.eventlog import schema as ev
 from dmsg.testing.memory import MemoryNetwork
 from dmsg.testing.network import MemoryDiscovery
@@ -174,6 +174,28 @@ def test_who_waits_for_its_entry_is_told_when_it_stops(network, discovery):
     failure = waiting.result
     waiting.addErrback(lambda _: None)
     assert failure.check(ClientStopped), failure
+
+
+def test_a_client_that_has_nothing_to_find_relays_by_says_so_at_once(network):
+    """It would wait for ever."""
+    client = Client(network, SecretKey.generate())
+    client.startService()
+    failures = []
+    client.when_ready().addErrback(failures.append)
+    [failure] = failures
+    assert failure.check(ConfigError) and failure.value.option == "discovery"
+    assert "nothing to connect to" in client.problem
+    client.stopService()
+
+
+@pytest.mark.parametrize("timeout_s", [-0.1, -1e9, float("nan")])
+def test_a_dial_that_takes_no_time_at_all_is_refused_and_nothing_is_begun(client, log, network, timeout_s):
+    failures = []
+    ensureDeferred(client.dial(SecretKey.generate().public_key, timeout_s=timeout_s)).addErrback(failures.append)
+    [failure] = failures
+    assert failure.check(ValueError) and "timeout_s" in failure.getErrorMessage()
+    network.advance(30.0)
+    assert not [event for event in log.events if isinstance(event, ev.DialFinished)]
 
 
 def test_what_is_no_public_key_is_not_looked_up(client):
