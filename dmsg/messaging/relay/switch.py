@@ -39,7 +39,8 @@ class Switch(any_protocol.Switch[Member, Leg]):
     """The members of a relay and the channels between them.
 
     ``layout`` is spoken with clients that have not sent a frame yet. With ``go_quirks`` a channel that the relay itself
-    ends is ended by CloseChannel, because clients of 2019 ignore ChannelClosed on an open one.
+    ends is ended by CloseChannel, because clients of 2019 ignore ChannelClosed on an open one. One of a client that writes the
+    layout SEED, as none of them does, still ends by ChannelClosed: to it a CloseChannel would be an orderly end.
     """
 
     limits: RelayLimits
@@ -70,7 +71,11 @@ class Switch(any_protocol.Switch[Member, Leg]):
         if leg.id == UNKNOWN_ID or (not leg.initiator and member.own_ids is None and member.called(leg.id) is not None):
             return b""
         waits = leg.closing or leg.key == Leg.asking_key(leg.id)
-        return member.layout.encode(CHANNEL_CLOSED if waits else self._closes_open, leg.id)
+        return member.layout.encode(CHANNEL_CLOSED if waits else self._closes(member), leg.id)
+
+    def _closes(self, member: Member) -> int:
+        """What ends an open channel of ``member``; programs of 2019 write no other layout than GO."""
+        return self._closes_open if member.layout is GO else CHANNEL_CLOSED
 
     # --- frames ----------------------------------------------------------------------------------------------------
 
@@ -171,7 +176,7 @@ class Switch(any_protocol.Switch[Member, Leg]):
         in_use = own_ids and (member.called(payload[0]) is not None or Leg.asking_key(payload[0]) in member.legs)
         if leg is None or leg.initiator or leg.state is not _REQUESTED:
             if leg is None and own_ids and not in_use:  # the request is over: only now there is an id to say so
-                member.send_control(member.layout.encode(self._closes_open, payload[0]))
+                member.send_control(member.layout.encode(self._closes(member), payload[0]))
             return
         message = payload[own_ids:]
         is_sound = len(message) == CHANNEL_OPENED_BYTES and not in_use and _is_message(message)

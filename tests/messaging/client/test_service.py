@@ -116,6 +116,8 @@ async def test_a_service_by_name_is_not_to_be_had(net):
         error = await world.refusal(service="web")
         assert error.reason == "unsupported"
         assert isinstance(error.attempts[-1].error, NoServices)
+        with pytest.raises(NoServices):  # it would never be asked for
+            world.bob.listen(Factory.forProtocol(ConformanceProtocol), "web")
 
 
 @sync

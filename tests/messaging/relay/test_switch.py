@@ -421,6 +421,18 @@ def test_a_channel_that_a_client_gives_up_ends_as_the_other_one_understands(
     assert not net.switch.open_transports
 
 
+def test_a_cut_is_no_orderly_end_for_a_client_that_is_none_of_2019(relay: MakeRelay) -> None:
+    """None of those writes the layout of the description, and a CloseChannel means that all has been sent."""
+    net = relay(go_quirks=True)
+    alice, bob, carol = net.join("alice"), net.join("bob", layout=SEED), net.join("carol")
+    bob.say(CHANNEL_CLOSED, 99)  # tells its layout
+    _, theirs = alice.open(bob)
+    _, hers = alice.open(carol, 2)
+    net.leave(alice)
+    assert [(said.kind, said.channel_id) for said in bob.take()] == [(CHANNEL_CLOSED, theirs)]
+    assert [(said.kind, said.channel_id) for said in carol.take()] == [(CLOSE_CHANNEL, hers)]
+
+
 @pytest.mark.parametrize(("go_quirks", "kind"), [(False, CHANNEL_CLOSED), (True, CLOSE_CHANNEL)])
 def test_a_side_that_does_not_close_its_half_has_a_time_limit(relay: MakeRelay, go_quirks: bool, kind: int) -> None:
     net = relay(go_quirks=go_quirks, close_timeout_s=10.0)
