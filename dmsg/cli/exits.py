@@ -15,10 +15,10 @@ from dmsg.discovery.errors import (
     RateLimitedByDiscovery,
     Unauthorized,
 )
-from dmsg.errors import ConfigError, DialError, DmsgError
+from dmsg.errors import Attempt, ConfigError, DialError, DmsgError
 from dmsg.messaging.core.errors import IntegrityError as ChannelIntegrityError
 from dmsg.mux.core.errors import IntegrityError
-from dmsg.relays.errors import RelayListError
+from dmsg.relays.errors import RelayListError, SessionTimeout
 from dmsg.rmb.twins.errors import RegistryError
 
 
@@ -79,11 +79,16 @@ def exit_code(error: BaseException) -> Exit:
             return Exit.NO_DISCOVERY
         case DialError(attempts=attempts):
             # With no server tried because discovery did not answer, it is discovery that is missing, not the peer.
-            missing = any(isinstance(one.error, DiscoveryUnavailable) for one in attempts)
+            missing = any(isinstance(one.error, DiscoveryUnavailable) or _is_silence(one) for one in attempts)
             tried = any(one.server for one in attempts)
             return Exit.NO_DISCOVERY if missing and not tried else Exit.UNREACHABLE
         case _:
             return Exit.FAILED
+
+
+def _is_silence(attempt: Attempt) -> bool:
+    """Whether the time of a dial was over before discovery had answered."""
+    return attempt.stage == "discovery" and isinstance(attempt.error, SessionTimeout)
 
 
 def describe(error: BaseException) -> str:

@@ -42,7 +42,9 @@ def printable(text: str) -> str:
 
 def _told(line: str) -> str:
     """``line`` as people are told it: printable, and of a length that they read."""
-    return printable(line if len(line) <= LINE_LIMIT else line[:LINE_LIMIT] + "…")
+    if len(line) > LINE_LIMIT:  # what is wrong with a long name stands behind it
+        line = f"{line[: LINE_LIMIT // 2]}…{line[-LINE_LIMIT // 2 :]}"
+    return printable(line)
 
 
 class Bar:
@@ -149,12 +151,27 @@ class Output:
         """A progress bar over ``total`` bytes of which ``start`` are there already; nothing where there is no terminal."""
         return Bar(self, label, total, start)
 
+    def raw(self, data: bytes) -> None:
+        """A result that is bytes, and goes out as it is."""
+
+        def write() -> None:
+            file: Any = self.results.file
+            file.buffer.write(data)
+
+        self._guarded(self.results, write)
+
     def _write(self, console: Console, line: str) -> None:
-        try:
+        def write() -> None:
             if console.is_terminal:
                 console.print(line, markup=False, emoji=False)  # knows how to write above a bar
             else:
                 console.file.write(line + "\n")
+
+        self._guarded(console, write)
+
+    def _guarded(self, console: Console, write: Callable[[], None]) -> None:
+        try:
+            write()
             console.file.flush()
         except BrokenPipeError:
             # The reader of this output has gone, as in "dmsg receive … | head": the work goes on in silence.

@@ -56,7 +56,7 @@ def sign(listed: tuple[ListedRelay, ...], key_file: str, days: int, out: Output,
         data = sign_relay_list(listed, read_key_file(key_file), issued=now, expires=now + days * _DAY_S)
     except DmsgError as error:
         out.leave(error)
-    click.echo(data)
+    out.raw(data + b"\n")
 
 
 @relays.command()

@@ -127,7 +127,18 @@ def _absolute(path: str, directory: str) -> str:
     expanded = os.path.expanduser(path)
     if path.startswith("~") and expanded == path:
         raise ValueError("the home directory is not known")
-    return os.path.abspath(os.path.join(directory, expanded))
+    try:
+        return os.path.abspath(os.path.join(directory, expanded))
+    except OSError:
+        raise ValueError("is a relative path, and the working directory is gone") from None
+
+
+def _here() -> str:
+    """The working directory; "" when it is gone, which matters to relative paths only."""
+    try:
+        return os.getcwd()
+    except OSError:
+        return ""
 
 
 def _convert(one: Setting, given: _Given) -> Any:
@@ -173,7 +184,7 @@ def _from_environment(
             if environ[variable]:  # an empty one is one that is not set
                 yield (
                     by_variable[variable].name,
-                    _Given(environ[variable], Origin("environment", variable), os.getcwd()),
+                    _Given(environ[variable], Origin("environment", variable), _here()),
                 )
         elif elsewhere is not None and variable.startswith(PREFIX) and variable not in {CONFIG_VARIABLE, *elsewhere}:
             raise _unknown(variable, [*by_variable, CONFIG_VARIABLE, *elsewhere], "the environment")
@@ -238,7 +249,11 @@ def _gather(
     given: dict[str, _Given] = {}
     path = options.get("config") or environ.get(CONFIG_VARIABLE)
     if path:
-        given |= _from_file(settings, role, os.path.abspath(os.path.expanduser(path)), roles)
+        try:
+            place = _absolute(path, _here())
+        except ValueError as error:
+            raise ConfigError("config", str(error), path) from None
+        given |= _from_file(settings, role, place, roles)
     given |= _from_environment(settings, environ, elsewhere)
     last = {one.name: one for one in settings if options.get(one.option) is not None}
     for names in together:
@@ -246,7 +261,7 @@ def _gather(
             given = {name: one for name, one in given.items() if name not in names}
     for name, one in last.items():
         place = f"{one.option}=" if view == "argument" else f"--{one.option}"
-        given[name] = _Given(options[one.option], Origin(view, place), os.getcwd())
+        given[name] = _Given(options[one.option], Origin(view, place), _here())
     return given
 
 

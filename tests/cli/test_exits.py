@@ -102,6 +102,8 @@ MISSING = DiscoveryUnavailable("connection refused")
         (dial_error(("discovery", "", EntryNotFound())), 4),
         (dial_error(("discovery", "", MISSING), ("discovery", "", NoCommonRelay())), 6),
         (dial_error(("discovery", "", MISSING), ("connect", "ab" * 33, Busy())), 4),
+        (dial_error(("discovery", "", SessionTimeout("the dial", 10.0))), 6),
+        (dial_error(("discovery", "", EntryNotFound()), ("connect", "ab" * 33, SessionTimeout("the dial", 10.0))), 4),
         (KeyFileError("x", "y"), 1),
         (CommandError("x", Exit.USAGE), 2),
         (OSError("x"), 1),
@@ -112,6 +114,14 @@ MISSING = DiscoveryUnavailable("connection refused")
 def test_errors_lead_to_codes(error, code):
     assert exit_code(error) == code
     assert as_json(error)["exit_code"] == code and as_json(error)["message"] == describe(error)
+
+
+def test_what_is_wrong_with_a_long_name_is_told():
+    stream = io.StringIO()
+    Output(io.StringIO(), stream).failure(KeyFileError("x" * 5_000, "is not a plain file"))
+    [line] = stream.getvalue().splitlines()
+    assert line.startswith("dmsg: xxx") and line.endswith("…" + line[-1000:]) and line.endswith("x: is not a plain file")
+    assert len(line) < 2_100
 
 
 def test_a_failed_dial_is_told_as_a_tree():

@@ -258,6 +258,17 @@ def test_a_reader_that_has_gone_ends_nothing(tmp_path):
     assert (result.returncode, result.stderr) == (0, b"")
 
 
+def test_a_reader_that_has_gone_is_no_error_for_results_that_go_out_as_they_are(tmp_path):
+    write_key_file(tmp_path / "key", SecretKey.generate())
+    reader, writer = os.pipe()
+    os.close(reader)
+    relay = str(SecretKey.generate().public_key)
+    command = [sys.executable, "-m", "dmsg.cli.main", "relays", "sign", "--key", str(tmp_path / "key"), relay]
+    with os.fdopen(writer) as stdout:
+        result = subprocess.run(command, stdout=stdout, stderr=subprocess.PIPE, cwd=ROOT, timeout=30, check=False)
+    assert (result.returncode, result.stderr) == (0, b"")
+
+
 @pytest_twisted.ensureDeferred
 async def test_a_file_whose_name_standard_output_has_no_letters_for_is_received(bench, start, tmp_path):
     (tmp_path / "inbox").mkdir()

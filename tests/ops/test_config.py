@@ -129,6 +129,19 @@ def test_a_text_that_may_be_a_path_counts_from_there_too(tmp_path: Path, written
     assert get({"target": "none"}).target is None
 
 
+def test_without_a_working_directory_only_relative_paths_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "gone").mkdir()
+    monkeypatch.chdir(tmp_path / "gone")
+    (tmp_path / "gone").rmdir()
+    assert get({"key": "/etc/key", "listen": "tcp:1"}, {"DMSG_FAST": "1"}).key == Path("/etc/key")
+    for options, option in (({"key": "me.key"}, "key"), ({"config": "dmsg.toml"}, "config")):
+        with pytest.raises(ConfigError, match="the working directory is gone") as caught:
+            get(options)
+        assert caught.value.option == option
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [

@@ -169,7 +169,8 @@ class Source:
 
 
 def find_source(path: str) -> Source:
-    """The file at ``path``. Raises ``OSError`` when it cannot be read, ``TransferFailed`` when it is no plain file."""
+    """The file at ``path``. Raises ``OSError`` when it cannot be opened, ``TransferFailed`` when it is no plain file or cannot
+    be read."""
     descriptor, name = _open_source(path), os.path.basename(path)
     try:
         status = os.fstat(descriptor)
@@ -177,6 +178,8 @@ def find_source(path: str) -> Source:
             raise TransferFailed("source", name, "it is no plain file")
         if not status.st_size and os.read(descriptor, 1) and not os.fstat(descriptor).st_size:
             raise TransferFailed("source", name, "its size is not known beforehand")  # as those in /proc
+    except OSError as error:
+        raise TransferFailed("source", name, error.strerror or "") from None
     finally:
         os.close(descriptor)
     return Source(path, name, status.st_size)

@@ -136,5 +136,4 @@ def _tell(out: Output, twin: int, command: str, source: str, schema: str | None,
         # what another wrote must not become instructions to a terminal
         out.result(result, *map(printable, text.splitlines()))
     else:
-        sys.stdout.buffer.write(payload)
-        sys.stdout.buffer.flush()
+        out.raw(payload)

@@ -16,7 +16,7 @@ from dmsg.cli.settings import output_options
 from dmsg.errors import ConfigError, DmsgError
 from dmsg.rmb.core.e2e import EncryptionKey
 from dmsg.rmb.core.keys import KeyType
-from dmsg.rmb.core.twin import Twin
+from dmsg.rmb.core.twin import Twin, format_relays
 from dmsg.rmb.key_file import make_twin_key, read_twin_key
 from dmsg.rmb.twins.open import check_registry, check_registry_file, open_registry
 from dmsg.rmb.twins.table import TwinTable
@@ -53,6 +53,7 @@ def create(registry: str, key_file: str, relays: Iterable[str], key_type: str, o
     """
     hosts = [host.strip() for given in relays for host in given.split(",")]
     try:
+        format_relays(hosts)  # before anything is made
         table = TwinTable(registry)
         if os.path.lexists(key_file):
             key = read_twin_key(key_file)

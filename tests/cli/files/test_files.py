@@ -311,13 +311,19 @@ async def test_a_bad_name_is_refused_by_the_sender_already(bench, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("file", "why"), [("/proc/cpuinfo", "its size is not known beforehand"), ("/dev/null", "it is no plain file")]
+    ("file", "why"),
+    [
+        ("/proc/cpuinfo", "its size is not known beforehand"),
+        ("/dev/null", "it is no plain file"),
+        ("/proc/self/mem", "Input/output error"),  # as a disk that is broken
+    ],
 )
 @pytest_twisted.ensureDeferred
 async def test_what_is_not_sent_as_it_is_read_is_refused_by_the_sender(bench, file, why):
     with pytest.raises(TransferFailed) as caught:
         await bench.run(run_send, bench.key("x")[0].public_key, (file,), retries=0)
     assert caught.value.code == "source" and f"({why})" in str(caught.value)
+    assert str(caught.value).startswith(os.path.basename(file))
 
 
 @pytest.mark.parametrize("size", [10, len(LARGE)])

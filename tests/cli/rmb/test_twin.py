@@ -54,10 +54,11 @@ def test_a_key_that_is_there_is_used(tmp_path, create):
 
 
 @pytest.mark.parametrize("relays", ["", "a_b", "a.example,", "http://a.example"])
-def test_a_relay_that_is_no_host_is_one_line_of_error(create, relays):
+def test_a_relay_that_is_no_host_is_one_line_of_error_and_makes_nothing(tmp_path, create, relays):
     result = create("a", relays)
     assert result.exit_code == 1 and not result.stdout
     assert len(result.stderr.splitlines()) == 1 and "a relay is a host name" in result.stderr
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_key_file_of_something_else_is_one_line_of_error(tmp_path, create):
