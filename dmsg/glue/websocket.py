@@ -218,7 +218,8 @@ class WebSocketUrl:
         """Read one or raise ``InvalidAddress``. It has no user, password or fragment."""
         try:
             parts = urlsplit(text)
-            port = _PORTS[parts.scheme] if parts.port is None else parts.port
+            usual = _PORTS[parts.scheme]
+            port = usual if parts.port is None else parts.port
             address = HostPort.parse(str(HostPort(parts.hostname or "", port)))
         except (ValueError, KeyError):
             raise InvalidAddress("must be ws://host:port/path or wss://host:port/path") from None

@@ -59,6 +59,7 @@ class RmbPeerService(RoleService):
     def __init__(self, reactor: Any, settings: RmbPeerSettings, *, uid: int | None = None) -> None:
         """``uid`` is the user the process will run as when it has started as root, and may own the key file."""
         demand_rmb()
+        from dmsg.rmb.client.relays import check_relays
         from dmsg.rmb.twins.open import check_registry, parse_genesis
 
         check_registry(settings.registry, settings.substrate)
@@ -66,6 +67,7 @@ class RmbPeerService(RoleService):
         if not 0 < len(settings.relay) <= MAX_OWN_RELAYS:
             text = f"must be given, up to {MAX_OWN_RELAYS} times: over which relays the twin is reached"
             raise ConfigError("relay", text)
+        check_relays(settings.relay)
         self._key = _read_key(settings, uid)
         try:
             self._redis = RedisAddress.parse(settings.redis)

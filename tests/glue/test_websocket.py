@@ -620,6 +620,7 @@ def test_urls(text: str, secure: bool, address: str, target: str, host: str) -> 
     [
         *(
             "http://relay/",
+            "https://relay:443/",
             "relay:80",
             "ws://",
             "ws://relay:0/",

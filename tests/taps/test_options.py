@@ -19,7 +19,7 @@ from dmsg.address import HostPort
 from dmsg.crypto.keys import SecretKey, write_key_file
 from dmsg.mux.relay.limits import RelayLimits
 from dmsg.ops.settings import settings_of
-from dmsg.taps import discovery, messaging_server, rmb_relay, server
+from dmsg.taps import discovery, messaging_server, rmb_peer, rmb_relay, server
 from dmsg.taps._parsers import LazyParser
 from dmsg.taps.settings import DiscoverySettings, ServerSettings
 
@@ -259,6 +259,19 @@ def test_a_role_whose_extra_is_missing_says_so_in_one_line(tmp_path, role, modul
     ended = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, stderr=subprocess.PIPE, text=True, check=False)
     assert ended.returncode == 1
     assert re.fullmatch(rf"{role.split()[0]}: extra rmb: \S+ is missing: install dmsg\[rmb\]\n", ended.stderr)
+
+
+@pytest.mark.parametrize(
+    ("relay", "problem"),
+    [
+        ("relay.example", "must be ws://host:port/path or wss://host:port/path"),
+        ("https://relay.example:443", "must be ws://host:port/path or wss://host:port/path"),
+        ("ws://relay.example/?token", "the URL of a relay has no query"),
+    ],
+)
+def test_what_is_no_url_of_a_relay_is_refused(relay, problem):
+    told = refusal(rmb_peer, "--registry", "twins.sqlite", "--key", "key", "--relay", relay)
+    assert told.startswith("rmb-peer: relay: ") and problem in told
 
 
 def test_the_help_of_a_relay_says_where_its_limits_are_explained_and_which_one_stands_in_for_an_option():

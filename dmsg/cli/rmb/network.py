@@ -17,13 +17,12 @@ from dmsg.cli.runner import run
 from dmsg.cli.settings import output_options
 from dmsg.errors import ConfigError, DmsgError, InvalidAddress
 from dmsg.glue.errors import RedisAway
-from dmsg.glue.websocket import WebSocketUrl
 from dmsg.rmb.client import errors as wrong
 from dmsg.rmb.client.config import RmbConfig
+from dmsg.rmb.client.relays import check_relays
 from dmsg.rmb.client.service import RmbClient
 from dmsg.rmb.core.errors import PeerCode, RelayProblem
 from dmsg.rmb.core.keys import TwinKey
-from dmsg.rmb.core.limits import MAX_OWN_RELAYS
 from dmsg.rmb.key_file import read_twin_key
 from dmsg.rmb.twins.errors import RegistryError
 from dmsg.rmb.twins.open import check_registry, check_registry_file, open_registry
@@ -155,13 +154,7 @@ def _network(
     check_registry(registry, substrate)
     if not relays:
         raise ConfigError("relay", "must be given (--relay), or --redis")
-    if len(set(relays)) > MAX_OWN_RELAYS:
-        raise ConfigError("relay", f"may be given {MAX_OWN_RELAYS} times, not {len(set(relays))}")
-    for url in relays:
-        try:
-            WebSocketUrl.parse(url)
-        except InvalidAddress as error:
-            raise ConfigError("relay", str(error)) from None
+    check_relays(set(relays))
     if registry:
         check_registry_file(registry)
     return Network(out, verbose, read_twin_key(key_file), registry, relays, allow_plain, substrate=substrate)

@@ -29,6 +29,14 @@ _log = Logger()
 Connect = Callable[[WebSocketUrl, Owner], "Deferred[WebSocketShell]"]
 
 
+def relay_url(text: str) -> WebSocketUrl:
+    """The URL of a relay. Raises ``InvalidAddress`` for what is none."""
+    where = WebSocketUrl.parse(text)
+    if "?" in where.target:
+        raise InvalidAddress("the URL of a relay has no query: there the token will be")
+    return where
+
+
 class ConnectionOwner(TypingProtocol):
     """Who is told what a connection brings, and how it fares."""
 
@@ -74,9 +82,7 @@ class RelayConnection:
         config: RmbConfig,
     ) -> None:
         self.url = url
-        self._where = WebSocketUrl.parse(url)
-        if "?" in self._where.target:
-            raise InvalidAddress("the URL of a relay has no query: there the token will be")
+        self._where = relay_url(url)
         #: ``host`` or ``host:port``, as a registry may have it, and the host alone.
         self.place = self._where.host_header.lower()
         self.host = self._where.address.host.lower()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from enum import Enum
 from typing import Final
 from typing import Protocol as TypingProtocol
@@ -10,8 +10,9 @@ from typing import Protocol as TypingProtocol
 from twisted.internet.defer import DeferredList, ensureDeferred
 from twisted.internet.interfaces import IReactorTime
 
+from dmsg.errors import ConfigError, InvalidAddress
 from dmsg.rmb.client.config import RmbConfig
-from dmsg.rmb.client.connection import Connect, RelayConnection
+from dmsg.rmb.client.connection import Connect, RelayConnection, relay_url
 from dmsg.rmb.core.errors import RelayProblem
 from dmsg.rmb.core.limits import MAX_OWN_RELAYS
 
@@ -66,6 +67,21 @@ class RelaysOwner(TypingProtocol):
         """A relay is connected no more, or could not be."""
 
 
+def check_relays(urls: Collection[str]) -> None:
+    """Raise ``ConfigError`` unless ``urls`` are those of one to four relays."""
+    _check_count(len(urls))
+    for url in urls:
+        try:
+            relay_url(url)
+        except InvalidAddress as error:
+            raise ConfigError("relay", str(error)) from None
+
+
+def _check_count(count: int) -> None:
+    if not 0 < count <= MAX_OWN_RELAYS:
+        raise ConfigError("relay", f"1 to {MAX_OWN_RELAYS} relays, not {count}")
+
+
 class Relays:
     """Up to four connections, and the parcels they carry.
 
@@ -85,8 +101,7 @@ class Relays:
         config: RmbConfig,
     ) -> None:
         unique = list(dict.fromkeys(urls))
-        if not 0 < len(unique) <= MAX_OWN_RELAYS:
-            raise ValueError(f"1 to {MAX_OWN_RELAYS} relays, not {len(unique)}")
+        _check_count(len(unique))
         self.connections = [
             RelayConnection(clock, url, self, connect=connect, token=token, uniform=uniform, config=config)
             for url in unique

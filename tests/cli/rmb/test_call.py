@@ -229,8 +229,11 @@ async def test_a_program_that_is_not_there_is_told_at_once(bus: Any, program: st
         ((), "key: must be given (--key), or --redis"),
         (("--key", "k"), "registry: must be given"),
         (("--key", "k", "--registry", "r"), "relay: must be given"),
-        (("--key", "k", "--registry", "r", *(f"--relay=ws://h{one}" for one in range(5))), "relay: may be given 4 times, not 5"),
-        (("--key", "k", "--registry", "r", "--relay", "h"), "relay: must be ws://"),
+        (("--key", "k", "--registry", "r", *(f"--relay=ws://h{one}" for one in range(5))), "relay: 1 to 4 relays, not 5"),
+        *(
+            (("--key", "k", "--registry", "r", "--relay", url), "relay: must be ws://")
+            for url in ("h", "https://h:443", "http://h:80")
+        ),
         (("--redis", "redis://h", "--relay", "ws://h"), "relay: belongs to the peer"),
         (("--redis", "http://h"), "redis: a Redis URL is"),
     ],
