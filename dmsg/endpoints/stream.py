@@ -56,7 +56,7 @@ class ClientEndpoint(Generic[C]):
         self, client: C | ClientSource[C], address: DmsgAddress, timeout_s: float | None = None, **how: Any
     ) -> None:
         self.address = address
-        self.timeout_s = timeout_s
+        self.timeout_s = _checked(timeout_s)
         self._source = Borrowed.unless_source(client)
         self._how = how
 
@@ -151,7 +151,7 @@ class ServerEndpoint(Generic[C]):
         self.service = check_service_name(service)
         self.policy = policy
         self.limits = limits
-        self.timeout_s = timeout_s
+        self.timeout_s = _checked(timeout_s)
         self._source = Borrowed.unless_source(client)
         self._how = how
 
@@ -185,3 +185,9 @@ class ServerEndpoint(Generic[C]):
 
 def _too_late(client: Client, limit_s: float) -> SessionTimeout:
     return SessionTimeout("connecting to servers", limit_s, client.problem)
+
+
+def _checked(timeout_s: float | None) -> float | None:
+    if timeout_s is not None and not timeout_s >= 0:  # a number that is none, too
+        raise ValueError(f"timeout_s of an endpoint is 0 or more, not {timeout_s!r}")
+    return timeout_s

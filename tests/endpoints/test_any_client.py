@@ -221,3 +221,12 @@ def test_the_time_of_a_connect_includes_the_end_of_the_client_before(clock, shar
     stopping.callback(None)
     clock.advance(0)
     assert [client.running for client in made] == [0]
+
+
+@pytest.mark.parametrize("timeout_s", [-1.0, float("nan")])
+def test_a_time_limit_below_nothing_is_refused(clock, timeout_s):
+    client = Switchboard(clock, {})
+    with pytest.raises(ValueError, match="0 or more"):
+        ClientEndpoint(client, ECHO, timeout_s=timeout_s)
+    with pytest.raises(ValueError, match="0 or more"):
+        ServerEndpoint(client, "echo", timeout_s=timeout_s)

@@ -25,4 +25,4 @@ class DmsgPort(ListeningPort[DmsgTransport]):
         security: Security = Security.PREFER,
     ) -> None:
         super().__init__(client, factory, service, policy=policy, limits=limits)
-        self.security = security
+        self.security = Security(security)  # its text would equal none of them, and let in what "e2e" must not

@@ -65,7 +65,8 @@ class ClientConfig(RelayClientConfig):
 class DmsgClient(RelayClient[ServerSession, OpenedPath[ServerSession], DmsgTransport]):
     """A dmsg client as a Twisted service.
 
-    ``security`` says what the relay may read of transports; the other arguments are those of
+    ``security``, a :class:`~dmsg.mux.core.e2e_negotiation.Security` or its text, here and in what follows, says what the relay may
+    read of transports; the other arguments are those of
     :class:`~dmsg.clients.service.RelayClient`.
     """
 
@@ -91,7 +92,7 @@ class DmsgClient(RelayClient[ServerSession, OpenedPath[ServerSession], DmsgTrans
         endpoint_for: Callable[[HostPort], IStreamClientEndpoint] | None = None,
         now_ns: Callable[[], int] = time.time_ns,
     ) -> None:
-        self.security = security
+        self.security = security = Security(security)
         self.resumable = ResumableTransports()
         self.services: Services[DmsgPort]
         super().__init__(
@@ -146,7 +147,7 @@ class DmsgClient(RelayClient[ServerSession, OpenedPath[ServerSession], DmsgTrans
 
         What the peer sends meanwhile waits. ``security`` is the client's own unless given. Cancelling undoes everything.
         """
-        request = DialRequest(target, check_service_name(service), security or self.security)
+        request = DialRequest(target, check_service_name(service), Security(security or self.security))
         return await self.open(request, service, timeout_s)
 
     def listen(

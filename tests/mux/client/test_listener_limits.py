@@ -321,3 +321,23 @@ async def test_a_list_means_end_to_end_unless_something_else_is_said(
         bob = net.new_client(security=of_client)
         policy = AllowKeys([net.alice.public_key]) if listed else None
         assert bob.listen(Factory(), policy=policy, security=given).security is expected
+
+
+@sync
+async def test_security_may_be_given_as_its_text_and_as_no_other() -> None:
+    """A listener that is asked for "e2e" lets nothing in that is in the clear."""
+    async with Net() as net:
+        port = net.serve(security="e2e")
+        assert port.security is Security.E2E
+        old = await net.client(security="hop")
+        assert old.security is Security.HOP
+        await net.open(old)
+        await net.open(net.alice, data=b"x")
+        assert [end.transport.security for end in net.built] == ["e2e"]
+        transport = await net.wait(net.alice.dial(net.bob.public_key, security="hop"))
+        assert transport.security == "hop"
+        for use in (net.alice.listen, lambda factory, security: net.new_client(security=security)):
+            with pytest.raises(ValueError, match="E2E"):
+                use(Factory(), security="E2E")
+        with pytest.raises(ValueError, match="E2E"):
+            await net.alice.dial(net.bob.public_key, security="E2E")
