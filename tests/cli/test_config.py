@@ -8,8 +8,8 @@ import pytest
 import pytest_twisted
 from click.testing import CliRunner
 
-from dmsg.cli.exits import Exit
 from dmsg.cli.commands import group
+from dmsg.cli.exits import Exit
 from dmsg.cli.ping import run_echo, run_ping
 from dmsg.cli.settings import client_settings
 from dmsg.crypto.keys import PublicKey, SecretKey

@@ -11,9 +11,9 @@ import click
 import pytest
 from click.testing import CliRunner
 
+from dmsg.cli.commands import group
 from dmsg.cli.exits import MEANINGS, CommandError, Exit, as_json, describe, exit_code
 from dmsg.cli.files.wire import REFUSALS, TransferFailed
-from dmsg.cli.commands import group
 from dmsg.cli.output import Output, human_bytes, printable
 from dmsg.crypto.errors import InvalidSignature, KeyFileError
 from dmsg.crypto.keys import SecretKey
@@ -120,7 +120,9 @@ def test_what_is_wrong_with_a_long_name_is_told():
     stream = io.StringIO()
     Output(io.StringIO(), stream).failure(KeyFileError("x" * 5_000, "is not a plain file"))
     [line] = stream.getvalue().splitlines()
-    assert line.startswith("dmsg: xxx") and line.endswith("…" + line[-1000:]) and line.endswith("x: is not a plain file")
+    assert (
+        line.startswith("dmsg: xxx") and line.endswith("…" + line[-1000:]) and line.endswith("x: is not a plain file")
+    )
     assert len(line) < 2_100
 
 

@@ -8,8 +8,8 @@ import pytest
 import pytest_twisted
 from click.testing import CliRunner
 
-from dmsg.cli.exits import Exit, describe, exit_code
 from dmsg.cli.commands import group
+from dmsg.cli.exits import Exit, describe, exit_code
 from dmsg.cli.ping import run_echo, run_ping
 from dmsg.cli.protocols import PROTOCOLS
 from dmsg.cli.settings import client_settings

@@ -9,8 +9,8 @@ import pytest
 import pytest_twisted
 from click.testing import CliRunner
 
-from dmsg.cli.exits import Exit, describe, exit_code
 from dmsg.cli.commands import group
+from dmsg.cli.exits import Exit, describe, exit_code
 from dmsg.cli.ping import run_echo
 from dmsg.crypto.keys import PublicKey, SecretKey, write_key_file
 from dmsg.relays.choice import RelaysMode

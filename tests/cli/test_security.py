@@ -18,10 +18,10 @@ from zope.interface import implementer
 from dmsg.address import DmsgAddress
 from dmsg.cli import ping as ping_module
 from dmsg.cli.channel import TransportBroken
+from dmsg.cli.commands import group
 from dmsg.cli.exits import Exit, describe, exit_code
 from dmsg.cli.files.receive import Rules, run_receive
 from dmsg.cli.files.send import run_send
-from dmsg.cli.commands import group
 from dmsg.cli.output import Output, tell_opened
 from dmsg.cli.ping import run_echo, run_ping
 from dmsg.cli.tunnels import run_expose, run_forward

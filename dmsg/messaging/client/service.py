@@ -9,11 +9,11 @@ from dmsg.clients.limits import ListenerLimits
 from dmsg.clients.listener import ListeningPort
 from dmsg.clients.service import RelayClient
 from dmsg.crypto.keys import PublicKey
+from dmsg.interfaces import IAccessPolicy
 from dmsg.messaging.client.config import MessagingConfig
 from dmsg.messaging.client.incoming import IncomingChannel
 from dmsg.messaging.client.session import SCHEME, LinkSession
 from dmsg.messaging.client.transport import ChannelTransport
-from dmsg.interfaces import IAccessPolicy
 from dmsg.messaging.core.channel import Channel
 from dmsg.messaging.core.errors import NoServices
 

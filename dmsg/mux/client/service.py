@@ -65,9 +65,8 @@ class ClientConfig(RelayClientConfig):
 class DmsgClient(RelayClient[ServerSession, OpenedPath[ServerSession], DmsgTransport]):
     """A dmsg client as a Twisted service.
 
-    ``security``, a :class:`~dmsg.mux.core.e2e_negotiation.Security` or its text, here and in what follows, says what the relay may
-    read of transports; the other arguments are those of
-    :class:`~dmsg.clients.service.RelayClient`.
+    ``security``, a ``Security`` or its text (here and in what follows), says what the relay may read of transports; the other
+    arguments are those of :class:`~dmsg.clients.service.RelayClient`.
     """
 
     scheme = "dmsg"

@@ -17,8 +17,8 @@ from click.testing import CliRunner
 from twisted.internet.defer import Deferred
 
 from dmsg.address import RedisAddress
-from dmsg.cli.exits import CommandError, Exit
 from dmsg.cli.commands import group
+from dmsg.cli.exits import CommandError, Exit
 from dmsg.cli.rmb import serve
 from dmsg.cli.rmb.call import read_payload, run_call
 from dmsg.cli.rmb.serve import run_serve
@@ -229,7 +229,10 @@ async def test_a_program_that_is_not_there_is_told_at_once(bus: Any, program: st
         ((), "key: must be given (--key), or --redis"),
         (("--key", "k"), "registry: must be given"),
         (("--key", "k", "--registry", "r"), "relay: must be given"),
-        (("--key", "k", "--registry", "r", *(f"--relay=ws://h{one}" for one in range(5))), "relay: 1 to 4 relays, not 5"),
+        (
+            ("--key", "k", "--registry", "r", *(f"--relay=ws://h{one}" for one in range(5))),
+            "relay: 1 to 4 relays, not 5",
+        ),
         *(
             (("--key", "k", "--registry", "r", "--relay", url), "relay: must be ws://")
             for url in ("h", "https://h:443", "http://h:80")

@@ -232,7 +232,8 @@ def test_a_relay_whose_name_no_certificate_can_have_is_tried_again_and_said_why(
 
 
 @pytest.mark.parametrize(
-    "url", ["http://relay", "https://relay:443", "ws://", "ws://user@relay", "ws://relay/?token", "relay:80", "ws://relay#x"]
+    "url",
+    ["http://relay", "https://relay:443", "ws://", "ws://user@relay", "ws://relay/?token", "relay:80", "ws://relay#x"],
 )
 def test_what_is_no_url_of_a_relay_is_refused(world: Any, url: str) -> None:
     relay = world.relay()
