@@ -61,7 +61,7 @@ class _World(World):
         quirks = choices.flag()
         super().__init__(choices, _Switch(_LIMITS, go_quirks=quirks))
         self.switch.world = self
-        self.ends_open = CLOSE_CHANNEL if quirks else CHANNEL_CLOSED
+        self.quirks = quirks
         self.readers: dict[Member, FrameReader] = {}
         #: Bytes of a frame that has not come whole.
         self.begun: dict[Member, bytes] = {}
@@ -274,7 +274,7 @@ class _World(World):
         in_use = own_ids and any((one.open or one.initiator) and one.id == payload[0] for one in member.legs.values())
         if leg is None or leg.initiator or leg.open:
             if leg is None and own_ids and not in_use:
-                self.alone[member, self.ends_open, payload[0]] += 1
+                self.alone[member, self._ends_open(member), payload[0]] += 1
             super().feed(member, data)
             assert not self.news
             return
@@ -372,7 +372,11 @@ class _World(World):
 
     def _end_kind(self, leg: Leg, *, was_open: bool | None = None) -> int:
         waits = leg.initiator and not (leg.open if was_open is None else was_open)
-        return CHANNEL_CLOSED if leg.closing or waits else self.ends_open
+        return CHANNEL_CLOSED if leg.closing or waits else self._ends_open(leg.member)
+
+    def _ends_open(self, member: Any) -> int:
+        """What ends a channel that is open; clients of 2019 write no other layout than GO."""
+        return CLOSE_CHANNEL if self.quirks and member.layout is GO else CHANNEL_CLOSED
 
     def pass_time(self, seconds: float) -> None:
         """See :class:`World`; and a channel that one side has closed is over in time."""
