@@ -271,6 +271,9 @@ class _Race(Generic[S, R]):
     def give_up(self, reason: Reason, error: DmsgError) -> None:
         """End the dial for ``reason``: give up what it waits for."""
         self.given_up = reason, error
+        for relay, stage in self.owing.items():
+            if stage == "connect":
+                self.owing[relay] = self._dialer._pool.stage(relay)
         if self._awaited is not None:
             self._awaited.cancel()
 

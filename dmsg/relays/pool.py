@@ -76,6 +76,8 @@ class _Flight(Generic[S]):
     spared: bool = False
     #: Whether the goal wants it, and not only a dial.
     chosen: bool = False
+    #: Whether there is a connection, which the handshake is made on.
+    connected: bool = False
 
 
 class SessionPool(Generic[S]):
@@ -249,6 +251,7 @@ class SessionPool(Generic[S]):
             raise
         except (ConnectError, DNSLookupError) as error:
             raise StageError("connect", connect_reason(error), error) from None
+        flight.connected = True
         await session.ready
         self._admitted(session, flight)
         return session
@@ -354,6 +357,11 @@ class SessionPool(Generic[S]):
     def connecting(self, relay: PublicKey) -> bool:
         """Whether a connection to ``relay`` is being made."""
         return relay in self._flights
+
+    def stage(self, relay: PublicKey) -> str:
+        """What is waited for while a connection to ``relay`` is being made: ``connect`` or ``handshake``."""
+        flight = self._flights.get(relay)
+        return "handshake" if flight is not None and flight.connected else "connect"
 
     def rested_at(self, relay: PublicKey) -> float:
         """When the goal may try ``relay`` again after it has failed, in seconds on the clock."""

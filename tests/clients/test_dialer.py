@@ -43,6 +43,9 @@ class Pool:
     scores: RelayScores = field(default_factory=RelayScores)
     wanted: dict[PublicKey, Deferred[Any]] = field(default_factory=dict)
 
+    def stage(self, relay: PublicKey) -> str:
+        return "connect"
+
     def get(self, relay: PublicKey) -> Deferred[Any]:
         self.wanted[relay] = Deferred()
         return self.wanted[relay]

@@ -198,6 +198,28 @@ def test_a_dial_that_takes_no_time_at_all_is_refused_and_nothing_is_begun(client
     assert not [event for event in log.events if isinstance(event, ev.DialFinished)]
 
 
+def test_a_dial_says_whether_a_relay_was_not_reached_or_did_not_answer(network):
+    """A firewall and a program that is no relay are mended in different places."""
+    network.listenTCP(80, Factory.forProtocol(Protocol), interface="192.0.2.7")
+    network.silence("192.0.2.8")
+    relays = {SecretKey.generate().public_key: host for host in ("192.0.2.7", "192.0.2.8")}
+    client = Client(network, SecretKey.generate(), servers=[PinnedServer(*one) for one in _placed(relays)])
+    client.startService()
+    failures = []
+    ensureDeferred(client.dial(SecretKey.generate().public_key, timeout_s=3.0)).addErrback(failures.append)
+    network.advance(3.0)
+    assert {(relays[PublicKey.parse(one.server)], one.stage, one.reason) for one in failures[0].value.attempts} == {
+        ("192.0.2.7", "handshake", "timeout"),
+        ("192.0.2.8", "connect", "timeout"),
+    }
+    client.stopService()
+    network.advance(5.0)
+
+
+def _placed(relays):
+    return ((key, HostPort(host, 80)) for key, host in relays.items())
+
+
 def test_what_is_no_public_key_is_not_looked_up(client):
     for peer in (str(client.public_key), client.public_key.raw, None):
         failures = []

@@ -505,7 +505,7 @@ async def test_w21_a_dial_that_ran_out_of_time_names_every_server_that_owed_an_a
         with pytest.raises(DialError) as caught:
             await w.soon(client.dial(SecretKey.generate().public_key, timeout_s=0.5))
         assert {(one.stage, one.server, one.reason) for one in caught.value.attempts} == {
-            ("connect", str(pinned.public_key), "timeout") for _, pinned in silent
+            ("handshake", str(pinned.public_key), "timeout") for _, pinned in silent
         }
         assert all(one.elapsed_ms >= 500 for one in caught.value.attempts)
 
