@@ -403,11 +403,12 @@ main()
 """
 
 
-@pytest.mark.parametrize("module", ["click", "dmsg.crypto.keys", "dmsg.cli.keys"])
+@pytest.mark.parametrize("module", ["click", "dmsg.crypto.keys", "dmsg.cli.keys", "dmsg.cli.rmb.relay_key"])
 @pytest.mark.parametrize("ignored", [False, True])
 def test_ctrl_c_while_a_command_is_imported_ends_it_in_silence(tmp_path, module, ignored):
     script = INTERRUPTED_AT.format(module=module, ignored=ignored)
-    command = [sys.executable, "-c", script, "keygen", "key"]
+    arguments = ["rmb", "relay-key", "--key", "key"] if "rmb" in module else ["keygen", "key"]
+    command = [sys.executable, "-c", script, *arguments]
     environ = environ_without_settings() | {"PYTHONPATH": str(ROOT)}
     ended = subprocess.run(command, cwd=tmp_path, env=environ, capture_output=True, text=True, timeout=60, check=False)
     assert (ended.returncode, ended.stderr) == (0 if ignored else 130, "")

@@ -7,6 +7,8 @@ from typing import Any, Final
 
 import click
 
+from dmsg.cli.interrupts import leaving_on_interrupt
+
 #: Commands, each in the module of its name (with _ for -).
 _COMMANDS: Final = ("call", "relay-key", "serve", "twin")
 
@@ -22,7 +24,8 @@ class _Commands(click.Group):
             return None
         try:
             name = cmd_name.replace("-", "_")
-            found: Any = getattr(importlib.import_module(f"{__name__}.{name}"), name)
+            with leaving_on_interrupt():
+                found: Any = getattr(importlib.import_module(f"{__name__}.{name}"), name)
         except ModuleNotFoundError as error:
             if str(error.name).startswith("dmsg."):
                 raise
