@@ -207,7 +207,11 @@ class RelayClient(Service, ABC, Generic[S, R, T]):
     @property
     def problem(self) -> str:
         """Why :meth:`when_ready` still waits, for people; empty if nothing is known to be wrong."""
-        return _NO_RELAYS if self._is_lost else self.pool.problem
+        if self._is_lost:
+            return _NO_RELAYS
+        problem = self.registrar.problem if self.registrar is not None else ""
+        unpublished = f"the entry cannot be published: {problem}" if problem else ""
+        return "; ".join(filter(None, (self.pool.problem, unpublished)))
 
     # --- dials and ports -------------------------------------------------------------------------------------------
 

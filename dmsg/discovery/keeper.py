@@ -106,8 +106,9 @@ class EntryKeeper:
     ) -> None:
         #: The newest entry discovery is known to have; ``None`` before the first success.
         self.entry: Entry | None = None
-        #: How often it could not be published since it last was.
+        #: How often it could not be published since it last was, and why it last could not; "" if it was.
         self.failures = 0
+        self.problem = ""
         self._discovery = discovery
         self._secret_key = secret_key
         self._clock = clock
@@ -206,13 +207,16 @@ class EntryKeeper:
             if not self.failures:
                 self._log.warn("the entry could not be published and will be again: {error}", error=error)
             self.failures += 1
+            self.problem = str(error)
             return
         self.failures = 0
+        self.problem = ""
         self._done = aim
 
     def _note_unexpected(self, failure: Any) -> None:
         if not failure.check(CancelledError):
             self.failures += 1
+            self.problem = type(failure.value).__name__
             self._log.failure("the entry could not be published and will be again", failure)
 
     def _ended(self, _: object) -> None:

@@ -47,6 +47,12 @@ class EntryPublisher:
         """The newest entry discovery is known to have; ``None`` before the first success."""
         return next((one.entry for one in self._registrar.keepers if one.entry is not None), None)
 
+    @property
+    def problem(self) -> str:
+        """Why no discovery could be told of the entry, for people; "" if one was, or nothing has failed yet."""
+        problems = [one.problem for one in self._registrar.keepers]
+        return problems[0] if problems and all(problems) else ""
+
     def set_client(self, delegated_servers: Iterable[PublicKey]) -> None:
         """Publish these relays as ones this client can be reached through; their order does not matter."""
         self.relays = frozenset(delegated_servers)

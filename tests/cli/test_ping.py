@@ -113,6 +113,17 @@ async def test_a_listener_without_a_server_says_what_it_tried(bench, monkeypatch
 
 
 @pytest_twisted.ensureDeferred
+async def test_a_listener_whose_entry_is_not_taken_says_why(bench, monkeypatch):
+    monkeypatch.setattr("dmsg.cli.client.CONNECT_TIMEOUT_S", 3.0)
+    settings = replace(bench.settings(), servers=(bench.pinned[0],), discovery="http://127.0.0.1:1")
+    with pytest.raises(CommandError) as caught:
+        async with open_client(settings, bench.reactor, listening=True):
+            pytest.fail("it is not published")
+    assert caught.value.exit is Exit.NO_DISCOVERY
+    assert str(caught.value).startswith("the entry could not be published in discovery: http://127.0.0.1:1: Conn")
+
+
+@pytest_twisted.ensureDeferred
 async def test_a_command_that_listens_remembers_nothing_of_relays_that_fail_later(bench, monkeypatch):
     logs = []
 

@@ -169,6 +169,7 @@ def test_who_waits_for_its_entry_is_told_when_it_stops(network, discovery):
     network.advance(5.0)
     waiting = client.when_ready()
     assert client.pool.sessions and not waiting.called
+    assert client.problem == "the entry cannot be published: down"
     client.stopService()
     network.advance(5.0)
     failure = waiting.result
