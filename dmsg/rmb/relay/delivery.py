@@ -179,10 +179,13 @@ class Delivery:
             return RelayProblem.UNKNOWN_TWIN
         if not twin.relays:
             return RelayProblem.NO_RELAYS
+        now_s = self._unix_time()
+        left_s = remaining(now_s, envelope.timestamp, envelope.expiration)
+        if left_s is None:  # the registry took long
+            return RelayProblem.EXPIRED
         if self._here(to, data):
             return None
-        now_s = self._unix_time()
-        expires_at = now_s + (remaining(now_s, envelope.timestamp, envelope.expiration) or 0)
+        expires_at = int(now_s) + left_s
         federation = self.federation
         if not any(relay.lower() in self._domains for relay in twin.relays):
             if federation is None:
@@ -201,9 +204,7 @@ class Delivery:
 
     async def _park(self, parcel: Parcel) -> RelayProblem | None:
         """Let an envelope wait for a session that is connected nowhere."""
-        if self._here(parcel.to, parcel.data):
-            return None
-        if fails_fast(parcel.envelope.tags):
+        if fails_fast(parcel.envelope.tags) and parcel.to not in self._switch.sessions:
             return RelayProblem.OFFLINE
         return await self._keep(parcel.to, parcel.data, parcel.envelope)
 
@@ -270,10 +271,10 @@ class Delivery:
 
     async def _keep(self, to: SessionAddress, data: bytes, envelope: Envelope) -> RelayProblem | None:
         """Put an envelope into the store, unless its session has room for it."""
-        if self._here(to, data):
-            return None
         if remaining(self._unix_time(), envelope.timestamp, envelope.expiration) is None:
             return RelayProblem.EXPIRED
+        if self._here(to, data):
+            return None
         session = self._switch.sessions.get(to)
         if session is not None:
             if self._has_no_room(to, envelope):  # else all that is behind would be tried, or wait, for nothing

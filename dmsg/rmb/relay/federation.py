@@ -207,7 +207,9 @@ class Federation:
             outgoing.otherwise()
             return
         if not self._left(outgoing):
-            self._give_up(outgoing, RelayProblem.REJECTED)
+            # A relay refuses what has expired on its way, too.
+            is_over = self._unix_time() >= outgoing.expires_at
+            self._give_up(outgoing, RelayProblem.EXPIRED if is_over else RelayProblem.REJECTED)
             return
         outgoing.passes += 1
         rounds, number = divmod(outgoing.passes, self.limits.passes)

@@ -211,8 +211,7 @@ class Ingest(Resource):
         if not envelope.source.twin:
             # Twin 0 is a relay that writes to its own sessions: from another relay it would be an order without a sender.
             raise Refused(400, RelayProblem.WRONG_SOURCE.text, Reason.WRONG_SOURCE)
-        if remaining(self._unix_time(), envelope.timestamp, envelope.expiration) is None:
-            raise Refused(400, RelayProblem.EXPIRED.text, Reason.MESSAGE_EXPIRED)
+        self._check_time(envelope)
         try:
             twin = await look_up(destination.twin)
             if twin is None or not any(relay.lower() in self._domains for relay in twin.relays):
@@ -223,9 +222,14 @@ class Ingest(Resource):
             raise
         except DmsgError:
             raise Refused(503, RelayProblem.REGISTRY_FAILED.text, Reason.REGISTRY_FAILED) from None
+        self._check_time(envelope)  # the registry may have taken long
         outcome = self._accept(envelope, data, only)
         del envelope  # it may take far more memory than the bytes, and the store may be slow
         return outcome if isinstance(outcome, int) else await outcome
+
+    def _check_time(self, envelope: Envelope) -> None:
+        if remaining(self._unix_time(), envelope.timestamp, envelope.expiration) is None:
+            raise Refused(400, RelayProblem.EXPIRED.text, Reason.MESSAGE_EXPIRED)
 
     @staticmethod
     async def _check_source(envelope: Envelope, look_up: _LookUp) -> None:

@@ -98,6 +98,18 @@ def test_what_has_expired_in_the_store_is_not_delivered(world: World) -> None:
     assert uids(world.connect(2)) == ["long"]
 
 
+def test_what_expires_while_other_relays_are_asked_for_its_session_is_not_delivered(
+    world: World, federation: Federation
+) -> None:
+    alice = world.connect(1)
+    alice.send(alice.envelope(2, uid="a", expiration=30))
+    bob = world.connect(2)
+    world.network.advance(31)
+    federation.asked[0]()
+    world.turn()
+    assert uids(bob) == [] and errors(alice) == [("a", 126, "message has expired")]
+
+
 def test_what_has_expired_is_not_put_into_the_store(world: World) -> None:
     alice = world.connect(1)
     alice.send(alice.envelope(2, timestamp=int(world.unix_time()) - 400))
@@ -354,6 +366,18 @@ def test_a_session_that_connects_while_its_twin_is_looked_up_gets_it_directly(wo
     waiting.callback(None)
     world.turn()
     assert uids(bob) == ["a"] and not alice.received
+
+
+def test_what_expires_while_its_twin_is_looked_up_is_not_delivered(world: World) -> None:
+    alice = world.connect(1)
+    world.registry.slow = waiting = Deferred()
+    alice.send(alice.envelope(2, uid="a", expiration=30))
+    world.registry.slow = None
+    bob = world.connect(2)
+    world.network.advance(31)
+    waiting.callback(None)
+    world.turn()
+    assert uids(bob) == [] and errors(alice) == [("a", 126, "message has expired")]
 
 
 @pytest.mark.parametrize("error", [StoreFull("queue"), StoreUnavailable("gone"), RuntimeError("a bug")])

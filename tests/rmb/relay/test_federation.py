@@ -215,6 +215,14 @@ def test_the_sender_is_told_at_expiry_when_no_relay_answers(bench: Bench) -> Non
     assert bench.clock.getDelayedCalls() == []
 
 
+def test_the_sender_is_told_that_it_expired_when_a_relay_refuses_it_because_of_that(bench: Bench) -> None:
+    bench.relays.slow["a"] = []
+    bench.submit("x", "a", lifetime_s=0.5)
+    bench.pass_time(0.7)
+    bench.relays.answer_one("a", 400)
+    assert bench.failed == [("x", RelayProblem.EXPIRED)]
+
+
 def test_an_envelope_expires_while_a_slow_relay_keeps_it_waiting(bench: Bench) -> None:
     bench.relays.slow["a"] = []
     for number in range(10):

@@ -82,7 +82,9 @@ class Timer(Clock):
 class Relay:
     """A relay's ``POST /`` on loopback; ``taken`` is what it took, ``status`` what it says to it."""
 
-    def __init__(self, reactor: Any, remembered: int = 1_000, **options: Any) -> None:
+    def __init__(
+        self, reactor: Any, remembered: int = 1_000, unix_time: Callable[[], float] = time.time, **options: Any
+    ) -> None:
         self.taken: list[tuple[str, bool]] = []
         self.refused: list[Reason] = []
         self.clock = Timer()
@@ -98,7 +100,7 @@ class Relay:
             self._accept,
             self.registry,
             Verifier([self.name], {"sender.example": OURS.public_key}, remembered),
-            time.time,
+            unix_time,
             domains=[self.name],
             clock=self.clock,
             flush=self._flush,
@@ -210,6 +212,22 @@ async def test_what_is_for_a_connected_session_only_is_not_posted_to_a_relay_tha
     assert await sender.post(there.name, [envelope("a"), envelope("b")], True) == [425, 425]
     assert await sender.post(there.name, [envelope("c")], True) == [425]
     assert there.taken == []
+
+
+@pytest_twisted.ensureDeferred
+async def test_what_expires_while_its_twin_is_looked_up_is_refused(relay: Any, poster: Any) -> None:
+    late_s = 0.0
+    there = relay(unix_time=lambda: time.time() + late_s)
+    get = there.registry.get
+
+    async def slow(twin: int) -> Any:
+        nonlocal late_s
+        late_s = 61.0
+        return await get(twin)
+
+    there.registry.get = slow
+    assert await poster({there.name}).post(there.name, [envelope("x", lifetime_s=60)], False) == [400]
+    assert there.taken == [] and there.refused == [Reason.MESSAGE_EXPIRED]
 
 
 @pytest_twisted.ensureDeferred
