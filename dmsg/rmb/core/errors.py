@@ -58,9 +58,10 @@ class RelayProblem(Enum):
     def is_certain(cls, text: str) -> bool:
         """Whether a relay that says ``text`` has certainly not passed the envelope on.
 
-        It may have when it says that it could not, or does not say why: another relay may have got it and not said so.
+        It may have when it says that it could not, that its time is over, or does not say why: another relay may have got it
+        and not said so.
         """
-        return any(text == one.text for one in cls if one not in (cls.NOT_STORED, cls.OVERLOADED))
+        return any(text == one.text for one in cls if one not in (cls.NOT_STORED, cls.OVERLOADED, cls.EXPIRED))
 
 
 class InvalidTwin(DmsgError, ValueError):

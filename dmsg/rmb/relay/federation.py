@@ -33,6 +33,8 @@ from dmsg.sansio.jitter import RandomNumbers
 ACCEPTED: Final = 202
 #: Answers of 400 to 499 that may be another one soon: time-out, too early, too many requests.
 _PASSING: Final = frozenset((408, 425, 429))
+#: Why there is no answer to what has certainly not been taken.
+_NOT_SENT: Final = frozenset((Reason.CONNECTION_REFUSED, Reason.TLS_FAILED))
 _SWEPT_EVERY_S: Final = 1.0
 #: Envelopes that are sent another way, or given up, in one turn of the reactor: some 20 ms. 30,000 may have to be at once.
 _AT_ONCE: Final = 256
@@ -305,7 +307,9 @@ class Federation:
                 self.accepted += 1
                 self._finish(outgoing)
                 continue
-            if 400 <= status < 500 and status not in _PASSING:
+            if not 400 <= status < 500:
+                outgoing.in_doubt |= reason not in _NOT_SENT
+            elif status not in _PASSING:
                 outgoing.rejected.add(relay)
             self._advance(outgoing)
         if lane.closed(now) and not lane.clearing:
@@ -371,8 +375,10 @@ class Federation:
         self._finish(outgoing)
         if outgoing.otherwise is not None:
             outgoing.otherwise()
-        else:
-            self._failed(outgoing.envelope, problem)
+            return
+        if outgoing.in_doubt and problem.is_certain(problem.text):
+            problem = RelayProblem.NOT_STORED  # a client may do it over another relay otherwise
+        self._failed(outgoing.envelope, problem)
 
     def _tell_rank(self, relay: str, lane: Lane, now: float) -> None:
         rate = self._ranker.rate(relay, now)

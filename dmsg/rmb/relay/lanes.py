@@ -36,6 +36,8 @@ class Outgoing:
     candidates: list[str] = field(default_factory=list)
     #: Relays that said they would never take it.
     rejected: set[str] = field(default_factory=set)
+    #: Whether one may have taken it without saying so.
+    in_doubt: bool = False
     #: The relay it counts for: the one that it waits for, or waited for last.
     charged: str = ""
     #: Where it waits to be posted.

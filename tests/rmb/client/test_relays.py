@@ -169,6 +169,7 @@ def test_a_request_that_may_arrive_once_only_is_not_sent_again(world: Any) -> No
     [
         (RelayProblem.NOT_STORED, True, []),
         (RelayProblem.OVERLOADED, True, []),
+        (RelayProblem.EXPIRED, True, []),
         (RelayProblem.NOT_STORED, False, [b"x"]),
         (RelayProblem.RATE_LIMITED, True, [b"x"]),
     ],

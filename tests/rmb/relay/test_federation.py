@@ -172,6 +172,15 @@ def test_an_envelope_all_relays_refuse_fails_at_once_and_none_is_asked_twice(ben
     assert bench.clock.getDelayedCalls() == []
 
 
+@pytest.mark.parametrize("doubt", [Reason.TIMEOUT, 503])
+def test_the_sender_is_not_told_that_it_was_refused_if_a_relay_may_have_taken_it(bench: Bench, doubt: Any) -> None:
+    bench.relays.answers["a"] = [doubt, 404]
+    bench.submit("x", "a")
+    bench.pass_time(1)
+    assert bench.failed == [("x", RelayProblem.NOT_STORED)]
+    assert not RelayProblem.is_certain(RelayProblem.NOT_STORED.text)
+
+
 def test_a_refusal_does_not_lower_the_rank_of_a_relay_and_a_failure_does(bench: Bench) -> None:
     bench.relays.answers.update(a=404, b=503, c=Reason.TIMEOUT)
     bench.submit("x", "a", "b", "c")
