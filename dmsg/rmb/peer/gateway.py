@@ -163,8 +163,9 @@ class Gateway:
 
     async def _keep_taking(self, taker: Taker, take: Callable[[bytes], None], requests: Requests | None) -> None:
         """Take what ``taker`` gives. Only of ``requests`` none may be taken twice: twins know answers that come again."""
-        lost_at: float | None = None
-        was_given_back = False
+        # As after a loss: Redis may not know yet that a connection of the process before is gone, and give it a message.
+        lost_at: float | None = self._reactor.seconds()
+        was_given_back = True
 
         async def one() -> None:
             nonlocal lost_at, was_given_back
