@@ -104,7 +104,7 @@ class RmbRelay(Service):
         self._routed = Counts()
         self._telling = LoopingCall(self._tell_routed)
         self._telling.clock = reactor
-        store.listen(self.delivery.stored, self._replaced_elsewhere)
+        store.listen(self.delivery.keeper.stored, self._replaced_elsewhere)
 
     # --- service ---------------------------------------------------------------------------------------------------
 
@@ -124,7 +124,7 @@ class RmbRelay(Service):
         deadline = self.reactor.seconds() + self.limits.drain_timeout_s
         for session in list(self.switch.sessions.values()):
             self._close(session, CloseCode.GOING_AWAY, "the relay stops", RelayDraining())
-        await self.delivery.tasks.when_idle(deadline - self.reactor.seconds(), self.reactor)
+        await self.delivery.background.tasks.when_idle(deadline - self.reactor.seconds(), self.reactor)
         if self._shells:
             await self._emptied.wait_at_most(self.limits.close_timeout_s, self.reactor)
         for shell in list(self._shells):
@@ -132,7 +132,7 @@ class RmbRelay(Service):
         if self._shells:
             await self._emptied.wait()
         patience_s = max(self.limits.close_timeout_s, deadline - self.reactor.seconds())
-        await self.delivery.tasks.when_idle(patience_s, self.reactor)
+        await self.delivery.background.tasks.when_idle(patience_s, self.reactor)
         if self._telling.running:
             self._telling.stop()
             self._tell_routed()
@@ -220,7 +220,7 @@ class RmbRelay(Service):
         handshake_ms = (now - began) * 1000
         name = ev.digest(address.connection)
         self._emit(ev.TwinSessionOpened(session.number, address.twin, name, host, handshake_ms))
-        self.delivery.fetch(session)
+        self.delivery.keeper.fetch(session)
 
     def _close(self, session: Session, code: CloseCode, text: str, why: DmsgError | str) -> None:
         """End a session: it is out of the switch now, its connection goes on until the goodbyes are said."""
@@ -234,7 +234,7 @@ class RmbRelay(Service):
         self.admission.left(session)
         if self.switch.leave(session):
             self._store.detach(session.address)
-        self.delivery.left(session)
+        self.delivery.keeper.left(session)
 
     def _replaced_elsewhere(self, address: SessionAddress) -> None:
         """The session connected to another process that shares the store."""
@@ -291,7 +291,7 @@ class RmbRelay(Service):
         """Read on from the store when all that was read before is written."""
         session = shell.core
         if type(session) is Session and session.stored and not session.queue:
-            self.delivery.fetch(session)
+            self.delivery.keeper.fetch(session)
 
     def connection_lost(self, shell: Shell, error: DmsgError | None, reason: Failure) -> None:
         """Forget a session that has ended; what it has not written goes to the store."""

@@ -675,14 +675,14 @@ def test_a_session_that_comes_back_while_the_store_is_full_keeps_what_it_was_not
         bob = world.connect(2)
         bob.shell.hold("test", True)
         # Nothing is read from the store before the session ends again.
-        monkeypatch.setattr(world.relay.delivery, "fetch", lambda session: None)
+        monkeypatch.setattr(world.relay.delivery.keeper, "fetch", lambda session: None)
         for _ in range(20):
             world.network.advance(0.01)
         assert world.relay.switch.waiting_bytes <= 250_000 + 2 * 65_536
     assert 0 < store.asked <= 10 * 300
     monkeypatch.undo()
     bob.shell.hold("test", False)
-    world.relay.delivery.stored(bob.address)
+    world.relay.delivery.keeper.stored(bob.address)
     world.settle()
     assert uids(bob)[-500:] == [str(at) for at in range(1_000, 1_500)]
 
@@ -723,7 +723,7 @@ def test_a_store_that_fails_is_asked_again_at_one_rate_however_much_is_put_there
     bob = world.connect(2)
     for _ in range(10):
         world.network.advance(0.1)
-        world.relay.delivery.stored(SessionAddress(2))  # another process put something there
+        world.relay.delivery.keeper.stored(SessionAddress(2))  # another process put something there
     asked.clear()
     world.network.advance(20)
     assert len(asked) <= 11
