@@ -88,6 +88,41 @@ def test_the_longest_idle_transport_yields(relay):
     assert crowd.closed == {ids[2]: BUSY}
 
 
+def test_a_transport_that_says_as_much_as_it_is_told_is_not_idle(relay):
+    """What passes in both directions counts together: an echo is as active as an upload."""
+    net = relay(transports_per_connection=8)
+    victim, crowd, friend = net.join("victim"), net.join("crowd"), net.join("friend")
+    ids = crowd.dial_many(victim, 4)
+    echoed = crowd.member.legs[ids[0]].other.key
+    for transport_id in ids[1:]:
+        crowd.say(FWD, transport_id, bytes(3))
+    net.advance(10.0)
+    net.join("curious").ask(victim)
+    net.advance(10.0)
+    crowd.say(FWD, ids[0], bytes(3))
+    victim.say(FWD, echoed, bytes(3))
+    assert not isinstance(friend.dial(victim), CloseReason)
+    crowd.read()
+    assert crowd.closed == {ids[1]: BUSY}
+
+
+def test_nothing_is_left_of_sources_whose_transports_are_over(relay):
+    """Keys cost nothing: a client that is up for months is asked by more of them than it could remember."""
+    net = relay()
+    victim = net.join("victim")
+    for number in range(20):
+        stranger = net.join(f"stranger {number}", f"attacker {number}")
+        for _ in range(2):
+            assert not isinstance(stranger.dial(victim), CloseReason)
+        stranger.ask(victim)
+        assert stranger.member in victim.member.incoming
+        assert stranger.member in victim.member.unanswered
+        net.switch.remove_member(stranger.member, net.now)
+        assert stranger.member not in victim.member.incoming
+        assert stranger.member not in victim.member.unanswered
+        net.advance(1.0)
+
+
 def test_a_source_with_its_share_displaces_no_more(relay):
     """Strangers of one address cannot squeeze a tunnel for more than what one source may claim."""
     net = relay(transports_per_connection=200, transports_per_source=10)

@@ -84,6 +84,24 @@ def test_who_was_accepted_is_known(relay):
         net.advance(0.005)
 
 
+def test_who_has_a_transport_is_known_however_many_were_accepted_since(relay):
+    """An open listener accepts every key, so strangers can push a friend out of those that it accepted lately."""
+    net = relay()
+    victim, friend = net.join("victim"), net.join("friend")
+    assert not isinstance(friend.dial(victim), CloseReason)
+    for number in range(300):
+        stranger = net.join(f"stranger {number}", f"attacker {number}")
+        assert not isinstance(stranger.dial(victim), CloseReason)
+        net.switch.remove_member(stranger.member, net.now)
+        net.advance(0.1)
+    asked, arrived = 4 * net.limits.pair_request_burst, 0
+    for _ in range(asked):
+        friend.ask(victim)
+        arrived += refuse_all(victim)
+        net.advance(0.01)
+    assert arrived == asked
+
+
 def test_strangers_leave_friends_room_in_what_a_client_has_not_taken_yet(relay):
     """Four keys of one address and a network that takes nothing for three seconds: friends were refused as busy."""
     net = relay()
