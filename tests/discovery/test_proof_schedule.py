@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter
+from dataclasses import replace
 from random import Random
 from typing import Any
 
@@ -159,6 +160,37 @@ def test_a_relay_that_registers_again_while_it_waits_keeps_its_turn() -> None:
     assert driver.is_listed("honest")
 
 
+def test_what_waits_for_the_rate_has_a_time_at_which_it_goes_on() -> None:
+    schedule = ProofSchedule(replace(LIMITS, proofs_per_s=10.0, proof_burst=2.0), Random(1), 0.0)
+    for at in range(4):
+        schedule.offer(key(at), HostPort.parse(f"198.51.{at}.1:80"), f"198.51.{at}.1", 0.0)
+    now, begun = 0.0, []
+    for _ in range(8):  # asked no more often than the schedule says
+        while (record := schedule.next(now)) is not None:
+            assert schedule.admit(record, record.address.host, now) == 0
+            begun.append(now)
+        if len(begun) < 4:
+            due = schedule.next_due(now)
+            assert due is not None
+            now = due
+    assert begun == pytest.approx([0.0, 0.0, 0.1, 0.2])
+    assert schedule.next_due(now) is None
+
+
+def test_a_relay_that_had_its_turn_lets_new_ones_of_its_source_go_first() -> None:
+    schedule, source = ProofSchedule(LIMITS, Random(1), 0.0), "203.0.113.1"
+    schedule.offer(key("old"), HostPort.parse("198.51.1.1:80"), source, 0.0)
+    record = schedule.next(0.0)
+    assert record is not None and schedule.admit(record, "198.51.1.1", 0.0) == 0
+    schedule.failed(record, 1.0)
+    due = schedule.next_due(1.0)
+    assert due is not None
+    for name, host in (("first", "198.51.2.1"), ("second", "198.51.3.1")):
+        schedule.offer(key(name), HostPort.parse(f"{host}:80"), source, due)
+    taken = [one.key for _ in range(3) if (one := schedule.next(due)) is not None]
+    assert taken == [key(name).raw for name in ("second", "first", "old")]
+
+
 def test_sybils_of_one_source_delay_another_by_one_turn_even_when_they_are_proved() -> None:
     driver = Driver(good)
     for at in range(10_000):
@@ -197,6 +229,20 @@ def test_a_third_party_sees_few_connections() -> None:
     assert driver.connections["198.18.0.1"] <= 4
     driver.advance(600.0, step_s=0.5)
     assert driver.connections["198.18.0.1"] <= 3 + 640 / 60 + 1
+
+
+def test_who_waits_for_a_budget_waits_until_there_is_one_and_longer_each_time() -> None:
+    schedule = ProofSchedule(LIMITS, Random(1), 0.0)
+    for at in range(4):
+        schedule.offer(key(at), HostPort.parse(f"198.51.100.1:{80 + at}"), f"203.0.{at}.1", 0.0)
+    records = [record for _ in range(4) if (record := schedule.next(0.0)) is not None]
+    for record in records[:3]:
+        assert schedule.admit(record, "198.51.100.1", 0.0) == 0
+        schedule.failed(record, 0.0)
+    waits = [schedule.admit(records[3], "198.51.100.1", 0.0) for _ in range(3)]
+    one = 1 / LIMITS.failures_per_address_per_s  # 60 s
+    assert waits == pytest.approx([one, 2 * one, 180.0])
+    assert schedule.admit(records[3], "198.51.100.1", one + 0.001) == 0
 
 
 def test_a_third_partys_network_sees_few_connections() -> None:
