@@ -111,6 +111,21 @@ async def test_a_list_alone_keeps_no_more_than_a_relay_of_each_network():
 
 
 @pytest_twisted.ensureDeferred
+async def test_of_the_relays_that_dials_led_to_as_many_are_chosen_as_are_missing():
+    async with World() as world:
+        client = world.client(None, min_servers=1)
+        [first] = world.held(client)
+        others = [relay for relay in RELAYS if relay != first][:3]
+        for relay in others:
+            await world.network.wait(client.pool.get(relay))
+        assert set(client.pool.chosen) == {first}
+        await world.network.wait(world.network.relays[RELAYS.index(first)].stopService())
+        world.memory.advance(10.0)
+        assert len(client.pool.chosen) == 1
+        assert set(client.pool.chosen) <= set(others)
+
+
+@pytest_twisted.ensureDeferred
 async def test_with_only_the_list_nothing_else_is_connected_to_not_even_by_a_dial():
     async with World() as world:
         choice = world.choice(1, only=True)

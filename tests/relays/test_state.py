@@ -71,9 +71,29 @@ def test_only_a_change_is_written(tmp_path):
     kept.save()
     assert not path.exists()
     kept.forget(RELAYS[1])
+    kept.save()
+    assert not path.exists()
+    kept.worked(RELAYS[0], place(0))
+    kept.worked(RELAYS[1], place(1))
+    kept.save()
     kept.forget(RELAYS[0])
     kept.save()
-    assert opened(path).relays == []
+    assert [one.public_key for one in opened(path).relays] == [RELAYS[1]]
+
+
+def test_a_file_that_others_may_have_written_counts_as_empty(tmp_path, monkeypatch):
+    path = tmp_path / "relays.json"
+    kept = opened(path)
+    kept.worked(RELAYS[0], place(0))
+    kept.save()
+    for mode in (0o620, 0o602):
+        path.chmod(mode)
+        assert not opened(path).relays
+    path.chmod(0o644)
+    assert opened(path).relays
+    user = os.geteuid()
+    monkeypatch.setattr(os, "geteuid", lambda: user + 1)
+    assert not opened(path).relays
 
 
 def test_the_file_is_bounded_and_no_group_fills_it(tmp_path):
