@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import resource
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import pytest_twisted
+from twisted.internet.defer import Deferred
 
 from dmsg.cli.channel import TransportBroken
+from dmsg.cli.files import small
 from dmsg.cli.files.parts import FOLDER, PartStore, SmallFile
 from dmsg.cli.files.send import UNDER_WAY_BYTES, UNDER_WAY_LIMIT, run_send
 from dmsg.cli.files.small import WAITING_LIMIT
@@ -277,3 +281,35 @@ def test_those_that_had_their_names_when_the_disk_failed_are_told(tmp_path):
     names, problem = PartStore(directory).keep_small("02" * 33, files, overwrite=False, admit=lambda size: None)
     assert names == ["a"] and isinstance(problem, OSError)
     assert [path.name for path in directory.iterdir()] == ["a"]
+
+
+def test_who_waits_for_the_disk_is_told_when_it_takes_no_more(monkeypatch):
+    """Nothing else would wake it: the thread that stores has stopped."""
+    begun, said, interrupted, ended = [], [], [], []
+
+    def in_thread(_, work):
+        begun.append((Deferred(), work))
+        return begun[-1][0]
+
+    async def say(*messages):
+        said.extend(messages)
+
+    monkeypatch.setattr(small, "in_thread", in_thread)
+    talk = SimpleNamespace(say=say, channel=SimpleNamespace(interrupt=interrupted.append))
+    files = small.SmallFiles(
+        None,
+        talk,
+        keep=lambda files: ([], OSError(errno.ENOSPC, "No space left on device")),
+        known=lambda file: False,
+        stored=lambda file, name: None,
+    )
+    for number in range(1 + WAITING_LIMIT):  # one is being stored
+        Deferred.fromCoroutine(files.put(SmallFile(f"{number}", b"x", sha256(b"x"), 0.0))).addBoth(ended.append)
+    assert ended == [None] * WAITING_LIMIT
+    [(done, work)] = begun
+    done.callback(work())
+    assert ended[WAITING_LIMIT].check(TransferFailed) and ended[WAITING_LIMIT].value.code == "no_space"
+    assert interrupted == [ended[WAITING_LIMIT].value]
+    assert not said and len(begun) == 1
+    Deferred.fromCoroutine(files.done()).addBoth(ended.append)
+    assert ended[-1].value is interrupted[0]

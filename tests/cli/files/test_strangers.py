@@ -17,6 +17,7 @@ from twisted.internet.task import deferLater
 from twisted.python.failure import Failure
 
 from dmsg.cli.channel import GATHER_S
+from dmsg.cli.files import quota as quota_module
 from dmsg.cli.files.parts import FOLDER, KEPT_S, PARTS_LIMIT, PARTS_PER_SENDER, PartStore
 from dmsg.cli.files.places import MAX_TRANSFERS, TRANSFERS_PER_SENDER, Places
 from dmsg.cli.files.quota import FILES_PER_SENDER, SHARE_PERIOD_S, Quota
@@ -90,6 +91,8 @@ def test_the_slowest_goes_for_a_newcomer():
     places.received(3, 10**9)
     assert places.take(100, "new", 100.0) == 0  # 1000 bytes in 100 s
     assert places.take(101, "new", 200.0) == 100  # nothing at all, for long
+    places.received(100, 10**9)  # what was under way when it lost its place
+    places.leave(100)
     places.leave(101)
     assert places.take(102, "new", 200.0) is None
 
@@ -171,6 +174,19 @@ def test_a_quota_has_room_again_when_files_are_taken_away(tmp_path, quickly):
     quota.check("a", 1000, quickly=quickly)
     with pytest.raises(TransferFailed):
         quota.check("a", 1001, quickly=quickly)
+
+
+def test_a_directory_is_not_measured_for_each_question(tmp_path, monkeypatch):
+    """It may have 100,000 files, and strangers ask."""
+    now, measured = [0.0], []
+    monkeypatch.setattr(quota_module, "measure", lambda *directories: measured.append(now[0]) or (0, 0))
+    quota = Quota((tmp_path,), 1000, 0, shared=False, clock=lambda: now[0], free=lambda path: 10**9)
+    for now[0] in (5.0, 10.0, 15.0, 19.0, 20.0, 25.0):
+        quota.check("a", 1000, quickly=True)
+    assert measured == [0.0]
+    for now[0] in (30.0, 35.0, 39.0, 40.0):
+        quota.check("a", 1000)
+    assert measured == [0.0, 30.0, 40.0]
 
 
 def test_space_that_stays_free_and_the_number_of_files_are_bounds_too(tmp_path):
