@@ -224,6 +224,17 @@ def test_a_full_disk_costs_no_line_doubles_none_and_tears_no_frame(
     assert [line for _, lines in sorted(named.items()) for line in lines] == [line for one in pieces for line in one]
 
 
+def test_a_file_that_grows_old_while_the_disk_is_full_is_published_whole(tmp_path: Path) -> None:
+    sink = sink_in(tmp_path, rotate_s=60)
+    sink.write(batch("whole"), 0.0)
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(OSError, match="space"):
+        patch.setattr(logfiles, "os", ShortOs(8))
+        sink.write(batch("in two pieces"), 59.0)
+    sink.tick(61.0)
+    assert files(tmp_path) == {f"{PLACE}/n1-{BOOT}-000000-2.jsonl.zst": ["whole", "in two pieces"]}
+    sink.close()
+
+
 def test_what_the_disk_did_not_take_until_the_end_is_cut_off(tmp_path: Path) -> None:
     sink = sink_in(tmp_path)
     sink.write(batch("whole"), 0.0)
