@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from functools import cache
+from pathlib import Path
 
 from dmsg.errors import ConfigError
-from dmsg.ops.config import resolve
+from dmsg.ops.config import resolve, trace
 from dmsg.ops.settings import settings_of
 from dmsg.taps.settings import SETTINGS
 from fuzz.choices import Choices
@@ -29,7 +30,11 @@ _ROLES = ("server", "discovery", "client", "shipper")
 
 
 def one_input(data: bytes) -> None:
-    """The first byte is the role, then come options and variables; the rest is the file. Only ``ConfigError`` leaves."""
+    """The first byte is the role, then come options and variables; the rest is the file.
+
+    Only ``ConfigError`` leaves. An option counts before a variable, that before the file, and the text of each value is
+    read as the same value.
+    """
     choices = Choices(data)
     role = _ROLES[choices.byte() & 3]
     cls = SETTINGS[role]
@@ -51,6 +56,24 @@ def one_input(data: bytes) -> None:
         assert error.option is not None and str(error)
         return
     assert isinstance(made, cls)
+    texts: dict[str, str] = {}
+    for value in trace(cls, role, options, environment, roles=SETTINGS):
+        one = value.setting
+        given = options.get(one.option)
+        kinds = ("option",) if given is not None else ("environment",)
+        if given is None:
+            given = environment.get(one.variable) or None  # an empty one is as good as none
+        assert value.origin.kind in (kinds if given is not None else ("file", "default"))
+        if not isinstance(value.value, (Path, str)):
+            for number in value.value if isinstance(value.value, tuple) else (value.value,):
+                assert not isinstance(number, (int, float)) or 0 <= number < 2**63
+            if given is not None:
+                assert one.kind.parse(given) == value.value
+        if value.origin.kind == "default":
+            continue
+        texts[one.option] = one.kind.text(value.value)
+        assert one.kind.parse(texts[one.option]) == value.value
+    assert resolve(cls, role, texts, {}, roles=SETTINGS) == made
 
 
 @cache
@@ -65,6 +88,10 @@ def seeds() -> Iterator[bytes]:
     yield b"\x01\x00\x00" + server + b'[discovery]\nstore = "sqlite:x.db"\nlisten = "tcp:1"\n'
     for text in (b"nan", b"inf", b"-1", b"1e400", b"9" * 5_000, b"1979-05-27", b"[1]", b"true", b'"none"'):
         yield b"\x00\x00\x00" + server + b"requests_per_s = " + text + b"\n"
+    for text in (b'"5m"', b'"500 ms"', b"2.5", b'"1h"', b"0"):
+        yield b"\x00\x00\x00" + server + b"request_timeout_s = " + text + b"\n"
+    for text in (b'"64MiB"', b'"2G"', b'"1kB"', b'"3TB"', b'"5B"', b"7", b'"none"', b"-1", b"true"):
+        yield b"\x00\x00\x00" + server + b"queued_total_bytes = " + text + b"\n"
     yield b'\x02\x00\x00[client]\nserver = ["x"]\nresume_grace_s = "5m"\n[client.pool.race]\nwidth = 2\n'
     yield b'\x03\x00\x00[shipper]\nfrom = "a"\nto = "b"\noption = "a=b c.d=1"\n'
     yield b"\x00\x00\x00a = " + b"[" * 2_000 + b"]" * 2_000
