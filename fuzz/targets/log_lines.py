@@ -40,8 +40,14 @@ def one_input(data: bytes) -> None:
         value = values[each.name]
         if each.is_reason:
             assert found == (Reason.of(value) if isinstance(value, str) else Reason.OTHER)
-        elif type(value) is each.type is str:
+        elif type(value) is each.type is int:
+            assert found == min(max(value, -(2**63)), 2**63 - 1)
+        elif type(value) is each.type is float:
+            assert found == (value if abs(value) < float("inf") else 0)
+        elif type(value) is each.type:
             assert found == value
+        elif isinstance(value, _Rude):
+            assert found == each.type()
 
 
 def _refuse(text: str) -> None:
@@ -85,3 +91,7 @@ def seeds() -> Iterator[bytes]:
         yield (
             bytes((number,)) + b"".join(bytes((kind % 9, 3)) + b"abc" for kind in range(number, number + 12)) + b"node"
         )
+        for value in (b"\x00\x03abc", b"\x01\x09\x7f" + bytes(8), b"\x01\x09\x80" + bytes(8), b"\x01\x01\xff"):
+            yield bytes((number,)) + value * 16
+        for value in (b"\x03\x00", b"\x04\x00", b"\x04\x01", b"\x04\x02", b"\x02\x2a", b"\x05", b"\x07"):
+            yield bytes((number,)) + value * 16
