@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import Any, Generic, TypeVar
+from typing import Any, Final, Generic, TypeVar
 from typing import Protocol as TypingProtocol
 
 from twisted.internet.defer import Deferred
 from twisted.internet.error import ConnectionDone
-from twisted.internet.interfaces import IReactorTime
+from twisted.internet.interfaces import IDelayedCall, IReactorTime
 from twisted.python.failure import Failure
 
 from dmsg.address import DmsgAddress
@@ -19,6 +19,10 @@ from dmsg.glue.shell import Shell
 from dmsg.relays.errors import ServerLost
 from dmsg.relays.session import CLOSED, Session
 from dmsg.sansio.core import Core
+
+#: What is written when a session is closed has this long to leave: a network that takes nothing would keep it for as long as
+#: TCP tries.
+_CLOSE_TIMEOUT_S: Final = 10.0
 
 
 class ClientSession(Session, TypingProtocol):
@@ -82,6 +86,7 @@ class RelaySession(ABC, Generic[U, T]):
         self.ready: Deferred[Any] = Deferred(lambda _: self.abort())
         self.is_ready = False
         self.shell = Shell(core, self, clock)
+        self._cut: IDelayedCall | None = None  # what ends a connection that does not close
         self._user = user
         self._make_transport = make_transport
         #: This end's addresses, by the service.
@@ -133,9 +138,11 @@ class RelaySession(ABC, Generic[U, T]):
         self.shell.fail(error or ServerLost(str(self.server), "given up"))
 
     def close(self) -> None:
-        """End the connection once everything queued is written; transports on it should be over."""
+        """End the connection once everything queued is written, or cannot be; transports on it should be over."""
         self.shell.flush()
         self.shell.close(ServerLost(str(self.server), CLOSED))
+        if self._cut is None and not self.shell.lost:
+            self._cut = self.clock.callLater(_CLOSE_TIMEOUT_S, self.shell.cut)
 
     # --- from the shell --------------------------------------------------------------------------------------------
 
@@ -163,6 +170,8 @@ class RelaySession(ABC, Generic[U, T]):
         else:
             why = "closed by server" if reason.check(ConnectionDone) else "connection lost"
             loss = ServerLost(str(self.server), why, reason.getErrorMessage())
+        if self._cut is not None and self._cut.active():
+            self._cut.cancel()
         was_ready, self.is_ready = self.is_ready, False
         if was_ready:  # before the streams end: who dials again when told of that must not get this session
             self._user.session_lost(self, loss)

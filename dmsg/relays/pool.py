@@ -391,8 +391,13 @@ class SessionPool(Generic[S]):
         self._goal.stop()
         for flight in list(self._flights.values()):
             flight.attempt.cancel()
-        for session in list(self.sessions.values()):
+        closing, self._led_to = list(self.sessions.values()), {}
+        self.sessions.clear()  # now: a connection may take its time to close, and a client that starts again needs another one
+        self._addresses.clear()
+        for session in closing:
             session.close()
+        if closing:
+            self._changed()
 
     async def settled(self) -> None:
         """Wait until no connection is being made."""
