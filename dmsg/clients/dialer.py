@@ -111,7 +111,7 @@ class Dialer(Generic[S, R]):
         self._pool = pool
         self._lookups = Lookups(clock, discovery, config.entries, config.callers) if discovery is not None else None
         self._uniform = uniform
-        self._races: set[_Race[S, R]] = set()
+        self._races: dict[_Race[S, R], None] = {}  # in the order in which they began
         self._is_stopped = False
 
     def start(self) -> None:
@@ -134,7 +134,7 @@ class Dialer(Generic[S, R]):
         if self._is_stopped:
             race.note_owing(Reason.STOPPED, ClientStopped())
             raise DialError(str(dial.target), attempts)
-        self._races.add(race)
+        self._races[race] = None
         timer = self._clock.callLater(limit_s, race.give_up, Reason.TIMEOUT, SessionTimeout("the dial", limit_s))
         try:
             return await self._run(race)
@@ -148,7 +148,7 @@ class Dialer(Generic[S, R]):
             self._forget(dial)
             raise
         finally:
-            self._races.discard(race)
+            del self._races[race]
             if timer.active():
                 timer.cancel()
 

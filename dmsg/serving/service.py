@@ -91,7 +91,7 @@ class RelayService(Service, ABC):
         self._numbers = count(1)
         self.admission: Admission[RelayShell] = Admission(switch.limits, random=random)
         self._rates = rates or HandshakeRates(switch.limits, reactor.seconds())
-        self._shells: set[RelayShell] = set()
+        self._shells: dict[RelayShell, None] = {}  # in the order in which they came
         self._idle: Waiters[None] = Waiters()  # for the end of the last transport while it drains
         self._emptied: Waiters[None] = Waiters()  # for the end of the last connection while it stops
         self._stopping = False
@@ -264,7 +264,7 @@ class RelayService(Service, ABC):
 
     def take_stranger(self, shell: RelayShell) -> None:
         """Let a connection shake hands. If too many do, another one ends (:ref:`spec-server-connections`)."""
-        self._shells.add(shell)
+        self._shells[shell] = None
         if self.limits.bytes_per_s:
             shell.throttle = ReadThrottle(shell, self.reactor, self.limits.bytes_per_s)
         victim = self.admission.arrived(shell)
@@ -300,7 +300,7 @@ class RelayService(Service, ABC):
         """Forget a connection and tell its peers."""
         assert isinstance(shell, RelayShell)
         self.admission.left(shell)
-        self._shells.discard(shell)
+        self._shells.pop(shell, None)
         if shell.throttle is not None:
             shell.throttle.stop()
         if shell.member is not None:

@@ -20,12 +20,12 @@ class HeldAcks:
     __slots__ = ("_streams", "due_s")
 
     def __init__(self) -> None:
-        self._streams: set[Stream] = set()
+        self._streams: dict[Stream, None] = {}  # in the order in which something came
         self.due_s: float | None = None
 
     def hold(self, stream: Stream, now: float) -> bool:
         """Let the acknowledgement of ``stream`` wait; whether ``due_s`` is new."""
-        self._streams.add(stream)
+        self._streams[stream] = None
         if self.due_s is not None and self.due_s <= now + HELD_S:  # it is later if the clock was set back
             return False
         self.due_s = now + HELD_S
@@ -35,15 +35,15 @@ class HeldAcks:
         """Forget streams that have nothing left to acknowledge, up to the first one that has; without any, nothing is due."""
         streams = self._streams
         while streams:
-            stream = streams.pop()
+            stream, _ = streams.popitem()
             if stream.ack_due:
-                streams.add(stream)
+                streams[stream] = None
                 return
         self.due_s = None
 
     def forget(self, stream: Stream) -> None:
         """``stream`` is over."""
-        self._streams.discard(stream)
+        self._streams.pop(stream, None)
 
     def take(self, now: float) -> list[Stream]:
         """The streams that are due and still have something to acknowledge."""

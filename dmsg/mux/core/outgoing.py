@@ -34,7 +34,7 @@ class Outgoing:
         self.record_bytes = RECORD_PLAINTEXT_LIMIT_BYTES
         self._config = config
         self._control: list[bytes] = []
-        self._acking: set[Stream] = set()
+        self._acking: dict[Stream, None] = {}  # in the order in which something came
         self._proving: list[Stream] = []
         self._sending: deque[Stream] = deque()
 
@@ -48,7 +48,7 @@ class Outgoing:
 
     def acknowledge(self, stream: Stream) -> None:
         """Send what ``stream`` has to acknowledge when everything of this read is taken in."""
-        self._acking.add(stream)
+        self._acking[stream] = None
 
     def prove(self, stream: Stream) -> None:
         """Send the first sealed frame of ``stream``, which its peer waits for: data if there is any by then, else an ACK."""
@@ -68,7 +68,7 @@ class Outgoing:
 
     def forget(self, stream: Stream) -> None:
         """``stream`` is over."""
-        self._acking.discard(stream)
+        self._acking.pop(stream, None)
 
     def take(self) -> list[bytes]:
         """The pieces of the next lot of frames; empty when there is nothing to send."""
