@@ -13,6 +13,9 @@ FUZZ_STAMP := $(VENV)/.fuzz-installed
 FUZZ_SECONDS ?=
 FUZZ_JOBS ?= 2
 
+# The seeds that are simulated: FIRST:END.
+SIMULATE_SEEDS ?= 1000:2000
+
 # The lock files are of this version of Python on Linux; with another one pip chooses, within the bounds of setup.cfg.
 LOCKED := $(shell $(PYTHON) -c 'import sys; print("yes" if sys.version_info[:2] == (3, 11) and sys.platform == "linux" else "")' 2>/dev/null)
 LOCKING := --quiet --upgrade --strip-extras --allow-unsafe --generate-hashes --no-header --no-annotate \
@@ -25,7 +28,7 @@ PIP_CHECK := $(BIN)/python -m pip --quiet --disable-pip-version-check check
 
 .DEFAULT_GOAL := help
 .PHONY: help venv lock demo test test-core test-analytics lint format bench soak fuzz analytics-demo bench-analytics docs news clean
-.PHONY: bench-wan bench-others proof system-packages redis-package analytics-packages proof-packages
+.PHONY: bench-wan bench-others simulate proof system-packages redis-package analytics-packages proof-packages
 
 help:
 	@echo "make demo    relays, discovery and clients on this machine, end to end"
@@ -37,6 +40,7 @@ help:
 	@echo "make bench-others  ours beside relays, tunnels and senders of files of others, those that are installed"
 	@echo "make proof   the models of the protocol, checked with Spin"
 	@echo "make fuzz    search for inputs that break a promise: make fuzz FUZZ_SECONDS=3600 until each has had an hour"
+	@echo "make simulate   whole networks in virtual time, with faults: SIMULATE_SEEDS=1000:2000"
 	@echo "make analytics-demo   real traffic, its event logs shipped, tables, report and ranks made of them"
 	@echo "make bench-analytics  the log pipeline beside DuckDB and Polars"
 	@echo "make docs    the documentation as HTML;    make news  a preview of NEWS.rst"
@@ -197,6 +201,9 @@ soak: venv
 
 fuzz: $(FUZZ_STAMP)
 	$(BIN)/python -m fuzz $(if $(FUZZ_SECONDS),--seconds $(FUZZ_SECONDS)) --jobs $(FUZZ_JOBS) --table docs/explanation/fuzzing.txt
+
+simulate: venv
+	$(BIN)/python -m tests.simulation --seeds $(SIMULATE_SEEDS)
 
 analytics-demo: $(ANALYTICS_STAMP)
 	rm -rf analytics-run

@@ -1,0 +1,44 @@
+"""``python -m tests.simulation --seeds 1000:2000``: run many seeds, and tell how to replay those that fail."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+
+from twisted.logger import globalLogBeginner
+
+from tests.simulation.faults import ALL
+from tests.simulation.run import run
+
+
+def main() -> int:
+    """Run the seeds that the command line names; 1 when any failed."""
+    parser = argparse.ArgumentParser(prog="python -m tests.simulation", description=__doc__)
+    parser.add_argument("--seeds", default="0:100", help="one seed, or FIRST:END (default: %(default)s)")
+    parser.add_argument("--trace", action="store_true", help="print all that happens")
+    parser.add_argument("--only", default=",".join(ALL), help="kinds of faults (default: all): %(default)s")
+    parser.add_argument("--keep-going", action="store_true", help="do not stop at the first seed that fails")
+    arguments = parser.parse_args()
+    first, _, end = arguments.seeds.partition(":")
+    kinds = tuple(filter(None, arguments.only.split(",")))
+    globalLogBeginner.beginLoggingTo([], redirectStandardIO=False)  # what is logged is looked at by each run
+    began, failed = time.monotonic(), []
+    seeds = range(int(first), int(end) if end else int(first) + 1)
+    for done, seed in enumerate(seeds, 1):
+        outcome = run(seed, kinds=kinds, on_note=print if arguments.trace else None)
+        if outcome.violations:
+            failed.append(seed)
+            print(f"seed {seed} failed; python -m tests.simulation --trace --seeds {seed}")
+            for text in outcome.violations[:5]:
+                print(f"    {text}", flush=True)
+            if not arguments.keep_going:
+                break
+        if done % 50 == 0:
+            print(f"{done} seeds, {time.monotonic() - began:.0f} s, {len(failed)} failed", flush=True)
+    print(f"failed: {failed}" if failed else f"no failure in {len(seeds)} seeds, {time.monotonic() - began:.0f} s")
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

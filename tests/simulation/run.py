@@ -1,0 +1,166 @@
+"""One run: storms of faults and calms in which the promises are checked, then the end of everything."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final
+
+from twisted.internet.defer import DeferredList
+from twisted.internet.error import ConnectionDone
+
+from dmsg.discovery.entry import MESSAGING
+from dmsg.mux.core.e2e_negotiation import Security
+from dmsg.testing.pipe import PipeEnd
+from tests.simulation import leftovers
+from tests.simulation.ends import ANSWER_BYTES, Habits
+from tests.simulation.faults import ALL, GENTLE, Faults
+from tests.simulation.programs import Program, Programs
+from tests.simulation.world import Stuck, World
+
+#: After a storm: every pause that a client keeps before it tries again is over by then.
+_RECOVERY_S: Final = 180.0
+#: Connecting and shaking hands take no longer.
+_ATTEMPT_S: Final = 20.0
+#: A steady transfer of a few ten kilobytes takes no longer over the slowest path there is.
+_TRANSFER_S: Final = 60.0
+#: After the end, within which every timer that is not periodic comes due.
+_AFTERWARDS_S: Final = 600.0
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a run ended: what was broken, and all that happened."""
+
+    seed: int
+    violations: list[str]
+    notes: list[str]
+
+
+def run(seed: int, *, kinds: tuple[str, ...] = ALL, on_note: Callable[[str], object] | None = None) -> Outcome:
+    """The run of ``seed``."""
+    world = World(seed)
+    world.on_note = on_note
+    try:
+        _Run(world, kinds).run()
+    except Stuck:
+        pass
+    finally:
+        world.close()
+    return Outcome(seed, world.violations, world.notes)
+
+
+class _Run:
+    def __init__(self, world: World, kinds: tuple[str, ...]) -> None:
+        self.world = world
+        self.random = world.random("run")
+        for _ in range(self.random.randint(1, 4)):
+            world.add_relay(extended=self.random.random() < 0.8)
+        self.programs = Programs(world, self.random.randint(2, 4))
+        # Some kinds in each run, so that no kind hides what another one would have shown.
+        kinds = tuple(kind for kind in kinds if self.random.random() < 0.4) or kinds
+        world.note(f"faults: {', '.join(kinds)}")
+        self.faults = Faults(world, self.programs, kinds)
+        patient = all(program.kind.config.resume_grace_s >= 30.0 for program in self.programs.all)
+        world.gentle = patient and set(kinds) <= GENTLE
+
+    def run(self) -> None:
+        """All of it."""
+        random, world = self.random, self.world
+        for program in self.programs.all:
+            program.start()
+        for _ in range(random.randint(1, 2)):
+            self._advance(random.choice([0.0, 4.0, 10.0]))
+            self.programs.begin_chaos(random.choice([0.7, 2.0, 5.0]))
+            self.faults.begin(random.choice([0.3, 0.8, 2.0]))
+            self._advance(random.uniform(5.0, 40.0))
+            self.faults.end()
+            self.programs.end_chaos()
+            world.note("calm")
+            self._recover()
+        self._stop()
+
+    def _advance(self, amount_s: float) -> None:
+        end = self.world.clock.seconds() + amount_s
+        while (left := end - self.world.clock.seconds()) > 0:
+            self.world.run_until(lambda: False, min(1.0, left))
+            self.world.check_promises()
+
+    def _recover(self) -> None:
+        world, programs = self.world, self.programs
+        self._advance(_RECOVERY_S)
+        for end in programs.open_ends():
+            end.violation("did not come to its end after the storm")
+        programs.check_pairs()
+        for program in programs.all:
+            if program.client is None or not program.client.pool.sessions:
+                world.violation(f"client {program.number} has no session after the storm")
+                return
+        # An attempt at a relay may be under way at any time, but not always.
+        world.run_until(lambda: not self._held(), _ATTEMPT_S)
+        for text in self._held():
+            world.violation(text)
+        dials = []
+        for one in programs.all:
+            for other in programs.all:
+                if one is not other and (world.protocol == MESSAGING or _may_reach(one, other)):
+                    dials.append((one, other, one.dial(other, Habits.steady(40_000))))
+        done = DeferredList([dial for _, _, dial in dials])
+        ends = []
+        done.addCallback(lambda results: ends.extend(end for _, end in results))
+        self._advance(_TRANSFER_S)
+        for (one, other, _), end in zip(dials, ends, strict=False):
+            if end is None:
+                world.violation(f"{one.machine} cannot reach {other.machine}")
+            elif not end.fate.lost:
+                end.violation("a steady transfer is not over")
+            elif end.peer is None or end.fate.received != ANSWER_BYTES or not end.fate.lost[0].check(ConnectionDone):
+                end.violation("a steady transfer did not end well")
+
+    def _held(self) -> list[str]:
+        """What relays and clients hold that rest, for people."""
+        services: list[tuple[object, dict[str, int]]] = []
+        for program in self.programs.all:
+            if program.client is not None:
+                services.append((program.machine, leftovers.of_client(program.client)))
+        for relay in self.world.relays:
+            if relay.service is not None:
+                services.append((relay.machine, leftovers.of_relay(relay.service)))
+        return [f"{machine} rests and holds {held}" for machine, held in services if held]
+
+    def _stop(self) -> None:
+        world = self.world
+        stops = [program.stop() for program in self.programs.all if program.client is not None]
+        world.wait(DeferredList(stops), "stopping the clients", 60.0)
+        self._advance(2.0)
+        for text in self._held():
+            world.violation(text)
+        for relay in world.relays:
+            if relay.service is not None and relay.service.stats()["connections"]:
+                world.violation(f"{relay.machine} has clients, and none is there")
+        self.programs.check_pairs()
+        world.stop_relays()
+        self._advance(_AFTERWARDS_S)
+        for machine in world.idle_machines:
+            for call in machine.pending():
+                world.violation(f"{machine} has stopped, and pending is {call}")
+        for pipe in world.network.pipes:
+            world.violation(
+                f"a connection is left: {_described(pipe.a)} to {_described(pipe.b)}, frozen: {pipe.frozen}"
+            )
+
+
+def _described(end: PipeEnd) -> str:
+    """What is left of a connection, for people."""
+    state = "gone" if end.disconnected else f"{end._unsent()} bytes to send, {len(end._wire)} to read"
+    return f"{end.protocol} at {end.getHost().host}: {state}"
+
+
+def _may_reach(one: Program, other: Program) -> bool:
+    """Whether the two agree on who may read their transports."""
+    hop = Security.HOP
+    if one.kind.security is Security.E2E:
+        return other.kind.security is not hop
+    if one.kind.security is hop:
+        return other.kind.security is not Security.E2E
+    return True
