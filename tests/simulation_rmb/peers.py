@@ -129,9 +129,9 @@ class Peer:
             + len(services._waiting_bytes)
             + len(services._sends),
             "finishing": len(gateway._finishing),
-            "calls": len(exchange._calls) + exchange._calls_bytes,
+            "calls": len(exchange._calls._calls) + exchange._calls._bytes,
             "parcels": len(exchange.relays._waiting),
-            "look-ups": len(exchange._lookups._waiting),
+            "look-ups": len(exchange._intake._under_way),
             "kept answers": len(exchange._answers) + exchange._answers._bytes_of_twin.total,
             "carried": sum(map(len, exchange.relays._carried.values())),
             "lists": sum(

@@ -282,17 +282,19 @@ class Relay:
     def levels(self) -> dict[str, float]:
         """What must be 0 when nothing is under way."""
         switch, delivery, federation = self.relay.switch, self.relay.delivery, self.federation
+        keeper = delivery.keeper
         return {
             "waiting bytes": switch.waiting_bytes,
             "stalled sessions": len(switch.stalled),
             "incoming": switch.incoming_total_bytes + len(switch.incoming),
             "dirty": len(switch.dirty),
             "pending bytes": delivery.pending.used + len(delivery.pending._taken),
-            "tasks": len(delivery.tasks),
-            "pushing": len(delivery._pushing),
-            "lines": len(delivery._lines),
-            "returning": delivery._returns._places - delivery._returns._free,
-            "retries": len(delivery._retries),
+            "tasks": len(delivery.background.tasks),
+            "pushing": len(keeper._pushing),
+            "lines": len(keeper._lines),
+            "returning": keeper._returns._places - keeper._returns._free,
+            "returning bytes": switch.returning.used + keeper.pushing_bytes,
+            "retries": len(keeper._retries),
             "look-ups": len(delivery._look_ups),
             "look-ups of relays": len(self.ingest._of_relays) + len(self.ingest._of_strangers),
             "outstanding": len(federation),

@@ -171,11 +171,11 @@ class Client:
         """What must be 0 when nothing is under way."""
         exchange, handlers = self.client.exchange, self.client._handlers
         return {
-            "calls": len(exchange._calls) + exchange._calls_bytes,
+            "calls": len(exchange._calls._calls) + exchange._calls._bytes,
             "parcels": len(exchange.relays._waiting),
-            "look-ups": len(exchange._lookups._waiting)
-            + sum(exchange._lookups._counts.values())
-            + sum(exchange._lookups._bytes.values()),
+            "intake": len(exchange._intake._under_way)
+            + sum(exchange._intake._counts.values())
+            + sum(exchange._intake._bytes.values()),
             "answers": len(exchange._answers) + exchange._answers._bytes_of_twin.total,
             "carried": sum(map(len, exchange.relays._carried.values())),
             "handlers": len(handlers._working) + len(handlers._working_for) + len(handlers._waiting),
