@@ -139,23 +139,18 @@ def test_the_documented_command_serves_and_ends_well_on_sigterm(start: Callable[
         "twistd", "-n", "rmb-relay", "--listen", listen, "--registry", str(tmp_path / "twins"), "--domain", "localhost"
     )
     relay.wait_for(f"rmb-relay runs, on {listen}")
-    for page, kind in (
-        ("metrics", "text/plain; version="),
-        ("livez", "application/json"),
-        ("readyz", "application/json"),
-    ):
+    for page in ("livez", "readyz"):
         with urllib.request.urlopen(f"http://127.0.0.1:{port}/{page}", timeout=PATIENCE_S) as answer:
-            assert answer.status == 200 and answer.headers["content-type"].startswith(kind)
+            assert answer.status == 200 and answer.headers["content-type"].startswith("application/json")
     alice, bob = (Peer(port, make_token(key, twin, None, int(time.time()))) for twin, key in enumerate(keys, 1))
     envelope = Envelope(uid="1", timestamp=int(time.time()), expiration=60, plain=b"hello")
     envelope.source.twin, envelope.destination.twin = 1, 2
     alice.send(envelope.SerializeToString())
     assert bob.next() == envelope.SerializeToString()
-    lines: set[str] = set()
-    while not {"relay_worker_connections 2.0", "relay_message_tx 1.0", "dmsg_server_sessions 2.0"} <= lines:
-        # What was made for the first request is given again for a moment.
-        with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=PATIENCE_S) as answer:
-            lines = set(answer.read().decode().splitlines())
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=PATIENCE_S) as answer:
+        assert answer.status == 200 and answer.headers["content-type"].startswith("text/plain; version=")
+        lines = set(answer.read().decode().splitlines())
+    assert {"relay_worker_connections 2.0", "relay_message_tx 1.0", "dmsg_server_sessions 2.0"} <= lines
     relay.send(15)
     assert alice.next() == Closed(1001, "the relay stops")
     for peer in (alice, bob):
