@@ -224,10 +224,13 @@ class Redis(Factory):
             return length
         if text == scripts._PUSH_ONCE:
             was_there = self.delete(keys[0])
-            if arguments[3] == b"note" and not was_there:
+            if arguments[3] == b"1" and not was_there:
                 return 0
-            if arguments[3] == b"list" and arguments[0] in self.lists.get(keys[1], ()):
-                return 0
+            for mark in keys[2:]:
+                if mark in self.notes:
+                    return 0
+                self.notes[mark] = b""
+                self.expires[mark] = now + int(arguments[4])
             self.push(keys[1], arguments[0])
             self.expires[keys[1]] = now + int(arguments[2])
             return 1
