@@ -245,6 +245,11 @@ class Redis(Factory):
                     self.delete(keys[0])
                 return 1
             return 0
+        if text == scripts._PUT_BACK:
+            if not self.delete(keys[0]):
+                return 0
+            self.push(keys[1], arguments[0], left=False)
+            return 1
         assert text == scripts._GIVE_BACK
         while (data := self.pop(keys[0], left=True)) is not None:
             self.push(keys[1], data, left=False)

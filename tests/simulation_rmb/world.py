@@ -7,7 +7,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from random import Random
-from typing import Any
+from typing import Any, Final
 
 from twisted.internet import task
 from twisted.internet.defer import Deferred
@@ -46,6 +46,7 @@ class Events:
     def emit(self, event: object) -> None:
         """It must be one, no more."""
         repr(event)
+
 
 #: What Twisted says of a coroutine that is called when it was ended as garbage.
 _COLLECTED: Final = "cannot reuse already awaited coroutine"

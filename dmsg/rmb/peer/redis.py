@@ -36,6 +36,12 @@ _DONE: Final = """
 for one = 2, #KEYS do redis.call('SETEX', KEYS[one], ARGV[2 * one - 2], ARGV[2 * one - 1]) end
 return redis.call('LREM', KEYS[1], -1, ARGV[1])
 """
+# KEYS: note, list. ARGV: message.
+_PUT_BACK: Final = """
+if redis.call('DEL', KEYS[1]) == 0 then return 0 end
+redis.call('RPUSH', KEYS[2], ARGV[1])
+return 1
+"""
 # KEYS: taken, list.
 _GIVE_BACK: Final = """
 local data = redis.call('LPOP', KEYS[1])
@@ -63,6 +69,10 @@ class RedisLists:
     async def put_back(self, key: str, data: bytes) -> None:
         """Make ``data`` the next message that is taken from a list."""
         await self.redis.call("RPUSH", key, data)
+
+    async def put_back_noted(self, note: str, key: str, data: bytes) -> bool:
+        """The same, in the place of the message's note; ``False`` if there is none."""
+        return bool(await self.redis.call("EVAL", _PUT_BACK, 2, note, key, data))
 
     async def done(self, taken: str, data: bytes, notes: Sequence[tuple[str, int, bytes]] = ()) -> None:
         """Forget a message that was taken, and write notes, each with the seconds for which it is kept, all in one."""

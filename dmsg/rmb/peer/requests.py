@@ -300,9 +300,11 @@ class Requests:
                 await self._lists.forget([mark])
 
     async def _put_back(self, request: OutgoingRequest, awaited: _Awaited) -> None:
+        """Have the next process take what no relay has; what no note could be written of it takes anyway."""
+        while not await self.noted(RETRY_S):
+            pass
         with suppress(RedisAway, RedisRefused):
-            await self._lists.put_back(LOCAL, request.to_json())
-            await self._lists.forget([awaited.note])
+            await self._lists.put_back_noted(awaited.note, LOCAL, request.to_json())
 
     async def stop(self, patience_s: float) -> None:
         """Give the answers on their way to Redis ``patience_s``; to be called when the exchange has stopped."""

@@ -49,6 +49,20 @@ async def test_what_is_put_back_is_taken_next(lists: Any, taker: Any) -> None:
 
 
 @pytest_twisted.ensureDeferred
+async def test_what_is_put_back_in_the_place_of_its_note_is_taken_next_and_once(lists: Any, taker: Any) -> None:
+    for data in (b"one", b"two"):
+        await lists.push("list", data)
+    found = taker("list")
+    data = await found.take()
+    await lists.done("list.taken", data, [("note", 60, b"of one")])
+    assert await lists.put_back_noted("note", "list", data)
+    assert await ask(lists, "exists", "note") == 0
+    assert not await lists.put_back_noted("note", "list", data)
+    assert [await found.take(), await found.take()] == [b"one", b"two"]
+    assert await ask(lists, "llen", "list") == 0
+
+
+@pytest_twisted.ensureDeferred
 async def test_a_full_list_takes_no_more_and_every_list_expires(lists: Any) -> None:
     assert [await lists.push_if_room("list", b"x", **ROOM) for _ in range(4)] == [1, 2, 3, 0]
     assert await ask(lists, "llen", "list") == 3
