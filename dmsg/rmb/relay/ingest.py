@@ -65,8 +65,8 @@ class Ingest(Resource):
 
     ``registry`` is an :class:`~dmsg.rmb.interfaces.ITwinRegistry`, ``domains`` are this relay's names. With
     ``open_to_all`` relays without a good header may post, too, an envelope at a time and as often as ``admit(host)`` lets
-    them. ``flush()`` is called when all of a post that can be handed on at once has been. ``refused(host, why)`` is told of
-    what was not taken.
+    them. ``flush()`` is called when all of a post that can be handed on at once has been, and later for each of the others.
+    ``refused(host, why)`` is told of what was not taken.
     """
 
     isLeaf = True
@@ -127,6 +127,8 @@ class Ingest(Resource):
                 if not taking.called:
                     pending.append(taking)
             self._flush()
+            for taking in pending:  # it may have been handed on now
+                taking.addCallback(lambda _: self._flush())
             deadline = self._clock.callLater(DECIDED_S, _cancel, pending) if pending else None
             decided = DeferredList(pending, consumeErrors=True)
             decided.addCallback(lambda _: self._decided(outcomes, request, host, kind, deadline))
@@ -243,7 +245,6 @@ class Ingest(Resource):
 
 
 def _cancel(pending: list[Deferred[int]]) -> None:
-    for one in reversed(
-        pending
-    ):  # those in line first: else they would get the turns that become free, and ask in vain
+    # Those in line first: else they would get the turns that become free, and ask in vain.
+    for one in reversed(pending):
         one.cancel()

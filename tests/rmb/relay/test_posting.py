@@ -269,6 +269,27 @@ async def test_several_envelopes_are_written_together(relay: Any, poster: Any) -
 
 
 @pytest_twisted.ensureDeferred
+async def test_an_envelope_whose_twin_was_looked_up_is_written_at_once(
+    relay: Any, poster: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    there = relay()
+    waiting: Deferred[None] = Deferred()
+    get = there.registry.get
+
+    async def get_later(twin: int) -> Any:
+        if twin == 7:
+            await waiting
+        return await get(twin)
+
+    monkeypatch.setattr(there.registry, "get", get_later)
+    posting = poster({there.name}).post(there.name, [envelope("a"), envelope("x", twin=8)], False)
+    await there.clock.armed
+    waiting.callback(None)
+    assert await posting == [202, 404]
+    assert there.flushes == [0, 1]
+
+
+@pytest_twisted.ensureDeferred
 async def test_an_envelope_that_waits_does_not_hold_up_the_others_and_is_refused_in_time(
     relay: Any, poster: Any
 ) -> None:
