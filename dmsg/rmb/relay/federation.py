@@ -182,8 +182,12 @@ class Federation:
         limit, of_relay = self.limits.outstanding_bytes, self._by_relay.get(relay)
         if self._held.of(source) + size > limit // 2:
             return False
-        for held, most in ((of_relay, limit // 2), (self._held, limit)):
-            while held is not None and held.used + size > most:
+        for held, room in ((of_relay, limit // 2), (self._held, limit)):
+            if held is None:
+                continue
+            # A relay has more than its room when others do not answer. What went to it need not fail for that.
+            most = max(room, held.used)
+            while held.used + size > most:
                 surplus = held.surplus(source, size)
                 if surplus is None:
                     return False

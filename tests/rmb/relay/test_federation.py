@@ -433,6 +433,21 @@ def test_one_sender_does_not_take_all_the_room_for_a_relay() -> None:
     assert {f"mine {number}" for number in range(3)} <= {uid for _, uids in bench.relays.posts for uid in uids}
 
 
+def test_what_a_dead_relay_leaves_to_another_one_does_not_fail_for_the_next_envelope() -> None:
+    bench = Bench(outstanding_bytes=100 * (OUTGOING_BYTES + 1100))
+    bench.relays.slow.update(dead=[], alive=[])
+    bench.ranker.failed("alive", 0.0)  # "dead" is the first choice where there are both
+    for number in range(40):
+        assert bench.submit(f"{number:04}", "alive", source=number % 4, twin=6, size=1000) is None
+        assert bench.submit(f"{number:04}", "dead", "alive", source=10 + number % 4, twin=7, size=1000) is None
+    bench.relays.answers["dead"] = Reason.CONNECTION_REFUSED
+    for done, _ in bench.relays.slow.pop("dead"):
+        done.errback(NotPosted(Reason.CONNECTION_REFUSED))
+    assert len(bench.federation) == 80 and not bench.failed
+    assert bench.submit("next", "alive", source=6, twin=6, size=1000) is None
+    assert len(bench.federation) == 80 and [problem for _, problem in bench.failed] == [RelayProblem.OVERLOADED]
+
+
 def test_what_waits_for_a_relay_that_dies_goes_another_way_in_many_turns_of_the_reactor(bench: Bench) -> None:
     """30,000 envelopes may: all other connections waited for half a second."""
     bench.relays.slow["dead"] = []
