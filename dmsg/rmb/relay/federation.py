@@ -34,7 +34,7 @@ ACCEPTED: Final = 202
 #: Answers of 400 to 499 that may be another one soon: time-out, too early, too many requests.
 _PASSING: Final = frozenset((408, 425, 429))
 #: Why there is no answer to what has certainly not been taken.
-_NOT_SENT: Final = frozenset((Reason.CONNECTION_REFUSED, Reason.TLS_FAILED))
+_NOT_SENT: Final = frozenset((Reason.HOST_NOT_FOUND, Reason.CONNECTION_REFUSED, Reason.TLS_FAILED))
 _SWEPT_EVERY_S: Final = 1.0
 #: Envelopes that are sent another way, or given up, in one turn of the reactor: some 20 ms. 30,000 may have to be at once.
 _AT_ONCE: Final = 256

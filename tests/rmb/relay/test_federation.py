@@ -181,6 +181,14 @@ def test_the_sender_is_not_told_that_it_was_refused_if_a_relay_may_have_taken_it
     assert not RelayProblem.is_certain(RelayProblem.NOT_STORED.text)
 
 
+@pytest.mark.parametrize("problem", [Reason.HOST_NOT_FOUND, Reason.CONNECTION_REFUSED, Reason.TLS_FAILED])
+def test_a_relay_that_was_not_reached_has_certainly_taken_nothing(bench: Bench, problem: Reason) -> None:
+    bench.relays.answers["a"] = [problem, 404]
+    bench.submit("x", "a")
+    bench.pass_time(1)
+    assert bench.failed == [("x", RelayProblem.REJECTED)]
+
+
 def test_a_refusal_does_not_lower_the_rank_of_a_relay_and_a_failure_does(bench: Bench) -> None:
     bench.relays.answers.update(a=404, b=503, c=Reason.TIMEOUT)
     bench.submit("x", "a", "b", "c")
