@@ -623,6 +623,24 @@ def test_a_session_that_comes_back_while_the_store_is_away_gets_what_its_last_co
     assert world.relay.delivery.pending.used == 0
 
 
+def test_what_comes_back_from_a_store_that_is_away_needs_no_more_room_than_it_had_on_its_way_there(
+    make_world: Callable[..., World], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world = make_world(queued_total_bytes=800_000)
+    alice, bob = world.connect(1), world.connect(2)
+    bob.shell.hold("test", True)
+    alice.send(*[alice.envelope(2, uid=str(at), plain=bytes(1_000)) for at in range(600)])
+    SlowStore(world, monkeypatch).away = True
+    bob.leave()
+    assert world.relay.switch.returning.used > 400_000
+    bob = world.connect(2)
+    for _ in range(5):
+        world.network.advance(1)
+        world.settle()
+    assert uids(bob)[-300:] == list(map(str, range(300, 600)))
+    assert world.relay.stats()["queued_bytes"] == 0
+
+
 def test_what_a_full_store_does_not_take_of_a_session_s_queue_stays_there_and_is_not_tried_for_each_envelope_that_comes(
     make_world: Callable[..., World], monkeypatch: pytest.MonkeyPatch
 ) -> None:
