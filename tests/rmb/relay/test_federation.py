@@ -467,6 +467,7 @@ def test_what_waits_for_a_relay_that_dies_goes_another_way_in_many_turns_of_the_
     for _ in range(3):
         dead.pop(0)[0].errback(NotPosted(Reason.TIMEOUT))
     assert 200 < bench.relays.asked.count("good") < 300
+    assert len(dead) == 3  # and no more is posted to the dead one
     for _ in range(10):
         bench.clock.advance(0)
     while dead:
