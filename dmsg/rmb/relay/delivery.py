@@ -50,9 +50,12 @@ class Federation(Protocol):
         """Bring it to a relay of ``twin`` before ``expires_at``; gives why that is not even tried."""
 
     def elsewhere(
-        self, envelope: Envelope, data: bytes, twin: Twin, expires_at: float, otherwise: Callable[[], None]
+        self, envelope: Envelope, data: bytes, twin: Twin, expires_at: float, otherwise: Callable[[bool], None]
     ) -> bool:
-        """Bring it to a relay that has the session connected, or call ``otherwise``; ``False`` if there is none to ask."""
+        """Bring it to a relay that has the session connected, or call ``otherwise``; ``False`` if there is none to ask.
+
+        ``otherwise`` is given whether one may have taken it.
+        """
 
 
 class Delivery:
@@ -176,7 +179,11 @@ class Delivery:
         if self._store.shared and await self._store.connected(to):
             return await self.keeper.keep(to, data, envelope)
         if federation is not None and federation.elsewhere(
-            envelope, data, twin, expires_at, lambda: self.background.run(self._park_or_answer(parcel, network))
+            envelope,
+            data,
+            twin,
+            expires_at,
+            lambda in_doubt: self.background.run(self._park_or_answer(parcel, network, in_doubt)),
         ):
             return None
         return await self._park(parcel)
@@ -187,11 +194,13 @@ class Delivery:
             return RelayProblem.OFFLINE
         return await self.keeper.keep(parcel.to, parcel.data, parcel.envelope)
 
-    async def _park_or_answer(self, parcel: Parcel, network: str) -> None:
+    async def _park_or_answer(self, parcel: Parcel, network: str, in_doubt: bool) -> None:
         size = len(parcel.data) + _PARCEL_BYTES
         self.pending.take(network, size)  # whether there is room or not: it was taken before
         problem = await self._attempt(self._park(parcel))
         self.pending.give_back(network, size)
+        if problem is RelayProblem.OFFLINE and in_doubt:
+            problem = RelayProblem.NOT_STORED  # a client may do it over another relay otherwise
         if problem is not None:
             self.answer(parcel.envelope, problem)
 

@@ -130,12 +130,13 @@ class Federation:
         return self._start(Outgoing(envelope, data, twin, expires_at), self._relays(twin))
 
     def elsewhere(
-        self, envelope: Envelope, data: bytes, twin: Twin, expires_at: float, otherwise: Callable[[], None]
+        self, envelope: Envelope, data: bytes, twin: Twin, expires_at: float, otherwise: Callable[[bool], None]
     ) -> bool:
         """Bring ``data`` to a relay that the destination is connected to now, or call ``otherwise``.
 
         For an envelope whose destination names this relay too, but is not connected here. Only relays that know this one
-        can be asked. ``False`` means that there is none to ask, and ``otherwise`` is not called.
+        can be asked. ``False`` means that there is none to ask, and ``otherwise`` is not called. It is given whether one may have
+        taken ``data`` without saying so.
         """
         known = [relay for relay in self._relays(twin) if self._poster.knows(relay)]
         return bool(known) and self._start(Outgoing(envelope, data, twin, expires_at, otherwise), known) is None
@@ -210,7 +211,7 @@ class Federation:
                 return
         if outgoing.otherwise is not None:
             self._finish(outgoing)
-            outgoing.otherwise()
+            outgoing.otherwise(outgoing.in_doubt)
             return
         if not self._left(outgoing):
             # A relay refuses what has expired on its way, too.
@@ -376,9 +377,10 @@ class Federation:
         outgoing.charged = relay
 
     def _give_up(self, outgoing: Outgoing, problem: RelayProblem) -> None:
+        is_posted = outgoing.lane is None
         self._finish(outgoing)
         if outgoing.otherwise is not None:
-            outgoing.otherwise()
+            outgoing.otherwise(is_posted or outgoing.in_doubt)
             return
         if outgoing.in_doubt and problem.is_certain(problem.text):
             problem = RelayProblem.NOT_STORED  # a client may do it over another relay otherwise

@@ -30,8 +30,8 @@ class Outgoing:
     #: The twin it is for, as the registry had it last.
     twin: Twin
     expires_at: float
-    #: Only for a relay the session is connected to; called when there is none.
-    otherwise: Callable[[], None] | None = None
+    #: Only for a relay the session is connected to; called when there is none, with whether one may have taken it.
+    otherwise: Callable[[bool], None] | None = None
     #: Relays left in this pass, the next one last.
     candidates: list[str] = field(default_factory=list)
     #: Relays that said they would never take it.

@@ -33,7 +33,7 @@ class Federation:
 
     def __init__(self) -> None:
         self.submitted: list[tuple[int, tuple[str, ...]]] = []
-        self.asked: list[Callable[[], None]] = []
+        self.asked: list[Callable[[bool], None]] = []
         self.problem: RelayProblem | None = None
         self.knows_others = True
 
@@ -42,7 +42,7 @@ class Federation:
         return self.problem
 
     def elsewhere(
-        self, envelope: Envelope, data: bytes, twin: Any, expires_at: float, otherwise: Callable[[], None]
+        self, envelope: Envelope, data: bytes, twin: Any, expires_at: float, otherwise: Callable[[bool], None]
     ) -> bool:
         if self.knows_others:
             self.asked.append(otherwise)
@@ -105,7 +105,7 @@ def test_what_expires_while_other_relays_are_asked_for_its_session_is_not_delive
     alice.send(alice.envelope(2, uid="a", expiration=30))
     bob = world.connect(2)
     world.network.advance(31)
-    federation.asked[0]()
+    federation.asked[0](False)
     world.turn()
     assert uids(bob) == [] and errors(alice) == [("a", 126, "message has expired")]
 
@@ -574,7 +574,7 @@ def test_what_other_relays_did_not_take_counts_as_under_way_while_the_store_hang
     for at in range(50):
         alice.send(alice.envelope(9, uid=str(at), plain=bytes(10_000)))
         while federation.asked:
-            federation.asked.pop()()
+            federation.asked.pop()(False)
     refused = [uid for uid, code, _ in errors(alice) if code == 133]
     assert len(store.under_way) < 20 and len(store.under_way) + len(refused) == 50
     store.answer()
@@ -776,10 +776,21 @@ def test_a_twin_that_is_connected_to_another_of_its_relays_is_found_there(world:
     alice = world.connect(1)
     alice.send(alice.envelope(50, uid="a"), alice.envelope(50, uid="b"), alice.envelope(50, uid="c", tags="fail-fast"))
     assert len(federation.asked) == 3 and stored(world, 50) == [] and not alice.received
-    federation.asked[1]()  # no relay has it
-    federation.asked[2]()
+    federation.asked[1](False)  # no relay has it
+    federation.asked[2](False)
     world.turn()
     assert stored(world, 50) == ["b"] and errors(alice) == [("c", 125, "destination offline")]
+
+
+def test_the_sender_is_not_told_that_a_session_is_offline_which_another_relay_may_have_found(
+    world: World, federation: Federation
+) -> None:
+    world.registry.add(50, relays=("relay.example", "b.example"))
+    alice = world.connect(1)
+    alice.send(alice.envelope(50, uid="a", tags="fail-fast"))
+    federation.asked[0](True)
+    world.turn()
+    assert errors(alice) == [("a", 130, "failed to route message to peer")]
 
 
 def test_a_session_that_comes_while_other_relays_are_asked_gets_the_envelope(
@@ -789,7 +800,7 @@ def test_a_session_that_comes_while_other_relays_are_asked_gets_the_envelope(
     alice = world.connect(1)
     alice.send(alice.envelope(50, uid="a", tags="fail-fast"))
     bob = world.connect(50)
-    federation.asked[0]()
+    federation.asked[0](False)
     world.turn()
     assert uids(bob) == ["a"] and not alice.received
 

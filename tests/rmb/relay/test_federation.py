@@ -308,13 +308,14 @@ def test_an_envelope_is_never_posted_to_the_relay_itself(bench: Bench) -> None:
 # --- to where the session is ---------------------------------------------------------------------------------------------
 
 
-def elsewhere(bench: Bench, *relays: str) -> tuple[bool, list[str]]:
-    parked: list[str] = []
+def elsewhere(bench: Bench, *relays: str) -> tuple[bool, list[bool]]:
+    """Whether one is asked; and when the envelope stays here, whether one of them may have taken it."""
+    parked: list[bool] = []
     envelope = Envelope(uid="x")
     envelope.source.twin = 1
     twin = Twin(7, bytes(32), relays)
     data = envelope.SerializeToString()
-    return bench.federation.elsewhere(envelope, data, twin, UNIX + 60, lambda: parked.append("x")), parked
+    return bench.federation.elsewhere(envelope, data, twin, UNIX + 60, parked.append), parked
 
 
 def test_an_envelope_goes_to_the_known_relay_that_has_the_session(bench: Bench) -> None:
@@ -327,14 +328,25 @@ def test_an_envelope_goes_to_the_known_relay_that_has_the_session(bench: Bench) 
     assert set(bench.relays.connected_only) == {True}
 
 
-@pytest.mark.parametrize("answer", [404, 500, Reason.TIMEOUT])
-def test_an_envelope_no_known_relay_has_the_session_for_stays_here(bench: Bench, answer: Any) -> None:
+@pytest.mark.parametrize(
+    ("answer", "in_doubt"), [(404, False), (500, True), (Reason.TIMEOUT, True), (Reason.CONNECTION_REFUSED, False)]
+)
+def test_an_envelope_no_known_relay_has_the_session_for_stays_here(bench: Bench, answer: Any, in_doubt: bool) -> None:
     bench.relays.known = {"a"}
     bench.relays.answers["a"] = answer
-    assert elsewhere(bench, "me.example", "a") == (True, ["x"])
+    assert elsewhere(bench, "me.example", "a") == (True, [in_doubt])
     assert bench.relays.asked == ["a"]
     assert bench.failed == []
     assert len(bench.federation) == 0
+
+
+def test_a_known_relay_may_have_taken_what_is_given_up_while_it_is_posted_there(bench: Bench) -> None:
+    bench.relays.known = {"a"}
+    bench.relays.slow["a"] = []
+    posted = [elsewhere(bench, "me.example", "a")[1] for _ in range(bench.federation.limits.posts_per_relay)]
+    _, waiting = elsewhere(bench, "me.example", "a")
+    bench.pass_time(61.5)
+    assert [*posted, waiting] == [*[[True]] * len(posted), [False]]
 
 
 def test_relays_that_do_not_know_this_one_are_not_asked_for_sessions(bench: Bench) -> None:
@@ -625,6 +637,10 @@ def test_every_envelope_is_accepted_once_or_fails_once_before_its_end(seed: int)
     bench.relays.post = post  # type: ignore[method-assign]
     ends: dict[str, float] = {}
     parked: list[str] = []
+
+    def park(uid: str, in_doubt: bool) -> None:
+        parked.append(uid)
+
     for number in range(300):
         uid, relays = str(number), chance.sample("abcd", chance.randrange(1, 4))
         lifetime_s = chance.choice((1, 5, 60))
@@ -632,7 +648,7 @@ def test_every_envelope_is_accepted_once_or_fails_once_before_its_end(seed: int)
             envelope = Envelope(uid=uid)
             twin = Twin(number + 1, bytes(32), tuple(relays))
             expires_at = UNIX + bench.clock.seconds() + lifetime_s
-            parking = partial(parked.append, uid)
+            parking = partial(park, uid)
             if bench.federation.elsewhere(envelope, envelope.SerializeToString(), twin, expires_at, parking):
                 ends[uid] = bench.clock.seconds() + lifetime_s
         elif bench.submit(uid, *relays, source=chance.randrange(1, 9), twin=number + 1, lifetime_s=lifetime_s) is None:
