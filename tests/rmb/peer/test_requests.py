@@ -360,6 +360,24 @@ async def test_an_answer_that_was_taken_before_redis_stopped_is_not_pushed_again
 
 
 @pytest_twisted.ensureDeferred
+async def test_an_answer_without_a_note_is_pushed_again_if_redis_may_have_had_it_and_has_not(
+    peer: Peer, monkeypatch: Any
+) -> None:
+    push_once, is_lost = RedisLists.push_once, True
+
+    async def lose_the_command(self: RedisLists, *arguments: Any, **options: Any) -> bool:
+        nonlocal is_lost
+        if is_lost:
+            is_lost = False
+            raise RedisAway("connection lost", maybe_done=True)
+        return await push_once(self, *arguments, **options)
+
+    monkeypatch.setattr(RedisLists, "push_once", lose_the_command)
+    await peer.push(LOCAL, local(dst=[]))
+    assert (await peer.take("answers"))["ref"] == "mine" and not is_lost
+
+
+@pytest_twisted.ensureDeferred
 async def test_an_answer_waits_for_a_redis_whose_disk_is_full(
     make_peer: Any, redis_process: Any, tmp_path: Path
 ) -> None:
